@@ -32,7 +32,7 @@ _PACK_LINEAR: Final = Struct("5q")
 _LINEAR: Final = Struct("11q")
 _RMS_NORM: Final = Struct("10q2d")
 _ROPE_STORE_KV: Final = Struct("21q2d")
-_ATTENTION: Final = Struct("19q2d")
+_ATTENTION: Final = Struct("20q2d")
 _GATED_ACTIVATION: Final = Struct("7q")
 _LARGEST: Final = Struct("6q")
 _MASK_LOGITS: Final = Struct("7q")
@@ -271,6 +271,8 @@ class Kernels:
         _check_index("page_table", page_table, torch.int32, (rows, width))
         _check_index("query_start", query_start, torch.int32, (rows + 1,))
         _check_index("context_len", context_len, torch.int32, (rows,))
+        if params.sinks is not None:
+            _check_index("sinks", params.sinks, torch.float32, (heads,))
         out = self.library.empty((tokens, heads * head_dim), dtype=q.dtype)
         failed = self._attention(
             _ATTENTION.pack(
@@ -293,6 +295,7 @@ class Kernels:
                 q.dtype is _BF16,
                 self.library.num_threads,
                 int8_kv_layout.is_int8(k_cache),
+                0 if params.sinks is None else params.sinks.data_ptr(),
                 params.scale,
                 params.soft_cap or 0.0,
             )

@@ -1,9 +1,9 @@
 """Triton product of tokens with the weights of their experts.
 
-A first kernel groups the picks [T, k] by expert. A program of the second owns some columns of an expert's weight, found by
-its address in the table, and multiplies its rows with them, tile after tile. Programs of experts without rows end at
-once, and such weights are not read. Grids depend on the numbers of tokens and experts alone, so that calls can be
-captured; sums have one order, so the result does not depend on the order of programs.
+A first kernel groups the picks [T, k] by expert. A program of the second owns some columns of an expert's weight,
+found by its address in the table, and multiplies its rows with them, tile after tile. Programs of experts without
+rows end at once, and such weights are not read. Grids depend on the numbers of tokens and experts alone, so that
+calls can be captured; sums have one order, so the result does not depend on the order of programs.
 
 Experts come from the router and are not checked on the device.
 """
