@@ -9,13 +9,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from .mixtures.mixture import ExpertNames, MixtureFamily
+
 # Layers with a sliding window, where config.json has no "layer_types":
 #   never     no layer, and a "sliding_window" is refused
 #   all       every layer, if there is a "sliding_window"
 #   late      layers from "max_window_layers" on, if "use_sliding_window"
 #   no_rope   layers without rotary embedding, if "use_sliding_window"
 #   pattern   all but every n-th layer, n = "sliding_window_pattern"
-Windows = Literal["never", "all", "late", "no_rope", "pattern"]
+#   asked     every layer, if "use_sliding_window"
+#   early     every second layer below "max_window_layers", from the first on, if "use_sliding_window"
+Windows = Literal["never", "all", "late", "no_rope", "pattern", "asked", "early"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +47,8 @@ class Family:
         wide_layers: the number of layers at which scores are divided by the root of hidden size / heads, not of the
             head size; GGUF files have no key for it.
         remote_code: "auto_map" entries that name this very architecture, and so may be ignored.
+        attention_sinks: that of ``ModelConfig``.
+        mixture: how layers are mixtures of experts, None for none.
     """
 
     name: str
@@ -67,6 +73,8 @@ class Family:
     gguf_window: int = 0
     wide_layers: int | None = None
     remote_code: tuple[str, ...] = ()
+    attention_sinks: bool = False
+    mixture: MixtureFamily | None = None
 
 
 _GEMMA = {
@@ -169,6 +177,93 @@ FAMILIES = (
         partial_rotary=True,
         fused_weights=True,
         remote_code=("configuration_phi3.Phi3Config", "modeling_phi3.Phi3ForCausalLM"),
+    ),
+    Family(
+        name="mixtral",
+        architecture="MixtralForCausalLM",
+        windows="all",
+        defaults={
+            "num_key_value_heads": 8,
+            "rope_theta": 1_000_000.0,
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+            "num_experts_per_tok": 2,
+        },
+        mixture=MixtureFamily(
+            names=ExpertNames(block="block_sparse_moe", gate="w1", up="w3", down="w2"),
+            count_keys=("num_local_experts", "num_experts"),
+            size_key="intermediate_size",
+        ),
+    ),
+    Family(
+        name="qwen2moe",
+        architecture="Qwen2MoeForCausalLM",
+        windows="early",
+        defaults={
+            "num_key_value_heads": 16,
+            "sliding_window": 4096,
+            "max_window_layers": 28,
+            "num_experts_per_tok": 4,
+            "moe_intermediate_size": 1408,
+            "shared_expert_intermediate_size": 5632,
+        },
+        qkv_bias=True,
+        mixture=MixtureFamily(
+            names=ExpertNames(shared="shared_expert"),
+            count_keys=("num_experts", "num_local_experts"),
+            dense_layers="stepped",
+            renormalises=None,
+            shared_size_key="shared_expert_intermediate_size",
+            gated_sharing=True,
+        ),
+    ),
+    Family(
+        name="qwen3moe",
+        architecture="Qwen3MoeForCausalLM",
+        windows="asked",
+        defaults={
+            "num_key_value_heads": 4,
+            "sliding_window": 4096,
+            "num_experts_per_tok": 8,
+            "moe_intermediate_size": 768,
+        },
+        optional_biases=("attention_bias",),
+        qk_norm=True,
+        mixture=MixtureFamily(
+            names=ExpertNames(),
+            count_keys=("num_experts", "num_local_experts"),
+            dense_layers="stepped",
+            renormalises=None,
+        ),
+    ),
+    Family(
+        name="gptoss",
+        architecture="GptOssForCausalLM",
+        windows="pattern",
+        defaults={
+            "head_dim": 64,
+            "num_key_value_heads": 8,
+            "attention_bias": True,
+            "sliding_window": 128,
+            "sliding_window_pattern": 2,
+            "rope_theta": 150_000.0,
+            "num_experts_per_tok": 4,
+        },
+        optional_biases=("attention_bias",),
+        attention_sinks=True,
+        mixture=MixtureFamily(
+            names=ExpertNames(
+                router="router",
+                gate="experts.gate_up_proj",
+                down="experts.down_proj",
+                storage="interleaved",
+            ),
+            count_keys=("num_local_experts", "num_experts"),
+            size_key="intermediate_size",
+            biased=True,
+            clamped=True,
+            mxfp4=True,
+        ),
     ),
 )
 

@@ -11,6 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from .mixtures.mixture import Mixture
+
 Activation = Literal["silu", "gelu_tanh"]
 
 
@@ -85,10 +87,12 @@ class LayerConfig:
     Attributes:
         window: size of the sliding window, the token itself included; None for full attention.
         rope: None for a layer without positions.
+        mixture: the experts that are the layer's MLP, None for an ordinary one.
     """
 
     window: int | None
     rope: Rope | None
+    mixture: Mixture | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +107,7 @@ class ModelConfig:
         post_norms: the outputs of attention and MLP are normed before they are added (Gemma 2 and 3).
         qk_norm: query and key heads are normed one by one before the rotation (Qwen 3, Gemma 3).
         qkv_bias: q, k and v projections have a bias; ``output_bias`` and ``mlp_bias`` likewise for theirs.
+        attention_sinks: each head has a logit without a value, which the softmax takes into account (gpt-oss).
         attention_scale: factor of the scores ``q . k``.
         attention_soft_cap: c of ``c * tanh(score / c)``, None for no cap.
         logit_soft_cap: the same for the logits.
@@ -131,6 +136,7 @@ class ModelConfig:
     output_bias: bool
     mlp_bias: bool
     activation: Activation
+    attention_sinks: bool
     attention_scale: float
     attention_soft_cap: float | None
     logit_soft_cap: float | None

@@ -13,12 +13,15 @@ from ..checkpoint.model_config import ModelConfig, Rope
 from ..checkpoint.read_config import read_model_config
 from ..errors import ModelError
 from ..models.decoder import DecoderModel
+from ..models.experts import Experts
 from ..models.layers import Attention, DecoderLayer, Mlp, Projection, RmsNorm
 from ..models.rope import cos_sin_table
+from .load_experts import load_experts
 from .tensor_names import (
     EMBEDDING,
     FINAL_NORM,
     HEAD,
+    SINKS,
     check_tensors,
     expected_shapes,
     gate_up_modules,
@@ -111,15 +114,21 @@ class _Assembly:
             post_attention, mlp_norm, post_mlp = None, self.norm(inner[0]), None
         return DecoderLayer(
             attention=self.attention(index, f"{prefix}.self_attn"),
-            mlp=Mlp(
-                gate_up=self.projection(f"{prefix}.mlp", gate_up_modules(config), config.mlp_bias),
-                down=self.projection(f"{prefix}.mlp", {"down_proj": config.hidden_size}, config.mlp_bias),
-                activation=config.activation,
-            ),
+            mlp=self.mlp(index, prefix),
             post_attention=post_attention,
             post_mlp=post_mlp,
             mlp_norm=mlp_norm,
             next_norm=next_norm,
+        )
+
+    def mlp(self, index: int, prefix: str) -> Mlp | Experts:
+        config = self.config
+        if (mixture := config.layers[index].mixture) is not None:
+            return load_experts(self.weights, f"{prefix}.{mixture.names.block}", mixture, config.hidden_size)
+        return Mlp(
+            gate_up=self.projection(f"{prefix}.mlp", gate_up_modules(config), config.mlp_bias),
+            down=self.projection(f"{prefix}.mlp", {"down_proj": config.hidden_size}, config.mlp_bias),
+            activation=config.activation,
         )
 
     def attention(self, index: int, prefix: str) -> Attention:
@@ -137,7 +146,12 @@ class _Assembly:
                 eps=config.norm_eps,
                 offset=config.norm_offset,
             ),
-            params=AttentionParams(config.attention_scale, layer.window, config.attention_soft_cap),
+            params=AttentionParams(
+                scale=config.attention_scale,
+                window=layer.window,
+                soft_cap=config.attention_soft_cap,
+                sinks=self.weights.exact(f"{prefix}.{SINKS}") if config.attention_sinks else None,
+            ),
         )
 
     def embedding_and_head(self) -> tuple[Tensor | QuantisedLinear, Projection]:

@@ -13,17 +13,25 @@ from transformers import (
     Gemma2ForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
+    GptOssConfig,
+    GptOssForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
     Phi3Config,
     Phi3ForCausalLM,
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen2MoeConfig,
+    Qwen2MoeForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
     SmolLM3Config,
     SmolLM3ForCausalLM,
 )
@@ -137,6 +145,57 @@ MODELS: dict[str, tuple[type[Any], type[Any], dict[str, Any]]] = {
             "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
         },
     ),
+    "mixtral": (MixtralConfig, MixtralForCausalLM, {"num_local_experts": 5, "sliding_window": 9}),
+    "qwen2_moe": (
+        Qwen2MoeConfig,
+        Qwen2MoeForCausalLM,
+        {
+            "num_experts": 7,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 20,
+            "shared_expert_intermediate_size": 44,
+            "mlp_only_layers": [1],
+        },
+    ),
+    "qwen2_moe_window": (
+        Qwen2MoeConfig,
+        Qwen2MoeForCausalLM,
+        {
+            "num_experts": 4,
+            "num_experts_per_tok": 4,
+            "moe_intermediate_size": 20,
+            "shared_expert_intermediate_size": 24,
+            "norm_topk_prob": True,
+            "use_sliding_window": True,
+            "sliding_window": 6,
+            "max_window_layers": 2,
+        },
+    ),
+    "qwen3_moe": (
+        Qwen3MoeConfig,
+        Qwen3MoeForCausalLM,
+        {
+            "num_hidden_layers": 4,
+            "head_dim": 14,
+            "num_experts": 9,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 26,
+            "norm_topk_prob": True,
+            "decoder_sparse_step": 2,
+        },
+    ),
+    "gpt_oss": (
+        GptOssConfig,
+        GptOssForCausalLM,
+        {
+            "head_dim": 16,
+            "num_local_experts": 6,
+            "num_experts_per_tok": 3,
+            "sliding_window": 8,
+            "swiglu_limit": 0.9,
+            "rope_parameters": _YARN | {"truncate": False},
+        },
+    ),
 }
 
 
@@ -145,7 +204,7 @@ def tiny_model(name: str) -> PreTrainedModel:
     """The oracle: random weights large enough that every part of the model shows in its logits."""
     config_class, model_class, changes = MODELS[name]
     # A copy of every value, for transformers writes its defaults into nested ones.
-    config = config_class(**COMMON | _copied(changes), attn_implementation="eager")
+    config = config_class(**COMMON | _copied(changes), attn_implementation="eager", experts_implementation="eager")
     model = model_class(config).eval()
     generator = torch.Generator().manual_seed(len(name))
     with torch.no_grad():
