@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .base_projections import EMBEDDING, BaseLayout, in_tower, language_model_name
-from .config import AdapterConfig
+from .base_projections import EMBEDDING, BaseLayout, in_tower
+from .config import OF_EXPERTS, AdapterConfig
 from .errors import AdapterError
 
 _NAME = re.compile(
@@ -84,8 +84,14 @@ def sort_tensors(
         trained, part = _split(name)
         if in_tower(trained, layout.towers):
             continue
-        module = language_model_name(trained)
-        if module not in layout.modules:
+        module = layout.module_of(trained)
+        if module is None and OF_EXPERTS.search(trained):
+            raise AdapterError(
+                f"The tensor {name} is for experts, whose adapters are not computed. Train LoRA on attention, the "
+                "router or the shared expert.",
+                name,
+            )
+        if module is None:
             raise AdapterError(f"The tensor {name} is for a module {trained} that the base model does not have.", name)
         published[module] = trained
         if part == "base_layer.weight":
@@ -141,7 +147,8 @@ def _module(
             f"missing: {', '.join(missing) or 'none'}; unexpected: {', '.join(extra) or 'none'}.",
             name,
         )
-    rank, (outputs, inputs) = config.rank_of(trained), layout.modules[name]
+    pattern = f"{trained}.weight" if _ends_with(f"{trained}.weight", config.parameters) else trained
+    rank, (outputs, inputs) = config.rank_of(pattern), layout.modules[name]
     if rank > most_rank:
         raise AdapterError(f"{name} has rank {rank}; at most {most_rank} is taken (--max-lora-rank).", "r")
     a, b = parts[f"lora_{middle}A"], parts[f"lora_{middle}B"]
@@ -152,12 +159,13 @@ def _module(
         _check_shape(name, "bias of B", bias, (outputs,))
     if magnitude is not None:
         _check_shape(name, "magnitude", magnitude, (outputs,))
-    return ModuleWeights(config.scale_of(trained, rank), a, b, bias, magnitude)
+    return ModuleWeights(config.scale_of(pattern, rank), a, b, bias, magnitude)
 
 
 def _check_targeted(name: str, trained: str, config: AdapterConfig) -> None:
     """Refuse tensors of modules that the config leaves out: PEFT would ignore them, but the intent is unclear."""
-    if config.targets is not None and not _ends_with(trained, config.targets):
+    is_parameter = _ends_with(f"{trained}.weight", config.parameters)
+    if config.targets is not None and not is_parameter and not _ends_with(trained, config.targets):
         raise AdapterError(f"The adapter has tensors for {name}, which target_modules does not name.", "target_modules")
     if _ends_with(trained, config.excluded):
         raise AdapterError(f"The adapter has tensors for {name}, which exclude_modules names.", "exclude_modules")

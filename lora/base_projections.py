@@ -21,6 +21,10 @@ def language_model_name(name: str) -> str:
     return name
 
 
+# Names of modules in transformers 5, by which PEFT trains, where they are not those of checkpoints.
+_RENAMED = ((".block_sparse_moe.router", ".block_sparse_moe.router.layer"), (".mlp.", ".block_sparse_moe."))
+
+
 def in_tower(name: str, towers: tuple[str, ...]) -> bool:
     """Return whether a module or tensor belongs to one of a multimodal model's modules beside its language model."""
     return name.removeprefix("model.").partition(".")[0] in towers
@@ -76,3 +80,9 @@ class BaseLayout:
             for module, size in zip(shape.modules, shape.sizes, strict=True)
         }
         object.__setattr__(self, "modules", shapes)
+
+    def module_of(self, trained: str) -> str | None:
+        """Return the base model's name of a module that has this one where it was trained, None for no such module."""
+        name = language_model_name(trained)
+        names = (name, *(name.replace(new, published) for new, published in _RENAMED))
+        return next((each for each in names if each in self.modules), None)
