@@ -83,7 +83,7 @@ _REFUSED = {
 }
 
 OF_EXPERTS = re.compile(r"(^|\.)(experts|input_linear|output_linear)(\.|$)")
-"""Names of a mixture's experts, together or one by one: their adapters are not computed."""
+"""Names of a mixture's experts, together or one by one."""
 
 # Initialisations that give an ordinary LoRA on the unchanged base after training.
 _PLAIN_INITS = ("gaussian", "eva", "orthogonal", "mica", "lora_ga")
@@ -297,14 +297,7 @@ def _parameters(fields: Mapping[str, Any]) -> frozenset[str]:
     key = "target_parameters"
     if isinstance(fields.get(key), str):
         raise AdapterError(f"{key} must be a list of names, not {_shown(fields[key])}.", key)
-    names = _names(fields.get(key), key) or frozenset()
-    if of_experts := sorted(name for name in names if OF_EXPERTS.search(name)):
-        raise AdapterError(
-            f"{key} = {_shown(of_experts)} is not supported: adapters on the experts of a mixture are not computed. "
-            "Train LoRA on attention, the router or the shared expert.",
-            key,
-        )
-    return names
+    return _names(fields.get(key), key) or frozenset()
 
 
 def _layers(fields: Mapping[str, Any]) -> frozenset[int] | None:

@@ -182,6 +182,7 @@ FAMILIES = (
         name="mixtral",
         architecture="MixtralForCausalLM",
         windows="all",
+        permuted_gguf=True,
         defaults={
             "num_key_value_heads": 8,
             "rope_theta": 1_000_000.0,
@@ -234,6 +235,7 @@ FAMILIES = (
             count_keys=("num_experts", "num_local_experts"),
             dense_layers="stepped",
             renormalises=None,
+            gguf_renormalises=True,
         ),
     ),
     Family(
@@ -269,4 +271,5 @@ FAMILIES = (
 
 BY_NAME = {family.name: family for family in FAMILIES}
 BY_ARCHITECTURE = {family.architecture: family for family in FAMILIES}
-BY_GGUF_NAME = {family.name: family for family in FAMILIES if family.name != "mistral"}  # GGUF calls it llama
+_NOT_IN_GGUF = ("mistral", "mixtral", "gptoss")  # the first two are llama there
+BY_GGUF_NAME = {family.name: family for family in FAMILIES if family.name not in _NOT_IN_GGUF}

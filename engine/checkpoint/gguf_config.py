@@ -14,7 +14,7 @@ import numpy as np
 
 from ..errors import ModelError, quoted, shortened
 from .config_fields import Fields
-from .families import BY_GGUF_NAME, Family
+from .families import BY_GGUF_NAME, BY_NAME, Family
 from .gguf import GgufFile
 from .gguf_end_tokens import gguf_end_tokens
 from .hf_config import FULL, SLIDING, model_config
@@ -33,6 +33,10 @@ _RENAMED = {
     "final_logit_softcapping": "final_logit_softcapping",
     "rope.freq_base": "rope_theta",
     "rope.freq_base_swa": "rope_local_base_freq",
+    "expert_count": "num_experts",
+    "expert_used_count": "num_experts_per_tok",
+    "expert_feed_forward_length": "moe_intermediate_size",
+    "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
 }
 # Translated one by one below, or without effect on the result.
 _READ = {
@@ -42,16 +46,16 @@ _READ = {
 }  # fmt: skip
 _NO_EFFECT = {"rope.scaling.finetuned", "rope.scaling.original_context_length", "tensor_data_layout"}
 # Without effect at these values, refused at others.
-_HARMLESS = {"attention.causal": True, "expert_count": 0, "expert_used_count": 0, "rope.scaling.attn_factor": 1.0}
+_HARMLESS = {"attention.causal": True, "rope.scaling.attn_factor": 1.0}
 
 
 def gguf_model_config(file: GgufFile) -> ModelConfig:
     """Check and translate the metadata. Raises ``ModelError`` naming the key of an unsupported feature."""
-    family = _family(file)
-    prefix = f"{family.name}."
+    name, family = _family(file)
+    prefix = f"{name}."
     own = {key.removeprefix(prefix): value for key, value in file.metadata.items() if key.startswith(prefix)}
     _refuse(own, prefix)
-    fields = Fields(own, f"GGUF metadata {family.name}")
+    fields = Fields(own, f"GGUF metadata {name}")
     config = {new: own[old] for old, new in _RENAMED.items() if old in own}
     config |= _shape(file, fields, family) | _windows(fields, family) | _rope(fields)
     config |= {
@@ -62,16 +66,21 @@ def gguf_model_config(file: GgufFile) -> ModelConfig:
         "bos_token_id": file.metadata.get("tokenizer.ggml.bos_token_id"),
         "eos_token_id": gguf_end_tokens(file.metadata),
     }
+    if family.mixture is not None:  # llama.cpp knows by the architecture
+        config["norm_topk_prob"] = family.mixture.gguf_renormalises
     return _with_factors(model_config(config), file)
 
 
-def _family(file: GgufFile) -> Family:
+def _family(file: GgufFile) -> tuple[str, Family]:
+    """Return the architecture's name in the file, and the family."""
     name = file.metadata.get("general.architecture")
     if not isinstance(name, str) or name not in BY_GGUF_NAME:
         raise ModelError(
             f"The GGUF architecture {quoted(name)} is not supported; supported are {', '.join(sorted(BY_GGUF_NAME))}."
         )
-    return BY_GGUF_NAME[name]
+    if name == "llama" and file.metadata.get("llama.expert_count"):
+        return name, BY_NAME["mixtral"]
+    return name, BY_GGUF_NAME[name]
 
 
 def _refuse(own: dict[str, Any], prefix: str) -> None:

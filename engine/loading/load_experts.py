@@ -7,10 +7,12 @@ from torch import Tensor
 from ...kernels.expert_ops import ClampedSwiglu, ExpertWeights, RouterParams
 from ...kernels.ops import Linear
 from ..checkpoint.mixtures.mixture import Mixture
-from ..models.experts import Experts
+from ..models.experts import ExpertProjection, Experts
 from ..models.layers import Mlp, Projection
-from .tensor_names import CORRECTION, shared_modules
+from .tensor_names import CORRECTION, expert_modules, shared_modules
 from .weight_forms import WeightReader
+
+STACKED_GATE_UP, STACKED_DOWN = "gate_up_proj", "down_proj"  # names of all experts' weights in transformers 5
 
 
 def load_experts(weights: WeightReader, prefix: str, mixture: Mixture, hidden: int) -> Experts:
@@ -34,8 +36,18 @@ def load_experts(weights: WeightReader, prefix: str, mixture: Mixture, hidden: i
             top_groups=mixture.top_groups,
             best_of_group=mixture.best_of_group,
         ),
-        gate_up=ExpertWeights(tuple(reader.gate_up(expert) for expert in experts)),
-        down=ExpertWeights(tuple(reader.down(expert) for expert in experts)),
+        gate_up=ExpertProjection(
+            name=f"{prefix}.experts.{STACKED_GATE_UP}",
+            modules=tuple(expert_modules(prefix, mixture, expert)[:2] for expert in experts),
+            sizes=(mixture.size, mixture.size),
+            weights=ExpertWeights(tuple(reader.gate_up(expert) for expert in experts)),
+        ),
+        down=ExpertProjection(
+            name=f"{prefix}.experts.{STACKED_DOWN}",
+            modules=tuple(expert_modules(prefix, mixture, expert)[2:] for expert in experts),
+            sizes=(hidden,),
+            weights=ExpertWeights(tuple(reader.down(expert) for expert in experts)),
+        ),
         activation="silu" if clamp is None else ClampedSwiglu(clamp.alpha, clamp.limit),
         shared=reader.shared(hidden) if mixture.shared_size else None,
         shared_gate=reader.gate(f"{names.shared}_gate", 1, biased=False) if mixture.gated_sharing else None,
@@ -71,7 +83,8 @@ class _Reader:
         names = self._mixture.names
         match names.storage:
             case "modules":
-                return self._weights.packed(self._module(expert, names.gate), self._module(expert, names.up))
+                gate, up, _ = expert_modules(self._prefix, self._mixture, expert)
+                return self._weights.packed(f"{gate}.weight", f"{up}.weight")
             case "stacked":
                 return self._stacked(names.gate, expert)
             case "interleaved":
@@ -82,14 +95,11 @@ class _Reader:
         names = self._mixture.names
         match names.storage:
             case "modules":
-                return self._weights.packed(self._module(expert, names.down))
+                return self._weights.packed(f"{expert_modules(self._prefix, self._mixture, expert)[2]}.weight")
             case "stacked":
                 return self._stacked(names.down, expert)
             case "interleaved":
                 return self._transposed(names.down, expert, turns=1)
-
-    def _module(self, expert: int, module: str) -> str:
-        return f"{self._prefix}.experts.{expert}.{module}.weight"
 
     def _stacked(self, module: str, expert: int) -> Linear:
         name = f"{self._prefix}.{module}.weight"

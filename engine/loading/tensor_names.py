@@ -92,6 +92,15 @@ def mixture_shapes(prefix: str, mixture: Mixture, hidden: int) -> dict[str, Shap
     return shapes
 
 
+def expert_modules(prefix: str, mixture: Mixture, expert: int) -> tuple[str, str, str]:
+    """Return the names of an expert's gate, up and down, also where a checkpoint stores those of all as one tensor."""
+    names = mixture.names
+    stored = (names.gate, names.up, names.down)
+    gate, up, down = stored if names.storage == "modules" else ("gate_proj", "up_proj", "down_proj")
+    inner = f"{prefix}.experts.{expert}"
+    return f"{inner}.{gate}", f"{inner}.{up}", f"{inner}.{down}"
+
+
 def shared_modules(mixture: Mixture) -> dict[str, int]:
     """Return the modules of the shared expert's gate and up, in this order, and the rows of each."""
     return {"gate_proj": mixture.shared_size, "up_proj": mixture.shared_size}

@@ -180,7 +180,7 @@ HOST = {
         "set_threads", "shares_prefixes", "timed_calls", "triton_status", "use_native",
     },
     "expert_ops": set(),
-    "lora_ops": {"pack_expansion"},
+    "lora_ops": {"lora_experts", "pack_expansion"},  # the former on a CPU alone
     "sampling_ops": {"has_kernel"},
     "memory": {"lazy_zeros", "populate"},
 }  # fmt: skip

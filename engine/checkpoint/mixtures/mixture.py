@@ -104,6 +104,7 @@ class MixtureFamily:
         gated_sharing: the shared expert has a weight for each token.
         biased: router and experts have biases.
         clamped: the activation is ``ClampedGate``, by "swiglu_alpha" and "swiglu_limit".
+        gguf_renormalises: what "norm_topk_prob" would say in GGUF files, which have no key for it.
         mxfp4: experts may be stored in MXFP4.
         prediction_layers_key: the number of layers behind the last that predict further tokens; they are not loaded.
     """
@@ -122,5 +123,6 @@ class MixtureFamily:
     gated_sharing: bool = False
     biased: bool = False
     clamped: bool = False
+    gguf_renormalises: bool = False
     mxfp4: bool = False
     prediction_layers_key: str | None = None

@@ -184,6 +184,29 @@ MODELS: dict[str, tuple[type[Any], type[Any], dict[str, Any]]] = {
             "decoder_sparse_step": 2,
         },
     ),
+    # What a GGUF file can say of a mixture: every layer has experts, and the family says whether weights sum to one.
+    "mixtral_plain": (MixtralConfig, MixtralForCausalLM, {"num_local_experts": 5, "num_experts_per_tok": 3}),
+    "qwen2_moe_plain": (
+        Qwen2MoeConfig,
+        Qwen2MoeForCausalLM,
+        {
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "shared_expert_intermediate_size": 24,
+        },
+    ),
+    "qwen3_moe_plain": (
+        Qwen3MoeConfig,
+        Qwen3MoeForCausalLM,
+        {
+            "head_dim": 14,
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "norm_topk_prob": True,
+        },
+    ),
     "gpt_oss": (
         GptOssConfig,
         GptOssForCausalLM,
