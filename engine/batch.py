@@ -28,6 +28,7 @@ class RowStart:
         seed: the seed of its draws, always set.
         slot: the slot of its adapter, -1 for the base model.
         adapted_from: position of the first token that the adapter reads.
+        is_long: its tokens are rotated as in sequences beyond the switch of the rotary embedding.
     """
 
     row: int
@@ -38,6 +39,7 @@ class RowStart:
     seed: int
     slot: int = -1
     adapted_from: int = 0
+    is_long: bool = False
 
 
 @dataclass(frozen=True, slots=True)

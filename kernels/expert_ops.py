@@ -80,7 +80,7 @@ def expert_linear(x: Tensor, weights: ExpertWeights, experts: Tensor) -> Tensor:
 def expert_activation(gate_up: Tensor, kind: ExpertActivation) -> Tensor:
     """``act(first half) * second half``, or ``ClampedSwiglu``, in fp32: [T, k, 2 * I] -> [T, k, I]."""
     if kind == "silu" and on_triton(gate_up.device):
-        return ops.gated_activation(gate_up.flatten(0, 1), kind).unflatten(0, gate_up.shape[:2])
+        return ops.gated_activation(gate_up.flatten(0, 1), kind).view(*gate_up.shape[:2], gate_up.shape[2] // 2)
     kernels = native_for(gate_up)
     if kernels is not None:
         return kernels.experts.activation(gate_up, kind)

@@ -40,7 +40,7 @@ from .backend import (
 from .cpu import recorded_pass
 from .cpu.native_library import Buffers
 from .cpu.recorded_pass import RecordedPass
-from .layouts.attention_arguments import AttentionParams, PagedBatch, RopeParams, SharedPrefixes
+from .layouts.attention_arguments import AttentionParams, HeadNorm, PagedBatch, RopeParams, SharedPrefixes
 from .layouts.packed_weights import Format, Largest, Linear, PackedLinear, QuantisedLinear
 from .triton import shared_prefixes
 from .triton.shared_prefixes import Ints, StaticSharedPrefixes
@@ -50,6 +50,7 @@ __all__ = [
     "AttentionParams",
     "Buffers",
     "Capture",
+    "HeadNorm",
     "Largest",
     "Linear",
     "PackedLinear",
@@ -59,13 +60,18 @@ __all__ = [
     "RopeParams",
     "SharedPrefixes",
     "StaticSharedPrefixes",
+    "activation",
+    "add_layer_norm",
     "add_rms_norm",
+    "add_scaled",
     "attention",
     "capture_for",
+    "copy_residual",
     "find_shared_prefixes",
     "gated_activation",
     "largest",
     "largest_linear",
+    "layer_norm",
     "linear",
     "native_kernels",
     "native_status",
@@ -81,7 +87,7 @@ __all__ = [
     "use_native",
 ]
 
-Activation = Literal["silu", "gelu_tanh"]
+Activation = Literal["silu", "gelu_tanh", "relu2"]
 
 Capture = Callable[[Callable[[], None]], Callable[[], None]]
 """Runs and captures a pass; returns its replay."""
@@ -152,10 +158,61 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, offset
     return reference.add_rms_norm(x, residual, weight, eps, offset)
 
 
+def layer_norm(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    eps: float,
+    offset: float = 0.0,
+    out_dtype: torch.dtype | None = None,
+) -> Tensor:
+    """``(x - mean) / sqrt(variance + eps) * (offset + weight) + bias`` in fp32; otherwise as ``rms_norm``."""
+    out_dtype = out_dtype or x.dtype
+    if on_triton(x.device):
+        from .triton import layer_norm as gpu
+
+        if gpu.takes(x, weight, bias, out_dtype):
+            return gpu.layer_norm(x, weight, bias, eps, offset, out_dtype)
+    kernels = native_for(x)
+    if kernels is not None and kernels.takes(weight) and kernels.takes_type(out_dtype):
+        return kernels.layer_norm(x, None, weight, bias, eps, offset, out_dtype)
+    return reference.layer_norm(x, weight, bias, eps, offset, out_dtype)
+
+
+def add_layer_norm(
+    x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None, eps: float, offset: float = 0.0
+) -> Tensor:
+    """``residual += x`` in place, residual [T, H] in fp32; returns its ``layer_norm`` [T, H] in the type of x."""
+    kernels = native_for(x)
+    if kernels is not None and kernels.takes(residual) and kernels.takes(weight):
+        return kernels.layer_norm(x, residual, weight, bias, eps, offset, x.dtype)
+    residual.add_(x)
+    return layer_norm(residual, weight, bias, eps, offset, x.dtype)
+
+
+def add_scaled(x: Tensor, residual: Tensor, factor: float) -> None:
+    """``residual += factor * x`` in place: [T, H], fp32 [T, H]."""
+    kernels = native_for(x)
+    if kernels is not None and kernels.takes(residual):
+        kernels.add_scaled(x, residual, factor)
+    else:
+        reference.add_scaled(x, residual, factor)
+
+
+def copy_residual(residual: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return a copy of an fp32 residual [T, H] in another type."""
+    kernels = native_for(residual)
+    if kernels is not None and kernels.takes_type(dtype):
+        return kernels.copy_residual(residual, dtype)
+    return residual.to(dtype, copy=True)
+
+
 def rope_store_kv(
     qkv: Tensor, positions: Tensor, kv_loc: Tensor, k_cache: Tensor, v_cache: Tensor, params: RopeParams
 ) -> Tensor:
     """Norm and rotate q and k of the fused projection, and write K and V to their cells.
+
+    On a CUDA device norms other than that of each head are ops of their own before the kernel.
 
     Args:
         qkv: [T, (Hq + 2 * Hkv) * D]: heads of q, then of k, then of v.
@@ -175,6 +232,8 @@ def rope_store_kv(
     if on_triton(qkv.device):
         from .triton import rope
 
+        if params.norm != "head":
+            qkv, params = reference.norm_apart(qkv, params)
         if rope.takes(qkv, k_cache, v_cache, params):
             return rope.rope_store_kv(qkv, positions, kv_loc, k_cache, v_cache, params)
     kernels = native_for_kv(qkv, k_cache, v_cache)
@@ -248,14 +307,27 @@ def shares_prefixes(num_rows: int) -> bool:
 def gated_activation(gate_up: Tensor, kind: Activation) -> Tensor:
     """``act(first half) * second half``, computed in fp32: [T, 2 * I] -> [T, I]."""
     if on_triton(gate_up.device):
-        from .triton import activation
+        from .triton import activation as gpu
 
-        if activation.takes(gate_up):
-            return activation.gated_activation(gate_up, kind)
+        if gpu.takes(gate_up):
+            return gpu.gated_activation(gate_up, kind)
     kernels = native_for(gate_up)
     if kernels is not None:
-        return kernels.gated_activation(gate_up, kind)
+        return kernels.activation(gate_up, kind, gated=True)
     return reference.gated_activation(gate_up, kind)
+
+
+def activation(x: Tensor, kind: Activation) -> Tensor:
+    """``act(x)``, computed in fp32: [T, I] -> [T, I]."""
+    if on_triton(x.device):
+        from .triton import activation as gpu
+
+        if gpu.takes(x):
+            return gpu.activation(x, kind)
+    kernels = native_for(x)
+    if kernels is not None:
+        return kernels.activation(x, kind, gated=False)
+    return reference.activation(x, kind)
 
 
 def largest(values: Tensor) -> Largest:

@@ -7,6 +7,7 @@ weight. Inputs of any floating type are widened to fp32, and results are rounded
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -48,10 +49,63 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, offset
     return rms_norm(residual, weight, eps, offset, x.dtype)
 
 
-def rotate(x: Tensor, cos_sin: Tensor) -> Tensor:
+def layer_norm(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    eps: float,
+    offset: float = 0.0,
+    out_dtype: torch.dtype | None = None,
+) -> Tensor:
+    """``(x - mean) / sqrt(variance + eps) * (offset + weight) + bias`` over the last dimension."""
+    wide = x.float()
+    wide = wide - wide.mean(-1, keepdim=True)
+    normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * (offset + weight.float())
+    return (normed if bias is None else normed + bias.float()).to(out_dtype or x.dtype)
+
+
+def add_layer_norm(
+    x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None, eps: float, offset: float = 0.0
+) -> Tensor:
+    """Add x to the fp32 residual in place and return the layer norm of the sum, in the type of x."""
+    residual.add_(x)
+    return layer_norm(residual, weight, bias, eps, offset, x.dtype)
+
+
+def add_scaled(x: Tensor, residual: Tensor, factor: float) -> None:
+    """``residual += factor * x`` in fp32, in place."""
+    residual.add_(x, alpha=factor)
+
+
+def norm_heads(x: Tensor, weight: Tensor | None, params: RopeParams) -> Tensor:
+    """The norm of ``params`` of the heads x [T, H, D], in the type of x; x itself without a weight."""
+    if weight is None:
+        return x
+    match params.norm:
+        case "head":
+            return rms_norm(x, weight, params.eps, params.offset)
+        case "projection":
+            return rms_norm(x.flatten(1), weight, params.eps, params.offset).view_as(x)
+        case "centred":
+            return layer_norm(x, weight, None, params.eps, params.offset)
+
+
+def norm_apart(qkv: Tensor, params: RopeParams) -> tuple[Tensor, RopeParams]:
+    """Norm q and k of the fused projection, in its type, for a kernel that does the rest: with the params for that."""
+    tokens, heads, kv_heads = qkv.shape[0], params.num_heads, params.num_kv_heads
+    q, k, v = qkv.view(tokens, heads + 2 * kv_heads, -1).split((heads, kv_heads, kv_heads), dim=1)
+    q, k = norm_heads(q, params.q_norm, params), norm_heads(k, params.k_norm, params)
+    return torch.cat((q, k, v), dim=1).view_as(qkv), replace(params, q_norm=None, k_norm=None)
+
+
+def rotate(x: Tensor, cos_sin: Tensor, is_interleaved: bool = False) -> Tensor:
     """Rotary embedding of x [T, H, D] in fp32 by the rows cos_sin [T, rot_dim]; dimensions past rot_dim stay."""
     half = cos_sin.shape[1] // 2
     cos, sin = cos_sin[:, None, :half].float(), cos_sin[:, None, half:].float()
+    if is_interleaved:
+        even, odd, rest = x[..., : 2 * half : 2], x[..., 1 : 2 * half : 2], x[..., 2 * half :]
+        pairs = torch.stack((even * cos - odd * sin, odd * cos + even * sin), dim=-1)
+        return torch.cat((pairs.flatten(-2), rest), dim=-1)
     first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
     return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=-1)
 
@@ -64,13 +118,13 @@ def rope_store_kv(
     tokens, head_dim, page_size = qkv.shape[0], int8_kv_layout.head_dim(k_cache), k_cache.shape[2]
     heads = qkv.view(tokens, num_heads + 2 * num_kv_heads, head_dim)
     q, k = heads[:, :num_heads].float(), heads[:, num_heads:-num_kv_heads].float()
-    if params.q_norm is not None:
-        q = rms_norm(q, params.q_norm, params.eps, params.offset)
-    if params.k_norm is not None:
-        k = rms_norm(k, params.k_norm, params.eps, params.offset)
+    if not params.is_normed_last:
+        q, k = norm_heads(q, params.q_norm, params), norm_heads(k, params.k_norm, params)
     if params.cos_sin is not None:
         rows = params.cos_sin[positions]
-        q, k = rotate(q, rows), rotate(k, rows)
+        q, k = rotate(q, rows, params.is_interleaved), rotate(k, rows, params.is_interleaved)
+    if params.is_normed_last:
+        q, k = norm_heads(q, params.q_norm, params), norm_heads(k, params.k_norm, params)
     page, cell = kv_loc // page_size, kv_loc % page_size
     if int8_kv_layout.is_int8(k_cache):
         int8_kv_layout.store_keys(k_cache, page, cell, k)
@@ -126,10 +180,21 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, first: int, params: AttentionParams
 
 
 def gated_activation(gate_up: Tensor, kind: str) -> Tensor:
-    """``act(first half) * second half`` over the last dimension; kind is "silu" or "gelu_tanh"."""
+    """``act(first half) * second half`` over the last dimension; kind is one of ``activate``."""
     gate, up = gate_up.float().chunk(2, dim=-1)
-    active = functional.silu(gate) if kind == "silu" else functional.gelu(gate, approximate="tanh")
-    return (active * up).to(gate_up.dtype)
+    return (activate(gate, kind) * up).to(gate_up.dtype)
+
+
+def activation(x: Tensor, kind: str) -> Tensor:
+    """``act(x)``, computed in fp32, in the type of x."""
+    return activate(x.float(), kind).to(x.dtype)
+
+
+def activate(x: Tensor, kind: str) -> Tensor:
+    """SiLU, GELU by tanh, or the square of ReLU: "silu", "gelu_tanh" or "relu2"."""
+    if kind == "relu2":
+        return functional.relu(x).square()
+    return functional.silu(x) if kind == "silu" else functional.gelu(x, approximate="tanh")
 
 
 def largest(values: Tensor) -> Largest:

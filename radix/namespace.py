@@ -13,7 +13,7 @@ model and are shared with it and with every other adapter.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 ENDLESS = 1 << 62
 """A position that no sequence reaches."""
@@ -21,19 +21,21 @@ ENDLESS = 1 << 62
 
 @dataclass(frozen=True, slots=True)
 class Namespace:
-    """Weights and tenant of KV. Four separate fields: a salt cannot be taken for an adapter or a tenant.
+    """Weights and tenant of KV. Separate fields: a salt cannot be taken for an adapter or a tenant.
 
     Attributes:
         base: digest of the base model.
         adapter: digest of an adapter's load, not its name, which may get new weights; None for the base model.
         salt: chosen by a tenant to separate some of its own KV.
         tenant: different tenants never share.
+        is_long: rotated as in sequences beyond the length at which the rotary embedding switches (LongRoPE).
     """
 
     base: str
     adapter: str | None = None
     salt: str = ""
     tenant: str = ""
+    is_long: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +90,11 @@ class Path:
         if self.before is None or position >= self.switch_at:
             return self.namespace, ENDLESS
         return self.before, self.switch_at
+
+    def as_long(self) -> Path:
+        """Return the path of the same tokens in a sequence beyond the switch of the rotary embedding."""
+        before = self.before and replace(self.before, is_long=True)
+        return Path(replace(self.namespace, is_long=True), self.switch_at, before)
 
     @property
     def namespaces(self) -> tuple[Namespace, ...]:

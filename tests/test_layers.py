@@ -39,7 +39,7 @@ FLOORS = {
     ),
     "engine": (
         ("engine",),
-        ("engine/checkpoint/mixtures",),
+        ("engine/checkpoint/families",),
         ("engine/checkpoint", "engine/kv_cache", "engine/machine"),
         ("engine/sequence", "engine/text", "engine/adapter_sources"),
         ("engine/speculation", "engine/serving"),

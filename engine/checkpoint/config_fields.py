@@ -48,6 +48,15 @@ class Fields:
         """Return a finite number above 0; None if absent."""
         return self.positive(key) if self.has(key) else None
 
+    def positives(self, key: str, count: int) -> tuple[float, ...]:
+        """Return a list of ``count`` finite numbers above 0."""
+        value = self.values.get(key)
+        numbers = value if isinstance(value, list) else []
+        whole = all(isinstance(each, int | float) and not isinstance(each, bool) for each in numbers)
+        if len(numbers) != count or not whole or not all(0 < each < float("inf") for each in numbers):
+            raise self.wrong(key, f"a list of {count} numbers above 0")
+        return tuple(float(each) for each in numbers)
+
     def flag(self, key: str) -> bool:
         """Return a boolean; false if absent."""
         value = self.values.get(key, False)

@@ -6,6 +6,7 @@ biases, and an untied head.
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import replace
 from fractions import Fraction
 from typing import Any
@@ -14,10 +15,11 @@ import numpy as np
 
 from ..errors import ModelError, quoted, shortened
 from .config_fields import Fields
-from .families import BY_GGUF_NAME, BY_NAME, Family
+from .families.family import Family
+from .families.family_table import BY_GGUF_NAME
 from .gguf import GgufFile
 from .gguf_end_tokens import gguf_end_tokens
-from .hf_config import FULL, SLIDING, model_config
+from .hf_config import FULL, SLIDING, model_config, nearest
 from .model_config import FrequencyFactors, ModelConfig, Rope
 
 # Metadata below the architecture's name that is read one to one.
@@ -28,7 +30,6 @@ _RENAMED = {
     "feed_forward_length": "intermediate_size",
     "attention.head_count": "num_attention_heads",
     "attention.head_count_kv": "num_key_value_heads",
-    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
     "attn_logit_softcapping": "attn_logit_softcapping",
     "final_logit_softcapping": "final_logit_softcapping",
     "rope.freq_base": "rope_theta",
@@ -38,54 +39,81 @@ _RENAMED = {
     "expert_feed_forward_length": "moe_intermediate_size",
     "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
 }
+# The same, for families that honour them.
+_EPSILONS = {"attention.layer_norm_rms_epsilon": False, "attention.layer_norm_epsilon": True}  # of layer norms
+_MULTIPLIERS = {
+    "attention.scale": "attention_multiplier",
+    "embedding_scale": "embedding_multiplier",
+    "residual_scale": "residual_multiplier",
+    "logit_scale": "logits_scaling",
+}
+_LOGIT_SCALE = {"logit_scale": "logit_scale"}
 # Translated one by one below, or without effect on the result.
 _READ = {
     "attention.key_length", "attention.value_length", "attention.sliding_window",
     "attention.sliding_window_pattern", "rope.dimension_count", "rope.scaling.type", "rope.scaling.factor",
-    "vocab_size",
+    "rope.scaling.original_context_length", "rope.scaling.attn_factor", "vocab_size",
 }  # fmt: skip
-_NO_EFFECT = {"rope.scaling.finetuned", "rope.scaling.original_context_length", "tensor_data_layout"}
+_NO_EFFECT = {"rope.scaling.finetuned", "tensor_data_layout"}
 # Without effect at these values, refused at others.
-_HARMLESS = {"attention.causal": True, "rope.scaling.attn_factor": 1.0}
+_HARMLESS = {"attention.causal": True}
+_DIVISORS, _LONG, _SHORT = "rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"
+ROPE_TENSORS = frozenset({_DIVISORS, _LONG, _SHORT})
+"""Tensors that are read with the config."""
+# A tensor of the first layer for each part that may have a bias.
+_BIASES = {"qkv": ("attn_q", "attn_qkv"), "output": ("attn_output",), "mlp": ("ffn_down",)}
 
 
 def gguf_model_config(file: GgufFile) -> ModelConfig:
     """Check and translate the metadata. Raises ``ModelError`` naming the key of an unsupported feature."""
-    name, family = _family(file)
-    prefix = f"{name}."
+    family = _family(file)
+    prefix = f"{family.gguf_name}."
     own = {key.removeprefix(prefix): value for key, value in file.metadata.items() if key.startswith(prefix)}
-    _refuse(own, prefix)
-    fields = Fields(own, f"GGUF metadata {name}")
-    config = {new: own[old] for old, new in _RENAMED.items() if old in own}
-    config |= _shape(file, fields, family) | _windows(fields, family) | _rope(fields)
-    config |= {
+    renamed = _renamed(family)
+    _refuse(own, prefix, renamed.keys() | family.gguf_ignored)
+    fields = Fields(own, f"GGUF metadata {family.gguf_name}")
+    config = {new: own[old] for old, new in renamed.items() if old in own}
+    config |= _shape(file, fields, family) | _windows(fields, family) | _rope(file, fields)
+    config |= _flags(file, family) | {
         "architectures": [family.architecture],
-        "attention_bias": "blk.0.attn_output.bias" in file.tensors,
-        "mlp_bias": "blk.0.ffn_down.bias" in file.tensors,
         "tie_word_embeddings": "output.weight" not in file.tensors,
         "bos_token_id": file.metadata.get("tokenizer.ggml.bos_token_id"),
         "eos_token_id": gguf_end_tokens(file.metadata),
     }
-    if family.mixture is not None:  # llama.cpp knows by the architecture
-        config["norm_topk_prob"] = family.mixture.gguf_renormalises
     return _with_factors(model_config(config), file)
 
 
-def _family(file: GgufFile) -> tuple[str, Family]:
-    """Return the architecture's name in the file, and the family."""
+def _family(file: GgufFile) -> Family:
     name = file.metadata.get("general.architecture")
     if not isinstance(name, str) or name not in BY_GGUF_NAME:
-        raise ModelError(
-            f"The GGUF architecture {quoted(name)} is not supported; supported are {', '.join(sorted(BY_GGUF_NAME))}."
-        )
-    if name == "llama" and file.metadata.get("llama.expert_count"):
-        return name, BY_NAME["mixtral"]
-    return name, BY_GGUF_NAME[name]
+        raise ModelError(f"The GGUF architecture {quoted(name)} is not supported. {nearest(str(name), BY_GGUF_NAME)}")
+    has_window = f"{name}.attention.sliding_window" in file.metadata
+    has_experts = bool(file.metadata.get(f"{name}.expert_count"))
+    families = [each for each in BY_GGUF_NAME[name] if (each.mixture is not None) is has_experts] or BY_GGUF_NAME[name]
+    return next((family for family in families if (family.windows != "never") is has_window), families[0])
 
 
-def _refuse(own: dict[str, Any], prefix: str) -> None:
+def _renamed(family: Family) -> dict[str, str]:
+    """Return the keys that are read one to one, with their names in a ``config.json``."""
+    own = {key: family.eps_key for key, is_layer_norm in _EPSILONS.items() if is_layer_norm is family.layer_norm}
+    own |= _MULTIPLIERS if family.multipliers else {}
+    return _RENAMED | own | (_LOGIT_SCALE if family.logit_scale else {})
+
+
+def _flags(file: GgufFile, family: Family) -> dict[str, bool]:
+    """Return what follows from the tensors that are there: biases, and norms of q and k that a config may turn off."""
+    found = {part for part, names in _BIASES.items() if any(f"blk.0.{name}.bias" in file.tensors for name in names)}
+    flags = {key: parts <= found for key, parts in family.optional_biases.items()}
+    if family.qk_norm_flag is not None:
+        flags[family.qk_norm_flag] = "blk.0.attn_q_norm.weight" in file.tensors
+    if family.mixture is not None:  # llama.cpp knows by the architecture
+        flags["norm_topk_prob"] = family.mixture.gguf_renormalises
+    return flags
+
+
+def _refuse(own: dict[str, Any], prefix: str, read: Set[str]) -> None:
     for key, value in own.items():
-        if key in _RENAMED or key in _READ or key in _NO_EFFECT:
+        if key in read or key in _READ or key in _NO_EFFECT:
             continue
         if key not in _HARMLESS or isinstance(value, np.ndarray) or value != _HARMLESS[key]:
             raise ModelError(f"GGUF metadata {prefix}{shortened(key)} is not supported.")
@@ -128,33 +156,36 @@ def _windows(fields: Fields, family: Family) -> dict[str, Any]:
     return result
 
 
-def _rope(fields: Fields) -> dict[str, Any]:
+def _rope(file: GgufFile, fields: Fields) -> dict[str, Any]:
+    original = {"original_max_position_embeddings": fields.values.get("rope.scaling.original_context_length")}
+    attention = fields.positive("rope.scaling.attn_factor", default=1.0)
+    if _LONG in file.tensors or _SHORT in file.tensors:
+        factors = {"short_factor": list(_factors(file, _SHORT)), "long_factor": list(_factors(file, _LONG))}
+        return {"rope_scaling": {"rope_type": "longrope", "attention_factor": attention, **factors, **original}}
+    if attention != 1.0:
+        raise fields.wrong("rope.scaling.attn_factor", "1.0 without rope_factors_long.weight")
     kind = fields.values.get("rope.scaling.type", "none")
     if isinstance(kind, str) and kind == "none":
         return {}
-    if kind == "yarn":  # original length and factors have keys of their own, not read here
-        raise ModelError("The rope type 'yarn' is not supported in GGUF files; it is in safetensors.")
-    return {"rope_scaling": {"rope_type": kind, "factor": fields.values.get("rope.scaling.factor")}}
+    scaling = {"rope_type": kind, "factor": fields.values.get("rope.scaling.factor")}
+    return {"rope_scaling": scaling | original if kind == "yarn" else scaling}
 
 
 def _with_factors(config: ModelConfig, file: GgufFile) -> ModelConfig:
     """Add the divisors of rotary frequencies in the tensor ``rope_freqs.weight``, if there is one."""
-    for name in ("rope_factors_long.weight", "rope_factors_short.weight"):
-        if name in file.tensors:
-            raise ModelError(f"The GGUF file has {name}: the rope type longrope is not supported.")
-    if "rope_freqs.weight" not in file.tensors:
+    if _DIVISORS not in file.tensors:
         return config
-    scaling = FrequencyFactors(_factors(file))
+    scaling = FrequencyFactors(_factors(file, _DIVISORS))
     layers = tuple(replace(layer, rope=_divided(layer.rope, scaling)) for layer in config.layers)
     return replace(config, layers=layers)
 
 
-def _factors(file: GgufFile) -> tuple[float, ...]:
-    if file.tensors["rope_freqs.weight"].type != "F32":
-        raise ModelError("The GGUF tensor rope_freqs.weight must be of type F32.")
-    factors = file.data("rope_freqs.weight").view("<f4")
+def _factors(file: GgufFile, name: str) -> tuple[float, ...]:
+    if name not in file.tensors or file.tensors[name].type != "F32":
+        raise ModelError(f"The GGUF tensor {name} must be there, of type F32.")
+    factors = file.data(name).view("<f4")
     if not (np.isfinite(factors).all() and (factors > 0).all()):
-        raise ModelError("The GGUF tensor rope_freqs.weight must have finite numbers above 0.")
+        raise ModelError(f"The GGUF tensor {name} must have finite numbers above 0.")
     return tuple(factors.tolist())
 
 

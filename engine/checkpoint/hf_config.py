@@ -6,19 +6,22 @@ unexpected tensors.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
 from typing import Any
 
 from ..errors import ModelError, quoted, shortened
 from .config_fields import Fields
-from .families import BY_ARCHITECTURE, Family
+from .families.family import Family
+from .families.family_table import BY_ARCHITECTURE
 from .model_config import Activation, LayerConfig, ModelConfig, YarnScaling
-from .read_mixture import read_mixtures
+from .read_mixture import prediction_layers, read_mixtures
 from .rope_config import read_ropes
 from .text_config import MULTIMODAL_BY_ARCHITECTURE, TEXT, VISION, language_config
 
 WHERE = "config.json"
 MAX_LAYERS = 2048
+_LONGEST_NAME = 80  # characters of an unknown architecture that are compared with the known ones
 MAX_LENGTH = 1 << 30
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -28,6 +31,7 @@ _ACTIVATIONS: dict[str, Activation] = {
     "swish": "silu",
     "gelu_pytorch_tanh": "gelu_tanh",
     "gelu_tanh": "gelu_tanh",
+    "relu2": "relu2",
 }
 
 # Keys that no family supports, with their values without effect (None always is one).
@@ -36,11 +40,15 @@ _REFUSED: dict[str, tuple[Any, ...]] = {
     "num_experts": (0,), "num_local_experts": (0,), "n_routed_experts": (0,), "is_encoder_decoder": (False,),
     "add_cross_attention": (False,), "use_bidirectional_attention": (False,), "is_causal": (True,),
     "pruned_heads": ({},), "rope_interleaved": (False,), "use_mrope": (False,), "use_logn_attn": (False,),
-    "use_dynamic_ntk": (False,), "alibi": (False,), "clip_qkv": (), "use_qk_norm": (False,),
-    "qk_layernorm": (False,), "attention_chunk_size": (), "attn_temperature_tuning": (False,),
-    "attention_multiplier": (), "embedding_multiplier": (1.0,), "residual_multiplier": (1.0,),
-    "logits_scaling": (1.0,), "logit_scale": (1.0,),
+    "use_dynamic_ntk": (False,), "alibi": (False,), "clip_qkv": (), "qk_layernorm": (False,),
+    "attention_chunk_size": (), "attn_temperature_tuning": (False,),
 }  # fmt: skip
+
+# Keys of some families alone, with their values without effect.
+_MULTIPLIERS: dict[str, tuple[Any, ...]] = {
+    "attention_multiplier": (), "embedding_multiplier": (1.0,), "residual_multiplier": (1.0,), "logits_scaling": (1.0,),
+}  # fmt: skip
+_BIASES = ("attention_bias", "mlp_bias", "attention_out_bias", "use_bias")
 
 
 def model_config(config: Mapping[str, Any]) -> ModelConfig:
@@ -63,8 +71,10 @@ def model_config(config: Mapping[str, Any]) -> ModelConfig:
         raise fields.wrong("num_key_value_heads", f"a divisor of num_attention_heads {heads}")
     hidden, vocab = fields.integer("hidden_size"), fields.integer("vocab_size")
     head_dim = _head_dim(fields, hidden, heads)
-    attention_bias = "attention_bias" in family.optional_biases and fields.flag("attention_bias")
-    scalar = fields.positive("query_pre_attn_scalar") if family.query_scalar else head_dim
+    biases = frozenset({"qkv"} if family.qkv_bias else ()).union(
+        *(parts for key, parts in family.optional_biases.items() if fields.flag(key))
+    )
+    embedding_scale, residual_scale, logit_scale = _scales(fields, family, hidden)
     layers = _layers(fields, family, head_dim)
     return ModelConfig(
         family=family.name,
@@ -76,24 +86,35 @@ def model_config(config: Mapping[str, Any]) -> ModelConfig:
         head_dim=head_dim,
         max_position_embeddings=_longest(fields, layers),
         layers=layers,
-        norm_eps=fields.positive("rms_norm_eps"),
+        norm="layer" if family.layer_norm else "rms",
+        norm_bias=family.norm_bias,
+        norm_eps=fields.positive(family.eps_key),
         norm_offset=family.norm_offset,
-        post_norms=family.post_norms,
-        qk_norm=family.qk_norm,
-        qkv_bias=family.qkv_bias or attention_bias,
-        output_bias=attention_bias,
-        mlp_bias="mlp_bias" in family.optional_biases and fields.flag("mlp_bias"),
+        norms=family.norms,
+        parallel_block=family.parallel_block,
+        qk_norm=family.qk_norm if family.qk_norm_flag is None or fields.flag(family.qk_norm_flag) else None,
+        head_norms=family.head_norms,
+        is_qk_normed_last=family.is_qk_normed_last,
+        qkv_modules=family.qkv_modules,
+        mlp_modules=family.mlp_modules,
+        gated_mlp=family.gated_mlp,
+        qkv_bias="qkv" in biases,
+        output_bias="output" in biases,
+        mlp_bias="mlp" in biases,
         activation=_activation(fields),
         attention_sinks=family.attention_sinks,
-        attention_scale=scalar**-0.5,
+        attention_scale=_attention_scale(fields, family, head_dim),
         attention_soft_cap=fields.optional_positive("attn_logit_softcapping") if family.attention_soft_cap else None,
         logit_soft_cap=fields.optional_positive("final_logit_softcapping") if family.logit_soft_cap else None,
-        embedding_scale=hidden**0.5 if family.scaled_embedding else 1.0,
+        logit_scale=logit_scale,
+        embedding_scale=embedding_scale,
+        rounds_embedding_scale=family.scaled_embedding,
+        residual_scale=residual_scale,
         tied_head=fields.flag("tie_word_embeddings"),
-        fused_weights=family.fused_weights,
         towers=towers,
         bos_token_id=next(iter(fields.token_ids("bos_token_id", vocab)), None),
         eos_token_ids=fields.token_ids("eos_token_id", vocab),
+        prediction_layers=prediction_layers(fields, family.mixture),
     )
 
 
@@ -104,16 +125,44 @@ def _family(config: Mapping[str, Any]) -> Family:
     if whole := MULTIMODAL_BY_ARCHITECTURE.get(names[0]):
         return whole.family
     if names[0] not in BY_ARCHITECTURE:
+        known = BY_ARCHITECTURE.keys() | MULTIMODAL_BY_ARCHITECTURE.keys()
         raise ModelError(
-            f"{WHERE}: the architecture {shortened(names[0])} is not supported; these are: "
-            f"{', '.join(sorted(BY_ARCHITECTURE.keys() | MULTIMODAL_BY_ARCHITECTURE.keys()))}."
+            f"{WHERE}: the architecture {shortened(names[0])} is not supported. {nearest(names[0], known)}"
         )
     return BY_ARCHITECTURE[names[0]]
 
 
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return a sentence that names the known architectures most like an unknown one, and where all of them are."""
+    found = get_close_matches(name[:_LONGEST_NAME], known, n=2, cutoff=0.6)
+    like = f"The nearest that is: {' and '.join(found)}. " if found else ""
+    return f"{like}All that are: docs/models.md."
+
+
+def _scales(fields: Fields, family: Family, hidden: int) -> tuple[float, float, float]:
+    """Return the factors of embeddings, of additions to the residual stream, and of logits."""
+    embedding = hidden**0.5 if family.scaled_embedding else 1.0
+    if family.logit_scale:
+        return embedding, 1.0, fields.positive("logit_scale")
+    if not family.multipliers:
+        return embedding, 1.0, 1.0
+    return (
+        fields.positive("embedding_multiplier", default=1.0),
+        fields.positive("residual_multiplier", default=1.0),
+        1.0 / fields.positive("logits_scaling", default=1.0),
+    )
+
+
+def _attention_scale(fields: Fields, family: Family, head_dim: int) -> float:
+    if family.multipliers:
+        return fields.positive("attention_multiplier", default=1.0)
+    scalar = fields.positive("query_pre_attn_scalar") if family.query_scalar else head_dim
+    return float(scalar**-0.5)
+
+
 def _refuse(config: Mapping[str, Any], family: Family) -> None:
     """Raise ``ModelError`` for the first key with an unsupported value."""
-    for key, harmless in (_REFUSED | _unused(family)).items():
+    for key, harmless in {**_REFUSED, **_unused(family), **family.harmless}.items():
         value = config.get(key)
         if value is not None and value not in harmless and not _is_of_mixture(key, value, family):
             raise ModelError(f"{WHERE}: {key} = {quoted(value)} is not supported for {family.architecture}.")
@@ -135,17 +184,23 @@ def _is_of_mixture(key: str, value: Any, family: Family) -> bool:
 def _unused(family: Family) -> dict[str, tuple[Any, ...]]:
     """Return the keys that other families support and this one does not, with their values without effect."""
     unused: dict[str, tuple[Any, ...]] = {}
-    for bias in {"attention_bias", "mlp_bias"} - set(family.optional_biases):
+    for bias in set(_BIASES) - family.optional_biases.keys():
         unused[bias] = (False,)
+    if not family.multipliers:
+        unused |= _MULTIPLIERS
+    if not family.logit_scale:
+        unused["logit_scale"] = (1.0,)
+    if family.qk_norm_flag != "use_qk_norm":
+        unused["use_qk_norm"] = (False,)
     if not family.attention_soft_cap:
         unused["attn_logit_softcapping"] = ()
     if not family.logit_soft_cap:
         unused["final_logit_softcapping"] = ()
     if not family.query_scalar:
         unused["query_pre_attn_scalar"] = ()
-    if not family.local_rope:
+    if family.local_theta != "rope_local_base_freq":
         unused["rope_local_base_freq"] = ()
-    if not family.no_rope_layers:
+    if family.no_rope != "listed":
         unused["no_rope_layers"] = ()
     if family.windows == "never":
         unused["sliding_window"] = ()
@@ -185,6 +240,8 @@ def _layers(fields: Fields, family: Family, head_dim: int) -> tuple[LayerConfig,
     full, local = read_ropes(fields, family, head_dim)
     rotary = _rotary_layers(fields, family, count)
     kinds = _layer_types(fields, family, rotary)
+    if family.no_rope == "full" and fields.has("sliding_window"):
+        rotary = [kind == SLIDING for kind in kinds]
     window = fields.integer("sliding_window", high=MAX_LENGTH) if SLIDING in kinds else None
     mixtures = read_mixtures(fields, family.mixture, count)
     return tuple(
@@ -198,8 +255,8 @@ def _layers(fields: Fields, family: Family, head_dim: int) -> tuple[LayerConfig,
 
 
 def _rotary_layers(fields: Fields, family: Family, count: int) -> list[bool]:
-    """Return for each layer whether it has a rotary embedding."""
-    if not family.no_rope_layers:
+    """Return for each layer whether it has a rotary embedding, as far as that does not follow from its window."""
+    if family.no_rope != "listed":
         return [True] * count
     listed = fields.values.get("no_rope_layers")  # despite the name, 1 is a layer with rotary embedding
     if listed is None:
@@ -213,13 +270,12 @@ def _rotary_layers(fields: Fields, family: Family, count: int) -> list[bool]:
 def _layer_types(fields: Fields, family: Family, rotary: list[bool]) -> list[str]:
     """Return ``full_attention`` or ``sliding_attention`` for each layer."""
     count = len(rotary)
-    derived = [SLIDING if sliding else FULL for sliding in _sliding_layers(fields, family, rotary)]
     listed = fields.values.get("layer_types")
     if listed is None:
-        return derived
+        return _derived_types(fields, family, rotary)
     if not isinstance(listed, list) or len(listed) != count or any(kind not in (FULL, SLIDING) for kind in listed):
         raise fields.wrong("layer_types", f"a list of {count} times {FULL} or {SLIDING}")
-    if family.windows in ("never", "all") and listed != derived:
+    if family.windows in ("never", "all") and listed != _derived_types(fields, family, rotary):
         raise ModelError(f"{WHERE}: layer_types is not supported for {family.architecture}.")
     if (
         family.windows in ("late", "no_rope", "early", "asked")
@@ -230,6 +286,10 @@ def _layer_types(fields: Fields, family: Family, rotary: list[bool]) -> list[str
     return listed
 
 
+def _derived_types(fields: Fields, family: Family, rotary: list[bool]) -> list[str]:
+    return [SLIDING if sliding else FULL for sliding in _sliding_layers(fields, family, rotary)]
+
+
 def _sliding_layers(fields: Fields, family: Family, rotary: list[bool]) -> list[bool]:
     """Return for each layer whether it has a sliding window, by the family's published rule."""
     count = len(rotary)
@@ -238,6 +298,8 @@ def _sliding_layers(fields: Fields, family: Family, rotary: list[bool]) -> list[
             return [False] * count
         case "all":
             return [fields.has("sliding_window")] * count
+        case "pattern" if not fields.has("sliding_window"):
+            return [False] * count
         case "pattern":
             period = fields.integer("sliding_window_pattern")
             return [(index + 1) % period != 0 for index in range(count)]

@@ -2,8 +2,10 @@
 
 One formula serves all families; a layer is
 
-    x = norm(h);            h += post_norm(attention(x))        post norms only where ``post_norms`` is set,
-    x = norm(h);            h += post_norm(mlp(x))              else the identity
+    h += residual_scale * post_norm(attention(norm(h)))         norms that ``norms`` lacks are the identity
+    h += residual_scale * post_norm(mlp(norm(h)))
+
+or, as a parallel block, ``h += attention(norm(h)) + mlp(norm(h))`` with the h before it in both.
 """
 
 from __future__ import annotations
@@ -11,9 +13,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from .mixtures.mixture import Mixture
+from .families.mixture import Mixture
+from .families.norm_layout import HeadNorm, LayerNorms
 
-Activation = Literal["silu", "gelu_tanh"]
+Activation = Literal["silu", "gelu_tanh", "relu2"]
+Norm = Literal["rms", "layer"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +64,25 @@ class YarnScaling:
 
 
 @dataclass(frozen=True, slots=True)
+class LongRopeScaling:
+    """LongRoPE (https://arxiv.org/abs/2402.13753): one divisor for each frequency, others in long sequences.
+
+    All tokens of a sequence are rotated alike: once it has more than ``original_length``, the keys of its earlier
+    tokens are others than before, and so is all their KV.
+
+    Attributes:
+        short: divisors in sequences of at most ``original_length`` tokens.
+        long: divisors in longer ones.
+        attention_factor: factor of cosines and sines in both.
+    """
+
+    short: tuple[float, ...]
+    long: tuple[float, ...]
+    original_length: int
+    attention_factor: float
+
+
+@dataclass(frozen=True, slots=True)
 class FrequencyFactors:
     """One divisor for each of the dim / 2 frequencies, as GGUF files store Llama 3.1's scaling."""
 
@@ -68,16 +91,18 @@ class FrequencyFactors:
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """A rotary embedding (https://arxiv.org/abs/2104.09864), pairing dimension i with i + dim / 2.
+    """A rotary embedding (https://arxiv.org/abs/2104.09864).
 
     Attributes:
         theta: base of the frequencies ``theta ** (-2 i / dim)``.
         dim: number of a head's first dimensions that are rotated.
+        interleaved: dimension 2 i is paired with 2 i + 1, else i with i + dim / 2.
     """
 
     theta: float
     dim: int
-    scaling: LinearScaling | Llama3Scaling | YarnScaling | FrequencyFactors | None = None
+    scaling: LinearScaling | Llama3Scaling | YarnScaling | LongRopeScaling | FrequencyFactors | None = None
+    interleaved: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,20 +128,31 @@ class ModelConfig:
         family: name of its family in ``engine.checkpoint.families``.
         max_position_embeddings: the longest sequence of its training.
         layers: one entry for each decoder layer.
-        norm_offset: added to the weight of every RMS norm (Gemma stores weights less 1).
-        post_norms: the outputs of attention and MLP are normed before they are added (Gemma 2 and 3).
-        qk_norm: query and key heads are normed one by one before the rotation (Qwen 3, Gemma 3).
+        norm: RMS norms, or layer norms.
+        norm_bias: norms have a bias (layer norms alone).
+        norm_offset: added to the weight of every norm (Gemma stores weights less 1).
+        norms: names of a layer's norms. ``before_mlp`` of a parallel block is ``before_attention``.
+        parallel_block: attention and MLP have the same input (Cohere).
+        qk_norm: norm of query and key heads, None for none.
+        head_norms: names of these norms.
+        is_qk_normed_last: they come after the rotation (HunYuan), else before.
+        qkv_modules: names of the projections of q, k and v, or of the one for all three (Phi-3).
+        mlp_modules: names of the MLP's projections: of gate and up, or of both in one, or of up alone; then of down.
+        gated_mlp: the MLP is ``down(act(gate(x)) * up(x))``, else ``down(act(up(x)))``.
         qkv_bias: q, k and v projections have a bias; ``output_bias`` and ``mlp_bias`` likewise for theirs.
         attention_sinks: each head has a logit without a value, which the softmax takes into account (gpt-oss).
         attention_scale: factor of the scores ``q . k``.
         attention_soft_cap: c of ``c * tanh(score / c)``, None for no cap.
         logit_soft_cap: the same for the logits.
+        logit_scale: factor of the logits, before the cap.
         embedding_scale: factor of the token embeddings.
+        rounds_embedding_scale: it is rounded to the model's type, as in Gemma's published code: 55.5 for 55.4256.
+        residual_scale: factor of what is added to the residual stream.
         tied_head: the head is the embedding matrix.
-        fused_weights: the checkpoint stores q, k, v as one matrix, and gate, up as one (Phi-3).
         towers: modules of the checkpoint beside the language model, which are not loaded.
         bos_token_id: the begin token, if there is one; the tokenizer decides whether prompts get it.
         eos_token_ids: the tokens that end an answer.
+        prediction_layers: layers behind the last in a checkpoint, which predict further tokens and are not loaded.
     """
 
     family: str
@@ -128,10 +164,18 @@ class ModelConfig:
     head_dim: int
     max_position_embeddings: int
     layers: tuple[LayerConfig, ...]
+    norm: Norm
+    norm_bias: bool
     norm_eps: float
     norm_offset: float
-    post_norms: bool
-    qk_norm: bool
+    norms: LayerNorms
+    parallel_block: bool
+    qk_norm: HeadNorm | None
+    head_norms: tuple[str, str]
+    is_qk_normed_last: bool
+    qkv_modules: tuple[str, ...]
+    mlp_modules: tuple[str, ...]
+    gated_mlp: bool
     qkv_bias: bool
     output_bias: bool
     mlp_bias: bool
@@ -140,16 +184,25 @@ class ModelConfig:
     attention_scale: float
     attention_soft_cap: float | None
     logit_soft_cap: float | None
+    logit_scale: float
     embedding_scale: float
+    rounds_embedding_scale: bool
+    residual_scale: float
     tied_head: bool
-    fused_weights: bool
     towers: tuple[str, ...]
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
+    prediction_layers: int = 0
 
     @property
     def num_layers(self) -> int:
         return len(self.layers)
+
+    @property
+    def rope_switch(self) -> int | None:
+        """The length beyond which a sequence's rotary embedding is another one (LongRoPE); None for never."""
+        scalings = (layer.rope.scaling for layer in self.layers if layer.rope is not None)
+        return next((each.original_length for each in scalings if isinstance(each, LongRopeScaling)), None)
 
     @property
     def query_size(self) -> int:

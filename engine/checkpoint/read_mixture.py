@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .config_fields import Fields
-from .mixtures.mixture import ClampedGate, Mixture, MixtureFamily
+from .families.mixture import ClampedGate, Mixture, MixtureFamily
 
 MOST_EXPERTS = 1 << 12
 _ACTIVATIONS = ("silu", "swish")
@@ -80,3 +80,10 @@ def _sparse_layers(fields: Fields, family: MixtureFamily, num_layers: int) -> li
         raise fields.wrong("mlp_only_layers", "a list of layers")
     step = fields.integer("decoder_sparse_step", default=1)
     return [index not in dense and (index + 1) % step == 0 for index in range(num_layers)]
+
+
+def prediction_layers(fields: Fields, family: MixtureFamily | None) -> int:
+    """Return the number of layers behind the last that predict further tokens. Raises ModelError."""
+    if family is None or family.prediction_layers_key is None:
+        return 0
+    return fields.integer(family.prediction_layers_key, low=0, high=64, default=0)

@@ -13,8 +13,8 @@ from typing import Any
 
 from ..errors import ModelError, quoted, shortened
 from .config_fields import Fields
-from .families import Family
-from .model_config import LinearScaling, Llama3Scaling, Rope, YarnScaling
+from .families.family import Family
+from .model_config import LinearScaling, Llama3Scaling, LongRopeScaling, Rope, YarnScaling
 
 DEFAULT_THETA = 10_000.0
 
@@ -27,7 +27,14 @@ _KEYS = {
     "yarn": _COMMON
     | {"factor", "beta_fast", "beta_slow", "original_max_position_embeddings"}
     | {"attention_factor", "mscale", "mscale_all_dim", "truncate"},
+    "dynamic": _COMMON | {"factor", "original_max_position_embeddings"},
+    "longrope": _COMMON
+    | {"factor", "short_factor", "long_factor", "original_max_position_embeddings", "attention_factor"},
 }
+ROPE_TYPES = tuple(_KEYS)
+_OLD_NAMES = {"su": "longrope"}
+# Beside "alpha", without effect in the published code.
+_NTK_ALPHA = {"alpha", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"}
 
 
 def read_ropes(fields: Fields, family: Family, head_dim: int) -> tuple[Rope, Rope]:
@@ -37,7 +44,7 @@ def read_ropes(fields: Fields, family: Family, head_dim: int) -> tuple[Rope, Rop
         ModelError: an unsupported type of scaling, or contradictory keys.
     """
     new, old = fields.mapping("rope_parameters"), fields.mapping("rope_scaling")
-    if not family.local_rope:
+    if family.local_theta is None:
         rope = _rope(fields, _merged(new, old, fields.where), "rope_theta", family, head_dim)
         return rope, rope
     if new and not new.keys() <= {"full_attention", "sliding_attention"}:
@@ -47,7 +54,7 @@ def read_ropes(fields: Fields, family: Family, head_dim: int) -> tuple[Rope, Rop
     local = nested.mapping("sliding_attention")
     return (
         _rope(fields, full, "rope_theta", family, head_dim),
-        _rope(fields, local, "rope_local_base_freq", family, head_dim),
+        _rope(fields, local, family.local_theta, family, head_dim),
     )
 
 
@@ -67,18 +74,56 @@ def _rope(fields: Fields, parameters: dict[str, Any], theta_key: str, family: Fa
         parameters = _without_sections(Fields(parameters, where), head_dim)
     own = Fields({"rope_theta": fields.values.get(theta_key), **parameters}, where)
     kind = parameters.get("rope_type", parameters.get("type", "default"))
-    if not isinstance(kind, str) or kind not in _KEYS or parameters.get("type", kind) != kind:
+    if not isinstance(kind, str) or _newest(kind) not in _KEYS or parameters.get("type", kind) != kind:
         raise ModelError(
             f"{fields.where}: rope type {quoted(kind)} is not supported; {', '.join(_KEYS)} are. "
             "It cannot be left out without changing the model's answers."
         )
+    kind = _newest(kind)
+    known = _KEYS[kind] | _NTK_ALPHA if family.ntk_alpha and kind == "dynamic" else _KEYS[kind]
     for key, value in parameters.items():
-        if key not in _KEYS[kind] and value is not None:
+        if key not in known and value is not None:
             raise ModelError(f"{fields.where}: rope parameter {shortened(key)} is not supported with rope type {kind}.")
+    dim = _rotary_dim(fields, parameters, family, head_dim)
+    theta = own.positive("rope_theta", default=DEFAULT_THETA)
     return Rope(
-        theta=own.positive("rope_theta", default=DEFAULT_THETA),
-        dim=_rotary_dim(fields, parameters, family, head_dim),
-        scaling=_scaling(kind, own, fields),
+        theta=_dynamic_theta(theta, dim, own) if kind == "dynamic" else theta,
+        dim=dim,
+        scaling=_longrope(own, fields, dim) if kind == "longrope" else _scaling(kind, own, fields),
+        interleaved=family.interleaved,
+    )
+
+
+def _newest(kind: str) -> str:
+    return _OLD_NAMES.get(kind, kind)
+
+
+def _dynamic_theta(theta: float, dim: int, own: Fields) -> float:
+    """Return the base of dynamic NTK scaling up to the model's own length, where it has no effect; or with an alpha.
+
+    Beyond that length, which no sequence of the engine has, all keys would change with every token.
+    """
+    if not own.has("alpha"):
+        own.positive("factor")
+        return theta
+    if dim <= 2:
+        raise own.wrong("alpha", "absent for heads of two dimensions")
+    return float(theta * own.positive("alpha") ** (dim / (dim - 2)))
+
+
+def _longrope(own: Fields, fields: Fields, dim: int) -> LongRopeScaling:
+    longest = fields.integer("max_position_embeddings", high=1 << 30)
+    outer = fields.integer("original_max_position_embeddings", high=1 << 30, default=longest)
+    original = outer
+    if not fields.has("original_max_position_embeddings"):
+        original = own.integer("original_max_position_embeddings", high=1 << 30, default=outer)
+    factor = own.positive("factor", default=longest / original)
+    attention = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 and original > 1 else 1.0
+    return LongRopeScaling(
+        short=own.positives("short_factor", dim // 2),
+        long=own.positives("long_factor", dim // 2),
+        original_length=original,
+        attention_factor=own.positive("attention_factor", default=attention),
     )
 
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from .config_fields import Fields
-from .families import BY_NAME, Family
+from .families.family import Family
+from .families.family_table import BY_NAME
 
 TEXT, VISION = "text_config", "vision_config"
 

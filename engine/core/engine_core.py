@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...radix.namespace import Namespace
+from ...radix.namespace import ENDLESS, Namespace
 from ...radix.namespace import Path as PrefixPath
 from ..batch import Batch, Masks, StepHandle, StepResult
 from ..config import EngineConfig
@@ -373,16 +373,20 @@ class EngineCore:
             )
         ends = () if params.ignore_eos else self._worker.eos_ids
         seed = params.seed if params.seed is not None else self._seeds.getrandbits(63)
+        tokens = submit.tokens + submit.generated
+        switch = self._worker.rope_switch
+        is_long = len(tokens) > switch
         return Sequence(
             id=submit.id,
-            tokens=submit.tokens + submit.generated,
+            tokens=tokens,
             num_prompt=len(submit.tokens),
             params=params,
-            path=adaptation.path,
+            path=adaptation.path.as_long() if is_long else adaptation.path,
             stop_ids=frozenset((*ends, *params.stop_token_ids)),
             seed=seed,
             arrival=time.monotonic(),
             max_model_len=self._worker.max_model_len,
+            rope_switch=ENDLESS if is_long else switch,
             adapter=adaptation.adapter,
             adapted_from=adaptation.adapted_from,
             tenant=submit.tenant,

@@ -18,11 +18,13 @@ class StepWorker(Protocol):
     Attributes:
         overlaps: whether the device computes while the host goes on, so that a step is better launched before the
             last one is read.
+        rope_switch: tokens beyond which a sequence's KV is another one; ``ENDLESS`` for never.
         base_digest: of the base model, see ``engine.checkpoint.base_digest``.
     """
 
     num_pages: int
     max_model_len: int
+    rope_switch: int
     vocab_size: int
     eos_ids: tuple[int, ...]
     summary: tuple[str, ...]

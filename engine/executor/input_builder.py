@@ -87,6 +87,7 @@ class HostInputs:
 
     Attributes:
         token_ids: [T] int64; ~i is replaced by ``drawn[i]``.
+        positions: [T] int64, rows of the rotary tables.
         slots: [T] int32, the slot of each token's adapter, -1 for none; None if no row has an adapter.
         drawn: int64 on the device, tokens that the step before draws; None if all of ``token_ids`` are known.
         kept: the tokens whose hidden states are wanted, None for all.
@@ -126,6 +127,9 @@ class HostInputs:
 class InputBuilder:
     """Builds the inputs of steps. It keeps the page table, so a step carries only the pages new in it.
 
+    Args:
+        long_offset: ``DecoderModel.long_offset``.
+
     Attributes:
         bank: the adapters on the device, None for none.
     """
@@ -137,12 +141,15 @@ class InputBuilder:
         page_size: int,
         device: torch.device,
         bank: AdapterBank | None = None,
+        long_offset: int = 0,
     ) -> None:
         self._page_size = page_size
         self._device = device
         self.bank = bank
         self._slots = np.full(max_num_seqs, BASE, np.int32)
         self._adapted_from = np.zeros(max_num_seqs, np.int32)
+        self._long_offset = long_offset
+        self._rope_offsets = np.zeros(max_num_seqs, np.int64)  # added to the positions of a row
         self._pages = np.zeros((max_num_seqs, -(-max_model_len // page_size)), dtype=np.int32)
 
     @property
@@ -163,6 +170,7 @@ class InputBuilder:
         rows = batch.rows
         for start in batch.starts:
             self._slots[start.row], self._adapted_from[start.row] = start.slot, start.adapted_from
+            self._rope_offsets[start.row] = self._long_offset * start.is_long
         for row in rows:
             if row.new_pages:
                 end = row.first_new_page + len(row.new_pages)
@@ -183,7 +191,7 @@ class InputBuilder:
         slots = self._token_slots(index, lengths, starts)
         return HostInputs(
             token_ids=token_ids,
-            positions=positions,
+            positions=positions + np.repeat(self._rope_offsets[index], lengths) if self._long_offset else positions,
             kv_loc=kv_loc,
             page_table=pages,
             query_start=query_start,

@@ -16,6 +16,7 @@ from ...kernels.layouts import int8_kv_layout
 from ...lora.adapter_pool import AdapterPool
 from ...lora.base_projections import BaseLayout
 from ...lora.read_adapter import AdapterReader
+from ...radix.namespace import ENDLESS
 from ..batch import Batch, Masks, StepHandle, StepResult
 from ..checkpoint.base_digest import base_digest
 from ..checkpoint.model_config import ModelConfig
@@ -66,6 +67,7 @@ class Worker:
         vocab_size: width of the logits.
         eos_ids: the tokens that end an answer, see ``read_end_tokens``.
         max_model_len: tokens that a sequence may have: the model's limit, or the pool's where that is less.
+        rope_switch: tokens beyond which a sequence's KV is another one; ``ENDLESS`` if none becomes so long.
         adapters: names, memory and slots of adapters; None without ``enable_lora``.
         overlaps: whether the device computes while the host goes on. CPU kernels run on the engine's own thread.
         base_digest: tells its weights from others'.
@@ -126,11 +128,14 @@ class Worker:
             pool_bytes(config, model.device, steps, slot_bytes) // page_bytes
         )
         self.max_model_len = _max_model_len(config, model.config, self.num_pages)
+        self.rope_switch = model.config.rope_switch if model.long_offset else ENDLESS
         return KvPool(model.config, self.num_pages, config.block_size, dtype, model.device)
 
     def _make_runner(self, config: EngineConfig, kv: KvPool, step_timer: Callable[[], StepTimer]) -> ModelRunner:
         model, bank = self.model, self.adapters.bank if self.adapters else None
-        inputs = InputBuilder(config.max_num_seqs, self.max_model_len, config.block_size, model.device, bank)
+        inputs = InputBuilder(
+            config.max_num_seqs, self.max_model_len, config.block_size, model.device, bank, model.long_offset
+        )
         sampler = Sampler(config.max_num_seqs, self.vocab_size, model.device)
         return ModelRunner(model, _forward(config, model, kv, inputs), kv, inputs, sampler, step_timer)
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ...lora.base_projections import EMBEDDING, BaseLayout, ExpertModules, ExpertPlace, ProjectionShape
-from ..checkpoint.mixtures.mixture import Mixture
+from ..checkpoint.families.mixture import Mixture
 from ..models.decoder import DecoderModel
 from ..models.experts import Experts
 from .load_model import open_source

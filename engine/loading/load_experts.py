@@ -6,7 +6,7 @@ from torch import Tensor
 
 from ...kernels.expert_ops import ClampedSwiglu, ExpertWeights, RouterParams
 from ...kernels.ops import Linear
-from ..checkpoint.mixtures.mixture import Mixture
+from ..checkpoint.families.mixture import Mixture
 from ..models.experts import ExpertProjection, Experts
 from ..models.layers import Mlp, Projection
 from .tensor_names import CORRECTION, expert_modules, shared_modules
@@ -114,4 +114,4 @@ class _Reader:
 
 def _by_module(rows: Tensor, turns: int) -> Tensor:
     """Rows of several modules by turns -> all of the first module, all of the second: contiguous."""
-    return rows.unflatten(0, (-1, turns)).transpose(0, 1).flatten(0, 1).contiguous()
+    return rows.view(-1, turns, *rows.shape[1:]).transpose(0, 1).flatten(0, 1).contiguous()

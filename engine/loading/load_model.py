@@ -14,7 +14,8 @@ from ..checkpoint.read_config import read_model_config
 from ..errors import ModelError
 from ..models.decoder import DecoderModel
 from ..models.experts import Experts
-from ..models.layers import Attention, DecoderLayer, Mlp, Projection, RmsNorm
+from ..models.layers import Attention, DecoderLayer, Mlp, PlainMlp, Projection
+from ..models.norms import LayerNorm, NoNorm, Norm, RmsNorm, ScaledSum
 from ..models.rope import cos_sin_table
 from .load_experts import load_experts
 from .tensor_names import (
@@ -23,10 +24,12 @@ from .tensor_names import (
     HEAD,
     SINKS,
     check_tensors,
+    down_module,
     expected_shapes,
-    gate_up_modules,
-    layer_norms,
+    head_norm_shapes,
+    prediction_tensors,
     qkv_modules,
+    up_modules,
 )
 from .weight_forms import WeightForm, WeightReader
 from .weight_readers import GgufWeights, RandomWeights, SafetensorsFolder, WeightSource
@@ -55,7 +58,7 @@ def load_model(
     """
     config = read_model_config(path)
     source = open_source(path, config, dummy)
-    optional = frozenset({HEAD}) if config.tied_head else frozenset()
+    optional = prediction_tensors(source.shapes, config) | ({HEAD} if config.tied_head else set())
     check_tensors(expected_shapes(config), source.shapes, optional)
     if HEAD in source.shapes and config.tied_head:
         _check_tied(source)
@@ -87,53 +90,56 @@ class _Assembly:
         self.weights = weights
         self.max_positions = max_positions
         self.tables: dict[Rope, Tensor] = {}
+        self.has_two_ropes = config.rope_switch is not None and max_positions > config.rope_switch
 
     def model(self) -> DecoderModel:
         config = self.config
         embedding, head = self.embedding_and_head()
-        norms = [self.norm(f"model.layers.{index}.input_layernorm.weight") for index in range(config.num_layers)]
+        before = config.norms.before_attention
+        norms = [self.norm(before and f"model.layers.{index}.{before}") for index in range(config.num_layers)]
         norms.append(self.norm(FINAL_NORM))
+        scale = config.embedding_scale
+        if config.rounds_embedding_scale:
+            scale = torch.tensor(scale, dtype=self.weights.dtype).item()
         return DecoderModel(
             config=config,
+            dtype=self.weights.dtype,
+            device=self.weights.device,
             embedding=embedding,
-            # Rounded to the model's type as in Gemma's published code: 55.5, not 55.4256, in bfloat16.
-            embedding_scale=torch.tensor(config.embedding_scale, dtype=self.weights.dtype).item(),
+            embedding_scale=scale,
             first_norm=norms[0],
-            layers=tuple(self.layer(index, norms[index + 1]) for index in range(config.num_layers)),
+            layers=tuple(self.layer(index, norms[index], norms[index + 1]) for index in range(config.num_layers)),
             head=head,
             max_positions=self.max_positions,
+            long_offset=self.max_positions if self.has_two_ropes else 0,
         )
 
-    def layer(self, index: int, next_norm: RmsNorm) -> DecoderLayer:
-        config = self.config
-        prefix = f"model.layers.{index}"
-        _, *inner = (f"{prefix}.{name}.weight" for name in layer_norms(config))
-        if config.post_norms:
-            post_attention, mlp_norm, post_mlp = (self.norm(name) for name in inner)
-        else:
-            post_attention, mlp_norm, post_mlp = None, self.norm(inner[0]), None
+    def layer(self, index: int, own_norm: Norm, next_norm: Norm) -> DecoderLayer:
+        norms, prefix = self.config.norms, f"model.layers.{index}"
+        is_parallel = self.config.parallel_block
         return DecoderLayer(
             attention=self.attention(index, f"{prefix}.self_attn"),
             mlp=self.mlp(index, prefix),
-            post_attention=post_attention,
-            post_mlp=post_mlp,
-            mlp_norm=mlp_norm,
+            post_attention=self.norm(f"{prefix}.{norms.after_attention}") if norms.after_attention else None,
+            post_mlp=self.norm(f"{prefix}.{norms.after_mlp}") if norms.after_mlp else None,
+            mlp_norm=own_norm if is_parallel else self.norm(norms.before_mlp and f"{prefix}.{norms.before_mlp}"),
             next_norm=next_norm,
+            is_parallel=is_parallel,
         )
 
-    def mlp(self, index: int, prefix: str) -> Mlp | Experts:
+    def mlp(self, index: int, prefix: str) -> Mlp | PlainMlp | Experts:
         config = self.config
         if (mixture := config.layers[index].mixture) is not None:
             return load_experts(self.weights, f"{prefix}.{mixture.names.block}", mixture, config.hidden_size)
-        return Mlp(
-            gate_up=self.projection(f"{prefix}.mlp", gate_up_modules(config), config.mlp_bias),
-            down=self.projection(f"{prefix}.mlp", {"down_proj": config.hidden_size}, config.mlp_bias),
-            activation=config.activation,
-        )
+        up = self.projection(f"{prefix}.mlp", up_modules(config), config.mlp_bias)
+        down = self.projection(f"{prefix}.mlp", down_module(config), config.mlp_bias)
+        return Mlp(up, down, config.activation) if config.gated_mlp else PlainMlp(up, down, config.activation)
 
     def attention(self, index: int, prefix: str) -> Attention:
         config = self.config
         layer = config.layers[index]
+        head_norms = [self.weights.tensor(f"{prefix}.{name}.weight") for name in head_norm_shapes(config)]
+        q_norm, k_norm = head_norms or (None, None)
         return Attention(
             qkv=self.projection(prefix, qkv_modules(config), config.qkv_bias),
             output=self.projection(prefix, {"o_proj": config.hidden_size}, config.output_bias),
@@ -141,10 +147,13 @@ class _Assembly:
                 num_heads=config.num_heads,
                 num_kv_heads=config.num_kv_heads,
                 cos_sin=self.table(layer.rope) if layer.rope else None,
-                q_norm=self.weights.tensor(f"{prefix}.q_norm.weight") if config.qk_norm else None,
-                k_norm=self.weights.tensor(f"{prefix}.k_norm.weight") if config.qk_norm else None,
+                q_norm=q_norm,
+                k_norm=k_norm,
                 eps=config.norm_eps,
                 offset=config.norm_offset,
+                norm=config.qk_norm or "head",
+                is_normed_last=config.is_qk_normed_last,
+                is_interleaved=layer.rope is not None and layer.rope.interleaved,
             ),
             params=AttentionParams(
                 scale=config.attention_scale,
@@ -172,10 +181,25 @@ class _Assembly:
         packed = self.weights.packed(*(f"{name}.weight" for name in names), bias=bias_vector)
         return Projection(names, tuple(modules.values()), packed)
 
-    def norm(self, name: str) -> RmsNorm:
-        return RmsNorm(self.weights.tensor(name), self.config.norm_eps, self.config.norm_offset)
+    def norm(self, name: str | None) -> Norm:
+        """Return the norm of this name; for none the identity."""
+        norm = self._norm(name)
+        return norm if self.config.residual_scale == 1.0 else ScaledSum(norm, self.config.residual_scale)
+
+    def _norm(self, name: str | None) -> Norm:
+        config = self.config
+        if name is None:
+            return NoNorm(self.weights.dtype)
+        weight = self.weights.tensor(f"{name}.weight")
+        if config.norm == "rms":
+            return RmsNorm(weight, config.norm_eps, config.norm_offset)
+        bias = self.weights.tensor(f"{name}.bias") if config.norm_bias else None
+        return LayerNorm(weight, bias, config.norm_eps, config.norm_offset)
 
     def table(self, rope: Rope) -> Tensor:
         if rope not in self.tables:
-            self.tables[rope] = cos_sin_table(rope, self.max_positions, self.weights.device)
+            kinds = (False, True) if self.has_two_ropes else (False,)
+            device = self.weights.device
+            parts = [cos_sin_table(rope, self.max_positions, device, is_long=is_long) for is_long in kinds]
+            self.tables[rope] = torch.cat(parts)
         return self.tables[rope]

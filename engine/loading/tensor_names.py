@@ -5,14 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 
-from ..checkpoint.mixtures.mixture import Mixture
+from ..checkpoint.families.mixture import Mixture
+from ..checkpoint.families.norm_layout import HeadNorm
 from ..checkpoint.model_config import ModelConfig
 from ..errors import ModelError, shortened
 
 Shape = tuple[int, ...]
 
 EMBEDDING = "model.embed_tokens.weight"
-FINAL_NORM = "model.norm.weight"
+FINAL_NORM = "model.norm"
 HEAD = "lm_head.weight"
 SINKS = "sinks"
 CORRECTION = "e_score_correction_bias"  # of a router
@@ -24,33 +25,46 @@ _COMPUTED = re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")
 def qkv_modules(config: ModelConfig) -> dict[str, int]:
     """Return the modules of q, k and v, in this order, and the rows of each."""
     q, kv = config.query_size, config.kv_size
-    return {"qkv_proj": q + 2 * kv} if config.fused_weights else {"q_proj": q, "k_proj": kv, "v_proj": kv}
+    sizes = (q, kv, kv) if len(config.qkv_modules) > 1 else (q + 2 * kv,)
+    return dict(zip(config.qkv_modules, sizes, strict=True))
 
 
-def gate_up_modules(config: ModelConfig) -> dict[str, int]:
-    """Return the modules of the MLP's gate and up, in this order, and the rows of each."""
-    size = config.intermediate_size
-    return {"gate_up_proj": 2 * size} if config.fused_weights else {"gate_proj": size, "up_proj": size}
+def up_modules(config: ModelConfig) -> dict[str, int]:
+    """Return the modules of the MLP's gate and up, in this order, or of up alone, and the rows of each."""
+    names = config.mlp_modules[:-1]
+    rows = config.intermediate_size * (2 if config.gated_mlp else 1)
+    return dict.fromkeys(names, rows // len(names))
 
 
-def layer_norms(config: ModelConfig) -> tuple[str, ...]:
-    """Return the norms of a layer: before attention, (after attention,) before the MLP(, after the MLP)."""
-    if not config.post_norms:
-        return ("input_layernorm", "post_attention_layernorm")
-    return ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm")
+def down_module(config: ModelConfig) -> dict[str, int]:
+    """Return the module of the MLP's down and its rows."""
+    return {config.mlp_modules[-1]: config.hidden_size}
+
+
+def head_norm_shapes(config: ModelConfig) -> dict[str, Shape]:
+    """Return the names of the norms of query and key heads, if there are any, and their shapes."""
+    if config.qk_norm is None:
+        return {}
+    heads = (config.num_heads, config.num_kv_heads)
+    shapes: dict[HeadNorm, tuple[Shape, ...]] = {
+        "head": ((config.head_dim,),) * 2,
+        "projection": tuple((count * config.head_dim,) for count in heads),
+        "centred": tuple((count, config.head_dim) for count in heads),
+    }
+    return dict(zip(config.head_norms, shapes[config.qk_norm], strict=True))
 
 
 def expected_shapes(config: ModelConfig) -> dict[str, Shape]:
     """Return the names and shapes of all tensors that a checkpoint of this model must have."""
     hidden = config.hidden_size
-    shapes: dict[str, Shape] = {EMBEDDING: (config.vocab_size, hidden), FINAL_NORM: (hidden,)}
+    shapes: dict[str, Shape] = {EMBEDDING: (config.vocab_size, hidden), **_norm(FINAL_NORM, config)}
     if not config.tied_head:
         shapes[HEAD] = (config.vocab_size, hidden)
     for index in range(config.num_layers):
         prefix = f"model.layers.{index}"
-        shapes |= {f"{prefix}.{name}.weight": (hidden,) for name in layer_norms(config)}
-        if config.qk_norm:
-            shapes |= {f"{prefix}.self_attn.{name}.weight": (config.head_dim,) for name in ("q_norm", "k_norm")}
+        for name in filter(None, config.norms):
+            shapes |= _norm(f"{prefix}.{name}", config)
+        shapes |= {f"{prefix}.self_attn.{name}.weight": shape for name, shape in head_norm_shapes(config).items()}
         if config.attention_sinks:
             shapes[f"{prefix}.self_attn.{SINKS}"] = (config.num_heads,)
         shapes |= _linears(f"{prefix}.self_attn", qkv_modules(config), hidden, config.qkv_bias)
@@ -58,9 +72,14 @@ def expected_shapes(config: ModelConfig) -> dict[str, Shape]:
         if (mixture := config.layers[index].mixture) is not None:
             shapes |= mixture_shapes(f"{prefix}.{mixture.names.block}", mixture, hidden)
             continue
-        shapes |= _linears(f"{prefix}.mlp", gate_up_modules(config), hidden, config.mlp_bias)
-        shapes |= _linears(f"{prefix}.mlp", {"down_proj": hidden}, config.intermediate_size, config.mlp_bias)
+        shapes |= _linears(f"{prefix}.mlp", up_modules(config), hidden, config.mlp_bias)
+        shapes |= _linears(f"{prefix}.mlp", down_module(config), config.intermediate_size, config.mlp_bias)
     return shapes
+
+
+def _norm(name: str, config: ModelConfig) -> dict[str, Shape]:
+    kinds = ("weight", "bias") if config.norm_bias else ("weight",)
+    return {f"{name}.{kind}": (config.hidden_size,) for kind in kinds}
 
 
 def mixture_shapes(prefix: str, mixture: Mixture, hidden: int) -> dict[str, Shape]:
@@ -112,6 +131,13 @@ def _linears(prefix: str, modules: dict[str, int], in_features: int, bias: bool)
     return weights | biases if bias else weights
 
 
+def prediction_tensors(names: Iterable[str], config: ModelConfig) -> frozenset[str]:
+    """Return the tensors of layers that predict further tokens, which are not loaded."""
+    first = config.num_layers
+    prefixes = tuple(f"model.layers.{index}." for index in range(first, first + config.prediction_layers))
+    return frozenset(name for name in names if name.startswith(prefixes))
+
+
 def check_tensors(expected: Mapping[str, Shape], found: Mapping[str, Shape], optional: frozenset[str]) -> None:
     """Raise ``ModelError`` naming tensors that are missing, unexpected or of another shape than expected.
 
@@ -135,25 +161,6 @@ def _listed(names: Iterable[str]) -> str:
 
 
 _GGUF_MODULES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
-_GGUF_LAYER_MODULES = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_qkv": "self_attn.qkv_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
-_GGUF_POST_NORMS = {
-    "post_attention_norm": "post_attention_layernorm",
-    "ffn_norm": "pre_feedforward_layernorm",
-    "post_ffw_norm": "post_feedforward_layernorm",
-}
 _GGUF_EXPERTS = {"ffn_gate_exps": "gate", "ffn_up_exps": "up", "ffn_down_exps": "down"}
 _GGUF_LAYER = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 
@@ -200,8 +207,29 @@ def _gguf_mixture_module(module: str, config: ModelConfig, index: int) -> str | 
 
 
 def _gguf_layer_module(module: str, config: ModelConfig) -> str | None:
-    if config.post_norms and module in _GGUF_POST_NORMS:
-        return _GGUF_POST_NORMS[module]
-    if config.fused_weights and module == "ffn_up":
-        return "mlp.gate_up_proj"
-    return _GGUF_LAYER_MODULES.get(module)
+    norms, attention, mlp = config.norms, config.qkv_modules, config.mlp_modules
+    if module in _GGUF_NORMS:
+        # Where the output of attention has no norm, Seed-OSS's files call that in front of the MLP so.
+        first, second = _GGUF_NORMS[module]
+        return getattr(norms, first) or getattr(norms, second)
+    names = {
+        "attn_output": "self_attn.o_proj",
+        "attn_q_norm": f"self_attn.{config.head_norms[0]}",
+        "attn_k_norm": f"self_attn.{config.head_norms[1]}",
+        "ffn_up": f"mlp.{mlp[-2]}",
+        "ffn_down": f"mlp.{mlp[-1]}",
+    }
+    if len(mlp) == 3:
+        names["ffn_gate"] = f"mlp.{mlp[0]}"
+    of_qkv = ("attn_q", "attn_k", "attn_v") if len(attention) == 3 else ("attn_qkv",)
+    names |= {stored: f"self_attn.{name}" for stored, name in zip(of_qkv, attention, strict=True)}
+    return names.get(module)
+
+
+# The field of ``LayerNorms``, and that which is meant where the first is None.
+_GGUF_NORMS = {
+    "attn_norm": ("before_attention", "before_attention"),
+    "ffn_norm": ("before_mlp", "before_mlp"),
+    "post_attention_norm": ("after_attention", "before_mlp"),
+    "post_ffw_norm": ("after_mlp", "after_mlp"),
+}

@@ -18,8 +18,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ...lora.base_projections import in_tower, language_model_name
-from ..checkpoint.families import BY_NAME
+from ..checkpoint.families.family_table import BY_NAME
 from ..checkpoint.gguf import GgufFile
+from ..checkpoint.gguf_config import ROPE_TENSORS
 from ..checkpoint.model_config import ModelConfig
 from ..checkpoint.safetensors_files import shard_names
 from ..errors import ModelError, shortened
@@ -129,7 +130,7 @@ class GgufWeights:
         self._file = file
         self._norm_offset = config.norm_offset
         self._interleaved = _interleaved_heads(config)
-        stored = [name for name in file.tensors if name != "rope_freqs.weight"]  # read with the config
+        stored = [name for name in file.tensors if name not in ROPE_TENSORS]
         found = [_stored_tensor(file, name, config) for name in stored]
         self._tensors = {name: tensor for tensors in found for name, tensor in tensors.items()}
         if len(self._tensors) != sum(map(len, found)):

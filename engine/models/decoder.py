@@ -14,7 +14,8 @@ from ...lora.lora_step import LoraStep
 from ..checkpoint.model_config import ModelConfig
 from .forward_inputs import ForwardInputs
 from .kv_pool import KvPool
-from .layers import DecoderLayer, Projection, RmsNorm
+from .layers import DecoderLayer, Projection
+from .norms import Norm
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,29 +23,26 @@ class DecoderModel:
     """Weights on their device, and the forward pass. Made by ``engine.loading.load_model``.
 
     Attributes:
+        dtype: type of hidden states and of plain weights.
         embedding: [V, H], plain or quantised.
         first_norm: the norm in front of the first layer.
-        embedding_scale: factor of the embeddings, in the model's type.
+        embedding_scale: factor of the embeddings.
         head: the projection to the vocabulary.
         max_positions: positions that the rotary tables hold; a forward pass must stay below.
+        long_offset: added to the positions of sequences longer than ``config.rope_switch``, whose part of the rotary
+            tables comes after the other; 0 where none is so long.
     """
 
     config: ModelConfig
+    dtype: torch.dtype
+    device: torch.device
     embedding: Tensor | QuantisedLinear
     embedding_scale: float
-    first_norm: RmsNorm
+    first_norm: Norm
     layers: tuple[DecoderLayer, ...]
     head: Projection
     max_positions: int
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Type of hidden states and of plain weights."""
-        return self.first_norm.weight.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.first_norm.weight.device
+    long_offset: int
 
     @torch.inference_mode()
     def forward(self, inputs: ForwardInputs, kv: KvPool) -> Tensor:
@@ -110,7 +108,7 @@ class DecoderModel:
         return functional.embedding(token_ids, self.embedding).float()
 
     def logits(self, hidden: Tensor, lora: LoraStep | None = None) -> Tensor:
-        """Return the logits [S, V] fp32 of hidden states [S, H], with the model's soft cap.
+        """Return the logits [S, V] fp32 of hidden states [S, H], with the model's scale and soft cap.
 
         ``lora`` are the adapters of these rows, if one of them changes the head.
         """
@@ -118,12 +116,15 @@ class DecoderModel:
 
     def best(self, hidden: Tensor, lora: LoraStep | None = None) -> Largest:
         """Return the largest of ``logits(hidden, lora)`` and their tokens, [S] each, mostly without writing all."""
-        if lora is not None or self.config.logit_soft_cap is not None:  # rounding after the cap may make ties
-            return largest(self._logits(hidden, lora))
-        return self.head.largest(hidden)
+        config = self.config
+        if lora is None and config.logit_soft_cap is None and config.logit_scale == 1.0:
+            return self.head.largest(hidden)
+        return largest(self._logits(hidden, lora))  # rounding after the scale or the cap may make ties
 
     def _logits(self, hidden: Tensor, lora: LoraStep | None) -> Tensor:
         logits = self.head(hidden, lora, torch.float32)
+        if self.config.logit_scale != 1.0:
+            logits *= self.config.logit_scale
         if (cap := self.config.logit_soft_cap) is not None:
             logits = logits.div_(cap).tanh_().mul_(cap)
         return logits

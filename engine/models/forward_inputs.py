@@ -16,7 +16,8 @@ class ForwardInputs(PagedBatch):
 
     Attributes:
         token_ids: [T] int64.
-        positions: [T] int64, the position of each token in its sequence.
+        positions: [T] int64, the position of each token in its sequence, as a row of the rotary tables: plus
+            ``DecoderModel.long_offset`` in a long one.
         kv_loc: [T] int64, the cell of its K and V: ``page * page_size + position % page_size``.
         lora: the adapters' part in this step, None for none.
         kept: [S] int64, the tokens whose hidden states are wanted, None for all.

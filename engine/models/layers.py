@@ -1,4 +1,4 @@
-"""The layers of a decoder: norm, projection, attention, MLP, as objects that call the kernels' ops."""
+"""The layers of a decoder: projection, attention, MLP, as objects that call the kernels' ops."""
 
 from __future__ import annotations
 
@@ -14,34 +14,18 @@ from ...kernels.ops import (
     Largest,
     Linear,
     RopeParams,
-    add_rms_norm,
+    activation,
+    add_scaled,
     attention,
     gated_activation,
     largest_linear,
     linear,
-    rms_norm,
     rope_store_kv,
 )
 from ...lora.lora_step import LoraStep
 from ..checkpoint.model_config import Activation
 from .forward_inputs import ForwardInputs
-
-
-@dataclass(frozen=True, slots=True)
-class RmsNorm:
-    """``x / rms(x) * (offset + weight)``, weight [H]."""
-
-    weight: Tensor
-    eps: float
-    offset: float
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """[T, H] -> [T, H] in the weight's type."""
-        return rms_norm(x, self.weight, self.eps, self.offset, self.weight.dtype)
-
-    def after_add(self, x: Tensor, residual: Tensor) -> Tensor:
-        """``residual += x`` in place, then the norm of it: [T, H], fp32 [T, H] -> [T, H] in the type of x."""
-        return add_rms_norm(x, residual, self.weight, self.eps, self.offset)
+from .norms import Norm
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +101,7 @@ class Mlp:
 
 
 class LayerMlp(Protocol):
-    """The MLP of a layer: ``Mlp``, or the mixture ``engine.models.experts.Experts``."""
+    """The MLP of a layer: ``Mlp``, ``PlainMlp``, or the mixture ``engine.models.experts.Experts``."""
 
     def __call__(self, x: Tensor, lora: LoraStep | None) -> Tensor: ...
 
@@ -129,6 +113,29 @@ class LayerMlp(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class PlainMlp:
+    """``down(act(up(x)))``."""
+
+    up: Projection
+    down: Projection
+    activation: Activation
+
+    @property
+    def projections(self) -> tuple[Projection, ...]:
+        """The products, in the order of the pass."""
+        return self.up, self.down
+
+    @property
+    def active(self) -> tuple[tuple[int, ExpertWeights], ...]:
+        """Products of a token's experts: none."""
+        return ()
+
+    def __call__(self, x: Tensor, lora: LoraStep | None) -> Tensor:
+        """[T, H] -> [T, H]."""
+        return self.down(activation(self.up(x, lora), self.activation), lora)
+
+
+@dataclass(frozen=True, slots=True)
 class DecoderLayer:
     """One layer: takes hidden states already normed for it and norms its result for the next layer.
 
@@ -137,16 +144,18 @@ class DecoderLayer:
     Attributes:
         post_attention: norm of attention's output before it is added, or None.
         post_mlp: the same for the MLP.
-        mlp_norm: the norm in front of the MLP.
+        mlp_norm: the norm in front of the MLP; in a parallel block that in front of the layer.
         next_norm: the norm in front of the next layer, or the model's last.
+        is_parallel: the MLP's input is the residual stream before attention's output is added.
     """
 
     attention: Attention
     mlp: LayerMlp
-    post_attention: RmsNorm | None
-    post_mlp: RmsNorm | None
-    mlp_norm: RmsNorm
-    next_norm: RmsNorm
+    post_attention: Norm | None
+    post_mlp: Norm | None
+    mlp_norm: Norm
+    next_norm: Norm
+    is_parallel: bool
 
     @property
     def projections(self) -> tuple[Projection, ...]:
@@ -163,7 +172,12 @@ class DecoderLayer:
         x = self.attention(q, inputs, k_cache, v_cache)
         if self.post_attention is not None:
             x = self.post_attention(x)
-        x = self.mlp(self.mlp_norm.after_add(x, residual), inputs.lora)
+        if self.is_parallel:
+            normed = self.mlp_norm(residual)
+            add_scaled(x, residual, 1.0)
+        else:
+            normed = self.mlp_norm.after_add(x, residual)
+        x = self.mlp(normed, inputs.lora)
         if self.post_mlp is not None:
             x = self.post_mlp(x)
         return self.next_norm.after_add(x, residual)

@@ -7,23 +7,33 @@ import math
 import torch
 from torch import Tensor
 
-from ..checkpoint.model_config import FrequencyFactors, LinearScaling, Llama3Scaling, Rope, YarnScaling
+from ..checkpoint.model_config import (
+    FrequencyFactors,
+    LinearScaling,
+    Llama3Scaling,
+    LongRopeScaling,
+    Rope,
+    YarnScaling,
+)
 
 
-def cos_sin_table(rope: Rope, max_positions: int, device: torch.device) -> Tensor:
+def cos_sin_table(rope: Rope, max_positions: int, device: torch.device, *, is_long: bool = False) -> Tensor:
     """Return cosines, then sines, of ``position * frequency``: [max_positions, dim] fp32.
 
-    YaRN multiplies both by its attention factor.
+    YaRN and LongRoPE multiply both by their attention factor.
+
+    Args:
+        is_long: for sequences beyond LongRoPE's original length.
     """
     positions = torch.arange(max_positions, dtype=torch.float32)
-    angles = torch.outer(positions, inverse_frequencies(rope))
+    angles = torch.outer(positions, inverse_frequencies(rope, is_long=is_long))
     table = torch.cat((angles.cos(), angles.sin()), dim=1)
-    if isinstance(rope.scaling, YarnScaling):
+    if isinstance(rope.scaling, YarnScaling | LongRopeScaling):
         table *= rope.scaling.attention_factor
     return table.to(device)
 
 
-def inverse_frequencies(rope: Rope) -> Tensor:
+def inverse_frequencies(rope: Rope, *, is_long: bool = False) -> Tensor:
     """Return the frequencies, [dim / 2] fp32, in radians per position.
 
     Computed in fp32 throughout, like the code that these models were trained with: a more exact result would differ
@@ -37,6 +47,9 @@ def inverse_frequencies(rope: Rope) -> Tensor:
             return plain / factor
         case FrequencyFactors(factors):
             return plain / torch.tensor(factors, dtype=torch.float32)
+        case LongRopeScaling(short, long):
+            powers = rope.theta ** (torch.arange(0, rope.dim, 2, dtype=torch.float32) / rope.dim)
+            return 1.0 / (torch.tensor(long if is_long else short, dtype=torch.float32) * powers)
         case Llama3Scaling():
             return _llama3(plain, rope.scaling)
         case YarnScaling():

@@ -66,6 +66,11 @@ def prefetch(slots: AdapterSlots, coming: Iterable[Sequence]) -> None:
             slots.prefetch(adapter)
 
 
+def num_reusable(cache: PrefixCache, sequence: Sequence) -> int:
+    """Return how many tokens of a waiting sequence are in the cache."""
+    return cache.match(sequence.path, sequence.tokens, sequence.reusable)
+
+
 def pages_missing(sequence: Sequence, page_size: int) -> int:
     """Return how many pages a sequence lacks to hold all its tokens and the next one."""
     held = len(sequence.lease.pages) if sequence.lease else 0

@@ -67,4 +67,4 @@ class DraftBudget:
         self._proposer.forget(sequence.id)
 
     def _limit(self, sequence: Sequence, part: int) -> int:
-        return min(part, sequence.remaining - 1)
+        return min(part, sequence.most_drafts)

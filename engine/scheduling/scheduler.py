@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING
 
+from ...radix.namespace import ENDLESS
 from ..batch import Batch, Row, RowResult, StepResult
 from ..engine_stats import EngineStats
 from ..errors import EngineError
@@ -38,6 +39,7 @@ from ..types import FinishReason, Priority
 from .admission import (
     AdapterSlots,
     SlotRequests,
+    num_reusable,
     pages_missing,
     preemption_victims,
     prefetch,
@@ -97,7 +99,7 @@ class Scheduler:
         self._in_flight: deque[StepInFlight] = deque()  # at most two, the later one planned ahead
         self.session_pins = SessionPins(cache, clock)
         self.slow_masks = SlowMasks()
-        self._queue = WaitingQueue(self._num_cached if cache.sharing else None, clock)
+        self._queue = WaitingQueue(partial(num_reusable, cache) if cache.sharing else None, clock)
         self._running: list[Sequence] = []  # in order of admission
         self._alive: dict[int, Sequence] = {}
         self._by_row: dict[int, Sequence] = {}
@@ -149,6 +151,7 @@ class Scheduler:
         assert not self._in_flight
         self.session_pins.expire()
         plan = StepPlan(self._max_tokens, self._clock())
+        self._switch_ropes(plan)
         self._fill(plan)
         if self._drafts:
             self._drafts.add(plan, [self._alive[number] for number, row in plan.rows.items() if row.draws])
@@ -204,7 +207,7 @@ class Scheduler:
 
     def _fill(self, plan: StepPlan) -> None:
         """Give running sequences their tokens, then admit waiting ones."""
-        ordered = self._in_order(plan)
+        ordered = plan.in_order(self._running)
         streams = sum(wanted - start == 1 for _, start, wanted in ordered)
         plan.budget = self._chunks.cut(plan.budget, streams)
         for sequence, start, wanted in ordered:
@@ -224,19 +227,20 @@ class Scheduler:
         """Whether the next step can be planned before the tokens of the one in flight are known.
 
         Not if it has drafts, as the number of accepted ones is unknown; nor if drafts are likely to gain more than
-        overlap; nor if a sequence might have to be preempted, for pages or for an admission.
+        overlap; nor if a sequence might have to be preempted, for pages, an admission or its rotary embedding.
         """
-        if any(row.num_drafts for row in step.batch.rows) or self._may_preempt_to_admit():
+        switches = any(each.num_tokens >= each.rope_switch for each in self._running)
+        if switches or any(row.num_drafts for row in step.batch.rows) or self._may_preempt_to_admit():
             return False
         if self._drafts and self._drafts.outweigh_overlap(step):
             return False
-        missing = sum(pages_missing(sequence, self._cache.page_size) for sequence in self._running)
-        return missing <= self._cache.available()
+        return sum(pages_missing(each, self._cache.page_size) for each in self._running) <= self._cache.available()
 
-    def _in_order(self, plan: StepPlan) -> list[tuple[Sequence, int, int]]:
-        """Running sequences that can go on and the span they want: single tokens first, else by admission."""
-        ready = [(each, *plan.span(each)) for each in self._running if plan.can_go_on(each)]
-        return sorted(ready, key=lambda want: want[2] - want[1] > 1)
+    def _switch_ropes(self, plan: StepPlan) -> None:
+        """Preempt the sequences that have become longer than their rotary embedding, to compute them by the other."""
+        for sequence in [each for each in self._running if each.num_tokens > each.rope_switch]:
+            sequence.path, sequence.rope_switch = sequence.path.as_long(), ENDLESS
+            self._preempt(sequence, plan)
 
     def _extend(self, sequence: Sequence, start: int, wanted: int, plan: StepPlan) -> None:
         """Give a running sequence tokens and their pages; preempt if pages are lacking."""
@@ -247,9 +251,6 @@ class Scheduler:
             if victim is sequence:
                 return
         plan.give(sequence, start, end, draws=end == wanted)
-
-    def _num_cached(self, sequence: Sequence) -> int:
-        return self._cache.match(sequence.path, sequence.tokens, sequence.reusable)
 
     def _preempt(self, sequence: Sequence, plan: StepPlan) -> None:
         """Send a running sequence back to the queue; its computed pages stay in the tree as long as they can."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 
@@ -46,6 +46,11 @@ class StepPlan:
             return not sequence.awaits_mask
         left = sequence.remaining - 1
         return left > 0 and not (sequence.matcher and sequence.matcher.is_slow(left))
+
+    def in_order(self, running: Iterable[Sequence]) -> list[tuple[Sequence, int, int]]:
+        """Return the sequences that can go on and the span they want: single tokens first, else in their order."""
+        ready = [(each, *self.span(each)) for each in running if self.can_go_on(each)]
+        return sorted(ready, key=lambda want: want[2] - want[1] > 1)
 
     def span(self, sequence: Sequence) -> tuple[int, int]:
         """Return the positions, start and end, that a sequence wants computed: all without KV when the step begins."""
@@ -104,6 +109,7 @@ class StepPlan:
                 sequence.seed,
                 sequence.slot,
                 sequence.adapted_from,
+                sequence.path.namespace.is_long,
             )
         )
 

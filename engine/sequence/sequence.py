@@ -6,7 +6,7 @@ from array import array
 from dataclasses import dataclass
 from enum import Enum
 
-from ...radix.namespace import Path
+from ...radix.namespace import ENDLESS, Path
 from ..kv_cache.prefix_cache import Lease
 from ..types import Priority, SamplingParams, Usage
 from .guarded_matcher import GuardedMatcher
@@ -33,6 +33,7 @@ class Sequence:
         seed: the seed of its draws.
         arrival: ``time.monotonic()`` at the engine.
         max_model_len: most tokens, prompt and generated.
+        rope_switch: tokens beyond which its rotary embedding is another one, so that its KV is computed anew.
         matcher: its grammar's state after the tokens generated so far; None for free text.
         adapter: load id of its adapter's version, -1 for the base model.
         adapted_from: position of the first token that the adapter reads.
@@ -59,6 +60,7 @@ class Sequence:
     seed: int
     arrival: float
     max_model_len: int
+    rope_switch: int = ENDLESS
     matcher: GuardedMatcher | None = None
     adapter: int = -1
     adapted_from: int = 0
@@ -98,6 +100,11 @@ class Sequence:
     def remaining(self) -> int:
         """Tokens that it may still generate, by ``max_tokens`` and by ``max_model_len``."""
         return min(self.params.max_tokens - self.num_generated, self.max_model_len - len(self.tokens))
+
+    @property
+    def most_drafts(self) -> int:
+        """Drafts that it has use for: behind the last one comes a token that is drawn."""
+        return min(self.remaining - 1, self.rope_switch - len(self.tokens))
 
     @property
     def prefilling(self) -> bool:

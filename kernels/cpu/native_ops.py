@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from ..layouts import int8_kv_layout
-from ..layouts.attention_arguments import AttentionParams, PagedBatch, RopeParams
+from ..layouts.attention_arguments import AttentionParams, HeadNorm, PagedBatch, RopeParams
 from ..layouts.packed_weights import Largest, PackedLinear
+from .native_elementwise import ElementwiseKernels
 from .native_experts import ExpertKernels
 from .native_library import Fields, NativeLibrary
 from .native_lora import LoraKernels
@@ -30,40 +31,36 @@ _TYPES: Final = (_BF16, _FP32)
 # The C++ structures: q for integers, booleans and addresses (0 for none), d for real numbers.
 _PACK_LINEAR: Final = Struct("5q")
 _LINEAR: Final = Struct("11q")
-_RMS_NORM: Final = Struct("10q2d")
-_ROPE_STORE_KV: Final = Struct("21q2d")
+_ROPE_STORE_KV: Final = Struct("24q2d")
 _ATTENTION: Final = Struct("20q2d")
-_GATED_ACTIVATION: Final = Struct("7q")
 _LARGEST: Final = Struct("6q")
 _MASK_LOGITS: Final = Struct("7q")
 _COPY_PAGES: Final = Struct("12q")
 
+_HEAD_NORMS: Final[tuple[HeadNorm, ...]] = ("head", "projection", "centred")  # in the order of the C++ enumeration
 _WORD_BITS: Final = 32
 _NO_WINDOW: Final = 1 << 40  # keys: more than any context has
 _NO_MEMORY: Final = 2  # return code of a C function whose allocation failed
 
 
-class Kernels:
+class Kernels(ElementwiseKernels):
     """The ops of a compiled library, with the meaning of their namesakes in ``kernels.ops``.
 
     Callers check tensors by ``takes``, ``takes_heads`` and ``takes_weight``. Lengths, types of index tensors and
     indices are checked inside, so that no call reads or writes outside its tensors.
 
     Attributes:
-        library: the compiled library, with thread count and arena.
         experts: its ops on experts.
         lora: its LoRA op.
         quantised: its ops on quantised weights.
     """
 
     def __init__(self, library: NativeLibrary) -> None:
-        self.library = library
+        super().__init__(library)
         self._pack_linear = library.bind("pack_linear", _PACK_LINEAR)
         self._linear = library.bind("linear", _LINEAR, Fields((5,)))
-        self._rms_norm = library.bind("rms_norm", _RMS_NORM, Fields((4,)))
         self._rope_store_kv = library.bind("rope_store_kv", _ROPE_STORE_KV, Fields((9,)))
         self._attention = library.bind("attention", _ATTENTION, Fields((7,), (8,)))
-        self._gated_activation = library.bind("gated_activation", _GATED_ACTIVATION, Fields((2,)))
         self._largest = library.bind("largest", _LARGEST)
         self._mask_logits = library.bind("mask_logits", _MASK_LOGITS)
         self._copy_pages = library.bind("copy_pages", _COPY_PAGES)
@@ -172,40 +169,6 @@ class Kernels:
         if failed:
             raise MemoryError("a product could not allocate the largest of its rows")
 
-    def rms_norm(
-        self,
-        x: Tensor,
-        residual: Tensor | None,
-        weight: Tensor,
-        eps: float,
-        offset: float,
-        out_dtype: torch.dtype,
-    ) -> Tensor:
-        """Norm x, or with a residual (fp32) add x to it in place and norm the sum."""
-        rows, width = x.shape
-        if weight.shape != (width,) or (
-            residual is not None and (residual.shape != x.shape or residual.dtype is not _FP32)
-        ):
-            raise ValueError(f"x is [{rows}, {width}], weight {list(weight.shape)}; a residual must be float32 like x")
-        out = self.library.empty((rows, width), dtype=out_dtype)
-        self._rms_norm(
-            _RMS_NORM.pack(
-                x.data_ptr(),
-                0 if residual is None else residual.data_ptr(),
-                weight.data_ptr(),
-                out.data_ptr(),
-                rows,
-                width,
-                x.dtype is _BF16,
-                weight.dtype is _BF16,
-                out_dtype is _BF16,
-                self.library.num_threads,
-                eps,
-                offset,
-            )
-        )
-        return out
-
     def rope_store_kv(
         self, qkv: Tensor, positions: Tensor, kv_loc: Tensor, k_cache: Tensor, v_cache: Tensor, params: RopeParams
     ) -> Tensor:
@@ -223,7 +186,7 @@ class Kernels:
             )
         _check_index("positions", positions, torch.int64, (tokens,))
         _check_index("kv_loc", kv_loc, torch.int64, (tokens,))
-        _check_norms(q_norm, k_norm, head_dim)
+        _check_norms(params, head_dim)
         rotary_dim = 0 if cos_sin is None else _check_cos_sin(cos_sin, head_dim)
         norm = k_norm if q_norm is None else q_norm
         q = self.library.empty((tokens, num_heads, head_dim), dtype=qkv.dtype)
@@ -250,6 +213,9 @@ class Kernels:
                 norm is not None and norm.dtype is _BF16,
                 self.library.num_threads,
                 int8_kv_layout.is_int8(k_cache),
+                params.is_interleaved,
+                _HEAD_NORMS.index(params.norm),
+                params.is_normed_last,
                 params.eps,
                 params.offset,
             )
@@ -306,23 +272,6 @@ class Kernels:
             raise IndexError(f"the page table or the lengths lead outside {num_pages} pages or {tokens} tokens")
         return out
 
-    def gated_activation(self, gate_up: Tensor, kind: str) -> Tensor:
-        """See ``kernels.ops.gated_activation``."""
-        rows, both = gate_up.shape
-        out = self.library.empty((rows, both // 2), dtype=gate_up.dtype)
-        self._gated_activation(
-            _GATED_ACTIVATION.pack(
-                gate_up.data_ptr(),
-                out.data_ptr(),
-                rows,
-                both // 2,
-                kind == "gelu_tanh",
-                gate_up.dtype is _BF16,
-                self.library.num_threads,
-            )
-        )
-        return out
-
     def largest(self, values: Tensor) -> Largest:
         """See ``kernels.ops.largest``."""
         rows, columns = values.shape
@@ -361,12 +310,17 @@ def _check_index(name: str, value: Tensor, dtype: torch.dtype, shape: tuple[int,
         )
 
 
-def _check_norms(q_norm: Tensor | None, k_norm: Tensor | None, head_dim: int) -> None:
-    for norm in (q_norm, k_norm):
-        if norm is not None and (norm.shape != (head_dim,) or norm.dtype not in _TYPES or not norm.is_contiguous()):
+def _check_norms(params: RopeParams, head_dim: int) -> None:
+    if params.norm == "projection" and params.is_normed_last:
+        raise ValueError("all heads together are normed before the rotation")
+    for norm, heads in ((params.q_norm, params.num_heads), (params.k_norm, params.num_kv_heads)):
+        shapes = {"head": (head_dim,), "projection": (heads * head_dim,), "centred": (heads, head_dim)}
+        shape = shapes[params.norm]
+        if norm is not None and (norm.shape != shape or norm.dtype not in _TYPES or not norm.is_contiguous()):
             raise ValueError(
-                f"a head norm must be bfloat16 or float32 [{head_dim}], not {norm.dtype} {list(norm.shape)}"
+                f"a head norm must be bfloat16 or float32 {list(shape)}, not {norm.dtype} {list(norm.shape)}"
             )
+    q_norm, k_norm = params.q_norm, params.k_norm
     if q_norm is not None and k_norm is not None and q_norm.dtype is not k_norm.dtype:
         raise ValueError(f"q_norm is {q_norm.dtype}, k_norm {k_norm.dtype}; they must be of one type")
 

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from .staging import to_device
+
+HeadNorm = Literal["head", "projection", "centred"]
+"""Norm of q and k.
+
+head: RMS norm of each head, by one weight [D].
+projection: RMS norm of all heads together, by a weight [H * D].
+centred: layer norm of each head, by a weight of its own, [H, D].
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,10 +29,13 @@ class RopeParams:
         num_kv_heads: Hkv.
         cos_sin: [max_pos, rot_dim] fp32, cosines in the first half and sines in the second, or None for no rotary
             embedding. Dimension i of a head is paired with i + rot_dim / 2 (rotate-half); those past rot_dim stay.
-        q_norm: [D], the weight of an RMS norm of each query head before the rotation, or None.
-        k_norm: [D], the same for key heads.
+        q_norm: weight of the norm of query heads before the rotation, in the shape that ``norm`` says, or None.
+        k_norm: the same for key heads.
         eps: of these norms.
         offset: added to their weights.
+        norm: which norm.
+        is_normed_last: the norms come after the rotation. Not with "projection".
+        is_interleaved: dimension 2 i is paired with 2 i + 1 instead.
     """
 
     num_heads: int
@@ -33,6 +45,9 @@ class RopeParams:
     k_norm: Tensor | None = None
     eps: float = 0.0
     offset: float = 0.0
+    norm: HeadNorm = "head"
+    is_normed_last: bool = False
+    is_interleaved: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Triton kernel of an MLP's gated activation."""
+"""Triton kernel of an MLP's activation, with a gate or without."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from .launch import NARROW_TYPES, Launch, cdiv, is_narrow, meta
 
 BLOCK = 1024  # columns of a program
-KINDS = ("silu", "gelu_tanh")
+KINDS = ("silu", "gelu_tanh", "relu2")
 
 
 @triton.jit
@@ -24,25 +24,30 @@ def tanh(x):
 
 
 @triton.jit
-def _gated_activation(gate_up, out, width, KIND: tl.constexpr, BLOCK: tl.constexpr):
-    """Program (t, b): columns ``b * BLOCK ...`` of token t."""
+def _gated_activation(gate_up, out, width, KIND: tl.constexpr, GATED: tl.constexpr, BLOCK: tl.constexpr):
+    """Program (t, b): columns ``b * BLOCK ...`` of token t. Without GATED there is no second half to multiply with."""
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < width
-    gate = tl.load(gate_up + token * 2 * width + column, inside, other=0.0).to(tl.float32)
-    up = tl.load(gate_up + (token * 2 + 1) * width + column, inside, other=0.0).to(tl.float32)
+    stride = 2 * width if GATED else width
+    gate = tl.load(gate_up + token * stride + column, inside, other=0.0).to(tl.float32)
     if KIND == "silu":
         # x * sigmoid(x), by e^(-|x|), which does not overflow.
         e = tl.exp2(-1.4426950408889634 * tl.abs(gate))
         active = gate * tl.where(gate < 0, e, 1.0) / (1.0 + e)
+    elif KIND == "relu2":
+        active = tl.maximum(gate, 0.0)
+        active = active * active
     else:
         active = 0.5 * gate * (1.0 + tanh(0.7978845608028654 * (gate + 0.044715 * gate * gate * gate)))
-    tl.store(out + token * width + column, (active * up).to(out.dtype.element_ty), inside)
+    if GATED:
+        active *= tl.load(gate_up + token * stride + width + column, inside, other=0.0).to(tl.float32)
+    tl.store(out + token * width + column, active.to(out.dtype.element_ty), inside)
 
 
-def takes(gate_up: Tensor) -> bool:
-    """Return whether the kernel supports this: rows must begin at aligned addresses."""
-    return is_narrow(gate_up) and gate_up.shape[1] % 32 == 0
+def takes(x: Tensor) -> bool:
+    """Return whether the kernel supports this: rows, and halves of rows, must begin at aligned addresses."""
+    return is_narrow(x) and x.shape[1] % 32 == 0
 
 
 def gated_activation(gate_up: Tensor, kind: str) -> Tensor:
@@ -52,17 +57,25 @@ def gated_activation(gate_up: Tensor, kind: str) -> Tensor:
     return out
 
 
-def _launch(gate_up: Tensor, out: Tensor, kind: str) -> Launch:
+def activation(x: Tensor, kind: str) -> Tensor:
+    """``kernels.ops.activation``: [T, I] -> [T, I]."""
+    out = torch.empty_like(x)
+    _launch(x, out, kind).run()
+    return out
+
+
+def _launch(x: Tensor, out: Tensor, kind: str) -> Launch:
     tokens, width = out.shape
-    constants = {"KIND": kind, "BLOCK": BLOCK}
-    return Launch(_gated_activation, (tokens, cdiv(width, BLOCK), 1), (gate_up, out, width), constants)
+    constants = {"KIND": kind, "GATED": x.shape[1] != width, "BLOCK": BLOCK}
+    return Launch(_gated_activation, (tokens, cdiv(width, BLOCK), 1), (x, out, width), constants)
 
 
 def variants() -> Iterator[tuple[str, Launch]]:
-    """Yield every compilation of ``gated_activation``."""
+    """Yield every compilation of the ops."""
     for name, dtype in NARROW_TYPES.items():
         for kind in KINDS:
-            yield f"gated_activation/{name}-{kind}", _launch(_meta(512, dtype), _meta(256, dtype), kind)
+            for ending, width in (("", 512), ("-plain", 256)):
+                yield f"gated_activation/{name}-{kind}{ending}", _launch(_meta(width, dtype), _meta(256, dtype), kind)
 
 
 def _meta(width: int, dtype: torch.dtype) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 import triton
@@ -27,12 +28,14 @@ def _normed(x, inside, scale, weight, weight_k, index, is_query, is_value, offse
 @triton.jit(do_not_specialize=["heads", "kv_heads", "page_bits"])
 def _rope_store_kv(
     qkv, positions, cos_sin, kv_loc, q_norm, k_norm, q, k_cache, v_cache, heads, kv_heads, page_bits, dim, half, eps,
-    offset, NORMS: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr,
+    offset, NORMS: tl.constexpr, LAST: tl.constexpr, INTERLEAVED: tl.constexpr, BLOCK_H: tl.constexpr,
+    BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """Program (t, b): heads ``b * BLOCK_H ...`` of token t, of the heads of q, then k, then v.
 
-    Dimension d is paired with d + half, or d - half from half on; those from 2 * half on are not rotated. A token with
-    a negative cell pads a captured batch: its K and V are not stored.
+    Dimension d is paired with d + half, or d - half from half on (INTERLEAVED: with its neighbour, d ^ 1); those from
+    2 * half on are not rotated. LAST: norms come after the rotation. A token with a negative cell pads a captured
+    batch: its K and V are not stored.
     """
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
@@ -40,23 +43,33 @@ def _rope_store_kv(
     is_value = head >= heads + kv_heads
     some = head < heads + 2 * kv_heads
     d = tl.arange(0, BLOCK_D)
-    is_first = d < half
+    if INTERLEAVED:
+        is_first = d % 2 == 0
+        partner = tl.where(is_first, d + 1, d - 1)
+        angle = d // 2
+    else:
+        is_first = d < half
+        partner = tl.where(is_first, d + half, d - half)
+        angle = tl.where(is_first, d, d - half)
     is_paired = d < 2 * half
-    partner = tl.where(is_first, d + half, d - half)
     source = qkv + (token * (heads + 2 * kv_heads) + head[:, None]) * dim
     inside = some[:, None] & (d < dim)[None, :]
     x = tl.load(source + d[None, :], inside, other=0.0).to(tl.float32)
     rotates = (some & (head < heads + kv_heads))[:, None] & is_paired[None, :]
     y = tl.load(source + partner[None, :], rotates, other=0.0).to(tl.float32)
-    if NORMS:
+    if NORMS and not LAST:
         scale = tl.rsqrt(tl.sum(x * x, 1) / dim + eps)
         x = _normed(x, inside, scale, q_norm, k_norm, d, is_query, is_value, offset, d < dim)
         y = _normed(y, inside, scale, q_norm, k_norm, partner, is_query, is_value, offset, is_paired)
-    angles = cos_sin + tl.load(positions + token) * 2 * half + tl.where(is_first, d, d - half)
+    angles = cos_sin + tl.load(positions + token) * 2 * half + angle
     cos = tl.load(angles, is_paired, other=1.0)
     sin = tl.load(angles + half, is_paired, other=0.0)
     turned = x * cos[None, :] + y * tl.where(is_first, -sin, sin)[None, :]
-    result = tl.where(rotates, turned, x).to(q.dtype.element_ty)
+    x = tl.where(rotates, turned, x)
+    if NORMS and LAST:
+        scale = tl.rsqrt(tl.sum(x * x, 1) / dim + eps)
+        x = _normed(x, inside, scale, q_norm, k_norm, d, is_query, is_value, offset, d < dim)
+    result = x.to(q.dtype.element_ty)
     tl.store(q + (token * heads + head[:, None]) * dim + d[None, :], result, inside & is_query[:, None])
     cell = tl.load(kv_loc + token)
     kept = inside & (cell >= 0)
@@ -69,13 +82,14 @@ def _rope_store_kv(
 
 
 def takes(qkv: Tensor, k_cache: Tensor, v_cache: Tensor, params: RopeParams) -> bool:
-    """Return whether the kernel supports this: heads of 16, 32 ... 256 dimensions, norms of both q and k or of none."""
+    """Return whether the kernel supports this: heads of 16, 32 ... 256 dimensions, norms of each head or none."""
     page_size, dim = k_cache.shape[2:]
     norms = [norm for norm in (params.q_norm, params.k_norm) if norm is not None]
     return (
         is_narrow(qkv, k_cache, v_cache, *norms)
         and len({tensor.dtype for tensor in (qkv, k_cache, *norms)}) == 1
         and len(norms) != 1
+        and (params.norm == "head" or not norms)
         and dim % 16 == 0
         and dim <= max(_HEADS)
         and page_size & (page_size - 1) == 0
@@ -103,22 +117,32 @@ def _launch(
     half = 0 if cos_sin is None else cos_sin.shape[1] // 2
     numbers = (heads, kv_heads, k_cache.shape[2].bit_length() - 1, dim, half, params.eps, params.offset)
     args = (qkv, positions, table, kv_loc, *norms, q, k_cache, v_cache, *numbers)
-    constants = {"NORMS": params.q_norm is not None, "BLOCK_H": block_h, "BLOCK_D": block_d}
+    constants = {
+        "NORMS": params.q_norm is not None,
+        "LAST": params.is_normed_last,
+        "INTERLEAVED": params.is_interleaved,
+        "BLOCK_H": block_h,
+        "BLOCK_D": block_d,
+    }
     return Launch(_rope_store_kv, (tokens, cdiv(heads + 2 * kv_heads, block_h), 1), args, constants)
 
 
 def variants() -> Iterator[tuple[str, Launch]]:
-    """Yield every compilation of ``rope_store_kv``: by type, head size, norms, and alignment of the rotated half."""
+    """Yield every compilation of ``rope_store_kv``: by type, head size, norms, pairs, alignment of the rotated half."""
     for name, dtype in NARROW_TYPES.items():
         for dim in _HEADS:
             for half, aligned in ((dim // 2, ""), (dim // 2 - 8, "-unaligned")):
                 for is_normed in (False, True):
                     end = "-normed" if is_normed else ""
                     yield f"rope_store_kv/{name}-{dim}{end}{aligned}", _example(dtype, dim, half, is_normed)
+                pairs = f"rope_store_kv/{name}-{dim}-interleaved{aligned}"
+                yield pairs, _example(dtype, dim, half, False, is_interleaved=True)
+            yield f"rope_store_kv/{name}-{dim}-last", _example(dtype, dim, dim // 2, True, is_normed_last=True)
 
 
-def _example(dtype: torch.dtype, dim: int, half: int, is_normed: bool) -> Launch:
+def _example(dtype: torch.dtype, dim: int, half: int, is_normed: bool, **options: Any) -> Launch:
     qkv, q, cache = (meta(*shape, dtype=dtype) for shape in ((2, 12 * dim), (2, 8, dim), (4, 2, 16, dim)))
     tokens, table = meta(2, dtype=torch.int64), meta(64, 2 * half, dtype=torch.float32)
     norm = meta(dim, dtype=dtype) if is_normed else None
-    return _launch(qkv, tokens, tokens, cache, cache, q, RopeParams(8, 2, table, norm, norm, 1e-5, 0.0))
+    params = RopeParams(8, 2, table, norm, norm, 1e-5, 0.0, **options)
+    return _launch(qkv, tokens, tokens, cache, cache, q, params)

@@ -86,10 +86,10 @@ def test_compilers_end_with_the_wait_for_them(small_library, monkeypatch):
 def test_a_library_of_other_arguments_is_refused(small_library):
     (small_library / "one.cpp").write_text(
         'extern "C" const char* instruction_set() { return ""; }\n'
-        'extern "C" int pack_linear(void*) { return 0; }\n'
-        'extern "C" long pack_linear_size() { return 8; }\n'
+        'extern "C" int rms_norm(void*) { return 0; }\n'
+        'extern "C" long rms_norm_size() { return 8; }\n'
     )
-    with pytest.raises(build.BuildError, match="pack_linear expects 8 bytes of arguments, not 40"):
+    with pytest.raises(build.BuildError, match="rms_norm expects 8 bytes of arguments, not 96"):
         Kernels(NativeLibrary(build.load_library(small_library / "cache")))
 
 
@@ -154,7 +154,7 @@ def test_lesser_instruction_sets(arch, dtype):
     norm = torch.randn(70).to(dtype)
     assert_close(kernels.rms_norm(x, None, norm, 1e-5, 1.0, dtype), reference.rms_norm(x, norm, 1e-5, 1.0))
     for kind in ("silu", "gelu_tanh"):
-        assert_close(kernels.gated_activation(x * 8, kind), reference.gated_activation(x * 8, kind))
+        assert_close(kernels.activation(x * 8, kind, gated=True), reference.gated_activation(x * 8, kind))
     qkv, caches, table = torch.randn(4, 5 * 64).to(dtype), torch.zeros(2, 2, 1, 4, 64).to(dtype), torch.randn(9, 48)
     where, expected = torch.tensor([0, 3, 5, 7]), caches.clone()
     params = ops.RopeParams(3, 1, table)

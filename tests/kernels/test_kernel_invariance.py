@@ -100,6 +100,10 @@ def test_row_by_row_ops(dtype):
         lambda part: ops.add_rms_norm(x[part], residual[part].clone(), weight, 1e-5, 1.0),
         lambda part: ops.gated_activation(x[part], "silu"),
         lambda part: ops.gated_activation(x[part], "gelu_tanh"),
+        lambda part: ops.activation(x[part], "relu2"),
+        lambda part: ops.layer_norm(x[part], weight, weight, 1e-5),
+        lambda part: ops.add_layer_norm(x[part], residual[part].clone(), weight, None, 1e-5, 1.0),
+        lambda part: ops.copy_residual(residual[part], dtype),
     )
     for run in runs:
         whole = run(slice(None))

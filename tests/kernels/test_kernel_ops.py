@@ -177,15 +177,48 @@ def test_norms(tokens, width, offset, dtype, weight_dtype, seed):
 @SETTINGS
 @given(
     tokens=st.integers(0, 9),
+    width=st.integers(1, 300),
+    offset=st.sampled_from([0.0, 1.0]),
+    biased=st.booleans(),
+    factor=st.sampled_from([1.0, 0.22]),
+    dtype=TYPES,
+    seed=SEEDS,
+)
+def test_layer_norms_and_scaled_sums(tokens, width, offset, biased, factor, dtype, seed):
+    x, residual = 3 + randn(seed, tokens, width, dtype=dtype), randn(seed + 2, tokens, width)
+    weight = randn(seed + 1, width, dtype=dtype)
+    bias = randn(seed + 3, width, dtype=dtype) if biased else None
+    assert_close(ops.layer_norm(x, weight, bias, 1e-2, offset), reference.layer_norm(x, weight, bias, 1e-2, offset))
+    assert_close(
+        ops.layer_norm(residual, weight, bias, 1e-2, offset, dtype),
+        reference.layer_norm(residual, weight, bias, 1e-2, offset, dtype),
+    )
+    other = residual.clone()
+    out = ops.add_layer_norm(x, residual, weight, bias, 1e-2, offset)
+    assert_close(out, reference.add_layer_norm(x, other, weight, bias, 1e-2, offset))
+    assert torch.equal(residual, other)
+    ops.add_scaled(x, residual, factor)
+    reference.add_scaled(x, other, factor)
+    assert_close(residual, other)
+    copied = ops.copy_residual(residual, dtype)
+    assert torch.equal(copied, residual.to(dtype)) and copied is not residual
+
+
+@SETTINGS
+@given(
+    tokens=st.integers(0, 9),
     width=st.integers(1, 100),
-    kind=st.sampled_from(["silu", "gelu_tanh"]),
+    kind=st.sampled_from(["silu", "gelu_tanh", "relu2"]),
     spread=st.sampled_from([1.0, 30.0, 1000.0]),
     dtype=TYPES,
     seed=SEEDS,
 )
 def test_gated_activation(tokens, width, kind, spread, dtype, seed):
     x = randn(seed, tokens, 2 * width, dtype=dtype) * torch.tensor([spread, 1.0], dtype=dtype).repeat_interleave(width)
+    if kind == "relu2":
+        x = x.clamp(max=20.0)
     assert_close(ops.gated_activation(x, kind), reference.gated_activation(x, kind))
+    assert_close(ops.activation(x, kind), reference.activation(x, kind))
 
 
 @SETTINGS
@@ -199,9 +232,13 @@ def test_gated_activation(tokens, width, kind, spread, dtype, seed):
     norms=st.sampled_from([(False, False), (True, True), (True, False), (False, True)]),
     dtype=TYPES,
     norm_dtype=st.sampled_from([torch.bfloat16, torch.float32]),
+    kind=st.sampled_from([("head", False), ("head", True), ("projection", False), ("centred", False)]),
+    interleaved=st.booleans(),
     seed=SEEDS,
 )
-def test_rope_store_kv(tokens, kv_heads, group, head_dim, rotary, page_size, norms, dtype, norm_dtype, seed):
+def test_rope_store_kv(
+    tokens, kv_heads, group, head_dim, rotary, page_size, norms, dtype, norm_dtype, kind, interleaved, seed
+):
     generator = torch.Generator().manual_seed(seed)
     heads = kv_heads * group
     qkv = randn(seed, tokens, (heads + 2 * kv_heads) * head_dim, dtype=dtype)
@@ -210,8 +247,12 @@ def test_rope_store_kv(tokens, kv_heads, group, head_dim, rotary, page_size, nor
     positions = torch.randint(0, 50, (tokens,), generator=generator)
     loc = torch.randperm(20 * page_size, generator=generator)[:tokens]
     table = None if rotary is None else randn(seed + 2, 50, int(head_dim * rotary) // 2 * 2)
-    q_norm, k_norm = (randn(seed + 3, head_dim, dtype=norm_dtype) if norm else None for norm in norms)
-    params = ops.RopeParams(heads, kv_heads, table, q_norm, k_norm, 1e-6, 1.0)
+    counts = {"head": (1, 1), "projection": (heads, kv_heads), "centred": (heads, kv_heads)}[kind[0]]
+    shapes = [(count, head_dim) if kind[0] == "centred" else (count * head_dim,) for count in counts]
+    q_norm, k_norm = (
+        randn(seed + 3, *shape, dtype=norm_dtype) if norm else None for norm, shape in zip(norms, shapes, strict=True)
+    )
+    params = ops.RopeParams(heads, kv_heads, table, q_norm, k_norm, 1e-6, 1.0, *kind, interleaved)
     q = ops.rope_store_kv(qkv, positions, loc, *caches, params)
     expected = reference.rope_store_kv(qkv, positions, loc, *expected_caches, params)
     assert q.shape == (tokens, heads, head_dim)

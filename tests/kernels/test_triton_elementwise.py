@@ -6,9 +6,9 @@ import pytest
 import torch
 from support.kernels.ragged_batches import assert_close
 
-from rootgraft.kernels import reference
+from rootgraft.kernels import ops, reference
 from rootgraft.kernels.layouts.attention_arguments import RopeParams
-from rootgraft.kernels.triton import activation, norm, pages, rope
+from rootgraft.kernels.triton import activation, layer_norm, norm, pages, rope
 
 pytestmark = pytest.mark.usefixtures("interpreted")
 
@@ -22,6 +22,7 @@ def test_gated_activation(dtype, kind, tokens, width):
     x = (torch.randn(tokens, 2 * width) * torch.tensor([30.0, 1.0]).repeat_interleave(width)).to(dtype)
     assert activation.takes(x)
     assert_close(activation.gated_activation(x, kind), reference.gated_activation(x, kind))
+    assert_close(activation.activation(x, kind), reference.activation(x, kind))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -37,6 +38,52 @@ def test_norms(dtype, tokens, width, offset):
     out = norm.add_rms_norm(x, residual, weight, 1e-5, offset)
     assert_close(out, reference.add_rms_norm(x, expected_residual, weight, 1e-5, offset))
     assert torch.equal(residual, expected_residual)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("tokens", "width", "offset", "biased"), [(1, 16, 0.0, True), (3, 1040, 1.0, False)])
+def test_layer_norm(dtype, tokens, width, offset, biased):
+    x, weight = 3 + torch.randn(tokens, width), torch.randn(width).to(dtype)
+    bias = torch.randn(width).to(dtype) if biased else None
+    assert layer_norm.takes(x, weight, bias, dtype)
+    out = layer_norm.layer_norm(x, weight, bias, 1e-5, offset, dtype)
+    assert_close(out, reference.layer_norm(x, weight, bias, 1e-5, offset, dtype))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("norm", "is_last", "interleaved", "rotary"),
+    [
+        ("head", True, False, 48),
+        ("head", False, True, 32),
+        ("projection", False, False, 64),
+        ("centred", False, True, 64),
+    ],
+)
+def test_rope_store_kv_of_other_families(dtype, norm, is_last, interleaved, rotary):
+    tokens, heads, kv_heads, dim = 3, 4, 2, 64
+    qkv = torch.randn(tokens, (heads + 2 * kv_heads) * dim).to(dtype)
+    caches = torch.randn(2, 5, kv_heads, 4, dim).to(dtype)
+    expected_caches = caches.clone()
+    positions, loc = torch.tensor([3, 9, 0]), torch.tensor([7, 0, 19])
+    shapes = {
+        "head": lambda _: (dim,),
+        "projection": lambda count: (count * dim,),
+        "centred": lambda count: (count, dim),
+    }
+    norms = (torch.randn(*shapes[norm](count)).to(dtype) for count in (heads, kv_heads))
+    params = RopeParams(heads, kv_heads, torch.randn(10, rotary), *norms, 1e-6, 0.0, norm, is_last, interleaved)
+    assert rope.takes(qkv, *caches, params) == (norm == "head")
+    q = ops.rope_store_kv(qkv, positions, loc, *caches, params)
+    expected = reference.rope_store_kv(qkv, positions, loc, *expected_caches, params)
+    # Norms of a kind of their own are rounded to the type of qkv, before the rotation.
+    tolerance = {"atol": 2e-2, "rtol": 2e-2} if norm != "head" and dtype is not torch.float32 else {}
+    if tolerance:
+        torch.testing.assert_close(q, expected, **tolerance)
+        torch.testing.assert_close(caches, expected_caches, **tolerance)
+    else:
+        assert_close(q, expected)
+        assert_close(caches, expected_caches)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

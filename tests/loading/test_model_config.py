@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rootgraft.engine.checkpoint.families import FAMILIES, Family
+from rootgraft.engine.checkpoint.families.family import Family
+from rootgraft.engine.checkpoint.families.family_table import FAMILIES
 from rootgraft.engine.checkpoint.hf_config import model_config
 from rootgraft.engine.checkpoint.model_config import LinearScaling, Llama3Scaling, Rope
 from rootgraft.engine.checkpoint.read_config import read_model_config
@@ -82,7 +83,7 @@ def test_smollm2() -> None:
     assert {layer.rope for layer in config.layers} == {Rope(100000.0, 64)}
     assert {layer.window for layer in config.layers} == {None}
     assert (config.attention_scale, config.embedding_scale, config.norm_offset) == (1 / 8, 1.0, 0.0)
-    assert config.tied_head and not config.qkv_bias and not config.fused_weights
+    assert config.tied_head and not config.qkv_bias and config.qkv_modules == ("q_proj", "k_proj", "v_proj")
     assert (config.bos_token_id, config.eos_token_ids) == (1, (2,))
 
 
@@ -120,7 +121,7 @@ def test_published_gemma3_1b() -> None:
     assert windows[:7] == [512, 512, 512, 512, 512, None, 512]
     assert config.layers[0].rope == Rope(10_000.0, 256)
     assert config.layers[5].rope == Rope(1_000_000.0, 256)
-    assert config.tied_head and config.post_norms and config.qk_norm
+    assert config.tied_head and config.norms.after_mlp and config.qk_norm == "head"
     assert config.eos_token_ids == (1, 106)
 
 
@@ -196,7 +197,7 @@ def test_the_longest_sequence(scaling: dict[str, Any] | None, longest: int) -> N
 
 def test_phi3_names_its_own_code_which_is_not_needed() -> None:
     remote = {"AutoConfig": "configuration_phi3.Phi3Config", "AutoModelForCausalLM": "modeling_phi3.Phi3ForCausalLM"}
-    assert model_config(of("Phi3", auto_map=remote)).fused_weights
+    assert model_config(of("Phi3", auto_map=remote)).qkv_modules == ("qkv_proj",)
 
 
 def test_layer_types_go_before_the_pattern() -> None:
@@ -304,9 +305,25 @@ REFUSED = {
         "rope_theta must be above 1 with rope type yarn",
     ),
     "YaRN with mscale 0": ({"rope_scaling": {"type": "yarn", "factor": 4.0, "mscale": 0}}, "mscale must be a number"),
-    "dynamic": ({"rope_scaling": {"type": "dynamic", "factor": 4.0}}, "rope type 'dynamic'"),
-    "longrope": (of("Phi3", rope_parameters={"rope_type": "longrope"}), "rope type 'longrope'"),
-    "su": (of("Phi3", rope_scaling={"type": "su"}), "rope type 'su'"),
+    "dynamic without factor": ({"rope_scaling": {"type": "dynamic"}}, "factor must be a number above 0"),
+    "alpha in Llama": ({"rope_scaling": {"type": "dynamic", "factor": 1.0, "alpha": 50.0}}, "alpha is not supported"),
+    "longrope without factors": (of("Phi3", rope_parameters={"rope_type": "longrope"}), "short_factor must be a list"),
+    "su of another length": (
+        of("Phi3", rope_scaling={"type": "su", "short_factor": [1.0] * 8, "long_factor": [1.0] * 7}),
+        "long_factor must be a list of 8 numbers above 0",
+    ),
+    "longrope below 0": (
+        of("Phi3", rope_scaling={"type": "longrope", "short_factor": [-1.0] * 8, "long_factor": [1.0] * 8}),
+        "short_factor must be a list of 8 numbers above 0",
+    ),
+    "rope type of the future": ({"rope_scaling": {"type": "proportional"}}, "rope type 'proportional'"),
+    "multipliers in Llama": ({"residual_multiplier": 0.2}, "residual_multiplier = 0.2"),
+    "logit scale in Llama": ({"logit_scale": 0.5}, "logit_scale = 0.5"),
+    "no logit scale in Cohere": (of("Cohere", logit_scale=0), "logit_scale must be a number above 0"),
+    "head norms in Llama": ({"use_qk_norm": True}, "use_qk_norm = True"),
+    "no head norms in HunYuan": (of("HunYuanDenseV1", use_qk_norm=False), "use_qk_norm = False"),
+    "biases everywhere in Llama": ({"use_bias": True}, "use_bias = True"),
+    "a zero layer norm": (of("Starcoder2", norm_epsilon=0), "norm_epsilon must be a number above 0"),
     "two rope types": ({"rope_scaling": {"type": "linear", "rope_type": "llama3"}}, "rope type 'llama3'"),
     "unknown rope parameter": (
         {"rope_scaling": {"type": "linear", "factor": 2, "mrope_section": [1]}},

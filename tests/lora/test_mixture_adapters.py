@@ -56,6 +56,15 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
         {"target_modules": [], "target_parameters": ["mlp.experts.down_proj"], "r": 4},
         {"target_modules": [], "target_parameters": ["mlp.experts.gate_up_proj", "mlp.gate.weight"], "r": 1},
     ],
+    "olmoe": [{"target_modules": ATTENTION, "target_parameters": ["experts.down_proj", "gate.weight"], "r": 3}],
+    "glm4_moe": [
+        {"target_modules": ["k_proj", "shared_experts.up_proj", "o_proj"], "r": 3},
+        {"target_modules": [], "target_parameters": ["experts.gate_up_proj", "experts.down_proj"], "r": 2},
+    ],
+    "granite_moe": [
+        {"target_modules": ["v_proj"], "target_parameters": ["router.weight", "experts.gate_up_proj"], "r": 3},
+        {"target_modules": [], "target_parameters": ["experts.down_proj"], "r": 2},
+    ],
     "gpt_oss": [
         {"target_modules": ATTENTION, "target_parameters": ["mlp.router.weight"], "r": 4},
         {"target_modules": [], "target_parameters": ["experts.gate_up_proj", "experts.down_proj"], "r": 2},

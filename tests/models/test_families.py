@@ -85,7 +85,7 @@ def test_older_spellings_mean_the_same(family: tuple[str, Path], tmp_path: Path)
     if full.get("rope_type", "default") != "default":
         full["type"] = full.pop("rope_type")
         written["rope_scaling"] = full
-    if "sliding_attention" in new:
+    if "sliding_attention" in new and written["model_type"] != "olmo3":  # its two ropes have one base
         written["rope_local_base_freq"] = new["sliding_attention"]["rope_theta"]
     for listed in ("layer_types", "no_rope_layers"):
         written.pop(listed, None)

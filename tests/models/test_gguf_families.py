@@ -37,6 +37,23 @@ WRITTEN = [
     "mixtral_plain",
     "qwen2_moe_plain",
     "qwen3_moe_plain",
+    "olmoe",
+    "llama_yarn",
+    "granite",
+    "olmo2",
+    "olmo3_plain",
+    "glm4",
+    "cohere",
+    "cohere_normed",
+    "cohere2",
+    "exaone4",
+    "exaone4_full",
+    "seed_oss",
+    "starcoder2_plain",
+    "ernie4_5",
+    "hunyuan",
+    "nemotron",
+    "arcee",
 ]
 PROMPT = [(17 * index + index * index) % VOCAB for index in range(50)]
 
@@ -48,15 +65,42 @@ def test_logits(name: str, tmp_path: Path) -> None:
     torch.testing.assert_close(run_whole(model, PROMPT), theirs, rtol=1e-4, atol=1e-4 * theirs.abs().max().item())
 
 
-@pytest.mark.parametrize("name", [name for name in WRITTEN if name != "llama_scaled"])
+@pytest.mark.parametrize("name", [name for name in WRITTEN if name not in ("llama_scaled", "exaone4_full")])
 def test_same_config_as_from_the_folder(name: str, tmp_path: Path) -> None:
     (tmp_path / "hf").mkdir()
     from_folder = read_model_config(save(name, tmp_path / "hf"))
     from_file = read_model_config(write_gguf(name, tmp_path / "model.gguf"))
     assert from_file.eos_token_ids == (2, 5)
     # A file keeps its floats in 32 bits.
-    assert from_file.norm_eps == pytest.approx(from_folder.norm_eps)
-    assert replace(from_file, eos_token_ids=(2,), norm_eps=from_folder.norm_eps) == from_folder
+    floats = ("norm_eps", "attention_scale", "embedding_scale", "residual_scale", "logit_scale")
+    exact = {name: getattr(from_folder, name) for name in floats}
+    assert {name: getattr(from_file, name) for name in floats} == pytest.approx(exact)
+    thetas = [[layer.rope and layer.rope.theta for layer in config.layers] for config in (from_file, from_folder)]
+    assert thetas[0] == pytest.approx(thetas[1])
+    assert replace(from_file, eos_token_ids=(2,), layers=from_folder.layers, **exact) == from_folder
+    for ours, theirs in zip(from_file.layers, from_folder.layers, strict=True):
+        assert replace(ours, rope=None) == replace(theirs, rope=None)
+        assert ours.rope is None or replace(ours.rope, theta=1.0) == replace(theirs.rope, theta=1.0)
+
+
+@pytest.mark.parametrize("length", [24, 40])
+def test_longrope(length: int, tmp_path: Path) -> None:
+    model = load_model(write_gguf("phi3_longrope", tmp_path / "model.gguf"), dtype=torch.float32, device=CPU)
+    assert model.config.rope_switch == 24 and model.long_offset == 128
+    theirs = oracle_logits("phi3_longrope", PROMPT[:length])
+    ours = run_whole(model, PROMPT[:length], offset=model.long_offset * (length > 24))
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4 * theirs.abs().max().item())
+
+
+@pytest.mark.parametrize(("architecture", "key"), [("qwen2", "qwen2vl"), ("qwen3", "qwen3vl")])
+def test_language_models_of_multimodal_files(architecture: str, key: str, tmp_path: Path) -> None:
+    """Sections of the rotary embedding and layers that take images bear on no text."""
+    extra = {"rope.dimension_sections": [2, 1, 1, 0], **({"n_deepstack_layers": 3} if key == "qwen3vl" else {})}
+    model = load_model(
+        write_gguf(architecture, tmp_path / "m.gguf", name_as=key, extra=extra), dtype=torch.float32, device=CPU
+    )
+    theirs = oracle_logits(architecture, PROMPT)
+    torch.testing.assert_close(run_whole(model, PROMPT), theirs, rtol=1e-4, atol=1e-4 * theirs.abs().max().item())
 
 
 def test_tensors_named_by_llama_cpp() -> None:

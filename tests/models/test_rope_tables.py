@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig
+from transformers import LlamaConfig, Phi3Config
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding
 
 from rootgraft.engine.checkpoint.hf_config import model_config
 from rootgraft.engine.models.rope import cos_sin_table
@@ -26,6 +27,7 @@ SCALINGS: dict[str, dict[str, Any]] = {
         "high_freq_factor": 4.0,
         "original_max_position_embeddings": 8192,
     },
+    "dynamic up to its length": {"rope_type": "dynamic", "factor": 6.0},
     "yarn": YARN,
     "yarn without original length": {"rope_type": "yarn", "factor": 4.0},
     "yarn below 1": YARN | {"factor": 0.5},
@@ -36,6 +38,34 @@ SCALINGS: dict[str, dict[str, Any]] = {
     "yarn in fractions": YARN | {"factor": 32.0, "original_max_position_embeddings": 4096, "truncate": False},
     "yarn of a short model": YARN | {"original_max_position_embeddings": 4},
 }
+
+
+@pytest.mark.parametrize("attention", [{}, {"attention_factor": 1.3}, {"factor": 16.0}], ids=str)
+@pytest.mark.parametrize("length", [4096, 4097, LONGEST])
+def test_longrope_table_equals_that_of_transformers(length: int, attention: dict[str, float]) -> None:
+    """Phi-4-mini's sizes: three quarters of a head of 128 dimensions."""
+    factors = {"short_factor": [1 + index / 48 for index in range(48)], "long_factor": [1.1**n for n in range(48)]}
+    config = Phi3Config(
+        hidden_size=256,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        num_hidden_layers=1,
+        intermediate_size=64,
+        vocab_size=64,
+        bos_token_id=1,
+        eos_token_id=2,
+        pad_token_id=0,
+        max_position_embeddings=LONGEST,
+        original_max_position_embeddings=4096,
+        rope_parameters={"rope_type": "longrope", "partial_rotary_factor": 0.75, **factors, **attention},
+    )
+    positions = torch.tensor([0, 1, 2047, 4095, length - 1])
+    cos, sin = Phi3RotaryEmbedding(config)(torch.zeros(1), positions[None])
+    found = model_config(config.to_dict() | {"architectures": ["Phi3ForCausalLM"]})
+    rope = found.layers[0].rope
+    assert rope is not None and found.rope_switch == 4096
+    ours = cos_sin_table(rope, length, torch.device("cpu"), is_long=length > 4096)[positions]
+    torch.testing.assert_close(ours, torch.cat((cos[0, :, :48], sin[0, :, :48]), dim=1), atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize("scaling", SCALINGS.values(), ids=SCALINGS)

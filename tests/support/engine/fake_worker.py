@@ -15,6 +15,7 @@ import numpy as np
 
 from rootgraft.engine.batch import Batch, Masks, Row, RowResult, StepHandle, StepResult, placeholder_token
 from rootgraft.engine.types import Logprob
+from rootgraft.radix.namespace import ENDLESS
 
 _MASK = (1 << 61) - 1
 
@@ -46,6 +47,20 @@ def expected_tokens(
         tokens.append(next_token(content, vocab_size))
         content = chain(content, tokens[-1] ^ code)
     return tokens
+
+
+_LONG = 1 << 50  # read beside each token of a sequence beyond the switch of its rotary embedding
+
+
+def expected_past_switch(prompt: list[int], count: int, vocab_size: int, switch: int) -> list[int]:
+    """The same, where a sequence is computed anew from its first token once it is longer than ``switch``."""
+    tokens = list(prompt)
+    for _ in range(count):
+        content = 0
+        for token in tokens:
+            content = chain(content, token ^ (_LONG if len(tokens) > switch else 0))
+        tokens.append(next_token(content, vocab_size))
+    return tokens[len(prompt) :]
 
 
 @dataclass
@@ -82,7 +97,9 @@ class FakeWorker:
         eos: tuple[int, ...] = (),
         adapters: Any = None,
         overlaps: bool = False,
+        rope_switch: int = ENDLESS,
     ) -> None:
+        self.rope_switch = rope_switch
         self.num_pages, self.page_size = num_pages, page_size
         self.vocab_size, self.eos_ids = vocab_size, eos
         self.max_model_len = min(max_model_len, (num_pages - 1) * page_size - 1)
@@ -98,6 +115,7 @@ class FakeWorker:
         self.cells = [-1] * (num_pages * page_size)
         self.tables: dict[int, list[int]] = {}
         self.adapted: dict[int, tuple[int, int]] = {}
+        self.long: dict[int, bool] = {}
         self.batches: list[Batch] = []
         self.failing_rows: set[int] = set()
 
@@ -128,6 +146,7 @@ class FakeWorker:
         for start in batch.starts:
             self.tables[start.row] = []
             self.adapted[start.row] = start.slot, start.adapted_from
+            self.long[start.row] = start.is_long
         for copy in batch.copies:
             for i in range(copy.num_tokens):
                 self.cells[copy.target * self.page_size + i] = self.cells[copy.source * self.page_size + i]
@@ -145,6 +164,7 @@ class FakeWorker:
         content = self.cells[self._cell(table, row.start - 1)] if row.start else 0
         assert content >= 0, "reads a cell that nobody wrote"
         contents = []
+        assert self.long[row.row] or row.start + len(row.tokens) <= self.rope_switch, "is not computed as a long one"
         for i, token in enumerate(row.tokens):
             if token < 0:
                 assert token == placeholder_token(row.row), "waits for the token of another row"
@@ -179,7 +199,8 @@ class FakeWorker:
     def _weights(self, row: int, position: int) -> int:
         """What reads a token: 0 for the base model, else a number that follows from what is in the row's slot."""
         slot, first = self.adapted[row]
-        return adapter_code(self.slots[slot]) if slot >= 0 and position >= first else 0
+        code = adapter_code(self.slots[slot]) if slot >= 0 and position >= first else 0
+        return code ^ (_LONG if self.long[row] else 0)
 
     def _allowed(self, masks: Masks) -> dict[int, list[int]]:
         bits = np.unpackbits(masks.words.view(np.uint8), axis=1, count=self.vocab_size, bitorder="little")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,22 @@ _ARCHITECTURES = {
     "mixtral": "llama",
     "qwen2_moe": "qwen2moe",
     "qwen3_moe": "qwen3moe",
+    "olmoe": "olmoe",
+    "granite": "granite",
+    "olmo2": "olmo2",
+    "olmo3": "olmo2",
+    "glm4": "glm4",
+    "cohere": "command-r",
+    "cohere2": "cohere2",
+    "exaone4": "exaone4",
+    "seed_oss": "seed_oss",
+    "starcoder2": "starcoder2",
+    "ernie4_5": "ernie4_5",
+    "hunyuan_v1_dense": "hunyuan-dense",
+    "nemotron": "nemotron",
+    "arcee": "arcee",
 }
+_PERMUTED = ("llama", "smollm3", "granite", "arcee")
 _NAMES = {
     "model.embed_tokens": "token_embd",
     "model.norm": "output_norm",
@@ -46,29 +62,48 @@ _NAMES = {
     "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
     "mlp.shared_expert.up_proj": "ffn_up_shexp",
     "mlp.shared_expert.down_proj": "ffn_down_shexp",
+    "mlp.c_fc": "ffn_up",
+    "mlp.c_proj": "ffn_down",
+    "self_attn.query_layernorm": "attn_q_norm",
+    "self_attn.key_layernorm": "attn_k_norm",
 }
 _GEMMA_NAMES = _NAMES | {
     "post_attention_layernorm": "post_attention_norm",
     "pre_feedforward_layernorm": "ffn_norm",
     "post_feedforward_layernorm": "post_ffw_norm",
 }
+_POST_NAMES = _NAMES | {
+    "post_attention_layernorm": "post_attention_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
+_ARCHITECTURE_NAMES = {
+    "gemma2": _GEMMA_NAMES,
+    "gemma3": _GEMMA_NAMES,
+    "olmo2": _POST_NAMES,
+    "exaone4": _POST_NAMES,
+    "seed_oss": _POST_NAMES,
+    "glm4": _NAMES | {"post_self_attn_layernorm": "post_attention_norm", "post_mlp_layernorm": "post_ffw_norm"},
+}
 
 
-def write_gguf(name: str, path: Path) -> Path:
-    """All tensors in F32, the metadata of the architecture."""
+def write_gguf(name: str, path: Path, *, name_as: str | None = None, extra: dict[str, Any] | None = None) -> Path:
+    """All tensors in F32, the metadata of the architecture, under another name and with more keys if given."""
     model = tiny_model(name)
     config = model.config
     architecture = gguf_architecture(model)
-    writer = gguf.GGUFWriter(path, architecture)
+    writer = gguf.GGUFWriter(path, name_as or architecture)
+    for key, value in (extra or {}).items():
+        add = writer.add_array if isinstance(value, list) else writer.add_uint32
+        add(f"{name_as or architecture}.{key}", value)
     _add_metadata(writer, architecture, config)
     for key, value in model.state_dict().items():
         if key == "lm_head.weight" and config.tie_word_embeddings:
             continue
         tensor = value
-        if architecture in ("llama", "smollm3") and (".q_proj." in key or ".k_proj." in key):
+        if architecture in _PERMUTED and (".q_proj." in key or ".k_proj." in key):
             heads = config.num_attention_heads if ".q_proj." in key else config.num_key_value_heads
             tensor = _interleaved(tensor, heads)
-        if architecture.startswith("gemma") and key.endswith("norm.weight"):
+        if architecture in ("gemma2", "gemma3", "nemotron") and key.endswith("norm.weight"):
             tensor = tensor + 1
         if ".experts." in key:
             _add_experts(writer, key, tensor)
@@ -76,8 +111,12 @@ def write_gguf(name: str, path: Path) -> Path:
         if key.endswith("shared_expert_gate.weight"):
             tensor = tensor.squeeze(0)
         writer.add_tensor(gguf_name(key, architecture), tensor.numpy())
-    if config.model_type == "llama" and config.rope_parameters["rope_type"] == "llama3":
+    if config.model_type in ("llama", "exaone4") and config.rope_parameters["rope_type"] == "llama3":
         writer.add_tensor("rope_freqs.weight", _frequency_factors(model))
+    for kind in ("long", "short"):
+        if f"{kind}_factor" in config.rope_parameters:
+            factors = np.array(config.rope_parameters[f"{kind}_factor"], np.float32)
+            writer.add_tensor(f"rope_factors_{kind}.weight", factors)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -102,7 +141,7 @@ def gguf_architecture(model: Any) -> str:
 
 def gguf_name(key: str, architecture: str) -> str:
     """The name in a GGUF file of a tensor of a transformers model."""
-    names = _GEMMA_NAMES if architecture.startswith("gemma") else _NAMES
+    names = _ARCHITECTURE_NAMES.get(architecture, _NAMES)
     module, _, kind = key.rpartition(".")
     if not module.startswith("model.layers."):
         return f"{names[module]}.{kind}"
@@ -116,7 +155,9 @@ def _interleaved(rows: Tensor, heads: int) -> Tensor:
 
 
 def _frequency_factors(model: Any) -> np.ndarray[Any, Any]:
-    head_dim, theta = model.config.head_dim, model.config.rope_parameters["rope_theta"]
+    config = model.config
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    theta = config.rope_parameters["rope_theta"]
     plain = 1.0 / theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
     return (plain / model.model.rotary_emb.inv_freq).numpy()
 
@@ -130,24 +171,50 @@ def _add_metadata(writer: gguf.GGUFWriter, architecture: str, config: Any) -> No
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    for key in ("layer_norm_eps", "norm_epsilon", "norm_eps"):
+        if hasattr(config, key):
+            writer.add_layer_norm_eps(getattr(config, key))
+            break
+    else:
+        writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_file_type(gguf.LlamaFileType.ALL_F32)
     if head_dim * config.num_attention_heads != config.hidden_size:
         writer.add_key_length(head_dim)
         writer.add_value_length(head_dim)
-    if architecture != "gemma2":
+    if rope["rope_type"] == "dynamic" and "alpha" in rope:
+        writer.add_rope_freq_base(rope["rope_theta"] * rope["alpha"] ** (head_dim / (head_dim - 2)))
+    elif architecture != "gemma2":
         writer.add_rope_freq_base(rope["rope_theta"])
     if rope["rope_type"] == "linear":
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
         writer.add_rope_scaling_factor(rope["factor"])
-    if architecture in ("llama", "phi3"):
+    if rope["rope_type"] == "yarn":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(rope["factor"])
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+    if rope["rope_type"] == "longrope":
+        scale = config.max_position_embeddings / config.original_max_position_embeddings
+        attention = math.sqrt(1 + math.log(scale) / math.log(config.original_max_position_embeddings))
+        writer.add_rope_scaling_attn_factors(attention)
+    if architecture in ("llama", "phi3", "granite", "glm4", "cohere2", "nemotron", "arcee"):
         writer.add_vocab_size(config.vocab_size)
         writer.add_rope_dimension_count(int(head_dim * rope.get("partial_rotary_factor", 1.0)))
     if architecture == "phi3":
         writer.add_rope_scaling_orig_ctx_len(config.original_max_position_embeddings)
         writer.add_sliding_window(config.sliding_window or 0)
-    if architecture.startswith("gemma"):
+    has_window = architecture in ("gemma2", "gemma3", "cohere2") or config.model_type in ("olmo3", "exaone4")
+    if has_window and config.sliding_window is not None:
         writer.add_sliding_window(config.sliding_window)
+    if config.model_type in ("olmo3", "exaone4") and config.sliding_window is not None:
+        writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config.layer_types])
+    if architecture == "granite":
+        writer.add_attention_scale(config.attention_multiplier)
+        writer.add_embedding_scale(config.embedding_multiplier)
+        writer.add_residual_scale(config.residual_multiplier)
+        writer.add_logit_scale(config.logits_scaling)
+    if config.model_type in ("cohere", "cohere2"):
+        writer.add_logit_scale(config.logit_scale)
+        writer.add_rope_scaling_type(gguf.RopeScalingType.NONE)
     if architecture == "gemma2":
         writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
         writer.add_final_logit_softcapping(config.final_logit_softcapping)
@@ -156,7 +223,7 @@ def _add_metadata(writer: gguf.GGUFWriter, architecture: str, config: Any) -> No
     if hasattr(config, "num_experts_per_tok"):
         writer.add_expert_count(config.num_experts)
         writer.add_expert_used_count(config.num_experts_per_tok)
-    if architecture.endswith("moe"):
+    if architecture in ("qwen2moe", "qwen3moe"):
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
     if architecture == "qwen2moe":
         writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)

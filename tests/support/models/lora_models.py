@@ -111,7 +111,7 @@ def layout_of(model: DecoderModel, hf: PreTrainedModel, dtype: torch.dtype = tor
     config = model.config
     projections = [ProjectionShape((EMBEDDING,), (config.hidden_size,), config.vocab_size)]
     for layer in model.layers:
-        for part in (layer.attention.qkv, layer.attention.output, layer.mlp.gate_up, layer.mlp.down):
+        for part in (layer.attention.qkv, layer.attention.output, *layer.mlp.projections):
             projections.append(ProjectionShape(part.modules, part.sizes, part.packed.in_features))
     projections.append(ProjectionShape(model.head.modules, model.head.sizes, model.head.packed.in_features))
     return BaseLayout(tuple(projections), dtype, CPU, weight_of(hf), bias_of(hf))

@@ -17,10 +17,13 @@ CPU = torch.device("cpu")
 class PagedRun:
     """Sequences on random pages of a pool. ``step`` extends some of them and returns logits of each new token."""
 
-    def __init__(self, model: DecoderModel, page_size: int, num_rows: int, max_len: int, seed: int = 0) -> None:
+    def __init__(
+        self, model: DecoderModel, page_size: int, num_rows: int, max_len: int, seed: int = 0, offset: int = 0
+    ) -> None:
         per_row = -(-max_len // page_size)
         self.model = model
         self.page_size = page_size
+        self.offset = offset
         self.kv = KvPool(model.config, num_rows * per_row + 1, page_size, model.dtype, CPU)
         pages = list(range(num_rows * per_row + 1))
         random.Random(seed).shuffle(pages)
@@ -39,7 +42,7 @@ class PagedRun:
         contexts = [self.done[row] + len(chunks[row]) for row in rows]
         inputs = ForwardInputs(
             token_ids=torch.tensor([token for row in rows for token in chunks[row]]),
-            positions=torch.cat(positions),
+            positions=torch.cat(positions) + self.offset,
             kv_loc=torch.cat(cells),
             page_table=self.table[rows],
             query_start=torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()], dtype=torch.int32),
@@ -53,9 +56,9 @@ class PagedRun:
         return dict(zip(rows, torch.split(logits, lengths), strict=True))
 
 
-def run_whole(model: DecoderModel, tokens: list[int], page_size: int = 16) -> Tensor:
-    """Logits [T, V] of one prompt in one step."""
-    return PagedRun(model, page_size, 1, len(tokens)).step({0: tokens})[0]
+def run_whole(model: DecoderModel, tokens: list[int], page_size: int = 16, offset: int = 0) -> Tensor:
+    """Logits [T, V] of one prompt in one step, with an offset to its rows of the rotary tables."""
+    return PagedRun(model, page_size, 1, len(tokens), offset=offset).step({0: tokens})[0]
 
 
 def run_ragged(model: DecoderModel, prompts: list[list[int]], page_size: int, rng: random.Random) -> list[Tensor]:

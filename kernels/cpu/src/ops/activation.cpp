@@ -1,4 +1,4 @@
-// act(gate) * up, with gate and up side by side in a row.
+// Activations of an MLP: act(gate) * up, with gate and up side by side in a row, or act(x) alone.
 #include "simd/parallel.h"
 #include "simd/simd.h"
 
@@ -7,11 +7,13 @@ namespace {
 
 constexpr int64_t kSmall = 1 << 14;  // outputs below which one thread is faster
 
+enum Kind : int64_t { kSilu = 0, kGeluTanh = 1, kRelu2 = 2 };
+
 // Argument structure packed by Python: fields of 8 bytes in this order.
-struct GatedActivation {
-  const void* gate_up;  // [rows][2 * width]
-  void* out;            // [rows][width]
-  int64_t rows, width, is_gelu, is_bf16, threads;
+struct Activation {
+  const void* x;  // [rows][2 * width], gate and up; or [rows][width] without a gate
+  void* out;      // [rows][width]
+  int64_t rows, width, kind, is_gated, is_bf16, threads;
 };
 
 struct Silu {
@@ -26,35 +28,47 @@ struct GeluTanh {
   }
 };
 
+struct Relu2 {
+  static INLINE Floats apply(const Floats& x) {
+    const Floats positive = max(broadcast(0.0f), x);
+    return positive * positive;
+  }
+};
+
 template <class E, class Act>
-void run_row(const typename E::Value* gate, typename E::Value* out, int64_t width) {
+void run_row(const typename E::Value* gate, const typename E::Value* up, typename E::Value* out, int64_t width) {
   using Value = typename E::Value;
-  const Value* up = gate + width;
   int64_t i = 0;
-  for (; i + kWidth <= width; i += kWidth) E::store(out + i, Act::apply(E::load(gate + i)) * E::load(up + i));
+  for (; i + kWidth <= width; i += kWidth) {
+    const Floats active = Act::apply(E::load(gate + i));
+    E::store(out + i, up ? active * E::load(up + i) : active);
+  }
   if (i == width) return;
   Value padded[3][kWidth] = {};
   const size_t bytes = (width - i) * sizeof(Value);
   std::memcpy(padded[0], gate + i, bytes);
-  std::memcpy(padded[1], up + i, bytes);
-  E::store(padded[2], Act::apply(E::load(padded[0])) * E::load(padded[1]));
+  if (up) std::memcpy(padded[1], up + i, bytes);
+  const Floats active = Act::apply(E::load(padded[0]));
+  E::store(padded[2], up ? active * E::load(padded[1]) : active);
   std::memcpy(out + i, padded[2], bytes);
 }
 
 template <class E, class Act>
-void run(const GatedActivation& op) {
+void run(const Activation& op) {
   using Value = typename E::Value;
+  const int64_t step = op.is_gated ? 2 * op.width : op.width;
   parallel_ranges(op.rows * op.width < kSmall ? 1 : (int)op.threads, op.rows, [&](int64_t row, int64_t end) {
     for (; row < end; row++) {
-      run_row<E, Act>(static_cast<const Value*>(op.gate_up) + row * 2 * op.width,
-                      static_cast<Value*>(op.out) + row * op.width, op.width);
+      const Value* x = static_cast<const Value*>(op.x) + row * step;
+      run_row<E, Act>(x, op.is_gated ? x + op.width : nullptr, static_cast<Value*>(op.out) + row * op.width, op.width);
     }
   });
 }
 
 template <class E>
-void choose(const GatedActivation& op) {
-  if (op.is_gelu) run<E, GeluTanh>(op);
+void choose(const Activation& op) {
+  if (op.kind == kGeluTanh) run<E, GeluTanh>(op);
+  else if (op.kind == kRelu2) run<E, Relu2>(op);
   else run<E, Silu>(op);
 }
 
@@ -63,10 +77,10 @@ void choose(const GatedActivation& op) {
 
 using namespace rootgraft;
 
-extern "C" int gated_activation(const GatedActivation* op) {
+extern "C" int activation(const Activation* op) {
   if (op->is_bf16) choose<Bf16>(*op);
   else choose<Fp32>(*op);
   return 0;
 }
 
-extern "C" int64_t gated_activation_size() { return sizeof(GatedActivation); }
+extern "C" int64_t activation_size() { return sizeof(Activation); }

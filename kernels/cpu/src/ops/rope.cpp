@@ -9,6 +9,9 @@ namespace {
 constexpr int64_t kSmall = 1 << 13;  // elements below which one thread is faster
 constexpr int64_t kAhead = 4;  // tokens between prefetch and use
 
+// Norms of q and k: of each head by one weight, of all heads together, or centred (layer norm) by a weight for each head.
+enum HeadNorm : int64_t { kHead = 0, kProjection = 1, kCentred = 2 };
+
 // Argument structure packed by Python: fields of 8 bytes in this order.
 struct RopeStore {
   const void* qkv;              // [tokens][heads + 2 * kv_heads][head_dim]
@@ -16,10 +19,13 @@ struct RopeStore {
   const float* cos_sin;         // [max_position][rotary_dim] or null
   const int64_t* cells;         // [tokens]
   void *k_cache, *v_cache;      // [num_pages][kv_heads][page_size][head_dim], or as int8_kv.h says
-  const void *q_norm, *k_norm;  // [head_dim] or null
+  const void *q_norm, *k_norm;  // [head_dim], or [heads][head_dim] but for kHead, or null
   void* q_out;                  // [tokens][heads][head_dim]
   int64_t tokens, heads, kv_heads, head_dim, rotary_dim, max_position, num_pages, page_size;
   int64_t is_bf16, norm_is_bf16, threads, kv_is_int8;
+  int64_t is_interleaved;  // pairs of dimensions (2 i, 2 i + 1) instead of (i, i + half)
+  int64_t norm;            // HeadNorm
+  int64_t is_normed_last;  // after the rotation
   double eps, offset;
 };
 
@@ -48,6 +54,16 @@ INLINE void rotate(float* head, const float* cos, int64_t half) {
   }
 }
 
+// Rotates each pair (2 i, 2 i + 1) by its angle.
+INLINE void rotate_neighbours(float* head, const float* cos, int64_t half) {
+  const float* sin = cos + half;
+  for (int64_t i = 0; i < half; i++) {
+    const float a = head[2 * i], b = head[2 * i + 1];
+    head[2 * i] = a * cos[i] - b * sin[i];
+    head[2 * i + 1] = b * cos[i] + a * sin[i];
+  }
+}
+
 template <class From, class To>
 INLINE void convert(const typename From::Value* from, typename To::Value* to, int64_t count) {
   int64_t i = 0;
@@ -55,17 +71,38 @@ INLINE void convert(const typename From::Value* from, typename To::Value* to, in
   for (; i < count; i++) to[i] = To::narrow(From::widen(from[i]));
 }
 
-template <class E, class W>
-INLINE void turn_head(const RopeStore& op, const typename E::Value* from, const void* norm, const float* cos,
-                      float* head) {
-  if (norm) {
-    const float scale = 1.0f / std::sqrt(sum_of_squares<E>(from, op.head_dim) / (float)op.head_dim + (float)op.eps);
-    scale_by_weight<E, W, Fp32>(from, static_cast<const typename W::Value*>(norm), (float)op.offset, scale,
-                                head, op.head_dim);
-  } else {
-    convert<E, Fp32>(from, head, op.head_dim);
+INLINE float inverse_rms(const RopeStore& op, float squares, int64_t count) {
+  return 1.0f / std::sqrt(squares / (float)count + (float)op.eps);
+}
+
+// The scale of all heads together, where they are normed so; else 0.
+template <class E>
+INLINE float projection_scale(const RopeStore& op, const typename E::Value* from, int64_t heads) {
+  const int64_t count = heads * op.head_dim;
+  return op.norm == kProjection ? inverse_rms(op, sum_of_squares<E>(from, count), count) : 0.0f;
+}
+
+template <class From, class W>
+INLINE void norm_head(const RopeStore& op, const typename From::Value* from, const void* norm, int64_t index,
+                      float scale, float* head) {
+  const auto* weight = static_cast<const typename W::Value*>(norm) + (op.norm == kHead ? 0 : index * op.head_dim);
+  if (op.norm == kCentred) {
+    centre_and_scale<From, W, Fp32>(from, weight, nullptr, (float)op.offset, (float)op.eps, head, op.head_dim);
+    return;
   }
-  if (cos) rotate(head, cos, op.rotary_dim / 2);
+  if (op.norm == kHead) scale = inverse_rms(op, sum_of_squares<From>(from, op.head_dim), op.head_dim);
+  scale_by_weight<From, W, Fp32>(from, weight, (float)op.offset, scale, head, op.head_dim);
+}
+
+// Norms and rotates the head at ``from``, the index-th of its kind; scale: see projection_scale.
+template <class E, class W>
+INLINE void turn_head(const RopeStore& op, const typename E::Value* from, const void* norm, int64_t index, float scale,
+                      const float* cos, float* head) {
+  if (norm && !op.is_normed_last) norm_head<E, W>(op, from, norm, index, scale, head);
+  else convert<E, Fp32>(from, head, op.head_dim);
+  if (cos && op.is_interleaved) rotate_neighbours(head, cos, op.rotary_dim / 2);
+  else if (cos) rotate(head, cos, op.rotary_dim / 2);
+  if (norm && op.is_normed_last) norm_head<Fp32, W>(op, head, norm, index, scale, head);
 }
 
 // Offset of a token's key or value for a KV head, in elements of the cache.
@@ -118,14 +155,17 @@ void run_token(const RopeStore& op, int64_t token) {
   const Value* from = static_cast<const Value*>(op.qkv) + token * (op.heads + 2 * op.kv_heads) * op.head_dim;
   const float* cos = op.cos_sin ? op.cos_sin + op.positions[token] * op.rotary_dim : nullptr;
   Value* q_out = static_cast<Value*>(op.q_out) + token * op.heads * op.head_dim;
+  const float q_scale = op.q_norm ? projection_scale<E>(op, from, op.heads) : 0.0f;
+  const Value* keys = from + op.heads * op.head_dim;
+  const float k_scale = op.k_norm ? projection_scale<E>(op, keys, op.kv_heads) : 0.0f;
   float turned[kMaxHeadDim];
   for (int64_t head = 0; head < op.heads; head++, from += op.head_dim, q_out += op.head_dim) {
-    turn_head<E, W>(op, from, op.q_norm, cos, turned);
+    turn_head<E, W>(op, from, op.q_norm, head, q_scale, cos, turned);
     convert<Fp32, E>(turned, q_out, op.head_dim);
   }
   const Value* values = from + op.kv_heads * op.head_dim;
   for (int64_t head = 0; head < op.kv_heads; head++, from += op.head_dim, values += op.head_dim) {
-    turn_head<E, W>(op, from, op.k_norm, cos, turned);
+    turn_head<E, W>(op, from, op.k_norm, head, k_scale, cos, turned);
     if (op.kv_is_int8) {
       const int64_t cell = op.cells[token] % op.page_size;
       store_int8_key<Fp32>(turned, int8_head(op, op.k_cache, token, head), cell, op.page_size, op.head_dim);

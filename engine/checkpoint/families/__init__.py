@@ -1,0 +1,1 @@
+"""Model families as data: the fields in which they differ, and one row for each family."""

@@ -1,0 +1,123 @@
+"""``Family``: how a model family differs from a Llama, as data, field by field."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from .mixture import MixtureFamily
+from .norm_layout import PRE, HeadNorm, LayerNorms
+
+# Layers with a sliding window, where config.json has no "layer_types":
+#   never     no layer, and a "sliding_window" is refused
+#   all       every layer, if there is a "sliding_window"
+#   late      layers from "max_window_layers" on, if "use_sliding_window"
+#   no_rope   layers without rotary embedding, if "use_sliding_window"
+#   pattern   all but every n-th layer, n = "sliding_window_pattern", if there is a "sliding_window"
+#   asked     every layer, if "use_sliding_window"
+#   early     every second layer below "max_window_layers", from the first on, if "use_sliding_window"
+Windows = Literal["never", "all", "late", "no_rope", "pattern", "asked", "early"]
+
+# Layers without a rotary embedding:
+#   never     none, and "no_rope_layers" is refused
+#   listed    those that "no_rope_layers" lists with 0, or every n-th one, n = "no_rope_layer_interval"
+#   full      those without a window, if there is a "sliding_window"
+NoRope = Literal["never", "listed", "full"]
+
+Biases = frozenset[Literal["qkv", "output", "mlp"]]
+"""Projections with a bias: of q, k and v; of attention's output; of the MLP."""
+
+QKV: Biases = frozenset({"qkv"})
+OUTPUT: Biases = frozenset({"output"})
+MLP: Biases = frozenset({"mlp"})
+ATTENTION = QKV | OUTPUT
+ALL = ATTENTION | MLP
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One row of the table.
+
+    ``norms``, ``norm_offset``, ``parallel_block``, ``qk_norm``, ``head_norms``, ``is_qk_normed_last``, ``qkv_modules``,
+    ``mlp_modules`` and ``gated_mlp`` are those of ``ModelConfig``.
+
+    Attributes:
+        name: of the family here, mostly the "model_type" in ``config.json``.
+        models: the published models, for people.
+        architecture: the class in ``config.json``.
+        defaults: values of missing keys in ``config.json``, those of the published code.
+        windows: layers with a sliding window.
+        layer_norm: norms are layer norms instead of RMS norms.
+        norm_bias: they have a bias.
+        eps_key: the key of the norms' epsilon.
+        qk_norm_flag: the key that turns ``qk_norm`` on; None where it always is.
+        qkv_bias: q, k and v have a bias, whatever the config says.
+        optional_biases: keys by which a config may add biases, with the projections that get one.
+        scaled_embedding: embeddings are multiplied by the root of the hidden size.
+        multipliers: honours "embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling".
+        logit_scale: honours "logit_scale".
+        query_scalar: scores are divided by the root of "query_pre_attn_scalar", not of the head size.
+        attention_soft_cap: honours "attn_logit_softcapping".
+        logit_soft_cap: honours "final_logit_softcapping".
+        partial_rotary: honours "partial_rotary_factor".
+        interleaved: the rotary embedding pairs neighbouring dimensions.
+        ntk_alpha: rope type "dynamic" has a fixed "alpha".
+        mrope: rotary parameters may have sections for time, height and width, which are the same position in text.
+        local_theta: layers with a window have a rotary embedding of their own, with the base of this key and without
+            scaling; None for the same in all layers.
+        no_rope: layers without rotary embedding.
+        gguf_name: the architecture in GGUF files; None where this family is not read from them. Of two families with
+            the same, files with a sliding window are of the one that has windows.
+        gguf_ignored: metadata of GGUF files without effect on text.
+        permuted_gguf: GGUF files interleave the two halves of each q and k head.
+        gguf_window: window of GGUF files that name none.
+        wide_layers: the number of layers at which scores are divided by the root of hidden size / heads, not of the
+            head size; GGUF files have no key for it.
+        remote_code: "auto_map" entries that name this very architecture, and so may be ignored.
+        harmless: values without effect of keys that are refused at others in all families.
+        attention_sinks: that of ``ModelConfig``.
+        mixture: how layers are mixtures of experts, None for none.
+    """
+
+    name: str
+    models: str
+    architecture: str
+    windows: Windows
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    norms: LayerNorms = PRE
+    parallel_block: bool = False
+    layer_norm: bool = False
+    norm_bias: bool = False
+    norm_offset: float = 0.0
+    eps_key: str = "rms_norm_eps"
+    qk_norm: HeadNorm | None = None
+    qk_norm_flag: str | None = None
+    head_norms: tuple[str, str] = ("q_norm", "k_norm")
+    is_qk_normed_last: bool = False
+    qkv_bias: bool = False
+    optional_biases: Mapping[str, Biases] = field(default_factory=dict)
+    qkv_modules: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
+    mlp_modules: tuple[str, ...] = ("gate_proj", "up_proj", "down_proj")
+    gated_mlp: bool = True
+    scaled_embedding: bool = False
+    multipliers: bool = False
+    logit_scale: bool = False
+    query_scalar: bool = False
+    attention_soft_cap: bool = False
+    logit_soft_cap: bool = False
+    partial_rotary: bool = False
+    interleaved: bool = False
+    ntk_alpha: bool = False
+    mrope: bool = False
+    local_theta: str | None = None
+    no_rope: NoRope = "never"
+    gguf_name: str | None = None
+    gguf_ignored: frozenset[str] = frozenset()
+    permuted_gguf: bool = False
+    gguf_window: int = 0
+    wide_layers: int | None = None
+    remote_code: tuple[str, ...] = ()
+    harmless: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    attention_sinks: bool = False
+    mixture: MixtureFamily | None = None

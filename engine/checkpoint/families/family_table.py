@@ -1,0 +1,31 @@
+"""The table of model families: all rows, by name, by class and by name in GGUF files."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from .family import Family
+from .layer_norm_families import LAYER_NORM_FAMILIES
+from .llama_families import LLAMA_FAMILIES
+from .mixture_families import MIXTURE_FAMILIES
+from .post_norm_families import POST_NORM_FAMILIES
+
+FAMILIES = LLAMA_FAMILIES + POST_NORM_FAMILIES + LAYER_NORM_FAMILIES + MIXTURE_FAMILIES
+
+BY_NAME = {family.name: family for family in FAMILIES}
+BY_ARCHITECTURE = {family.architecture: family for family in FAMILIES}
+
+# GGUF files of multimodal models' language models under names of their own.
+_TOWERS = (
+    replace(BY_NAME["qwen2"], gguf_name="qwen2vl", gguf_ignored=frozenset({"rope.dimension_sections"})),
+    replace(
+        BY_NAME["qwen3"],
+        gguf_name="qwen3vl",
+        gguf_ignored=frozenset({"rope.dimension_sections", "n_deepstack_layers"}),
+    ),
+)
+
+BY_GGUF_NAME: dict[str, tuple[Family, ...]] = {}
+for _family in (*FAMILIES, *_TOWERS):
+    if _family.gguf_name is not None:
+        BY_GGUF_NAME[_family.gguf_name] = (*BY_GGUF_NAME.get(_family.gguf_name, ()), _family)

@@ -1,0 +1,148 @@
+"""Native kernels of norms, sums and activations as functions on torch tensors."""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from .native_library import Fields, NativeLibrary
+
+_BF16: Final = torch.bfloat16
+_FP32: Final = torch.float32
+
+# The C++ structures: q for integers, booleans and addresses (0 for none), d for real numbers.
+_RMS_NORM: Final = Struct("10q2d")
+_LAYER_NORM: Final = Struct("11q2d")
+_ADD_SCALED: Final = Struct("6qd")
+_COPY_RESIDUAL: Final = Struct("6q")
+_ACTIVATION: Final = Struct("8q")
+
+_KINDS: Final = ("silu", "gelu_tanh", "relu2")  # in the order of the C++ enumeration
+
+
+class ElementwiseKernels:
+    """Ops of a compiled library that work row by row; the tensors are those that ``Kernels.takes`` accepts.
+
+    Attributes:
+        library: the compiled library, with thread count and arena.
+    """
+
+    def __init__(self, library: NativeLibrary) -> None:
+        self.library = library
+        self._rms_norm = library.bind("rms_norm", _RMS_NORM, Fields((4,)))
+        self._layer_norm = library.bind("layer_norm", _LAYER_NORM, Fields((5,)))
+        self._add_scaled = library.bind("add_scaled", _ADD_SCALED, Fields((2,)))
+        self._copy_residual = library.bind("copy_residual", _COPY_RESIDUAL, Fields((2,)))
+        self._activation = library.bind("activation", _ACTIVATION, Fields((2,)))
+
+    def rms_norm(
+        self,
+        x: Tensor,
+        residual: Tensor | None,
+        weight: Tensor,
+        eps: float,
+        offset: float,
+        out_dtype: torch.dtype,
+    ) -> Tensor:
+        """Norm x, or with a residual (fp32) add x to it in place and norm the sum."""
+        rows, width = x.shape
+        _check_sizes(x, residual, weight)
+        out = self.library.empty((rows, width), dtype=out_dtype)
+        self._rms_norm(
+            _RMS_NORM.pack(
+                x.data_ptr(),
+                0 if residual is None else residual.data_ptr(),
+                weight.data_ptr(),
+                out.data_ptr(),
+                rows,
+                width,
+                x.dtype is _BF16,
+                weight.dtype is _BF16,
+                out_dtype is _BF16,
+                self.library.num_threads,
+                eps,
+                offset,
+            )
+        )
+        return out
+
+    def layer_norm(
+        self,
+        x: Tensor,
+        residual: Tensor | None,
+        weight: Tensor,
+        bias: Tensor | None,
+        eps: float,
+        offset: float,
+        out_dtype: torch.dtype,
+    ) -> Tensor:
+        """The same for a layer norm; the bias is of the weight's type."""
+        rows, width = x.shape
+        _check_sizes(x, residual, weight)
+        if bias is not None and (bias.shape != weight.shape or bias.dtype is not weight.dtype):
+            raise ValueError(f"the bias is {bias.dtype} {list(bias.shape)}, the weight {weight.dtype} [{width}]")
+        out = self.library.empty((rows, width), dtype=out_dtype)
+        self._layer_norm(
+            _LAYER_NORM.pack(
+                x.data_ptr(),
+                0 if residual is None else residual.data_ptr(),
+                weight.data_ptr(),
+                0 if bias is None else bias.data_ptr(),
+                out.data_ptr(),
+                rows,
+                width,
+                x.dtype is _BF16,
+                weight.dtype is _BF16,
+                out_dtype is _BF16,
+                self.library.num_threads,
+                eps,
+                offset,
+            )
+        )
+        return out
+
+    def add_scaled(self, x: Tensor, residual: Tensor, factor: float) -> None:
+        """See ``kernels.ops.add_scaled``."""
+        rows, width = x.shape
+        if residual.shape != x.shape or residual.dtype is not _FP32:
+            raise ValueError(f"x is [{rows}, {width}]; a residual must be float32 like it")
+        addresses = (x.data_ptr(), residual.data_ptr())
+        self._add_scaled(_ADD_SCALED.pack(*addresses, rows, width, x.dtype is _BF16, self.library.num_threads, factor))
+
+    def copy_residual(self, residual: Tensor, dtype: torch.dtype) -> Tensor:
+        """See ``kernels.ops.copy_residual``."""
+        rows, width = residual.shape
+        out = self.library.empty((rows, width), dtype=dtype)
+        addresses = (residual.data_ptr(), out.data_ptr())
+        self._copy_residual(_COPY_RESIDUAL.pack(*addresses, rows, width, dtype is _BF16, self.library.num_threads))
+        return out
+
+    def activation(self, x: Tensor, kind: str, *, gated: bool) -> Tensor:
+        """See ``kernels.ops.gated_activation`` and ``kernels.ops.activation``."""
+        rows, columns = x.shape
+        width = columns // 2 if gated else columns
+        out = self.library.empty((rows, width), dtype=x.dtype)
+        self._activation(
+            _ACTIVATION.pack(
+                x.data_ptr(),
+                out.data_ptr(),
+                rows,
+                width,
+                _KINDS.index(kind),
+                gated,
+                x.dtype is _BF16,
+                self.library.num_threads,
+            )
+        )
+        return out
+
+
+def _check_sizes(x: Tensor, residual: Tensor | None, weight: Tensor) -> None:
+    rows, width = x.shape
+    if weight.shape != (width,) or (
+        residual is not None and (residual.shape != x.shape or residual.dtype is not _FP32)
+    ):
+        raise ValueError(f"x is [{rows}, {width}], weight {list(weight.shape)}; a residual must be float32 like x")

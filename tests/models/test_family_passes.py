@@ -1,0 +1,87 @@
+"""Families whose layers are unlike a Llama's: recorded passes, adapters on every linear module, GPU kernels."""
+
+from __future__ import annotations
+
+import copy
+import random
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from support.models.lora_driver import AdaptedRun
+from support.models.paged_run import CPU
+from support.models.tiny_models import VOCAB, oracle_logits, save, tiny_model
+from torch import Tensor
+
+from rootgraft.engine.batch import Batch, Row
+from rootgraft.engine.executor.cpu_graphs import CpuGraphs
+from rootgraft.engine.executor.input_builder import InputBuilder
+from rootgraft.engine.loading.base_layout import base_layout
+from rootgraft.engine.loading.load_model import load_model
+from rootgraft.engine.models.kv_pool import KvPool
+from rootgraft.kernels import ops
+from rootgraft.lora.lora_step import AdapterBank
+from rootgraft.lora.read_adapter import AdapterReader
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # of importing it
+    from peft import LoraConfig, get_peft_model
+
+FAMILIES = [
+    *("granite", "olmo2", "olmo3", "glm", "glm4", "cohere", "cohere_normed", "cohere2", "exaone4", "seed_oss_biased"),
+    *("starcoder2", "internlm3", "ernie4_5", "hunyuan", "nemotron", "arcee"),
+]
+PROMPT = [random.Random(5).randrange(VOCAB) for _ in range(41)]
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    return request.param, save(request.param, tmp_path_factory.mktemp(request.param))
+
+
+def assert_same(ours: Tensor, theirs: Tensor) -> None:
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4 * theirs.abs().max().item())
+
+
+@pytest.mark.skipif(ops.native_kernels() is None, reason="no C++ compiler")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_replayed_steps_are_bitwise_the_same(family: tuple[str, Path], dtype: torch.dtype) -> None:
+    model = load_model(family[1], dtype=dtype, device=CPU, max_positions=64)
+    pools = [KvPool(model.config, 20, 4, dtype, CPU) for _ in range(2)]
+    builder = InputBuilder(2, 40, 4, CPU)
+    graphs = CpuGraphs(model, pools[0], builder, 2)
+    starts = [0, 0]
+    for counts in ((9, 3), (1, 1), (2, 0), (1, 7)):
+        rows = []
+        for row, count in enumerate(counts):
+            tokens = PROMPT[starts[row] :][:count]
+            pages = tuple(range(row * 10, row * 10 + 10))
+            rows.append(Row(row, starts[row], tokens, 0, pages, draws=count > 0, num_generated=0))
+            starts[row] += count
+        inputs = builder.build(Batch(tuple(rows)))
+        hidden = graphs.forward(inputs)
+        assert torch.equal(hidden, model.forward(builder.to_tensors(inputs), pools[1]))
+    assert graphs.recorded == [frozenset()]
+
+
+def test_an_adapter_on_every_linear_module(family: tuple[str, Path], tmp_path: Path) -> None:
+    """In chunks, beside a row without one."""
+    name, folder = family
+    torch.manual_seed(4)
+    options = LoraConfig(r=3, lora_alpha=9, target_modules="all-linear", init_lora_weights=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        oracle = get_peft_model(copy.deepcopy(tiny_model(name)), options).eval()
+        oracle.save_pretrained(tmp_path)
+    model = load_model(folder, dtype=torch.float32, device=CPU)
+    layout = base_layout(model, folder, dummy=False)
+    bank = AdapterBank(layout, 1)
+    bank.install(0, AdapterReader(layout, max_rank=8).read(str(tmp_path)))
+    run = AdaptedRun(model, bank, [0, -1], [0, 0])
+    pieces = [run.extend([PROMPT[start : start + 17]] * 2) for start in range(0, len(PROMPT), 17)]
+    adapted, plain = (torch.cat(parts) for parts in zip(*pieces, strict=True))
+    with torch.no_grad():
+        assert_same(adapted, oracle(input_ids=torch.tensor([PROMPT])).logits[0])
+    assert_same(plain, oracle_logits(name, PROMPT))
+    assert (adapted - plain).abs().max() > 0.05

@@ -1,0 +1,34 @@
+"""The page of what loads says what the tables say, and a tiny model proves each of its classes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from support.models.models_page import page
+from support.models.tiny_models import MODELS
+from support.models.tiny_multimodal import MULTIMODAL as TINY_MULTIMODAL
+
+from rootgraft.engine.checkpoint.families.family_table import FAMILIES
+from rootgraft.engine.checkpoint.text_config import MULTIMODAL
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_page_is_what_the_tables_say() -> None:
+    made = "run PYTHONPATH=tests python tests/support/models/models_page.py > docs/models.md"
+    assert (ROOT / "docs" / "models.md").read_text("utf-8") == page(), made
+
+
+def test_every_class_has_a_tiny_model() -> None:
+    """Those that ``test_families`` and ``test_text_towers`` compare with transformers."""
+    tested = {changes.get("architectures", [model.__name__])[0] for _, model, changes in MODELS.values()}
+    assert tested == {family.architecture for family in FAMILIES}
+    whole = {model.__name__ for _, model, _ in TINY_MULTIMODAL.values()}
+    assert whole == {each.family.architecture for each in MULTIMODAL}
+
+
+def test_a_family_is_at_most_forty_lines() -> None:
+    files = (ROOT / "engine" / "checkpoint" / "families").glob("*_families.py")
+    rows = [row for file in files for row in file.read_text("utf-8").split("    Family(\n")[1:]]
+    assert len(rows) == len(FAMILIES)
+    assert max(row.split("\n    ),\n")[0].count("\n") + 3 for row in rows) <= 40

@@ -1,0 +1,142 @@
+# ruff: noqa: E501 (paragraphs of the page)
+"""Writes the documentation's page on models from the tables of families.
+
+PYTHONPATH=tests python tests/support/models/models_page.py > docs/models.md
+"""
+
+from __future__ import annotations
+
+from rootgraft.engine.checkpoint.families.family import Family
+from rootgraft.engine.checkpoint.families.family_table import BY_GGUF_NAME, FAMILIES
+from rootgraft.engine.checkpoint.families.mixture import MixtureFamily
+from rootgraft.engine.checkpoint.gguf import TENSOR_TYPES
+from rootgraft.engine.checkpoint.rope_config import ROPE_TYPES
+from rootgraft.engine.checkpoint.text_config import MULTIMODAL, Multimodal
+
+_INTRODUCTION = """# What loads
+
+This page is written from the tables that the engine loads models by: `PYTHONPATH=tests python tests/support/models/models_page.py > docs/models.md`. A test compares them, and others load a tiny random checkpoint of each class and compare all its logits with transformers, in fp32 to 1e-4: whole prompts, chunks, batches, and adapters on every linear module with PEFT.
+
+`config.json` names a class under `architectures`. Any other class is refused, with the nearest that loads; so is every key that would change the answers and is not computed. How to add a class: [adding a model](adding-a-model.md).
+"""
+_FORMS = """## Weights, adapters, devices
+
+The same for all classes, as each is one decoder over the same ops:
+
+| | CPU | GPU |
+|---|---|---|
+| weights of a folder: F32, F16, BF16 | native kernels in float32 and bfloat16 | Triton kernels in bfloat16 and float16 |
+| `--quantization int8_dynamic`, `int8_weight_only` | all linear modules | refused |
+| a GGUF file: {types} | dequantised, or as stored with `--quantization gguf`, `gguf_dynamic` (Q4_0, Q4_1, Q8_0) | dequantised |
+| `--kv-cache-dtype int8` | yes | refused |
+| LoRA adapters on every linear module, embedding and head; routers and shared experts | batched, native | batched, Triton |
+| LoRA adapters on experts, stacked (`target_parameters`) or one by one | batched, native | refused |
+| experts in MXFP4 (gpt-oss) | widened to the model's type, exactly | the same |
+
+On a GPU, norms of all query heads together (OLMo 2 and 3), layer norms of heads (Command R+) and additions that are no part of a norm are ops of their own in plain torch; all else is Triton. Of a mixture of experts the products are Triton; routing, and the sum of a token's experts, are plain torch.
+
+Router and the shared expert's gate stay in the model's type under `--quantization`. Layers that predict further tokens (GLM-4.5) are not loaded. Latent attention (DeepSeek V2 and V3), GGUF files of gpt-oss, GLM-4.5 and Granite's mixtures, and mixtures not in the table are refused by name.
+"""
+_ROPE = """## Rotary embeddings
+
+Types under `rope_parameters` or `rope_scaling`: {types}. `su` is an old name of `longrope`. A rotary embedding may cover a part of each head, pair neighbouring dimensions or the two halves, and be left out in some layers, as the class says.
+
+- **longrope** (Phi-3 with 128k, Phi-4-mini) has two tables: sequences of at most `original_max_position_embeddings` tokens are rotated by the short factors, longer ones by the long factors, all their tokens, as in transformers. KV of the one kind is of no use for the other: they are different namespaces of the prefix cache. A sequence that outgrows the length while it is generated is preempted and computed anew, once. Where `--max-model-len` is at most the original length, there are only short ones.
+- **dynamic** (InternLM 3) changes nothing up to `max_position_embeddings`. Beyond, the frequencies would change with every token and with them all cached keys: no sequence is longer. With an `alpha` (HunYuan) it is a fixed base.
+- **yarn** extends `max_position_embeddings` where it names `original_max_position_embeddings`.
+"""
+
+_WINDOWS = {
+    "never": "full",
+    "all": "sliding in all layers, if any",
+    "late": "sliding from a layer on, if any",
+    "no_rope": "sliding without rotary embedding, if any",
+    "pattern": "sliding in all but every n-th layer",
+    "asked": "sliding in all layers, if asked for",
+    "early": "sliding in every second of the first layers, if asked for",
+}
+_NO_ROPE = {"never": "", "listed": "; none in listed layers", "full": "; none in full layers"}
+
+
+def page() -> str:
+    """The whole page, in Markdown."""
+    types = ", ".join(sorted({name for name, _, _ in TENSOR_TYPES.values()}))
+    return "\n".join(
+        [
+            _INTRODUCTION,
+            "## Classes\n",
+            _table(),
+            "## Language models of multimodal checkpoints\n",
+            "Weights of the other towers are not loaded; images in a request are refused.\n",
+            _multimodal(),
+            _ROPE.format(types=", ".join(f"`{name}`" for name in ROPE_TYPES)),
+            _FORMS.format(types=types),
+        ]
+    )
+
+
+def _table() -> str:
+    head = ["| models | class | rotary embedding | attention | layer | GGUF |", "|---|---|---|---|---|---|"]
+    return "\n".join([*head, *map(_row, FAMILIES)]) + "\n"
+
+
+def _row(family: Family) -> str:
+    gguf = "" if family.gguf_name is None else f"`{family.gguf_name}`"
+    cells = (family.models, f"`{family.architecture}`", _rope(family), _WINDOWS[family.windows], _layer(family), gguf)
+    return f"| {' | '.join(cells)} |"
+
+
+def _rope(family: Family) -> str:
+    pairs = "neighbours" if family.interleaved else "halves"
+    part = ", a part" if family.partial_rotary else ""
+    own = ", another one in sliding layers" if family.local_theta else ""
+    return f"{pairs}{part}{own}{_NO_ROPE[family.no_rope]}"
+
+
+def _layer(family: Family) -> str:
+    norms = "layer norms" if family.layer_norm else "RMS norms"
+    if family.parallel_block:
+        norms = f"one {norms[:-1]}, attention beside the MLP"
+    elif family.norms.before_attention is None:
+        norms += " behind"
+    elif family.norms.after_attention is not None:
+        norms += " before and behind"
+    heads = {"head": "of q and k", "projection": "of all q, all k", "centred": "of q and k, by `use_qk_norm`"}
+    parts = [norms]
+    if family.qk_norm is not None:
+        parts.append(f"norms {heads[family.qk_norm]}" + (" after the rotation" if family.is_qk_normed_last else ""))
+    if not family.gated_mlp:
+        parts.append("MLP without gate")
+    if family.multipliers or family.logit_scale:
+        parts.append("multipliers" if family.multipliers else "logit scale")
+    if family.attention_soft_cap or family.logit_soft_cap:
+        parts.append("soft caps")
+    if family.attention_sinks:
+        parts.append("attention sinks")
+    if family.mixture is not None:
+        parts.append(_experts(family.mixture))
+    return ", ".join(parts)
+
+
+def _experts(mixture: MixtureFamily) -> str:
+    shared = " and a shared one" if mixture.shared_size_key else ""
+    some = {"none": "", "stepped": " in some layers", "first": " behind the first layers"}[mixture.dense_layers]
+    clamped = ", clamped SwiGLU" if mixture.clamped else ""
+    return f"experts{shared}{some}, {mixture.scores} router{', groups' if mixture.grouped else ''}{clamped}"
+
+
+def _multimodal() -> str:
+    head = ["| class | language model as | not loaded | GGUF |", "|---|---|---|---|"]
+    return "\n".join([*head, *map(_tower_row, MULTIMODAL)]) + "\n"
+
+
+def _tower_row(whole: Multimodal) -> str:
+    vl = {"Qwen2_5_VLForConditionalGeneration": "qwen2vl", "Qwen3VLForConditionalGeneration": "qwen3vl"}
+    gguf = vl.get(whole.family.architecture, whole.family.gguf_name or "llama")
+    assert gguf in BY_GGUF_NAME
+    towers = ", ".join(f"`{tower}`" for tower in whole.towers)
+    return f"| `{whole.family.architecture}` | `{whole.family.name}` | {towers} | `{gguf}` |"
+
+
+if __name__ == "__main__":
+    print(page(), end="")
