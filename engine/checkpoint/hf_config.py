@@ -84,7 +84,7 @@ def model_config(config: Mapping[str, Any]) -> ModelConfig:
         num_heads=heads,
         num_kv_heads=kv_heads,
         head_dim=head_dim,
-        max_position_embeddings=_longest(fields, layers),
+        max_position_embeddings=_longest(fields, family, layers),
         layers=layers,
         norm="layer" if family.layer_norm else "rms",
         norm_bias=family.norm_bias,
@@ -216,9 +216,10 @@ def _head_dim(fields: Fields, hidden: int, heads: int) -> int:
     return hidden // heads
 
 
-def _longest(fields: Fields, layers: tuple[LayerConfig, ...]) -> int:
+def _longest(fields: Fields, family: Family, layers: tuple[LayerConfig, ...]) -> int:
     """Return the longest sequence: with YaRN that of the extension, where the length before it is named."""
     longest = fields.integer("max_position_embeddings", high=MAX_LENGTH)
+    longest = fields.integer(family.length_key, high=MAX_LENGTH, default=longest)
     named = (fields.mapping(key) for key in ("rope_scaling", "rope_parameters"))
     if not any("original_max_position_embeddings" in parameters for parameters in named):
         return longest

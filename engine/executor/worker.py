@@ -128,7 +128,7 @@ class Worker:
             pool_bytes(config, model.device, steps, slot_bytes) // page_bytes
         )
         self.max_model_len = _max_model_len(config, model.config, self.num_pages)
-        self.rope_switch = model.config.rope_switch if model.long_offset else ENDLESS
+        self.rope_switch = (model.config.rope_switch or ENDLESS) if model.long_offset else ENDLESS
         return KvPool(model.config, self.num_pages, config.block_size, dtype, model.device)
 
     def _make_runner(self, config: EngineConfig, kv: KvPool, step_timer: Callable[[], StepTimer]) -> ModelRunner:

@@ -211,7 +211,7 @@ def _gguf_layer_module(module: str, config: ModelConfig) -> str | None:
     if module in _GGUF_NORMS:
         # Where the output of attention has no norm, Seed-OSS's files call that in front of the MLP so.
         first, second = _GGUF_NORMS[module]
-        return getattr(norms, first) or getattr(norms, second)
+        return norms[first] or norms[second]
     names = {
         "attn_output": "self_attn.o_proj",
         "attn_q_norm": f"self_attn.{config.head_norms[0]}",
@@ -226,10 +226,5 @@ def _gguf_layer_module(module: str, config: ModelConfig) -> str | None:
     return names.get(module)
 
 
-# The field of ``LayerNorms``, and that which is meant where the first is None.
-_GGUF_NORMS = {
-    "attn_norm": ("before_attention", "before_attention"),
-    "ffn_norm": ("before_mlp", "before_mlp"),
-    "post_attention_norm": ("after_attention", "before_mlp"),
-    "post_ffw_norm": ("after_mlp", "after_mlp"),
-}
+# The index in ``LayerNorms``, and of the norm that is meant where that is None.
+_GGUF_NORMS = {"attn_norm": (0, 0), "post_attention_norm": (1, 2), "ffn_norm": (2, 2), "post_ffw_norm": (3, 3)}

@@ -200,6 +200,146 @@ def test_phi3_names_its_own_code_which_is_not_needed() -> None:
     assert model_config(of("Phi3", auto_map=remote)).qkv_modules == ("qkv_proj",)
 
 
+HUNYUAN_ROPE = {
+    "alpha": 1000.0, "beta_fast": 32, "beta_slow": 1, "factor": 1.0, "mscale": 1.0, "mscale_all_dim": 0.0,
+    "type": "dynamic",
+}  # fmt: skip
+PUBLISHED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "Granite 3.3": (
+        of(
+            "Granite",
+            attention_multiplier=0.0078125,
+            embedding_multiplier=12.0,
+            logits_scaling=16.0,
+            residual_multiplier=0.22,
+            rope_theta=10000000.0,
+            mlp_bias=False,
+        ),
+        {"attention_scale": 0.0078125, "embedding_scale": 12.0, "logit_scale": 0.0625, "residual_scale": 0.22},
+    ),
+    "Command R": (
+        of("Cohere", model_max_length=131072, layer_norm_eps=1e-05, logit_scale=0.0625, use_qk_norm=False),
+        {"max_position_embeddings": 131072, "qk_norm": None, "norm": "layer", "parallel_block": True},
+    ),
+    "Command R7B": (
+        of(
+            "Cohere2",
+            cache_implementation="hybrid",
+            head_dim=16,
+            layer_switch=4,
+            logit_scale=0.25,
+            order_of_interleaved_layers="local_attn_first",
+            position_embedding_type="rope_gptj",
+            rope_theta=50000,
+            rotary_pct=1.0,
+            sliding_window=4096,
+            sliding_window_pattern=4,
+            use_embedding_sharing=True,
+            use_gated_activation=True,
+            use_parallel_block=True,
+        ),
+        {"tied_head": True, "logit_scale": 0.25},
+    ),
+    "EXAONE 4": (
+        of("Exaone4", sliding_window_pattern="LLLG", layer_types=["sliding_attention", "full_attention"]),
+        {"qk_norm": "head"},
+    ),
+    "HunYuan": (
+        of(
+            "HunYuanDenseV1",
+            attention_head_dim=16,
+            head_dim=16,
+            num_experts=1,
+            use_qk_norm=True,
+            use_cla=False,
+            enable_lm_head_fp32=True,
+            rope_scaling=HUNYUAN_ROPE,
+        ),
+        {"is_qk_normed_last": True},
+    ),
+    "InternLM 3": (
+        of(
+            "InternLM3",
+            auto_map={
+                "AutoConfig": "configuration_internlm3.InternLM3Config",
+                "AutoModel": "modeling_internlm3.InternLM3Model",
+                "AutoModelForCausalLM": "modeling_internlm3.InternLM3ForCausalLM",
+            },
+            bias=False,
+            qkv_bias=False,
+            rope_scaling={"factor": 6.0, "rope_type": "dynamic"},
+        ),
+        {"qkv_bias": False, "mlp_bias": False, "max_position_embeddings": 256},
+    ),
+    "Phi-4-mini": (
+        of(
+            "Phi3",
+            auto_map={
+                "AutoConfig": "configuration_phi3.Phi3Config",
+                "AutoModelForCausalLM": "modeling_phi3.Phi3ForCausalLM",
+                "AutoTokenizer": "Xenova/gpt-4o",
+            },
+            attention_bias=False,
+            mlp_bias=False,
+            lm_head_bias=False,
+            original_max_position_embeddings=64,
+            partial_rotary_factor=0.75,
+            rope_scaling={"long_factor": [2.0] * 6, "short_factor": [1.0] * 6, "type": "longrope"},
+            sliding_window=262144,
+        ),
+        {"rope_switch": 64, "max_position_embeddings": 256},
+    ),
+    "Minitron": (of("Nemotron", head_dim=16, partial_rotary_factor=0.5, norm_eps=1e-05), {"gated_mlp": False}),
+    "StarCoder 2": (
+        of("Starcoder2", norm_type="layer_norm", mlp_type="default", use_bias=True, sliding_window=4096),
+        {"qkv_bias": True, "output_bias": True, "mlp_bias": True, "norm_bias": True},
+    ),
+    "OLMo 3": (
+        of(
+            "Olmo3",
+            rope_scaling={
+                "attention_factor": 1.2079441541679836,
+                "beta_fast": 32,
+                "beta_slow": 1,
+                "factor": 8.0,
+                "original_max_position_embeddings": 32,
+                "rope_type": "yarn",
+            },
+            rope_theta=500000,
+            layer_types=["sliding_attention", "full_attention"],
+        ),
+        {"qk_norm": "projection", "max_position_embeddings": 256},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_configs_of_other_families(name: str) -> None:
+    """Their keys in a small size; what transformers computes by them is compared in ``tests/models``."""
+    config, expected = PUBLISHED[name]
+    found = model_config(config)
+    assert {key: getattr(found, key) for key in expected} == expected
+
+
+def test_only_the_full_layers_of_olmo_3_are_scaled() -> None:
+    sliding, full = model_config(PUBLISHED["OLMo 3"][0]).layers
+    assert sliding.rope == Rope(500_000.0, 16) and full.rope is not None and full.rope.scaling is not None
+
+
+def test_layers_without_window_are_not_rotated_where_there_are_windows() -> None:
+    for name in ("Command R7B", "EXAONE 4"):
+        for layer in model_config(PUBLISHED[name][0]).layers:
+            assert (layer.window is None) == (layer.rope is None)
+
+
+def test_an_unknown_class_is_refused_with_the_nearest() -> None:
+    with pytest.raises(ModelError) as caught:
+        model_config(LLAMA | {"architectures": ["Olmo4ForCausalLM"]})
+    assert "The nearest that is: Olmo3ForCausalLM and Olmo2ForCausalLM. All that are: docs/models.md." in str(
+        caught.value
+    )
+
+
 def test_layer_types_go_before_the_pattern() -> None:
     config = of("Gemma2", head_dim=16, layer_types=["full_attention", "sliding_attention"])
     assert [layer.window for layer in model_config(config).layers] == [None, 4096]

@@ -57,6 +57,7 @@ class Family:
         scaled_embedding: embeddings are multiplied by the root of the hidden size.
         multipliers: honours "embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling".
         logit_scale: honours "logit_scale".
+        length_key: the key of the longest sequence, where it is not "max_position_embeddings" or that is too short.
         query_scalar: scores are divided by the root of "query_pre_attn_scalar", not of the head size.
         attention_soft_cap: honours "attn_logit_softcapping".
         logit_soft_cap: honours "final_logit_softcapping".
@@ -103,6 +104,7 @@ class Family:
     scaled_embedding: bool = False
     multipliers: bool = False
     logit_scale: bool = False
+    length_key: str = "max_position_embeddings"
     query_scalar: bool = False
     attention_soft_cap: bool = False
     logit_soft_cap: bool = False

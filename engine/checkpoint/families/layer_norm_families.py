@@ -30,6 +30,7 @@ LAYER_NORM_FAMILIES = (
         qk_norm_flag="use_qk_norm",
         logit_scale=True,
         interleaved=True,
+        length_key="model_max_length",
         gguf_name="command-r",
     ),
     Family(

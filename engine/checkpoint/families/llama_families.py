@@ -69,7 +69,8 @@ LLAMA_FAMILIES = (
         mlp_modules=("gate_up_proj", "down_proj"),
         partial_rotary=True,
         gguf_name="phi3",
-        remote_code=("configuration_phi3.Phi3Config", "modeling_phi3.Phi3ForCausalLM"),
+        # The last one names a tokenizer, which lies in the repository too.
+        remote_code=("configuration_phi3.Phi3Config", "modeling_phi3.Phi3ForCausalLM", "Xenova/gpt-4o"),
     ),
     Family(
         name="granite",
@@ -163,7 +164,7 @@ LLAMA_FAMILIES = (
         is_qk_normed_last=True,
         ntk_alpha=True,
         gguf_name="hunyuan-dense",
-        harmless={"use_qk_norm": (True,)},
+        harmless={"use_qk_norm": (True,), "num_experts": (0, 1)},
     ),
     Family(
         name="arcee",
