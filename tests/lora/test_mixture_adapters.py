@@ -58,7 +58,7 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
     ],
     "olmoe": [{"target_modules": ATTENTION, "target_parameters": ["experts.down_proj", "gate.weight"], "r": 3}],
     "glm4_moe": [
-        {"target_modules": ["k_proj", "shared_experts.up_proj", "o_proj"], "r": 3},
+        {"target_modules": ["k_proj", "o_proj"], "r": 3},
         {"target_modules": [], "target_parameters": ["experts.gate_up_proj", "experts.down_proj"], "r": 2},
     ],
     "granite_moe": [
@@ -151,7 +151,7 @@ def test_what_does_not_fit_the_experts_is_refused(tmp_path: Path) -> None:
     folder = make_adapter("mixtral", tmp_path / "adapter", options)
     layout = layout_of("mixtral", tmp_path / "base")
     tensors = stored(folder)
-    a, b = sorted(tensors)[:2]
+    a = min(tensors)
     assert AdapterReader(layout, 64).read(str(folder)).rank == 2
     refused(folder, layout, "must have lora_A and lora_B, not lora_A", {a: tensors[a]})
     refused(
@@ -208,7 +208,7 @@ def test_experts_one_by_one(name: str, tmp_path: Path) -> None:
     with torch.no_grad():
         expected = merged(torch.tensor([tokens])).logits[0]
     limit = 1e-4 * expected.abs().max().item()
-    assert (expected - theirs(name, None, tokens)).abs().max() > 0.1
+    assert (expected - theirs(name, None, tokens)).abs().max() > 0.01
     torch.testing.assert_close(ours, expected, rtol=1e-4, atol=limit)
     if name == "mixtral":
         torch.testing.assert_close(theirs(name, folder, tokens), expected, rtol=1e-4, atol=limit)
