@@ -68,7 +68,7 @@ def expert_linear(x: Tensor, weights: ExpertWeights, experts: Tensor) -> Tensor:
         ValueError: x does not fit.
     """
     if on_triton(x.device):
-        from .triton import experts as gpu
+        from .triton import expert_product as gpu
 
         if gpu.takes(x, weights, experts):
             return gpu.expert_linear(x, weights, experts)

@@ -15,7 +15,7 @@ from rootgraft.kernels.expert_ops import (
     expert_linear,
 )
 from rootgraft.kernels.ops import PackedLinear
-from rootgraft.kernels.triton import experts as gpu
+from rootgraft.kernels.triton import expert_product as gpu
 
 pytestmark = pytest.mark.usefixtures("interpreted")
 

@@ -13,7 +13,7 @@ import pytest
 from support.models.lora_models import BASES
 from support.models.peft_matrix import EDITS, FILE, OPTIONS, cell
 
-from rootgraft.engine.checkpoint.families import FAMILIES
+from rootgraft.engine.checkpoint.families.family_table import FAMILIES
 
 NAMES = (*OPTIONS, *EDITS)
 # Cells of each family in an ordinary run; the heavy test computes all.
