@@ -98,6 +98,15 @@ def mask(_: torch.dtype) -> None:
     sampling_ops.mask_logits(logits(), gpu_tensor(2, dtype=INT64), words)
 
 
+def layer_norm_of_residual(dtype: torch.dtype) -> None:
+    weight = gpu_tensor(WIDTH, dtype=dtype)
+    assert ops.layer_norm(hidden(FP32), weight, weight, 1e-5, out_dtype=dtype).dtype is dtype
+
+
+def add_layer_norm(dtype: torch.dtype) -> None:
+    ops.add_layer_norm(hidden(dtype), hidden(FP32), gpu_tensor(WIDTH, dtype=dtype), None, 1e-5)
+
+
 def draw(_: torch.dtype) -> None:
     assert sampling_ops.has_kernel(logits())
     columns = [gpu_tensor(TOKENS, 1, dtype=kind) for kind in (INT64, torch.float64, FP32, torch.float64)]
@@ -143,6 +152,10 @@ CASES: dict[str, tuple[str, Callable[[torch.dtype], None], list[str]]] = {
     "norm": ("ops.rms_norm", norm, ["_rms_norm"]),
     "norm of the residual stream": ("ops.rms_norm", norm_of_residual, ["_rms_norm"]),
     "norm after a sum": ("ops.add_rms_norm", add_norm, ["_rms_norm"]),
+    "layer norm": ("ops.layer_norm", layer_norm_of_residual, ["_layer_norm"]),
+    "layer norm after a sum": ("ops.add_layer_norm", add_layer_norm, ["_layer_norm"]),
+    "scaled sum": ("ops.add_scaled", lambda d: ops.add_scaled(hidden(d), hidden(FP32), 0.5), []),  # torch's own
+    "copy of the residual stream": ("ops.copy_residual", lambda d: ops.copy_residual(hidden(FP32), d), []),
     "rotary": ("ops.rope_store_kv", rope, ["_rope_store_kv"]),
     "rotary with head norms": ("ops.rope_store_kv", lambda d: rope(d, normed=True), ["_rope_store_kv"]),
     "decode": ("ops.attention", lambda d: attend(d, query=1), ["decode"]),
@@ -152,6 +165,7 @@ CASES: dict[str, tuple[str, Callable[[torch.dtype], None], list[str]]] = {
         "ops.attention", lambda d: attend(d, query=1, context=4096, shared=True), ["shared", "decode", "merge"],
     ),
     "activation": ("ops.gated_activation", lambda d: ops.gated_activation(hidden(d), "silu"), ["_gated_activation"]),
+    "plain activation": ("ops.activation", lambda d: ops.activation(hidden(d), "relu2"), ["_gated_activation"]),
     "linear": ("ops.linear", plain_linear, []),  # torch's own products
     "linear to fp32": ("ops.linear", lambda d: plain_linear(d, wide=True), []),
     "largest of a linear": ("ops.largest_linear", lambda d: plain_linear(d, best=True), []),
