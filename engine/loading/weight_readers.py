@@ -86,6 +86,7 @@ class SafetensorsFolder:
         self._stored[name] = file, stored
 
     def read(self, name: str, out: Tensor, part: int | None = None) -> None:
+        """Copy a tensor, or decode a part of one in MXFP4."""
         if name in self._mxfp4:
             assert part is not None
             blocks, scales = (file.get_slice(stored)[part] for file, stored in _in_order(self._mxfp4[name]))
