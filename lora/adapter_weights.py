@@ -73,6 +73,11 @@ def sort_tensors(
             _add(stacked.setdefault(trained, {}), part.removesuffix(".weight"), tensor, name)
             continue
         module = layout.module_of(trained)
+        if module is None and OF_EXPERTS.search(trained):
+            raise AdapterError(
+                f"The tensor {name} is for experts, whose adapters are not computed on this base model and device.",
+                name,
+            )
         if module is None:
             raise AdapterError(f"The tensor {name} is for a module {trained} that the base model does not have.", name)
         published[module] = trained
@@ -90,6 +95,7 @@ def sort_tensors(
         if twice := sorted(found.keys() & modules.keys()):
             raise AdapterError(f"The adapter adapts {twice[0]} twice.", twice[0])
         modules |= found
+    modules = {name: modules[name] for name in sorted(modules)}
     return AdapterWeights(modules, config.invocation_tokens, _digest(modules, config.invocation_tokens))
 
 

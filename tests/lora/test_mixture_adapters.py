@@ -169,10 +169,14 @@ def test_what_does_not_fit_the_experts_is_refused(tmp_path: Path) -> None:
 def test_experts_of_another_device_are_refused_by_name(tmp_path: Path) -> None:
     """As on a GPU, whose kernels do not compute them."""
     options = {"target_modules": [], "target_parameters": ["experts.down_proj"]}
-    folder = make_adapter("gpt_oss", tmp_path / "adapter", options)
-    layout = dataclasses.replace(layout_of("gpt_oss", tmp_path / "base"), experts={})
-    with pytest.raises(AdapterError, match="target_parameters names experts, whose adapters are not computed"):
-        AdapterReader(layout, 64).read(str(folder))
+    folder = make_adapter("mixtral", tmp_path / "adapter", options)
+    layout = layout_of("mixtral", tmp_path / "base")
+    plain = tuple(shape for shape in layout.projections if shape.place is None)
+    layout = dataclasses.replace(layout, experts={}, projections=plain)
+    message = "target_parameters names experts, whose adapters are not computed"
+    refused(folder, layout, message, stored(folder))
+    one = {f"base_model.model.model.layers.0.mlp.experts.3.w1.lora_{part}.weight": torch.ones(8, 8) for part in "AB"}
+    refused(folder, layout, "is for experts, whose adapters are not computed", one, target_parameters=None)
 
 
 @pytest.mark.parametrize("name", ["mixtral", "qwen2_moe"])
