@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from support.models.lora_driver import AdaptedRun
-from support.models.paged_run import CPU
+from support.models.paged_run import CPU, PagedRun, run_whole
 from support.models.tiny_models import VOCAB, oracle_logits, save, tiny_model
 from torch import Tensor
 
@@ -21,6 +21,7 @@ from rootgraft.engine.loading.base_layout import base_layout
 from rootgraft.engine.loading.load_model import load_model
 from rootgraft.engine.models.kv_pool import KvPool
 from rootgraft.kernels import ops
+from rootgraft.kernels.layouts import int8_kv_layout
 from rootgraft.lora.lora_step import AdapterBank
 from rootgraft.lora.read_adapter import AdapterReader
 
@@ -63,6 +64,19 @@ def test_replayed_steps_are_bitwise_the_same(family: tuple[str, Path], dtype: to
         hidden = graphs.forward(inputs)
         assert torch.equal(hidden, model.forward(builder.to_tensors(inputs), pools[1]))
     assert graphs.recorded == [frozenset()]
+
+
+@pytest.mark.skipif(ops.native_kernels() is None, reason="no C++ compiler")
+def test_weights_and_kv_of_8_bits_stay_near(family: tuple[str, Path]) -> None:
+    """Rounding alone: what a layer does with its products does not depend on their form."""
+    name, folder = family
+    theirs = oracle_logits(name, PROMPT)
+    rounded = load_model(folder, dtype=torch.float32, device=CPU, weights="int8_weight_only")
+    plain = load_model(folder, dtype=torch.float32, device=CPU)
+    run = PagedRun(plain, 16, 1, len(PROMPT))
+    run.kv = KvPool(plain.config, run.kv.num_pages, 16, int8_kv_layout.DTYPE, CPU)
+    for ours in run_whole(rounded, PROMPT), run.step({0: PROMPT})[0]:
+        assert torch.nn.functional.cosine_similarity(ours, theirs).min() > 0.98
 
 
 def test_an_adapter_on_every_linear_module(family: tuple[str, Path], tmp_path: Path) -> None:
