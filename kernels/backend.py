@@ -56,6 +56,13 @@ def native_kernels() -> Kernels | None:
     return None if isinstance(kernels, BuildError) else kernels
 
 
+def packing_kernels() -> Kernels:
+    """Return the CPU kernels that packed a weight, which also read it where kernels are disabled by now."""
+    kernels = LIBRARY.native
+    assert not isinstance(kernels, BuildError)
+    return kernels
+
+
 def native_status() -> str:
     """Return one line on the CPU kernels: their instruction set, or why plain torch computes. Builds them if needed."""
     if not LIBRARY.enabled:

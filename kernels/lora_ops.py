@@ -19,7 +19,16 @@ from . import lora_reference, ops
 from .layouts.lora_arguments import Factors, Segments, SlotTable, Tiles, pack_expansion
 from .triton import launch
 
-__all__ = ["Factors", "Segments", "SlotTable", "Tiles", "lora_embed", "lora_shrink_expand", "pack_expansion"]
+__all__ = [
+    "Factors",
+    "Segments",
+    "SlotTable",
+    "Tiles",
+    "lora_embed",
+    "lora_experts",
+    "lora_shrink_expand",
+    "pack_expansion",
+]
 
 
 def lora_shrink_expand(y: Tensor, x: Tensor, table: SlotTable, segments: Segments) -> None:
@@ -44,6 +53,31 @@ def lora_embed(y: Tensor, token_ids: Tensor, table: SlotTable, segments: Segment
         ValueError: y or token_ids has another shape than the table's, or segments lack the slots that this path reads.
     """
     _run(y, None, token_ids, table, segments)
+
+
+def lora_experts(y: Tensor, x: Tensor, experts: Tensor, table: SlotTable, num_experts: int, segments: Segments) -> None:
+    """Add the adapters' part of a product of experts to ``y`` [T, k, N], for inputs ``x`` [T, K] or [T, k, K].
+
+    Args:
+        experts: [T, k] int32, from the router.
+        table: slot ``s * num_experts + e`` has the factors of adapter slot s for expert e.
+        num_experts: E.
+
+    Raises:
+        IndexError: a segment names a token or a slot that does not exist, or there is no such expert; nothing is
+            written.
+        ValueError: x or y has another shape or type than the table's, or segments lack slots.
+    """
+    shapes = (experts.shape[:1], experts.shape)
+    if y.shape != (*experts.shape, sum(table.sizes)) or x.shape not in [(*shape, table.width) for shape in shapes]:
+        raise ValueError(f"x {list(x.shape)} and y {list(y.shape)} do not fit {list(experts.shape)} experts")
+    if x.dtype is not table.dtype or y.dtype is not table.dtype:
+        raise ValueError(f"x and y are {x.dtype} and {y.dtype}, not {table.dtype}")
+    kernels = ops.native_kernels() if y.is_cpu else None
+    if kernels is not None and kernels.lora.takes(table, y, x):
+        kernels.lora.expert_shrink_expand(y, x, experts, table, num_experts, segments)
+    else:
+        lora_reference.expert_shrink_expand(y, x, experts, table, num_experts, segments)
 
 
 def _run(y: Tensor, x: Tensor | None, token_ids: Tensor | None, table: SlotTable, segments: Segments) -> None:

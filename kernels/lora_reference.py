@@ -41,6 +41,34 @@ def lora_shrink_expand(
         y[tokens] = _expand(y[tokens], shrunk * adapter.scale, adapter, table.sizes)
 
 
+def expert_shrink_expand(
+    y: Tensor, x: Tensor, experts: Tensor, table: SlotTable, num_experts: int, segments: Segments
+) -> None:
+    """The same for the picks of each token, whose slots are ``slot * num_experts + expert``.
+
+    Args:
+        y: [T, k, sum of sizes], changed in place.
+        x: [T, K] or [T, k, K].
+        experts: [T, k] int32.
+        table: [slots * num_experts].
+        num_experts: E.
+        segments: the tokens of each adapter's slot.
+    """
+    segments.check_slots()
+    picks, starts = experts.shape[1], segments.starts.tolist()
+    own = x.repeat_interleave(picks, 0) if x.dim() == 2 else x.flatten(0, 1)
+    flat = y.flatten(0, 1)
+    for index, slot in enumerate(segments.slots.tolist()):
+        tokens = segments.tokens[starts[index] : starts[index + 1]].long()
+        pick = (tokens[:, None] * picks + torch.arange(picks, device=y.device)).flatten()
+        chosen = experts.flatten()[pick]
+        for expert in chosen.unique().tolist():
+            part = pick[chosen == expert].int()
+            slots, ends = part.new_tensor([slot * num_experts + expert]), part.new_tensor([0, len(part)])
+            lora_shrink_expand(flat, own, None, table, Segments(part, slots, ends))
+    y.copy_(flat.view_as(y))
+
+
 def _expand(y: Tensor, shrunk: Tensor, adapter: Factors, sizes: Sequence[int]) -> Tensor:
     """New values of y [n, N] from the scaled A x [n, R], module by module; modules of rank 0 keep theirs."""
     out = list(y.split(tuple(sizes), dim=1))

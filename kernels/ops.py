@@ -249,8 +249,9 @@ def attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: PagedBatch, pa
     each row would get alone; on a CUDA device where ``batch.shared`` says so.
 
     Token i of row r has position ``context_len[r] - query_len[r] + i`` and sees the keys at positions up to its own,
-    with a window the last ``window`` of them (itself included). A score is ``s = scale * q.k``, or
-    ``soft_cap * tanh(s / soft_cap)``; query head h reads KV head ``h // (Hq / Hkv)``.
+    with a window the last ``window`` of them (itself included). A score is ``s = scale * q.k``, or ``soft_cap * tanh(s
+    / soft_cap)``; query head h reads KV head ``h // (Hq / Hkv)``. With sinks the weights of a head's keys are ``exp(s)
+    / (exp(sink) + sum of exp(s))``.
 
     Args:
         q: [T, Hq, D].

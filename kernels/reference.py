@@ -170,7 +170,12 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, first: int, params: AttentionParams
     hidden = key > position
     if params.window is not None:
         hidden |= key <= position - params.window
-    weights = scores.masked_fill_(hidden, float("-inf")).softmax(-1)
+    scores = scores.masked_fill_(hidden, float("-inf"))
+    if params.sinks is not None:
+        sinks = params.sinks.float().view(k.shape[0], -1, 1, 1).expand(-1, -1, tokens, 1)
+        weights = torch.cat((scores, sinks), dim=-1).softmax(-1)[..., :-1]
+    else:
+        weights = scores.softmax(-1)
     return (weights @ v[:, None]).permute(2, 0, 1, 3).reshape(tokens, heads, head_dim)
 
 

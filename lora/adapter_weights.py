@@ -10,9 +10,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .base_projections import EMBEDDING, BaseLayout, in_tower, language_model_name
-from .config import AdapterConfig
+from .base_projections import EMBEDDING, BaseLayout, in_tower
+from .config import OF_EXPERTS, AdapterConfig
 from .errors import AdapterError
+from .published.module_weights import ModuleWeights
+from .published.stacked_experts import expert_modules
 
 _NAME = re.compile(
     r"base_model\.model\.(?P<module>.+)\."
@@ -20,30 +22,6 @@ _NAME = re.compile(
     r"(?:\.weight)?|base_layer\.weight|lora_monteclora_sampler\..+)"
 )
 _LAYER = re.compile(r"model\.layers\.(\d+)\.")
-
-
-@dataclass(frozen=True, slots=True)
-class ModuleWeights:
-    """Low-rank pair of one module with N outputs and K inputs: ``scale * B (A x)``, with bias and DoRA magnitude.
-
-    For the embedding K is the size of the vocabulary and x a one-hot vector.
-
-    Attributes:
-        a: [r, K].
-        b: [N, r].
-        bias: [N], added to ``B (A x)`` before it is scaled, or None.
-        magnitude: [N], DoRA's, or None.
-    """
-
-    scale: float
-    a: Tensor
-    b: Tensor
-    bias: Tensor | None
-    magnitude: Tensor | None
-
-    @property
-    def rank(self) -> int:
-        return self.a.shape[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,23 +56,46 @@ def sort_tensors(
         AdapterError: a tensor is unknown or has another shape than the config and the base model give it, a part of a
             pair is missing, or the adapter comes with a base weight that is not this model's.
     """
+    if not layout.experts and any(OF_EXPERTS.search(name) for name in config.parameters):
+        raise AdapterError(
+            "target_parameters names experts, whose adapters are not computed on this base model and device. Train "
+            "LoRA on attention, the router or the shared expert.",
+            "target_parameters",
+        )
     parts: dict[str, dict[str, Tensor]] = {}
+    stacked: dict[str, dict[str, Tensor]] = {}  # of all experts of a layer
     published: dict[str, str] = {}
     for name, tensor in tensors.items():
         trained, part = _split(name)
         if in_tower(trained, layout.towers):
             continue
-        module = language_model_name(trained)
-        if module not in layout.modules:
+        if layout.experts_of(trained) is not None:
+            _add(stacked.setdefault(trained, {}), part.removesuffix(".weight"), tensor, name)
+            continue
+        module = layout.module_of(trained)
+        if module is None and OF_EXPERTS.search(trained):
+            raise AdapterError(
+                f"The tensor {name} is for experts, whose adapters are not computed on this base model and device.",
+                name,
+            )
+        if module is None:
             raise AdapterError(f"The tensor {name} is for a module {trained} that the base model does not have.", name)
         published[module] = trained
         if part == "base_layer.weight":
             _check_base(module, tensor, layout)
         elif not part.startswith("lora_monteclora_sampler."):  # used in training only
             _add(parts.setdefault(module, {}), part.removesuffix(".weight"), tensor, name)
-    if not parts:
+    if not parts and not stacked:
         raise AdapterError("The adapter adapts no module.")
     modules = {name: _module(name, published[name], parts[name], config, layout, most_rank) for name in sorted(parts)}
+    for trained in sorted(stacked):
+        experts = layout.experts_of(trained)
+        assert experts is not None
+        found = expert_modules(trained, stacked[trained], config, experts, most_rank)
+        if twice := sorted(found.keys() & modules.keys()):
+            raise AdapterError(f"The adapter adapts {twice[0]} twice.", twice[0])
+        modules |= found
+    modules = {name: modules[name] for name in sorted(modules)}
     return AdapterWeights(modules, config.invocation_tokens, _digest(modules, config.invocation_tokens))
 
 
@@ -141,7 +142,8 @@ def _module(
             f"missing: {', '.join(missing) or 'none'}; unexpected: {', '.join(extra) or 'none'}.",
             name,
         )
-    rank, (outputs, inputs) = config.rank_of(trained), layout.modules[name]
+    pattern = f"{trained}.weight" if _ends_with(f"{trained}.weight", config.parameters) else trained
+    rank, (outputs, inputs) = config.rank_of(pattern), layout.modules[name]
     if rank > most_rank:
         raise AdapterError(f"{name} has rank {rank}; at most {most_rank} is taken (--max-lora-rank).", "r")
     a, b = parts[f"lora_{middle}A"], parts[f"lora_{middle}B"]
@@ -152,12 +154,13 @@ def _module(
         _check_shape(name, "bias of B", bias, (outputs,))
     if magnitude is not None:
         _check_shape(name, "magnitude", magnitude, (outputs,))
-    return ModuleWeights(config.scale_of(trained, rank), a, b, bias, magnitude)
+    return ModuleWeights(config.scale_of(pattern, rank), a, b, bias, magnitude)
 
 
 def _check_targeted(name: str, trained: str, config: AdapterConfig) -> None:
     """Refuse tensors of modules that the config leaves out: PEFT would ignore them, but the intent is unclear."""
-    if config.targets is not None and not _ends_with(trained, config.targets):
+    is_parameter = _ends_with(f"{trained}.weight", config.parameters)
+    if config.targets is not None and not is_parameter and not _ends_with(trained, config.targets):
         raise AdapterError(f"The adapter has tensors for {name}, which target_modules does not name.", "target_modules")
     if _ends_with(trained, config.excluded):
         raise AdapterError(f"The adapter has tensors for {name}, which exclude_modules names.", "exclude_modules")

@@ -21,9 +21,49 @@ def language_model_name(name: str) -> str:
     return name
 
 
+# Names of modules in transformers 5, by which PEFT trains, where they are not those of checkpoints.
+_RENAMED = ((".block_sparse_moe.router", ".block_sparse_moe.router.layer"), (".mlp.", ".block_sparse_moe."))
+
+
 def in_tower(name: str, towers: tuple[str, ...]) -> bool:
     """Return whether a module or tensor belongs to one of a multimodal model's modules beside its language model."""
     return name.removeprefix("model.").partition(".")[0] in towers
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertPlace:
+    """One expert's part in a product of experts.
+
+    Attributes:
+        product: key in ``LoraStep`` of the product of all experts of a layer.
+        expert: which.
+        count: number of experts.
+    """
+
+    product: str
+    expert: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertModules:
+    """The experts of a layer, whose weights PEFT trains as two tensors: gate and up, and down.
+
+    Attributes:
+        count: number of experts.
+        gate: modules of the experts' gates, by which ``ProjectionShape`` names them; ``up`` and ``down`` likewise.
+        size: intermediate size of an expert.
+        hidden: the model's size.
+        interleaved: rows of gate and up are stored by turns.
+    """
+
+    count: int
+    gate: tuple[str, ...]
+    up: tuple[str, ...]
+    down: tuple[str, ...]
+    size: int
+    hidden: int
+    interleaved: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +74,13 @@ class ProjectionShape:
         modules: published names of its modules, adjacent in its output.
         sizes: output columns of each.
         width: inputs; for the embedding the size of the vocabulary.
+        place: of an expert's product among those of all experts of the layer; None for a product of all tokens.
     """
 
     modules: tuple[str, ...]
     sizes: tuple[int, ...]
     width: int
+    place: ExpertPlace | None = None
 
     @property
     def name(self) -> str:
@@ -58,6 +100,7 @@ class BaseLayout:
             type. Called from background threads, for DoRA and to compare a weight that came with an adapter.
         read_bias: the bias [out] of a module, or None if it has none. Called from background threads, for DoRA.
         towers: modules of the checkpoint beside the language model: an adapter's part in them changes no text.
+        experts: the layers' experts by the name of the module that they are in.
     """
 
     projections: tuple[ProjectionShape, ...]
@@ -66,6 +109,7 @@ class BaseLayout:
     read_weight: Callable[[str], Tensor]
     read_bias: Callable[[str], Tensor | None]
     towers: tuple[str, ...] = ()
+    experts: Mapping[str, ExpertModules] = field(default_factory=dict)
     modules: Mapping[str, tuple[int, int]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -76,3 +120,21 @@ class BaseLayout:
             for module, size in zip(shape.modules, shape.sizes, strict=True)
         }
         object.__setattr__(self, "modules", shapes)
+
+    def module_of(self, trained: str) -> str | None:
+        """Return the base model's name of a module that has this one where it was trained, None for no such module."""
+        return next((name for name in _published(trained) if name in self.modules), None)
+
+    def experts_of(self, trained: str) -> ExpertModules | None:
+        """Return the experts whose tensors are trained as a module of this name, None for no such module.
+
+        PEFT nests the modules of several tensors of one module in each other, as ``base_layer``.
+        """
+        names = _published(trained.removesuffix(".base_layer"))
+        return next((self.experts[name] for name in names if name in self.experts), None)
+
+
+def _published(trained: str) -> tuple[str, ...]:
+    """Names that a module may have in the checkpoint."""
+    name = language_model_name(trained)
+    return (name, *(name.replace(new, published) for new, published in _RENAMED))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -60,6 +61,7 @@ _READ = frozenset(
         "r",
         "rank_pattern",
         "target_modules",
+        "target_parameters",
         "task_type",
         "use_dora",
         "use_rslora",
@@ -75,11 +77,13 @@ _REFUSED = {
     "megatron_config": "Megatron's parallel layers are not computed",
     "modules_to_save": "it replaces whole matrices of the base model, which all adapters share; merge the adapter "
     "into a model of its own, or train it with LoRA on these modules",
-    "target_parameters": "LoRA on bare parameters (mixture of experts) is not computed",
     "trainable_token_indices": "replaced rows of the embedding are not computed; use LoRA on embed_tokens",
     "use_bdlora": "block-diagonal factors are not computed",
     "use_qalora": "QALoRA's pooled inputs are not computed",
 }
+
+OF_EXPERTS = re.compile(r"(^|\.)(experts|input_linear|output_linear)(\.|$)")
+"""Names of a mixture's experts, together or one by one."""
 
 # Initialisations that give an ordinary LoRA on the unchanged base after training.
 _PLAIN_INITS = ("gaussian", "eva", "orthogonal", "mica", "lora_ga")
@@ -99,6 +103,7 @@ class AdapterConfig:
         lora_bias: B has a bias.
         invocation_tokens: of an activated LoRA (https://arxiv.org/abs/2504.12397); empty for an ordinary one.
         targets: suffixes of module names that may be adapted, None where the config has a regular expression.
+        parameters: suffixes of names of bare weights that may be: routers are modules without a linear layer.
         excluded: suffixes of names that may not.
         layers: indices of the layers that may be adapted, None for all.
     """
@@ -112,6 +117,7 @@ class AdapterConfig:
     lora_bias: bool = False
     invocation_tokens: tuple[int, ...] = ()
     targets: frozenset[str] | None = None
+    parameters: frozenset[str] = frozenset()
     excluded: frozenset[str] = frozenset()
     layers: frozenset[int] | None = None
 
@@ -142,6 +148,7 @@ def read_config(text: bytes) -> AdapterConfig:
         lora_bias=_flag(fields, "lora_bias"),
         invocation_tokens=_invocation_tokens(fields),
         targets=_names(fields.get("target_modules"), "target_modules"),
+        parameters=_parameters(fields),
         excluded=_names(fields.get("exclude_modules"), "exclude_modules") or frozenset(),
         layers=_layers(fields),
     )
@@ -284,6 +291,13 @@ def _names(value: Any, key: str) -> frozenset[str] | None:
     if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
         raise AdapterError(f"{key} must be a list of module names or a string, not {_shown(value)}.", key)
     return frozenset(value)
+
+
+def _parameters(fields: Mapping[str, Any]) -> frozenset[str]:
+    key = "target_parameters"
+    if isinstance(fields.get(key), str):
+        raise AdapterError(f"{key} must be a list of names, not {_shown(fields[key])}.", key)
+    return _names(fields.get(key), key) or frozenset()
 
 
 def _layers(fields: Mapping[str, Any]) -> frozenset[int] | None:

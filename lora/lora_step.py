@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..kernels.lora_ops import Segments, SlotTable, lora_embed, lora_shrink_expand
-from .base_projections import EMBEDDING, HEAD, BaseLayout
+from ..kernels.lora_ops import Factors, Segments, SlotTable, lora_embed, lora_experts, lora_shrink_expand
+from .base_projections import EMBEDDING, HEAD, BaseLayout, ExpertPlace
 from .prepare_factors import PreparedAdapter
 from .segments import BASE, make_segments
 
@@ -18,18 +20,25 @@ class LoraStep:
     Args:
         tables: of the projections that this step's adapters change, by name.
         segments: the step's tokens by slot.
+        experts: number of experts of each product of experts.
     """
 
-    __slots__ = ("_segments", "_tables")
+    __slots__ = ("_experts", "_segments", "_tables")
 
-    def __init__(self, tables: dict[str, SlotTable], segments: Segments) -> None:
+    def __init__(self, tables: dict[str, SlotTable], segments: Segments, experts: Mapping[str, int]) -> None:
         self._tables = tables
         self._segments = segments
+        self._experts = experts
 
     def project(self, projection: str, x: Tensor, y: Tensor) -> None:
         """Add the adapters' part to ``y`` [T, N], the projection of ``x`` [T, K], in place."""
         if (table := self._tables.get(projection)) is not None:
             lora_shrink_expand(y, x, table, self._segments)
+
+    def project_experts(self, product: str, x: Tensor, y: Tensor, experts: Tensor) -> None:
+        """Add the adapters' part to ``y`` [T, k, N], the product of ``x`` [T, K] or [T, k, K] with experts [T, k]."""
+        if (table := self._tables.get(product)) is not None:
+            lora_experts(y, x, experts, table, self._experts[product], self._segments)
 
     def embed(self, token_ids: Tensor, y: Tensor) -> None:
         """Add the adapters' part to ``y`` [T, H], the embedding of ``token_ids`` [T] before it is scaled.
@@ -50,33 +59,49 @@ class AdapterBank:
 
     def __init__(self, layout: BaseLayout, num_slots: int) -> None:
         self._device = layout.device
-        self._tables = {
-            shape.name: SlotTable(shape.sizes, shape.width, num_slots, layout.dtype, layout.device)
-            for shape in layout.projections
-        }
-        self._used: list[frozenset[str]] = [frozenset()] * num_slots
+        self._tables: dict[str, SlotTable] = {}
+        self._places: dict[str, ExpertPlace] = {}
+        self._experts: dict[str, int] = {}
+        for shape in layout.projections:
+            name, slots = shape.name, num_slots
+            if (place := shape.place) is not None:
+                self._places[name] = place
+                self._experts[place.product] = place.count
+                name, slots = place.product, num_slots * place.count
+            if name not in self._tables:
+                self._tables[name] = SlotTable(shape.sizes, shape.width, slots, layout.dtype, layout.device)
+        self._written: list[frozenset[str]] = [frozenset()] * num_slots  # factors, by the names of projections
+        self._used: list[frozenset[str]] = [frozenset()] * num_slots  # tables
 
     def install(self, slot: int, adapter: PreparedAdapter) -> None:
         """Write an adapter into a slot, which no step in flight may use."""
-        for name in self._used[slot] - adapter.factors.keys():
-            self._tables[name].put(slot, None)
+        for name in self._written[slot] - adapter.factors.keys():
+            self._put(slot, name, None)
         block = adapter.block.to(self._device, non_blocking=True)
 
         def moved(tensor: Tensor) -> Tensor:
             begin = tensor.data_ptr() - adapter.block.data_ptr()
             return block[begin : begin + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
 
+        # First: were a part not written, `clear` would still clear the rest.
+        self._written[slot] = frozenset(adapter.factors)
         self._used[slot] = frozenset(
-            adapter.factors
-        )  # first: were a part not written, `clear` would still clear the rest
+            self._places[name].product if name in self._places else name for name in adapter.factors
+        )
         for name, factors in adapter.factors.items():
-            self._tables[name].put(slot, factors.map(moved))
+            self._put(slot, name, factors.map(moved))
 
     def clear(self, slot: int) -> None:
         """Empty a slot and release its adapter's memory."""
-        for name in self._used[slot]:
-            self._tables[name].put(slot, None)
-        self._used[slot] = frozenset()
+        for name in self._written[slot]:
+            self._put(slot, name, None)
+        self._written[slot] = self._used[slot] = frozenset()
+
+    def _put(self, slot: int, name: str, factors: Factors | None) -> None:
+        if (place := self._places.get(name)) is None:
+            self._tables[name].put(slot, factors)
+        else:
+            self._tables[place.product].put(slot * place.count + place.expert, factors)
 
     def step(self, of_tokens: NDArray[np.int32]) -> LoraStep | None:
         """Return the LoRA part of a step, or None if no token has an adapter.
@@ -101,7 +126,7 @@ class AdapterBank:
             names: the projections to include; those that no adapter of a step changes still cost a launch.
             segments: from ``StaticSegments``, filled before each replay.
         """
-        return LoraStep({name: self._tables[name] for name in names}, segments)
+        return LoraStep({name: self._tables[name] for name in names}, segments, self._experts)
 
     def reserve(self, rank: int) -> frozenset[str]:
         """Make launches wide enough for adapters of this rank; returns all projections but the head."""
@@ -121,4 +146,4 @@ class AdapterBank:
 
     def _step(self, of_tokens: NDArray[np.int32], names: frozenset[str]) -> LoraStep | None:
         segments = make_segments(of_tokens, self._device) if names else None
-        return None if segments is None else LoraStep({name: self._tables[name] for name in names}, segments)
+        return None if segments is None else self.recorded_step(names, segments)

@@ -10,9 +10,10 @@ from torch import Tensor
 
 from ..kernels.lora_ops import Factors, pack_expansion
 from ..kernels.memory import lazy_zeros
-from .adapter_weights import AdapterWeights, ModuleWeights
+from .adapter_weights import AdapterWeights
 from .base_projections import EMBEDDING, BaseLayout, ProjectionShape
 from .errors import AdapterError
+from .published.module_weights import ModuleWeights
 
 _ROWS = 4096
 _ALIGNMENT = 64  # bytes: a cache line

@@ -34,6 +34,10 @@ _RENAMED = {
     "final_logit_softcapping": "final_logit_softcapping",
     "rope.freq_base": "rope_theta",
     "rope.freq_base_swa": "rope_local_base_freq",
+    "expert_count": "num_experts",
+    "expert_used_count": "num_experts_per_tok",
+    "expert_feed_forward_length": "moe_intermediate_size",
+    "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
 }
 # The same, for families that honour them.
 _EPSILONS = {"attention.layer_norm_rms_epsilon": False, "attention.layer_norm_epsilon": True}  # of layer norms
@@ -52,7 +56,7 @@ _READ = {
 }  # fmt: skip
 _NO_EFFECT = {"rope.scaling.finetuned", "tensor_data_layout"}
 # Without effect at these values, refused at others.
-_HARMLESS = {"attention.causal": True, "expert_count": 0, "expert_used_count": 0}
+_HARMLESS = {"attention.causal": True}
 _DIVISORS, _LONG, _SHORT = "rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"
 ROPE_TENSORS = frozenset({_DIVISORS, _LONG, _SHORT})
 """Tensors that are read with the config."""
@@ -84,7 +88,8 @@ def _family(file: GgufFile) -> Family:
     if not isinstance(name, str) or name not in BY_GGUF_NAME:
         raise ModelError(f"The GGUF architecture {quoted(name)} is not supported. {nearest(str(name), BY_GGUF_NAME)}")
     has_window = f"{name}.attention.sliding_window" in file.metadata
-    families = BY_GGUF_NAME[name]
+    has_experts = bool(file.metadata.get(f"{name}.expert_count"))
+    families = [each for each in BY_GGUF_NAME[name] if (each.mixture is not None) is has_experts] or BY_GGUF_NAME[name]
     return next((family for family in families if (family.windows != "never") is has_window), families[0])
 
 
@@ -101,6 +106,8 @@ def _flags(file: GgufFile, family: Family) -> dict[str, bool]:
     flags = {key: parts <= found for key, parts in family.optional_biases.items()}
     if family.qk_norm_flag is not None:
         flags[family.qk_norm_flag] = "blk.0.attn_q_norm.weight" in file.tensors
+    if family.mixture is not None:  # llama.cpp knows by the architecture
+        flags["norm_topk_prob"] = family.mixture.gguf_renormalises
     return flags
 
 

@@ -15,6 +15,7 @@ from .config_fields import Fields
 from .families.family import Family
 from .families.family_table import BY_ARCHITECTURE
 from .model_config import Activation, LayerConfig, ModelConfig, YarnScaling
+from .read_mixture import prediction_layers, read_mixtures
 from .rope_config import read_ropes
 from .text_config import MULTIMODAL_BY_ARCHITECTURE, TEXT, VISION, language_config
 
@@ -101,6 +102,7 @@ def model_config(config: Mapping[str, Any]) -> ModelConfig:
         output_bias="output" in biases,
         mlp_bias="mlp" in biases,
         activation=_activation(fields),
+        attention_sinks=family.attention_sinks,
         attention_scale=_attention_scale(fields, family, head_dim),
         attention_soft_cap=fields.optional_positive("attn_logit_softcapping") if family.attention_soft_cap else None,
         logit_soft_cap=fields.optional_positive("final_logit_softcapping") if family.logit_soft_cap else None,
@@ -112,6 +114,7 @@ def model_config(config: Mapping[str, Any]) -> ModelConfig:
         towers=towers,
         bos_token_id=next(iter(fields.token_ids("bos_token_id", vocab)), None),
         eos_token_ids=fields.token_ids("eos_token_id", vocab),
+        prediction_layers=prediction_layers(fields, family.mixture),
     )
 
 
@@ -161,12 +164,21 @@ def _refuse(config: Mapping[str, Any], family: Family) -> None:
     """Raise ``ModelError`` for the first key with an unsupported value."""
     for key, harmless in {**_REFUSED, **_unused(family), **family.harmless}.items():
         value = config.get(key)
-        if value is not None and value not in harmless:
+        if value is not None and value not in harmless and not _is_of_mixture(key, value, family):
             raise ModelError(f"{WHERE}: {key} = {quoted(value)} is not supported for {family.architecture}.")
     remote = config.get("auto_map")
     named = remote.values() if isinstance(remote, dict) else [remote]
     if remote is not None and not all(name in family.remote_code for name in named):
         raise ModelError(f"{WHERE}: auto_map asks for code from the model's repository, which is never run.")
+
+
+def _is_of_mixture(key: str, value: Any, family: Family) -> bool:
+    """Return whether a family's mixtures read this key, with this value."""
+    if family.mixture is None:
+        return False
+    if key == "quantization_config":
+        return family.mixture.mxfp4 and isinstance(value, dict) and value.get("quant_method") == "mxfp4"
+    return key in family.mixture.count_keys
 
 
 def _unused(family: Family) -> dict[str, tuple[Any, ...]]:
@@ -232,12 +244,14 @@ def _layers(fields: Fields, family: Family, head_dim: int) -> tuple[LayerConfig,
     if family.no_rope == "full" and fields.has("sliding_window"):
         rotary = [kind == SLIDING for kind in kinds]
     window = fields.integer("sliding_window", high=MAX_LENGTH) if SLIDING in kinds else None
+    mixtures = read_mixtures(fields, family.mixture, count)
     return tuple(
         LayerConfig(
             window=window if kind == SLIDING else None,
             rope=(local if kind == SLIDING else full) if has_rope else None,
+            mixture=mixture,
         )
-        for kind, has_rope in zip(kinds, rotary, strict=True)
+        for kind, has_rope, mixture in zip(kinds, rotary, mixtures, strict=True)
     )
 
 
@@ -264,7 +278,11 @@ def _layer_types(fields: Fields, family: Family, rotary: list[bool]) -> list[str
         raise fields.wrong("layer_types", f"a list of {count} times {FULL} or {SLIDING}")
     if family.windows in ("never", "all") and listed != _derived_types(fields, family, rotary):
         raise ModelError(f"{WHERE}: layer_types is not supported for {family.architecture}.")
-    if family.windows in ("late", "no_rope") and SLIDING in listed and not fields.flag("use_sliding_window"):
+    if (
+        family.windows in ("late", "no_rope", "early", "asked")
+        and SLIDING in listed
+        and not fields.flag("use_sliding_window")
+    ):
         raise ModelError(f"{WHERE}: layer_types has {SLIDING}, but use_sliding_window is not set.")
     return listed
 
@@ -288,7 +306,11 @@ def _sliding_layers(fields: Fields, family: Family, rotary: list[bool]) -> list[
             return [(index + 1) % period != 0 for index in range(count)]
     if not (fields.flag("use_sliding_window") and fields.has("sliding_window")):
         return [False] * count
+    if family.windows == "asked":
+        return [True] * count
     if family.windows == "no_rope":
         return [not has_rope for has_rope in rotary]
     first = fields.integer("max_window_layers", low=0)
+    if family.windows == "early":
+        return [index < first and index % 2 == 0 for index in range(count)]
     return [index >= first for index in range(count)]

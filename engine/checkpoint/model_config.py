@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from .families.mixture import Mixture
 from .families.norm_layout import HeadNorm, LayerNorms
 
 Activation = Literal["silu", "gelu_tanh", "relu2"]
@@ -111,10 +112,12 @@ class LayerConfig:
     Attributes:
         window: size of the sliding window, the token itself included; None for full attention.
         rope: None for a layer without positions.
+        mixture: the experts that are the layer's MLP, None for an ordinary one.
     """
 
     window: int | None
     rope: Rope | None
+    mixture: Mixture | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +140,7 @@ class ModelConfig:
         mlp_modules: names of the MLP's projections: of gate and up, or of both in one, or of up alone; then of down.
         gated_mlp: the MLP is ``down(act(gate(x)) * up(x))``, else ``down(act(up(x)))``.
         qkv_bias: q, k and v projections have a bias; ``output_bias`` and ``mlp_bias`` likewise for theirs.
+        attention_sinks: each head has a logit without a value, which the softmax takes into account (gpt-oss).
         attention_scale: factor of the scores ``q . k``.
         attention_soft_cap: c of ``c * tanh(score / c)``, None for no cap.
         logit_soft_cap: the same for the logits.
@@ -148,6 +152,7 @@ class ModelConfig:
         towers: modules of the checkpoint beside the language model, which are not loaded.
         bos_token_id: the begin token, if there is one; the tokenizer decides whether prompts get it.
         eos_token_ids: the tokens that end an answer.
+        prediction_layers: layers behind the last in a checkpoint, which predict further tokens and are not loaded.
     """
 
     family: str
@@ -175,6 +180,7 @@ class ModelConfig:
     output_bias: bool
     mlp_bias: bool
     activation: Activation
+    attention_sinks: bool
     attention_scale: float
     attention_soft_cap: float | None
     logit_soft_cap: float | None
@@ -186,6 +192,7 @@ class ModelConfig:
     towers: tuple[str, ...]
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
+    prediction_layers: int = 0
 
     @property
     def num_layers(self) -> int:

@@ -175,7 +175,7 @@ def _shape(config: ModelConfig) -> str:
 def _number_formats(model: DecoderModel) -> str:
     """Describe the model's type, and the forms of quantised weights."""
     name = str(model.dtype).removeprefix("torch.")
-    packed = [part.packed for part in model.projections]
+    packed = model.weights
     forms = sorted({part.format for part in packed if isinstance(part, ops.QuantisedLinear)})
     return f"{name} with weights in {' and '.join(form.description for form in forms)}" if forms else name
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from threading import Lock
 
 import torch
 from torch import Tensor
 
-from ...lora.base_projections import EMBEDDING, BaseLayout, ProjectionShape
+from ...lora.base_projections import EMBEDDING, BaseLayout, ExpertModules, ExpertPlace, ProjectionShape
+from ..checkpoint.families.mixture import Mixture
 from ..models.decoder import DecoderModel
+from ..models.experts import Experts
 from .load_model import open_source
 from .tensor_names import EMBEDDING as EMBEDDING_WEIGHT
 from .tensor_names import HEAD
@@ -22,15 +24,23 @@ def base_layout(model: DecoderModel, path: Path, *, dummy: bool) -> BaseLayout:
     # Random weights depend on their device; all others are read to the CPU, where their norms are computed.
     device = model.device if dummy else torch.device("cpu")
     weights = _Weights(lambda: open_source(path, model.config, dummy), model.dtype, device)
-    return BaseLayout(_projections(model), model.dtype, model.device, weights.weight, weights.bias, model.config.towers)
+    return BaseLayout(
+        projections=_projections(model) + tuple(_expert_shapes(model)),
+        dtype=model.dtype,
+        device=model.device,
+        read_weight=weights.weight,
+        read_bias=weights.bias,
+        towers=model.config.towers,
+        experts=dict(_experts(model)),
+    )
 
 
 def adapter_bytes(layout: BaseLayout, rank: int) -> int:
-    """Return the bytes of an adapter with this rank in all projections of all layers, without embedding and head."""
+    """Return the bytes of an adapter with this rank in all projections that all tokens pass, but embedding and head."""
     cells = sum(
         sum(size + shape.width for size in shape.sizes)
         for shape in layout.projections
-        if shape.modules[0].startswith("model.layers.")
+        if shape.modules[0].startswith("model.layers.") and shape.place is None
     )
     return cells * rank * layout.dtype.itemsize
 
@@ -41,6 +51,39 @@ def _projections(model: DecoderModel) -> tuple[ProjectionShape, ...]:
         ProjectionShape((EMBEDDING,), (hidden_size,), vocab_size),
         *(ProjectionShape(part.modules, part.sizes, part.packed.in_features) for part in model.projections),
     )
+
+
+def _mixtures(model: DecoderModel) -> Iterator[tuple[Mixture, Experts]]:
+    """The mixtures of experts, on devices that compute adapters on experts: on a CPU."""
+    for layer, config in zip(model.layers, model.config.layers, strict=True):
+        if config.mixture is not None and isinstance(layer.mlp, Experts) and model.device.type == "cpu":
+            yield config.mixture, layer.mlp
+
+
+def _expert_shapes(model: DecoderModel) -> Iterator[ProjectionShape]:
+    for mixture, experts in _mixtures(model):
+        for product in (experts.gate_up, experts.down):
+            for expert, modules in enumerate(product.modules):
+                place = ExpertPlace(product.name, expert, mixture.num_experts)
+                yield ProjectionShape(modules, product.sizes, product.weights.in_features, place)
+
+
+def _experts(model: DecoderModel) -> Iterator[tuple[str, ExpertModules]]:
+    for mixture, experts in _mixtures(model):
+        gates, ups = zip(*experts.gate_up.modules, strict=True)
+        owner = experts.gate_up.name.rpartition(".")[0]
+        yield (
+            owner,
+            ExpertModules(
+                count=mixture.num_experts,
+                gate=gates,
+                up=ups,
+                down=tuple(modules[0] for modules in experts.down.modules),
+                size=mixture.size,
+                hidden=model.config.hidden_size,
+                interleaved=mixture.names.storage == "interleaved",
+            ),
+        )
 
 
 class _Weights:

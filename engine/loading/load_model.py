@@ -13,17 +13,21 @@ from ..checkpoint.model_config import ModelConfig, Rope
 from ..checkpoint.read_config import read_model_config
 from ..errors import ModelError
 from ..models.decoder import DecoderModel
+from ..models.experts import Experts
 from ..models.layers import Attention, DecoderLayer, Mlp, PlainMlp, Projection
 from ..models.norms import LayerNorm, NoNorm, Norm, RmsNorm, ScaledSum
 from ..models.rope import cos_sin_table
+from .load_experts import load_experts
 from .tensor_names import (
     EMBEDDING,
     FINAL_NORM,
     HEAD,
+    SINKS,
     check_tensors,
     down_module,
     expected_shapes,
     head_norm_shapes,
+    prediction_tensors,
     qkv_modules,
     up_modules,
 )
@@ -54,7 +58,7 @@ def load_model(
     """
     config = read_model_config(path)
     source = open_source(path, config, dummy)
-    optional = frozenset({HEAD}) if config.tied_head else frozenset()
+    optional = prediction_tensors(source.shapes, config) | ({HEAD} if config.tied_head else set())
     check_tensors(expected_shapes(config), source.shapes, optional)
     if HEAD in source.shapes and config.tied_head:
         _check_tied(source)
@@ -115,7 +119,7 @@ class _Assembly:
         is_parallel = self.config.parallel_block
         return DecoderLayer(
             attention=self.attention(index, f"{prefix}.self_attn"),
-            mlp=self.mlp(f"{prefix}.mlp"),
+            mlp=self.mlp(index, prefix),
             post_attention=self.norm(f"{prefix}.{norms.after_attention}") if norms.after_attention else None,
             post_mlp=self.norm(f"{prefix}.{norms.after_mlp}") if norms.after_mlp else None,
             mlp_norm=own_norm if is_parallel else self.norm(norms.before_mlp and f"{prefix}.{norms.before_mlp}"),
@@ -123,10 +127,12 @@ class _Assembly:
             is_parallel=is_parallel,
         )
 
-    def mlp(self, prefix: str) -> Mlp | PlainMlp:
+    def mlp(self, index: int, prefix: str) -> Mlp | PlainMlp | Experts:
         config = self.config
-        up = self.projection(prefix, up_modules(config), config.mlp_bias)
-        down = self.projection(prefix, down_module(config), config.mlp_bias)
+        if (mixture := config.layers[index].mixture) is not None:
+            return load_experts(self.weights, f"{prefix}.{mixture.names.block}", mixture, config.hidden_size)
+        up = self.projection(f"{prefix}.mlp", up_modules(config), config.mlp_bias)
+        down = self.projection(f"{prefix}.mlp", down_module(config), config.mlp_bias)
         return Mlp(up, down, config.activation) if config.gated_mlp else PlainMlp(up, down, config.activation)
 
     def attention(self, index: int, prefix: str) -> Attention:
@@ -149,7 +155,12 @@ class _Assembly:
                 is_normed_last=config.is_qk_normed_last,
                 is_interleaved=layer.rope is not None and layer.rope.interleaved,
             ),
-            params=AttentionParams(config.attention_scale, layer.window, config.attention_soft_cap),
+            params=AttentionParams(
+                scale=config.attention_scale,
+                window=layer.window,
+                soft_cap=config.attention_soft_cap,
+                sinks=self.weights.exact(f"{prefix}.{SINKS}") if config.attention_sinks else None,
+            ),
         )
 
     def embedding_and_head(self) -> tuple[Tensor | QuantisedLinear, Projection]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 
+from ..checkpoint.families.mixture import Mixture
 from ..checkpoint.families.norm_layout import HeadNorm
 from ..checkpoint.model_config import ModelConfig
 from ..errors import ModelError, shortened
@@ -14,6 +15,8 @@ Shape = tuple[int, ...]
 EMBEDDING = "model.embed_tokens.weight"
 FINAL_NORM = "model.norm"
 HEAD = "lm_head.weight"
+SINKS = "sinks"
+CORRECTION = "e_score_correction_bias"  # of a router
 
 # Old checkpoints store the rotary frequencies, which follow from the config.
 _COMPUTED = re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")
@@ -62,8 +65,13 @@ def expected_shapes(config: ModelConfig) -> dict[str, Shape]:
         for name in filter(None, config.norms):
             shapes |= _norm(f"{prefix}.{name}", config)
         shapes |= {f"{prefix}.self_attn.{name}.weight": shape for name, shape in head_norm_shapes(config).items()}
+        if config.attention_sinks:
+            shapes[f"{prefix}.self_attn.{SINKS}"] = (config.num_heads,)
         shapes |= _linears(f"{prefix}.self_attn", qkv_modules(config), hidden, config.qkv_bias)
         shapes |= _linears(f"{prefix}.self_attn", {"o_proj": hidden}, config.query_size, config.output_bias)
+        if (mixture := config.layers[index].mixture) is not None:
+            shapes |= mixture_shapes(f"{prefix}.{mixture.names.block}", mixture, hidden)
+            continue
         shapes |= _linears(f"{prefix}.mlp", up_modules(config), hidden, config.mlp_bias)
         shapes |= _linears(f"{prefix}.mlp", down_module(config), config.intermediate_size, config.mlp_bias)
     return shapes
@@ -74,10 +82,60 @@ def _norm(name: str, config: ModelConfig) -> dict[str, Shape]:
     return {f"{name}.{kind}": (config.hidden_size,) for kind in kinds}
 
 
+def mixture_shapes(prefix: str, mixture: Mixture, hidden: int) -> dict[str, Shape]:
+    """Return the names and shapes of the tensors of one layer's mixture of experts."""
+    names, count, size = mixture.names, mixture.num_experts, mixture.size
+    shapes = _linears(prefix, {names.router: count}, hidden, mixture.biased)
+    if mixture.corrected:
+        shapes[f"{prefix}.{names.router}.{CORRECTION}"] = (count,)
+    match names.storage:
+        case "modules":
+            for expert in range(count):
+                inner = f"{prefix}.experts.{expert}"
+                shapes |= _linears(inner, {names.gate: size, names.up: size}, hidden, bias=False)
+                shapes |= _linears(inner, {names.down: hidden}, size, bias=False)
+        case "stacked":
+            shapes[f"{prefix}.{names.gate}.weight"] = (count, 2 * size, hidden)
+            shapes[f"{prefix}.{names.down}.weight"] = (count, hidden, size)
+        case "interleaved":
+            shapes[f"{prefix}.{names.gate}"] = (count, hidden, 2 * size)
+            shapes[f"{prefix}.{names.gate}_bias"] = (count, 2 * size)
+            shapes[f"{prefix}.{names.down}"] = (count, size, hidden)
+            shapes[f"{prefix}.{names.down}_bias"] = (count, hidden)
+    if mixture.shared_size:
+        inner = f"{prefix}.{names.shared}"
+        shapes |= _linears(inner, shared_modules(mixture), hidden, bias=False)
+        shapes |= _linears(inner, {"down_proj": hidden}, mixture.shared_size, bias=False)
+    if mixture.gated_sharing:
+        shapes[f"{prefix}.{names.shared}_gate.weight"] = (1, hidden)
+    return shapes
+
+
+def expert_modules(prefix: str, mixture: Mixture, expert: int) -> tuple[str, str, str]:
+    """Return the names of an expert's gate, up and down, also where a checkpoint stores those of all as one tensor."""
+    names = mixture.names
+    stored = (names.gate, names.up, names.down)
+    gate, up, down = stored if names.storage == "modules" else ("gate_proj", "up_proj", "down_proj")
+    inner = f"{prefix}.experts.{expert}"
+    return f"{inner}.{gate}", f"{inner}.{up}", f"{inner}.{down}"
+
+
+def shared_modules(mixture: Mixture) -> dict[str, int]:
+    """Return the modules of the shared expert's gate and up, in this order, and the rows of each."""
+    return {"gate_proj": mixture.shared_size, "up_proj": mixture.shared_size}
+
+
 def _linears(prefix: str, modules: dict[str, int], in_features: int, bias: bool) -> dict[str, Shape]:
     weights: dict[str, Shape] = {f"{prefix}.{name}.weight": (rows, in_features) for name, rows in modules.items()}
     biases: dict[str, Shape] = {f"{prefix}.{name}.bias": (rows,) for name, rows in modules.items()}
     return weights | biases if bias else weights
+
+
+def prediction_tensors(names: Iterable[str], config: ModelConfig) -> frozenset[str]:
+    """Return the tensors of layers that predict further tokens, which are not loaded."""
+    first = config.num_layers
+    prefixes = tuple(f"model.layers.{index}." for index in range(first, first + config.prediction_layers))
+    return frozenset(name for name in names if name.startswith(prefixes))
 
 
 def check_tensors(expected: Mapping[str, Shape], found: Mapping[str, Shape], optional: frozenset[str]) -> None:
@@ -103,6 +161,7 @@ def _listed(names: Iterable[str]) -> str:
 
 
 _GGUF_MODULES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+_GGUF_EXPERTS = {"ffn_gate_exps": "gate", "ffn_up_exps": "up", "ffn_down_exps": "down"}
 _GGUF_LAYER = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 
 
@@ -110,11 +169,41 @@ def from_gguf(name: str, config: ModelConfig) -> str:
     """Return the Hugging Face name of a tensor in a GGUF file; a name without counterpart stays as it is."""
     if match := _GGUF_LAYER.fullmatch(name):
         index, module, kind = match.groups()
-        if found := _gguf_layer_module(module, config):
+        if found := _gguf_mixture_module(module, config, int(index)) or _gguf_layer_module(module, config):
             return f"model.layers.{index}.{found}.{kind}"
         return name
     module, _, kind = name.rpartition(".")
     return f"{_GGUF_MODULES[module]}.{kind}" if module in _GGUF_MODULES else name
+
+
+def experts_from_gguf(name: str, config: ModelConfig) -> list[str]:
+    """Return the Hugging Face names of the matrices that a GGUF tensor of experts stacks; none for another tensor."""
+    match = _GGUF_LAYER.fullmatch(name)
+    if match is None or match[2] not in _GGUF_EXPERTS or int(match[1]) >= config.num_layers:
+        return []
+    mixture = config.layers[int(match[1])].mixture
+    if mixture is None or match[3] != "weight":
+        return []
+    names = mixture.names
+    module = {"gate": names.gate, "up": names.up, "down": names.down}[_GGUF_EXPERTS[match[2]]]
+    prefix = f"model.layers.{match[1]}.{names.block}.experts"
+    return [f"{prefix}.{expert}.{module}.weight" for expert in range(mixture.num_experts)]
+
+
+def _gguf_mixture_module(module: str, config: ModelConfig, index: int) -> str | None:
+    """The module of a mixture that all tokens pass, by its name in GGUF files."""
+    mixture = config.layers[index].mixture if index < config.num_layers else None
+    if mixture is None:
+        return None
+    names = mixture.names
+    found = {
+        "ffn_gate_inp": names.router,
+        "ffn_gate_inp_shexp": f"{names.shared}_gate",
+        "ffn_gate_shexp": f"{names.shared}.gate_proj",
+        "ffn_up_shexp": f"{names.shared}.up_proj",
+        "ffn_down_shexp": f"{names.shared}.down_proj",
+    }.get(module)
+    return None if found is None else f"{names.block}.{found}"
 
 
 def _gguf_layer_module(module: str, config: ModelConfig) -> str | None:

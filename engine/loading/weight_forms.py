@@ -66,17 +66,34 @@ class WeightReader:
             self._source.read(name, part)
         return out
 
+    def part(self, name: str, index: int) -> Tensor:
+        """Return one entry along the first dimension of a tensor."""
+        out = torch.empty(self._source.shapes[name][1:], dtype=self.dtype, device=self.device)
+        self._source.read(name, out, index)
+        return out
+
+    def exact(self, name: str) -> Tensor:
+        """Return a tensor in fp32, whatever the model's type."""
+        out = torch.empty(self._source.shapes[name], dtype=torch.float32, device=self.device)
+        self._source.read(name, out)
+        return out
+
     def packed(self, *names: str, bias: Tensor | None = None) -> Linear:
         """Return the named matrices, concatenated by rows, for ``kernels.ops.linear``. Raises ModelError."""
-        if stored := self.stored(*names, bias=bias):
-            return stored
-        weight = self.tensor(*names)
+        return self.stored(*names, bias=bias) or self.pack(names[0], self.tensor(*names), bias)
+
+    def plain(self, name: str, bias: Tensor | None = None) -> Linear:
+        """Return a matrix in the model's type, whatever the form."""
+        return pack_linear(self.tensor(name), bias)
+
+    def pack(self, name: str, weight: Tensor, bias: Tensor | None) -> Linear:
+        """Pack a matrix, read from a tensor of this name. Raises ModelError."""
         if not self._form.startswith("int8"):
             return pack_linear(weight, bias)
         try:
             return quantised_weights.pack_channels(weight, bias, dynamic=self._form == "int8_dynamic")
         except ValueError as error:
-            raise ModelError(f"{names[0]} cannot be quantised: {error}.") from error
+            raise ModelError(f"{name} cannot be quantised: {error}.") from error
 
     def stored(self, *names: str, bias: Tensor | None = None) -> QuantisedLinear | None:
         """Return the same in the blocks that they are stored in, None for another form or type. Raises ModelError."""

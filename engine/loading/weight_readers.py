@@ -9,9 +9,11 @@ from __future__ import annotations
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -22,8 +24,9 @@ from ..checkpoint.gguf_config import ROPE_TENSORS
 from ..checkpoint.model_config import ModelConfig
 from ..checkpoint.safetensors_files import shard_names
 from ..errors import ModelError, shortened
+from . import mxfp4
 from .dequantise import dequantise
-from .tensor_names import Shape, expected_shapes, from_gguf
+from .tensor_names import Shape, expected_shapes, experts_from_gguf, from_gguf
 
 _FLOATS = ("F32", "F16", "BF16")
 
@@ -35,8 +38,8 @@ class WeightSource(Protocol):
     def shapes(self) -> Mapping[str, Shape]:
         """Shapes of all tensors."""
 
-    def read(self, name: str, out: Tensor) -> None:
-        """Write a tensor into ``out``, which has its shape and is contiguous."""
+    def read(self, name: str, out: Tensor, part: int | None = None) -> None:
+        """Write a tensor, or a part of it along its first dimension, into ``out``, of its shape and contiguous."""
 
     def blocks(self, name: str) -> tuple[str, Tensor] | None:
         """Return a matrix [N, K] in GGUF blocks: their type and [N, bytes of a row] uint8; None if not stored so."""
@@ -51,20 +54,27 @@ class SafetensorsFolder:
 
     Raises:
         ModelError: there are only pickles, the index is malformed, a shard is missing, truncated or malformed, or a
-            tensor is stored in a type other than F32, F16 and BF16.
+            tensor is stored in a type other than F32, F16 and BF16, or MXFP4.
     """
 
     def __init__(self, folder: Path, towers: tuple[str, ...] = ()) -> None:
         self.shapes: dict[str, Shape] = {}
         self._stored: dict[str, tuple[Any, str]] = {}  # file, and name there
+        self._mxfp4: dict[str, dict[str, tuple[Any, str]]] = {}  # the same by ending, for tensors stored as two
         for shard in shard_names(folder):
             file = _open(folder / shard)
             for stored in file.keys():  # noqa: SIM118 (not a dict)
                 if not in_tower(stored, towers):
                     self._add(language_model_name(stored) if towers else stored, file, stored, shard)
+        for name, parts in self._mxfp4.items():
+            self.shapes[name] = _mxfp4_shape(name, parts)
 
     def _add(self, name: str, file: Any, stored: str, shard: str) -> None:
         view = file.get_slice(stored)
+        ending = next((each for each in (mxfp4.BLOCKS, mxfp4.SCALES) if name.endswith(each)), None)
+        if ending is not None and view.get_dtype() == "U8":
+            self._mxfp4.setdefault(name.removesuffix(ending), {})[ending] = file, stored
+            return
         if name in self._stored:
             raise ModelError(f"The tensor {shortened(name)} is there twice, the second time in {shortened(shard)}.")
         if view.get_dtype() not in _FLOATS:
@@ -75,12 +85,32 @@ class SafetensorsFolder:
         self.shapes[name] = tuple(view.get_shape())
         self._stored[name] = file, stored
 
-    def read(self, name: str, out: Tensor) -> None:
+    def read(self, name: str, out: Tensor, part: int | None = None) -> None:
+        """Copy a tensor, or decode a part of one in MXFP4."""
+        if name in self._mxfp4:
+            assert part is not None
+            blocks, scales = (file.get_slice(stored)[part] for file, stored in _in_order(self._mxfp4[name]))
+            out.copy_(mxfp4.decode_mxfp4(blocks, scales).T)
+            return
         file, stored = self._stored[name]
-        out.copy_(file.get_tensor(stored))
+        out.copy_(file.get_tensor(stored) if part is None else file.get_slice(stored)[part])
 
     def blocks(self, name: str) -> None:
         return None
+
+
+def _in_order(parts: Mapping[str, tuple[Any, str]]) -> tuple[tuple[Any, str], tuple[Any, str]]:
+    return parts[mxfp4.BLOCKS], parts[mxfp4.SCALES]
+
+
+def _mxfp4_shape(name: str, parts: Mapping[str, tuple[Any, str]]) -> Shape:
+    """The shape of a tensor stored in MXFP4, as it would be stored plainly: [E, K, N]."""
+    if len(parts) != 2:
+        raise ModelError(f"The tensor {shortened(name)} in MXFP4 lacks its blocks or its scales.")
+    blocks, scales = (file.get_slice(stored).get_shape() for file, stored in _in_order(parts))
+    if len(blocks) != 4 or blocks[3] != mxfp4.BLOCK // 2 or blocks[:3] != scales:
+        raise ModelError(f"The tensor {shortened(name)} in MXFP4 has blocks {blocks} and scales {scales}.")
+    return blocks[0], blocks[2] * mxfp4.BLOCK, blocks[1]
 
 
 def _open(path: Path) -> Any:
@@ -102,13 +132,15 @@ class GgufWeights:
         self._norm_offset = config.norm_offset
         self._interleaved = _interleaved_heads(config)
         stored = [name for name in file.tensors if name not in ROPE_TENSORS]
-        self._names = {from_gguf(name, config): name for name in stored}
-        if len(self._names) != len(stored):
+        found = [_stored_tensor(file, name, config) for name in stored]
+        self._tensors = {name: tensor for tensors in found for name, tensor in tensors.items()}
+        if len(self._tensors) != sum(map(len, found)):
             raise ModelError("The GGUF file has two tensors for the same purpose.")
-        self.shapes = {name: file.tensors[stored].shape for name, stored in self._names.items()}
+        self.shapes = {name: tensor.shape for name, tensor in self._tensors.items()}
 
-    def read(self, name: str, out: Tensor) -> None:
-        """Dequantise a tensor, and undo the changes of the conversion to GGUF."""
+    def read(self, name: str, out: Tensor, part: int | None = None) -> None:
+        """Dequantise a tensor, and undo the changes of the conversion to GGUF. Parts are tensors of their own here."""
+        assert part is None
         if self._norm_offset and name.endswith("norm.weight"):
             # The file holds offset + weight, which loses the weight's last digits in a type of 16 bits.
             exact = torch.empty_like(out, dtype=torch.float32)
@@ -120,10 +152,9 @@ class GgufWeights:
 
     def blocks(self, name: str) -> tuple[str, Tensor]:
         """Return a matrix in GGUF blocks; only its order of rows may differ from the published tensor."""
-        stored = self._names[name]
-        rows = torch.from_numpy(self._file.data(stored).reshape(self.shapes[name][0], -1).copy())
+        rows = torch.from_numpy(self._data(name).reshape(self.shapes[name][0], -1).copy())
         self._order_rows(name, rows)
-        return self._file.tensors[stored].type, rows
+        return self._file.tensors[self._tensors[name].stored].type, rows
 
     def _order_rows(self, name: str, rows: Tensor) -> None:
         for part, num_heads in self._interleaved.items():
@@ -131,8 +162,33 @@ class GgufWeights:
                 _deinterleave(rows, num_heads)
 
     def _decode(self, name: str, out: Tensor) -> None:
-        stored = self._names[name]
-        dequantise(self._file.data(stored), self._file.tensors[stored].type, out)
+        dequantise(self._data(name), self._file.tensors[self._tensors[name].stored].type, out)
+
+    def _data(self, name: str) -> NDArray[np.uint8]:
+        """The bytes of a tensor."""
+        tensor = self._tensors[name]
+        data = self._file.data(tensor.stored)
+        return data if tensor.expert is None else data.reshape(tensor.experts, -1)[tensor.expert]
+
+
+class _StoredTensor(NamedTuple):
+    """A tensor's shape, and where it is in a GGUF file: a stored tensor, or one expert's part of it."""
+
+    shape: Shape
+    stored: str
+    expert: int | None = None
+    experts: int = 1
+
+
+def _stored_tensor(file: GgufFile, stored: str, config: ModelConfig) -> dict[str, _StoredTensor]:
+    """Return what a stored tensor holds, by Hugging Face names."""
+    shape = file.tensors[stored].shape
+    experts = experts_from_gguf(stored, config)
+    if experts and len(shape) == 3 and shape[0] == len(experts):
+        return {name: _StoredTensor(shape[1:], stored, i, len(experts)) for i, name in enumerate(experts)}
+    name = from_gguf(stored, config)
+    is_vector = name.endswith("_gate.weight") and len(shape) == 1  # a matrix of one row
+    return {name: _StoredTensor((1, *shape) if is_vector else shape, stored)}
 
 
 def _interleaved_heads(config: ModelConfig) -> dict[str, int]:
@@ -158,13 +214,14 @@ class RandomWeights:
         self.shapes = expected_shapes(config)
         self._norm = 1.0 - config.norm_offset
 
-    def read(self, name: str, out: Tensor) -> None:
+    def read(self, name: str, out: Tensor, part: int | None = None) -> None:
         """Fill a tensor: matrices preserve the variance of their inputs; norms are identities."""
         if name.endswith("norm.weight"):
             out.fill_(self._norm)
             return
         bound = (3 / out.shape[-1]) ** 0.5
-        out.uniform_(-bound, bound, generator=torch.Generator(out.device).manual_seed(zlib.crc32(name.encode())))
+        seed = zlib.crc32((name if part is None else f"{name}[{part}]").encode())
+        out.uniform_(-bound, bound, generator=torch.Generator(out.device).manual_seed(seed))
 
     def blocks(self, name: str) -> None:
         return None

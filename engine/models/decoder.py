@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ...kernels.ops import Largest, largest
+from ...kernels.ops import Largest, Linear, largest
 from ...kernels.quantised_weights import QuantisedLinear, rows
 from ...lora.lora_step import LoraStep
 from ..checkpoint.model_config import ModelConfig
@@ -92,15 +92,14 @@ class DecoderModel:
 
     @property
     def projections(self) -> tuple[Projection, ...]:
-        """All matrix products, the head last."""
-        return (
-            *(
-                part
-                for layer in self.layers
-                for part in (layer.attention.qkv, layer.attention.output, *layer.mlp.projections)
-            ),
-            self.head,
-        )
+        """All matrix products but those of experts, the head last."""
+        return (*(part for layer in self.layers for part in layer.projections), self.head)
+
+    @property
+    def weights(self) -> tuple[Linear, ...]:
+        """The weights of all matrix products, of each mixture's product those of one expert."""
+        experts = (product.first for layer in self.layers for _, product in layer.mlp.active)
+        return (*(part.packed for part in self.projections), *experts)
 
     def _embed(self, token_ids: Tensor) -> Tensor:
         """[T] -> [T, H] fp32."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from ...kernels.expert_ops import ExpertWeights
 from ...kernels.ops import (
     AttentionParams,
     Largest,
@@ -83,13 +85,31 @@ class Mlp:
     down: Projection
     activation: Activation
 
-    @property
-    def projections(self) -> tuple[Projection, ...]:
-        return self.gate_up, self.down
-
     def __call__(self, x: Tensor, lora: LoraStep | None) -> Tensor:
         """[T, H] -> [T, H]."""
         return self.down(gated_activation(self.gate_up(x, lora), self.activation), lora)
+
+    @property
+    def projections(self) -> tuple[Projection, ...]:
+        """The products, in the order of the pass."""
+        return self.gate_up, self.down
+
+    @property
+    def active(self) -> tuple[tuple[int, ExpertWeights], ...]:
+        """Products of a token's experts: none."""
+        return ()
+
+
+class LayerMlp(Protocol):
+    """The MLP of a layer: ``Mlp``, ``PlainMlp``, or the mixture ``engine.models.experts.Experts``."""
+
+    def __call__(self, x: Tensor, lora: LoraStep | None) -> Tensor: ...
+
+    @property
+    def projections(self) -> tuple[Projection, ...]: ...
+
+    @property
+    def active(self) -> tuple[tuple[int, ExpertWeights], ...]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +122,13 @@ class PlainMlp:
 
     @property
     def projections(self) -> tuple[Projection, ...]:
+        """The products, in the order of the pass."""
         return self.up, self.down
+
+    @property
+    def active(self) -> tuple[tuple[int, ExpertWeights], ...]:
+        """Products of a token's experts: none."""
+        return ()
 
     def __call__(self, x: Tensor, lora: LoraStep | None) -> Tensor:
         """[T, H] -> [T, H]."""
@@ -124,12 +150,17 @@ class DecoderLayer:
     """
 
     attention: Attention
-    mlp: Mlp | PlainMlp
+    mlp: LayerMlp
     post_attention: Norm | None
     post_mlp: Norm | None
     mlp_norm: Norm
     next_norm: Norm
     is_parallel: bool
+
+    @property
+    def projections(self) -> tuple[Projection, ...]:
+        """Products that all tokens pass, in the order of the pass."""
+        return self.attention.qkv, self.attention.output, *self.mlp.projections
 
     def __call__(self, x: Tensor, residual: Tensor, inputs: ForwardInputs, k_cache: Tensor, v_cache: Tensor) -> Tensor:
         """[T, H] normed -> [T, H] normed; ``residual`` [T, H] fp32 is updated in place."""

@@ -48,6 +48,11 @@ _FAMILIES: Final = {  # of the native calls of a forward pass
     "add_scaled": "norm",
     "copy_residual": "norm",
     "activation": "activation",
+    "expert_linear": "experts",
+    "expert_activation": "activation",
+    "route_tokens": "routing",
+    "sum_experts": "routing",
+    "expert_lora": "LoRA",
     "lora_shrink_expand": "LoRA",
     "quantised_rows": "embedding",
 }
@@ -247,7 +252,7 @@ class _Rates(NamedTuple):
 
 
 def _measure_rates(model: DecoderModel, kv_dtype: torch.dtype) -> _Rates:
-    packed = [part.packed for part in model.projections]
+    packed = model.weights
     of_bytes = any(isinstance(part, QuantisedLinear) and part.format is not Format.WIDENED for part in packed)
     kv_of_bytes = kv_dtype is int8_kv_layout.DTYPE
     products = {kind: machine_limits.products_rate(model.dtype, bytewise=kind) for kind in {of_bytes, kv_of_bytes}}
@@ -257,7 +262,8 @@ def _measure_rates(model: DecoderModel, kv_dtype: torch.dtype) -> _Rates:
 def _bounds(model: DecoderModel, load: StepLoad, kv_dtype: torch.dtype, rates: _Rates) -> dict[str, float]:
     """Return the least seconds of linear layers, attention and head: to read all bytes once, or make all products.
 
-    After its K and V the last layer computes only the tokens before a sampling position.
+    After its K and V the last layer computes only the tokens before a sampling position. All tokens may have the same
+    experts, so the bytes of a token's experts are the least.
     """
     config = model.config
     tokens, positions = load.rows + load.prefill, load.rows + bool(load.prefill)
@@ -267,14 +273,26 @@ def _bounds(model: DecoderModel, load: StepLoad, kv_dtype: torch.dtype, rates: _
     pairs = load.rows * context + load.prefill * (load.prefill + 1) // 2
     sampled_pairs = load.rows * context + load.prefill
     attended = 2 * (pairs * (config.num_layers - 1) + sampled_pairs) * config.num_heads * config.head_dim
-    *inner, output, gate_up, down, head = (part.packed for part in model.projections)
-    last = output, gate_up, down
+    _, *behind_kv = model.layers[-1].projections
+    *inner, head = (part.packed for part in model.projections)
+    last = [part.packed for part in behind_kv]
+    inner = inner[: len(inner) - len(last)]
     products = tokens * sum(map(_products, inner)) + positions * sum(map(_products, last))
     return {
         "linear": max(sum(map(_nbytes, (*inner, *last))) / rates.reading, products / rates.products),
+        "experts": _experts_bound(model, tokens, positions, rates),
         "attention": max(cells * token_bytes / rates.reading, attended / rates.attention),
         "head": max(_nbytes(head) / rates.reading, positions * _products(head) / rates.products),
     }
+
+
+def _experts_bound(model: DecoderModel, tokens: int, positions: int, rates: _Rates) -> float:
+    """Return the least seconds of the products of experts, of which the last layer makes those of positions alone."""
+    per_layer = [[(count, weights.first) for count, weights in layer.mlp.active] for layer in model.layers]
+    num_bytes = sum(count * _nbytes(first) for layer in per_layer for count, first in layer)
+    products = [sum(count * _products(first) for count, first in layer) for layer in per_layer]
+    total = tokens * sum(products[:-1]) + positions * products[-1]
+    return max(num_bytes / rates.reading, total / rates.products)
 
 
 def _products(layer: Linear) -> int:

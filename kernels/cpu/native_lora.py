@@ -12,6 +12,7 @@ from ..layouts.lora_arguments import MOST_MODULES, Segments, SlotTable
 from .native_library import Fields, NativeLibrary
 
 _OP: Final = Struct("17q")
+_EXPERTS: Final = Struct("19q")
 _TYPES: Final = (torch.bfloat16, torch.float32)
 _NO_MEMORY: Final = 2  # return code of a C function whose allocation failed
 
@@ -22,6 +23,7 @@ class LoraKernels:
     def __init__(self, library: NativeLibrary) -> None:
         self._library = library
         self._shrink_expand = library.bind("lora_shrink_expand", _OP, Fields((10, 12)))
+        self._experts = library.bind("expert_lora", _EXPERTS, Fields((10, 13)))
 
     @staticmethod
     def takes(table: SlotTable, *tensors: Tensor) -> bool:
@@ -66,3 +68,38 @@ class LoraKernels:
             raise MemoryError("the low-rank op could not allocate its intermediate")
         if failed:
             raise IndexError(f"a token is not in 0 .. {y.shape[0] - 1}, or a slot not in 0 .. {num_slots - 1}")
+
+    def expert_shrink_expand(
+        self, y: Tensor, x: Tensor, experts: Tensor, table: SlotTable, num_experts: int, segments: Segments
+    ) -> None:
+        """``kernels.lora_reference.expert_shrink_expand``; raises as ``shrink_expand``."""
+        segments.check_slots()
+        num_slots = len(table.factors) // num_experts
+        failed = self._experts(
+            _EXPERTS.pack(
+                x.data_ptr(),
+                y.data_ptr(),
+                experts.data_ptr(),
+                segments.tokens.data_ptr(),
+                segments.slots.data_ptr(),
+                segments.starts.data_ptr(),
+                table.rows.data_ptr(),
+                *table.sizes,
+                *(0,) * (MOST_MODULES - len(table.sizes)),
+                *experts.shape,
+                table.width,
+                segments.slots.shape[0],
+                num_slots,
+                num_experts,
+                x.dim() == 2,
+                table.dtype is torch.bfloat16,
+                self._library.num_threads,
+            )
+        )
+        if failed == _NO_MEMORY:
+            raise MemoryError("the low-rank op on experts could not allocate its intermediates")
+        if failed:
+            raise IndexError(
+                f"a token is not in 0 .. {y.shape[0] - 1}, a slot not in 0 .. {num_slots - 1}, or an expert not in "
+                f"0 .. {num_experts - 1}"
+            )

@@ -17,6 +17,7 @@ from ..layouts import int8_kv_layout
 from ..layouts.attention_arguments import AttentionParams, HeadNorm, PagedBatch, RopeParams
 from ..layouts.packed_weights import Largest, PackedLinear
 from .native_elementwise import ElementwiseKernels
+from .native_experts import ExpertKernels
 from .native_library import Fields, NativeLibrary
 from .native_lora import LoraKernels
 from .native_quantised import QuantisedKernels
@@ -31,7 +32,7 @@ _TYPES: Final = (_BF16, _FP32)
 _PACK_LINEAR: Final = Struct("5q")
 _LINEAR: Final = Struct("11q")
 _ROPE_STORE_KV: Final = Struct("24q2d")
-_ATTENTION: Final = Struct("19q2d")
+_ATTENTION: Final = Struct("20q2d")
 _LARGEST: Final = Struct("6q")
 _MASK_LOGITS: Final = Struct("7q")
 _COPY_PAGES: Final = Struct("12q")
@@ -49,6 +50,7 @@ class Kernels(ElementwiseKernels):
     indices are checked inside, so that no call reads or writes outside its tensors.
 
     Attributes:
+        experts: its ops on experts.
         lora: its LoRA op.
         quantised: its ops on quantised weights.
     """
@@ -62,6 +64,7 @@ class Kernels(ElementwiseKernels):
         self._largest = library.bind("largest", _LARGEST)
         self._mask_logits = library.bind("mask_logits", _MASK_LOGITS)
         self._copy_pages = library.bind("copy_pages", _COPY_PAGES)
+        self.experts = ExpertKernels(library)
         self.lora = LoraKernels(library)
         self.quantised = QuantisedKernels(library)
 
@@ -234,6 +237,8 @@ class Kernels(ElementwiseKernels):
         _check_index("page_table", page_table, torch.int32, (rows, width))
         _check_index("query_start", query_start, torch.int32, (rows + 1,))
         _check_index("context_len", context_len, torch.int32, (rows,))
+        if params.sinks is not None:
+            _check_index("sinks", params.sinks, torch.float32, (heads,))
         out = self.library.empty((tokens, heads * head_dim), dtype=q.dtype)
         failed = self._attention(
             _ATTENTION.pack(
@@ -256,6 +261,7 @@ class Kernels(ElementwiseKernels):
                 q.dtype is _BF16,
                 self.library.num_threads,
                 int8_kv_layout.is_int8(k_cache),
+                0 if params.sinks is None else params.sinks.data_ptr(),
                 params.scale,
                 params.soft_cap or 0.0,
             )

@@ -57,11 +57,13 @@ class AttentionParams:
     Attributes:
         window: sliding window, the keys that a token sees with itself included; None for all.
         soft_cap: bound of the scores, or None.
+        sinks: [Hq] fp32, a score of each head that is in every softmax and has no value, or None.
     """
 
     scale: float
     window: int | None = None
     soft_cap: float | None = None
+    sinks: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,9 @@ Rows without tokens, which pad a captured batch, are skipped. Grids depend only 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -123,6 +124,16 @@ class _Call:
         return self.batch.shared if window is None or window >= self.batch.max_context else None
 
     @property
+    def sinks(self) -> Tensor:
+        """The heads' sinks, or a placeholder."""
+        return self.q if self.params.sinks is None else self.params.sinks
+
+    @property
+    def counts_sinks(self) -> Mapping[str, Any]:
+        """Constant of the kernels that see each row's own keys."""
+        return {"SINKS": self.params.sinks is not None}
+
+    @property
     def tensors(self) -> tuple[Tensor, ...]:
         """The first arguments of each kernel that walks keys."""
         return self.q, self.k_cache, self.v_cache, self.batch.page_table, self.batch.query_start
@@ -156,10 +167,10 @@ class _Call:
         # Tiles of all rows, and room for an incomplete one of each.
         tiles = self.q.shape[0] * self.group // block_m + self.rows
         args = (
-            *(*self.tensors, self.batch.context_len, self.out),
+            *(*self.tensors, self.batch.context_len, self.sinks, self.out),
             *(self.rows, *self.cache_shape, self.window, *self.score),
         )
-        return self._walk(attention_kernels.extend, "extend", (tiles, self.kv_heads, 1), args)
+        return self._walk(attention_kernels.extend, "extend", (tiles, self.kv_heads, 1), args, self.counts_sinks)
 
     def decode(self) -> Iterator[Launch]:
         """Attention of rows with one token: shared prefixes, each row's own keys, and the merge of partial results."""
@@ -175,12 +186,12 @@ class _Call:
         if shared is not None:
             yield self.shared(shared, values, weight, splits, slots)
         args = (
-            *(*self.tensors, self.batch.context_len, shared.end if shared else self.batch.context_len),
+            *(*self.tensors, self.batch.context_len, self.sinks, shared.end if shared else self.batch.context_len),
             *(self.out, values, weight, *self.cache_shape),
             *(self.window, *self.score, row_tiles, splits, slots, int(shared is not None)),
         )
         grid = (self.rows * row_tiles, self.kv_heads, splits)
-        yield self._walk(attention_kernels.decode, "decode", grid, args)
+        yield self._walk(attention_kernels.decode, "decode", grid, args, self.counts_sinks)
         if slots > 1:
             yield self.merge(values, weight, splits, slots)
 
@@ -204,9 +215,17 @@ class _Call:
         constants = {"BLOCK_D": power_of_two(dim, _BLOCKS_D[0])}
         return Launch(attention_kernels.merge, (self.rows, heads, 1), args, constants)
 
-    def _walk(self, kernel: Any, kind: str, grid: tuple[int, int, int], args: tuple[Any, ...]) -> Launch:
+    def _walk(
+        self,
+        kernel: Any,
+        kind: str,
+        grid: tuple[int, int, int],
+        args: tuple[Any, ...],
+        more: Mapping[str, Any] = MappingProxyType({}),
+    ) -> Launch:
         config = self.config(kind)
         constants = {
+            **more,
             "BLOCK_D": power_of_two(self.q.shape[2], _BLOCKS_D[0]),
             "BLOCK_M": config.block_m,
             "BLOCK_N": config.block_n,
@@ -217,7 +236,10 @@ class _Call:
 
 
 def variants() -> Iterator[tuple[str, Launch]]:
-    """Yield every compilation of ``attention``: each kernel by type, head size, and with or without a cap."""
+    """Yield every compilation of ``attention``: each kernel by type, head size, and with or without a cap.
+
+    With sinks for the models that have them: heads of 64 dimensions, no cap.
+    """
     for name, dtype in NARROW_TYPES.items():
         for dim in _BLOCKS_D:
             for soft_cap in (None, 50.0):
@@ -227,12 +249,16 @@ def variants() -> Iterator[tuple[str, Launch]]:
                 for kind, launch in zip(("extend", "shared", "decode", "merge"), launches, strict=True):
                     if kind != "merge" or soft_cap is None:  # a merge does not depend on the cap
                         yield f"attention_{kind}/{name}-{dim}{end}", launch
+        call = _example(dtype, _BLOCKS_D[0], None, sinks=meta(16, dtype=torch.float32))
+        _, decode, _ = call.decode()
+        yield f"attention_extend/{name}-{_BLOCKS_D[0]}-sinks", call.extend()
+        yield f"attention_decode/{name}-{_BLOCKS_D[0]}-sinks", decode
 
 
-def _example(dtype: torch.dtype, dim: int, soft_cap: float | None) -> _Call:
+def _example(dtype: torch.dtype, dim: int, soft_cap: float | None, sinks: Tensor | None = None) -> _Call:
     q, cache = meta(32, 16, dim, dtype=dtype), meta(8, 4, 16, dim, dtype=dtype)
     shapes = ((3, 4), (32, 2), (16,), (16, 64), (17,))
     items, members, rows, table, starts = (meta(*shape, dtype=torch.int32) for shape in shapes)
     shared = SharedPrefixes(items, members, rows, rows, most_members=16, most_results=3)
     batch = PagedBatch(table, starts, rows, max_query=32, max_context=1 << 16, shared=shared)
-    return _Call(q, cache, cache, batch, AttentionParams(dim**-0.5, None, soft_cap), q)
+    return _Call(q, cache, cache, batch, AttentionParams(dim**-0.5, None, soft_cap, sinks), q)

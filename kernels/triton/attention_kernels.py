@@ -20,6 +20,7 @@ from .activation import tanh
 
 _NOTHING = tl.constexpr(-1e30)  # a maximum of no scores: finite, so that nothing minus nothing is 0
 _MERGED_AT_ONCE = tl.constexpr(16)
+_LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
@@ -62,17 +63,16 @@ def _attend_block(
 @triton.jit
 def _attend_keys(
     q, k_cache, v_cache, pages, kv_head, kv_heads, page_bits, dim, begin, end, first, last, position, window, factor,
-    bound, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CAPPED: tl.constexpr,
+    bound, largest, total, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CAPPED: tl.constexpr,
     PRECISION: tl.constexpr, UNMASKED: tl.constexpr,
 ):  # fmt: skip
     """A tile over the keys [begin, end): normalised values and log2 of the sum of weights, or nothing.
 
+    ``largest`` and ``total`` are the largest score, and the sum of weights relative to it, of what has no value: sinks.
     ``first`` and ``last`` are the least and the largest position of its queries. With UNMASKED, blocks that all of them
     see whole come first and need no mask; then those at the near edge of the window and at the diagonal.
     """
     values = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    total = tl.zeros([BLOCK_M], tl.float32)
-    largest = tl.full([BLOCK_M], _NOTHING, tl.float32)
     blocks = tl.cdiv(tl.maximum(end - begin, 0), BLOCK_N)
     lead = blocks
     skipped = 0
@@ -96,6 +96,17 @@ def _attend_keys(
 
 
 @triton.jit
+def _sinks(sinks, head, is_counted, BLOCK_M: tl.constexpr, SINKS: tl.constexpr):
+    """Largest score and sum of weights of the sinks of some heads, where ``is_counted``; of nothing without sinks."""
+    largest = tl.full([BLOCK_M], _NOTHING, tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    if SINKS:
+        largest = tl.where(is_counted, tl.load(sinks + head, is_counted, other=0.0) * _LOG2_E, _NOTHING)
+        total = tl.where(is_counted, 1.0, 0.0)
+    return largest, total
+
+
+@triton.jit
 def _row_of_tile(query_start, tile, rows, group, BLOCK_M: tl.constexpr):
     """The last row whose tiles begin at ``tile`` or before.
 
@@ -114,9 +125,9 @@ def _row_of_tile(query_start, tile, rows, group, BLOCK_M: tl.constexpr):
 
 @triton.jit(do_not_specialize=["rows", "group", "kv_heads", "page_bits", "table_width", "window"])
 def extend(
-    q, k_cache, v_cache, page_table, query_start, context_len, out, rows, group, kv_heads, page_bits, dim, table_width,
-    window, factor, bound, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    CAPPED: tl.constexpr, PRECISION: tl.constexpr,
+    q, k_cache, v_cache, page_table, query_start, context_len, sinks, out, rows, group, kv_heads, page_bits, dim,
+    table_width, window, factor, bound, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    CAPPED: tl.constexpr, SINKS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Program (t, h): a tile of a row that has more than one token, for KV head h.
 
@@ -140,10 +151,11 @@ def extend(
     index = ((start + vector // group).to(tl.int64) * kv_heads + kv_head) * group + vector % group
     address = index[:, None] * dim + d[None, :]
     mask = inside[:, None] & (d < dim)[None, :]
+    largest, total = _sinks(sinks, kv_head * group + vector % group, inside, BLOCK_M, SINKS)
     values, _ = _attend_keys(
         tl.load(q + address, mask, other=0.0), k_cache, v_cache, page_table + row.to(tl.int64) * table_width, kv_head,
         kv_heads, page_bits, dim, tl.maximum(first - window + 1, 0), last + 1, first, last, position, window, factor,
-        bound, BLOCK_D, BLOCK_M, BLOCK_N, CAPPED, PRECISION, True,
+        bound, largest, total, BLOCK_D, BLOCK_M, BLOCK_N, CAPPED, PRECISION, True,
     )  # fmt: skip
     tl.store(out + address, values.to(out.dtype.element_ty), mask)
 
@@ -154,9 +166,10 @@ def extend(
     ]
 )  # fmt: skip
 def decode(
-    q, k_cache, v_cache, page_table, query_start, context_len, shared_end, out, partial_values, partial_weight, group,
-    kv_heads, page_bits, dim, table_width, window, factor, bound, row_tiles, splits, slots, is_shared,
-    BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CAPPED: tl.constexpr, PRECISION: tl.constexpr,
+    q, k_cache, v_cache, page_table, query_start, context_len, sinks, shared_end, out, partial_values, partial_weight,
+    group, kv_heads, page_bits, dim, table_width, window, factor, bound, row_tiles, splits, slots, is_shared,
+    BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CAPPED: tl.constexpr, SINKS: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Program (t, h, s): part s of the keys of a row that has one token, for a tile of the heads that read KV head h.
 
@@ -178,10 +191,11 @@ def decode(
     index = (token.to(tl.int64) * kv_heads + kv_head) * group + head
     address = index[:, None] * dim + d[None, :]
     mask = (head < group)[:, None] & (d < dim)[None, :]
+    largest, total = _sinks(sinks, kv_head * group + head, (head < group) & (split == 0), BLOCK_M, SINKS)
     values, weight = _attend_keys(
         tl.load(q + address, mask, other=0.0), k_cache, v_cache, page_table + row.to(tl.int64) * table_width, kv_head,
         kv_heads, page_bits, dim, begin, end, last, last, tl.full([BLOCK_M], last, tl.int32), window, factor, bound,
-        BLOCK_D, BLOCK_M, BLOCK_N, CAPPED, PRECISION, False,
+        largest, total, BLOCK_D, BLOCK_M, BLOCK_N, CAPPED, PRECISION, False,
     )  # fmt: skip
     if slots == 1:
         tl.store(out + address, values.to(out.dtype.element_ty), mask)
@@ -218,10 +232,11 @@ def shared(
     mask = inside[:, None] & (d < dim)[None, :]
     index = (token * kv_heads + kv_head) * group + vector % group
     position = tl.full([BLOCK_M], 0, tl.int32) + (end - 1)
+    nothing, zero = _sinks(q, vector, inside, BLOCK_M, False)  # a row's own keys count its sinks
     values, weight = _attend_keys(
         tl.load(q + index[:, None] * dim + d[None, :], mask, other=0.0), k_cache, v_cache,
         page_table + tl.load(member).to(tl.int64) * table_width, kv_head, kv_heads, page_bits, dim, begin, end, end - 1,
-        end - 1, position, end, factor, bound, BLOCK_D, BLOCK_M, BLOCK_N, CAPPED, PRECISION, False,
+        end - 1, position, end, factor, bound, nothing, zero, BLOCK_D, BLOCK_M, BLOCK_N, CAPPED, PRECISION, False,
     )  # fmt: skip
     target = ((row * slots + slot) * kv_heads + kv_head) * group + vector % group
     tl.store(partial_weight + target, weight, inside)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.models.tiny_models import save
 
 from rootgraft.engine.batch import Batch, Row
 from rootgraft.engine.executor import cpu_graphs
@@ -52,6 +53,18 @@ def test_replayed_steps_are_bitwise_the_same(tiny_llama: Path, dtype: torch.dtyp
         hidden = replayed.forward(inputs)
         assert torch.equal(hidden, model.forward(builder.to_tensors(inputs), pools[1]))
     assert torch.equal(pools[0].k, pools[1].k) and torch.equal(pools[0].v, pools[1].v)
+    assert replayed.recorded == [frozenset()]
+
+
+def test_mixtures_are_recorded_and_route_anew(tmp_path: Path) -> None:
+    model = load_model(save("gpt_oss", tmp_path), dtype=torch.float32, device=CPU, max_positions=64)
+    pools = [KvPool(model.config, PAGES, PAGE_SIZE, torch.float32, CPU) for _ in range(2)]
+    builder = InputBuilder(ROWS, PAGES // ROWS * PAGE_SIZE, PAGE_SIZE, CPU)
+    replayed = CpuGraphs(model, pools[0], builder, ROWS)
+    rows = Rows(3)
+    for counts in [(3, 5), (1,), (1, 1, 1, 1), (1, 3), (2, 0, 7), (9,), (1, 1, 2)]:
+        inputs = builder.build(rows.batch(counts))
+        assert torch.equal(replayed.forward(inputs), model.forward(builder.to_tensors(inputs), pools[1]))
     assert replayed.recorded == [frozenset()]
 
 

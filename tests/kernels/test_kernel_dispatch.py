@@ -16,7 +16,7 @@ import pytest
 import torch
 from support.kernels.meta_gpu import GPU, gpu_tensor, posing_gpu
 
-from rootgraft.kernels import lora_ops, memory, ops, sampling_ops
+from rootgraft.kernels import expert_ops, lora_ops, memory, ops, sampling_ops
 from rootgraft.kernels.layouts.attention_arguments import AttentionParams, PagedBatch, RopeParams
 from rootgraft.kernels.lora_ops import Segments, SlotTable
 from rootgraft.kernels.triton import graph_capture, shared_prefixes
@@ -126,6 +126,27 @@ def plain_linear(dtype: torch.dtype, *, wide: bool = False, best: bool = False) 
         assert ops.linear(hidden(dtype), layer, FP32 if wide else None).dtype is (FP32 if wide else dtype)
 
 
+def choose_experts(_: torch.dtype) -> None:
+    correction = gpu_tensor(8, dtype=FP32)
+    params = expert_ops.RouterParams(2, "sigmoid", True, 2.0, correction, groups=4, top_groups=2, best_of_group=2)
+    expert_ops.route(gpu_tensor(TOKENS, 8, dtype=FP32), params)
+
+
+def multiply_experts(dtype: torch.dtype) -> None:
+    packed = [ops.pack_linear(gpu_tensor(VOCAB, WIDTH, dtype=dtype)) for _ in range(8)]
+    experts = gpu_tensor(TOKENS, 2, dtype=INT32)
+    assert expert_ops.expert_linear(hidden(dtype), expert_ops.ExpertWeights(tuple(packed)), experts).dtype is dtype
+
+
+def activate_experts(dtype: torch.dtype, kind: expert_ops.ExpertActivation = "silu") -> None:
+    expert_ops.expert_activation(gpu_tensor(TOKENS, 2, WIDTH, dtype=dtype), kind)
+
+
+def sum_experts(dtype: torch.dtype) -> None:
+    weights, gate = gpu_tensor(TOKENS, 2, dtype=FP32), gpu_tensor(TOKENS, 1, dtype=FP32)
+    expert_ops.sum_experts(gpu_tensor(TOKENS, 2, WIDTH, dtype=dtype), weights, hidden(dtype), gate)
+
+
 LORA, LORA_EMBED = ["_shrink", "_expand"], ["_gather", "_expand"]
 CASES: dict[str, tuple[str, Callable[[torch.dtype], None], list[str]]] = {
     "norm": ("ops.rms_norm", norm, ["_rms_norm"]),
@@ -156,6 +177,13 @@ CASES: dict[str, tuple[str, Callable[[torch.dtype], None], list[str]]] = {
     "adapter of the embedding": ("lora_ops.lora_embed", lambda d: adapt_embedding(d, captured=False), LORA_EMBED),
     "the same, captured": ("lora_ops.lora_embed", lambda d: adapt_embedding(d, captured=True), LORA_EMBED),
     "mask": ("sampling_ops.mask_logits", mask, ["_mask"]),
+    "routing": ("expert_ops.route", choose_experts, []),  # torch's own ops, which read nothing back
+    "experts": ("expert_ops.expert_linear", multiply_experts, ["_group", "_product"]),
+    "activation of experts": ("expert_ops.expert_activation", activate_experts, ["_gated_activation"]),
+    "clamped activation of experts": (
+        "expert_ops.expert_activation", lambda d: activate_experts(d, expert_ops.ClampedSwiglu(1.7, 7.0)), [],
+    ),
+    "sum of experts": ("expert_ops.sum_experts", sum_experts, []),
     "draw by rank": ("sampling_ops.draw_ranked", draw, ["_levels", "_pick", "_draw"]),
 }  # fmt: skip
 
@@ -165,7 +193,8 @@ HOST = {
         "capture_for", "find_shared_prefixes", "native_kernels", "native_status", "on_triton", "pack_linear", "record",
         "set_threads", "shares_prefixes", "timed_calls", "triton_status", "use_native",
     },
-    "lora_ops": {"pack_expansion"},
+    "expert_ops": set(),
+    "lora_ops": {"lora_experts", "pack_expansion"},  # the former on a CPU alone
     "sampling_ops": {"has_kernel"},
     "memory": {"lazy_zeros", "populate"},
 }  # fmt: skip
@@ -187,7 +216,9 @@ def public(module: ModuleType) -> set[str]:
     return {name for name in names if inspect.isfunction(getattr(module, name))}
 
 
-@pytest.mark.parametrize("module", [ops, lora_ops, sampling_ops, memory], ids=lambda module: module.__name__)
+@pytest.mark.parametrize(
+    "module", [ops, expert_ops, lora_ops, sampling_ops, memory], ids=lambda module: module.__name__
+)
 def test_every_public_function_has_its_case(module: ModuleType) -> None:
     name = module.__name__.rpartition(".")[2]
     tested = {face.partition(".")[2] for face, _, _ in CASES.values() if face.startswith(f"{name}.")}

@@ -40,6 +40,13 @@ def test_windows_and_caps(window, soft_cap):
     assert_right(batch, window=window, soft_cap=soft_cap)
 
 
+@pytest.mark.parametrize("rows", [[(1, 400)], [(1, 150), (50, 130), (1, 3), (1, 128)]])
+@pytest.mark.parametrize("window", [None, 40])
+def test_sinks_are_counted_once(rows, window):
+    batch = ragged_batch(rows, heads=6, kv_heads=2, dtype=torch.float16)
+    assert_right(batch, window=window, sinks=torch.linspace(-1, 4, 6))
+
+
 @pytest.mark.parametrize("context", [15, 16, 17, 127, 128, 129, 200, 400])
 def test_one_row_is_split_among_programs(context):
     assert_right(ragged_batch([(1, context)], heads=2, kv_heads=2, dtype=torch.float16))

@@ -83,7 +83,11 @@ def test_windows(path: Path) -> None:
 
 
 REFUSED_METADATA = {
-    "experts": ({"expert_count": 8}, "llama.expert_count is not supported"),
+    "another router": ({"expert_count": 8, "expert_gating_func": 2}, "llama.expert_gating_func is not supported"),
+    "more experts of a token than there are": (
+        {"expert_count": 8, "expert_used_count": 9},
+        "num_experts_per_tok must be an integer from 1 to 8, not 9",
+    ),
     "scale of the scores": ({"attention.scale": 0.1}, "llama.attention.scale is not supported"),
     "factor of the logits": ({"logit_scale": 0.1}, "llama.logit_scale is not supported"),
     "YaRN with a factor of attention": (

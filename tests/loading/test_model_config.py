@@ -335,7 +335,7 @@ def test_layers_without_window_are_not_rotated_where_there_are_windows() -> None
 def test_an_unknown_class_is_refused_with_the_nearest() -> None:
     with pytest.raises(ModelError) as caught:
         model_config(LLAMA | {"architectures": ["Olmo4ForCausalLM"]})
-    assert "The nearest that is: Olmo3ForCausalLM and Olmo2ForCausalLM. All that are: docs/models.md." in str(
+    assert "The nearest that is: OlmoeForCausalLM and Olmo3ForCausalLM. All that are: docs/models.md." in str(
         caught.value
     )
 
@@ -347,7 +347,48 @@ def test_layer_types_go_before_the_pattern() -> None:
 
 def test_every_family_has_a_config() -> None:
     for family in FAMILIES:
-        assert model_config(LLAMA | {"architectures": [family.architecture]}).family == family.name
+        experts = {} if family.mixture is None else {family.mixture.count_keys[0]: 8}
+        assert model_config(LLAMA | experts | {"architectures": [family.architecture]}).family == family.name
+
+
+QWEN3_MOE = LLAMA | {"architectures": ["Qwen3MoeForCausalLM"], "num_experts": 8, "moe_intermediate_size": 16}
+
+
+def test_layers_of_mixtures() -> None:
+    changes = {"num_hidden_layers": 6, "mlp_only_layers": [3], "decoder_sparse_step": 2, "norm_topk_prob": True}
+    layers = model_config(QWEN3_MOE | changes).layers
+    assert [layer.mixture is not None for layer in layers] == [False, True, False, False, False, True]
+    mixture = layers[1].mixture
+    assert mixture is not None
+    assert (mixture.num_experts, mixture.top_k, mixture.size, mixture.renormalises) == (8, 8, 16, True)
+
+
+def test_both_keys_of_the_number_of_experts() -> None:
+    renamed = {key: value for key, value in QWEN3_MOE.items() if key != "num_experts"} | {"num_local_experts": 8}
+    assert model_config(renamed) == model_config(QWEN3_MOE) == model_config(QWEN3_MOE | {"num_local_experts": 8})
+    with pytest.raises(ModelError, match="num_local_experts must be the same as num_experts, 8, not 9"):
+        model_config(QWEN3_MOE | {"num_local_experts": 9})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_experts": 0}, "num_experts must be an integer from 1 to 4096, not 0"),
+        ({"num_experts": 4097}, "num_experts must be an integer from 1 to 4096, not 4097"),
+        ({"num_experts_per_tok": 9}, "num_experts_per_tok must be an integer from 1 to 8, not 9"),
+        ({"num_experts_per_tok": 0}, "num_experts_per_tok must be an integer from 1 to 8, not 0"),
+        ({"moe_intermediate_size": -1}, "moe_intermediate_size must be an integer"),
+        ({"hidden_act": "gelu_pytorch_tanh"}, "hidden_act must be one of silu, swish in experts"),
+        ({"mlp_only_layers": 3}, "mlp_only_layers must be a list of layers, not 3"),
+        ({"mlp_only_layers": ["3"]}, "mlp_only_layers must be a list of layers"),
+        ({"decoder_sparse_step": 0}, "decoder_sparse_step must be an integer from 1"),
+        ({"n_routed_experts": 8}, "n_routed_experts = 8 is not supported for Qwen3MoeForCausalLM"),
+        ({"quantization_config": {"quant_method": "mxfp4"}}, "quantization_config = .* is not supported"),
+    ],
+)
+def test_wrong_mixtures_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        model_config(QWEN3_MOE | changes)
 
 
 REFUSED = {

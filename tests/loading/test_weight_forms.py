@@ -8,13 +8,16 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from support.models.paged_run import run_whole
 from support.models.small_gguf import HIDDEN, SHAPES, VOCAB, tensors, write
+from support.models.tiny_models import oracle_logits, save
 
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.errors import ConfigError, ModelError
 from rootgraft.engine.loading.load_model import load_model
 from rootgraft.engine.loading.weight_forms import WeightForm, choose_weight_form
 from rootgraft.engine.models.decoder import DecoderModel
+from rootgraft.engine.models.experts import Experts
 from rootgraft.kernels import ops, quantised_weights
 from rootgraft.kernels.layouts.packed_weights import Format
 
@@ -92,6 +95,21 @@ def test_rounded_to_8_bits(tmp_path: Path, weights: WeightForm, form: Format) ->
     assert set(forms(model)) == {form}
     largest = max(ops.linear(torch.eye(p.packed.in_features), p.packed).abs().max().item() for p in plain.projections)
     assert_same_weights(model, plain, largest / 127 * 0.51)
+
+
+@pytest.mark.parametrize(("weights", "form"), [("int8_weight_only", Format.WIDENED), ("int8_dynamic", Format.CHANNELS)])
+def test_experts_are_rounded_and_what_decides_is_not(tmp_path: Path, weights: WeightForm, form: Format) -> None:
+    model = load(save("qwen2_moe", tmp_path), weights, torch.float32)
+    experts = model.layers[0].mlp
+    assert isinstance(experts, Experts) and experts.shared_gate is not None and experts.shared is not None
+    for product in (experts.gate_up, experts.down):
+        assert isinstance(product.weights.first, ops.QuantisedLinear) and product.weights.first.format is form
+    assert isinstance(experts.shared.down.packed, ops.QuantisedLinear)
+    assert not isinstance(experts.router.packed, ops.QuantisedLinear)
+    assert not isinstance(experts.shared_gate.packed, ops.QuantisedLinear)
+    tokens = [3, 99, 14, 77, 5, 120, 42]
+    ours, theirs = run_whole(model, tokens), oracle_logits("qwen2_moe", tokens)
+    assert torch.nn.functional.cosine_similarity(ours, theirs).min() > 0.98
 
 
 def test_the_options_decide() -> None:

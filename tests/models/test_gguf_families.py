@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import gguf
+import numpy as np
 import pytest
 import torch
 from support.models.gguf_files import gguf_architecture, gguf_name, write_gguf
@@ -14,6 +16,9 @@ from support.models.tiny_models import VOCAB, oracle_logits, save, tiny_model
 
 from rootgraft.engine.checkpoint.read_config import read_model_config
 from rootgraft.engine.loading.load_model import load_model
+from rootgraft.kernels import ops
+from rootgraft.kernels.expert_ops import expert_linear
+from rootgraft.kernels.ops import QuantisedLinear
 
 # Those of the tiny models whose maths a GGUF file can say. (It has no query scale for Gemma: see below.)
 WRITTEN = [
@@ -29,6 +34,10 @@ WRITTEN = [
     "gemma3_plain",
     "phi3",
     "phi3_partial",
+    "mixtral_plain",
+    "qwen2_moe_plain",
+    "qwen3_moe_plain",
+    "olmoe",
     "llama_yarn",
     "granite",
     "olmo2",
@@ -102,7 +111,7 @@ def test_tensors_named_by_llama_cpp() -> None:
         number = next(key for key, value in gguf.MODEL_ARCH_NAMES.items() if value == architecture)
         table = gguf.get_tensor_name_map(number, model.config.num_hidden_layers)
         for key in model.state_dict():
-            if key != "lm_head.weight" or not model.config.tie_word_embeddings:
+            if ".experts." not in key and (key != "lm_head.weight" or not model.config.tie_word_embeddings):
                 assert table.get_name(key, (".weight", ".bias")) == gguf_name(key, architecture)
 
 
@@ -124,3 +133,35 @@ def test_query_scale_of_the_largest_gemmas(tmp_path: Path) -> None:
         write()
     writer.close()
     assert read_model_config(path).attention_scale == pytest.approx(12**-0.5)
+
+
+def test_stacked_experts_are_named_by_llama_cpp(tmp_path: Path) -> None:
+    names = {tensor.name for tensor in gguf.GGUFReader(write_gguf("qwen3_moe_plain", tmp_path / "model.gguf")).tensors}
+    for kind in (gguf.MODEL_TENSOR.FFN_GATE_EXP, gguf.MODEL_TENSOR.FFN_UP_EXP, gguf.MODEL_TENSOR.FFN_DOWN_EXP):
+        assert f"{gguf.TENSOR_NAMES[kind].format(bid=1)}.weight" in names
+
+
+def test_experts_in_quantised_blocks(tmp_path: Path) -> None:
+    """Each expert keeps its part of the stacked tensor's blocks."""
+    path = tmp_path / "model.gguf"
+    kept, add = {}, gguf.GGUFWriter.add_tensor
+
+    def quantised(writer: gguf.GGUFWriter, name: str, tensor: np.ndarray) -> None:
+        if "_exps." not in name or tensor.shape[-1] % 32:
+            return add(writer, name, tensor)
+        raw = gguf.quants.quantize(tensor, gguf.GGMLQuantizationType.Q8_0)
+        kept[name] = gguf.quants.dequantize(raw, gguf.GGMLQuantizationType.Q8_0)
+        return add(writer, name, raw, raw_dtype=gguf.GGMLQuantizationType.Q8_0)
+
+    with mock.patch.object(gguf.GGUFWriter, "add_tensor", quantised):
+        write_gguf("qwen3_moe_plain", path)
+    assert kept
+    model = load_model(path, dtype=torch.float32, device=CPU, weights="stored")
+    plain = load_model(path, dtype=torch.float32, device=CPU)
+    down = model.layers[1].mlp.down.weights
+    assert isinstance(down.first, QuantisedLinear) == (ops.native_kernels() is not None)
+    x, experts = torch.randn(3, 2, 32), torch.tensor([[5, 0], [1, 2], [4, 3]], dtype=torch.int32)
+    expected = torch.einsum("tki,tkhi->tkh", x, torch.from_numpy(kept["blk.1.ffn_down_exps.weight"])[experts.long()])
+    torch.testing.assert_close(expert_linear(x, down, experts), expected, rtol=1e-3, atol=1e-3)
+    ours, theirs = run_whole(model, PROMPT), run_whole(plain, PROMPT)
+    torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=2e-3 * theirs.abs().max().item())

@@ -8,15 +8,18 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.kernels import triton_interpreter
 from support.models.paged_run import CPU, run_ragged
 from support.models.tiny_models import VOCAB, save
 
 from benchmarks.gpu.measure import launches
 from rootgraft.engine.loading.load_model import load_model
 from rootgraft.engine.models.decoder import DecoderModel
+from rootgraft.kernels import ops
 
 # In sizes that the kernels take: heads of 16 dimensions, widths of 16 and 32 columns.
 SIZES = {"head_dim": 16, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2}
+EXPERTS = {"moe_intermediate_size": 32, "shared_expert_intermediate_size": 32}
 PROMPTS = [[random.Random(row).randrange(VOCAB) for _ in range(length)] for row, length in enumerate((14, 1, 9))]
 
 
@@ -24,7 +27,7 @@ def random_model(name: str, folder: Path) -> DecoderModel:
     """Random weights in the shape of a family."""
     written = json.loads((save(name, folder) / "config.json").read_text())
     layers = {key: written[key][:2] for key in ("layer_types", "no_rope_layers") if written.get(key)}
-    (folder / "config.json").write_text(json.dumps({**written, **layers, **SIZES}))
+    (folder / "config.json").write_text(json.dumps({**written, **layers, **SIZES, **EXPERTS}))
     return load_model(folder, dtype=torch.float32, device=CPU, dummy=True)
 
 
@@ -48,5 +51,23 @@ def test_logits_are_those_of_the_cpu(name, kernels, tmp_path, request):
         request.getfixturevalue("interpreted")
         actual = run_ragged(model, PROMPTS, 16, random.Random(0))
     assert launched >= kernels
+    for ours, theirs in zip(actual, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["qwen2_moe", "mixtral", "gpt_oss"])
+def test_experts_are_those_of_plain_torch(name, tmp_path, request):
+    """Weights are plain, as on a GPU: native kernels would pack them."""
+    ops.use_native(False)
+    model = random_model(name, tmp_path)
+    expected = run_ragged(model, PROMPTS, 16, random.Random(0))
+    ops.use_native(True)
+    request.getfixturevalue("interpreted")
+    products = [product for layer in model.layers for _, product in layer.mlp.active]
+    for expert in (each for product in products for each in product.experts):
+        triton_interpreter.allow(*(part for part in (expert.weight, expert.bias) if part is not None))
+    with launches() as launched:
+        actual = run_ragged(model, PROMPTS, 16, random.Random(0))
+    assert launched >= {"_group", "_product", "extend", "decode"}
     for ours, theirs in zip(actual, expected, strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)

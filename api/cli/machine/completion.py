@@ -12,7 +12,11 @@ from .machine_options import CompletionOptions
 PROG = "rootgraft"
 # Ends the destination of an option that is given without its flag.
 WITHOUT_FLAG = " without flag"
-_GROUPS = {"bench": "Measure a server, or an engine's step.", "models": "Change which versions a server has."}
+_GROUPS = {
+    "bench": "Measure a server, or an engine's step.",
+    "models": "Change which versions a server has.",
+    "fleet": "Look at the replicas of a server.",
+}
 # Options whose values are files, and those whose values are folders.
 _FILES = {
     *("config", "chat-template", "api-key-file", "ssl-certfile", "ssl-keyfile", "ssl-ca-certs", "usage-ledger", "uds"),

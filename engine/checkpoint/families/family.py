@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from .mixture import MixtureFamily
 from .norm_layout import PRE, HeadNorm, LayerNorms
 
 # Layers with a sliding window, where config.json has no "layer_types":
@@ -14,7 +15,9 @@ from .norm_layout import PRE, HeadNorm, LayerNorms
 #   late      layers from "max_window_layers" on, if "use_sliding_window"
 #   no_rope   layers without rotary embedding, if "use_sliding_window"
 #   pattern   all but every n-th layer, n = "sliding_window_pattern", if there is a "sliding_window"
-Windows = Literal["never", "all", "late", "no_rope", "pattern"]
+#   asked     every layer, if "use_sliding_window"
+#   early     every second layer below "max_window_layers", from the first on, if "use_sliding_window"
+Windows = Literal["never", "all", "late", "no_rope", "pattern", "asked", "early"]
 
 # Layers without a rotary embedding:
 #   never     none, and "no_rope_layers" is refused
@@ -74,6 +77,8 @@ class Family:
             head size; GGUF files have no key for it.
         remote_code: "auto_map" entries that name this very architecture, and so may be ignored.
         harmless: values without effect of keys that are refused at others in all families.
+        attention_sinks: that of ``ModelConfig``.
+        mixture: how layers are mixtures of experts, None for none.
     """
 
     name: str
@@ -116,3 +121,5 @@ class Family:
     wide_layers: int | None = None
     remote_code: tuple[str, ...] = ()
     harmless: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    attention_sinks: bool = False
+    mixture: MixtureFamily | None = None

@@ -21,6 +21,10 @@ _ARCHITECTURES = {
     "gemma2": "gemma2",
     "gemma3_text": "gemma3",
     "phi3": "phi3",
+    "mixtral": "llama",
+    "qwen2_moe": "qwen2moe",
+    "qwen3_moe": "qwen3moe",
+    "olmoe": "olmoe",
     "granite": "granite",
     "olmo2": "olmo2",
     "olmo3": "olmo2",
@@ -53,6 +57,11 @@ _NAMES = {
     "mlp.up_proj": "ffn_up",
     "mlp.gate_up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
+    "mlp.gate": "ffn_gate_inp",
+    "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+    "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_expert.up_proj": "ffn_up_shexp",
+    "mlp.shared_expert.down_proj": "ffn_down_shexp",
     "mlp.c_fc": "ffn_up",
     "mlp.c_proj": "ffn_down",
     "self_attn.query_layernorm": "attn_q_norm",
@@ -96,6 +105,11 @@ def write_gguf(name: str, path: Path, *, name_as: str | None = None, extra: dict
             tensor = _interleaved(tensor, heads)
         if architecture in ("gemma2", "gemma3", "nemotron") and key.endswith("norm.weight"):
             tensor = tensor + 1
+        if ".experts." in key:
+            _add_experts(writer, key, tensor)
+            continue
+        if key.endswith("shared_expert_gate.weight"):
+            tensor = tensor.squeeze(0)
         writer.add_tensor(gguf_name(key, architecture), tensor.numpy())
     if config.model_type in ("llama", "exaone4") and config.rope_parameters["rope_type"] == "llama3":
         writer.add_tensor("rope_freqs.weight", _frequency_factors(model))
@@ -108,6 +122,16 @@ def write_gguf(name: str, path: Path, *, name_as: str | None = None, extra: dict
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def _add_experts(writer: gguf.GGUFWriter, key: str, tensor: Tensor) -> None:
+    """The weights of a layer's experts, stacked by module."""
+    block = f"blk.{key.split('.')[2]}"
+    if key.endswith("down_proj"):
+        writer.add_tensor(f"{block}.ffn_down_exps.weight", tensor.numpy())
+        return
+    for name, part in zip(("gate", "up"), tensor.chunk(2, dim=1), strict=True):
+        writer.add_tensor(f"{block}.ffn_{name}_exps.weight", part.contiguous().numpy())
 
 
 def gguf_architecture(model: Any) -> str:
@@ -196,6 +220,13 @@ def _add_metadata(writer: gguf.GGUFWriter, architecture: str, config: Any) -> No
         writer.add_final_logit_softcapping(config.final_logit_softcapping)
     if architecture == "gemma3":
         writer.add_rope_freq_base_swa(config.rope_parameters["sliding_attention"]["rope_theta"])
+    if hasattr(config, "num_experts_per_tok"):
+        writer.add_expert_count(config.num_experts)
+        writer.add_expert_used_count(config.num_experts_per_tok)
+    if architecture in ("qwen2moe", "qwen3moe"):
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    if architecture == "qwen2moe":
+        writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
     writer.add_bos_token_id(config.bos_token_id)
     writer.add_eos_token_id(config.eos_token_id)
     writer.add_eot_token_id(5)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from rootgraft.engine.checkpoint.families.family import Family
 from rootgraft.engine.checkpoint.families.family_table import BY_GGUF_NAME, FAMILIES
+from rootgraft.engine.checkpoint.families.mixture import MixtureFamily
 from rootgraft.engine.checkpoint.gguf import TENSOR_TYPES
 from rootgraft.engine.checkpoint.rope_config import ROPE_TYPES
 from rootgraft.engine.checkpoint.text_config import MULTIMODAL, Multimodal
@@ -28,9 +29,13 @@ The same for all classes, as each is one decoder over the same ops:
 | `--quantization int8_dynamic`, `int8_weight_only` | all linear modules | refused |
 | a GGUF file: {types} | dequantised, or as stored with `--quantization gguf`, `gguf_dynamic` (Q4_0, Q4_1, Q8_0) | dequantised |
 | `--kv-cache-dtype int8` | yes | refused |
-| LoRA adapters on every linear module, embedding and head | batched, native | batched, Triton |
+| LoRA adapters on every linear module, embedding and head; routers and shared experts | batched, native | batched, Triton |
+| LoRA adapters on experts, stacked (`target_parameters`) or one by one | batched, native | refused |
+| experts in MXFP4 (gpt-oss) | widened to the model's type, exactly | the same |
 
-On a GPU, norms of all query heads together (OLMo 2 and 3), layer norms of heads (Command R+) and additions that are no part of a norm are ops of their own in plain torch; all else is Triton.
+On a GPU, norms of all query heads together (OLMo 2 and 3), layer norms of heads (Command R+) and additions that are no part of a norm are ops of their own in plain torch; all else is Triton. Of a mixture of experts the products are Triton; routing, and the sum of a token's experts, are plain torch.
+
+Router and the shared expert's gate stay in the model's type under `--quantization`. Layers that predict further tokens (GLM-4.5) are not loaded. Latent attention (DeepSeek V2 and V3), GGUF files of gpt-oss, GLM-4.5 and Granite's mixtures, and mixtures not in the table are refused by name.
 """
 _ROPE = """## Rotary embeddings
 
@@ -47,6 +52,8 @@ _WINDOWS = {
     "late": "sliding from a layer on, if any",
     "no_rope": "sliding without rotary embedding, if any",
     "pattern": "sliding in all but every n-th layer",
+    "asked": "sliding in all layers, if asked for",
+    "early": "sliding in every second of the first layers, if asked for",
 }
 _NO_ROPE = {"never": "", "listed": "; none in listed layers", "full": "; none in full layers"}
 
@@ -104,7 +111,18 @@ def _layer(family: Family) -> str:
         parts.append("multipliers" if family.multipliers else "logit scale")
     if family.attention_soft_cap or family.logit_soft_cap:
         parts.append("soft caps")
+    if family.attention_sinks:
+        parts.append("attention sinks")
+    if family.mixture is not None:
+        parts.append(_experts(family.mixture))
     return ", ".join(parts)
+
+
+def _experts(mixture: MixtureFamily) -> str:
+    shared = " and a shared one" if mixture.shared_size_key else ""
+    some = {"none": "", "stepped": " in some layers", "first": " behind the first layers"}[mixture.dense_layers]
+    clamped = ", clamped SwiGLU" if mixture.clamped else ""
+    return f"experts{shared}{some}, {mixture.scores} router{', groups' if mixture.grouped else ''}{clamped}"
 
 
 def _multimodal() -> str:

@@ -26,10 +26,16 @@ from transformers import (
     Gemma3TextConfig,
     Glm4Config,
     Glm4ForCausalLM,
+    Glm4MoeConfig,
+    Glm4MoeForCausalLM,
     GlmConfig,
     GlmForCausalLM,
+    GptOssConfig,
+    GptOssForCausalLM,
     GraniteConfig,
     GraniteForCausalLM,
+    GraniteMoeConfig,
+    GraniteMoeForCausalLM,
     HunYuanDenseV1Config,
     HunYuanDenseV1ForCausalLM,
     InternLM3Config,
@@ -37,19 +43,27 @@ from transformers import (
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
     NemotronConfig,
     NemotronForCausalLM,
     Olmo2Config,
     Olmo2ForCausalLM,
     Olmo3Config,
     Olmo3ForCausalLM,
+    OlmoeConfig,
+    OlmoeForCausalLM,
     Phi3Config,
     Phi3ForCausalLM,
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen2MoeConfig,
+    Qwen2MoeForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
     SeedOssConfig,
     SeedOssForCausalLM,
     SmolLM3Config,
@@ -180,6 +194,110 @@ MODELS: dict[str, tuple[type[Any], type[Any], dict[str, Any]]] = {
             "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
         },
     ),
+    "mixtral": (MixtralConfig, MixtralForCausalLM, {"num_local_experts": 5, "sliding_window": 9}),
+    "qwen2_moe": (
+        Qwen2MoeConfig,
+        Qwen2MoeForCausalLM,
+        {
+            "num_experts": 7,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 20,
+            "shared_expert_intermediate_size": 44,
+            "mlp_only_layers": [1],
+        },
+    ),
+    "qwen2_moe_window": (
+        Qwen2MoeConfig,
+        Qwen2MoeForCausalLM,
+        {
+            "num_experts": 4,
+            "num_experts_per_tok": 4,
+            "moe_intermediate_size": 20,
+            "shared_expert_intermediate_size": 24,
+            "norm_topk_prob": True,
+            "use_sliding_window": True,
+            "sliding_window": 6,
+            "max_window_layers": 2,
+        },
+    ),
+    "qwen3_moe": (
+        Qwen3MoeConfig,
+        Qwen3MoeForCausalLM,
+        {
+            "num_hidden_layers": 4,
+            "head_dim": 14,
+            "num_experts": 9,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 26,
+            "norm_topk_prob": True,
+            "decoder_sparse_step": 2,
+        },
+    ),
+    # What a GGUF file can say of a mixture: every layer has experts, and the family says whether weights sum to one.
+    "mixtral_plain": (MixtralConfig, MixtralForCausalLM, {"num_local_experts": 5, "num_experts_per_tok": 3}),
+    "qwen2_moe_plain": (
+        Qwen2MoeConfig,
+        Qwen2MoeForCausalLM,
+        {
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "shared_expert_intermediate_size": 24,
+        },
+    ),
+    "qwen3_moe_plain": (
+        Qwen3MoeConfig,
+        Qwen3MoeForCausalLM,
+        {
+            "head_dim": 14,
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "norm_topk_prob": True,
+        },
+    ),
+    "olmoe": (OlmoeConfig, OlmoeForCausalLM, {"num_experts": 6, "num_experts_per_tok": 3}),
+    "glm4_moe": (
+        Glm4MoeConfig,
+        Glm4MoeForCausalLM,
+        {
+            "head_dim": 16,
+            "n_routed_experts": 12,
+            "num_experts_per_tok": 3,
+            "n_group": 4,
+            "topk_group": 2,
+            "n_shared_experts": 2,
+            "moe_intermediate_size": 14,
+            "routed_scaling_factor": 1.7,
+            "attention_bias": True,
+            "use_qk_norm": True,
+        },
+    ),
+    "granite_moe": (
+        GraniteMoeConfig,
+        GraniteMoeForCausalLM,
+        {
+            "num_local_experts": 6,
+            "num_experts_per_tok": 2,
+            "embedding_multiplier": 3.3,
+            "attention_multiplier": 0.11,
+            "residual_multiplier": 0.4,
+            "logits_scaling": 2.5,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "gpt_oss": (
+        GptOssConfig,
+        GptOssForCausalLM,
+        {
+            "head_dim": 16,
+            "num_local_experts": 6,
+            "num_experts_per_tok": 3,
+            "sliding_window": 8,
+            "swiglu_limit": 0.9,
+            "rope_parameters": _YARN | {"truncate": False},
+        },
+    ),
     "granite": (
         GraniteConfig,
         GraniteForCausalLM,
@@ -302,12 +420,15 @@ def tiny_model(name: str) -> PreTrainedModel:
     """The oracle: random weights large enough that every part of the model shows in its logits."""
     config_class, model_class, changes = (MODELS | LONGROPE)[name]
     # A copy of every value, for transformers writes its defaults into nested ones.
-    config = config_class(**COMMON | _copied(changes), attn_implementation="eager")
+    config = config_class(**COMMON | _copied(changes), attn_implementation="eager", experts_implementation="eager")
     model = model_class(config).eval()
     generator = torch.Generator().manual_seed(len(name))
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(0.0, 0.25, generator=generator)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.normal_(0.0, 0.25, generator=generator)
     return model
 
 

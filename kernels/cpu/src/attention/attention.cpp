@@ -54,7 +54,8 @@ void write_out(const Attention& op, const QueryTile& tile, const Partial& whole)
     const int64_t query = tile.parts->first + m % tile.count, kv_head = tile.first_head + m / tile.count;
     const int64_t token = op.query_start[tile.parts->row] + query / group, head = kv_head * group + query % group;
     auto* out = static_cast<typename E::Value*>(op.out) + (token * op.heads + head) * op.head_dim;
-    const Floats share = broadcast(1.0f / whole.total[m]);
+    const float sink = op.sinks ? first_lane(exp2(broadcast(op.sinks[head] * kLog2E - whole.reference[m]))) : 0.0f;
+    const Floats share = broadcast(1.0f / (whole.total[m] + sink));
     for (int64_t d = 0; d < op.head_dim; d += kWidth) {
       E::store(out + d, load(whole.values + m * op.head_dim + d) * share);
     }

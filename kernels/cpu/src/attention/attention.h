@@ -31,6 +31,7 @@ struct Attention {
   int64_t window;  // keys seen by a token; at least the context where there is no window
   int64_t is_bf16, threads;
   int64_t kv_is_int8;  // the caches are as int8_kv.h says, in pages of whole panels; q and out are of is_bf16
+  const float* sinks;  // [heads] or null: a score of each head in every softmax, which has no value
   double scale, soft_cap;  // soft_cap 0: none
 
   // Bytes of a key or value in its cache, without its scale.

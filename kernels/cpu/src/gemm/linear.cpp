@@ -4,6 +4,7 @@
 
 #include "simd/partition.h"
 #include "gemm/epilogue.h"
+#include "gemm/linear.h"
 #include "simd/parallel.h"
 #include "gemm/tile_amx.h"
 
@@ -15,15 +16,6 @@ constexpr int64_t kManyRows = 256;   // for a thread: it then multiplies its row
 constexpr int kNoMemory = 2;
 
 // Argument structure packed by Python: fields of 8 bytes in this order.
-struct Linear {
-  const uint32_t* x;       // [rows][steps] words
-  const uint32_t* panels;  // [ceil(columns / 16)][steps][16] words
-  const void* bias;        // [columns] or null
-  void* out;               // [rows][columns], of x's type or fp32; or [rows] fp32, the largest of each row
-  int64_t* at;             // null, or the columns of the largest
-  int64_t rows, columns, steps, is_bf16, out_is_bf16, threads;
-};
-
 struct PackLinear {
   const uint32_t* weight;  // [columns][steps] words
   uint32_t* panels;        // [ceil(columns / 16)][steps][16] words, zero past the last column

@@ -10,31 +10,14 @@
 #include "gemm/epilogue.h"
 #include "simd/parallel.h"
 #include "int8/quantise.h"
+#include "int8/quantised_linear.h"
 
 namespace rootgraft {
 namespace {
 
-constexpr int64_t kSmall = 1 << 15;          // multiplications below which one thread is faster
-constexpr int64_t kSmallRows = 1 << 13;      // the same, for values to quantise
-constexpr int64_t kManyRows = 128;           // for a thread: it then multiplies its rows with all panels
+constexpr int64_t kSmallRows = 1 << 13;  // values to quantise below which one thread is faster
+constexpr int64_t kManyRows = 128;       // for a thread: it then multiplies its rows with all panels
 constexpr int kNoMemory = 2;
-
-// Argument structure packed by Python: fields of 8 bytes in this order.
-struct QuantisedLinear {
-  const void* x;           // [rows][width]
-  const uint32_t* panels;  // see Format
-  const void* scales;
-  const float* bias;       // [columns] or null
-  void* out;               // [rows][columns], of x's type or fp32; or [rows] fp32, the largest of each row
-  int64_t* at;             // null, or the columns of the largest
-  int64_t rows, columns, width;
-  Format format;
-  int64_t planes;  // of x
-  int64_t is_bf16, out_is_bf16, threads;
-  const QuantisedLinear* next;  // the call that comes after this one, if that is known
-
-  int used_threads() const { return rows * width * columns < kSmall ? 1 : (int)threads; }
-};
 
 // x in blocks, tile by tile, as A of the products: [tiles][blocks][rows of a tile].
 template <int kPlanes>

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "int8/int8_dot.h"
+#include "int8/weight_only_linear.h"
 #include "simd/partition.h"
 #include "simd/parallel.h"
 #include "gemm/tile_amx.h"
@@ -21,18 +22,6 @@ constexpr int kMostRows = kTileRows;
 
 constexpr int64_t kSmall = 1 << 14;  // multiplications below which one thread is faster
 constexpr int kNoMemory = 2;
-
-// Argument structure packed by Python: fields of 8 bytes in this order.
-struct WidenedLinear {
-  const uint32_t* x;       // [rows][words of x's type]
-  const uint32_t* panels;  // [ceil(columns / 16)][ceil(width / 4)][16] words of bytes, each a signed number + 128
-  const float* scales;     // [ceil(columns / 16)][16]
-  const float* bias;       // [columns] or null
-  void* out;               // [rows][columns], of x's type or fp32
-  int64_t rows, columns, width, is_bf16, out_is_bf16, threads;
-
-  int64_t panel_words() const { return (width + kWordBytes - 1) / kWordBytes * kWidth; }
-};
 
 // Byte i of each lane as a number, less the 128 that it is stored with.
 INLINE FloatPart number(const WordPart& bytes, int i) {

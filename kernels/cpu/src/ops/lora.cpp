@@ -9,6 +9,7 @@
 #include <new>
 #include <vector>
 
+#include "ops/lora.h"
 #include "simd/parallel.h"
 #include "simd/simd.h"
 
@@ -16,7 +17,6 @@ namespace rootgraft {
 namespace {
 
 constexpr int64_t kSmall = 1 << 14;  // multiplications below which one thread is faster
-constexpr int kModules = 3;
 constexpr int kTile = kLanes == 16 ? 4 : 2;  // tokens by ranks, or by vectors of columns, held in registers
 constexpr int kTokens = 16;                  // tokens of a piece of work
 constexpr int kRanks = 16;                   // ranks of a piece of work
@@ -27,34 +27,6 @@ constexpr int64_t kBlockColumns = 64;        // columns of a block of B, but for
 constexpr int kRanksAhead = 2 * kTile;  // rows of A between a product and its prefetch
 constexpr int kStepsAhead = 48;         // rows of a block of B, the same
 constexpr int kLine = kWidth * 4;            // bytes of 16 words
-
-// One adapter's factors in this projection: a row of the slots' table.
-struct Slot {
-  const char* a;       // [R][K]; for an embedding [V][R]; null: the adapter leaves this projection alone
-  const float* scale;  // [R]
-  const char* b;       // one after another for each module: [blocks of columns][rank][columns of a block]
-  const float* gain;   // [N] or null for 1
-  const float* add;    // [N] or null for 0
-  int64_t rank[kModules];
-
-  int64_t total() const { return rank[0] + rank[1] + rank[2]; }
-};
-
-// Argument structure packed by Python: fields of 8 bytes in this order.
-struct LoraOp {
-  const char* x;           // [rows][width], or null
-  const int64_t* ids;      // [rows] row of A that each token takes instead of a product with x, or null
-  char* y;                 // [rows][sum of columns], changed in place
-  const int32_t* tokens;   // row of each adapted token, by segment
-  const int32_t* slots;    // [segments]
-  const int32_t* starts;   // [segments + 1]
-  const Slot* table;       // [num_slots]
-  int64_t columns[kModules];
-  int64_t rows, width, segments, num_slots;
-  int64_t is_bf16;    // x, A and B; else fp32
-  int64_t y_is_bf16;  // y; else fp32
-  int64_t threads;
-};
 
 struct Segment {
   const Slot* slot;

@@ -1,0 +1,128 @@
+"""``Mixture``: the experts of a layer and how tokens are routed to them, as data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Scores = Literal["softmax", "sigmoid"]
+Storage = Literal["modules", "stacked", "interleaved"]
+"""How a checkpoint stores experts.
+
+modules: each expert's gate, up and down as matrices of their own.
+stacked: one tensor [E, 2 I, H] of gate and up, and one [E, H, I] of down (Granite).
+interleaved: one [E, H, 2 I] whose columns are gate and up by turns, and one [E, I, H], with biases (gpt-oss).
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class ClampedGate:
+    """The activation ``g * sigmoid(alpha * g) * (u + 1)``, g at most ``limit``, u within ``-limit`` and ``limit``."""
+
+    alpha: float
+    limit: float
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertNames:
+    """Names in a checkpoint, below the layer.
+
+    Attributes:
+        block: the module that router and experts are in.
+        router: the router's module in the block.
+        gate: an expert's module, or the tensor of all experts' gate and up; ``up`` and ``down`` likewise.
+        storage: what ``gate``, ``up`` and ``down`` name.
+        shared: the module of the shared expert.
+    """
+
+    block: str = "mlp"
+    router: str = "gate"
+    gate: str = "gate_proj"
+    up: str = "up_proj"
+    down: str = "down_proj"
+    storage: Storage = "modules"
+    shared: str = "shared_experts"
+
+
+@dataclass(frozen=True, slots=True)
+class Mixture:
+    """The MLP of a layer as a mixture of experts.
+
+    The router's logits of a token become scores. The ``top_k`` experts of the highest scores, plus a correction where
+    there is one, get the token, weighted by their scores.
+
+    Attributes:
+        num_experts: E.
+        size: intermediate size of an expert, I.
+        top_k: experts of a token.
+        scores: softmax over all experts, or a sigmoid of each.
+        renormalises: the weights of a token's experts are divided by their sum.
+        scale: factor of the weights.
+        corrected: the checkpoint has a correction for each expert.
+        groups: number of groups of adjacent experts.
+        top_groups: groups of which a token may choose, those with the largest ``best_of_group`` scores.
+        shared_size: intermediate size of the expert that all tokens pass, 0 for none.
+        gated_sharing: that expert is weighted by a sigmoid of the token.
+        biased: router and experts have biases.
+        clamp: the experts' activation; None for SiLU.
+    """
+
+    names: ExpertNames
+    num_experts: int
+    size: int
+    top_k: int
+    scores: Scores
+    renormalises: bool
+    scale: float = 1.0
+    corrected: bool = False
+    groups: int = 1
+    top_groups: int = 1
+    best_of_group: int = 1
+    shared_size: int = 0
+    gated_sharing: bool = False
+    biased: bool = False
+    clamp: ClampedGate | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MixtureFamily:
+    """How a family's ``config.json`` describes its mixtures.
+
+    Attributes:
+        names: in checkpoints.
+        count_keys: of the number of experts, in older and in newer files.
+        size_key: of an expert's intermediate size.
+        dense_layers: which layers have an ordinary MLP: none, those that "mlp_only_layers" or "decoder_sparse_step"
+            rule out, or those before "first_k_dense_replace".
+        scores: of the router.
+        renormalises: whether weights are divided by their sum; None where "norm_topk_prob" says so.
+        scaled: honours "routed_scaling_factor".
+        corrected: the checkpoint has a correction for each expert.
+        grouped: honours "n_group" and "topk_group".
+        shared_size_key: of the shared expert's intermediate size, None for no shared expert.
+        shared_count_key: of the number of shared experts, which together are one that is as many times as wide.
+        gated_sharing: the shared expert has a weight for each token.
+        biased: router and experts have biases.
+        clamped: the activation is ``ClampedGate``, by "swiglu_alpha" and "swiglu_limit".
+        gguf_renormalises: what "norm_topk_prob" would say in GGUF files, which have no key for it.
+        mxfp4: experts may be stored in MXFP4.
+        prediction_layers_key: the number of layers behind the last that predict further tokens; they are not loaded.
+    """
+
+    names: ExpertNames
+    count_keys: tuple[str, ...]
+    size_key: str = "moe_intermediate_size"
+    dense_layers: Literal["none", "stepped", "first"] = "none"
+    scores: Scores = "softmax"
+    renormalises: bool | None = True
+    scaled: bool = False
+    corrected: bool = False
+    grouped: bool = False
+    shared_size_key: str | None = None
+    shared_count_key: str | None = None
+    gated_sharing: bool = False
+    biased: bool = False
+    clamped: bool = False
+    gguf_renormalises: bool = False
+    mxfp4: bool = False
+    prediction_layers_key: str | None = None

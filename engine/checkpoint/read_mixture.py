@@ -1,0 +1,89 @@
+"""Read the mixtures of experts of a config, layer by layer."""
+
+from __future__ import annotations
+
+from .config_fields import Fields
+from .families.mixture import ClampedGate, Mixture, MixtureFamily
+
+MOST_EXPERTS = 1 << 12
+_ACTIVATIONS = ("silu", "swish")
+
+
+def read_mixtures(fields: Fields, family: MixtureFamily | None, num_layers: int) -> tuple[Mixture | None, ...]:
+    """Return the mixture of each layer, None for an ordinary MLP.
+
+    Raises:
+        ModelError: a value is invalid, or asks for something that is not computed.
+    """
+    if family is None:
+        return (None,) * num_layers
+    mixture = _mixture(fields, family)
+    return tuple(mixture if is_sparse else None for is_sparse in _sparse_layers(fields, family, num_layers))
+
+
+def _mixture(fields: Fields, family: MixtureFamily) -> Mixture:
+    named = [key for key in family.count_keys if fields.has(key)]
+    counts = [fields.integer(key, high=MOST_EXPERTS) for key in named or family.count_keys[:1]]
+    if len(set(counts)) > 1:
+        raise fields.wrong(named[1], f"the same as {named[0]}, {counts[0]}")
+    count = counts[0]
+    if fields.values.get("hidden_act", "silu") not in _ACTIVATIONS:
+        raise fields.wrong("hidden_act", f"one of {', '.join(_ACTIVATIONS)} in experts")
+    groups, top_groups = _groups(fields, family, count)
+    allowed = count * top_groups // groups
+    shared = fields.integer(family.shared_size_key, low=0) if family.shared_size_key else 0
+    if family.shared_count_key:
+        shared *= fields.integer(family.shared_count_key, low=0, high=MOST_EXPERTS)
+    return Mixture(
+        names=family.names,
+        num_experts=count,
+        size=fields.integer(family.size_key),
+        top_k=fields.integer("num_experts_per_tok", high=allowed),
+        scores=family.scores,
+        renormalises=fields.flag("norm_topk_prob") if family.renormalises is None else family.renormalises,
+        scale=fields.positive("routed_scaling_factor", default=1.0) if family.scaled else 1.0,
+        corrected=family.corrected,
+        groups=groups,
+        top_groups=top_groups,
+        best_of_group=2 if groups > 1 and family.corrected else 1,
+        shared_size=shared,
+        gated_sharing=family.gated_sharing,
+        biased=family.biased,
+        clamp=_clamp(fields) if family.clamped else None,
+    )
+
+
+def _clamp(fields: Fields) -> ClampedGate:
+    return ClampedGate(fields.positive("swiglu_alpha", default=1.702), fields.positive("swiglu_limit", default=7.0))
+
+
+def _groups(fields: Fields, family: MixtureFamily, count: int) -> tuple[int, int]:
+    """Return the number of groups and those of which a token may choose."""
+    if not family.grouped:
+        return 1, 1
+    groups = fields.integer("n_group", high=count, default=1)
+    if count % groups or (groups > 1 and count // groups < 2):
+        raise fields.wrong("n_group", f"a number of equal groups of at least two of {count} experts")
+    return groups, fields.integer("topk_group", high=groups, default=1)
+
+
+def _sparse_layers(fields: Fields, family: MixtureFamily, num_layers: int) -> list[bool]:
+    """Return for each layer whether its MLP is a mixture."""
+    match family.dense_layers:
+        case "none":
+            return [True] * num_layers
+        case "first":
+            first = fields.integer("first_k_dense_replace", low=0, high=num_layers)
+            return [index >= first for index in range(num_layers)]
+    dense = fields.values.get("mlp_only_layers") or []
+    if not isinstance(dense, list) or any(type(index) is not int for index in dense):
+        raise fields.wrong("mlp_only_layers", "a list of layers")
+    step = fields.integer("decoder_sparse_step", default=1)
+    return [index not in dense and (index + 1) % step == 0 for index in range(num_layers)]
+
+
+def prediction_layers(fields: Fields, family: MixtureFamily | None) -> int:
+    """Return the number of layers behind the last that predict further tokens. Raises ModelError."""
+    if family is None or family.prediction_layers_key is None:
+        return 0
+    return fields.integer(family.prediction_layers_key, low=0, high=64, default=0)

@@ -1,0 +1,117 @@
+"""Load the mixture of experts of a layer, each expert's weights packed by themselves."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ...kernels.expert_ops import ClampedSwiglu, ExpertWeights, RouterParams
+from ...kernels.ops import Linear
+from ..checkpoint.families.mixture import Mixture
+from ..models.experts import ExpertProjection, Experts
+from ..models.layers import Mlp, Projection
+from .tensor_names import CORRECTION, expert_modules, shared_modules
+from .weight_forms import WeightReader
+
+STACKED_GATE_UP, STACKED_DOWN = "gate_up_proj", "down_proj"  # names of all experts' weights in transformers 5
+
+
+def load_experts(weights: WeightReader, prefix: str, mixture: Mixture, hidden: int) -> Experts:
+    """Return the mixture whose tensors begin with ``prefix``. Router and the shared expert's gate stay plain.
+
+    Raises:
+        ModelError: a weight does not fit the form of quantised weights.
+    """
+    names, clamp = mixture.names, mixture.clamp
+    reader = _Reader(weights, prefix, mixture)
+    experts = range(mixture.num_experts)
+    return Experts(
+        router=reader.gate(names.router, mixture.num_experts, biased=mixture.biased),
+        params=RouterParams(
+            top_k=mixture.top_k,
+            scores=mixture.scores,
+            renormalises=mixture.renormalises,
+            scale=mixture.scale,
+            correction=weights.exact(f"{prefix}.{names.router}.{CORRECTION}") if mixture.corrected else None,
+            groups=mixture.groups,
+            top_groups=mixture.top_groups,
+            best_of_group=mixture.best_of_group,
+        ),
+        gate_up=ExpertProjection(
+            name=f"{prefix}.experts.{STACKED_GATE_UP}",
+            modules=tuple(expert_modules(prefix, mixture, expert)[:2] for expert in experts),
+            sizes=(mixture.size, mixture.size),
+            weights=ExpertWeights(tuple(reader.gate_up(expert) for expert in experts)),
+        ),
+        down=ExpertProjection(
+            name=f"{prefix}.experts.{STACKED_DOWN}",
+            modules=tuple(expert_modules(prefix, mixture, expert)[2:] for expert in experts),
+            sizes=(hidden,),
+            weights=ExpertWeights(tuple(reader.down(expert) for expert in experts)),
+        ),
+        activation="silu" if clamp is None else ClampedSwiglu(clamp.alpha, clamp.limit),
+        shared=reader.shared(hidden) if mixture.shared_size else None,
+        shared_gate=reader.gate(f"{names.shared}_gate", 1, biased=False) if mixture.gated_sharing else None,
+    )
+
+
+class _Reader:
+    """Reads the parts of one mixture, in the storage that its names say."""
+
+    def __init__(self, weights: WeightReader, prefix: str, mixture: Mixture) -> None:
+        self._weights = weights
+        self._prefix = prefix
+        self._mixture = mixture
+
+    def gate(self, module: str, size: int, *, biased: bool) -> Projection:
+        """A small product whose result decides: its rounding would change which experts compute."""
+        name = f"{self._prefix}.{module}"
+        bias = self._weights.tensor(f"{name}.bias") if biased else None
+        return Projection((name,), (size,), self._weights.plain(f"{name}.weight", bias))
+
+    def shared(self, hidden: int) -> Mlp:
+        prefix = f"{self._prefix}.{self._mixture.names.shared}"
+        return Mlp(
+            self._fused(prefix, shared_modules(self._mixture)), self._fused(prefix, {"down_proj": hidden}), "silu"
+        )
+
+    def _fused(self, prefix: str, modules: dict[str, int]) -> Projection:
+        names = tuple(f"{prefix}.{module}" for module in modules)
+        return Projection(names, tuple(modules.values()), self._weights.packed(*(f"{name}.weight" for name in names)))
+
+    def gate_up(self, expert: int) -> Linear:
+        """Gate and up of an expert, [2 I, H]."""
+        names = self._mixture.names
+        match names.storage:
+            case "modules":
+                gate, up, _ = expert_modules(self._prefix, self._mixture, expert)
+                return self._weights.packed(f"{gate}.weight", f"{up}.weight")
+            case "stacked":
+                return self._stacked(names.gate, expert)
+            case "interleaved":
+                return self._transposed(names.gate, expert, turns=2)
+
+    def down(self, expert: int) -> Linear:
+        """Down of an expert, [H, I]."""
+        names = self._mixture.names
+        match names.storage:
+            case "modules":
+                return self._weights.packed(f"{expert_modules(self._prefix, self._mixture, expert)[2]}.weight")
+            case "stacked":
+                return self._stacked(names.down, expert)
+            case "interleaved":
+                return self._transposed(names.down, expert, turns=1)
+
+    def _stacked(self, module: str, expert: int) -> Linear:
+        name = f"{self._prefix}.{module}.weight"
+        return self._weights.pack(name, self._weights.part(name, expert), None)
+
+    def _transposed(self, tensor: str, expert: int, turns: int) -> Linear:
+        """A matrix stored as [K, N], whose columns belong to so many modules by turns, and its bias [N]."""
+        name = f"{self._prefix}.{tensor}"
+        weight, bias = self._weights.part(name, expert).T, self._weights.part(f"{name}_bias", expert)
+        return self._weights.pack(name, _by_module(weight, turns), _by_module(bias, turns))
+
+
+def _by_module(rows: Tensor, turns: int) -> Tensor:
+    """Rows of several modules by turns -> all of the first module, all of the second: contiguous."""
+    return rows.view(-1, turns, *rows.shape[1:]).transpose(0, 1).flatten(0, 1).contiguous()

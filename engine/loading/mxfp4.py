@@ -1,0 +1,24 @@
+"""Decode MXFP4, the block format of gpt-oss' published experts (OCP Microscaling Formats 1.0).
+
+A block is 32 values along the inputs, of four bits each, E2M1: a sign, two bits of exponent, one of mantissa. A byte
+has two, the first in its low half. A block's scale is a power of two, whose exponent is stored plus 127.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+BLOCK = 32  # values
+BLOCKS, SCALES = "_blocks", "_scales"
+"""Endings of the two tensors in which one is stored: [E, N, K / 32, 16] and [E, N, K / 32], uint8."""
+
+_MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+_BIAS = 127
+
+
+def decode_mxfp4(blocks: Tensor, scales: Tensor) -> Tensor:
+    """[N, K / 32, 16] and [N, K / 32] uint8 -> [N, K] fp32, exact, as it is in bfloat16."""
+    values = torch.tensor((*_MAGNITUDES, *(-magnitude for magnitude in _MAGNITUDES)))
+    nibbles = torch.stack((blocks & 15, blocks >> 4), dim=-1).flatten(2)
+    return torch.ldexp(values[nibbles.int()], (scales.int() - _BIAS)[..., None]).flatten(1)

@@ -1,0 +1,86 @@
+"""A mixture of experts as the MLP of a layer: the router, the experts, and the one that all tokens share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ...kernels.expert_ops import (
+    ExpertActivation,
+    ExpertWeights,
+    RouterParams,
+    expert_activation,
+    expert_linear,
+    route,
+    sum_experts,
+)
+from ...lora.lora_step import LoraStep
+from .layers import Mlp, Projection
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertProjection:
+    """One product of all experts.
+
+    Attributes:
+        name: by which adapters address it.
+        modules: of each expert, side by side in its output.
+        sizes: the output columns of each.
+    """
+
+    name: str
+    modules: tuple[tuple[str, ...], ...]
+    sizes: tuple[int, ...]
+    weights: ExpertWeights
+
+    def __call__(self, x: Tensor, experts: Tensor, lora: LoraStep | None) -> Tensor:
+        """[T, K] or [T, k, K] and experts [T, k] -> [T, k, sum of sizes], plus the adapters' part."""
+        y = expert_linear(x, self.weights, experts)
+        if lora is not None:
+            lora.project_experts(self.name, x, y, experts)
+        return y
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """``sum over a token's experts e of weight_e * down_e(act(gate_e(x)) * up_e(x))``, plus the shared expert's result.
+
+    Attributes:
+        router: to logits [T, E].
+        params: how logits become experts and weights.
+        gate_up: of each expert, gate and up as one product.
+        down: of each expert.
+        shared: the expert that all tokens pass, or None.
+        shared_gate: its weight's logit, or None for a weight of 1.
+    """
+
+    router: Projection
+    params: RouterParams
+    gate_up: ExpertProjection
+    down: ExpertProjection
+    activation: ExpertActivation
+    shared: Mlp | None
+    shared_gate: Projection | None
+
+    def __call__(self, x: Tensor, lora: LoraStep | None) -> Tensor:
+        """[T, H] -> [T, H]."""
+        routing = route(self.router(x, lora, torch.float32), self.params)
+        y = expert_activation(self.gate_up(x, routing.experts, lora), self.activation)
+        y = self.down(y, routing.experts, lora)
+        shared = None if self.shared is None else self.shared(x, lora)
+        gate = None if self.shared_gate is None else self.shared_gate(x, lora, torch.float32)
+        return sum_experts(y, routing.weights, shared, gate)
+
+    @property
+    def projections(self) -> tuple[Projection, ...]:
+        """Products that all tokens pass."""
+        shared = () if self.shared is None else self.shared.projections
+        gate = () if self.shared_gate is None else (self.shared_gate,)
+        return (self.router, *shared, *gate)
+
+    @property
+    def active(self) -> tuple[tuple[int, ExpertWeights], ...]:
+        """Products of a token's experts: how many experts, and the weights of all."""
+        return (self.params.top_k, self.gate_up.weights), (self.params.top_k, self.down.weights)

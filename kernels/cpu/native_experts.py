@@ -1,0 +1,119 @@
+"""The native ops of a mixture of experts on tensors."""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from ..layouts.expert_arguments import ClampedSwiglu, ExpertActivation, ExpertWeights, RouterParams, Routing
+from ..layouts.packed_weights import QuantisedLinear
+from .native_library import Fields, NativeLibrary
+
+_BF16: Final = torch.bfloat16
+_FP32: Final = torch.float32
+_TYPES: Final = (_BF16, _FP32)
+_PLAIN: Final = -1  # beside the formats of quantised weights
+_NO_MEMORY: Final = 2  # return code of a C function whose allocation failed
+
+_ROUTE: Final = Struct("13qd")
+_EXPERT_LINEAR: Final = Struct("14q")
+_ACTIVATION: Final = Struct("8q2d")
+_SUM: Final = Struct("10q")
+
+
+class ExpertKernels:
+    """The ops on experts of a compiled library, with the meaning of their namesakes in ``kernels.expert_ops``.
+
+    Callers check that tensors are contiguous, on the CPU, and of a type with kernels.
+    """
+
+    def __init__(self, library: NativeLibrary) -> None:
+        self._library = library
+        self._route = library.bind("route_tokens", _ROUTE, Fields((4,)))
+        self._linear = library.bind("expert_linear", _EXPERT_LINEAR, Fields((4,)))
+        self._activation = library.bind("expert_activation", _ACTIVATION, Fields((2,)))
+        self._sum = library.bind("sum_experts", _SUM, Fields((5,)))
+
+    def route(self, logits: Tensor, params: RouterParams) -> Routing:
+        """Logits [T, E] fp32 -> [T, k]."""
+        tokens, num_experts = logits.shape
+        correction = params.correction
+        shape = (tokens, params.top_k)
+        routing = Routing(self._library.empty(shape, torch.int32), self._library.empty(shape, _FP32))
+        addresses = (
+            logits.data_ptr(),
+            0 if correction is None else correction.data_ptr(),
+            routing.experts.data_ptr(),
+            routing.weights.data_ptr(),
+        )
+        settings = (
+            *(tokens, num_experts, params.top_k, params.scores == "sigmoid", params.renormalises),
+            *(params.groups, params.top_groups, params.best_of_group, self._library.num_threads, params.scale),
+        )
+        if self._route(_ROUTE.pack(*addresses, *settings)):
+            raise MemoryError("routing could not allocate its scores")
+        return routing
+
+    def linear(self, x: Tensor, weights: ExpertWeights, experts: Tensor) -> Tensor:
+        """x [T, K] or [T, k, K] and experts [T, k] -> [T, k, N]."""
+        tokens, picks = experts.shape
+        first = weights.first
+        width, types = weights.in_features, _TYPES if isinstance(first, QuantisedLinear) else (first.weight.dtype,)
+        if x.shape not in ((tokens, width), (tokens, picks, width)) or x.dtype not in types or not x.is_cpu:
+            raise ValueError(
+                f"x is {x.dtype} {list(x.shape)} on {x.device}; the experts take [{tokens}, {width}] or "
+                f"[{tokens}, {picks}, {width}] of their type on the CPU"
+            )
+        x, experts = x.contiguous(), experts.contiguous()
+        out = self._library.empty((tokens, picks, weights.out_features), x.dtype)
+        failed = self._linear(
+            _EXPERT_LINEAR.pack(
+                x.data_ptr(),
+                experts.data_ptr(),
+                weights.table.data_ptr(),
+                out.data_ptr(),
+                tokens,
+                picks,
+                len(weights),
+                weights.out_features,
+                width,
+                x.dim() == 2,
+                first.format if isinstance(first, QuantisedLinear) else _PLAIN,
+                first.planes if isinstance(first, QuantisedLinear) else 0,
+                x.dtype is _BF16,
+                self._library.num_threads,
+            )
+        )
+        if failed == _NO_MEMORY:
+            raise MemoryError("a product of experts could not allocate its rows")
+        if failed:
+            raise IndexError(f"an expert is not in 0 .. {len(weights) - 1}")
+        return out
+
+    def activation(self, gate_up: Tensor, kind: ExpertActivation) -> Tensor:
+        """[T, k, 2 * I] -> [T, k, I]."""
+        tokens, picks, both = gate_up.shape
+        out = self._library.empty((tokens, picks, both // 2), gate_up.dtype)
+        clamp = kind if isinstance(kind, ClampedSwiglu) else ClampedSwiglu(0.0, 0.0)
+        addresses = (gate_up.data_ptr(), out.data_ptr())
+        sizes = (tokens, picks, both // 2)
+        flags = (isinstance(kind, ClampedSwiglu), gate_up.dtype is _BF16, self._library.num_threads)
+        self._activation(_ACTIVATION.pack(*addresses, *sizes, *flags, clamp.alpha, clamp.limit))
+        return out
+
+    def sum(self, y: Tensor, weights: Tensor, shared: Tensor | None, gate: Tensor | None) -> Tensor:
+        """[T, k, H] -> [T, H]."""
+        tokens, picks, width = y.shape
+        out = self._library.empty((tokens, width), y.dtype)
+        addresses = (
+            y.data_ptr(),
+            weights.data_ptr(),
+            0 if shared is None else shared.data_ptr(),
+            0 if gate is None else gate.data_ptr(),
+            out.data_ptr(),
+        )
+        self._sum(_SUM.pack(*addresses, tokens, picks, width, y.dtype is _BF16, self._library.num_threads))
+        return out

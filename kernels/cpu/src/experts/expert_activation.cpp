@@ -1,0 +1,79 @@
+// Activations of experts: act(gate) * up for each pick of each token, with gate and up side by side.
+#include "simd/parallel.h"
+#include "simd/simd.h"
+
+namespace rootgraft {
+namespace {
+
+constexpr int64_t kSmall = 1 << 14;  // outputs below which one thread is faster
+
+// Argument structure packed by Python: fields of 8 bytes in this order.
+struct ExpertActivation {
+  const void* gate_up;  // [tokens][picks][2 * width]
+  void* out;            // [tokens][picks][width]
+  int64_t tokens, picks, width, is_clamped, is_bf16, threads;
+  double alpha, limit;  // where clamped
+};
+
+struct Silu {
+  explicit Silu(const ExpertActivation&) {}
+
+  INLINE Floats operator()(const Floats& gate, const Floats& up) const { return gate * sigmoid(gate) * up; }
+};
+
+// gate * sigmoid(alpha * gate) * (up + 1), with gate at most the limit, and up within it. NaN stays NaN.
+struct Clamped {
+  float alpha, limit;
+
+  explicit Clamped(const ExpertActivation& op) : alpha((float)op.alpha), limit((float)op.limit) {}
+
+  INLINE Floats operator()(const Floats& gate, const Floats& up) const {
+    const Floats zero = broadcast(0.0f), least = broadcast(-limit);
+    const auto at_most = [&](const Floats& value) { return zero - max(least, zero - value); };
+    const Floats g = at_most(gate), u = max(least, at_most(up));
+    return g * sigmoid(g * broadcast(alpha)) * (u + broadcast(1.0f));
+  }
+};
+
+template <class E, class Act>
+void run_row(const Act& act, const typename E::Value* gate, typename E::Value* out, int64_t width) {
+  using Value = typename E::Value;
+  const Value* up = gate + width;
+  int64_t i = 0;
+  for (; i + kWidth <= width; i += kWidth) E::store(out + i, act(E::load(gate + i), E::load(up + i)));
+  if (i == width) return;
+  Value padded[3][kWidth] = {};
+  const size_t bytes = (width - i) * sizeof(Value);
+  std::memcpy(padded[0], gate + i, bytes);
+  std::memcpy(padded[1], up + i, bytes);
+  E::store(padded[2], act(E::load(padded[0]), E::load(padded[1])));
+  std::memcpy(out + i, padded[2], bytes);
+}
+
+template <class E, class Act>
+void run(const ExpertActivation& op) {
+  using Value = typename E::Value;
+  const int64_t rows = op.tokens * op.picks;
+  const Act act(op);
+  parallel_ranges(rows * op.width < kSmall ? 1 : (int)op.threads, rows, [&](int64_t row, int64_t end) {
+    for (; row < end; row++) {
+      run_row<E>(act, static_cast<const Value*>(op.gate_up) + row * 2 * op.width,
+                 static_cast<Value*>(op.out) + row * op.width, op.width);
+    }
+  });
+}
+
+}  // namespace
+}  // namespace rootgraft
+
+using namespace rootgraft;
+
+extern "C" int expert_activation(const ExpertActivation* op) {
+  with_types([&](auto element) {
+    if (op->is_clamped) run<decltype(element), Clamped>(*op);
+    else run<decltype(element), Silu>(*op);
+  }, op->is_bf16);
+  return 0;
+}
+
+extern "C" int64_t expert_activation_size() { return sizeof(ExpertActivation); }

@@ -1,0 +1,20 @@
+// The op of plain weights, for Python and for ops that are made of such products.
+#pragma once
+
+#include <cstdint>
+
+namespace rootgraft {
+
+// Argument structure packed by Python: fields of 8 bytes in this order.
+struct Linear {
+  const uint32_t* x;       // [rows][steps] words
+  const uint32_t* panels;  // [ceil(columns / 16)][steps][16] words
+  const void* bias;        // [columns] or null
+  void* out;               // [rows][columns], of x's type or fp32; or [rows] fp32, the largest of each row
+  int64_t* at;             // null, or the columns of the largest
+  int64_t rows, columns, steps, is_bf16, out_is_bf16, threads;
+};
+
+}  // namespace rootgraft
+
+extern "C" int linear(const rootgraft::Linear* op);

@@ -1,0 +1,29 @@
+// The op of weights in four or eight bits, for Python and for ops that are made of such products.
+#pragma once
+
+#include "gguf/block_tile.h"
+
+namespace rootgraft {
+
+// Argument structure packed by Python: fields of 8 bytes in this order.
+struct QuantisedLinear {
+  static constexpr int64_t kSmall = 1 << 15;  // multiplications below which one thread is faster
+
+  const void* x;           // [rows][width]
+  const uint32_t* panels;  // see Format
+  const void* scales;
+  const float* bias;       // [columns] or null
+  void* out;               // [rows][columns], of x's type or fp32; or [rows] fp32, the largest of each row
+  int64_t* at;             // null, or the columns of the largest
+  int64_t rows, columns, width;
+  Format format;
+  int64_t planes;  // of x
+  int64_t is_bf16, out_is_bf16, threads;
+  const QuantisedLinear* next;  // the call that comes after this one, if that is known
+
+  int used_threads() const { return rows * width * columns < kSmall ? 1 : (int)threads; }
+};
+
+}  // namespace rootgraft
+
+extern "C" int quantised_linear(const rootgraft::QuantisedLinear* op);

@@ -1,0 +1,22 @@
+// The op of weights in eight bits that are widened, for Python and for ops that are made of such products.
+#pragma once
+
+#include "int8/int8_dot.h"
+
+namespace rootgraft {
+
+// Argument structure packed by Python: fields of 8 bytes in this order.
+struct WidenedLinear {
+  const uint32_t* x;       // [rows][words of x's type]
+  const uint32_t* panels;  // [ceil(columns / 16)][ceil(width / 4)][16] words of bytes, each a signed number + 128
+  const float* scales;     // [ceil(columns / 16)][16]
+  const float* bias;       // [columns] or null
+  void* out;               // [rows][columns], of x's type or fp32
+  int64_t rows, columns, width, is_bf16, out_is_bf16, threads;
+
+  int64_t panel_words() const { return (width + kWordBytes - 1) / kWordBytes * kWidth; }
+};
+
+}  // namespace rootgraft
+
+extern "C" int widened_linear(const rootgraft::WidenedLinear* op);

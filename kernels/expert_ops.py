@@ -1,0 +1,105 @@
+"""Ops of a mixture of experts, on native kernels, Triton kernels or plain torch.
+
+Of T tokens with hidden size H, a router picks k of E experts for each, and the layer's result is the weighted sum of
+theirs:
+
+    routing = route(logits, params)                             [T, E] -> experts and weights [T, k]
+    y       = expert_linear(x, gate_up, routing.experts)        [T, H] -> [T, k, 2 * I]
+    y       = expert_activation(y, kind)                               -> [T, k, I]
+    y       = expert_linear(y, down, routing.experts)                  -> [T, k, H]
+    out     = sum_experts(y, routing.weights, shared, gate)            -> [T, H]
+
+``expert_linear`` groups tokens by expert, so that an expert's weight is read once for all of its tokens, and not at all
+without any. On the native path a token's bits depend neither on other tokens nor on threads; on a CUDA device no call
+reads a value back.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from . import expert_reference, ops
+from .backend import native_for, on_triton, packing_kernels
+from .layouts.expert_arguments import (
+    ClampedSwiglu,
+    ExpertActivation,
+    ExpertWeights,
+    RouterParams,
+    Routing,
+    Scores,
+)
+
+__all__ = [
+    "ClampedSwiglu",
+    "ExpertActivation",
+    "ExpertWeights",
+    "RouterParams",
+    "Routing",
+    "Scores",
+    "expert_activation",
+    "expert_linear",
+    "route",
+    "sum_experts",
+]
+
+
+def route(logits: Tensor, params: RouterParams) -> Routing:
+    """Choose the experts of each token, and their weights: [T, E] fp32, contiguous.
+
+    Of equal scores the native kernels take the first expert. Logits that are not numbers give some experts.
+    """
+    kernels = native_for(logits)
+    return expert_reference.route(logits, params) if kernels is None else kernels.experts.route(logits, params)
+
+
+def expert_linear(x: Tensor, weights: ExpertWeights, experts: Tensor) -> Tensor:
+    """``x @ weight[expert].T + bias[expert]`` for each of a token's experts, of the weights' type; sums are fp32.
+
+    Args:
+        x: [T, K], the same for all experts of a token, or [T, k, K].
+        weights: of the experts.
+        experts: [T, k] int32.
+
+    Returns:
+        [T, k, N] in the type of x.
+
+    Raises:
+        IndexError: an expert does not exist (native kernels).
+        ValueError: x does not fit.
+    """
+    if on_triton(x.device):
+        from .triton import expert_product as gpu
+
+        if gpu.takes(x, weights, experts):
+            return gpu.expert_linear(x, weights, experts)
+    if weights.first.kernels is not None:
+        return packing_kernels().experts.linear(x, weights, experts)
+    return expert_reference.expert_linear(x, weights, experts)
+
+
+def expert_activation(gate_up: Tensor, kind: ExpertActivation) -> Tensor:
+    """``act(first half) * second half``, or ``ClampedSwiglu``, in fp32: [T, k, 2 * I] -> [T, k, I]."""
+    if kind == "silu" and on_triton(gate_up.device):
+        return ops.gated_activation(gate_up.flatten(0, 1), kind).view(*gate_up.shape[:2], gate_up.shape[2] // 2)
+    kernels = native_for(gate_up)
+    if kernels is not None:
+        return kernels.experts.activation(gate_up, kind)
+    return expert_reference.expert_activation(gate_up, kind)
+
+
+def sum_experts(y: Tensor, weights: Tensor, shared: Tensor | None = None, gate: Tensor | None = None) -> Tensor:
+    """``sum of weight * y + sigmoid(gate) * shared`` in fp32, rounded once.
+
+    Args:
+        y: [T, k, H].
+        weights: [T, k] fp32.
+        shared: [T, H] of the type of y, results of the expert that all tokens share, or None.
+        gate: [T, 1] fp32, logits of its weight; None for a weight of 1.
+
+    Returns:
+        [T, H] in the type of y.
+    """
+    kernels = native_for(y) if shared is None else native_for(y, shared)
+    if kernels is not None:
+        return kernels.experts.sum(y, weights, shared, gate)
+    return expert_reference.sum_experts(y, weights, shared, gate)

@@ -1,0 +1,107 @@
+"""Arguments of the ops of a mixture of experts: how a layer routes, where a step's tokens go, the experts' weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .packed_weights import Linear, PackedLinear, QuantisedLinear
+
+Scores = Literal["softmax", "sigmoid"]
+
+
+@dataclass(frozen=True, slots=True)
+class ClampedSwiglu:
+    """gpt-oss' activation ``g * sigmoid(alpha * g) * (u + 1)``: g at most ``limit``, u in ``-limit .. limit``."""
+
+    alpha: float
+    limit: float
+
+
+ExpertActivation = Literal["silu"] | ClampedSwiglu
+
+
+@dataclass(frozen=True, slots=True)
+class RouterParams:
+    """How a layer makes top-k experts and their weights of router logits.
+
+    Experts are chosen by their scores plus a correction, among those of the best groups; their weights are their scores
+    alone.
+
+    Attributes:
+        top_k: experts of a token.
+        scores: over all experts together, or one by one. (A softmax over the chosen logits alone, as in Granite and
+            gpt-oss, is "softmax" with ``renormalises``.)
+        renormalises: weights are divided by their sum.
+        scale: factor of the weights.
+        correction: [E] fp32, added to the scores by which experts are chosen, or None.
+        groups: number of groups, of as many adjacent experts each.
+        top_groups: groups of which a token may choose experts.
+        best_of_group: a group's score is the sum of so many of its largest.
+    """
+
+    top_k: int
+    scores: Scores = "softmax"
+    renormalises: bool = False
+    scale: float = 1.0
+    correction: Tensor | None = None
+    groups: int = 1
+    top_groups: int = 1
+    best_of_group: int = 1
+
+
+class Routing(NamedTuple):
+    """The k experts of each of T tokens.
+
+    Attributes:
+        experts: [T, k] int32, distinct within a token.
+        weights: [T, k] fp32.
+    """
+
+    experts: Tensor
+    weights: Tensor
+
+
+class ExpertWeights:
+    """The weights of E experts for one product, each packed by itself.
+
+    Args:
+        experts: of equal sizes, format and kernels.
+
+    Attributes:
+        table: [E, 3] int64 on the weights' device: addresses of weight, scales and bias, 0 for none.
+
+    Raises:
+        ValueError: no experts, or unequal ones.
+    """
+
+    def __init__(self, experts: tuple[Linear, ...]) -> None:
+        if not experts or any(_kind(each) != _kind(experts[0]) for each in experts):
+            raise ValueError("the weights of experts must be of one shape and format, and at least one")
+        self.experts = experts
+        self.in_features = experts[0].in_features
+        self.out_features = experts[0].out_features
+        addresses = [[0 if part is None else part.data_ptr() for part in _parts(each)] for each in experts]
+        self.table = torch.tensor(addresses, dtype=torch.int64, device=experts[0].weight.device)
+
+    @property
+    def first(self) -> Linear:
+        """The first expert's weight, of the same format as all others."""
+        return self.experts[0]
+
+    def __len__(self) -> int:
+        return len(self.experts)
+
+
+def _parts(linear: Linear) -> tuple[Tensor | None, ...]:
+    scales = linear.scales if isinstance(linear, QuantisedLinear) else None
+    return linear.weight, scales, linear.bias
+
+
+def _kind(linear: Linear) -> tuple[object, ...]:
+    native = linear.kernels if isinstance(linear, PackedLinear) else (linear.format, linear.planes, linear.kernels)
+    biased = linear.bias is not None
+    return linear.in_features, linear.out_features, linear.weight.dtype, linear.weight.shape, biased, native

@@ -1,0 +1,165 @@
+"""Triton product of tokens with the weights of their experts.
+
+A first kernel groups the picks [T, k] by expert. A program of the second owns some columns of an expert's weight,
+found by its address in the table, and multiplies its rows with them, tile after tile. Programs of experts without
+rows end at once, and such weights are not read. Grids depend on the numbers of tokens and experts alone, so that
+calls can be captured; sums have one order, so the result does not depend on the order of programs.
+
+Experts come from the router and are not checked on the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..layouts.expert_arguments import ExpertWeights
+from ..layouts.packed_weights import PackedLinear
+from .launch import NARROW_TYPES, Launch, cdiv, is_narrow, is_placed, meta
+
+_SCANNED = 1024  # picks that a program looks at in one iteration
+_FIELDS = tl.constexpr(3)  # of a row of the table: addresses of weight, scales and bias
+_MOST_SLOTS = 8  # programs for the same columns of an expert, which take turns at its tiles of rows
+
+
+class ProductConfig(NamedTuple):
+    """Shape of a program: rows, columns and inputs of its tiles, warps, and stages of its pipeline."""
+
+    rows: int
+    columns: int
+    inputs: int
+    num_warps: int
+    num_stages: int
+
+
+_FEW = ProductConfig(16, 64, 128, 4, 3)  # decode: a few rows for each expert, the weights are streamed
+_MANY = ProductConfig(64, 128, 64, 8, 3)
+
+
+@triton.jit(do_not_specialize=["count"])
+def _group(experts, order, starts, count, SCANNED: tl.constexpr):
+    """Program e: the picks of expert e, in their order, to ``order[starts[e]:starts[e + 1]]``.
+
+    experts [count] int32; order [count] int32; starts [E + 1] int32, of which 0 is written by program 0.
+    """
+    expert = tl.program_id(0)
+    before = 0
+    own = 0
+    for first in range(0, count, SCANNED):
+        index = first + tl.arange(0, SCANNED)
+        found = tl.load(experts + index, index < count, other=2147483647)
+        before += tl.sum((found < expert).to(tl.int32), 0)
+        own += tl.sum((found == expert).to(tl.int32), 0)
+    if expert == 0:
+        tl.store(starts, 0)
+    tl.store(starts + expert + 1, before + own)
+    if own == 0:
+        return
+    place = before
+    for first in range(0, count, SCANNED):
+        index = first + tl.arange(0, SCANNED)
+        found = tl.load(experts + index, index < count, other=2147483647)
+        is_own = (found == expert).to(tl.int32)
+        tl.store(order + place + tl.cumsum(is_own, 0) - 1, index, is_own > 0)
+        place += tl.sum(is_own, 0)
+
+
+@triton.jit(do_not_specialize=["picks"])
+def _product(
+    x, table, order, starts, out, width, columns, picks, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    INPUTS: tl.constexpr, SLOTS: tl.constexpr,
+):  # fmt: skip
+    """Program (c, e, s): columns ``c * COLUMNS ...`` of expert e, for its tiles s, s + SLOTS, ... of rows.
+
+        out[pick, n] = sum over i of x[pick // picks, i] * W_e[n, i] + bias_e[n]
+
+    for pick = order[j], starts[e] <= j < starts[e + 1]; x [T, width] with picks = k, or [T * k, width] with picks = 1.
+    """
+    expert = tl.program_id(1)
+    begin, end = tl.load(starts + expert), tl.load(starts + expert + 1)
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    is_column = column < columns
+    entry = table + expert * _FIELDS
+    weight = tl.multiple_of(tl.load(entry).to(tl.pointer_type(x.dtype.element_ty)), 16)
+    bias = tl.load(entry + 2)
+    biases = tl.load(bias.to(tl.pointer_type(x.dtype.element_ty)) + column, is_column & (bias != 0), other=0.0)
+    for first in range(begin + tl.program_id(2) * ROWS, end, SLOTS * ROWS):
+        place = first + tl.arange(0, ROWS)
+        is_row = place < end
+        pick = tl.load(order + place, is_row, other=0).to(tl.int64)
+        source = x + (pick // picks)[:, None] * width
+        sums = tl.zeros((ROWS, COLUMNS), tl.float32)
+        for start in range(0, width, INPUTS):
+            i = start + tl.arange(0, INPUTS)
+            inside = i < width
+            rows = tl.load(source + i[None, :], is_row[:, None] & inside[None, :], other=0.0)
+            at = weight + column[None, :].to(tl.int64) * width + i[:, None]
+            matrix = tl.load(at, inside[:, None] & is_column[None, :], other=0.0)
+            sums = tl.dot(rows, matrix, sums, input_precision="ieee")
+        value = (sums + biases.to(tl.float32)[None, :]).to(out.dtype.element_ty)
+        tl.store(out + pick[:, None] * columns + column[None, :], value, is_row[:, None] & is_column[None, :])
+
+
+def takes(x: Tensor, weights: ExpertWeights, experts: Tensor) -> bool:
+    """Return whether the kernels support this: plain weights, and rows that begin at aligned addresses."""
+    first = weights.first
+    return (
+        isinstance(first, PackedLinear)
+        and first.kernels is None
+        and first.weight.dtype is x.dtype
+        and is_narrow(x)
+        and is_placed(experts)
+        and weights.in_features % 16 == 0
+    )
+
+
+def expert_linear(x: Tensor, weights: ExpertWeights, experts: Tensor) -> Tensor:
+    """``kernels.expert_ops.expert_linear``: [T, K] or [T, k, K] -> [T, k, N]."""
+    out = x.new_empty(*experts.shape, weights.out_features)
+    for launch in _launches(x, weights, experts, out):
+        launch.run()
+    return out
+
+
+def _launches(x: Tensor, weights: ExpertWeights, experts: Tensor, out: Tensor) -> tuple[Launch, Launch]:
+    order = experts.new_empty(experts.numel())
+    starts = experts.new_empty(len(weights) + 1)
+    config = _MANY if experts.numel() >= _MANY.rows * len(weights) // 2 else _FEW
+    return (
+        _group_launch(experts, order, starts),
+        _product_launch(x, weights.table, order, starts, out, config),
+    )
+
+
+def _group_launch(experts: Tensor, order: Tensor, starts: Tensor) -> Launch:
+    grid = (starts.shape[0] - 1, 1, 1)
+    return Launch(_group, grid, (experts, order, starts, experts.numel()), {"SCANNED": _SCANNED})
+
+
+def _product_launch(
+    x: Tensor, table: Tensor, order: Tensor, starts: Tensor, out: Tensor, config: ProductConfig
+) -> Launch:
+    tokens, picks, columns = out.shape
+    slots = min(_MOST_SLOTS, cdiv(tokens, config.rows))  # a token has an expert once
+    grid = (cdiv(columns, config.columns), table.shape[0], slots)
+    args = (x, table, order, starts, out, x.shape[-1], columns, picks if x.dim() == 2 else 1)
+    constants = {"ROWS": config.rows, "COLUMNS": config.columns, "INPUTS": config.inputs, "SLOTS": max(1, slots)}
+    return Launch(_product, grid, args, constants, config.num_warps, config.num_stages)
+
+
+def variants() -> Iterator[tuple[str, Launch]]:
+    """Yield every compilation of ``expert_linear``, but for the numbers of slots between one and the most."""
+    experts, order, starts = (meta(*shape, dtype=torch.int32) for shape in ((2, 2), (4,), (17,)))
+    yield "expert_group", _group_launch(experts, order, starts)
+    table = meta(16, 3, dtype=torch.int64)
+    for kind, dtype in NARROW_TYPES.items():
+        for name, config in (("few", _FEW), ("many", _MANY)):
+            for tokens, slots in ((2, "one"), (_MOST_SLOTS * config.rows, "most")):
+                x, out = meta(tokens, 2048, dtype=dtype), meta(tokens, 8, 1536, dtype=dtype)
+                launch = _product_launch(x, table, order, starts, out, config)
+                yield f"expert_product/{kind}-{name}-slots-{slots}", launch

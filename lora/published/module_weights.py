@@ -1,0 +1,31 @@
+"""``ModuleWeights``: an adapter's factors in one module of the base model, as published."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleWeights:
+    """Low-rank pair of one module with N outputs and K inputs: ``scale * B (A x)``, with bias and DoRA magnitude.
+
+    For the embedding K is the size of the vocabulary and x a one-hot vector.
+
+    Attributes:
+        a: [r, K].
+        b: [N, r].
+        bias: [N], added to ``B (A x)`` before it is scaled, or None.
+        magnitude: [N], DoRA's, or None.
+    """
+
+    scale: float
+    a: Tensor
+    b: Tensor
+    bias: Tensor | None
+    magnitude: Tensor | None
+
+    @property
+    def rank(self) -> int:
+        return self.a.shape[0]

@@ -1,0 +1,113 @@
+"""The ``config.json`` of published mixtures of experts, key by key as their repositories have them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rootgraft.engine.checkpoint.families.mixture import ClampedGate
+from rootgraft.engine.checkpoint.hf_config import model_config
+from rootgraft.engine.errors import ModelError
+
+_COMMON = {"attention_dropout": 0.0, "hidden_act": "silu", "initializer_range": 0.02, "use_cache": True,
+           "torch_dtype": "bfloat16", "transformers_version": "4.51.0", "tie_word_embeddings": False}  # fmt: skip
+_ROUTER = {"output_router_logits": False, "router_aux_loss_coef": 0.001}
+
+PUBLISHED: dict[str, tuple[dict[str, Any], dict[str, Any], int]] = {
+    "Mixtral-8x7B-v0.1": (
+        {"architectures": ["MixtralForCausalLM"], "bos_token_id": 1, "eos_token_id": 2, "hidden_size": 4096,
+         "intermediate_size": 14336, "max_position_embeddings": 32768, "model_type": "mixtral",
+         "num_attention_heads": 32, "num_experts_per_tok": 2, "num_hidden_layers": 32, "num_key_value_heads": 8,
+         "num_local_experts": 8, "rms_norm_eps": 1e-05, "rope_theta": 1000000.0, "sliding_window": None,
+         "vocab_size": 32000},
+        {"num_experts": 8, "top_k": 2, "size": 14336, "renormalises": True},
+        32,
+    ),
+    "Qwen1.5-MoE-A2.7B": (
+        {"architectures": ["Qwen2MoeForCausalLM"], "bos_token_id": 151643, "eos_token_id": 151643,
+         "decoder_sparse_step": 1, "hidden_size": 2048, "intermediate_size": 5632, "max_position_embeddings": 8192,
+         "max_window_layers": 21, "model_type": "qwen2_moe", "moe_intermediate_size": 1408, "norm_topk_prob": False,
+         "num_attention_heads": 16, "num_experts": 60, "num_experts_per_tok": 4, "num_hidden_layers": 24,
+         "num_key_value_heads": 16, "rms_norm_eps": 1e-06, "rope_theta": 1000000.0,
+         "shared_expert_intermediate_size": 5632, "sliding_window": 32768, "use_sliding_window": False,
+         "vocab_size": 151936},
+        {"num_experts": 60, "top_k": 4, "shared_size": 5632, "gated_sharing": True, "renormalises": False},
+        24,
+    ),
+    "Qwen3-30B-A3B": (
+        {"architectures": ["Qwen3MoeForCausalLM"], "attention_bias": False, "bos_token_id": 151643,
+         "decoder_sparse_step": 1, "eos_token_id": 151645, "head_dim": 128, "hidden_size": 2048,
+         "intermediate_size": 6144, "max_position_embeddings": 40960, "max_window_layers": 48, "mlp_only_layers": [],
+         "model_type": "qwen3_moe", "moe_intermediate_size": 768, "norm_topk_prob": True, "num_attention_heads": 32,
+         "num_experts": 128, "num_experts_per_tok": 8, "num_hidden_layers": 48, "num_key_value_heads": 4,
+         "rms_norm_eps": 1e-06, "rope_scaling": None, "rope_theta": 1000000.0, "sliding_window": None,
+         "use_sliding_window": False, "vocab_size": 151936},
+        {"num_experts": 128, "top_k": 8, "size": 768, "renormalises": True, "shared_size": 0},
+        48,
+    ),
+    "OLMoE-1B-7B-0924": (
+        {"architectures": ["OlmoeForCausalLM"], "attention_bias": False, "clip_qkv": None, "eos_token_id": 50279,
+         "hidden_size": 2048, "intermediate_size": 1024, "max_position_embeddings": 4096, "model_type": "olmoe",
+         "norm_topk_prob": False, "num_attention_heads": 16, "num_experts": 64, "num_experts_per_tok": 8,
+         "num_hidden_layers": 16, "num_key_value_heads": 16, "pad_token_id": 1, "rms_norm_eps": 1e-05,
+         "rope_scaling": None, "rope_theta": 10000.0, "vocab_size": 50304},
+        {"num_experts": 64, "top_k": 8, "size": 1024, "renormalises": False},
+        16,
+    ),
+    "GLM-4.5-Air": (
+        {"architectures": ["Glm4MoeForCausalLM"], "attention_bias": True, "pad_token_id": 151329,
+         "eos_token_id": [151329, 151336, 151338], "head_dim": 128, "partial_rotary_factor": 0.5, "hidden_size": 4096,
+         "intermediate_size": 10944, "max_position_embeddings": 131072, "model_type": "glm4_moe",
+         "moe_intermediate_size": 1408, "norm_topk_prob": True, "num_attention_heads": 96, "n_group": 1,
+         "topk_group": 1, "n_routed_experts": 128, "n_shared_experts": 1, "routed_scaling_factor": 1.0,
+         "num_experts_per_tok": 8, "first_k_dense_replace": 1, "num_hidden_layers": 46, "num_key_value_heads": 8,
+         "rms_norm_eps": 1e-05, "rope_scaling": None, "rope_theta": 1000000, "num_nextn_predict_layers": 1,
+         "use_qk_norm": False, "vocab_size": 151552},
+        {"num_experts": 128, "top_k": 8, "shared_size": 1408, "scores": "sigmoid", "corrected": True, "groups": 1},
+        45,
+    ),
+    "granite-3.0-1b-a400m-base": (
+        {"architectures": ["GraniteMoeForCausalLM"], "attention_bias": False, "attention_multiplier": 0.015625,
+         "bos_token_id": 0, "embedding_multiplier": 12.0, "eos_token_id": 0, "hidden_size": 1024,
+         "intermediate_size": 512, "logits_scaling": 6.0, "max_position_embeddings": 4096, "model_type": "granitemoe",
+         "num_attention_heads": 16, "num_experts_per_tok": 8, "num_hidden_layers": 24, "num_key_value_heads": 8,
+         "num_local_experts": 32, "pad_token_id": 0, "residual_multiplier": 0.22, "rms_norm_eps": 1e-06,
+         "rope_scaling": None, "rope_theta": 10000, "tie_word_embeddings": True, "vocab_size": 49155},
+        {"num_experts": 32, "top_k": 8, "size": 512, "renormalises": True},
+        24,
+    ),
+    "gpt-oss-20b": (
+        {"architectures": ["GptOssForCausalLM"], "attention_bias": True, "eos_token_id": 200002,
+         "experts_per_token": 4, "head_dim": 64, "hidden_size": 2880, "initial_context_length": 4096,
+         "intermediate_size": 2880, "layer_types": ["sliding_attention", "full_attention"] * 12,
+         "max_position_embeddings": 131072, "model_type": "gpt_oss", "num_attention_heads": 64,
+         "num_experts_per_tok": 4, "num_hidden_layers": 24, "num_key_value_heads": 8, "num_local_experts": 32,
+         "pad_token_id": 199999, "rms_norm_eps": 1e-05,
+         "quantization_config": {
+             "modules_to_not_convert": ["model.layers.*.self_attn", "model.layers.*.mlp.router", "lm_head"],
+             "quant_method": "mxfp4",
+         },
+         "rope_scaling": {"beta_fast": 32.0, "beta_slow": 1.0, "factor": 32.0, "rope_type": "yarn", "truncate": False,
+                          "original_max_position_embeddings": 4096},
+         "rope_theta": 150000, "sliding_window": 128, "swiglu_limit": 7.0, "vocab_size": 201088},
+        {"num_experts": 32, "top_k": 4, "size": 2880, "biased": True, "clamp": ClampedGate(1.702, 7.0)},
+        24,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_published_config_is_read(name: str) -> None:
+    published, expected, sparse = PUBLISHED[name]
+    config = model_config({**_COMMON, **_ROUTER, **published})
+    mixtures = [layer.mixture for layer in config.layers if layer.mixture is not None]
+    assert len(mixtures) == sparse
+    assert {key: getattr(mixtures[-1], key) for key in expected} == expected
+    assert config.max_position_embeddings == published["max_position_embeddings"]
+
+
+@pytest.mark.parametrize("architecture", ["DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM"])
+def test_latent_attention_is_refused_by_name(architecture: str) -> None:
+    with pytest.raises(ModelError, match=f"the architecture {architecture} is not supported"):
+        model_config({"architectures": [architecture], "model_type": "deepseek_v3", "kv_lora_rank": 512})
