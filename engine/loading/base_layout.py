@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ...lora.base_projections import EMBEDDING, BaseLayout, ProjectionShape
+from ..checkpoint.gguf import GgufFile
 from ..models.decoder import DecoderModel
 from .load_model import open_source
 from .tensor_names import EMBEDDING as EMBEDDING_WEIGHT
@@ -17,11 +18,11 @@ from .tensor_names import HEAD
 from .weight_readers import WeightSource
 
 
-def base_layout(model: DecoderModel, path: Path, *, dummy: bool) -> BaseLayout:
+def base_layout(model: DecoderModel, checkpoint: Path | GgufFile, *, dummy: bool) -> BaseLayout:
     """Return the layout of a model, whose files are read again if an adapter needs a weight; ``dummy`` as loaded."""
     # Random weights depend on their device; all others are read to the CPU, where their norms are computed.
     device = model.device if dummy else torch.device("cpu")
-    weights = _Weights(lambda: open_source(path, model.config, dummy), model.dtype, device)
+    weights = _Weights(lambda: open_source(checkpoint, model.config, dummy), model.dtype, device)
     return BaseLayout(_projections(model), model.dtype, model.device, weights.weight, weights.bias, model.config.towers)
 
 
