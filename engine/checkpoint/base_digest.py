@@ -25,8 +25,8 @@ _LENGTH = 32  # hexadecimal digits, 128 bits
 _CONFIG = "config.json"
 
 
-def base_digest(path: Path, *, dummy: bool = False) -> str:
-    """Return the digest of a folder in Hugging Face format or of a GGUF file, 32 hexadecimal digits.
+def base_digest(checkpoint: Path | GgufFile, *, dummy: bool = False) -> str:
+    """Return the digest of a folder in Hugging Face format or of a GGUF file, opened or not, 32 hexadecimal digits.
 
     Args:
         dummy: the weights are random, and follow from the configuration alone.
@@ -35,9 +35,10 @@ def base_digest(path: Path, *, dummy: bool = False) -> str:
         ModelError: a file cannot be read, or its header is malformed.
     """
     digest = hashlib.blake2b(b"rootgraft base model 1", digest_size=_LENGTH // 2)
+    path = checkpoint.path if isinstance(checkpoint, GgufFile) else checkpoint
     try:
-        if not path.is_dir():
-            _add_gguf(digest, path, dummy)
+        if isinstance(checkpoint, GgufFile) or not path.is_dir():
+            _add_gguf(digest, checkpoint if isinstance(checkpoint, GgufFile) else GgufFile.open(path), dummy)
         else:
             _add(digest, (path / _CONFIG).read_bytes())
             for name in [] if dummy else shard_names(path):
@@ -49,12 +50,14 @@ def base_digest(path: Path, *, dummy: bool = False) -> str:
     return digest.hexdigest()
 
 
-def _add_gguf(digest: hashlib.blake2b, path: Path, dummy: bool) -> None:
-    tensors = GgufFile.open(path).tensors.values()
-    start = min((tensor.offset for tensor in tensors), default=path.stat().st_size)
-    with path.open("rb") as file:
+def _add_gguf(digest: hashlib.blake2b, opened: GgufFile, dummy: bool) -> None:
+    tensors = opened.tensors.values()
+    start = min((tensor.offset for tensor in tensors), default=opened.path.stat().st_size)
+    with opened.path.open("rb") as file:
         _add(digest, file.read(start))
-    _add_samples(digest, path, [] if dummy else ((each.offset, each.offset + each.num_bytes) for each in tensors))
+    _add_samples(
+        digest, opened.path, [] if dummy else ((each.offset, each.offset + each.num_bytes) for each in tensors)
+    )
 
 
 def _add_samples(digest: hashlib.blake2b, path: Path, spans: Iterable[tuple[int, int]]) -> None:

@@ -72,14 +72,15 @@ class GgufTensor:
 
 
 class GgufFile:
-    """One opened file: ``metadata`` by key, ``tensors`` by name, tensor bytes on demand.
+    """One opened file at ``path``: ``metadata`` by key, ``tensors`` by name, tensor bytes on demand.
 
     Metadata values are int, float, bool, str, ``list[str]`` or, for arrays of numbers, ``np.ndarray``. The file
     stays mapped as long as the object or an array from ``data`` lives.
     """
 
-    def __init__(self, mapped: mmap.mmap) -> None:
+    def __init__(self, path: Path, mapped: mmap.mmap) -> None:
         """Parse the header of a mapped file (see ``open``). Raises ``ModelError``."""
+        self.path = path
         self._bytes = np.frombuffer(mapped, dtype=np.uint8)
         reader = _Reader(mapped)
         num_tensors, num_metadata = _read_header(reader)
@@ -109,7 +110,7 @@ class GgufFile:
         except (OSError, ValueError) as error:  # mmap refuses an empty file with a ValueError
             raise ModelError(f"{path.name} cannot be read: {error.args[-1]}.") from error
         try:
-            return cls(mapped)
+            return cls(path, mapped)
         except ModelError as error:
             raise ModelError(f"{path.name}: {error}") from None
 

@@ -19,18 +19,28 @@ CONFIG = "config.json"
 GENERATION_CONFIG = "generation_config.json"
 
 
-def read_model_config(path: Path) -> ModelConfig:
-    """Read ``config.json`` of a folder in Hugging Face format, or the metadata of a GGUF file.
+def open_checkpoint(path: Path) -> Path | GgufFile:
+    """Return a GGUF file with its header parsed, which a vocabulary makes long; a folder as it is.
+
+    Raises:
+        ModelError: neither of the two, or a malformed header.
+    """
+    return path if path.is_dir() else _open_gguf(path)
+
+
+def read_model_config(checkpoint: Path | GgufFile) -> ModelConfig:
+    """Read ``config.json`` of a folder in Hugging Face format, or the metadata of a GGUF file, opened or not.
 
     End tokens come from ``generation_config.json`` if it names any, else from the config.
 
     Raises:
         ModelError: neither of the two, malformed, or an unsupported model.
     """
-    if not path.is_dir():
-        return gguf_model_config(_open_gguf(path))
-    config = model_config(_read_json(path / CONFIG))
-    fields = Fields(read_generation_config(path), GENERATION_CONFIG)
+    found = open_checkpoint(checkpoint) if isinstance(checkpoint, Path) else checkpoint
+    if isinstance(found, GgufFile):
+        return gguf_model_config(found)
+    config = model_config(_read_json(found / CONFIG))
+    fields = Fields(read_generation_config(found), GENERATION_CONFIG)
     eos = fields.token_ids("eos_token_id", config.vocab_size)
     return replace(config, eos_token_ids=eos) if eos else config
 

@@ -19,7 +19,9 @@ from ...lora.read_adapter import AdapterReader
 from ...radix.namespace import ENDLESS
 from ..batch import Batch, Masks, StepHandle, StepResult
 from ..checkpoint.base_digest import base_digest
+from ..checkpoint.gguf import GgufFile
 from ..checkpoint.model_config import ModelConfig
+from ..checkpoint.read_config import open_checkpoint
 from ..config import EngineConfig
 from ..errors import ConfigError
 from ..loading.base_layout import adapter_bytes, base_layout
@@ -82,11 +84,12 @@ class Worker:
         started = time.monotonic()
         device = _set_up_device(config)
         self.overlaps = device.type == "cuda"
-        self.model = model = _load(config, model_path, device)
+        checkpoint = open_checkpoint(model_path)
+        self.model = model = _load(config, checkpoint, device)
         self.vocab_size, self.eos_ids = model.config.vocab_size, _end_tokens(config, model.config, model_path)
-        self.base_digest = base_digest(model_path, dummy=config.load_format == "dummy")
+        self.base_digest = base_digest(checkpoint, dummy=config.load_format == "dummy")
         loaded = time.monotonic()
-        layout = base_layout(model, model_path, dummy=config.load_format == "dummy") if config.enable_lora else None
+        layout = base_layout(model, checkpoint, dummy=config.load_format == "dummy") if config.enable_lora else None
         self.adapters = _adapters(config, layout) if layout else None
         slot_bytes = config.max_loras * adapter_bytes(layout, config.max_lora_rank) if layout else 0
         steps = self._measure_steps(config)
@@ -149,10 +152,10 @@ def _set_up_device(config: EngineConfig) -> torch.device:
     return device
 
 
-def _load(config: EngineConfig, model_path: Path, device: torch.device) -> DecoderModel:
+def _load(config: EngineConfig, checkpoint: Path | GgufFile, device: torch.device) -> DecoderModel:
     dtype = choose_dtype(config, device)
     return load_model(
-        model_path,
+        checkpoint,
         dtype=dtype,
         device=device,
         max_positions=config.max_model_len,

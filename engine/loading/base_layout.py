@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ...lora.base_projections import EMBEDDING, BaseLayout, ExpertModules, ExpertPlace, ProjectionShape
 from ..checkpoint.families.mixture import Mixture
+from ..checkpoint.gguf import GgufFile
 from ..models.decoder import DecoderModel
 from ..models.experts import Experts
 from .load_model import open_source
@@ -19,11 +20,11 @@ from .tensor_names import HEAD
 from .weight_readers import WeightSource
 
 
-def base_layout(model: DecoderModel, path: Path, *, dummy: bool) -> BaseLayout:
+def base_layout(model: DecoderModel, checkpoint: Path | GgufFile, *, dummy: bool) -> BaseLayout:
     """Return the layout of a model, whose files are read again if an adapter needs a weight; ``dummy`` as loaded."""
     # Random weights depend on their device; all others are read to the CPU, where their norms are computed.
     device = model.device if dummy else torch.device("cpu")
-    weights = _Weights(lambda: open_source(path, model.config, dummy), model.dtype, device)
+    weights = _Weights(lambda: open_source(checkpoint, model.config, dummy), model.dtype, device)
     return BaseLayout(
         projections=_projections(model) + tuple(_expert_shapes(model)),
         dtype=model.dtype,

@@ -10,7 +10,7 @@ from torch import Tensor
 from ...kernels.ops import AttentionParams, QuantisedLinear, RopeParams
 from ..checkpoint.gguf import GgufFile
 from ..checkpoint.model_config import ModelConfig, Rope
-from ..checkpoint.read_config import read_model_config
+from ..checkpoint.read_config import open_checkpoint, read_model_config
 from ..errors import ModelError
 from ..models.decoder import DecoderModel
 from ..models.experts import Experts
@@ -36,7 +36,7 @@ from .weight_readers import GgufWeights, RandomWeights, SafetensorsFolder, Weigh
 
 
 def load_model(
-    path: Path,
+    checkpoint: Path | GgufFile,
     *,
     dtype: torch.dtype,
     device: torch.device,
@@ -47,7 +47,7 @@ def load_model(
     """Load a model from a folder in Hugging Face format or from a GGUF file.
 
     Args:
-        path: the folder, or the file.
+        checkpoint: the folder, or the file, opened or not.
         dtype: of weights and hidden states: float32, bfloat16 or float16.
         max_positions: longest sequence; the model's own maximum by default.
         dummy: use random weights in the model's shape; only its config is read.
@@ -56,8 +56,8 @@ def load_model(
     Raises:
         ModelError: the model is not supported, or its files are malformed.
     """
-    config = read_model_config(path)
-    source = open_source(path, config, dummy)
+    config = read_model_config(checkpoint)
+    source = open_source(checkpoint, config, dummy)
     optional = prediction_tensors(source.shapes, config) | ({HEAD} if config.tied_head else set())
     check_tensors(expected_shapes(config), source.shapes, optional)
     if HEAD in source.shapes and config.tied_head:
@@ -66,11 +66,12 @@ def load_model(
     return _Assembly(config, reader, max_positions or config.max_position_embeddings).model()
 
 
-def open_source(path: Path, config: ModelConfig, dummy: bool) -> WeightSource:
+def open_source(checkpoint: Path | GgufFile, config: ModelConfig, dummy: bool) -> WeightSource:
     """Open the weights of a model; see ``load_model``. Raises ModelError."""
     if dummy:
         return RandomWeights(config)
-    return SafetensorsFolder(path, config.towers) if path.is_dir() else GgufWeights(GgufFile.open(path), config)
+    found = open_checkpoint(checkpoint) if isinstance(checkpoint, Path) else checkpoint
+    return GgufWeights(found, config) if isinstance(found, GgufFile) else SafetensorsFolder(found, config.towers)
 
 
 def _check_tied(source: WeightSource) -> None:

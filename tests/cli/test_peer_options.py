@@ -137,6 +137,8 @@ def test_a_value_that_we_do_not_do_is_refused(name: str) -> None:
         ("m --no-disable-radix-cache", {}),
         ("m --lora-paths a=1 b=2", {"enable_lora": True, "lora_modules": ("a=1", "b=2")}),
         ("m --tool-call-parser qwen25", {"tool_call_parser": "hermes"}),
+        ("m --tool-call-parser deepseekv32", {"tool_call_parser": "deepseek_v32"}),
+        ("m --reasoning-parser deepseek_v4", {"reasoning_parser": "deepseek_v3"}),
     ],
 )  # fmt: skip
 def test_spellings_of_vllm_and_sglang(line: str, options: dict[str, object]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from pathlib import Path
 
 import gguf
@@ -10,9 +11,13 @@ import pytest
 import torch
 from support.models.small_gguf import HIDDEN, SHAPES, VOCAB, tensors, write
 
+from rootgraft.engine.checkpoint.base_digest import base_digest
+from rootgraft.engine.checkpoint.gguf import GgufFile
 from rootgraft.engine.checkpoint.model_config import FrequencyFactors, LinearScaling
 from rootgraft.engine.checkpoint.read_config import read_model_config
+from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.errors import ModelError
+from rootgraft.engine.executor.worker import Worker
 from rootgraft.engine.loading.load_model import load_model
 from rootgraft.engine.models.decoder import DecoderModel
 
@@ -48,6 +53,26 @@ def test_mixed_types(path: Path) -> None:
     gate_up = torch.cat((read["blk.0.ffn_gate.weight"], read["blk.0.ffn_up.weight"]))
     torch.testing.assert_close(model.layers[0].mlp.gate_up(torch.eye(HIDDEN)), gate_up.T.contiguous())
     torch.testing.assert_close(model.layers[0].mlp.down(torch.eye(96)), read["blk.0.ffn_down.weight"].T.contiguous())
+
+
+def test_a_worker_parses_the_header_once(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Configuration, weights, digest and adapters' layout come from one opened file."""
+    write(path, tensors())
+    opened: list[Path] = []
+    original = GgufFile.__init__
+
+    def counted(self: GgufFile, path: Path, mapped: mmap.mmap) -> None:
+        opened.append(path)
+        original(self, path, mapped)
+
+    monkeypatch.setattr(GgufFile, "__init__", counted)
+    config = EngineConfig(
+        dtype="float32", device="cpu", threads=1, max_num_seqs=2, block_size=4, max_num_batched_tokens=8,
+        num_gpu_blocks_override=8, enable_lora=True, max_loras=1,
+    )  # fmt: skip
+    worker = Worker(config, path)
+    assert opened == [path]
+    assert worker.base_digest == base_digest(path) and worker.vocab_size == VOCAB
 
 
 def test_a_head_of_its_own(path: Path) -> None:
