@@ -13,9 +13,9 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.heavy
-def test_three_quarters_of_a_minute_of_chaos_leave_nothing_behind(tmp_path: Path) -> None:
+def test_half_a_minute_of_chaos_leaves_nothing_behind(tmp_path: Path) -> None:
     output = tmp_path / "soak.json"
-    command = [sys.executable, "-m", "benchmarks.soak", "--minutes", "0.75", "--output", str(output)]
+    command = [sys.executable, "-m", "benchmarks.soak", "--minutes", "0.5", "--output", str(output)]
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert output.exists(), ran.stderr
     figures = json.loads(output.read_text())
