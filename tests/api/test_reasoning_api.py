@@ -147,6 +147,10 @@ def test_a_model_that_does_not_think_has_empty_places_for_thoughts(live: Live, s
     say(live, "<think>a</think>b")
     message = post(live)["choices"][0]["message"]
     assert message["content"] == "<think>a</think>b" and message["reasoning"] is message["reasoning_content"] is None
+    assert "tool_calls" not in message  # as in vLLM 0.33, which leaves out an empty list; its attribute is None
+    with live.openai() as client:
+        answer = client.chat.completions.create(model="tiny", messages=HI, tools=TOOLS).choices[0].message
+    assert answer.tool_calls is None and answer.reasoning_content is None  # type: ignore[attr-defined]
     off = serve_with(ServerConfig(reasoning_parser="none"))
     off.async_engine.tokenizer.thinks = "qwen3"
     say(off, "<think>a</think>b")
