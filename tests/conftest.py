@@ -28,6 +28,12 @@ settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True
 settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put files with heavy tests first: processes that share a run, a file each, then end at about the same time."""
+    heavy = {item.path for item in items if item.get_closest_marker("heavy")}
+    items.sort(key=lambda item: item.path not in heavy)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def one_torch_thread() -> None:
     """Tiny models gain nothing from threads, and two test processes may share the cores.

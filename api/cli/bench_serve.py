@@ -61,7 +61,7 @@ class BenchRun:
 
 def broken(schema: dict[str, Any], text: str, finish: str | None) -> str | None:
     """Return what is wrong with a structured answer: "cut off", "not JSON", "breaks its schema"; None if nothing is."""
-    from jsonschema import Draft202012Validator
+    from ..structured.jsonschema_validators import Draft202012Validator
 
     try:
         value = json.loads(text)

@@ -79,14 +79,18 @@ class RemoteServer:
 
     @classmethod
     @asynccontextmanager
-    async def connect(cls, options: RemoteOptions) -> AsyncIterator[Self]:
-        """Open a session; without a model name, use the first listed. Raises ``RemoteError``, ``ConfigError``."""
+    async def connect(cls, options: RemoteOptions, *, uds: str | None = None) -> AsyncIterator[Self]:
+        """Open a session; without a model name, use the first listed. Raises ``RemoteError``, ``ConfigError``.
+
+        Args:
+            uds: Unix domain socket to connect to, whatever the host of the address.
+        """
         url = _base_url(options.url)
         headers = {} if options.api_key is None else {"Authorization": f"Bearer {options.api_key}"}
         async with aiohttp.ClientSession(
             headers=headers,
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=10),
-            connector=aiohttp.TCPConnector(limit=0),
+            connector=aiohttp.TCPConnector(limit=0) if uds is None else aiohttp.UnixConnector(uds, limit=0),
             read_bufsize=1 << 18,
         ) as session:
             server = cls(session, url, options.model or "")

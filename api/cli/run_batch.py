@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import multiprocessing
-import secrets
-import socket
 import sys
+import tempfile
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
@@ -47,13 +46,13 @@ def run_batch(engine: EngineConfig, options: RunBatchOptions) -> int:
 
 async def _run(engine: EngineConfig, options: RunBatchOptions, output: BatchOutput, total: int) -> None:
     with contextlib.ExitStack() as stack:
-        remote = RemoteOptions(options.url or "", options.api_key)
+        remote, uds = RemoteOptions(options.url or "http://localhost", options.api_key), None
         if options.url is None:
-            remote = stack.enter_context(_own_server(engine))
+            uds = stack.enter_context(_own_server(engine))
         bar = stack.enter_context(
             tqdm(total=total, initial=len(output.done), unit="req", disable=not sys.stderr.isatty())
         )
-        async with _connected(remote, wait=options.url is None) as server:
+        async with _connected(remote, uds) as server:
             requests = read_requests(Path(options.input_file))
             remaining = (request for request in requests if request.custom_id not in output.done)
 
@@ -84,16 +83,16 @@ async def _while_it_answers(server: RemoteServer, work: Coroutine[Any, Any, None
 
 
 @contextlib.asynccontextmanager
-async def _connected(options: RemoteOptions, *, wait: bool) -> AsyncIterator[RemoteServer]:
-    """Connect to a server; with ``wait``, poll until our own server has loaded its model."""
-    while wait:
+async def _connected(options: RemoteOptions, uds: str | None) -> AsyncIterator[RemoteServer]:
+    """Connect to a server; if it is our own, at a Unix domain socket, poll until it has loaded its model."""
+    while uds is not None:
         try:
-            async with RemoteServer.connect(options):
+            async with RemoteServer.connect(options, uds=uds):
                 break
         except RemoteError:
             _check_server_runs()
             await asyncio.sleep(_POLL_SECONDS)
-    async with RemoteServer.connect(options) as server:
+    async with RemoteServer.connect(options, uds=uds) as server:
         yield server
 
 
@@ -103,21 +102,23 @@ def _check_server_runs() -> None:
 
 
 @contextlib.contextmanager
-def _own_server(engine: EngineConfig) -> Iterator[RemoteOptions]:
-    """Run a server in a child process within the block."""
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        port = sock.getsockname()[1]
-    key = secrets.token_hex()
-    options = ServerConfig(port=port, api_key=(key,), log_level="warning")
-    process = multiprocessing.get_context("spawn").Process(target=_serve, args=(engine, options))
-    process.start()
-    try:
-        yield RemoteOptions(f"http://127.0.0.1:{port}/v1", key)
-    finally:
-        process.terminate()
-        process.join(_STOP_SECONDS)
-        process.kill()  # if it is stopped, or hangs
-        process.join()
+def _own_server(engine: EngineConfig) -> Iterator[str]:
+    """Run a server in a child process within the block. Returns its Unix domain socket, in a folder that is ours alone.
+
+    A free port could be taken by another program while the server starts, which would then get the requests.
+    """
+    with tempfile.TemporaryDirectory(prefix="rootgraft-") as folder:
+        uds = f"{folder}/socket"
+        options = ServerConfig(uds=uds, log_level="warning")
+        process = multiprocessing.get_context("spawn").Process(target=_serve, args=(engine, options))
+        process.start()
+        try:
+            yield uds
+        finally:
+            process.terminate()
+            process.join(_STOP_SECONDS)
+            process.kill()  # if it is stopped, or hangs
+            process.join()
 
 
 def _serve(engine: EngineConfig, options: ServerConfig) -> None:

@@ -1,8 +1,7 @@
 """Output check: validate each finished structured answer with ``jsonschema``, independently of the grammar.
 
 A defect of the grammar engine then ends in ``error``, never in ``stop``. Very long strings (patterns, formats) and
-documents nested beyond the parser's depth are not validated, which bounds the time. Only this module imports
-``jsonschema``.
+documents nested beyond the parser's depth are not validated, which bounds the time.
 """
 
 from __future__ import annotations
@@ -18,15 +17,19 @@ from functools import cache
 from math import isinf
 from typing import TYPE_CHECKING, Any
 
-from jsonschema import Draft202012Validator, FormatChecker, ValidationError
-from jsonschema.protocols import Validator
-from jsonschema.validators import extend, validator_for
 from referencing import Registry
 
 from ...engine.types import FinishReason
 from ...grammar.regex.ecma_regex import pattern_matches
-from ...grammar.regex.string_formats import FORMATS
 from ...grammar.spec import GrammarKind, GrammarSpec
+from .jsonschema_validators import (
+    FORMAT_CHECKER,
+    Draft202012Validator,
+    ValidationError,
+    Validator,
+    extend,
+    validator_for,
+)
 from .output_format import OutputFormat
 from .tool_parser import read_calls
 from .tool_plan import Reading
@@ -143,18 +146,6 @@ def _no_constant(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
 
 
-def _format_checker() -> FormatChecker:
-    """Format checker for the formats that grammars enforce, in every draft; all others are annotations."""
-    checker = FormatChecker(())
-    checker.checkers = {
-        name: check for name, check in Draft202012Validator.FORMAT_CHECKER.checkers.items() if name in FORMATS
-    }
-    return checker
-
-
-_FORMATS = _format_checker()
-
-
 def _pattern(_validator: Validator, source: str, instance: Any, _schema: Any) -> Iterator[ValidationError]:
     """Match in ECMA's dialect and in bounded time; Python's ``re`` does neither."""
     if isinstance(instance, str) and len(instance) <= _LONGEST_CHECKED and not pattern_matches(source, instance):
@@ -162,7 +153,7 @@ def _pattern(_validator: Validator, source: str, instance: Any, _schema: Any) ->
 
 
 def _format(_validator: Validator, name: str, instance: Any, _schema: Any) -> Iterator[ValidationError]:
-    if isinstance(instance, str) and len(instance) <= _LONGEST_CHECKED and not _FORMATS.conforms(instance, name):
+    if isinstance(instance, str) and len(instance) <= _LONGEST_CHECKED and not FORMAT_CHECKER.conforms(instance, name):
         yield ValidationError("is not in the format")
 
 

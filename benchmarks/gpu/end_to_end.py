@@ -123,15 +123,15 @@ def _adapters(
     from benchmarks.gpu.adapter_files import write_adapter
     from benchmarks.gpu.engine_runs import engine
 
-    rows, context = (4, 20) if machine.tiny else (64, 1024)
-    most = 4 if machine.tiny else 32
+    rows, context = (3, 20) if machine.tiny else (64, 1024)
+    most = 3 if machine.tiny else 32
     modules = tuple(
         f"adapter-{i}={write_adapter(folder / f'adapter-{i}', shape, RANK, seed=i, machine=machine)}"
         for i in range(most)
     )
     options = {"enable_lora": True, "lora_modules": modules, "max_loras": most, "max_lora_rank": RANK, **limits}
     with engine(machine, shape, folder, **options) as adapted:
-        for number in (2, most) if machine.tiny else (0, 8, most):
+        for number in (most,) if machine.tiny else (0, 8, most):
             prompts = [adapted.tokens(context) for _ in range(rows)]
             names = [f"adapter-{i}" for i in range(number)] or [None]
             took = adapted.decode_step(prompts, _steps(machine), adapters=names)

@@ -91,7 +91,7 @@ class Shape:
 
 
 LLAMA_8B = Shape(layers=32, hidden=4096, inner=14336, heads=32, kv_heads=8, dim=128, vocab=128256)
-TINY = Shape(layers=2, hidden=64, inner=96, heads=2, kv_heads=1, dim=32, vocab=300)
+TINY = Shape(layers=1, hidden=64, inner=96, heads=2, kv_heads=1, dim=32, vocab=300)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -14,6 +13,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from support.api.real_server import free_port
 from support.models.lora_models import LINEARS, base, make_adapter
 from support.models.tiny_tokenizers import train_byte_level, write_folder
 
@@ -41,8 +41,7 @@ def folder(bases: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def url(folder: Path) -> Iterator[str]:
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        port = sock.getsockname()[1]
+    port = free_port()
     options = (
         f"--port {port} --served-model-name base --dtype float32 --device cpu --threads 1 "
         f"--num-gpu-blocks-override 60 --enable-lora --lora-dir {folder / 'adapters'} "

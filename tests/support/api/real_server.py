@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import random
 import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
@@ -46,9 +48,17 @@ class RealServer:
         self.process.wait()
 
 
+def free_port() -> int:
+    """A port that is free now, below those that the system gives to others who ask for any."""
+    while True:
+        with (
+            suppress(OSError),
+            socket.create_server(("127.0.0.1", random.SystemRandom().randrange(10_000, 32_000))) as sock,
+        ):
+            return int(sock.getsockname()[1])
+
+
 def start(*options: str, cwd: Path | None = None) -> RealServer:
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        port = sock.getsockname()[1]
-    server = RealServer(port, *options, cwd=cwd)
+    server = RealServer(free_port(), *options, cwd=cwd)
     server.wait_ready()
     return server

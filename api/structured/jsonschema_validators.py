@@ -1,0 +1,79 @@
+"""What is used of ``jsonschema``, and its checker of formats with a checker of IRIs (RFC 3987) of our own.
+
+The package that ``jsonschema`` takes for IRIs builds a grammar when it is imported, which takes seconds of every start.
+An IRI is one if its mapping to a URI (RFC 3987, 3.1) is one, so the checker of URIs answers for both.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+
+from rfc3986_validator import validate_rfc3986
+
+from ...grammar.regex.string_formats import FORMATS
+
+
+@contextmanager
+def _not_importable(package: str) -> Iterator[None]:
+    """Make imports of a package fail within the block, unless it has been imported before."""
+    if package in sys.modules:
+        yield
+        return
+    sys.modules[package] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        del sys.modules[package]
+
+
+with _not_importable("rfc3987_syntax"):
+    from jsonschema import Draft202012Validator, FormatChecker, ValidationError
+    from jsonschema.protocols import Validator
+    from jsonschema.validators import extend, validator_for
+
+__all__ = [
+    "FORMAT_CHECKER",
+    "Draft202012Validator",
+    "ValidationError",
+    "Validator",
+    "extend",
+    "is_iri",
+    "validator_for",
+]
+
+_PLANES = "".join(f"{chr(plane << 16)}-{chr((plane << 16) + 0xFFFD)}" for plane in range(1, 14))
+_LAST_PLANE = "\U000e1000-\U000efffd"
+_UCSCHAR = re.compile(f"[\u00a0-\ud7ff\uf900-\ufdcf\ufdf0-\uffef{_PLANES}{_LAST_PLANE}]")
+_IPRIVATE = re.compile("[\ue000-\uf8ff\U000f0000-\U000ffffd\U00100000-\U0010fffd]")
+_QUERY = re.compile(r"[^?#]*\?([^#]*)")
+
+
+def is_iri(text: object, rule: str = "URI") -> bool:
+    """Whether a string is an IRI; values of other types are.
+
+    Args:
+        rule: ``URI``, or ``URI_reference`` for relative references too.
+    """
+    if not isinstance(text, str):
+        return True
+    mapped = _UCSCHAR.sub("%C3", text)
+    if query := _QUERY.match(mapped):
+        mapped = mapped[: query.start(1)] + _IPRIVATE.sub("%EE", query[1]) + mapped[query.end() :]
+    return mapped.isascii() and validate_rfc3986(mapped, rule=rule) is not None
+
+
+def _format_checker() -> FormatChecker:
+    """Format checker for the formats that grammars enforce, in every draft; all others are annotations."""
+    checker = FormatChecker(())
+    own = {"iri": (is_iri, ()), "iri-reference": (partial(is_iri, rule="URI_reference"), ())}
+    checkers = {**Draft202012Validator.FORMAT_CHECKER.checkers, **own}
+    checker.checkers = {name: checkers[name] for name in FORMATS}
+    return checker
+
+
+FORMAT_CHECKER = _format_checker()
+"""Checks each format in ``FORMATS``; all others are annotations."""
