@@ -48,7 +48,7 @@ def measure(options: argparse.Namespace) -> StepTimes:
             dtype=options.dtype,
             quantization=options.quantization,
             load_format="dummy",
-            max_model_len=512,
+            max_model_len=2048,
             kv_cache_memory=0.1,
             threads=options.threads,
         )
