@@ -20,6 +20,9 @@ from support.engine.interrupts import interrupts
 os.environ["TRITON_INTERPRET"] = "1"
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
+# Before ours, which imports it without its checker of IRIs: it is the oracle of formats.
+import jsonschema  # noqa: F401
+
 from rootgraft.engine.checkpoint.locate import resolve_model
 
 benchmark_package.register()
