@@ -53,7 +53,9 @@ def test_shared_kv_of_different_adapters_is_found(fuzzer: Fuzzer, monkeypatch: p
         return Namespace(revision, adapter and "any", *rest)
 
     monkeypatch.setattr(adapter_manager, "Namespace", mixed)
-    assert "\ntogether Said(" in (fuzzer.check_world("1.0", range(60)) or "")
+    # What steps take decides who meets whom, so one world may miss it on a busy machine.
+    found = (fuzzer.check_world(f"1.{number}", range(60)) or "" for number in range(4))
+    assert any("\ntogether Said(" in text for text in found)
 
 
 def test_a_fault_is_narrowed_down_to_its_requests(fuzzer: Fuzzer, monkeypatch: pytest.MonkeyPatch) -> None:
