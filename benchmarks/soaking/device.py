@@ -21,7 +21,7 @@ from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -30,7 +30,7 @@ from support.models.lora_folders import file_of, good_config, good_tensors, smal
 
 from benchmarks.soaking import ROOT
 from rootgraft.api.config import ServerConfig
-from rootgraft.api.http import server
+from rootgraft.api.http import model_service, server
 from rootgraft.api.structured import output_check
 from rootgraft.engine import process_memory
 from rootgraft.engine.batch import Batch, StepResult
@@ -168,16 +168,20 @@ class CheckedCore(EngineCore):
                 self.counts["done" if isinstance(message, Done) else "failed"] += 1
 
 
+def _replace(module: ModuleType, name: str, value: Any) -> None:
+    """Replace what a module has under a name. Raises AttributeError if it has nothing there."""
+    getattr(module, name)
+    setattr(module, name, value)
+
+
 def engine(fd: str, liveness: str, folder: str, options: str) -> int:
     """The engine process. At its end it writes what it counted, and whether everything was given back."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     process_memory.share_heap()
     torch.set_num_threads(1)
-    compiling: Any = structured_output
-    compiling.CompileService = partial(CompileService, cache_bytes=GRAMMAR_BYTES)
-    bounded: Any = vocabulary
-    bounded.MAX_WORDS = WORDS
+    _replace(structured_output, "CompileService", partial(CompileService, cache_bytes=GRAMMAR_BYTES))
+    _replace(vocabulary, "MAX_WORDS", WORDS)
     adapters = AdapterPool(
         small_reader(Path(folder) / "adapters"), max_loras=SLOTS, max_adapters=256, max_cpu_bytes=8000, patience=8
     )
@@ -207,13 +211,11 @@ def spawn_soak_engine(fd: int, liveness: int, model_path: str, options: str) -> 
 
 def api(folder: str, port: str) -> int:
     """The API process: the server, with the functions replaced that get at a model, and one bound lower."""
-    replaced: Any = server
-    replaced.resolve_model = lambda model, revision: SimpleNamespace(path=Path(folder), name="soak")
-    replaced.Tokenizer = SimpleNamespace(load=lambda *_args, **_options: Characters())
-    starting: Any = engine_client
-    starting.spawn_engine = spawn_soak_engine
-    bounded: Any = output_check
-    bounded.MOST_CACHED = VALIDATORS
+    files = SimpleNamespace(path=Path(folder), name="soak")
+    _replace(model_service, "resolve_model", lambda model, revision: files)
+    _replace(model_service, "Tokenizer", SimpleNamespace(load=lambda *_args, **_options: Characters()))
+    _replace(engine_client, "spawn_engine", spawn_soak_engine)
+    _replace(output_check, "MOST_CACHED", VALIDATORS)
     config = EngineConfig(
         max_num_seqs=32, max_num_batched_tokens=256, block_size=PAGE, enable_lora=True, max_loras=SLOTS,
         lora_dir=str(Path(folder) / "adapters"),
