@@ -95,6 +95,8 @@ class ModelService:
             ready = await starting
         finally:
             starting.cancel()
+            # Where both have failed, the tokenizer's error counts.
+            await asyncio.gather(starting, return_exceptions=True)
         async_engine = AsyncEngine(client, tokenizer, ready, defaults.defaults)
         if self._catalog is not None and self._fetcher is not None:
             state.versions = ModelVersions(self._catalog, self._fetcher, client)
