@@ -112,6 +112,12 @@ def native_for_kv(x: Tensor, k_cache: Tensor, v_cache: Tensor) -> Kernels | None
     return kernels if kernels is not None and kernels.takes_kv(x, k_cache, v_cache) else None
 
 
+def native_for_latent(q: Tensor, cache: Tensor, value_dim: int) -> Kernels | None:
+    """Return the CPU kernels if they take queries over this cache of keys that begin with their values."""
+    kernels = native_kernels() if q.is_cpu else None
+    return kernels if kernels is not None and kernels.takes_latent(q, cache, value_dim) else None
+
+
 @functools.cache
 def _has_triton() -> bool:
     return importlib.util.find_spec("triton") is not None

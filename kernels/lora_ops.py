@@ -26,6 +26,7 @@ __all__ = [
     "Tiles",
     "lora_embed",
     "lora_experts",
+    "lora_heads",
     "lora_shrink_expand",
     "pack_expansion",
 ]
@@ -78,6 +79,31 @@ def lora_experts(y: Tensor, x: Tensor, experts: Tensor, table: SlotTable, num_ex
         kernels.lora.expert_shrink_expand(y, x, experts, table, num_experts, segments)
     else:
         lora_reference.expert_shrink_expand(y, x, experts, table, num_experts, segments)
+
+
+def lora_heads(y: Tensor, x: Tensor, table: SlotTable, num_heads: int, segments: Segments) -> None:
+    """Add the adapters' part of a product of heads to ``y``, for inputs ``x``: H heads a token in both, side by side.
+
+    Args:
+        y: [T, H * (N + more)] in any division of the last dimension; of a head the first N values change.
+        x: [T, H * (K + more)], of a head the first K values are read.
+        table: slot ``s * num_heads + h`` has the factors of adapter slot s for head h.
+        num_heads: H.
+
+    Raises:
+        IndexError: a segment names a token or a slot that does not exist; nothing is written.
+        ValueError: x or y has another shape or type than the table's, or segments lack slots.
+    """
+    more = x.shape[1] // num_heads - table.width
+    if more < 0 or y.numel() != len(x) * num_heads * (sum(table.sizes) + more) or len(y) != len(x):
+        raise ValueError(f"x {list(x.shape)} and y {list(y.shape)} do not fit {num_heads} heads")
+    if x.dtype is not table.dtype or y.dtype is not table.dtype:
+        raise ValueError(f"x and y are {x.dtype} and {y.dtype}, not {table.dtype}")
+    kernels = ops.native_kernels() if y.is_cpu else None
+    if kernels is not None and kernels.lora.takes(table, y, x):
+        kernels.lora.head_shrink_expand(y, x, table, num_heads, segments)
+    else:
+        lora_reference.head_shrink_expand(y, x, table, num_heads, segments)
 
 
 def _run(y: Tensor, x: Tensor | None, token_ids: Tensor | None, table: SlotTable, segments: Segments) -> None:

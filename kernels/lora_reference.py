@@ -69,6 +69,21 @@ def expert_shrink_expand(
     y.copy_(flat.view_as(y))
 
 
+def head_shrink_expand(y: Tensor, x: Tensor, table: SlotTable, num_heads: int, segments: Segments) -> None:
+    """The same for the heads of each token, whose slots are ``slot * num_heads + head``.
+
+    Args:
+        y: [T, H * (sum of sizes + more)], changed in place.
+        x: [T, H * (K + more)].
+    """
+    own = x.unflatten(1, (num_heads, -1))[..., : table.width].contiguous()
+    heads = y.flatten(1).unflatten(1, (num_heads, -1))[..., : sum(table.sizes)]
+    result = heads.contiguous()
+    experts = torch.arange(num_heads, dtype=torch.int32, device=y.device).expand(len(x), -1)
+    expert_shrink_expand(result, own, experts, table, num_heads, segments)
+    heads.copy_(result)
+
+
 def _expand(y: Tensor, shrunk: Tensor, adapter: Factors, sizes: Sequence[int]) -> Tensor:
     """New values of y [n, N] from the scaled A x [n, R], module by module; modules of rank 0 keep theirs."""
     out = list(y.split(tuple(sizes), dim=1))

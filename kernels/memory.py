@@ -35,14 +35,14 @@ def populate(tensor: Tensor) -> None:
     arena.populate(tensor)
 
 
-def copy_pages(k: Tensor, v: Tensor, source: Sequence[int], target: Sequence[int], count: Sequence[int]) -> None:
+def copy_pages(k: Tensor, v: Tensor | None, source: Sequence[int], target: Sequence[int], count: Sequence[int]) -> None:
     """Copy, in list order, the first ``count[i]`` cells of page ``source[i]`` to page ``target[i]`` in all layers.
 
     For 8-bit KV whole pages are copied.
 
     Args:
         k: [L, num_pages, Hkv, page_size, D], the K caches of all layers, or as ``kernels.layouts.int8_kv_layout`` says.
-        v: the same for V.
+        v: the same for V; None where the keys are the values.
         source: pages to copy from.
         target: pages to copy to.
         count: cells to copy, at most page_size each.
@@ -52,13 +52,15 @@ def copy_pages(k: Tensor, v: Tensor, source: Sequence[int], target: Sequence[int
     """
     _check_pages(k, source, target, count)
     if int8_kv_layout.is_int8(k):  # cells are interleaved, and kernels take float32
-        k, v, count = k.view(torch.float32), v.view(torch.float32), [k.shape[3]] * len(count)
+        k, v = k.view(torch.float32), None if v is None else v.view(torch.float32)
+        count = [k.shape[3]] * len(count)
+    caches = (k,) if v is None else (k, v)
     if on_triton(k.device):
         from .triton import pages
 
-        if pages.takes(k, v):
+        if pages.takes(*caches):
             return pages.copy_pages(k, v, source, target, count)
-    if source and (kernels := native_for(k, v)) is not None:
+    if source and (kernels := native_for(*caches)) is not None:
         return kernels.copy_pages(k, v, source, target, count)
     return reference.copy_pages(k, v, source, target, count)
 

@@ -29,6 +29,7 @@ from . import reference
 from .backend import (
     native_for,
     native_for_kv,
+    native_for_latent,
     native_kernels,
     native_status,
     on_triton,
@@ -251,17 +252,17 @@ def attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: PagedBatch, pa
     Token i of row r has position ``context_len[r] - query_len[r] + i`` and sees the keys at positions up to its own,
     with a window the last ``window`` of them (itself included). A score is ``s = scale * q.k``, or ``soft_cap * tanh(s
     / soft_cap)``; query head h reads KV head ``h // (Hq / Hkv)``. With sinks the weights of a head's keys are ``exp(s)
-    / (exp(sink) + sum of exp(s))``.
+    / (exp(sink) + sum of exp(s))``. With ``params.value_dim`` values are the first dimensions of the keys.
 
     Args:
         q: [T, Hq, D].
         k_cache: [num_pages, Hkv, page_size, D], the KV of the q tokens included.
-        v_cache: the same.
+        v_cache: the same; with ``params.value_dim`` k_cache itself.
         batch: page table and lengths of the rows.
         params: of the layer.
 
     Returns:
-        [T, Hq * D]; on a CUDA device undefined for tokens of no row.
+        [T, Hq * D], or [T, Hq * value_dim]; on a CUDA device undefined for tokens of no row.
 
     Raises:
         IndexError: the page table is too short for a row, or names a page that the cache lacks. Not raised on a CUDA
@@ -270,9 +271,10 @@ def attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: PagedBatch, pa
     if on_triton(q.device):
         from .triton import attention as gpu
 
-        if gpu.takes(q, k_cache, v_cache, batch.page_table):
+        if gpu.takes(q, k_cache, v_cache, batch.page_table, params.value_dim):
             return gpu.attention(q, k_cache, v_cache, batch, params)
-    kernels = native_for_kv(q, k_cache, v_cache)
+    value_dim = params.value_dim
+    kernels = native_for_kv(q, k_cache, v_cache) if value_dim is None else native_for_latent(q, k_cache, value_dim)
     if kernels is not None and params.scale > 0:
         return kernels.attention(q, k_cache, v_cache, batch, params)
     return reference.attention(q, k_cache, v_cache, batch, params)
@@ -367,8 +369,12 @@ def record(forward: Callable[[], Tensor], buffers: Buffers) -> tuple[Tensor, Rec
     return (forward(), None) if kernels is None else recorded_pass.record(kernels.library, forward, buffers)
 
 
-def capture_for(k_cache: Tensor) -> Capture | None:
-    """Return a CUDA graph capture for passes over a layer's KV cache, or None where an op reads back to the host."""
+def capture_for(k_cache: Tensor, value_dim: int | None = None) -> Capture | None:
+    """Return a CUDA graph capture for passes over a layer's KV cache, or None where an op reads back to the host.
+
+    Args:
+        value_dim: as in ``AttentionParams``.
+    """
     if not (k_cache.is_cuda and on_triton(k_cache.device)):
         return None
     from .triton import attention as gpu
@@ -376,4 +382,5 @@ def capture_for(k_cache: Tensor) -> Capture | None:
 
     q = k_cache.new_empty(0, 1, k_cache.shape[3])
     table = torch.empty(0, 1, dtype=torch.int32, device=k_cache.device)
-    return graph_capture.Capture(k_cache.device) if gpu.takes(q, k_cache, k_cache, table) else None
+    takes = gpu.takes(q, k_cache, k_cache, table, value_dim)
+    return graph_capture.Capture(k_cache.device) if takes else None

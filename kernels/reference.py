@@ -136,12 +136,13 @@ def rope_store_kv(
 
 
 def attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: PagedBatch, params: AttentionParams) -> Tensor:
-    """Causal attention of a ragged batch over paged K and V: q [T, Hq, D] -> [T, Hq * D]."""
-    out = torch.empty_like(q)
+    """Causal attention of a ragged batch over paged K and V: q [T, Hq, D] -> [T, Hq * D], or * value_dim."""
+    value_dim = q.shape[2] if params.value_dim is None else params.value_dim
+    out = q.new_empty(*q.shape[:2], value_dim)
     starts, contexts = batch.query_start.tolist(), batch.context_len.tolist()
     for row, context in enumerate(contexts):
         k = _gather(k_cache, batch.page_table[row], context, int8_kv_layout.keys)
-        v = _gather(v_cache, batch.page_table[row], context, int8_kv_layout.values)
+        v = _gather(v_cache, batch.page_table[row], context, int8_kv_layout.values)[..., :value_dim]
         offset = context - (starts[row + 1] - starts[row]) - starts[row]  # position of a token less its index in q
         for begin in range(starts[row], starts[row + 1], _QUERY_BLOCK):
             end = min(begin + _QUERY_BLOCK, starts[row + 1])
@@ -159,7 +160,7 @@ def _gather(cache: Tensor, pages: Tensor, context: int, from_int8: Callable[[Ten
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, first: int, params: AttentionParams) -> Tensor:
-    """Attention of tokens at positions first, first + 1, ...: q [n, Hq, D], k and v [Hkv, C, D] -> [n, Hq, D]."""
+    """Attention of tokens at positions first, first + 1, ...: q [n, Hq, D], k, v [Hkv, C, D or V] -> [n, Hq, V]."""
     tokens, heads, head_dim = q.shape
     grouped = q.float().view(tokens, k.shape[0], heads // k.shape[0], head_dim).permute(1, 2, 0, 3)
     scores = grouped @ k[:, None].transpose(-1, -2) * params.scale  # [Hkv, G, n, C]
@@ -176,7 +177,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, first: int, params: AttentionParams
         weights = torch.cat((scores, sinks), dim=-1).softmax(-1)[..., :-1]
     else:
         weights = scores.softmax(-1)
-    return (weights @ v[:, None]).permute(2, 0, 1, 3).reshape(tokens, heads, head_dim)
+    return (weights @ v[:, None]).permute(2, 0, 1, 3).reshape(tokens, heads, -1)
 
 
 def gated_activation(gate_up: Tensor, kind: str) -> Tensor:
@@ -210,8 +211,8 @@ def largest(values: Tensor) -> Largest:
     return Largest(best, block * _MAXIMA_BLOCK + within)
 
 
-def copy_pages(k: Tensor, v: Tensor, source: Sequence[int], target: Sequence[int], count: Sequence[int]) -> None:
+def copy_pages(k: Tensor, v: Tensor | None, source: Sequence[int], target: Sequence[int], count: Sequence[int]) -> None:
     """Copy the first count[i] cells of page source[i] to page target[i] in all layers, in list order."""
     for origin, destination, cells in zip(source, target, count, strict=True):
-        for cache in (k, v):
+        for cache in (k,) if v is None else (k, v):
             cache[:, destination, :, :cells] = cache[:, origin, :, :cells]

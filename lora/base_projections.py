@@ -46,6 +46,28 @@ class ExpertPlace:
 
 
 @dataclass(frozen=True, slots=True)
+class AbsorbedHeads:
+    """Heads of a module that is computed as two products of each head (latent attention's ``kv_b_proj``).
+
+    The module's rows are those of head after head. Queries are multiplied by a head's first rows transposed, and sums
+    of the module's inputs by its other rows.
+
+    Attributes:
+        count: number of heads.
+        plain: first rows of a head.
+        value: the other rows of a head.
+        queries: key in ``LoraStep`` of the products with the first rows.
+        values: key of the products with the others.
+    """
+
+    count: int
+    plain: int
+    value: int
+    queries: str
+    values: str
+
+
+@dataclass(frozen=True, slots=True)
 class ExpertModules:
     """The experts of a layer, whose weights PEFT trains as two tensors: gate and up, and down.
 
@@ -75,17 +97,31 @@ class ProjectionShape:
         sizes: output columns of each.
         width: inputs; for the embedding the size of the vocabulary.
         place: of an expert's product among those of all experts of the layer; None for a product of all tokens.
+        heads: how a module is computed that is no product itself; None for others.
     """
 
     modules: tuple[str, ...]
     sizes: tuple[int, ...]
     width: int
     place: ExpertPlace | None = None
+    heads: AbsorbedHeads | None = None
 
     @property
     def name(self) -> str:
         """Key of the projection in ``LoraStep``: its first module."""
         return self.modules[0]
+
+    @property
+    def products(self) -> tuple[ProjectionShape, ...]:
+        """The products that are computed: this one, or each head's two, in places like those of experts."""
+        if (heads := self.heads) is None:
+            return (self,)
+        kinds = ((heads.queries, self.width, heads.plain), (heads.values, heads.value, self.width))
+        return tuple(
+            ProjectionShape((f"{key}.{head}",), (size,), width, ExpertPlace(key, head, heads.count))
+            for key, size, width in kinds
+            for head in range(heads.count)
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..kernels.lora_ops import Factors, Segments, SlotTable, lora_embed, lora_experts, lora_shrink_expand
+from ..kernels.lora_ops import Factors, Segments, SlotTable, lora_embed, lora_experts, lora_heads, lora_shrink_expand
 from .base_projections import EMBEDDING, HEAD, BaseLayout, ExpertPlace
 from .prepare_factors import PreparedAdapter
 from .segments import BASE, make_segments
@@ -20,7 +20,7 @@ class LoraStep:
     Args:
         tables: of the projections that this step's adapters change, by name.
         segments: the step's tokens by slot.
-        experts: number of experts of each product of experts.
+        experts: number of experts of each product of experts, of heads of each product of heads.
     """
 
     __slots__ = ("_experts", "_segments", "_tables")
@@ -39,6 +39,11 @@ class LoraStep:
         """Add the adapters' part to ``y`` [T, k, N], the product of ``x`` [T, K] or [T, k, K] with experts [T, k]."""
         if (table := self._tables.get(product)) is not None:
             lora_experts(y, x, experts, table, self._experts[product], self._segments)
+
+    def project_heads(self, product: str, x: Tensor, y: Tensor) -> None:
+        """Add the adapters' part to ``y``, the products of ``x`` [T, heads * K] with each head's weight."""
+        if (table := self._tables.get(product)) is not None:
+            lora_heads(y, x, table, self._experts[product], self._segments)
 
     def embed(self, token_ids: Tensor, y: Tensor) -> None:
         """Add the adapters' part to ``y`` [T, H], the embedding of ``token_ids`` [T] before it is scaled.
@@ -62,7 +67,7 @@ class AdapterBank:
         self._tables: dict[str, SlotTable] = {}
         self._places: dict[str, ExpertPlace] = {}
         self._experts: dict[str, int] = {}
-        for shape in layout.projections:
+        for shape in (product for projection in layout.projections for product in projection.products):
             name, slots = shape.name, num_slots
             if (place := shape.place) is not None:
                 self._places[name] = place

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..kernels.lora_ops import Factors, pack_expansion
 from ..kernels.memory import lazy_zeros
+from .absorbed_heads import head_factors
 from .adapter_weights import AdapterWeights
 from .base_projections import EMBEDDING, BaseLayout, ProjectionShape
 from .errors import AdapterError
@@ -45,39 +46,48 @@ def prepare(weights: AdapterWeights, layout: BaseLayout) -> PreparedAdapter:
     """Convert an adapter to factors of the base model's projections and type, in host memory.
 
     Raises:
-        AdapterError: values leave the range of the model's type, or a DoRA norm is zero.
+        AdapterError: values leave the range of the model's type, a DoRA norm is zero, or ``head_factors`` refuses it.
     """
-    factors = {
-        shape.name: _factors(shape, weights.modules, layout)
-        for shape in layout.projections
-        if any(module in weights.modules for module in shape.modules)
-    }
+    factors: dict[str, Factors] = {}
+    for shape in layout.projections:
+        if not any(module in weights.modules for module in shape.modules):
+            continue
+        if shape.heads is None:
+            factors[shape.name] = _factors(shape, weights.modules, layout)
+        else:
+            module, activated = weights.modules[shape.name], bool(weights.invocation_tokens)
+            factors |= head_factors(shape, shape.heads, module, layout, activated=activated)
     block, factors = _together(factors, pinned=layout.device.type == "cuda")
     return PreparedAdapter(
         factors=factors,
         digest=weights.digest,
         invocation_tokens=weights.invocation_tokens,
         rank=weights.rank,
-        num_bytes=sum(part.num_bytes for part in factors.values()),
+        num_bytes=block.nbytes,
         block=block,
     )
 
 
 def _together(factors: Mapping[str, Factors], *, pinned: bool) -> tuple[Tensor, dict[str, Factors]]:
-    """Copy all factors to one block of memory, in the order of a forward pass.
+    """Copy all factors to one block of memory, in the order of a forward pass, shared tensors once.
 
     On a CPU the block may be in huge pages, which speeds up a decode step that reads every byte once. For a GPU it is
     ``pinned``: one asynchronous copy transfers the adapter.
     """
-    size = sum(-(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT for part in factors.values() for tensor in part.tensors())
+    distinct = {tensor.data_ptr(): tensor for part in factors.values() for tensor in part.tensors()}
+    size = sum(-(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT for tensor in distinct.values())
     block = torch.empty(size, dtype=torch.uint8, pin_memory=True) if pinned else lazy_zeros((size,), torch.uint8)
     used = 0
+    moved: dict[int, Tensor] = {}
 
     def move(tensor: Tensor) -> Tensor:
         nonlocal used
+        if (known := moved.get(tensor.data_ptr())) is not None:
+            return known
         target = block[used : used + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
         used += -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
-        return target.copy_(tensor)
+        moved[tensor.data_ptr()] = target.copy_(tensor)
+        return target
 
     return block, {name: part.map(move) for name, part in factors.items()}
 

@@ -14,7 +14,7 @@ from ..errors import ModelError, quoted, shortened
 from .config_fields import Fields
 from .families.family import Family
 from .families.family_table import BY_ARCHITECTURE
-from .model_config import Activation, LayerConfig, ModelConfig, YarnScaling
+from .model_config import Activation, LatentConfig, LayerConfig, ModelConfig, YarnScaling
 from .read_mixture import prediction_layers, read_mixtures
 from .rope_config import read_ropes
 from .text_config import MULTIMODAL_BY_ARCHITECTURE, TEXT, VISION, language_config
@@ -41,7 +41,8 @@ _REFUSED: dict[str, tuple[Any, ...]] = {
     "add_cross_attention": (False,), "use_bidirectional_attention": (False,), "is_causal": (True,),
     "pruned_heads": ({},), "rope_interleaved": (False,), "use_mrope": (False,), "use_logn_attn": (False,),
     "use_dynamic_ntk": (False,), "alibi": (False,), "clip_qkv": (), "qk_layernorm": (False,),
-    "attention_chunk_size": (), "attn_temperature_tuning": (False,),
+    "attention_chunk_size": (), "attn_temperature_tuning": (False,), "moe_layer_freq": (1,),
+    "rope_interleave": (True,),
 }  # fmt: skip
 
 # Keys of some families alone, with their values without effect.
@@ -70,19 +71,20 @@ def model_config(config: Mapping[str, Any]) -> ModelConfig:
     if heads % kv_heads:
         raise fields.wrong("num_key_value_heads", f"a divisor of num_attention_heads {heads}")
     hidden, vocab = fields.integer("hidden_size"), fields.integer("vocab_size")
-    head_dim = _head_dim(fields, hidden, heads)
+    latent = _latent(fields, heads, kv_heads) if family.latent else None
+    head_dim = latent.cell_dim if latent else _head_dim(fields, hidden, heads)
     biases = frozenset({"qkv"} if family.qkv_bias else ()).union(
         *(parts for key, parts in family.optional_biases.items() if fields.flag(key))
     )
     embedding_scale, residual_scale, logit_scale = _scales(fields, family, hidden)
-    layers = _layers(fields, family, head_dim)
+    layers = _layers(fields, family, latent.rotary_dim if latent else head_dim)
     return ModelConfig(
         family=family.name,
         vocab_size=vocab,
         hidden_size=hidden,
         intermediate_size=fields.integer("intermediate_size"),
         num_heads=heads,
-        num_kv_heads=kv_heads,
+        num_kv_heads=1 if latent else kv_heads,
         head_dim=head_dim,
         max_position_embeddings=_longest(fields, family, layers),
         layers=layers,
@@ -103,7 +105,7 @@ def model_config(config: Mapping[str, Any]) -> ModelConfig:
         mlp_bias="mlp" in biases,
         activation=_activation(fields),
         attention_sinks=family.attention_sinks,
-        attention_scale=_attention_scale(fields, family, head_dim),
+        attention_scale=_latent_scale(latent, layers) if latent else _attention_scale(fields, family, head_dim),
         attention_soft_cap=fields.optional_positive("attn_logit_softcapping") if family.attention_soft_cap else None,
         logit_soft_cap=fields.optional_positive("final_logit_softcapping") if family.logit_soft_cap else None,
         logit_scale=logit_scale,
@@ -115,6 +117,7 @@ def model_config(config: Mapping[str, Any]) -> ModelConfig:
         bos_token_id=next(iter(fields.token_ids("bos_token_id", vocab)), None),
         eos_token_ids=fields.token_ids("eos_token_id", vocab),
         prediction_layers=prediction_layers(fields, family.mixture),
+        latent=latent,
     )
 
 
@@ -158,6 +161,24 @@ def _attention_scale(fields: Fields, family: Family, head_dim: int) -> float:
         return fields.positive("attention_multiplier", default=1.0)
     scalar = fields.positive("query_pre_attn_scalar") if family.query_scalar else head_dim
     return float(scalar**-0.5)
+
+
+def _latent(fields: Fields, heads: int, kv_heads: int) -> LatentConfig:
+    if kv_heads != heads:
+        raise fields.wrong("num_key_value_heads", f"num_attention_heads {heads} in latent attention")
+    return LatentConfig(
+        query_rank=fields.integer("q_lora_rank") if fields.has("q_lora_rank") else None,
+        kv_rank=fields.integer("kv_lora_rank", high=1 << 16),
+        plain_dim=fields.integer("qk_nope_head_dim", high=1 << 16),
+        rotary_dim=fields.integer("qk_rope_head_dim", high=1 << 16),
+        value_dim=fields.integer("v_head_dim", high=1 << 16),
+    )
+
+
+def _latent_scale(latent: LatentConfig, layers: tuple[LayerConfig, ...]) -> float:
+    scalings = {layer.rope.scaling for layer in layers if layer.rope is not None}
+    factor = next((each.score_factor for each in scalings if isinstance(each, YarnScaling)), 1.0)
+    return float(latent.query_dim**-0.5 * factor)
 
 
 def _refuse(config: Mapping[str, Any], family: Family) -> None:

@@ -53,6 +53,7 @@ class YarnScaling:
         original_length: tokens of context before the extension.
         attention_factor: factor of cosines and sines.
         truncate: the two bounds are widened to whole dimensions.
+        score_factor: factor of the scores in latent attention, by "mscale_all_dim".
     """
 
     factor: float
@@ -61,6 +62,7 @@ class YarnScaling:
     original_length: int
     attention_factor: float
     truncate: bool
+    score_factor: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +108,38 @@ class Rope:
 
 
 @dataclass(frozen=True, slots=True)
+class LatentConfig:
+    """Multi-head latent attention (https://arxiv.org/abs/2405.04434).
+
+    Of each token one vector is cached for all heads: a latent vector and a rotated key. From the former follow each
+    head's value and the part of its key that is not rotated.
+
+    Attributes:
+        query_rank: width between the two projections of queries, None for a single one.
+        kv_rank: dimensions of the latent vector.
+        plain_dim: dimensions of a query head that are not rotated.
+        rotary_dim: those that are.
+        value_dim: of a value head.
+    """
+
+    query_rank: int | None
+    kv_rank: int
+    plain_dim: int
+    rotary_dim: int
+    value_dim: int
+
+    @property
+    def query_dim(self) -> int:
+        """Dimensions of a query head."""
+        return self.plain_dim + self.rotary_dim
+
+    @property
+    def cell_dim(self) -> int:
+        """Dimensions of what is cached of a token."""
+        return self.kv_rank + self.rotary_dim
+
+
+@dataclass(frozen=True, slots=True)
 class LayerConfig:
     """Parameters of one layer.
 
@@ -126,6 +160,7 @@ class ModelConfig:
 
     Attributes:
         family: name of its family in ``engine.checkpoint.families``.
+        num_kv_heads: with ``latent`` one, whose ``head_dim`` dimensions are the cached vector.
         max_position_embeddings: the longest sequence of its training.
         layers: one entry for each decoder layer.
         norm: RMS norms, or layer norms.
@@ -153,6 +188,7 @@ class ModelConfig:
         bos_token_id: the begin token, if there is one; the tokenizer decides whether prompts get it.
         eos_token_ids: the tokens that end an answer.
         prediction_layers: layers behind the last in a checkpoint, which predict further tokens and are not loaded.
+        latent: attention is latent, None for keys and values of their own.
     """
 
     family: str
@@ -193,6 +229,7 @@ class ModelConfig:
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
     prediction_layers: int = 0
+    latent: LatentConfig | None = None
 
     @property
     def num_layers(self) -> int:
@@ -208,6 +245,11 @@ class ModelConfig:
     def query_size(self) -> int:
         """Rows of the query projection."""
         return self.num_heads * self.head_dim
+
+    @property
+    def attention_size(self) -> int:
+        """Inputs of attention's output projection."""
+        return self.num_heads * (self.head_dim if self.latent is None else self.latent.value_dim)
 
     @property
     def kv_size(self) -> int:

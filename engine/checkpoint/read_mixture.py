@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..errors import quoted
 from .config_fields import Fields
 from .families.mixture import ClampedGate, Mixture, MixtureFamily
 
@@ -29,6 +30,8 @@ def _mixture(fields: Fields, family: MixtureFamily) -> Mixture:
     count = counts[0]
     if fields.values.get("hidden_act", "silu") not in _ACTIVATIONS:
         raise fields.wrong("hidden_act", f"one of {', '.join(_ACTIVATIONS)} in experts")
+    if fields.has("scoring_func") and fields.values["scoring_func"] != family.scores:
+        raise fields.wrong("scoring_func", quoted(family.scores))
     groups, top_groups = _groups(fields, family, count)
     allowed = count * top_groups // groups
     shared = fields.integer(family.shared_size_key, low=0) if family.shared_size_key else 0
@@ -59,7 +62,10 @@ def _clamp(fields: Fields) -> ClampedGate:
 
 def _groups(fields: Fields, family: MixtureFamily, count: int) -> tuple[int, int]:
     """Return the number of groups and those of which a token may choose."""
-    if not family.grouped:
+    method = fields.values.get("topk_method") or next(iter(family.methods), None)
+    if family.methods and method not in family.methods:
+        raise fields.wrong("topk_method", f"one of {', '.join(family.methods)}")
+    if not family.grouped or method == "greedy":
         return 1, 1
     groups = fields.integer("n_group", high=count, default=1)
     if count % groups or (groups > 1 and count // groups < 2):

@@ -178,8 +178,8 @@ def _original_length(own: Fields, fields: Fields) -> int:
 
 def _yarn(own: Fields, fields: Fields) -> YarnScaling:
     fast, slow = own.positive("beta_fast", default=32.0), own.positive("beta_slow", default=1.0)
-    if not slow < fast:
-        raise own.wrong("beta_fast", f"above beta_slow {slow}")
+    if not slow <= fast:
+        raise own.wrong("beta_fast", f"at least beta_slow {slow}")
     if not own.positive("rope_theta", default=DEFAULT_THETA) > 1:
         raise own.wrong("rope_theta", "above 1 with rope type yarn")
     factor = own.positive("factor")
@@ -194,6 +194,7 @@ def _yarn(own: Fields, fields: Fields) -> YarnScaling:
         original_length=_original_length(own, fields),
         attention_factor=own.positive("attention_factor", default=attention),
         truncate="truncate" not in own.values or own.flag("truncate"),
+        score_factor=_yarn_mscale(factor, mscale_all_dim) ** 2 if mscale_all_dim is not None else 1.0,
     )
 
 

@@ -154,7 +154,9 @@ class CudaGraphs:
 
 def graphs_for(config: EngineConfig, model: DecoderModel, kv: KvPool, inputs: InputBuilder) -> CudaGraphs | None:
     """Return graphs, none captured yet; None if the kernels cannot be captured or ``enforce_eager`` is set."""
-    capture = None if config.enforce_eager else capture_for(kv.k_layers[0])
+    latent = model.config.latent
+    value_dim = None if latent is None else latent.kv_rank
+    capture = None if config.enforce_eager else capture_for(kv.k_layers[0], value_dim)
     if capture is None:
         return None
     return CudaGraphs(

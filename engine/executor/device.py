@@ -37,12 +37,17 @@ def choose_kv_dtype(config: EngineConfig, model: ModelConfig, device: torch.devi
     """Return the number format of KV for a model in ``dtype``.
 
     Raises:
-        ConfigError: no kernel supports 8-bit KV on this device, or for this block or head size.
+        ConfigError: no kernel supports 8-bit KV on this device, for latent attention, or for this block or head size.
     """
     if config.kv_cache_dtype == "auto":
         return dtype
     if device.type != "cpu":
         raise ConfigError(f"--kv-cache-dtype int8 needs --device cpu; this is {device.type}. Leave it at auto.")
+    if model.latent is not None:
+        raise ConfigError(
+            "--kv-cache-dtype int8 is not supported for latent attention, which caches one vector of each token for "
+            "all heads. Leave it at auto."
+        )
     if config.block_size % int8_kv_layout.CELLS:
         raise ConfigError(
             f"--kv-cache-dtype int8 needs a --block-size of a multiple of {int8_kv_layout.CELLS}, "

@@ -9,11 +9,19 @@ from threading import Lock
 import torch
 from torch import Tensor
 
-from ...lora.base_projections import EMBEDDING, BaseLayout, ExpertModules, ExpertPlace, ProjectionShape
+from ...lora.base_projections import (
+    EMBEDDING,
+    AbsorbedHeads,
+    BaseLayout,
+    ExpertModules,
+    ExpertPlace,
+    ProjectionShape,
+)
 from ..checkpoint.families.mixture import Mixture
 from ..checkpoint.gguf import GgufFile
 from ..models.decoder import DecoderModel
 from ..models.experts import Experts
+from ..models.latent_attention import LatentAttention
 from .load_model import open_source
 from .tensor_names import EMBEDDING as EMBEDDING_WEIGHT
 from .tensor_names import HEAD
@@ -26,7 +34,7 @@ def base_layout(model: DecoderModel, checkpoint: Path | GgufFile, *, dummy: bool
     device = model.device if dummy else torch.device("cpu")
     weights = _Weights(lambda: open_source(checkpoint, model.config, dummy), model.dtype, device)
     return BaseLayout(
-        projections=_projections(model) + tuple(_expert_shapes(model)),
+        projections=_projections(model) + tuple(_absorbed(model)) + tuple(_expert_shapes(model)),
         dtype=model.dtype,
         device=model.device,
         read_weight=weights.weight,
@@ -39,7 +47,7 @@ def base_layout(model: DecoderModel, checkpoint: Path | GgufFile, *, dummy: bool
 def adapter_bytes(layout: BaseLayout, rank: int) -> int:
     """Return the bytes of an adapter with this rank in all projections that all tokens pass, but embedding and head."""
     cells = sum(
-        sum(size + shape.width for size in shape.sizes)
+        sum(size + shape.width for size in shape.sizes) + (shape.width if shape.heads else 0)
         for shape in layout.projections
         if shape.modules[0].startswith("model.layers.") and shape.place is None
     )
@@ -52,6 +60,17 @@ def _projections(model: DecoderModel) -> tuple[ProjectionShape, ...]:
         ProjectionShape((EMBEDDING,), (hidden_size,), vocab_size),
         *(ProjectionShape(part.modules, part.sizes, part.packed.in_features) for part in model.projections),
     )
+
+
+def _absorbed(model: DecoderModel) -> Iterator[ProjectionShape]:
+    """The modules of latent attention that are no products themselves."""
+    for layer in model.layers:
+        latent, attention = model.config.latent, layer.attention
+        if latent is not None and isinstance(attention, LatentAttention):
+            names = attention.absorb.name, attention.values.name
+            heads = AbsorbedHeads(model.config.num_heads, latent.plain_dim, latent.value_dim, *names)
+            rows = heads.count * (heads.plain + heads.value)
+            yield ProjectionShape((attention.up_module,), (rows,), latent.kv_rank, heads=heads)
 
 
 def _mixtures(model: DecoderModel) -> Iterator[tuple[Mixture, Experts]]:

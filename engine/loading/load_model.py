@@ -14,10 +14,12 @@ from ..checkpoint.read_config import open_checkpoint, read_model_config
 from ..errors import ModelError
 from ..models.decoder import DecoderModel
 from ..models.experts import Experts
+from ..models.latent_attention import LatentAttention
 from ..models.layers import Attention, DecoderLayer, Mlp, PlainMlp, Projection
 from ..models.norms import LayerNorm, NoNorm, Norm, RmsNorm, ScaledSum
 from ..models.rope import cos_sin_table
 from .load_experts import load_experts
+from .load_latent import load_latent
 from .tensor_names import (
     EMBEDDING,
     FINAL_NORM,
@@ -136,9 +138,12 @@ class _Assembly:
         down = self.projection(f"{prefix}.mlp", down_module(config), config.mlp_bias)
         return Mlp(up, down, config.activation) if config.gated_mlp else PlainMlp(up, down, config.activation)
 
-    def attention(self, index: int, prefix: str) -> Attention:
+    def attention(self, index: int, prefix: str) -> Attention | LatentAttention:
         config = self.config
         layer = config.layers[index]
+        if config.latent is not None and layer.rope is not None:
+            table, interleaved = self.table(layer.rope), layer.rope.interleaved
+            return load_latent(self.weights, prefix, config, config.latent, table, interleaved)
         head_norms = [self.weights.tensor(f"{prefix}.{name}.weight") for name in head_norm_shapes(config)]
         q_norm, k_norm = head_norms or (None, None)
         return Attention(

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 
 from ..checkpoint.families.mixture import Mixture
 from ..checkpoint.families.norm_layout import HeadNorm
-from ..checkpoint.model_config import ModelConfig
+from ..checkpoint.model_config import LatentConfig, ModelConfig
 from ..errors import ModelError, shortened
 
 Shape = tuple[int, ...]
@@ -17,6 +17,10 @@ FINAL_NORM = "model.norm"
 HEAD = "lm_head.weight"
 SINKS = "sinks"
 CORRECTION = "e_score_correction_bias"  # of a router
+
+# Of latent attention.
+QUERY, QUERY_DOWN, QUERY_NORM, QUERY_UP = "q_proj", "q_a_proj", "q_a_layernorm", "q_b_proj"
+KV_DOWN, KV_NORM, KV_UP = "kv_a_proj_with_mqa", "kv_a_layernorm", "kv_b_proj"
 
 # Old checkpoints store the rotary frequencies, which follow from the config.
 _COMPUTED = re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")
@@ -67,14 +71,32 @@ def expected_shapes(config: ModelConfig) -> dict[str, Shape]:
         shapes |= {f"{prefix}.self_attn.{name}.weight": shape for name, shape in head_norm_shapes(config).items()}
         if config.attention_sinks:
             shapes[f"{prefix}.self_attn.{SINKS}"] = (config.num_heads,)
-        shapes |= _linears(f"{prefix}.self_attn", qkv_modules(config), hidden, config.qkv_bias)
-        shapes |= _linears(f"{prefix}.self_attn", {"o_proj": hidden}, config.query_size, config.output_bias)
+        if config.latent is None:
+            shapes |= _linears(f"{prefix}.self_attn", qkv_modules(config), hidden, config.qkv_bias)
+        else:
+            shapes |= latent_shapes(f"{prefix}.self_attn", config, config.latent)
+        shapes |= _linears(f"{prefix}.self_attn", {"o_proj": hidden}, config.attention_size, config.output_bias)
         if (mixture := config.layers[index].mixture) is not None:
             shapes |= mixture_shapes(f"{prefix}.{mixture.names.block}", mixture, hidden)
             continue
         shapes |= _linears(f"{prefix}.mlp", up_modules(config), hidden, config.mlp_bias)
         shapes |= _linears(f"{prefix}.mlp", down_module(config), config.intermediate_size, config.mlp_bias)
     return shapes
+
+
+def latent_shapes(prefix: str, config: ModelConfig, latent: LatentConfig) -> dict[str, Shape]:
+    """Return the names and shapes of latent attention's tensors in one layer, but for the output projection."""
+    hidden, rank, biased = config.hidden_size, latent.query_rank, config.qkv_bias
+    queries = config.num_heads * latent.query_dim
+    if rank is None:
+        shapes = _linears(prefix, {QUERY: queries}, hidden, bias=False)
+    else:
+        shapes = _linears(prefix, {QUERY_DOWN: rank}, hidden, biased) | {f"{prefix}.{QUERY_NORM}.weight": (rank,)}
+        shapes |= _linears(prefix, {QUERY_UP: queries}, rank, bias=False)
+    shapes |= _linears(prefix, {KV_DOWN: latent.cell_dim}, hidden, biased)
+    shapes[f"{prefix}.{KV_NORM}.weight"] = (latent.kv_rank,)
+    rows = config.num_heads * (latent.plain_dim + latent.value_dim)
+    return shapes | _linears(prefix, {KV_UP: rows}, latent.kv_rank, bias=False)
 
 
 def _norm(name: str, config: ModelConfig) -> dict[str, Shape]:

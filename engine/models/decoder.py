@@ -78,7 +78,7 @@ class DecoderModel:
             residual: [T, H] from ``embed``; updated to the input of the last layer's additions.
 
         Returns:
-            The last layer's queries, [T, Hq, D].
+            The last layer's queries, [T, Hq, D] (latent attention: [T, Hq * D]).
         """
         x = self.first_norm(residual)
         *earlier, (last, k_last, v_last) = zip(self.layers, kv.k_layers, kv.v_layers, strict=True)
@@ -97,8 +97,8 @@ class DecoderModel:
 
     @property
     def weights(self) -> tuple[Linear, ...]:
-        """The weights of all matrix products, of each mixture's product those of one expert."""
-        experts = (product.first for layer in self.layers for _, product in layer.mlp.active)
+        """The weights of all matrix products, of those of experts and heads one part's."""
+        experts = (product.first for layer in self.layers for _, product in layer.active)
         return (*(part.packed for part in self.projections), *experts)
 
     def _embed(self, token_ids: Tensor) -> Tensor:

@@ -23,8 +23,9 @@ _NICENESS = 10  # added to that of the populating thread
 
 
 def bytes_per_page(config: ModelConfig, page_size: int, dtype: torch.dtype) -> int:
-    """Return the bytes of one page of ``page_size`` tokens: K and V in all layers."""
-    return 2 * config.num_layers * config.num_kv_heads * page_size * _width(config, dtype) * dtype.itemsize
+    """Return the bytes of one page of ``page_size`` tokens: K and V in all layers, or latent attention's vectors."""
+    caches = 2 if config.latent is None else 1
+    return caches * config.num_layers * config.num_kv_heads * page_size * _width(config, dtype) * dtype.itemsize
 
 
 def _width(config: ModelConfig, dtype: torch.dtype) -> int:
@@ -40,9 +41,9 @@ class KvPool:
 
     Attributes:
         k: [num_layers, num_pages, num_kv_heads, page_size, head_dim], or 8-bit (``int8_kv_layout``).
-        v: the same.
+        v: the same; None for latent attention, whose keys begin with the values.
         k_layers: ``k`` layer by layer, each [num_pages, num_kv_heads, page_size, head_dim].
-        v_layers: the same for ``v``.
+        v_layers: the same for ``v``; for latent attention ``k_layers``.
         page_bytes: bytes of a page in all layers.
     """
 
@@ -51,9 +52,9 @@ class KvPool:
     ) -> None:
         shape = (config.num_layers, num_pages, config.num_kv_heads, page_size, _width(config, dtype))
         self.k = _zeros(shape, dtype, device)
-        self.v = _zeros(shape, dtype, device)
+        self.v = _zeros(shape, dtype, device) if config.latent is None else None
         self.k_layers = tuple(self.k.unbind(0))
-        self.v_layers = tuple(self.v.unbind(0))
+        self.v_layers = self.k_layers if self.v is None else tuple(self.v.unbind(0))
         self.num_pages = num_pages
         self.page_size = page_size
         self.page_bytes = bytes_per_page(config, page_size, dtype)
@@ -77,7 +78,7 @@ class KvPool:
         """
         end = min(first + max(1, _POPULATED_AT_ONCE // self.k_layers[0][0].nbytes), self.num_pages)
         try:
-            for layer in (*self.k_layers, *self.v_layers):
+            for layer in self.k_layers if self.v is None else (*self.k_layers, *self.v_layers):
                 populate(layer[first:end])
         except OSError:
             return self.num_pages

@@ -76,6 +76,38 @@ class Attention:
         """Causal attention of queries to the cache, and the output projection: [S, Hq, D] -> [S, H]."""
         return self.output(attention(q, k_cache, v_cache, inputs, self.params), inputs.lora)
 
+    @property
+    def before_kv(self) -> tuple[Projection, ...]:
+        """Products that all tokens pass, whether their hidden states are wanted or not."""
+        return (self.qkv,)
+
+    @property
+    def behind_kv(self) -> tuple[Projection, ...]:
+        """Products behind the stored K and V."""
+        return (self.output,)
+
+    @property
+    def of_heads(self) -> tuple[tuple[int, ExpertWeights], ...]:
+        """Products of each head with a weight of its own: none."""
+        return ()
+
+
+class LayerAttention(Protocol):
+    """Self-attention of a layer: ``Attention``, or ``engine.models.latent_attention.LatentAttention``."""
+
+    def store(self, x: Tensor, inputs: ForwardInputs, k_cache: Tensor, v_cache: Tensor) -> Tensor: ...
+
+    def __call__(self, q: Tensor, inputs: ForwardInputs, k_cache: Tensor, v_cache: Tensor) -> Tensor: ...
+
+    @property
+    def before_kv(self) -> tuple[Projection, ...]: ...
+
+    @property
+    def behind_kv(self) -> tuple[Projection, ...]: ...
+
+    @property
+    def of_heads(self) -> tuple[tuple[int, ExpertWeights], ...]: ...
+
 
 @dataclass(frozen=True, slots=True)
 class Mlp:
@@ -149,7 +181,7 @@ class DecoderLayer:
         is_parallel: the MLP's input is the residual stream before attention's output is added.
     """
 
-    attention: Attention
+    attention: LayerAttention
     mlp: LayerMlp
     post_attention: Norm | None
     post_mlp: Norm | None
@@ -160,7 +192,17 @@ class DecoderLayer:
     @property
     def projections(self) -> tuple[Projection, ...]:
         """Products that all tokens pass, in the order of the pass."""
-        return self.attention.qkv, self.attention.output, *self.mlp.projections
+        return *self.attention.before_kv, *self.behind_kv
+
+    @property
+    def behind_kv(self) -> tuple[Projection, ...]:
+        """Those of them behind the stored K and V."""
+        return *self.attention.behind_kv, *self.mlp.projections
+
+    @property
+    def active(self) -> tuple[tuple[int, ExpertWeights], ...]:
+        """Products of which each part has a weight of its own: how many parts a token has, and the weights of all."""
+        return *self.attention.of_heads, *self.mlp.active
 
     def __call__(self, x: Tensor, residual: Tensor, inputs: ForwardInputs, k_cache: Tensor, v_cache: Tensor) -> Tensor:
         """[T, H] normed -> [T, H] normed; ``residual`` [T, H] fp32 is updated in place."""

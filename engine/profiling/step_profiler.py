@@ -272,10 +272,10 @@ def _bounds(model: DecoderModel, load: StepLoad, kv_dtype: torch.dtype, rates: _
     cells = load.rows * (context - load.shared) + load.shared + load.prefill
     pairs = load.rows * context + load.prefill * (load.prefill + 1) // 2
     sampled_pairs = load.rows * context + load.prefill
-    attended = 2 * (pairs * (config.num_layers - 1) + sampled_pairs) * config.num_heads * config.head_dim
-    _, *behind_kv = model.layers[-1].projections
+    dims = config.head_dim + (config.head_dim if config.latent is None else config.latent.kv_rank)
+    attended = (pairs * (config.num_layers - 1) + sampled_pairs) * config.num_heads * dims
     *inner, head = (part.packed for part in model.projections)
-    last = [part.packed for part in behind_kv]
+    last = [part.packed for part in model.layers[-1].behind_kv]
     inner = inner[: len(inner) - len(last)]
     products = tokens * sum(map(_products, inner)) + positions * sum(map(_products, last))
     return {
@@ -288,7 +288,7 @@ def _bounds(model: DecoderModel, load: StepLoad, kv_dtype: torch.dtype, rates: _
 
 def _experts_bound(model: DecoderModel, tokens: int, positions: int, rates: _Rates) -> float:
     """Return the least seconds of the products of experts, of which the last layer makes those of positions alone."""
-    per_layer = [[(count, weights.first) for count, weights in layer.mlp.active] for layer in model.layers]
+    per_layer = [[(count, weights.first) for count, weights in layer.active] for layer in model.layers]
     num_bytes = sum(count * _nbytes(first) for layer in per_layer for count, first in layer)
     products = [sum(count * _products(first) for count, first in layer) for layer in per_layer]
     total = tokens * sum(products[:-1]) + positions * products[-1]

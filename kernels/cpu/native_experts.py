@@ -19,7 +19,7 @@ _PLAIN: Final = -1  # beside the formats of quantised weights
 _NO_MEMORY: Final = 2  # return code of a C function whose allocation failed
 
 _ROUTE: Final = Struct("13qd")
-_EXPERT_LINEAR: Final = Struct("14q")
+_EXPERT_LINEAR: Final = Struct("17q")
 _ACTIVATION: Final = Struct("8q2d")
 _SUM: Final = Struct("10q")
 
@@ -67,31 +67,54 @@ class ExpertKernels:
                 f"x is {x.dtype} {list(x.shape)} on {x.device}; the experts take [{tokens}, {width}] or "
                 f"[{tokens}, {picks}, {width}] of their type on the CPU"
             )
-        x, experts = x.contiguous(), experts.contiguous()
         out = self._library.empty((tokens, picks, weights.out_features), x.dtype)
+        self._multiply(x.contiguous(), weights, experts.contiguous(), out, picks)
+        return out
+
+    def head_linear(self, x: Tensor, weights: ExpertWeights, shape: tuple[int, ...]) -> Tensor:
+        """x [T, heads * (K + carried)] -> [T, heads * (N + carried)] as a tensor of this shape."""
+        first, heads = weights.first, len(weights)
+        carried = x.shape[1] // heads - weights.in_features
+        types = _TYPES if isinstance(first, QuantisedLinear) else (first.weight.dtype,)
+        if x.shape[1] % heads or carried < 0 or x.dtype not in types or not x.is_cpu or not x.is_contiguous():
+            raise ValueError(
+                f"x is {x.dtype} {list(x.shape)} on {x.device}; {heads} heads take contiguous rows of their type, "
+                f"{weights.in_features} values each or more"
+            )
+        out = self._library.empty(shape, x.dtype)
+        self._multiply(x, weights, None, out, heads, carried)
+        return out
+
+    def _multiply(
+        self, x: Tensor, weights: ExpertWeights, experts: Tensor | None, out: Tensor, picks: int, carried: int = 0
+    ) -> None:
+        """Write the products of each token's picks, without experts one of each in their order."""
+        first = weights.first
         failed = self._linear(
             _EXPERT_LINEAR.pack(
                 x.data_ptr(),
-                experts.data_ptr(),
+                0 if experts is None else experts.data_ptr(),
                 weights.table.data_ptr(),
                 out.data_ptr(),
-                tokens,
+                out.shape[0],
                 picks,
                 len(weights),
                 weights.out_features,
-                width,
-                x.dim() == 2,
+                weights.in_features,
+                experts is not None and x.dim() == 2,
                 first.format if isinstance(first, QuantisedLinear) else _PLAIN,
                 first.planes if isinstance(first, QuantisedLinear) else 0,
                 x.dtype is _BF16,
                 self._library.num_threads,
+                weights.in_features + carried,
+                weights.out_features + carried,
+                carried,
             )
         )
         if failed == _NO_MEMORY:
             raise MemoryError("a product of experts could not allocate its rows")
         if failed:
             raise IndexError(f"an expert is not in 0 .. {len(weights) - 1}")
-        return out
 
     def activation(self, gate_up: Tensor, kind: ExpertActivation) -> Tensor:
         """[T, k, 2 * I] -> [T, k, I]."""

@@ -12,7 +12,7 @@ from ..layouts.lora_arguments import MOST_MODULES, Segments, SlotTable
 from .native_library import Fields, NativeLibrary
 
 _OP: Final = Struct("17q")
-_EXPERTS: Final = Struct("19q")
+_EXPERTS: Final = Struct("21q")
 _TYPES: Final = (torch.bfloat16, torch.float32)
 _NO_MEMORY: Final = 2  # return code of a C function whose allocation failed
 
@@ -73,27 +73,49 @@ class LoraKernels:
         self, y: Tensor, x: Tensor, experts: Tensor, table: SlotTable, num_experts: int, segments: Segments
     ) -> None:
         """``kernels.lora_reference.expert_shrink_expand``; raises as ``shrink_expand``."""
+        self._expert_shrink_expand(y, x, experts, table, num_experts, segments, experts.shape[1], 0)
+
+    def head_shrink_expand(self, y: Tensor, x: Tensor, table: SlotTable, num_heads: int, segments: Segments) -> None:
+        """``kernels.lora_ops.lora_heads`` with y and x [T, heads * width]; raises as ``shrink_expand``."""
+        carried = x.shape[1] // num_heads - table.width
+        self._expert_shrink_expand(y, x, None, table, num_heads, segments, num_heads, carried)
+
+    def _expert_shrink_expand(
+        self,
+        y: Tensor,
+        x: Tensor,
+        experts: Tensor | None,
+        table: SlotTable,
+        num_experts: int,
+        segments: Segments,
+        picks: int,
+        carried: int,
+    ) -> None:
+        """Without experts the picks of a token are one of each, in their order."""
         segments.check_slots()
         num_slots = len(table.factors) // num_experts
         failed = self._experts(
             _EXPERTS.pack(
                 x.data_ptr(),
                 y.data_ptr(),
-                experts.data_ptr(),
+                0 if experts is None else experts.data_ptr(),
                 segments.tokens.data_ptr(),
                 segments.slots.data_ptr(),
                 segments.starts.data_ptr(),
                 table.rows.data_ptr(),
                 *table.sizes,
                 *(0,) * (MOST_MODULES - len(table.sizes)),
-                *experts.shape,
+                y.shape[0],
+                picks,
                 table.width,
                 segments.slots.shape[0],
                 num_slots,
                 num_experts,
-                x.dim() == 2,
+                experts is not None and x.dim() == 2,
                 table.dtype is torch.bfloat16,
                 self._library.num_threads,
+                table.width + carried,
+                sum(table.sizes) + carried,
             )
         )
         if failed == _NO_MEMORY:

@@ -18,12 +18,14 @@ from ..layouts.attention_arguments import AttentionParams, HeadNorm, PagedBatch,
 from ..layouts.packed_weights import Largest, PackedLinear
 from .native_elementwise import ElementwiseKernels
 from .native_experts import ExpertKernels
+from .native_latent import LatentKernels
 from .native_library import Fields, NativeLibrary
 from .native_lora import LoraKernels
 from .native_quantised import QuantisedKernels
 
 _PANEL: Final = 16  # output columns of a weight panel
 _MOST_HEAD_DIM: Final = 256
+_MOST_LATENT_DIM: Final = 576  # of a key whose first dimensions are the value
 _BF16: Final = torch.bfloat16
 _FP32: Final = torch.float32
 _TYPES: Final = (_BF16, _FP32)
@@ -32,7 +34,7 @@ _TYPES: Final = (_BF16, _FP32)
 _PACK_LINEAR: Final = Struct("5q")
 _LINEAR: Final = Struct("11q")
 _ROPE_STORE_KV: Final = Struct("24q2d")
-_ATTENTION: Final = Struct("20q2d")
+_ATTENTION: Final = Struct("21q2d")
 _LARGEST: Final = Struct("6q")
 _MASK_LOGITS: Final = Struct("7q")
 _COPY_PAGES: Final = Struct("12q")
@@ -51,6 +53,7 @@ class Kernels(ElementwiseKernels):
 
     Attributes:
         experts: its ops on experts.
+        latent: its op of latent attention's keys.
         lora: its LoRA op.
         quantised: its ops on quantised weights.
     """
@@ -65,6 +68,7 @@ class Kernels(ElementwiseKernels):
         self._mask_logits = library.bind("mask_logits", _MASK_LOGITS)
         self._copy_pages = library.bind("copy_pages", _COPY_PAGES)
         self.experts = ExpertKernels(library)
+        self.latent = LatentKernels(library)
         self.lora = LoraKernels(library)
         self.quantised = QuantisedKernels(library)
 
@@ -98,6 +102,12 @@ class Kernels(ElementwiseKernels):
         return cls.takes(x) and all(
             int8_kv_layout.is_int8(each) and each.is_cpu and each.is_contiguous() for each in caches
         )
+
+    @classmethod
+    def takes_latent(cls, q: Tensor, cache: Tensor, value_dim: int) -> bool:
+        """Return whether queries fit this cache of keys whose first ``value_dim`` dimensions are the values."""
+        dims = (cache.shape[3], value_dim)
+        return cls.takes(q, cache) and all(dim % _PANEL == 0 and dim <= _MOST_LATENT_DIM for dim in dims)
 
     @staticmethod
     def takes_type(dtype: torch.dtype) -> bool:
@@ -232,14 +242,16 @@ class Kernels(ElementwiseKernels):
         tokens, heads, head_dim = q.shape
         num_pages, kv_heads, page_size, _ = k_cache.shape
         rows, width = page_table.shape
-        if k_cache.shape != v_cache.shape or int8_kv_layout.head_dim(k_cache) != head_dim or heads % kv_heads:
+        value_dim = head_dim if params.value_dim is None else params.value_dim
+        fits = int8_kv_layout.head_dim(k_cache) == head_dim and 0 < value_dim <= head_dim
+        if k_cache.shape != v_cache.shape or not fits or heads % kv_heads:
             raise ValueError(f"q {list(q.shape)}, k {list(k_cache.shape)} and v {list(v_cache.shape)} do not fit")
         _check_index("page_table", page_table, torch.int32, (rows, width))
         _check_index("query_start", query_start, torch.int32, (rows + 1,))
         _check_index("context_len", context_len, torch.int32, (rows,))
         if params.sinks is not None:
             _check_index("sinks", params.sinks, torch.float32, (heads,))
-        out = self.library.empty((tokens, heads * head_dim), dtype=q.dtype)
+        out = self.library.empty((tokens, heads * value_dim), dtype=q.dtype)
         failed = self._attention(
             _ATTENTION.pack(
                 q.data_ptr(),
@@ -262,6 +274,7 @@ class Kernels(ElementwiseKernels):
                 self.library.num_threads,
                 int8_kv_layout.is_int8(k_cache),
                 0 if params.sinks is None else params.sinks.data_ptr(),
+                value_dim,
                 params.scale,
                 params.soft_cap or 0.0,
             )
@@ -290,14 +303,14 @@ class Kernels(ElementwiseKernels):
             raise IndexError(f"a line is outside of {rows} lines of logits")
 
     def copy_pages(
-        self, k: Tensor, v: Tensor, source: Sequence[int], target: Sequence[int], count: Sequence[int]
+        self, k: Tensor, v: Tensor | None, source: Sequence[int], target: Sequence[int], count: Sequence[int]
     ) -> None:
         """See ``kernels.memory.copy_pages``; every page and count is inside the cache."""
         layers, pages, heads, page_size, head_dim = k.shape
-        if v.shape != k.shape:
+        if v is not None and v.shape != k.shape:
             raise ValueError(f"k {list(k.shape)} and v {list(v.shape)} must be of one shape")
         lists = [torch.tensor(each, dtype=torch.int64) for each in (source, target, count)]
-        addresses = (k.data_ptr(), v.data_ptr(), *(each.data_ptr() for each in lists))
+        addresses = (k.data_ptr(), 0 if v is None else v.data_ptr(), *(each.data_ptr() for each in lists))
         shape = (len(source), layers, pages, heads, page_size)
         self._copy_pages(_COPY_PAGES.pack(*addresses, *shape, head_dim * k.itemsize, self.library.num_threads))
 

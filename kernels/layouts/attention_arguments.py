@@ -58,12 +58,58 @@ class AttentionParams:
         window: sliding window, the keys that a token sees with itself included; None for all.
         soft_cap: bound of the scores, or None.
         sinks: [Hq] fp32, a score of each head that is in every softmax and has no value, or None.
+        value_dim: values are the first so many dimensions of the keys, and the cache of V is that of K (latent
+            attention); None for values of their own.
     """
 
     scale: float
     window: int | None = None
     soft_cap: float | None = None
     sinks: Tensor | None = None
+    value_dim: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LatentParams:
+    """What a layer of latent attention does to queries and to what it stores of a token.
+
+    A query head has ``plain_dim`` dimensions and then rotated ones. Of a token a latent vector of L dimensions is
+    stored, RMS normed, and behind it a rotated key that all heads share.
+
+    Attributes:
+        num_heads: H.
+        plain_dim: D.
+        cos_sin: [max_pos, R] fp32, cosines in the first half and sines in the second.
+        norm: [L], weight of the latent vector's norm.
+        eps: of this norm.
+        is_interleaved: dimension 2 i is paired with 2 i + 1, else i with i + R / 2.
+    """
+
+    num_heads: int
+    plain_dim: int
+    cos_sin: Tensor
+    norm: Tensor
+    eps: float
+    is_interleaved: bool
+
+    @property
+    def latent_dim(self) -> int:
+        return self.norm.shape[0]
+
+    @property
+    def rotary_dim(self) -> int:
+        return self.cos_sin.shape[1]
+
+    def check(self, q: Tensor, kv: Tensor, cache: Tensor) -> None:
+        """Raise ValueError where q [T, H * (D + R)], kv [T, L + R] and cache [pages, 1, page, L + R] do not fit."""
+        width = self.latent_dim + self.rotary_dim
+        head_dim = self.plain_dim + self.rotary_dim
+        fits = q.shape == (len(q), self.num_heads * head_dim) and kv.shape == (len(q), width)
+        if not fits or cache.shape[1] != 1 or cache.shape[3] != width or self.rotary_dim % 2:
+            raise ValueError(
+                f"q {list(q.shape)}, kv {list(kv.shape)} and the cache {list(cache.shape)} do not fit {self.num_heads} "
+                f"heads of {self.plain_dim} + {self.rotary_dim} dimensions and latent vectors of {self.latent_dim}"
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,8 @@ from . import attention_kernels
 from .launch import NARROW_TYPES, Launch, cdiv, is_narrow, meta, num_sms, power_of_two
 
 _BLOCKS_D = (64, 128, 256)  # dimensions of a head, rounded up
+_MOST_LATENT, _MOST_REST = 512, 64  # dimensions of a latent key that are the value, and of the rest of it
+_FEW_HEADS = 32  # of latent attention: for more, a tile of decode has as many queries as one of extend
 _NO_WINDOW = 1 << 30
 _LOG2_E = 1.4426950408889634
 
@@ -50,7 +52,12 @@ CONFIGS = {
     ("shared", 2, 64): Config(64, 64, 4, 3),
     ("shared", 2, 128): Config(64, 64, 4, 3),
     ("shared", 2, 256): Config(64, 32, 8, 2),
-    **{(kind, 4, dim): Config(16, 32, 4, 1) for kind in ("decode", "extend", "shared") for dim in _BLOCKS_D},
+    ("decode", 2, 512): Config(16, 32, 4, 3),
+    ("decode_many", 2, 512): Config(64, 32, 8, 2),
+    ("extend", 2, 512): Config(64, 32, 8, 2),
+    ("shared", 2, 512): Config(64, 32, 8, 2),
+    **{(kind, 4, dim): Config(16, 32, 4, 1) for kind in ("decode", "extend", "shared") for dim in (*_BLOCKS_D, 512)},
+    ("decode_many", 4, 512): Config(16, 32, 4, 1),
 }
 
 # Not tuned yet: programs per multiprocessor in decode, and the fewest keys that pay for a program.
@@ -65,25 +72,33 @@ def num_splits(programs: int, max_context: int, sms: int) -> int:
     return max(1, min(wanted, cdiv(max_context, _LEAST_KEYS), _MOST_SPLITS))
 
 
-def takes(q: Tensor, k_cache: Tensor, v_cache: Tensor, page_table: Tensor) -> bool:
-    """Return whether the kernels support this: heads of 16, 32 ... 256 dimensions, pages of a power of two."""
-    page_size = k_cache.shape[2]
+def takes(q: Tensor, k_cache: Tensor, v_cache: Tensor, page_table: Tensor, value_dim: int | None = None) -> bool:
+    """Return whether the kernels support this: heads of 16, 32 ... 256 dimensions, pages of a power of two.
+
+    With ``value_dim`` latent keys of up to 512 dimensions that are values too, and 64 behind them.
+    """
+    page_size, dim = k_cache.shape[2:]
+    if value_dim is None:
+        fits = dim % 16 == 0 and dim <= _BLOCKS_D[-1]
+    else:
+        rest = dim - value_dim
+        fits = value_dim % 16 == rest % 16 == 0 and 0 < value_dim <= _MOST_LATENT and 0 < rest <= _MOST_REST
     return (
         is_narrow(q, k_cache, v_cache)
         and page_table.is_contiguous()
         and q.dtype is k_cache.dtype
-        and q.shape[2] % 16 == 0
-        and q.shape[2] <= _BLOCKS_D[-1]
+        and fits
         and page_size & (page_size - 1) == 0
     )
 
 
 def attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: PagedBatch, params: AttentionParams) -> Tensor:
-    """``kernels.ops.attention``: q [T, Hq, D] -> [T, Hq * D].
+    """``kernels.ops.attention``: q [T, Hq, D] -> [T, Hq * D], or [T, Hq * value_dim].
 
     The result is undefined for tokens of no row, which pad a captured batch.
     """
-    call = _Call(q, k_cache, v_cache, batch, params, torch.empty_like(q))
+    out = q.new_empty(*q.shape[:2], params.value_dim or q.shape[2])
+    call = _Call(q, k_cache, v_cache, batch, params, out)
     for launch in call.launches():
         launch.run()
     return call.out.view(q.shape[0], -1)
@@ -151,8 +166,16 @@ class _Call:
         scale, soft_cap = self.params.scale, self.params.soft_cap
         return (scale * _LOG2_E, 0.0) if soft_cap is None else (scale / soft_cap, soft_cap * _LOG2_E)
 
+    @property
+    def block_d(self) -> int:
+        """Dimensions of a value, rounded up to a power of two."""
+        return power_of_two(self.out.shape[2], _BLOCKS_D[0])
+
     def config(self, kind: str) -> Config:
-        return CONFIGS[kind, self.q.dtype.itemsize, power_of_two(self.q.shape[2], _BLOCKS_D[0])]
+        is_latent = self.params.value_dim is not None
+        if kind == "decode" and is_latent and self.group > _FEW_HEADS:
+            kind = "decode_many"
+        return CONFIGS[kind, self.q.dtype.itemsize, _MOST_LATENT if is_latent else self.block_d]
 
     def launches(self) -> Iterator[Launch]:
         """Yield the launches in order. Only the device knows which rows have one token: kernels skip the others."""
@@ -175,7 +198,7 @@ class _Call:
     def decode(self) -> Iterator[Launch]:
         """Attention of rows with one token: shared prefixes, each row's own keys, and the merge of partial results."""
         shared = self.shared_prefixes
-        heads, dim = self.q.shape[1:]
+        heads, dim = self.out.shape[1:]
         row_tiles = cdiv(self.group, self.config("decode").block_m)
         keys = min(self.batch.max_context, self.params.window or self.batch.max_context)
         splits = num_splits(self.rows * row_tiles * self.kv_heads, keys, num_sms(self.q.device))
@@ -208,11 +231,11 @@ class _Call:
     def merge(self, values: Tensor, weight: Tensor, splits: int, slots: int) -> Launch:
         """Merge of the partial results of each row and head."""
         shared = self.shared_prefixes
-        heads, dim = self.q.shape[1:]
+        heads, dim = self.out.shape[1:]
         counts = shared.count if shared else self.batch.context_len
         numbers = (heads, dim, splits, slots, int(shared is not None))
         args = (values, weight, self.batch.query_start, counts, self.out, *numbers)
-        constants = {"BLOCK_D": power_of_two(dim, _BLOCKS_D[0])}
+        constants = {"BLOCK_D": self.block_d}
         return Launch(attention_kernels.merge, (self.rows, heads, 1), args, constants)
 
     def _walk(
@@ -224,9 +247,12 @@ class _Call:
         more: Mapping[str, Any] = MappingProxyType({}),
     ) -> Launch:
         config = self.config(kind)
+        value_dim = self.params.value_dim or 0
         constants = {
             **more,
-            "BLOCK_D": power_of_two(self.q.shape[2], _BLOCKS_D[0]),
+            "BLOCK_D": self.block_d,
+            "VALUES": value_dim,
+            "BLOCK_R": power_of_two(self.q.shape[2] - value_dim, 16) if value_dim else 0,
             "BLOCK_M": config.block_m,
             "BLOCK_N": config.block_n,
             "CAPPED": self.params.soft_cap is not None,
@@ -253,12 +279,34 @@ def variants() -> Iterator[tuple[str, Launch]]:
         _, decode, _ = call.decode()
         yield f"attention_extend/{name}-{_BLOCKS_D[0]}-sinks", call.extend()
         yield f"attention_decode/{name}-{_BLOCKS_D[0]}-sinks", decode
+        yield from _latent_variants(name, dtype)
 
 
-def _example(dtype: torch.dtype, dim: int, soft_cap: float | None, sinks: Tensor | None = None) -> _Call:
-    q, cache = meta(32, 16, dim, dtype=dtype), meta(8, 4, 16, dim, dtype=dtype)
+def _latent_variants(name: str, dtype: torch.dtype) -> Iterator[tuple[str, Launch]]:
+    """DeepSeek's latent attention, with few heads and with many."""
+    for heads in (16, 128):
+        call = _example(dtype, _MOST_LATENT + _MOST_REST, None, value_dim=_MOST_LATENT, heads=heads)
+        shared, decode, merge = call.decode()
+        yield f"attention_decode/{name}-latent-{heads}", decode
+        if heads <= _FEW_HEADS:
+            yield f"attention_extend/{name}-latent", call.extend()
+            yield f"attention_shared/{name}-latent", shared
+            yield f"attention_merge/{name}-latent", merge
+
+
+def _example(
+    dtype: torch.dtype,
+    dim: int,
+    soft_cap: float | None,
+    sinks: Tensor | None = None,
+    value_dim: int | None = None,
+    heads: int = 16,
+) -> _Call:
+    kv_heads = 4 if value_dim is None else 1
+    q, cache = meta(32, heads, dim, dtype=dtype), meta(8, kv_heads, 16, dim, dtype=dtype)
     shapes = ((3, 4), (32, 2), (16,), (16, 64), (17,))
     items, members, rows, table, starts = (meta(*shape, dtype=torch.int32) for shape in shapes)
     shared = SharedPrefixes(items, members, rows, rows, most_members=16, most_results=3)
     batch = PagedBatch(table, starts, rows, max_query=32, max_context=1 << 16, shared=shared)
-    return _Call(q, cache, cache, batch, AttentionParams(dim**-0.5, None, soft_cap, sinks), q)
+    params = AttentionParams(dim**-0.5, None, soft_cap, sinks, value_dim)
+    return _Call(q, cache, cache, batch, params, meta(32, heads, value_dim or dim, dtype=dtype))

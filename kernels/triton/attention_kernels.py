@@ -7,8 +7,10 @@ larger score.
 Common arguments: q and out [T, kv_heads * group, dim]; k_cache and v_cache [num_pages, kv_heads, page_size,
 dim] with page_size ``1 << page_bits``; page_table [R, table_width]; query_start [R + 1]; context_len [R]. A score is
 ``factor * q.k``, or ``bound * tanh(factor * q.k)`` where CAPPED, both for base 2. A token sees the last
-``window`` keys. Without ``is_shared`` the tensors of
-shared prefixes are placeholders.
+``window`` keys. Without ``is_shared`` the tensors of shared prefixes are placeholders.
+
+Latent attention: VALUES dimensions of a key are its value too, so that it is loaded once; the dim - VALUES behind them,
+at most BLOCK_R, are ``rest``. Results then have VALUES dimensions. VALUES = 0: keys and values of ``dim`` each.
 """
 
 from __future__ import annotations
@@ -24,29 +26,46 @@ _LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
-def _load_keys(cache, cell, dim, end, n, BLOCK_D: tl.constexpr, MASKED: tl.constexpr):
-    """[BLOCK_N, BLOCK_D] of a cache; 0 past the last key and past the last dimension."""
+def _load_keys(cache, cell, dim, begin, width, end, n, BLOCK_D: tl.constexpr, MASKED: tl.constexpr):
+    """[BLOCK_N, BLOCK_D] of a cache, dimensions from ``begin`` on; 0 past the last key and past ``width`` of them."""
     d = tl.arange(0, BLOCK_D)
-    pointers = cache + cell[:, None] * dim + d[None, :]
+    pointers = cache + cell[:, None] * dim + (begin + d)[None, :]
     if MASKED:
-        keys = tl.load(pointers, (n < end)[:, None] & (d < dim)[None, :], other=0.0)
+        keys = tl.load(pointers, (n < end)[:, None] & (d < width)[None, :], other=0.0)
     else:
-        keys = tl.load(pointers, (d < dim)[None, :], other=0.0)
+        keys = tl.load(pointers, (d < width)[None, :], other=0.0)
     return keys
 
 
 @triton.jit
+def _load_queries(q, index, dim, inside, BLOCK_D: tl.constexpr, VALUES: tl.constexpr, BLOCK_R: tl.constexpr):
+    """Query vectors of latent attention: [BLOCK_M, BLOCK_D], and the rest of them [BLOCK_M, BLOCK_R]."""
+    d = tl.arange(0, BLOCK_D)
+    r = tl.arange(0, BLOCK_R)
+    source = q + index[:, None] * dim
+    first = tl.load(source + d[None, :], inside[:, None] & (d < VALUES)[None, :], other=0.0)
+    rest = tl.load(source + (VALUES + r)[None, :], inside[:, None] & (r < dim - VALUES)[None, :], other=0.0)
+    return first, rest
+
+
+@triton.jit
 def _attend_block(
-    q, values, total, largest, k_cache, v_cache, pages, kv_head, kv_heads, page_bits, dim, start, end, position, window,
-    factor, bound, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, CAPPED: tl.constexpr,
-    MASKED: tl.constexpr, PRECISION: tl.constexpr,
+    q, rest, values, total, largest, k_cache, v_cache, pages, kv_head, kv_heads, page_bits, dim, start, end, position,
+    window, factor, bound, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, CAPPED: tl.constexpr, MASKED: tl.constexpr,
+    PRECISION: tl.constexpr, VALUES: tl.constexpr, BLOCK_R: tl.constexpr,
 ):  # fmt: skip
     """One block of keys from ``start``: new sums of values and weights, and the new largest score, of each query."""
     n = start + tl.arange(0, BLOCK_N)
     page = tl.load(pages + (n >> page_bits), n < end, other=0) if MASKED else tl.load(pages + (n >> page_bits))
     cell = ((page.to(tl.int64) * kv_heads + kv_head) << page_bits) + (n & ((1 << page_bits) - 1))
-    k = _load_keys(k_cache, cell, dim, end, n, BLOCK_D, MASKED)
-    scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * factor
+    if VALUES:
+        k = _load_keys(k_cache, cell, dim, 0, VALUES, end, n, BLOCK_D, MASKED)
+        behind = _load_keys(k_cache, cell, dim, VALUES, dim - VALUES, end, n, BLOCK_R, MASKED)
+        scores = tl.dot(rest, tl.trans(behind), input_precision=PRECISION)
+        scores = tl.dot(q, tl.trans(k), scores, input_precision=PRECISION) * factor
+    else:
+        k = _load_keys(k_cache, cell, dim, 0, dim, end, n, BLOCK_D, MASKED)
+        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * factor
     if CAPPED:
         scores = bound * tanh(scores)
     if MASKED:
@@ -55,16 +74,18 @@ def _attend_block(
     larger = tl.maximum(largest, tl.max(scores, 1))
     weights = tl.exp2(scores - larger[:, None])
     shrink = tl.exp2(largest - larger)
-    v = _load_keys(v_cache, cell, dim, end, n, BLOCK_D, MASKED)
+    v = k
+    if not VALUES:
+        v = _load_keys(v_cache, cell, dim, 0, dim, end, n, BLOCK_D, MASKED)
     values = tl.dot(weights.to(v.dtype), v, values * shrink[:, None], input_precision=PRECISION)
     return values, total * shrink + tl.sum(weights, 1), larger
 
 
 @triton.jit
 def _attend_keys(
-    q, k_cache, v_cache, pages, kv_head, kv_heads, page_bits, dim, begin, end, first, last, position, window, factor,
-    bound, largest, total, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CAPPED: tl.constexpr,
-    PRECISION: tl.constexpr, UNMASKED: tl.constexpr,
+    q, rest, k_cache, v_cache, pages, kv_head, kv_heads, page_bits, dim, begin, end, first, last, position, window,
+    factor, bound, largest, total, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    CAPPED: tl.constexpr, PRECISION: tl.constexpr, UNMASKED: tl.constexpr, VALUES: tl.constexpr, BLOCK_R: tl.constexpr,
 ):  # fmt: skip
     """A tile over the keys [begin, end): normalised values and log2 of the sum of weights, or nothing.
 
@@ -81,14 +102,16 @@ def _attend_keys(
         skipped = tl.maximum(tl.maximum(tl.minimum(first + 1, end) - begin, 0) // BLOCK_N - lead, 0)
         for i in range(lead, lead + skipped):
             values, total, largest = _attend_block(
-                q, values, total, largest, k_cache, v_cache, pages, kv_head, kv_heads, page_bits, dim,
+                q, rest, values, total, largest, k_cache, v_cache, pages, kv_head, kv_heads, page_bits, dim,
                 begin + i * BLOCK_N, end, position, window, factor, bound, BLOCK_D, BLOCK_N, CAPPED, False, PRECISION,
+                VALUES, BLOCK_R,
             )  # fmt: skip
     for i in range(blocks - skipped):
         block = tl.where(i < lead, i, i + skipped)
         values, total, largest = _attend_block(
-            q, values, total, largest, k_cache, v_cache, pages, kv_head, kv_heads, page_bits, dim,
+            q, rest, values, total, largest, k_cache, v_cache, pages, kv_head, kv_heads, page_bits, dim,
             begin + block * BLOCK_N, end, position, window, factor, bound, BLOCK_D, BLOCK_N, CAPPED, True, PRECISION,
+            VALUES, BLOCK_R,
         )  # fmt: skip
     some = total != 0.0
     values = values / tl.where(some, total, 1.0)[:, None]
@@ -127,7 +150,7 @@ def _row_of_tile(query_start, tile, rows, group, BLOCK_M: tl.constexpr):
 def extend(
     q, k_cache, v_cache, page_table, query_start, context_len, sinks, out, rows, group, kv_heads, page_bits, dim,
     table_width, window, factor, bound, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    CAPPED: tl.constexpr, SINKS: tl.constexpr, PRECISION: tl.constexpr,
+    CAPPED: tl.constexpr, SINKS: tl.constexpr, PRECISION: tl.constexpr, VALUES: tl.constexpr, BLOCK_R: tl.constexpr,
 ):  # fmt: skip
     """Program (t, h): a tile of a row that has more than one token, for KV head h.
 
@@ -149,13 +172,20 @@ def extend(
     position = tl.minimum(before + vector // group, last)
     d = tl.arange(0, BLOCK_D)
     index = ((start + vector // group).to(tl.int64) * kv_heads + kv_head) * group + vector % group
-    address = index[:, None] * dim + d[None, :]
-    mask = inside[:, None] & (d < dim)[None, :]
+    width = dim
+    if VALUES:
+        width = VALUES
+        own, rest = _load_queries(q, index, dim, inside, BLOCK_D, VALUES, BLOCK_R)
+    address = index[:, None] * width + d[None, :]
+    mask = inside[:, None] & (d < width)[None, :]
+    if not VALUES:
+        own = tl.load(q + address, mask, other=0.0)
+        rest = own
     largest, total = _sinks(sinks, kv_head * group + vector % group, inside, BLOCK_M, SINKS)
     values, _ = _attend_keys(
-        tl.load(q + address, mask, other=0.0), k_cache, v_cache, page_table + row.to(tl.int64) * table_width, kv_head,
-        kv_heads, page_bits, dim, tl.maximum(first - window + 1, 0), last + 1, first, last, position, window, factor,
-        bound, largest, total, BLOCK_D, BLOCK_M, BLOCK_N, CAPPED, PRECISION, True,
+        own, rest, k_cache, v_cache, page_table + row.to(tl.int64) * table_width, kv_head, kv_heads, page_bits, dim,
+        tl.maximum(first - window + 1, 0), last + 1, first, last, position, window, factor, bound, largest, total,
+        BLOCK_D, BLOCK_M, BLOCK_N, CAPPED, PRECISION, True, VALUES, BLOCK_R,
     )  # fmt: skip
     tl.store(out + address, values.to(out.dtype.element_ty), mask)
 
@@ -169,7 +199,7 @@ def decode(
     q, k_cache, v_cache, page_table, query_start, context_len, sinks, shared_end, out, partial_values, partial_weight,
     group, kv_heads, page_bits, dim, table_width, window, factor, bound, row_tiles, splits, slots, is_shared,
     BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CAPPED: tl.constexpr, SINKS: tl.constexpr,
-    PRECISION: tl.constexpr,
+    PRECISION: tl.constexpr, VALUES: tl.constexpr, BLOCK_R: tl.constexpr,
 ):  # fmt: skip
     """Program (t, h, s): part s of the keys of a row that has one token, for a tile of the heads that read KV head h.
 
@@ -189,27 +219,34 @@ def decode(
     end = tl.minimum(begin + chunk, last + 1)
     d = tl.arange(0, BLOCK_D)
     index = (token.to(tl.int64) * kv_heads + kv_head) * group + head
-    address = index[:, None] * dim + d[None, :]
-    mask = (head < group)[:, None] & (d < dim)[None, :]
+    width = dim
+    if VALUES:
+        width = VALUES
+        own, rest = _load_queries(q, index, dim, head < group, BLOCK_D, VALUES, BLOCK_R)
+    address = index[:, None] * width + d[None, :]
+    mask = (head < group)[:, None] & (d < width)[None, :]
+    if not VALUES:
+        own = tl.load(q + address, mask, other=0.0)
+        rest = own
     largest, total = _sinks(sinks, kv_head * group + head, (head < group) & (split == 0), BLOCK_M, SINKS)
     values, weight = _attend_keys(
-        tl.load(q + address, mask, other=0.0), k_cache, v_cache, page_table + row.to(tl.int64) * table_width, kv_head,
-        kv_heads, page_bits, dim, begin, end, last, last, tl.full([BLOCK_M], last, tl.int32), window, factor, bound,
-        largest, total, BLOCK_D, BLOCK_M, BLOCK_N, CAPPED, PRECISION, False,
+        own, rest, k_cache, v_cache, page_table + row.to(tl.int64) * table_width, kv_head, kv_heads, page_bits, dim,
+        begin, end, last, last, tl.full([BLOCK_M], last, tl.int32), window, factor, bound, largest, total, BLOCK_D,
+        BLOCK_M, BLOCK_N, CAPPED, PRECISION, False, VALUES, BLOCK_R,
     )  # fmt: skip
     if slots == 1:
         tl.store(out + address, values.to(out.dtype.element_ty), mask)
     else:
         slot = ((row.to(tl.int64) * slots + split) * kv_heads + kv_head) * group + head
         tl.store(partial_weight + slot, weight, head < group)
-        tl.store(partial_values + slot[:, None] * dim + d[None, :], values, mask & (weight != _NOTHING)[:, None])
+        tl.store(partial_values + slot[:, None] * width + d[None, :], values, mask & (weight != _NOTHING)[:, None])
 
 
 @triton.jit(do_not_specialize=["group", "kv_heads", "page_bits", "table_width", "splits", "slots"])
 def shared(
     q, k_cache, v_cache, page_table, query_start, items, members, partial_values, partial_weight, group, kv_heads,
     page_bits, dim, table_width, factor, bound, splits, slots, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr, CAPPED: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_N: tl.constexpr, CAPPED: tl.constexpr, PRECISION: tl.constexpr, VALUES: tl.constexpr, BLOCK_R: tl.constexpr,
 ):  # fmt: skip
     """Program (i, h, t): the keys of item i for KV head h and tile t of its readers: heads of the item's members.
 
@@ -229,18 +266,25 @@ def shared(
     slot = splits + tl.load(member + vector // group * 2 + 1, inside, other=0)
     token = tl.load(query_start + row, inside, other=0).to(tl.int64)
     d = tl.arange(0, BLOCK_D)
-    mask = inside[:, None] & (d < dim)[None, :]
     index = (token * kv_heads + kv_head) * group + vector % group
+    width = dim
+    if VALUES:
+        width = VALUES
+        own, rest = _load_queries(q, index, dim, inside, BLOCK_D, VALUES, BLOCK_R)
+    mask = inside[:, None] & (d < width)[None, :]
+    if not VALUES:
+        own = tl.load(q + index[:, None] * dim + d[None, :], mask, other=0.0)
+        rest = own
     position = tl.full([BLOCK_M], 0, tl.int32) + (end - 1)
     nothing, zero = _sinks(q, vector, inside, BLOCK_M, False)  # a row's own keys count its sinks
     values, weight = _attend_keys(
-        tl.load(q + index[:, None] * dim + d[None, :], mask, other=0.0), k_cache, v_cache,
-        page_table + tl.load(member).to(tl.int64) * table_width, kv_head, kv_heads, page_bits, dim, begin, end, end - 1,
-        end - 1, position, end, factor, bound, nothing, zero, BLOCK_D, BLOCK_M, BLOCK_N, CAPPED, PRECISION, False,
+        own, rest, k_cache, v_cache, page_table + tl.load(member).to(tl.int64) * table_width, kv_head, kv_heads,
+        page_bits, dim, begin, end, end - 1, end - 1, position, end, factor, bound, nothing, zero, BLOCK_D, BLOCK_M,
+        BLOCK_N, CAPPED, PRECISION, False, VALUES, BLOCK_R,
     )  # fmt: skip
     target = ((row * slots + slot) * kv_heads + kv_head) * group + vector % group
     tl.store(partial_weight + target, weight, inside)
-    tl.store(partial_values + target[:, None] * dim + d[None, :], values, mask)
+    tl.store(partial_values + target[:, None] * width + d[None, :], values, mask)
 
 
 @triton.jit(do_not_specialize=["heads", "splits", "slots", "is_shared"])

@@ -71,14 +71,15 @@ def _group(experts, order, starts, count, SCANNED: tl.constexpr):
 
 @triton.jit(do_not_specialize=["picks"])
 def _product(
-    x, table, order, starts, out, width, columns, picks, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-    INPUTS: tl.constexpr, SLOTS: tl.constexpr,
+    x, table, order, starts, out, width, columns, picks, x_stride, out_stride, ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr, INPUTS: tl.constexpr, SLOTS: tl.constexpr,
 ):  # fmt: skip
     """Program (c, e, s): columns ``c * COLUMNS ...`` of expert e, for its tiles s, s + SLOTS, ... of rows.
 
         out[pick, n] = sum over i of x[pick // picks, i] * W_e[n, i] + bias_e[n]
 
-    for pick = order[j], starts[e] <= j < starts[e + 1]; x [T, width] with picks = k, or [T * k, width] with picks = 1.
+    for pick = order[j], starts[e] <= j < starts[e + 1]; x [T, x_stride] with picks = k, or [T * k, x_stride] with
+    picks = 1; of the rows of out [T * k, out_stride] the first columns are written.
     """
     expert = tl.program_id(1)
     begin, end = tl.load(starts + expert), tl.load(starts + expert + 1)
@@ -92,7 +93,7 @@ def _product(
         place = first + tl.arange(0, ROWS)
         is_row = place < end
         pick = tl.load(order + place, is_row, other=0).to(tl.int64)
-        source = x + (pick // picks)[:, None] * width
+        source = x + (pick // picks)[:, None] * x_stride
         sums = tl.zeros((ROWS, COLUMNS), tl.float32)
         for start in range(0, width, INPUTS):
             i = start + tl.arange(0, INPUTS)
@@ -102,18 +103,22 @@ def _product(
             matrix = tl.load(at, inside[:, None] & is_column[None, :], other=0.0)
             sums = tl.dot(rows, matrix, sums, input_precision="ieee")
         value = (sums + biases.to(tl.float32)[None, :]).to(out.dtype.element_ty)
-        tl.store(out + pick[:, None] * columns + column[None, :], value, is_row[:, None] & is_column[None, :])
+        tl.store(out + pick[:, None] * out_stride + column[None, :], value, is_row[:, None] & is_column[None, :])
 
 
 def takes(x: Tensor, weights: ExpertWeights, experts: Tensor) -> bool:
     """Return whether the kernels support this: plain weights, and rows that begin at aligned addresses."""
+    return takes_heads(x, weights) and is_placed(experts)
+
+
+def takes_heads(x: Tensor, weights: ExpertWeights) -> bool:
+    """The same for products of heads."""
     first = weights.first
     return (
         isinstance(first, PackedLinear)
         and first.kernels is None
         and first.weight.dtype is x.dtype
         and is_narrow(x)
-        and is_placed(experts)
         and weights.in_features % 16 == 0
     )
 
@@ -126,13 +131,26 @@ def expert_linear(x: Tensor, weights: ExpertWeights, experts: Tensor) -> Tensor:
     return out
 
 
+def head_linear(x: Tensor, weights: ExpertWeights, shape: tuple[int, ...]) -> Tensor:
+    """``kernels.latent_ops``: [T, H * (K + more)] -> [T, H * (N + more)] as a tensor of this shape."""
+    tokens, heads = len(x), len(weights)
+    out = x.new_empty(shape)
+    own, result = x.view(tokens, heads, -1), out.view(tokens, heads, -1)
+    order = torch.arange(tokens * heads, dtype=torch.int32, device=x.device).view(tokens, heads).t().contiguous()
+    starts = torch.arange(heads + 1, dtype=torch.int32, device=x.device) * tokens
+    config = _MANY if tokens >= _MANY.rows // 2 else _FEW
+    _product_launch(own, weights.table, order, starts, result, config, weights.in_features, weights.out_features).run()
+    result[..., weights.out_features :] = own[..., weights.in_features :]
+    return out
+
+
 def _launches(x: Tensor, weights: ExpertWeights, experts: Tensor, out: Tensor) -> tuple[Launch, Launch]:
     order = experts.new_empty(experts.numel())
     starts = experts.new_empty(len(weights) + 1)
     config = _MANY if experts.numel() >= _MANY.rows * len(weights) // 2 else _FEW
     return (
         _group_launch(experts, order, starts),
-        _product_launch(x, weights.table, order, starts, out, config),
+        _product_launch(x, weights.table, order, starts, out, config, weights.in_features, weights.out_features),
     )
 
 
@@ -142,12 +160,20 @@ def _group_launch(experts: Tensor, order: Tensor, starts: Tensor) -> Launch:
 
 
 def _product_launch(
-    x: Tensor, table: Tensor, order: Tensor, starts: Tensor, out: Tensor, config: ProductConfig
+    x: Tensor,
+    table: Tensor,
+    order: Tensor,
+    starts: Tensor,
+    out: Tensor,
+    config: ProductConfig,
+    width: int,
+    columns: int,
 ) -> Launch:
-    tokens, picks, columns = out.shape
+    tokens, picks, _ = out.shape
     slots = min(_MOST_SLOTS, cdiv(tokens, config.rows))  # a token has an expert once
     grid = (cdiv(columns, config.columns), table.shape[0], slots)
-    args = (x, table, order, starts, out, x.shape[-1], columns, picks if x.dim() == 2 else 1)
+    of_token = picks if x.dim() == 2 else 1
+    args = (x, table, order, starts, out, width, columns, of_token, x.shape[-1], out.shape[-1])
     constants = {"ROWS": config.rows, "COLUMNS": config.columns, "INPUTS": config.inputs, "SLOTS": max(1, slots)}
     return Launch(_product, grid, args, constants, config.num_warps, config.num_stages)
 
@@ -161,5 +187,5 @@ def variants() -> Iterator[tuple[str, Launch]]:
         for name, config in (("few", _FEW), ("many", _MANY)):
             for tokens, slots in ((2, "one"), (_MOST_SLOTS * config.rows, "most")):
                 x, out = meta(tokens, 2048, dtype=dtype), meta(tokens, 8, 1536, dtype=dtype)
-                launch = _product_launch(x, table, order, starts, out, config)
+                launch = _product_launch(x, table, order, starts, out, config, 2048, 1536)
                 yield f"expert_product/{kind}-{name}-slots-{slots}", launch

@@ -10,10 +10,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..layouts.attention_arguments import RopeParams
+from ..layouts.attention_arguments import LatentParams, RopeParams
 from .launch import NARROW_TYPES, Launch, cdiv, is_narrow, meta, power_of_two
 
 _HEADS = {64: 8, 128: 4, 256: 2}  # heads of a program, by the dimensions of one, rounded up
+_LATENT_HEADS = 16  # heads of a program in latent attention
+_MOST_LATENT = 2048  # dimensions of a cell there
 
 
 @triton.jit
@@ -81,6 +83,91 @@ def _rope_store_kv(
     tl.store(v_cache + value, result, kept & is_value[:, None])
 
 
+@triton.jit
+def _rotated(source, cos_sin, position, half, mask, INTERLEAVED: tl.constexpr, BLOCK: tl.constexpr):
+    """The pairs of some vectors at ``source`` [H, 1], rotated, with their places: each program reads what it writes."""
+    i = tl.arange(0, BLOCK)
+    if INTERLEAVED:
+        first = 2 * i
+        second = first + 1
+    else:
+        first = i
+        second = i + half
+    angles = cos_sin + position * 2 * half + i
+    cos = tl.load(angles, i < half, other=1.0)[None, :]
+    sin = tl.load(angles + half, i < half, other=0.0)[None, :]
+    inside = mask & (i < half)[None, :]
+    x = tl.load(source + first[None, :], inside, other=0.0).to(tl.float32)
+    y = tl.load(source + second[None, :], inside, other=0.0).to(tl.float32)
+    return x * cos - y * sin, y * cos + x * sin, first[None, :], second[None, :], inside
+
+
+@triton.jit(do_not_specialize=["heads"])
+def _rope_store_latent(
+    q, kv, positions, cos_sin, kv_loc, norm, cache, heads, plain, latent, half, eps, INTERLEAVED: tl.constexpr,
+    BLOCK_H: tl.constexpr, BLOCK_L: tl.constexpr, BLOCK_R: tl.constexpr,
+):  # fmt: skip
+    """Program (t, b): heads ``b * BLOCK_H ...`` of token t, whose last dimensions are rotated in place.
+
+    The last program of a token writes its normed latent vector and its rotated key to the cache, unless its cell is
+    negative.
+    """
+    token = tl.program_id(0).to(tl.int64)
+    position = tl.load(positions + token)
+    if tl.program_id(1) < tl.num_programs(1) - 1:
+        head = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
+        source = q + ((token * heads + head) * (plain + 2 * half) + plain)[:, None]
+        x, y, first, second, inside = _rotated(
+            source, cos_sin, position, half, (head < heads)[:, None], INTERLEAVED, BLOCK_R
+        )
+        tl.store(source + first, x.to(q.dtype.element_ty), inside)
+        tl.store(source + second, y.to(q.dtype.element_ty), inside)
+    else:
+        cell = tl.load(kv_loc + token)
+        width = latent + 2 * half
+        d = tl.arange(0, BLOCK_L)
+        values = tl.load(kv + token * width + d, d < latent, other=0.0).to(tl.float32)
+        scale = tl.rsqrt(tl.sum(values * values, 0) / latent + eps)
+        weight = tl.load(norm + d, d < latent, other=0.0).to(tl.float32)
+        target = cache + cell * width
+        tl.store(target + d, (values * scale * weight).to(cache.dtype.element_ty), (d < latent) & (cell >= 0))
+        one = tl.arange(0, 1)[:, None]
+        key = kv + token * width + latent + one
+        a, b, even, odd, some = _rotated(key, cos_sin, position, half, one == 0, INTERLEAVED, BLOCK_R)
+        place = target + latent + one
+        tl.store(place + even, a.to(cache.dtype.element_ty), some & (cell >= 0))
+        tl.store(place + odd, b.to(cache.dtype.element_ty), some & (cell >= 0))
+
+
+def takes_latent(q: Tensor, kv: Tensor, cache: Tensor, params: LatentParams) -> bool:
+    """Return whether the kernel of latent attention supports this: all of one type, cells of up to 2048 dimensions."""
+    tensors = (q, kv, cache, params.norm)
+    return is_narrow(*tensors) and len({tensor.dtype for tensor in tensors}) == 1 and cache.shape[3] <= _MOST_LATENT
+
+
+def rope_store_latent(
+    q: Tensor, kv: Tensor, positions: Tensor, kv_loc: Tensor, cache: Tensor, params: LatentParams
+) -> None:
+    """``kernels.latent_ops.rope_store_latent``; a negative cell is not written."""
+    _latent_launch(q, kv, positions, kv_loc, cache, params).run()
+
+
+def _latent_launch(
+    q: Tensor, kv: Tensor, positions: Tensor, kv_loc: Tensor, cache: Tensor, params: LatentParams
+) -> Launch:
+    half = params.rotary_dim // 2
+    numbers = (params.num_heads, params.plain_dim, params.latent_dim, half, params.eps)
+    constants = {
+        "INTERLEAVED": params.is_interleaved,
+        "BLOCK_H": _LATENT_HEADS,
+        "BLOCK_L": power_of_two(params.latent_dim),
+        "BLOCK_R": power_of_two(half),
+    }
+    grid = (q.shape[0], cdiv(params.num_heads, _LATENT_HEADS) + 1, 1)
+    args = (q, kv, positions, params.cos_sin, kv_loc, params.norm, cache, *numbers)
+    return Launch(_rope_store_latent, grid, args, constants)
+
+
 def takes(qkv: Tensor, k_cache: Tensor, v_cache: Tensor, params: RopeParams) -> bool:
     """Return whether the kernel supports this: heads of 16, 32 ... 256 dimensions, norms of each head or none."""
     page_size, dim = k_cache.shape[2:]
@@ -138,6 +225,8 @@ def variants() -> Iterator[tuple[str, Launch]]:
                 pairs = f"rope_store_kv/{name}-{dim}-interleaved{aligned}"
                 yield pairs, _example(dtype, dim, half, False, is_interleaved=True)
             yield f"rope_store_kv/{name}-{dim}-last", _example(dtype, dim, dim // 2, True, is_normed_last=True)
+        for is_interleaved, pairs in ((True, "-interleaved"), (False, "")):
+            yield f"rope_store_latent/{name}{pairs}", _latent_example(dtype, is_interleaved)
 
 
 def _example(dtype: torch.dtype, dim: int, half: int, is_normed: bool, **options: Any) -> Launch:
@@ -146,3 +235,10 @@ def _example(dtype: torch.dtype, dim: int, half: int, is_normed: bool, **options
     norm = meta(dim, dtype=dtype) if is_normed else None
     params = RopeParams(8, 2, table, norm, norm, 1e-5, 0.0, **options)
     return _launch(qkv, tokens, tokens, cache, cache, q, params)
+
+
+def _latent_example(dtype: torch.dtype, is_interleaved: bool) -> Launch:
+    q, kv, cache = (meta(*shape, dtype=dtype) for shape in ((2, 16 * 192), (2, 576), (4, 1, 16, 576)))
+    tokens, table = meta(2, dtype=torch.int64), meta(64, 64, dtype=torch.float32)
+    params = LatentParams(16, 128, table, meta(512, dtype=dtype), 1e-6, is_interleaved)
+    return _latent_launch(q, kv, tokens, tokens, cache, params)

@@ -348,7 +348,10 @@ def test_layer_types_go_before_the_pattern() -> None:
 def test_every_family_has_a_config() -> None:
     for family in FAMILIES:
         experts = {} if family.mixture is None else {family.mixture.count_keys[0]: 8}
-        assert model_config(LLAMA | experts | {"architectures": [family.architecture]}).family == family.name
+        groups = {"n_group": 1, "topk_group": 1, "num_experts_per_tok": 2, "first_k_dense_replace": 1}
+        latent = {"num_key_value_heads": 4, **groups} if family.latent else {}
+        found = model_config(LLAMA | experts | latent | {"architectures": [family.architecture]})
+        assert found.family == family.name
 
 
 QWEN3_MOE = LLAMA | {"architectures": ["Qwen3MoeForCausalLM"], "num_experts": 8, "moe_intermediate_size": 16}
@@ -437,8 +440,8 @@ REFUSED = {
     "activation": ({"hidden_act": "gelu"}, "hidden_act must be one of"),
     "YaRN without factor": ({"rope_scaling": {"type": "yarn"}}, "factor must be a number above 0, not None"),
     "YaRN with crossed betas": (
-        {"rope_scaling": {"type": "yarn", "factor": 4.0, "beta_fast": 1, "beta_slow": 1}},
-        "beta_fast must be above beta_slow 1.0",
+        {"rope_scaling": {"type": "yarn", "factor": 4.0, "beta_fast": 1, "beta_slow": 2}},
+        "beta_fast must be at least beta_slow 2.0",
     ),
     "YaRN with theta 1": (
         {"rope_theta": 1.0, "rope_scaling": {"type": "yarn", "factor": 4.0}},

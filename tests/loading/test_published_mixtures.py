@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 
 from rootgraft.engine.checkpoint.families.mixture import ClampedGate
 from rootgraft.engine.checkpoint.hf_config import model_config
+from rootgraft.engine.checkpoint.model_config import LatentConfig
 from rootgraft.engine.errors import ModelError
 
 _COMMON = {"attention_dropout": 0.0, "hidden_act": "silu", "initializer_range": 0.02, "use_cache": True,
@@ -96,6 +98,70 @@ PUBLISHED: dict[str, tuple[dict[str, Any], dict[str, Any], int]] = {
     ),
 }  # fmt: skip
 
+_YARN = {"beta_fast": 32, "beta_slow": 1, "factor": 40, "original_max_position_embeddings": 4096, "type": "yarn"}
+_LATENT = {"attention_bias": False, "ep_size": 1, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64,
+           "v_head_dim": 128, "max_position_embeddings": 163840, "moe_layer_freq": 1, "pretraining_tp": 1,
+           "rms_norm_eps": 1e-06, "rope_theta": 10000, "aux_loss_alpha": 0.001, "seq_aux": True}  # fmt: skip
+
+
+def _code(version: str) -> dict[str, str]:
+    return {
+        "AutoConfig": f"configuration_deepseek.Deepseek{version}Config",
+        "AutoModel": f"modeling_deepseek.Deepseek{version}Model",
+        "AutoModelForCausalLM": f"modeling_deepseek.Deepseek{version}ForCausalLM",
+    }
+
+
+LATENT: dict[str, tuple[dict[str, Any], dict[str, Any], int]] = {
+    "DeepSeek-V2-Lite": (
+        {"architectures": ["DeepseekV2ForCausalLM"], "auto_map": _code("V2"), "bos_token_id": 100000,
+         "eos_token_id": 100001, "first_k_dense_replace": 1, "hidden_size": 2048, "intermediate_size": 10944,
+         "model_type": "deepseek_v2", "moe_intermediate_size": 1408, "n_group": 1, "n_routed_experts": 64,
+         "n_shared_experts": 2, "norm_topk_prob": False, "num_attention_heads": 16, "num_experts_per_tok": 6,
+         "num_hidden_layers": 27, "num_key_value_heads": 16, "q_lora_rank": None, "routed_scaling_factor": 1.0,
+         "rope_scaling": {**_YARN, "mscale": 0.707, "mscale_all_dim": 0.707}, "scoring_func": "softmax",
+         "topk_group": 1, "topk_method": "greedy", "vocab_size": 102400},
+        {"num_experts": 64, "top_k": 6, "shared_size": 2816, "groups": 1, "renormalises": False},
+        26,
+    ),
+    "DeepSeek-V2": (
+        {"architectures": ["DeepseekV2ForCausalLM"], "auto_map": _code("V2"), "bos_token_id": 100000,
+         "eos_token_id": 100001, "first_k_dense_replace": 1, "hidden_size": 5120, "intermediate_size": 12288,
+         "model_type": "deepseek_v2", "moe_intermediate_size": 1536, "n_group": 8, "n_routed_experts": 160,
+         "n_shared_experts": 2, "norm_topk_prob": False, "num_attention_heads": 128, "num_experts_per_tok": 6,
+         "num_hidden_layers": 60, "num_key_value_heads": 128, "q_lora_rank": 1536, "routed_scaling_factor": 16.0,
+         "rope_scaling": {**_YARN, "mscale": 0.707, "mscale_all_dim": 0.707}, "scoring_func": "softmax",
+         "topk_group": 3, "topk_method": "group_limited_greedy", "vocab_size": 102400},
+        {"num_experts": 160, "scale": 16.0, "groups": 8, "top_groups": 3, "best_of_group": 1, "scores": "softmax"},
+        59,
+    ),
+    "DeepSeek-R1": (
+        {"architectures": ["DeepseekV3ForCausalLM"], "auto_map": _code("V3"), "bos_token_id": 0, "eos_token_id": 1,
+         "first_k_dense_replace": 3, "hidden_size": 7168, "intermediate_size": 18432, "model_type": "deepseek_v3",
+         "moe_intermediate_size": 2048, "n_group": 8, "n_routed_experts": 256, "n_shared_experts": 1,
+         "norm_topk_prob": True, "num_attention_heads": 128, "num_experts_per_tok": 8, "num_hidden_layers": 61,
+         "num_key_value_heads": 128, "num_nextn_predict_layers": 1, "q_lora_rank": 1536,
+         "routed_scaling_factor": 2.5,
+         "rope_scaling": {**_YARN, "mscale": 1.0, "mscale_all_dim": 1.0}, "scoring_func": "sigmoid",
+         "topk_group": 4, "topk_method": "noaux_tc", "vocab_size": 129280},
+        {"num_experts": 256, "scores": "sigmoid", "corrected": True, "groups": 8, "best_of_group": 2},
+        58,
+    ),
+    "Kimi-K2-Instruct": (
+        {"architectures": ["DeepseekV3ForCausalLM"], "auto_map": _code("V3"), "bos_token_id": 163584,
+         "eos_token_id": 163586, "first_k_dense_replace": 1, "hidden_size": 7168, "intermediate_size": 18432,
+         "max_position_embeddings": 131072, "model_type": "kimi_k2", "moe_intermediate_size": 2048, "n_group": 1,
+         "n_routed_experts": 384, "n_shared_experts": 1, "norm_topk_prob": True, "num_attention_heads": 64,
+         "num_experts_per_tok": 8, "num_hidden_layers": 61, "num_key_value_heads": 64, "num_nextn_predict_layers": 0,
+         "q_lora_rank": 1536, "routed_scaling_factor": 2.827, "rope_theta": 50000.0,
+         "rope_scaling": {**_YARN, "beta_fast": 1.0, "factor": 32.0, "mscale": 1.0, "mscale_all_dim": 1.0},
+         "scoring_func": "sigmoid", "topk_group": 1, "topk_method": "noaux_tc", "vocab_size": 163840},
+        {"num_experts": 384, "top_k": 8, "groups": 1, "scale": 2.827, "best_of_group": 1},
+        60,
+    ),
+}  # fmt: skip
+PUBLISHED |= {name: ({**_LATENT, **published}, *rest) for name, (published, *rest) in LATENT.items()}
+
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_published_config_is_read(name: str) -> None:
@@ -107,7 +173,38 @@ def test_a_published_config_is_read(name: str) -> None:
     assert config.max_position_embeddings == published["max_position_embeddings"]
 
 
-@pytest.mark.parametrize("architecture", ["DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM"])
-def test_latent_attention_is_refused_by_name(architecture: str) -> None:
-    with pytest.raises(ModelError, match=f"the architecture {architecture} is not supported"):
-        model_config({"architectures": [architecture], "model_type": "deepseek_v3", "kv_lora_rank": 512})
+def test_the_latent_attention_of_published_configs() -> None:
+    lite, large = (model_config({**_COMMON, **PUBLISHED[name][0]}) for name in ("DeepSeek-V2-Lite", "DeepSeek-R1"))
+    assert lite.latent == LatentConfig(None, 512, 128, 64, 128)
+    assert large.latent == LatentConfig(1536, 512, 128, 64, 128)
+    for config, heads in ((lite, 16), (large, 128)):
+        assert (config.num_heads, config.num_kv_heads, config.head_dim) == (heads, 1, 576)
+        assert config.layers[0].rope is not None and config.layers[0].rope.dim == 64
+    # 0.1 * mscale_all_dim * ln(40) + 1, squared
+    assert lite.attention_scale == pytest.approx(192**-0.5 * 1.2608**2, rel=1e-4)
+    assert large.attention_scale == pytest.approx(192**-0.5 * 1.3689**2, rel=1e-4)
+    assert large.prediction_layers == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("DeepSeek-V2", {"topk_method": "noaux_tc"}, "topk_method must be one of greedy, group_limited_greedy"),
+        ("DeepSeek-V2", {"norm_topk_prob": True}, "norm_topk_prob = True is not supported"),
+        ("DeepSeek-V2", {"scoring_func": "sigmoid"}, "scoring_func must be 'softmax', not 'sigmoid'"),
+        ("DeepSeek-V2", {"n_group": 7}, "n_group must be a number of equal groups"),
+        ("DeepSeek-R1", {"topk_method": "greedy"}, "topk_method must be one of noaux_tc"),
+        ("DeepSeek-R1", {"num_key_value_heads": 8}, "num_key_value_heads must be num_attention_heads 128"),
+        ("DeepSeek-R1", {"rope_interleave": False}, "rope_interleave = False is not supported"),
+        ("DeepSeek-R1", {"moe_layer_freq": 2}, "moe_layer_freq = 2 is not supported"),
+        ("DeepSeek-R1", {"kv_lora_rank": 0}, "kv_lora_rank must be an integer from 1 to 65536"),
+        ("DeepSeek-R1", {"q_lora_rank": 0}, "q_lora_rank must be an integer from 1"),
+        ("DeepSeek-R1", {"v_head_dim": "128"}, "v_head_dim must be an integer"),
+        ("DeepSeek-R1", {"qk_rope_head_dim": 63}, "rotates 63 of 63 dimensions"),
+        ("DeepSeek-R1", {"auto_map": {"AutoModel": "other.Model"}}, "auto_map asks for code"),
+        ("DeepSeek-R1", {"quantization_config": {"quant_method": "awq"}}, "quantization_config = "),
+    ],
+)
+def test_what_is_not_computed_is_refused_by_name(name: str, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelError, match=re.escape(message)):
+        model_config({**_COMMON, **PUBLISHED[name][0], **changes})

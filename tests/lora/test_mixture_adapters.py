@@ -61,6 +61,21 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
         {"target_modules": ["k_proj", "o_proj"], "r": 3},
         {"target_modules": [], "target_parameters": ["experts.gate_up_proj", "experts.down_proj"], "r": 2},
     ],
+    "deepseek_v2": [
+        {"target_modules": ["q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "o_proj"], "r": 3},
+        {
+            "target_modules": ["kv_b_proj", "shared_experts.down_proj"],
+            "target_parameters": ["experts.gate_up_proj", "experts.down_proj"],
+            "r": 5,
+            "rank_pattern": {"experts.down_proj": 2},
+            "lora_alpha": 9,
+        },
+    ],
+    "deepseek_v3": [
+        {"target_modules": ["kv_b_proj"], "r": 4, "lora_bias": True},
+        {"target_modules": ["kv_b_proj", "q_b_proj"], "target_parameters": ["mlp.gate.weight"], "r": 2},
+        {"target_modules": ["q_a_proj", "kv_a_proj_with_mqa", "o_proj"], "r": 3, "use_dora": True},
+    ],
     "granite_moe": [
         {"target_modules": ["v_proj"], "target_parameters": ["router.weight", "experts.gate_up_proj"], "r": 3},
         {"target_modules": [], "target_parameters": ["experts.down_proj"], "r": 2},
@@ -82,7 +97,9 @@ def make_adapter(name: str, folder: Path, options: dict[str, Any]) -> Path:
         for key, parameter in model.named_parameters():
             if "lora_" in key and "magnitude" not in key:
                 parameter.normal_(0.0, 0.3)
-    model.save_pretrained(folder)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it takes a bias of B for a factor cut short
+        model.save_pretrained(folder)
     return folder
 
 
@@ -177,6 +194,31 @@ def test_experts_of_another_device_are_refused_by_name(tmp_path: Path) -> None:
     refused(folder, layout, message, stored(folder))
     one = {f"base_model.model.model.layers.0.mlp.experts.3.w1.lora_{part}.weight": torch.ones(8, 8) for part in "AB"}
     refused(folder, layout, "is for experts, whose adapters are not computed", one, target_parameters=None)
+
+
+def test_what_latent_attention_does_not_compute_of_an_adapter_is_refused(tmp_path: Path) -> None:
+    layout = layout_of("deepseek_v2_lite", tmp_path / "base")
+    folder = make_adapter("deepseek_v2_lite", tmp_path / "adapter", {"target_modules": ["kv_b_proj"], "r": 2})
+    tensors = stored(folder)
+    adapter = AdapterReader(layout, 64).read(str(folder))
+    heads, rank, (plain, value, latent) = 6, 2, (24, 20, 48)
+    assert len(adapter.factors) == 3 * 2 * heads
+    # A and its transpose once for all heads; scales and rounding to cache lines come on top.
+    assert adapter.num_bytes < 3 * (4 * rank * (2 * latent + heads * (plain + value)) + 2 * heads * 3 * 64)
+    refused(folder, layout, "in latent attention it would change the keys", tensors, alora_invocation_tokens=[3])
+    module = next(name for name in tensors if "lora_A" in name).removesuffix(".lora_A.weight")
+    norms = {
+        name.replace("lora_A.weight", "lora_magnitude_vector"): torch.ones(heads * (plain + value))
+        for name in tensors
+        if "lora_A" in name
+    }
+    refused(folder, layout, "use_dora is set and .*kv_b_proj adapted", tensors | norms, use_dora=True)
+    large = {name: tensor * 1e30 for name, tensor in tensors.items()}
+    narrow = dataclasses.replace(layout, dtype=torch.float16)
+    refused(folder, narrow, "beyond the range of torch.float16", large)
+    elsewhere = dataclasses.replace(layout, device=torch.device("meta"))
+    refused(folder, elsewhere, "kv_b_proj are computed on a CPU alone", tensors)
+    assert module.endswith("kv_b_proj")
 
 
 @pytest.mark.parametrize("name", ["mixtral", "qwen2_moe"])

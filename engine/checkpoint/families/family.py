@@ -78,6 +78,7 @@ class Family:
         remote_code: "auto_map" entries that name this very architecture, and so may be ignored.
         harmless: values without effect of keys that are refused at others in all families.
         attention_sinks: that of ``ModelConfig``.
+        latent: attention is multi-head latent attention.
         mixture: how layers are mixtures of experts, None for none.
     """
 
@@ -122,4 +123,5 @@ class Family:
     remote_code: tuple[str, ...] = ()
     harmless: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     attention_sinks: bool = False
+    latent: bool = False
     mixture: MixtureFamily | None = None

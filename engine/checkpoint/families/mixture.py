@@ -99,6 +99,8 @@ class MixtureFamily:
         scaled: honours "routed_scaling_factor".
         corrected: the checkpoint has a correction for each expert.
         grouped: honours "n_group" and "topk_group".
+        methods: values of "topk_method", the default first; with "greedy" there are no groups. Empty where the family
+            has no such key.
         shared_size_key: of the shared expert's intermediate size, None for no shared expert.
         shared_count_key: of the number of shared experts, which together are one that is as many times as wide.
         gated_sharing: the shared expert has a weight for each token.
@@ -118,6 +120,7 @@ class MixtureFamily:
     scaled: bool = False
     corrected: bool = False
     grouped: bool = False
+    methods: tuple[str, ...] = ()
     shared_size_key: str | None = None
     shared_count_key: str | None = None
     gated_sharing: bool = False

@@ -7,6 +7,13 @@ from .mixture import ExpertNames, MixtureFamily
 
 _QWEN_COUNTS = ("num_experts", "num_local_experts")
 
+
+def _deepseek_code(version: str) -> tuple[str, ...]:
+    """What "auto_map" of DeepSeek's checkpoints names."""
+    classes = (f"configuration_deepseek.Deepseek{version}Config", f"modeling_deepseek.Deepseek{version}Model")
+    return (*classes, f"modeling_deepseek.Deepseek{version}ForCausalLM")
+
+
 MIXTURE_FAMILIES = (
     Family(
         name="mixtral",
@@ -115,6 +122,81 @@ MIXTURE_FAMILIES = (
             scaled=True,
             corrected=True,
             grouped=True,
+            shared_size_key="moe_intermediate_size",
+            shared_count_key="n_shared_experts",
+            prediction_layers_key="num_nextn_predict_layers",
+        ),
+    ),
+    Family(
+        name="deepseek_v2",
+        models="DeepSeek V2, V2-Lite, Coder V2",
+        architecture="DeepseekV2ForCausalLM",
+        windows="never",
+        defaults={
+            "q_lora_rank": 1536,
+            "kv_lora_rank": 512,
+            "qk_nope_head_dim": 128,
+            "qk_rope_head_dim": 64,
+            "v_head_dim": 128,
+            "rms_norm_eps": 1e-6,
+            "moe_intermediate_size": 1407,
+            "n_shared_experts": 2,
+            "first_k_dense_replace": 0,
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+        },
+        optional_biases={"attention_bias": ATTENTION},
+        interleaved=True,
+        latent=True,
+        remote_code=_deepseek_code("V2"),
+        harmless={"norm_topk_prob": (False,)},
+        mixture=MixtureFamily(
+            names=ExpertNames(),
+            count_keys=("n_routed_experts",),
+            dense_layers="first",
+            renormalises=False,
+            scaled=True,
+            grouped=True,
+            methods=("greedy", "group_limited_greedy"),
+            shared_size_key="moe_intermediate_size",
+            shared_count_key="n_shared_experts",
+        ),
+    ),
+    Family(
+        name="deepseek_v3",
+        models="DeepSeek V3, V3.1, R1, Kimi K2, Moonlight",
+        architecture="DeepseekV3ForCausalLM",
+        windows="never",
+        defaults={
+            "q_lora_rank": 1536,
+            "kv_lora_rank": 512,
+            "qk_nope_head_dim": 128,
+            "qk_rope_head_dim": 64,
+            "v_head_dim": 128,
+            "rms_norm_eps": 1e-6,
+            "moe_intermediate_size": 2048,
+            "n_shared_experts": 1,
+            "n_group": 8,
+            "topk_group": 4,
+            "num_experts_per_tok": 8,
+            "routed_scaling_factor": 2.5,
+            "first_k_dense_replace": 3,
+            "norm_topk_prob": True,
+        },
+        optional_biases={"attention_bias": ATTENTION},
+        interleaved=True,
+        latent=True,
+        remote_code=_deepseek_code("V3"),
+        mixture=MixtureFamily(
+            names=ExpertNames(),
+            count_keys=("n_routed_experts",),
+            dense_layers="first",
+            scores="sigmoid",
+            renormalises=None,
+            scaled=True,
+            corrected=True,
+            grouped=True,
+            methods=("noaux_tc",),
             shared_size_key="moe_intermediate_size",
             shared_count_key="n_shared_experts",
             prediction_layers_key="num_nextn_predict_layers",

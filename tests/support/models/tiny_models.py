@@ -16,6 +16,10 @@ from transformers import (
     Cohere2ForCausalLM,
     CohereConfig,
     CohereForCausalLM,
+    DeepseekV2Config,
+    DeepseekV2ForCausalLM,
+    DeepseekV3Config,
+    DeepseekV3ForCausalLM,
     Ernie4_5Config,
     Ernie4_5ForCausalLM,
     Exaone4Config,
@@ -114,6 +118,17 @@ _LONGROPE = {
     "partial_rotary_factor": 0.5,
     "short_factor": [1.0, 1.1, 1.3, 1.6],
     "long_factor": [1.2, 2.0, 5.0, 9.0],
+}
+
+_LATENT = {
+    "num_key_value_heads": 6,
+    "q_lora_rank": 40,
+    "kv_lora_rank": 48,
+    "qk_nope_head_dim": 24,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 20,
+    "moe_intermediate_size": 14,
+    "n_shared_experts": 2,
 }
 
 MODELS: dict[str, tuple[type[Any], type[Any], dict[str, Any]]] = {
@@ -271,6 +286,46 @@ MODELS: dict[str, tuple[type[Any], type[Any], dict[str, Any]]] = {
             "routed_scaling_factor": 1.7,
             "attention_bias": True,
             "use_qk_norm": True,
+        },
+    ),
+    "deepseek_v2": (
+        DeepseekV2Config,
+        DeepseekV2ForCausalLM,
+        {
+            **_LATENT,
+            "first_k_dense_replace": 1,
+            "n_routed_experts": 12,
+            "num_experts_per_tok": 3,
+            "n_group": 4,
+            "topk_group": 2,
+            "topk_method": "group_limited_greedy",
+            "routed_scaling_factor": 1.7,
+            "attention_bias": True,
+        },
+    ),
+    "deepseek_v2_lite": (
+        DeepseekV2Config,
+        DeepseekV2ForCausalLM,
+        {
+            **_LATENT,
+            "q_lora_rank": None,
+            "n_routed_experts": 6,
+            "num_experts_per_tok": 2,
+            "rope_parameters": {**_YARN, "mscale": 0.7, "mscale_all_dim": 0.9, "beta_fast": 8.0},
+        },
+    ),
+    "deepseek_v3": (
+        DeepseekV3Config,
+        DeepseekV3ForCausalLM,
+        {
+            **_LATENT,
+            "first_k_dense_replace": 1,
+            "n_routed_experts": 12,
+            "num_experts_per_tok": 3,
+            "n_group": 4,
+            "topk_group": 2,
+            "routed_scaling_factor": 1.7,
+            "rope_parameters": {**_YARN, "mscale": 1.0, "mscale_all_dim": 1.0, "beta_fast": 1.0},
         },
     ),
     "granite_moe": (

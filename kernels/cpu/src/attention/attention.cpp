@@ -18,7 +18,7 @@ constexpr int64_t kPartsOfThread = 4;  // so many parts of all tiles for each th
 thread_local Room split_room;
 
 // Adds the keys of `part` to those of `whole`.
-void merge(const Partial& whole, const Partial& part, int count, int64_t head_dim) {
+void merge(const Partial& whole, const Partial& part, int count, int64_t value_dim) {
   alignas(64) float keep[kWidth], add[kWidth];
   for (int first = 0; first < count; first += kWidth) {
     const int queries = std::min(kWidth, count - first);
@@ -29,22 +29,22 @@ void merge(const Partial& whole, const Partial& part, int count, int64_t head_di
     store_first(total, fma(load_first(part.total + first, queries), added, load_first(total, queries) * kept), queries);
     store(keep, kept);
     store(add, added);
-    float* values = whole.values + first * head_dim;
-    const float* others = part.values + first * head_dim;
+    float* values = whole.values + first * value_dim;
+    const float* others = part.values + first * value_dim;
     for (int i = 0; i < queries; i++) {
       const Floats keeping = broadcast(keep[i]), adding = broadcast(add[i]);
-      for (int64_t d = 0; d < head_dim; d += kWidth, values += kWidth, others += kWidth) {
+      for (int64_t d = 0; d < value_dim; d += kWidth, values += kWidth, others += kWidth) {
         store(values, fma(load(others), adding, load(values) * keeping));
       }
     }
   }
 }
 
-void copy(const Partial& to, const Partial& from, int count, int64_t head_dim) {
+void copy(const Partial& to, const Partial& from, int count, int64_t value_dim) {
   std::copy_n(from.reference, count, to.reference);
   std::copy_n(from.total, count, to.total);
   std::copy_n(from.lanes, count * kWidth, to.lanes);
-  std::copy_n(from.values, count * head_dim, to.values);
+  std::copy_n(from.values, count * value_dim, to.values);
 }
 
 template <class E>
@@ -53,11 +53,11 @@ void write_out(const Attention& op, const QueryTile& tile, const Partial& whole)
   for (int m = 0; m < tile.vectors(); m++) {
     const int64_t query = tile.parts->first + m % tile.count, kv_head = tile.first_head + m / tile.count;
     const int64_t token = op.query_start[tile.parts->row] + query / group, head = kv_head * group + query % group;
-    auto* out = static_cast<typename E::Value*>(op.out) + (token * op.heads + head) * op.head_dim;
+    auto* out = static_cast<typename E::Value*>(op.out) + (token * op.heads + head) * op.value_dim;
     const float sink = op.sinks ? first_lane(exp2(broadcast(op.sinks[head] * kLog2E - whole.reference[m]))) : 0.0f;
     const Floats share = broadcast(1.0f / (whole.total[m] + sink));
-    for (int64_t d = 0; d < op.head_dim; d += kWidth) {
-      E::store(out + d, load(whole.values + m * op.head_dim + d) * share);
+    for (int64_t d = 0; d < op.value_dim; d += kWidth) {
+      E::store(out + d, load(whole.values + m * op.value_dim + d) * share);
     }
   }
 }
@@ -110,7 +110,7 @@ void run_shared(const Call& op, const Plan& plan) {
       const Stretch next = split + 1 < tile.end_split() ? Stretch{&tile, split + 1} : start(i + op.threads);
       const bool is_first = split == tile.first_split();
       attend_in<E>(op, {&tile, split}, next, is_first ? whole : part, false);
-      if (!is_first) merge(whole, part, tile.count, op.head_dim);
+      if (!is_first) merge(whole, part, tile.count, op.value_dim);
     }
   });
 }
@@ -120,13 +120,13 @@ bool start_from_shares(const Attention& op, const Plan& plan, const QueryTile& t
   if (plan.of_rows.empty() || plan.of_rows[tile.parts->row].whole.empty()) return false;
   const std::vector<Share>& shares = plan.of_rows[tile.parts->row].whole;
   for (int head = 0; head < tile.heads; head++) {
-    const Partial started = whole.from(head * tile.count, op.head_dim);
+    const Partial started = whole.from(head * tile.count, op.value_dim);
     bool is_first = true;
     for (const Share& share : shares) {
       if (!share.has(tile.first_head + head)) continue;
-      const Partial part = share.at(tile.first_head + head, op.head_dim);
-      if (is_first) copy(started, part, tile.count, op.head_dim);
-      else merge(started, part, tile.count, op.head_dim);
+      const Partial part = share.at(tile.first_head + head, op.value_dim);
+      if (is_first) copy(started, part, tile.count, op.value_dim);
+      else merge(started, part, tile.count, op.value_dim);
       is_first = false;
     }
   }
@@ -140,8 +140,8 @@ bool resume(const Attention& op, const Plan& plan, const Stretch& stretch, const
   const Shared& mine = plan.of_rows[tile.parts->row];
   if (!mine.has_begun) return false;
   for (int head = 0; head < tile.heads; head++) {
-    const Partial part = mine.begun.at(tile.first_head + head, op.head_dim);
-    copy(result.from(head * tile.count, op.head_dim), part, tile.count, op.head_dim);
+    const Partial part = mine.begun.at(tile.first_head + head, op.value_dim);
+    copy(result.from(head * tile.count, op.value_dim), part, tile.count, op.value_dim);
   }
   return true;
 }
@@ -163,7 +163,7 @@ void walk_tiles(const Call& op, const Plan& plan, int64_t first, int64_t end, in
       const Stretch next = split + 1 < tile.end_split() ? Stretch{&tile, split + 1} : start(next_tile);
       const Partial& result = started ? part : whole;
       attend_in<E>(op, {&tile, split}, next, result, resume(op, plan, {&tile, split}, result));
-      if (started) merge(whole, part, vectors, op.head_dim);
+      if (started) merge(whole, part, vectors, op.value_dim);
     }
     write_out<E>(op, tile, whole);
   }
@@ -187,7 +187,7 @@ void run_by_split(const Call& op, const Plan& plan, int threads) {
     for (int64_t split = tile.first_split(); split < tile.end_split(); split++) {
       const Partial result = Partial::at(free, tile.vectors());
       items.push_back({{&tile, split}, result, resume(op, plan, {&tile, split}, result)});
-      free += Partial::floats(tile.vectors(), op.head_dim);
+      free += Partial::floats(tile.vectors(), op.value_dim);
     }
   }
   attend_to_items<E>(op, items, threads);
@@ -196,8 +196,8 @@ void run_by_split(const Call& op, const Plan& plan, int threads) {
     const Partial whole = Partial::at(memory.whole, tile.vectors());
     bool started = start_from_shares(op, plan, tile, whole);
     for (; i < items.size() && items[i].stretch.tile == &tile; i++, started = true) {
-      if (started) merge(whole, items[i].result, tile.vectors(), op.head_dim);
-      else copy(whole, items[i].result, tile.vectors(), op.head_dim);
+      if (started) merge(whole, items[i].result, tile.vectors(), op.value_dim);
+      else copy(whole, items[i].result, tile.vectors(), op.value_dim);
     }
     write_out<E>(op, tile, whole);
   }

@@ -32,12 +32,17 @@ struct Attention {
   int64_t is_bf16, threads;
   int64_t kv_is_int8;  // the caches are as int8_kv.h says, in pages of whole panels; q and out are of is_bf16
   const float* sinks;  // [heads] or null: a score of each head in every softmax, which has no value
+  // Dimensions of a value. Less than head_dim: values are the first dimensions of cells as wide as keys, mostly of the
+  // keys themselves, v_cache being k_cache.
+  int64_t value_dim;
   double scale, soft_cap;  // soft_cap 0: none
 
   // Bytes of a key or value in its cache, without its scale.
   int64_t cell_bytes() const { return head_dim * (kv_is_int8 ? 1 : is_bf16 ? 2 : 4); }
   // Bytes of a KV head in a page.
   int64_t head_bytes() const { return page_size * (cell_bytes() + (kv_is_int8 ? kScaleBytes : 0)); }
+
+  bool values_are_keys() const { return v_cache == k_cache; }
 
   int64_t group() const { return heads / kv_heads; }
   int64_t tokens_of(int64_t row) const { return query_start[row + 1] - query_start[row]; }
@@ -73,14 +78,14 @@ struct Partial {
   float* reference;  // [count]
   float* total;      // [count]
   float* lanes;      // [count][16]: what total is the sum of, by which attention over more keys of the split goes on
-  float* values;     // [count][head_dim]
+  float* values;     // [count][value_dim]
 
-  static constexpr int64_t floats(int64_t count, int64_t head_dim) { return count * (2 + kWidth + head_dim); }
+  static constexpr int64_t floats(int64_t count, int64_t value_dim) { return count * (2 + kWidth + value_dim); }
   static Partial at(float* memory, int64_t count) {
     return {memory, memory + count, memory + 2 * count, memory + (2 + kWidth) * count};
   }
-  Partial from(int64_t query, int64_t head_dim) const {
-    return {reference + query, total + query, lanes + query * kWidth, values + query * head_dim};
+  Partial from(int64_t query, int64_t value_dim) const {
+    return {reference + query, total + query, lanes + query * kWidth, values + query * value_dim};
   }
 };
 

@@ -73,7 +73,7 @@ class Ahead {
  public:
   // To be spread over so many panels of the current block, one KV head's each.
   Ahead(const Attention& op, const BlockRows& next, int panels) : op_(op), next_(next), cell_bytes_(op.cell_bytes()) {
-    const int rows = 2 * kWidth * next.panels * next.heads, steps = 2 * kWidth * panels;
+    const int rows = (op.values_are_keys() ? 1 : 2) * kWidth * next.panels * next.heads, steps = 2 * kWidth * panels;
     rate_ = (rows + steps - 1) / steps;
     if (rows) start_panel();
     else rate_ = 0;
@@ -114,8 +114,9 @@ class Ahead {
   // Keys, then values; then the next KV head's; then the next panel's.
   void next_panel() {
     row_ = 0;
-    if (of_values_ && ++head_ == next_.heads) head_ = 0, panel_++;
-    of_values_ = !of_values_;
+    const bool ends_head = of_values_ || op_.values_are_keys();
+    if (ends_head && ++head_ == next_.heads) head_ = 0, panel_++;
+    of_values_ = !ends_head;
     if (panel_ == next_.panels) rate_ = 0;
     else start_panel();
   }

@@ -70,7 +70,7 @@ INLINE void add_value_rows(const Attention& op, const BlockRows& rows, int head,
   for (int m = 0; m < N; m++) {
 #pragma GCC unroll 4
     for (int p = 0; p < P; p++) {
-      sums[m][p] = shrink ? load(values + m * op.head_dim + dim + p * kWidth) * broadcast(shrink[m]) : broadcast(0.0f);
+      sums[m][p] = shrink ? load(values + m * op.value_dim + dim + p * kWidth) * broadcast(shrink[m]) : broadcast(0.0f);
     }
   }
   for (int key = 0; key < rows.panels * kWidth; key += E::kPerWord, weights++) {
@@ -90,7 +90,7 @@ INLINE void add_value_rows(const Attention& op, const BlockRows& rows, int head,
 #pragma GCC unroll 8
   for (int m = 0; m < N; m++) {
 #pragma GCC unroll 4
-    for (int p = 0; p < P; p++) store(values + m * op.head_dim + dim + p * kWidth, sums[m][p]);
+    for (int p = 0; p < P; p++) store(values + m * op.value_dim + dim + p * kWidth, sums[m][p]);
   }
 }
 

@@ -77,7 +77,7 @@ class SharedPlanner {
       const int64_t begin = shared.split * kSplit;
       plan_.shared_tiles.push_back(
           {{shared.parts.data(), (int)shared.parts.size(), shared.count, head, 1, begin, end}, free_});
-      free_ += Partial::floats(shared.count, op_.head_dim);
+      free_ += Partial::floats(shared.count, op_.value_dim);
     }
   }
 
@@ -90,7 +90,7 @@ class SharedPlanner {
 void plan_shared(const Attention& op, Room& room, Plan& plan) {
   plan.shared = find_shared_splits(op);
   int64_t floats = 0;  // at most
-  for (const SharedSplit& shared : plan.shared) floats += op.kv_heads * Partial::floats(shared.count, op.head_dim);
+  for (const SharedSplit& shared : plan.shared) floats += op.kv_heads * Partial::floats(shared.count, op.value_dim);
   if (floats > kMostPartials) plan.shared.clear();
   if (plan.shared.empty()) return;
   plan.of_rows.resize(op.rows);
@@ -142,7 +142,7 @@ void plan_tiles(const Attention& op, Plan& plan) {
   }
   for (const QueryTile& tile : plan.tiles) {
     plan.work += scores_of(tile) * op.head_dim;
-    plan.floats += (tile.end_split() - tile.first_split()) * Partial::floats(tile.vectors(), op.head_dim);
+    plan.floats += (tile.end_split() - tile.first_split()) * Partial::floats(tile.vectors(), op.value_dim);
   }
 }
 
@@ -162,11 +162,11 @@ class Question {
   }
 
  private:
-  using Numbers = std::array<int64_t, 10>;
+  using Numbers = std::array<int64_t, 11>;
 
   static Numbers numbers(const Attention& op) {
     return {op.tokens,   op.rows,      op.table_width, op.num_pages, op.heads,
-            op.kv_heads, op.page_size, op.head_dim,    op.window,    op.threads};
+            op.kv_heads, op.page_size, op.head_dim,    op.value_dim, op.window, op.threads};
   }
 
   static bool same(const std::vector<int32_t>& known, const int32_t* values, int64_t count) {

@@ -36,8 +36,8 @@ struct Share {
   int64_t query;
 
   bool has(int64_t head) const { return first_head <= head && head < end_head; }
-  Partial at(int64_t head, int64_t head_dim) const {
-    return Partial::at(partials + (head - first_head) * Partial::floats(count, head_dim), count).from(query, head_dim);
+  Partial at(int64_t head, int64_t value_dim) const {
+    return Partial::at(partials + (head - first_head) * Partial::floats(count, value_dim), count).from(query, value_dim);
   }
 };
 

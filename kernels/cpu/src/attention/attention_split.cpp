@@ -51,13 +51,13 @@ void add_value_panels(const Block<E>& block) {
     const uint32_t* first = block.rows.row(op.v_cache, block.head, key);
     const uint32_t* second = block.rows.row(op.v_cache, block.head, key + E::kPerWord - 1);
     block.ahead.step(E::kPerWord);
-    for (int64_t d = 0; d < op.head_dim; d += kWidth, out += kWords * kWidth) {
+    for (int64_t d = 0; d < op.value_dim; d += kWidth, out += kWords * kWidth) {
       store_words(out, value_words<E>(first, second, d));
     }
   }
   multiply<E>({reinterpret_cast<const uint32_t*>(block.scratch.scores), kBlock, block.scratch.values, kWords * kWidth,
-               keys / E::kPerWord, {block.result.values, op.head_dim}, block.shrink()},
-              block.tile.count, (int)(op.head_dim / kWidth));
+               keys / E::kPerWord, {block.result.values, op.value_dim}, block.shrink()},
+              block.tile.count, (int)(op.value_dim / kWidth));
 }
 
 template <class E, int N>
@@ -86,7 +86,7 @@ void weigh_few(const Block<E>& block) {
 
 template <class E, int N>
 void add_values_of_few(const Block<E>& block) {
-  for_tiles(N, (int)(block.op.head_dim / kWidth), [&](int, int, int panel, int count) {
+  for_tiles(N, (int)(block.op.value_dim / kWidth), [&](int, int, int panel, int count) {
     with_constant<kTilePanels>(count, [&](auto panels) {
       add_value_rows<E, N, panels.value>(block.op, block.rows, block.head, panel * kWidth,
                                          reinterpret_cast<const uint32_t*>(block.scratch.scores),
@@ -118,7 +118,7 @@ void attend(const Attention& op, const Stretch& stretch, const Stretch& next, co
   walk_blocks(op, stretch, next, result, resumes, scratch.end, [&](const BlockWork& work) {
     for (int head = 0; head < tile.heads; head++) {
       const int first = head * tile.count;
-      attend_block<E>({work, head, result.from(first, op.head_dim), scratch.queries + first * words, scratch});
+      attend_block<E>({work, head, result.from(first, op.value_dim), scratch.queries + first * words, scratch});
     }
   });
 }

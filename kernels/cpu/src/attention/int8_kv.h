@@ -12,7 +12,7 @@
 
 namespace rootgraft {
 
-constexpr int kMaxHeadDim = 256;
+constexpr int kMaxHeadDim = 576;
 constexpr int64_t kScaleBytes = sizeof(float);
 
 // Offset of a cell's panel of 16 keys or values in its KV head of a page.

@@ -33,16 +33,18 @@ struct ExpertWeight {
 
 // Argument structure packed by Python: fields of 8 bytes in this order.
 struct ExpertLinear {
-  const char* x;                // [tokens][width] or [tokens][picks][width]
-  const int32_t* experts;       // [tokens][picks]
+  const char* x;                // [tokens][width] or [tokens][picks][x_stride], of which width is multiplied
+  const int32_t* experts;       // [tokens][picks], or null: a token's picks are all experts in their order
   const ExpertWeight* weights;  // [num_experts]
-  char* out;                    // [tokens][picks][columns] of x's type
-  int64_t tokens, picks, num_experts, columns, width, shares_x, format, planes, is_bf16, threads;
+  char* out;                    // [tokens][picks][out_stride] of x's type, of which columns are written
+  int64_t tokens, picks, num_experts, columns, width, shares_x, format, planes, is_bf16, threads, x_stride, out_stride;
+  int64_t carried;  // values behind x's width that are copied behind the columns
 
   int64_t value_bytes() const { return is_bf16 ? 2 : 4; }
   int64_t panel_count() const { return (columns + kWidth - 1) / kWidth; }
-  const char* x_of(int64_t pick) const { return x + (shares_x ? pick / picks : pick) * width * value_bytes(); }
-  char* out_of(int64_t pick, int64_t column) const { return out + (pick * columns + column) * value_bytes(); }
+  int64_t expert_of(int64_t pick) const { return experts ? experts[pick] : pick % picks; }
+  const char* x_of(int64_t pick) const { return x + (shares_x ? pick / picks : pick) * x_stride * value_bytes(); }
+  char* out_of(int64_t pick, int64_t column) const { return out + (pick * out_stride + column) * value_bytes(); }
 };
 
 // The picks [tokens][picks] in the order of their experts.
@@ -54,11 +56,12 @@ struct Groups {
     picks.resize(count);
     ends.assign(op.num_experts + 1, 0);
     for (int64_t i = 0; i < count; i++) {
-      if (op.experts[i] < 0 || op.experts[i] >= op.num_experts) return false;
-      ends[op.experts[i] + 1]++;
+      const int64_t expert = op.expert_of(i);
+      if (expert < 0 || expert >= op.num_experts) return false;
+      ends[expert + 1]++;
     }
     for (int64_t e = 0; e < op.num_experts; e++) ends[e + 1] += ends[e];
-    for (int64_t i = 0; i < count; i++) picks[ends[op.experts[i]]++] = i;
+    for (int64_t i = 0; i < count; i++) picks[ends[op.expert_of(i)]++] = i;
     return true;
   }
 
@@ -124,6 +127,10 @@ int run(const ExpertLinear& op, const Groups& groups, const Slice& slice) try {
   const int64_t column = slice.panel * kWidth, rows = groups.size(slice.expert);
   const int64_t columns = std::min((slice.panel_end - slice.panel) * kWidth, op.columns - column);
   const int64_t* picks = &groups.picks[groups.begin(slice.expert)];
+  for (int64_t i = 0; slice.panel == 0 && op.carried && i < rows; i++) {
+    const char* from = op.x_of(picks[i]) + op.width * op.value_bytes();
+    std::memcpy(op.out_of(picks[i], op.columns), from, op.carried * op.value_bytes());
+  }
   if (rows == 1) return multiply(op, slice, op.x_of(*picks), 1, op.out_of(*picks, column), columns);
   static thread_local std::vector<char> x, out;
   const int64_t x_bytes = op.width * op.value_bytes(), out_bytes = columns * op.value_bytes();

@@ -12,20 +12,22 @@ namespace {
 
 // Argument structure packed by Python: fields of 8 bytes in this order.
 struct ExpertLora {
-  const char* x;           // [rows][width] or [rows][picks][width]
-  char* y;                 // [rows][picks][sum of columns], changed in place
-  const int32_t* experts;  // [rows][picks]
+  const char* x;           // [rows][width] or [rows][picks][x_stride], of which width is read
+  char* y;                 // [rows][picks][y_stride], of which the sum of columns is changed in place
+  const int32_t* experts;  // [rows][picks], or null: a row's picks are all experts in their order
   const int32_t* tokens;   // row of each adapted token, by segment
   const int32_t* slots;    // [segments]
   const int32_t* starts;   // [segments + 1]
   const Slot* table;       // [num_slots][num_experts]
   int64_t columns[kModules];
-  int64_t rows, picks, width, segments, num_slots, num_experts, shares_x, is_bf16, threads;
+  int64_t rows, picks, width, segments, num_slots, num_experts, shares_x, is_bf16, threads, x_stride, y_stride;
 
   int64_t value_bytes() const { return is_bf16 ? 2 : 4; }
   int64_t x_bytes() const { return width * value_bytes(); }
   int64_t y_bytes() const { return (columns[0] + columns[1] + columns[2]) * value_bytes(); }
-  const char* x_of(int64_t pick) const { return x + (shares_x ? pick / picks : pick) * x_bytes(); }
+  int64_t expert_of(int64_t pick) const { return experts ? experts[pick] : pick % picks; }
+  const char* x_of(int64_t pick) const { return x + (shares_x ? pick / picks : pick) * x_stride * value_bytes(); }
+  char* y_of(int64_t pick) const { return y + pick * y_stride * value_bytes(); }
 };
 
 struct Pick {
@@ -41,6 +43,7 @@ bool valid(const ExpertLora& op) {
       if (!below(op.tokens[i], op.rows)) return false;
     }
   }
+  if (!op.experts) return op.picks <= op.num_experts;
   return std::all_of(op.experts, op.experts + op.rows * op.picks, [&](int32_t e) { return below(e, op.num_experts); });
 }
 
@@ -50,7 +53,7 @@ void find(const ExpertLora& op, std::vector<Pick>& found) {
   for (int64_t g = 0; g < op.segments; g++) {
     for (int64_t i = op.starts[g]; i < op.starts[g + 1]; i++) {
       for (int64_t p = 0; p < op.picks; p++) {
-        const int64_t pick = op.tokens[i] * op.picks + p, slot = op.slots[g] * op.num_experts + op.experts[pick];
+        const int64_t pick = op.tokens[i] * op.picks + p, slot = op.slots[g] * op.num_experts + op.expert_of(pick);
         if (op.table[slot].a) found.push_back({slot, pick});
       }
     }
@@ -80,7 +83,7 @@ extern "C" int expert_lora(const ExpertLora* op) try {
   starts.clear();
   for (int64_t i = 0; i < count; i++) {
     std::memcpy(&x[i * x_bytes], op->x_of(picks[i].pick), x_bytes);
-    std::memcpy(&y[i * y_bytes], op->y + picks[i].pick * y_bytes, y_bytes);
+    std::memcpy(&y[i * y_bytes], op->y_of(picks[i].pick), y_bytes);
     tokens[i] = (int32_t)i;
     if (i && picks[i].slot == picks[i - 1].slot) continue;
     slots.push_back((int32_t)picks[i].slot);
@@ -93,7 +96,7 @@ extern "C" int expert_lora(const ExpertLora* op) try {
   part.num_slots = op->num_slots * op->num_experts;
   part.is_bf16 = part.y_is_bf16 = op->is_bf16, part.threads = op->threads;
   const int failed = lora_shrink_expand(&part);
-  for (int64_t i = 0; i < count; i++) std::memcpy(op->y + picks[i].pick * y_bytes, &y[i * y_bytes], y_bytes);
+  for (int64_t i = 0; i < count; i++) std::memcpy(op->y_of(picks[i].pick), &y[i * y_bytes], y_bytes);
   return failed;
 } catch (const std::bad_alloc&) {
   return 2;

@@ -11,7 +11,7 @@ constexpr int64_t kSmall = 1 << 16;  // bytes for which one thread is faster
 
 // Argument structure packed by Python: fields of 8 bytes in this order. Every page and count lies inside the cache.
 struct CopyPages {
-  char *k, *v;  // [layers][pages][heads][page_size] cells
+  char *k, *v;  // [layers][pages][heads][page_size] cells; v may be null
   const int64_t *source, *target, *count;  // [copies]; count: cells
   int64_t copies, layers, pages, heads, page_size;
   int64_t cell;  // bytes
@@ -38,9 +38,10 @@ using namespace rootgraft;
 
 extern "C" int copy_pages(const CopyPages* op) {
   const int64_t layer_bytes = op->pages * op->heads * op->page_size * op->cell;
-  const int64_t bytes = 2 * op->layers * op->copies * op->heads * op->page_size * op->cell;
-  parallel_items(bytes < kSmall ? 1 : (int)op->threads, 2 * op->layers, [&](int64_t i) {
-    copy_layer(*op, (i % 2 ? op->v : op->k) + i / 2 * layer_bytes);
+  const int64_t caches = op->v ? 2 : 1;
+  const int64_t bytes = caches * op->layers * op->copies * op->heads * op->page_size * op->cell;
+  parallel_items(bytes < kSmall ? 1 : (int)op->threads, caches * op->layers, [&](int64_t i) {
+    copy_layer(*op, (i % caches ? op->v : op->k) + i / caches * layer_bytes);
   });
   return 0;
 }

@@ -1,0 +1,80 @@
+"""Load the latent attention of a layer: ``kv_b_proj`` is cut into a weight of each head for each of its two uses."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ...kernels.expert_ops import ExpertWeights
+from ...kernels.latent_ops import LatentParams
+from ...kernels.ops import AttentionParams
+from ..checkpoint.model_config import LatentConfig, ModelConfig
+from ..models.latent_attention import HeadProjection, LatentAttention
+from ..models.layers import Projection
+from ..models.norms import RmsNorm
+from .tensor_names import KV_DOWN, KV_NORM, KV_UP, QUERY, QUERY_DOWN, QUERY_NORM, QUERY_UP
+from .weight_forms import WeightReader
+
+_NORM_EPS = 1e-6  # of the two inner norms, whatever the config says of the others
+
+
+def load_latent(
+    weights: WeightReader, prefix: str, config: ModelConfig, latent: LatentConfig, table: Tensor, interleaved: bool
+) -> LatentAttention:
+    """Return the latent attention whose tensors begin with ``prefix``.
+
+    Args:
+        table: cosines and sines of the rotary embedding.
+        interleaved: it pairs neighbouring dimensions.
+
+    Raises:
+        ModelError: a weight does not fit the form of quantised weights.
+    """
+    reader = _Reader(weights, prefix)
+    queries = config.num_heads * latent.query_dim
+    rank, biased = latent.query_rank, config.qkv_bias
+    up = f"{prefix}.{KV_UP}"
+    absorb, values = reader.heads(up, config.num_heads, latent)
+    return LatentAttention(
+        query_down=None if rank is None else reader.projection(QUERY_DOWN, rank, biased),
+        query_norm=None if rank is None else RmsNorm(reader.norm(QUERY_NORM), _NORM_EPS, 0.0),
+        query=reader.projection(QUERY if rank is None else QUERY_UP, queries, bias=False),
+        kv=reader.projection(KV_DOWN, latent.cell_dim, biased),
+        rope=LatentParams(
+            num_heads=config.num_heads,
+            plain_dim=latent.plain_dim,
+            cos_sin=table,
+            norm=reader.norm(KV_NORM),
+            eps=_NORM_EPS,
+            is_interleaved=interleaved,
+        ),
+        absorb=HeadProjection(f"{up}.queries", absorb),
+        values=HeadProjection(f"{up}.values", values),
+        up_module=up,
+        output=reader.projection("o_proj", config.hidden_size, config.output_bias),
+        params=AttentionParams(config.attention_scale, value_dim=latent.kv_rank),
+    )
+
+
+class _Reader:
+    """Reads the parts of one layer's attention."""
+
+    def __init__(self, weights: WeightReader, prefix: str) -> None:
+        self._weights = weights
+        self._prefix = prefix
+
+    def norm(self, module: str) -> Tensor:
+        return self._weights.tensor(f"{self._prefix}.{module}.weight")
+
+    def projection(self, module: str, size: int, bias: bool) -> Projection:
+        name = f"{self._prefix}.{module}"
+        vector = self._weights.tensor(f"{name}.bias") if bias else None
+        return Projection((name,), (size,), self._weights.packed(f"{name}.weight", bias=vector))
+
+    def heads(self, module: str, count: int, latent: LatentConfig) -> tuple[ExpertWeights, ExpertWeights]:
+        """Return each head's first rows, transposed, and its others."""
+        name = f"{module}.weight"
+        rows = self._weights.tensor(name).view(count, latent.plain_dim + latent.value_dim, latent.kv_rank)
+        plain, value = rows.split((latent.plain_dim, latent.value_dim), dim=1)
+        parts = (plain.transpose(1, 2).contiguous(), value.contiguous())
+        absorb, values = (ExpertWeights(tuple(self._weights.pack(name, each, None) for each in part)) for part in parts)
+        return absorb, values

@@ -1,0 +1,92 @@
+"""Multi-head latent attention of a layer, in the absorbed form: ``kernels.latent_ops`` has the formula."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from ...kernels.expert_ops import ExpertWeights
+from ...kernels.latent_ops import LatentParams, head_linear, latent_queries, rope_store_latent
+from ...kernels.ops import AttentionParams, attention
+from .forward_inputs import ForwardInputs
+from .layers import Projection
+from .norms import Norm
+
+
+@dataclass(frozen=True, slots=True)
+class HeadProjection:
+    """A product of each head with a weight of its own.
+
+    Attributes:
+        name: key of the adapters' part.
+    """
+
+    name: str
+    weights: ExpertWeights
+
+
+@dataclass(frozen=True, slots=True)
+class LatentAttention:
+    """Self-attention over one cached vector of each token, from normed hidden states to the output projection.
+
+    Attributes:
+        query_down: to the narrow input of ``query``, or None.
+        query_norm: of that input.
+        query: to the heads' queries.
+        kv: to the latent vector and the key that is rotated.
+        rope: how they are stored.
+        absorb: from a head's queries to the space of latent vectors, the transposed first rows of ``kv_b_proj``.
+        values: from weighted sums of latent vectors to the head's value, the other rows.
+        up_module: the published name of ``kv_b_proj``, which adapters change.
+        params: scale of the scores, and dimensions of the latent vector.
+    """
+
+    query_down: Projection | None
+    query_norm: Norm | None
+    query: Projection
+    kv: Projection
+    rope: LatentParams
+    absorb: HeadProjection
+    values: HeadProjection
+    up_module: str
+    output: Projection
+    params: AttentionParams
+
+    def store(self, x: Tensor, inputs: ForwardInputs, k_cache: Tensor, v_cache: Tensor) -> Tensor:
+        """Write the vectors of T tokens to this layer's cache [pages, 1, page, L + R]: [T, H] -> queries [T, Hq * D].
+
+        ``v_cache`` is ``k_cache``.
+        """
+        kv = self.kv(x, inputs.lora)
+        if self.query_down is not None and self.query_norm is not None:
+            x = self.query_norm(self.query_down(x, inputs.lora))
+        q = self.query(x, inputs.lora)
+        rope_store_latent(q, kv, inputs.positions, inputs.kv_loc, k_cache, self.rope)
+        return q
+
+    def __call__(self, q: Tensor, inputs: ForwardInputs, k_cache: Tensor, v_cache: Tensor) -> Tensor:
+        """Causal attention of queries to the cache, and the output projection: [S, Hq * D] -> [S, H]."""
+        queries = latent_queries(q, self.absorb.weights)
+        if inputs.lora is not None:
+            inputs.lora.project_heads(self.absorb.name, q, queries)
+        sums = attention(queries, k_cache, v_cache, inputs, self.params)
+        values = head_linear(sums, self.values.weights)
+        if inputs.lora is not None:
+            inputs.lora.project_heads(self.values.name, sums, values)
+        return self.output(values, inputs.lora)
+
+    @property
+    def before_kv(self) -> tuple[Projection, ...]:
+        """Products that all tokens pass, whether their hidden states are wanted or not."""
+        return (self.kv, self.query) if self.query_down is None else (self.kv, self.query_down, self.query)
+
+    @property
+    def behind_kv(self) -> tuple[Projection, ...]:
+        """Products behind the stored vectors."""
+        return (self.output,)
+
+    @property
+    def of_heads(self) -> tuple[tuple[int, ExpertWeights], ...]:
+        """Products of each head with a weight of its own: how many, and the weights of all."""
+        return tuple((len(part.weights), part.weights) for part in (self.absorb, self.values))

@@ -1,0 +1,78 @@
+// Latent attention's keys: rotary embedding of q, and storing a token's normed latent vector and rotated key.
+#include "attention/int8_kv.h"
+#include "ops/norm.h"
+#include "ops/rotate.h"
+#include "simd/parallel.h"
+
+namespace rootgraft {
+namespace {
+
+constexpr int64_t kSmall = 1 << 13;  // elements below which one thread is faster
+
+// Argument structure packed by Python: fields of 8 bytes in this order.
+struct LatentStore {
+  void* q;                   // [tokens][heads][plain_dim + rotary_dim], the last of which are rotated in place
+  const void* kv;            // [tokens][latent_dim + rotary_dim]
+  const int64_t* positions;  // [tokens]
+  const float* cos_sin;      // [max_position][rotary_dim]
+  const int64_t* cells;      // [tokens]
+  void* cache;               // [num_pages * page_size][latent_dim + rotary_dim]
+  const void* norm;          // [latent_dim] of q's type
+  int64_t tokens, heads, plain_dim, latent_dim, rotary_dim, max_position, num_cells;
+  int64_t is_interleaved;  // pairs of dimensions (2 i, 2 i + 1) instead of (i, i + half)
+  int64_t is_bf16, threads;
+  double eps;
+};
+
+bool in_bounds(const LatentStore& op) {
+  for (int64_t token = 0; token < op.tokens; token++) {
+    if (op.cells[token] < 0 || op.cells[token] >= op.num_cells) return false;
+    if (op.positions[token] < 0 || op.positions[token] >= op.max_position) return false;
+  }
+  return true;
+}
+
+// to = from rotated; they may be the same.
+template <class E>
+INLINE void turn(const LatentStore& op, const typename E::Value* from, const float* cos, typename E::Value* to) {
+  float head[kMaxHeadDim];
+  convert<E, Fp32>(from, head, op.rotary_dim);
+  if (op.is_interleaved) rotate_neighbours(head, cos, op.rotary_dim / 2);
+  else rotate(head, cos, op.rotary_dim / 2);
+  convert<Fp32, E>(head, to, op.rotary_dim);
+}
+
+template <class E>
+void run_token(const LatentStore& op, int64_t token) {
+  using Value = typename E::Value;
+  const int64_t head_dim = op.plain_dim + op.rotary_dim, cell_dim = op.latent_dim + op.rotary_dim;
+  const float* cos = op.cos_sin + op.positions[token] * op.rotary_dim;
+  auto* q = static_cast<Value*>(op.q) + token * op.heads * head_dim + op.plain_dim;
+  for (int64_t head = 0; head < op.heads; head++, q += head_dim) turn<E>(op, q, cos, q);
+  const auto* latent = static_cast<const Value*>(op.kv) + token * cell_dim;
+  auto* cell = static_cast<Value*>(op.cache) + op.cells[token] * cell_dim;
+  const float squares = sum_of_squares<E>(latent, op.latent_dim);
+  const float scale = 1.0f / std::sqrt(squares / (float)op.latent_dim + (float)op.eps);
+  scale_by_weight<E, E, E>(latent, static_cast<const Value*>(op.norm), 0.0f, scale, cell, op.latent_dim);
+  turn<E>(op, latent + op.latent_dim, cos, cell + op.latent_dim);
+}
+
+}  // namespace
+}  // namespace rootgraft
+
+using namespace rootgraft;
+
+// Returns 1 if a position or a cell lies outside its table, and then writes nothing; else 0.
+extern "C" int rope_store_latent(const LatentStore* op) {
+  if (!in_bounds(*op)) return 1;
+  const int64_t head_dim = op->plain_dim + op->rotary_dim, cell_dim = op->latent_dim + op->rotary_dim;
+  const int64_t elements = op->tokens * (op->heads * head_dim + cell_dim);
+  with_types([&](auto element) {
+    parallel_ranges(elements < kSmall ? 1 : (int)op->threads, op->tokens, [&](int64_t token, int64_t end) {
+      for (; token < end; token++) run_token<decltype(element)>(*op, token);
+    });
+  }, op->is_bf16);
+  return 0;
+}
+
+extern "C" int64_t rope_store_latent_size() { return sizeof(LatentStore); }

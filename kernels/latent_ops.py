@@ -1,0 +1,84 @@
+"""Ops of multi-head latent attention, on native kernels, Triton kernels or plain torch.
+
+Of a token the pool holds one vector for all heads: a latent c of L dimensions and a rotated key of R. A head's key is
+``[U c, rotated key]`` and its value ``W c``. As ``q . U c = (U^T q) . c``, and as sums of values are ``W (sum of c)``,
+heads never need keys and values of their own (the absorbed form):
+
+    rope_store_latent(q, kv, ...)                       stores [c, rotated key], rotates q
+    queries = latent_queries(q, U^T of each head)       [T, H * (D + R)] -> [T, H, L + R]
+    sums    = attention(queries, cache, cache, ...)     one KV head, values are the first L dimensions of keys
+    out     = head_linear(sums, W of each head)         [T, H * L] -> [T, H * V]
+
+All tensors of q's type; T tokens, H heads, D dimensions of a head that are not rotated.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from . import latent_reference
+from .backend import native_for, on_triton, packing_kernels
+from .layouts.attention_arguments import LatentParams
+from .layouts.expert_arguments import ExpertWeights
+
+__all__ = ["LatentParams", "head_linear", "latent_queries", "rope_store_latent"]
+
+
+def rope_store_latent(
+    q: Tensor, kv: Tensor, positions: Tensor, kv_loc: Tensor, cache: Tensor, params: LatentParams
+) -> None:
+    """Rotate q in place, and write a token's normed latent vector and its rotated key to its cell.
+
+    Args:
+        q: [T, H * (D + R)], of each head the last R dimensions are rotated.
+        kv: [T, L + R].
+        positions: [T] int64, rows of ``params.cos_sin``.
+        kv_loc: [T] int64, the cell of each token; on a CUDA device -1 for none.
+        cache: [num_pages, 1, page_size, L + R], written.
+        params: of the layer.
+
+    Raises:
+        IndexError: a position or a cell lies outside its table; not raised on a CUDA device.
+        ValueError: shapes do not fit.
+    """
+    params.check(q, kv, cache)
+    if on_triton(q.device):
+        from .triton import rope
+
+        if rope.takes_latent(q, kv, cache, params):
+            return rope.rope_store_latent(q, kv, positions, kv_loc, cache, params)
+    kernels = native_for(q, kv, cache, params.norm)
+    if kernels is not None:
+        return kernels.latent.rope_store(q, kv, positions, kv_loc, cache, params)
+    return latent_reference.rope_store_latent(q, kv, positions, kv_loc, cache, params)
+
+
+def latent_queries(q: Tensor, weights: ExpertWeights) -> Tensor:
+    """Each head's first D dimensions times its weight [L, D], and its others behind them.
+
+    Args:
+        q: [T, H * (D + R)].
+        weights: of the heads.
+
+    Returns:
+        [T, H, L + R].
+    """
+    heads = len(weights)
+    return _head_linear(q, weights, (len(q), heads, weights.out_features + q.shape[1] // heads - weights.in_features))
+
+
+def head_linear(x: Tensor, weights: ExpertWeights) -> Tensor:
+    """Each head times its own weight [N, K]: [T, H * K] -> [T, H * N]."""
+    return _head_linear(x, weights, (len(x), len(weights) * weights.out_features))
+
+
+def _head_linear(x: Tensor, weights: ExpertWeights, shape: tuple[int, ...]) -> Tensor:
+    """What a head has behind the weight's inputs is copied behind its outputs."""
+    if on_triton(x.device):
+        from .triton import expert_product as gpu
+
+        if gpu.takes_heads(x, weights):
+            return gpu.head_linear(x, weights, shape)
+    if weights.first.kernels is not None:
+        return packing_kernels().experts.head_linear(x, weights, shape)
+    return latent_reference.head_linear(x, weights).view(shape)

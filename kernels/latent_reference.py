@@ -1,0 +1,33 @@
+"""The ops of latent attention in plain torch, computed in fp32: the tests' oracle, and the path without a kernel."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from . import reference
+from .layouts.attention_arguments import LatentParams
+from .layouts.expert_arguments import ExpertWeights
+
+
+def rope_store_latent(
+    q: Tensor, kv: Tensor, positions: Tensor, kv_loc: Tensor, cache: Tensor, params: LatentParams
+) -> None:
+    """Rotate the last dimensions of each head of q in place, and write [norm(latent), rotated key] to the cells."""
+    rows = params.cos_sin[positions]
+    heads = q.unflatten(1, (params.num_heads, -1))[..., params.plain_dim :]
+    heads.copy_(reference.rotate(heads.float(), rows, params.is_interleaved))
+    latent, key = kv.split((params.latent_dim, params.rotary_dim), dim=1)
+    normed = reference.rms_norm(latent, params.norm, params.eps)
+    rotated = reference.rotate(key[:, None].float(), rows, params.is_interleaved)[:, 0]
+    page, cell = kv_loc // cache.shape[2], kv_loc % cache.shape[2]
+    cache[page, 0, cell] = torch.cat((normed, rotated.to(kv.dtype)), dim=1)
+
+
+def head_linear(x: Tensor, weights: ExpertWeights) -> Tensor:
+    """[T, H * (K + more)], weights [H, N, K] -> [T, H, N + more], the rest as it is."""
+    heads = x.unflatten(1, (len(weights), -1))
+    matrices = torch.stack([each.weight for each in weights.experts]).float()
+    products = torch.einsum("thk,hnk->thn", heads[..., : weights.in_features].float(), matrices)
+    rest = heads[..., weights.in_features :]
+    return torch.cat((products.to(x.dtype), rest), dim=2)
