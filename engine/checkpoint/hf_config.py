@@ -185,12 +185,25 @@ def _refuse(config: Mapping[str, Any], family: Family) -> None:
     """Raise ``ModelError`` for the first key with an unsupported value."""
     for key, harmless in {**_REFUSED, **_unused(family), **family.harmless}.items():
         value = config.get(key)
+        if key == "quantization_config" and is_fp8_blocks(value):
+            continue
         if value is not None and value not in harmless and not _is_of_mixture(key, value, family):
             raise ModelError(f"{WHERE}: {key} = {quoted(value)} is not supported for {family.architecture}.")
     remote = config.get("auto_map")
     named = remote.values() if isinstance(remote, dict) else [remote]
     if remote is not None and not all(name in family.remote_code for name in named):
         raise ModelError(f"{WHERE}: auto_map asks for code from the model's repository, which is never run.")
+
+
+def is_fp8_blocks(quantization: Any) -> bool:
+    """Return whether this is the format of FP8 weights, scaled in blocks, that is read."""
+    return (
+        isinstance(quantization, dict)
+        and quantization.get("quant_method") == "fp8"
+        and quantization.get("fmt", "e4m3") == "e4m3"
+        and quantization.get("weight_block_size") == [128, 128]
+        and quantization.get("activation_scheme", "dynamic") == "dynamic"
+    )
 
 
 def _is_of_mixture(key: str, value: Any, family: Family) -> bool:

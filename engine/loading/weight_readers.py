@@ -24,11 +24,12 @@ from ..checkpoint.gguf_config import ROPE_TENSORS
 from ..checkpoint.model_config import ModelConfig
 from ..checkpoint.safetensors_files import shard_names
 from ..errors import ModelError, shortened
-from . import mxfp4
+from . import fp8_blocks, mxfp4
 from .dequantise import dequantise
 from .tensor_names import Shape, expected_shapes, experts_from_gguf, from_gguf
 
 _FLOATS = ("F32", "F16", "BF16")
+_FP8_BLOCKS = 8  # blocks of rows decoded at once
 
 
 class WeightSource(Protocol):
@@ -54,13 +55,14 @@ class SafetensorsFolder:
 
     Raises:
         ModelError: there are only pickles, the index is malformed, a shard is missing, truncated or malformed, or a
-            tensor is stored in a type other than F32, F16 and BF16, or MXFP4.
+            tensor is stored in a type other than F32, F16 and BF16, MXFP4, or FP8 in blocks.
     """
 
     def __init__(self, folder: Path, towers: tuple[str, ...] = ()) -> None:
         self.shapes: dict[str, Shape] = {}
         self._stored: dict[str, tuple[Any, str]] = {}  # file, and name there
         self._mxfp4: dict[str, dict[str, tuple[Any, str]]] = {}  # the same by ending, for tensors stored as two
+        self._fp8: dict[str, dict[str, tuple[Any, str]]] = {}  # likewise
         for shard in shard_names(folder):
             file = _open(folder / shard)
             for stored in file.keys():  # noqa: SIM118 (not a dict)
@@ -68,12 +70,18 @@ class SafetensorsFolder:
                     self._add(language_model_name(stored) if towers else stored, file, stored, shard)
         for name, parts in self._mxfp4.items():
             self.shapes[name] = _mxfp4_shape(name, parts)
+        for name, parts in self._fp8.items():
+            self.shapes[name] = _fp8_shape(name, parts)
 
     def _add(self, name: str, file: Any, stored: str, shard: str) -> None:
         view = file.get_slice(stored)
         ending = next((each for each in (mxfp4.BLOCKS, mxfp4.SCALES) if name.endswith(each)), None)
         if ending is not None and view.get_dtype() == "U8":
             self._mxfp4.setdefault(name.removesuffix(ending), {})[ending] = file, stored
+            return
+        if view.get_dtype() == fp8_blocks.TYPE or name.endswith(fp8_blocks.SCALES):
+            ending = fp8_blocks.SCALES if name.endswith(fp8_blocks.SCALES) else ""
+            self._fp8.setdefault(name.removesuffix(fp8_blocks.SCALES), {})[ending] = file, stored
             return
         if name in self._stored:
             raise ModelError(f"The tensor {shortened(name)} is there twice, the second time in {shortened(shard)}.")
@@ -86,7 +94,10 @@ class SafetensorsFolder:
         self._stored[name] = file, stored
 
     def read(self, name: str, out: Tensor, part: int | None = None) -> None:
-        """Copy a tensor, or decode a part of one in MXFP4."""
+        """Copy a tensor, or decode one in FP8, or a part of one in MXFP4."""
+        if name in self._fp8:
+            _read_fp8(self._fp8[name], out)
+            return
         if name in self._mxfp4:
             assert part is not None
             blocks, scales = (file.get_slice(stored)[part] for file, stored in _in_order(self._mxfp4[name]))
@@ -111,6 +122,27 @@ def _mxfp4_shape(name: str, parts: Mapping[str, tuple[Any, str]]) -> Shape:
     if len(blocks) != 4 or blocks[3] != mxfp4.BLOCK // 2 or blocks[:3] != scales:
         raise ModelError(f"The tensor {shortened(name)} in MXFP4 has blocks {blocks} and scales {scales}.")
     return blocks[0], blocks[2] * mxfp4.BLOCK, blocks[1]
+
+
+def _fp8_shape(name: str, parts: Mapping[str, tuple[Any, str]]) -> Shape:
+    """The shape of a matrix stored in FP8. Raises ModelError where its factors are missing or do not fit."""
+    shapes = {ending: tuple(file.get_slice(stored).get_shape()) for ending, (file, stored) in parts.items()}
+    values, scales = shapes.get(""), shapes.get(fp8_blocks.SCALES)
+    if values is None or scales is None or len(values) != 2 or scales != fp8_blocks.scales_shape(values):
+        raise ModelError(
+            f"The tensor {shortened(name)} in FP8 has the shape {values} and scales {scales}; a matrix and a scale "
+            f"for each block of {fp8_blocks.BLOCK} by {fp8_blocks.BLOCK} are needed."
+        )
+    return values
+
+
+def _read_fp8(parts: Mapping[str, tuple[Any, str]], out: Tensor) -> None:
+    """Decode a matrix some rows at a time: in fp32 it is four times as large."""
+    (file, stored), (scales_file, scales_stored) = parts[""], parts[fp8_blocks.SCALES]
+    values, scales = file.get_slice(stored), scales_file.get_tensor(scales_stored)
+    for first in range(0, len(scales), _FP8_BLOCKS):
+        rows = slice(first * fp8_blocks.BLOCK, (first + _FP8_BLOCKS) * fp8_blocks.BLOCK)
+        out[rows].copy_(fp8_blocks.decode_fp8(values[rows], scales[first : first + _FP8_BLOCKS]))
 
 
 def _open(path: Path) -> Any:

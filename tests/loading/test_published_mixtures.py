@@ -102,6 +102,7 @@ _YARN = {"beta_fast": 32, "beta_slow": 1, "factor": 40, "original_max_position_e
 _LATENT = {"attention_bias": False, "ep_size": 1, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64,
            "v_head_dim": 128, "max_position_embeddings": 163840, "moe_layer_freq": 1, "pretraining_tp": 1,
            "rms_norm_eps": 1e-06, "rope_theta": 10000, "aux_loss_alpha": 0.001, "seq_aux": True}  # fmt: skip
+_FP8 = {"activation_scheme": "dynamic", "fmt": "e4m3", "quant_method": "fp8", "weight_block_size": [128, 128]}
 
 
 def _code(version: str) -> dict[str, str]:
@@ -141,7 +142,7 @@ LATENT: dict[str, tuple[dict[str, Any], dict[str, Any], int]] = {
          "moe_intermediate_size": 2048, "n_group": 8, "n_routed_experts": 256, "n_shared_experts": 1,
          "norm_topk_prob": True, "num_attention_heads": 128, "num_experts_per_tok": 8, "num_hidden_layers": 61,
          "num_key_value_heads": 128, "num_nextn_predict_layers": 1, "q_lora_rank": 1536,
-         "routed_scaling_factor": 2.5,
+         "quantization_config": _FP8, "routed_scaling_factor": 2.5,
          "rope_scaling": {**_YARN, "mscale": 1.0, "mscale_all_dim": 1.0}, "scoring_func": "sigmoid",
          "topk_group": 4, "topk_method": "noaux_tc", "vocab_size": 129280},
         {"num_experts": 256, "scores": "sigmoid", "corrected": True, "groups": 8, "best_of_group": 2},
@@ -153,7 +154,7 @@ LATENT: dict[str, tuple[dict[str, Any], dict[str, Any], int]] = {
          "max_position_embeddings": 131072, "model_type": "kimi_k2", "moe_intermediate_size": 2048, "n_group": 1,
          "n_routed_experts": 384, "n_shared_experts": 1, "norm_topk_prob": True, "num_attention_heads": 64,
          "num_experts_per_tok": 8, "num_hidden_layers": 61, "num_key_value_heads": 64, "num_nextn_predict_layers": 0,
-         "q_lora_rank": 1536, "routed_scaling_factor": 2.827, "rope_theta": 50000.0,
+         "q_lora_rank": 1536, "quantization_config": _FP8, "routed_scaling_factor": 2.827, "rope_theta": 50000.0,
          "rope_scaling": {**_YARN, "beta_fast": 1.0, "factor": 32.0, "mscale": 1.0, "mscale_all_dim": 1.0},
          "scoring_func": "sigmoid", "topk_group": 1, "topk_method": "noaux_tc", "vocab_size": 163840},
         {"num_experts": 384, "top_k": 8, "groups": 1, "scale": 2.827, "best_of_group": 1},
@@ -202,6 +203,9 @@ def test_the_latent_attention_of_published_configs() -> None:
         ("DeepSeek-R1", {"v_head_dim": "128"}, "v_head_dim must be an integer"),
         ("DeepSeek-R1", {"qk_rope_head_dim": 63}, "rotates 63 of 63 dimensions"),
         ("DeepSeek-R1", {"auto_map": {"AutoModel": "other.Model"}}, "auto_map asks for code"),
+        ("DeepSeek-R1", {"quantization_config": {**_FP8, "weight_block_size": [64, 64]}}, "quantization_config = "),
+        ("DeepSeek-R1", {"quantization_config": {**_FP8, "activation_scheme": "static"}}, "quantization_config = "),
+        ("DeepSeek-R1", {"quantization_config": {**_FP8, "fmt": "e5m2"}}, "quantization_config = "),
         ("DeepSeek-R1", {"quantization_config": {"quant_method": "awq"}}, "quantization_config = "),
     ],
 )

@@ -32,6 +32,7 @@ The same for all classes, as each is one decoder over the same ops:
 | LoRA adapters on every linear module, embedding and head; routers and shared experts | batched, native | batched, Triton |
 | LoRA adapters on experts, stacked (`target_parameters`) or one by one | batched, native | refused |
 | experts in MXFP4 (gpt-oss) | widened to the model's type, exactly | the same |
+| weights in FP8 with a scale for each block of 128 by 128 (DeepSeek V3, R1, Kimi K2) | widened, rounded once to the model's type; activations are not quantised | the same |
 
 On a GPU, norms of all query heads together (OLMo 2 and 3), layer norms of heads (Command R+) and additions that are no part of a norm are ops of their own in plain torch; all else is Triton. Of a mixture of experts the products are Triton; routing, and the sum of a token's experts, are plain torch.
 
