@@ -207,8 +207,7 @@ class EngineClient(asyncio.Protocol):
     async def close(self) -> None:
         """Shut the engine down and wait for its process, at most ten seconds, and for the end of its socket.
 
-        One that is loading its model, also where ``start`` was cancelled, or that hangs would not read a message, and is
-        killed.
+        One that loads its model, also where ``start`` was cancelled, or hangs would not read a message, and is killed.
         """
         self._closing = True
         if self._connecting is not None:
