@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -156,6 +156,13 @@ class BaseLayout:
             for module, size in zip(shape.modules, shape.sizes, strict=True)
         }
         object.__setattr__(self, "modules", shapes)
+
+    @property
+    def products(self) -> Iterator[ProjectionShape]:
+        """The products that adapters change on this device: those of heads on a CPU alone."""
+        for shape in self.projections:
+            if shape.heads is None or self.device.type == "cpu":
+                yield from shape.products
 
     def module_of(self, trained: str) -> str | None:
         """Return the base model's name of a module that has this one where it was trained, None for no such module."""

@@ -67,7 +67,7 @@ class AdapterBank:
         self._tables: dict[str, SlotTable] = {}
         self._places: dict[str, ExpertPlace] = {}
         self._experts: dict[str, int] = {}
-        for shape in (product for projection in layout.projections for product in projection.products):
+        for shape in layout.products:
             name, slots = shape.name, num_slots
             if (place := shape.place) is not None:
                 self._places[name] = place

@@ -18,7 +18,7 @@ from rootgraft.engine.models.decoder import DecoderModel
 from rootgraft.kernels import ops
 
 # In sizes that the kernels take: heads of 16 dimensions, widths of 16 and 32 columns.
-SIZES = {"head_dim": 16, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2}
+SIZES = {"head_dim": 16, "qk_nope_head_dim": 32, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2}
 EXPERTS = {"moe_intermediate_size": 32, "shared_expert_intermediate_size": 32}
 PROMPTS = [[random.Random(row).randrange(VOCAB) for _ in range(length)] for row, length in enumerate((14, 1, 9))]
 
@@ -55,19 +55,28 @@ def test_logits_are_those_of_the_cpu(name, kernels, tmp_path, request):
         torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["qwen2_moe", "mixtral", "gpt_oss"])
-def test_experts_are_those_of_plain_torch(name, tmp_path, request):
+EXPERT_KERNELS = {"_group", "_product", "extend", "decode"}
+
+
+@pytest.mark.parametrize(
+    ("name", "kernels"),
+    [
+        *((name, EXPERT_KERNELS) for name in ("qwen2_moe", "mixtral", "gpt_oss")),
+        ("deepseek_v3", EXPERT_KERNELS | {"_rope_store_latent"}),
+    ],
+)
+def test_experts_are_those_of_plain_torch(name, kernels, tmp_path, request):
     """Weights are plain, as on a GPU: native kernels would pack them."""
     ops.use_native(False)
     model = random_model(name, tmp_path)
     expected = run_ragged(model, PROMPTS, 16, random.Random(0))
     ops.use_native(True)
     request.getfixturevalue("interpreted")
-    products = [product for layer in model.layers for _, product in layer.mlp.active]
+    products = [product for layer in model.layers for _, product in layer.active]
     for expert in (each for product in products for each in product.experts):
         triton_interpreter.allow(*(part for part in (expert.weight, expert.bias) if part is not None))
     with launches() as launched:
         actual = run_ragged(model, PROMPTS, 16, random.Random(0))
-    assert launched >= {"_group", "_product", "extend", "decode"}
+    assert launched >= kernels
     for ours, theirs in zip(actual, expected, strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
