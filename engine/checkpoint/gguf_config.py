@@ -48,6 +48,22 @@ _MULTIPLIERS = {
     "logit_scale": "logits_scaling",
 }
 _LOGIT_SCALE = {"logit_scale": "logit_scale"}
+_LATENT = {
+    "attention.kv_lora_rank": "kv_lora_rank",
+    "attention.value_length_mla": "v_head_dim",
+    "rope.dimension_count": "qk_rope_head_dim",
+    "leading_dense_block_count": "first_k_dense_replace",
+    "expert_shared_count": "n_shared_experts",
+    "expert_weights_scale": "routed_scaling_factor",
+}
+# Of files with latent attention, translated one by one below.
+_LATENT_READ = {
+    "attention.q_lora_rank", "attention.key_length_mla", "expert_gating_func", "expert_weights_norm",
+    "expert_group_count", "expert_group_used_count", "rope.scaling.yarn_log_multiplier",
+    "rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow",
+}  # fmt: skip
+_GATING = {1: "softmax", 2: "sigmoid"}
+_MOST_WITHOUT_GROUPS = 64  # experts; files of more that name no groups are older than their key
 # Translated one by one below, or without effect on the result.
 _READ = {
     "attention.key_length", "attention.value_length", "attention.sliding_window",
@@ -70,10 +86,10 @@ def gguf_model_config(file: GgufFile) -> ModelConfig:
     prefix = f"{family.gguf_name}."
     own = {key.removeprefix(prefix): value for key, value in file.metadata.items() if key.startswith(prefix)}
     renamed = _renamed(family)
-    _refuse(own, prefix, renamed.keys() | family.gguf_ignored)
+    _refuse(own, prefix, renamed.keys() | family.gguf_ignored | (_LATENT_READ if family.latent else set()))
     fields = Fields(own, f"GGUF metadata {family.gguf_name}")
     config = {new: own[old] for old, new in renamed.items() if old in own}
-    config |= _shape(file, fields, family) | _windows(fields, family) | _rope(file, fields)
+    config |= _shape(file, fields, family) | _windows(fields, family) | _rope(file, fields, family)
     config |= _flags(file, family) | {
         "architectures": [family.architecture],
         "tie_word_embeddings": "output.weight" not in file.tensors,
@@ -90,6 +106,10 @@ def _family(file: GgufFile) -> Family:
     has_window = f"{name}.attention.sliding_window" in file.metadata
     has_experts = bool(file.metadata.get(f"{name}.expert_count"))
     families = [each for each in BY_GGUF_NAME[name] if (each.mixture is not None) is has_experts] or BY_GGUF_NAME[name]
+    if all(family.latent for family in families):
+        gating = file.metadata.get(f"{name}.expert_gating_func", 1)
+        scores = _GATING.get(gating) if isinstance(gating, int) else None
+        families = [each for each in families if each.mixture is not None and each.mixture.scores == scores] or families
     return next((family for family in families if (family.windows != "never") is has_window), families[0])
 
 
@@ -97,6 +117,7 @@ def _renamed(family: Family) -> dict[str, str]:
     """Return the keys that are read one to one, with their names in a ``config.json``."""
     own = {key: family.eps_key for key, is_layer_norm in _EPSILONS.items() if is_layer_norm is family.layer_norm}
     own |= _MULTIPLIERS if family.multipliers else {}
+    own |= _LATENT if family.latent else {}
     return _RENAMED | own | (_LOGIT_SCALE if family.logit_scale else {})
 
 
@@ -106,7 +127,7 @@ def _flags(file: GgufFile, family: Family) -> dict[str, bool]:
     flags = {key: parts <= found for key, parts in family.optional_biases.items()}
     if family.qk_norm_flag is not None:
         flags[family.qk_norm_flag] = "blk.0.attn_q_norm.weight" in file.tensors
-    if family.mixture is not None:  # llama.cpp knows by the architecture
+    if family.mixture is not None and not family.latent:  # llama.cpp knows by the architecture
         flags["norm_topk_prob"] = family.mixture.gguf_renormalises
     return flags
 
@@ -124,6 +145,8 @@ def _shape(file: GgufFile, fields: Fields, family: Family) -> dict[str, Any]:
     if embedding is None or len(embedding.shape) != 2:
         raise ModelError("The GGUF file has no matrix token_embd.weight.")
     hidden, heads = fields.integer("embedding_length"), fields.integer("attention.head_count")
+    if family.latent:
+        return {"vocab_size": embedding.shape[0], "num_key_value_heads": heads, **_latent(fields, family)}
     head_dim = fields.integer("attention.key_length", default=hidden // heads)
     if fields.integer("attention.value_length", default=head_dim) != head_dim:
         raise fields.wrong("attention.value_length", f"equal to attention.key_length {head_dim}")
@@ -137,6 +160,24 @@ def _shape(file: GgufFile, fields: Fields, family: Family) -> dict[str, Any]:
         wide = fields.integer("block_count") == family.wide_layers
         shape["query_pre_attn_scalar"] = hidden // heads if wide else head_dim
     return shape
+
+
+def _latent(fields: Fields, family: Family) -> dict[str, Any]:
+    """Return the parts of latent attention, and how tokens are routed."""
+    rotary, groups = fields.integer("rope.dimension_count"), "expert_group_count"
+    if not fields.has(groups) and fields.integer("expert_count") > _MOST_WITHOUT_GROUPS:
+        raise fields.wrong(groups, "there with so many experts; newer files of the same model have it")
+    fields.integer("expert_gating_func", low=1, high=2, default=1)  # has chosen the family
+    count = fields.integer(groups, default=1)
+    greedy = "greedy" if count == 1 else "group_limited_greedy"
+    return {
+        "q_lora_rank": fields.values.get("attention.q_lora_rank"),
+        "qk_nope_head_dim": fields.integer("attention.key_length_mla", low=rotary + 1) - rotary,
+        "n_group": count,
+        "topk_group": fields.integer("expert_group_used_count", default=1),
+        "topk_method": greedy if family.mixture is not None and family.mixture.scores == "softmax" else None,
+        "norm_topk_prob": fields.flag("expert_weights_norm"),
+    }
 
 
 def _windows(fields: Fields, family: Family) -> dict[str, Any]:
@@ -156,7 +197,7 @@ def _windows(fields: Fields, family: Family) -> dict[str, Any]:
     return result
 
 
-def _rope(file: GgufFile, fields: Fields) -> dict[str, Any]:
+def _rope(file: GgufFile, fields: Fields, family: Family) -> dict[str, Any]:
     original = {"original_max_position_embeddings": fields.values.get("rope.scaling.original_context_length")}
     attention = fields.positive("rope.scaling.attn_factor", default=1.0)
     if _LONG in file.tensors or _SHORT in file.tensors:
@@ -168,6 +209,11 @@ def _rope(file: GgufFile, fields: Fields) -> dict[str, Any]:
     if isinstance(kind, str) and kind == "none":
         return {}
     scaling = {"rope_type": kind, "factor": fields.values.get("rope.scaling.factor")}
+    if family.latent and kind == "yarn":
+        # A tenth of it is stored, and of a "mscale" beside it nothing: it is the same in all published models.
+        mscale = 10 * fields.positive("rope.scaling.yarn_log_multiplier")
+        scaling |= {"mscale": mscale, "mscale_all_dim": mscale}
+        scaling |= {name: fields.values.get(f"rope.scaling.yarn_{name}") for name in ("beta_fast", "beta_slow")}
     return {"rope_scaling": scaling | original if kind == "yarn" else scaling}
 
 

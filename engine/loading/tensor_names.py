@@ -184,6 +184,7 @@ def _listed(names: Iterable[str]) -> str:
 
 _GGUF_MODULES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _GGUF_EXPERTS = {"ffn_gate_exps": "gate", "ffn_up_exps": "up", "ffn_down_exps": "down"}
+GGUF_KV_UP = ("attn_k_b", "attn_v_b")
 _GGUF_LAYER = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 
 
@@ -191,11 +192,24 @@ def from_gguf(name: str, config: ModelConfig) -> str:
     """Return the Hugging Face name of a tensor in a GGUF file; a name without counterpart stays as it is."""
     if match := _GGUF_LAYER.fullmatch(name):
         index, module, kind = match.groups()
+        if module == "exp_probs_b" and int(index) < config.num_layers and (at := config.layers[int(index)].mixture):
+            return f"model.layers.{index}.{at.names.block}.{at.names.router}.{CORRECTION}"
         if found := _gguf_mixture_module(module, config, int(index)) or _gguf_layer_module(module, config):
             return f"model.layers.{index}.{found}.{kind}"
         return name
     module, _, kind = name.rpartition(".")
     return f"{_GGUF_MODULES[module]}.{kind}" if module in _GGUF_MODULES else name
+
+
+def latent_from_gguf(name: str, config: ModelConfig) -> str | None:
+    """Return the Hugging Face name of the matrix of which a GGUF tensor stores the keys' rows; None for another tensor.
+
+    The same for the values' rows, which are in a tensor named ``attn_v_b`` instead of ``attn_k_b``.
+    """
+    match = _GGUF_LAYER.fullmatch(name)
+    if config.latent is None or match is None or match[2] not in GGUF_KV_UP or match[3] != "weight":
+        return None
+    return f"model.layers.{match[1]}.self_attn.{KV_UP}.weight"
 
 
 def experts_from_gguf(name: str, config: ModelConfig) -> list[str]:
@@ -243,10 +257,19 @@ def _gguf_layer_module(module: str, config: ModelConfig) -> str | None:
     }
     if len(mlp) == 3:
         names["ffn_gate"] = f"mlp.{mlp[0]}"
+    if config.latent is not None:
+        names |= {stored: f"self_attn.{name}" for stored, name in _GGUF_LATENT.items()}
     of_qkv = ("attn_q", "attn_k", "attn_v") if len(attention) == 3 else ("attn_qkv",)
     names |= {stored: f"self_attn.{name}" for stored, name in zip(of_qkv, attention, strict=True)}
     return names.get(module)
 
 
+_GGUF_LATENT = {
+    "attn_q_a": QUERY_DOWN,
+    "attn_q_a_norm": QUERY_NORM,
+    "attn_q_b": QUERY_UP,
+    "attn_kv_a_mqa": KV_DOWN,
+    "attn_kv_a_norm": KV_NORM,
+}
 # The index in ``LayerNorms``, and of the norm that is meant where that is None.
 _GGUF_NORMS = {"attn_norm": (0, 0), "post_attention_norm": (1, 2), "ffn_norm": (2, 2), "post_ffw_norm": (3, 3)}

@@ -26,7 +26,7 @@ from ..checkpoint.safetensors_files import shard_names
 from ..errors import ModelError, shortened
 from . import fp8_blocks, mxfp4
 from .dequantise import dequantise
-from .tensor_names import Shape, expected_shapes, experts_from_gguf, from_gguf
+from .tensor_names import GGUF_KV_UP, Shape, expected_shapes, experts_from_gguf, from_gguf, latent_from_gguf
 
 _FLOATS = ("F32", "F16", "BF16")
 _FP8_BLOCKS = 8  # blocks of rows decoded at once
@@ -163,16 +163,24 @@ class GgufWeights:
         self._file = file
         self._norm_offset = config.norm_offset
         self._interleaved = _interleaved_heads(config)
-        stored = [name for name in file.tensors if name not in ROPE_TENSORS]
+        self._split = _split_matrices(file, config)
+        kv_up = {name for parts in self._split.values() for name in parts}
+        stored = [name for name in file.tensors if name not in ROPE_TENSORS and name not in kv_up]
         found = [_stored_tensor(file, name, config) for name in stored]
         self._tensors = {name: tensor for tensors in found for name, tensor in tensors.items()}
         if len(self._tensors) != sum(map(len, found)):
             raise ModelError("The GGUF file has two tensors for the same purpose.")
         self.shapes = {name: tensor.shape for name, tensor in self._tensors.items()}
+        for name, (keys, values) in self._split.items():
+            heads, rank, plain = file.tensors[keys].shape
+            self.shapes[name] = (heads * (plain + file.tensors[values].shape[1]), rank)
 
     def read(self, name: str, out: Tensor, part: int | None = None) -> None:
         """Dequantise a tensor, and undo the changes of the conversion to GGUF. Parts are tensors of their own here."""
         assert part is None
+        if name in self._split:
+            self._read_split(self._split[name], out)
+            return
         if self._norm_offset and name.endswith("norm.weight"):
             # The file holds offset + weight, which loses the weight's last digits in a type of 16 bits.
             exact = torch.empty_like(out, dtype=torch.float32)
@@ -188,6 +196,13 @@ class GgufWeights:
         self._order_rows(name, rows)
         return self._file.tensors[self._tensors[name].stored].type, rows
 
+    def _read_split(self, parts: tuple[str, str], out: Tensor) -> None:
+        """Put the rows of a head's keys, stored transposed, and those of its values together again."""
+        keys, values = (torch.empty(self._file.tensors[name].shape, dtype=out.dtype) for name in parts)
+        for name, tensor in zip(parts, (keys, values), strict=True):
+            dequantise(self._file.data(name), self._file.tensors[name].type, tensor)
+        out.copy_(torch.cat((keys.transpose(1, 2), values), dim=1).flatten(0, 1))
+
     def _order_rows(self, name: str, rows: Tensor) -> None:
         for part, num_heads in self._interleaved.items():
             if part in name:
@@ -201,6 +216,21 @@ class GgufWeights:
         tensor = self._tensors[name]
         data = self._file.data(tensor.stored)
         return data if tensor.expert is None else data.reshape(tensor.experts, -1)[tensor.expert]
+
+
+def _split_matrices(file: GgufFile, config: ModelConfig) -> dict[str, tuple[str, str]]:
+    """Return the matrices stored as two tensors, of keys and of values, by Hugging Face names. Raises ModelError."""
+    found: dict[str, tuple[str, str]] = {}
+    for stored in file.tensors:
+        if (name := latent_from_gguf(stored, config)) is None:
+            continue
+        keys, values = GGUF_KV_UP
+        of_keys, of_values = stored.replace(values, keys), stored.replace(keys, values)
+        shapes = [file.tensors[each].shape if each in file.tensors else () for each in (of_keys, of_values)]
+        if [len(shape) for shape in shapes] != [3, 3] or shapes[0][:2] != (shapes[1][0], shapes[1][2]):
+            raise ModelError(f"The GGUF tensors {of_keys} {shapes[0]} and {of_values} {shapes[1]} do not fit together.")
+        found[name] = of_keys, of_values
+    return found
 
 
 class _StoredTensor(NamedTuple):

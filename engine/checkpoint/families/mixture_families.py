@@ -6,6 +6,14 @@ from .family import ATTENTION, QKV, Family
 from .mixture import ExpertNames, MixtureFamily
 
 _QWEN_COUNTS = ("num_experts", "num_local_experts")
+_LATENT = {
+    "q_lora_rank": 1536,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "rms_norm_eps": 1e-6,
+}
 
 
 def _deepseek_code(version: str) -> tuple[str, ...]:
@@ -133,12 +141,7 @@ MIXTURE_FAMILIES = (
         architecture="DeepseekV2ForCausalLM",
         windows="never",
         defaults={
-            "q_lora_rank": 1536,
-            "kv_lora_rank": 512,
-            "qk_nope_head_dim": 128,
-            "qk_rope_head_dim": 64,
-            "v_head_dim": 128,
-            "rms_norm_eps": 1e-6,
+            **_LATENT,
             "moe_intermediate_size": 1407,
             "n_shared_experts": 2,
             "first_k_dense_replace": 0,
@@ -149,10 +152,11 @@ MIXTURE_FAMILIES = (
         interleaved=True,
         latent=True,
         remote_code=_deepseek_code("V2"),
+        gguf_name="deepseek2",
         harmless={"norm_topk_prob": (False,)},
         mixture=MixtureFamily(
             names=ExpertNames(),
-            count_keys=("n_routed_experts",),
+            count_keys=("n_routed_experts", "num_experts"),
             dense_layers="first",
             renormalises=False,
             scaled=True,
@@ -168,12 +172,7 @@ MIXTURE_FAMILIES = (
         architecture="DeepseekV3ForCausalLM",
         windows="never",
         defaults={
-            "q_lora_rank": 1536,
-            "kv_lora_rank": 512,
-            "qk_nope_head_dim": 128,
-            "qk_rope_head_dim": 64,
-            "v_head_dim": 128,
-            "rms_norm_eps": 1e-6,
+            **_LATENT,
             "moe_intermediate_size": 2048,
             "n_shared_experts": 1,
             "n_group": 8,
@@ -187,9 +186,10 @@ MIXTURE_FAMILIES = (
         interleaved=True,
         latent=True,
         remote_code=_deepseek_code("V3"),
+        gguf_name="deepseek2",
         mixture=MixtureFamily(
             names=ExpertNames(),
-            count_keys=("n_routed_experts",),
+            count_keys=("n_routed_experts", "num_experts"),
             dense_layers="first",
             scores="sigmoid",
             renormalises=None,

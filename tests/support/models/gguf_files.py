@@ -38,6 +38,8 @@ _ARCHITECTURES = {
     "hunyuan_v1_dense": "hunyuan-dense",
     "nemotron": "nemotron",
     "arcee": "arcee",
+    "deepseek_v2": "deepseek2",
+    "deepseek_v3": "deepseek2",
 }
 _PERMUTED = ("llama", "smollm3", "granite", "arcee")
 _NAMES = {
@@ -62,6 +64,15 @@ _NAMES = {
     "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
     "mlp.shared_expert.up_proj": "ffn_up_shexp",
     "mlp.shared_expert.down_proj": "ffn_down_shexp",
+    "self_attn.q_a_proj": "attn_q_a",
+    "self_attn.q_a_layernorm": "attn_q_a_norm",
+    "self_attn.q_b_proj": "attn_q_b",
+    "self_attn.kv_a_proj_with_mqa": "attn_kv_a_mqa",
+    "self_attn.kv_a_layernorm": "attn_kv_a_norm",
+    "self_attn.kv_b_proj": "attn_kv_b",
+    "mlp.shared_experts.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_experts.up_proj": "ffn_up_shexp",
+    "mlp.shared_experts.down_proj": "ffn_down_shexp",
     "mlp.c_fc": "ffn_up",
     "mlp.c_proj": "ffn_down",
     "self_attn.query_layernorm": "attn_q_norm",
@@ -108,6 +119,12 @@ def write_gguf(name: str, path: Path, *, name_as: str | None = None, extra: dict
         if ".experts." in key:
             _add_experts(writer, key, tensor)
             continue
+        if key.endswith("kv_b_proj.weight"):
+            _add_latent(writer, key, tensor, config)
+            continue
+        if key.endswith("e_score_correction_bias"):
+            writer.add_tensor(f"blk.{key.split('.')[2]}.exp_probs_b.bias", tensor.numpy())
+            continue
         if key.endswith("shared_expert_gate.weight"):
             tensor = tensor.squeeze(0)
         writer.add_tensor(gguf_name(key, architecture), tensor.numpy())
@@ -132,6 +149,40 @@ def _add_experts(writer: gguf.GGUFWriter, key: str, tensor: Tensor) -> None:
         return
     for name, part in zip(("gate", "up"), tensor.chunk(2, dim=1), strict=True):
         writer.add_tensor(f"{block}.ffn_{name}_exps.weight", part.contiguous().numpy())
+
+
+def _add_latent(writer: gguf.GGUFWriter, key: str, tensor: Tensor, config: Any) -> None:
+    """Of each head the rows of keys, transposed, and those of values."""
+    block, plain = f"blk.{key.split('.')[2]}", config.qk_nope_head_dim
+    heads = tensor.view(config.num_attention_heads, plain + config.v_head_dim, -1)
+    writer.add_tensor(f"{block}.attn_k_b.weight", heads[:, :plain].transpose(1, 2).contiguous().numpy())
+    writer.add_tensor(f"{block}.attn_v_b.weight", heads[:, plain:].contiguous().numpy())
+
+
+def _add_latent_metadata(writer: gguf.GGUFWriter, config: Any, rope: dict[str, Any]) -> None:
+    writer.add_leading_dense_block_count(config.first_k_dense_replace)
+    writer.add_vocab_size(config.vocab_size)
+    if config.q_lora_rank is not None:
+        writer.add_q_lora_rank(config.q_lora_rank)
+    writer.add_kv_lora_rank(config.kv_lora_rank)
+    writer.add_key_length(config.kv_lora_rank + config.qk_rope_head_dim)
+    writer.add_value_length(config.kv_lora_rank)
+    writer.add_key_length_mla(config.qk_nope_head_dim + config.qk_rope_head_dim)
+    writer.add_value_length_mla(config.v_head_dim)
+    writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    writer.add_expert_shared_count(config.n_shared_experts)
+    writer.add_expert_weights_scale(config.routed_scaling_factor)
+    if config.norm_topk_prob:
+        writer.add_expert_weights_norm(True)
+    gating = gguf.ExpertGatingFuncType
+    writer.add_expert_gating_func(gating.SIGMOID if config.model_type == "deepseek_v3" else gating.SOFTMAX)
+    if config.n_group is not None:
+        writer.add_expert_group_count(config.n_group)
+        writer.add_expert_group_used_count(config.topk_group)
+    writer.add_rope_dimension_count(config.qk_rope_head_dim)
+    if "mscale_all_dim" in rope:
+        writer.add_rope_scaling_yarn_log_mul(0.1 * rope["mscale_all_dim"])
+        writer.add_rope_scaling_yarn_beta_fast(rope["beta_fast"])
 
 
 def gguf_architecture(model: Any) -> str:
@@ -170,7 +221,10 @@ def _add_metadata(writer: gguf.GGUFWriter, architecture: str, config: Any) -> No
     writer.add_block_count(config.num_hidden_layers)
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
+    is_latent = architecture == "deepseek2"
+    writer.add_head_count_kv(1 if is_latent else config.num_key_value_heads)
+    if is_latent:
+        _add_latent_metadata(writer, config, rope)
     for key in ("layer_norm_eps", "norm_epsilon", "norm_eps"):
         if hasattr(config, key):
             writer.add_layer_norm_eps(getattr(config, key))
@@ -178,7 +232,7 @@ def _add_metadata(writer: gguf.GGUFWriter, architecture: str, config: Any) -> No
     else:
         writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_file_type(gguf.LlamaFileType.ALL_F32)
-    if head_dim * config.num_attention_heads != config.hidden_size:
+    if head_dim * config.num_attention_heads != config.hidden_size and not is_latent:
         writer.add_key_length(head_dim)
         writer.add_value_length(head_dim)
     if rope["rope_type"] == "dynamic" and "alpha" in rope:
@@ -221,7 +275,7 @@ def _add_metadata(writer: gguf.GGUFWriter, architecture: str, config: Any) -> No
     if architecture == "gemma3":
         writer.add_rope_freq_base_swa(config.rope_parameters["sliding_attention"]["rope_theta"])
     if hasattr(config, "num_experts_per_tok"):
-        writer.add_expert_count(config.num_experts)
+        writer.add_expert_count(config.n_routed_experts if is_latent else config.num_experts)
         writer.add_expert_used_count(config.num_experts_per_tok)
     if architecture in ("qwen2moe", "qwen3moe"):
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)

@@ -314,6 +314,21 @@ MODELS: dict[str, tuple[type[Any], type[Any], dict[str, Any]]] = {
             "rope_parameters": {**_YARN, "mscale": 0.7, "mscale_all_dim": 0.9, "beta_fast": 8.0},
         },
     ),
+    # What a GGUF file can say: no biases, and the two factors of YaRN are the same.
+    "deepseek_v2_plain": (
+        DeepseekV2Config,
+        DeepseekV2ForCausalLM,
+        {
+            **_LATENT,
+            "q_lora_rank": None,
+            "n_routed_experts": 12,
+            "num_experts_per_tok": 3,
+            "n_group": 4,
+            "topk_group": 2,
+            "topk_method": "group_limited_greedy",
+            "rope_parameters": {**_YARN, "mscale": 0.7, "mscale_all_dim": 0.7, "beta_fast": 8.0},
+        },
+    ),
     "deepseek_v3": (
         DeepseekV3Config,
         DeepseekV3ForCausalLM,
@@ -324,7 +339,7 @@ MODELS: dict[str, tuple[type[Any], type[Any], dict[str, Any]]] = {
             "num_experts_per_tok": 3,
             "n_group": 4,
             "topk_group": 2,
-            "routed_scaling_factor": 1.7,
+            "routed_scaling_factor": 1.75,
             "rope_parameters": {**_YARN, "mscale": 1.0, "mscale_all_dim": 1.0, "beta_fast": 1.0},
         },
     ),
