@@ -148,6 +148,7 @@ class Fleet:
             self._closing = True
             await asyncio.gather(*starts, return_exceptions=True)
             await asyncio.gather(*(self._launcher.stop(task.result()[0]) for task in starts if not _failed(task)))
+            await self._launcher.close()
             raise
         self._ready = started[0][1]
         self._adapters.begin(self._ready.adapters)
@@ -243,7 +244,10 @@ class Fleet:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for client in self.replicas.values():  # that they end now is no loss
             mute(client)
-        await asyncio.gather(*(self._launcher.stop(client) for client in self.replicas.values()))
+        try:
+            await asyncio.gather(*(self._launcher.stop(client) for client in self.replicas.values()))
+        finally:
+            await self._launcher.close()
 
     def _join(self, client: ReplicaClient, ready: Ready, lacking: frozenset[str] = frozenset()) -> None:
         """Let a started replica take sequences, but for those of adapters that it lacks."""
@@ -364,7 +368,8 @@ class Fleet:
                 self._num_failed += 1
                 logger.error("a replica could not be started: %s", error)
                 if self._num_failed >= MOST_FAILED_STARTS and not self.replicas:
-                    self._die(EngineDead(f"No replica of the engine can be started: {error}"))
+                    self.death = EngineDead(f"No replica of the engine can be started: {error}")
+                    self.on_death(self.death)
                 await asyncio.sleep(self._num_failed)
                 continue
             self._num_failed = 0
@@ -382,10 +387,6 @@ class Fleet:
         until = time.monotonic() + RESUME_SECONDS
         while self._roster.serving and self._dispatcher.num_interrupted and time.monotonic() < until:
             await asyncio.sleep(_RESUME_POLL_SECONDS)
-
-    def _die(self, death: EngineDead) -> None:
-        self.death = death
-        self.on_death(death)
 
     def _run(self, job: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(job)

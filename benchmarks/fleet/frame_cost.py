@@ -45,6 +45,9 @@ class SilentReplica:
     async def stop(self, client: Any) -> None:
         """Do nothing."""
 
+    async def close(self) -> None:
+        """Do nothing."""
+
     def submit(self, submits: Sequence[Submit]) -> None:
         self.numbers += [submit.id for submit in submits]
 

@@ -83,7 +83,7 @@ def _options() -> argparse.Namespace:
 
 
 def _command(*more: str) -> str:
-    adapters = ["--enable-lora", "--lora-dir", str(ADAPTERS)]
+    adapters = ["--enable-lora", "--lora-dir", str(ADAPTERS), "--lora-modules", f"second-pirate={ADAPTERS / 'pirate'}"]
     words = [
         sys.executable,
         "-P",
