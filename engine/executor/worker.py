@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -64,6 +64,7 @@ class Worker:
     Args:
         model_path: folder in Hugging Face format or GGUF file.
         step_timer: makes the timer of each step.
+        model: what ``load_weights`` has loaded with the same options; None to load it.
 
     Attributes:
         vocab_size: width of the logits.
@@ -80,12 +81,19 @@ class Worker:
         ConfigError: the options do not fit the model or the memory.
     """
 
-    def __init__(self, config: EngineConfig, model_path: Path, step_timer: Callable[[], StepTimer] = StepTimer) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        model_path: Path,
+        step_timer: Callable[[], StepTimer] = StepTimer,
+        *,
+        model: DecoderModel | None = None,
+    ) -> None:
         started = time.monotonic()
         device = _set_up_device(config)
         self.overlaps = device.type == "cuda"
         checkpoint = open_checkpoint(model_path)
-        self.model = model = _load(config, checkpoint, device)
+        self.model = model = model or _load(config, checkpoint, device)
         self.vocab_size, self.eos_ids = model.config.vocab_size, _end_tokens(config, model.config, model_path)
         self.base_digest = base_digest(checkpoint, dummy=config.load_format == "dummy")
         loaded = time.monotonic()
@@ -141,6 +149,19 @@ class Worker:
         )
         sampler = Sampler(config.max_num_seqs, self.vocab_size, model.device)
         return ModelRunner(model, _forward(config, model, kv, inputs), kv, inputs, sampler, step_timer)
+
+
+def load_weights(config: EngineConfig, model_path: Path) -> DecoderModel | None:
+    """Load a model's weights for a ``Worker`` of this process or of one that is forked from it; no thread is started.
+
+    Returns:
+        None for a GPU, whose memory no other process can have.
+
+    Raises:
+        ModelError, ConfigError: as ``Worker``.
+    """
+    device = _set_up_device(replace(config, threads=1))
+    return _load(config, open_checkpoint(model_path), device) if device.type == "cpu" else None
 
 
 def _set_up_device(config: EngineConfig) -> torch.device:
