@@ -216,7 +216,7 @@ def rope_store_kv(
 
     Args:
         qkv: [T, (Hq + 2 * Hkv) * D]: heads of q, then of k, then of v.
-        positions: [T] int64, rows of ``params.cos_sin``.
+        positions: [T] int64, rows of ``params.cos_sin`` and ``params.query_scale``.
         kv_loc: [T] int64, the cell of each token; on a CUDA device -1 for none.
         k_cache: [num_pages, Hkv, page_size, D] of the type of qkv, written.
         v_cache: the same.
@@ -249,8 +249,9 @@ def attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: PagedBatch, pa
     each row would get alone; on a CUDA device where ``batch.shared`` says so.
 
     Token i of row r has position ``context_len[r] - query_len[r] + i`` and sees the keys at positions up to its own,
-    with a window the last ``window`` of them (itself included). A score is ``s = scale * q.k``, or ``soft_cap * tanh(s
-    / soft_cap)``; query head h reads KV head ``h // (Hq / Hkv)``. With sinks the weights of a head's keys are ``exp(s)
+    with a window the last ``window`` of them (itself included), with chunks those from the last multiple of ``chunk``
+    on. A score is ``s = scale * q.k``, or ``soft_cap * tanh(s / soft_cap)``; query head h reads KV head ``h // (Hq /
+    Hkv)``. With sinks the weights of a head's keys are ``exp(s)
     / (exp(sink) + sum of exp(s))``.
 
     Args:

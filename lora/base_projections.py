@@ -55,6 +55,7 @@ class ExpertModules:
         size: intermediate size of an expert.
         hidden: the model's size.
         interleaved: rows of gate and up are stored by turns.
+        swapped: PEFT takes the inputs of the stored matrices for their outputs (Llama 4).
     """
 
     count: int
@@ -63,7 +64,8 @@ class ExpertModules:
     down: tuple[str, ...]
     size: int
     hidden: int
-    interleaved: bool
+    interleaved: bool = False
+    swapped: bool = False
 
 
 @dataclass(frozen=True, slots=True)

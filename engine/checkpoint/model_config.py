@@ -106,18 +106,36 @@ class Rope:
 
 
 @dataclass(frozen=True, slots=True)
+class QueryScaling:
+    """Queries times ``1 + beta * log(1 + floor((position + shift) / length))``: sharper attention in long contexts.
+
+    Attributes:
+        length: tokens; the factor is 1 before.
+        shift: 1 where positions are counted from 1 (Llama 4), else 0.
+    """
+
+    beta: float
+    length: int
+    shift: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class LayerConfig:
     """Parameters of one layer.
 
     Attributes:
         window: size of the sliding window, the token itself included; None for full attention.
+        chunk: size of a chunk: a token sees the keys of its own one; None for full attention.
         rope: None for a layer without positions.
         mixture: the experts that are the layer's MLP, None for an ordinary one.
+        query_scaling: a factor of queries by position, or None.
     """
 
     window: int | None
     rope: Rope | None
     mixture: Mixture | None = None
+    query_scaling: QueryScaling | None = None
+    chunk: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,10 +152,11 @@ class ModelConfig:
         norms: names of a layer's norms. ``before_mlp`` of a parallel block is ``before_attention``.
         parallel_block: attention and MLP have the same input (Cohere).
         qk_norm: norm of query and key heads, None for none.
-        head_norms: names of these norms.
+        head_norms: names of these norms; None for norms without weights, in layers with a rotary embedding (Llama 4).
         is_qk_normed_last: they come after the rotation (HunYuan), else before.
         qkv_modules: names of the projections of q, k and v, or of the one for all three (Phi-3).
         mlp_modules: names of the MLP's projections: of gate and up, or of both in one, or of up alone; then of down.
+        mlp_block: the module that they are in.
         gated_mlp: the MLP is ``down(act(gate(x)) * up(x))``, else ``down(act(up(x)))``.
         qkv_bias: q, k and v projections have a bias; ``output_bias`` and ``mlp_bias`` likewise for theirs.
         attention_sinks: each head has a logit without a value, which the softmax takes into account (gpt-oss).
@@ -171,10 +190,11 @@ class ModelConfig:
     norms: LayerNorms
     parallel_block: bool
     qk_norm: HeadNorm | None
-    head_norms: tuple[str, str]
+    head_norms: tuple[str, str] | None
     is_qk_normed_last: bool
     qkv_modules: tuple[str, ...]
     mlp_modules: tuple[str, ...]
+    mlp_block: str
     gated_mlp: bool
     qkv_bias: bool
     output_bias: bool

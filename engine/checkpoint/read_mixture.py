@@ -50,6 +50,7 @@ def _mixture(fields: Fields, family: MixtureFamily) -> Mixture:
         gated_sharing=family.gated_sharing,
         biased=family.biased,
         clamp=_clamp(fields) if family.clamped else None,
+        weighs_input=family.weighs_input,
     )
 
 
@@ -75,11 +76,23 @@ def _sparse_layers(fields: Fields, family: MixtureFamily, num_layers: int) -> li
         case "first":
             first = fields.integer("first_k_dense_replace", low=0, high=num_layers)
             return [index >= first for index in range(num_layers)]
+        case "unlisted":
+            return _listed_layers(fields, num_layers)
     dense = fields.values.get("mlp_only_layers") or []
     if not isinstance(dense, list) or any(type(index) is not int for index in dense):
         raise fields.wrong("mlp_only_layers", "a list of layers")
     step = fields.integer("decoder_sparse_step", default=1)
     return [index not in dense and (index + 1) % step == 0 for index in range(num_layers)]
+
+
+def _listed_layers(fields: Fields, num_layers: int) -> list[bool]:
+    listed = fields.values.get("moe_layers")
+    if listed is None:
+        step = fields.integer("interleave_moe_layer_step")
+        return [(index + 1) % step == 0 for index in range(num_layers)]
+    if not isinstance(listed, list) or any(type(index) is not int for index in listed):
+        raise fields.wrong("moe_layers", "a list of layers")
+    return [index in listed for index in range(num_layers)]
 
 
 def prediction_layers(fields: Fields, family: MixtureFamily | None) -> int:

@@ -9,14 +9,14 @@ from torch import Tensor
 
 from ...kernels.ops import AttentionParams, QuantisedLinear, RopeParams
 from ..checkpoint.gguf import GgufFile
-from ..checkpoint.model_config import ModelConfig, Rope
+from ..checkpoint.model_config import LayerConfig, ModelConfig, QueryScaling, Rope
 from ..checkpoint.read_config import open_checkpoint, read_model_config
 from ..errors import ModelError
 from ..models.decoder import DecoderModel
 from ..models.experts import Experts
 from ..models.layers import Attention, DecoderLayer, Mlp, PlainMlp, Projection
 from ..models.norms import LayerNorm, NoNorm, Norm, RmsNorm, ScaledSum
-from ..models.rope import cos_sin_table
+from ..models.rope import cos_sin_table, query_scale_table
 from .load_experts import load_experts
 from .tensor_names import (
     EMBEDDING,
@@ -26,7 +26,6 @@ from .tensor_names import (
     check_tensors,
     down_module,
     expected_shapes,
-    head_norm_shapes,
     prediction_tensors,
     qkv_modules,
     up_modules,
@@ -91,6 +90,7 @@ class _Assembly:
         self.weights = weights
         self.max_positions = max_positions
         self.tables: dict[Rope, Tensor] = {}
+        self.query_scales: dict[QueryScaling, Tensor] = {}
         self.has_two_ropes = config.rope_switch is not None and max_positions > config.rope_switch
 
     def model(self) -> DecoderModel:
@@ -132,15 +132,14 @@ class _Assembly:
         config = self.config
         if (mixture := config.layers[index].mixture) is not None:
             return load_experts(self.weights, f"{prefix}.{mixture.names.block}", mixture, config.hidden_size)
-        up = self.projection(f"{prefix}.mlp", up_modules(config), config.mlp_bias)
-        down = self.projection(f"{prefix}.mlp", down_module(config), config.mlp_bias)
+        up = self.projection(f"{prefix}.{config.mlp_block}", up_modules(config), config.mlp_bias)
+        down = self.projection(f"{prefix}.{config.mlp_block}", down_module(config), config.mlp_bias)
         return Mlp(up, down, config.activation) if config.gated_mlp else PlainMlp(up, down, config.activation)
 
     def attention(self, index: int, prefix: str) -> Attention:
         config = self.config
         layer = config.layers[index]
-        head_norms = [self.weights.tensor(f"{prefix}.{name}.weight") for name in head_norm_shapes(config)]
-        q_norm, k_norm = head_norms or (None, None)
+        q_norm, k_norm = self.head_norms(layer, prefix)
         return Attention(
             qkv=self.projection(prefix, qkv_modules(config), config.qkv_bias),
             output=self.projection(prefix, {"o_proj": config.hidden_size}, config.output_bias),
@@ -155,14 +154,27 @@ class _Assembly:
                 norm=config.qk_norm or "head",
                 is_normed_last=config.is_qk_normed_last,
                 is_interleaved=layer.rope is not None and layer.rope.interleaved,
+                query_scale=self.query_scale(layer.query_scaling) if layer.query_scaling else None,
             ),
             params=AttentionParams(
                 scale=config.attention_scale,
                 window=layer.window,
                 soft_cap=config.attention_soft_cap,
                 sinks=self.weights.exact(f"{prefix}.{SINKS}") if config.attention_sinks else None,
+                chunk=layer.chunk,
             ),
         )
+
+    def head_norms(self, layer: LayerConfig, prefix: str) -> tuple[Tensor | None, Tensor | None]:
+        """Return the weights of the norms of query and key heads, None for no norms."""
+        config = self.config
+        if config.qk_norm is None or (config.head_norms is None and layer.rope is None):
+            return None, None
+        if config.head_norms is None:
+            ones = torch.ones(config.head_dim, dtype=self.weights.dtype, device=self.weights.device)
+            return ones, ones
+        q_norm, k_norm = (self.weights.tensor(f"{prefix}.{name}.weight") for name in config.head_norms)
+        return q_norm, k_norm
 
     def embedding_and_head(self) -> tuple[Tensor | QuantisedLinear, Projection]:
         """Return the embedding, plain or quantised, and the head. A tied quantised head is the embedding itself."""
@@ -204,3 +216,9 @@ class _Assembly:
             parts = [cos_sin_table(rope, self.max_positions, device, is_long=is_long) for is_long in kinds]
             self.tables[rope] = torch.cat(parts)
         return self.tables[rope]
+
+    def query_scale(self, scaling: QueryScaling) -> Tensor:
+        if scaling not in self.query_scales:
+            part = query_scale_table(scaling, self.max_positions, self.weights.device)
+            self.query_scales[scaling] = part.repeat(2 if self.has_two_ropes else 1)
+        return self.query_scales[scaling]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable, Mapping
 
@@ -43,7 +44,7 @@ def down_module(config: ModelConfig) -> dict[str, int]:
 
 def head_norm_shapes(config: ModelConfig) -> dict[str, Shape]:
     """Return the names of the norms of query and key heads, if there are any, and their shapes."""
-    if config.qk_norm is None:
+    if config.qk_norm is None or config.head_norms is None:
         return {}
     heads = (config.num_heads, config.num_kv_heads)
     shapes: dict[HeadNorm, tuple[Shape, ...]] = {
@@ -72,8 +73,9 @@ def expected_shapes(config: ModelConfig) -> dict[str, Shape]:
         if (mixture := config.layers[index].mixture) is not None:
             shapes |= mixture_shapes(f"{prefix}.{mixture.names.block}", mixture, hidden)
             continue
-        shapes |= _linears(f"{prefix}.mlp", up_modules(config), hidden, config.mlp_bias)
-        shapes |= _linears(f"{prefix}.mlp", down_module(config), config.intermediate_size, config.mlp_bias)
+        block = f"{prefix}.{config.mlp_block}"
+        shapes |= _linears(block, up_modules(config), hidden, config.mlp_bias)
+        shapes |= _linears(block, down_module(config), config.intermediate_size, config.mlp_bias)
     return shapes
 
 
@@ -88,12 +90,14 @@ def mixture_shapes(prefix: str, mixture: Mixture, hidden: int) -> dict[str, Shap
     shapes = _linears(prefix, {names.router: count}, hidden, mixture.biased)
     if mixture.corrected:
         shapes[f"{prefix}.{names.router}.{CORRECTION}"] = (count,)
-    match names.storage:
+    match "modules" if names.is_split else names.storage:
         case "modules":
             for expert in range(count):
-                inner = f"{prefix}.experts.{expert}"
-                shapes |= _linears(inner, {names.gate: size, names.up: size}, hidden, bias=False)
-                shapes |= _linears(inner, {names.down: hidden}, size, bias=False)
+                gate, up, down = expert_modules(prefix, mixture, expert)
+                for module, shape in {gate: (size, hidden), up: (size, hidden), down: (hidden, size)}.items():
+                    shapes[f"{module}.weight"] = shape
+                    if mixture.biased:
+                        shapes[f"{module}.bias"] = shape[:1]
         case "stacked":
             shapes[f"{prefix}.{names.gate}.weight"] = (count, 2 * size, hidden)
             shapes[f"{prefix}.{names.down}.weight"] = (count, hidden, size)
@@ -102,6 +106,9 @@ def mixture_shapes(prefix: str, mixture: Mixture, hidden: int) -> dict[str, Shap
             shapes[f"{prefix}.{names.gate}_bias"] = (count, 2 * size)
             shapes[f"{prefix}.{names.down}"] = (count, size, hidden)
             shapes[f"{prefix}.{names.down}_bias"] = (count, hidden)
+        case "transposed":
+            shapes[f"{prefix}.{names.gate}"] = (count, hidden, 2 * size)
+            shapes[f"{prefix}.{names.down}"] = (count, size, hidden)
     if mixture.shared_size:
         inner = f"{prefix}.{names.shared}"
         shapes |= _linears(inner, shared_modules(mixture), hidden, bias=False)
@@ -134,7 +141,8 @@ def _linears(prefix: str, modules: dict[str, int], in_features: int, bias: bool)
 def prediction_tensors(names: Iterable[str], config: ModelConfig) -> frozenset[str]:
     """Return the tensors of layers that predict further tokens, which are not loaded."""
     first = config.num_layers
-    prefixes = tuple(f"model.layers.{index}." for index in range(first, first + config.prediction_layers))
+    behind = range(first, first + config.prediction_layers)
+    prefixes = tuple(f"{layers}.{index}." for index in behind for layers in ("model.layers", "blk"))  # or of GGUF
     return frozenset(name for name in names if name.startswith(prefixes))
 
 
@@ -161,7 +169,7 @@ def _listed(names: Iterable[str]) -> str:
 
 
 _GGUF_MODULES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
-_GGUF_EXPERTS = {"ffn_gate_exps": "gate", "ffn_up_exps": "up", "ffn_down_exps": "down"}
+_GGUF_EXPERTS = ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")  # in the order of ``expert_modules``
 _GGUF_LAYER = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 
 
@@ -169,25 +177,43 @@ def from_gguf(name: str, config: ModelConfig) -> str:
     """Return the Hugging Face name of a tensor in a GGUF file; a name without counterpart stays as it is."""
     if match := _GGUF_LAYER.fullmatch(name):
         index, module, kind = match.groups()
+        if module == "attn_sinks" and config.attention_sinks:
+            return f"model.layers.{index}.self_attn.{SINKS}"
         if found := _gguf_mixture_module(module, config, int(index)) or _gguf_layer_module(module, config):
-            return f"model.layers.{index}.{found}.{kind}"
+            return f"model.layers.{index}.{found}" + ("" if found.endswith(CORRECTION) else f".{kind}")
         return name
     module, _, kind = name.rpartition(".")
     return f"{_GGUF_MODULES[module]}.{kind}" if module in _GGUF_MODULES else name
 
 
 def experts_from_gguf(name: str, config: ModelConfig) -> list[str]:
-    """Return the Hugging Face names of the matrices that a GGUF tensor of experts stacks; none for another tensor."""
+    """Return the Hugging Face names of what a GGUF tensor of experts stacks; none for another tensor."""
     match = _GGUF_LAYER.fullmatch(name)
     if match is None or match[2] not in _GGUF_EXPERTS or int(match[1]) >= config.num_layers:
         return []
     mixture = config.layers[int(match[1])].mixture
-    if mixture is None or match[3] != "weight":
+    if mixture is None:
         return []
-    names = mixture.names
-    module = {"gate": names.gate, "up": names.up, "down": names.down}[_GGUF_EXPERTS[match[2]]]
-    prefix = f"model.layers.{match[1]}.{names.block}.experts"
-    return [f"{prefix}.{expert}.{module}.weight" for expert in range(mixture.num_experts)]
+    prefix, which = f"model.layers.{match[1]}.{mixture.names.block}", _GGUF_EXPERTS.index(match[2])
+    modules = (expert_modules(prefix, mixture, expert)[which] for expert in range(mixture.num_experts))
+    return [f"{module}.{match[3]}" for module in modules]
+
+
+def fused_from_gguf(name: str, config: ModelConfig) -> list[tuple[str, int, int]] | None:
+    """Return the parts of a GGUF tensor that holds q, k and v of a model whose checkpoints have them apart.
+
+    Each is a Hugging Face name, its first row and the row behind its last. None for another tensor.
+    """
+    match = _GGUF_LAYER.fullmatch(name)
+    modules = qkv_modules(config)
+    if match is None or match[2] != "attn_qkv" or len(modules) == 1:
+        return None
+    ends = list(itertools.accumulate(modules.values()))
+    prefix = f"model.layers.{match[1]}.self_attn"
+    return [
+        (f"{prefix}.{module}.{match[3]}", end - size, end)
+        for (module, size), end in zip(modules.items(), ends, strict=True)
+    ]
 
 
 def _gguf_mixture_module(module: str, config: ModelConfig, index: int) -> str | None:
@@ -198,6 +224,7 @@ def _gguf_mixture_module(module: str, config: ModelConfig, index: int) -> str | 
     names = mixture.names
     found = {
         "ffn_gate_inp": names.router,
+        "exp_probs_b": f"{names.router}.{CORRECTION}",
         "ffn_gate_inp_shexp": f"{names.shared}_gate",
         "ffn_gate_shexp": f"{names.shared}.gate_proj",
         "ffn_up_shexp": f"{names.shared}.up_proj",
@@ -214,13 +241,14 @@ def _gguf_layer_module(module: str, config: ModelConfig) -> str | None:
         return norms[first] or norms[second]
     names = {
         "attn_output": "self_attn.o_proj",
-        "attn_q_norm": f"self_attn.{config.head_norms[0]}",
-        "attn_k_norm": f"self_attn.{config.head_norms[1]}",
-        "ffn_up": f"mlp.{mlp[-2]}",
-        "ffn_down": f"mlp.{mlp[-1]}",
+        "ffn_up": f"{config.mlp_block}.{mlp[-2]}",
+        "ffn_down": f"{config.mlp_block}.{mlp[-1]}",
     }
     if len(mlp) == 3:
-        names["ffn_gate"] = f"mlp.{mlp[0]}"
+        names["ffn_gate"] = f"{config.mlp_block}.{mlp[0]}"
+    if config.head_norms is not None:
+        stored = ("attn_q_norm", "attn_k_norm")
+        names |= {norm: f"self_attn.{name}" for norm, name in zip(stored, config.head_norms, strict=True)}
     of_qkv = ("attn_q", "attn_k", "attn_v") if len(attention) == 3 else ("attn_qkv",)
     names |= {stored: f"self_attn.{name}" for stored, name in zip(of_qkv, attention, strict=True)}
     return names.get(module)

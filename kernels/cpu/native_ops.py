@@ -31,8 +31,8 @@ _TYPES: Final = (_BF16, _FP32)
 # The C++ structures: q for integers, booleans and addresses (0 for none), d for real numbers.
 _PACK_LINEAR: Final = Struct("5q")
 _LINEAR: Final = Struct("11q")
-_ROPE_STORE_KV: Final = Struct("24q2d")
-_ATTENTION: Final = Struct("20q2d")
+_ROPE_STORE_KV: Final = Struct("25q2d")
+_ATTENTION: Final = Struct("21q2d")
 _LARGEST: Final = Struct("6q")
 _MASK_LOGITS: Final = Struct("7q")
 _COPY_PAGES: Final = Struct("12q")
@@ -188,6 +188,7 @@ class Kernels(ElementwiseKernels):
         _check_index("kv_loc", kv_loc, torch.int64, (tokens,))
         _check_norms(params, head_dim)
         rotary_dim = 0 if cos_sin is None else _check_cos_sin(cos_sin, head_dim)
+        max_position = _check_positions(params)
         norm = k_norm if q_norm is None else q_norm
         q = self.library.empty((tokens, num_heads, head_dim), dtype=qkv.dtype)
         failed = self._rope_store_kv(
@@ -206,7 +207,7 @@ class Kernels(ElementwiseKernels):
                 num_kv_heads,
                 head_dim,
                 rotary_dim,
-                0 if cos_sin is None else cos_sin.shape[0],
+                max_position,
                 num_pages,
                 page_size,
                 qkv.dtype is _BF16,
@@ -216,6 +217,7 @@ class Kernels(ElementwiseKernels):
                 params.is_interleaved,
                 _HEAD_NORMS.index(params.norm),
                 params.is_normed_last,
+                0 if params.query_scale is None else params.query_scale.data_ptr(),
                 params.eps,
                 params.offset,
             )
@@ -262,6 +264,7 @@ class Kernels(ElementwiseKernels):
                 self.library.num_threads,
                 int8_kv_layout.is_int8(k_cache),
                 0 if params.sinks is None else params.sinks.data_ptr(),
+                params.chunk or 0,
                 params.scale,
                 params.soft_cap or 0.0,
             )
@@ -332,3 +335,13 @@ def _check_cos_sin(cos_sin: Tensor, head_dim: int) -> int:
         raise ValueError(f"cos_sin has {rotary_dim} columns; an even number of at most {head_dim} is needed")
     _check_index("cos_sin", cos_sin, torch.float32, (cos_sin.shape[0], rotary_dim))
     return rotary_dim
+
+
+def _check_positions(params: RopeParams) -> int:
+    """Check the factors of queries and return the number of positions that the tables have, 0 without any."""
+    cos_sin, scale = params.cos_sin, params.query_scale
+    if scale is None:
+        return 0 if cos_sin is None else cos_sin.shape[0]
+    positions = scale.shape[0] if cos_sin is None else cos_sin.shape[0]
+    _check_index("query_scale", scale, torch.float32, (positions,))
+    return positions

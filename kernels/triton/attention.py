@@ -25,7 +25,7 @@ from . import attention_kernels
 from .launch import NARROW_TYPES, Launch, cdiv, is_narrow, meta, num_sms, power_of_two
 
 _BLOCKS_D = (64, 128, 256)  # dimensions of a head, rounded up
-_NO_WINDOW = 1 << 30
+_NO_WINDOW = _NO_CHUNK = 1 << 30
 _LOG2_E = 1.4426950408889634
 
 
@@ -118,10 +118,13 @@ class _Call:
         return self.params.window or _NO_WINDOW
 
     @property
+    def chunk(self) -> int:
+        return self.params.chunk or _NO_CHUNK
+
+    @property
     def shared_prefixes(self) -> SharedPrefixes | None:
         """None with a window too: rows of one prefix then see it from different keys on."""
-        window = self.params.window
-        return self.batch.shared if window is None or window >= self.batch.max_context else None
+        return self.batch.shared if min(self.window, self.chunk) >= self.batch.max_context else None
 
     @property
     def sinks(self) -> Tensor:
@@ -168,7 +171,7 @@ class _Call:
         tiles = self.q.shape[0] * self.group // block_m + self.rows
         args = (
             *(*self.tensors, self.batch.context_len, self.sinks, self.out),
-            *(self.rows, *self.cache_shape, self.window, *self.score),
+            *(self.rows, *self.cache_shape, self.window, self.chunk, *self.score),
         )
         return self._walk(attention_kernels.extend, "extend", (tiles, self.kv_heads, 1), args, self.counts_sinks)
 
@@ -177,7 +180,7 @@ class _Call:
         shared = self.shared_prefixes
         heads, dim = self.q.shape[1:]
         row_tiles = cdiv(self.group, self.config("decode").block_m)
-        keys = min(self.batch.max_context, self.params.window or self.batch.max_context)
+        keys = min(self.batch.max_context, self.window, self.chunk)
         splits = num_splits(self.rows * row_tiles * self.kv_heads, keys, num_sms(self.q.device))
         slots = splits + (shared.most_results if shared else 0)
         kept = self.rows * slots * heads if slots > 1 else 0
@@ -188,7 +191,7 @@ class _Call:
         args = (
             *(*self.tensors, self.batch.context_len, self.sinks, shared.end if shared else self.batch.context_len),
             *(self.out, values, weight, *self.cache_shape),
-            *(self.window, *self.score, row_tiles, splits, slots, int(shared is not None)),
+            *(self.window, self.chunk, *self.score, row_tiles, splits, slots, int(shared is not None)),
         )
         grid = (self.rows * row_tiles, self.kv_heads, splits)
         yield self._walk(attention_kernels.decode, "decode", grid, args, self.counts_sinks)

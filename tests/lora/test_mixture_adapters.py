@@ -65,6 +65,15 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
         {"target_modules": ["v_proj"], "target_parameters": ["router.weight", "experts.gate_up_proj"], "r": 3},
         {"target_modules": [], "target_parameters": ["experts.down_proj"], "r": 2},
     ],
+    "llama4": [
+        {"target_modules": ATTENTION, "r": 3},
+        {
+            "target_modules": ["shared_expert.up_proj", "feed_forward.down_proj"],
+            "target_parameters": ["experts.gate_up_proj", "experts.down_proj"],
+            "r": 2,
+            "rank_pattern": {"experts.down_proj": 3},
+        },
+    ],
     "gpt_oss": [
         {"target_modules": ATTENTION, "target_parameters": ["mlp.router.weight"], "r": 4},
         {"target_modules": [], "target_parameters": ["experts.gate_up_proj", "experts.down_proj"], "r": 2},

@@ -31,7 +31,7 @@ with warnings.catch_warnings():
 
 FAMILIES = [
     *("granite", "olmo2", "olmo3", "glm", "glm4", "cohere", "cohere_normed", "cohere2", "exaone4", "seed_oss_biased"),
-    *("starcoder2", "internlm3", "ernie4_5", "hunyuan", "nemotron", "arcee"),
+    *("starcoder2", "internlm3", "ernie4_5", "hunyuan", "nemotron", "arcee", "ministral3", "llama4"),
 ]
 PROMPT = [random.Random(5).randrange(VOCAB) for _ in range(41)]
 
@@ -83,7 +83,14 @@ def test_an_adapter_on_every_linear_module(family: tuple[str, Path], tmp_path: P
     """In chunks, beside a row without one."""
     name, folder = family
     torch.manual_seed(4)
-    options = LoraConfig(r=3, lora_alpha=9, target_modules="all-linear", init_lora_weights=False)
+    # PEFT cannot call Llama 4's router, whose result is a pair.
+    options = LoraConfig(
+        r=3,
+        lora_alpha=9,
+        target_modules="all-linear",
+        exclude_modules=["router"] if name == "llama4" else None,
+        init_lora_weights=False,
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         oracle = get_peft_model(copy.deepcopy(tiny_model(name)), options).eval()

@@ -5,6 +5,23 @@ from __future__ import annotations
 from .family import ATTENTION, QKV, Family
 from .mixture import ExpertNames, MixtureFamily
 
+_LLAMA4 = MixtureFamily(
+    names=ExpertNames(
+        block="feed_forward",
+        router="router",
+        gate="experts.gate_up_proj",
+        down="experts.down_proj",
+        storage="transposed",
+        shared="shared_expert",
+    ),
+    count_keys=("num_local_experts",),
+    size_key="intermediate_size",
+    dense_layers="unlisted",
+    scores="sigmoid",
+    renormalises=False,
+    shared_size_key="intermediate_size",
+    weighs_input=True,
+)
 _QWEN_COUNTS = ("num_experts", "num_local_experts")
 
 MIXTURE_FAMILIES = (
@@ -117,8 +134,10 @@ MIXTURE_FAMILIES = (
             grouped=True,
             shared_size_key="moe_intermediate_size",
             shared_count_key="n_shared_experts",
+            gguf_renormalises=True,
             prediction_layers_key="num_nextn_predict_layers",
         ),
+        gguf_name="glm4moe",
     ),
     Family(
         name="granitemoe",
@@ -139,6 +158,8 @@ MIXTURE_FAMILIES = (
             count_keys=("num_local_experts", "num_experts"),
             size_key="intermediate_size",
         ),
+        gguf_name="granitemoe",
+        permuted_gguf=True,
     ),
     Family(
         name="gpt_oss",
@@ -166,5 +187,43 @@ MIXTURE_FAMILIES = (
             clamped=True,
             mxfp4=True,
         ),
+        gguf_name="gpt-oss",
+        gguf_yarn_truncates=False,
+    ),
+    Family(
+        name="llama4",
+        models="Llama 4 Scout, Maverick",
+        architecture="Llama4ForCausalLM",
+        windows="chunks",
+        defaults={
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "rope_theta": 500_000.0,
+            "intermediate_size": 8192,
+            "intermediate_size_mlp": 16_384,
+            "num_local_experts": 16,
+            "num_experts_per_tok": 1,
+            "interleave_moe_layer_step": 1,
+            "no_rope_layer_interval": 4,
+            "attention_chunk_size": 8192,
+            "use_qk_norm": True,
+            "attn_temperature_tuning": True,
+            "floor_scale": 8192,
+            "attn_scale": 0.1,
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+        },
+        optional_biases={"attention_bias": ATTENTION},
+        qk_norm="head",
+        qk_norm_flag="use_qk_norm",
+        head_norms=None,
+        is_qk_normed_last=True,
+        mlp_block="feed_forward",
+        mlp_size_key="intermediate_size_mlp",
+        interleaved=True,
+        no_rope="listed",
+        attention_temperature=True,
+        mixture=_LLAMA4,
+        gguf_name="llama4",
     ),
 )

@@ -31,11 +31,11 @@ The same for all classes, as each is one decoder over the same ops:
 | `--kv-cache-dtype int8` | yes | refused |
 | LoRA adapters on every linear module, embedding and head; routers and shared experts | batched, native | batched, Triton |
 | LoRA adapters on experts, stacked (`target_parameters`) or one by one | batched, native | refused |
-| experts in MXFP4 (gpt-oss) | widened to the model's type, exactly | the same |
+| experts in MXFP4 (gpt-oss; also in GGUF files) | widened to the model's type, exactly | the same |
 
 On a GPU, norms of all query heads together (OLMo 2 and 3), layer norms of heads (Command R+) and additions that are no part of a norm are ops of their own in plain torch; all else is Triton. Of a mixture of experts the products are Triton; routing, and the sum of a token's experts, are plain torch.
 
-Router and the shared expert's gate stay in the model's type under `--quantization`. Layers that predict further tokens (GLM-4.5) are not loaded. Latent attention (DeepSeek V2 and V3), GGUF files of gpt-oss, GLM-4.5 and Granite's mixtures, and mixtures not in the table are refused by name.
+Router and the shared expert's gate stay in the model's type under `--quantization`. Layers that predict further tokens (GLM-4.5) are not loaded. Latent attention (DeepSeek V2 and V3) and mixtures not in the table are refused by name.
 """
 _ROPE = """## Rotary embeddings
 
@@ -43,6 +43,7 @@ Types under `rope_parameters` or `rope_scaling`: {types}. `su` is an old name of
 
 - **longrope** (Phi-3 with 128k, Phi-4-mini) has two tables: sequences of at most `original_max_position_embeddings` tokens are rotated by the short factors, longer ones by the long factors, all their tokens, as in transformers. KV of the one kind is of no use for the other: they are different namespaces of the prefix cache. A sequence that outgrows the length while it is generated is preempted and computed anew, once. Where `--max-model-len` is at most the original length, there are only short ones.
 - **dynamic** (InternLM 3) changes nothing up to `max_position_embeddings`. Beyond, the frequencies would change with every token and with them all cached keys: no sequence is longer. With an `alpha` (HunYuan) it is a fixed base.
+- **yarn** of Ministral 3 has `llama_4_scaling_beta`: queries are multiplied by a factor that grows with their position. Llama 4 has such a factor in its layers without rotary embedding (`attn_temperature_tuning`), and sees chunks of `attention_chunk_size` tokens in the others.
 - **yarn** extends `max_position_embeddings` where it names `original_max_position_embeddings`.
 """
 
@@ -54,6 +55,7 @@ _WINDOWS = {
     "pattern": "sliding in all but every n-th layer",
     "asked": "sliding in all layers, if asked for",
     "early": "sliding in every second of the first layers, if asked for",
+    "chunks": "in chunks where there is a rotary embedding, if any",
 }
 _NO_ROPE = {"never": "", "listed": "; none in listed layers", "full": "; none in full layers"}
 
@@ -90,7 +92,8 @@ def _rope(family: Family) -> str:
     pairs = "neighbours" if family.interleaved else "halves"
     part = ", a part" if family.partial_rotary else ""
     own = ", another one in sliding layers" if family.local_theta else ""
-    return f"{pairs}{part}{own}{_NO_ROPE[family.no_rope]}"
+    scaled = "; queries scaled by position" if family.scaled_queries or family.attention_temperature else ""
+    return f"{pairs}{part}{own}{_NO_ROPE[family.no_rope]}{scaled}"
 
 
 def _layer(family: Family) -> str:
@@ -120,8 +123,13 @@ def _layer(family: Family) -> str:
 
 def _experts(mixture: MixtureFamily) -> str:
     shared = " and a shared one" if mixture.shared_size_key else ""
-    some = {"none": "", "stepped": " in some layers", "first": " behind the first layers"}[mixture.dense_layers]
-    clamped = ", clamped SwiGLU" if mixture.clamped else ""
+    some = {
+        "none": "",
+        "stepped": " in some layers",
+        "first": " behind the first layers",
+        "unlisted": " in some layers",
+    }[mixture.dense_layers]
+    clamped = ", clamped SwiGLU" if mixture.clamped else ", of weighted inputs" if mixture.weighs_input else ""
     return f"experts{shared}{some}, {mixture.scores} router{', groups' if mixture.grouped else ''}{clamped}"
 
 
@@ -132,10 +140,12 @@ def _multimodal() -> str:
 
 def _tower_row(whole: Multimodal) -> str:
     vl = {"Qwen2_5_VLForConditionalGeneration": "qwen2vl", "Qwen3VLForConditionalGeneration": "qwen3vl"}
-    gguf = vl.get(whole.family.architecture, whole.family.gguf_name or "llama")
-    assert gguf in BY_GGUF_NAME
+    same = {"mistral": "llama"}.get(whole.family.name, whole.family.gguf_name)
+    gguf = vl.get(whole.family.architecture, same)
+    assert gguf is None or gguf in BY_GGUF_NAME
     towers = ", ".join(f"`{tower}`" for tower in whole.towers)
-    return f"| `{whole.family.architecture}` | `{whole.family.name}` | {towers} | `{gguf}` |"
+    stored = "" if gguf is None else f"`{gguf}`"
+    return f"| `{whole.family.architecture}` | `{whole.family.name}` | {towers} | {stored} |"
 
 
 if __name__ == "__main__":

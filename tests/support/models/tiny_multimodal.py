@@ -14,6 +14,9 @@ from torch import Tensor
 from transformers import (
     Gemma3Config,
     Gemma3ForConditionalGeneration,
+    Llama4Config,
+    Llama4ForCausalLM,
+    Llama4ForConditionalGeneration,
     Mistral3Config,
     Mistral3ForConditionalGeneration,
     PreTrainedModel,
@@ -65,6 +68,52 @@ MULTIMODAL: dict[str, Kind] = {
             "tie_word_embeddings": False,
         },
     ),
+    "ministral3": (
+        Mistral3Config,
+        Mistral3ForConditionalGeneration,
+        {
+            "text_config": {
+                **_TEXT,
+                "model_type": "ministral3",
+                "head_dim": 16,
+                "rope_parameters": {
+                    "rope_type": "yarn",
+                    "rope_theta": 500.0,
+                    "factor": 4.0,
+                    "original_max_position_embeddings": 9,
+                    "mscale": 1.0,
+                    "mscale_all_dim": 1.0,
+                    "llama_4_scaling_beta": 0.9,
+                },
+            },
+            "vision_config": {**_SIGLIP, "model_type": "pixtral", "head_dim": 8},
+            "image_token_index": 120,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "llama4": (
+        Llama4Config,
+        Llama4ForConditionalGeneration,
+        {
+            "text_config": {
+                **_TEXT,
+                "head_dim": 16,
+                "intermediate_size_mlp": 88,
+                "num_local_experts": 4,
+                "interleave_moe_layer_step": 2,
+                "no_rope_layer_interval": 2,
+                "attention_chunk_size": 10,
+                "floor_scale": 6,
+                "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
+            },
+            "vision_config": {
+                **_SIGLIP, "vision_output_dim": 48, "projector_input_dim": 64, "projector_output_dim": 48,
+            },
+            "image_token_index": 120,
+            "boi_token_index": 121,
+            "eoi_token_index": 122,
+        },
+    ),
     "qwen2_5_vl": (
         Qwen2_5_VLConfig,
         Qwen2_5_VLForConditionalGeneration,
@@ -111,7 +160,8 @@ def multimodal_model(name: str) -> PreTrainedModel:
 
 @torch.no_grad()
 def multimodal_logits(model: torch.nn.Module, tokens: list[int]) -> Tensor:
-    """[T, V] fp32 of text."""
+    """[T, V] fp32 of text. transformers 5.24 runs the whole of Llama 4 with images only."""
+    model = next((each for each in model.modules() if isinstance(each, Llama4ForCausalLM)), model)
     return model(input_ids=torch.tensor([tokens])).logits[0]
 
 
@@ -156,7 +206,7 @@ def _old_config(name: str, config: dict[str, Any]) -> dict[str, Any]:
         text.pop("layer_types")
     else:
         text["rope_theta"] = rope.pop("rope_theta")
-    if name == "qwen3_vl":
+    if name in ("qwen3_vl", "ministral3"):
         text["rope_scaling"] = rope
     if name == "qwen2_5_vl":
         text["rope_scaling"] = {"type": "mrope", "mrope_section": rope["mrope_section"]}
