@@ -16,6 +16,7 @@ from .families.family import Family
 from .families.family_table import BY_ARCHITECTURE
 from .model_config import Activation, LayerConfig, ModelConfig, YarnScaling
 from .read_mixture import prediction_layers, read_mixtures
+from .read_recurrent import own_keys, read_recurrent
 from .rope_config import read_ropes
 from .text_config import MULTIMODAL_BY_ARCHITECTURE, TEXT, VISION, language_config
 
@@ -64,7 +65,7 @@ def model_config(config: Mapping[str, Any]) -> ModelConfig:
         _refuse({key: value for key, value in config.items() if key not in (TEXT, VISION)}, family)
         config = language_config(config, whole, WHERE)
     _refuse(config, family)
-    fields = Fields({**family.defaults, **config}, WHERE)
+    fields = Fields({**family.defaults, **own_keys(config, family, WHERE)}, WHERE)
     heads = fields.integer("num_attention_heads", high=1 << 16)
     kv_heads = fields.integer("num_key_value_heads", high=1 << 16, default=heads)
     if heads % kv_heads:
@@ -115,6 +116,9 @@ def model_config(config: Mapping[str, Any]) -> ModelConfig:
         bos_token_id=next(iter(fields.token_ids("bos_token_id", vocab)), None),
         eos_token_ids=fields.token_ids("eos_token_id", vocab),
         prediction_layers=prediction_layers(fields, family.mixture),
+        output_module=family.output_module,
+        mlp_block=family.mlp_block,
+        final_norm=family.final_norm,
     )
 
 
@@ -245,13 +249,15 @@ def _layers(fields: Fields, family: Family, head_dim: int) -> tuple[LayerConfig,
         rotary = [kind == SLIDING for kind in kinds]
     window = fields.integer("sliding_window", high=MAX_LENGTH) if SLIDING in kinds else None
     mixtures = read_mixtures(fields, family.mixture, count)
+    recurrent = read_recurrent(fields, family, count)
     return tuple(
         LayerConfig(
             window=window if kind == SLIDING else None,
-            rope=(local if kind == SLIDING else full) if has_rope else None,
+            rope=(local if kind == SLIDING else full) if has_rope and state is None else None,
             mixture=mixture,
+            recurrent=state,
         )
-        for kind, has_rope, mixture in zip(kinds, rotary, mixtures, strict=True)
+        for kind, has_rope, mixture, state in zip(kinds, rotary, mixtures, recurrent, strict=True)
     )
 
 
@@ -272,7 +278,7 @@ def _layer_types(fields: Fields, family: Family, rotary: list[bool]) -> list[str
     """Return ``full_attention`` or ``sliding_attention`` for each layer."""
     count = len(rotary)
     listed = fields.values.get("layer_types")
-    if listed is None:
+    if listed is None or family.short_conv:
         return _derived_types(fields, family, rotary)
     if not isinstance(listed, list) or len(listed) != count or any(kind not in (FULL, SLIDING) for kind in listed):
         raise fields.wrong("layer_types", f"a list of {count} times {FULL} or {SLIDING}")

@@ -7,16 +7,17 @@ from collections.abc import Iterable, Mapping
 
 from ..checkpoint.families.mixture import Mixture
 from ..checkpoint.families.norm_layout import HeadNorm
+from ..checkpoint.families.recurrent import RecurrentLayer
 from ..checkpoint.model_config import ModelConfig
 from ..errors import ModelError, shortened
 
 Shape = tuple[int, ...]
 
 EMBEDDING = "model.embed_tokens.weight"
-FINAL_NORM = "model.norm"
 HEAD = "lm_head.weight"
 SINKS = "sinks"
 CORRECTION = "e_score_correction_bias"  # of a router
+CONV = "conv"
 
 # Old checkpoints store the rotary frequencies, which follow from the config.
 _COMPUTED = re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")
@@ -57,24 +58,58 @@ def head_norm_shapes(config: ModelConfig) -> dict[str, Shape]:
 def expected_shapes(config: ModelConfig) -> dict[str, Shape]:
     """Return the names and shapes of all tensors that a checkpoint of this model must have."""
     hidden = config.hidden_size
-    shapes: dict[str, Shape] = {EMBEDDING: (config.vocab_size, hidden), **_norm(FINAL_NORM, config)}
+    shapes: dict[str, Shape] = {EMBEDDING: (config.vocab_size, hidden), **_norm(final_norm(config), config)}
     if not config.tied_head:
         shapes[HEAD] = (config.vocab_size, hidden)
     for index in range(config.num_layers):
         prefix = f"model.layers.{index}"
         for name in filter(None, config.norms):
             shapes |= _norm(f"{prefix}.{name}", config)
-        shapes |= {f"{prefix}.self_attn.{name}.weight": shape for name, shape in head_norm_shapes(config).items()}
-        if config.attention_sinks:
-            shapes[f"{prefix}.self_attn.{SINKS}"] = (config.num_heads,)
-        shapes |= _linears(f"{prefix}.self_attn", qkv_modules(config), hidden, config.qkv_bias)
-        shapes |= _linears(f"{prefix}.self_attn", {"o_proj": hidden}, config.query_size, config.output_bias)
+        recurrent = config.layers[index].recurrent
+        if recurrent is None:
+            shapes |= _attention(f"{prefix}.self_attn", config)
+        else:
+            shapes |= _recurrent(prefix, recurrent, hidden)
         if (mixture := config.layers[index].mixture) is not None:
             shapes |= mixture_shapes(f"{prefix}.{mixture.names.block}", mixture, hidden)
             continue
-        shapes |= _linears(f"{prefix}.mlp", up_modules(config), hidden, config.mlp_bias)
-        shapes |= _linears(f"{prefix}.mlp", down_module(config), config.intermediate_size, config.mlp_bias)
+        block = f"{prefix}.{config.mlp_block}"
+        shapes |= _linears(block, up_modules(config), hidden, config.mlp_bias)
+        shapes |= _linears(block, down_module(config), config.intermediate_size, config.mlp_bias)
     return shapes
+
+
+def final_norm(config: ModelConfig) -> str:
+    """Return the name of the norm behind the last layer."""
+    return f"model.{config.final_norm}"
+
+
+def _attention(prefix: str, config: ModelConfig) -> dict[str, Shape]:
+    """The tensors of a layer's attention."""
+    shapes: dict[str, Shape] = {f"{prefix}.{name}.weight": shape for name, shape in head_norm_shapes(config).items()}
+    if config.attention_sinks:
+        shapes[f"{prefix}.{SINKS}"] = (config.num_heads,)
+    shapes |= _linears(prefix, qkv_modules(config), config.hidden_size, config.qkv_bias)
+    return shapes | _linears(prefix, output_modules(config), config.query_size, config.output_bias)
+
+
+def output_modules(config: ModelConfig) -> dict[str, int]:
+    """Return the module of attention's output and its rows."""
+    return {config.output_module: config.hidden_size}
+
+
+def _recurrent(prefix: str, layer: RecurrentLayer, hidden: int) -> dict[str, Shape]:
+    """The tensors of what a layer has in place of attention."""
+    inner = f"{prefix}.{CONV}"
+    shapes: dict[str, Shape] = {f"{inner}.conv.weight": (hidden, 1, layer.taps)}
+    if layer.biased:
+        shapes[f"{inner}.conv.bias"] = (hidden,)
+    return shapes | _linears(inner, conv_modules(hidden), hidden, layer.biased)
+
+
+def conv_modules(hidden: int) -> dict[str, int]:
+    """Return the projections of a short convolution, to its input and from its output, and the rows of each."""
+    return {"in_proj": 3 * hidden, "out_proj": hidden}
 
 
 def _norm(name: str, config: ModelConfig) -> dict[str, Shape]:

@@ -79,6 +79,9 @@ class Family:
         harmless: values without effect of keys that are refused at others in all families.
         attention_sinks: that of ``ModelConfig``.
         mixture: how layers are mixtures of experts, None for none.
+        short_conv: layers that "layer_types" calls "conv" are short convolutions, and the rest of the config has the
+            keys of LFM2.
+        output_module, mlp_block, final_norm: those of ``ModelConfig``.
     """
 
     name: str
@@ -123,3 +126,7 @@ class Family:
     harmless: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     attention_sinks: bool = False
     mixture: MixtureFamily | None = None
+    short_conv: bool = False
+    output_module: str = "o_proj"
+    mlp_block: str = "mlp"
+    final_norm: str = "norm"

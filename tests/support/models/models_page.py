@@ -115,6 +115,8 @@ def _layer(family: Family) -> str:
         parts.append("attention sinks")
     if family.mixture is not None:
         parts.append(_experts(family.mixture))
+    if family.short_conv:
+        parts.append("short convolutions in layers without attention ([hybrid](hybrid-models.md))")
     return ", ".join(parts)
 
 

@@ -39,6 +39,8 @@ from transformers import (
     HunYuanDenseV1Config,
     HunYuanDenseV1ForCausalLM,
     InternLM3Config,
+    Lfm2Config,
+    Lfm2ForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -107,6 +109,15 @@ _GEMMA = {"num_hidden_layers": 4, "head_dim": 12, "sliding_window": 5, "query_pr
 _NATIVE = {"hidden_size": 96, "num_hidden_layers": 2}
 _INTERLEAVED = {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5}
 _COHERE = {**_NATIVE, "logit_scale": 0.3, "layer_norm_eps": 1e-4, "tie_word_embeddings": True}
+
+_LFM2 = {
+    **_NATIVE,
+    "num_hidden_layers": 3,
+    "norm_eps": 1e-5,
+    "full_attn_idxs": [1],
+    "block_multiple_of": 16,
+    "tie_word_embeddings": True,
+}
 
 _LONGROPE = {
     "rope_type": "longrope",
@@ -402,6 +413,12 @@ MODELS: dict[str, tuple[type[Any], type[Any], dict[str, Any]]] = {
         },
     ),
     "starcoder2_plain": (Starcoder2Config, Starcoder2ForCausalLM, {**_NATIVE, "sliding_window": 4096}),
+    "lfm2": (Lfm2Config, Lfm2ForCausalLM, _LFM2),
+    "lfm2_biased": (
+        Lfm2Config,
+        Lfm2ForCausalLM,
+        {**_LFM2, "conv_L_cache": 4, "conv_bias": True, "full_attn_idxs": [0, 2]},
+    ),
     "arcee": (ArceeConfig, ArceeForCausalLM, {**_NATIVE, "head_dim": 16, "attention_bias": True}),
 }
 
