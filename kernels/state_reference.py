@@ -1,6 +1,6 @@
 """The ops of ``kernels.state_ops`` in plain torch: the tests' oracle, and the path of devices without kernels.
 
-No shape depends on the contents of a tensor, so they can be captured in a CUDA graph.
+But in ``ssm_scan``, no shape depends on the contents of a tensor, so they can be captured in a CUDA graph.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from .layouts.state_arguments import ConvParams, StateBatch
+from .layouts.state_arguments import ConvParams, SsmParams, StateBatch
 
 
 def causal_conv(x: Tensor, state: Tensor, batch: StateBatch, params: ConvParams, first: int = 0) -> Tensor:
@@ -29,10 +29,45 @@ def causal_conv(x: Tensor, state: Tensor, batch: StateBatch, params: ConvParams,
     return out.to(x.dtype)
 
 
+def ssm_scan(x: Tensor, steps: Tensor, first: int, state: Tensor, batch: StateBatch, params: SsmParams) -> Tensor:
+    """See ``kernels.state_ops.ssm_scan``."""
+    heads, size = params.num_heads, params.num_groups * params.state_size
+    wide, into, out_of = x.float().split((params.width, size, size), dim=1)
+    wide = wide.view(-1, heads, params.head_dim)
+    each = heads // params.num_groups
+    into, out_of = (
+        part.view(-1, params.num_groups, params.state_size).repeat_interleave(each, dim=1) for part in (into, out_of)
+    )
+    step = functional.softplus(steps[:, first : first + heads].float() + params.step_bias)
+    decay = torch.exp(step * params.decay)
+    results = wide * params.skip[:, None]
+    starts, checkpoints = batch.query_start.tolist(), batch.checkpoints.tolist()
+    for row, (source, target) in enumerate(zip(batch.source.tolist(), batch.target.tolist(), strict=True)):
+        kept = state[source].clone() if source >= 0 else torch.zeros_like(state[0])
+        for token in range(starts[row], starts[row + 1]):
+            added = (step[token, :, None] * into[token])[:, :, None] * wide[token][:, None]
+            kept = decay[token, :, None, None] * kept + added
+            results[token] += (out_of[token][:, :, None] * kept).sum(1)
+            if checkpoints[token] >= 0:
+                state[checkpoints[token]] = kept
+        if starts[row] < starts[row + 1]:
+            state[target] = kept
+    out: Tensor = results.flatten(1).to(x.dtype)
+    return out
+
+
+def gated_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float, num_groups: int) -> Tensor:
+    """See ``kernels.state_ops.gated_norm``."""
+    gated = x.float() * functional.silu(gate[:, : x.shape[1]].float())
+    grouped = gated.view(len(x), num_groups, -1)
+    normed = grouped * torch.rsqrt(grouped.square().mean(-1, keepdim=True) + eps)
+    return (normed.view_as(gated) * weight.float()).to(x.dtype)
+
+
 def row_of_token(batch: StateBatch) -> Tensor:
     """[T] int64, the row of each token; tokens behind the last row are given to it."""
     tokens = torch.arange(len(batch.checkpoints), device=batch.query_start.device, dtype=torch.int32)
-    rows = torch.searchsorted(batch.query_start[1:].contiguous(), tokens, right=True)
+    rows: Tensor = torch.searchsorted(batch.query_start[1:].contiguous(), tokens, right=True)
     return rows.clamp_(max=len(batch.source) - 1)
 
 

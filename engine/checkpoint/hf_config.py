@@ -263,6 +263,11 @@ def _layers(fields: Fields, family: Family, head_dim: int) -> tuple[LayerConfig,
 
 def _rotary_layers(fields: Fields, family: Family, count: int) -> list[bool]:
     """Return for each layer whether it has a rotary embedding, as far as that does not follow from its window."""
+    if family.no_rope == "asked":
+        kind = fields.values.get("position_embedding_type")
+        if kind not in (None, "nope", "rope"):
+            raise fields.wrong("position_embedding_type", "rope or nope")
+        return [kind == "rope"] * count
     if family.no_rope != "listed":
         return [True] * count
     listed = fields.values.get("no_rope_layers")  # despite the name, 1 is a layer with rotary embedding
@@ -278,7 +283,7 @@ def _layer_types(fields: Fields, family: Family, rotary: list[bool]) -> list[str
     """Return ``full_attention`` or ``sliding_attention`` for each layer."""
     count = len(rotary)
     listed = fields.values.get("layer_types")
-    if listed is None or family.short_conv:
+    if listed is None or family.recurrent is not None:
         return _derived_types(fields, family, rotary)
     if not isinstance(listed, list) or len(listed) != count or any(kind not in (FULL, SLIDING) for kind in listed):
         raise fields.wrong("layer_types", f"a list of {count} times {FULL} or {SLIDING}")

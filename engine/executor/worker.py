@@ -228,13 +228,22 @@ def pool_bytes(config: EngineConfig, device: torch.device, steps: StepMemory, sl
 
 
 def _share(config: EngineConfig, num_bytes: int, page_bytes: int, state_bytes: int) -> tuple[int, StateSlots]:
-    """Return the number of pages and the slots of states; checkpoints beside a given number of pages come on top."""
+    """Return the number of pages and the slots of states; states beside a given number of pages come on top.
+
+    Raises:
+        ConfigError: the states of all sequences leave nothing for KV.
+    """
     sharing, size, rows = config.enable_prefix_caching, config.block_size, config.max_num_seqs
-    if config.num_gpu_blocks_override is None:
-        return share_budget(num_bytes, size, page_bytes, state_bytes, rows, sharing=sharing)
-    run = -(-state_bytes // page_bytes)
-    num_pages = config.num_gpu_blocks_override
-    return num_pages, StateSlots(rows, -(-num_pages // run) if sharing else 0, run * size)
+    if (num_pages := config.num_gpu_blocks_override) is not None:
+        run = -(-state_bytes // page_bytes)
+        return num_pages, StateSlots(rows, max(rows, num_pages // run) if sharing else 0, run * size)
+    most = (num_bytes - 2 * page_bytes) // (2 * state_bytes)
+    if rows * state_bytes > num_bytes - 2 * page_bytes and most > 0:
+        raise ConfigError(
+            f"A sequence has a recurrent state of {state_bytes / 2**20:.1f} MiB, and those of --max-num-seqs {rows} "
+            f"leave no memory for KV of {num_bytes / 2**30:.1f} GiB. Try: rootgraft serve --max-num-seqs {most}"
+        )
+    return share_budget(num_bytes, size, page_bytes, state_bytes, rows, sharing=sharing)
 
 
 def _states(slots: StateSlots, state_bytes: int) -> str:

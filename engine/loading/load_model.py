@@ -8,8 +8,6 @@ import torch
 from torch import Tensor
 
 from ...kernels.ops import AttentionParams, QuantisedLinear, RopeParams
-from ...kernels.state_ops import ConvParams
-from ..checkpoint.families.recurrent import ShortConvLayer
 from ..checkpoint.gguf import GgufFile
 from ..checkpoint.model_config import ModelConfig, Rope
 from ..checkpoint.read_config import open_checkpoint, read_model_config
@@ -19,15 +17,13 @@ from ..models.experts import Experts
 from ..models.layers import Attention, DecoderLayer, LayerMixer, Mlp, PlainMlp, Projection
 from ..models.norms import LayerNorm, NoNorm, Norm, RmsNorm, ScaledSum
 from ..models.rope import cos_sin_table
-from ..models.short_conv import ShortConv
 from .load_experts import load_experts
+from .load_recurrent import load_recurrent
 from .tensor_names import (
-    CONV,
     EMBEDDING,
     HEAD,
     SINKS,
     check_tensors,
-    conv_modules,
     down_module,
     expected_shapes,
     final_norm,
@@ -147,17 +143,7 @@ class _Assembly:
         recurrent = self.config.layers[index].recurrent
         if recurrent is None:
             return self.attention(index, f"{prefix}.self_attn")
-        return self.short_conv(f"{prefix}.{CONV}", recurrent)
-
-    def short_conv(self, prefix: str, layer: ShortConvLayer) -> ShortConv:
-        weight = self.weights.tensor(f"{prefix}.conv.weight")  # [H, 1, taps]
-        bias = self.weights.tensor(f"{prefix}.conv.bias") if layer.biased else None
-        (into, wide), (out, narrow) = conv_modules(self.config.hidden_size).items()
-        return ShortConv(
-            self.projection(prefix, {into: wide}, layer.biased),
-            self.projection(prefix, {out: narrow}, layer.biased),
-            ConvParams(weight.squeeze(1).T.contiguous(), bias, gated=True),
-        )
+        return load_recurrent(self.weights, prefix, recurrent, self.config.hidden_size, self.config.norm_eps)
 
     def attention(self, index: int, prefix: str) -> Attention:
         config = self.config

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 
 from ..checkpoint.families.mixture import Mixture
 from ..checkpoint.families.norm_layout import HeadNorm
-from ..checkpoint.families.recurrent import RecurrentLayer
+from ..checkpoint.families.recurrent import RecurrentLayer, ShortConvLayer
 from ..checkpoint.model_config import ModelConfig
 from ..errors import ModelError, shortened
 
@@ -17,7 +17,6 @@ EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
 SINKS = "sinks"
 CORRECTION = "e_score_correction_bias"  # of a router
-CONV = "conv"
 
 # Old checkpoints store the rotary frequencies, which follow from the config.
 _COMPUTED = re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")
@@ -69,7 +68,7 @@ def expected_shapes(config: ModelConfig) -> dict[str, Shape]:
         if recurrent is None:
             shapes |= _attention(f"{prefix}.self_attn", config)
         else:
-            shapes |= _recurrent(prefix, recurrent, hidden)
+            shapes |= _recurrent(f"{prefix}.{recurrent_block(recurrent)}", recurrent, hidden)
         if (mixture := config.layers[index].mixture) is not None:
             shapes |= mixture_shapes(f"{prefix}.{mixture.names.block}", mixture, hidden)
             continue
@@ -98,18 +97,36 @@ def output_modules(config: ModelConfig) -> dict[str, int]:
     return {config.output_module: config.hidden_size}
 
 
+def recurrent_block(layer: RecurrentLayer) -> str:
+    """Return the module of a layer that is there in place of attention."""
+    return "conv" if isinstance(layer, ShortConvLayer) else "mamba"
+
+
+def recurrent_linears(layer: RecurrentLayer, hidden: int) -> tuple[tuple[str, int, int], ...]:
+    """Return its projections, that to its input first: name, rows and columns."""
+    if isinstance(layer, ShortConvLayer):
+        return ("in_proj", 3 * hidden, hidden), ("out_proj", hidden, hidden)
+    return (
+        ("in_proj", layer.width + layer.conv_width + layer.num_heads, hidden),
+        ("out_proj", hidden, layer.width),
+    )
+
+
 def _recurrent(prefix: str, layer: RecurrentLayer, hidden: int) -> dict[str, Shape]:
     """The tensors of what a layer has in place of attention."""
-    inner = f"{prefix}.{CONV}"
-    shapes: dict[str, Shape] = {f"{inner}.conv.weight": (hidden, 1, layer.taps)}
-    if layer.biased:
-        shapes[f"{inner}.conv.bias"] = (hidden,)
-    return shapes | _linears(inner, conv_modules(hidden), hidden, layer.biased)
+    shapes: dict[str, Shape] = {}
+    for name, rows, columns in recurrent_linears(layer, hidden):
+        shapes |= _linears(prefix, {name: rows}, columns, layer.biased)
+    if isinstance(layer, ShortConvLayer):
+        return shapes | _conv(f"{prefix}.conv", hidden, layer.taps, layer.biased)
+    shapes |= {f"{prefix}.{name}": (layer.num_heads,) for name in ("A_log", "D", "dt_bias")}
+    shapes[f"{prefix}.norm.weight"] = (layer.width,)
+    return shapes | _conv(f"{prefix}.conv1d", layer.conv_width, layer.taps, layer.conv_biased)
 
 
-def conv_modules(hidden: int) -> dict[str, int]:
-    """Return the projections of a short convolution, to its input and from its output, and the rows of each."""
-    return {"in_proj": 3 * hidden, "out_proj": hidden}
+def _conv(name: str, width: int, taps: int, biased: bool) -> dict[str, Shape]:
+    weight: dict[str, Shape] = {f"{name}.weight": (width, 1, taps)}
+    return weight | {f"{name}.bias": (width,)} if biased else weight
 
 
 def _norm(name: str, config: ModelConfig) -> dict[str, Shape]:
@@ -138,9 +155,9 @@ def mixture_shapes(prefix: str, mixture: Mixture, hidden: int) -> dict[str, Shap
             shapes[f"{prefix}.{names.down}"] = (count, size, hidden)
             shapes[f"{prefix}.{names.down}_bias"] = (count, hidden)
     if mixture.shared_size:
-        inner = f"{prefix}.{names.shared}"
+        inner = shared_block(prefix, mixture)
         shapes |= _linears(inner, shared_modules(mixture), hidden, bias=False)
-        shapes |= _linears(inner, {"down_proj": hidden}, mixture.shared_size, bias=False)
+        shapes |= _linears(inner, {names.shared_modules[-1]: hidden}, mixture.shared_size, bias=False)
     if mixture.gated_sharing:
         shapes[f"{prefix}.{names.shared}_gate.weight"] = (1, hidden)
     return shapes
@@ -157,7 +174,14 @@ def expert_modules(prefix: str, mixture: Mixture, expert: int) -> tuple[str, str
 
 def shared_modules(mixture: Mixture) -> dict[str, int]:
     """Return the modules of the shared expert's gate and up, in this order, and the rows of each."""
-    return {"gate_proj": mixture.shared_size, "up_proj": mixture.shared_size}
+    names = mixture.names.shared_modules[:-1]
+    return dict.fromkeys(names, 2 * mixture.shared_size // len(names))
+
+
+def shared_block(prefix: str, mixture: Mixture) -> str:
+    """Return the module of the shared expert of the mixture with this prefix."""
+    owner = prefix.rpartition(".")[0] if mixture.names.shared_in_layer else prefix
+    return f"{owner}.{mixture.names.shared}"
 
 
 def _linears(prefix: str, modules: dict[str, int], in_features: int, bias: bool) -> dict[str, Shape]:

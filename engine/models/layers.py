@@ -106,12 +106,12 @@ class Mlp:
 
 
 class LayerMixer(Protocol):
-    """What lets the tokens of a row see each other: ``Attention``, or ``engine.models.short_conv.ShortConv``."""
+    """What lets the tokens of a row see each other: ``Attention``, or ``ShortConv`` and ``Mamba2`` beside it."""
 
-    def store(self, x: Tensor, inputs: ForwardInputs, k_cache: Tensor, v_cache: Tensor) -> Tensor:
+    def store(self, x: Tensor, inputs: ForwardInputs, k_cache: Tensor, v_cache: Tensor, /) -> Tensor:
         """Compute all that later tokens need of these, in the layer's two caches: [T, H] -> [T, ...]."""
 
-    def __call__(self, q: Tensor, inputs: ForwardInputs, k_cache: Tensor, v_cache: Tensor) -> Tensor:
+    def __call__(self, q: Tensor, inputs: ForwardInputs, k_cache: Tensor, v_cache: Tensor, /) -> Tensor:
         """The rest, for S of the results of ``store``: [S, ...] -> [S, H]."""
 
     @property

@@ -6,8 +6,11 @@ import torch
 from torch import Tensor
 
 from ...kernels.memory import lazy_zeros
-from ..checkpoint.families.recurrent import RecurrentLayer
+from ..checkpoint.families.recurrent import RecurrentLayer, ShortConvLayer
 from ..checkpoint.model_config import ModelConfig
+
+SUM_DTYPE = torch.float32
+"""Of what a layer sums over all tokens: rounding at the end of a step would make answers depend on chunks."""
 
 LayerStates = tuple[Tensor, Tensor]
 """A layer's states, each [slots, ...]: last inputs of its convolution, and what it sums; the latter may be empty."""
@@ -15,12 +18,15 @@ LayerStates = tuple[Tensor, Tensor]
 
 def state_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
     """Return the bytes of one state: of all recurrent layers together. 0 for a model without."""
-    shapes = [shape for layer in config.layers if layer.recurrent for shape in _shapes(layer.recurrent, config)]
-    return sum(torch.Size(shape).numel() for shape in shapes) * dtype.itemsize
+    pairs = [_shapes(layer.recurrent, config) for layer in config.layers if layer.recurrent]
+    conv, sums = (sum(torch.Size(pair[i]).numel() for pair in pairs) for i in (0, 1))
+    return conv * dtype.itemsize + sums * SUM_DTYPE.itemsize
 
 
 def _shapes(layer: RecurrentLayer, config: ModelConfig) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    return (layer.taps - 1, config.hidden_size), (0,)
+    if isinstance(layer, ShortConvLayer):
+        return (layer.taps - 1, config.hidden_size), (0,)
+    return (layer.taps - 1, layer.conv_width), (layer.num_heads, layer.state_size, layer.head_dim)
 
 
 class StatePool:
@@ -28,7 +34,7 @@ class StatePool:
 
     Args:
         num_slots: see ``engine.kv_cache.state_cache.StateSlots.total``.
-        dtype: the model's.
+        dtype: the model's, of the inputs of convolutions.
 
     Attributes:
         layers: by the index of the layer in the model.
@@ -43,7 +49,7 @@ class StatePool:
                 first, second = _shapes(layer.recurrent, config)
                 self.layers[index] = (
                     _zeros((num_slots, *first), dtype, device),
-                    _zeros((num_slots, *second), dtype, device),
+                    _zeros((num_slots, *second), SUM_DTYPE, device),
                 )
 
 

@@ -44,6 +44,8 @@ _FAMILIES: Final = {  # of the native calls of a forward pass
     "attention": "attention",
     "rope_store_kv": "rope and KV",
     "causal_conv": "recurrent",
+    "ssm_scan": "recurrent",
+    "gated_norm": "recurrent",
     "rms_norm": "norm",
     "layer_norm": "norm",
     "add_scaled": "norm",

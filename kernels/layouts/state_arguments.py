@@ -27,6 +27,39 @@ class StateBatch:
 
 
 @dataclass(frozen=True, slots=True)
+class SsmParams:
+    """A selective state space (Mamba-2): H heads of P dimensions, each with a state of N x P.
+
+    Attributes:
+        num_heads: H.
+        head_dim: P.
+        num_groups: groups of adjacent heads, which have the same B and C.
+        state_size: N.
+        decay: [H] fp32, below 0: a state shrinks by ``exp(step * decay)`` with each token.
+        step_bias: [H] fp32, added to a head's step before the softplus.
+        skip: [H] fp32, factor of the input that is added to the output.
+    """
+
+    num_heads: int
+    head_dim: int
+    num_groups: int
+    state_size: int
+    decay: Tensor
+    step_bias: Tensor
+    skip: Tensor
+
+    @property
+    def width(self) -> int:
+        """H * P."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def columns(self) -> int:
+        """Columns of x, B and C."""
+        return self.width + 2 * self.num_groups * self.state_size
+
+
+@dataclass(frozen=True, slots=True)
 class ConvParams:
     """A causal convolution of each channel with the inputs before it.
 

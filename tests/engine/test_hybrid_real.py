@@ -19,6 +19,7 @@ from support.models.tiny_models import VOCAB, save, tiny_model
 
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.core.engine_core import EngineCore
+from rootgraft.engine.errors import ConfigError
 from rootgraft.engine.executor.worker import Worker
 from rootgraft.engine.messages import Done, Failed, LoadAdapter, Submit, TokenOut
 from rootgraft.engine.types import Logprob, SamplingParams
@@ -28,7 +29,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of importing it
     from peft import LoraConfig, get_peft_model
 
-MODELS = ("lfm2",)
+MODELS = ("lfm2", "granite_hybrid", "granite_hybrid_mixture")
 RANDOM = random.Random(3)
 SYSTEM = [RANDOM.randrange(3, VOCAB) for _ in range(18)]
 
@@ -166,3 +167,13 @@ def test_without_a_prefix_cache(hybrid: Hybrid) -> None:
     talk.run(preempt_every=4)
     assert set(talk.cached.values()) == {0}
     core.close()
+
+
+def test_states_that_leave_nothing_for_kv_are_refused_with_what_fits(hybrid: Hybrid) -> None:
+    def start(rows: int) -> None:
+        limits = {"max_num_seqs": rows, "max_num_batched_tokens": 2048, "kv_cache_memory": 0.001}
+        Worker(EngineConfig(dtype="float32", device="cpu", **limits), hybrid.base)
+
+    with pytest.raises(ConfigError, match="Try: rootgraft serve --max-num-seqs") as caught:
+        start(2048)
+    start(int(str(caught.value).split()[-1]))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 from torch import Tensor
@@ -9,7 +11,7 @@ from torch.nn import functional
 
 from rootgraft.kernels import state_ops, state_reference
 from rootgraft.kernels.ops import native_kernels, set_threads
-from rootgraft.kernels.state_ops import ConvParams, StateBatch
+from rootgraft.kernels.state_ops import ConvParams, SsmParams, StateBatch
 
 WIDTH, SLOTS = 48, 12
 PATHS = [
@@ -150,3 +152,86 @@ def test_index_tensors_of_another_type_are_refused() -> None:
         state_ops.causal_conv(inputs(2, gated=True), state_of(params), wrong, params)
     with pytest.raises(ValueError, match="do not fit"):
         state_ops.causal_conv(inputs(2, gated=False), state_of(params), good, params)
+
+
+HEADS, HEAD_DIM, GROUPS, STATE = 4, 16, 2, 24
+SCANS = [
+    pytest.param(state_ops.ssm_scan, marks=pytest.mark.skipif(native_kernels() is None, reason="no C++ compiler")),
+    state_reference.ssm_scan,
+]
+
+
+def ssm_params() -> SsmParams:
+    generator = torch.Generator().manual_seed(2)
+    decay, bias, skip = torch.rand(3, HEADS, generator=generator)
+    return SsmParams(HEADS, HEAD_DIM, GROUPS, STATE, -decay, bias, skip)
+
+
+def ssm_inputs(tokens: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(tokens, ssm_params().columns, generator=generator)
+    return x.to(dtype), torch.randn(tokens, 7 + HEADS, generator=generator).to(dtype)
+
+
+def ssm_state() -> Tensor:
+    return torch.full((SLOTS, HEADS, STATE, HEAD_DIM), 77.0)
+
+
+def test_the_scan_is_the_sum_that_the_paper_writes() -> None:
+    """As attention with a decay in place of the softmax: ``y_t = sum over s <= t of decay(s, t) (C_t . B_s) x_s``."""
+    params, (x, steps) = ssm_params(), ssm_inputs(9)
+    step = functional.softplus(steps[:, 7:].double() + params.step_bias)
+    total = (step * params.decay).cumsum(0)
+    wide, into, out_of = x.double().split((HEADS * HEAD_DIM, GROUPS * STATE, GROUPS * STATE), dim=1)
+    wide = wide.view(9, HEADS, HEAD_DIM)
+    into, out_of = (each.view(9, GROUPS, STATE).repeat_interleave(HEADS // GROUPS, 1) for each in (into, out_of))
+    scores = torch.einsum("thn,shn->tsh", out_of, into) * torch.exp(total[:, None] - total[None]) * step[None]
+    scores = scores * torch.ones(9, 9, dtype=torch.float64).tril()[:, :, None]
+    expected = torch.einsum("tsh,shp->thp", scores, wide) + params.skip[:, None] * wide
+    for scan in (state_ops.ssm_scan, state_reference.ssm_scan):
+        found = scan(x, steps, 7, ssm_state(), batch([9], [-1], [0]), params)
+        torch.testing.assert_close(found.double(), expected.flatten(1), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("scan", SCANS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_scan_in_chunks_and_from_checkpoints_is_the_same(scan, dtype: torch.dtype) -> None:
+    """In every bit on native kernels."""
+    tolerance = 0.0 if scan is state_ops.ssm_scan else 1e-5
+    same = functools.partial(torch.testing.assert_close, rtol=tolerance, atol=tolerance)
+    params, (x, steps), state = ssm_params(), ssm_inputs(20, dtype), ssm_state()
+    whole = scan(x, steps, 7, state, batch([0, 20], [3, -1], [4, 0], {4: 6, 12: 7}), params)
+    assert (state[1:6] == 77).all() and (state[8:-1] == 77).all()
+    for token, slot in {4: 6, 12: 7}.items():
+        rest = scan(x[token + 1 :], steps[token + 1 :], 7, state, batch([19 - token], [slot], [2]), params)
+        same(rest, whole[token + 1 :])
+        same(state[2], state[0])
+    parts, done, other = [], 0, ssm_state()
+    for length in (1, 1, 5, 13):
+        part = slice(done, done + length)
+        parts.append(scan(x[part], steps[part], 7, other, batch([length], [0 if done else -1], [0]), params))
+        done += length
+    same(torch.cat(parts), whole)
+
+
+@pytest.mark.skipif(native_kernels() is None, reason="no C++ compiler")
+def test_a_scan_refuses_what_does_not_fit() -> None:
+    params, (x, steps) = ssm_params(), ssm_inputs(2)
+    with pytest.raises(IndexError, match="out of range"):
+        state_ops.ssm_scan(x, steps, 7, ssm_state(), batch([2], [SLOTS], [0]), params)
+    with pytest.raises(ValueError, match="do not fit"):
+        state_ops.ssm_scan(x, steps, 8, ssm_state(), batch([2], [0], [0]), params)
+    with pytest.raises(ValueError, match="do not fit"):
+        state_ops.gated_norm(x, x[:1], torch.ones(x.shape[1]), 1e-5, 1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_norm_behind_a_gate(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(5)
+    x, gate, weight = (torch.randn(shape, generator=generator).to(dtype) for shape in ((5, 64), (5, 70), (64,)))
+    wide = x.double() * functional.silu(gate[:, :64].double())
+    grouped = wide.view(5, 2, 32)
+    expected = (grouped / (grouped.square().mean(-1, keepdim=True) + 1e-3).sqrt()).flatten(1) * weight.double()
+    tolerance = 1e-5 if dtype is torch.float32 else 1e-2
+    for norm in (state_ops.gated_norm, state_reference.gated_norm):
+        torch.testing.assert_close(norm(x, gate, weight, 1e-3, 2).double(), expected, rtol=tolerance, atol=tolerance)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from .family import Family
+from .family import ATTENTION, Family
+from .mixture import ExpertNames, MixtureFamily
 from .norm_layout import LayerNorms
 
 HYBRID_FAMILIES = (
@@ -33,6 +34,46 @@ HYBRID_FAMILIES = (
         mlp_modules=("w1", "w3", "w2"),
         mlp_block="feed_forward",
         final_norm="embedding_norm",
-        short_conv=True,
+        recurrent="short_conv",
+    ),
+    Family(
+        name="granitemoehybrid",
+        models="Granite 4.0 H 350M, 1B, Micro, Tiny, Small",
+        architecture="GraniteMoeHybridForCausalLM",
+        windows="never",
+        defaults={
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+            "num_experts_per_tok": 2,
+            "shared_intermediate_size": 1024,
+            "mamba_n_heads": 128,
+            "mamba_n_groups": 1,
+            "mamba_d_state": 256,
+            "mamba_d_conv": 4,
+            "mamba_expand": 2,
+            "mamba_conv_bias": True,
+        },
+        optional_biases={"attention_bias": ATTENTION},
+        multipliers=True,
+        mlp_modules=("input_linear", "output_linear"),
+        mlp_block="shared_mlp",
+        no_rope="asked",
+        mixture=MixtureFamily(
+            names=ExpertNames(
+                block="block_sparse_moe",
+                router="router.layer",
+                gate="input_linear",
+                down="output_linear",
+                storage="stacked",
+                shared="shared_mlp",
+                shared_modules=("input_linear", "output_linear"),
+                shared_in_layer=True,
+            ),
+            count_keys=("num_local_experts", "num_experts"),
+            size_key="intermediate_size",
+            shared_size_key="shared_intermediate_size",
+            optional=True,
+        ),
+        recurrent="mamba2",
     ),
 )

@@ -33,6 +33,8 @@ class ExpertNames:
         gate: an expert's module, or the tensor of all experts' gate and up; ``up`` and ``down`` likewise.
         storage: what ``gate``, ``up`` and ``down`` name.
         shared: the module of the shared expert.
+        shared_modules: its gate and up, or both in one, and down.
+        shared_in_layer: it stands in the layer beside the block, not in the block.
     """
 
     block: str = "mlp"
@@ -42,6 +44,8 @@ class ExpertNames:
     down: str = "down_proj"
     storage: Storage = "modules"
     shared: str = "shared_experts"
+    shared_modules: tuple[str, ...] = ("gate_proj", "up_proj", "down_proj")
+    shared_in_layer: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +111,7 @@ class MixtureFamily:
         gguf_renormalises: what "norm_topk_prob" would say in GGUF files, which have no key for it.
         mxfp4: experts may be stored in MXFP4.
         prediction_layers_key: the number of layers behind the last that predict further tokens; they are not loaded.
+        optional: without experts all layers have an ordinary MLP, of the shared expert's size.
     """
 
     names: ExpertNames
@@ -126,3 +131,4 @@ class MixtureFamily:
     gguf_renormalises: bool = False
     mxfp4: bool = False
     prediction_layers_key: str | None = None
+    optional: bool = False

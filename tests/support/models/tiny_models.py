@@ -36,6 +36,8 @@ from transformers import (
     GraniteForCausalLM,
     GraniteMoeConfig,
     GraniteMoeForCausalLM,
+    GraniteMoeHybridConfig,
+    GraniteMoeHybridForCausalLM,
     HunYuanDenseV1Config,
     HunYuanDenseV1ForCausalLM,
     InternLM3Config,
@@ -116,6 +118,22 @@ _LFM2 = {
     "norm_eps": 1e-5,
     "full_attn_idxs": [1],
     "block_multiple_of": 16,
+    "tie_word_embeddings": True,
+}
+
+_GRANITE_HYBRID = {
+    **_NATIVE,
+    "num_hidden_layers": 3,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "num_local_experts": 0,
+    "shared_intermediate_size": 80,
+    "embedding_multiplier": 3.3,
+    "attention_multiplier": 0.11,
+    "residual_multiplier": 0.4,
+    "logits_scaling": 2.5,
+    "mamba_n_heads": 12,
+    "mamba_d_state": 24,
+    "mamba_chunk_size": 8,
     "tie_word_embeddings": True,
 }
 
@@ -418,6 +436,22 @@ MODELS: dict[str, tuple[type[Any], type[Any], dict[str, Any]]] = {
         Lfm2Config,
         Lfm2ForCausalLM,
         {**_LFM2, "conv_L_cache": 4, "conv_bias": True, "full_attn_idxs": [0, 2]},
+    ),
+    "granite_hybrid": (GraniteMoeHybridConfig, GraniteMoeHybridForCausalLM, _GRANITE_HYBRID),
+    "granite_hybrid_mixture": (
+        GraniteMoeHybridConfig,
+        GraniteMoeHybridForCausalLM,
+        {
+            **_GRANITE_HYBRID,
+            "num_local_experts": 6,
+            "num_experts_per_tok": 2,
+            "layer_types": ["full_attention", "linear_attention", "linear_attention"],
+            "position_embedding_type": "rope",
+            "mamba_n_groups": 2,
+            "mamba_proj_bias": True,
+            "mamba_conv_bias": False,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
+        },
     ),
     "arcee": (ArceeConfig, ArceeForCausalLM, {**_NATIVE, "head_dim": 16, "attention_bias": True}),
 }
