@@ -16,6 +16,7 @@ from .families.family import Family
 from .families.family_table import BY_ARCHITECTURE
 from .model_config import Activation, LayerConfig, ModelConfig, QueryScaling, YarnScaling
 from .read_mixture import prediction_layers, read_mixtures
+from .read_recurrent import own_keys, read_recurrent
 from .rope_config import read_query_scaling, read_ropes
 from .text_config import MULTIMODAL_BY_ARCHITECTURE, TEXT, VISION, Multimodal, language_config, multimodal
 
@@ -63,7 +64,7 @@ def model_config(config: Mapping[str, Any]) -> ModelConfig:
         _refuse({key: value for key, value in config.items() if key not in (TEXT, VISION)}, family)
         config = language_config(config, whole, WHERE)
     _refuse(config, family)
-    fields = Fields({**_defaults(family, config), **config}, WHERE)
+    fields = Fields({**_defaults(family, config), **own_keys(config, family, WHERE)}, WHERE)
     heads = fields.integer("num_attention_heads", high=1 << 16)
     kv_heads = fields.integer("num_key_value_heads", high=1 << 16, default=heads)
     if heads % kv_heads:
@@ -115,6 +116,9 @@ def model_config(config: Mapping[str, Any]) -> ModelConfig:
         bos_token_id=next(iter(fields.token_ids("bos_token_id", vocab)), None),
         eos_token_ids=fields.token_ids("eos_token_id", vocab),
         prediction_layers=prediction_layers(fields, family.mixture),
+        output_module=family.output_module,
+        mlp_block=family.mlp_block,
+        final_norm=family.final_norm,
     )
 
 
@@ -258,15 +262,17 @@ def _layers(fields: Fields, family: Family, head_dim: int) -> tuple[LayerConfig,
     chunk = fields.integer("attention_chunk_size", high=MAX_LENGTH) if CHUNKED in kinds else None
     mixtures = read_mixtures(fields, family.mixture, count)
     query_scaling, temperature = read_query_scaling(fields, family), _temperature(fields, family)
+    recurrent = read_recurrent(fields, family, count)
     return tuple(
         LayerConfig(
             window=window if kind == SLIDING else None,
-            rope=(local if kind == SLIDING else full) if has_rope else None,
+            rope=(local if kind == SLIDING else full) if has_rope and state is None else None,
             mixture=mixture,
             query_scaling=query_scaling if has_rope else temperature or query_scaling,
             chunk=chunk if kind == CHUNKED else None,
+            recurrent=state,
         )
-        for kind, has_rope, mixture in zip(kinds, rotary, mixtures, strict=True)
+        for kind, has_rope, mixture, state in zip(kinds, rotary, mixtures, recurrent, strict=True)
     )
 
 
@@ -279,6 +285,11 @@ def _temperature(fields: Fields, family: Family) -> QueryScaling | None:
 
 def _rotary_layers(fields: Fields, family: Family, count: int) -> list[bool]:
     """Return for each layer whether it has a rotary embedding, as far as that does not follow from its window."""
+    if family.no_rope == "asked":
+        kind = fields.values.get("position_embedding_type")
+        if kind not in (None, "nope", "rope"):
+            raise fields.wrong("position_embedding_type", "rope or nope")
+        return [kind == "rope"] * count
     if family.no_rope != "listed":
         return [True] * count
     listed = fields.values.get("no_rope_layers")  # despite the name, 1 is a layer with rotary embedding
@@ -294,7 +305,7 @@ def _layer_types(fields: Fields, family: Family, rotary: list[bool]) -> list[str
     """Return ``full_attention``, ``sliding_attention`` or ``chunked_attention`` for each layer."""
     count, limited = len(rotary), CHUNKED if family.windows == "chunks" else SLIDING
     listed = fields.values.get("layer_types")
-    if listed is None:
+    if listed is None or family.recurrent is not None:
         return _derived_types(fields, family, rotary)
     if not isinstance(listed, list) or len(listed) != count or any(kind not in (FULL, limited) for kind in listed):
         raise fields.wrong("layer_types", f"a list of {count} times {FULL} or {limited}")

@@ -15,6 +15,7 @@ from typing import Literal
 
 from .families.mixture import Mixture
 from .families.norm_layout import HeadNorm, LayerNorms
+from .families.recurrent import RecurrentLayer
 
 Activation = Literal["silu", "gelu_tanh", "relu2"]
 Norm = Literal["rms", "layer"]
@@ -129,6 +130,7 @@ class LayerConfig:
         rope: None for a layer without positions.
         mixture: the experts that are the layer's MLP, None for an ordinary one.
         query_scaling: a factor of queries by position, or None.
+        recurrent: what the layer has in place of attention, None for attention.
     """
 
     window: int | None
@@ -136,6 +138,7 @@ class LayerConfig:
     mixture: Mixture | None = None
     query_scaling: QueryScaling | None = None
     chunk: int | None = None
+    recurrent: RecurrentLayer | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +175,9 @@ class ModelConfig:
         bos_token_id: the begin token, if there is one; the tokenizer decides whether prompts get it.
         eos_token_ids: the tokens that end an answer.
         prediction_layers: layers behind the last in a checkpoint, which predict further tokens and are not loaded.
+        output_module: name of attention's output projection.
+        mlp_block: the module of the MLP in a layer.
+        final_norm: the norm behind the last layer.
     """
 
     family: str
@@ -213,10 +219,22 @@ class ModelConfig:
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
     prediction_layers: int = 0
+    output_module: str = "o_proj"
+    mlp_block: str = "mlp"
+    final_norm: str = "norm"
 
     @property
     def num_layers(self) -> int:
         return len(self.layers)
+
+    @property
+    def num_attention_layers(self) -> int:
+        return sum(layer.recurrent is None for layer in self.layers)
+
+    @property
+    def has_states(self) -> bool:
+        """Whether a layer has a recurrent state."""
+        return any(layer.recurrent is not None for layer in self.layers)
 
     @property
     def rope_switch(self) -> int | None:

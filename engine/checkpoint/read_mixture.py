@@ -15,10 +15,16 @@ def read_mixtures(fields: Fields, family: MixtureFamily | None, num_layers: int)
     Raises:
         ModelError: a value is invalid, or asks for something that is not computed.
     """
-    if family is None:
+    if family is None or is_dense(fields, family):
         return (None,) * num_layers
     mixture = _mixture(fields, family)
     return tuple(mixture if is_sparse else None for is_sparse in _sparse_layers(fields, family, num_layers))
+
+
+def is_dense(fields: Fields, family: MixtureFamily) -> bool:
+    """Return whether a config of a family whose mixtures are optional has no experts."""
+    counts = (fields.integer(key, low=0, high=MOST_EXPERTS, default=0) for key in family.count_keys)
+    return family.optional and not any(counts)
 
 
 def _mixture(fields: Fields, family: MixtureFamily) -> Mixture:

@@ -215,16 +215,17 @@ class EngineCore:
 
     def _make_scheduler(self) -> tuple[PrefixCache, Scheduler]:
         """Return an empty prefix cache and a scheduler over it."""
-        config, adapters = self._config, self._worker.adapters
-        cache = PrefixCache(self._worker.num_pages, config.block_size, sharing=config.enable_prefix_caching)
+        config, worker, sharing = self._config, self._worker, self._config.enable_prefix_caching
+        cache = PrefixCache(worker.num_pages, config.block_size, sharing=sharing, states=worker.states)
+        max_drafts = config.max_drafts if worker.states is None else 0  # a rejected draft would remain in a state
         scheduler = Scheduler(
             cache,
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
             stats=self._stats,
-            slots=adapters.slots if adapters else None,
-            proposer=Proposer(config.speculative, cache, self._stats) if config.max_drafts else None,
-            max_drafts=config.max_drafts,
+            slots=worker.adapters.slots if worker.adapters else None,
+            proposer=Proposer(config.speculative, cache, self._stats) if max_drafts else None,
+            max_drafts=max_drafts,
         )
         return cache, scheduler
 

@@ -54,7 +54,9 @@ class CpuGraphs:
         self._model = model
         self._kv = kv
         self._inputs = inputs
-        self._static = StaticInputs(_MOST_TOKENS, max_num_seqs, inputs.table_width, model.device)
+        self._static = StaticInputs(
+            _MOST_TOKENS, max_num_seqs, inputs.table_width, model.device, has_states=model.config.has_states
+        )
         self._residual = torch.empty((_MOST_TOKENS, model.config.hidden_size), device=model.device)
         self._kept_start = torch.zeros(max_num_seqs + 1, dtype=torch.int32, device=model.device)
         self._kept_segments = StaticSegments(_MOST_TOKENS, model.device)

@@ -76,7 +76,10 @@ class CudaGraphs:
         self._sizes = sizes_up_to(min(max_tokens, _MOST_TOKENS))
         self._max_rows = self._sizes[bisect_left(self._sizes, min(max_rows, self._sizes[-1]))]
         self._adapted = inputs.bank.reserve(max_rank) if inputs.bank else frozenset[str]()
-        self._static = StaticInputs(self._sizes[-1], self._max_rows, inputs.table_width, model.device)
+        has_states = model.config.has_states
+        self._static = StaticInputs(
+            self._sizes[-1], self._max_rows, inputs.table_width, model.device, has_states=has_states
+        )
         shape = (self._sizes[-1], model.config.hidden_size)
         self._hidden = torch.zeros(shape, dtype=model.dtype, device=model.device)
         self._replays: dict[Variant, Callable[[], None]] = {}
@@ -154,7 +157,7 @@ class CudaGraphs:
 
 def graphs_for(config: EngineConfig, model: DecoderModel, kv: KvPool, inputs: InputBuilder) -> CudaGraphs | None:
     """Return graphs, none captured yet; None if the kernels cannot be captured or ``enforce_eager`` is set."""
-    capture = None if config.enforce_eager else capture_for(kv.k_layers[0])
+    capture = None if config.enforce_eager else capture_for(kv.k[0])
     if capture is None:
         return None
     return CudaGraphs(

@@ -12,6 +12,7 @@ from ..batch import Batch, Row, RowStart
 from ..config import EngineConfig
 from ..models.decoder import DecoderModel
 from ..models.kv_pool import KvPool
+from ..models.state_pool import StatePool
 from ..sampling.sampler import Sampler
 from ..types import SamplingParams
 from .cuda_graphs import graphs_for
@@ -58,8 +59,12 @@ def measure_steps(model: DecoderModel, config: EngineConfig, bank: AdapterBank |
 def _measure(model: DecoderModel, config: EngineConfig, bank: AdapterBank | None) -> StepMemory:
     num_tokens = min(config.max_num_batched_tokens, model.max_positions)
     pages = range(-(-num_tokens // config.block_size))
-    kv = KvPool(model.config, len(pages), config.block_size, model.dtype, model.device)
-    inputs = InputBuilder(config.max_num_seqs, model.max_positions, config.block_size, model.device, bank)
+    has_states = model.config.has_states
+    states = StatePool(model.config, config.max_num_seqs + 1, model.dtype, model.device) if has_states else None
+    kv = KvPool(model.config, len(pages), config.block_size, model.dtype, model.device, states)
+    inputs = InputBuilder(
+        config.max_num_seqs, model.max_positions, config.block_size, model.device, bank, has_states=has_states
+    )
     sampler = Sampler(config.max_num_seqs, model.config.vocab_size, model.device)
     runner = ModelRunner(model, lambda step: model.forward(inputs.to_tensors(step), kv), kv, inputs, sampler)
     torch.cuda.empty_cache()

@@ -24,12 +24,14 @@ from ..checkpoint.model_config import ModelConfig
 from ..checkpoint.read_config import open_checkpoint
 from ..config import EngineConfig
 from ..errors import ConfigError
+from ..kv_cache.state_cache import StateSlots, share_budget
 from ..loading.base_layout import adapter_bytes, base_layout
 from ..loading.load_model import load_model
 from ..loading.weight_forms import choose_weight_form
 from ..machine.software import install_command
 from ..models.decoder import DecoderModel
 from ..models.kv_pool import KvPool, KvPrefault, bytes_per_page
+from ..models.state_pool import StatePool, state_bytes
 from ..sampling.sampler import Sampler
 from ..step_timer import StepTimer
 from ..text.end_tokens import read_end_tokens
@@ -70,6 +72,7 @@ class Worker:
         vocab_size: width of the logits.
         eos_ids: the tokens that end an answer, see ``read_end_tokens``.
         max_model_len: tokens that a sequence may have: the model's limit, or the pool's where that is less.
+        states: slots of recurrent states; None for a model without.
         rope_switch: tokens beyond which a sequence's KV is another one; ``ENDLESS`` if none becomes so long.
         adapters: names, memory and slots of adapters; None without ``enable_lora``.
         overlaps: whether the device computes while the host goes on. CPU kernels run on the engine's own thread.
@@ -113,6 +116,7 @@ class Worker:
             f"in pages of {kv.page_size} ({kv.num_pages * kv.page_bytes / 2**30:.2f} GiB); "
             f"context {self.max_model_len:,}; up to {config.max_num_seqs} sequences and "
             f"{config.max_num_batched_tokens:,} tokens a step",
+            *([_states(self.states, kv.state_bytes)] if self.states else []),
             *([f"Steps: {steps}"] if steps else []),
             *([_slots(config, slot_bytes)] if self.adapters else []),
             _kernel_status(device),
@@ -135,17 +139,28 @@ class Worker:
         model = self.model
         dtype = choose_kv_dtype(config, model.config, model.device, model.dtype)
         page_bytes = bytes_per_page(model.config, config.block_size, dtype)
-        self.num_pages = config.num_gpu_blocks_override or (
-            pool_bytes(config, model.device, steps, slot_bytes) // page_bytes
-        )
+        num_bytes = pool_bytes(config, model.device, steps, slot_bytes)
+        states = None
+        self.states: StateSlots | None = None
+        if model.config.has_states:
+            self.num_pages, self.states = _share(config, num_bytes, page_bytes, state_bytes(model.config, model.dtype))
+            states = StatePool(model.config, self.states.total, model.dtype, model.device)
+        else:
+            self.num_pages = config.num_gpu_blocks_override or num_bytes // page_bytes
         self.max_model_len = _max_model_len(config, model.config, self.num_pages)
         self.rope_switch = (model.config.rope_switch or ENDLESS) if model.long_offset else ENDLESS
-        return KvPool(model.config, self.num_pages, config.block_size, dtype, model.device)
+        return KvPool(model.config, self.num_pages, config.block_size, dtype, model.device, states)
 
     def _make_runner(self, config: EngineConfig, kv: KvPool, step_timer: Callable[[], StepTimer]) -> ModelRunner:
         model, bank = self.model, self.adapters.bank if self.adapters else None
         inputs = InputBuilder(
-            config.max_num_seqs, self.max_model_len, config.block_size, model.device, bank, model.long_offset
+            config.max_num_seqs,
+            self.max_model_len,
+            config.block_size,
+            model.device,
+            bank,
+            model.long_offset,
+            model.config.has_states,
         )
         sampler = Sampler(config.max_num_seqs, self.vocab_size, model.device)
         return ModelRunner(model, _forward(config, model, kv, inputs), kv, inputs, sampler, step_timer)
@@ -231,6 +246,33 @@ def pool_bytes(config: EngineConfig, device: torch.device, steps: StepMemory, sl
     """
     is_shared = device.type == "cuda" and config.kv_cache_memory is None
     return max(0, kv_bytes(config, device) - (steps.total + slot_bytes if is_shared else 0))
+
+
+def _share(config: EngineConfig, num_bytes: int, page_bytes: int, state_bytes: int) -> tuple[int, StateSlots]:
+    """Return the number of pages and the slots of states; states beside a given number of pages come on top.
+
+    Raises:
+        ConfigError: the states of all sequences leave nothing for KV.
+    """
+    sharing, size, rows = config.enable_prefix_caching, config.block_size, config.max_num_seqs
+    if (num_pages := config.num_gpu_blocks_override) is not None:
+        run = -(-state_bytes // page_bytes)
+        return num_pages, StateSlots(rows, max(rows, num_pages // run) if sharing else 0, run * size)
+    most = (num_bytes - 2 * page_bytes) // (2 * state_bytes)
+    if rows * state_bytes > num_bytes - 2 * page_bytes and most > 0:
+        raise ConfigError(
+            f"A sequence has a recurrent state of {state_bytes / 2**20:.1f} MiB, and those of --max-num-seqs {rows} "
+            f"leave no memory for KV of {num_bytes / 2**30:.1f} GiB. Try: rootgraft serve --max-num-seqs {most}"
+        )
+    return share_budget(num_bytes, size, page_bytes, state_bytes, rows, sharing=sharing)
+
+
+def _states(slots: StateSlots, state_bytes: int) -> str:
+    return (
+        f"Recurrent states: {slots.num_checkpoints:,} checkpoints of prefixes, one for every {slots.interval:,} "
+        f"tokens, beside {slots.num_rows} of sequences ({slots.total * state_bytes / 2**30:.2f} GiB). "
+        "Drafts are off: a rejected one would remain in the state"
+    )
 
 
 def _forward(

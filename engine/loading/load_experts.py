@@ -9,7 +9,7 @@ from ...kernels.ops import Linear
 from ..checkpoint.families.mixture import Mixture
 from ..models.experts import ExpertProjection, Experts
 from ..models.layers import Mlp, Projection
-from .tensor_names import CORRECTION, expert_modules, shared_modules
+from .tensor_names import CORRECTION, expert_modules, shared_block, shared_modules
 from .weight_forms import WeightReader
 
 STACKED_GATE_UP, STACKED_DOWN = "gate_up_proj", "down_proj"  # names of all experts' weights in transformers 5
@@ -70,10 +70,9 @@ class _Reader:
         return Projection((name,), (size,), self._weights.plain(f"{name}.weight", bias))
 
     def shared(self, hidden: int) -> Mlp:
-        prefix = f"{self._prefix}.{self._mixture.names.shared}"
-        return Mlp(
-            self._fused(prefix, shared_modules(self._mixture)), self._fused(prefix, {"down_proj": hidden}), "silu"
-        )
+        prefix = shared_block(self._prefix, self._mixture)
+        down = {self._mixture.names.shared_modules[-1]: hidden}
+        return Mlp(self._fused(prefix, shared_modules(self._mixture)), self._fused(prefix, down), "silu")
 
     def _fused(self, prefix: str, modules: dict[str, int]) -> Projection:
         names = tuple(f"{prefix}.{module}" for module in modules)

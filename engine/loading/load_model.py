@@ -14,18 +14,20 @@ from ..checkpoint.read_config import open_checkpoint, read_model_config
 from ..errors import ModelError
 from ..models.decoder import DecoderModel
 from ..models.experts import Experts
-from ..models.layers import Attention, DecoderLayer, Mlp, PlainMlp, Projection
+from ..models.layers import Attention, DecoderLayer, LayerMixer, Mlp, PlainMlp, Projection
 from ..models.norms import LayerNorm, NoNorm, Norm, RmsNorm, ScaledSum
 from ..models.rope import cos_sin_table, query_scale_table
 from .load_experts import load_experts
+from .load_recurrent import load_recurrent
 from .tensor_names import (
     EMBEDDING,
-    FINAL_NORM,
     HEAD,
     SINKS,
     check_tensors,
     down_module,
     expected_shapes,
+    final_norm,
+    output_modules,
     prediction_tensors,
     qkv_modules,
     up_modules,
@@ -98,7 +100,7 @@ class _Assembly:
         embedding, head = self.embedding_and_head()
         before = config.norms.before_attention
         norms = [self.norm(before and f"model.layers.{index}.{before}") for index in range(config.num_layers)]
-        norms.append(self.norm(FINAL_NORM))
+        norms.append(self.norm(final_norm(config)))
         scale = config.embedding_scale
         if config.rounds_embedding_scale:
             scale = torch.tensor(scale, dtype=self.weights.dtype).item()
@@ -119,7 +121,7 @@ class _Assembly:
         norms, prefix = self.config.norms, f"model.layers.{index}"
         is_parallel = self.config.parallel_block
         return DecoderLayer(
-            attention=self.attention(index, f"{prefix}.self_attn"),
+            attention=self.mixer(index, prefix),
             mlp=self.mlp(index, prefix),
             post_attention=self.norm(f"{prefix}.{norms.after_attention}") if norms.after_attention else None,
             post_mlp=self.norm(f"{prefix}.{norms.after_mlp}") if norms.after_mlp else None,
@@ -132,9 +134,16 @@ class _Assembly:
         config = self.config
         if (mixture := config.layers[index].mixture) is not None:
             return load_experts(self.weights, f"{prefix}.{mixture.names.block}", mixture, config.hidden_size)
-        up = self.projection(f"{prefix}.{config.mlp_block}", up_modules(config), config.mlp_bias)
-        down = self.projection(f"{prefix}.{config.mlp_block}", down_module(config), config.mlp_bias)
+        block = f"{prefix}.{config.mlp_block}"
+        up = self.projection(block, up_modules(config), config.mlp_bias)
+        down = self.projection(block, down_module(config), config.mlp_bias)
         return Mlp(up, down, config.activation) if config.gated_mlp else PlainMlp(up, down, config.activation)
+
+    def mixer(self, index: int, prefix: str) -> LayerMixer:
+        recurrent = self.config.layers[index].recurrent
+        if recurrent is None:
+            return self.attention(index, f"{prefix}.self_attn")
+        return load_recurrent(self.weights, prefix, recurrent, self.config.hidden_size, self.config.norm_eps)
 
     def attention(self, index: int, prefix: str) -> Attention:
         config = self.config
@@ -142,7 +151,7 @@ class _Assembly:
         q_norm, k_norm = self.head_norms(layer, prefix)
         return Attention(
             qkv=self.projection(prefix, qkv_modules(config), config.qkv_bias),
-            output=self.projection(prefix, {"o_proj": config.hidden_size}, config.output_bias),
+            output=self.projection(prefix, output_modules(config), config.output_bias),
             rope=RopeParams(
                 num_heads=config.num_heads,
                 num_kv_heads=config.num_kv_heads,

@@ -8,13 +8,13 @@ from collections.abc import Iterable, Mapping
 
 from ..checkpoint.families.mixture import Mixture
 from ..checkpoint.families.norm_layout import HeadNorm
+from ..checkpoint.families.recurrent import RecurrentLayer, ShortConvLayer
 from ..checkpoint.model_config import ModelConfig
 from ..errors import ModelError, shortened
 
 Shape = tuple[int, ...]
 
 EMBEDDING = "model.embed_tokens.weight"
-FINAL_NORM = "model.norm"
 HEAD = "lm_head.weight"
 SINKS = "sinks"
 CORRECTION = "e_score_correction_bias"  # of a router
@@ -58,18 +58,18 @@ def head_norm_shapes(config: ModelConfig) -> dict[str, Shape]:
 def expected_shapes(config: ModelConfig) -> dict[str, Shape]:
     """Return the names and shapes of all tensors that a checkpoint of this model must have."""
     hidden = config.hidden_size
-    shapes: dict[str, Shape] = {EMBEDDING: (config.vocab_size, hidden), **_norm(FINAL_NORM, config)}
+    shapes: dict[str, Shape] = {EMBEDDING: (config.vocab_size, hidden), **_norm(final_norm(config), config)}
     if not config.tied_head:
         shapes[HEAD] = (config.vocab_size, hidden)
     for index in range(config.num_layers):
         prefix = f"model.layers.{index}"
         for name in filter(None, config.norms):
             shapes |= _norm(f"{prefix}.{name}", config)
-        shapes |= {f"{prefix}.self_attn.{name}.weight": shape for name, shape in head_norm_shapes(config).items()}
-        if config.attention_sinks:
-            shapes[f"{prefix}.self_attn.{SINKS}"] = (config.num_heads,)
-        shapes |= _linears(f"{prefix}.self_attn", qkv_modules(config), hidden, config.qkv_bias)
-        shapes |= _linears(f"{prefix}.self_attn", {"o_proj": hidden}, config.query_size, config.output_bias)
+        recurrent = config.layers[index].recurrent
+        if recurrent is None:
+            shapes |= _attention(f"{prefix}.self_attn", config)
+        else:
+            shapes |= _recurrent(f"{prefix}.{recurrent_block(recurrent)}", recurrent, hidden)
         if (mixture := config.layers[index].mixture) is not None:
             shapes |= mixture_shapes(f"{prefix}.{mixture.names.block}", mixture, hidden)
             continue
@@ -77,6 +77,57 @@ def expected_shapes(config: ModelConfig) -> dict[str, Shape]:
         shapes |= _linears(block, up_modules(config), hidden, config.mlp_bias)
         shapes |= _linears(block, down_module(config), config.intermediate_size, config.mlp_bias)
     return shapes
+
+
+def final_norm(config: ModelConfig) -> str:
+    """Return the name of the norm behind the last layer."""
+    return f"model.{config.final_norm}"
+
+
+def _attention(prefix: str, config: ModelConfig) -> dict[str, Shape]:
+    """The tensors of a layer's attention."""
+    shapes: dict[str, Shape] = {f"{prefix}.{name}.weight": shape for name, shape in head_norm_shapes(config).items()}
+    if config.attention_sinks:
+        shapes[f"{prefix}.{SINKS}"] = (config.num_heads,)
+    shapes |= _linears(prefix, qkv_modules(config), config.hidden_size, config.qkv_bias)
+    return shapes | _linears(prefix, output_modules(config), config.query_size, config.output_bias)
+
+
+def output_modules(config: ModelConfig) -> dict[str, int]:
+    """Return the module of attention's output and its rows."""
+    return {config.output_module: config.hidden_size}
+
+
+def recurrent_block(layer: RecurrentLayer) -> str:
+    """Return the module of a layer that is there in place of attention."""
+    return "conv" if isinstance(layer, ShortConvLayer) else "mamba"
+
+
+def recurrent_linears(layer: RecurrentLayer, hidden: int) -> tuple[tuple[str, int, int], ...]:
+    """Return its projections, that to its input first: name, rows and columns."""
+    if isinstance(layer, ShortConvLayer):
+        return ("in_proj", 3 * hidden, hidden), ("out_proj", hidden, hidden)
+    return (
+        ("in_proj", layer.width + layer.conv_width + layer.num_heads, hidden),
+        ("out_proj", hidden, layer.width),
+    )
+
+
+def _recurrent(prefix: str, layer: RecurrentLayer, hidden: int) -> dict[str, Shape]:
+    """The tensors of what a layer has in place of attention."""
+    shapes: dict[str, Shape] = {}
+    for name, rows, columns in recurrent_linears(layer, hidden):
+        shapes |= _linears(prefix, {name: rows}, columns, layer.biased)
+    if isinstance(layer, ShortConvLayer):
+        return shapes | _conv(f"{prefix}.conv", hidden, layer.taps, layer.biased)
+    shapes |= {f"{prefix}.{name}": (layer.num_heads,) for name in ("A_log", "D", "dt_bias")}
+    shapes[f"{prefix}.norm.weight"] = (layer.width,)
+    return shapes | _conv(f"{prefix}.conv1d", layer.conv_width, layer.taps, layer.conv_biased)
+
+
+def _conv(name: str, width: int, taps: int, biased: bool) -> dict[str, Shape]:
+    weight: dict[str, Shape] = {f"{name}.weight": (width, 1, taps)}
+    return weight | {f"{name}.bias": (width,)} if biased else weight
 
 
 def _norm(name: str, config: ModelConfig) -> dict[str, Shape]:
@@ -110,9 +161,9 @@ def mixture_shapes(prefix: str, mixture: Mixture, hidden: int) -> dict[str, Shap
             shapes[f"{prefix}.{names.gate}"] = (count, hidden, 2 * size)
             shapes[f"{prefix}.{names.down}"] = (count, size, hidden)
     if mixture.shared_size:
-        inner = f"{prefix}.{names.shared}"
+        inner = shared_block(prefix, mixture)
         shapes |= _linears(inner, shared_modules(mixture), hidden, bias=False)
-        shapes |= _linears(inner, {"down_proj": hidden}, mixture.shared_size, bias=False)
+        shapes |= _linears(inner, {names.shared_modules[-1]: hidden}, mixture.shared_size, bias=False)
     if mixture.gated_sharing:
         shapes[f"{prefix}.{names.shared}_gate.weight"] = (1, hidden)
     return shapes
@@ -129,7 +180,14 @@ def expert_modules(prefix: str, mixture: Mixture, expert: int) -> tuple[str, str
 
 def shared_modules(mixture: Mixture) -> dict[str, int]:
     """Return the modules of the shared expert's gate and up, in this order, and the rows of each."""
-    return {"gate_proj": mixture.shared_size, "up_proj": mixture.shared_size}
+    names = mixture.names.shared_modules[:-1]
+    return dict.fromkeys(names, 2 * mixture.shared_size // len(names))
+
+
+def shared_block(prefix: str, mixture: Mixture) -> str:
+    """Return the module of the shared expert of the mixture with this prefix."""
+    owner = prefix.rpartition(".")[0] if mixture.names.shared_in_layer else prefix
+    return f"{owner}.{mixture.names.shared}"
 
 
 def _linears(prefix: str, modules: dict[str, int], in_features: int, bias: bool) -> dict[str, Shape]:

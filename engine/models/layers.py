@@ -76,6 +76,11 @@ class Attention:
         """Causal attention of queries to the cache, and the output projection: [S, Hq, D] -> [S, H]."""
         return self.output(attention(q, k_cache, v_cache, inputs, self.params), inputs.lora)
 
+    @property
+    def projections(self) -> tuple[Projection, ...]:
+        """The products, in the order of the pass."""
+        return self.qkv, self.output
+
 
 @dataclass(frozen=True, slots=True)
 class Mlp:
@@ -98,6 +103,19 @@ class Mlp:
     def active(self) -> tuple[tuple[int, ExpertWeights], ...]:
         """Products of a token's experts: none."""
         return ()
+
+
+class LayerMixer(Protocol):
+    """What lets the tokens of a row see each other: ``Attention``, or ``ShortConv`` and ``Mamba2`` beside it."""
+
+    def store(self, x: Tensor, inputs: ForwardInputs, k_cache: Tensor, v_cache: Tensor, /) -> Tensor:
+        """Compute all that later tokens need of these, in the layer's two caches: [T, H] -> [T, ...]."""
+
+    def __call__(self, q: Tensor, inputs: ForwardInputs, k_cache: Tensor, v_cache: Tensor, /) -> Tensor:
+        """The rest, for S of the results of ``store``: [S, ...] -> [S, H]."""
+
+    @property
+    def projections(self) -> tuple[Projection, ...]: ...
 
 
 class LayerMlp(Protocol):
@@ -142,6 +160,7 @@ class DecoderLayer:
     So each sum of the residual stream and the norm after it are one op.
 
     Attributes:
+        attention: what stands in its place in a layer with a recurrent state too.
         post_attention: norm of attention's output before it is added, or None.
         post_mlp: the same for the MLP.
         mlp_norm: the norm in front of the MLP; in a parallel block that in front of the layer.
@@ -149,7 +168,7 @@ class DecoderLayer:
         is_parallel: the MLP's input is the residual stream before attention's output is added.
     """
 
-    attention: Attention
+    attention: LayerMixer
     mlp: LayerMlp
     post_attention: Norm | None
     post_mlp: Norm | None
@@ -160,7 +179,7 @@ class DecoderLayer:
     @property
     def projections(self) -> tuple[Projection, ...]:
         """Products that all tokens pass, in the order of the pass."""
-        return self.attention.qkv, self.attention.output, *self.mlp.projections
+        return *self.attention.projections, *self.mlp.projections
 
     def __call__(self, x: Tensor, residual: Tensor, inputs: ForwardInputs, k_cache: Tensor, v_cache: Tensor) -> Tensor:
         """[T, H] normed -> [T, H] normed; ``residual`` [T, H] fp32 is updated in place."""
@@ -168,7 +187,7 @@ class DecoderLayer:
         return self.finish(q, residual, inputs, k_cache, v_cache)
 
     def finish(self, q: Tensor, residual: Tensor, inputs: ForwardInputs, k_cache: Tensor, v_cache: Tensor) -> Tensor:
-        """Compute the layer after its K and V are stored, for S of the queries: [S, Hq, D] -> [S, H] normed."""
+        """Compute the layer after its K and V are stored, for S of the queries: [S, ...] -> [S, H] normed."""
         x = self.attention(q, inputs, k_cache, v_cache)
         if self.post_attention is not None:
             x = self.post_attention(x)

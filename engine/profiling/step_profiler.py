@@ -43,6 +43,9 @@ _FAMILIES: Final = {  # of the native calls of a forward pass
     "widened_linear": "linear",
     "attention": "attention",
     "rope_store_kv": "rope and KV",
+    "causal_conv": "recurrent",
+    "ssm_scan": "recurrent",
+    "gated_norm": "recurrent",
     "rms_norm": "norm",
     "layer_norm": "norm",
     "add_scaled": "norm",
@@ -272,7 +275,8 @@ def _bounds(model: DecoderModel, load: StepLoad, kv_dtype: torch.dtype, rates: _
     cells = load.rows * (context - load.shared) + load.shared + load.prefill
     pairs = load.rows * context + load.prefill * (load.prefill + 1) // 2
     sampled_pairs = load.rows * context + load.prefill
-    attended = 2 * (pairs * (config.num_layers - 1) + sampled_pairs) * config.num_heads * config.head_dim
+    *earlier, last_layer = (layer.recurrent is None for layer in config.layers)
+    attended = 2 * (pairs * sum(earlier) + sampled_pairs * last_layer) * config.num_heads * config.head_dim
     _, *behind_kv = model.layers[-1].projections
     *inner, head = (part.packed for part in model.projections)
     last = [part.packed for part in behind_kv]

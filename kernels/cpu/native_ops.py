@@ -21,6 +21,7 @@ from .native_experts import ExpertKernels
 from .native_library import Fields, NativeLibrary
 from .native_lora import LoraKernels
 from .native_quantised import QuantisedKernels
+from .native_states import StateKernels
 
 _PANEL: Final = 16  # output columns of a weight panel
 _MOST_HEAD_DIM: Final = 256
@@ -53,6 +54,7 @@ class Kernels(ElementwiseKernels):
         experts: its ops on experts.
         lora: its LoRA op.
         quantised: its ops on quantised weights.
+        states: its ops on recurrent states.
     """
 
     def __init__(self, library: NativeLibrary) -> None:
@@ -67,6 +69,7 @@ class Kernels(ElementwiseKernels):
         self.experts = ExpertKernels(library)
         self.lora = LoraKernels(library)
         self.quantised = QuantisedKernels(library)
+        self.states = StateKernels(library)
 
     @staticmethod
     def takes(first: Tensor, *others: Tensor) -> bool:

@@ -89,6 +89,9 @@ def test_older_spellings_mean_the_same(family: tuple[str, Path], tmp_path: Path)
         written["rope_scaling"] = full
     if "sliding_attention" in new and written["model_type"] != "olmo3":  # its two ropes have one base
         written["rope_local_base_freq"] = new["sliding_attention"]["rope_theta"]
+    if written["model_type"] == "granitemoehybrid":  # which has no rule
+        kinds = {"full_attention": "attention", "linear_attention": "mamba"}
+        written["layers_block_type"] = [kinds[kind] for kind in written["layer_types"]]
     for listed in ("layer_types", "no_rope_layers"):
         written.pop(listed, None)
     (tmp_path / "config.json").write_text(json.dumps(written))

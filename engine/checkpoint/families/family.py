@@ -24,7 +24,8 @@ Windows = Literal["never", "all", "late", "no_rope", "pattern", "asked", "early"
 #   never     none, and "no_rope_layers" is refused
 #   listed    those that "no_rope_layers" lists with 0, or every n-th one, n = "no_rope_layer_interval"
 #   full      those without a window, if there is a "sliding_window"
-NoRope = Literal["never", "listed", "full"]
+#   asked     all, unless "position_embedding_type" is "rope"
+NoRope = Literal["never", "listed", "full", "asked"]
 
 Biases = frozenset[Literal["qkv", "output", "mlp"]]
 """Projections with a bias: of q, k and v; of attention's output; of the MLP."""
@@ -84,6 +85,9 @@ class Family:
         harmless: values without effect of keys that are refused at others in all families.
         attention_sinks: that of ``ModelConfig``.
         mixture: how layers are mixtures of experts, None for none.
+        recurrent: what layers have in place of attention where "layer_types" does not name attention, with the keys
+            of LFM2 ("short_conv") or of Granite 4 ("mamba2"); None for attention in all layers.
+        output_module, mlp_block, final_norm: those of ``ModelConfig``.
     """
 
     name: str
@@ -133,3 +137,7 @@ class Family:
     harmless: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     attention_sinks: bool = False
     mixture: MixtureFamily | None = None
+    recurrent: Literal["short_conv", "mamba2"] | None = None
+    output_module: str = "o_proj"
+    mlp_block: str = "mlp"
+    final_norm: str = "norm"

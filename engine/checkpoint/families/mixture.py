@@ -35,6 +35,8 @@ class ExpertNames:
         storage: what ``gate``, ``up`` and ``down`` name.
         shared: the module of the shared expert.
         is_split: whatever the storage, this file has matrices of each expert (GGUF).
+        shared_modules: its gate and up, or both in one, and down.
+        shared_in_layer: it stands in the layer beside the block, not in the block.
     """
 
     block: str = "mlp"
@@ -45,6 +47,8 @@ class ExpertNames:
     storage: Storage = "modules"
     shared: str = "shared_experts"
     is_split: bool = False
+    shared_modules: tuple[str, ...] = ("gate_proj", "up_proj", "down_proj")
+    shared_in_layer: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +118,7 @@ class MixtureFamily:
         mxfp4: experts may be stored in MXFP4.
         weighs_input: that of ``Mixture``.
         prediction_layers_key: the number of layers behind the last that predict further tokens; they are not loaded.
+        optional: without experts all layers have an ordinary MLP, of the shared expert's size.
     """
 
     names: ExpertNames
@@ -134,3 +139,4 @@ class MixtureFamily:
     mxfp4: bool = False
     weighs_input: bool = False
     prediction_layers_key: str | None = None
+    optional: bool = False

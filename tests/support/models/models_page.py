@@ -57,7 +57,7 @@ _WINDOWS = {
     "early": "sliding in every second of the first layers, if asked for",
     "chunks": "in chunks where there is a rotary embedding, if any",
 }
-_NO_ROPE = {"never": "", "listed": "; none in listed layers", "full": "; none in full layers"}
+_NO_ROPE = {"never": "", "listed": "; none in listed layers", "full": "; none in full layers", "asked": "; mostly none"}
 
 
 def page() -> str:
@@ -118,6 +118,9 @@ def _layer(family: Family) -> str:
         parts.append("attention sinks")
     if family.mixture is not None:
         parts.append(_experts(family.mixture))
+    if family.recurrent is not None:
+        layers = {"short_conv": "short convolutions", "mamba2": "Mamba-2"}[family.recurrent]
+        parts.append(f"{layers} in layers without attention ([hybrid](hybrid-models.md))")
     return ", ".join(parts)
 
 

@@ -36,11 +36,15 @@ from transformers import (
     GraniteForCausalLM,
     GraniteMoeConfig,
     GraniteMoeForCausalLM,
+    GraniteMoeHybridConfig,
+    GraniteMoeHybridForCausalLM,
     HunYuanDenseV1Config,
     HunYuanDenseV1ForCausalLM,
     InternLM3Config,
     Llama4ForCausalLM,
     Llama4TextConfig,
+    Lfm2Config,
+    Lfm2ForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     Ministral3Config,
@@ -111,6 +115,31 @@ _GEMMA = {"num_hidden_layers": 4, "head_dim": 12, "sliding_window": 5, "query_pr
 _NATIVE = {"hidden_size": 96, "num_hidden_layers": 2}
 _INTERLEAVED = {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5}
 _COHERE = {**_NATIVE, "logit_scale": 0.3, "layer_norm_eps": 1e-4, "tie_word_embeddings": True}
+
+_LFM2 = {
+    **_NATIVE,
+    "num_hidden_layers": 3,
+    "norm_eps": 1e-5,
+    "full_attn_idxs": [1],
+    "block_multiple_of": 16,
+    "tie_word_embeddings": True,
+}
+
+_GRANITE_HYBRID = {
+    **_NATIVE,
+    "num_hidden_layers": 3,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "num_local_experts": 0,
+    "shared_intermediate_size": 80,
+    "embedding_multiplier": 3.3,
+    "attention_multiplier": 0.11,
+    "residual_multiplier": 0.4,
+    "logits_scaling": 2.5,
+    "mamba_n_heads": 12,
+    "mamba_d_state": 24,
+    "mamba_chunk_size": 8,
+    "tie_word_embeddings": True,
+}
 
 _LONGROPE = {
     "rope_type": "longrope",
@@ -479,6 +508,28 @@ MODELS: dict[str, tuple[type[Any], type[Any], dict[str, Any]]] = {
         },
     ),
     "starcoder2_plain": (Starcoder2Config, Starcoder2ForCausalLM, {**_NATIVE, "sliding_window": 4096}),
+    "lfm2": (Lfm2Config, Lfm2ForCausalLM, _LFM2),
+    "lfm2_biased": (
+        Lfm2Config,
+        Lfm2ForCausalLM,
+        {**_LFM2, "conv_L_cache": 4, "conv_bias": True, "full_attn_idxs": [0, 2]},
+    ),
+    "granite_hybrid": (GraniteMoeHybridConfig, GraniteMoeHybridForCausalLM, _GRANITE_HYBRID),
+    "granite_hybrid_mixture": (
+        GraniteMoeHybridConfig,
+        GraniteMoeHybridForCausalLM,
+        {
+            **_GRANITE_HYBRID,
+            "num_local_experts": 6,
+            "num_experts_per_tok": 2,
+            "layer_types": ["full_attention", "linear_attention", "linear_attention"],
+            "position_embedding_type": "rope",
+            "mamba_n_groups": 2,
+            "mamba_proj_bias": True,
+            "mamba_conv_bias": False,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
+        },
+    ),
     "arcee": (ArceeConfig, ArceeForCausalLM, {**_NATIVE, "head_dim": 16, "attention_bias": True}),
 }
 
