@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from typing import Any
 
-from ..errors import ModelError, quoted, shortened
+from ..errors import ModelError, UnknownArchitecture, quoted, shortened
 from .config_fields import Fields
 from .families.family import Family
 from .families.family_table import BY_ARCHITECTURE
@@ -126,7 +126,7 @@ def _family(config: Mapping[str, Any]) -> Family:
         return whole.family
     if names[0] not in BY_ARCHITECTURE:
         known = BY_ARCHITECTURE.keys() | MULTIMODAL_BY_ARCHITECTURE.keys()
-        raise ModelError(
+        raise UnknownArchitecture(
             f"{WHERE}: the architecture {shortened(names[0])} is not supported. {nearest(names[0], known)}"
         )
     return BY_ARCHITECTURE[names[0]]

@@ -11,7 +11,7 @@ or, as a parallel block, ``h += attention(norm(h)) + mlp(norm(h))`` with the h b
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 from .families.mixture import Mixture
 from .families.norm_layout import HeadNorm, LayerNorms
@@ -118,6 +118,31 @@ class LayerConfig:
     window: int | None
     rope: Rope | None
     mixture: Mixture | None = None
+
+
+class ModelShape(Protocol):
+    """What the engine reads of any model's configuration; each has its meaning in ``ModelConfig``."""
+
+    @property
+    def family(self) -> str: ...
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def hidden_size(self) -> int: ...
+    @property
+    def num_layers(self) -> int: ...
+    @property
+    def num_heads(self) -> int: ...
+    @property
+    def num_kv_heads(self) -> int: ...
+    @property
+    def head_dim(self) -> int: ...
+    @property
+    def max_position_embeddings(self) -> int: ...
+    @property
+    def rope_switch(self) -> int | None: ...
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,8 @@ import torch
 from ...lora.lora_step import AdapterBank
 from ..batch import Batch, Row, RowStart
 from ..config import EngineConfig
-from ..models.decoder import DecoderModel
 from ..models.kv_pool import KvPool
+from ..models.model import Model
 from ..sampling.sampler import Sampler
 from ..types import SamplingParams
 from .cuda_graphs import graphs_for
@@ -48,14 +48,14 @@ def single_row(num_tokens: int, pages: range | tuple[int, ...]) -> Batch:
     return Batch((row,), (start,))
 
 
-def measure_steps(model: DecoderModel, config: EngineConfig, bank: AdapterBank | None) -> StepMemory:
+def measure_steps(model: Model, config: EngineConfig, bank: AdapterBank | None) -> StepMemory:
     """Run the largest step on a GPU and capture two graphs, with a small pool that is freed afterwards."""
     memory = _measure(model, config, bank)
     torch.cuda.empty_cache()  # of the memory freed with that frame
     return memory
 
 
-def _measure(model: DecoderModel, config: EngineConfig, bank: AdapterBank | None) -> StepMemory:
+def _measure(model: Model, config: EngineConfig, bank: AdapterBank | None) -> StepMemory:
     num_tokens = min(config.max_num_batched_tokens, model.max_positions)
     pages = range(-(-num_tokens // config.block_size))
     kv = KvPool(model.config, len(pages), config.block_size, model.dtype, model.device)
@@ -70,7 +70,7 @@ def _measure(model: DecoderModel, config: EngineConfig, bank: AdapterBank | None
     return StepMemory(activations, _measure_graphs(config, model, kv, inputs))
 
 
-def _measure_graphs(config: EngineConfig, model: DecoderModel, kv: KvPool, inputs: InputBuilder) -> int:
+def _measure_graphs(config: EngineConfig, model: Model, kv: KvPool, inputs: InputBuilder) -> int:
     """Return the bytes of all graphs, from the first two.
 
     The first graph is the largest and allocates the memory that all share; each further one takes as much as the

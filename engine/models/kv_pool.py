@@ -13,7 +13,7 @@ import torch
 from ...kernels.layouts import int8_kv_layout
 from ...kernels.memory import copy_pages, lazy_zeros, populate
 from ..batch import Batch, PageCopy
-from ..checkpoint.model_config import ModelConfig
+from ..checkpoint.model_config import ModelShape
 
 # Bytes of a layer that are populated at once: a huge page, for which other threads that allocate memory may wait.
 _POPULATED_AT_ONCE = 1 << 21
@@ -22,12 +22,12 @@ _IDLE = 0.25  # seconds without a step
 _NICENESS = 10  # added to that of the populating thread
 
 
-def bytes_per_page(config: ModelConfig, page_size: int, dtype: torch.dtype) -> int:
+def bytes_per_page(config: ModelShape, page_size: int, dtype: torch.dtype) -> int:
     """Return the bytes of one page of ``page_size`` tokens: K and V in all layers."""
     return 2 * config.num_layers * config.num_kv_heads * page_size * _width(config, dtype) * dtype.itemsize
 
 
-def _width(config: ModelConfig, dtype: torch.dtype) -> int:
+def _width(config: ModelShape, dtype: torch.dtype) -> int:
     """The last dimension of the pool's tensors."""
     return config.head_dim + (int8_kv_layout.SCALE_BYTES if dtype is int8_kv_layout.DTYPE else 0)
 
@@ -47,7 +47,7 @@ class KvPool:
     """
 
     def __init__(
-        self, config: ModelConfig, num_pages: int, page_size: int, dtype: torch.dtype, device: torch.device
+        self, config: ModelShape, num_pages: int, page_size: int, dtype: torch.dtype, device: torch.device
     ) -> None:
         shape = (config.num_layers, num_pages, config.num_kv_heads, page_size, _width(config, dtype))
         self.k = _zeros(shape, dtype, device)
