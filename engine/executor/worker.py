@@ -156,7 +156,7 @@ def _set_up_device(config: EngineConfig) -> torch.device:
 
 def _load(config: EngineConfig, checkpoint: Path | GgufFile, device: torch.device) -> Model:
     dtype = choose_dtype(config, device)
-    model = load_by(
+    return load_by(
         config.model_impl,
         checkpoint,
         dtype=dtype,
@@ -165,9 +165,6 @@ def _load(config: EngineConfig, checkpoint: Path | GgufFile, device: torch.devic
         dummy=config.load_format == "dummy",
         weights=choose_weight_form(config, device, dtype),
     )
-    if device.type == "cpu" and not isinstance(model, DecoderModel):
-        torch.set_num_threads(num_threads(config))  # its products are torch's, not our kernels'
-    return model
 
 
 def _end_tokens(config: EngineConfig, model: ModelShape, model_path: Path) -> tuple[int, ...]:

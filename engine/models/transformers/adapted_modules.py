@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from ....lora.base_projections import EMBEDDING, HEAD, BaseLayout, ProjectionShape
+from .packed_modules import plain_weight
 from .paged_attention import CurrentStep
 
 _OF_ONE_EXPERT = re.compile(r"\.experts\.\d+\.")
@@ -37,7 +38,7 @@ class AdaptedModules:
             projections=tuple(ProjectionShape((name,), *_sizes(module)) for name, module in self.modules.items()),
             dtype=dtype,
             device=device,
-            read_weight=lambda name: _weight(self.modules[name]),
+            read_weight=lambda name: plain_weight(self.modules[name]),
             read_bias=lambda name: _bias(self.modules[name]),
             renamed=self.renamed,
         )
@@ -109,14 +110,8 @@ def _embedding_hook(step: CurrentStep) -> Callable[[nn.Module, tuple[Tensor, ...
 
 def _sizes(module: Any) -> tuple[tuple[int], int]:
     """Outputs and inputs of a module; of an embedding its width and the size of the vocabulary."""
-    outputs, inputs = _weight(module).shape
-    return ((inputs,), outputs) if isinstance(module, nn.Embedding) else ((outputs,), inputs)
-
-
-def _weight(module: Any) -> Tensor:
-    """[out, in], for an embedding [V, H]: GPT-2's modules store the transpose."""
-    weight: Tensor = module.weight.detach()
-    return weight.T if isinstance(module, Conv1D) else weight
+    rows, columns = module.weight.shape
+    return ((columns,), rows) if isinstance(module, nn.Embedding | Conv1D) else ((rows,), columns)
 
 
 def _bias(module: Any) -> Tensor | None:

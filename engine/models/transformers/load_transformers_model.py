@@ -9,13 +9,14 @@ from typing import Any
 
 import torch
 import transformers
-from torch import Tensor
+from torch import Tensor, nn
 
 from ...checkpoint.safetensors_files import shard_names
 from ...errors import ModelError, shortened
-from .adapted_modules import AdaptedModules, adapted_modules, observed_rows
+from .adapted_modules import adapted_modules, observed_rows
 from .attention_calls import RECORDED, AttentionCall, recorded_calls
 from .exactness_check import NUM_TOKENS, check_exactness
+from .packed_modules import pack
 from .paged_attention import PAGED, CurrentStep, attach_layers
 from .tested_classes import TESTED_CLASSES
 from .transformers_config import LibraryModel, TransformersConfig, end_tokens, read_library_model
@@ -94,7 +95,10 @@ def _assemble(folder: Path, found: LibraryModel, model: Any, dtype: torch.dtype,
     decoder = model.get_decoder()
     prompts = _prompts(found.config.vocab_size, model.device)
     expected = model(input_ids=prompts, use_cache=False, return_dict=True).logits.float()
-    calls, adapted = _probe(model, decoder, prompts[:1, :_PROBED], longest)
+    calls, rows = _probe(model, decoder, prompts[:1, :_PROBED], longest)
+    adapted = adapted_modules(model, rows, _PROBED)
+    for module in (*rows, model.get_output_embeddings()):
+        pack(module, dtype)
     step = CurrentStep()
     head_dim = attach_layers(calls, dtype, step)
     model.set_attn_implementation(PAGED)
@@ -132,7 +136,7 @@ def _notice(name: str, error: float) -> str:
     untested = "" if name in TESTED_CLASSES else "; the tests compare other classes (docs/models.md), not this one"
     return (
         f"Implementation: {name} of transformers {transformers.__version__}, slower than ours: its modules run one op "
-        "after another in PyTorch, without our packed weights, fused kernels and recorded steps. Checked: logits over "
+        "after another in PyTorch, without our fused kernels and recorded steps. Checked: logits over "
         f"pages of KV are within {error:.0e} of those by its own attention{untested}"
     )
 
@@ -143,15 +147,17 @@ def _prompts(vocab_size: int, device: torch.device) -> Tensor:
     return torch.randint(vocab_size, (2, NUM_TOKENS), generator=generator).to(device)
 
 
-def _probe(model: Any, decoder: Any, tokens: Tensor, longest: int) -> tuple[list[AttentionCall], AdaptedModules]:
-    """Run the decoder once to see how its layers attend, and which modules see all tokens."""
+def _probe(
+    model: Any, decoder: Any, tokens: Tensor, longest: int
+) -> tuple[list[AttentionCall], dict[nn.Module, set[int]]]:
+    """Run the decoder once to see how its layers attend, and how many tokens each linear module sees."""
     model.set_attn_implementation(RECORDED)
     num_tokens = tokens.shape[1]
     positions = torch.arange(num_tokens, device=tokens.device)[None]
     with recorded_calls(num_tokens, longest) as calls, observed_rows(decoder) as rows:
         decoder(input_ids=tokens, position_ids=positions, use_cache=False, return_dict=True)
     _check_calls(calls, model.config.num_hidden_layers)
-    return calls, adapted_modules(model, rows, num_tokens)
+    return calls, rows
 
 
 def _check_calls(calls: list[AttentionCall], num_layers: int) -> None:
