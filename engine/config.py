@@ -123,6 +123,14 @@ class EngineConfig:
         choices=("gguf", "gguf_dynamic", "int8_weight_only", "int8_dynamic"),
         group="model",
     )
+    model_impl: str = option(
+        "auto",
+        "What computes the model. rootgraft: our decoder. transformers: the modules of the transformers library over "
+        "our KV pool, slower, for models that our decoder lacks (pip install 'rootgraft[transformers]'). auto: our "
+        "decoder where it has the model, else transformers.",
+        choices=("auto", "rootgraft", "transformers"),
+        group="model",
+    )
     device: str = option("auto", "auto: cuda if there is one, else cpu.", choices=("auto", "cpu", "cuda"))
     load_format: str = option(
         "auto", "dummy: random weights in the model's shape.", choices=("auto", "dummy"), group="model"

@@ -21,7 +21,7 @@ _NAME = re.compile(
     r"(?P<part>lora_A\.weight|lora_B\.weight|lora_B\.bias|lora_embedding_A|lora_embedding_B|lora_magnitude_vector"
     r"(?:\.weight)?|base_layer\.weight|lora_monteclora_sampler\..+)"
 )
-_LAYER = re.compile(r"model\.layers\.(\d+)\.")
+_LAYER = re.compile(r"(?:[^.]+\.)+?(\d+)\.")
 
 
 @dataclass(frozen=True, slots=True)

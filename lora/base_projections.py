@@ -103,6 +103,7 @@ class BaseLayout:
         read_bias: the bias [out] of a module, or None if it has none. Called from background threads, for DoRA.
         towers: modules of the checkpoint beside the language model: an adapter's part in them changes no text.
         experts: the layers' experts by the name of the module that they are in.
+        renamed: names of ``EMBEDDING`` and ``HEAD`` in models that call them otherwise.
     """
 
     projections: tuple[ProjectionShape, ...]
@@ -112,6 +113,7 @@ class BaseLayout:
     read_bias: Callable[[str], Tensor | None]
     towers: tuple[str, ...] = ()
     experts: Mapping[str, ExpertModules] = field(default_factory=dict)
+    renamed: Mapping[str, str] = field(default_factory=dict)
     modules: Mapping[str, tuple[int, int]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -125,7 +127,7 @@ class BaseLayout:
 
     def module_of(self, trained: str) -> str | None:
         """Return the base model's name of a module that has this one where it was trained, None for no such module."""
-        return next((name for name in _published(trained) if name in self.modules), None)
+        return next((name for name in _published(self.renamed.get(trained, trained)) if name in self.modules), None)
 
     def experts_of(self, trained: str) -> ExpertModules | None:
         """Return the experts whose tensors are trained as a module of this name, None for no such module.

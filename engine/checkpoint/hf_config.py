@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from typing import Any
 
-from ..errors import ModelError, quoted, shortened
+from ..errors import ModelError, UnknownArchitecture, quoted, shortened
 from .config_fields import Fields
 from .families.family import Family
 from .families.family_table import BY_ARCHITECTURE
@@ -117,7 +117,6 @@ def model_config(config: Mapping[str, Any]) -> ModelConfig:
         eos_token_ids=fields.token_ids("eos_token_id", vocab),
         prediction_layers=prediction_layers(fields, family.mixture),
         output_module=family.output_module,
-        mlp_block=family.mlp_block,
         final_norm=family.final_norm,
     )
 
@@ -137,7 +136,7 @@ def _family(config: Mapping[str, Any]) -> tuple[Family, Multimodal | None]:
         return whole.family, whole
     if names[0] not in BY_ARCHITECTURE:
         known = BY_ARCHITECTURE.keys() | MULTIMODAL_BY_ARCHITECTURE.keys()
-        raise ModelError(
+        raise UnknownArchitecture(
             f"{WHERE}: the architecture {shortened(names[0])} is not supported. {nearest(names[0], known)}"
         )
     return BY_ARCHITECTURE[names[0]], None

@@ -11,7 +11,7 @@ or, as a parallel block, ``h += attention(norm(h)) + mlp(norm(h))`` with the h b
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 from .families.mixture import Mixture
 from .families.norm_layout import HeadNorm, LayerNorms
@@ -141,6 +141,35 @@ class LayerConfig:
     recurrent: RecurrentLayer | None = None
 
 
+class ModelShape(Protocol):
+    """What the engine reads of any model's configuration; each has its meaning in ``ModelConfig``."""
+
+    @property
+    def family(self) -> str: ...
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def hidden_size(self) -> int: ...
+    @property
+    def num_layers(self) -> int: ...
+    @property
+    def num_attention_layers(self) -> int: ...
+    @property
+    def has_states(self) -> bool: ...
+    @property
+    def num_heads(self) -> int: ...
+    @property
+    def num_kv_heads(self) -> int: ...
+    @property
+    def head_dim(self) -> int: ...
+    @property
+    def max_position_embeddings(self) -> int: ...
+    @property
+    def rope_switch(self) -> int | None: ...
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]: ...
+
+
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
     """A supported model; made by ``engine.checkpoint.read_config.read_model_config``.
@@ -176,7 +205,6 @@ class ModelConfig:
         eos_token_ids: the tokens that end an answer.
         prediction_layers: layers behind the last in a checkpoint, which predict further tokens and are not loaded.
         output_module: name of attention's output projection.
-        mlp_block: the module of the MLP in a layer.
         final_norm: the norm behind the last layer.
     """
 
@@ -220,7 +248,6 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...]
     prediction_layers: int = 0
     output_module: str = "o_proj"
-    mlp_block: str = "mlp"
     final_norm: str = "norm"
 
     @property

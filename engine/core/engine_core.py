@@ -43,7 +43,7 @@ from .debug_snapshot import take_snapshot
 from .step_worker import Launched, StepWorker
 
 if TYPE_CHECKING:
-    from ..models.decoder import DecoderModel
+    from ..models.model import Model
     from .structured_output import Compilation, StructuredOutputManager
 
 _PAUSE = 0.001  # seconds between two polls of compiles and loads in an idle engine
@@ -88,7 +88,7 @@ class EngineCore:
         )
 
     @classmethod
-    def load(cls, config: EngineConfig, model_path: Path, model: DecoderModel | None = None) -> EngineCore:
+    def load(cls, config: EngineConfig, model_path: Path, model: Model | None = None) -> EngineCore:
         """Load a model, unless its weights are loaded, and make its engine core. Raises ModelError and ConfigError."""
         from ..executor.worker import Worker
 

@@ -31,7 +31,7 @@ from .engine_core import EngineCore
 from .liveness_thread import LivenessThread
 
 if TYPE_CHECKING:
-    from ..models.decoder import DecoderModel
+    from ..models.model import Model
 
 HEARTBEAT_SECONDS = 0.25
 GOODBYE_SECONDS = 5.0  # for the client to take the last frame
@@ -69,7 +69,7 @@ def serve(core: EngineCore, channel: Channel, liveness: LivenessThread) -> None:
 
 
 def start(
-    config: EngineConfig, model_path: Path, channel: Channel, model: DecoderModel | None = None
+    config: EngineConfig, model_path: Path, channel: Channel, model: Model | None = None
 ) -> EngineCore | None:
     """Load the engine, but for weights that are loaded, and send Ready, or the error that prevents it."""
     try:
@@ -83,7 +83,7 @@ def start(
     return core
 
 
-def _load(config: EngineConfig, model_path: Path, model: DecoderModel | None = None) -> EngineCore:
+def _load(config: EngineConfig, model_path: Path, model: Model | None = None) -> EngineCore:
     """Load the engine. Raises EngineError, also where torch cannot be imported or memory is used up."""
     try:
         importlib.import_module("torch")  # whose libraries may be missing; the core imports it when it loads
@@ -120,7 +120,7 @@ def set_up_process() -> None:
     process_memory.share_heap()
 
 
-def run(fd: int, liveness_fd: int, config: EngineConfig, path: Path, model: DecoderModel | None = None) -> int:
+def run(fd: int, liveness_fd: int, config: EngineConfig, path: Path, model: Model | None = None) -> int:
     """Run an engine until its client has enough of it. Returns the exit code of its process.
 
     Args:

@@ -23,6 +23,7 @@ from ...kernels.ops import Capture, capture_for, shares_prefixes
 from ..config import EngineConfig
 from ..models.decoder import DecoderModel
 from ..models.kv_pool import KvPool
+from ..models.model import Model
 from .input_builder import HostInputs, InputBuilder
 from .static_inputs import StaticInputs
 
@@ -155,10 +156,10 @@ class CudaGraphs:
         return run
 
 
-def graphs_for(config: EngineConfig, model: DecoderModel, kv: KvPool, inputs: InputBuilder) -> CudaGraphs | None:
-    """Return graphs, none captured yet; None if the kernels cannot be captured or ``enforce_eager`` is set."""
+def graphs_for(config: EngineConfig, model: Model, kv: KvPool, inputs: InputBuilder) -> CudaGraphs | None:
+    """Return graphs, none captured yet; None if model or kernels cannot be captured or ``enforce_eager`` is set."""
     capture = None if config.enforce_eager else capture_for(kv.k[0])
-    if capture is None:
+    if capture is None or not isinstance(model, DecoderModel):
         return None
     return CudaGraphs(
         model,

@@ -14,8 +14,8 @@ from ...kernels.layouts.staging import to_device
 from ...kernels.ops import Largest
 from ...lora.lora_step import LoraStep
 from ..batch import Batch, Masks, Row, RowResult, StepResult
-from ..models.decoder import DecoderModel
 from ..models.kv_pool import KvPool
+from ..models.model import Model
 from ..sampling.draft_verify import sampling_positions
 from ..sampling.logprobs import prompt_logprobs
 from ..sampling.sampler import DeviceMasks, Drawing, Sampler
@@ -68,7 +68,7 @@ class ModelRunner:
 
     def __init__(
         self,
-        model: DecoderModel,
+        model: Model,
         forward: Callable[[HostInputs], Tensor],
         kv: KvPool,
         inputs: InputBuilder,

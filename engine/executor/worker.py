@@ -20,17 +20,18 @@ from ...radix.namespace import ENDLESS
 from ..batch import Batch, Masks, StepHandle, StepResult
 from ..checkpoint.base_digest import base_digest
 from ..checkpoint.gguf import GgufFile
-from ..checkpoint.model_config import ModelConfig
+from ..checkpoint.model_config import ModelShape
 from ..checkpoint.read_config import open_checkpoint
 from ..config import EngineConfig
 from ..errors import ConfigError
 from ..kv_cache.state_cache import StateSlots, share_budget
-from ..loading.base_layout import adapter_bytes, base_layout
-from ..loading.load_model import load_model
+from ..loading.base_layout import adapter_bytes
+from ..loading.model_impl import layout_of, load_by
 from ..loading.weight_forms import choose_weight_form
 from ..machine.software import install_command
 from ..models.decoder import DecoderModel
 from ..models.kv_pool import KvPool, KvPrefault, bytes_per_page
+from ..models.model import Model
 from ..models.state_pool import StatePool, state_bytes
 from ..sampling.sampler import Sampler
 from ..step_timer import StepTimer
@@ -90,17 +91,17 @@ class Worker:
         model_path: Path,
         step_timer: Callable[[], StepTimer] = StepTimer,
         *,
-        model: DecoderModel | None = None,
+        model: Model | None = None,
     ) -> None:
         started = time.monotonic()
         device = _set_up_device(config)
         self.overlaps = device.type == "cuda"
         checkpoint = open_checkpoint(model_path)
-        self.model = model = model or _load(config, checkpoint, device)
+        self.model = model = _load(config, checkpoint, device) if model is None else model
         self.vocab_size, self.eos_ids = model.config.vocab_size, _end_tokens(config, model.config, model_path)
         self.base_digest = base_digest(checkpoint, dummy=config.load_format == "dummy")
         loaded = time.monotonic()
-        layout = base_layout(model, checkpoint, dummy=config.load_format == "dummy") if config.enable_lora else None
+        layout = layout_of(model, checkpoint, dummy=config.load_format == "dummy") if config.enable_lora else None
         self.adapters = _adapters(config, layout) if layout else None
         slot_bytes = config.max_loras * adapter_bytes(layout, config.max_lora_rank) if layout else 0
         steps = self._measure_steps(config)
@@ -117,6 +118,7 @@ class Worker:
             f"context {self.max_model_len:,}; up to {config.max_num_seqs} sequences and "
             f"{config.max_num_batched_tokens:,} tokens a step",
             *([_states(self.states, kv.state_bytes)] if self.states else []),
+            *([] if isinstance(model, DecoderModel) else [model.notice]),
             *([f"Steps: {steps}"] if steps else []),
             *([_slots(config, slot_bytes)] if self.adapters else []),
             _kernel_status(device),
@@ -142,7 +144,7 @@ class Worker:
         num_bytes = pool_bytes(config, model.device, steps, slot_bytes)
         states = None
         self.states: StateSlots | None = None
-        if model.config.has_states:
+        if isinstance(model, DecoderModel) and model.config.has_states:
             self.num_pages, self.states = _share(config, num_bytes, page_bytes, state_bytes(model.config, model.dtype))
             states = StatePool(model.config, self.states.total, model.dtype, model.device)
         else:
@@ -166,7 +168,7 @@ class Worker:
         return ModelRunner(model, _forward(config, model, kv, inputs), kv, inputs, sampler, step_timer)
 
 
-def load_weights(config: EngineConfig, model_path: Path) -> DecoderModel | None:
+def load_weights(config: EngineConfig, model_path: Path) -> Model | None:
     """Load a model's weights for a ``Worker`` of this process or of one that is forked from it; no thread is started.
 
     Returns:
@@ -188,9 +190,10 @@ def _set_up_device(config: EngineConfig) -> torch.device:
     return device
 
 
-def _load(config: EngineConfig, checkpoint: Path | GgufFile, device: torch.device) -> DecoderModel:
+def _load(config: EngineConfig, checkpoint: Path | GgufFile, device: torch.device) -> Model:
     dtype = choose_dtype(config, device)
-    return load_model(
+    return load_by(
+        config.model_impl,
         checkpoint,
         dtype=dtype,
         device=device,
@@ -200,21 +203,21 @@ def _load(config: EngineConfig, checkpoint: Path | GgufFile, device: torch.devic
     )
 
 
-def _end_tokens(config: EngineConfig, model: ModelConfig, model_path: Path) -> tuple[int, ...]:
+def _end_tokens(config: EngineConfig, model: ModelShape, model_path: Path) -> tuple[int, ...]:
     return read_end_tokens(model, model_path, None if config.tokenizer is None else Path(config.tokenizer))
 
 
-def _shape(config: ModelConfig) -> str:
+def _shape(config: ModelShape) -> str:
     return (
         f"{config.family}: {config.num_layers} layers of {config.hidden_size}, "
         f"{config.num_heads} heads over {config.num_kv_heads}, vocabulary {config.vocab_size:,}"
     )
 
 
-def _number_formats(model: DecoderModel) -> str:
+def _number_formats(model: Model) -> str:
     """Describe the model's type, and the forms of quantised weights."""
     name = str(model.dtype).removeprefix("torch.")
-    packed = model.weights
+    packed = model.weights if isinstance(model, DecoderModel) else ()
     forms = sorted({part.format for part in packed if isinstance(part, ops.QuantisedLinear)})
     return f"{name} with weights in {' and '.join(form.description for form in forms)}" if forms else name
 
@@ -275,19 +278,17 @@ def _states(slots: StateSlots, state_bytes: int) -> str:
     )
 
 
-def _forward(
-    config: EngineConfig, model: DecoderModel, kv: KvPool, inputs: InputBuilder
-) -> Callable[[HostInputs], Tensor]:
+def _forward(config: EngineConfig, model: Model, kv: KvPool, inputs: InputBuilder) -> Callable[[HostInputs], Tensor]:
     """Return the forward pass: CUDA graphs, CPU graphs, or eager."""
     if graphs := graphs_for(config, model, kv, inputs):
         graphs.capture(graphs.variants)
         return graphs.forward
-    if model.device.type == "cpu" and not config.enforce_eager:
+    if isinstance(model, DecoderModel) and model.device.type == "cpu" and not config.enforce_eager:
         return CpuGraphs(model, kv, inputs, config.max_num_seqs).forward
     return partial(_forward_eagerly, model, kv, inputs)
 
 
-def _forward_eagerly(model: DecoderModel, kv: KvPool, inputs: InputBuilder, step: HostInputs) -> Tensor:
+def _forward_eagerly(model: Model, kv: KvPool, inputs: InputBuilder, step: HostInputs) -> Tensor:
     return model.forward(inputs.to_tensors(step), kv)
 
 
@@ -299,7 +300,7 @@ def _kernel_status(device: torch.device) -> str:
     return f"{status}. Try: {install_command('g++')}" if "no C++ compiler" in status else status
 
 
-def _max_model_len(config: EngineConfig, model: ModelConfig, num_pages: int) -> int:
+def _max_model_len(config: EngineConfig, model: ModelShape, num_pages: int) -> int:
     """Return the length of the longest sequence, checked against the model and the pool (one page is for copies)."""
     pool = (num_pages - 1) * config.block_size - 1
     if pool < 1:

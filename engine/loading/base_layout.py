@@ -9,14 +9,14 @@ from threading import Lock
 import torch
 from torch import Tensor
 
-from ...lora.base_projections import EMBEDDING, BaseLayout, ExpertModules, ExpertPlace, ProjectionShape
+from ...lora.base_projections import EMBEDDING, HEAD, BaseLayout, ExpertModules, ExpertPlace, ProjectionShape
 from ..checkpoint.families.mixture import Mixture
 from ..checkpoint.gguf import GgufFile
 from ..models.decoder import DecoderModel
 from ..models.experts import Experts
 from .load_model import open_source
 from .tensor_names import EMBEDDING as EMBEDDING_WEIGHT
-from .tensor_names import HEAD
+from .tensor_names import HEAD as HEAD_WEIGHT
 from .weight_readers import WeightSource
 
 
@@ -41,7 +41,7 @@ def adapter_bytes(layout: BaseLayout, rank: int) -> int:
     cells = sum(
         sum(size + shape.width for size in shape.sizes)
         for shape in layout.projections
-        if shape.modules[0].startswith("model.layers.") and shape.place is None
+        if shape.name not in (EMBEDDING, HEAD) and shape.place is None
     )
     return cells * rank * layout.dtype.itemsize
 
@@ -101,7 +101,7 @@ class _Weights:
     def weight(self, module: str) -> Tensor:
         """[out, in]; a tied head's is the embedding."""
         found = self._read(f"{module}.weight")
-        if found is None and f"{module}.weight" == HEAD:
+        if found is None and f"{module}.weight" == HEAD_WEIGHT:
             found = self._read(EMBEDDING_WEIGHT)
         if found is None:
             raise KeyError(module)

@@ -13,7 +13,7 @@ import torch
 from ...kernels.layouts import int8_kv_layout
 from ...kernels.memory import copy_pages, lazy_zeros, populate
 from ..batch import Batch, PageCopy
-from ..checkpoint.model_config import ModelConfig
+from ..checkpoint.model_config import ModelShape
 from .state_pool import StatePool
 
 # Bytes of a layer that are populated at once: a huge page, for which other threads that allocate memory may wait.
@@ -23,12 +23,12 @@ _IDLE = 0.25  # seconds without a step
 _NICENESS = 10  # added to that of the populating thread
 
 
-def bytes_per_page(config: ModelConfig, page_size: int, dtype: torch.dtype) -> int:
+def bytes_per_page(config: ModelShape, page_size: int, dtype: torch.dtype) -> int:
     """Return the bytes of one page of ``page_size`` tokens: K and V in all layers with attention."""
     return 2 * config.num_attention_layers * config.num_kv_heads * page_size * _width(config, dtype) * dtype.itemsize
 
 
-def _width(config: ModelConfig, dtype: torch.dtype) -> int:
+def _width(config: ModelShape, dtype: torch.dtype) -> int:
     """The last dimension of the pool's tensors."""
     return config.head_dim + (int8_kv_layout.SCALE_BYTES if dtype is int8_kv_layout.DTYPE else 0)
 
@@ -52,7 +52,7 @@ class KvPool:
 
     def __init__(
         self,
-        config: ModelConfig,
+        config: ModelShape,
         num_pages: int,
         page_size: int,
         dtype: torch.dtype,
@@ -64,7 +64,7 @@ class KvPool:
         self.v = _zeros(shape, dtype, device)
         recurrent = states.layers if states is not None else {}
         paged = zip(self.k.unbind(0), self.v.unbind(0), strict=True)
-        caches = [recurrent[i] if layer.recurrent else next(paged) for i, layer in enumerate(config.layers)]
+        caches = [recurrent[i] if i in recurrent else next(paged) for i in range(config.num_layers)]
         self.k_layers, self.v_layers = (tuple(each) for each in zip(*caches, strict=True))
         self.num_pages = num_pages
         self.page_size = page_size

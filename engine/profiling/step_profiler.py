@@ -191,6 +191,8 @@ def measure_steps(config: EngineConfig, model_path: Path, load: StepLoad) -> Ste
         raise ConfigError("bench step takes the times of the CPU's kernels: give it --device cpu.")
     bench = _Bench(config, model_path, load)
     model = bench.worker.model
+    if not isinstance(model, DecoderModel):
+        raise ConfigError("bench step takes the times of our own kernels: give it --model-impl rootgraft.")
     kv_dtype = choose_kv_dtype(config, model.config, model.device, model.dtype)
     rates = _measure_rates(model, kv_dtype)
     bench.fill()

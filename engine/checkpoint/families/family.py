@@ -139,5 +139,4 @@ class Family:
     mixture: MixtureFamily | None = None
     recurrent: Literal["short_conv", "mamba2"] | None = None
     output_module: str = "o_proj"
-    mlp_block: str = "mlp"
     final_norm: str = "norm"
