@@ -10,7 +10,7 @@ from ...engine.config import EngineConfig
 from ...engine.machine.resources import cores
 from ...engine.serving.engine_client import EngineClient
 from ...engine.serving.engine_spawn import spawn_engine
-from ...engine.serving.engine_template import EngineTemplate
+from ...engine.serving.template_client import EngineTemplate
 from ..config import ServerConfig
 from .dispatcher_limits import DispatcherLimits
 from .fleet import Fleet

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from ...engine.messages import Ready
-from ...engine.serving.engine_template import EngineTemplate
+from ...engine.serving.template_client import EngineTemplate
 from .replica_client import ReplicaClient
 
 

@@ -30,9 +30,9 @@ from rootgraft.engine.checkpoint.locate import resolve_model
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.serving.async_engine import AsyncEngine
 from rootgraft.engine.serving.engine_client import EngineClient
-from rootgraft.engine.serving.engine_template import EngineTemplate
 from rootgraft.engine.serving.output_processor import SequenceOutput
 from rootgraft.engine.serving.request import TextRequest
+from rootgraft.engine.serving.template_client import EngineTemplate
 from rootgraft.engine.text.tokenizer import Tokenizer
 from rootgraft.engine.types import SamplingParams
 from rootgraft.grammar.spec import GrammarSpec

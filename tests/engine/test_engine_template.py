@@ -14,7 +14,7 @@ from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.errors import EngineDead
 from rootgraft.engine.messages import Done, Message, Submit, TokenOut
 from rootgraft.engine.serving.engine_client import EngineClient
-from rootgraft.engine.serving.engine_template import EngineTemplate, ForkedProcess
+from rootgraft.engine.serving.template_client import EngineTemplate, ForkedProcess
 from rootgraft.engine.types import SamplingParams
 
 CONFIG = EngineConfig(dtype="float32", device="cpu", num_gpu_blocks_override=40, threads=2, max_num_seqs=8)
