@@ -48,6 +48,7 @@ _MULTIPLIERS = {
     "logit_scale": "logits_scaling",
 }
 _LOGIT_SCALE = {"logit_scale": "logit_scale"}
+_SHORT_CONV = {"shortconv.l_cache": "conv_L_cache"}
 # Translated one by one below, or without effect on the result.
 _READ = {
     "attention.key_length", "attention.value_length", "attention.sliding_window",
@@ -74,12 +75,16 @@ def gguf_model_config(file: GgufFile) -> ModelConfig:
     fields = Fields(own, f"GGUF metadata {family.gguf_name}")
     config = {new: own[old] for old, new in renamed.items() if old in own}
     config |= _shape(file, fields, family) | _windows(fields, family) | _rope(file, fields)
-    config |= _flags(file, family) | {
-        "architectures": [family.architecture],
-        "tie_word_embeddings": "output.weight" not in file.tensors,
-        "bos_token_id": file.metadata.get("tokenizer.ggml.bos_token_id"),
-        "eos_token_id": gguf_end_tokens(file.metadata),
-    }
+    config |= (
+        _flags(file, family)
+        | _recurrent(file, fields, family)
+        | {
+            "architectures": [family.architecture],
+            "tie_word_embeddings": "output.weight" not in file.tensors,
+            "bos_token_id": file.metadata.get("tokenizer.ggml.bos_token_id"),
+            "eos_token_id": gguf_end_tokens(file.metadata),
+        }
+    )
     return _with_factors(model_config(config), file)
 
 
@@ -97,6 +102,7 @@ def _renamed(family: Family) -> dict[str, str]:
     """Return the keys that are read one to one, with their names in a ``config.json``."""
     own = {key: family.eps_key for key, is_layer_norm in _EPSILONS.items() if is_layer_norm is family.layer_norm}
     own |= _MULTIPLIERS if family.multipliers else {}
+    own |= _SHORT_CONV if family.recurrent == "short_conv" else {}
     return _RENAMED | own | (_LOGIT_SCALE if family.logit_scale else {})
 
 
@@ -130,13 +136,38 @@ def _shape(file: GgufFile, fields: Fields, family: Family) -> dict[str, Any]:
     shape = {
         "vocab_size": embedding.shape[0],
         "head_dim": head_dim,
-        "num_key_value_heads": fields.integer("attention.head_count_kv", default=heads),
+        "num_key_value_heads": _kv_heads(fields, family, heads),
         "partial_rotary_factor": Fraction(fields.integer("rope.dimension_count", default=head_dim), head_dim),
     }
     if family.query_scalar:
         wide = fields.integer("block_count") == family.wide_layers
         shape["query_pre_attn_scalar"] = hidden // heads if wide else head_dim
     return shape
+
+
+def _kv_heads(fields: Fields, family: Family, heads: int) -> int:
+    """Return the number of KV heads, in a hybrid file of the layers with attention."""
+    of_layers = fields.values.get("attention.head_count_kv")
+    if family.recurrent is None or not isinstance(of_layers, np.ndarray):
+        return fields.integer("attention.head_count_kv", default=heads)
+    counts = set(of_layers.tolist()) - {0}
+    if len(counts) != 1:
+        raise fields.wrong("attention.head_count_kv", "the same in all layers with attention")
+    return Fields({"attention.head_count_kv": counts.pop()}, fields.where).integer("attention.head_count_kv")
+
+
+def _recurrent(file: GgufFile, fields: Fields, family: Family) -> dict[str, Any]:
+    """Return the layers with attention, and what else of a short convolution the tensors say."""
+    if family.recurrent is None:
+        return {}
+    of_layers = fields.values.get("attention.head_count_kv")
+    if not isinstance(of_layers, np.ndarray):
+        raise fields.wrong("attention.head_count_kv", "a list, with 0 for layers without attention")
+    return {
+        "layer_types": ["full_attention" if count else "conv" for count in of_layers.tolist()],
+        "conv_bias": any(name.endswith(".shortconv.conv.bias") for name in file.tensors),
+        "block_auto_adjust_ff_dim": False,
+    }
 
 
 def _windows(fields: Fields, family: Family) -> dict[str, Any]:

@@ -54,6 +54,8 @@ WRITTEN = [
     "hunyuan",
     "nemotron",
     "arcee",
+    "lfm2",
+    "lfm2_biased",
 ]
 PROMPT = [(17 * index + index * index) % VOCAB for index in range(50)]
 
