@@ -12,7 +12,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from . import state_reference
-from .backend import native_for
+from .backend import native_for, on_triton
 from .layouts.state_arguments import ConvParams, SsmParams, StateBatch
 
 __all__ = ["ConvParams", "SsmParams", "StateBatch", "causal_conv", "gated_norm", "ssm_scan"]
@@ -37,7 +37,7 @@ def causal_conv(x: Tensor, state: Tensor, batch: StateBatch, params: ConvParams,
     Raises:
         IndexError: a slot or a row lies outside its tensor (native kernels).
     """
-    kernels = native_for(x, state, params.weight)
+    kernels = None if on_triton(x.device) else native_for(x, state, params.weight)
     if kernels is not None and kernels.states.takes_conv(params):
         return kernels.states.causal_conv(x, state, batch, params, first)
     return state_reference.causal_conv(x, state, batch, params, first)

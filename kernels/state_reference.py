@@ -77,7 +77,7 @@ def _windows(inputs: Tensor, state: Tensor, batch: StateBatch, taps: int) -> Ten
     rows = row_of_token(batch)
     start = batch.query_start[rows].long()
     at = torch.arange(tokens, device=device)[:, None] + torch.arange(1 - taps, 1, device=device)
-    before = state[batch.source.clamp(min=0).long()] * (batch.source >= 0).to(state.dtype)[:, None, None]
+    before = state[batch.source.clamp(min=0).long()].masked_fill((batch.source < 0)[:, None, None], 0)
     # In one tensor: all rows' states, then the inputs.
     kept = before.flatten(0, 1)
     index = torch.where(at >= start[:, None], len(kept) + at, (rows * (taps - 1) + taps - 1 - start)[:, None] + at)

@@ -50,6 +50,7 @@ _GATING = {"softmax": (1,), "sigmoid": (2,)}  # by the router's scores
 _GATING_OF_CHOSEN = 3  # a softmax over the chosen experts: one over all, renormalised
 _LLAMA4_CHUNK = 8192  # llama.cpp knows no other
 _UNNORMED_EXPERTS = 128  # of Llama 4 Maverick, which has no norms of q and k
+_SHORT_CONV = {"shortconv.l_cache": "conv_L_cache"}
 # Translated one by one below, or without effect on the result.
 _READ = {
     "attention.key_length", "attention.value_length", "attention.sliding_window",
@@ -80,7 +81,8 @@ def gguf_model_config(file: GgufFile) -> ModelConfig:
     config = {new: own[old] for old, new in renamed.items() if old in own}
     config |= _shape(file, fields, family) | _windows(fields, family) | _experts(fields, family)
     config |= {"rope_parameters": None, "rope_scaling": _rope(file, fields, family)}
-    config |= _flags(file, family) | {
+    config |= _flags(file, family) | _recurrent(file, fields, family)
+    config |= {
         "architectures": [family.architecture],
         "tie_word_embeddings": "output.weight" not in file.tensors,
         "bos_token_id": file.metadata.get("tokenizer.ggml.bos_token_id"),
@@ -104,6 +106,7 @@ def _renamed(family: Family) -> dict[str, str]:
     own = {key: family.eps_key for key, is_layer_norm in _EPSILONS.items() if is_layer_norm is family.layer_norm}
     own |= _MULTIPLIERS if family.multipliers else {}
     own |= _LOGIT_SCALE if family.logit_scale else {}
+    own |= _SHORT_CONV if family.recurrent == "short_conv" else {}
     own |= {"feed_forward_length": family.mlp_size_key}
     return _RENAMED | own | (_renamed_of_experts(family.mixture) if family.mixture else {})
 
@@ -193,13 +196,38 @@ def _shape(file: GgufFile, fields: Fields, family: Family) -> dict[str, Any]:
     shape = {
         "vocab_size": embedding.shape[0],
         "head_dim": head_dim,
-        "num_key_value_heads": fields.integer("attention.head_count_kv", default=heads),
+        "num_key_value_heads": _kv_heads(fields, family, heads),
         "partial_rotary_factor": Fraction(fields.integer("rope.dimension_count", default=head_dim), head_dim),
     }
     if family.query_scalar:
         wide = fields.integer("block_count") == family.wide_layers
         shape["query_pre_attn_scalar"] = hidden // heads if wide else head_dim
     return shape
+
+
+def _kv_heads(fields: Fields, family: Family, heads: int) -> int:
+    """Return the number of KV heads, in a hybrid file of the layers with attention."""
+    of_layers = fields.values.get("attention.head_count_kv")
+    if family.recurrent is None or not isinstance(of_layers, np.ndarray):
+        return fields.integer("attention.head_count_kv", default=heads)
+    counts = set(of_layers.tolist()) - {0}
+    if len(counts) != 1:
+        raise fields.wrong("attention.head_count_kv", "the same in all layers with attention")
+    return Fields({"attention.head_count_kv": counts.pop()}, fields.where).integer("attention.head_count_kv")
+
+
+def _recurrent(file: GgufFile, fields: Fields, family: Family) -> dict[str, Any]:
+    """Return the layers with attention, and what else of a short convolution the tensors say."""
+    if family.recurrent is None:
+        return {}
+    of_layers = fields.values.get("attention.head_count_kv")
+    if not isinstance(of_layers, np.ndarray):
+        raise fields.wrong("attention.head_count_kv", "a list, with 0 for layers without attention")
+    return {
+        "layer_types": ["full_attention" if count else "conv" for count in of_layers.tolist()],
+        "conv_bias": any(name.endswith(".shortconv.conv.bias") for name in file.tensors),
+        "block_auto_adjust_ff_dim": False,
+    }
 
 
 def _windows(fields: Fields, family: Family) -> dict[str, Any]:

@@ -76,6 +76,8 @@ def _kinds(fields: Fields, names: tuple[str, ...], count: int) -> list[str]:
         indices = list(range(count)) if indices is None else indices
         if not isinstance(indices, list) or any(type(each) is not int or not 0 <= each < count for each in indices):
             raise fields.wrong("full_attn_idxs", f"a list of layers below {count}")
+        if not indices:
+            raise fields.wrong("full_attn_idxs", "a list of at least one layer")
         return [ATTENTION if index in indices else RECURRENT for index in range(count)]
     if not isinstance(listed, list) or len(listed) != count or any(kind not in names for kind in listed):
         raise fields.wrong(key, f"a list of {count} times {' or '.join(names)}")

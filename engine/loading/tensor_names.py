@@ -6,6 +6,7 @@ import itertools
 import re
 from collections.abc import Iterable, Mapping
 
+from ..checkpoint.families.family_table import BY_NAME
 from ..checkpoint.families.mixture import Mixture
 from ..checkpoint.families.norm_layout import HeadNorm
 from ..checkpoint.families.recurrent import RecurrentLayer, ShortConvLayer
@@ -227,8 +228,9 @@ def _listed(names: Iterable[str]) -> str:
 
 
 _GGUF_MODULES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+_GGUF_EMBEDDING_NORM = "token_embd_norm"  # a name of the last norm in LFM2's files
 _GGUF_EXPERTS = ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")  # in the order of ``expert_modules``
-_GGUF_LAYER = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
+_GGUF_LAYER = re.compile(r"blk\.(\d+)\.((?:shortconv\.)?\w+)\.(weight|bias)")
 
 
 def from_gguf(name: str, config: ModelConfig) -> str:
@@ -241,6 +243,8 @@ def from_gguf(name: str, config: ModelConfig) -> str:
             return f"model.layers.{index}.{found}" + ("" if found.endswith(CORRECTION) else f".{kind}")
         return name
     module, _, kind = name.rpartition(".")
+    if module == _GGUF_EMBEDDING_NORM and BY_NAME[config.family].recurrent == "short_conv":
+        return f"{final_norm(config)}.{kind}"
     return f"{_GGUF_MODULES[module]}.{kind}" if module in _GGUF_MODULES else name
 
 
@@ -298,9 +302,12 @@ def _gguf_layer_module(module: str, config: ModelConfig) -> str | None:
         first, second = _GGUF_NORMS[module]
         return norms[first] or norms[second]
     names = {
-        "attn_output": "self_attn.o_proj",
+        "attn_output": f"self_attn.{config.output_module}",
         "ffn_up": f"{config.mlp_block}.{mlp[-2]}",
         "ffn_down": f"{config.mlp_block}.{mlp[-1]}",
+        "shortconv.conv": "conv.conv",
+        "shortconv.in_proj": "conv.in_proj",
+        "shortconv.out_proj": "conv.out_proj",
     }
     if len(mlp) == 3:
         names["ffn_gate"] = f"{config.mlp_block}.{mlp[0]}"

@@ -99,6 +99,16 @@ def test_a_row_goes_on_from_any_checkpoint(conv) -> None:
 
 
 @pytest.mark.parametrize("conv", PATHS)
+def test_a_row_without_a_state_reads_none(conv) -> None:
+    """Also where that of another row is not a number."""
+    params, x, state = make(3, gated=True), inputs(4, gated=True), state_of(make(3, gated=True))
+    state[:] = torch.nan
+    assert torch.equal(
+        conv(x, state, batch([4], [-1], [1]), params), conv(x, state_of(params), batch([4], [-1], [1]), params)
+    )
+
+
+@pytest.mark.parametrize("conv", PATHS)
 def test_columns_beside_others(conv) -> None:
     params, x = make(3, gated=False), inputs(6, gated=False)
     wide = torch.cat((torch.full((6, 16), 9.0), x, torch.full((6, 5), 9.0)), dim=1)

@@ -60,6 +60,8 @@ WRITTEN = [
     "granite_moe",
     "gpt_oss_plain",
     "llama4_published",
+    "lfm2",
+    "lfm2_biased",
 ]
 NO_FLOATS = {"rope": None, "query_scaling": None, "mixture": None}
 PROMPT = [(17 * index + index * index) % VOCAB for index in range(50)]

@@ -35,6 +35,7 @@ HYBRID_FAMILIES = (
         mlp_block="feed_forward",
         final_norm="embedding_norm",
         recurrent="short_conv",
+        gguf_name="lfm2",
     ),
     Family(
         name="granitemoehybrid",

@@ -44,6 +44,7 @@ _ARCHITECTURES = {
     "granitemoe": "granitemoe",
     "gpt_oss": "gpt-oss",
     "llama4_text": "llama4",
+    "lfm2": "lfm2",
 }
 _PERMUTED = ("llama", "smollm3", "granite", "arcee", "mistral3", "granitemoe")
 _NAMES = {
@@ -80,6 +81,18 @@ _NAMES = {
     "mlp.c_proj": "ffn_down",
     "self_attn.query_layernorm": "attn_q_norm",
     "self_attn.key_layernorm": "attn_k_norm",
+    "self_attn.q_layernorm": "attn_q_norm",
+    "self_attn.k_layernorm": "attn_k_norm",
+    "self_attn.out_proj": "attn_output",
+    "model.embedding_norm": "token_embd_norm",
+    "operator_norm": "attn_norm",
+    "ffn_norm": "ffn_norm",
+    "feed_forward.w1": "ffn_gate",
+    "feed_forward.w3": "ffn_up",
+    "feed_forward.w2": "ffn_down",
+    "conv.conv": "shortconv.conv",
+    "conv.in_proj": "shortconv.in_proj",
+    "conv.out_proj": "shortconv.out_proj",
 }
 _WHOLE = {"sinks": "attn_sinks.weight", "e_score_correction_bias": "exp_probs_b.bias"}
 _GEMMA_NAMES = _NAMES | {
@@ -122,6 +135,8 @@ def write_gguf(name: str, path: Path, *, name_as: str | None = None, extra: dict
             tensor = _interleaved(tensor, heads)
         if architecture in ("gemma2", "gemma3", "nemotron") and key.endswith("norm.weight"):
             tensor = tensor + 1
+        if key.endswith("conv.conv.weight"):
+            tensor = tensor.squeeze(1)
         if ".experts." in key:
             _add_experts(writer, key, tensor, architecture)
             continue
@@ -196,15 +211,24 @@ def _add_metadata(writer: gguf.GGUFWriter, architecture: str, config: Any) -> No
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers + (architecture == "glm4moe"))  # with the one that predicts further
-    writer.add_feed_forward_length(getattr(config, "intermediate_size_mlp", config.intermediate_size))
     writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
+    if architecture == "lfm2":
+        writer.add_feed_forward_length(-(-int(2 * config.intermediate_size / 3) // 16) * 16)
+        kinds = config.layer_types
+        writer.add_head_count_kv([config.num_key_value_heads * (kind == "full_attention") for kind in kinds])
+        writer.add_shortconv_l_cache(config.conv_L_cache)
+        writer.add_vocab_size(config.vocab_size)
+        writer.add_layer_norm_rms_eps(config.norm_eps)
+    else:
+        writer.add_feed_forward_length(getattr(config, "intermediate_size_mlp", config.intermediate_size))
+        writer.add_head_count_kv(config.num_key_value_heads)
     for key in ("layer_norm_eps", "norm_epsilon", "norm_eps"):
-        if hasattr(config, key):
+        if architecture != "lfm2" and hasattr(config, key):
             writer.add_layer_norm_eps(getattr(config, key))
             break
     else:
-        writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+        if architecture != "lfm2":
+            writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_file_type(gguf.LlamaFileType.ALL_F32)
     if head_dim * config.num_attention_heads != config.hidden_size:
         writer.add_key_length(head_dim)
