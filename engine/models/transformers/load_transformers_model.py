@@ -95,7 +95,7 @@ def _assemble(folder: Path, found: LibraryModel, model: Any, dtype: torch.dtype,
     decoder = model.get_decoder()
     prompts = _prompts(found.config.vocab_size, model.device)
     expected = model(input_ids=prompts, use_cache=False, return_dict=True).logits.float()
-    calls, rows = _probe(model, decoder, prompts[:1, :_PROBED], longest)
+    calls, rows = _probe(model, decoder, prompts[:1, :_PROBED], max(longest, NUM_TOKENS))
     adapted = adapted_modules(model, rows, _PROBED)
     for module in (*rows, model.get_output_embeddings()):
         pack(module, dtype)
