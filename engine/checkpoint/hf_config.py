@@ -127,7 +127,8 @@ def _family(config: Mapping[str, Any]) -> Family:
     if names[0] not in BY_ARCHITECTURE:
         known = BY_ARCHITECTURE.keys() | MULTIMODAL_BY_ARCHITECTURE.keys()
         raise UnknownArchitecture(
-            f"{WHERE}: the architecture {shortened(names[0])} is not supported. {nearest(names[0], known)}"
+            f"{WHERE}: the architecture {shortened(names[0])} is not supported. {nearest(names[0], known)}",
+            names[0],
         )
     return BY_ARCHITECTURE[names[0]]
 

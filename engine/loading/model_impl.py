@@ -67,7 +67,7 @@ def _takes_transformers(model_impl: str, checkpoint: Path | GgufFile) -> bool:
         read_model_config(checkpoint)
     except UnknownArchitecture as error:
         if find_spec("transformers") is None:
-            raise UnknownArchitecture(f"{error} The transformers library may have it. {_INSTALL}") from error
+            raise ModelError(f"{error} The transformers library may have it. {_INSTALL}") from error
         from ..models.transformers.transformers_config import has_class
 
         if not has_class(read_config_file(checkpoint)):
