@@ -25,7 +25,7 @@ from ..checkpoint.read_config import open_checkpoint
 from ..config import EngineConfig
 from ..errors import ConfigError
 from ..loading.base_layout import adapter_bytes
-from ..loading.model_impl import layout_of, load_by
+from ..loading.model_impl import layout_of, load_by, notices
 from ..loading.weight_forms import choose_weight_form
 from ..machine.software import install_command
 from ..models.decoder import DecoderModel
@@ -106,7 +106,7 @@ class Worker:
             f"in pages of {kv.page_size} ({kv.num_pages * kv.page_bytes / 2**30:.2f} GiB); "
             f"context {self.max_model_len:,}; up to {config.max_num_seqs} sequences and "
             f"{config.max_num_batched_tokens:,} tokens a step",
-            *([] if isinstance(model, DecoderModel) else [model.notice]),
+            *notices(model),
             *([f"Steps: {steps}"] if steps else []),
             *([_slots(config, slot_bytes)] if self.adapters else []),
             _kernel_status(device),

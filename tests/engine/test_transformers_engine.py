@@ -47,7 +47,7 @@ def test_the_engine_over_gpt2(folder: Path) -> None:
             [tuned] = llm.generate([PROMPT], params, adapter="tuned", use_tqdm=False)
             assert list(plain.outputs[0].token_ids) == greedy(8)
             assert list(tuned.outputs[0].token_ids) == greedy(8, folder / "adapter")
-        assert plain.num_cached_tokens >= 16 and tuned.num_cached_tokens >= 16
+        assert plain.usage[0].cached >= 16 and tuned.usage[0].cached >= 16
         schema = {"type": "object", "properties": {"n": {"enum": [1, 22, 333]}}, "required": ["n"]}
         params, grammar = SamplingParams(max_tokens=40, temperature=0), GrammarSpec.json_schema(schema)
         [answer] = llm.generate("the fox", params, adapter="tuned", grammar=grammar, use_tqdm=False)

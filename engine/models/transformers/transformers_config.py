@@ -147,5 +147,5 @@ def _longest(config: Any, name: str) -> int:
             original = rope.get("original_max_position_embeddings") or getattr(
                 config, "original_max_position_embeddings", longest
             )
-            longest = min(longest, original)
+            longest = min(longest, int(original))
     return longest

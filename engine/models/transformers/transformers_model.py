@@ -109,7 +109,7 @@ class GivenHidden(nn.Module):
         return _Output(last_hidden_state=self.hidden)
 
 
-class _Output(BaseModelOutputWithPast):
+class _Output(BaseModelOutputWithPast):  # type: ignore[misc]
     """A decoder's output; what a family adds to its own (router logits, say) is None."""
 
     def __getattr__(self, name: str) -> None:
