@@ -133,7 +133,11 @@ class ModelError(EngineError):
 
 
 class UnknownArchitecture(ModelError):
-    """A class under ``architectures`` that none of our families is of."""
+    """A class under ``architectures`` that none of our families is of; the transformers library may have it."""
+
+    def __init__(self, message: str, architecture: str) -> None:
+        super().__init__(message)
+        self.architecture = architecture
 
 
 class ConfigError(EngineError):

@@ -137,7 +137,8 @@ def _family(config: Mapping[str, Any]) -> tuple[Family, Multimodal | None]:
     if names[0] not in BY_ARCHITECTURE:
         known = BY_ARCHITECTURE.keys() | MULTIMODAL_BY_ARCHITECTURE.keys()
         raise UnknownArchitecture(
-            f"{WHERE}: the architecture {shortened(names[0])} is not supported. {nearest(names[0], known)}"
+            f"{WHERE}: the architecture {shortened(names[0])} is not supported. {nearest(names[0], known)}",
+            names[0],
         )
     return BY_ARCHITECTURE[names[0]], None
 

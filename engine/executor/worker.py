@@ -26,7 +26,7 @@ from ..config import EngineConfig
 from ..errors import ConfigError
 from ..kv_cache.state_cache import StateSlots, share_budget
 from ..loading.base_layout import adapter_bytes
-from ..loading.model_impl import layout_of, load_by
+from ..loading.model_impl import layout_of, load_by, notices
 from ..loading.weight_forms import choose_weight_form
 from ..machine.software import install_command
 from ..models.decoder import DecoderModel
@@ -118,7 +118,7 @@ class Worker:
             f"context {self.max_model_len:,}; up to {config.max_num_seqs} sequences and "
             f"{config.max_num_batched_tokens:,} tokens a step",
             *([_states(self.states, kv.state_bytes)] if self.states else []),
-            *([] if isinstance(model, DecoderModel) else [model.notice]),
+            *notices(model),
             *([f"Steps: {steps}"] if steps else []),
             *([_slots(config, slot_bytes)] if self.adapters else []),
             _kernel_status(device),

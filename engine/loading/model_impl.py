@@ -56,7 +56,22 @@ def load_by(
 
 def layout_of(model: Model, checkpoint: Path | GgufFile, *, dummy: bool) -> BaseLayout:
     """Return the layout of a model for adapters; see ``base_layout``."""
-    return base_layout(model, checkpoint, dummy=dummy) if isinstance(model, DecoderModel) else model.layout
+    if isinstance(model, DecoderModel):
+        return base_layout(model, checkpoint, dummy=dummy)
+    from ..models.transformers.transformers_model import TransformersModel
+
+    assert isinstance(model, TransformersModel)
+    return model.layout
+
+
+def notices(model: Model) -> list[str]:
+    """Return lines for people on an implementation that is not ours."""
+    if isinstance(model, DecoderModel):
+        return []
+    from ..models.transformers.transformers_model import TransformersModel
+
+    assert isinstance(model, TransformersModel)
+    return [model.notice]
 
 
 def _takes_transformers(model_impl: str, checkpoint: Path | GgufFile) -> bool:
@@ -67,7 +82,7 @@ def _takes_transformers(model_impl: str, checkpoint: Path | GgufFile) -> bool:
         read_model_config(checkpoint)
     except UnknownArchitecture as error:
         if find_spec("transformers") is None:
-            raise UnknownArchitecture(f"{error} The transformers library may have it. {_INSTALL}") from error
+            raise ModelError(f"{error} The transformers library may have it. {_INSTALL}") from error
         from ..models.transformers.transformers_config import has_class
 
         if not has_class(read_config_file(checkpoint)):

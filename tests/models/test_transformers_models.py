@@ -13,8 +13,8 @@ from support.models.paged_run import CPU, PagedRun, run_ragged
 from torch import Tensor
 
 from rootgraft.engine.checkpoint.families.family_table import BY_ARCHITECTURE
+from rootgraft.engine.checkpoint.families.library_classes import LIBRARY_CLASSES
 from rootgraft.engine.models.transformers.load_transformers_model import load_transformers_model
-from rootgraft.engine.models.transformers.tested_classes import TESTED_CLASSES
 from rootgraft.engine.models.transformers.transformers_model import TransformersModel
 from rootgraft.lora.lora_step import AdapterBank
 from rootgraft.lora.read_adapter import AdapterReader
@@ -70,5 +70,5 @@ def test_adapters_on_every_linear_module(served: tuple[str, TransformersModel], 
 
 
 def test_the_list_of_tested_classes_is_that_of_these_models() -> None:
-    assert tuple(sorted(MODELS)) == TESTED_CLASSES
+    assert tuple(sorted(MODELS)) == LIBRARY_CLASSES
     assert len(MODELS.keys() - BY_ARCHITECTURE.keys()) >= 15

@@ -34,8 +34,8 @@ def check_exactness(model: Model, prompts: Tensor, expected: Tensor) -> float:
         expected: [2, NUM_TOKENS, V], their logits by the model's own attention.
 
     Returns:
-        The difference of the logits after a token relative to their size: of the worst token in fp32, of the median
-        one in 16 bits, where another rounding may send a token to other experts.
+        The difference of the logits after a token relative to their size, which three quarters of the tokens stay
+        below: another rounding may send a few to other experts.
 
     Raises:
         ModelError: the logits differ by more than rounding.
@@ -53,9 +53,8 @@ def check_exactness(model: Model, prompts: Tensor, expected: Tensor) -> float:
             found[row, start:end] = part
             done[row] = end
     apart = (found - expected).norm(dim=-1) / expected.norm(dim=-1)
-    is_exact = model.dtype is torch.float32
-    error = float(apart.max() if is_exact else apart.median())
-    if not error <= (_MOST_IN_FP32 if is_exact else _MOST_IN_16_BITS):
+    error = float(apart.flatten().quantile(0.75))
+    if not error <= (_MOST_IN_FP32 if model.dtype is torch.float32 else _MOST_IN_16_BITS):
         raise ModelError(
             f"{model.config.family}: its logits in chunks and batches are {error:.1g} from those of a whole prompt, "
             "relative to their size: it carries more from token to token than keys and values, which is not computed."

@@ -11,6 +11,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 
+from ...checkpoint.families.library_classes import LIBRARY_CLASSES
 from ...checkpoint.safetensors_files import shard_names
 from ...errors import ModelError, shortened
 from .adapted_modules import adapted_modules, observed_rows
@@ -18,7 +19,6 @@ from .attention_calls import RECORDED, AttentionCall, recorded_calls
 from .exactness_check import NUM_TOKENS, check_exactness
 from .packed_modules import pack
 from .paged_attention import PAGED, CurrentStep, attach_layers
-from .tested_classes import TESTED_CLASSES
 from .transformers_config import LibraryModel, TransformersConfig, end_tokens, read_library_model
 from .transformers_model import GivenHidden, TransformersModel
 
@@ -95,7 +95,7 @@ def _assemble(folder: Path, found: LibraryModel, model: Any, dtype: torch.dtype,
     decoder = model.get_decoder()
     prompts = _prompts(found.config.vocab_size, model.device)
     expected = model(input_ids=prompts, use_cache=False, return_dict=True).logits.float()
-    calls, rows = _probe(model, decoder, prompts[:1, :_PROBED], longest)
+    calls, rows = _probe(model, decoder, prompts[:1, :_PROBED], max(longest, NUM_TOKENS))
     adapted = adapted_modules(model, rows, _PROBED)
     for module in (*rows, model.get_output_embeddings()):
         pack(module, dtype)
@@ -103,7 +103,7 @@ def _assemble(folder: Path, found: LibraryModel, model: Any, dtype: torch.dtype,
     head_dim = attach_layers(calls, dtype, step)
     model.set_attn_implementation(PAGED)
     adapted.hook(step, dtype)
-    given = GivenHidden()
+    given = GivenHidden(decoder)
     _replace(model, decoder, given)
     config = TransformersConfig(
         family=found.name,
@@ -133,7 +133,7 @@ def _assemble(folder: Path, found: LibraryModel, model: Any, dtype: torch.dtype,
 
 def _notice(name: str, error: float) -> str:
     """Return the line of the start that says what computes, and why that is slow."""
-    untested = "" if name in TESTED_CLASSES else "; the tests compare other classes (docs/models.md), not this one"
+    untested = "" if name in LIBRARY_CLASSES else "; the tests compare other classes (docs/models.md), not this one"
     return (
         f"Implementation: {name} of transformers {transformers.__version__}, slower than ours: its modules run one op "
         "after another in PyTorch, without our fused kernels and recorded steps. Checked: logits over "

@@ -147,7 +147,7 @@ def _longest(config: Any, name: str) -> int:
     longest = getattr(config, "max_position_embeddings", None)
     if not isinstance(longest, int) or isinstance(longest, bool) or longest < 1:
         raise ModelError(
-            f"{CONFIG}: max_position_embeddings must be a whole number above 0 for {name}, not {longest!r}."
+            f"{CONFIG}: max_position_embeddings of {name} must be a whole number above 0, not {longest!r}."
         )
     ropes = getattr(config, "rope_parameters", None) or {}
     for rope in (ropes, *ropes.values()):
@@ -155,5 +155,5 @@ def _longest(config: Any, name: str) -> int:
             original = rope.get("original_max_position_embeddings") or getattr(
                 config, "original_max_position_embeddings", longest
             )
-            longest = min(longest, original)
+            longest = min(longest, int(original))
     return longest

@@ -90,22 +90,26 @@ class TransformersModel:
 
 
 class GivenHidden(nn.Module):
-    """Stands in the place of a decoder and returns hidden states that were computed before.
+    """Stands in the place of a decoder, whose other attributes it has, and returns hidden states computed before.
 
     Attributes:
         hidden: [1, S, H], the next result.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, decoder: nn.Module) -> None:
         super().__init__()
         self.hidden: Tensor | None = None
+        self._of = (decoder,)  # no module of this one
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["_of"][0], name)
 
     def forward(self, *_: Any, **__: Any) -> Any:
         """Return ``hidden`` as a decoder's output."""
         return _Output(last_hidden_state=self.hidden)
 
 
-class _Output(BaseModelOutputWithPast):
+class _Output(BaseModelOutputWithPast):  # type: ignore[misc]
     """A decoder's output; what a family adds to its own (router logits, say) is None."""
 
     def __getattr__(self, name: str) -> None:

@@ -112,10 +112,11 @@ MODELS: dict[str, dict[str, Any]] = {
 
 
 @functools.cache
-def library_model(name: str) -> Any:
+def library_model(name: str, vocab: int = VOCAB) -> Any:
     """The oracle: random weights large enough that every part of the model shows in its logits."""
     model_class = getattr(transformers, name)
-    config = model_class.config_class(**copy.deepcopy(MODELS[name]), attn_implementation="eager")
+    fields = copy.deepcopy(MODELS[name]) | {"vocab_size": vocab}
+    config = model_class.config_class(**fields, attn_implementation="eager")
     generator = torch.Generator().manual_seed(len(name))
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
@@ -125,16 +126,16 @@ def library_model(name: str) -> Any:
     return model
 
 
-def save_library_model(name: str, folder: Path) -> Path:
+def save_library_model(name: str, folder: Path, vocab: int = VOCAB) -> Path:
     """Write the model as transformers does."""
-    library_model(name).save_pretrained(folder)
+    library_model(name, vocab).save_pretrained(folder)
     return folder
 
 
 @torch.no_grad()
-def library_logits(name: str, tokens: list[int], adapter: Path | None = None) -> Tensor:
+def library_logits(name: str, tokens: list[int], adapter: Path | None = None, vocab: int = VOCAB) -> Tensor:
     """[T, V] fp32 by transformers, or by PEFT with an adapter from its folder."""
-    model = library_model(name)
+    model = library_model(name, vocab)
     if adapter is not None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -145,12 +146,12 @@ def library_logits(name: str, tokens: list[int], adapter: Path | None = None) ->
     return logits
 
 
-def linears(name: str) -> list[str]:
+def linears(name: str, vocab: int = VOCAB) -> list[str]:
     """Names of a model's linear modules, all but the head, and but routers that return more than their logits.
 
     In a mixture of experts without those of MLPs, in whose place PEFT adapts the experts' weights as well.
     """
-    model = library_model(name)
+    model = library_model(name, vocab)
     head, has_experts = model.get_output_embeddings(), any(".experts." in key for key, _ in model.named_parameters())
     return [
         key
@@ -161,14 +162,20 @@ def linears(name: str) -> list[str]:
     ]
 
 
-def make_library_adapter(name: str, folder: Path, seed: int, **options: Any) -> Path:
+def make_library_adapter(name: str, folder: Path, seed: int, vocab: int = VOCAB, **options: Any) -> Path:
     """Let PEFT make and save a random adapter on every linear module of the decoder, whose every tensor matters."""
     torch.manual_seed(seed)
-    fields: dict[str, Any] = {"r": 3, "lora_alpha": 9, "target_modules": linears(name), "init_lora_weights": False}
+    fields: dict[str, Any] = {
+        "r": 3,
+        "lora_alpha": 9,
+        "target_modules": linears(name, vocab),
+        "init_lora_weights": False,
+        "task_type": "CAUSAL_LM",
+    }
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from peft import LoraConfig, get_peft_model
 
-        model = get_peft_model(copy.deepcopy(library_model(name)), LoraConfig(**fields | options))
+        model = get_peft_model(copy.deepcopy(library_model(name, vocab)), LoraConfig(**fields | options))
         model.save_pretrained(folder)
     return folder

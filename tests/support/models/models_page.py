@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from rootgraft.engine.checkpoint.families.family import Family
 from rootgraft.engine.checkpoint.families.family_table import BY_GGUF_NAME, FAMILIES
+from rootgraft.engine.checkpoint.families.library_classes import LIBRARY_CLASSES
 from rootgraft.engine.checkpoint.families.mixture import MixtureFamily
 from rootgraft.engine.checkpoint.gguf import TENSOR_TYPES
 from rootgraft.engine.checkpoint.rope_config import ROPE_TYPES
@@ -17,11 +18,11 @@ _INTRODUCTION = """# What loads
 
 This page is written from the tables that the engine loads models by: `PYTHONPATH=tests python tests/support/models/models_page.py > docs/models.md`. A test compares them, and others load a tiny random checkpoint of each class and compare all its logits with transformers, in fp32 to 1e-4: whole prompts, chunks, batches, and adapters on every linear module with PEFT.
 
-`config.json` names a class under `architectures`. Any other class is refused, with the nearest that loads; so is every key that would change the answers and is not computed. How to add a class: [adding a model](adding-a-model.md).
+`config.json` names a class under `architectures`. The classes of the first two tables are computed by our own decoder; others [by the transformers library](#by-the-transformers-library), if that has them. What neither has is refused, with the nearest that loads; so is every key that would change the answers and is not computed. How to add a class: [adding a model](adding-a-model.md).
 """
 _FORMS = """## Weights, adapters, devices
 
-The same for all classes, as each is one decoder over the same ops:
+The same for all classes above, as each is one decoder over the same ops:
 
 | | CPU | GPU |
 |---|---|---|
@@ -37,6 +38,7 @@ On a GPU, norms of all query heads together (OLMo 2 and 3), layer norms of heads
 
 Router and the shared expert's gate stay in the model's type under `--quantization`. Layers that predict further tokens (GLM-4.5) are not loaded. Latent attention (DeepSeek V2 and V3) and mixtures not in the table are refused by name.
 """
+_RATIO = "on two cores of a CPU it decodes 4 times slower for one stream"
 _ROPE = """## Rotary embeddings
 
 Types under `rope_parameters` or `rope_scaling`: {types}. `su` is an old name of `longrope`. A rotary embedding may cover a part of each head, pair neighbouring dimensions or the two halves, and be left out in some layers, as the class says.
@@ -45,6 +47,19 @@ Types under `rope_parameters` or `rope_scaling`: {types}. `su` is an old name of
 - **dynamic** (InternLM 3) changes nothing up to `max_position_embeddings`. Beyond, the frequencies would change with every token and with them all cached keys: no sequence is longer. With an `alpha` (HunYuan) it is a fixed base.
 - **yarn** of Ministral 3 has `llama_4_scaling_beta`: queries are multiplied by a factor that grows with their position. Llama 4 has such a factor in its layers without rotary embedding (`attn_temperature_tuning`), and sees chunks of `attention_chunk_size` tokens in the others.
 - **yarn** extends `max_position_embeddings` where it names `original_max_position_embeddings`.
+"""
+
+_LIBRARY = """## By the transformers library
+
+`--model-impl transformers` computes a model by its own modules in the [transformers](https://github.com/huggingface/transformers) library (`pip install 'rootgraft[transformers]'`) over our KV pool, prefix tree, batches, adapters, grammars and sampler. `auto`, the default, does so for every class that our decoder lacks, `rootgraft` (and vLLM's `vllm`) never. The start says in one line which class computes and that it is the slower way: the modules run op by op in PyTorch, without our fused kernels, recorded steps and CUDA graphs. Their linear modules use our packed products on a CPU. SmolLM2-135M in float32 has the same greedy tokens both ways; {ratio}.
+
+Code from a model's repository is never run, whatever its `auto_map` says. Before it serves, each model computes two short prompts in chunks and batches over pages, and by its own attention in whole: if their logits differ by more than rounding, it is refused. The tests compare these classes in fp32 to 1e-4, in chunks, batches, behind cached prefixes, and with PEFT's adapters on their linear modules:
+
+{classes}.
+
+Any other causal class of the library loads if it passes the check at the start. Refused by name are: attention outside of the library's attention interface, as with ALiBi (Bloom, Falcon, MPT); masks other than causal ones and sliding windows (chunks, Doge); more than one call of attention in a layer (DiffLlama); recurrent states and convolutions (Mamba, Qwen3-Next, LFM2, Falcon H1); encoders and cross attention; multimodal checkpoints; quantised ones, GGUF files and `--quantization`; checkpoints with other tensors than the class has. With longrope the context ends at `original_max_position_embeddings`.
+
+Adapters change linear modules, the embedding and the head; those on experts are refused. Latent attention (MiniCPM 3) keeps whole keys and values in the pool, and values with fewer dimensions than keys take as much as these. A result may depend on the other rows of a step in its last bits, as on a GPU.
 """
 
 _WINDOWS = {
@@ -73,6 +88,7 @@ def page() -> str:
             _multimodal(),
             _ROPE.format(types=", ".join(f"`{name}`" for name in ROPE_TYPES)),
             _FORMS.format(types=types),
+            _LIBRARY.format(classes=", ".join(f"`{name}`" for name in LIBRARY_CLASSES), ratio=_RATIO),
         ]
     )
 

@@ -1,6 +1,6 @@
-"""Classes of the transformers library whose tiny checkpoints the tests compare with it, through this path."""
+"""Classes that the transformers library computes over our KV pool, and that the tests compare with it."""
 
-TESTED_CLASSES = (
+LIBRARY_CLASSES = (
     "AfmoeForCausalLM",
     "ApertusForCausalLM",
     "BioGptForCausalLM",
