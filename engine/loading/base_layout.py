@@ -55,9 +55,9 @@ def _projections(model: DecoderModel) -> tuple[ProjectionShape, ...]:
 
 
 def _mixtures(model: DecoderModel) -> Iterator[tuple[Mixture, Experts]]:
-    """The mixtures of experts, on devices that compute adapters on experts: on a CPU."""
+    """The mixtures of experts."""
     for layer, config in zip(model.layers, model.config.layers, strict=True):
-        if config.mixture is not None and isinstance(layer.mlp, Experts) and model.device.type == "cpu":
+        if config.mixture is not None and isinstance(layer.mlp, Experts):
             yield config.mixture, layer.mlp
 
 
