@@ -31,7 +31,19 @@ with warnings.catch_warnings():
 
 FAMILIES = [
     *("granite", "olmo2", "olmo3", "glm", "glm4", "cohere", "cohere_normed", "cohere2", "exaone4", "seed_oss_biased"),
-    *("starcoder2", "internlm3", "ernie4_5", "hunyuan", "nemotron", "arcee", "ministral3", "llama4"),
+    *(
+        "starcoder2",
+        "internlm3",
+        "ernie4_5",
+        "hunyuan",
+        "nemotron",
+        "arcee",
+        "ministral3",
+        "llama4",
+        "helium",
+        "cwm",
+        "flex_olmo",
+    ),
 ]
 PROMPT = [random.Random(5).randrange(VOCAB) for _ in range(41)]
 
