@@ -83,7 +83,7 @@ def _experts(model: DecoderModel) -> Iterator[tuple[str, ExpertModules]]:
                 size=mixture.size,
                 hidden=model.config.hidden_size,
                 interleaved=mixture.names.storage == "interleaved",
-                swapped=mixture.names.storage == "transposed",
+                swapped=mixture.names.is_swapped,
             ),
         )
 

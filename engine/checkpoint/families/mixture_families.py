@@ -14,6 +14,7 @@ _LLAMA4 = MixtureFamily(
         down="experts.down_proj",
         storage="transposed",
         shared="shared_expert",
+        is_swapped=True,
     ),
     count_keys=("num_local_experts",),
     size_key="intermediate_size",

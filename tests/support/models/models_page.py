@@ -140,7 +140,11 @@ def _multimodal() -> str:
 
 
 def _tower_row(whole: Multimodal) -> str:
-    vl = {"Qwen2_5_VLForConditionalGeneration": "qwen2vl", "Qwen3VLForConditionalGeneration": "qwen3vl"}
+    vl = {
+        "Qwen2_5_VLForConditionalGeneration": "qwen2vl",
+        "Qwen3VLForConditionalGeneration": "qwen3vl",
+        "Qwen3VLMoeForConditionalGeneration": "qwen3vlmoe",
+    }
     same = {"mistral": "llama"}.get(whole.family.name, whole.family.gguf_name)
     gguf = vl.get(whole.family.architecture, same)
     assert gguf is None or gguf in BY_GGUF_NAME
