@@ -58,8 +58,7 @@ def sort_tensors(
     """
     if not layout.experts and any(OF_EXPERTS.search(name) for name in config.parameters):
         raise AdapterError(
-            "target_parameters names experts, whose adapters are not computed on this base model and device. Train "
-            "LoRA on attention, the router or the shared expert.",
+            "target_parameters names experts, which this base model does not have. Train LoRA on its linear modules.",
             "target_parameters",
         )
     parts: dict[str, dict[str, Tensor]] = {}
@@ -75,7 +74,7 @@ def sort_tensors(
         module = layout.module_of(trained)
         if module is None and OF_EXPERTS.search(trained):
             raise AdapterError(
-                f"The tensor {name} is for experts, whose adapters are not computed on this base model and device.",
+                f"The tensor {name} is for experts, which this base model does not have.",
                 name,
             )
         if module is None:

@@ -62,11 +62,13 @@ class AdapterBank:
         self._tables: dict[str, SlotTable] = {}
         self._places: dict[str, ExpertPlace] = {}
         self._experts: dict[str, int] = {}
+        self._members: dict[str, list[str]] = {}  # projections of a product of experts, in their order
         for shape in layout.projections:
             name, slots = shape.name, num_slots
             if (place := shape.place) is not None:
                 self._places[name] = place
                 self._experts[place.product] = place.count
+                self._members.setdefault(place.product, []).append(shape.name)
                 name, slots = place.product, num_slots * place.count
             if name not in self._tables:
                 self._tables[name] = SlotTable(shape.sizes, shape.width, slots, layout.dtype, layout.device)
@@ -75,8 +77,6 @@ class AdapterBank:
 
     def install(self, slot: int, adapter: PreparedAdapter) -> None:
         """Write an adapter into a slot, which no step in flight may use."""
-        for name in self._written[slot] - adapter.factors.keys():
-            self._put(slot, name, None)
         block = adapter.block.to(self._device, non_blocking=True)
 
         def moved(tensor: Tensor) -> Tensor:
@@ -84,24 +84,26 @@ class AdapterBank:
             return block[begin : begin + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
 
         # First: were a part not written, `clear` would still clear the rest.
-        self._written[slot] = frozenset(adapter.factors)
+        self._written[slot] |= adapter.factors.keys()
         self._used[slot] = frozenset(
             self._places[name].product if name in self._places else name for name in adapter.factors
         )
-        for name, factors in adapter.factors.items():
-            self._put(slot, name, factors.map(moved))
+        factors = {name: each.map(moved) for name, each in adapter.factors.items()}
+        self._put(slot, self._written[slot], factors)
+        self._written[slot] = frozenset(factors)
 
     def clear(self, slot: int) -> None:
         """Empty a slot and release its adapter's memory."""
-        for name in self._written[slot]:
-            self._put(slot, name, None)
+        self._put(slot, self._written[slot], {})
         self._written[slot] = self._used[slot] = frozenset()
 
-    def _put(self, slot: int, name: str, factors: Factors | None) -> None:
-        if (place := self._places.get(name)) is None:
-            self._tables[name].put(slot, factors)
-        else:
-            self._tables[place.product].put(slot * place.count + place.expert, factors)
+    def _put(self, slot: int, names: frozenset[str], factors: Mapping[str, Factors]) -> None:
+        """Set a slot's factors in these projections, or empty them; the experts of a product together."""
+        for name in names - self._places.keys():
+            self._tables[name].put(slot, factors.get(name))
+        for product in {self._places[name].product for name in names & self._places.keys()}:
+            members = self._members[product]
+            self._tables[product].put_run(slot * len(members), [factors.get(name) for name in members])
 
     def step(self, of_tokens: NDArray[np.int32]) -> LoraStep | None:
         """Return the LoRA part of a step, or None if no token has an adapter.
@@ -129,12 +131,16 @@ class AdapterBank:
         return LoraStep({name: self._tables[name] for name in names}, segments, self._experts)
 
     def reserve(self, rank: int) -> frozenset[str]:
-        """Make launches wide enough for adapters of this rank; returns all projections but the head."""
-        names = frozenset(self._tables) - {HEAD}
+        """Make launches wide enough for adapters of this rank; returns all projections but experts and the head."""
+        names = frozenset(self._tables) - self._experts.keys() - {HEAD}
         for name in names:
             table = self._tables[name]
             table.reserve(rank * len(table.sizes))
         return names
+
+    def adapts_experts(self, of_tokens: NDArray[np.int32]) -> bool:
+        """Return whether an adapter of these tokens changes experts."""
+        return not self._used_by(of_tokens).isdisjoint(self._experts)
 
     def projections(self, of_tokens: NDArray[np.int32]) -> frozenset[str]:
         """Return the projections, except the head, that the adapters of these tokens change."""

@@ -335,11 +335,11 @@ def _sliding_layers(fields: Fields, family: Family, rotary: list[bool]) -> list[
             return [False] * count
         case "all":
             return [fields.has("sliding_window")] * count
-        case "pattern" if not fields.has("sliding_window"):
+        case "pattern" | "leading" if not fields.has("sliding_window"):
             return [False] * count
-        case "pattern":
-            period = fields.integer("sliding_window_pattern")
-            return [(index + 1) % period != 0 for index in range(count)]
+        case "pattern" | "leading" as kind:
+            period, shift = fields.integer("sliding_window_pattern"), int(kind == "pattern")
+            return [(index + shift) % period != 0 for index in range(count)]
     if not (fields.flag("use_sliding_window") and fields.has("sliding_window")):
         return [False] * count
     if family.windows == "asked":

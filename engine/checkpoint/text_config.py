@@ -9,6 +9,7 @@ from typing import Any
 from .config_fields import Fields
 from .families.family import Family
 from .families.family_table import BY_NAME
+from .families.mixture import ExpertNames, MixtureFamily
 
 TEXT, VISION = "text_config", "vision_config"
 
@@ -92,6 +93,22 @@ MULTIMODAL = (
             mrope=True,
         ),
         text_types=("qwen3_vl_text",),
+        towers=("visual",),
+    ),
+    Multimodal(
+        family=replace(
+            BY_NAME["qwen3_moe"],
+            architecture="Qwen3VLMoeForConditionalGeneration",
+            windows="never",
+            defaults={"num_key_value_heads": 16, "rope_theta": 500_000.0, "num_experts_per_tok": 4},
+            mixture=MixtureFamily(
+                names=ExpertNames(gate="experts.gate_up_proj", down="experts.down_proj", storage="transposed"),
+                count_keys=("num_experts", "num_local_experts"),
+                dense_layers="stepped",
+            ),
+            mrope=True,
+        ),
+        text_types=("qwen3_vl_moe_text",),
         towers=("visual",),
     ),
     Multimodal(

@@ -6,7 +6,9 @@ tokens without a cell, for which the kernels do nothing. All graphs share the in
     decode    every row has one token, as many rows as tokens
     mixed     rows have any number of tokens: drafts, and the last chunks of prompts
     shared    of either, with launches for prefixes that rows read together
-    adapted   of either, with launches for adapters in every projection
+    adapted   of either, with launches for adapters in every projection but those of experts
+
+Steps with adapters on experts run without a graph.
 """
 
 from __future__ import annotations
@@ -118,8 +120,10 @@ class CudaGraphs:
         return self._hidden[: step.num_tokens]
 
     def _holds(self, step: HostInputs) -> bool:
+        bank = self._inputs.bank
         return (
-            step.num_tokens <= self._sizes[-1]
+            not (bank and step.slots is not None and bank.adapts_experts(step.slots))
+            and step.num_tokens <= self._sizes[-1]
             and step.num_rows <= self._max_rows
             and (step.shared is None or self._static.shared.holds(step.shared))
         )

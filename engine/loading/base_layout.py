@@ -55,9 +55,9 @@ def _projections(model: DecoderModel) -> tuple[ProjectionShape, ...]:
 
 
 def _mixtures(model: DecoderModel) -> Iterator[tuple[Mixture, Experts]]:
-    """The mixtures of experts, on devices that compute adapters on experts: on a CPU."""
+    """The mixtures of experts."""
     for layer, config in zip(model.layers, model.config.layers, strict=True):
-        if config.mixture is not None and isinstance(layer.mlp, Experts) and model.device.type == "cpu":
+        if config.mixture is not None and isinstance(layer.mlp, Experts):
             yield config.mixture, layer.mlp
 
 
@@ -83,7 +83,7 @@ def _experts(model: DecoderModel) -> Iterator[tuple[str, ExpertModules]]:
                 size=mixture.size,
                 hidden=model.config.hidden_size,
                 interleaved=mixture.names.storage == "interleaved",
-                swapped=mixture.names.storage == "transposed",
+                swapped=mixture.names.is_swapped,
             ),
         )
 

@@ -122,4 +122,4 @@ class _Reader:
 
 def _by_module(rows: Tensor, turns: int) -> Tensor:
     """Rows of several modules by turns -> all of the first module, all of the second: contiguous."""
-    return rows.unflatten(0, (-1, turns)).transpose(0, 1).flatten(0, 1).contiguous()
+    return rows.view(-1, turns, *rows.shape[1:]).transpose(0, 1).flatten(0, 1).contiguous()

@@ -248,6 +248,22 @@ def test_what_no_variant_holds_is_run_op_by_op(folder: Path, monkeypatch: pytest
     world.step([1] * ROWS)
 
 
+@pytest.mark.usefixtures("low_gate")
+def test_adapters_on_experts_are_run_op_by_op(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A captured pass has no launches for them."""
+    monkeypatch.setattr(AdapterBank, "adapts_experts", lambda _, slots: 1 in slots)
+    world = World(model_of(folder), bank_of(model_of(folder), folder))
+    world.start()
+    replayed: list[Variant] = []
+    for variant in world.graphs.variants:
+        world.graphs._replays[variant] = lambda variant=variant: replayed.append(variant)
+    world.step([0, 0, 1, 0, 0, 0])
+    assert not replayed
+    with pytest.raises(AssertionError):  # a replay that does nothing
+        world.step([0, 1, 0, 0, 1, 0])
+    assert [variant.is_adapted for variant in replayed] == [True]
+
+
 def test_sizes_rise_to_what_is_asked_for() -> None:
     assert sizes_up_to(1) == [1]
     assert sizes_up_to(20) == [1, 2, 4, 8, 16, 24]

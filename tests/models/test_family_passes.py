@@ -33,6 +33,7 @@ FAMILIES = [
     *("starcoder2", "internlm3", "ernie4_5", "hunyuan", "nemotron", "arcee", "ministral3", "llama4"),
     *("lfm2", "lfm2_biased"),
     *("granite_hybrid", "granite_hybrid_mixture"),
+    *("helium", "cwm", "flex_olmo"),
 ]
 PROMPT = [random.Random(5).randrange(VOCAB) for _ in range(41)]
 

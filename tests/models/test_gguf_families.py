@@ -109,10 +109,12 @@ def test_longrope(length: int, tmp_path: Path) -> None:
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4 * theirs.abs().max().item())
 
 
-@pytest.mark.parametrize(("architecture", "key"), [("qwen2", "qwen2vl"), ("qwen3", "qwen3vl")])
+@pytest.mark.parametrize(
+    ("architecture", "key"), [("qwen2", "qwen2vl"), ("qwen3", "qwen3vl"), ("qwen3_moe_plain", "qwen3vlmoe")]
+)
 def test_language_models_of_multimodal_files(architecture: str, key: str, tmp_path: Path) -> None:
     """Sections of the rotary embedding and layers that take images bear on no text."""
-    extra = {"rope.dimension_sections": [2, 1, 1, 0], **({"n_deepstack_layers": 3} if key == "qwen3vl" else {})}
+    extra = {"rope.dimension_sections": [2, 1, 1, 0], **({"n_deepstack_layers": 3} if key != "qwen2vl" else {})}
     model = load_model(
         write_gguf(architecture, tmp_path / "m.gguf", name_as=key, extra=extra), dtype=torch.float32, device=CPU
     )

@@ -15,10 +15,11 @@ from .norm_layout import PRE, HeadNorm, LayerNorms
 #   late      layers from "max_window_layers" on, if "use_sliding_window"
 #   no_rope   layers without rotary embedding, if "use_sliding_window"
 #   pattern   all but every n-th layer, n = "sliding_window_pattern", if there is a "sliding_window"
+#   leading   all but every n-th layer, the first of which is the very first; otherwise as pattern
 #   asked     every layer, if "use_sliding_window"
 #   early     every second layer below "max_window_layers", from the first on, if "use_sliding_window"
 #   chunks    no layer, but those with rotary embedding see chunks of "attention_chunk_size"
-Windows = Literal["never", "all", "late", "no_rope", "pattern", "asked", "early", "chunks"]
+Windows = Literal["never", "all", "late", "no_rope", "pattern", "leading", "asked", "early", "chunks"]
 
 # Layers without a rotary embedding:
 #   never     none, and "no_rope_layers" is refused

@@ -24,6 +24,11 @@ _TOWERS = (
         gguf_name="qwen3vl",
         gguf_ignored=frozenset({"rope.dimension_sections", "n_deepstack_layers"}),
     ),
+    replace(
+        BY_NAME["qwen3_moe"],
+        gguf_name="qwen3vlmoe",
+        gguf_ignored=frozenset({"rope.dimension_sections", "n_deepstack_layers"}),
+    ),
 )
 
 BY_GGUF_NAME: dict[str, tuple[Family, ...]] = {}

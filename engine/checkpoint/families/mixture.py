@@ -12,7 +12,7 @@ Storage = Literal["modules", "stacked", "interleaved", "transposed"]
 modules: each expert's gate, up and down as matrices of their own.
 stacked: one tensor [E, 2 I, H] of gate and up, and one [E, H, I] of down (Granite).
 interleaved: one [E, H, 2 I] whose columns are gate and up by turns, and one [E, I, H], with biases (gpt-oss).
-transposed: one [E, H, 2 I] whose columns are gate, then up, and one [E, I, H] (Llama 4).
+transposed: one [E, H, 2 I] whose columns are gate, then up, and one [E, I, H] (Llama 4, Qwen3-VL).
 """
 
 
@@ -34,6 +34,7 @@ class ExpertNames:
         gate: an expert's module, or the tensor of all experts' gate and up; ``up`` and ``down`` likewise.
         storage: what ``gate``, ``up`` and ``down`` name.
         shared: the module of the shared expert.
+        is_swapped: PEFT trains stacked tensors with inputs and outputs exchanged (Llama 4).
         is_split: whatever the storage, this file has matrices of each expert (GGUF).
         shared_modules: its gate and up, or both in one, and down.
         shared_in_layer: it stands in the layer beside the block, not in the block.
@@ -46,6 +47,7 @@ class ExpertNames:
     down: str = "down_proj"
     storage: Storage = "modules"
     shared: str = "shared_experts"
+    is_swapped: bool = False
     is_split: bool = False
     shared_modules: tuple[str, ...] = ("gate_proj", "up_proj", "down_proj")
     shared_in_layer: bool = False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .family import ATTENTION, QKV, Family
 from .mixture import ExpertNames, MixtureFamily
+from .norm_layout import POST
 
 _LLAMA4 = MixtureFamily(
     names=ExpertNames(
@@ -13,6 +14,7 @@ _LLAMA4 = MixtureFamily(
         down="experts.down_proj",
         storage="transposed",
         shared="shared_expert",
+        is_swapped=True,
     ),
     count_keys=("num_local_experts",),
     size_key="intermediate_size",
@@ -225,5 +227,46 @@ MIXTURE_FAMILIES = (
         attention_temperature=True,
         mixture=_LLAMA4,
         gguf_name="llama4",
+    ),
+    Family(
+        name="flex_olmo",
+        models="FlexOlmo",
+        architecture="FlexOlmoForCausalLM",
+        windows="never",
+        defaults={"rope_theta": 500_000.0, "eos_token_id": 100257, "num_experts_per_tok": 5},
+        optional_biases={"attention_bias": ATTENTION},
+        norms=POST,
+        qk_norm="projection",
+        mixture=MixtureFamily(
+            names=ExpertNames(), count_keys=_QWEN_COUNTS, size_key="intermediate_size", renormalises=None
+        ),
+    ),
+    Family(
+        name="dots1",
+        models="dots.llm1",
+        architecture="Dots1ForCausalLM",
+        windows="late",
+        defaults={
+            "num_key_value_heads": 32,
+            "sliding_window": 4096,
+            "max_window_layers": 62,
+            "use_sliding_window": True,
+            "moe_intermediate_size": 1408,
+            "first_k_dense_replace": 0,
+        },
+        optional_biases={"attention_bias": ATTENTION},
+        qk_norm="head",
+        mixture=MixtureFamily(
+            names=ExpertNames(),
+            count_keys=("n_routed_experts", "num_local_experts"),
+            dense_layers="first",
+            scores="sigmoid",
+            renormalises=None,
+            scaled=True,
+            corrected=True,
+            grouped=True,
+            shared_size_key="moe_intermediate_size",
+            shared_count_key="n_shared_experts",
+        ),
     ),
 )

@@ -31,7 +31,7 @@ The same for all classes above, as each is one decoder over the same ops:
 | a GGUF file: {types} | dequantised, or as stored with `--quantization gguf`, `gguf_dynamic` (Q4_0, Q4_1, Q8_0) | dequantised |
 | `--kv-cache-dtype int8` | yes | refused |
 | LoRA adapters on every linear module, embedding and head; routers and shared experts | batched, native | batched, Triton |
-| LoRA adapters on experts, stacked (`target_parameters`) or one by one | batched, native | refused |
+| LoRA adapters on experts, stacked (`target_parameters`) or one by one | batched, native | batched, Triton; steps with them run without CUDA graphs |
 | experts in MXFP4 (gpt-oss; also in GGUF files) | widened to the model's type, exactly | the same |
 
 On a GPU, norms of all query heads together (OLMo 2 and 3), layer norms of heads (Command R+) and additions that are no part of a norm are ops of their own in plain torch; all else is Triton. Of a mixture of experts the products are Triton; routing, and the sum of a token's experts, are plain torch.
@@ -68,6 +68,7 @@ _WINDOWS = {
     "late": "sliding from a layer on, if any",
     "no_rope": "sliding without rotary embedding, if any",
     "pattern": "sliding in all but every n-th layer",
+    "leading": "sliding in all but every n-th layer from the first on",
     "asked": "sliding in all layers, if asked for",
     "early": "sliding in every second of the first layers, if asked for",
     "chunks": "in chunks where there is a rotary embedding, if any",
@@ -158,7 +159,11 @@ def _multimodal() -> str:
 
 
 def _tower_row(whole: Multimodal) -> str:
-    vl = {"Qwen2_5_VLForConditionalGeneration": "qwen2vl", "Qwen3VLForConditionalGeneration": "qwen3vl"}
+    vl = {
+        "Qwen2_5_VLForConditionalGeneration": "qwen2vl",
+        "Qwen3VLForConditionalGeneration": "qwen3vl",
+        "Qwen3VLMoeForConditionalGeneration": "qwen3vlmoe",
+    }
     same = {"mistral": "llama"}.get(whole.family.name, whole.family.gguf_name)
     gguf = vl.get(whole.family.architecture, same)
     assert gguf is None or gguf in BY_GGUF_NAME
