@@ -144,8 +144,7 @@ def _longest(config: Any, name: str) -> int:
     ropes = getattr(config, "rope_parameters", None) or {}
     for rope in (ropes, *ropes.values()):
         if isinstance(rope, dict) and rope.get("rope_type") == "longrope":
-            original = rope.get("original_max_position_embeddings") or getattr(
-                config, "original_max_position_embeddings", longest
-            )
+            outer: Any = getattr(config, "original_max_position_embeddings", None)
+            original: Any = rope.get("original_max_position_embeddings") or outer or longest
             longest = min(longest, int(original))
     return longest
