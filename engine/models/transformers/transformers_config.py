@@ -152,6 +152,7 @@ def _longest(config: Any, name: str) -> int:
     ropes = getattr(config, "rope_parameters", None) or {}
     for rope in (ropes, *ropes.values()):
         if isinstance(rope, dict) and rope.get("rope_type") == "longrope":
-            of_model: int = getattr(config, "original_max_position_embeddings", longest)
-            longest = min(longest, int(rope.get("original_max_position_embeddings") or of_model))
+            outer: Any = getattr(config, "original_max_position_embeddings", None)
+            original: Any = rope.get("original_max_position_embeddings") or outer or longest
+            longest = min(longest, int(original))
     return longest
