@@ -101,6 +101,8 @@ class BaseLayout:
         read_bias: the bias [out] of a module, or None if it has none. Called from background threads, for DoRA.
         towers: modules of the checkpoint beside the language model: an adapter's part in them changes no text.
         experts: the layers' experts by the name of the module that they are in.
+        norms: shapes of the norms' weights by name.
+        tied: whether the head is the embedding.
     """
 
     projections: tuple[ProjectionShape, ...]
@@ -110,6 +112,8 @@ class BaseLayout:
     read_bias: Callable[[str], Tensor | None]
     towers: tuple[str, ...] = ()
     experts: Mapping[str, ExpertModules] = field(default_factory=dict)
+    norms: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    tied: bool = False
     modules: Mapping[str, tuple[int, int]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -124,6 +128,10 @@ class BaseLayout:
     def module_of(self, trained: str) -> str | None:
         """Return the base model's name of a module that has this one where it was trained, None for no such module."""
         return next((name for name in _published(trained) if name in self.modules), None)
+
+    def norm_of(self, trained: str) -> str | None:
+        """Return the base model's name of a norm that has this one where it was trained, None for no such norm."""
+        return next((name for name in _published(trained) if name in self.norms), None)
 
     def experts_of(self, trained: str) -> ExpertModules | None:
         """Return the experts whose tensors are trained as a module of this name, None for no such module.

@@ -7,6 +7,8 @@ tokens without a cell, for which the kernels do nothing. All graphs share the in
     mixed     rows have any number of tokens: drafts, and the last chunks of prompts
     shared    of either, with launches for prefixes that rows read together
     adapted   of either, with launches for adapters in every projection
+
+Steps with an adapter that brings an embedding or norms of its own run eagerly.
 """
 
 from __future__ import annotations
@@ -104,7 +106,8 @@ class CudaGraphs:
     @torch.inference_mode()
     def forward(self, step: HostInputs) -> Tensor:
         """Return the hidden states of the kept tokens, [S, H], valid until the next step."""
-        replay = self._replays.get(self._variant(step)) if self._holds(step) else None
+        holds = self._holds(step) and self._inputs.own_step(step.slots) is None
+        replay = self._replays.get(self._variant(step)) if holds else None
         if replay is None:
             return self._model.forward(self._inputs.to_tensors(step), self._kv)
         self._static.fill(step)

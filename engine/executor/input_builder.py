@@ -15,6 +15,7 @@ from torch import Tensor
 from ...kernels.layouts.staging import to_device
 from ...kernels.ops import SharedPrefixes, find_shared_prefixes
 from ...lora.lora_step import AdapterBank, LoraStep
+from ...lora.own.own_weights import OwnStep
 from ...lora.segments import BASE, token_slots
 from ..batch import Batch, Row
 from ..models.forward_inputs import ForwardInputs
@@ -217,6 +218,7 @@ class InputBuilder:
             max_context=inputs.max_context,
             shared=inputs.shared and inputs.shared.to(self._device),
             lora=self._lora(inputs.slots),
+            own=self.own_step(inputs.slots),
         )
         kept = inputs.kept
         if kept is None:
@@ -227,11 +229,16 @@ class InputBuilder:
             max_query=kept.max_query,
             shared=kept.shared and kept.shared.to(self._device),
             lora=self._lora(kept.slots),
+            own=self.own_step(kept.slots),
         )
         return replace(whole, kept=to_device(kept.tokens, self._device), of_kept=of_kept)
 
     def _lora(self, slots: Ints | None) -> LoraStep | None:
         return None if slots is None or self.bank is None else self.bank.step(slots)
+
+    def own_step(self, slots: Ints | None) -> OwnStep | None:
+        """Return the adapters' weights in place of the model's, for tokens of these slots; None for none."""
+        return None if slots is None or self.bank is None else self.bank.own_step(slots)
 
     def _kept(
         self, rows: Sequence[Row], lengths: Ints, query_start: Ints, pages: Ints, context: Ints, slots: Ints | None

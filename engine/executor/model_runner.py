@@ -13,6 +13,7 @@ from torch import Tensor
 from ...kernels.layouts.staging import to_device
 from ...kernels.ops import Largest
 from ...lora.lora_step import LoraStep
+from ...lora.own.own_weights import OwnStep
 from ..batch import Batch, Masks, Row, RowResult, StepResult
 from ..models.decoder import DecoderModel
 from ..models.kv_pool import KvPool
@@ -26,7 +27,7 @@ from .input_builder import DrawnTokens, HostInputs, InputBuilder, last_tokens
 # Prompt logits are computed for this many positions at a time: those of a whole chunk would take 100 MB and more.
 _PROMPT_SLICE = 64
 
-_Head = Callable[[Tensor, LoraStep | None], Tensor | Largest]
+_Head = Callable[[Tensor, LoraStep | None, OwnStep | None], Tensor | Largest]
 _PromptScores = Callable[[], list[Logprob]]  # waits for the logprobs of a slice of a prompt
 
 
@@ -161,15 +162,19 @@ class ModelRunner:
     def _logits(self, head: _Head, step: RunnerStep, tokens: NDArray[np.int64]) -> Tensor | Largest:
         """Return the logits [n, V] of n tokens of the step, or the largest of each."""
         hidden, inputs = step.hidden, step.inputs
-        lora = self._head_lora(inputs.slots, tokens)
+        adapters = self._of_head(inputs.slots, tokens)
         if len(tokens) != len(hidden):
             hidden = hidden[to_device(inputs.hidden_index(tokens), hidden.device)]
-        return head(hidden, lora)
+        return head(hidden, *adapters)
 
-    def _head_lora(self, slots: NDArray[np.int32] | None, tokens: NDArray[np.int64]) -> LoraStep | None:
-        """The adapters' part in the head for some tokens of the step."""
+    def _of_head(
+        self, slots: NDArray[np.int32] | None, tokens: NDArray[np.int64]
+    ) -> tuple[LoraStep | None, OwnStep | None]:
+        """The adapters' part in the head for some tokens of the step, and their weights in its place."""
         bank = self._inputs.bank
-        return None if slots is None or bank is None else bank.head_step(slots[tokens])
+        if slots is None or bank is None:
+            return None, None
+        return bank.head_step(slots[tokens]), bank.own_step(slots[tokens])
 
     def _device_masks(self, masks: Masks, forced: Mapping[int, int]) -> DeviceMasks | None:
         """Return the masks of positions that are not forced, by their indices among the rows of the logits."""
@@ -197,8 +202,8 @@ class ModelRunner:
         for begin in range(0, len(tokens), _PROMPT_SLICE):
             targets = row.prompt_targets[begin : begin + _PROMPT_SLICE]
             hidden = step.hidden[index[begin] : index[begin] + len(targets)]
-            lora = self._head_lora(step.inputs.slots, tokens[begin : begin + len(targets)])
-            scores.append(prompt_logprobs(self._model.logits(hidden, lora), targets, num_top))
+            adapters = self._of_head(step.inputs.slots, tokens[begin : begin + len(targets)])
+            scores.append(prompt_logprobs(self._model.logits(hidden, *adapters), targets, num_top))
         return scores
 
 

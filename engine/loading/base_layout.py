@@ -16,7 +16,7 @@ from ..models.decoder import DecoderModel
 from ..models.experts import Experts
 from .load_model import open_source
 from .tensor_names import EMBEDDING as EMBEDDING_WEIGHT
-from .tensor_names import HEAD
+from .tensor_names import HEAD, norm_shapes
 from .weight_readers import WeightSource
 
 
@@ -33,6 +33,8 @@ def base_layout(model: DecoderModel, checkpoint: Path | GgufFile, *, dummy: bool
         read_bias=weights.bias,
         towers=model.config.towers,
         experts=dict(_experts(model)),
+        norms=norm_shapes(model.config),
+        tied=model.config.tied_head,
     )
 
 

@@ -162,6 +162,7 @@ class _Assembly:
                 soft_cap=config.attention_soft_cap,
                 sinks=self.weights.exact(f"{prefix}.{SINKS}") if config.attention_sinks else None,
             ),
+            head_norms=tuple(f"{prefix}.{name}" for name in head_norm_shapes(config)),
         )
 
     def embedding_and_head(self) -> tuple[Tensor | QuantisedLinear, Projection]:
@@ -193,9 +194,9 @@ class _Assembly:
             return NoNorm(self.weights.dtype)
         weight = self.weights.tensor(f"{name}.weight")
         if config.norm == "rms":
-            return RmsNorm(weight, config.norm_eps, config.norm_offset)
+            return RmsNorm(name, weight, config.norm_eps, config.norm_offset)
         bias = self.weights.tensor(f"{name}.bias") if config.norm_bias else None
-        return LayerNorm(weight, bias, config.norm_eps, config.norm_offset)
+        return LayerNorm(name, weight, bias, config.norm_eps, config.norm_offset)
 
     def table(self, rope: Rope) -> Tensor:
         if rope not in self.tables:

@@ -77,6 +77,17 @@ def expected_shapes(config: ModelConfig) -> dict[str, Shape]:
     return shapes
 
 
+def norm_shapes(config: ModelConfig) -> dict[str, Shape]:
+    """Return the names of all norms, those of query and key heads included, and the shapes of their weights."""
+    layers = range(config.num_layers)
+    of_layers = [f"model.layers.{index}.{name}" for index in layers for name in filter(None, config.norms)]
+    shapes: dict[str, Shape] = dict.fromkeys([FINAL_NORM, *of_layers], (config.hidden_size,))
+    for index in layers:
+        heads = head_norm_shapes(config)
+        shapes |= {f"model.layers.{index}.self_attn.{name}": shape for name, shape in heads.items()}
+    return shapes
+
+
 def _norm(name: str, config: ModelConfig) -> dict[str, Shape]:
     kinds = ("weight", "bias") if config.norm_bias else ("weight",)
     return {f"{name}.{kind}": (config.hidden_size,) for kind in kinds}
