@@ -29,6 +29,7 @@ class RowStart:
         slot: the slot of its adapter, -1 for the base model.
         adapted_from: position of the first token that the adapter reads.
         is_long: its tokens are rotated as in sequences beyond the switch of the rotary embedding.
+        vocab_size: tokens of its adapter's own vocabulary, 0 for the model's.
     """
 
     row: int
@@ -40,6 +41,7 @@ class RowStart:
     slot: int = -1
     adapted_from: int = 0
     is_long: bool = False
+    vocab_size: int = 0
 
 
 @dataclass(frozen=True, slots=True)

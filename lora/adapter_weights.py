@@ -260,13 +260,13 @@ def _digest(modules: Mapping[str, ModuleWeights], saved: SavedModules, invocatio
     digest = hashlib.sha256(repr(("rootgraft adapter", invocation_tokens)).encode())
     parts: list[tuple[tuple[object, ...], Tensor | None]] = []
     for name, module in modules.items():
-        head = (name, module.scale)
+        head: tuple[object, ...] = (name, module.scale)
         parts += [(head, tensor) for tensor in (module.a, module.b, module.bias, module.magnitude)]
         parts += [] if module.own_bias is None else [((name, "bias"), module.own_bias)]
     parts += [((name,), tensor) for name, tensor in saved.tensors()]
-    for head, tensor in parts:
+    for place, tensor in parts:
         kind = None if tensor is None else (str(tensor.dtype), tuple(tensor.shape))
-        text = repr((*head, kind)).encode()
+        text = repr((*place, kind)).encode()
         digest.update(len(text).to_bytes(8, "little") + text)
         if tensor is not None:
             digest.update(bytes_of(tensor))

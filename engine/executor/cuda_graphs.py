@@ -106,8 +106,9 @@ class CudaGraphs:
     @torch.inference_mode()
     def forward(self, step: HostInputs) -> Tensor:
         """Return the hidden states of the kept tokens, [S, H], valid until the next step."""
-        holds = self._holds(step) and self._inputs.own_step(step.slots) is None
-        replay = self._replays.get(self._variant(step)) if holds else None
+        own = self._inputs.own_step(step.slots)
+        is_captured = self._holds(step) and (own is None or not own.changes_hidden)
+        replay = self._replays.get(self._variant(step)) if is_captured else None
         if replay is None:
             return self._model.forward(self._inputs.to_tensors(step), self._kv)
         self._static.fill(step)

@@ -14,6 +14,7 @@ from ...kernels.layouts.staging import to_device
 from ...kernels.ops import Largest
 from ...lora.lora_step import LoraStep
 from ...lora.own.own_weights import OwnStep
+from ...lora.published.saved_modules import MOST_ADDED_TOKENS
 from ..batch import Batch, Masks, Row, RowResult, StepResult
 from ..models.decoder import DecoderModel
 from ..models.kv_pool import KvPool
@@ -135,7 +136,8 @@ class ModelRunner:
         head = self._model.best if not masks and self._sampler.takes_best(positions) else self._model.logits
         logits = self._logits(head, step, tokens) if len(tokens) else None
         step.step_timer.end("head")
-        drawing = self._sampler.draw(logits, positions, self._device_masks(masks, forced) if masks else None)
+        device_masks = self._device_masks(masks, forced, logits) if masks and isinstance(logits, Tensor) else None
+        drawing = self._sampler.draw(logits, positions, device_masks)
         step.step_timer.end("sample")
         return drawing
 
@@ -157,7 +159,8 @@ class ModelRunner:
         if any(row.num_drafts for row in rows):
             return None
         forced = {rows[index].row: token for index, token in drawing.positions.forced.items()}
-        return DrawnTokens(drawing.positions.row, drawing.tokens, forced, self._model.config.vocab_size)
+        most = self._model.config.vocab_size + (MOST_ADDED_TOKENS if self._inputs.bank else 0)
+        return DrawnTokens(drawing.positions.row, drawing.tokens, forced, most)
 
     def _logits(self, head: _Head, step: RunnerStep, tokens: NDArray[np.int64]) -> Tensor | Largest:
         """Return the logits [n, V] of n tokens of the step, or the largest of each."""
@@ -176,14 +179,21 @@ class ModelRunner:
             return None, None
         return bank.head_step(slots[tokens]), bank.own_step(slots[tokens])
 
-    def _device_masks(self, masks: Masks, forced: Mapping[int, int]) -> DeviceMasks | None:
-        """Return the masks of positions that are not forced, by their indices among the rows of the logits."""
+    def _device_masks(self, masks: Masks, forced: Mapping[int, int], logits: Tensor) -> DeviceMasks | None:
+        """Return the masks of positions that are not forced, by their indices among the rows of the logits.
+
+        Logits may be wider than these masks, if a row without one has a larger vocabulary, or narrower, if the position
+        whose mask is wider is forced.
+        """
         kept = [i for i, token in enumerate(masks.forced) if token < 0]
         if not kept:
             return None
         num_forced_before = np.searchsorted(sorted(forced), [masks.positions[i] for i in kept])
         positions = np.take(masks.positions, kept) - num_forced_before
         words = masks.words if len(kept) == len(masks.positions) else masks.words[kept]
+        num_words = -(-logits.shape[1] // 32)
+        if words.shape[1] != num_words:
+            words = np.pad(words[:, :num_words], ((0, 0), (0, max(0, num_words - words.shape[1]))))
         device = self._model.device
         return DeviceMasks(to_device(positions, device), to_device(words, device))
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ...lora.base_projections import EMBEDDING, BaseLayout, ExpertModules, ExpertPlace, ProjectionShape
+from ...lora.published.saved_modules import MOST_ADDED_TOKENS
 from ..checkpoint.families.mixture import Mixture
 from ..checkpoint.gguf import GgufFile
 from ..models.decoder import DecoderModel
@@ -46,6 +47,12 @@ def adapter_bytes(layout: BaseLayout, rank: int) -> int:
         if shape.modules[0].startswith("model.layers.") and shape.place is None
     )
     return cells * rank * layout.dtype.itemsize
+
+
+def matrix_bytes(layout: BaseLayout) -> int:
+    """Return the bytes of the largest embedding and head that an adapter may bring."""
+    hidden_size, vocab_size = layout.modules[EMBEDDING]
+    return 2 * (vocab_size + MOST_ADDED_TOKENS) * hidden_size * layout.dtype.itemsize
 
 
 def _projections(model: DecoderModel) -> tuple[ProjectionShape, ...]:

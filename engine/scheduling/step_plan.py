@@ -110,6 +110,7 @@ class StepPlan:
                 sequence.slot,
                 sequence.adapted_from,
                 sequence.path.namespace.is_long,
+                sequence.vocab_size,
             )
         )
 

@@ -42,6 +42,7 @@ class OwnRows:
 
     @property
     def num_bytes(self) -> int:
+        """Memory of the rows."""
         tensor = self.rows if self.packed is None else self.packed.weight
         assert tensor is not None
         return tensor.nbytes
@@ -152,6 +153,11 @@ class OwnStep:
     @property
     def has_norms(self) -> bool:
         return any(own.norms for _, own in self.parts)
+
+    @property
+    def changes_hidden(self) -> bool:
+        """Whether the hidden states depend on it, not the logits alone."""
+        return any(own.norms or own.embedding for _, own in self.parts)
 
     def norms(self, name: str) -> list[tuple[Tensor, NormWeights]]:
         """Return the own weights of a norm, and the tokens that they are for."""
