@@ -6,6 +6,7 @@ Each option alone: ``test_peft_matrix.py``. Tokens, prefix hits and drafts: ``te
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +29,14 @@ from support.models.peft_matrix import bank_of, off, prompt, reader
 from support.models.resized_base import ADDED, KINDS, ResizedOracle, make_resized_adapter
 
 from rootgraft.kernels import ops
+from rootgraft.lora.adapter_weights import sort_tensors
+from rootgraft.lora.config import read_config
 from rootgraft.lora.errors import AdapterError
 from rootgraft.lora.host_cache import HostCache
 from rootgraft.lora.lora_step import AdapterBank
-from rootgraft.lora.prepare_factors import PreparedAdapter
+from rootgraft.lora.own.own_weights_maker import OwnWeightsMaker
+from rootgraft.lora.prepare_factors import PreparedAdapter, prepare
+from rootgraft.lora.safetensors_file import read_tensors
 
 TIED = ("qwen2", "gemma2", "gemma3")
 FAMILIES = ("llama", *TIED, "qwen3")
@@ -178,3 +183,28 @@ def test_the_digest_knows_every_own_weight(tmp_path: Path) -> None:
                          file_of({**good_tensors(), **tensors}))  # fmt: skip
     digests.add(small_reader().read(str(other)).digest)
     assert len(digests) == len(tensors) + 2
+
+
+@pytest.mark.parametrize("kind", ["saved both", "tied"])
+def test_where_weights_are_not_packed_a_tied_matrix_is_stored_once(kind: str, bases: Path, tmp_path: Path) -> None:
+    """As on a GPU: head and embedding have one layout there, and the logits are those of packed weights."""
+    family = "qwen2"
+    folder = make_resized_adapter(family, bases, tmp_path / "adapter", 1, **KINDS[kind])
+    inner = reader(family, bases)
+    packed = inner.read(str(folder))
+    tensors = read_tensors(folder / "adapter_model.safetensors", 1 << 30)
+    config = read_config((folder / "adapter_config.json").read_bytes())
+    weights = sort_tensors(tensors, config, inner.layout, 64)
+    elsewhere = replace(inner.layout, device=torch.device("meta"))
+    own = OwnWeightsMaker(elsewhere).make(weights.saved, weights.modules)
+    plain = prepare(weights, inner.layout, own)
+    assert own is not None and len(own.matrices) == (1 if kind == "tied" else 2)
+    assert packed.own is not None and len(packed.own.matrices) == 2
+    rows = [[VOCAB + 1, 5, 7, 9], [5, 6, 7]]
+    results = [
+        AdaptedRun(decoder(family, bases), bank_of(family, bases, [adapter]), [0, -1]).extend(rows)
+        for adapter in (packed, plain)
+    ]
+    for first, second in zip(*results, strict=True):
+        seen = first > -torch.inf
+        assert torch.equal(seen, second > -torch.inf) and off(first[seen], second[seen]) < 1e-5
