@@ -91,8 +91,14 @@ class ModelService:
         defaults = await asyncio.to_thread(read_sampling_defaults, self._config, files.path)
         client, remote = await self._make_client(files.path)
         state.begin_loading(names, client, finds_adapters=self._config.lora_dir is not None, remote=remote)
-        tokenizer = await asyncio.to_thread(self._load_tokenizer, files.path)
-        ready = await client.start()
+        starting = asyncio.create_task(client.start())
+        try:
+            tokenizer = await asyncio.to_thread(self._load_tokenizer, files.path)
+            ready = await starting
+        finally:
+            starting.cancel()
+            # Where both have failed, the tokenizer's error counts.
+            await asyncio.gather(starting, return_exceptions=True)
         async_engine = AsyncEngine(client, tokenizer, ready, defaults.defaults)
         if self._catalog is not None and self._fetcher is not None:
             state.versions = ModelVersions(self._catalog, self._fetcher, client)

@@ -86,6 +86,7 @@ class EngineClient(asyncio.Protocol):
         self._config = config
         self._model_path = model_path
         self._process: subprocess.Popen[bytes] | None = None
+        self._connecting: asyncio.Task[object] | None = None
         self._transport: asyncio.Transport | None = None
         self._reader = FrameReader()
         self._ready: asyncio.Future[Ready] | None = None
@@ -133,8 +134,14 @@ class EngineClient(asyncio.Protocol):
         self._ready = loop.create_future()
         ours, self._liveness = await self._open()
         loop.add_reader(self._liveness.fileno(), self._read_liveness)
-        await loop.create_connection(lambda: self, sock=ours)
-        return await self._ready
+        self._connecting = loop.create_task(loop.create_connection(lambda: self, sock=ours))
+        try:
+            # Not cancelled with the start: uvloop would close the transport, and tell nobody.
+            await asyncio.shield(self._connecting)
+            return await self._ready
+        except asyncio.CancelledError:
+            self._ready.cancel()
+            raise
 
     async def _open(self) -> tuple[socket.socket, BinaryIO]:
         """Start the process. Returns our ends of its channel and of the stream of its signs of life."""
@@ -198,11 +205,16 @@ class EngineClient(asyncio.Protocol):
             self._process.kill()
 
     async def close(self) -> None:
-        """Shut the engine down and wait for its process, at most ten seconds, and for the end of its socket."""
+        """Shut the engine down and wait for its process, at most ten seconds, and for the end of its socket.
+
+        One that loads its model, also where ``start`` was cancelled, or hangs would not read a message, and is killed.
+        """
         self._closing = True
-        if self.is_alive:
+        if self._connecting is not None:
+            await self._connecting
+        if self.is_alive and not self._is_loading:
             self._send([Shutdown()])
-        elif self._transport is not None:  # it hangs, and would not read it
+        elif self._is_loading or self._transport is not None:
             self.kill()
         if self._process is not None:
             await asyncio.to_thread(_reap, self._process)
@@ -304,6 +316,10 @@ class EngineClient(asyncio.Protocol):
         except psutil.Error:
             return None
         return float(times.user + times.system)
+
+    @property
+    def _is_loading(self) -> bool:
+        return self._ready is not None and (self._ready.cancelled() or not self._ready.done())
 
     def _send(self, messages: Sequence[Message]) -> None:
         if not self.is_alive or self._transport is None:

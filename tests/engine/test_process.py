@@ -9,6 +9,7 @@ import time
 from array import array
 
 import pytest
+import uvloop
 
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.errors import ConfigError, EngineDead, ModelError
@@ -126,6 +127,25 @@ async def test_a_folder_that_is_no_model_is_refused(tmp_path):
     with pytest.raises(ModelError):
         await client.start()
     await client.close()
+
+
+@pytest.mark.parametrize("num_passes", [0, 1, 2, 3, 20])
+def test_a_start_that_is_cancelled_ends_at_once(num_passes, tiny_llama):
+    """At any pass of the server's own event loop: the process is killed while it loads, and its socket closed."""
+
+    async def cancel_and_close() -> None:
+        client = EngineClient(CONFIG, tiny_llama)
+        starting = asyncio.create_task(client.start())
+        for _ in range(num_passes):
+            await asyncio.sleep(0)
+        starting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await starting
+        await client.close()
+        assert not client.is_alive
+        assert client._process is None or client._process.returncode == -signal.SIGKILL
+
+    uvloop.run(cancel_and_close())
 
 
 async def test_an_engine_that_hangs_is_found(tiny_llama):
