@@ -30,6 +30,7 @@ class RowStart:
         adapted_from: position of the first token that the adapter reads.
         is_long: its tokens are rotated as in sequences beyond the switch of the rotary embedding.
         state: slot of the recurrent state before its first token to compute, -1 for that of an empty sequence.
+        vocab_size: tokens of its adapter's own vocabulary, 0 for the model's.
     """
 
     row: int
@@ -42,6 +43,7 @@ class RowStart:
     adapted_from: int = 0
     is_long: bool = False
     state: int = -1
+    vocab_size: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,6 +77,7 @@ __all__ = [
     "native_status",
     "on_triton",
     "pack_linear",
+    "pack_linear_apart",
     "record",
     "rms_norm",
     "rope_store_kv",
@@ -106,6 +107,14 @@ def pack_linear(weight: Tensor, bias: Tensor | None = None) -> PackedLinear:
     if kernels is not None and kernels.takes_weight(weight):
         return kernels.pack_linear(weight, bias)
     return PackedLinear(weight.shape[1], weight.shape[0], weight.contiguous(), bias, kernels=None)
+
+
+def pack_linear_apart(weight: Tensor) -> PackedLinear:
+    """``pack_linear`` without native calls, so that any thread may pack while another computes or records a pass."""
+    kernels = native_kernels() if weight.is_cpu else None
+    if kernels is not None and kernels.takes_weight(weight):
+        return kernels.pack_linear_apart(weight)
+    return PackedLinear(weight.shape[1], weight.shape[0], weight.contiguous(), None, kernels=None)
 
 
 def linear(x: Tensor, layer: Linear, out_dtype: torch.dtype | None = None) -> Tensor:

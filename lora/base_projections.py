@@ -104,6 +104,9 @@ class BaseLayout:
         towers: modules of the checkpoint beside the language model: an adapter's part in them changes no text.
         experts: the layers' experts by the name of the module that they are in.
         renamed: names of ``EMBEDDING`` and ``HEAD`` in models that call them otherwise.
+        norms: shapes of the norms' weights by name.
+        tied: whether the head is the embedding.
+        takes_own: whether weights that an adapter brings in place of the model's are computed (``modules_to_save``).
     """
 
     projections: tuple[ProjectionShape, ...]
@@ -114,6 +117,9 @@ class BaseLayout:
     towers: tuple[str, ...] = ()
     experts: Mapping[str, ExpertModules] = field(default_factory=dict)
     renamed: Mapping[str, str] = field(default_factory=dict)
+    norms: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    tied: bool = False
+    takes_own: bool = True
     modules: Mapping[str, tuple[int, int]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -128,6 +134,10 @@ class BaseLayout:
     def module_of(self, trained: str) -> str | None:
         """Return the base model's name of a module that has this one where it was trained, None for no such module."""
         return next((name for name in _published(self.renamed.get(trained, trained)) if name in self.modules), None)
+
+    def norm_of(self, trained: str) -> str | None:
+        """Return the base model's name of a norm that has this one where it was trained, None for no such norm."""
+        return next((name for name in _published(trained) if name in self.norms), None)
 
     def experts_of(self, trained: str) -> ExpertModules | None:
         """Return the experts whose tensors are trained as a module of this name, None for no such module.

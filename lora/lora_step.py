@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
+from weakref import WeakValueDictionary
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ..kernels.layouts.staging import to_device
 from ..kernels.lora_ops import Factors, Segments, SlotTable, lora_embed, lora_experts, lora_shrink_expand
 from .base_projections import EMBEDDING, HEAD, BaseLayout, ExpertPlace
+from .own.own_weights import OwnRows, OwnStep, OwnWeights
 from .prepare_factors import PreparedAdapter
 from .segments import BASE, make_segments
 
@@ -74,6 +79,8 @@ class AdapterBank:
                 self._tables[name] = SlotTable(shape.sizes, shape.width, slots, layout.dtype, layout.device)
         self._written: list[frozenset[str]] = [frozenset()] * num_slots  # factors, by the names of projections
         self._used: list[frozenset[str]] = [frozenset()] * num_slots  # tables
+        self._own: list[OwnWeights | None] = [None] * num_slots
+        self._matrices: WeakValueDictionary[str, OwnRows] = WeakValueDictionary()  # on the device, by key
 
     def install(self, slot: int, adapter: PreparedAdapter) -> None:
         """Write an adapter into a slot, which no step in flight may use."""
@@ -91,11 +98,21 @@ class AdapterBank:
         factors = {name: each.map(moved) for name, each in adapter.factors.items()}
         self._put(slot, self._written[slot], factors)
         self._written[slot] = frozenset(factors)
+        own = adapter.own
+        self._own[slot] = own and own.map(partial(_to_device, self._device), self._on_device)
+
+    def _on_device(self, rows: OwnRows) -> OwnRows:
+        """Return rows on the device: the same for all adapters that bring equal ones."""
+        found = self._matrices.get(rows.key)
+        if found is None:
+            found = self._matrices[rows.key] = rows.to(self._device)
+        return found
 
     def clear(self, slot: int) -> None:
         """Empty a slot and release its adapter's memory."""
         self._put(slot, self._written[slot], {})
         self._written[slot] = self._used[slot] = frozenset()
+        self._own[slot] = None
 
     def _put(self, slot: int, names: frozenset[str], factors: Mapping[str, Factors]) -> None:
         """Set a slot's factors in these projections, or empty them; the experts of a product together."""
@@ -120,6 +137,19 @@ class AdapterBank:
             of_rows: [S] int32, the slot of each row of hidden states.
         """
         return self._step(of_rows, self._used_by(of_rows) & {HEAD})
+
+    def own_step(self, of_tokens: NDArray[np.int32]) -> OwnStep | None:
+        """Return the adapters' weights in place of the base model's for a step, or some of its tokens; None for none.
+
+        Args:
+            of_tokens: [T] int32, the slot of each token or row of hidden states.
+        """
+        slots = [slot for slot, own in enumerate(self._own) if own is not None]
+        if not slots:
+            return None
+        parts = [(np.flatnonzero(of_tokens == slot), own) for slot in slots if (own := self._own[slot]) is not None]
+        found = [(to_device(tokens, self._device), own) for tokens, own in parts if len(tokens)]
+        return OwnStep(found, len(of_tokens)) if found else None
 
     def recorded_step(self, names: frozenset[str], segments: Segments) -> LoraStep:
         """Return the LoRA part of a recorded forward pass, for any later contents of the segments.
@@ -153,3 +183,7 @@ class AdapterBank:
     def _step(self, of_tokens: NDArray[np.int32], names: frozenset[str]) -> LoraStep | None:
         segments = make_segments(of_tokens, self._device) if names else None
         return None if segments is None else self.recorded_step(names, segments)
+
+
+def _to_device(device: torch.device, tensor: Tensor) -> Tensor:
+    return tensor.to(device, non_blocking=True)

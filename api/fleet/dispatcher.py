@@ -71,7 +71,7 @@ class Dispatcher:
         self._lacking: dict[str, set[str]] = {}  # replicas, by the adapter that they cannot have
         self._versions: dict[str, str] = {}
         self._base_digest = ""
-        self._texts: TokenTexts | None = None
+        self._texts: dict[str, TokenTexts] = {}  # by vocabulary
         self._seeds = random.Random(seed % (1 << 64))  # as in the engine core
         self._sent: list[tuple[str, Message]] = []
         self._delivered: list[Message] = []
@@ -108,8 +108,8 @@ class Dispatcher:
         return self._journal.num_bytes
 
     def describe_tokens(self, texts: TokenTexts) -> None:
-        """Send the bytes of all tokens to all replicas, those to come included."""
-        self._texts = texts
+        """Send the bytes of a vocabulary's tokens to all replicas, those to come included."""
+        self._texts[texts.vocabulary] = texts
         self._sent += [(name, texts) for name in self.replicas]
 
     def name_adapter(self, name: str, version: str | None) -> None:
@@ -163,8 +163,7 @@ class Dispatcher:
         self._table.join(name, ready, now)
         self._base_digest = ready.base_digest  # of new sequences, as far as is known
         self._orders[name] = FrameOrder()
-        if self._texts is not None:
-            self._sent.append((name, self._texts))
+        self._sent += [(name, texts) for texts in self._texts.values()]
         self._place_held(now)
         self._prepare_grammars()
 
@@ -320,7 +319,7 @@ class Dispatcher:
         standby = self._table.standby(entry.grammar, entry.base_digest)
         if standby is not None:
             self._table.grammars.add(standby.slot, entry.grammar)
-            self._sent.append((standby.name, PrepareGrammar(*entry.submit.grammar)))
+            self._sent.append((standby.name, PrepareGrammar(*entry.submit.grammar, entry.submit.vocabulary)))
 
     def _chain(self, entry: JournalEntry) -> tuple[int, ...]:
         """Return the hashes of a sequence's prompt and of the tokens that it has so far."""

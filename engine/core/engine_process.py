@@ -68,9 +68,7 @@ def serve(core: EngineCore, channel: Channel, liveness: LivenessThread) -> None:
             out = []
 
 
-def start(
-    config: EngineConfig, model_path: Path, channel: Channel, model: Model | None = None
-) -> EngineCore | None:
+def start(config: EngineConfig, model_path: Path, channel: Channel, model: Model | None = None) -> EngineCore | None:
     """Load the engine, but for weights that are loaded, and send Ready, or the error that prevents it."""
     try:
         core = _load(config, model_path, model)

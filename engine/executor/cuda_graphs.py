@@ -8,7 +8,8 @@ tokens without a cell, for which the kernels do nothing. All graphs share the in
     shared    of either, with launches for prefixes that rows read together
     adapted   of either, with launches for adapters in every projection but those of experts
 
-Steps with adapters on experts run without a graph.
+Steps with adapters on experts run without a graph, and so do those with an adapter that brings an embedding or norms of
+its own.
 """
 
 from __future__ import annotations
@@ -110,7 +111,9 @@ class CudaGraphs:
     @torch.inference_mode()
     def forward(self, step: HostInputs) -> Tensor:
         """Return the hidden states of the kept tokens, [S, H], valid until the next step."""
-        replay = self._replays.get(self._variant(step)) if self._holds(step) else None
+        own = self._inputs.own_step(step.slots)
+        is_captured = self._holds(step) and (own is None or not own.changes_hidden)
+        replay = self._replays.get(self._variant(step)) if is_captured else None
         if replay is None:
             return self._model.forward(self._inputs.to_tensors(step), self._kv)
         self._static.fill(step)

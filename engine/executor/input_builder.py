@@ -16,6 +16,7 @@ from ...kernels.layouts.staging import to_device
 from ...kernels.layouts.state_arguments import StateBatch
 from ...kernels.ops import SharedPrefixes, find_shared_prefixes
 from ...lora.lora_step import AdapterBank, LoraStep
+from ...lora.own.own_weights import OwnStep
 from ...lora.segments import BASE, token_slots
 from ..batch import Batch, Row
 from ..models.forward_inputs import ForwardInputs
@@ -235,6 +236,7 @@ class InputBuilder:
             shared=inputs.shared and inputs.shared.to(self._device),
             lora=self._lora(inputs.slots),
             states=None if inputs.states is None else self._state_batch(inputs.states, inputs.query_start),
+            own=self.own_step(inputs.slots),
         )
         kept = inputs.kept
         if kept is None:
@@ -245,6 +247,7 @@ class InputBuilder:
             max_query=kept.max_query,
             shared=kept.shared and kept.shared.to(self._device),
             lora=self._lora(kept.slots),
+            own=self.own_step(kept.slots),
         )
         return replace(whole, kept=to_device(kept.tokens, self._device), of_kept=of_kept)
 
@@ -264,6 +267,10 @@ class InputBuilder:
 
     def _lora(self, slots: Ints | None) -> LoraStep | None:
         return None if slots is None or self.bank is None else self.bank.step(slots)
+
+    def own_step(self, slots: Ints | None) -> OwnStep | None:
+        """Return the adapters' weights in place of the model's, for tokens of these slots; None for none."""
+        return None if slots is None or self.bank is None else self.bank.own_step(slots)
 
     def _kept(
         self, rows: Sequence[Row], lengths: Ints, query_start: Ints, pages: Ints, context: Ints, slots: Ints | None

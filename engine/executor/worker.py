@@ -25,7 +25,7 @@ from ..checkpoint.read_config import open_checkpoint
 from ..config import EngineConfig
 from ..errors import ConfigError
 from ..kv_cache.state_cache import StateSlots, share_budget
-from ..loading.base_layout import adapter_bytes
+from ..loading.base_layout import adapter_bytes, matrix_bytes
 from ..loading.model_impl import layout_of, load_by, notices
 from ..loading.weight_forms import choose_weight_form
 from ..machine.software import install_command
@@ -103,7 +103,7 @@ class Worker:
         loaded = time.monotonic()
         layout = layout_of(model, checkpoint, dummy=config.load_format == "dummy") if config.enable_lora else None
         self.adapters = _adapters(config, layout) if layout else None
-        slot_bytes = config.max_loras * adapter_bytes(layout, config.max_lora_rank) if layout else 0
+        slot_bytes = _slot_bytes(config, layout) if layout else 0
         steps = self._measure_steps(config)
         kv = self._make_pool(config, steps or StepMemory(), slot_bytes)
         self._runner = self._make_runner(config, kv, step_timer)
@@ -222,6 +222,18 @@ def _number_formats(model: Model) -> str:
     return f"{name} with weights in {' and '.join(form.description for form in forms)}" if forms else name
 
 
+def _slot_bytes(config: EngineConfig, layout: BaseLayout) -> int:
+    """Return the bytes of full slots; on a GPU also of embeddings and heads that adapters bring."""
+    matrices = 0 if layout.device.type == "cpu" else _most_own(config, layout) * matrix_bytes(layout)
+    return config.max_loras * adapter_bytes(layout, config.max_lora_rank) + matrices
+
+
+def _most_own(config: EngineConfig, layout: BaseLayout) -> int:
+    """Return how many adapters in slots may bring an embedding or a head."""
+    default = config.max_loras if layout.device.type == "cpu" else 1
+    return default if config.max_lora_embeddings is None else min(config.max_lora_embeddings, config.max_loras)
+
+
 def _slots(config: EngineConfig, slot_bytes: int) -> str:
     return (
         f"Adapters: {config.max_loras} slots up to rank {config.max_lora_rank} (at most {slot_bytes / 2**30:.2f} GiB); "
@@ -239,6 +251,7 @@ def _adapters(config: EngineConfig, layout: BaseLayout) -> AdapterPool:
         max_adapters=config.max_adapters,
         max_cpu_bytes=(config.max_cpu_loras or 4 * config.max_loras) * adapter_bytes(layout, config.max_lora_rank),
         patience=_SLOT_PATIENCE,
+        max_own=_most_own(config, layout),
     )
 
 

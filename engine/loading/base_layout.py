@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ...lora.base_projections import EMBEDDING, HEAD, BaseLayout, ExpertModules, ExpertPlace, ProjectionShape
+from ...lora.published.saved_modules import MOST_ADDED_TOKENS
 from ..checkpoint.families.mixture import Mixture
 from ..checkpoint.gguf import GgufFile
 from ..models.decoder import DecoderModel
@@ -17,6 +18,7 @@ from ..models.experts import Experts
 from .load_model import open_source
 from .tensor_names import EMBEDDING as EMBEDDING_WEIGHT
 from .tensor_names import HEAD as HEAD_WEIGHT
+from .tensor_names import norm_shapes
 from .weight_readers import WeightSource
 
 
@@ -33,6 +35,8 @@ def base_layout(model: DecoderModel, checkpoint: Path | GgufFile, *, dummy: bool
         read_bias=weights.bias,
         towers=model.config.towers,
         experts=dict(_experts(model)),
+        norms=norm_shapes(model.config),
+        tied=model.config.tied_head,
     )
 
 
@@ -44,6 +48,14 @@ def adapter_bytes(layout: BaseLayout, rank: int) -> int:
         if shape.name not in (EMBEDDING, HEAD) and shape.place is None
     )
     return cells * rank * layout.dtype.itemsize
+
+
+def matrix_bytes(layout: BaseLayout) -> int:
+    """Return the bytes of the largest embedding and head that an adapter may bring."""
+    if not layout.takes_own:
+        return 0
+    hidden_size, vocab_size = layout.modules[EMBEDDING]
+    return 2 * (vocab_size + MOST_ADDED_TOKENS) * hidden_size * layout.dtype.itemsize
 
 
 def _projections(model: DecoderModel) -> tuple[ProjectionShape, ...]:

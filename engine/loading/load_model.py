@@ -27,6 +27,7 @@ from .tensor_names import (
     down_module,
     expected_shapes,
     final_norm,
+    head_norm_shapes,
     output_modules,
     prediction_tensors,
     qkv_modules,
@@ -172,6 +173,7 @@ class _Assembly:
                 sinks=self.weights.exact(f"{prefix}.{SINKS}") if config.attention_sinks else None,
                 chunk=layer.chunk,
             ),
+            head_norms=tuple(f"{prefix}.{name}" for name in head_norm_shapes(config)),
         )
 
     def head_norms(self, layer: LayerConfig, prefix: str) -> tuple[Tensor | None, Tensor | None]:
@@ -214,9 +216,9 @@ class _Assembly:
             return NoNorm(self.weights.dtype)
         weight = self.weights.tensor(f"{name}.weight")
         if config.norm == "rms":
-            return RmsNorm(weight, config.norm_eps, config.norm_offset)
+            return RmsNorm(name, weight, config.norm_eps, config.norm_offset)
         bias = self.weights.tensor(f"{name}.bias") if config.norm_bias else None
-        return LayerNorm(weight, bias, config.norm_eps, config.norm_offset)
+        return LayerNorm(name, weight, bias, config.norm_eps, config.norm_offset)
 
     def table(self, rope: Rope) -> Tensor:
         if rope not in self.tables:

@@ -80,6 +80,17 @@ def expected_shapes(config: ModelConfig) -> dict[str, Shape]:
     return shapes
 
 
+def norm_shapes(config: ModelConfig) -> dict[str, Shape]:
+    """Return the names of all norms, those of query and key heads included, and the shapes of their weights."""
+    layers = range(config.num_layers)
+    of_layers = [f"model.layers.{index}.{name}" for index in layers for name in filter(None, config.norms)]
+    shapes: dict[str, Shape] = dict.fromkeys([final_norm(config), *of_layers], (config.hidden_size,))
+    for index in (index for index in layers if config.layers[index].recurrent is None):
+        heads = head_norm_shapes(config)
+        shapes |= {f"model.layers.{index}.self_attn.{name}": shape for name, shape in heads.items()}
+    return shapes
+
+
 def final_norm(config: ModelConfig) -> str:
     """Return the name of the norm behind the last layer."""
     return f"model.{config.final_norm}"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -23,9 +24,10 @@ from ...kernels.ops import (
     rope_store_kv,
 )
 from ...lora.lora_step import LoraStep
+from ...lora.own.own_weights import OwnStep
 from ..checkpoint.model_config import Activation
 from .forward_inputs import ForwardInputs
-from .norms import Norm
+from .norms import Norm, normed, normed_sum
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,17 +62,32 @@ class Attention:
     Attributes:
         rope: heads, rotary table and head norms.
         params: scale, window and cap of the scores.
+        head_norms: names of the norms of query and key heads in the checkpoint, empty without norms.
     """
 
     qkv: Projection
     output: Projection
     rope: RopeParams
     params: AttentionParams
+    head_norms: tuple[str, ...] = ()
 
     def store(self, x: Tensor, inputs: ForwardInputs, k_cache: Tensor, v_cache: Tensor) -> Tensor:
         """Write K and V of T tokens to this layer's cache [pages, Hkv, page, D]: [T, H] -> their queries [T, Hq, D]."""
         qkv = self.qkv(x, inputs.lora)
-        return rope_store_kv(qkv, inputs.positions, inputs.kv_loc, k_cache, v_cache, self.rope)
+        q = rope_store_kv(qkv, inputs.positions, inputs.kv_loc, k_cache, v_cache, self.rope)
+        for tokens, rope in self._own_norms(inputs.own):
+            places = inputs.positions[tokens], inputs.kv_loc[tokens]
+            q[tokens] = rope_store_kv(qkv[tokens], *places, k_cache, v_cache, rope)
+        return q
+
+    def _own_norms(self, own: OwnStep | None) -> Iterator[tuple[Tensor, RopeParams]]:
+        """Tokens of adapters that bring norms of heads, and what they do to q and k."""
+        for tokens, weights in own.parts if own is not None and self.head_norms else ():
+            q, k = (weights.norms.get(name) for name in self.head_norms)
+            if q is not None or k is not None:
+                q_norm, k_norm = (None if norm is None else norm.weight for norm in (q, k))
+                rope = self.rope if q_norm is None else replace(self.rope, q_norm=q_norm)
+                yield tokens, rope if k_norm is None else replace(rope, k_norm=k_norm)
 
     def __call__(self, q: Tensor, inputs: ForwardInputs, k_cache: Tensor, v_cache: Tensor) -> Tensor:
         """Causal attention of queries to the cache, and the output projection: [S, Hq, D] -> [S, H]."""
@@ -190,13 +207,13 @@ class DecoderLayer:
         """Compute the layer after its K and V are stored, for S of the queries: [S, ...] -> [S, H] normed."""
         x = self.attention(q, inputs, k_cache, v_cache)
         if self.post_attention is not None:
-            x = self.post_attention(x)
+            x = normed(self.post_attention, x, inputs.own)
         if self.is_parallel:
-            normed = self.mlp_norm(residual)
+            of_mlp = normed(self.mlp_norm, residual, inputs.own)
             add_scaled(x, residual, 1.0)
         else:
-            normed = self.mlp_norm.after_add(x, residual)
-        x = self.mlp(normed, inputs.lora)
+            of_mlp = normed_sum(self.mlp_norm, x, residual, inputs.own)
+        x = self.mlp(of_mlp, inputs.lora)
         if self.post_mlp is not None:
-            x = self.post_mlp(x)
-        return self.next_norm.after_add(x, residual)
+            x = normed(self.post_mlp, x, inputs.own)
+        return normed_sum(self.next_norm, x, residual, inputs.own)

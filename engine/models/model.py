@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ...kernels.ops import Largest
 from ...lora.lora_step import LoraStep
+from ...lora.own.own_weights import OwnStep
 from ..checkpoint.model_config import ModelShape
 from .forward_inputs import ForwardInputs
 from .kv_pool import KvPool
@@ -33,6 +34,6 @@ class Model(Protocol):
 
     def forward(self, inputs: ForwardInputs, kv: KvPool) -> Tensor: ...
 
-    def logits(self, hidden: Tensor, lora: LoraStep | None = None) -> Tensor: ...
+    def logits(self, hidden: Tensor, lora: LoraStep | None = None, own: OwnStep | None = None) -> Tensor: ...
 
-    def best(self, hidden: Tensor, lora: LoraStep | None = None) -> Largest: ...
+    def best(self, hidden: Tensor, lora: LoraStep | None = None, own: OwnStep | None = None) -> Largest: ...

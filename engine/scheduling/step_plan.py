@@ -114,6 +114,7 @@ class StepPlan:
                 sequence.adapted_from,
                 sequence.path.namespace.is_long,
                 lease.state,
+                sequence.vocab_size,
             )
         )
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from ..layouts import int8_kv_layout
 from ..layouts.attention_arguments import AttentionParams, HeadNorm, PagedBatch, RopeParams
 from ..layouts.packed_weights import Largest, PackedLinear
+from .arena import lazy_zeros
 from .native_elementwise import ElementwiseKernels
 from .native_experts import ExpertKernels
 from .native_library import Fields, NativeLibrary
@@ -128,6 +129,16 @@ class Kernels(ElementwiseKernels):
         )
         bias = None if bias is None else bias.detach().to(weight.dtype).contiguous()
         return PackedLinear(width, columns, panels, bias, self)
+
+    def pack_linear_apart(self, weight: Tensor) -> PackedLinear:
+        """``pack_linear`` by torch, in memory of its own."""
+        columns, width = weight.shape
+        pair = 2 if weight.dtype is _BF16 else 1
+        padded = lazy_zeros((-(-columns // _PANEL), _PANEL, width // pair, pair), weight.dtype)
+        padded.view(-1, width)[:columns] = weight
+        panels = lazy_zeros((len(padded), width // pair, _PANEL, pair), weight.dtype)
+        panels.copy_(padded.transpose(1, 2))
+        return PackedLinear(width, columns, panels, None, self)
 
     def linear(self, x: Tensor, layer: PackedLinear, out_dtype: torch.dtype) -> Tensor:
         """x [T, K] -> [T, N]; see ``kernels.ops.linear``."""

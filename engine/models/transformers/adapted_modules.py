@@ -41,6 +41,7 @@ class AdaptedModules:
             read_weight=lambda name: plain_weight(self.modules[name]),
             read_bias=lambda name: _bias(self.modules[name]),
             renamed=self.renamed,
+            takes_own=False,
         )
 
     def hook(self, step: CurrentStep, dtype: torch.dtype) -> None:

@@ -12,6 +12,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 from ....kernels.ops import Largest, largest
 from ....lora.base_projections import BaseLayout
 from ....lora.lora_step import LoraStep
+from ....lora.own.own_weights import OwnStep
 from ..forward_inputs import ForwardInputs
 from ..kv_pool import KvPool
 from .adapted_modules import AdaptedModules
@@ -71,11 +72,12 @@ class TransformersModel:
         return hidden if inputs.kept is None else hidden[inputs.kept]
 
     @torch.inference_mode()
-    def logits(self, hidden: Tensor, lora: LoraStep | None = None) -> Tensor:
+    def logits(self, hidden: Tensor, lora: LoraStep | None = None, own: OwnStep | None = None) -> Tensor:
         """Return the logits [S, V] fp32 of hidden states [S, H], by all that the causal model does behind its decoder.
 
-        ``lora`` are the adapters of these rows, if one of them changes the head.
+        ``lora`` are the adapters of these rows, if one of them changes the head; none brings its own (``takes_own``).
         """
+        assert own is None
         ids = torch.zeros(1, len(hidden), dtype=torch.int64, device=hidden.device)
         self.step.lora, self.given.hidden = lora, hidden[None]
         try:
@@ -84,9 +86,9 @@ class TransformersModel:
             self.step.lora = self.given.hidden = None
         return logits[0].float()
 
-    def best(self, hidden: Tensor, lora: LoraStep | None = None) -> Largest:
+    def best(self, hidden: Tensor, lora: LoraStep | None = None, own: OwnStep | None = None) -> Largest:
         """Return the largest of ``logits(hidden, lora)`` and their tokens, [S] each."""
-        return largest(self.logits(hidden, lora))
+        return largest(self.logits(hidden, lora, own))
 
 
 class GivenHidden(nn.Module):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -38,9 +40,10 @@ class AdaptedRun:
             lengths,
             starts,
         )
-        inputs = self._inputs(rows, chunks, starts, lengths, self._bank.step(of_tokens))
+        own = self._bank.own_step(of_tokens)
+        inputs = replace(self._inputs(rows, chunks, starts, lengths, self._bank.step(of_tokens)), own=own)
         hidden = self._model.forward(inputs, self._kv)
-        logits = self._model.logits(hidden, self._bank.head_step(of_tokens))
+        logits = self._model.logits(hidden, self._bank.head_step(of_tokens), own)
         for row, length in zip(rows, lengths.tolist(), strict=True):
             self._done[row] += length
         parts = dict(zip(rows, logits.split(lengths.tolist()), strict=True))
