@@ -29,6 +29,8 @@ class RowStart:
         slot: the slot of its adapter, -1 for the base model.
         adapted_from: position of the first token that the adapter reads.
         is_long: its tokens are rotated as in sequences beyond the switch of the rotary embedding.
+        state: slot of the recurrent state before its first token to compute, -1 for that of an empty sequence.
+        vocab_size: tokens of its adapter's own vocabulary, 0 for the model's.
     """
 
     row: int
@@ -40,6 +42,8 @@ class RowStart:
     slot: int = -1
     adapted_from: int = 0
     is_long: bool = False
+    state: int = -1
+    vocab_size: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +69,7 @@ class Row:
         num_generated: tokens generated before this step: the position of a draw in the seed's stream.
         num_drafts: how many of ``tokens``, from the end, are drafts; 0 for a row that does not draw.
         prompt_targets: prompt tokens at ``start + 1 ...`` whose logprobs this step's logits give.
+        checkpoints: (position, slot): the recurrent state after so many tokens of the sequence is saved in the slot.
     """
 
     row: int
@@ -76,6 +81,7 @@ class Row:
     num_generated: int
     num_drafts: int = 0
     prompt_targets: Seq[int] = ()
+    checkpoints: tuple[tuple[int, int], ...] = ()
 
     @property
     def drafts(self) -> Seq[int]:

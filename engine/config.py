@@ -123,6 +123,14 @@ class EngineConfig:
         choices=("gguf", "gguf_dynamic", "int8_weight_only", "int8_dynamic"),
         group="model",
     )
+    model_impl: str = option(
+        "auto",
+        "What computes the model. rootgraft: our decoder. transformers: the modules of the transformers library over "
+        "our KV pool, slower, for models that our decoder lacks (pip install 'rootgraft[transformers]'). auto: our "
+        "decoder where it has the model, else transformers.",
+        choices=("auto", "rootgraft", "transformers"),
+        group="model",
+    )
     device: str = option("auto", "auto: cuda if there is one, else cpu.", choices=("auto", "cpu", "cuda"))
     load_format: str = option(
         "auto", "dummy: random weights in the model's shape.", choices=("auto", "dummy"), group="model"
@@ -187,6 +195,14 @@ class EngineConfig:
     )
     max_loras: int = option(8, "Most adapters in one step: slots on the device.", low=1, high=1024, group="adapters")
     max_lora_rank: int = option(64, "Largest rank of an adapter that is taken.", low=1, high=4096, group="adapters")
+    max_lora_embeddings: int | None = option(
+        None,
+        "Adapters in one step that bring an embedding or a head of their own. Default: --max-loras on a CPU, 1 on a "
+        "GPU, where memory is kept for them.",
+        low=0,
+        high=1024,
+        group="adapters",
+    )
     max_cpu_loras: int | None = option(
         None,
         "Memory on the host, in adapters of the largest rank; smaller ones take less. Default: four times --max-loras.",

@@ -11,6 +11,7 @@
     ├── DeadlineExceeded      no token within the time given                       HTTP 504
     ├── EngineDead            the engine process is gone or hangs                    HTTP 503
     ├── ModelError            weights, tokenizer or config that we do not compute    stops the start
+    │   └── UnknownArchitecture   no family of ours is of this class                 stops the start
     └── ConfigError           options that contradict each other                     stops the start
 
 A message names the field, quotes the value given and says what is allowed; it holds no path, address or traceback. Any
@@ -129,6 +130,14 @@ class EngineDead(EngineError):
 
 class ModelError(EngineError):
     """A model that is not supported exactly, or malformed files."""
+
+
+class UnknownArchitecture(ModelError):
+    """A class under ``architectures`` that none of our families is of; the transformers library may have it."""
+
+    def __init__(self, message: str, architecture: str) -> None:
+        super().__init__(message)
+        self.architecture = architecture
 
 
 class ConfigError(EngineError):

@@ -27,17 +27,21 @@ from .types import AdapterInfo, FinishReason, Logprob, Priority, SamplingParams,
 
 @dataclass(frozen=True, slots=True)
 class TokenTexts:
-    """The vocabulary as bytes, for grammars. Sent once, before the first ``Submit`` with a grammar.
+    """A vocabulary as bytes, for grammars. Sent once, before the first ``Submit`` with a grammar over it.
 
     Attributes:
         lengths: bytes of each token, ``array('i')``.
         data: the bytes of all tokens, one after the other.
         special: ids of special tokens, which are no text.
+        vocabulary: key of the tokenizer of an adapter, "" for the model's own.
+        ends: tokens that end an answer, beside the model's.
     """
 
     lengths: array[int]
     data: bytes
     special: tuple[int, ...]
+    vocabulary: str = ""
+    ends: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +62,8 @@ class Submit:
         reasoning: the thought before the answer, None where there is none or nothing depends on its end.
         generated: the first tokens of its output, ``array('i')``, which another engine drew and sent: the sequence goes
             on after them, with the tokens that the other would have drawn next. Fewer than ``params.max_tokens``.
+        vocabulary: of the grammar, as in ``TokenTexts``.
+        ends: tokens that end an answer, beside the model's: of an adapter's own tokenizer.
     """
 
     id: int
@@ -74,6 +80,8 @@ class Submit:
     prefix_pins: tuple[tuple[int, float], ...] = ()
     reasoning: ThoughtRules | None = None
     generated: array[int] = field(default_factory=lambda: array("i"))
+    vocabulary: str = ""
+    ends: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +90,7 @@ class PrepareGrammar:
 
     kind: str
     content: bytes
+    vocabulary: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,8 +340,10 @@ def _snapshot(row: list[Any]) -> EngineSnapshot:
 _DECODERS: dict[tuple[type[Any], str], Callable[[Any], Any]] = {
     (TokenTexts, "lengths"): _tokens,
     (TokenTexts, "special"): tuple,
+    (TokenTexts, "ends"): tuple,
     (Submit, "tokens"): _tokens,
     (Submit, "generated"): _tokens,
+    (Submit, "ends"): tuple,
     (Submit, "grammar"): lambda pair: tuple(pair) if pair else None,
     (Submit, "params"): _params,
     (Submit, "priority"): Priority,

@@ -173,13 +173,14 @@ class AdapterInfo:
             sequences use it.
         tier: its present memory tier: ``device``, ``host``, ``disk`` or ``source``.
         rank: the largest of its modules; like the rest, 0 while it is loading.
-        bytes: memory of its factors.
+        bytes: memory of its factors, and of its own embedding, head and norms.
         activated: whether it is an activated LoRA, which applies from its invocation tokens on.
         pins: sequences that use it or wait to; it is kept until they end.
         running: sequences that use it and have a row.
         requests: sequences that have named it since the name was loaded.
         hits: requests that found it on the device.
         digest: identity of its content; "" while it is loading.
+        vocab_size: tokens of its own vocabulary, 0 for the base model's.
     """
 
     name: str
@@ -194,3 +195,4 @@ class AdapterInfo:
     requests: int = 0
     hits: int = 0
     digest: str = ""
+    vocab_size: int = 0

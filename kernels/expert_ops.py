@@ -9,6 +9,9 @@ theirs:
     y       = expert_linear(y, down, routing.experts)                  -> [T, k, H]
     out     = sum_experts(y, routing.weights, shared, gate)            -> [T, H]
 
+or, where the weights are those of the experts' inputs (Llama 4), ``expert_activation(y, kind, routing.weights)`` and a
+plain sum.
+
 ``expert_linear`` groups tokens by expert, so that an expert's weight is read once for all of its tokens, and not at all
 without any. On the native path a token's bits depend neither on other tokens nor on threads; on a CUDA device no call
 reads a value back.
@@ -77,22 +80,27 @@ def expert_linear(x: Tensor, weights: ExpertWeights, experts: Tensor) -> Tensor:
     return expert_reference.expert_linear(x, weights, experts)
 
 
-def expert_activation(gate_up: Tensor, kind: ExpertActivation) -> Tensor:
-    """``act(first half) * second half``, or ``ClampedSwiglu``, in fp32: [T, k, 2 * I] -> [T, k, I]."""
+def expert_activation(gate_up: Tensor, kind: ExpertActivation, weights: Tensor | None = None) -> Tensor:
+    """``act(first half) * second half``, or ``ClampedSwiglu``, in fp32: [T, k, 2 * I] -> [T, k, I].
+
+    Args:
+        weights: [T, k] fp32, factors of ``gate_up``, or None. A product without bias makes them those of its inputs.
+    """
     if kind == "silu" and on_triton(gate_up.device):
+        gate_up = gate_up if weights is None else (gate_up * weights[..., None]).to(gate_up.dtype)
         return ops.gated_activation(gate_up.flatten(0, 1), kind).view(*gate_up.shape[:2], gate_up.shape[2] // 2)
     kernels = native_for(gate_up)
     if kernels is not None:
-        return kernels.experts.activation(gate_up, kind)
-    return expert_reference.expert_activation(gate_up, kind)
+        return kernels.experts.activation(gate_up, kind, weights)
+    return expert_reference.expert_activation(gate_up, kind, weights)
 
 
-def sum_experts(y: Tensor, weights: Tensor, shared: Tensor | None = None, gate: Tensor | None = None) -> Tensor:
+def sum_experts(y: Tensor, weights: Tensor | None, shared: Tensor | None = None, gate: Tensor | None = None) -> Tensor:
     """``sum of weight * y + sigmoid(gate) * shared`` in fp32, rounded once.
 
     Args:
         y: [T, k, H].
-        weights: [T, k] fp32.
+        weights: [T, k] fp32; None for 1.
         shared: [T, H] of the type of y, results of the expert that all tokens share, or None.
         gate: [T, 1] fp32, logits of its weight; None for a weight of 1.
 

@@ -13,6 +13,8 @@ def route(logits: Tensor, params: RouterParams) -> Routing:
     """[T, E] fp32 -> experts and weights [T, k]."""
     scores = logits.sigmoid() if params.scores == "sigmoid" else logits.softmax(-1)
     choice = scores if params.correction is None else scores + params.correction
+    if params.chooses_by_logits:
+        choice = logits
     if params.top_groups < params.groups:
         groups = choice.unflatten(1, (params.groups, -1))
         best = groups.topk(params.best_of_group, dim=-1).values.sum(-1).topk(params.top_groups, dim=-1).indices
@@ -36,18 +38,19 @@ def expert_linear(x: Tensor, weights: ExpertWeights, experts: Tensor) -> Tensor:
     return out
 
 
-def expert_activation(gate_up: Tensor, kind: ExpertActivation) -> Tensor:
-    """[T, k, 2 * I] -> [T, k, I]."""
-    gate, up = gate_up.float().chunk(2, dim=-1)
+def expert_activation(gate_up: Tensor, kind: ExpertActivation, weights: Tensor | None = None) -> Tensor:
+    """[T, k, 2 * I], [T, k] -> [T, k, I]."""
+    wide = gate_up.float() if weights is None else gate_up.float() * weights[..., None]
+    gate, up = wide.chunk(2, dim=-1)
     if isinstance(kind, ClampedSwiglu):
         gate, up = gate.clamp(max=kind.limit), up.clamp(-kind.limit, kind.limit)
         return (gate * torch.sigmoid(kind.alpha * gate) * (up + 1)).to(gate_up.dtype)
     return (functional.silu(gate) * up).to(gate_up.dtype)
 
 
-def sum_experts(y: Tensor, weights: Tensor, shared: Tensor | None = None, gate: Tensor | None = None) -> Tensor:
+def sum_experts(y: Tensor, weights: Tensor | None, shared: Tensor | None = None, gate: Tensor | None = None) -> Tensor:
     """[T, k, H], [T, k], [T, H], [T, 1] -> [T, H]."""
-    total = (y.float() * weights[..., None]).sum(1)
+    total = (y.float() if weights is None else y.float() * weights[..., None]).sum(1)
     if shared is not None:
         total = total + (shared.float() if gate is None else gate.sigmoid() * shared.float())
     return total.to(y.dtype)

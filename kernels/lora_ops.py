@@ -74,6 +74,11 @@ def lora_experts(y: Tensor, x: Tensor, experts: Tensor, table: SlotTable, num_ex
         raise ValueError(f"x {list(x.shape)} and y {list(y.shape)} do not fit {list(experts.shape)} experts")
     if x.dtype is not table.dtype or y.dtype is not table.dtype:
         raise ValueError(f"x and y are {x.dtype} and {y.dtype}, not {table.dtype}")
+    if segments.tiles is not None and _takes_triton(table, y, x):
+        from .triton import expert_lora
+
+        expert_lora.shrink_expand(y, x, experts, table, num_experts, segments)
+        return
     kernels = ops.native_kernels() if y.is_cpu else None
     if kernels is not None and kernels.lora.takes(table, y, x):
         kernels.lora.expert_shrink_expand(y, x, experts, table, num_experts, segments)

@@ -78,6 +78,7 @@ __all__ = [
     "native_status",
     "on_triton",
     "pack_linear",
+    "pack_linear_apart",
     "record",
     "rms_norm",
     "rope_store_kv",
@@ -107,6 +108,14 @@ def pack_linear(weight: Tensor, bias: Tensor | None = None) -> PackedLinear:
     if kernels is not None and kernels.takes_weight(weight):
         return kernels.pack_linear(weight, bias)
     return PackedLinear(weight.shape[1], weight.shape[0], weight.contiguous(), bias, kernels=None)
+
+
+def pack_linear_apart(weight: Tensor) -> PackedLinear:
+    """``pack_linear`` without native calls, so that any thread may pack while another computes or records a pass."""
+    kernels = native_kernels() if weight.is_cpu else None
+    if kernels is not None and kernels.takes_weight(weight):
+        return kernels.pack_linear_apart(weight)
+    return PackedLinear(weight.shape[1], weight.shape[0], weight.contiguous(), None, kernels=None)
 
 
 def linear(x: Tensor, layer: Linear, out_dtype: torch.dtype | None = None) -> Tensor:
@@ -217,7 +226,7 @@ def rope_store_kv(
 
     Args:
         qkv: [T, (Hq + 2 * Hkv) * D]: heads of q, then of k, then of v.
-        positions: [T] int64, rows of ``params.cos_sin``.
+        positions: [T] int64, rows of ``params.cos_sin`` and ``params.query_scale``.
         kv_loc: [T] int64, the cell of each token; on a CUDA device -1 for none.
         k_cache: [num_pages, Hkv, page_size, D] of the type of qkv, written.
         v_cache: the same.
@@ -250,9 +259,10 @@ def attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: PagedBatch, pa
     each row would get alone; on a CUDA device where ``batch.shared`` says so.
 
     Token i of row r has position ``context_len[r] - query_len[r] + i`` and sees the keys at positions up to its own,
-    with a window the last ``window`` of them (itself included). A score is ``s = scale * q.k``, or ``soft_cap * tanh(s
-    / soft_cap)``; query head h reads KV head ``h // (Hq / Hkv)``. With sinks the weights of a head's keys are ``exp(s)
-    / (exp(sink) + sum of exp(s))``. With ``params.value_dim`` values are the first dimensions of the keys.
+    with a window the last ``window`` of them (itself included), with chunks those from the last multiple of ``chunk``
+    on. A score is ``s = scale * q.k``, or ``soft_cap * tanh(s / soft_cap)``; query head h reads KV head ``h // (Hq /
+    Hkv)``. With sinks the weights of a head's keys are ``exp(s) / (exp(sink) + sum of exp(s))``. With
+    ``params.value_dim`` values are the first dimensions of the keys.
 
     Args:
         q: [T, Hq, D].

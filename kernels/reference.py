@@ -125,6 +125,8 @@ def rope_store_kv(
         q, k = rotate(q, rows, params.is_interleaved), rotate(k, rows, params.is_interleaved)
     if params.is_normed_last:
         q, k = norm_heads(q, params.q_norm, params), norm_heads(k, params.k_norm, params)
+    if params.query_scale is not None:
+        q = q * params.query_scale[positions, None, None]
     page, cell = kv_loc // page_size, kv_loc % page_size
     if int8_kv_layout.is_int8(k_cache):
         int8_kv_layout.store_keys(k_cache, page, cell, k)
@@ -171,6 +173,8 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, first: int, params: AttentionParams
     hidden = key > position
     if params.window is not None:
         hidden |= key <= position - params.window
+    if params.chunk is not None:
+        hidden |= key < position // params.chunk * params.chunk
     scores = scores.masked_fill_(hidden, float("-inf"))
     if params.sinks is not None:
         sinks = params.sinks.float().view(k.shape[0], -1, 1, 1).expand(-1, -1, tokens, 1)

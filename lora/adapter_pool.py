@@ -63,6 +63,7 @@ class AdapterPool:
         max_adapters: limit of names, and of loads in progress.
         max_cpu_bytes: of adapters in host memory.
         patience: steps after which a waiting adapter gets a slot closed for it.
+        max_own: slots of adapters that bring an embedding or a head; None for all.
 
     Attributes:
         registry: names and versions; callers read, pin and unpin.
@@ -72,13 +73,29 @@ class AdapterPool:
     """
 
     def __init__(
-        self, reader: AdapterReader, *, max_loras: int, max_adapters: int, max_cpu_bytes: int, patience: int
+        self,
+        reader: AdapterReader,
+        *,
+        max_loras: int,
+        max_adapters: int,
+        max_cpu_bytes: int,
+        patience: int,
+        max_own: int | None = None,
     ) -> None:
         self.registry = AdapterRegistry(max_adapters)
         self.bank = AdapterBank(reader.layout, max_loras)
         self.cache = HostCache(max_cpu_bytes)
-        self.slots = SlotPool(max_loras, patience, self._fetch, self._install, self._clear)
+        self.slots = SlotPool(
+            max_loras,
+            patience,
+            self._fetch,
+            self._install,
+            self._clear,
+            max_own,
+            lambda load_id: self._version(load_id).has_matrix,
+        )
         self._reader = reader
+        self._max_own = max_loras if max_own is None else max_own
         self._loader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="adapter-loads")
         self._fetcher = ThreadPoolExecutor(max_workers=1, thread_name_prefix="adapter-fetches")
         self._room = Semaphore(_MOST_UNPOLLED)
@@ -158,6 +175,11 @@ class AdapterPool:
         self._room.release()
         try:
             adapter = _outcome(load.future)
+            if adapter.has_matrix and not self._max_own:
+                raise AdapterError(
+                    "The adapter brings an embedding or a head of its own, and no memory is kept for such adapters: "
+                    "start the server with a higher --max-lora-embeddings."
+                )
             if not load.wanted:
                 raise AdapterError(f"The adapter {load.name!r} was unloaded while it was being loaded.", "name")
             version = self.registry.add(load.name, load.path, adapter, trusted=load.trusted)
@@ -204,6 +226,10 @@ class AdapterPool:
     def _clear(self, slot: int, _load_id: int) -> None:
         self.bank.clear(slot)
         self.cache.unpin(self._pinned.pop(slot))
+
+    def _has_matrix(self, load_id: int) -> bool:
+        version = self.registry.version(load_id)
+        return version is not None and version.has_matrix
 
     def _version(self, load_id: int) -> AdapterVersion:
         version = self.registry.version(load_id)

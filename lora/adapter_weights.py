@@ -5,23 +5,29 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from .base_projections import EMBEDDING, BaseLayout, in_tower
+from .base_projections import EMBEDDING, HEAD, BaseLayout, in_tower
 from .config import OF_EXPERTS, AdapterConfig
 from .errors import AdapterError
 from .published.module_weights import ModuleWeights
+from .published.own_biases import biased_modules
+from .published.saved_modules import UNUSED, SavedModules, saved_modules
 from .published.stacked_experts import expert_modules
 
-_NAME = re.compile(
+_LORA = re.compile(
     r"base_model\.model\.(?P<module>.+)\."
     r"(?P<part>lora_A\.weight|lora_B\.weight|lora_B\.bias|lora_embedding_A|lora_embedding_B|lora_magnitude_vector"
-    r"(?:\.weight)?|base_layer\.weight|lora_monteclora_sampler\..+)"
+    r"(?:\.weight)?|lora_monteclora_sampler\..+)"
 )
-_LAYER = re.compile(r"model\.layers\.(\d+)\.")
+_SAVED = re.compile(
+    r"base_model\.model\.(?P<module>.+?)\.(?P<part>(?:(?:token_adapter\.)?base_layer\.|original_module\.|modules_to_save\.)?"
+    r"(?:weight|bias)|token_adapter\.trainable_tokens_(?:delta|original))"
+)
+_LAYER = re.compile(r"(?:[^.]+\.)+?(\d+)\.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,17 +36,19 @@ class AdapterWeights:
 
     Attributes:
         modules: by the base model's name of the module, in the order of names.
+        saved: whole weights in place of the base model's.
         invocation_tokens: of an activated LoRA; empty for an ordinary one.
         digest: SHA-256 in hex over everything that affects its results: its identity.
     """
 
     modules: Mapping[str, ModuleWeights]
+    saved: SavedModules
     invocation_tokens: tuple[int, ...]
     digest: str
 
     @property
     def rank(self) -> int:
-        return max(module.rank for module in self.modules.values())
+        return max((module.rank for module in self.modules.values()), default=0)
 
 
 def sort_tensors(
@@ -58,53 +66,88 @@ def sort_tensors(
     """
     if not layout.experts and any(OF_EXPERTS.search(name) for name in config.parameters):
         raise AdapterError(
-            "target_parameters names experts, whose adapters are not computed on this base model and device. Train "
-            "LoRA on attention, the router or the shared expert.",
+            "target_parameters names experts, which this base model does not have. Train LoRA on its linear modules.",
             "target_parameters",
         )
-    parts: dict[str, dict[str, Tensor]] = {}
-    stacked: dict[str, dict[str, Tensor]] = {}  # of all experts of a layer
-    published: dict[str, str] = {}
+    found = _Sorted()
     for name, tensor in tensors.items():
-        trained, part = _split(name)
-        if in_tower(trained, layout.towers):
-            continue
-        if layout.experts_of(trained) is not None:
-            _add(stacked.setdefault(trained, {}), part.removesuffix(".weight"), tensor, name)
-            continue
-        module = layout.module_of(trained)
-        if module is None and OF_EXPERTS.search(trained):
-            raise AdapterError(
-                f"The tensor {name} is for experts, whose adapters are not computed on this base model and device.",
-                name,
-            )
-        if module is None:
-            raise AdapterError(f"The tensor {name} is for a module {trained} that the base model does not have.", name)
-        published[module] = trained
-        if part == "base_layer.weight":
-            _check_base(module, tensor, layout)
-        elif not part.startswith("lora_monteclora_sampler."):  # used in training only
-            _add(parts.setdefault(module, {}), part.removesuffix(".weight"), tensor, name)
-    if not parts and not stacked:
-        raise AdapterError("The adapter adapts no module.")
-    modules = {name: _module(name, published[name], parts[name], config, layout, most_rank) for name in sorted(parts)}
-    for trained in sorted(stacked):
+        found.add(name, tensor, layout)
+    saved = saved_modules(found.saved, config, layout)
+    whole = {name: rows for name, rows in ((EMBEDDING, saved.embedding), (HEAD, saved.head)) if rows is not None}
+    _tie(found.parts, config, layout)
+    modules = {}
+    for name, parts in found.parts.items():
+        rows = whole.get(name)
+        if rows is not None and rows.ids is not None:
+            raise AdapterError(f"The adapter has LoRA and new rows of {name}; PEFT has no such combination.", name)
+        size = None if rows is None else len(rows.rows)
+        is_tied = name == HEAD and config.ties_weights and layout.tied and EMBEDDING in found.parts
+        trained = found.trained[EMBEDDING if is_tied else name]
+        modules[name] = _module(name, trained, parts, config, layout, most_rank, size)
+    for trained in sorted(found.stacked):
         experts = layout.experts_of(trained)
         assert experts is not None
-        found = expert_modules(trained, stacked[trained], config, experts, most_rank)
-        if twice := sorted(found.keys() & modules.keys()):
+        of_experts = expert_modules(trained, found.stacked[trained], config, experts, most_rank)
+        if twice := sorted(of_experts.keys() & modules.keys()):
             raise AdapterError(f"The adapter adapts {twice[0]} twice.", twice[0])
-        modules |= found
+        modules |= of_experts
+    modules |= biased_modules(found.saved, modules, config, layout)
+    if not modules and not saved.tensors():
+        raise AdapterError("The adapter adapts no module.")
     modules = {name: modules[name] for name in sorted(modules)}
-    return AdapterWeights(modules, config.invocation_tokens, _digest(modules, config.invocation_tokens))
+    return AdapterWeights(modules, saved, config.invocation_tokens, _digest(modules, saved, config.invocation_tokens))
 
 
-def _split(name: str) -> tuple[str, str]:
-    """Split a tensor's name into its module, as it was trained, and the part of it."""
-    found = _NAME.fullmatch(name)
+@dataclass(slots=True)
+class _Sorted:
+    """Tensors of an adapter by module and part.
+
+    Attributes:
+        parts: LoRA of modules, by the base model's names.
+        stacked: LoRA of all experts of a layer, by the name of the module that they are in.
+        saved: whole weights, biases and rows, by the base model's names.
+        trained: the name of each module in the model that PEFT saw.
+    """
+
+    parts: dict[str, dict[str, Tensor]] = field(default_factory=dict)
+    stacked: dict[str, dict[str, Tensor]] = field(default_factory=dict)
+    saved: dict[str, dict[str, Tensor]] = field(default_factory=dict)
+    trained: dict[str, str] = field(default_factory=dict)
+
+    def add(self, name: str, tensor: Tensor, layout: BaseLayout) -> None:
+        """Add a tensor of this name in the file. Raises AdapterError if nothing is known of it."""
+        trained, part, is_saved = _split(name)
+        if in_tower(trained, layout.towers):
+            return
+        if layout.experts_of(trained) is not None:
+            _add(self.stacked.setdefault(trained, {}), part.removesuffix(".weight"), tensor, name)
+            return
+        module = layout.module_of(trained) or (layout.norm_of(trained) if is_saved else None)
+        if module is None:
+            raise _unknown(name, trained)
+        self.trained[module] = trained
+        if not is_saved:
+            if not part.startswith("lora_monteclora_sampler."):  # used in training only
+                _add(self.parts.setdefault(module, {}), part.removesuffix(".weight"), tensor, name)
+        elif part.endswith("weight") and module not in (EMBEDDING, HEAD, *layout.norms):
+            _check_base(module, part, tensor, layout)
+        elif part not in UNUSED:
+            _add(self.saved.setdefault(module, {}), part, tensor, name)
+
+
+def _unknown(name: str, trained: str) -> AdapterError:
+    if OF_EXPERTS.search(trained):
+        return AdapterError(f"The tensor {name} is for experts, which this base model does not have.", name)
+    return AdapterError(f"The tensor {name} is for a module {trained} that the base model does not have.", name)
+
+
+def _split(name: str) -> tuple[str, str, bool]:
+    """Split a tensor's name into its module, as it was trained, the part of it, and whether it is no part of a LoRA."""
+    lora = _LORA.fullmatch(name)
+    found = lora or _SAVED.fullmatch(name)
     if found is None:
         raise AdapterError(f"The tensor {name} is none that a PEFT LoRA has; it might change the result.", name)
-    return found["module"], found["part"]
+    return found["module"], found["part"], lora is None
 
 
 def _add(parts: dict[str, Tensor], part: str, tensor: Tensor, name: str) -> None:
@@ -113,21 +156,41 @@ def _add(parts: dict[str, Tensor], part: str, tensor: Tensor, name: str) -> None
     parts[part] = tensor
 
 
-def _check_base(module: str, tensor: Tensor, layout: BaseLayout) -> None:
-    """Check a base weight that PEFT saved with an adapter of the embedding against the base model's."""
+def _check_base(module: str, part: str, tensor: Tensor, layout: BaseLayout) -> None:
+    """Check a whole weight of a linear module, which is computed for all adapters alike, against the base model's."""
     base = layout.read_weight(module)
     if tensor.shape != base.shape or not torch.equal(tensor.to(layout.dtype), base.to(layout.dtype).cpu()):
         raise AdapterError(
-            f"The adapter comes with a weight of {module} that is not this base model's "
-            f"({list(tensor.shape)} against {list(base.shape)}, or other values).",
-            f"{module}.base_layer.weight",
+            f"The adapter comes with a tensor {module}.{part} that is not this base model's ({list(tensor.shape)} "
+            f"against {list(base.shape)}, or other values). embed_tokens, lm_head and norms are computed for one "
+            "adapter (modules_to_save), no other whole matrix; train it with LoRA.",
+            "modules_to_save",
         )
 
 
+def _tie(parts: dict[str, dict[str, Tensor]], config: AdapterConfig, layout: BaseLayout) -> None:
+    """Give a tied head the embedding's pair, A and B in each other's place: it is ``E + s (B A)^T`` for both."""
+    embedding = parts.get(EMBEDDING, {})
+    if config.ties_weights and layout.tied and {"lora_embedding_A", "lora_embedding_B"} <= embedding.keys():
+        a, b = embedding["lora_embedding_A"], embedding["lora_embedding_B"]
+        parts.setdefault(HEAD, {"lora_A": b.T.contiguous(), "lora_B": a.T.contiguous()})
+
+
 def _module(
-    name: str, trained: str, parts: Mapping[str, Tensor], config: AdapterConfig, layout: BaseLayout, most_rank: int
+    name: str,
+    trained: str,
+    parts: Mapping[str, Tensor],
+    config: AdapterConfig,
+    layout: BaseLayout,
+    most_rank: int,
+    vocab_size: int | None,
 ) -> ModuleWeights:
-    """Check the parts of a module. ``trained`` is its name in the model that PEFT saw, to which patterns refer."""
+    """Check the parts of a module.
+
+    Args:
+        trained: its name in the model that PEFT saw, to which patterns refer.
+        vocab_size: tokens of an embedding or head that the adapter brings, None for the base model's.
+    """
     _check_targeted(name, trained, config)
     middle = "embedding_" if name == EMBEDDING else ""
     expected = {f"lora_{middle}A", f"lora_{middle}B"}
@@ -144,6 +207,8 @@ def _module(
         )
     pattern = f"{trained}.weight" if _ends_with(f"{trained}.weight", config.parameters) else trained
     rank, (outputs, inputs) = config.rank_of(pattern), layout.modules[name]
+    if vocab_size is not None:
+        outputs, inputs = (outputs, vocab_size) if name == EMBEDDING else (vocab_size, inputs)
     if rank > most_rank:
         raise AdapterError(f"{name} has rank {rank}; at most {most_rank} is taken (--max-lora-rank).", "r")
     a, b = parts[f"lora_{middle}A"], parts[f"lora_{middle}B"]
@@ -187,14 +252,25 @@ def _check_shape(name: str, what: str, tensor: Tensor, shape: tuple[int, ...]) -
         )
 
 
-def _digest(modules: Mapping[str, ModuleWeights], invocation_tokens: tuple[int, ...]) -> str:
+def _digest(modules: Mapping[str, ModuleWeights], saved: SavedModules, invocation_tokens: tuple[int, ...]) -> str:
     """SHA-256 over names, factors, shapes, types and values; headers carry their lengths against ambiguity."""
     digest = hashlib.sha256(repr(("rootgraft adapter", invocation_tokens)).encode())
+    parts: list[tuple[tuple[object, ...], Tensor | None]] = []
     for name, module in modules.items():
-        for tensor in (module.a, module.b, module.bias, module.magnitude):
-            kind = None if tensor is None else (str(tensor.dtype), tuple(tensor.shape))
-            head = repr((name, module.scale, kind)).encode()
-            digest.update(len(head).to_bytes(8, "little") + head)
-            if tensor is not None:
-                digest.update(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
+        head: tuple[object, ...] = (name, module.scale)
+        parts += [(head, tensor) for tensor in (module.a, module.b, module.bias, module.magnitude)]
+        parts += [] if module.own_bias is None else [((name, "bias"), module.own_bias)]
+    parts += [((name,), tensor) for name, tensor in saved.tensors()]
+    for place, tensor in parts:
+        kind = None if tensor is None else (str(tensor.dtype), tuple(tensor.shape))
+        text = repr((*place, kind)).encode()
+        digest.update(len(text).to_bytes(8, "little") + text)
+        if tensor is not None:
+            digest.update(bytes_of(tensor))
     return digest.hexdigest()
+
+
+def bytes_of(tensor: Tensor) -> memoryview:
+    """Return a tensor's values as bytes."""
+    data: memoryview = tensor.contiguous().flatten().view(torch.uint8).numpy().data
+    return data

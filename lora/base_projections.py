@@ -77,6 +77,7 @@ class ExpertModules:
         size: intermediate size of an expert.
         hidden: the model's size.
         interleaved: rows of gate and up are stored by turns.
+        swapped: PEFT takes the inputs of the stored matrices for their outputs (Llama 4).
     """
 
     count: int
@@ -85,7 +86,8 @@ class ExpertModules:
     down: tuple[str, ...]
     size: int
     hidden: int
-    interleaved: bool
+    interleaved: bool = False
+    swapped: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +139,10 @@ class BaseLayout:
         read_bias: the bias [out] of a module, or None if it has none. Called from background threads, for DoRA.
         towers: modules of the checkpoint beside the language model: an adapter's part in them changes no text.
         experts: the layers' experts by the name of the module that they are in.
+        renamed: names of ``EMBEDDING`` and ``HEAD`` in models that call them otherwise.
+        norms: shapes of the norms' weights by name.
+        tied: whether the head is the embedding.
+        takes_own: whether weights that an adapter brings in place of the model's are computed (``modules_to_save``).
     """
 
     projections: tuple[ProjectionShape, ...]
@@ -146,6 +152,10 @@ class BaseLayout:
     read_bias: Callable[[str], Tensor | None]
     towers: tuple[str, ...] = ()
     experts: Mapping[str, ExpertModules] = field(default_factory=dict)
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    norms: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    tied: bool = False
+    takes_own: bool = True
     modules: Mapping[str, tuple[int, int]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -166,7 +176,11 @@ class BaseLayout:
 
     def module_of(self, trained: str) -> str | None:
         """Return the base model's name of a module that has this one where it was trained, None for no such module."""
-        return next((name for name in _published(trained) if name in self.modules), None)
+        return next((name for name in _published(self.renamed.get(trained, trained)) if name in self.modules), None)
+
+    def norm_of(self, trained: str) -> str | None:
+        """Return the base model's name of a norm that has this one where it was trained, None for no such norm."""
+        return next((name for name in _published(trained) if name in self.norms), None)
 
     def experts_of(self, trained: str) -> ExpertModules | None:
         """Return the experts whose tensors are trained as a module of this name, None for no such module.

@@ -12,7 +12,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from .errors import AdapterError
 from .rank_patterns import NamePattern
@@ -22,6 +22,7 @@ _MOST_ALPHA = 1e6
 _MOST_PATTERNS = 4096
 _MOST_EXPRESSIONS = 64  # patterns that are more than a name: slow to match
 _MOST_INVOCATION_TOKENS = 1024
+_MOST_TRAINED_TOKENS = 65536
 
 # No effect after training, or checked against the tensors instead.
 _IGNORED = frozenset(
@@ -52,17 +53,20 @@ _READ = frozenset(
         "alora_invocation_tokens",
         "alpha_pattern",
         "bias",
+        "ensure_weight_tying",
         "exclude_modules",
         "init_lora_weights",
         "layers_to_transform",
         "lora_alpha",
         "lora_bias",
+        "modules_to_save",
         "peft_type",
         "r",
         "rank_pattern",
         "target_modules",
         "target_parameters",
         "task_type",
+        "trainable_token_indices",
         "use_dora",
         "use_rslora",
     }
@@ -71,13 +75,9 @@ _READ = frozenset(
 # Refused options and the reason.
 _REFUSED = {
     "arrow_config": "routing between adapters is not computed",
-    "ensure_weight_tying": "adapters tied between embedding and head are not computed; train them apart",
     "kasa_config": "KaSA changes the base model's own weights, which all adapters share",
     "layer_replication": "it makes another model of the base, which all adapters share",
     "megatron_config": "Megatron's parallel layers are not computed",
-    "modules_to_save": "it replaces whole matrices of the base model, which all adapters share; merge the adapter "
-    "into a model of its own, or train it with LoRA on these modules",
-    "trainable_token_indices": "replaced rows of the embedding are not computed; use LoRA on embed_tokens",
     "use_bdlora": "block-diagonal factors are not computed",
     "use_qalora": "QALoRA's pooled inputs are not computed",
 }
@@ -87,6 +87,9 @@ OF_EXPERTS = re.compile(r"(^|\.)(experts|input_linear|output_linear)(\.|$)")
 
 # Initialisations that give an ordinary LoRA on the unchanged base after training.
 _PLAIN_INITS = ("gaussian", "eva", "orthogonal", "mica", "lora_ga")
+
+
+Bias = Literal["none", "all", "lora_only"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +109,10 @@ class AdapterConfig:
         parameters: suffixes of names of bare weights that may be: routers are modules without a linear layer.
         excluded: suffixes of names that may not.
         layers: indices of the layers that may be adapted, None for all.
+        saved: ends of names of modules whose whole weights come with the adapter (``modules_to_save``).
+        token_indices: end of the name of an embedding or head, and the tokens whose rows do.
+        bias: whose biases do: of no module, of all, or of those with LoRA.
+        ties_weights: where the base model's head is its embedding, the adapter's are one as well.
     """
 
     rank: int
@@ -120,6 +127,10 @@ class AdapterConfig:
     parameters: frozenset[str] = frozenset()
     excluded: frozenset[str] = frozenset()
     layers: frozenset[int] | None = None
+    saved: tuple[str, ...] = ()
+    token_indices: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    bias: Bias = "none"
+    ties_weights: bool = False
 
     def rank_of(self, module: str) -> int:
         return next((rank for pattern, rank in self.ranks if pattern.matches(module)), self.rank)
@@ -151,6 +162,10 @@ def read_config(text: bytes) -> AdapterConfig:
         parameters=_parameters(fields),
         excluded=_names(fields.get("exclude_modules"), "exclude_modules") or frozenset(),
         layers=_layers(fields),
+        saved=tuple(sorted(_saved(fields))),
+        token_indices=_token_indices(fields),
+        bias=_bias(fields.get("bias")),
+        ties_weights=_flag(fields, "ensure_weight_tying"),
     )
     _refuse_combinations(config)
     return config
@@ -195,12 +210,6 @@ def _refuse_unsupported(fields: Mapping[str, Any]) -> None:
             continue
         reason = _REFUSED.get(key, "this option is not known here and might change the result")
         raise AdapterError(f"{key} = {_shown(value)} is not supported: {reason}.", key)
-    if fields.get("bias") not in (None, "none"):
-        raise AdapterError(
-            f"bias = {_shown(fields['bias'])} is not supported: it replaces biases of the base model, which all "
-            "adapters share. Train with bias='none' or lora_bias=True.",
-            "bias",
-        )
     _check_init(fields.get("init_lora_weights", True))
 
 
@@ -223,6 +232,18 @@ def _refuse_combinations(config: AdapterConfig) -> None:
             "use_dora is true and alora_invocation_tokens given; PEFT has no such combination.",
             "alora_invocation_tokens",
         )
+    replaced = {
+        "modules_to_save": config.saved,
+        "trainable_token_indices": config.token_indices,
+        "bias": config.bias != "none",
+    }
+    for key, value in replaced.items():
+        if value and config.invocation_tokens:
+            raise AdapterError(
+                f"{key} and alora_invocation_tokens are both given: PEFT computes {key} also for the tokens before the "
+                "invocation, whose KV an activated LoRA shares with the base model. Train it without one of them.",
+                key,
+            )
 
 
 def _is_used(value: Any) -> bool:
@@ -298,6 +319,45 @@ def _parameters(fields: Mapping[str, Any]) -> frozenset[str]:
     if isinstance(fields.get(key), str):
         raise AdapterError(f"{key} must be a list of names, not {_shown(fields[key])}.", key)
     return _names(fields.get(key), key) or frozenset()
+
+
+def _saved(fields: Mapping[str, Any]) -> frozenset[str]:
+    key = "modules_to_save"
+    if isinstance(fields.get(key), str):
+        raise AdapterError(f"{key} must be a list of module names, not {_shown(fields[key])}.", key)
+    found = _names(fields.get(key), key) or frozenset()
+    if "" in found:
+        raise AdapterError(f"{key} has an empty name.", key)
+    return found
+
+
+def _token_indices(fields: Mapping[str, Any]) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    key = "trainable_token_indices"
+    value = fields.get(key)
+    if not value:
+        return ()
+    by_module = value if isinstance(value, dict) else {"embed_tokens": value}
+    for module, ids in by_module.items():
+        if not module.endswith(("embed_tokens", "lm_head")):
+            raise AdapterError(f"{key} names {_shown(module)}; only embed_tokens and lm_head have tokens.", key)
+        if (
+            not isinstance(ids, list)
+            or not 1 <= len(ids) <= _MOST_TRAINED_TOKENS
+            or not all(isinstance(token, int) and not isinstance(token, bool) and 0 <= token < 1 << 31 for token in ids)
+            or len(set(ids)) != len(ids)
+        ):
+            raise AdapterError(
+                f"{key} must be a list of 1 to {_MOST_TRAINED_TOKENS:,} different token ids, or an object from module "
+                f"names to such lists, not {_shown(value)}.",
+                key,
+            )
+    return tuple((module, tuple(ids)) for module, ids in by_module.items())
+
+
+def _bias(value: Any) -> Bias:
+    if value is None or value in ("none", "all", "lora_only"):
+        return value or "none"
+    raise AdapterError(f"bias must be 'none', 'all' or 'lora_only', not {_shown(value)}.", "bias")
 
 
 def _layers(fields: Mapping[str, Any]) -> frozenset[int] | None:

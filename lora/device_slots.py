@@ -8,6 +8,9 @@ Eviction takes ready slots without pins, least recently used first; a slot loade
 kept. When all slots are pinned and an adapter has waited for ``patience`` steps, the slot with the fewest pins is
 closed to new sequences and goes to the waiting adapter when its sequences end. So no adapter waits longer than
 ``patience`` steps plus the longest running sequence.
+
+Adapters that bring an embedding or a head take far more memory than others: no more than ``max_own`` of them are in
+slots at a time. When there are so many, one more takes a slot of theirs, by the same rules.
 """
 
 from __future__ import annotations
@@ -63,6 +66,8 @@ class SlotPool:
             perhaps at once.
         install: write an adapter into a slot: (slot, load id).
         clear: an adapter leaves a slot: (slot, load id).
+        max_own: slots of adapters that bring an embedding or a head.
+        brings_own: whether an adapter does, by load id.
     """
 
     def __init__(
@@ -72,6 +77,8 @@ class SlotPool:
         load: Callable[[int], None],
         install: Callable[[int, int], None],
         clear: Callable[[int, int], None],
+        max_own: int | None = None,
+        brings_own: Callable[[int], bool] = lambda _adapter: False,
     ) -> None:
         if num_slots < 1 or patience < 1:
             raise ValueError(f"{num_slots} slots and a patience of {patience} steps; both must be at least 1")
@@ -80,6 +87,8 @@ class SlotPool:
         self._load = load
         self._install = install
         self._clear = clear
+        self._max_own = num_slots if max_own is None else max_own
+        self._brings_own = brings_own
         self._of: dict[int, int] = {}
         self._waits: dict[int, _Wait] = {}
         self._step = 0
@@ -136,7 +145,9 @@ class SlotPool:
         slot.pins -= 1
         slot.used = self._step
         if not slot.pins and slot.heir != _NONE:
-            self._give(index, slot.heir)
+            heir, slot.heir = slot.heir, _NONE
+            if any(other == index for other, _ in self._slots_for(heir)):
+                self._give(index, heir)
 
     def prefetch(self, adapter: int) -> None:
         """Load an adapter for a sequence that cannot run yet: as ``acquire``, but nothing is held.
@@ -192,17 +203,25 @@ class SlotPool:
         """Return the adapter's slot, ready or loading, or WAIT."""
         index = self._of.get(adapter)
         if index is None:
-            index = self._victim()
+            index = self._victim(adapter)
             if index == WAIT:
                 return WAIT
             self._give(index, adapter)
             index = self._of.get(adapter, WAIT)  # none again if the load failed at once
         return index
 
-    def _victim(self) -> int:
+    def _slots_for(self, adapter: int) -> list[tuple[int, _Slot]]:
+        """Return the slots that an adapter may get, with their indices."""
+        slots = list(enumerate(self._slots))
+        if not self._brings_own(adapter):
+            return slots
+        own = [(index, slot) for index, slot in slots if slot.adapter != _NONE and self._brings_own(slot.adapter)]
+        return own if len(own) >= self._max_own else slots
+
+    def _victim(self, adapter: int) -> int:
         """Return an empty slot, else the least recently used one that may be evicted, or WAIT."""
         best, best_used = WAIT, 1 << 62
-        for index, slot in enumerate(self._slots):
+        for index, slot in self._slots_for(adapter):
             if slot.adapter == _NONE:
                 return index
             if slot.ready and not slot.pins and not self._is_wanted(slot) and slot.used < best_used:
@@ -239,7 +258,7 @@ class SlotPool:
         wait.requested = self._step
         if self._step - wait.since < self._patience or any(slot.heir == adapter for slot in self._slots):
             return
-        open_slots = [slot for slot in self._slots if slot.pins and slot.heir == _NONE]
+        open_slots = [slot for _, slot in self._slots_for(adapter) if slot.pins and slot.heir == _NONE]
         if open_slots:
             min(open_slots, key=lambda slot: (slot.pins, slot.used)).heir = adapter
 

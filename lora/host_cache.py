@@ -10,6 +10,8 @@ from .prepare_factors import PreparedAdapter
 class HostCache:
     """Prepared adapters by digest, so that two names for the same content take memory once.
 
+    So does an embedding or a head that several of them bring.
+
     Pinned adapters, at most one per slot, and one more may exceed the limit.
 
     Attributes:
@@ -28,6 +30,7 @@ class HostCache:
         self.num_evicted = 0
         self._adapters: OrderedDict[str, PreparedAdapter] = OrderedDict()  # least recently used first
         self._pins: Counter[str] = Counter()
+        self._matrices: Counter[str] = Counter()  # adapters that bring an embedding or a head, by its key
 
     def get(self, digest: str) -> PreparedAdapter | None:
         """Return an adapter and mark it most recently used; None if it is not cached."""
@@ -43,7 +46,7 @@ class HostCache:
         """Cache an adapter and evict others until all fit. One with the same digest stays."""
         if adapter.digest not in self._adapters:
             self._adapters[adapter.digest] = adapter
-            self.num_bytes += adapter.num_bytes
+            self._add(adapter)
         self._adapters.move_to_end(adapter.digest)
         self._shrink(keep=adapter.digest)
 
@@ -65,7 +68,7 @@ class HostCache:
     def drop(self, digest: str) -> None:
         """Drop an adapter that is no longer registered, unless it is pinned."""
         if digest in self._adapters and not self._pins[digest]:
-            self.num_bytes -= self._adapters.pop(digest).num_bytes
+            self._remove(digest)
 
     def __len__(self) -> int:
         return len(self._adapters)
@@ -79,5 +82,21 @@ class HostCache:
         for digest in [digest for digest in self._adapters if not self._pins[digest] and digest != keep]:
             if self.num_bytes <= self.max_bytes:
                 return
-            self.num_bytes -= self._adapters.pop(digest).num_bytes
+            self._remove(digest)
             self.num_evicted += 1
+
+    def _add(self, adapter: PreparedAdapter) -> None:
+        self.num_bytes += adapter.num_bytes
+        for matrix in adapter.own.matrices if adapter.own else ():
+            self.num_bytes -= matrix.num_bytes if self._matrices[matrix.key] else 0
+            self._matrices[matrix.key] += 1
+
+    def _remove(self, digest: str) -> None:
+        adapter = self._adapters.pop(digest)
+        self.num_bytes -= adapter.num_bytes
+        for matrix in adapter.own.matrices if adapter.own else ():
+            self._matrices[matrix.key] -= 1
+            if self._matrices[matrix.key]:
+                self.num_bytes += matrix.num_bytes
+            else:
+                del self._matrices[matrix.key]

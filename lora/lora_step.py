@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
+from weakref import WeakValueDictionary
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ..kernels.layouts.staging import to_device
 from ..kernels.lora_ops import Factors, Segments, SlotTable, lora_embed, lora_experts, lora_heads, lora_shrink_expand
 from .base_projections import EMBEDDING, HEAD, BaseLayout, ExpertPlace
+from .own.own_weights import OwnRows, OwnStep, OwnWeights
 from .prepare_factors import PreparedAdapter
 from .segments import BASE, make_segments
 
@@ -67,21 +72,23 @@ class AdapterBank:
         self._tables: dict[str, SlotTable] = {}
         self._places: dict[str, ExpertPlace] = {}
         self._experts: dict[str, int] = {}
+        self._members: dict[str, list[str]] = {}  # projections of a product of experts or heads, in their order
         for shape in layout.products:
             name, slots = shape.name, num_slots
             if (place := shape.place) is not None:
                 self._places[name] = place
                 self._experts[place.product] = place.count
+                self._members.setdefault(place.product, []).append(shape.name)
                 name, slots = place.product, num_slots * place.count
             if name not in self._tables:
                 self._tables[name] = SlotTable(shape.sizes, shape.width, slots, layout.dtype, layout.device)
         self._written: list[frozenset[str]] = [frozenset()] * num_slots  # factors, by the names of projections
         self._used: list[frozenset[str]] = [frozenset()] * num_slots  # tables
+        self._own: list[OwnWeights | None] = [None] * num_slots
+        self._matrices: WeakValueDictionary[str, OwnRows] = WeakValueDictionary()  # on the device, by key
 
     def install(self, slot: int, adapter: PreparedAdapter) -> None:
         """Write an adapter into a slot, which no step in flight may use."""
-        for name in self._written[slot] - adapter.factors.keys():
-            self._put(slot, name, None)
         block = adapter.block.to(self._device, non_blocking=True)
 
         def moved(tensor: Tensor) -> Tensor:
@@ -89,24 +96,36 @@ class AdapterBank:
             return block[begin : begin + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
 
         # First: were a part not written, `clear` would still clear the rest.
-        self._written[slot] = frozenset(adapter.factors)
+        self._written[slot] |= adapter.factors.keys()
         self._used[slot] = frozenset(
             self._places[name].product if name in self._places else name for name in adapter.factors
         )
-        for name, factors in adapter.factors.items():
-            self._put(slot, name, factors.map(moved))
+        factors = {name: each.map(moved) for name, each in adapter.factors.items()}
+        self._put(slot, self._written[slot], factors)
+        self._written[slot] = frozenset(factors)
+        own = adapter.own
+        self._own[slot] = own and own.map(partial(_to_device, self._device), self._on_device)
+
+    def _on_device(self, rows: OwnRows) -> OwnRows:
+        """Return rows on the device: the same for all adapters that bring equal ones."""
+        found = self._matrices.get(rows.key)
+        if found is None:
+            found = self._matrices[rows.key] = rows.to(self._device)
+        return found
 
     def clear(self, slot: int) -> None:
         """Empty a slot and release its adapter's memory."""
-        for name in self._written[slot]:
-            self._put(slot, name, None)
+        self._put(slot, self._written[slot], {})
         self._written[slot] = self._used[slot] = frozenset()
+        self._own[slot] = None
 
-    def _put(self, slot: int, name: str, factors: Factors | None) -> None:
-        if (place := self._places.get(name)) is None:
-            self._tables[name].put(slot, factors)
-        else:
-            self._tables[place.product].put(slot * place.count + place.expert, factors)
+    def _put(self, slot: int, names: frozenset[str], factors: Mapping[str, Factors]) -> None:
+        """Set a slot's factors in these projections, or empty them; the experts of a product together."""
+        for name in names - self._places.keys():
+            self._tables[name].put(slot, factors.get(name))
+        for product in {self._places[name].product for name in names & self._places.keys()}:
+            members = self._members[product]
+            self._tables[product].put_run(slot * len(members), [factors.get(name) for name in members])
 
     def step(self, of_tokens: NDArray[np.int32]) -> LoraStep | None:
         """Return the LoRA part of a step, or None if no token has an adapter.
@@ -124,6 +143,19 @@ class AdapterBank:
         """
         return self._step(of_rows, self._used_by(of_rows) & {HEAD})
 
+    def own_step(self, of_tokens: NDArray[np.int32]) -> OwnStep | None:
+        """Return the adapters' weights in place of the base model's for a step, or some of its tokens; None for none.
+
+        Args:
+            of_tokens: [T] int32, the slot of each token or row of hidden states.
+        """
+        slots = [slot for slot, own in enumerate(self._own) if own is not None]
+        if not slots:
+            return None
+        parts = [(np.flatnonzero(of_tokens == slot), own) for slot in slots if (own := self._own[slot]) is not None]
+        found = [(to_device(tokens, self._device), own) for tokens, own in parts if len(tokens)]
+        return OwnStep(found, len(of_tokens)) if found else None
+
     def recorded_step(self, names: frozenset[str], segments: Segments) -> LoraStep:
         """Return the LoRA part of a recorded forward pass, for any later contents of the segments.
 
@@ -134,12 +166,16 @@ class AdapterBank:
         return LoraStep({name: self._tables[name] for name in names}, segments, self._experts)
 
     def reserve(self, rank: int) -> frozenset[str]:
-        """Make launches wide enough for adapters of this rank; returns all projections but the head."""
-        names = frozenset(self._tables) - {HEAD}
+        """Make launches wide enough for adapters of this rank; returns all projections but experts and the head."""
+        names = frozenset(self._tables) - self._experts.keys() - {HEAD}
         for name in names:
             table = self._tables[name]
             table.reserve(rank * len(table.sizes))
         return names
+
+    def adapts_experts(self, of_tokens: NDArray[np.int32]) -> bool:
+        """Return whether an adapter of these tokens changes experts."""
+        return not self._used_by(of_tokens).isdisjoint(self._experts)
 
     def projections(self, of_tokens: NDArray[np.int32]) -> frozenset[str]:
         """Return the projections, except the head, that the adapters of these tokens change."""
@@ -152,3 +188,7 @@ class AdapterBank:
     def _step(self, of_tokens: NDArray[np.int32], names: frozenset[str]) -> LoraStep | None:
         segments = make_segments(of_tokens, self._device) if names else None
         return None if segments is None else self.recorded_step(names, segments)
+
+
+def _to_device(device: torch.device, tensor: Tensor) -> Tensor:
+    return tensor.to(device, non_blocking=True)

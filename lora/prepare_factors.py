@@ -10,10 +10,11 @@ from torch import Tensor
 
 from ..kernels.lora_ops import Factors, pack_expansion
 from ..kernels.memory import lazy_zeros
-from .absorbed_heads import head_factors
 from .adapter_weights import AdapterWeights
-from .base_projections import EMBEDDING, BaseLayout, ProjectionShape
+from .base_projections import EMBEDDING, HEAD, BaseLayout, ProjectionShape
 from .errors import AdapterError
+from .own.own_weights import OwnWeights
+from .published.absorbed_heads import head_factors
 from .published.module_weights import ModuleWeights
 
 _ROWS = 4096
@@ -29,8 +30,9 @@ class PreparedAdapter:
         digest: its identity.
         invocation_tokens: of an activated LoRA; empty for an ordinary one.
         rank: the largest rank of a module.
-        num_bytes: memory of its factors.
+        num_bytes: memory of its factors and its own weights.
         block: the memory of all its factors.
+        own: its weights in place of the base model's, None for none.
     """
 
     factors: Mapping[str, Factors]
@@ -39,18 +41,28 @@ class PreparedAdapter:
     rank: int
     num_bytes: int
     block: Tensor
+    own: OwnWeights | None = None
+
+    @property
+    def has_matrix(self) -> bool:
+        """Whether it brings a whole embedding or head."""
+        return self.own is not None and self.own.has_matrix
 
 
 @torch.inference_mode()
-def prepare(weights: AdapterWeights, layout: BaseLayout) -> PreparedAdapter:
+def prepare(weights: AdapterWeights, layout: BaseLayout, own: OwnWeights | None = None) -> PreparedAdapter:
     """Convert an adapter to factors of the base model's projections and type, in host memory.
+
+    Args:
+        own: its weights in place of the base model's; LoRA of a whole embedding or head is merged into them.
 
     Raises:
         AdapterError: values leave the range of the model's type, a DoRA norm is zero, or ``head_factors`` refuses it.
     """
+    merged = () if own is None else (own.embedding and EMBEDDING, own.head and HEAD)
     factors: dict[str, Factors] = {}
     for shape in layout.projections:
-        if not any(module in weights.modules for module in shape.modules):
+        if shape.name in merged or not any(module in weights.modules for module in shape.modules):
             continue
         if shape.heads is None:
             factors[shape.name] = _factors(shape, weights.modules, layout)
@@ -63,8 +75,9 @@ def prepare(weights: AdapterWeights, layout: BaseLayout) -> PreparedAdapter:
         digest=weights.digest,
         invocation_tokens=weights.invocation_tokens,
         rank=weights.rank,
-        num_bytes=block.nbytes,
+        num_bytes=block.nbytes + (own.num_bytes if own else 0),
         block=block,
+        own=own,
     )
 
 
@@ -117,8 +130,8 @@ def _epilogue(
 ) -> tuple[Tensor | None, Tensor | None]:
     """Return gain and addend of a projection, [N] fp32, None for ones and zeros.
 
-    DoRA computes ``g * (W x + s B A x) + bias``. With ``y = W x + bias`` that is ``g * (y + s B A x) + (1 - g)
-    * bias``. A bias b of B adds ``s * b``.
+    DoRA computes ``g * (W x + s B A x) + bias``. With ``y = W x + base_bias`` that is ``g * (y + s B A x) + bias - g *
+    base_bias``, where bias is the adapter's own or the base model's. A bias b of B adds ``s * b``.
     """
     gains: list[Tensor] = []
     adds: list[Tensor] = []
@@ -126,10 +139,12 @@ def _epilogue(
         gain, add = torch.ones(size), torch.zeros(size)
         if module is not None and module.magnitude is not None:
             gain = module.magnitude.float() / _norm(name, module, layout)
-            if (bias := layout.read_bias(name)) is not None:
-                add = (1 - gain) * bias.float().cpu()
+        changes_bias = module is not None and (module.magnitude is not None or module.own_bias is not None)
+        if changes_bias and (bias := layout.read_bias(name)) is not None:
+            own = bias if module is None or module.own_bias is None else module.own_bias
+            add = own.float().cpu() - gain * bias.float().cpu()
         if module is not None and module.bias is not None:
-            add = module.scale * module.bias.float()
+            add = add + module.scale * module.bias.float()
         gains.append(gain)
         adds.append(add)
     gain, add = torch.cat(gains), torch.cat(adds)

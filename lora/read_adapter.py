@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from .adapter_weights import sort_tensors
 from .base_projections import BaseLayout
 from .config import MOST_BYTES, read_config
 from .errors import AdapterError
+from .own.own_weights_maker import OwnWeightsMaker
 from .prepare_factors import PreparedAdapter, prepare
 from .safe_paths import CONFIG, find_files, find_folder
 from .safetensors_file import read_tensors
@@ -24,12 +25,18 @@ class AdapterReader:
         max_file_bytes: limit of the weights file.
         root: the folder of relative paths, which must contain all files except those of trusted paths; None for the
             working directory and no limit.
+        own_weights: makes weights in place of the base model's.
     """
 
     layout: BaseLayout
     max_rank: int
     max_file_bytes: int = 4 << 30
     root: Path | None = None
+    own_weights: OwnWeightsMaker = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Begin to share own weights among the adapters read here."""
+        object.__setattr__(self, "own_weights", OwnWeightsMaker(self.layout))
 
     def read(self, path: str, *, trusted: bool = False) -> PreparedAdapter:
         """Read the adapter in a folder.
@@ -46,7 +53,8 @@ class AdapterReader:
         config = read_config(_bytes(config_file))
         try:
             tensors = read_tensors(weights_file, self.max_file_bytes)
-            return prepare(sort_tensors(tensors, config, self.layout, self.max_rank), self.layout)
+            weights = sort_tensors(tensors, config, self.layout, self.max_rank)
+            return prepare(weights, self.layout, self.own_weights.make(weights.saved, weights.modules))
         except (MemoryError, RuntimeError):  # torch's allocator raises the latter
             raise AdapterError("There is not enough memory to load the adapter.") from None
 

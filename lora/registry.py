@@ -27,7 +27,9 @@ class AdapterVersion:
         trusted: whether the path may lead outside the folder of adapters.
         invocation_tokens: of an activated LoRA; empty for an ordinary one.
         rank: the largest rank of a module.
-        num_bytes: memory of its factors.
+        num_bytes: memory of its factors and its own weights.
+        has_matrix: whether it brings a whole embedding or head.
+        vocab_size: tokens of its vocabulary, None for the base model's.
         pins: running and waiting sequences that use it.
         retired: no longer the current version of its name.
     """
@@ -40,6 +42,8 @@ class AdapterVersion:
     invocation_tokens: tuple[int, ...]
     rank: int
     num_bytes: int
+    has_matrix: bool = False
+    vocab_size: int | None = None
     pins: int = 0
     retired: bool = False
 
@@ -66,7 +70,8 @@ class AdapterRegistry:
             AdapterLimit: the limit of names is reached.
         """
         self.check_room(name)
-        facts = (adapter.invocation_tokens, adapter.rank, adapter.num_bytes)
+        vocab_size = None if adapter.own is None else adapter.own.vocab_size
+        facts = (adapter.invocation_tokens, adapter.rank, adapter.num_bytes, adapter.has_matrix, vocab_size)
         version = AdapterVersion(name, self._next_id, adapter.digest, path, trusted, *facts)
         self._next_id += 1
         self._alive[version.load_id] = version

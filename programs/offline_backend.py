@@ -119,8 +119,8 @@ class OfflineBackend:
         self._thread.join()
 
     def _tokens(self, prompt: Prompt) -> Sequence[int]:
-        tokenizer = self._llm.tokenizer
         try:
+            tokenizer = self._llm.get_tokenizer(prompt.adapter)
             text = tokenizer.render_chat(
                 prompt.messages,
                 add_generation_prompt=not prompt.is_open,

@@ -44,6 +44,7 @@ FLOORS = {
         ("engine/sequence", "engine/text", "engine/adapter_sources"),
         ("engine/speculation", "engine/serving"),
         ("engine/scheduling", "engine/sampling", "engine/models"),
+        ("engine/models/transformers",),
         ("engine/loading",),
         ("engine/executor",),
         ("engine/core",),
@@ -65,7 +66,10 @@ FLOORS["api"] = (
     ("api/cli/machine",),
     ("api/cli",),
 )
-NEED_TORCH = tuple(f"engine/{name}" for name in ("sampling", "models", "loading", "executor", "core", "profiling"))
+NEED_TORCH = tuple(
+    f"engine/{name}"
+    for name in ("sampling", "models", "models/transformers", "loading", "executor", "core", "profiling")
+)
 FACES = (
     *("engine", "engine/checkpoint", "engine/machine", "engine/adapter_sources", "engine/text", "engine/serving"),
     *("engine/profiling", "engine/offline"),

@@ -35,7 +35,7 @@ from ...engine.messages import (
 from ...engine.types import Priority
 from .dispatcher_limits import DispatcherLimits
 from .frame_order import FrameGap, FrameOrder
-from .journal import Journal, JournalEntry, Said, aborted
+from .journal import Journal, JournalEntry, aborted, is_loss
 from .placement.grammar_index import grammar_key
 from .placement.prefix_chain import KvScope, prefix_chain
 from .placement.replica_table import ReplicaInfo, ReplicaTable
@@ -48,9 +48,6 @@ MOST_REPLAYS = 16
 
 SUSPECT_DEATHS = 2
 """Deaths from which a sequence is in quarantine."""
-
-_LOSSES = ("EngineDead", "EngineError")
-"""Kinds of ``Failed`` that say that the replica failed, not the sequence: its other ones have failed too."""
 
 
 class Dispatcher:
@@ -74,7 +71,7 @@ class Dispatcher:
         self._lacking: dict[str, set[str]] = {}  # replicas, by the adapter that they cannot have
         self._versions: dict[str, str] = {}
         self._base_digest = ""
-        self._texts: TokenTexts | None = None
+        self._texts: dict[str, TokenTexts] = {}  # by vocabulary
         self._seeds = random.Random(seed % (1 << 64))  # as in the engine core
         self._sent: list[tuple[str, Message]] = []
         self._delivered: list[Message] = []
@@ -96,6 +93,11 @@ class Dispatcher:
         return len(self._held)
 
     @property
+    def num_interrupted(self) -> int:
+        """Sequences whose replica was lost and that have no token since. Linear in the open ones."""
+        return sum(entry.deaths > 0 for entry in self._journal)
+
+    @property
     def queue_seconds(self) -> float:
         """Seconds that a new sequence waits for the prompts before it, where it waits least; 0 without a replica."""
         return self._table.queue_seconds
@@ -106,8 +108,8 @@ class Dispatcher:
         return self._journal.num_bytes
 
     def describe_tokens(self, texts: TokenTexts) -> None:
-        """Send the bytes of all tokens to all replicas, those to come included."""
-        self._texts = texts
+        """Send the bytes of a vocabulary's tokens to all replicas, those to come included."""
+        self._texts[texts.vocabulary] = texts
         self._sent += [(name, texts) for name in self.replicas]
 
     def name_adapter(self, name: str, version: str | None) -> None:
@@ -161,8 +163,7 @@ class Dispatcher:
         self._table.join(name, ready, now)
         self._base_digest = ready.base_digest  # of new sequences, as far as is known
         self._orders[name] = FrameOrder()
-        if self._texts is not None:
-            self._sent.append((name, self._texts))
+        self._sent += [(name, texts) for texts in self._texts.values()]
         self._place_held(now)
         self._prepare_grammars()
 
@@ -318,7 +319,7 @@ class Dispatcher:
         standby = self._table.standby(entry.grammar, entry.base_digest)
         if standby is not None:
             self._table.grammars.add(standby.slot, entry.grammar)
-            self._sent.append((standby.name, PrepareGrammar(*entry.submit.grammar)))
+            self._sent.append((standby.name, PrepareGrammar(*entry.submit.grammar, entry.submit.vocabulary)))
 
     def _chain(self, entry: JournalEntry) -> tuple[int, ...]:
         """Return the hashes of a sequence's prompt and of the tokens that it has so far."""
@@ -354,38 +355,44 @@ class Dispatcher:
         self._delivered.append(message)
 
     def _take(self, info: ReplicaInfo, message: Message, now: float) -> None:
-        if isinstance(message, Heartbeat):
-            self._table.beat(info, message.stats)
-        elif isinstance(message, (TokenOut, Done, Failed)):
+        if isinstance(message, TokenOut):  # most messages are
             entry = self._journal.find(info.name, message.id)
             if entry is not None:
-                self._take_said(info, entry, message, now)
+                self._take_tokens(info, entry, message, now)
+        elif isinstance(message, Heartbeat):
+            self._table.beat(info, message.stats)
+        elif isinstance(message, (Done, Failed)):
+            entry = self._journal.find(info.name, message.id)
+            if entry is not None:
+                self._take_end(info, entry, message, now)
 
-    def _take_said(self, info: ReplicaInfo, entry: JournalEntry, message: Said, now: float) -> None:
-        if isinstance(message, Failed) and message.kind in _LOSSES:
+    def _take_tokens(self, info: ReplicaInfo, entry: JournalEntry, message: TokenOut, now: float) -> None:
+        num_generated = len(entry.generated)
+        said = self._journal.take_tokens(entry, message, info.ready.base_digest)
+        if said is not None:
+            self._delivered.append(said)
+        if len(entry.generated) == num_generated:
+            return
+        self._table.begun(info, entry.number)
+        entry.deaths = 0
+        if entry.began is None:
+            entry.began = now
+        if self._suspects:
+            self._acquit(info, entry, now)
+
+    def _take_end(self, info: ReplicaInfo, entry: JournalEntry, message: Done | Failed, now: float) -> None:
+        if is_loss(message):
             self.leave(info.name, now)
             return
-        number, num_generated = entry.number, len(entry.generated)
-        said = self._journal.take(entry, message, info.ready.base_digest)
-        if said is not None:
-            self._delivered.append(_measured_anew(said, entry, now))
-        if not isinstance(message, TokenOut):
-            self._table.ended(info, number)
-            if isinstance(message, Done):  # the next call of a conversation finds its answer there
-                self._table.prefixes.add(info.slot, self._chain(entry))
-        elif len(entry.generated) > num_generated:
-            self._table.begun(info, number)
-            entry.deaths = 0
-            entry.began = now if entry.began is None else entry.began
-        else:
-            return
+        number = entry.number
+        self._delivered.append(self._journal.take_end(entry, message, now))
+        self._table.ended(info, number)
+        if isinstance(message, Done):  # the next call of a conversation finds its answer there
+            self._table.prefixes.add(info.slot, self._chain(entry))
+        self._acquit(info, entry, now)
+
+    def _acquit(self, info: ReplicaInfo, entry: JournalEntry, now: float) -> None:
+        """End the quarantine of a sequence that has got a token, or has ended."""
         if self._suspects.get(info.name) is entry:
             del self._suspects[info.name]
             self._place_held(now)
-
-
-def _measured_anew(said: Said, entry: JournalEntry, now: float) -> Said:
-    """Return a message with the seconds since the first token of all, if another replica than the last has sent it."""
-    if not isinstance(said, Done) or said.stats is None or not entry.replays or entry.began is None:
-        return said
-    return replace(said, stats=replace(said.stats, decode=now - entry.began))

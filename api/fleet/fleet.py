@@ -20,13 +20,13 @@ from ...engine.messages import Heartbeat, Message, Ready, Submit, TokenTexts
 from ...engine.serving.replica_status import FleetStatus, ReplicaStatus
 from ...engine.snapshot import EngineSnapshot
 from ...engine.types import AdapterInfo
-from .adapter_loading import load_others
 from .dispatcher import Dispatcher
 from .dispatcher_limits import DispatcherLimits
 from .fleet_adapters import FleetAdapters, first_of
 from .replica_client import ReplicaClient, send
 from .replica_launcher import ReplicaLauncher
 from .replica_roster import Member, ReplicaRoster, mute
+from .replica_start import start_beside
 from .scaling.autoscaler import Autoscaler
 from .scaling.autoscaling import AutoscalePolicy, FleetLoad
 
@@ -35,6 +35,9 @@ DRAIN_SECONDS = 30.0
 """Seconds that sequences of a replica that drains get to end there."""
 MOST_FAILED_STARTS = 3
 """Starts of replicas that fail in a row, without one that serves, after which the fleet is dead."""
+RESUME_SECONDS = 2.0
+"""For streams of a lost replica to go on before another one is started in its place."""
+_RESUME_POLL_SECONDS = 0.05
 
 logger = logging.getLogger("rootgraft.fleet")
 
@@ -145,6 +148,7 @@ class Fleet:
             self._closing = True
             await asyncio.gather(*starts, return_exceptions=True)
             await asyncio.gather(*(self._launcher.stop(task.result()[0]) for task in starts if not _failed(task)))
+            await self._launcher.close()
             raise
         self._ready = started[0][1]
         self._adapters.begin(self._ready.adapters)
@@ -240,7 +244,10 @@ class Fleet:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for client in self.replicas.values():  # that they end now is no loss
             mute(client)
-        await asyncio.gather(*(self._launcher.stop(client) for client in self.replicas.values()))
+        try:
+            await asyncio.gather(*(self._launcher.stop(client) for client in self.replicas.values()))
+        finally:
+            await self._launcher.close()
 
     def _join(self, client: ReplicaClient, ready: Ready, lacking: frozenset[str] = frozenset()) -> None:
         """Let a started replica take sequences, but for those of adapters that it lacks."""
@@ -352,15 +359,17 @@ class Fleet:
 
     async def _start_another(self) -> None:
         """Start a replica beside the others, with the adapters that they have."""
+        assert self._ready is not None
+        await self._let_streams_go_on()
         while not self._closing and self.death is None and self._count > len(self._roster.serving):
             try:
-                client, ready = await self._launcher.launch()
-                lacking = await self._fit(client, ready)
+                client, ready, lacking = await start_beside(self._launcher, self._ready, self._adapters.wanted)
             except EngineError as error:
                 self._num_failed += 1
                 logger.error("a replica could not be started: %s", error)
                 if self._num_failed >= MOST_FAILED_STARTS and not self.replicas:
-                    self._die(EngineDead(f"No replica of the engine can be started: {error}"))
+                    self.death = EngineDead(f"No replica of the engine can be started: {error}")
+                    self.on_death(self.death)
                 await asyncio.sleep(self._num_failed)
                 continue
             self._num_failed = 0
@@ -370,21 +379,14 @@ class Fleet:
                 self._join(client, ready, lacking)
             return
 
-    async def _fit(self, client: ReplicaClient, ready: Ready) -> frozenset[str]:
-        """Give a replica the adapters of the others. Returns those that it lacks. EngineDead if it cannot serve."""
-        assert self._ready is not None
-        try:
-            if ready.max_model_len < self._ready.max_model_len or ready.base_digest != self._ready.base_digest:
-                raise EngineDead("The replica has another model, or a shorter context than the others.")
-            return await load_others(client, self._adapters.wanted)
-        except BaseException:  # the fleet may be closed in the meantime
-            client.kill()
-            await self._launcher.stop(client)
-            raise
+    async def _let_streams_go_on(self) -> None:
+        """Wait until all streams of lost replicas have a token again, at most ``RESUME_SECONDS``.
 
-    def _die(self, death: EngineDead) -> None:
-        self.death = death
-        self.on_death(death)
+        They are computed again by the replicas that are left, which need the cores that a start takes.
+        """
+        until = time.monotonic() + RESUME_SECONDS
+        while self._roster.serving and self._dispatcher.num_interrupted and time.monotonic() < until:
+            await asyncio.sleep(_RESUME_POLL_SECONDS)
 
     def _run(self, job: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(job)

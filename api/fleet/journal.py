@@ -21,8 +21,7 @@ from ...engine.types import FinishReason, Usage
 
 _ENTRY_BYTES = 2048  # of an entry beside its tokens, about
 _TOKEN_BYTES = 4
-
-Said = TokenOut | Done | Failed
+_LOSSES = ("EngineDead", "EngineError")
 
 
 @dataclass(slots=True, eq=False)
@@ -140,14 +139,30 @@ class Journal:
 
     def find(self, replica: str, number: int) -> JournalEntry | None:
         """Return the sequence with a number of a replica; None if it is there no more."""
-        return self._placed.get(replica, {}).get(number)
+        placed = self._placed.get(replica)
+        return None if placed is None else placed.get(number)
 
-    def take(self, entry: JournalEntry, message: Said, base_digest: str) -> Said | None:
-        """Record what a replica says of a sequence. Returns it for the client; None for what the client has already."""
-        if isinstance(message, TokenOut):
-            return self._take_tokens(entry, message, base_digest)
+    def take_tokens(self, entry: JournalEntry, message: TokenOut, base_digest: str) -> TokenOut | None:
+        """Record tokens of a replica. Returns those that the client has not yet; None if it has them all."""
+        entry.base_digest = base_digest
+        if entry.skipped or entry.skipped_scores:
+            message = _skip(entry, message)
+            if not message.tokens and not message.prompt_logprobs:
+                return None
+        entry.generated.extend(message.tokens)
+        entry.num_scored += len(message.prompt_logprobs)
+        return TokenOut(entry.submit.id, message.tokens, message.logprobs, message.prompt_logprobs)
+
+    def take_end(self, entry: JournalEntry, message: Done | Failed, now: float) -> Done | Failed:
+        """Close a sequence as a replica says. Returns the message for the client.
+
+        Its seconds of decoding are those since the first token of all, if another replica than the last has sent it.
+        """
         self.close(entry)
-        return replace(message, id=entry.submit.id)
+        said = replace(message, id=entry.submit.id)
+        if isinstance(said, Done) and said.stats is not None and entry.replays and entry.began is not None:
+            return replace(said, stats=replace(said.stats, decode=now - entry.began))
+        return said
 
     def close(self, entry: JournalEntry) -> None:
         """End a sequence."""
@@ -163,20 +178,21 @@ class Journal:
         assert all(self._entries.get(entry.submit.id) is entry for entry in placed), "a closed sequence is on a replica"
         assert self.num_bytes == sum(entry.num_bytes for entry in self._entries.values()) <= self._most_bytes
 
-    def _take_tokens(self, entry: JournalEntry, message: TokenOut, base_digest: str) -> TokenOut | None:
-        entry.base_digest = base_digest
-        skipped = min(entry.skipped, len(message.tokens))
-        scores = min(entry.skipped_scores, len(message.prompt_logprobs))
-        entry.skipped -= skipped
-        entry.skipped_scores -= scores
-        tokens, prompt_logprobs = message.tokens[skipped:], message.prompt_logprobs[scores:]
-        if not tokens and not prompt_logprobs:
-            return None
-        entry.generated.extend(tokens)
-        entry.num_scored += len(prompt_logprobs)
-        return TokenOut(entry.submit.id, tokens, message.logprobs[skipped:], prompt_logprobs)
+
+def _skip(entry: JournalEntry, message: TokenOut) -> TokenOut:
+    """Return a replica's message without what the client has already."""
+    skipped = min(entry.skipped, len(message.tokens))
+    scores = min(entry.skipped_scores, len(message.prompt_logprobs))
+    entry.skipped -= skipped
+    entry.skipped_scores -= scores
+    return TokenOut(message.id, message.tokens[skipped:], message.logprobs[skipped:], message.prompt_logprobs[scores:])
 
 
 def aborted(entry: JournalEntry) -> Done:
     """Return the end of a sequence that its client has aborted while no replica had it."""
     return Done(entry.submit.id, FinishReason.ABORT, entry.usage)
+
+
+def is_loss(message: Done | Failed) -> bool:
+    """Return whether an end says that the replica failed, not the sequence: its other ones have failed too."""
+    return isinstance(message, Failed) and message.kind in _LOSSES

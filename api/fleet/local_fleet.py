@@ -9,10 +9,13 @@ from pathlib import Path
 from ...engine.config import EngineConfig
 from ...engine.machine.resources import cores
 from ...engine.serving.engine_client import EngineClient
+from ...engine.serving.engine_spawn import spawn_engine
+from ...engine.serving.template_client import EngineTemplate
 from ..config import ServerConfig
 from .dispatcher_limits import DispatcherLimits
 from .fleet import Fleet
-from .replica_launcher import ProcessLauncher
+from .gpu_launcher import GpuLauncher, gpus_of
+from .replica_launcher import ProcessLauncher, ReplicaLauncher
 from .scaling.autoscaling import AutoscalePolicy
 
 LEAST_UTILIZATION = 0.05
@@ -27,18 +30,32 @@ def local_fleet(config: EngineConfig, path: Path, options: ServerConfig, num_eng
 
     Args:
         num_engines: the most engine processes that share the machine, those of other fleets included.
+
+    Raises:
+        ConfigError: there are fewer GPUs than replicas.
     """
-    make = partial(
-        EngineClient,
-        shared_config(config, num_engines, cores().usable),
-        path,
-        heartbeat_timeout=options.silence_seconds,
-        watchdog_timeout=options.watchdog_timeout,
-    )
     policy, count = policy_of(config, options), options.replicas
     if policy is not None:
         count = max(1, policy.least)  # what the model needs is known from one that runs
-    return Fleet(ProcessLauncher(make), count, limits_of(config, options), seed=config.seed, policy=policy)
+    launcher = _launcher(config, path, options, num_engines)
+    return Fleet(launcher, count, limits_of(config, options), seed=config.seed, policy=policy)
+
+
+def _launcher(config: EngineConfig, path: Path, options: ServerConfig, num_engines: int) -> ReplicaLauncher:
+    """Return what starts the processes: forked ones that share a CPU, or one for each GPU."""
+    gpus = gpus_of(config, options, num_engines)
+    shared = shared_config(config, num_engines, cores().usable)
+    timeouts = {"heartbeat_timeout": options.silence_seconds, "watchdog_timeout": options.watchdog_timeout}
+    if gpus:
+        shared = replace(shared, gpu_memory_utilization=config.gpu_memory_utilization)
+        makes = {
+            gpu: partial(EngineClient, shared, path, **timeouts, spawn=partial(spawn_engine, gpu=gpu)) for gpu in gpus
+        }
+        return GpuLauncher({gpu: ProcessLauncher(make) for gpu, make in makes.items()})
+    template = EngineTemplate(shared, path)
+    make = partial(EngineClient, shared, path, **timeouts, spawn=template.spawn)
+    is_always_there = options.autoscale_bounds is None or options.autoscale_bounds[0] > 0
+    return ProcessLauncher(make, template, keeps_template=is_always_there)
 
 
 def policy_of(config: EngineConfig, options: ServerConfig) -> AutoscalePolicy | None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
-from ...engine.errors import AdapterUnavailable, CapacityError, EngineDead, UnknownModel
+from ...engine.errors import AdapterUnavailable, CapacityError, EngineDead, RequestError, UnknownModel
 from ...engine.serving.replica_status import FleetStatus, ReplicaOwner
 from ...engine.types import AdapterInfo, Priority
 from ..access.api_keys import KeyRing, Scope
@@ -34,11 +36,13 @@ from .model_versions import ModelVersions
 from .remote_adapters import RemoteAdapters
 
 if TYPE_CHECKING:
+    from ...engine.serving.adapter_tokenizers import AdapterTokenizers, ServedTokenizer
     from ...engine.serving.async_engine import AsyncEngine
     from ...engine.serving.engine_like import EngineLike
     from ...engine.text.tokenizer import Tokenizer
     from ..batches.internal_client import InternalClient
 
+_MOST_VIEWS = 32  # engines with tokenizers of adapters, which hold caches of encoded prompts
 _RETRY_ELSEWHERE = {"retry-after": "1", "connection": "close"}
 
 
@@ -52,6 +56,7 @@ class ServerState:
     Attributes:
         names: names of the base model; responses carry the first one by default.
         finds_adapters: whether the engine loads unknown adapters from ``--lora-dir`` by itself.
+        adapter_tokenizers: tokenizers of adapters; None without ``--enable-lora``.
         remote: adapters from sources; None until the engine's process is started, and without ``--enable-lora``.
         versions: of the catalogue; None without ``--model-catalog``.
         async_engine: None until the model is loaded.
@@ -95,8 +100,11 @@ class ServerState:
     tracer: Tracer | None = None
     gpus: GpuCollector | None = None
     watch: EngineWatch = field(init=False)
-    _dialect: tuple[Tokenizer, Dialect] | None = None
-    _reasoning: tuple[Tokenizer, ReasoningFormat | None] | None = None
+    adapter_tokenizers: AdapterTokenizers | None = None
+    _dialects: WeakKeyDictionary[Tokenizer, Dialect] = field(default_factory=WeakKeyDictionary)
+    _reasoning: WeakKeyDictionary[Tokenizer, ReasoningFormat | None] = field(default_factory=WeakKeyDictionary)
+    _of_adapters: dict[ServedTokenizer, AsyncEngine] = field(default_factory=dict)
+    _loading: dict[str, asyncio.Future[None]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         options = self.options
@@ -234,20 +242,61 @@ class ServerState:
             raise UnknownModel(self.names[0]) if self.removed else self.death()
         return self.async_engine
 
-    def dialect(self) -> Dialect:
-        """Return the model's tool call format, read from its chat template at the first call."""
-        tokenizer = self.serving().tokenizer
-        if self._dialect is None or self._dialect[0] is not tokenizer:
-            found = dialect_of(tokenizer, self.options.tool_call_parser)
-            self._dialect = tokenizer, replace(found, defaults=self.options.template_kwargs)
-        return self._dialect[1]
+    async def engine_for(self, adapter: str | None) -> AsyncEngine:
+        """Return the engine, with the tokenizer and vocabulary of an adapter that brings them.
 
-    def reasoning_format(self) -> ReasoningFormat | None:
-        """Return how the model marks its thoughts, read from its chat template at the first call."""
-        tokenizer = self.serving().tokenizer
-        if self._reasoning is None or self._reasoning[0] is not tokenizer:
-            self._reasoning = tokenizer, reasoning_format_of(tokenizer, self.options.reasoning_parser)
-        return self._reasoning[1]
+        Raises:
+            EngineError: as ``serving``.
+            RequestError: the adapter's tokenizer is malformed, or does not fit its embedding.
+        """
+        engine, tokenizers = self.serving(), self.adapter_tokenizers
+        if adapter is None or tokenizers is None:
+            return engine
+        if adapter not in self.adapters and self.finds_adapters:
+            await self._load_found(adapter, tokenizers)
+        info = self.adapters.get(adapter)
+        if info is None:
+            return engine  # which loads or refuses it
+        served = tokenizers.known(adapter, info)
+        if served is None:
+            served = await asyncio.to_thread(tokenizers.find, adapter, info)
+        if served is engine.served:
+            return engine
+        view = self._of_adapters.get(served)
+        if view is None:
+            if len(self._of_adapters) >= _MOST_VIEWS:
+                del self._of_adapters[next(iter(self._of_adapters))]
+            view = self._of_adapters[served] = engine.with_tokenizer(served)
+        return view
+
+    async def _load_found(self, name: str, tokenizers: AdapterTokenizers) -> None:
+        """Load an adapter of ``--lora-dir`` that has a tokenizer, whose vocabulary its prompts need."""
+        if self.client is None or not await asyncio.to_thread(tokenizers.has_own, name):
+            return
+        load = self._loading.get(name)
+        if load is None:
+            load = self._loading[name] = asyncio.ensure_future(self.client.load_adapter(name, name))
+            load.add_done_callback(lambda _: self._loading.pop(name, None))
+        try:
+            await asyncio.shield(load)
+        except RequestError as error:
+            if name not in self.adapters:  # otherwise another request has loaded it meanwhile
+                raise RequestError(str(error), param="model", code=error.code) from None
+
+    def dialect(self, engine: AsyncEngine) -> Dialect:
+        """Return the tool call format of an engine's tokenizer, read from its chat template at the first call."""
+        tokenizer = engine.tokenizer
+        if tokenizer not in self._dialects:
+            found = dialect_of(tokenizer, self.options.tool_call_parser)
+            self._dialects[tokenizer] = replace(found, defaults=self.options.template_kwargs)
+        return self._dialects[tokenizer]
+
+    def reasoning_format(self, engine: AsyncEngine) -> ReasoningFormat | None:
+        """Return how a model marks its thoughts, read from its chat template at the first call."""
+        tokenizer = engine.tokenizer
+        if tokenizer not in self._reasoning:
+            self._reasoning[tokenizer] = reasoning_format_of(tokenizer, self.options.reasoning_parser)
+        return self._reasoning[tokenizer]
 
     def resolve(
         self, model: str | None, caller: Caller, lora_path: str | None = None, session: str | None = None

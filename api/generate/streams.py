@@ -29,6 +29,7 @@ from .model_versions import engine_name
 from .server_state import ServerState
 
 if TYPE_CHECKING:
+    from ...engine.serving.async_engine import AsyncEngine
     from ...engine.serving.request import TextRequest
 
 T = TypeVar("T")
@@ -63,6 +64,7 @@ async def _disconnected(receive: Receive) -> None:
 
 async def generate(
     state: ServerState,
+    async_engine: AsyncEngine,
     requests: Sequence[TextRequest],
     caller: Caller,
     output_format: OutputFormat | None = None,
@@ -75,6 +77,7 @@ async def generate(
     field, and answers that do not have the output format end in ``error``.
 
     Args:
+        async_engine: by which the requests were made.
         caller: whose queue places and tokens they use; counts and times are added to its facts at the end.
         output_format: of every answer.
         usage: adds up the tokens; complete when the generator has ended.
@@ -83,7 +86,7 @@ async def generate(
     Raises:
         Rejection: the requests are not admitted.
     """
-    async_engine = state.serving()
+    state.serving()
     try:
         ticket = state.admission.admit(caller, requests)
     except Rejection as error:

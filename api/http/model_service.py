@@ -6,19 +6,21 @@ import asyncio
 import logging
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...engine.checkpoint.base_digest import base_digest
 from ...engine.checkpoint.locate import resolve_model
 from ...engine.config import EngineConfig
-from ...engine.errors import ConfigError, EngineDead
+from ...engine.errors import ConfigError, EngineDead, RequestError
+from ...engine.serving.adapter_tokenizers import AdapterTokenizers
 from ...engine.serving.async_engine import AsyncEngine
 from ...engine.serving.engine_client import EngineClient
 from ...engine.serving.engine_like import EngineLike
 from ...engine.serving.sampling_defaults import read_sampling_defaults
 from ...engine.text.tokenizer import Tokenizer
+from ...engine.types import AdapterInfo
 from ..catalog.model_catalog import ModelCatalog
 from ..config import ServerConfig
 from ..generate.model_versions import ModelVersions
@@ -101,6 +103,9 @@ class ModelService:
         if self._catalog is not None and self._fetcher is not None:
             state.versions = ModelVersions(self._catalog, self._fetcher, client)
             await state.versions.restore(names)
+        if self._config.enable_lora:
+            state.adapter_tokenizers = AdapterTokenizers(async_engine.served, self._config)
+            await self._check_tokenizers(state.adapter_tokenizers, ready.adapters)
         state.begin_serving(async_engine, client, EngineFacts.of(self._config, ready), ready.base_digest)
         which = f"{names[0]}: " if self._entry.place else ""
         for line in (*ready.summary, *([defaults.applied] if defaults.applied else [])):
@@ -141,6 +146,14 @@ class ModelService:
             named=named,
         )
         return client, remote
+
+    async def _check_tokenizers(self, tokenizers: AdapterTokenizers, adapters: Iterable[AdapterInfo]) -> None:
+        """Load the tokenizers of the adapters of the start. Raises ConfigError for one that cannot be used."""
+        for info in adapters:
+            try:
+                await asyncio.to_thread(tokenizers.find, info.name, info)
+            except RequestError as error:
+                raise ConfigError(f"--lora-modules {info.name}: {error}") from None
 
     def _load_tokenizer(self, path: Path) -> Tokenizer:
         other = self._config.tokenizer

@@ -82,12 +82,24 @@ async def load_lora_adapter(body: LoadAdapterRequest, state: State, models: Mode
             await client.load_adapter(body.lora_name, body.lora_path, replace=body.load_inplace)
             if state.remote is not None:
                 state.remote.forget(body.lora_name)
+        await _check_tokenizer(state, body.lora_name)
     except UnknownModel as error:
         error.param = "lora_path"
         raise
     except RequestError as error:
         raise RequestError(str(error), param=_FIELDS.get(error.param or "", error.param), code=error.code) from None
     return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
+
+
+async def _check_tokenizer(state: ServerState, name: str) -> None:
+    """Load an adapter's own tokenizer; unload the adapter and raise RequestError if it cannot be used."""
+    try:
+        await state.engine_for(name)
+    except RequestError:
+        await _client(state).unload_adapter(name)
+        if state.remote is not None:
+            state.remote.forget(name)
+        raise
 
 
 @router.post("/v1/unload_lora_adapter")

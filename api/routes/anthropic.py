@@ -45,16 +45,17 @@ router = APIRouter(
 async def create_message(body: MessagesRequest, request: Request, state: State, caller: CallerOf) -> Response:
     """Answer a conversation in Anthropic's protocol."""
     name, adapter = await state.find_model(body.model, caller)
+    engine = await state.engine_for(adapter)
     names, chat = field_names(body), as_chat(body)
     with names.naming_errors():
         prepared, output_format, thought = await chat_request(
-            state.serving(), state.dialect(), state.reasoning_format(), chat, adapter, caller, cut_to_fit=True
+            engine, state.dialect(engine), state.reasoning_format(engine), chat, adapter, caller, cut_to_fit=True
         )
     output_format = names.of_format(output_format)
     reply = MessageReply(body, prepared, name, output_format)
     set_facts(caller, [prepared], model=name, stream=body.stream, response_id=reply.id)
     usage = UsageCount(drop_completion=chat.is_prefill_only)
-    deltas = generate(state, [prepared], caller, output_format, usage, thought)
+    deltas = generate(state, engine, [prepared], caller, output_format, usage, thought)
     if chat.is_prefill_only:
         deltas = silenced(deltas)
     if body.stream:
@@ -67,8 +68,9 @@ async def create_message(body: MessagesRequest, request: Request, state: State, 
 @router.post(MESSAGES_PATH + "/count_tokens")
 async def count_message_tokens(body: CountTokensRequest, state: State, caller: CallerOf) -> Response:
     """Count the tokens of a message's prompt: those that its usage will say."""
-    state.resolve(body.model, caller)
+    _, adapter = state.resolve(body.model, caller)
+    engine = await state.engine_for(adapter)
     names, chat = field_names(body), as_chat(body)
     with names.naming_errors():
-        prompt = await chat_prompt(state.serving(), state.dialect(), state.reasoning_format(), chat, caller)
+        prompt = await chat_prompt(engine, state.dialect(engine), state.reasoning_format(engine), chat, caller)
     return json_response({"input_tokens": len(prompt.tokens)})

@@ -20,14 +20,15 @@ router = APIRouter(route_class=JsonRoute, tags=["generation"])
 async def create_chat_completion(body: ChatRequest, request: Request, state: State, caller: CallerOf) -> Response:
     """Answer a conversation."""
     name, adapter = await state.find_model(body.model, caller, body.lora_path, body.session or None)
-    form = state.reasoning_format()
-    prepared, output_format, thought = await chat_request(state.serving(), state.dialect(), form, body, adapter, caller)
+    engine = await state.engine_for(adapter)
+    formats = state.dialect(engine), state.reasoning_format(engine)
+    prepared, output_format, thought = await chat_request(engine, *formats, body, adapter, caller)
     plan = None if output_format is None else output_format.tools
     kind = "chat.completion.chunk" if body.stream else "chat.completion"
     envelope = Envelope.new("chatcmpl", kind, name, state.fingerprint_of(caller.facts.version))
     set_facts(caller, [prepared], model=name, stream=body.stream, response_id=envelope.id)
     usage = UsageCount(drop_completion=body.is_prefill_only)
-    deltas = generate(state, [prepared], caller, output_format, usage, thought)
+    deltas = generate(state, engine, [prepared], caller, output_format, usage, thought)
     if body.is_prefill_only:
         deltas = silenced(deltas)
     if body.stream:

@@ -21,7 +21,7 @@ router = APIRouter(route_class=JsonRoute, tags=["generation"])
 async def create_completion(body: CompletionRequest, request: Request, state: State, caller: CallerOf) -> Response:
     """Continue one or more prompts."""
     name, adapter = await state.find_model(body.model, caller, body.lora_path, body.session or None)
-    async_engine = state.serving()
+    async_engine = await state.engine_for(adapter)
     output_format = requested_format(body)
     grammar = None if output_format is None else output_format.spec
     prepared = await completion_requests(async_engine, body, grammar, adapter, caller)
@@ -29,7 +29,7 @@ async def create_completion(body: CompletionRequest, request: Request, state: St
     envelope = Envelope.new("cmpl", "text_completion", name, state.fingerprint_of(caller.facts.version))
     set_facts(caller, prepared, model=name, stream=body.stream, response_id=envelope.id)
     usage = UsageCount(drop_completion=body.max_tokens == 0)
-    deltas = generate(state, prepared, caller, output_format, usage)
+    deltas = generate(state, async_engine, prepared, caller, output_format, usage)
     if body.stream:
         chunks = CompletionChunks(body, envelope, prompts)
         return EventStream(chunk_events(at_intervals(deltas, state.options.stream_interval), chunks, usage))

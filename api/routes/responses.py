@@ -36,11 +36,12 @@ async def create_response(body: ResponseRequest, request: Request, state: State,
     """Answer an input, and store the response unless ``store`` is false."""
     owner = caller.key.tenant
     name, adapter = await state.find_model(body.model, caller, session=body.prompt_cache_key)
+    engine = await state.engine_for(adapter)
     conversation = load_conversation(body, state.responses, owner)
     with FIELD_NAMES.naming_errors():
         chat = chat_request_of(body, conversation.messages(body.instructions))
         prepared, output_format, thought = await chat_request(
-            state.serving(), state.dialect(), state.reasoning_format(), chat, adapter, caller
+            engine, state.dialect(engine), state.reasoning_format(engine), chat, adapter, caller
         )
     output_format = FIELD_NAMES.of_format(output_format)
     stored = body.store and state.responses.is_on
@@ -51,7 +52,7 @@ async def create_response(body: ResponseRequest, request: Request, state: State,
         if body.store:
             state.responses.put(_record(ended, owner, conversation))
 
-    deltas = generate(state, [prepared], caller, output_format, thought=thought)
+    deltas = generate(state, engine, [prepared], caller, output_format, thought=thought)
     if body.stream:
         return EventStream(response_events(reply, at_intervals(deltas, state.options.stream_interval), keep))
     if body.background:

@@ -22,13 +22,13 @@ router = APIRouter(route_class=JsonRoute, tags=["tokens"])
 @router.post("/tokenize")
 async def tokenize(body: TokenizeRequest, state: State, caller: CallerOf) -> dict[str, Any]:
     """The tokens of a text or of a conversation."""
-    async_engine = state.serving()
-    state.resolve(body.model, caller)
+    _, adapter = state.resolve(body.model, caller)
+    async_engine = await state.engine_for(adapter)
     owner = Owner(caller.cache_tenant)
     if body.messages is not None:
         text = await render(
             async_engine,
-            state.dialect(),
+            state.dialect(async_engine),
             body.messages,
             tools=body.tools,
             add_generation_prompt=body.add_generation_prompt,
@@ -54,8 +54,8 @@ async def tokenize(body: TokenizeRequest, state: State, caller: CallerOf) -> dic
 @router.post("/detokenize")
 async def detokenize(body: DetokenizeRequest, state: State, caller: CallerOf) -> dict[str, Any]:
     """The text of tokens."""
-    async_engine = state.serving()
-    state.resolve(body.model, caller)
+    _, adapter = state.resolve(body.model, caller)
+    async_engine = await state.engine_for(adapter)
     tokens = token_array("tokens", body.tokens, async_engine.vocab_size)
     decode = partial(async_engine.tokenizer.decode, tokens, skip_special_tokens=False)
     return {"prompt": decode() if len(tokens) <= _MANY_TOKENS else await asyncio.to_thread(decode)}

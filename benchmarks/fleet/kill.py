@@ -1,11 +1,12 @@
 """Kill replicas under mixed streams of the default model: every answer must be what an undisturbed engine gives.
 
-    python -m benchmarks.fleet.kill [--replicas 2] [--streams 16] [--kills 4] [--tokens 64]
+    python -m benchmarks.fleet.kill [--replicas 2] [--streams 16] [--kills 4] [--tokens 64] [--poison]
 
 Free text, sampled text with penalties and logprobs, two answers to a prompt, stop strings, a JSON schema, a choice, and
 three adapters, first through one engine process, then through a fleet of engine processes of one thread each, of which
 one is killed (SIGKILL) again and again while answers are written. Tokens, logprobs, text, ends and token counts are
-compared. Exit code 1 for any difference.
+compared. With ``--poison`` instead, the replica of one request is killed whenever it has it and has sent no token:
+that request must fail after the third, and the others must be answered as ever. Exit code 1 for any difference.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from rootgraft.api.fleet.dispatcher import MOST_DEATHS
 from rootgraft.api.fleet.dispatcher_limits import DispatcherLimits
 from rootgraft.api.fleet.fleet import Fleet
 from rootgraft.api.fleet.replica_launcher import ProcessLauncher
@@ -30,6 +32,7 @@ from rootgraft.engine.serving.async_engine import AsyncEngine
 from rootgraft.engine.serving.engine_client import EngineClient
 from rootgraft.engine.serving.output_processor import SequenceOutput
 from rootgraft.engine.serving.request import TextRequest
+from rootgraft.engine.serving.template_client import EngineTemplate
 from rootgraft.engine.text.tokenizer import Tokenizer
 from rootgraft.engine.types import SamplingParams
 from rootgraft.grammar.spec import GrammarSpec
@@ -113,7 +116,9 @@ async def run(config: EngineConfig, replicas: int, streams: int, kills: int, max
     tokenizer = Tokenizer.load(path)
     make = partial(EngineClient, config, path, heartbeat_timeout=30.0)
     limits = DispatcherLimits(heartbeat_seconds=30.0)  # the machine may be busy
-    client: Any = Fleet(ProcessLauncher(make), replicas, limits) if replicas else make()
+    template = EngineTemplate(config, path)
+    launcher = ProcessLauncher(partial(make, spawn=template.spawn), template)
+    client: Any = Fleet(launcher, replicas, limits) if replicas else make()
     ready = await client.start()
     engine = AsyncEngine(client, tokenizer, ready)
     outcome = Outcome([{} for _ in range(streams)])
@@ -127,6 +132,43 @@ async def run(config: EngineConfig, replicas: int, streams: int, kills: int, max
         outcome.num_replays = client.num_replays if replicas else 0
         await client.close()
     return outcome
+
+
+async def run_poison(config: EngineConfig, streams: int, max_tokens: int) -> tuple[Outcome, str]:
+    """Run all streams beside a request whose replicas are killed. Returns what they said, and how that one failed."""
+    path = resolve_model(None).path
+    tokenizer = Tokenizer.load(path)
+    fleet = Fleet(ProcessLauncher(partial(EngineClient, config, path)), 2, DispatcherLimits(heartbeat_seconds=30.0))
+    engine = AsyncEngine(fleet, tokenizer, await fleet.start())
+    outcome = Outcome([{} for _ in range(streams)])
+    jobs = [_read(engine, each, outcome, place) for place, each in enumerate(requests(tokenizer, streams, max_tokens))]
+    others = asyncio.gather(*jobs)
+    try:
+        failure = await _poison(fleet, engine, tokenizer, outcome)
+        await others
+        outcome.num_replays = fleet.num_replays
+    finally:
+        others.cancel()
+        await fleet.close()
+    return outcome, failure
+
+
+async def _poison(fleet: Fleet, engine: AsyncEngine, tokenizer: Tokenizer, outcome: Outcome) -> str:
+    """Ask for an answer to a prompt of many steps, and kill each replica that begins with it. Returns the error."""
+    prompt = tokenizer.encode("Once more. " * 1200, False)
+    asked = asyncio.create_task(_read(engine, TextRequest(prompt, SamplingParams(max_tokens=4)), Outcome([{}]), 0))
+    killed: set[str] = set()
+    journal = fleet._dispatcher._journal
+    while not asked.done():
+        await asyncio.sleep(0.02)
+        for entry in journal:
+            is_it = len(entry.submit.tokens) == len(prompt) and not entry.generated
+            if is_it and entry.replica is not None and entry.replica not in killed:
+                killed.add(entry.replica)
+                fleet.replicas[entry.replica].kill()
+                outcome.num_kills += 1
+    error = asked.exception()
+    return f"{type(error).__name__}: {error}"
 
 
 def differences(one: Outcome, other: Outcome) -> list[str]:
@@ -158,9 +200,17 @@ def main() -> int:
     parser.add_argument("--streams", type=int, default=16)
     parser.add_argument("--kills", type=int, default=4)
     parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--poison", action="store_true", help="one request kills its replicas")
     options = parser.parse_args()
     streams, tokens = options.streams, options.tokens
     plain = asyncio.run(run(config_of(), 0, streams, 0, tokens))
+    if options.poison:
+        outcome, failure = asyncio.run(run_poison(config_of(), streams, tokens))
+        wrong = differences(plain, outcome)
+        print("\n".join(wrong))
+        print(f"{outcome.num_kills} kills: {failure}")
+        print(f"{streams} other streams, {outcome.num_replays} replays, {len(wrong)} streams differ")
+        return int(bool(wrong) or outcome.num_kills != MOST_DEATHS or "3 times in a row" not in failure)
     killed = asyncio.run(run(config_of(), options.replicas, streams, options.kills, tokens))
     wrong = differences(plain, killed)
     print("\n".join(wrong))

@@ -30,7 +30,8 @@ TOOL = {
         },
     },
 }
-ADAPTERS = ("pirate", "contact-card", "shell")
+ADAPTERS = ("pirate", "contact-card", "shell", "second-pirate")
+"""Those of ``examples/adapters``, and one of them under another name: it has a slot of its own."""
 KINDS: tuple[Mapping[str, Any], ...] = (
     {"temperature": 0},
     {"temperature": 1, "seed": 5, "presence_penalty": 0.7, "logprobs": True, "top_logprobs": 2},
@@ -97,7 +98,7 @@ async def ask(server: RemoteServer, body: Mapping[str, Any]) -> Answer:
         async for event in server.stream("chat/completions", body):
             answer.arrivals.append(time.monotonic())
             for choice in event.get("choices") or ():
-                _add(answer.choices.setdefault(choice["index"], {"text": "", "calls": "", "logprobs": []}), choice)
+                _add(answer.choices.setdefault(choice["index"], {"text": "", "calls": {}, "logprobs": []}), choice)
             if usage := event.get("usage"):
                 answer.tokens = usage["prompt_tokens"], usage["completion_tokens"]
     except RemoteError as error:
@@ -110,7 +111,8 @@ def _add(said: dict[str, Any], choice: Mapping[str, Any]) -> None:
     said["text"] += delta.get("content") or ""
     for call in delta.get("tool_calls") or ():
         function = call.get("function") or {}
-        said["calls"] += (function.get("name") or "") + (function.get("arguments") or "")
+        text = (function.get("name") or "") + (function.get("arguments") or "")
+        said["calls"][call["index"]] = said["calls"].get(call["index"], "") + text
     said["logprobs"] += (choice.get("logprobs") or {}).get("content") or ()
     said["reason"] = choice.get("finish_reason") or said.get("reason")
 
@@ -121,8 +123,8 @@ def is_whole(body: Mapping[str, Any], answer: Answer) -> bool:
     if schema is not None:
         return all(is_valid(each["text"], schema) for each in answer.choices.values())
     if "tools" in body:
-        calls = [each["calls"].removeprefix("order") for each in answer.choices.values()]
-        return all(is_valid(call, TOOL["function"]["parameters"]) for call in calls)  # type: ignore[index]
+        calls = [call.removeprefix("order") for each in answer.choices.values() for call in each["calls"].values()]
+        return bool(calls) and all(is_valid(call, TOOL["function"]["parameters"]) for call in calls)  # type: ignore[index]
     return True
 
 

@@ -46,12 +46,14 @@ class Run:
     Attributes:
         answers: with the number of their requests.
         kills: moments at which a replica was killed.
+        found: seconds from each until the replica was given up.
         back: seconds from each until all replicas served again.
         hit: for each kill, how many sequences were replayed.
     """
 
     answers: list[tuple[int, Answer]] = field(default_factory=list)
     kills: list[float] = field(default_factory=list)
+    found: list[float] = field(default_factory=list)
     back: list[float] = field(default_factory=list)
     hit: list[int] = field(default_factory=list)
 
@@ -83,7 +85,7 @@ def _options() -> argparse.Namespace:
 
 
 def _command(*more: str) -> str:
-    adapters = ["--enable-lora", "--lora-dir", str(ADAPTERS)]
+    adapters = ["--enable-lora", "--lora-dir", str(ADAPTERS), "--lora-modules", f"second-pirate={ADAPTERS / 'pirate'}"]
     words = [
         sys.executable,
         "-P",
@@ -158,6 +160,8 @@ async def _kill(server: RemoteServer, run: Run, options: argparse.Namespace, unt
         run.kills.append(killed)
         while True:
             fleet = await server.get("fleet")
+            if fleet["lost"] > before["lost"] and len(run.found) < len(run.kills):
+                run.found.append(time.monotonic() - killed)
             if fleet["lost"] > before["lost"] and len(fleet["data"]) == options.replicas:
                 break
             await asyncio.sleep(0.1)
@@ -187,6 +191,7 @@ def _report(
         "calm_pause_s": _percentiles(calm),
         "stall_s": _percentiles(_stalls(run, bodies, structured=None)),
         "structured_stall_s": _percentiles(_stalls(run, bodies, structured=True)),
+        "found_s": _percentiles(run.found),
         "all_serve_again_s": {"longest": round(max(run.back), 2), "mean": round(float(np.mean(run.back)), 2)},
     }
 

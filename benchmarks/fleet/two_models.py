@@ -116,9 +116,11 @@ def file_of(folder: Path, form: str) -> str:
 def engines(process: psutil.Process) -> list[psutil.Process]:
     """Return the engine processes of a server, in the order of their start."""
     found = []
-    for each in process.children():
+    for each in process.children(recursive=True):
         with contextlib.suppress(psutil.Error):  # it is ending
-            if "rootgraft.engine.core.engine_process" in each.cmdline():
+            # One that was forked has the words of the template that it was forked from.
+            is_forked = "rootgraft.engine.core.engine_template" in each.cmdline() and each.ppid() != process.pid
+            if is_forked or "rootgraft.engine.core.engine_process" in each.cmdline():
                 found.append((each.create_time(), each))
     return [each for _, each in sorted(found, key=lambda pair: pair[0])]
 

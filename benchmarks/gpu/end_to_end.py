@@ -42,6 +42,8 @@ def run(machine: Machine, ceilings: Ceilings) -> Iterator[Line]:
     with tempfile.TemporaryDirectory() as name:
         folder = shape.write(Path(name))
         limits = {"max_num_seqs": 4, "max_num_batched_tokens": 24, "max_model_len": 256, "kv_cache_memory": 0.01}
+        # A CPU's recordings are not those of a GPU, and interpreted they take minutes.
+        limits["enforce_eager"] = True
         if not machine.tiny:
             limits = {"max_num_seqs": 128, "max_num_batched_tokens": 8192, "max_model_len": 16384}
         with engine(machine, shape, folder, **limits) as base:

@@ -31,7 +31,7 @@ sys.path.insert(0, str(ROOT))
 
 import uvloop  # noqa: E402
 
-from benchmarks.serve.server import Server, machine, memory_mib  # noqa: E402
+from benchmarks.serve.server import Server, machine, memory_mib, processor_seconds  # noqa: E402
 from benchmarks.serve.structured import is_valid  # noqa: E402
 from benchmarks.serve.workloads import NAMES, WITH_ADAPTERS, Conversation, Workload, workload  # noqa: E402
 from rootgraft.api.cli.bench_report import summarise  # noqa: E402
@@ -101,11 +101,18 @@ async def _measure(servers: dict[str, Server], args: argparse.Namespace) -> dict
             for repeat in range(args.repeats):
                 for name, remote in remotes.items():
                     await asyncio.sleep(_REST)
+                    before = _processor_seconds(processes[name])
                     figures = await _repeat(name, load, repeat, remote, args)
+                    after = _processor_seconds(processes[name])
+                    figures["processor_s"] = {part: after[part] - before[part] for part in after}
                     runs[name]["loads"].setdefault(load, []).append(figures)
         for name, process in processes.items():
             runs[name]["memory_mib"] = memory_mib(process) if process else None
         return runs
+
+
+def _processor_seconds(process: subprocess.Popen[bytes] | None) -> dict[str, float]:
+    return {} if process is None else processor_seconds(process)
 
 
 @contextlib.asynccontextmanager

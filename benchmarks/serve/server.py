@@ -17,6 +17,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from rootgraft.api.cli.remote_server import RemoteError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -92,3 +94,13 @@ def memory_mib(process: subprocess.Popen[bytes]) -> float:
                 lines = stat.with_name("smaps_rollup").read_text().splitlines()
                 total += sum(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
     return total / 1024
+
+
+def processor_seconds(process: subprocess.Popen[bytes]) -> dict[str, float]:
+    """Return the processor time that a server's first process and all those that it has started have used so far."""
+    first = psutil.Process(process.pid)
+    times = {"first": sum(first.cpu_times()[:2]), "others": 0.0}
+    for child in first.children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            times["others"] += sum(child.cpu_times()[:2])
+    return times

@@ -186,7 +186,7 @@ def engine(fd: str, liveness: str, folder: str, options: str) -> int:
         small_reader(Path(folder) / "adapters"), max_loras=SLOTS, max_adapters=256, max_cpu_bytes=8000, patience=8
     )
     worker = Device(PAGES, PAGE, vocab_size=VOCAB, max_model_len=MAX_LEN, eos=(EOS,), adapters=adapters)
-    core = CheckedCore(engine_process._config(options), worker)
+    core = CheckedCore(engine_process.parse_config(options), worker)
     channel = Channel(socket.socket(fileno=int(fd)))
     channel.send(engine_process.encode([core.ready]))
     process_memory.freeze()

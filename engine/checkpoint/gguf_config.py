@@ -17,6 +17,7 @@ from ..errors import ModelError, quoted, shortened
 from .config_fields import Fields
 from .families.family import Family
 from .families.family_table import BY_GGUF_NAME
+from .families.mixture import Mixture, MixtureFamily
 from .gguf import GgufFile
 from .gguf_end_tokens import gguf_end_tokens
 from .hf_config import FULL, SLIDING, model_config, nearest
@@ -27,7 +28,6 @@ _RENAMED = {
     "block_count": "num_hidden_layers",
     "context_length": "max_position_embeddings",
     "embedding_length": "hidden_size",
-    "feed_forward_length": "intermediate_size",
     "attention.head_count": "num_attention_heads",
     "attention.head_count_kv": "num_key_value_heads",
     "attn_logit_softcapping": "attn_logit_softcapping",
@@ -36,8 +36,6 @@ _RENAMED = {
     "rope.freq_base_swa": "rope_local_base_freq",
     "expert_count": "num_experts",
     "expert_used_count": "num_experts_per_tok",
-    "expert_feed_forward_length": "moe_intermediate_size",
-    "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
 }
 # The same, for families that honour them.
 _EPSILONS = {"attention.layer_norm_rms_epsilon": False, "attention.layer_norm_epsilon": True}  # of layer norms
@@ -48,31 +46,30 @@ _MULTIPLIERS = {
     "logit_scale": "logits_scaling",
 }
 _LOGIT_SCALE = {"logit_scale": "logit_scale"}
+_GATING = {"softmax": (1,), "sigmoid": (2,)}  # by the router's scores
 _LATENT = {
     "attention.kv_lora_rank": "kv_lora_rank",
     "attention.value_length_mla": "v_head_dim",
     "rope.dimension_count": "qk_rope_head_dim",
-    "leading_dense_block_count": "first_k_dense_replace",
-    "expert_shared_count": "n_shared_experts",
-    "expert_weights_scale": "routed_scaling_factor",
 }
-# Of files with latent attention, translated one by one below.
-_LATENT_READ = {
-    "attention.q_lora_rank", "attention.key_length_mla", "expert_gating_func", "expert_weights_norm",
-    "expert_group_count", "expert_group_used_count", "rope.scaling.yarn_log_multiplier",
-    "rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow",
-}  # fmt: skip
-_GATING = {1: "softmax", 2: "sigmoid"}
 _MOST_WITHOUT_GROUPS = 64  # experts; files of more that name no groups are older than their key
+_GATING_OF_CHOSEN = 3  # a softmax over the chosen experts: one over all, renormalised
+_LLAMA4_CHUNK = 8192  # llama.cpp knows no other
+_UNNORMED_EXPERTS = 128  # of Llama 4 Maverick, which has no norms of q and k
+_SHORT_CONV = {"shortconv.l_cache": "conv_L_cache"}
 # Translated one by one below, or without effect on the result.
 _READ = {
     "attention.key_length", "attention.value_length", "attention.sliding_window",
     "attention.sliding_window_pattern", "rope.dimension_count", "rope.scaling.type", "rope.scaling.factor",
     "rope.scaling.original_context_length", "rope.scaling.attn_factor", "vocab_size",
+    "rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow",
 }  # fmt: skip
+_READ_WITH_EXPERTS = {"expert_gating_func", "expert_weights_norm"}
+_READ_WITH_SCALED_QUERIES = {"attention.temperature_scale", "rope.scaling.yarn_log_multiplier"}
+_READ_WITH_LATENT = {"attention.q_lora_rank", "attention.key_length_mla", "rope.scaling.yarn_log_multiplier"}
 _NO_EFFECT = {"rope.scaling.finetuned", "tensor_data_layout"}
 # Without effect at these values, refused at others.
-_HARMLESS = {"attention.causal": True}
+_HARMLESS = {"attention.causal": True, "rope.scaling.yarn_ext_factor": 1.0, "rope.scaling.yarn_attn_factor": 1.0}
 _DIVISORS, _LONG, _SHORT = "rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"
 ROPE_TENSORS = frozenset({_DIVISORS, _LONG, _SHORT})
 """Tensors that are read with the config."""
@@ -86,17 +83,19 @@ def gguf_model_config(file: GgufFile) -> ModelConfig:
     prefix = f"{family.gguf_name}."
     own = {key.removeprefix(prefix): value for key, value in file.metadata.items() if key.startswith(prefix)}
     renamed = _renamed(family)
-    _refuse(own, prefix, renamed.keys() | family.gguf_ignored | (_LATENT_READ if family.latent else set()))
+    _refuse(own, prefix, renamed.keys() | _read_by(family))
     fields = Fields(own, f"GGUF metadata {family.gguf_name}")
     config = {new: own[old] for old, new in renamed.items() if old in own}
-    config |= _shape(file, fields, family) | _windows(fields, family) | _rope(file, fields, family)
-    config |= _flags(file, family) | {
+    config |= _shape(file, fields, family) | _windows(fields, family) | _experts(fields, family)
+    config |= {"rope_parameters": None, "rope_scaling": _rope(file, fields, family)}
+    config |= _flags(file, family) | _recurrent(file, fields, family)
+    config |= {
         "architectures": [family.architecture],
         "tie_word_embeddings": "output.weight" not in file.tensors,
         "bos_token_id": file.metadata.get("tokenizer.ggml.bos_token_id"),
         "eos_token_id": gguf_end_tokens(file.metadata),
     }
-    return _with_factors(model_config(config), file)
+    return _with_factors(_split_experts(model_config(config)), file)
 
 
 def _family(file: GgufFile) -> Family:
@@ -108,27 +107,89 @@ def _family(file: GgufFile) -> Family:
     families = [each for each in BY_GGUF_NAME[name] if (each.mixture is not None) is has_experts] or BY_GGUF_NAME[name]
     if all(family.latent for family in families):
         gating = file.metadata.get(f"{name}.expert_gating_func", 1)
-        scores = _GATING.get(gating) if isinstance(gating, int) else None
-        families = [each for each in families if each.mixture is not None and each.mixture.scores == scores] or families
+        families = [each for each in families if _has_gating(each.mixture, gating)] or families
     return next((family for family in families if (family.windows != "never") is has_window), families[0])
+
+
+def _has_gating(mixture: MixtureFamily | None, gating: object) -> bool:
+    return mixture is not None and isinstance(gating, int) and gating in _GATING[mixture.scores]
 
 
 def _renamed(family: Family) -> dict[str, str]:
     """Return the keys that are read one to one, with their names in a ``config.json``."""
     own = {key: family.eps_key for key, is_layer_norm in _EPSILONS.items() if is_layer_norm is family.layer_norm}
     own |= _MULTIPLIERS if family.multipliers else {}
+    own |= _LOGIT_SCALE if family.logit_scale else {}
     own |= _LATENT if family.latent else {}
-    return _RENAMED | own | (_LOGIT_SCALE if family.logit_scale else {})
+    own |= _SHORT_CONV if family.recurrent == "short_conv" else {}
+    own |= {"feed_forward_length": family.mlp_size_key}
+    return _RENAMED | own | (_renamed_of_experts(family.mixture) if family.mixture else {})
+
+
+def _renamed_of_experts(mixture: MixtureFamily) -> dict[str, str]:
+    """Return the same for what describes a mixture of experts."""
+    found: dict[str, str | None] = {
+        "expert_count": mixture.count_keys[0],
+        "expert_feed_forward_length": mixture.size_key,
+        "expert_shared_feed_forward_length": mixture.shared_size_key if not mixture.shared_count_key else None,
+        "expert_shared_count": mixture.shared_count_key,
+        "leading_dense_block_count": "first_k_dense_replace" if mixture.dense_layers == "first" else None,
+        "interleave_moe_layer_step": "interleave_moe_layer_step" if mixture.dense_layers == "unlisted" else None,
+        "expert_weights_scale": "routed_scaling_factor" if mixture.scaled else None,
+        "expert_group_count": "n_group" if mixture.grouped else None,
+        "expert_group_used_count": "topk_group" if mixture.grouped else None,
+        "nextn_predict_layers": mixture.prediction_layers_key,
+    }
+    return {old: new for old, new in found.items() if new is not None}
+
+
+def _read_by(family: Family) -> frozenset[str]:
+    """Return the keys that are translated one by one, or without effect, for some families."""
+    experts = _READ_WITH_EXPERTS if family.mixture else set()
+    latent = _READ_WITH_LATENT if family.latent else set()
+    return family.gguf_ignored | experts | latent | (_READ_WITH_SCALED_QUERIES if family.scaled_queries else set())
+
+
+def _experts(fields: Fields, family: Family) -> dict[str, Any]:
+    """Check how a file's experts are routed, and count the layers without those that predict further tokens."""
+    if (mixture := family.mixture) is None:
+        return {}
+    gating = _GATING[mixture.scores] + (
+        (_GATING_OF_CHOSEN,) if mixture.scores == "softmax" and mixture.renormalises else ()
+    )
+    if fields.integer("expert_gating_func", default=gating[0]) not in gating:
+        raise fields.wrong("expert_gating_func", f"{' or '.join(map(str, gating))} ({mixture.scores})")
+    known = mixture.gguf_renormalises if mixture.renormalises is None else mixture.renormalises
+    renormalises = fields.flag("expert_weights_norm") if fields.has("expert_weights_norm") else known
+    if mixture.renormalises is not None and renormalises is not known:
+        raise fields.wrong("expert_weights_norm", str(known).lower())
+    config: dict[str, Any] = {"norm_topk_prob": renormalises}
+    if mixture.prediction_layers_key is not None:
+        behind = fields.integer("nextn_predict_layers", low=0, high=64, default=0)
+        config["num_hidden_layers"] = fields.integer("block_count", low=behind + 1) - behind
+    return config
+
+
+def _split_experts(config: ModelConfig) -> ModelConfig:
+    """Return the config with experts that are read one by one."""
+
+    def split(mixture: Mixture) -> Mixture:
+        return replace(mixture, names=replace(mixture.names, is_split=mixture.names.storage != "modules"))
+
+    layers = (
+        layer if layer.mixture is None else replace(layer, mixture=split(layer.mixture)) for layer in config.layers
+    )
+    return replace(config, layers=tuple(layers))
 
 
 def _flags(file: GgufFile, family: Family) -> dict[str, bool]:
     """Return what follows from the tensors that are there: biases, and norms of q and k that a config may turn off."""
     found = {part for part, names in _BIASES.items() if any(f"blk.0.{name}.bias" in file.tensors for name in names)}
     flags = {key: parts <= found for key, parts in family.optional_biases.items()}
-    if family.qk_norm_flag is not None:
+    if family.qk_norm_flag is not None and family.head_norms is not None:
         flags[family.qk_norm_flag] = "blk.0.attn_q_norm.weight" in file.tensors
-    if family.mixture is not None and not family.latent:  # llama.cpp knows by the architecture
-        flags["norm_topk_prob"] = family.mixture.gguf_renormalises
+    elif family.qk_norm_flag is not None:
+        flags[family.qk_norm_flag] = file.metadata.get(f"{family.gguf_name}.expert_count") != _UNNORMED_EXPERTS
     return flags
 
 
@@ -153,7 +214,7 @@ def _shape(file: GgufFile, fields: Fields, family: Family) -> dict[str, Any]:
     shape = {
         "vocab_size": embedding.shape[0],
         "head_dim": head_dim,
-        "num_key_value_heads": fields.integer("attention.head_count_kv", default=heads),
+        "num_key_value_heads": _kv_heads(fields, family, heads),
         "partial_rotary_factor": Fraction(fields.integer("rope.dimension_count", default=head_dim), head_dim),
     }
     if family.query_scalar:
@@ -163,11 +224,10 @@ def _shape(file: GgufFile, fields: Fields, family: Family) -> dict[str, Any]:
 
 
 def _latent(fields: Fields, family: Family) -> dict[str, Any]:
-    """Return the parts of latent attention, and how tokens are routed."""
+    """Return the parts of latent attention, and the groups of experts."""
     rotary, groups = fields.integer("rope.dimension_count"), "expert_group_count"
     if not fields.has(groups) and fields.integer("expert_count") > _MOST_WITHOUT_GROUPS:
         raise fields.wrong(groups, "there with so many experts; newer files of the same model have it")
-    fields.integer("expert_gating_func", low=1, high=2, default=1)  # has chosen the family
     count = fields.integer(groups, default=1)
     greedy = "greedy" if count == 1 else "group_limited_greedy"
     return {
@@ -176,13 +236,41 @@ def _latent(fields: Fields, family: Family) -> dict[str, Any]:
         "n_group": count,
         "topk_group": fields.integer("expert_group_used_count", default=1),
         "topk_method": greedy if family.mixture is not None and family.mixture.scores == "softmax" else None,
-        "norm_topk_prob": fields.flag("expert_weights_norm"),
+    }
+
+
+def _kv_heads(fields: Fields, family: Family, heads: int) -> int:
+    """Return the number of KV heads, in a hybrid file of the layers with attention."""
+    of_layers = fields.values.get("attention.head_count_kv")
+    if family.recurrent is None or not isinstance(of_layers, np.ndarray):
+        return fields.integer("attention.head_count_kv", default=heads)
+    counts = set(of_layers.tolist()) - {0}
+    if len(counts) != 1:
+        raise fields.wrong("attention.head_count_kv", "the same in all layers with attention")
+    return Fields({"attention.head_count_kv": counts.pop()}, fields.where).integer("attention.head_count_kv")
+
+
+def _recurrent(file: GgufFile, fields: Fields, family: Family) -> dict[str, Any]:
+    """Return the layers with attention, and what else of a short convolution the tensors say."""
+    if family.recurrent is None:
+        return {}
+    of_layers = fields.values.get("attention.head_count_kv")
+    if not isinstance(of_layers, np.ndarray):
+        raise fields.wrong("attention.head_count_kv", "a list, with 0 for layers without attention")
+    return {
+        "layer_types": ["full_attention" if count else "conv" for count in of_layers.tolist()],
+        "conv_bias": any(name.endswith(".shortconv.conv.bias") for name in file.tensors),
+        "block_auto_adjust_ff_dim": False,
     }
 
 
 def _windows(fields: Fields, family: Family) -> dict[str, Any]:
     window = fields.integer("attention.sliding_window", low=0, high=1 << 30, default=family.gguf_window)
     pattern = fields.values.get("attention.sliding_window_pattern")
+    if family.windows == "chunks":
+        if pattern is not None or fields.integer("attention.sliding_window", default=_LLAMA4_CHUNK) != _LLAMA4_CHUNK:
+            raise fields.wrong("attention.sliding_window", f"absent or {_LLAMA4_CHUNK}, without a pattern")
+        return {"attention_chunk_size": _LLAMA4_CHUNK}
     if window and family.windows not in ("all", "pattern"):
         raise fields.wrong("attention.sliding_window", "absent")
     if pattern is not None and family.windows != "pattern":
@@ -202,19 +290,29 @@ def _rope(file: GgufFile, fields: Fields, family: Family) -> dict[str, Any]:
     attention = fields.positive("rope.scaling.attn_factor", default=1.0)
     if _LONG in file.tensors or _SHORT in file.tensors:
         factors = {"short_factor": list(_factors(file, _SHORT)), "long_factor": list(_factors(file, _LONG))}
-        return {"rope_scaling": {"rope_type": "longrope", "attention_factor": attention, **factors, **original}}
+        return {"rope_type": "longrope", "attention_factor": attention, **factors, **original}
     if attention != 1.0:
         raise fields.wrong("rope.scaling.attn_factor", "1.0 without rope_factors_long.weight")
     kind = fields.values.get("rope.scaling.type", "none")
     if isinstance(kind, str) and kind == "none":
         return {}
     scaling = {"rope_type": kind, "factor": fields.values.get("rope.scaling.factor")}
-    if family.latent and kind == "yarn":
+    return scaling | original | _yarn(fields, family) if kind == "yarn" else scaling
+
+
+def _yarn(fields: Fields, family: Family) -> dict[str, Any]:
+    """Return further parameters of YaRN, by their names in a ``config.json``."""
+    found = {name: fields.values.get(f"rope.scaling.yarn_{name}") for name in ("beta_fast", "beta_slow")}
+    if family.scaled_queries:
+        found["llama_4_scaling_beta"] = fields.values.get("attention.temperature_scale")
+        if fields.has("rope.scaling.yarn_log_multiplier"):
+            found |= {"mscale": 1.0, "mscale_all_dim": fields.positive("rope.scaling.yarn_log_multiplier")}
+    if family.latent:
         # A tenth of it is stored, and of a "mscale" beside it nothing: it is the same in all published models.
         mscale = 10 * fields.positive("rope.scaling.yarn_log_multiplier")
-        scaling |= {"mscale": mscale, "mscale_all_dim": mscale}
-        scaling |= {name: fields.values.get(f"rope.scaling.yarn_{name}") for name in ("beta_fast", "beta_slow")}
-    return {"rope_scaling": scaling | original if kind == "yarn" else scaling}
+        found |= {"mscale": mscale, "mscale_all_dim": mscale}
+    parameters: dict[str, Any] = {key: value for key, value in found.items() if value is not None}
+    return parameters if family.gguf_yarn_truncates else parameters | {"truncate": False}
 
 
 def _with_factors(config: ModelConfig, file: GgufFile) -> ModelConfig:

@@ -10,21 +10,22 @@ from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from typing import Any
 
-from ..errors import ModelError, quoted, shortened
+from ..errors import ModelError, UnknownArchitecture, quoted, shortened
 from .config_fields import Fields
 from .families.family import Family
 from .families.family_table import BY_ARCHITECTURE
-from .model_config import Activation, LatentConfig, LayerConfig, ModelConfig, YarnScaling
+from .model_config import Activation, LatentConfig, LayerConfig, ModelConfig, QueryScaling, YarnScaling
 from .read_mixture import prediction_layers, read_mixtures
-from .rope_config import read_ropes
-from .text_config import MULTIMODAL_BY_ARCHITECTURE, TEXT, VISION, language_config
+from .read_recurrent import own_keys, read_recurrent
+from .rope_config import read_query_scaling, read_ropes
+from .text_config import MULTIMODAL_BY_ARCHITECTURE, TEXT, VISION, Multimodal, language_config, multimodal
 
 WHERE = "config.json"
 MAX_LAYERS = 2048
 _LONGEST_NAME = 80  # characters of an unknown architecture that are compared with the known ones
 MAX_LENGTH = 1 << 30
 
-FULL, SLIDING = "full_attention", "sliding_attention"
+FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
 
 _ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu",
@@ -41,8 +42,7 @@ _REFUSED: dict[str, tuple[Any, ...]] = {
     "add_cross_attention": (False,), "use_bidirectional_attention": (False,), "is_causal": (True,),
     "pruned_heads": ({},), "rope_interleaved": (False,), "use_mrope": (False,), "use_logn_attn": (False,),
     "use_dynamic_ntk": (False,), "alibi": (False,), "clip_qkv": (), "qk_layernorm": (False,),
-    "attention_chunk_size": (), "attn_temperature_tuning": (False,), "moe_layer_freq": (1,),
-    "rope_interleave": (True,),
+    "moe_layer_freq": (1,), "rope_interleave": (True,),
 }  # fmt: skip
 
 # Keys of some families alone, with their values without effect.
@@ -58,14 +58,14 @@ def model_config(config: Mapping[str, Any]) -> ModelConfig:
     Raises:
         ModelError: an unsupported architecture or feature, or an invalid value.
     """
-    family = _family(config)
+    family, whole = _family(config)
     towers: tuple[str, ...] = ()
-    if whole := MULTIMODAL_BY_ARCHITECTURE.get(family.architecture):
+    if whole is not None:
         towers = whole.towers
         _refuse({key: value for key, value in config.items() if key not in (TEXT, VISION)}, family)
         config = language_config(config, whole, WHERE)
     _refuse(config, family)
-    fields = Fields({**family.defaults, **config}, WHERE)
+    fields = Fields({**_defaults(family, config), **own_keys(config, family, WHERE)}, WHERE)
     heads = fields.integer("num_attention_heads", high=1 << 16)
     kv_heads = fields.integer("num_key_value_heads", high=1 << 16, default=heads)
     if heads % kv_heads:
@@ -82,7 +82,7 @@ def model_config(config: Mapping[str, Any]) -> ModelConfig:
         family=family.name,
         vocab_size=vocab,
         hidden_size=hidden,
-        intermediate_size=fields.integer("intermediate_size"),
+        intermediate_size=fields.integer(family.mlp_size_key),
         num_heads=heads,
         num_kv_heads=1 if latent else kv_heads,
         head_dim=head_dim,
@@ -99,6 +99,7 @@ def model_config(config: Mapping[str, Any]) -> ModelConfig:
         is_qk_normed_last=family.is_qk_normed_last,
         qkv_modules=family.qkv_modules,
         mlp_modules=family.mlp_modules,
+        mlp_block=family.mlp_block,
         gated_mlp=family.gated_mlp,
         qkv_bias="qkv" in biases,
         output_bias="output" in biases,
@@ -117,22 +118,32 @@ def model_config(config: Mapping[str, Any]) -> ModelConfig:
         bos_token_id=next(iter(fields.token_ids("bos_token_id", vocab)), None),
         eos_token_ids=fields.token_ids("eos_token_id", vocab),
         prediction_layers=prediction_layers(fields, family.mixture),
+        output_module=family.output_module,
+        final_norm=family.final_norm,
         latent=latent,
     )
 
 
-def _family(config: Mapping[str, Any]) -> Family:
+def _defaults(family: Family, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of missing keys; no rotary parameters for a config that has them under their old name."""
+    unused = "rope_parameters" if config.get("rope_scaling") else None
+    return {key: value for key, value in family.defaults.items() if key != unused}
+
+
+def _family(config: Mapping[str, Any]) -> tuple[Family, Multimodal | None]:
+    """Return the family of the language model, and the row of the multimodal class that it is in, if it is in one."""
     names = config.get("architectures")
     if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
         raise ModelError(f"{WHERE}: architectures must name one class, not {quoted(names)}.")
-    if whole := MULTIMODAL_BY_ARCHITECTURE.get(names[0]):
-        return whole.family
+    if whole := multimodal(config, names[0], WHERE):
+        return whole.family, whole
     if names[0] not in BY_ARCHITECTURE:
         known = BY_ARCHITECTURE.keys() | MULTIMODAL_BY_ARCHITECTURE.keys()
-        raise ModelError(
-            f"{WHERE}: the architecture {shortened(names[0])} is not supported. {nearest(names[0], known)}"
+        raise UnknownArchitecture(
+            f"{WHERE}: the architecture {shortened(names[0])} is not supported. {nearest(names[0], known)}",
+            names[0],
         )
-    return BY_ARCHITECTURE[names[0]]
+    return BY_ARCHITECTURE[names[0]], None
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -236,7 +247,11 @@ def _unused(family: Family) -> dict[str, tuple[Any, ...]]:
         unused["rope_local_base_freq"] = ()
     if family.no_rope != "listed":
         unused["no_rope_layers"] = ()
-    if family.windows == "never":
+    if family.windows != "chunks":
+        unused["attention_chunk_size"] = ()
+    if not family.attention_temperature:
+        unused["attn_temperature_tuning"] = (False, 0)
+    if family.windows in ("never", "chunks"):
         unused["sliding_window"] = ()
         unused["use_sliding_window"] = (False,)
     return unused
@@ -278,23 +293,41 @@ def _layers(fields: Fields, family: Family, head_dim: int) -> tuple[LayerConfig,
     if family.no_rope == "full" and fields.has("sliding_window"):
         rotary = [kind == SLIDING for kind in kinds]
     window = fields.integer("sliding_window", high=MAX_LENGTH) if SLIDING in kinds else None
+    chunk = fields.integer("attention_chunk_size", high=MAX_LENGTH) if CHUNKED in kinds else None
     mixtures = read_mixtures(fields, family.mixture, count)
+    query_scaling, temperature = read_query_scaling(fields, family), _temperature(fields, family)
+    recurrent = read_recurrent(fields, family, count)
     return tuple(
         LayerConfig(
             window=window if kind == SLIDING else None,
-            rope=(local if kind == SLIDING else full) if has_rope else None,
+            rope=(local if kind == SLIDING else full) if has_rope and state is None else None,
             mixture=mixture,
+            query_scaling=query_scaling if has_rope else temperature or query_scaling,
+            chunk=chunk if kind == CHUNKED else None,
+            recurrent=state,
         )
-        for kind, has_rope, mixture in zip(kinds, rotary, mixtures, strict=True)
+        for kind, has_rope, mixture, state in zip(kinds, rotary, mixtures, recurrent, strict=True)
     )
+
+
+def _temperature(fields: Fields, family: Family) -> QueryScaling | None:
+    """Return the factor of queries in layers without rotary embedding (Llama 4), None for none."""
+    if not (family.attention_temperature and fields.values.get("attn_temperature_tuning")):
+        return None
+    return QueryScaling(fields.positive("attn_scale"), fields.integer("floor_scale", high=MAX_LENGTH), shift=1)
 
 
 def _rotary_layers(fields: Fields, family: Family, count: int) -> list[bool]:
     """Return for each layer whether it has a rotary embedding, as far as that does not follow from its window."""
+    if family.no_rope == "asked":
+        kind = fields.values.get("position_embedding_type")
+        if kind not in (None, "nope", "rope"):
+            raise fields.wrong("position_embedding_type", "rope or nope")
+        return [kind == "rope"] * count
     if family.no_rope != "listed":
         return [True] * count
     listed = fields.values.get("no_rope_layers")  # despite the name, 1 is a layer with rotary embedding
-    if listed is None:
+    if listed is None or listed == []:
         interval = fields.integer("no_rope_layer_interval")
         return [(index + 1) % interval != 0 for index in range(count)]
     if not isinstance(listed, list) or len(listed) < count or any(entry not in (0, 1) for entry in listed):
@@ -303,13 +336,13 @@ def _rotary_layers(fields: Fields, family: Family, count: int) -> list[bool]:
 
 
 def _layer_types(fields: Fields, family: Family, rotary: list[bool]) -> list[str]:
-    """Return ``full_attention`` or ``sliding_attention`` for each layer."""
-    count = len(rotary)
+    """Return ``full_attention``, ``sliding_attention`` or ``chunked_attention`` for each layer."""
+    count, limited = len(rotary), CHUNKED if family.windows == "chunks" else SLIDING
     listed = fields.values.get("layer_types")
-    if listed is None:
+    if listed is None or family.recurrent is not None:
         return _derived_types(fields, family, rotary)
-    if not isinstance(listed, list) or len(listed) != count or any(kind not in (FULL, SLIDING) for kind in listed):
-        raise fields.wrong("layer_types", f"a list of {count} times {FULL} or {SLIDING}")
+    if not isinstance(listed, list) or len(listed) != count or any(kind not in (FULL, limited) for kind in listed):
+        raise fields.wrong("layer_types", f"a list of {count} times {FULL} or {limited}")
     if family.windows in ("never", "all") and listed != _derived_types(fields, family, rotary):
         raise ModelError(f"{WHERE}: layer_types is not supported for {family.architecture}.")
     if (
@@ -322,6 +355,9 @@ def _layer_types(fields: Fields, family: Family, rotary: list[bool]) -> list[str
 
 
 def _derived_types(fields: Fields, family: Family, rotary: list[bool]) -> list[str]:
+    if family.windows == "chunks":
+        has_chunks = fields.has("attention_chunk_size")
+        return [CHUNKED if has_rope and has_chunks else FULL for has_rope in rotary]
     return [SLIDING if sliding else FULL for sliding in _sliding_layers(fields, family, rotary)]
 
 
@@ -333,11 +369,11 @@ def _sliding_layers(fields: Fields, family: Family, rotary: list[bool]) -> list[
             return [False] * count
         case "all":
             return [fields.has("sliding_window")] * count
-        case "pattern" if not fields.has("sliding_window"):
+        case "pattern" | "leading" if not fields.has("sliding_window"):
             return [False] * count
-        case "pattern":
-            period = fields.integer("sliding_window_pattern")
-            return [(index + 1) % period != 0 for index in range(count)]
+        case "pattern" | "leading" as kind:
+            period, shift = fields.integer("sliding_window_pattern"), int(kind == "pattern")
+            return [(index + shift) % period != 0 for index in range(count)]
     if not (fields.flag("use_sliding_window") and fields.has("sliding_window")):
         return [False] * count
     if family.windows == "asked":

@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import ModelError
+from ..errors import ModelError, UnknownArchitecture
+from .families.library_classes import LIBRARY_CLASSES
 from .gguf import GgufFile
 from .locate import DEFAULT_MODEL, DEFAULT_NAME, cache_folder
 from .read_config import read_model_config
@@ -153,6 +154,9 @@ def _fault_of_folder(folder: Path) -> str:
         return "it has no config.json: no language model, or one that was not fetched as a whole"
     try:
         read_model_config(folder)
+    except UnknownArchitecture as error:
+        if error.architecture not in LIBRARY_CLASSES:
+            return str(error)
     except ModelError as error:
         return str(error)
     index = _json(folder / _INDEX).get("weight_map")

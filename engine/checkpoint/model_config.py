@@ -11,10 +11,11 @@ or, as a parallel block, ``h += attention(norm(h)) + mlp(norm(h))`` with the h b
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 from .families.mixture import Mixture
 from .families.norm_layout import HeadNorm, LayerNorms
+from .families.recurrent import RecurrentLayer
 
 Activation = Literal["silu", "gelu_tanh", "relu2"]
 Norm = Literal["rms", "layer"]
@@ -140,18 +141,69 @@ class LatentConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class QueryScaling:
+    """Queries times ``1 + beta * log(1 + floor((position + shift) / length))``: sharper attention in long contexts.
+
+    Attributes:
+        length: tokens; the factor is 1 before.
+        shift: 1 where positions are counted from 1 (Llama 4), else 0.
+    """
+
+    beta: float
+    length: int
+    shift: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class LayerConfig:
     """Parameters of one layer.
 
     Attributes:
         window: size of the sliding window, the token itself included; None for full attention.
+        chunk: size of a chunk: a token sees the keys of its own one; None for full attention.
         rope: None for a layer without positions.
         mixture: the experts that are the layer's MLP, None for an ordinary one.
+        query_scaling: a factor of queries by position, or None.
+        recurrent: what the layer has in place of attention, None for attention.
     """
 
     window: int | None
     rope: Rope | None
     mixture: Mixture | None = None
+    query_scaling: QueryScaling | None = None
+    chunk: int | None = None
+    recurrent: RecurrentLayer | None = None
+
+
+class ModelShape(Protocol):
+    """What the engine reads of any model's configuration; each has its meaning in ``ModelConfig``."""
+
+    @property
+    def family(self) -> str: ...
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def hidden_size(self) -> int: ...
+    @property
+    def num_layers(self) -> int: ...
+    @property
+    def num_attention_layers(self) -> int: ...
+    @property
+    def has_states(self) -> bool: ...
+    @property
+    def num_heads(self) -> int: ...
+    @property
+    def num_kv_heads(self) -> int: ...
+    @property
+    def head_dim(self) -> int: ...
+    @property
+    def max_position_embeddings(self) -> int: ...
+    @property
+    def rope_switch(self) -> int | None: ...
+    @property
+    def latent(self) -> LatentConfig | None: ...
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,10 +221,11 @@ class ModelConfig:
         norms: names of a layer's norms. ``before_mlp`` of a parallel block is ``before_attention``.
         parallel_block: attention and MLP have the same input (Cohere).
         qk_norm: norm of query and key heads, None for none.
-        head_norms: names of these norms.
+        head_norms: names of these norms; None for norms without weights, in layers with a rotary embedding (Llama 4).
         is_qk_normed_last: they come after the rotation (HunYuan), else before.
         qkv_modules: names of the projections of q, k and v, or of the one for all three (Phi-3).
         mlp_modules: names of the MLP's projections: of gate and up, or of both in one, or of up alone; then of down.
+        mlp_block: the module that they are in.
         gated_mlp: the MLP is ``down(act(gate(x)) * up(x))``, else ``down(act(up(x)))``.
         qkv_bias: q, k and v projections have a bias; ``output_bias`` and ``mlp_bias`` likewise for theirs.
         attention_sinks: each head has a logit without a value, which the softmax takes into account (gpt-oss).
@@ -188,6 +241,8 @@ class ModelConfig:
         bos_token_id: the begin token, if there is one; the tokenizer decides whether prompts get it.
         eos_token_ids: the tokens that end an answer.
         prediction_layers: layers behind the last in a checkpoint, which predict further tokens and are not loaded.
+        output_module: name of attention's output projection.
+        final_norm: the norm behind the last layer.
         latent: attention is latent, None for keys and values of their own.
     """
 
@@ -207,10 +262,11 @@ class ModelConfig:
     norms: LayerNorms
     parallel_block: bool
     qk_norm: HeadNorm | None
-    head_norms: tuple[str, str]
+    head_norms: tuple[str, str] | None
     is_qk_normed_last: bool
     qkv_modules: tuple[str, ...]
     mlp_modules: tuple[str, ...]
+    mlp_block: str
     gated_mlp: bool
     qkv_bias: bool
     output_bias: bool
@@ -229,11 +285,22 @@ class ModelConfig:
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
     prediction_layers: int = 0
+    output_module: str = "o_proj"
+    final_norm: str = "norm"
     latent: LatentConfig | None = None
 
     @property
     def num_layers(self) -> int:
         return len(self.layers)
+
+    @property
+    def num_attention_layers(self) -> int:
+        return sum(layer.recurrent is None for layer in self.layers)
+
+    @property
+    def has_states(self) -> bool:
+        """Whether a layer has a recurrent state."""
+        return any(layer.recurrent is not None for layer in self.layers)
 
     @property
     def rope_switch(self) -> int | None:

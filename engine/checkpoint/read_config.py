@@ -39,10 +39,15 @@ def read_model_config(checkpoint: Path | GgufFile) -> ModelConfig:
     found = open_checkpoint(checkpoint) if isinstance(checkpoint, Path) else checkpoint
     if isinstance(found, GgufFile):
         return gguf_model_config(found)
-    config = model_config(_read_json(found / CONFIG))
+    config = model_config(read_config_file(found))
     fields = Fields(read_generation_config(found), GENERATION_CONFIG)
     eos = fields.token_ids("eos_token_id", config.vocab_size)
     return replace(config, eos_token_ids=eos) if eos else config
+
+
+def read_config_file(folder: Path) -> dict[str, Any]:
+    """Return the content of a folder's ``config.json``. Raises ModelError if it is missing or malformed."""
+    return _read_json(folder / CONFIG)
 
 
 def read_generation_config(path: Path) -> dict[str, Any]:
@@ -61,7 +66,7 @@ def config_end_tokens(path: Path, vocab_size: int) -> tuple[int, ...]:
     Raises:
         ModelError: the file is missing or malformed.
     """
-    value = shared_value(_read_json(path / CONFIG), "eos_token_id")
+    value = shared_value(read_config_file(path), "eos_token_id")
     return Fields({"eos_token_id": value}, CONFIG).token_ids("eos_token_id", vocab_size)
 
 

@@ -16,10 +16,16 @@ def read_mixtures(fields: Fields, family: MixtureFamily | None, num_layers: int)
     Raises:
         ModelError: a value is invalid, or asks for something that is not computed.
     """
-    if family is None:
+    if family is None or is_dense(fields, family):
         return (None,) * num_layers
     mixture = _mixture(fields, family)
     return tuple(mixture if is_sparse else None for is_sparse in _sparse_layers(fields, family, num_layers))
+
+
+def is_dense(fields: Fields, family: MixtureFamily) -> bool:
+    """Return whether a config of a family whose mixtures are optional has no experts."""
+    counts = (fields.integer(key, low=0, high=MOST_EXPERTS, default=0) for key in family.count_keys)
+    return family.optional and not any(counts)
 
 
 def _mixture(fields: Fields, family: MixtureFamily) -> Mixture:
@@ -53,6 +59,7 @@ def _mixture(fields: Fields, family: MixtureFamily) -> Mixture:
         gated_sharing=family.gated_sharing,
         biased=family.biased,
         clamp=_clamp(fields) if family.clamped else None,
+        weighs_input=family.weighs_input,
     )
 
 
@@ -81,11 +88,23 @@ def _sparse_layers(fields: Fields, family: MixtureFamily, num_layers: int) -> li
         case "first":
             first = fields.integer("first_k_dense_replace", low=0, high=num_layers)
             return [index >= first for index in range(num_layers)]
+        case "unlisted":
+            return _listed_layers(fields, num_layers)
     dense = fields.values.get("mlp_only_layers") or []
     if not isinstance(dense, list) or any(type(index) is not int for index in dense):
         raise fields.wrong("mlp_only_layers", "a list of layers")
     step = fields.integer("decoder_sparse_step", default=1)
     return [index not in dense and (index + 1) % step == 0 for index in range(num_layers)]
+
+
+def _listed_layers(fields: Fields, num_layers: int) -> list[bool]:
+    listed = fields.values.get("moe_layers")
+    if listed is None:
+        step = fields.integer("interleave_moe_layer_step")
+        return [(index + 1) % step == 0 for index in range(num_layers)]
+    if not isinstance(listed, list) or any(type(index) is not int for index in listed):
+        raise fields.wrong("moe_layers", "a list of layers")
+    return [index in listed for index in range(num_layers)]
 
 
 def prediction_layers(fields: Fields, family: MixtureFamily | None) -> int:

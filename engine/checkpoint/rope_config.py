@@ -14,7 +14,7 @@ from typing import Any
 from ..errors import ModelError, quoted, shortened
 from .config_fields import Fields
 from .families.family import Family
-from .model_config import LinearScaling, Llama3Scaling, LongRopeScaling, Rope, YarnScaling
+from .model_config import LinearScaling, Llama3Scaling, LongRopeScaling, QueryScaling, Rope, YarnScaling
 
 DEFAULT_THETA = 10_000.0
 
@@ -33,6 +33,7 @@ _KEYS = {
 }
 ROPE_TYPES = tuple(_KEYS)
 _OLD_NAMES = {"su": "longrope"}
+_BETA = "llama_4_scaling_beta"
 # Beside "alpha", without effect in the published code.
 _NTK_ALPHA = {"alpha", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"}
 
@@ -58,6 +59,17 @@ def read_ropes(fields: Fields, family: Family, head_dim: int) -> tuple[Rope, Rop
     )
 
 
+def read_query_scaling(fields: Fields, family: Family) -> QueryScaling | None:
+    """Return the factor of queries by position that the rotary parameters name, or None. Raises ModelError."""
+    if not family.scaled_queries:
+        return None
+    parameters = _merged(fields.mapping("rope_parameters"), fields.mapping("rope_scaling"), fields.where)
+    own = Fields(parameters, f"{fields.where}: rope parameters")
+    if not own.has(_BETA):
+        return None
+    return QueryScaling(own.positive(_BETA), own.integer("original_max_position_embeddings", high=1 << 30))
+
+
 def _merged(new: dict[str, Any], old: dict[str, Any], where: str) -> dict[str, Any]:
     for key in new.keys() & old.keys():
         if new[key] != old[key]:
@@ -81,6 +93,8 @@ def _rope(fields: Fields, parameters: dict[str, Any], theta_key: str, family: Fa
         )
     kind = _newest(kind)
     known = _KEYS[kind] | _NTK_ALPHA if family.ntk_alpha and kind == "dynamic" else _KEYS[kind]
+    if family.scaled_queries:  # the length is there a second time
+        known |= {_BETA, "max_position_embeddings"}
     for key, value in parameters.items():
         if key not in known and value is not None:
             raise ModelError(f"{fields.where}: rope parameter {shortened(key)} is not supported with rope type {kind}.")
@@ -165,8 +179,8 @@ def _scaling(kind: str, own: Fields, fields: Fields) -> LinearScaling | Llama3Sc
         return LinearScaling(own.positive("factor"))
     if kind == "llama3":
         low, high = own.positive("low_freq_factor"), own.positive("high_freq_factor")
-        if not low < high:
-            raise own.wrong("high_freq_factor", f"above low_freq_factor {low}")
+        if not low <= high:  # the same for Llama 4: no wavelength lies between
+            raise own.wrong("high_freq_factor", f"at least low_freq_factor {low}")
         return Llama3Scaling(own.positive("factor"), low, high, _original_length(own, fields))
     return _yarn(own, fields) if kind == "yarn" else None
 

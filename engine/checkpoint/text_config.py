@@ -9,6 +9,7 @@ from typing import Any
 from .config_fields import Fields
 from .families.family import Family
 from .families.family_table import BY_NAME
+from .families.mixture import ExpertNames, MixtureFamily
 
 TEXT, VISION = "text_config", "vision_config"
 
@@ -60,6 +61,11 @@ MULTIMODAL = (
         towers=_LLAVA,
     ),
     Multimodal(
+        family=replace(BY_NAME["ministral3"], architecture="Mistral3ForConditionalGeneration"),
+        text_types=("ministral3",),
+        towers=_LLAVA,
+    ),
+    Multimodal(
         family=replace(
             BY_NAME["qwen2"],
             architecture="Qwen2_5_VLForConditionalGeneration",
@@ -89,16 +95,56 @@ MULTIMODAL = (
         text_types=("qwen3_vl_text",),
         towers=("visual",),
     ),
+    Multimodal(
+        family=replace(
+            BY_NAME["qwen3_moe"],
+            architecture="Qwen3VLMoeForConditionalGeneration",
+            windows="never",
+            defaults={"num_key_value_heads": 16, "rope_theta": 500_000.0, "num_experts_per_tok": 4},
+            mixture=MixtureFamily(
+                names=ExpertNames(gate="experts.gate_up_proj", down="experts.down_proj", storage="transposed"),
+                count_keys=("num_experts", "num_local_experts"),
+                dense_layers="stepped",
+            ),
+            mrope=True,
+        ),
+        text_types=("qwen3_vl_moe_text",),
+        towers=("visual",),
+    ),
+    Multimodal(
+        family=replace(BY_NAME["llama4"], architecture="Llama4ForConditionalGeneration"),
+        text_types=("llama4_text",),
+        towers=("vision_model", "multi_modal_projector"),
+    ),
 )
 
-MULTIMODAL_BY_ARCHITECTURE = {whole.family.architecture: whole for whole in MULTIMODAL}
+MULTIMODAL_BY_ARCHITECTURE: dict[str, tuple[Multimodal, ...]] = {}
+for _whole in MULTIMODAL:
+    _name = _whole.family.architecture
+    MULTIMODAL_BY_ARCHITECTURE[_name] = (*MULTIMODAL_BY_ARCHITECTURE.get(_name, ()), _whole)
+
+
+def multimodal(config: Mapping[str, Any], architecture: str, where: str) -> Multimodal | None:
+    """Return the row of a multimodal class that fits the language model in ``text_config``; None for another class.
+
+    Raises:
+        ModelError: the language model is of a family that this class is not served with.
+    """
+    rows = MULTIMODAL_BY_ARCHITECTURE.get(architecture)
+    text = config.get(TEXT)
+    if not rows or not isinstance(text, dict) or text.get("model_type") is None:
+        return rows[0] if rows else None
+    known = [name for whole in rows for name in whole.text_types]
+    if text["model_type"] not in known:
+        raise Fields(text, f"{where}: {TEXT}").wrong("model_type", f"{' or '.join(known)} in {architecture}")
+    return next(whole for whole in rows if text["model_type"] in whole.text_types)
 
 
 def language_config(config: Mapping[str, Any], whole: Multimodal, where: str) -> dict[str, Any]:
     """Return the keys of the language model, and those of the whole model that bear on it.
 
     Raises:
-        ModelError: there is no ``text_config``, or it is another family's.
+        ModelError: there is no ``text_config``.
     """
     outer = {key: value for key, value in config.items() if key not in (TEXT, VISION)}
     fields = Fields(config, where)
@@ -107,9 +153,6 @@ def language_config(config: Mapping[str, Any], whole: Multimodal, where: str) ->
     text = fields.mapping(TEXT)
     if not text:
         raise fields.wrong(TEXT, f"the language model's config in {whole.family.architecture}")
-    inner = Fields(text, f"{where}: {TEXT}")
-    if inner.has("model_type") and text["model_type"] not in whole.text_types:
-        raise inner.wrong("model_type", f"{' or '.join(whole.text_types)} in {whole.family.architecture}")
     return text | {key: value for key in _SHARED if (value := shared_value(config, key)) is not None}
 
 

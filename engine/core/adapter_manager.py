@@ -53,11 +53,13 @@ class Adaptation:
         path: the namespaces of the sequence.
         adapter: load id of the version, -1 for the base model alone.
         adapted_from: position of the first token that the adapter reads.
+        vocab_size: tokens of the adapter's own vocabulary, 0 for the base model's.
     """
 
     path: PrefixPath
     adapter: int = -1
     adapted_from: int = 0
+    vocab_size: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,11 +93,13 @@ class AdapterManager:
     Args:
         pool: names, versions, slots and memory.
         base_digest: of the base model, a part of every namespace.
+        vocab_size: tokens of the base model's vocabulary.
         folder: an adapter below it is loaded when a sequence names it; None for no such folder.
     """
 
-    def __init__(self, pool: AdapterPool, base_digest: str, folder: Path | None) -> None:
+    def __init__(self, pool: AdapterPool, base_digest: str, vocab_size: int, folder: Path | None) -> None:
         self._pool = pool
+        self._vocab_size = vocab_size
         self._base_digest = base_digest
         self._folder = folder
         self._loads: deque[_Load] = deque()  # in the order in which the pool reports them
@@ -169,6 +173,7 @@ class AdapterManager:
         if version is None:
             self._wait(name, submit)
             return None
+        _check_tokens(submit, version.vocab_size or self._vocab_size)
         self._requests[name] += 1
         self._hits[name] += self._pool.slots.is_ready(version.load_id)
         start = activation_position(submit.tokens, version.invocation_tokens) if version.invocation_tokens else 0
@@ -179,7 +184,7 @@ class AdapterManager:
         self._pool.slots.prefetch(version.load_id)
         own = Namespace(self._base_digest, version.digest, submit.salt, submit.cache_tenant)
         path = PrefixPath(own, switch_at=start, before=base) if start else PrefixPath(own)
-        return Adaptation(path, version.load_id, start)
+        return Adaptation(path, version.load_id, start, version.vocab_size or 0)
 
     def poll(self) -> list[Arrival]:
         """Finish loads, once a step. Returns the sequences that waited for them."""
@@ -242,6 +247,7 @@ class AdapterManager:
             requests=self._requests[version.name],
             hits=self._hits[version.name],
             digest=version.digest,
+            vocab_size=version.vocab_size or 0,
         )
 
     def names(self) -> dict[str, str]:
@@ -372,3 +378,14 @@ def _is_adapter(folder: Path, name: str) -> bool:
         return (folder / name).is_dir()
     except (AdapterError, OSError):
         return False
+
+
+def _check_tokens(submit: Submit, vocab_size: int) -> None:
+    """Raise RequestError for token ids that an adapter's vocabulary lacks."""
+    biased = [token for token, _ in submit.params.logit_bias]
+    for field, tokens in (("prompt", submit.tokens), ("generated", submit.generated), ("logit_bias", biased)):
+        if tokens and (largest := max(tokens)) >= vocab_size:
+            raise RequestError(
+                f"{field} has the token id {largest}; the adapter {submit.adapter!r} has tokens 0 to {vocab_size - 1}.",
+                param=field,
+            )

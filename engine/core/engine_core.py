@@ -40,10 +40,12 @@ from ..step_timer import StepTimer
 from ..types import FinishReason, Usage
 from .adapter_manager import Adaptation, AdapterManager
 from .debug_snapshot import take_snapshot
+from .grammar_vocabularies import GrammarVocabularies
 from .step_worker import Launched, StepWorker
 
 if TYPE_CHECKING:
-    from .structured_output import Compilation, StructuredOutputManager
+    from ..models.model import Model
+    from .structured_output import Compilation
 
 _PAUSE = 0.001  # seconds between two polls of compiles and loads in an idle engine
 
@@ -72,10 +74,11 @@ class EngineCore:
         self._outbox: list[Message] = []
         self._ahead: StepHandle | None = None  # launched while the step before it was in flight
         self._max_lines = config.max_num_seqs + config.max_drafts
-        self._grammars: StructuredOutputManager | None = None
+        self._grammars = GrammarVocabularies(worker.eos_ids, worker.vocab_size, self._max_lines)
         self._compiling: dict[int, tuple[Sequence, Compilation]] = {}
         folder = None if config.lora_dir is None else Path(config.lora_dir)
-        self._adapters = AdapterManager(worker.adapters, worker.base_digest, folder) if worker.adapters else None
+        base = worker.base_digest, worker.vocab_size
+        self._adapters = AdapterManager(worker.adapters, *base, folder) if worker.adapters else None
         self.ready = Ready(
             max_model_len=worker.max_model_len,
             vocab_size=worker.vocab_size,
@@ -87,11 +90,11 @@ class EngineCore:
         )
 
     @classmethod
-    def load(cls, config: EngineConfig, model_path: Path) -> EngineCore:
-        """Load a model and make its engine core. Raises ModelError and ConfigError."""
+    def load(cls, config: EngineConfig, model_path: Path, model: Model | None = None) -> EngineCore:
+        """Load a model, unless its weights are loaded, and make its engine core. Raises ModelError and ConfigError."""
         from ..executor.worker import Worker
 
-        return cls(config, Worker(config, model_path))
+        return cls(config, Worker(config, model_path, model=model))
 
     @property
     def has_work(self) -> bool:
@@ -112,10 +115,10 @@ class EngineCore:
                     self._submit(message)
                 elif isinstance(message, Abort):
                     self._abort(message.ids)
-                elif isinstance(message, PrepareGrammar) and self._grammars is not None:
-                    self._grammars.prepare(message.kind, message.content)
+                elif isinstance(message, PrepareGrammar):
+                    self._grammars.prepare(message)
                 elif isinstance(message, TokenTexts):
-                    self._learn(message)
+                    self._grammars.learn(message)
                 elif isinstance(message, (LoadAdapter, UnloadAdapter, ListAdapters)):
                     self._manage(message)
                 elif isinstance(message, TakeSnapshot):
@@ -169,8 +172,7 @@ class EngineCore:
     def close(self) -> list[Message]:
         """Fail every live sequence. Returns messages to the client."""
         error = EngineDead("The engine is shutting down.")
-        if self._grammars:
-            self._grammars.close()
+        self._grammars.close()
         self._outbox += [failure_of(number, error) for number in self._compiling]
         self._compiling.clear()
         self._outbox += self._scheduler.fail_all(error)
@@ -187,7 +189,7 @@ class EngineCore:
         return {
             **self._stats.counters(),
             **self._scheduler.session_pins.stats(),
-            **(self._grammars.stats() if self._grammars else {}),
+            **self._grammars.stats(),
             **(self._adapters.stats() if self._adapters else {}),
             "running": self._scheduler.num_running,
             "waiting": self._scheduler.num_waiting + deferred,
@@ -204,7 +206,7 @@ class EngineCore:
         return self._adapters.in_use() if self._adapters else ((), ())
 
     def take_observations(self) -> dict[str, list[float]]:
-        return self._stats.take_observations() | (self._grammars.take_observations() if self._grammars else {})
+        return self._stats.take_observations() | self._grammars.take_observations()
 
     def check(self) -> None:
         """Raise AssertionError if pages, tree and leases, or adapters, slots and pins are inconsistent."""
@@ -214,16 +216,17 @@ class EngineCore:
 
     def _make_scheduler(self) -> tuple[PrefixCache, Scheduler]:
         """Return an empty prefix cache and a scheduler over it."""
-        config, adapters = self._config, self._worker.adapters
-        cache = PrefixCache(self._worker.num_pages, config.block_size, sharing=config.enable_prefix_caching)
+        config, worker, sharing = self._config, self._worker, self._config.enable_prefix_caching
+        cache = PrefixCache(worker.num_pages, config.block_size, sharing=sharing, states=worker.states)
+        max_drafts = config.max_drafts if worker.states is None else 0  # a rejected draft would remain in a state
         scheduler = Scheduler(
             cache,
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
             stats=self._stats,
-            slots=adapters.slots if adapters else None,
-            proposer=Proposer(config.speculative, cache, self._stats) if config.max_drafts else None,
-            max_drafts=config.max_drafts,
+            slots=worker.adapters.slots if worker.adapters else None,
+            proposer=Proposer(config.speculative, cache, self._stats) if max_drafts else None,
+            max_drafts=max_drafts,
         )
         return cache, scheduler
 
@@ -277,6 +280,7 @@ class EngineCore:
             if ended := self._adapters.settle(messages):
                 self._cache.drop_adapters(frozenset(ended))
             messages += self._adapters.take_messages()
+        self._grammars.settle(messages)
         self._open.difference_update([each.id for each in messages if isinstance(each, (Done, Failed))])
         return messages
 
@@ -288,11 +292,9 @@ class EngineCore:
             sequence = self._sequence(submit, adaptation)
             if submit.grammar is None and submit.reasoning is None:
                 self._scheduler.add(sequence)
-            elif self._grammars is None:
-                what = "cannot follow a grammar" if submit.grammar else "can have no thought with a budget"
-                raise RequestError(f"This model has no end token, so its answers {what}.")
             else:
-                self._compiling[submit.id] = sequence, self._grammars.compile(submit.grammar, submit.reasoning)
+                compilation = self._grammars.compile(submit, adaptation.vocab_size)
+                self._compiling[submit.id] = sequence, compilation
         except EngineError as error:
             self._outbox.append(failure_of(submit.id, error))
 
@@ -329,15 +331,6 @@ class EngineCore:
             compiling = [number for number in loss.ids if self._compiling.pop(number, None)]
             self._outbox += [failure_of(number, loss.error) for number in compiling]
 
-    def _learn(self, texts: TokenTexts) -> None:
-        """Set up structured output, unless the model has no end token among the tokenizer's tokens."""
-        ends = tuple(token for token in self._worker.eos_ids if token < len(texts.lengths))
-        if not ends:
-            return
-        from .structured_output import StructuredOutputManager
-
-        self._grammars = StructuredOutputManager(texts, ends, self._worker.vocab_size, self._max_lines)
-
     def _poll_compiling(self) -> None:
         """Queue the sequences whose grammar is compiled; others do not wait for it."""
         for number, (sequence, compilation) in tuple(self._compiling.items()):
@@ -364,7 +357,7 @@ class EngineCore:
     def _masks(self, batch: Batch) -> Callable[[], Masks] | None:
         """Begin to fill the token masks of a step on another thread; None if no row needs one."""
         jobs = self._scheduler.mask_jobs(batch)
-        return self._grammars.fill(jobs) if jobs and self._grammars else None
+        return self._grammars.fill(jobs) if jobs else None
 
     def _sequence(self, submit: Submit, adaptation: Adaptation) -> Sequence:
         params, room = submit.params, self._worker.max_model_len - len(submit.tokens)
@@ -374,7 +367,7 @@ class EngineCore:
                 f"({room}), not {len(submit.generated)}.",
                 param="generated",
             )
-        ends = () if params.ignore_eos else self._worker.eos_ids
+        ends = () if params.ignore_eos else (*self._worker.eos_ids, *submit.ends)
         seed = params.seed if params.seed is not None else self._seeds.getrandbits(63)
         tokens = submit.tokens + submit.generated
         switch = self._worker.rope_switch
@@ -392,6 +385,8 @@ class EngineCore:
             rope_switch=ENDLESS if is_long else switch,
             adapter=adaptation.adapter,
             adapted_from=adaptation.adapted_from,
+            vocabulary=submit.vocabulary,
+            vocab_size=adaptation.vocab_size,
             tenant=submit.tenant,
             priority=submit.priority,
             session=submit.session,

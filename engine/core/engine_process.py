@@ -19,7 +19,7 @@ import time
 import traceback
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .. import process_memory
 from ..config import EngineConfig
@@ -29,6 +29,9 @@ from ..machine.software import requirement
 from ..messages import Failed, Heartbeat, Message, Shutdown, decode, encode
 from .engine_core import EngineCore
 from .liveness_thread import LivenessThread
+
+if TYPE_CHECKING:
+    from ..models.model import Model
 
 HEARTBEAT_SECONDS = 0.25
 GOODBYE_SECONDS = 5.0  # for the client to take the last frame
@@ -65,10 +68,10 @@ def serve(core: EngineCore, channel: Channel, liveness: LivenessThread) -> None:
             out = []
 
 
-def start(config: EngineConfig, model_path: Path, channel: Channel) -> EngineCore | None:
-    """Load the engine and send Ready, or the error that prevents it."""
+def start(config: EngineConfig, model_path: Path, channel: Channel, model: Model | None = None) -> EngineCore | None:
+    """Load the engine, but for weights that are loaded, and send Ready, or the error that prevents it."""
     try:
-        core = _load(config, model_path)
+        core = _load(config, model_path, model)
     except EngineError as error:
         channel.send(encode([Failed(START_FAILED, type(error).__name__, str(error))]))
         channel.drain(GOODBYE_SECONDS)
@@ -78,7 +81,7 @@ def start(config: EngineConfig, model_path: Path, channel: Channel) -> EngineCor
     return core
 
 
-def _load(config: EngineConfig, model_path: Path) -> EngineCore:
+def _load(config: EngineConfig, model_path: Path, model: Model | None = None) -> EngineCore:
     """Load the engine. Raises EngineError, also where torch cannot be imported or memory is used up."""
     try:
         importlib.import_module("torch")  # whose libraries may be missing; the core imports it when it loads
@@ -89,7 +92,7 @@ def _load(config: EngineConfig, model_path: Path) -> EngineCore:
             f"'{requirement(name)}', or rootgraft doctor"
         ) from error
     try:
-        return EngineCore.load(config, model_path)
+        return EngineCore.load(config, model_path, model)
     except (MemoryError, RuntimeError) as error:
         if not isinstance(error, MemoryError) and type(error).__name__ != "OutOfMemoryError":
             raise
@@ -99,25 +102,33 @@ def _load(config: EngineConfig, model_path: Path) -> EngineCore:
         ) from error
 
 
-def _config(options: str) -> EngineConfig:
-    """Parse the options; JSON has lists in place of tuples."""
+def parse_config(options: str) -> EngineConfig:
+    """Parse options in JSON, which has lists in place of tuples."""
     values: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value for name, value in json.loads(options).items()
     }
     return EngineConfig(**values)
 
 
-def main(arguments: list[str]) -> int:
-    """Run the engine process. Returns its exit code."""
+def set_up_process() -> None:
+    """Set what an engine process needs before it starts a thread."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     sys.setswitchinterval(SWITCH_SECONDS)
     process_memory.share_heap()
-    fd, liveness_fd, path, options = arguments
-    channel = Channel(socket.socket(fileno=int(fd)))
+
+
+def run(fd: int, liveness_fd: int, config: EngineConfig, path: Path, model: Model | None = None) -> int:
+    """Run an engine until its client has enough of it. Returns the exit code of its process.
+
+    Args:
+        fd, liveness_fd: its ends of the channel and of the pipe for signs of life.
+        model: weights that are loaded.
+    """
+    channel = Channel(socket.socket(fileno=fd))
     try:
-        with closing(LivenessThread(int(liveness_fd))) as liveness:
-            core = start(_config(options), Path(path), channel)
+        with closing(LivenessThread(liveness_fd)) as liveness:
+            core = start(config, path, channel, model)
             if core is None:
                 return EXIT_SOFTWARE
             with closing(core):  # even if the client is gone: threads that wait for a step would keep the process alive
@@ -128,6 +139,13 @@ def main(arguments: list[str]) -> int:
         traceback.print_exc()
         return EXIT_SOFTWARE
     return 0
+
+
+def main(arguments: list[str]) -> int:
+    """Run the engine process. Returns its exit code."""
+    set_up_process()
+    fd, liveness_fd, path, options = arguments
+    return run(int(fd), int(liveness_fd), parse_config(options), Path(path))
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from ..batch import Batch, Masks, StepHandle
+from ..kv_cache.state_cache import StateSlots
 from ..step_timer import StepTimer
 
 if TYPE_CHECKING:
@@ -18,12 +19,14 @@ class StepWorker(Protocol):
     Attributes:
         overlaps: whether the device computes while the host goes on, so that a step is better launched before the
             last one is read.
+        states: slots of recurrent states; None for a model without. Drafts are off then.
         rope_switch: tokens beyond which a sequence's KV is another one; ``ENDLESS`` for never.
         base_digest: of the base model, see ``engine.checkpoint.base_digest``.
     """
 
     num_pages: int
     max_model_len: int
+    states: StateSlots | None
     rope_switch: int
     vocab_size: int
     eos_ids: tuple[int, ...]

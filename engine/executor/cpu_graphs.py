@@ -2,7 +2,7 @@
 
 Eager Python takes a good part of a small step, with the same calls each time. Steps differ only in their inputs and
 their numbers of tokens and rows, so a replay copies the inputs to the buffers that the recorded calls read, sets these
-two numbers in the calls, and makes them again.
+two numbers in the calls, and makes them again. Steps with an adapter that brings norms of its own run eagerly.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from torch import Tensor
 from ...kernels.layouts.staging import to_device
 from ...kernels.ops import Buffers, RecordedPass, record
 from ...lora.lora_step import LoraStep
+from ...lora.own.own_weights import OwnStep
 from ...lora.segments import StaticSegments
 from ..models.decoder import DecoderModel
 from ..models.forward_inputs import ForwardInputs
@@ -54,7 +55,9 @@ class CpuGraphs:
         self._model = model
         self._kv = kv
         self._inputs = inputs
-        self._static = StaticInputs(_MOST_TOKENS, max_num_seqs, inputs.table_width, model.device)
+        self._static = StaticInputs(
+            _MOST_TOKENS, max_num_seqs, inputs.table_width, model.device, has_states=model.config.has_states
+        )
         self._residual = torch.empty((_MOST_TOKENS, model.config.hidden_size), device=model.device)
         self._kept_start = torch.zeros(max_num_seqs + 1, dtype=torch.int32, device=model.device)
         self._kept_segments = StaticSegments(_MOST_TOKENS, model.device)
@@ -70,18 +73,20 @@ class CpuGraphs:
         """Return the hidden states of the kept tokens, [S, H], valid until the next step."""
         if step.num_tokens > _MOST_TOKENS:
             return self._run_eagerly(step)
-        bank = self._inputs.bank
+        bank, own = self._inputs.bank, self._inputs.own_step(step.slots)
+        if own is not None and own.has_norms:
+            return self._run_eagerly(step)
         projections = _Projections() if step.slots is None or bank is None else bank.projections(step.slots)
         if projections not in self._recordings:
-            return self._record(projections, step) if step.num_kept else self._run_eagerly(step)
+            return self._record(projections, step, own) if step.num_kept else self._run_eagerly(step)
         self._recordings.move_to_end(projections)
         recording = self._recordings[projections]
-        return self._replay(recording, step) if recording else self._run_eagerly(step)
+        return self._replay(recording, step, own) if recording else self._run_eagerly(step)
 
     def _run_eagerly(self, step: HostInputs) -> Tensor:
         return self._model.forward(self._inputs.to_tensors(step), self._kv)
 
-    def _record(self, projections: _Projections, step: HostInputs) -> Tensor:
+    def _record(self, projections: _Projections, step: HostInputs, own: OwnStep | None) -> Tensor:
         num_tokens, num_kept = step.num_tokens, step.num_kept
         lora = self._recorded_lora(projections, self._static.segments)
         inputs = self._static.inputs(num_tokens, step.num_rows, step.max_query, self._inputs.max_context, lora=lora)
@@ -91,7 +96,7 @@ class CpuGraphs:
             lora=self._recorded_lora(projections, self._kept_segments),
         )
         self._fill(step)
-        residual = self._embedded(inputs)
+        residual = self._embedded(replace(inputs, own=own))
         queries, extend = record(lambda: self._model.extend(residual, inputs, self._kv), self._buffers)
         self._move_kept(queries, step)
         q, residual = queries[:num_kept], residual[:num_kept]
@@ -111,9 +116,9 @@ class CpuGraphs:
         bank = self._inputs.bank
         return bank.recorded_step(projections, segments.segments(_MOST_TOKENS)) if bank and projections else None
 
-    def _replay(self, recording: _Recording, step: HostInputs) -> Tensor:
+    def _replay(self, recording: _Recording, step: HostInputs, own: OwnStep | None) -> Tensor:
         self._fill(step)
-        self._embedded(replace(recording.inputs, token_ids=self._static.token_ids(step.num_tokens)))
+        self._embedded(replace(recording.inputs, token_ids=self._static.token_ids(step.num_tokens), own=own))
         recording.extend.replay(step.num_tokens, step.num_rows)
         self._move_kept(recording.queries, step)
         if step.num_kept:

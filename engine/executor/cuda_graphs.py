@@ -6,7 +6,10 @@ tokens without a cell, for which the kernels do nothing. All graphs share the in
     decode    every row has one token, as many rows as tokens
     mixed     rows have any number of tokens: drafts, and the last chunks of prompts
     shared    of either, with launches for prefixes that rows read together
-    adapted   of either, with launches for adapters in every projection
+    adapted   of either, with launches for adapters in every projection but those of experts
+
+Steps with adapters on experts run without a graph, and so do those with an adapter that brings an embedding or norms of
+its own.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from ...kernels.ops import Capture, capture_for, shares_prefixes
 from ..config import EngineConfig
 from ..models.decoder import DecoderModel
 from ..models.kv_pool import KvPool
+from ..models.model import Model
 from .input_builder import HostInputs, InputBuilder
 from .static_inputs import StaticInputs
 
@@ -76,7 +80,10 @@ class CudaGraphs:
         self._sizes = sizes_up_to(min(max_tokens, _MOST_TOKENS))
         self._max_rows = self._sizes[bisect_left(self._sizes, min(max_rows, self._sizes[-1]))]
         self._adapted = inputs.bank.reserve(max_rank) if inputs.bank else frozenset[str]()
-        self._static = StaticInputs(self._sizes[-1], self._max_rows, inputs.table_width, model.device)
+        has_states = model.config.has_states
+        self._static = StaticInputs(
+            self._sizes[-1], self._max_rows, inputs.table_width, model.device, has_states=has_states
+        )
         shape = (self._sizes[-1], model.config.hidden_size)
         self._hidden = torch.zeros(shape, dtype=model.dtype, device=model.device)
         self._replays: dict[Variant, Callable[[], None]] = {}
@@ -104,7 +111,9 @@ class CudaGraphs:
     @torch.inference_mode()
     def forward(self, step: HostInputs) -> Tensor:
         """Return the hidden states of the kept tokens, [S, H], valid until the next step."""
-        replay = self._replays.get(self._variant(step)) if self._holds(step) else None
+        own = self._inputs.own_step(step.slots)
+        is_captured = self._holds(step) and (own is None or not own.changes_hidden)
+        replay = self._replays.get(self._variant(step)) if is_captured else None
         if replay is None:
             return self._model.forward(self._inputs.to_tensors(step), self._kv)
         self._static.fill(step)
@@ -114,8 +123,10 @@ class CudaGraphs:
         return self._hidden[: step.num_tokens]
 
     def _holds(self, step: HostInputs) -> bool:
+        bank = self._inputs.bank
         return (
-            step.num_tokens <= self._sizes[-1]
+            not (bank and step.slots is not None and bank.adapts_experts(step.slots))
+            and step.num_tokens <= self._sizes[-1]
             and step.num_rows <= self._max_rows
             and (step.shared is None or self._static.shared.holds(step.shared))
         )
@@ -152,12 +163,12 @@ class CudaGraphs:
         return run
 
 
-def graphs_for(config: EngineConfig, model: DecoderModel, kv: KvPool, inputs: InputBuilder) -> CudaGraphs | None:
-    """Return graphs, none captured yet; None if the kernels cannot be captured or ``enforce_eager`` is set."""
+def graphs_for(config: EngineConfig, model: Model, kv: KvPool, inputs: InputBuilder) -> CudaGraphs | None:
+    """Return graphs, none captured yet; None if model or kernels cannot be captured or ``enforce_eager`` is set."""
     latent = model.config.latent
     value_dim = None if latent is None else latent.kv_rank
-    capture = None if config.enforce_eager else capture_for(kv.k_layers[0], value_dim)
-    if capture is None:
+    capture = None if config.enforce_eager else capture_for(kv.k[0], value_dim)
+    if capture is None or not isinstance(model, DecoderModel):
         return None
     return CudaGraphs(
         model,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from ...kernels.layouts import int8_kv_layout
-from ..checkpoint.model_config import ModelConfig
+from ..checkpoint.model_config import ModelShape
 from ..config import EngineConfig
 from ..errors import ConfigError
 from ..machine import resources
@@ -33,7 +33,7 @@ def choose_dtype(config: EngineConfig, device: torch.device) -> torch.dtype:
     return torch.bfloat16 if native else torch.float32
 
 
-def choose_kv_dtype(config: EngineConfig, model: ModelConfig, device: torch.device, dtype: torch.dtype) -> torch.dtype:
+def choose_kv_dtype(config: EngineConfig, model: ModelShape, device: torch.device, dtype: torch.dtype) -> torch.dtype:
     """Return the number format of KV for a model in ``dtype``.
 
     Raises:

@@ -12,6 +12,8 @@ from ..batch import Batch, Row, RowStart
 from ..config import EngineConfig
 from ..models.decoder import DecoderModel
 from ..models.kv_pool import KvPool
+from ..models.model import Model
+from ..models.state_pool import StatePool
 from ..sampling.sampler import Sampler
 from ..types import SamplingParams
 from .cuda_graphs import graphs_for
@@ -48,18 +50,24 @@ def single_row(num_tokens: int, pages: range | tuple[int, ...]) -> Batch:
     return Batch((row,), (start,))
 
 
-def measure_steps(model: DecoderModel, config: EngineConfig, bank: AdapterBank | None) -> StepMemory:
+def measure_steps(model: Model, config: EngineConfig, bank: AdapterBank | None) -> StepMemory:
     """Run the largest step on a GPU and capture two graphs, with a small pool that is freed afterwards."""
     memory = _measure(model, config, bank)
     torch.cuda.empty_cache()  # of the memory freed with that frame
     return memory
 
 
-def _measure(model: DecoderModel, config: EngineConfig, bank: AdapterBank | None) -> StepMemory:
+def _measure(model: Model, config: EngineConfig, bank: AdapterBank | None) -> StepMemory:
     num_tokens = min(config.max_num_batched_tokens, model.max_positions)
     pages = range(-(-num_tokens // config.block_size))
-    kv = KvPool(model.config, len(pages), config.block_size, model.dtype, model.device)
-    inputs = InputBuilder(config.max_num_seqs, model.max_positions, config.block_size, model.device, bank)
+    has_states = model.config.has_states
+    states = None
+    if isinstance(model, DecoderModel) and has_states:
+        states = StatePool(model.config, config.max_num_seqs + 1, model.dtype, model.device)
+    kv = KvPool(model.config, len(pages), config.block_size, model.dtype, model.device, states)
+    inputs = InputBuilder(
+        config.max_num_seqs, model.max_positions, config.block_size, model.device, bank, has_states=has_states
+    )
     sampler = Sampler(config.max_num_seqs, model.config.vocab_size, model.device)
     runner = ModelRunner(model, lambda step: model.forward(inputs.to_tensors(step), kv), kv, inputs, sampler)
     torch.cuda.empty_cache()
@@ -70,7 +78,7 @@ def _measure(model: DecoderModel, config: EngineConfig, bank: AdapterBank | None
     return StepMemory(activations, _measure_graphs(config, model, kv, inputs))
 
 
-def _measure_graphs(config: EngineConfig, model: DecoderModel, kv: KvPool, inputs: InputBuilder) -> int:
+def _measure_graphs(config: EngineConfig, model: Model, kv: KvPool, inputs: InputBuilder) -> int:
     """Return the bytes of all graphs, from the first two.
 
     The first graph is the largest and allocates the memory that all share; each further one takes as much as the

@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -13,8 +13,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ...kernels.layouts.staging import to_device
+from ...kernels.layouts.state_arguments import StateBatch
 from ...kernels.ops import SharedPrefixes, find_shared_prefixes
 from ...lora.lora_step import AdapterBank, LoraStep
+from ...lora.own.own_weights import OwnStep
 from ...lora.segments import BASE, token_slots
 from ..batch import Batch, Row
 from ..models.forward_inputs import ForwardInputs
@@ -81,6 +83,14 @@ class KeptTokens:
     slots: Ints | None = None
 
 
+class HostStates(NamedTuple):
+    """Slots of recurrent states: ``StateBatch`` on the host, without the rows' tokens."""
+
+    source: Ints
+    target: Ints
+    checkpoints: Ints
+
+
 @dataclass(frozen=True, slots=True)
 class HostInputs:
     """Arrays of one forward pass on the host: ``ForwardInputs`` before the copy to the device.
@@ -91,6 +101,7 @@ class HostInputs:
         slots: [T] int32, the slot of each token's adapter, -1 for none; None if no row has an adapter.
         drawn: int64 on the device, tokens that the step before draws; None if all of ``token_ids`` are known.
         kept: the tokens whose hidden states are wanted, None for all.
+        states: slots of recurrent states; None in a model without.
     """
 
     token_ids: Longs
@@ -105,6 +116,7 @@ class HostInputs:
     slots: Ints | None = None
     drawn: Tensor | None = None
     kept: KeptTokens | None = None
+    states: HostStates | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -129,6 +141,7 @@ class InputBuilder:
 
     Args:
         long_offset: ``DecoderModel.long_offset``.
+        has_states: whether the model has recurrent states. The working state of a row has the slot of its number.
 
     Attributes:
         bank: the adapters on the device, None for none.
@@ -142,6 +155,7 @@ class InputBuilder:
         device: torch.device,
         bank: AdapterBank | None = None,
         long_offset: int = 0,
+        has_states: bool = False,
     ) -> None:
         self._page_size = page_size
         self._device = device
@@ -150,6 +164,7 @@ class InputBuilder:
         self._adapted_from = np.zeros(max_num_seqs, np.int32)
         self._long_offset = long_offset
         self._rope_offsets = np.zeros(max_num_seqs, np.int64)  # added to the positions of a row
+        self._sources = np.arange(max_num_seqs, dtype=np.int32) if has_states else None  # of each row's next step
         self._pages = np.zeros((max_num_seqs, -(-max_model_len // page_size)), dtype=np.int32)
 
     @property
@@ -171,6 +186,8 @@ class InputBuilder:
         for start in batch.starts:
             self._slots[start.row], self._adapted_from[start.row] = start.slot, start.adapted_from
             self._rope_offsets[start.row] = self._long_offset * start.is_long
+            if self._sources is not None:
+                self._sources[start.row] = start.state
         for row in rows:
             if row.new_pages:
                 end = row.first_new_page + len(row.new_pages)
@@ -202,6 +219,7 @@ class InputBuilder:
             slots=slots,
             drawn=drawn.enter(token_ids) if drawn else None,
             kept=self._kept(rows, lengths, query_start, pages, context, slots),
+            states=None if self._sources is None else self._states(rows, index, query_start, self._sources),
         )
 
     def to_tensors(self, inputs: HostInputs) -> ForwardInputs:
@@ -217,6 +235,8 @@ class InputBuilder:
             max_context=inputs.max_context,
             shared=inputs.shared and inputs.shared.to(self._device),
             lora=self._lora(inputs.slots),
+            states=None if inputs.states is None else self._state_batch(inputs.states, inputs.query_start),
+            own=self.own_step(inputs.slots),
         )
         kept = inputs.kept
         if kept is None:
@@ -227,11 +247,30 @@ class InputBuilder:
             max_query=kept.max_query,
             shared=kept.shared and kept.shared.to(self._device),
             lora=self._lora(kept.slots),
+            own=self.own_step(kept.slots),
         )
         return replace(whole, kept=to_device(kept.tokens, self._device), of_kept=of_kept)
 
+    @staticmethod
+    def _states(rows: Sequence[Row], index: Longs, query_start: Ints, sources: Ints) -> HostStates:
+        """Return the slots of a step. A row reads its own from its second step on."""
+        source, target = sources[index], index.astype(np.int32)
+        sources[index] = index
+        checkpoints = np.full(query_start[-1], -1, np.int32)
+        for first, row in zip(query_start.tolist(), rows, strict=False):
+            for position, slot in row.checkpoints:
+                checkpoints[first + position - row.start - 1] = slot
+        return HostStates(source, target, checkpoints)
+
+    def _state_batch(self, states: HostStates, query_start: Ints) -> StateBatch:
+        return StateBatch(*(to_device(each, self._device) for each in (query_start, *states)))
+
     def _lora(self, slots: Ints | None) -> LoraStep | None:
         return None if slots is None or self.bank is None else self.bank.step(slots)
+
+    def own_step(self, slots: Ints | None) -> OwnStep | None:
+        """Return the adapters' weights in place of the model's, for tokens of these slots; None for none."""
+        return None if slots is None or self.bank is None else self.bank.own_step(slots)
 
     def _kept(
         self, rows: Sequence[Row], lengths: Ints, query_start: Ints, pages: Ints, context: Ints, slots: Ints | None

@@ -13,9 +13,11 @@ from torch import Tensor
 from ...kernels.layouts.staging import to_device
 from ...kernels.ops import Largest
 from ...lora.lora_step import LoraStep
+from ...lora.own.own_weights import OwnStep
+from ...lora.published.saved_modules import MOST_ADDED_TOKENS
 from ..batch import Batch, Masks, Row, RowResult, StepResult
-from ..models.decoder import DecoderModel
 from ..models.kv_pool import KvPool
+from ..models.model import Model
 from ..sampling.draft_verify import sampling_positions
 from ..sampling.logprobs import prompt_logprobs
 from ..sampling.sampler import DeviceMasks, Drawing, Sampler
@@ -26,7 +28,7 @@ from .input_builder import DrawnTokens, HostInputs, InputBuilder, last_tokens
 # Prompt logits are computed for this many positions at a time: those of a whole chunk would take 100 MB and more.
 _PROMPT_SLICE = 64
 
-_Head = Callable[[Tensor, LoraStep | None], Tensor | Largest]
+_Head = Callable[[Tensor, LoraStep | None, OwnStep | None], Tensor | Largest]
 _PromptScores = Callable[[], list[Logprob]]  # waits for the logprobs of a slice of a prompt
 
 
@@ -68,7 +70,7 @@ class ModelRunner:
 
     def __init__(
         self,
-        model: DecoderModel,
+        model: Model,
         forward: Callable[[HostInputs], Tensor],
         kv: KvPool,
         inputs: InputBuilder,
@@ -134,7 +136,8 @@ class ModelRunner:
         head = self._model.best if not masks and self._sampler.takes_best(positions) else self._model.logits
         logits = self._logits(head, step, tokens) if len(tokens) else None
         step.step_timer.end("head")
-        drawing = self._sampler.draw(logits, positions, self._device_masks(masks, forced) if masks else None)
+        device_masks = self._device_masks(masks, forced, logits) if masks and isinstance(logits, Tensor) else None
+        drawing = self._sampler.draw(logits, positions, device_masks)
         step.step_timer.end("sample")
         return drawing
 
@@ -156,29 +159,41 @@ class ModelRunner:
         if any(row.num_drafts for row in rows):
             return None
         forced = {rows[index].row: token for index, token in drawing.positions.forced.items()}
-        return DrawnTokens(drawing.positions.row, drawing.tokens, forced, self._model.config.vocab_size)
+        most = self._model.config.vocab_size + (MOST_ADDED_TOKENS if self._inputs.bank else 0)
+        return DrawnTokens(drawing.positions.row, drawing.tokens, forced, most)
 
     def _logits(self, head: _Head, step: RunnerStep, tokens: NDArray[np.int64]) -> Tensor | Largest:
         """Return the logits [n, V] of n tokens of the step, or the largest of each."""
         hidden, inputs = step.hidden, step.inputs
-        lora = self._head_lora(inputs.slots, tokens)
+        adapters = self._of_head(inputs.slots, tokens)
         if len(tokens) != len(hidden):
             hidden = hidden[to_device(inputs.hidden_index(tokens), hidden.device)]
-        return head(hidden, lora)
+        return head(hidden, *adapters)
 
-    def _head_lora(self, slots: NDArray[np.int32] | None, tokens: NDArray[np.int64]) -> LoraStep | None:
-        """The adapters' part in the head for some tokens of the step."""
+    def _of_head(
+        self, slots: NDArray[np.int32] | None, tokens: NDArray[np.int64]
+    ) -> tuple[LoraStep | None, OwnStep | None]:
+        """The adapters' part in the head for some tokens of the step, and their weights in its place."""
         bank = self._inputs.bank
-        return None if slots is None or bank is None else bank.head_step(slots[tokens])
+        if slots is None or bank is None:
+            return None, None
+        return bank.head_step(slots[tokens]), bank.own_step(slots[tokens])
 
-    def _device_masks(self, masks: Masks, forced: Mapping[int, int]) -> DeviceMasks | None:
-        """Return the masks of positions that are not forced, by their indices among the rows of the logits."""
+    def _device_masks(self, masks: Masks, forced: Mapping[int, int], logits: Tensor) -> DeviceMasks | None:
+        """Return the masks of positions that are not forced, by their indices among the rows of the logits.
+
+        Logits may be wider than these masks, if a row without one has a larger vocabulary, or narrower, if the position
+        whose mask is wider is forced.
+        """
         kept = [i for i, token in enumerate(masks.forced) if token < 0]
         if not kept:
             return None
         num_forced_before = np.searchsorted(sorted(forced), [masks.positions[i] for i in kept])
         positions = np.take(masks.positions, kept) - num_forced_before
         words = masks.words if len(kept) == len(masks.positions) else masks.words[kept]
+        num_words = -(-logits.shape[1] // 32)
+        if words.shape[1] != num_words:
+            words = np.pad(words[:, :num_words], ((0, 0), (0, max(0, num_words - words.shape[1]))))
         device = self._model.device
         return DeviceMasks(to_device(positions, device), to_device(words, device))
 
@@ -197,8 +212,8 @@ class ModelRunner:
         for begin in range(0, len(tokens), _PROMPT_SLICE):
             targets = row.prompt_targets[begin : begin + _PROMPT_SLICE]
             hidden = step.hidden[index[begin] : index[begin] + len(targets)]
-            lora = self._head_lora(step.inputs.slots, tokens[begin : begin + len(targets)])
-            scores.append(prompt_logprobs(self._model.logits(hidden, lora), targets, num_top))
+            adapters = self._of_head(step.inputs.slots, tokens[begin : begin + len(targets)])
+            scores.append(prompt_logprobs(self._model.logits(hidden, *adapters), targets, num_top))
         return scores
 
 

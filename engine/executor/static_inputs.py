@@ -7,11 +7,12 @@ import torch
 from torch import Tensor
 
 from ...kernels.layouts.staging import refill, to_device
+from ...kernels.layouts.state_arguments import StateBatch
 from ...kernels.ops import StaticSharedPrefixes
 from ...lora.lora_step import LoraStep
 from ...lora.segments import StaticSegments
 from ..models.forward_inputs import ForwardInputs
-from .input_builder import HostInputs, fill_in
+from .input_builder import HostInputs, HostStates, fill_in
 
 
 class StaticInputs:
@@ -22,14 +23,22 @@ class StaticInputs:
     Attributes:
         shared: buffers of shared prefixes.
         segments: buffers of the tokens with adapters.
+
+    Args:
+        has_states: whether the model has recurrent states.
     """
 
-    def __init__(self, num_tokens: int, num_rows: int, table_width: int, device: torch.device) -> None:
+    def __init__(
+        self, num_tokens: int, num_rows: int, table_width: int, device: torch.device, *, has_states: bool = False
+    ) -> None:
         self._num_tokens, self._num_rows = num_tokens, num_rows
         self._tokens = torch.zeros((3, num_tokens), dtype=torch.int64, device=device)
         self._tokens[2] = -1
         self._rows = torch.zeros(2 * num_rows + 1, dtype=torch.int32, device=device)
         self._page_table = torch.zeros((num_rows, table_width), dtype=torch.int32, device=device)
+        # Source and target of each row, and the checkpoint of each token.
+        self._states = torch.full((2 * num_rows + num_tokens,), -1, dtype=torch.int32, device=device)
+        self._has_states = has_states
         self.shared = StaticSharedPrefixes(num_rows, device)
         self.segments = StaticSegments(num_tokens, device)
 
@@ -50,18 +59,24 @@ class StaticInputs:
             lora: the adapters' part, over ``segments``.
         """
         token_ids, positions, kv_loc = (values[:num_tokens] for values in self._tokens)
+        query_start = self._rows[self._num_rows :][: num_rows + 1]
         return ForwardInputs(
             token_ids=token_ids,
             positions=positions,
             kv_loc=kv_loc,
             page_table=self._page_table[:num_rows],
-            query_start=self._rows[self._num_rows :][: num_rows + 1],
+            query_start=query_start,
             context_len=self._rows[:num_rows],
             max_query=max_query,
             max_context=max_context,
             shared=self.shared.prefixes(num_rows) if shares else None,
             lora=lora,
+            states=self._state_batch(query_start, num_tokens, num_rows) if self._has_states else None,
         )
+
+    def _state_batch(self, query_start: Tensor, num_tokens: int, num_rows: int) -> StateBatch:
+        source, target, checkpoints = self._states.split((self._num_rows, self._num_rows, self._num_tokens))
+        return StateBatch(query_start, source[:num_rows], target[:num_rows], checkpoints[:num_tokens])
 
     def token_ids(self, num_tokens: int) -> Tensor:
         """[num_tokens] int64, a view of the buffer."""
@@ -86,3 +101,12 @@ class StaticInputs:
             self.shared.fill(step.shared)
         if step.slots is not None:
             self.segments.fill(step.slots)
+        if step.states is not None:
+            self._fill_states(step.states)
+
+    def _fill_states(self, states: HostStates) -> None:
+        slots = np.full(len(self._states), -1, np.int32)
+        slots[: len(states.source)] = states.source
+        slots[self._num_rows :][: len(states.target)] = states.target
+        slots[2 * self._num_rows :][: len(states.checkpoints)] = states.checkpoints
+        refill(self._states, slots)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -20,16 +20,19 @@ from ...radix.namespace import ENDLESS
 from ..batch import Batch, Masks, StepHandle, StepResult
 from ..checkpoint.base_digest import base_digest
 from ..checkpoint.gguf import GgufFile
-from ..checkpoint.model_config import ModelConfig
+from ..checkpoint.model_config import ModelShape
 from ..checkpoint.read_config import open_checkpoint
 from ..config import EngineConfig
 from ..errors import ConfigError
-from ..loading.base_layout import adapter_bytes, base_layout
-from ..loading.load_model import load_model
+from ..kv_cache.state_cache import StateSlots, share_budget
+from ..loading.base_layout import adapter_bytes, matrix_bytes
+from ..loading.model_impl import layout_of, load_by, notices
 from ..loading.weight_forms import choose_weight_form
 from ..machine.software import install_command
 from ..models.decoder import DecoderModel
 from ..models.kv_pool import KvPool, KvPrefault, bytes_per_page
+from ..models.model import Model
+from ..models.state_pool import StatePool, state_bytes
 from ..sampling.sampler import Sampler
 from ..step_timer import StepTimer
 from ..text.end_tokens import read_end_tokens
@@ -64,11 +67,13 @@ class Worker:
     Args:
         model_path: folder in Hugging Face format or GGUF file.
         step_timer: makes the timer of each step.
+        model: what ``load_weights`` has loaded with the same options; None to load it.
 
     Attributes:
         vocab_size: width of the logits.
         eos_ids: the tokens that end an answer, see ``read_end_tokens``.
         max_model_len: tokens that a sequence may have: the model's limit, or the pool's where that is less.
+        states: slots of recurrent states; None for a model without.
         rope_switch: tokens beyond which a sequence's KV is another one; ``ENDLESS`` if none becomes so long.
         adapters: names, memory and slots of adapters; None without ``enable_lora``.
         overlaps: whether the device computes while the host goes on. CPU kernels run on the engine's own thread.
@@ -80,18 +85,25 @@ class Worker:
         ConfigError: the options do not fit the model or the memory.
     """
 
-    def __init__(self, config: EngineConfig, model_path: Path, step_timer: Callable[[], StepTimer] = StepTimer) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        model_path: Path,
+        step_timer: Callable[[], StepTimer] = StepTimer,
+        *,
+        model: Model | None = None,
+    ) -> None:
         started = time.monotonic()
         device = _set_up_device(config)
         self.overlaps = device.type == "cuda"
         checkpoint = open_checkpoint(model_path)
-        self.model = model = _load(config, checkpoint, device)
+        self.model = model = _load(config, checkpoint, device) if model is None else model
         self.vocab_size, self.eos_ids = model.config.vocab_size, _end_tokens(config, model.config, model_path)
         self.base_digest = base_digest(checkpoint, dummy=config.load_format == "dummy")
         loaded = time.monotonic()
-        layout = base_layout(model, checkpoint, dummy=config.load_format == "dummy") if config.enable_lora else None
+        layout = layout_of(model, checkpoint, dummy=config.load_format == "dummy") if config.enable_lora else None
         self.adapters = _adapters(config, layout) if layout else None
-        slot_bytes = config.max_loras * adapter_bytes(layout, config.max_lora_rank) if layout else 0
+        slot_bytes = _slot_bytes(config, layout) if layout else 0
         steps = self._measure_steps(config)
         kv = self._make_pool(config, steps or StepMemory(), slot_bytes)
         self._runner = self._make_runner(config, kv, step_timer)
@@ -105,6 +117,8 @@ class Worker:
             f"in pages of {kv.page_size} ({kv.num_pages * kv.page_bytes / 2**30:.2f} GiB); "
             f"context {self.max_model_len:,}; up to {config.max_num_seqs} sequences and "
             f"{config.max_num_batched_tokens:,} tokens a step",
+            *([_states(self.states, kv.state_bytes)] if self.states else []),
+            *notices(model),
             *([f"Steps: {steps}"] if steps else []),
             *([_slots(config, slot_bytes)] if self.adapters else []),
             _kernel_status(device),
@@ -127,20 +141,44 @@ class Worker:
         model = self.model
         dtype = choose_kv_dtype(config, model.config, model.device, model.dtype)
         page_bytes = bytes_per_page(model.config, config.block_size, dtype)
-        self.num_pages = config.num_gpu_blocks_override or (
-            pool_bytes(config, model.device, steps, slot_bytes) // page_bytes
-        )
+        num_bytes = pool_bytes(config, model.device, steps, slot_bytes)
+        states = None
+        self.states: StateSlots | None = None
+        if isinstance(model, DecoderModel) and model.config.has_states:
+            self.num_pages, self.states = _share(config, num_bytes, page_bytes, state_bytes(model.config, model.dtype))
+            states = StatePool(model.config, self.states.total, model.dtype, model.device)
+        else:
+            self.num_pages = config.num_gpu_blocks_override or num_bytes // page_bytes
         self.max_model_len = _max_model_len(config, model.config, self.num_pages)
         self.rope_switch = (model.config.rope_switch or ENDLESS) if model.long_offset else ENDLESS
-        return KvPool(model.config, self.num_pages, config.block_size, dtype, model.device)
+        return KvPool(model.config, self.num_pages, config.block_size, dtype, model.device, states)
 
     def _make_runner(self, config: EngineConfig, kv: KvPool, step_timer: Callable[[], StepTimer]) -> ModelRunner:
         model, bank = self.model, self.adapters.bank if self.adapters else None
         inputs = InputBuilder(
-            config.max_num_seqs, self.max_model_len, config.block_size, model.device, bank, model.long_offset
+            config.max_num_seqs,
+            self.max_model_len,
+            config.block_size,
+            model.device,
+            bank,
+            model.long_offset,
+            model.config.has_states,
         )
         sampler = Sampler(config.max_num_seqs, self.vocab_size, model.device)
         return ModelRunner(model, _forward(config, model, kv, inputs), kv, inputs, sampler, step_timer)
+
+
+def load_weights(config: EngineConfig, model_path: Path) -> Model | None:
+    """Load a model's weights for a ``Worker`` of this process or of one that is forked from it; no thread is started.
+
+    Returns:
+        None for a GPU, whose memory no other process can have.
+
+    Raises:
+        ModelError, ConfigError: as ``Worker``.
+    """
+    device = _set_up_device(replace(config, threads=1))
+    return _load(config, open_checkpoint(model_path), device) if device.type == "cpu" else None
 
 
 def _set_up_device(config: EngineConfig) -> torch.device:
@@ -152,9 +190,10 @@ def _set_up_device(config: EngineConfig) -> torch.device:
     return device
 
 
-def _load(config: EngineConfig, checkpoint: Path | GgufFile, device: torch.device) -> DecoderModel:
+def _load(config: EngineConfig, checkpoint: Path | GgufFile, device: torch.device) -> Model:
     dtype = choose_dtype(config, device)
-    return load_model(
+    return load_by(
+        config.model_impl,
         checkpoint,
         dtype=dtype,
         device=device,
@@ -164,23 +203,35 @@ def _load(config: EngineConfig, checkpoint: Path | GgufFile, device: torch.devic
     )
 
 
-def _end_tokens(config: EngineConfig, model: ModelConfig, model_path: Path) -> tuple[int, ...]:
+def _end_tokens(config: EngineConfig, model: ModelShape, model_path: Path) -> tuple[int, ...]:
     return read_end_tokens(model, model_path, None if config.tokenizer is None else Path(config.tokenizer))
 
 
-def _shape(config: ModelConfig) -> str:
+def _shape(config: ModelShape) -> str:
     return (
         f"{config.family}: {config.num_layers} layers of {config.hidden_size}, "
         f"{config.num_heads} heads over {config.num_kv_heads}, vocabulary {config.vocab_size:,}"
     )
 
 
-def _number_formats(model: DecoderModel) -> str:
+def _number_formats(model: Model) -> str:
     """Describe the model's type, and the forms of quantised weights."""
     name = str(model.dtype).removeprefix("torch.")
-    packed = model.weights
+    packed = model.weights if isinstance(model, DecoderModel) else ()
     forms = sorted({part.format for part in packed if isinstance(part, ops.QuantisedLinear)})
     return f"{name} with weights in {' and '.join(form.description for form in forms)}" if forms else name
+
+
+def _slot_bytes(config: EngineConfig, layout: BaseLayout) -> int:
+    """Return the bytes of full slots; on a GPU also of embeddings and heads that adapters bring."""
+    matrices = 0 if layout.device.type == "cpu" else _most_own(config, layout) * matrix_bytes(layout)
+    return config.max_loras * adapter_bytes(layout, config.max_lora_rank) + matrices
+
+
+def _most_own(config: EngineConfig, layout: BaseLayout) -> int:
+    """Return how many adapters in slots may bring an embedding or a head."""
+    default = config.max_loras if layout.device.type == "cpu" else 1
+    return default if config.max_lora_embeddings is None else min(config.max_lora_embeddings, config.max_loras)
 
 
 def _slots(config: EngineConfig, slot_bytes: int) -> str:
@@ -200,6 +251,7 @@ def _adapters(config: EngineConfig, layout: BaseLayout) -> AdapterPool:
         max_adapters=config.max_adapters,
         max_cpu_bytes=(config.max_cpu_loras or 4 * config.max_loras) * adapter_bytes(layout, config.max_lora_rank),
         patience=_SLOT_PATIENCE,
+        max_own=_most_own(config, layout),
     )
 
 
@@ -212,19 +264,44 @@ def pool_bytes(config: EngineConfig, device: torch.device, steps: StepMemory, sl
     return max(0, kv_bytes(config, device) - (steps.total + slot_bytes if is_shared else 0))
 
 
-def _forward(
-    config: EngineConfig, model: DecoderModel, kv: KvPool, inputs: InputBuilder
-) -> Callable[[HostInputs], Tensor]:
+def _share(config: EngineConfig, num_bytes: int, page_bytes: int, state_bytes: int) -> tuple[int, StateSlots]:
+    """Return the number of pages and the slots of states; states beside a given number of pages come on top.
+
+    Raises:
+        ConfigError: the states of all sequences leave nothing for KV.
+    """
+    sharing, size, rows = config.enable_prefix_caching, config.block_size, config.max_num_seqs
+    if (num_pages := config.num_gpu_blocks_override) is not None:
+        run = -(-state_bytes // page_bytes)
+        return num_pages, StateSlots(rows, max(rows, num_pages // run) if sharing else 0, run * size)
+    most = (num_bytes - 2 * page_bytes) // (2 * state_bytes)
+    if rows * state_bytes > num_bytes - 2 * page_bytes and most > 0:
+        raise ConfigError(
+            f"A sequence has a recurrent state of {state_bytes / 2**20:.1f} MiB, and those of --max-num-seqs {rows} "
+            f"leave no memory for KV of {num_bytes / 2**30:.1f} GiB. Try: rootgraft serve --max-num-seqs {most}"
+        )
+    return share_budget(num_bytes, size, page_bytes, state_bytes, rows, sharing=sharing)
+
+
+def _states(slots: StateSlots, state_bytes: int) -> str:
+    return (
+        f"Recurrent states: {slots.num_checkpoints:,} checkpoints of prefixes, one for every {slots.interval:,} "
+        f"tokens, beside {slots.num_rows} of sequences ({slots.total * state_bytes / 2**30:.2f} GiB). "
+        "Drafts are off: a rejected one would remain in the state"
+    )
+
+
+def _forward(config: EngineConfig, model: Model, kv: KvPool, inputs: InputBuilder) -> Callable[[HostInputs], Tensor]:
     """Return the forward pass: CUDA graphs, CPU graphs, or eager."""
     if graphs := graphs_for(config, model, kv, inputs):
         graphs.capture(graphs.variants)
         return graphs.forward
-    if model.device.type == "cpu" and not config.enforce_eager:
+    if isinstance(model, DecoderModel) and model.device.type == "cpu" and not config.enforce_eager:
         return CpuGraphs(model, kv, inputs, config.max_num_seqs).forward
     return partial(_forward_eagerly, model, kv, inputs)
 
 
-def _forward_eagerly(model: DecoderModel, kv: KvPool, inputs: InputBuilder, step: HostInputs) -> Tensor:
+def _forward_eagerly(model: Model, kv: KvPool, inputs: InputBuilder, step: HostInputs) -> Tensor:
     return model.forward(inputs.to_tensors(step), kv)
 
 
@@ -236,7 +313,7 @@ def _kernel_status(device: torch.device) -> str:
     return f"{status}. Try: {install_command('g++')}" if "no C++ compiler" in status else status
 
 
-def _max_model_len(config: EngineConfig, model: ModelConfig, num_pages: int) -> int:
+def _max_model_len(config: EngineConfig, model: ModelShape, num_pages: int) -> int:
     """Return the length of the longest sequence, checked against the model and the pool (one page is for copies)."""
     pool = (num_pages - 1) * config.block_size - 1
     if pool < 1:

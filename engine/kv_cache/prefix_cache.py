@@ -8,6 +8,9 @@ The only writer of the free list and of the tree. Every page has one owner::
 
     pages of a lease     |...... shared: in the tree, locked ......|...... private ......|
                          0                                    num_shared           len(pages)
+
+In a model with recurrent states (``engine.kv_cache.state_cache``) a hit ends at a page with a checkpoint, and a lease
+reserves slots for the checkpoints that its next steps make.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from __future__ import annotations
 from array import array
 from collections import Counter
 from collections.abc import Container, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ...radix.continuation import continuation
 from ...radix.invariants import BrokenInvariant, check
@@ -26,6 +29,7 @@ from ...radix.tree import RadixTree
 from ...radix.tree_view import tree_view
 from ..batch import PageCopy
 from .page_allocator import PageAllocator
+from .state_cache import StateCache, StateSlots
 
 
 @dataclass(slots=True, eq=False)
@@ -44,6 +48,11 @@ class Lease:
             ``len(pages)``. New pages count as changed.
         sharing: whether its pages are entered in the tree; false once its namespace is dropped.
         released: whether ``release`` was called.
+        states: checkpoints of recurrent states; None for a model without.
+        state: slot of the state at the end of the hit, -1 for none.
+        held: the page whose checkpoint that is, until the first ``commit``; -1 for none.
+        wanted: positions at which a checkpoint is worth its slot, beside every ``StateCache.interval`` tokens.
+        pending: reserved slots by the position after which a step saves the state there.
     """
 
     path: Path
@@ -56,6 +65,11 @@ class Lease:
     copy: PageCopy | None = None
     first_changed: int = 0
     released: bool = False
+    states: StateCache | None = None
+    state: int = -1
+    held: int = -1
+    wanted: frozenset[int] = frozenset()
+    pending: dict[int, int] = field(default_factory=dict)
 
     def take_changes(self) -> tuple[int, tuple[int, ...]]:
         """Return the index from which ``pages`` changed since the last call, and the ids from there on."""
@@ -67,6 +81,24 @@ class Lease:
         """Return the copy for the next batch. Once taken it must be executed, even if the lease ends before."""
         copy, self.copy = self.copy, None
         return copy
+
+    def take_checkpoints(self, start: int, end: int) -> tuple[tuple[int, int], ...]:
+        """Reserve slots for the states that a step saves which computes positions ``start`` to ``end``.
+
+        Returns:
+            (position, slot) ascending: the state after ``position`` tokens is saved. Empty in a model without states.
+        """
+        if self.states is None or not self.sharing:
+            return ()
+        interval, taken = self.states.interval, []
+        regular = range(start - start % interval + interval, end + 1, interval)
+        for position in sorted({*regular, *(each for each in self.wanted if start < each <= end)}):
+            slot = self.states.reserve()
+            if slot is None:
+                break
+            self.pending[position] = slot
+            taken.append((position, slot))
+        return tuple(taken)
 
 
 class PrefixCache:
@@ -85,13 +117,17 @@ class PrefixCache:
         num_pages: pages of the KV pool.
         page_size: tokens in a page.
         sharing: whether prefixes are found and kept.
+        states: slots of recurrent states; None for a model without.
     """
 
-    def __init__(self, num_pages: int, page_size: int, *, sharing: bool = True) -> None:
+    def __init__(
+        self, num_pages: int, page_size: int, *, sharing: bool = True, states: StateSlots | None = None
+    ) -> None:
         self.num_pages = num_pages
         self.page_size = page_size
         self.num_evicted = 0
         self.sharing = sharing
+        self.states = None if states is None else StateCache(states)
         self._allocator = PageAllocator(num_pages)
         self._tree = RadixTree(page_size)
         self._leases: set[Lease] = set()
@@ -114,6 +150,8 @@ class PrefixCache:
     def match(self, path: Path, tokens: array[int], limit: int) -> int:
         """Return the prefix hit of the first ``limit`` tokens, in tokens. Changes nothing."""
         found = self._tree.match(path, _memory(tokens, 0, limit))
+        if self.states is not None:
+            return self.states.longest(found.pages) * self.page_size
         return len(found.pages) * self.page_size + found.num_copied
 
     def acquire(self, path: Path, tokens: array[int], limit: int) -> Lease:
@@ -128,10 +166,18 @@ class PrefixCache:
             limit: most tokens to reuse, at most ``len(tokens)``.
         """
         found = self._tree.match(path, _memory(tokens, 0, limit))
+        wanted = frozenset[int]()
+        if self.states is not None:
+            wanted = frozenset({len(found.pages) * self.page_size, limit // self.page_size * self.page_size})
+            found = self._tree.match(path, _memory(tokens, 0, self.states.longest(found.pages) * self.page_size))
         forked, whole = self._tree.num_in_use(found) * self.page_size, len(found.pages)
         node = self._tree.lock(found)
         lease = Lease(path, node, found.pages, whole, whole * self.page_size, self.sharing, forked)
         self._leases.add(lease)
+        lease.states, lease.wanted = self.states, wanted
+        if self.states is not None and whole:
+            lease.held = lease.pages[-1]
+            lease.state = self.states.hold(lease.held)
         if found.num_copied and (target := self._allocate(1)):
             lease.pages += target
             lease.num_tokens += found.num_copied
@@ -187,6 +233,8 @@ class PrefixCache:
         self._check_computed(lease, tokens, num_computed)
         if lease.sharing:
             self._enter(lease, tokens, num_computed // self.page_size)
+        if self.states is not None:
+            self._keep_states(lease, num_computed, self.states)
 
     def release(self, lease: Lease, tokens: array[int], num_computed: int) -> None:
         """End the lease: enter all computed pages in the tree, a partly filled last page too, and free the rest.
@@ -202,13 +250,18 @@ class PrefixCache:
         entering = lease.sharing and lease.copy is None
         if entering:
             self._enter(lease, tokens, num_computed // self.page_size)
-        self._allocator.free(self._tree.unlock(lease.node))
+        if self.states is not None:
+            self._keep_states(lease, num_computed, self.states)
+            self.states.cancel(lease.pending.values())
+            lease.pending.clear()
+            entering = False  # a partly filled page has no state, so no hit would reach into it
+        self._free(self._tree.unlock(lease.node))
         private = lease.pages[lease.num_shared :]
         start = lease.num_shared * self.page_size
         if entering and start < num_computed:
             tail = _memory(tokens, start, num_computed)
-            self._allocator.free(self._tree.add_tail(lease.node, lease.path, start, tail, private.pop(0)))
-        self._allocator.free(private)
+            self._free(self._tree.add_tail(lease.node, lease.path, start, tail, private.pop(0)))
+        self._free(private)
         self._leases.remove(lease)
         lease.released = True
 
@@ -236,7 +289,7 @@ class PrefixCache:
             if lease.path.touches(namespace):
                 lease.sharing = False
         freed = self._tree.drop(namespace)
-        self._allocator.free(freed)
+        self._free(freed)
         return len(freed)
 
     def drop_adapters(self, adapters: Container[str]) -> int:
@@ -271,6 +324,9 @@ class PrefixCache:
                 f"owned twice: {[page for page, count in counts.items() if count > 1]}, "
                 f"by nobody: {[page for page in range(self.num_pages) if page not in counts]}"
             )
+        if self.states is not None:
+            pending = [slot for lease in leases for slot in lease.pending.values()]
+            self.states.check(cached, pending, [lease.held for lease in leases if lease.held >= 0])
 
     def _allocate(self, num_pages: int) -> list[int]:
         """Take pages from the free list, after eviction if need be; none if there are not as many."""
@@ -280,7 +336,7 @@ class PrefixCache:
                 return []
             evicted = self._tree.evict(missing)
             self.num_evicted += len(evicted)
-            self._allocator.free(evicted)
+            self._free(evicted)
         return self._allocator.allocate(num_pages)
 
     def _enter(self, lease: Lease, tokens: array[int], num_whole: int) -> None:
@@ -298,7 +354,26 @@ class PrefixCache:
                 break
         lease.pages[first:num_whole] = entered.pages
         lease.node, lease.num_shared = entered.node, num_whole
-        self._allocator.free(entered.freed)
+        self._free(entered.freed)
+
+    def _free(self, pages: list[int]) -> None:
+        """Free pages, and the checkpoints of those that were in the tree."""
+        if self.states is not None:
+            self.states.forget(pages)
+        self._allocator.free(pages)
+
+    def _keep_states(self, lease: Lease, num_computed: int, states: StateCache) -> None:
+        """Give the saved states to their pages, which are in the tree now, and end the hold on the first one."""
+        if lease.held >= 0:
+            states.drop(lease.held)
+            lease.held = -1
+        for position in [each for each in lease.pending if each <= num_computed]:
+            slot = lease.pending.pop(position)
+            if lease.sharing:
+                page = lease.pages[position // self.page_size - 1]
+                states.keep(page, slot, lease.path.zone(position - 1)[0].tenant)
+            else:
+                states.cancel((slot,))
 
     def _check_computed(self, lease: Lease, tokens: array[int], num_computed: int) -> None:
         """Raise ValueError for more than there are tokens or positions in pages."""

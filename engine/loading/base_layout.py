@@ -11,12 +11,14 @@ from torch import Tensor
 
 from ...lora.base_projections import (
     EMBEDDING,
+    HEAD,
     AbsorbedHeads,
     BaseLayout,
     ExpertModules,
     ExpertPlace,
     ProjectionShape,
 )
+from ...lora.published.saved_modules import MOST_ADDED_TOKENS
 from ..checkpoint.families.mixture import Mixture
 from ..checkpoint.gguf import GgufFile
 from ..models.decoder import DecoderModel
@@ -24,7 +26,8 @@ from ..models.experts import Experts
 from ..models.latent_attention import LatentAttention
 from .load_model import open_source
 from .tensor_names import EMBEDDING as EMBEDDING_WEIGHT
-from .tensor_names import HEAD
+from .tensor_names import HEAD as HEAD_WEIGHT
+from .tensor_names import norm_shapes
 from .weight_readers import WeightSource
 
 
@@ -41,6 +44,8 @@ def base_layout(model: DecoderModel, checkpoint: Path | GgufFile, *, dummy: bool
         read_bias=weights.bias,
         towers=model.config.towers,
         experts=dict(_experts(model)),
+        norms=norm_shapes(model.config),
+        tied=model.config.tied_head,
     )
 
 
@@ -49,9 +54,17 @@ def adapter_bytes(layout: BaseLayout, rank: int) -> int:
     cells = sum(
         sum(size + shape.width for size in shape.sizes) + (shape.width if shape.heads else 0)
         for shape in layout.projections
-        if shape.modules[0].startswith("model.layers.") and shape.place is None
+        if shape.name not in (EMBEDDING, HEAD) and shape.place is None
     )
     return cells * rank * layout.dtype.itemsize
+
+
+def matrix_bytes(layout: BaseLayout) -> int:
+    """Return the bytes of the largest embedding and head that an adapter may bring."""
+    if not layout.takes_own:
+        return 0
+    hidden_size, vocab_size = layout.modules[EMBEDDING]
+    return 2 * (vocab_size + MOST_ADDED_TOKENS) * hidden_size * layout.dtype.itemsize
 
 
 def _projections(model: DecoderModel) -> tuple[ProjectionShape, ...]:
@@ -74,9 +87,9 @@ def _absorbed(model: DecoderModel) -> Iterator[ProjectionShape]:
 
 
 def _mixtures(model: DecoderModel) -> Iterator[tuple[Mixture, Experts]]:
-    """The mixtures of experts, on devices that compute adapters on experts: on a CPU."""
+    """The mixtures of experts."""
     for layer, config in zip(model.layers, model.config.layers, strict=True):
-        if config.mixture is not None and isinstance(layer.mlp, Experts) and model.device.type == "cpu":
+        if config.mixture is not None and isinstance(layer.mlp, Experts):
             yield config.mixture, layer.mlp
 
 
@@ -102,6 +115,7 @@ def _experts(model: DecoderModel) -> Iterator[tuple[str, ExpertModules]]:
                 size=mixture.size,
                 hidden=model.config.hidden_size,
                 interleaved=mixture.names.storage == "interleaved",
+                swapped=mixture.names.is_swapped,
             ),
         )
 
@@ -119,7 +133,7 @@ class _Weights:
     def weight(self, module: str) -> Tensor:
         """[out, in]; a tied head's is the embedding."""
         found = self._read(f"{module}.weight")
-        if found is None and f"{module}.weight" == HEAD:
+        if found is None and f"{module}.weight" == HEAD_WEIGHT:
             found = self._read(EMBEDDING_WEIGHT)
         if found is None:
             raise KeyError(module)

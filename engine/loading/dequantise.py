@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ..checkpoint.gguf import TENSOR_TYPES
+from .mxfp4 import scaled_values
 
 _CHUNK = 1 << 20  # elements widened to fp32 at once
 
@@ -111,6 +112,11 @@ def _q6_k(raw: Tensor) -> Tensor:
     return (scales[:, :, None] * ((low | high).float().view(-1, 16, 16) - 32)).flatten(1)
 
 
+def _mxfp4(raw: Tensor) -> Tensor:
+    """A stored exponent, then low halves of the first 16 values, high halves of the others."""
+    return scaled_values(_nibbles(raw[:, 1:]), raw[:, :1])
+
+
 # Plain types are decoded in chunks like the others.
 _PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
@@ -128,6 +134,7 @@ _DECODERS: dict[str, Callable[[Tensor], Tensor]] = {
     "Q4_K": _q4_k,
     "Q5_K": _q5_k,
     "Q6_K": _q6_k,
+    "MXFP4": _mxfp4,
     **{name: _plain(dtype) for name, dtype in _PLAIN.items()},
 }
 _BLOCKS = {name: (block, block_bytes) for name, block, block_bytes in TENSOR_TYPES.values()}

@@ -9,7 +9,7 @@ from ...kernels.ops import Linear
 from ..checkpoint.families.mixture import Mixture
 from ..models.experts import ExpertProjection, Experts
 from ..models.layers import Mlp, Projection
-from .tensor_names import CORRECTION, expert_modules, shared_modules
+from .tensor_names import CORRECTION, expert_modules, shared_block, shared_modules
 from .weight_forms import WeightReader
 
 STACKED_GATE_UP, STACKED_DOWN = "gate_up_proj", "down_proj"  # names of all experts' weights in transformers 5
@@ -51,6 +51,7 @@ def load_experts(weights: WeightReader, prefix: str, mixture: Mixture, hidden: i
         activation="silu" if clamp is None else ClampedSwiglu(clamp.alpha, clamp.limit),
         shared=reader.shared(hidden) if mixture.shared_size else None,
         shared_gate=reader.gate(f"{names.shared}_gate", 1, biased=False) if mixture.gated_sharing else None,
+        weighs_input=mixture.weighs_input,
     )
 
 
@@ -69,10 +70,9 @@ class _Reader:
         return Projection((name,), (size,), self._weights.plain(f"{name}.weight", bias))
 
     def shared(self, hidden: int) -> Mlp:
-        prefix = f"{self._prefix}.{self._mixture.names.shared}"
-        return Mlp(
-            self._fused(prefix, shared_modules(self._mixture)), self._fused(prefix, {"down_proj": hidden}), "silu"
-        )
+        prefix = shared_block(self._prefix, self._mixture)
+        down = {self._mixture.names.shared_modules[-1]: hidden}
+        return Mlp(self._fused(prefix, shared_modules(self._mixture)), self._fused(prefix, down), "silu")
 
     def _fused(self, prefix: str, modules: dict[str, int]) -> Projection:
         names = tuple(f"{prefix}.{module}" for module in modules)
@@ -81,35 +81,43 @@ class _Reader:
     def gate_up(self, expert: int) -> Linear:
         """Gate and up of an expert, [2 I, H]."""
         names = self._mixture.names
-        match names.storage:
+        match "modules" if names.is_split else names.storage:
             case "modules":
-                gate, up, _ = expert_modules(self._prefix, self._mixture, expert)
-                return self._weights.packed(f"{gate}.weight", f"{up}.weight")
+                return self._packed(*expert_modules(self._prefix, self._mixture, expert)[:2])
             case "stacked":
                 return self._stacked(names.gate, expert)
             case "interleaved":
                 return self._transposed(names.gate, expert, turns=2)
+            case "transposed":
+                return self._transposed(names.gate, expert, turns=1)
 
     def down(self, expert: int) -> Linear:
         """Down of an expert, [H, I]."""
         names = self._mixture.names
-        match names.storage:
+        match "modules" if names.is_split else names.storage:
             case "modules":
-                return self._weights.packed(f"{expert_modules(self._prefix, self._mixture, expert)[2]}.weight")
+                return self._packed(expert_modules(self._prefix, self._mixture, expert)[2])
             case "stacked":
                 return self._stacked(names.down, expert)
-            case "interleaved":
+            case "interleaved" | "transposed":
                 return self._transposed(names.down, expert, turns=1)
+
+    def _packed(self, *modules: str) -> Linear:
+        """Matrices of modules side by side, and their biases, if any."""
+        biased = self._mixture.biased
+        bias = self._weights.tensor(*(f"{module}.bias" for module in modules)) if biased else None
+        return self._weights.packed(*(f"{module}.weight" for module in modules), bias=bias)
 
     def _stacked(self, module: str, expert: int) -> Linear:
         name = f"{self._prefix}.{module}.weight"
         return self._weights.pack(name, self._weights.part(name, expert), None)
 
     def _transposed(self, tensor: str, expert: int, turns: int) -> Linear:
-        """A matrix stored as [K, N], whose columns belong to so many modules by turns, and its bias [N]."""
+        """A matrix stored as [K, N], whose columns belong to so many modules by turns, and its bias [N], if any."""
         name = f"{self._prefix}.{tensor}"
-        weight, bias = self._weights.part(name, expert).T, self._weights.part(f"{name}_bias", expert)
-        return self._weights.pack(name, _by_module(weight, turns), _by_module(bias, turns))
+        weight = _by_module(self._weights.part(name, expert).T, turns)
+        bias = _by_module(self._weights.part(f"{name}_bias", expert), turns) if self._mixture.biased else None
+        return self._weights.pack(name, weight, bias)
 
 
 def _by_module(rows: Tensor, turns: int) -> Tensor:

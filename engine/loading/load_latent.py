@@ -36,7 +36,7 @@ def load_latent(
     absorb, values = reader.heads(up, config.num_heads, latent)
     return LatentAttention(
         query_down=None if rank is None else reader.projection(QUERY_DOWN, rank, biased),
-        query_norm=None if rank is None else RmsNorm(reader.norm(QUERY_NORM), _NORM_EPS, 0.0),
+        query_norm=None if rank is None else RmsNorm(f"{prefix}.{QUERY_NORM}", reader.norm(QUERY_NORM), _NORM_EPS, 0.0),
         query=reader.projection(QUERY if rank is None else QUERY_UP, queries, bias=False),
         kv=reader.projection(KV_DOWN, latent.cell_dim, biased),
         rope=LatentParams(

@@ -9,26 +9,28 @@ from torch import Tensor
 
 from ...kernels.ops import AttentionParams, QuantisedLinear, RopeParams
 from ..checkpoint.gguf import GgufFile
-from ..checkpoint.model_config import ModelConfig, Rope
+from ..checkpoint.model_config import LayerConfig, ModelConfig, QueryScaling, Rope
 from ..checkpoint.read_config import open_checkpoint, read_model_config
 from ..errors import ModelError
 from ..models.decoder import DecoderModel
 from ..models.experts import Experts
 from ..models.latent_attention import LatentAttention
-from ..models.layers import Attention, DecoderLayer, Mlp, PlainMlp, Projection
+from ..models.layers import Attention, DecoderLayer, LayerMixer, Mlp, PlainMlp, Projection
 from ..models.norms import LayerNorm, NoNorm, Norm, RmsNorm, ScaledSum
-from ..models.rope import cos_sin_table
+from ..models.rope import cos_sin_table, query_scale_table
 from .load_experts import load_experts
 from .load_latent import load_latent
+from .load_recurrent import load_recurrent
 from .tensor_names import (
     EMBEDDING,
-    FINAL_NORM,
     HEAD,
     SINKS,
     check_tensors,
     down_module,
     expected_shapes,
+    final_norm,
     head_norm_shapes,
+    output_modules,
     prediction_tensors,
     qkv_modules,
     up_modules,
@@ -93,6 +95,7 @@ class _Assembly:
         self.weights = weights
         self.max_positions = max_positions
         self.tables: dict[Rope, Tensor] = {}
+        self.query_scales: dict[QueryScaling, Tensor] = {}
         self.has_two_ropes = config.rope_switch is not None and max_positions > config.rope_switch
 
     def model(self) -> DecoderModel:
@@ -100,7 +103,7 @@ class _Assembly:
         embedding, head = self.embedding_and_head()
         before = config.norms.before_attention
         norms = [self.norm(before and f"model.layers.{index}.{before}") for index in range(config.num_layers)]
-        norms.append(self.norm(FINAL_NORM))
+        norms.append(self.norm(final_norm(config)))
         scale = config.embedding_scale
         if config.rounds_embedding_scale:
             scale = torch.tensor(scale, dtype=self.weights.dtype).item()
@@ -121,7 +124,7 @@ class _Assembly:
         norms, prefix = self.config.norms, f"model.layers.{index}"
         is_parallel = self.config.parallel_block
         return DecoderLayer(
-            attention=self.attention(index, f"{prefix}.self_attn"),
+            attention=self.mixer(index, prefix),
             mlp=self.mlp(index, prefix),
             post_attention=self.norm(f"{prefix}.{norms.after_attention}") if norms.after_attention else None,
             post_mlp=self.norm(f"{prefix}.{norms.after_mlp}") if norms.after_mlp else None,
@@ -134,9 +137,16 @@ class _Assembly:
         config = self.config
         if (mixture := config.layers[index].mixture) is not None:
             return load_experts(self.weights, f"{prefix}.{mixture.names.block}", mixture, config.hidden_size)
-        up = self.projection(f"{prefix}.mlp", up_modules(config), config.mlp_bias)
-        down = self.projection(f"{prefix}.mlp", down_module(config), config.mlp_bias)
+        block = f"{prefix}.{config.mlp_block}"
+        up = self.projection(block, up_modules(config), config.mlp_bias)
+        down = self.projection(block, down_module(config), config.mlp_bias)
         return Mlp(up, down, config.activation) if config.gated_mlp else PlainMlp(up, down, config.activation)
+
+    def mixer(self, index: int, prefix: str) -> LayerMixer:
+        recurrent = self.config.layers[index].recurrent
+        if recurrent is None:
+            return self.attention(index, f"{prefix}.self_attn")
+        return load_recurrent(self.weights, prefix, recurrent, self.config.hidden_size, self.config.norm_eps)
 
     def attention(self, index: int, prefix: str) -> Attention | LatentAttention:
         config = self.config
@@ -144,11 +154,10 @@ class _Assembly:
         if config.latent is not None and layer.rope is not None:
             table, interleaved = self.table(layer.rope), layer.rope.interleaved
             return load_latent(self.weights, prefix, config, config.latent, table, interleaved)
-        head_norms = [self.weights.tensor(f"{prefix}.{name}.weight") for name in head_norm_shapes(config)]
-        q_norm, k_norm = head_norms or (None, None)
+        q_norm, k_norm = self.head_norms(layer, prefix)
         return Attention(
             qkv=self.projection(prefix, qkv_modules(config), config.qkv_bias),
-            output=self.projection(prefix, {"o_proj": config.hidden_size}, config.output_bias),
+            output=self.projection(prefix, output_modules(config), config.output_bias),
             rope=RopeParams(
                 num_heads=config.num_heads,
                 num_kv_heads=config.num_kv_heads,
@@ -160,14 +169,28 @@ class _Assembly:
                 norm=config.qk_norm or "head",
                 is_normed_last=config.is_qk_normed_last,
                 is_interleaved=layer.rope is not None and layer.rope.interleaved,
+                query_scale=self.query_scale(layer.query_scaling) if layer.query_scaling else None,
             ),
             params=AttentionParams(
                 scale=config.attention_scale,
                 window=layer.window,
                 soft_cap=config.attention_soft_cap,
                 sinks=self.weights.exact(f"{prefix}.{SINKS}") if config.attention_sinks else None,
+                chunk=layer.chunk,
             ),
+            head_norms=tuple(f"{prefix}.{name}" for name in head_norm_shapes(config)),
         )
+
+    def head_norms(self, layer: LayerConfig, prefix: str) -> tuple[Tensor | None, Tensor | None]:
+        """Return the weights of the norms of query and key heads, None for no norms."""
+        config = self.config
+        if config.qk_norm is None or (config.head_norms is None and layer.rope is None):
+            return None, None
+        if config.head_norms is None:
+            ones = torch.ones(config.head_dim, dtype=self.weights.dtype, device=self.weights.device)
+            return ones, ones
+        q_norm, k_norm = (self.weights.tensor(f"{prefix}.{name}.weight") for name in config.head_norms)
+        return q_norm, k_norm
 
     def embedding_and_head(self) -> tuple[Tensor | QuantisedLinear, Projection]:
         """Return the embedding, plain or quantised, and the head. A tied quantised head is the embedding itself."""
@@ -198,9 +221,9 @@ class _Assembly:
             return NoNorm(self.weights.dtype)
         weight = self.weights.tensor(f"{name}.weight")
         if config.norm == "rms":
-            return RmsNorm(weight, config.norm_eps, config.norm_offset)
+            return RmsNorm(name, weight, config.norm_eps, config.norm_offset)
         bias = self.weights.tensor(f"{name}.bias") if config.norm_bias else None
-        return LayerNorm(weight, bias, config.norm_eps, config.norm_offset)
+        return LayerNorm(name, weight, bias, config.norm_eps, config.norm_offset)
 
     def table(self, rope: Rope) -> Tensor:
         if rope not in self.tables:
@@ -209,3 +232,9 @@ class _Assembly:
             parts = [cos_sin_table(rope, self.max_positions, device, is_long=is_long) for is_long in kinds]
             self.tables[rope] = torch.cat(parts)
         return self.tables[rope]
+
+    def query_scale(self, scaling: QueryScaling) -> Tensor:
+        if scaling not in self.query_scales:
+            part = query_scale_table(scaling, self.max_positions, self.weights.device)
+            self.query_scales[scaling] = part.repeat(2 if self.has_two_ropes else 1)
+        return self.query_scales[scaling]

@@ -19,6 +19,11 @@ _BIAS = 127
 
 def decode_mxfp4(blocks: Tensor, scales: Tensor) -> Tensor:
     """[N, K / 32, 16] and [N, K / 32] uint8 -> [N, K] fp32, exact, as it is in bfloat16."""
-    values = torch.tensor((*_MAGNITUDES, *(-magnitude for magnitude in _MAGNITUDES)))
     nibbles = torch.stack((blocks & 15, blocks >> 4), dim=-1).flatten(2)
-    return torch.ldexp(values[nibbles.int()], (scales.int() - _BIAS)[..., None]).flatten(1)
+    return scaled_values(nibbles, scales[..., None]).flatten(1)
+
+
+def scaled_values(nibbles: Tensor, scales: Tensor) -> Tensor:
+    """Values of four bits each and stored exponents that broadcast to them, uint8 -> fp32, exact."""
+    values = torch.tensor((*_MAGNITUDES, *(-magnitude for magnitude in _MAGNITUDES)), device=nibbles.device)
+    return torch.ldexp(values[nibbles.int()], scales.int() - _BIAS)

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable, Mapping
 
+from ..checkpoint.families.family_table import BY_NAME
 from ..checkpoint.families.mixture import Mixture
 from ..checkpoint.families.norm_layout import HeadNorm
+from ..checkpoint.families.recurrent import RecurrentLayer, ShortConvLayer
 from ..checkpoint.model_config import LatentConfig, ModelConfig
 from ..errors import ModelError, shortened
 
 Shape = tuple[int, ...]
 
 EMBEDDING = "model.embed_tokens.weight"
-FINAL_NORM = "model.norm"
 HEAD = "lm_head.weight"
 SINKS = "sinks"
 CORRECTION = "e_score_correction_bias"  # of a router
@@ -47,7 +49,7 @@ def down_module(config: ModelConfig) -> dict[str, int]:
 
 def head_norm_shapes(config: ModelConfig) -> dict[str, Shape]:
     """Return the names of the norms of query and key heads, if there are any, and their shapes."""
-    if config.qk_norm is None:
+    if config.qk_norm is None or config.head_norms is None:
         return {}
     heads = (config.num_heads, config.num_kv_heads)
     shapes: dict[HeadNorm, tuple[Shape, ...]] = {
@@ -61,26 +63,24 @@ def head_norm_shapes(config: ModelConfig) -> dict[str, Shape]:
 def expected_shapes(config: ModelConfig) -> dict[str, Shape]:
     """Return the names and shapes of all tensors that a checkpoint of this model must have."""
     hidden = config.hidden_size
-    shapes: dict[str, Shape] = {EMBEDDING: (config.vocab_size, hidden), **_norm(FINAL_NORM, config)}
+    shapes: dict[str, Shape] = {EMBEDDING: (config.vocab_size, hidden), **_norm(final_norm(config), config)}
     if not config.tied_head:
         shapes[HEAD] = (config.vocab_size, hidden)
     for index in range(config.num_layers):
         prefix = f"model.layers.{index}"
         for name in filter(None, config.norms):
             shapes |= _norm(f"{prefix}.{name}", config)
-        shapes |= {f"{prefix}.self_attn.{name}.weight": shape for name, shape in head_norm_shapes(config).items()}
-        if config.attention_sinks:
-            shapes[f"{prefix}.self_attn.{SINKS}"] = (config.num_heads,)
-        if config.latent is None:
-            shapes |= _linears(f"{prefix}.self_attn", qkv_modules(config), hidden, config.qkv_bias)
+        recurrent = config.layers[index].recurrent
+        if recurrent is None:
+            shapes |= _attention(f"{prefix}.self_attn", config)
         else:
-            shapes |= latent_shapes(f"{prefix}.self_attn", config, config.latent)
-        shapes |= _linears(f"{prefix}.self_attn", {"o_proj": hidden}, config.attention_size, config.output_bias)
+            shapes |= _recurrent(f"{prefix}.{recurrent_block(recurrent)}", recurrent, hidden)
         if (mixture := config.layers[index].mixture) is not None:
             shapes |= mixture_shapes(f"{prefix}.{mixture.names.block}", mixture, hidden)
             continue
-        shapes |= _linears(f"{prefix}.mlp", up_modules(config), hidden, config.mlp_bias)
-        shapes |= _linears(f"{prefix}.mlp", down_module(config), config.intermediate_size, config.mlp_bias)
+        block = f"{prefix}.{config.mlp_block}"
+        shapes |= _linears(block, up_modules(config), hidden, config.mlp_bias)
+        shapes |= _linears(block, down_module(config), config.intermediate_size, config.mlp_bias)
     return shapes
 
 
@@ -99,6 +99,71 @@ def latent_shapes(prefix: str, config: ModelConfig, latent: LatentConfig) -> dic
     return shapes | _linears(prefix, {KV_UP: rows}, latent.kv_rank, bias=False)
 
 
+def norm_shapes(config: ModelConfig) -> dict[str, Shape]:
+    """Return the names of all norms, those of query and key heads included, and the shapes of their weights."""
+    layers = range(config.num_layers)
+    of_layers = [f"model.layers.{index}.{name}" for index in layers for name in filter(None, config.norms)]
+    shapes: dict[str, Shape] = dict.fromkeys([final_norm(config), *of_layers], (config.hidden_size,))
+    for index in (index for index in layers if config.layers[index].recurrent is None):
+        heads = head_norm_shapes(config)
+        shapes |= {f"model.layers.{index}.self_attn.{name}": shape for name, shape in heads.items()}
+    return shapes
+
+
+def final_norm(config: ModelConfig) -> str:
+    """Return the name of the norm behind the last layer."""
+    return f"model.{config.final_norm}"
+
+
+def _attention(prefix: str, config: ModelConfig) -> dict[str, Shape]:
+    """The tensors of a layer's attention."""
+    shapes: dict[str, Shape] = {f"{prefix}.{name}.weight": shape for name, shape in head_norm_shapes(config).items()}
+    if config.attention_sinks:
+        shapes[f"{prefix}.{SINKS}"] = (config.num_heads,)
+    if config.latent is None:
+        shapes |= _linears(prefix, qkv_modules(config), config.hidden_size, config.qkv_bias)
+    else:
+        shapes |= latent_shapes(prefix, config, config.latent)
+    return shapes | _linears(prefix, output_modules(config), config.attention_size, config.output_bias)
+
+
+def output_modules(config: ModelConfig) -> dict[str, int]:
+    """Return the module of attention's output and its rows."""
+    return {config.output_module: config.hidden_size}
+
+
+def recurrent_block(layer: RecurrentLayer) -> str:
+    """Return the module of a layer that is there in place of attention."""
+    return "conv" if isinstance(layer, ShortConvLayer) else "mamba"
+
+
+def recurrent_linears(layer: RecurrentLayer, hidden: int) -> tuple[tuple[str, int, int], ...]:
+    """Return its projections, that to its input first: name, rows and columns."""
+    if isinstance(layer, ShortConvLayer):
+        return ("in_proj", 3 * hidden, hidden), ("out_proj", hidden, hidden)
+    return (
+        ("in_proj", layer.width + layer.conv_width + layer.num_heads, hidden),
+        ("out_proj", hidden, layer.width),
+    )
+
+
+def _recurrent(prefix: str, layer: RecurrentLayer, hidden: int) -> dict[str, Shape]:
+    """The tensors of what a layer has in place of attention."""
+    shapes: dict[str, Shape] = {}
+    for name, rows, columns in recurrent_linears(layer, hidden):
+        shapes |= _linears(prefix, {name: rows}, columns, layer.biased)
+    if isinstance(layer, ShortConvLayer):
+        return shapes | _conv(f"{prefix}.conv", hidden, layer.taps, layer.biased)
+    shapes |= {f"{prefix}.{name}": (layer.num_heads,) for name in ("A_log", "D", "dt_bias")}
+    shapes[f"{prefix}.norm.weight"] = (layer.width,)
+    return shapes | _conv(f"{prefix}.conv1d", layer.conv_width, layer.taps, layer.conv_biased)
+
+
+def _conv(name: str, width: int, taps: int, biased: bool) -> dict[str, Shape]:
+    weight: dict[str, Shape] = {f"{name}.weight": (width, 1, taps)}
+    return weight | {f"{name}.bias": (width,)} if biased else weight
+
+
 def _norm(name: str, config: ModelConfig) -> dict[str, Shape]:
     kinds = ("weight", "bias") if config.norm_bias else ("weight",)
     return {f"{name}.{kind}": (config.hidden_size,) for kind in kinds}
@@ -110,12 +175,14 @@ def mixture_shapes(prefix: str, mixture: Mixture, hidden: int) -> dict[str, Shap
     shapes = _linears(prefix, {names.router: count}, hidden, mixture.biased)
     if mixture.corrected:
         shapes[f"{prefix}.{names.router}.{CORRECTION}"] = (count,)
-    match names.storage:
+    match "modules" if names.is_split else names.storage:
         case "modules":
             for expert in range(count):
-                inner = f"{prefix}.experts.{expert}"
-                shapes |= _linears(inner, {names.gate: size, names.up: size}, hidden, bias=False)
-                shapes |= _linears(inner, {names.down: hidden}, size, bias=False)
+                gate, up, down = expert_modules(prefix, mixture, expert)
+                for module, shape in {gate: (size, hidden), up: (size, hidden), down: (hidden, size)}.items():
+                    shapes[f"{module}.weight"] = shape
+                    if mixture.biased:
+                        shapes[f"{module}.bias"] = shape[:1]
         case "stacked":
             shapes[f"{prefix}.{names.gate}.weight"] = (count, 2 * size, hidden)
             shapes[f"{prefix}.{names.down}.weight"] = (count, hidden, size)
@@ -124,10 +191,13 @@ def mixture_shapes(prefix: str, mixture: Mixture, hidden: int) -> dict[str, Shap
             shapes[f"{prefix}.{names.gate}_bias"] = (count, 2 * size)
             shapes[f"{prefix}.{names.down}"] = (count, size, hidden)
             shapes[f"{prefix}.{names.down}_bias"] = (count, hidden)
+        case "transposed":
+            shapes[f"{prefix}.{names.gate}"] = (count, hidden, 2 * size)
+            shapes[f"{prefix}.{names.down}"] = (count, size, hidden)
     if mixture.shared_size:
-        inner = f"{prefix}.{names.shared}"
+        inner = shared_block(prefix, mixture)
         shapes |= _linears(inner, shared_modules(mixture), hidden, bias=False)
-        shapes |= _linears(inner, {"down_proj": hidden}, mixture.shared_size, bias=False)
+        shapes |= _linears(inner, {names.shared_modules[-1]: hidden}, mixture.shared_size, bias=False)
     if mixture.gated_sharing:
         shapes[f"{prefix}.{names.shared}_gate.weight"] = (1, hidden)
     return shapes
@@ -144,7 +214,14 @@ def expert_modules(prefix: str, mixture: Mixture, expert: int) -> tuple[str, str
 
 def shared_modules(mixture: Mixture) -> dict[str, int]:
     """Return the modules of the shared expert's gate and up, in this order, and the rows of each."""
-    return {"gate_proj": mixture.shared_size, "up_proj": mixture.shared_size}
+    names = mixture.names.shared_modules[:-1]
+    return dict.fromkeys(names, 2 * mixture.shared_size // len(names))
+
+
+def shared_block(prefix: str, mixture: Mixture) -> str:
+    """Return the module of the shared expert of the mixture with this prefix."""
+    owner = prefix.rpartition(".")[0] if mixture.names.shared_in_layer else prefix
+    return f"{owner}.{mixture.names.shared}"
 
 
 def _linears(prefix: str, modules: dict[str, int], in_features: int, bias: bool) -> dict[str, Shape]:
@@ -156,7 +233,8 @@ def _linears(prefix: str, modules: dict[str, int], in_features: int, bias: bool)
 def prediction_tensors(names: Iterable[str], config: ModelConfig) -> frozenset[str]:
     """Return the tensors of layers that predict further tokens, which are not loaded."""
     first = config.num_layers
-    prefixes = tuple(f"model.layers.{index}." for index in range(first, first + config.prediction_layers))
+    behind = range(first, first + config.prediction_layers)
+    prefixes = tuple(f"{layers}.{index}." for index in behind for layers in ("model.layers", "blk"))  # or of GGUF
     return frozenset(name for name in names if name.startswith(prefixes))
 
 
@@ -183,21 +261,24 @@ def _listed(names: Iterable[str]) -> str:
 
 
 _GGUF_MODULES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
-_GGUF_EXPERTS = {"ffn_gate_exps": "gate", "ffn_up_exps": "up", "ffn_down_exps": "down"}
 GGUF_KV_UP = ("attn_k_b", "attn_v_b")
-_GGUF_LAYER = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
+_GGUF_EMBEDDING_NORM = "token_embd_norm"  # a name of the last norm in LFM2's files
+_GGUF_EXPERTS = ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")  # in the order of ``expert_modules``
+_GGUF_LAYER = re.compile(r"blk\.(\d+)\.((?:shortconv\.)?\w+)\.(weight|bias)")
 
 
 def from_gguf(name: str, config: ModelConfig) -> str:
     """Return the Hugging Face name of a tensor in a GGUF file; a name without counterpart stays as it is."""
     if match := _GGUF_LAYER.fullmatch(name):
         index, module, kind = match.groups()
-        if module == "exp_probs_b" and int(index) < config.num_layers and (at := config.layers[int(index)].mixture):
-            return f"model.layers.{index}.{at.names.block}.{at.names.router}.{CORRECTION}"
+        if module == "attn_sinks" and config.attention_sinks:
+            return f"model.layers.{index}.self_attn.{SINKS}"
         if found := _gguf_mixture_module(module, config, int(index)) or _gguf_layer_module(module, config):
-            return f"model.layers.{index}.{found}.{kind}"
+            return f"model.layers.{index}.{found}" + ("" if found.endswith(CORRECTION) else f".{kind}")
         return name
     module, _, kind = name.rpartition(".")
+    if module == _GGUF_EMBEDDING_NORM and BY_NAME[config.family].recurrent == "short_conv":
+        return f"{final_norm(config)}.{kind}"
     return f"{_GGUF_MODULES[module]}.{kind}" if module in _GGUF_MODULES else name
 
 
@@ -213,17 +294,33 @@ def latent_from_gguf(name: str, config: ModelConfig) -> str | None:
 
 
 def experts_from_gguf(name: str, config: ModelConfig) -> list[str]:
-    """Return the Hugging Face names of the matrices that a GGUF tensor of experts stacks; none for another tensor."""
+    """Return the Hugging Face names of what a GGUF tensor of experts stacks; none for another tensor."""
     match = _GGUF_LAYER.fullmatch(name)
     if match is None or match[2] not in _GGUF_EXPERTS or int(match[1]) >= config.num_layers:
         return []
     mixture = config.layers[int(match[1])].mixture
-    if mixture is None or match[3] != "weight":
+    if mixture is None:
         return []
-    names = mixture.names
-    module = {"gate": names.gate, "up": names.up, "down": names.down}[_GGUF_EXPERTS[match[2]]]
-    prefix = f"model.layers.{match[1]}.{names.block}.experts"
-    return [f"{prefix}.{expert}.{module}.weight" for expert in range(mixture.num_experts)]
+    prefix, which = f"model.layers.{match[1]}.{mixture.names.block}", _GGUF_EXPERTS.index(match[2])
+    modules = (expert_modules(prefix, mixture, expert)[which] for expert in range(mixture.num_experts))
+    return [f"{module}.{match[3]}" for module in modules]
+
+
+def fused_from_gguf(name: str, config: ModelConfig) -> list[tuple[str, int, int]] | None:
+    """Return the parts of a GGUF tensor that holds q, k and v of a model whose checkpoints have them apart.
+
+    Each is a Hugging Face name, its first row and the row behind its last. None for another tensor.
+    """
+    match = _GGUF_LAYER.fullmatch(name)
+    modules = qkv_modules(config)
+    if match is None or match[2] != "attn_qkv" or len(modules) == 1:
+        return None
+    ends = list(itertools.accumulate(modules.values()))
+    prefix = f"model.layers.{match[1]}.self_attn"
+    return [
+        (f"{prefix}.{module}.{match[3]}", end - size, end)
+        for (module, size), end in zip(modules.items(), ends, strict=True)
+    ]
 
 
 def _gguf_mixture_module(module: str, config: ModelConfig, index: int) -> str | None:
@@ -234,6 +331,7 @@ def _gguf_mixture_module(module: str, config: ModelConfig, index: int) -> str | 
     names = mixture.names
     found = {
         "ffn_gate_inp": names.router,
+        "exp_probs_b": f"{names.router}.{CORRECTION}",
         "ffn_gate_inp_shexp": f"{names.shared}_gate",
         "ffn_gate_shexp": f"{names.shared}.gate_proj",
         "ffn_up_shexp": f"{names.shared}.up_proj",
@@ -249,14 +347,18 @@ def _gguf_layer_module(module: str, config: ModelConfig) -> str | None:
         first, second = _GGUF_NORMS[module]
         return norms[first] or norms[second]
     names = {
-        "attn_output": "self_attn.o_proj",
-        "attn_q_norm": f"self_attn.{config.head_norms[0]}",
-        "attn_k_norm": f"self_attn.{config.head_norms[1]}",
-        "ffn_up": f"mlp.{mlp[-2]}",
-        "ffn_down": f"mlp.{mlp[-1]}",
+        "attn_output": f"self_attn.{config.output_module}",
+        "ffn_up": f"{config.mlp_block}.{mlp[-2]}",
+        "ffn_down": f"{config.mlp_block}.{mlp[-1]}",
+        "shortconv.conv": "conv.conv",
+        "shortconv.in_proj": "conv.in_proj",
+        "shortconv.out_proj": "conv.out_proj",
     }
     if len(mlp) == 3:
-        names["ffn_gate"] = f"mlp.{mlp[0]}"
+        names["ffn_gate"] = f"{config.mlp_block}.{mlp[0]}"
+    if config.head_norms is not None:
+        stored = ("attn_q_norm", "attn_k_norm")
+        names |= {norm: f"self_attn.{name}" for norm, name in zip(stored, config.head_norms, strict=True)}
     if config.latent is not None:
         names |= {stored: f"self_attn.{name}" for stored, name in _GGUF_LATENT.items()}
     of_qkv = ("attn_q", "attn_k", "attn_v") if len(attention) == 3 else ("attn_qkv",)

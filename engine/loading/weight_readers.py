@@ -26,7 +26,15 @@ from ..checkpoint.safetensors_files import shard_names
 from ..errors import ModelError, shortened
 from . import fp8_blocks, mxfp4
 from .dequantise import dequantise
-from .tensor_names import GGUF_KV_UP, Shape, expected_shapes, experts_from_gguf, from_gguf, latent_from_gguf
+from .tensor_names import (
+    GGUF_KV_UP,
+    Shape,
+    expected_shapes,
+    experts_from_gguf,
+    from_gguf,
+    fused_from_gguf,
+    latent_from_gguf,
+)
 
 _FLOATS = ("F32", "F16", "BF16")
 _FP8_BLOCKS = 8  # blocks of rows decoded at once
@@ -215,6 +223,9 @@ class GgufWeights:
         """The bytes of a tensor."""
         tensor = self._tensors[name]
         data = self._file.data(tensor.stored)
+        if tensor.rows is not None:
+            first, end = tensor.rows
+            return data.reshape(self._file.tensors[tensor.stored].shape[0], -1)[first:end].reshape(-1)
         return data if tensor.expert is None else data.reshape(tensor.experts, -1)[tensor.expert]
 
 
@@ -234,21 +245,26 @@ def _split_matrices(file: GgufFile, config: ModelConfig) -> dict[str, tuple[str,
 
 
 class _StoredTensor(NamedTuple):
-    """A tensor's shape, and where it is in a GGUF file: a stored tensor, or one expert's part of it."""
+    """A tensor's shape, and where it is in a GGUF file: a stored tensor, one expert's part of it, or some rows."""
 
     shape: Shape
     stored: str
     expert: int | None = None
     experts: int = 1
+    rows: tuple[int, int] | None = None
 
 
 def _stored_tensor(file: GgufFile, stored: str, config: ModelConfig) -> dict[str, _StoredTensor]:
     """Return what a stored tensor holds, by Hugging Face names."""
     shape = file.tensors[stored].shape
     experts = experts_from_gguf(stored, config)
-    if experts and len(shape) == 3 and shape[0] == len(experts):
+    if experts and shape[0] == len(experts):
         return {name: _StoredTensor(shape[1:], stored, i, len(experts)) for i, name in enumerate(experts)}
+    if (rows := fused_from_gguf(stored, config)) is not None:
+        return {name: _StoredTensor((end - first, *shape[1:]), stored, rows=(first, end)) for name, first, end in rows}
     name = from_gguf(stored, config)
+    if name.endswith(".conv.conv.weight") and len(shape) == 2:  # a matrix for each channel
+        return {name: _StoredTensor((shape[0], 1, shape[1]), stored)}
     is_vector = name.endswith("_gate.weight") and len(shape) == 1  # a matrix of one row
     return {name: _StoredTensor((1, *shape) if is_vector else shape, stored)}
 

@@ -11,11 +11,12 @@ from torch.nn import functional
 from ...kernels.ops import Largest, Linear, largest
 from ...kernels.quantised_weights import QuantisedLinear, rows
 from ...lora.lora_step import LoraStep
+from ...lora.own.own_weights import OwnStep
 from ..checkpoint.model_config import ModelConfig
 from .forward_inputs import ForwardInputs
 from .kv_pool import KvPool
 from .layers import DecoderLayer, Projection
-from .norms import Norm
+from .norms import Norm, normed
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +65,14 @@ class DecoderModel:
 
         It is fp32: every layer adds to it, and rounding to bfloat16 each time would be the largest source of error.
         """
-        residual = self._embed(inputs.token_ids)
+        token_ids = inputs.token_ids
+        if inputs.own is not None:  # adapters may have more tokens than the model
+            token_ids = token_ids.clamp(max=self.config.vocab_size - 1)
+        residual = self._embed(token_ids)
         if inputs.lora is not None:
-            inputs.lora.embed(inputs.token_ids, residual)
+            inputs.lora.embed(token_ids, residual)
+        if inputs.own is not None:
+            inputs.own.embed(inputs.token_ids, residual)
         if self.embedding_scale != 1.0:
             residual *= self.embedding_scale
         return residual
@@ -80,7 +86,7 @@ class DecoderModel:
         Returns:
             The last layer's queries, [T, Hq, D] (latent attention: [T, Hq * D]).
         """
-        x = self.first_norm(residual)
+        x = normed(self.first_norm, residual, inputs.own)
         *earlier, (last, k_last, v_last) = zip(self.layers, kv.k_layers, kv.v_layers, strict=True)
         for layer, k_cache, v_cache in earlier:
             x = layer(x, residual, inputs, k_cache, v_cache)
@@ -107,24 +113,36 @@ class DecoderModel:
             return rows(self.embedding, token_ids)
         return functional.embedding(token_ids, self.embedding).float()
 
-    def logits(self, hidden: Tensor, lora: LoraStep | None = None) -> Tensor:
+    def logits(self, hidden: Tensor, lora: LoraStep | None = None, own: OwnStep | None = None) -> Tensor:
         """Return the logits [S, V] fp32 of hidden states [S, H], with the model's scale and soft cap.
 
-        ``lora`` are the adapters of these rows, if one of them changes the head.
+        Args:
+            lora: the adapters of these rows, if one of them changes the head.
+            own: their weights in place of the model's. V is then the largest vocabulary of a row; logits of tokens
+                that a row's vocabulary lacks are -inf.
         """
-        return self._logits(hidden, lora)
+        return self._logits(hidden, lora, own)
 
-    def best(self, hidden: Tensor, lora: LoraStep | None = None) -> Largest:
-        """Return the largest of ``logits(hidden, lora)`` and their tokens, [S] each, mostly without writing all."""
+    def best(self, hidden: Tensor, lora: LoraStep | None = None, own: OwnStep | None = None) -> Largest:
+        """Return the largest of ``logits`` and their tokens, [S] each, mostly without writing all."""
         config = self.config
         if lora is None and config.logit_soft_cap is None and config.logit_scale == 1.0:
-            return self.head.largest(hidden)
-        return largest(self._logits(hidden, lora))  # rounding after the scale or the cap may make ties
+            if own is None:
+                return self.head.largest(hidden)
+            if (found := own.best(hidden)) is not None:
+                return found
+        return largest(self._logits(hidden, lora, own))  # rounding after the scale or the cap may make ties
 
-    def _logits(self, hidden: Tensor, lora: LoraStep | None) -> Tensor:
-        logits = self.head(hidden, lora, torch.float32)
+    def _logits(self, hidden: Tensor, lora: LoraStep | None, own: OwnStep | None) -> Tensor:
+        if own is None:
+            logits = self.head(hidden, lora, torch.float32)
+        else:
+            logits = own.logits(hidden, lambda rows: self.head(rows, lora, torch.float32))
         if self.config.logit_scale != 1.0:
             logits *= self.config.logit_scale
         if (cap := self.config.logit_soft_cap) is not None:
+            missing = None if own is None else logits == -torch.inf
             logits = logits.div_(cap).tanh_().mul_(cap)
+            if missing is not None:
+                logits.masked_fill_(missing, -torch.inf)
         return logits

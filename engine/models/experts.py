@@ -54,6 +54,7 @@ class Experts:
         down: of each expert.
         shared: the expert that all tokens pass, or None.
         shared_gate: its weight's logit, or None for a weight of 1.
+        weighs_input: the weights are factors of the experts' inputs (Llama 4), not of their results.
     """
 
     router: Projection
@@ -63,15 +64,17 @@ class Experts:
     activation: ExpertActivation
     shared: Mlp | None
     shared_gate: Projection | None
+    weighs_input: bool
 
     def __call__(self, x: Tensor, lora: LoraStep | None) -> Tensor:
         """[T, H] -> [T, H]."""
         routing = route(self.router(x, lora, torch.float32), self.params)
-        y = expert_activation(self.gate_up(x, routing.experts, lora), self.activation)
+        of_input, of_result = (routing.weights, None) if self.weighs_input else (None, routing.weights)
+        y = expert_activation(self.gate_up(x, routing.experts, lora), self.activation, of_input)
         y = self.down(y, routing.experts, lora)
         shared = None if self.shared is None else self.shared(x, lora)
         gate = None if self.shared_gate is None else self.shared_gate(x, lora, torch.float32)
-        return sum_experts(y, routing.weights, shared, gate)
+        return sum_experts(y, of_result, shared, gate)
 
     @property
     def projections(self) -> tuple[Projection, ...]:

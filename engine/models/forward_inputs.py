@@ -6,8 +6,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from ...kernels.layouts.state_arguments import StateBatch
 from ...kernels.ops import PagedBatch
 from ...lora.lora_step import LoraStep
+from ...lora.own.own_weights import OwnStep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,7 +22,9 @@ class ForwardInputs(PagedBatch):
             ``DecoderModel.long_offset`` in a long one.
         kv_loc: [T] int64, the cell of its K and V: ``page * page_size + position % page_size``.
         lora: the adapters' part in this step, None for none.
+        own: weights of adapters in place of the model's in this step, None for none.
         kept: [S] int64, the tokens whose hidden states are wanted, None for all.
+        states: slots of recurrent states; None in a model without.
         of_kept: inputs of the last layer for these tokens, without their own ids, positions and cells.
     """
 
@@ -28,5 +32,7 @@ class ForwardInputs(PagedBatch):
     positions: Tensor
     kv_loc: Tensor
     lora: LoraStep | None = None
+    states: StateBatch | None = None
+    own: OwnStep | None = None
     kept: Tensor | None = None
     of_kept: ForwardInputs | None = None

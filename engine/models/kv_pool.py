@@ -1,4 +1,4 @@
-"""``KvPool``, the paged K and V tensors of all layers, and ``KvPrefault``, which populates its memory on a CPU."""
+"""``KvPool``, the caches of all layers, paged K and V; and ``KvPrefault``, which populates its memory on a CPU."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ import torch
 from ...kernels.layouts import int8_kv_layout
 from ...kernels.memory import copy_pages, lazy_zeros, populate
 from ..batch import Batch, PageCopy
-from ..checkpoint.model_config import ModelConfig
+from ..checkpoint.model_config import ModelShape
+from .state_pool import StatePool
 
 # Bytes of a layer that are populated at once: a huge page, for which other threads that allocate memory may wait.
 _POPULATED_AT_ONCE = 1 << 21
@@ -22,13 +23,14 @@ _IDLE = 0.25  # seconds without a step
 _NICENESS = 10  # added to that of the populating thread
 
 
-def bytes_per_page(config: ModelConfig, page_size: int, dtype: torch.dtype) -> int:
-    """Return the bytes of one page of ``page_size`` tokens: K and V in all layers, or latent attention's vectors."""
+def bytes_per_page(config: ModelShape, page_size: int, dtype: torch.dtype) -> int:
+    """Return the bytes of a page of ``page_size`` tokens in all layers with attention: K and V, or latent vectors."""
     caches = 2 if config.latent is None else 1
-    return caches * config.num_layers * config.num_kv_heads * page_size * _width(config, dtype) * dtype.itemsize
+    cells = config.num_attention_layers * config.num_kv_heads * page_size * _width(config, dtype)
+    return caches * cells * dtype.itemsize
 
 
-def _width(config: ModelConfig, dtype: torch.dtype) -> int:
+def _width(config: ModelShape, dtype: torch.dtype) -> int:
     """The last dimension of the pool's tensors."""
     return config.head_dim + (int8_kv_layout.SCALE_BYTES if dtype is int8_kv_layout.DTYPE else 0)
 
@@ -38,26 +40,38 @@ class KvPool:
 
     Args:
         dtype: the model's, or ``int8_kv_layout.DTYPE``.
+        states: of the layers with a recurrent state; None for a model without.
 
     Attributes:
-        k: [num_layers, num_pages, num_kv_heads, page_size, head_dim], or 8-bit (``int8_kv_layout``).
+        k: [num_attention_layers, num_pages, num_kv_heads, page_size, head_dim], or 8-bit (``int8_kv_layout``).
         v: the same; None for latent attention, whose keys begin with the values.
-        k_layers: ``k`` layer by layer, each [num_pages, num_kv_heads, page_size, head_dim].
+        k_layers: ``k`` layer by layer, each [num_pages, num_kv_heads, page_size, head_dim]. A layer with a recurrent
+            state has its states here and in ``v_layers``.
         v_layers: the same for ``v``; for latent attention ``k_layers``.
         page_bytes: bytes of a page in all layers.
+        state_bytes: bytes of a recurrent state in all layers.
     """
 
     def __init__(
-        self, config: ModelConfig, num_pages: int, page_size: int, dtype: torch.dtype, device: torch.device
+        self,
+        config: ModelShape,
+        num_pages: int,
+        page_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        states: StatePool | None = None,
     ) -> None:
-        shape = (config.num_layers, num_pages, config.num_kv_heads, page_size, _width(config, dtype))
+        shape = (config.num_attention_layers, num_pages, config.num_kv_heads, page_size, _width(config, dtype))
         self.k = _zeros(shape, dtype, device)
         self.v = _zeros(shape, dtype, device) if config.latent is None else None
-        self.k_layers = tuple(self.k.unbind(0))
-        self.v_layers = self.k_layers if self.v is None else tuple(self.v.unbind(0))
+        recurrent = states.layers if states is not None else {}
+        paged = zip(self.k.unbind(0), (self.k if self.v is None else self.v).unbind(0), strict=True)
+        caches = [recurrent[i] if i in recurrent else next(paged) for i in range(config.num_layers)]
+        self.k_layers, self.v_layers = (tuple(each) for each in zip(*caches, strict=True))
         self.num_pages = num_pages
         self.page_size = page_size
         self.page_bytes = bytes_per_page(config, page_size, dtype)
+        self.state_bytes = 0 if states is None else states.state_bytes
 
     def copy(self, copies: Sequence[PageCopy]) -> None:
         """Do the copies in their order. Raises IndexError for a page or a count outside the pool."""
@@ -76,9 +90,9 @@ class KvPool:
         Returns:
             The first page that is left to do; ``num_pages`` if the operating system cannot populate memory.
         """
-        end = min(first + max(1, _POPULATED_AT_ONCE // self.k_layers[0][0].nbytes), self.num_pages)
+        end = min(first + max(1, _POPULATED_AT_ONCE // self.k[0, 0].nbytes), self.num_pages)
         try:
-            for layer in self.k_layers if self.v is None else (*self.k_layers, *self.v_layers):
+            for layer in self.k.unbind(0) if self.v is None else (*self.k.unbind(0), *self.v.unbind(0)):
                 populate(layer[first:end])
         except OSError:
             return self.num_pages

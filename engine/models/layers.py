@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -23,9 +24,10 @@ from ...kernels.ops import (
     rope_store_kv,
 )
 from ...lora.lora_step import LoraStep
+from ...lora.own.own_weights import OwnStep
 from ..checkpoint.model_config import Activation
 from .forward_inputs import ForwardInputs
-from .norms import Norm
+from .norms import Norm, normed, normed_sum
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,17 +62,32 @@ class Attention:
     Attributes:
         rope: heads, rotary table and head norms.
         params: scale, window and cap of the scores.
+        head_norms: names of the norms of query and key heads in the checkpoint, empty without norms.
     """
 
     qkv: Projection
     output: Projection
     rope: RopeParams
     params: AttentionParams
+    head_norms: tuple[str, ...] = ()
 
     def store(self, x: Tensor, inputs: ForwardInputs, k_cache: Tensor, v_cache: Tensor) -> Tensor:
         """Write K and V of T tokens to this layer's cache [pages, Hkv, page, D]: [T, H] -> their queries [T, Hq, D]."""
         qkv = self.qkv(x, inputs.lora)
-        return rope_store_kv(qkv, inputs.positions, inputs.kv_loc, k_cache, v_cache, self.rope)
+        q = rope_store_kv(qkv, inputs.positions, inputs.kv_loc, k_cache, v_cache, self.rope)
+        for tokens, rope in self._own_norms(inputs.own):
+            places = inputs.positions[tokens], inputs.kv_loc[tokens]
+            q[tokens] = rope_store_kv(qkv[tokens], *places, k_cache, v_cache, rope)
+        return q
+
+    def _own_norms(self, own: OwnStep | None) -> Iterator[tuple[Tensor, RopeParams]]:
+        """Tokens of adapters that bring norms of heads, and what they do to q and k."""
+        for tokens, weights in own.parts if own is not None and self.head_norms else ():
+            q, k = (weights.norms.get(name) for name in self.head_norms)
+            if q is not None or k is not None:
+                q_norm, k_norm = (None if norm is None else norm.weight for norm in (q, k))
+                rope = self.rope if q_norm is None else replace(self.rope, q_norm=q_norm)
+                yield tokens, rope if k_norm is None else replace(rope, k_norm=k_norm)
 
     def __call__(self, q: Tensor, inputs: ForwardInputs, k_cache: Tensor, v_cache: Tensor) -> Tensor:
         """Causal attention of queries to the cache, and the output projection: [S, Hq, D] -> [S, H]."""
@@ -90,23 +107,6 @@ class Attention:
     def of_heads(self) -> tuple[tuple[int, ExpertWeights], ...]:
         """Products of each head with a weight of its own: none."""
         return ()
-
-
-class LayerAttention(Protocol):
-    """Self-attention of a layer: ``Attention``, or ``engine.models.latent_attention.LatentAttention``."""
-
-    def store(self, x: Tensor, inputs: ForwardInputs, k_cache: Tensor, v_cache: Tensor) -> Tensor: ...
-
-    def __call__(self, q: Tensor, inputs: ForwardInputs, k_cache: Tensor, v_cache: Tensor) -> Tensor: ...
-
-    @property
-    def before_kv(self) -> tuple[Projection, ...]: ...
-
-    @property
-    def behind_kv(self) -> tuple[Projection, ...]: ...
-
-    @property
-    def of_heads(self) -> tuple[tuple[int, ExpertWeights], ...]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +130,28 @@ class Mlp:
     def active(self) -> tuple[tuple[int, ExpertWeights], ...]:
         """Products of a token's experts: none."""
         return ()
+
+
+class LayerMixer(Protocol):
+    """What lets the tokens of a row see each other: ``Attention``, ``LatentAttention``, ``ShortConv`` or ``Mamba2``."""
+
+    def store(self, x: Tensor, inputs: ForwardInputs, k_cache: Tensor, v_cache: Tensor, /) -> Tensor:
+        """Compute all that later tokens need of these, in the layer's two caches: [T, H] -> [T, ...]."""
+
+    def __call__(self, q: Tensor, inputs: ForwardInputs, k_cache: Tensor, v_cache: Tensor, /) -> Tensor:
+        """The rest, for S of the results of ``store``: [S, ...] -> [S, H]."""
+
+    @property
+    def before_kv(self) -> tuple[Projection, ...]:
+        """Products of ``store``."""
+
+    @property
+    def behind_kv(self) -> tuple[Projection, ...]:
+        """Products of the call."""
+
+    @property
+    def of_heads(self) -> tuple[tuple[int, ExpertWeights], ...]:
+        """Products of each head with a weight of its own."""
 
 
 class LayerMlp(Protocol):
@@ -174,6 +196,7 @@ class DecoderLayer:
     So each sum of the residual stream and the norm after it are one op.
 
     Attributes:
+        attention: what stands in its place in a layer with a recurrent state too.
         post_attention: norm of attention's output before it is added, or None.
         post_mlp: the same for the MLP.
         mlp_norm: the norm in front of the MLP; in a parallel block that in front of the layer.
@@ -181,7 +204,7 @@ class DecoderLayer:
         is_parallel: the MLP's input is the residual stream before attention's output is added.
     """
 
-    attention: LayerAttention
+    attention: LayerMixer
     mlp: LayerMlp
     post_attention: Norm | None
     post_mlp: Norm | None
@@ -210,16 +233,16 @@ class DecoderLayer:
         return self.finish(q, residual, inputs, k_cache, v_cache)
 
     def finish(self, q: Tensor, residual: Tensor, inputs: ForwardInputs, k_cache: Tensor, v_cache: Tensor) -> Tensor:
-        """Compute the layer after its K and V are stored, for S of the queries: [S, Hq, D] -> [S, H] normed."""
+        """Compute the layer after its K and V are stored, for S of the queries: [S, ...] -> [S, H] normed."""
         x = self.attention(q, inputs, k_cache, v_cache)
         if self.post_attention is not None:
-            x = self.post_attention(x)
+            x = normed(self.post_attention, x, inputs.own)
         if self.is_parallel:
-            normed = self.mlp_norm(residual)
+            of_mlp = normed(self.mlp_norm, residual, inputs.own)
             add_scaled(x, residual, 1.0)
         else:
-            normed = self.mlp_norm.after_add(x, residual)
-        x = self.mlp(normed, inputs.lora)
+            of_mlp = normed_sum(self.mlp_norm, x, residual, inputs.own)
+        x = self.mlp(of_mlp, inputs.lora)
         if self.post_mlp is not None:
-            x = self.post_mlp(x)
-        return self.next_norm.after_add(x, residual)
+            x = normed(self.post_mlp, x, inputs.own)
+        return normed_sum(self.next_norm, x, residual, inputs.own)

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from ...kernels.ops import add_layer_norm, add_rms_norm, add_scaled, copy_residual, layer_norm, rms_norm
+from ...lora.own.own_weights import OwnStep
+from ...lora.published.saved_modules import NormWeights
 
 
 class Norm(Protocol):
     """A norm of hidden states [T, H]."""
+
+    @property
+    def name(self) -> str:
+        """Its name in the checkpoint, by which adapters address it; empty if it has no weight."""
+
+    def with_weights(self, own: NormWeights) -> Norm:
+        """Return the norm with an adapter's weights in place of its own."""
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return the norm in the model's type: [T, H], also fp32 -> [T, H]."""
@@ -25,9 +34,13 @@ class Norm(Protocol):
 class RmsNorm:
     """``x / rms(x) * (offset + weight)``, weight [H]."""
 
+    name: str
     weight: Tensor
     eps: float
     offset: float
+
+    def with_weights(self, own: NormWeights) -> RmsNorm:
+        return self if own.weight is None else replace(self, weight=own.weight)
 
     def __call__(self, x: Tensor) -> Tensor:
         return rms_norm(x, self.weight, self.eps, self.offset, self.weight.dtype)
@@ -40,10 +53,15 @@ class RmsNorm:
 class LayerNorm:
     """``(x - mean) / deviation * (offset + weight) + bias``, weight and bias [H]."""
 
+    name: str
     weight: Tensor
     bias: Tensor | None
     eps: float
     offset: float
+
+    def with_weights(self, own: NormWeights) -> LayerNorm:
+        weight = self.weight if own.weight is None else own.weight
+        return replace(self, weight=weight, bias=self.bias if own.bias is None else own.bias)
 
     def __call__(self, x: Tensor) -> Tensor:
         return layer_norm(x, self.weight, self.bias, self.eps, self.offset, self.weight.dtype)
@@ -57,6 +75,13 @@ class NoNorm:
     """The identity, in a place where other families have a norm."""
 
     dtype: torch.dtype
+
+    @property
+    def name(self) -> str:
+        return ""
+
+    def with_weights(self, own: NormWeights) -> NoNorm:
+        return self
 
     def __call__(self, x: Tensor) -> Tensor:
         return copy_residual(x, self.dtype)
@@ -73,9 +98,34 @@ class ScaledSum:
     norm: Norm
     factor: float
 
+    @property
+    def name(self) -> str:
+        return self.norm.name
+
+    def with_weights(self, own: NormWeights) -> Norm:
+        return self.norm.with_weights(own)
+
     def __call__(self, x: Tensor) -> Tensor:
         return self.norm(x)
 
     def after_add(self, x: Tensor, residual: Tensor) -> Tensor:
         add_scaled(x, residual, self.factor)
         return self.norm(residual)
+
+
+def normed(norm: Norm, x: Tensor, own: OwnStep | None) -> Tensor:
+    """Return the norm of ``x`` [T, H], for tokens of adapters that bring its weights by those."""
+    y = norm(x)
+    return y if own is None else _renormed(norm, x, y, own)
+
+
+def normed_sum(norm: Norm, x: Tensor, residual: Tensor, own: OwnStep | None) -> Tensor:
+    """Return ``norm.after_add(x, residual)``, for tokens of adapters that bring its weights by those."""
+    y = norm.after_add(x, residual)
+    return y if own is None else _renormed(norm, residual, y, own)
+
+
+def _renormed(norm: Norm, source: Tensor, y: Tensor, own: OwnStep) -> Tensor:
+    for tokens, weights in own.norms(norm.name):
+        y[tokens] = norm.with_weights(weights)(source[tokens]).to(y.dtype)
+    return y

@@ -12,6 +12,7 @@ from ..checkpoint.model_config import (
     LinearScaling,
     Llama3Scaling,
     LongRopeScaling,
+    QueryScaling,
     Rope,
     YarnScaling,
 )
@@ -31,6 +32,13 @@ def cos_sin_table(rope: Rope, max_positions: int, device: torch.device, *, is_lo
     if isinstance(rope.scaling, YarnScaling | LongRopeScaling):
         table *= rope.scaling.attention_factor
     return table.to(device)
+
+
+def query_scale_table(scaling: QueryScaling, max_positions: int, device: torch.device) -> Tensor:
+    """Return the factor of queries at each position, [max_positions] fp32."""
+    positions = torch.arange(max_positions, dtype=torch.float32)
+    steps = torch.floor((positions + scaling.shift) / scaling.length)
+    return (1 + scaling.beta * torch.log1p(steps)).to(device)
 
 
 def inverse_frequencies(rope: Rope, *, is_long: bool = False) -> Tensor:

@@ -18,17 +18,18 @@ from ..checkpoint.locate import resolve_model
 from ..config import EngineConfig
 from ..core.engine_core import EngineCore
 from ..errors import EngineDead, EngineError, RequestError
-from ..messages import Abort, LoadAdapter, Reply, Submit, TokenTexts, UnloadAdapter
+from ..messages import Abort, AdapterChanged, LoadAdapter, Reply, Submit, TokenTexts, UnloadAdapter
 from ..peer_options import engine_keywords
+from ..serving.adapter_tokenizers import AdapterTokenizers, ServedTokenizer
 from ..serving.output_processor import TextDelta, error_of
-from ..serving.request import RequestLimits, TextRequest, token_array
+from ..serving.request import TextRequest, token_array
 from ..serving.sampling_defaults import default_params, read_sampling_defaults
 from ..serving.sequence_table import SequenceTable
-from ..text.prompt_cache import Owner, PromptEncoder
 from ..text.tokenizer import Tokenizer
 from ..types import SamplingDefaults, SamplingParams
 from .engine_thread import EngineThread
 from .progress_bar import ProgressBar
+from .prompt_texts import AdapterTexts, PromptTexts
 from .request_output import OutputBuilder, RequestOutput
 from .running_request import DeltaCallbacks, GenerateCall, RunningRequest
 
@@ -76,9 +77,14 @@ class LLM:
         except BaseException:
             self._fetcher.close()
             raise
-        self._limits = RequestLimits(self._core.ready.max_model_len, self._core.ready.vocab_size)
-        self._prompts = PromptEncoder(self.tokenizer)
-        self._sequences = SequenceTable(_CoreLink(self._core), self.tokenizer)
+        ready = self._core.ready
+        self._adapters = {info.name: info for info in ready.adapters}
+        served = ServedTokenizer(self.tokenizer, ready.vocab_size)
+        tokenizers = AdapterTokenizers(served, config)
+        self._texts = AdapterTexts(
+            tokenizers, self._adapters, lambda name: self.load_adapter(name, name), ready.max_model_len
+        )
+        self._sequences = SequenceTable(_CoreLink(self._core))
         self._callbacks = DeltaCallbacks()
         self._call_ids = itertools.count(1)
         self._replies: dict[int, Reply | None] = {}  # to the calls that wait for one
@@ -91,6 +97,10 @@ class LLM:
         The name is vLLM's. ``generation_config="vllm"`` leaves the file aside.
         """
         return default_params(self._defaults)
+
+    def get_tokenizer(self, adapter: str | None = None) -> Tokenizer:
+        """Return the model's tokenizer, or that of an adapter which brings its own."""
+        return self._texts.of(adapter).served.tokenizer
 
     def generate(
         self,
@@ -121,8 +131,8 @@ class LLM:
             RequestError: a prompt or parameter out of bounds. Every request is checked before the first one starts.
             UnknownModel: there is no such adapter.
         """
-        texts = _listed(prompts)
-        tokens = [self._encoded(prompt) for prompt in texts]
+        texts, model = _listed(prompts), self._texts.of(adapter)
+        tokens = [model.encode(prompt) for prompt in texts]
         return self._run(tokens, texts, params, _Options(stop, n, grammar, adapter), use_tqdm)
 
     def chat(
@@ -142,8 +152,9 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answer one conversation or several, through the model's chat template. See ``generate``."""
         conversations = [messages] if _is_conversation(messages) else messages
+        model = self._texts.of(adapter)
         texts = [
-            self.tokenizer.render_chat(
+            model.served.tokenizer.render_chat(
                 conversation,  # type: ignore[arg-type]
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
@@ -152,7 +163,7 @@ class LLM:
             )
             for conversation in conversations
         ]
-        tokens = [self._on_thread(partial(self._encoded_chat, text)) for text in texts]
+        tokens = [self._on_thread(partial(model.encode_chat, text)) for text in texts]
         return self._run(tokens, texts, params, _Options(stop, n, grammar, adapter), use_tqdm)
 
     def begin(
@@ -179,12 +190,12 @@ class LLM:
         Raises:
             RequestError: the prompt or a parameter is out of bounds.
         """
-        prompt = token_array(tokens)
-        request = _Options(stop, 1, grammar, adapter).request(prompt, params or self._params_for(prompt))
-        request = self._limits.check(replace(request, session=session, pin_seconds=pin_seconds))
+        prompt, model = token_array(tokens), self._texts.of(adapter)
+        request = _Options(stop, 1, grammar, adapter).request(prompt, params or self._params_for(prompt, model))
+        request = model.limits.check(replace(request, session=session, pin_seconds=pin_seconds))
         running = RunningRequest(_builder(request.tokens, request), on_delta, self._callbacks)
         try:
-            self._on_thread(partial(self._sequences.start, [request], running))
+            self._on_thread(partial(self._sequences.start, [request], running, model.served))
         except BaseException:  # nobody has the request, so nobody could abort it
             self._on_thread(partial(self._sequences.stop, running))
             raise
@@ -256,6 +267,10 @@ class LLM:
         for message in messages:
             if isinstance(message, Reply) and message.id in self._replies:
                 self._replies[message.id] = message
+            elif isinstance(message, AdapterChanged) and message.info is not None:
+                self._adapters[message.name] = message.info
+            elif isinstance(message, AdapterChanged):
+                self._adapters.pop(message.name, None)
         self._sequences.take(messages)
 
     def _call(self, call: LoadAdapter | UnloadAdapter) -> None:
@@ -270,20 +285,12 @@ class LLM:
         if reply.failure is not None:
             raise error_of(reply.failure)
 
-    def _encoded_chat(self, text: str) -> array[int]:
-        return self._prompts.encode(self._prompts.cut(text), Owner())
-
-    def _params_for(self, prompt: array[int]) -> SamplingParams:
+    def _params_for(self, prompt: array[int], model: PromptTexts) -> SamplingParams:
         """Return the default parameters; an answer as long as the model's file says ends where the context does."""
         params, most = self.get_default_sampling_params(), self._defaults.max_tokens
         return (
-            params if most is None else replace(params, max_tokens=self._limits.default_max_tokens(len(prompt), most))
+            params if most is None else replace(params, max_tokens=model.limits.default_max_tokens(len(prompt), most))
         )
-
-    def _encoded(self, prompt: Prompt) -> array[int]:
-        if isinstance(prompt, str):
-            return self.tokenizer.encode(prompt, add_special_tokens=True)
-        return token_array(prompt)
 
     def _run(
         self,
@@ -293,13 +300,14 @@ class LLM:
         options: _Options,
         use_tqdm: bool,
     ) -> list[RequestOutput]:
-        each = _one_for_each(params, len(prompts)) or [self._params_for(prompt) for prompt in prompts]
-        requests = [self._limits.check(options.request(tokens, one)) for tokens, one in zip(prompts, each, strict=True)]
+        model = self._texts.of(options.adapter)
+        each = _one_for_each(params, len(prompts)) or [self._params_for(prompt, model) for prompt in prompts]
+        requests = [model.limits.check(options.request(tokens, one)) for tokens, one in zip(prompts, each, strict=True)]
         builders = [_builder(text, request) for text, request in zip(texts, requests, strict=True)]
         call = GenerateCall(builders, len(requests) * options.n)
         progress = ProgressBar(len(requests) * options.n, shown=use_tqdm)
         try:
-            self._on_thread(partial(self._sequences.start, requests, call))
+            self._on_thread(partial(self._sequences.start, requests, call, model.served))
             while not call.is_done:
                 self._advance()
                 progress.update(call.num_ended, call.num_tokens)

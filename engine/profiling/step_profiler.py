@@ -43,6 +43,9 @@ _FAMILIES: Final = {  # of the native calls of a forward pass
     "widened_linear": "linear",
     "attention": "attention",
     "rope_store_kv": "rope and KV",
+    "causal_conv": "recurrent",
+    "ssm_scan": "recurrent",
+    "gated_norm": "recurrent",
     "rms_norm": "norm",
     "layer_norm": "norm",
     "add_scaled": "norm",
@@ -188,6 +191,8 @@ def measure_steps(config: EngineConfig, model_path: Path, load: StepLoad) -> Ste
         raise ConfigError("bench step takes the times of the CPU's kernels: give it --device cpu.")
     bench = _Bench(config, model_path, load)
     model = bench.worker.model
+    if not isinstance(model, DecoderModel):
+        raise ConfigError("bench step takes the times of our own kernels: give it --model-impl rootgraft.")
     kv_dtype = choose_kv_dtype(config, model.config, model.device, model.dtype)
     rates = _measure_rates(model, kv_dtype)
     bench.fill()
@@ -273,7 +278,8 @@ def _bounds(model: DecoderModel, load: StepLoad, kv_dtype: torch.dtype, rates: _
     pairs = load.rows * context + load.prefill * (load.prefill + 1) // 2
     sampled_pairs = load.rows * context + load.prefill
     dims = config.head_dim + (config.head_dim if config.latent is None else config.latent.kv_rank)
-    attended = (pairs * (config.num_layers - 1) + sampled_pairs) * config.num_heads * dims
+    *earlier, last_layer = (layer.recurrent is None for layer in config.layers)
+    attended = (pairs * sum(earlier) + sampled_pairs * last_layer) * config.num_heads * dims
     *inner, head = (part.packed for part in model.projections)
     last = [part.packed for part in model.layers[-1].behind_kv]
     inner = inner[: len(inner) - len(last)]

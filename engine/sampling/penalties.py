@@ -99,8 +99,9 @@ class LogitEdits:
             prompt, generated = start.tokens[: start.num_prompt], start.tokens[start.num_prompt :]
             self._counts[row] = TokenCounts(prompt, generated, params)
         if params.min_tokens:
+            size = start.vocab_size or self._vocab_size
             # An id beyond the vocabulary cannot be drawn: there is nothing to ban.
-            self._stops[row] = np.array([id_ for id_ in set(start.stop_ids) if id_ < self._vocab_size], np.int64)
+            self._stops[row] = np.array([id_ for id_ in set(start.stop_ids) if id_ < size], np.int64)
 
     def concern(self, rows: Ints, num_generated: Ints) -> bool:
         """Return whether any of these rows has an edit, given their numbers of generated tokens."""

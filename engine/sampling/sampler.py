@@ -80,7 +80,11 @@ class Drawing:
 
 
 class Sampler:
-    """Draws the next tokens of all rows of a step from logits of width ``vocab_size``."""
+    """Draws the next tokens of all rows of a step.
+
+    Logits are as wide as the largest vocabulary of a row that draws: ``vocab_size``, or an adapter's own. Logits of
+    tokens that a row's vocabulary lacks are -inf.
+    """
 
     def __init__(self, max_num_seqs: int, vocab_size: int, device: torch.device) -> None:
         self._vocab_size = vocab_size
@@ -94,7 +98,7 @@ class Sampler:
             params = start.params
             self._rows[start.row] = (
                 max(params.temperature, _MIN_TEMPERATURE) if params.temperature else 0.0,
-                params.top_k if params.top_k < self._vocab_size else 0,
+                params.top_k if params.top_k < (start.vocab_size or self._vocab_size) else 0,
                 params.top_p,
                 params.min_p,
                 start.seed % (1 << 64),

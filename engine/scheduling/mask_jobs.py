@@ -29,6 +29,7 @@ class MaskJob:
         num_early: of the next tokens, how many come before ``min_tokens``: at these the answer must not end unless the
             grammar allows nothing else.
         scored: logprobs are requested, so the model is run even where the mask allows a single token.
+        vocabulary: of the matcher, as in ``Submit``.
     """
 
     line: int
@@ -37,6 +38,7 @@ class MaskJob:
     remaining: int
     num_early: int
     scored: bool
+    vocabulary: str = ""
 
 
 def mask_jobs(batch: Batch, owner: Callable[[Row], Sequence | None]) -> list[MaskJob]:
@@ -52,7 +54,8 @@ def mask_jobs(batch: Batch, owner: Callable[[Row], Sequence | None]) -> list[Mas
         if row.draws and sequence and sequence.matcher:
             early = max(0, sequence.params.min_tokens - sequence.num_generated)
             scored = sequence.params.logprobs is not None
-            jobs.append(MaskJob(line, sequence.matcher, row.drafts, sequence.remaining, early, scored))
+            fields = (sequence.remaining, early, scored, sequence.vocabulary)
+            jobs.append(MaskJob(line, sequence.matcher, row.drafts, *fields))
         line += row.num_positions
     return jobs
 

@@ -65,7 +65,8 @@ class StepPlan:
         Args:
             draws: these are its last tokens, so the next one is drawn.
         """
-        first, pages = lease_of(sequence).take_changes()
+        lease = lease_of(sequence)
+        first, pages = lease.take_changes()
         is_drawing = end > sequence.num_tokens  # in the step in flight
         self.rows[sequence.id] = Row(
             row=sequence.row,
@@ -76,6 +77,7 @@ class StepPlan:
             draws=draws,
             num_generated=sequence.num_generated + is_drawing,
             prompt_targets=_prompt_targets(sequence, start, end),
+            checkpoints=() if lease.states is None else lease.take_checkpoints(start, end),
         )
         self.budget -= end - start
 
@@ -96,7 +98,8 @@ class StepPlan:
 
     def begin(self, sequence: Sequence) -> None:
         """Start the row of an admitted sequence, and copy the page that its lease needs copied."""
-        if copy := lease_of(sequence).take_copy():
+        lease = lease_of(sequence)
+        if copy := lease.take_copy():
             self.copies.append(copy)
         self.starts.append(
             RowStart(
@@ -110,6 +113,8 @@ class StepPlan:
                 sequence.slot,
                 sequence.adapted_from,
                 sequence.path.namespace.is_long,
+                lease.state,
+                sequence.vocab_size,
             )
         )
 

@@ -35,6 +35,8 @@ class Sequence:
         max_model_len: most tokens, prompt and generated.
         rope_switch: tokens beyond which its rotary embedding is another one, so that its KV is computed anew.
         matcher: its grammar's state after the tokens generated so far; None for free text.
+        vocabulary: of its matcher, as in ``Submit``.
+        vocab_size: tokens of its adapter's own vocabulary, 0 for the model's.
         adapter: load id of its adapter's version, -1 for the base model.
         adapted_from: position of the first token that the adapter reads.
         slot: device slot of its adapter while it runs, else -1.
@@ -62,6 +64,8 @@ class Sequence:
     max_model_len: int
     rope_switch: int = ENDLESS
     matcher: GuardedMatcher | None = None
+    vocabulary: str = ""
+    vocab_size: int = 0
     adapter: int = -1
     adapted_from: int = 0
     slot: int = -1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from array import array
 from collections.abc import AsyncGenerator
+from copy import copy
 from functools import partial
 
 from ..errors import ContextTooLong, DeadlineExceeded
@@ -12,6 +13,7 @@ from ..messages import Ready
 from ..text.prompt_cache import Owner, PromptEncoder
 from ..text.tokenizer import Tokenizer, check_unicode
 from ..types import SamplingDefaults
+from .adapter_tokenizers import ServedTokenizer
 from .engine_like import EngineLike
 from .output_processor import OutputProcessor, TextDelta
 from .request import RequestLimits, TextRequest
@@ -33,20 +35,30 @@ class AsyncEngine:
         limits: bounds of requests; every request must pass ``limits.check`` before ``stream``.
         max_model_len: most tokens in prompt and answer together.
         vocab_size: token ids are below this.
+        served: ``tokenizer`` and ``vocab_size`` as the engine knows them.
     """
 
     def __init__(
         self, client: EngineLike, tokenizer: Tokenizer, ready: Ready, defaults: SamplingDefaults = _NEUTRAL
     ) -> None:
-        self.tokenizer = tokenizer
         self.defaults = defaults
-        self.limits = RequestLimits(ready.max_model_len, ready.vocab_size)
         self.max_model_len = ready.max_model_len
-        self.vocab_size = ready.vocab_size
-        self._prompts = PromptEncoder(tokenizer)
-        self._sequences = SequenceTable(client, tokenizer)
+        self._take(ServedTokenizer(tokenizer, ready.vocab_size))
+        self._sequences = SequenceTable(client)
         client.on_frame = self._sequences.take
         client.on_death = self._sequences.fail_all
+
+    def _take(self, served: ServedTokenizer) -> None:
+        self.served = served
+        self.tokenizer, self.vocab_size = served.tokenizer, served.vocab_size
+        self.limits = RequestLimits(self.max_model_len, served.vocab_size)
+        self._prompts = PromptEncoder(served.tokenizer)
+
+    def with_tokenizer(self, served: ServedTokenizer) -> AsyncEngine:
+        """Return the same engine, with the same sequences, for requests of an adapter with its own vocabulary."""
+        other = copy(self)
+        other._take(served)
+        return other
 
     @property
     def num_running(self) -> int:
@@ -97,7 +109,7 @@ class AsyncEngine:
             EngineDead: the engine is gone, before or during the stream.
         """
         stream = _Stream()
-        self._sequences.start(requests, stream)
+        self._sequences.start(requests, stream, self.served)
         timer, timeout = None, requests[0].timeout
         if timeout is not None:
             timer = asyncio.get_running_loop().call_later(timeout, self._expire, stream, timeout)

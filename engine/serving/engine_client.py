@@ -9,7 +9,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
@@ -45,6 +44,7 @@ from ..messages import (
 )
 from ..snapshot import EngineSnapshot
 from ..types import AdapterInfo
+from .engine_spawn import EngineProcess, SpawnEngine, spawn_engine
 from .output_processor import error_of
 from .watchdog import HEARTBEAT_TIMEOUT, TICK_SECONDS, WATCHDOG_TIMEOUT, Watchdog
 
@@ -66,6 +66,7 @@ class EngineClient(asyncio.Protocol):
         model_path: folder in Hugging Face format or GGUF file.
         heartbeat_timeout, watchdog_timeout: seconds after which the engine counts as hung, see ``Watchdog``. Loading
             is not watched.
+        spawn: starts the process; None for ``spawn_engine``.
 
     Attributes:
         on_frame: called with each frame's messages about sequences, in order. Set before ``start``.
@@ -82,10 +83,12 @@ class EngineClient(asyncio.Protocol):
         *,
         heartbeat_timeout: float = HEARTBEAT_TIMEOUT,
         watchdog_timeout: float = WATCHDOG_TIMEOUT,
+        spawn: SpawnEngine | None = None,
     ) -> None:
         self._config = config
+        self._spawn = spawn or spawn_engine
         self._model_path = model_path
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: EngineProcess | None = None
         self._connecting: asyncio.Task[object] | None = None
         self._transport: asyncio.Transport | None = None
         self._reader = FrameReader()
@@ -152,7 +155,7 @@ class EngineClient(asyncio.Protocol):
         liveness = open(reader, "rb", buffering=0)  # noqa: SIM115
         with theirs, open(writer, "wb", buffering=0) as signs:
             options = json.dumps(asdict(self._config))
-            self._process = spawn_engine(theirs.fileno(), signs.fileno(), str(self._model_path), options)
+            self._process = self._spawn(theirs.fileno(), signs.fileno(), str(self._model_path), options)
         return ours, liveness
 
     def describe_tokens(self, texts: TokenTexts) -> None:
@@ -261,6 +264,8 @@ class EngineClient(asyncio.Protocol):
                 f"{fault}: it was killed, as the system does when memory runs out. Take a smaller model, or less KV. "
                 "Try: rootgraft serve --quantization int8_weight_only --kv-cache-memory 0.5"
             )
+        if status is None:
+            return f"{fault}; its own lines above say why. Try: rootgraft doctor"
         how = f"by signal {-status} ({signal.Signals(-status).name})" if status < 0 else f"with exit status {status}"
         return f"{fault}, {how}; its own lines above say why. Try: rootgraft doctor"
 
@@ -365,19 +370,7 @@ class EngineClient(asyncio.Protocol):
         return isinstance(message, _HANDLED_HERE)
 
 
-def spawn_engine(fd: int, liveness: int, model_path: str, options: str) -> subprocess.Popen[bytes]:
-    """Start an engine process with its ends of the channel and of the stream for signs of life.
-
-    Args:
-        options: an ``EngineConfig`` as JSON.
-    """
-    # -P: without the working directory on its path, which may hold an `engine/` or `http.py` of the user's own.
-    command = [sys.executable, "-P", "-m", "rootgraft.engine.core.engine_process", str(fd), str(liveness)]
-    command += [model_path, options]
-    return subprocess.Popen(command, pass_fds=[fd, liveness], stdin=subprocess.DEVNULL)
-
-
-def _reap(process: subprocess.Popen[bytes]) -> None:
+def _reap(process: EngineProcess) -> None:
     try:
         process.wait(timeout=10)
     except subprocess.TimeoutExpired:

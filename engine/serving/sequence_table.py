@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from ..errors import EngineDead
 from ..messages import Done, Failed, Message, Submit, TokenOut, TokenTexts
 from ..text.stop_strings import StopStrings
-from ..text.tokenizer import Tokenizer
+from .adapter_tokenizers import ServedTokenizer
 from .output_processor import OutputProcessor, TextDelta, error_of
 from .request import TextRequest
 
@@ -45,32 +46,34 @@ class SequenceTable:
         engine: where sequences run.
     """
 
-    def __init__(self, engine: EngineLink, tokenizer: Tokenizer) -> None:
+    def __init__(self, engine: EngineLink) -> None:
         self._engine = engine
-        self._tokenizer = tokenizer
         self._ids = itertools.count(1)
         self._receivers: dict[int, DeltaReceiver] = {}
-        self._described = False  # whether the engine has the bytes of the tokens
+        self._described: set[str] = set()  # vocabularies of whose tokens the engine has the bytes
 
     def __len__(self) -> int:
         return len(self._receivers)
 
-    def start(self, requests: Sequence[TextRequest], receiver: DeltaReceiver) -> None:
+    def start(self, requests: Sequence[TextRequest], receiver: DeltaReceiver, served: ServedTokenizer) -> None:
         """Submit the sequences of requests that ``RequestLimits.check`` has passed: all, or none if anything raises.
+
+        Args:
+            served: the tokenizer of all of them.
 
         Raises:
             EngineDead: the engine is gone.
         """
         try:
-            if not self._described and any(request.grammar or request.reasoning for request in requests):
-                self._engine.describe_tokens(self._tokenizer.texts())
-                self._described = True
+            if served.key not in self._described and any(each.grammar or each.reasoning for each in requests):
+                self._engine.describe_tokens(served.texts())
+                self._described.add(served.key)
             submits = []
             for prompt, request in enumerate(requests):
                 stops = StopStrings(request.stop) if request.stop else None
                 for index, submit in enumerate(request.submits(self._ids)):
-                    receiver.running[submit.id] = OutputProcessor(self._tokenizer, request, stops, index, prompt)
-                    submits.append(submit)
+                    receiver.running[submit.id] = OutputProcessor(served.tokenizer, request, stops, index, prompt)
+                    submits.append(replace(submit, vocabulary=served.key, ends=served.ends) if served.key else submit)
             self._receivers.update(dict.fromkeys(receiver.running, receiver))
             self._engine.submit(submits)
         except BaseException:

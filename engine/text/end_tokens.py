@@ -6,12 +6,12 @@ from pathlib import Path
 
 from ..checkpoint.gguf import GgufFile
 from ..checkpoint.gguf_end_tokens import gguf_end_tokens
-from ..checkpoint.model_config import ModelConfig
+from ..checkpoint.model_config import ModelShape
 from ..checkpoint.read_config import config_end_tokens
 from .tokenizer_files import DEFINITION, read_folder, refusing_malformed
 
 
-def read_end_tokens(config: ModelConfig, model: Path, tokenizer: Path | None = None) -> tuple[int, ...]:
+def read_end_tokens(config: ModelShape, model: Path, tokenizer: Path | None = None) -> tuple[int, ...]:
     """Return the ids of the tokens that end an answer, the tokenizer's own end token first.
 
     Its end token counts whatever the model's files say, as in vLLM: fine-tunes for chat often change it alone. What

@@ -33,6 +33,7 @@ class Tokenizer:
         eos_ids: the tokens that end an answer, from the tokenizer's files.
         special_ids: tokens without text of their own (``skip_special_tokens``).
         special_tokens: their texts by the names that tokenizer_config.json gives them (``bos_token``, ...).
+        chat_templates: sources of the chat templates by name.
     """
 
     def __init__(self, files: TokenizerFiles) -> None:
@@ -49,6 +50,7 @@ class Tokenizer:
         ends = (self._id_of(files.special.get("eos_token")), *files.eos_ids)
         self.eos_ids = tuple(sorted({token for token in ends if token is not None}))
         self.special_tokens = dict(files.special)
+        self.chat_templates = dict(files.chat_templates)
         self._templates = ChatTemplates(files.chat_templates, files.special)
 
     @classmethod

@@ -36,9 +36,10 @@ _GEMMA = ("gemma", "gemma2", "gemma3")
 _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
 _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _CASED_WORDS = (
-    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|"
-    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|"
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+",
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*",
 )
+_SLASHED_REST = r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
 
 def _byte_level(*, words: bool) -> dict[str, Any]:
@@ -55,7 +56,9 @@ _GPT2 = [_byte_level(words=True)]
 _SINGLE_DIGITS = [{"type": "Digits", "individual_digits": True}, _byte_level(words=True)]
 _LLAMA3 = _cut(_WORDS + r"\p{N}{1,3}" + _REST)
 _QWEN2 = _cut(_WORDS + r"\p{N}" + _REST)
-_TEKKEN = _cut(_CASED_WORDS + r"\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+")
+_TEKKEN = _cut("".join(f"{words}|" for words in _CASED_WORDS) + r"\p{N}" + _SLASHED_REST)
+_CONTRACTED_WORDS = "".join(f"{words}(?i:'s|'t|'re|'ve|'m|'ll|'d)?|" for words in _CASED_WORDS)
+_GPT4O = _cut(_CONTRACTED_WORDS + r"\p{N}{1,3}" + _SLASHED_REST)
 
 # tokenizer.ggml.pre -> pre-tokenizers in order.
 _PRE_TOKENIZERS = {
@@ -65,11 +68,17 @@ _PRE_TOKENIZERS = {
     "llama-bpe": _LLAMA3,
     "llama3": _LLAMA3,
     "llama-v3": _LLAMA3,
+    "falcon3": _LLAMA3,
+    "chatglm-bpe": _LLAMA3,
+    "glm4": _LLAMA3,
+    "gpt-4o": _GPT4O,
+    "llama4": _GPT4O,
     "qwen2": _QWEN2,
     "deepseek-r1-qwen": _QWEN2,
     "tekken": _TEKKEN,
 }
-_WHOLE_WORDS_FIRST = (_LLAMA3, _TEKKEN)  # a word that is a piece is not merged from smaller ones
+_WHOLE_WORDS_FIRST = (_LLAMA3, _TEKKEN, _GPT4O)  # a word that is a piece is not merged from smaller ones
+_BEGIN_BY_DEFAULT = ("llama-bpe", "llama3", "llama-v3", "falcon3", "tekken")
 
 
 def read_gguf(path: Path) -> TokenizerFiles:
@@ -164,7 +173,7 @@ def _byte_level_bpe(metadata: dict[str, Any]) -> tuple[dict[str, Any], bool]:
         "decoder": _byte_level(words=True),
         "model": _bpe(tokens, merges, ignore_merges=steps in _WHOLE_WORDS_FIRST),
     }
-    return definition, steps in _WHOLE_WORDS_FIRST
+    return definition, pre in _BEGIN_BY_DEFAULT
 
 
 def _sentencepiece_bpe(metadata: dict[str, Any]) -> dict[str, Any]:

@@ -20,7 +20,7 @@ _NO_MEMORY: Final = 2  # return code of a C function whose allocation failed
 
 _ROUTE: Final = Struct("13qd")
 _EXPERT_LINEAR: Final = Struct("17q")
-_ACTIVATION: Final = Struct("8q2d")
+_ACTIVATION: Final = Struct("9q2d")
 _SUM: Final = Struct("10q")
 
 
@@ -34,7 +34,7 @@ class ExpertKernels:
         self._library = library
         self._route = library.bind("route_tokens", _ROUTE, Fields((4,)))
         self._linear = library.bind("expert_linear", _EXPERT_LINEAR, Fields((4,)))
-        self._activation = library.bind("expert_activation", _ACTIVATION, Fields((2,)))
+        self._activation = library.bind("expert_activation", _ACTIVATION, Fields((3,)))
         self._sum = library.bind("sum_experts", _SUM, Fields((5,)))
 
     def route(self, logits: Tensor, params: RouterParams) -> Routing:
@@ -116,24 +116,24 @@ class ExpertKernels:
         if failed:
             raise IndexError(f"an expert is not in 0 .. {len(weights) - 1}")
 
-    def activation(self, gate_up: Tensor, kind: ExpertActivation) -> Tensor:
+    def activation(self, gate_up: Tensor, kind: ExpertActivation, weights: Tensor | None) -> Tensor:
         """[T, k, 2 * I] -> [T, k, I]."""
         tokens, picks, both = gate_up.shape
         out = self._library.empty((tokens, picks, both // 2), gate_up.dtype)
         clamp = kind if isinstance(kind, ClampedSwiglu) else ClampedSwiglu(0.0, 0.0)
-        addresses = (gate_up.data_ptr(), out.data_ptr())
+        addresses = (gate_up.data_ptr(), out.data_ptr(), 0 if weights is None else weights.data_ptr())
         sizes = (tokens, picks, both // 2)
         flags = (isinstance(kind, ClampedSwiglu), gate_up.dtype is _BF16, self._library.num_threads)
         self._activation(_ACTIVATION.pack(*addresses, *sizes, *flags, clamp.alpha, clamp.limit))
         return out
 
-    def sum(self, y: Tensor, weights: Tensor, shared: Tensor | None, gate: Tensor | None) -> Tensor:
+    def sum(self, y: Tensor, weights: Tensor | None, shared: Tensor | None, gate: Tensor | None) -> Tensor:
         """[T, k, H] -> [T, H]."""
         tokens, picks, width = y.shape
         out = self._library.empty((tokens, width), y.dtype)
         addresses = (
             y.data_ptr(),
-            weights.data_ptr(),
+            0 if weights is None else weights.data_ptr(),
             0 if shared is None else shared.data_ptr(),
             0 if gate is None else gate.data_ptr(),
             out.data_ptr(),

@@ -16,12 +16,14 @@ from torch import Tensor
 from ..layouts import int8_kv_layout
 from ..layouts.attention_arguments import AttentionParams, HeadNorm, PagedBatch, RopeParams
 from ..layouts.packed_weights import Largest, PackedLinear
+from .arena import lazy_zeros
 from .native_elementwise import ElementwiseKernels
 from .native_experts import ExpertKernels
 from .native_latent import LatentKernels
 from .native_library import Fields, NativeLibrary
 from .native_lora import LoraKernels
 from .native_quantised import QuantisedKernels
+from .native_states import StateKernels
 
 _PANEL: Final = 16  # output columns of a weight panel
 _MOST_HEAD_DIM: Final = 256
@@ -33,8 +35,8 @@ _TYPES: Final = (_BF16, _FP32)
 # The C++ structures: q for integers, booleans and addresses (0 for none), d for real numbers.
 _PACK_LINEAR: Final = Struct("5q")
 _LINEAR: Final = Struct("11q")
-_ROPE_STORE_KV: Final = Struct("24q2d")
-_ATTENTION: Final = Struct("21q2d")
+_ROPE_STORE_KV: Final = Struct("25q2d")
+_ATTENTION: Final = Struct("22q2d")
 _LARGEST: Final = Struct("6q")
 _MASK_LOGITS: Final = Struct("7q")
 _COPY_PAGES: Final = Struct("12q")
@@ -56,6 +58,7 @@ class Kernels(ElementwiseKernels):
         latent: its op of latent attention's keys.
         lora: its LoRA op.
         quantised: its ops on quantised weights.
+        states: its ops on recurrent states.
     """
 
     def __init__(self, library: NativeLibrary) -> None:
@@ -71,6 +74,7 @@ class Kernels(ElementwiseKernels):
         self.latent = LatentKernels(library)
         self.lora = LoraKernels(library)
         self.quantised = QuantisedKernels(library)
+        self.states = StateKernels(library)
 
     @staticmethod
     def takes(first: Tensor, *others: Tensor) -> bool:
@@ -136,6 +140,16 @@ class Kernels(ElementwiseKernels):
         bias = None if bias is None else bias.detach().to(weight.dtype).contiguous()
         return PackedLinear(width, columns, panels, bias, self)
 
+    def pack_linear_apart(self, weight: Tensor) -> PackedLinear:
+        """``pack_linear`` by torch, in memory of its own."""
+        columns, width = weight.shape
+        pair = 2 if weight.dtype is _BF16 else 1
+        padded = lazy_zeros((-(-columns // _PANEL), _PANEL, width // pair, pair), weight.dtype)
+        padded.view(-1, width)[:columns] = weight
+        panels = lazy_zeros((len(padded), width // pair, _PANEL, pair), weight.dtype)
+        panels.copy_(padded.transpose(1, 2))
+        return PackedLinear(width, columns, panels, None, self)
+
     def linear(self, x: Tensor, layer: PackedLinear, out_dtype: torch.dtype) -> Tensor:
         """x [T, K] -> [T, N]; see ``kernels.ops.linear``."""
         out = self.library.empty((x.shape[0], layer.out_features), dtype=out_dtype)
@@ -198,6 +212,7 @@ class Kernels(ElementwiseKernels):
         _check_index("kv_loc", kv_loc, torch.int64, (tokens,))
         _check_norms(params, head_dim)
         rotary_dim = 0 if cos_sin is None else _check_cos_sin(cos_sin, head_dim)
+        max_position = _check_positions(params)
         norm = k_norm if q_norm is None else q_norm
         q = self.library.empty((tokens, num_heads, head_dim), dtype=qkv.dtype)
         failed = self._rope_store_kv(
@@ -216,7 +231,7 @@ class Kernels(ElementwiseKernels):
                 num_kv_heads,
                 head_dim,
                 rotary_dim,
-                0 if cos_sin is None else cos_sin.shape[0],
+                max_position,
                 num_pages,
                 page_size,
                 qkv.dtype is _BF16,
@@ -226,6 +241,7 @@ class Kernels(ElementwiseKernels):
                 params.is_interleaved,
                 _HEAD_NORMS.index(params.norm),
                 params.is_normed_last,
+                0 if params.query_scale is None else params.query_scale.data_ptr(),
                 params.eps,
                 params.offset,
             )
@@ -275,6 +291,7 @@ class Kernels(ElementwiseKernels):
                 int8_kv_layout.is_int8(k_cache),
                 0 if params.sinks is None else params.sinks.data_ptr(),
                 value_dim,
+                params.chunk or 0,
                 params.scale,
                 params.soft_cap or 0.0,
             )
@@ -345,3 +362,13 @@ def _check_cos_sin(cos_sin: Tensor, head_dim: int) -> int:
         raise ValueError(f"cos_sin has {rotary_dim} columns; an even number of at most {head_dim} is needed")
     _check_index("cos_sin", cos_sin, torch.float32, (cos_sin.shape[0], rotary_dim))
     return rotary_dim
+
+
+def _check_positions(params: RopeParams) -> int:
+    """Check the factors of queries and return the number of positions that the tables have, 0 without any."""
+    cos_sin, scale = params.cos_sin, params.query_scale
+    if scale is None:
+        return 0 if cos_sin is None else cos_sin.shape[0]
+    positions = scale.shape[0] if cos_sin is None else cos_sin.shape[0]
+    _check_index("query_scale", scale, torch.float32, (positions,))
+    return positions

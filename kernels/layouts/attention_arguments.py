@@ -36,6 +36,7 @@ class RopeParams:
         norm: which norm.
         is_normed_last: the norms come after the rotation. Not with "projection".
         is_interleaved: dimension 2 i is paired with 2 i + 1 instead.
+        query_scale: [max_pos] fp32, a factor of queries at each position, after rotation and norms; or None.
     """
 
     num_heads: int
@@ -48,6 +49,7 @@ class RopeParams:
     norm: HeadNorm = "head"
     is_normed_last: bool = False
     is_interleaved: bool = False
+    query_scale: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,7 @@ class AttentionParams:
         window: sliding window, the keys that a token sees with itself included; None for all.
         soft_cap: bound of the scores, or None.
         sinks: [Hq] fp32, a score of each head that is in every softmax and has no value, or None.
+        chunk: keys of a chunk: a token sees those of its own chunk, from a multiple of ``chunk`` on; None for all.
         value_dim: values are the first so many dimensions of the keys, and the cache of V is that of K (latent
             attention); None for values of their own.
     """
@@ -66,6 +69,7 @@ class AttentionParams:
     window: int | None = None
     soft_cap: float | None = None
     sinks: Tensor | None = None
+    chunk: int | None = None
     value_dim: int | None = None
 
 

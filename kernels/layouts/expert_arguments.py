@@ -52,6 +52,11 @@ class RouterParams:
     top_groups: int = 1
     best_of_group: int = 1
 
+    @property
+    def chooses_by_logits(self) -> bool:
+        """Whether experts are chosen by their logits, which are distinct where a sigmoid in fp32 is 1 for several."""
+        return self.scores == "sigmoid" and self.correction is None and self.top_groups == self.groups
+
 
 class Routing(NamedTuple):
     """The k experts of each of T tokens.

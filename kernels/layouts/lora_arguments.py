@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -133,10 +133,16 @@ class SlotTable:
         Raises:
             ValueError: shapes or types do not fit this projection.
         """
-        if factors is not None:
-            self._check(factors)
-        self.factors[slot] = factors
-        refill(self.rows[slot], np.array(_table_row(factors)))
+        self.put_run(slot, [factors])
+
+    def put_run(self, first: int, factors: Sequence[Factors | None]) -> None:
+        """``put`` for adjacent slots from ``first`` on, with one copy to the device."""
+        for each in factors:
+            if each is not None:
+                self._check(each)
+        end = first + len(factors)
+        self.factors[first:end] = factors
+        refill(self.rows[first:end], np.array([_table_row(each) for each in factors]))
 
     def _check(self, factors: Factors) -> None:
         total = sum(factors.ranks)

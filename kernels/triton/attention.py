@@ -27,7 +27,7 @@ from .launch import NARROW_TYPES, Launch, cdiv, is_narrow, meta, num_sms, power_
 _BLOCKS_D = (64, 128, 256)  # dimensions of a head, rounded up
 _MOST_LATENT, _MOST_REST = 512, 64  # dimensions of a latent key that are the value, and of the rest of it
 _FEW_HEADS = 32  # of latent attention: for more, a tile of decode has as many queries as one of extend
-_NO_WINDOW = 1 << 30
+_NO_WINDOW = _NO_CHUNK = 1 << 30
 _LOG2_E = 1.4426950408889634
 
 
@@ -133,10 +133,13 @@ class _Call:
         return self.params.window or _NO_WINDOW
 
     @property
+    def chunk(self) -> int:
+        return self.params.chunk or _NO_CHUNK
+
+    @property
     def shared_prefixes(self) -> SharedPrefixes | None:
         """None with a window too: rows of one prefix then see it from different keys on."""
-        window = self.params.window
-        return self.batch.shared if window is None or window >= self.batch.max_context else None
+        return self.batch.shared if min(self.window, self.chunk) >= self.batch.max_context else None
 
     @property
     def sinks(self) -> Tensor:
@@ -191,7 +194,7 @@ class _Call:
         tiles = self.q.shape[0] * self.group // block_m + self.rows
         args = (
             *(*self.tensors, self.batch.context_len, self.sinks, self.out),
-            *(self.rows, *self.cache_shape, self.window, *self.score),
+            *(self.rows, *self.cache_shape, self.window, self.chunk, *self.score),
         )
         return self._walk(attention_kernels.extend, "extend", (tiles, self.kv_heads, 1), args, self.counts_sinks)
 
@@ -200,7 +203,7 @@ class _Call:
         shared = self.shared_prefixes
         heads, dim = self.out.shape[1:]
         row_tiles = cdiv(self.group, self.config("decode").block_m)
-        keys = min(self.batch.max_context, self.params.window or self.batch.max_context)
+        keys = min(self.batch.max_context, self.window, self.chunk)
         splits = num_splits(self.rows * row_tiles * self.kv_heads, keys, num_sms(self.q.device))
         slots = splits + (shared.most_results if shared else 0)
         kept = self.rows * slots * heads if slots > 1 else 0
@@ -211,7 +214,7 @@ class _Call:
         args = (
             *(*self.tensors, self.batch.context_len, self.sinks, shared.end if shared else self.batch.context_len),
             *(self.out, values, weight, *self.cache_shape),
-            *(self.window, *self.score, row_tiles, splits, slots, int(shared is not None)),
+            *(self.window, self.chunk, *self.score, row_tiles, splits, slots, int(shared is not None)),
         )
         grid = (self.rows * row_tiles, self.kv_heads, splits)
         yield self._walk(attention_kernels.decode, "decode", grid, args, self.counts_sinks)
@@ -308,5 +311,5 @@ def _example(
     items, members, rows, table, starts = (meta(*shape, dtype=torch.int32) for shape in shapes)
     shared = SharedPrefixes(items, members, rows, rows, most_members=16, most_results=3)
     batch = PagedBatch(table, starts, rows, max_query=32, max_context=1 << 16, shared=shared)
-    params = AttentionParams(dim**-0.5, None, soft_cap, sinks, value_dim)
+    params = AttentionParams(dim**-0.5, soft_cap=soft_cap, sinks=sinks, value_dim=value_dim)
     return _Call(q, cache, cache, batch, params, meta(32, heads, value_dim or dim, dtype=dtype))

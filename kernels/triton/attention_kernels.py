@@ -6,8 +6,9 @@ larger score.
 
 Common arguments: q and out [T, kv_heads * group, dim]; k_cache and v_cache [num_pages, kv_heads, page_size,
 dim] with page_size ``1 << page_bits``; page_table [R, table_width]; query_start [R + 1]; context_len [R]. A score is
-``factor * q.k``, or ``bound * tanh(factor * q.k)`` where CAPPED, both for base 2. A token sees the last
-``window`` keys. Without ``is_shared`` the tensors of shared prefixes are placeholders.
+``factor * q.k``, or ``bound * tanh(factor * q.k)`` where CAPPED, both for base 2. A token sees the last ``window``
+keys, of these only those from the last multiple of ``chunk`` on. Without ``is_shared`` the tensors of shared prefixes
+are placeholders.
 
 Latent attention: VALUES dimensions of a key are its value too, so that it is loaded once; the dim - VALUES behind them,
 at most BLOCK_R, are ``rest``. Results then have VALUES dimensions. VALUES = 0: keys and values of ``dim`` each.
@@ -23,6 +24,12 @@ from .activation import tanh
 _NOTHING = tl.constexpr(-1e30)  # a maximum of no scores: finite, so that nothing minus nothing is 0
 _MERGED_AT_ONCE = tl.constexpr(16)
 _LOG2_E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def _first_seen(position, window, chunk):
+    """The first key that a token at a position sees, or less than 0."""
+    return tl.maximum(position - window + 1, position // chunk * chunk)
 
 
 @triton.jit
@@ -51,7 +58,7 @@ def _load_queries(q, index, dim, inside, BLOCK_D: tl.constexpr, VALUES: tl.const
 @triton.jit
 def _attend_block(
     q, rest, values, total, largest, k_cache, v_cache, pages, kv_head, kv_heads, page_bits, dim, start, end, position,
-    window, factor, bound, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, CAPPED: tl.constexpr, MASKED: tl.constexpr,
+    seen_from, factor, bound, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, CAPPED: tl.constexpr, MASKED: tl.constexpr,
     PRECISION: tl.constexpr, VALUES: tl.constexpr, BLOCK_R: tl.constexpr,
 ):  # fmt: skip
     """One block of keys from ``start``: new sums of values and weights, and the new largest score, of each query."""
@@ -69,7 +76,7 @@ def _attend_block(
     if CAPPED:
         scores = bound * tanh(scores)
     if MASKED:
-        seen = (n[None, :] <= position[:, None]) & (n[None, :] > position[:, None] - window) & (n < end)[None, :]
+        seen = (n[None, :] <= position[:, None]) & (n[None, :] >= seen_from[:, None]) & (n < end)[None, :]
         scores = tl.where(seen, scores, float("-inf"))
     larger = tl.maximum(largest, tl.max(scores, 1))
     weights = tl.exp2(scores - larger[:, None])
@@ -83,34 +90,35 @@ def _attend_block(
 
 @triton.jit
 def _attend_keys(
-    q, rest, k_cache, v_cache, pages, kv_head, kv_heads, page_bits, dim, begin, end, first, last, position, window,
+    q, rest, k_cache, v_cache, pages, kv_head, kv_heads, page_bits, dim, begin, end, first, unseen, position, seen_from,
     factor, bound, largest, total, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     CAPPED: tl.constexpr, PRECISION: tl.constexpr, UNMASKED: tl.constexpr, VALUES: tl.constexpr, BLOCK_R: tl.constexpr,
 ):  # fmt: skip
     """A tile over the keys [begin, end): normalised values and log2 of the sum of weights, or nothing.
 
     ``largest`` and ``total`` are the largest score, and the sum of weights relative to it, of what has no value: sinks.
-    ``first`` and ``last`` are the least and the largest position of its queries. With UNMASKED, blocks that all of them
-    see whole come first and need no mask; then those at the near edge of the window and at the diagonal.
+    ``first`` is the least position of its queries; keys from ``unseen`` on are in all their windows. With UNMASKED,
+    blocks that all of them see whole come first and need no mask; then those at the near edge of the window and at the
+    diagonal.
     """
     values = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     blocks = tl.cdiv(tl.maximum(end - begin, 0), BLOCK_N)
     lead = blocks
     skipped = 0
     if UNMASKED:
-        lead = tl.minimum(tl.cdiv(tl.maximum(last - window + 1 - begin, 0), BLOCK_N), blocks)
+        lead = tl.minimum(tl.cdiv(tl.maximum(unseen - begin, 0), BLOCK_N), blocks)
         skipped = tl.maximum(tl.maximum(tl.minimum(first + 1, end) - begin, 0) // BLOCK_N - lead, 0)
         for i in range(lead, lead + skipped):
             values, total, largest = _attend_block(
                 q, rest, values, total, largest, k_cache, v_cache, pages, kv_head, kv_heads, page_bits, dim,
-                begin + i * BLOCK_N, end, position, window, factor, bound, BLOCK_D, BLOCK_N, CAPPED, False, PRECISION,
-                VALUES, BLOCK_R,
+                begin + i * BLOCK_N, end, position, seen_from, factor, bound, BLOCK_D, BLOCK_N, CAPPED, False,
+                PRECISION, VALUES, BLOCK_R,
             )  # fmt: skip
     for i in range(blocks - skipped):
         block = tl.where(i < lead, i, i + skipped)
         values, total, largest = _attend_block(
             q, rest, values, total, largest, k_cache, v_cache, pages, kv_head, kv_heads, page_bits, dim,
-            begin + block * BLOCK_N, end, position, window, factor, bound, BLOCK_D, BLOCK_N, CAPPED, True, PRECISION,
+            begin + block * BLOCK_N, end, position, seen_from, factor, bound, BLOCK_D, BLOCK_N, CAPPED, True, PRECISION,
             VALUES, BLOCK_R,
         )  # fmt: skip
     some = total != 0.0
@@ -146,10 +154,10 @@ def _row_of_tile(query_start, tile, rows, group, BLOCK_M: tl.constexpr):
     return low
 
 
-@triton.jit(do_not_specialize=["rows", "group", "kv_heads", "page_bits", "table_width", "window"])
+@triton.jit(do_not_specialize=["rows", "group", "kv_heads", "page_bits", "table_width", "window", "chunk"])
 def extend(
     q, k_cache, v_cache, page_table, query_start, context_len, sinks, out, rows, group, kv_heads, page_bits, dim,
-    table_width, window, factor, bound, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    table_width, window, chunk, factor, bound, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     CAPPED: tl.constexpr, SINKS: tl.constexpr, PRECISION: tl.constexpr, VALUES: tl.constexpr, BLOCK_R: tl.constexpr,
 ):  # fmt: skip
     """Program (t, h): a tile of a row that has more than one token, for KV head h.
@@ -182,22 +190,24 @@ def extend(
         own = tl.load(q + address, mask, other=0.0)
         rest = own
     largest, total = _sinks(sinks, kv_head * group + vector % group, inside, BLOCK_M, SINKS)
+    begin = tl.maximum(_first_seen(first, window, chunk), 0)
+    unseen, seen_from = _first_seen(last, window, chunk), _first_seen(position, window, chunk)
     values, _ = _attend_keys(
         own, rest, k_cache, v_cache, page_table + row.to(tl.int64) * table_width, kv_head, kv_heads, page_bits, dim,
-        tl.maximum(first - window + 1, 0), last + 1, first, last, position, window, factor, bound, largest, total,
-        BLOCK_D, BLOCK_M, BLOCK_N, CAPPED, PRECISION, True, VALUES, BLOCK_R,
+        begin, last + 1, first, unseen, position, seen_from, factor, bound, largest, total, BLOCK_D, BLOCK_M, BLOCK_N,
+        CAPPED, PRECISION, True, VALUES, BLOCK_R,
     )  # fmt: skip
     tl.store(out + address, values.to(out.dtype.element_ty), mask)
 
 
 @triton.jit(
     do_not_specialize=[
-        "group", "kv_heads", "page_bits", "table_width", "window", "row_tiles", "splits", "slots", "is_shared",
+        "group", "kv_heads", "page_bits", "table_width", "window", "chunk", "row_tiles", "splits", "slots", "is_shared",
     ]
 )  # fmt: skip
 def decode(
     q, k_cache, v_cache, page_table, query_start, context_len, sinks, shared_end, out, partial_values, partial_weight,
-    group, kv_heads, page_bits, dim, table_width, window, factor, bound, row_tiles, splits, slots, is_shared,
+    group, kv_heads, page_bits, dim, table_width, window, chunk, factor, bound, row_tiles, splits, slots, is_shared,
     BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CAPPED: tl.constexpr, SINKS: tl.constexpr,
     PRECISION: tl.constexpr, VALUES: tl.constexpr, BLOCK_R: tl.constexpr,
 ):  # fmt: skip
@@ -213,10 +223,11 @@ def decode(
         return
     head = tl.program_id(0) % row_tiles * BLOCK_M + tl.arange(0, BLOCK_M)  # within the group
     last = tl.load(context_len + row) - 1
-    begin = tl.maximum(tl.load(shared_end + row, is_shared != 0, other=0), tl.maximum(last - window + 1, 0))
-    chunk = tl.cdiv(tl.cdiv(last + 1 - begin, splits), BLOCK_N) * BLOCK_N
-    begin += split * chunk
-    end = tl.minimum(begin + chunk, last + 1)
+    seen_from = tl.maximum(_first_seen(last, window, chunk), 0)
+    begin = tl.maximum(tl.load(shared_end + row, is_shared != 0, other=0), seen_from)
+    part = tl.cdiv(tl.cdiv(last + 1 - begin, splits), BLOCK_N) * BLOCK_N
+    begin += split * part
+    end = tl.minimum(begin + part, last + 1)
     d = tl.arange(0, BLOCK_D)
     index = (token.to(tl.int64) * kv_heads + kv_head) * group + head
     width = dim
@@ -231,8 +242,8 @@ def decode(
     largest, total = _sinks(sinks, kv_head * group + head, (head < group) & (split == 0), BLOCK_M, SINKS)
     values, weight = _attend_keys(
         own, rest, k_cache, v_cache, page_table + row.to(tl.int64) * table_width, kv_head, kv_heads, page_bits, dim,
-        begin, end, last, last, tl.full([BLOCK_M], last, tl.int32), window, factor, bound, largest, total, BLOCK_D,
-        BLOCK_M, BLOCK_N, CAPPED, PRECISION, False, VALUES, BLOCK_R,
+        begin, end, last, seen_from, tl.full([BLOCK_M], last, tl.int32), tl.full([BLOCK_M], seen_from, tl.int32),
+        factor, bound, largest, total, BLOCK_D, BLOCK_M, BLOCK_N, CAPPED, PRECISION, False, VALUES, BLOCK_R,
     )  # fmt: skip
     if slots == 1:
         tl.store(out + address, values.to(out.dtype.element_ty), mask)
@@ -275,11 +286,12 @@ def shared(
     if not VALUES:
         own = tl.load(q + index[:, None] * dim + d[None, :], mask, other=0.0)
         rest = own
-    position = tl.full([BLOCK_M], 0, tl.int32) + (end - 1)
+    seen_from = tl.full([BLOCK_M], 0, tl.int32)
+    position = seen_from + (end - 1)
     nothing, zero = _sinks(q, vector, inside, BLOCK_M, False)  # a row's own keys count its sinks
     values, weight = _attend_keys(
         own, rest, k_cache, v_cache, page_table + tl.load(member).to(tl.int64) * table_width, kv_head, kv_heads,
-        page_bits, dim, begin, end, end - 1, end - 1, position, end, factor, bound, nothing, zero, BLOCK_D, BLOCK_M,
+        page_bits, dim, begin, end, end - 1, 0, position, seen_from, factor, bound, nothing, zero, BLOCK_D, BLOCK_M,
         BLOCK_N, CAPPED, PRECISION, False, VALUES, BLOCK_R,
     )  # fmt: skip
     target = ((row * slots + slot) * kv_heads + kv_head) * group + vector % group

@@ -231,8 +231,20 @@ def shrink_expand(y: Tensor, x: Tensor | None, token_ids: Tensor | None, table: 
         launch.run()
 
 
+def shrink_expand_rows(y: Tensor, x: Tensor, table: SlotTable, rows: Tensor, targets: Tensor, tiles: Tiles) -> None:
+    """The same with row ``rows[i]`` of x and ``targets[i]`` of y, [S] int32 each, for position i of the tiles."""
+    for launch in _launches(y, x, None, table, rows, tiles, targets):
+        launch.run()
+
+
 def _launches(
-    y: Tensor, x: Tensor | None, token_ids: Tensor | None, table: SlotTable, tokens: Tensor, tiles: Tiles
+    y: Tensor,
+    x: Tensor | None,
+    token_ids: Tensor | None,
+    table: SlotTable,
+    tokens: Tensor,
+    tiles: Tiles,
+    targets: Tensor | None = None,
 ) -> tuple[Launch, Launch]:
     sms, count, ranks = num_sms(y.device), tiles.lines.shape[0], table.total_rank
     splits = 1
@@ -246,7 +258,7 @@ def _launches(
         assert token_ids is not None
         first = _gather_launch(token_ids, table, tokens, tiles, shrunk)
     expand = lora_config.expand_config(tiles.size, count, sum(table.sizes), sms)
-    return first, _expand_launch(y, table, tokens, tiles, shrunk, expand)
+    return first, _expand_launch(y, table, tokens if targets is None else targets, tiles, shrunk, expand)
 
 
 def _shrink_launch(

@@ -29,15 +29,15 @@ def _normed(x, inside, scale, weight, weight_k, index, is_query, is_value, offse
 
 @triton.jit(do_not_specialize=["heads", "kv_heads", "page_bits"])
 def _rope_store_kv(
-    qkv, positions, cos_sin, kv_loc, q_norm, k_norm, q, k_cache, v_cache, heads, kv_heads, page_bits, dim, half, eps,
-    offset, NORMS: tl.constexpr, LAST: tl.constexpr, INTERLEAVED: tl.constexpr, BLOCK_H: tl.constexpr,
-    BLOCK_D: tl.constexpr,
+    qkv, positions, cos_sin, query_scale, kv_loc, q_norm, k_norm, q, k_cache, v_cache, heads, kv_heads, page_bits, dim,
+    half, eps, offset, NORMS: tl.constexpr, LAST: tl.constexpr, INTERLEAVED: tl.constexpr, SCALED: tl.constexpr,
+    BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """Program (t, b): heads ``b * BLOCK_H ...`` of token t, of the heads of q, then k, then v.
 
     Dimension d is paired with d + half, or d - half from half on (INTERLEAVED: with its neighbour, d ^ 1); those from
-    2 * half on are not rotated. LAST: norms come after the rotation. A token with a negative cell pads a captured
-    batch: its K and V are not stored.
+    2 * half on are not rotated. LAST: norms come after the rotation. SCALED: queries have a factor by position. A token
+    with a negative cell pads a captured batch: its K and V are not stored.
     """
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
@@ -71,6 +71,8 @@ def _rope_store_kv(
     if NORMS and LAST:
         scale = tl.rsqrt(tl.sum(x * x, 1) / dim + eps)
         x = _normed(x, inside, scale, q_norm, k_norm, d, is_query, is_value, offset, d < dim)
+    if SCALED:
+        x = tl.where(is_query[:, None], x * tl.load(query_scale + tl.load(positions + token)), x)
     result = x.to(q.dtype.element_ty)
     tl.store(q + (token * heads + head[:, None]) * dim + d[None, :], result, inside & is_query[:, None])
     cell = tl.load(kv_loc + token)
@@ -199,15 +201,17 @@ def _launch(
     kv_heads, cos_sin = params.num_kv_heads, params.cos_sin
     block_d = power_of_two(dim, min(_HEADS))
     block_h = _HEADS[block_d]
-    table = q.new_empty(0, dtype=torch.float32) if cos_sin is None else cos_sin
+    nothing = q.new_empty(0, dtype=torch.float32)
+    tables = (nothing if each is None else each for each in (cos_sin, params.query_scale))
     norms = (qkv if norm is None else norm for norm in (params.q_norm, params.k_norm))
     half = 0 if cos_sin is None else cos_sin.shape[1] // 2
     numbers = (heads, kv_heads, k_cache.shape[2].bit_length() - 1, dim, half, params.eps, params.offset)
-    args = (qkv, positions, table, kv_loc, *norms, q, k_cache, v_cache, *numbers)
+    args = (qkv, positions, *tables, kv_loc, *norms, q, k_cache, v_cache, *numbers)
     constants = {
         "NORMS": params.q_norm is not None,
         "LAST": params.is_normed_last,
         "INTERLEAVED": params.is_interleaved,
+        "SCALED": params.query_scale is not None,
         "BLOCK_H": block_h,
         "BLOCK_D": block_d,
     }
@@ -225,6 +229,8 @@ def variants() -> Iterator[tuple[str, Launch]]:
                 pairs = f"rope_store_kv/{name}-{dim}-interleaved{aligned}"
                 yield pairs, _example(dtype, dim, half, False, is_interleaved=True)
             yield f"rope_store_kv/{name}-{dim}-last", _example(dtype, dim, dim // 2, True, is_normed_last=True)
+            scale = meta(64, dtype=torch.float32)
+            yield f"rope_store_kv/{name}-{dim}-scaled", _example(dtype, dim, dim // 2, False, query_scale=scale)
         for is_interleaved, pairs in ((True, "-interleaved"), (False, "")):
             yield f"rope_store_latent/{name}{pairs}", _latent_example(dtype, is_interleaved)
 

@@ -1,1 +1,1 @@
-"""An adapter as PEFT publishes it: factors of modules, and of all experts of a layer together."""
+"""An adapter as PEFT publishes it: factors of modules, of all experts of a layer together, and of latent heads."""

@@ -9,7 +9,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class ModuleWeights:
-    """Low-rank pair of one module with N outputs and K inputs: ``scale * B (A x)``, with bias and DoRA magnitude.
+    """Low-rank pair of one module with N outputs and K inputs: ``scale * B (A x)``, with biases and DoRA magnitude.
 
     For the embedding K is the size of the vocabulary and x a one-hot vector.
 
@@ -18,6 +18,7 @@ class ModuleWeights:
         b: [N, r].
         bias: [N], added to ``B (A x)`` before it is scaled, or None.
         magnitude: [N], DoRA's, or None.
+        own_bias: [N], in place of the module's bias in the base model, or None for that one.
     """
 
     scale: float
@@ -25,6 +26,7 @@ class ModuleWeights:
     b: Tensor
     bias: Tensor | None
     magnitude: Tensor | None
+    own_bias: Tensor | None = None
 
     @property
     def rank(self) -> int:

@@ -5,8 +5,9 @@ For E experts, a tensor with K inputs and N outputs, and rank r for each expert,
     A [E * r, K]    the experts' one after the other
     B [N, r * E]    of column i * E + e, rank i of expert e
 
-under the module that the tensor is in, or its ``base_layer`` where two tensors of a module are adapted. Which tensor it
-is follows from the shapes.
+or, of matrices whose inputs it takes for their outputs, A [E * r, N] and B [K, r * E], where the change of an expert's
+matrix is the transpose of its B A. They are stored under the module that the tensor is in, or its ``base_layer`` where
+two tensors of a module are adapted. Which tensor it is follows from the shapes.
 """
 
 from __future__ import annotations
@@ -62,6 +63,8 @@ def expert_modules(
     scale = config.scale_of(name, rank)
     found: dict[str, ModuleWeights] = {}
     for expert, (own_a, own_b) in enumerate(zip(a.split(rank), _of_experts(b, experts.count), strict=True)):
+        if experts.swapped:
+            own_a, own_b = own_b.T.contiguous(), own_a.T.contiguous()
         if tensor == DOWN:
             found[experts.down[expert]] = ModuleWeights(scale, own_a, own_b, None, None)
             continue
@@ -73,8 +76,9 @@ def expert_modules(
 def _tensor(trained: str, a: Tensor, b: Tensor, experts: ExpertModules) -> str:
     shapes = {GATE_UP: (experts.hidden, 2 * experts.size), DOWN: (experts.size, experts.hidden)}
     if a.dim() == b.dim() == 2:
+        found = (b.shape[0], a.shape[1]) if experts.swapped else (a.shape[1], b.shape[0])
         for tensor, shape in shapes.items():
-            if (a.shape[1], b.shape[0]) == shape:
+            if found == shape:
                 return tensor
     raise AdapterError(
         f"A and B of {trained} have shapes {list(a.shape)} and {list(b.shape)}, which fit neither {GATE_UP} nor {DOWN} "

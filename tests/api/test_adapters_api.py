@@ -13,8 +13,10 @@ from typing import Any
 import httpx
 import openai
 import pytest
+import torch
 from support.api.real_server import free_port
 from support.models.lora_models import LINEARS, base, make_adapter
+from support.models.resized_base import KINDS, ResizedOracle, make_resized_adapter
 from support.models.tiny_tokenizers import train_byte_level, write_folder
 
 from rootgraft import LLM, SamplingParams
@@ -25,6 +27,9 @@ from rootgraft.engine.types import AdapterInfo
 
 ROOT = Path(__file__).parents[2]
 NAMES = ("base", "one", "two")
+FILLERS = [f"<|filler{number}|>" for number in range(20)]  # up to the base's 440 rows
+ADDED = ["<|user|>", "<|bot|>", "<|end|>", "foxes"]  # tokens 440 to 443
+CHAT_TEMPLATE = "{% for m in messages %}<|user|>{{ m.content }}<|bot|>{% endfor %}"
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +40,15 @@ def folder(bases: Path) -> Path:
     write_folder(bases / "worded", train_byte_level().to_str(), eos_token="<|im_end|>", chat_template=template)
     for seed, name in enumerate(NAMES[1:]):
         make_adapter("worded", bases, bases / "adapters" / name, seed, r=2 + seed, target_modules=LINEARS)
-    shutil.copytree(bases / "adapters" / "two", bases / "elsewhere" / "two", dirs_exist_ok=True)
+    chatty = make_resized_adapter("worded", bases, bases / "adapters" / "chatty", 7, len(ADDED), **KINDS["saved both"])
+    shutil.copytree(chatty, bases / "adapters" / "unfit", dirs_exist_ok=True)
+    for model, added in ((chatty, ADDED), (bases / "adapters" / "unfit", [*ADDED, "<|more|>"])):
+        tokenizer = train_byte_level()
+        tokenizer.add_special_tokens([*FILLERS, *(token for token in added if token != "foxes")])
+        tokenizer.add_tokens(["foxes"])
+        write_folder(model, tokenizer.to_str(), eos_token="<|end|>", chat_template=CHAT_TEMPLATE)
+    for name in ("two", "chatty"):
+        shutil.copytree(bases / "adapters" / name, bases / "elsewhere" / name, dirs_exist_ok=True)
     return bases
 
 
@@ -144,7 +157,7 @@ def test_load_replace_and_unload(client: openai.OpenAI, http: httpx.Client, fold
     assert client.models.retrieve("new").root == "two"  # type: ignore[attr-defined]
     listed = {entry["name"]: entry for entry in http.get("/v1/adapters").json()["data"]}
     fields = ["name", "path", "state", "tier", "rank", "bytes", "activated", "pins", "running", "requests", "hits"]
-    assert list(listed["new"]) == [*fields, "digest"]
+    assert list(listed["new"]) == [*fields, "digest", "vocab_size"]
     assert listed["new"]["digest"] == listed["two"]["digest"] != listed["one"]["digest"]
     assert (listed["new"]["state"], listed["new"]["tier"], listed["new"]["rank"]) == ("ready", "device", 3)
     assert listed["new"]["requests"] >= listed["new"]["hits"] and listed["new"]["bytes"] > 0
@@ -200,3 +213,110 @@ def test_where_an_adapter_lies_outside_the_folder_is_nobodys_business(path: str,
 def test_what_is_wrong_with_a_load_is_said(http: httpx.Client, body: dict[str, Any], param: str) -> None:
     answer = http.post("/v1/load_lora_adapter", json=body)
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+
+
+def greedy(folder: Path, prompt: list[int], count: int, banned: range = range(0)) -> list[int]:
+    """The adapter ``chatty``'s continuation as peft computes it."""
+    oracle, tokens = ResizedOracle("worded", folder), list(prompt)
+    for _ in range(count):
+        logits = oracle.logits(folder / "adapters" / "chatty", tokens)[-1]
+        logits[list(banned)] = -torch.inf
+        tokens.append(int(logits.argmax()))
+    return tokens[len(prompt) :]
+
+
+def test_an_adapter_is_served_with_its_own_tokens_and_template(
+    client: openai.OpenAI, http: httpx.Client, folder: Path
+) -> None:
+    """Encoding, chat, stop strings, end tokens, logprobs and limits are the adapter's; the base's stay as they were."""
+
+    def tokenize(model: str, **body: Any) -> list[int]:
+        return http.post("/tokenize", json={"model": model, **body}).json()["tokens"]
+
+    own = tokenize("chatty", prompt="<|user|>foxes")
+    assert own == [440, 443] and min(tokenize("base", prompt="<|user|>foxes")) < 440 <= max(own)
+    back = [http.post("/detokenize", json={"model": name, "tokens": own}) for name in ("chatty", "base")]
+    assert back[0].json()["prompt"] == "<|user|>foxes" and back[1].status_code == 400
+    messages: list[Any] = [{"role": "user", "content": "foxes run"}]
+    prompt = tokenize("chatty", messages=messages)
+    assert prompt[:2] == [440, 443] and prompt[-1] == 441
+    bias = {str(token): -100 for token in range(420, 440)}  # rows without tokens
+    expected = greedy(folder, prompt, 6, range(420, 440))
+    text = http.post("/detokenize", json={"model": "chatty", "tokens": expected}).json()["prompt"]
+    extra = {"ignore_eos": True, "skip_special_tokens": False}
+    asked: dict[str, Any] = {"model": "chatty", "messages": messages, "max_tokens": 6, "temperature": 0}
+    asked |= {"logit_bias": bias, "extra_body": extra}
+    answer = client.chat.completions.create(**asked, logprobs=True)
+    assert answer.usage is not None and answer.usage.prompt_tokens == len(prompt)
+    assert answer.choices[0].message.content == text
+    assert answer.choices[0].logprobs is not None and len(answer.choices[0].logprobs.content or ()) == 6
+    cut = client.chat.completions.create(**asked, stop=[text[2:5]])
+    assert cut.choices[0].message.content == text[: text.index(text[2:5])]
+    ended = client.chat.completions.create(**{**asked, "logit_bias": {"442": 100}, "extra_body": {}})
+    assert (ended.choices[0].finish_reason, ended.choices[0].message.content) == ("stop", "")
+    for body in (
+        {"prompt": [444]},
+        {"prompt": "a", "logit_bias": {"444": 1}},
+        {"prompt": "a", "stop_token_ids": [444]},
+    ):
+        refused = http.post("/v1/completions", json={"model": "chatty", **body})
+        assert refused.status_code == 400 and "443" in refused.text, refused.text
+    assert http.post("/v1/completions", json={"model": "base", "prompt": [440]}).status_code == 400
+    counted = http.post("/v1/messages/count_tokens", json={"model": "chatty", "messages": messages})
+    assert counted.json()["input_tokens"] == len(prompt)
+    response = http.post("/v1/responses", json={"model": "chatty", "input": "foxes run", "max_output_tokens": 16})
+    assert response.json()["usage"]["input_tokens"] == len(prompt)
+    listed = {each["name"]: each for each in http.get("/v1/adapters").json()["data"]}
+    assert listed["chatty"]["vocab_size"] == 444 and listed["one"]["vocab_size"] == 0
+    assert listed["chatty"]["bytes"] > 2 * 444 * 40 * 4 > listed["one"]["bytes"]
+
+
+def test_a_grammar_over_the_larger_vocabulary(http: httpx.Client) -> None:
+    """The new word is one token of the answer, where the base spells it; both in one batch."""
+    asked = {
+        "prompt": "the",
+        "max_tokens": 40,
+        "temperature": 0,
+        "structured_outputs": {"choice": ["foxes", "foxes run"]},
+    }
+    answers = [http.post("/v1/completions", json={"model": name, **asked}).json() for name in ("chatty", "base", "one")]
+    assert all(answer["choices"][0]["text"] in ("foxes", "foxes run") for answer in answers)
+    biased = http.post("/v1/completions", json={"model": "chatty", **asked, "logit_bias": {"443": 100}}).json()
+    assert biased["choices"][0]["text"] in ("foxes", "foxes run")
+    assert biased["usage"]["completion_tokens"] < answers[1]["usage"]["completion_tokens"]
+
+
+def test_a_tokenizer_with_more_tokens_than_the_embedding_is_refused(http: httpx.Client) -> None:
+    loaded = http.post("/v1/load_lora_adapter", json={"lora_name": "unfit", "lora_path": "unfit"})
+    assert loaded.status_code == 400
+    assert "tokenizer.json" in loaded.text and "445 tokens" in loaded.text and "444 rows" in loaded.text
+    assert "unfit" not in {each["name"] for each in http.get("/v1/adapters").json()["data"]}
+    asked = http.post("/v1/completions", json={"model": "unfit", "prompt": "a"})
+    assert asked.status_code == 400 and asked.json()["error"]["param"] == "model"
+
+
+def test_of_a_source_no_tokenizer_is_read(http: httpx.Client, folder: Path) -> None:
+    body = {"lora_name": "far", "lora_path": f"file://{folder}/elsewhere/chatty"}
+    loaded = http.post("/v1/load_lora_adapter", json=body)
+    assert (loaded.status_code, loaded.json()["error"]["code"]) == (400, "adapter_not_supported")
+    assert "4 tokens more" in loaded.text
+    assert "far" not in {each["name"] for each in http.get("/v1/adapters").json()["data"]}
+
+
+def test_offline_an_adapter_has_its_own_tokens_too(folder: Path) -> None:
+    llm = LLM(str(folder / "worded"), dtype="float32", device="cpu", threads=1, enable_lora=True,
+              num_gpu_blocks_override=60, lora_dir=str(folder / "adapters"))  # fmt: skip
+    params = SamplingParams(max_tokens=6, temperature=0, ignore_eos=True)
+    assert llm.get_tokenizer("chatty").encode("foxes", False).tolist() == [443]
+    assert llm.get_tokenizer() is llm.get_tokenizer("one") is llm.tokenizer
+    [said] = llm.chat([{"role": "user", "content": "foxes"}], params, adapter="chatty", use_tqdm=False)
+    assert list(said.prompt_token_ids) == [440, 443, 441]
+    assert list(said.outputs[0].token_ids) == greedy(folder, [440, 443, 441], 6)
+    [based] = llm.generate("the fox", params, use_tqdm=False)
+    [adapted] = llm.generate("the fox", params, adapter="one", use_tqdm=False)
+    assert based.outputs[0].text != adapted.outputs[0].text
+    with pytest.raises(RequestError):
+        llm.generate([[444]], params, adapter="chatty", use_tqdm=False)
+    with pytest.raises(RequestError):
+        llm.generate([[443]], params, adapter="one", use_tqdm=False)
+    llm.close()

@@ -51,7 +51,7 @@ def test_an_agent_of_ten_turns(client: anthropic.Anthropic) -> None:
     messages: list[Any] = [{"role": "user", "content": "What is the weather in Ulm, Bonn and Kiel?"}]
     for turn in range(10):
         choice: Any = {"type": "none"} if turn == 9 else {"type": "any", "disable_parallel_tool_use": True}
-        asked: Any = {"model": "small", "max_tokens": 60, "messages": messages, "tools": TOOLS, "tool_choice": choice}
+        asked: Any = {"model": "small", "max_tokens": 40, "messages": messages, "tools": TOOLS, "tool_choice": choice}
         with client.messages.stream(**asked) as stream:
             answer = stream.get_final_message()
         messages.append({"role": "assistant", "content": answer.content})

@@ -231,9 +231,9 @@ def test_the_format_follows_the_chat_template(live: Live, family: str) -> None:
     say(live, FAMILIES[family])
     [choice] = post(live)["choices"]
     assert choice["message"]["tool_calls"][0]["function"] == {"name": "weather", "arguments": '{"city": "Ulm"}'}
-    assert live.state.dialect() is live.state.dialect()
-    assert live.state.dialect().format.name == (family or "generic")
-    assert live.state.dialect().by_template is bool(family)
+    assert live.state.dialect(live.async_engine) is live.state.dialect(live.async_engine)
+    assert live.state.dialect(live.async_engine).format.name == (family or "generic")
+    assert live.state.dialect(live.async_engine).by_template is bool(family)
 
 
 def test_templates_get_tools_as_they_know_them(live: Live) -> None:
@@ -295,7 +295,7 @@ def test_tokenize_counts_tools_as_chat_does(live: Live) -> None:
     say(live, "x")
     for family in ("hermes", ""):
         live.async_engine.tokenizer.speaks = family
-        live.state._dialect = None
+        live.state._dialects.clear()
         post(live, messages=HISTORY)
         with live.http() as http:
             tokens = http.post("/tokenize", json={"messages": HISTORY, "tools": TOOLS}).json()["tokens"]

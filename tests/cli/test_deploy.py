@@ -1,4 +1,4 @@
-"""Files of `deploy/`: images, compose file and systemd unit name files, targets and options that exist."""
+"""Files of `deploy/`: images, compose file, manifests and systemd unit name files, targets and options that exist."""
 
 from __future__ import annotations
 
@@ -110,6 +110,46 @@ def test_the_compose_file() -> None:
         (volume,) = service["volumes"]
         assert volume.split(":")[0] in file["volumes"] and volume.split(":")[1] == last(build["target"], "VOLUME")
         assert service["read_only"] and service["cap_drop"] == ["ALL"] and service["tmpfs"] == ["/tmp"]
+
+
+def manifests() -> dict[str, dict[str, Any]]:
+    text = (DEPLOY / "kubernetes" / "rootgraft.yaml").read_text("utf-8")
+    return {each["kind"]: each for each in yaml.safe_load_all(text)}
+
+
+def test_the_kubernetes_manifests() -> None:
+    found = manifests()
+    assert set(found) == {"PersistentVolumeClaim", "Deployment", "Service"}
+    spec = found["Deployment"]["spec"]
+    pod, labels = spec["template"]["spec"], spec["template"]["metadata"]["labels"]
+    assert spec["selector"]["matchLabels"] == labels == found["Service"]["spec"]["selector"]
+    (container,) = pod["containers"]
+    target = container["image"].partition(":")[2]
+    server, mounts = (
+        server_of(container["args"]),
+        {each["mountPath"]: each["name"] for each in container["volumeMounts"]},
+    )
+    assert container["image"] == f"rootgraft:{target}" and target in stages() and server.host == "0.0.0.0"
+    ((port,), (service,)) = container["ports"], found["Service"]["spec"]["ports"]
+    assert port["containerPort"] == server.port and service["targetPort"] == port["name"]
+    for probe, path in (("startupProbe", "/ready"), ("readinessProbe", "/ready"), ("livenessProbe", "/health")):
+        assert container[probe]["httpGet"] == {"path": path, "port": port["name"]}
+    assert pod["terminationGracePeriodSeconds"] > server.shutdown_timeout + 10
+    assert f"{pod['securityContext']['runAsUser']}:{pod['securityContext']['runAsGroup']}" == last(target, "USER")
+    assert mounts[last(target, "VOLUME")] == "models" and mounts["/tmp"] == "tmp"
+    assert server.api_key_file is not None and mounts[str(Path(server.api_key_file).parent)] == "keys"
+    assert {each["name"] for each in pod["volumes"]} == set(mounts.values())
+
+
+def test_kubernetes_takes_the_manifests() -> None:
+    """Every field is in the API's schemas, also of the oldest version that is still common."""
+    validator = pytest.importorskip("kubernetes_validate", reason="needs kubernetes-validate")
+    for manifest in manifests().values():
+        for version in ("1.28", "1.37"):
+            validator.validate(manifest, version, strict=True)
+    wrong = {**manifests()["Service"], "spec": {"selectors": {}}}
+    with pytest.raises(validator.ValidationError):
+        validator.validate(wrong, "1.37", strict=True)
 
 
 def unit() -> dict[str, list[str]]:

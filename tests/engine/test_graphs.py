@@ -17,6 +17,8 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from support.engine.random_bank import random_bank
 from support.kernels import triton_interpreter
+from support.models.paged_run import pool
+from support.models.tiny_models import save
 
 from benchmarks.gpu.measure import launches
 from rootgraft.engine.batch import Batch, Row, RowStart
@@ -25,7 +27,6 @@ from rootgraft.engine.executor.cuda_graphs import CudaGraphs, Variant, graphs_fo
 from rootgraft.engine.executor.input_builder import InputBuilder
 from rootgraft.engine.loading.load_model import load_model
 from rootgraft.engine.models.decoder import DecoderModel
-from rootgraft.engine.models.kv_pool import KvPool
 from rootgraft.engine.types import SamplingParams
 from rootgraft.kernels.triton import shared_prefixes
 from rootgraft.lora.lora_step import AdapterBank
@@ -96,9 +97,10 @@ class World:
 
     def __init__(self, model: DecoderModel, bank: AdapterBank | None = None, common: int = 3) -> None:
         self.model = model
-        self.pools = [KvPool(model.config, PAGES, PAGE_SIZE, model.dtype, CPU) for _ in range(2)]
+        self.pools = [pool(model, PAGES, PAGE_SIZE, ROWS) for _ in range(2)]
         self.tolerance = TOLERANCE[model.dtype]
-        self.builder = InputBuilder(ROWS, WIDTH * PAGE_SIZE, PAGE_SIZE, CPU, bank)
+        states = model.config.has_states
+        self.builder = InputBuilder(ROWS, WIDTH * PAGE_SIZE, PAGE_SIZE, CPU, bank, has_states=states)
         self.graphs = CudaGraphs(
             model, self.pools[0], self.builder, keep, max_rows=ROWS, max_tokens=2 * ROWS, max_rank=4
         )
@@ -137,6 +139,9 @@ class World:
         expected = self.model.forward(self.builder.to_tensors(arrays), self.pools[1])
         assert actual.shape == expected.shape
         pairs = [(actual, expected), (self.pools[0].k, self.pools[1].k), (self.pools[0].v, self.pools[1].v)]
+        for index, layer in enumerate(self.model.config.layers):
+            if layer.recurrent is not None:  # the last state is for padding
+                pairs.append((self.pools[0].k_layers[index][:-1], self.pools[1].k_layers[index][:-1]))
         for ours, theirs in pairs:
             torch.testing.assert_close(ours, theirs, rtol=self.tolerance, atol=self.tolerance)
 
@@ -148,6 +153,16 @@ def test_decoding_drafts_adapters_and_shared_prefixes(folder: Path) -> None:
     world.graphs.capture(world.graphs.variants)
     world.start()
     for counts in ([1, 1, 1, 0, 0, 0], [1, 3, 0, 1, 0, 0], [0, 0, 2, 0, 0, 0], [1, 0, 0, 1, 0, 0]):
+        world.step(counts)
+
+
+@pytest.mark.usefixtures("interpreted")
+def test_recurrent_states(tmp_path: Path) -> None:
+    """Padding changes no state of a row."""
+    world = World(load_model(save("lfm2", tmp_path), dtype=torch.float32, device=CPU, max_positions=64))
+    world.graphs.capture([each for each in world.graphs.variants if each.num_tokens in (2, 4, 8) and not each.shares])
+    world.start()
+    for counts in ([1, 1, 1, 0, 0, 0], [1, 3, 0, 1, 0, 2], [0, 0, 2, 0, 0, 0], [1, 0, 0, 1, 1, 0]):
         world.step(counts)
 
 
@@ -231,6 +246,22 @@ def test_what_no_variant_holds_is_run_op_by_op(folder: Path, monkeypatch: pytest
     for row in range(ROWS):
         world.builder._pages[row, : len(world.pages[row])] = world.pages[row]
     world.step([1] * ROWS)
+
+
+@pytest.mark.usefixtures("low_gate")
+def test_adapters_on_experts_are_run_op_by_op(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A captured pass has no launches for them."""
+    monkeypatch.setattr(AdapterBank, "adapts_experts", lambda _, slots: 1 in slots)
+    world = World(model_of(folder), bank_of(model_of(folder), folder))
+    world.start()
+    replayed: list[Variant] = []
+    for variant in world.graphs.variants:
+        world.graphs._replays[variant] = lambda variant=variant: replayed.append(variant)
+    world.step([0, 0, 1, 0, 0, 0])
+    assert not replayed
+    with pytest.raises(AssertionError):  # a replay that does nothing
+        world.step([0, 1, 0, 0, 1, 0])
+    assert [variant.is_adapted for variant in replayed] == [True]
 
 
 def test_sizes_rise_to_what_is_asked_for() -> None:

@@ -17,7 +17,7 @@ PROMPTS = [STEM + end for end in ("What is the capital of France?", "Count: 1, 2
 SCHEMA = GrammarSpec.json_schema(
     {
         "type": "object",
-        "properties": {"city": {"type": "string", "maxLength": 20}},
+        "properties": {"city": {"type": "string", "maxLength": 12}},
         "required": ["city"],
         "additionalProperties": False,
     }
@@ -27,9 +27,9 @@ SCHEMA = GrammarSpec.json_schema(
 def answers(path: Path, **options: Any) -> list[list[int]]:
     """Greedy tokens of each prompt, asked twice, the second time under a grammar too."""
     llm = LLM(str(path), device="cpu", kv_cache_dtype="int8", kv_cache_memory=0.1, max_model_len=512, **options)
-    params = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
+    params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
     plain = llm.generate(PROMPTS, params, use_tqdm=False) + llm.generate(PROMPTS, params, use_tqdm=False)
-    masked = llm.generate(PROMPTS, SamplingParams(temperature=0.0, max_tokens=40), grammar=SCHEMA, use_tqdm=False)
+    masked = llm.generate(PROMPTS, SamplingParams(temperature=0.0, max_tokens=24), grammar=SCHEMA, use_tqdm=False)
     llm.close()
     for output in masked:
         assert set(json.loads(output.outputs[0].text)) == {"city"}

@@ -127,6 +127,28 @@ async def test_requests_wait_for_a_replica_to_come_back(make: Any) -> None:
     assert made.tokens[1] == expected_tokens([1, 2], 40, VOCAB)
 
 
+@pytest.mark.parametrize(("seconds", "waits"), [(60.0, True), (0.0, False)])
+async def test_streams_go_on_before_another_replica_is_started(
+    make: Any, monkeypatch: pytest.MonkeyPatch, seconds: float, waits: bool
+) -> None:
+    monkeypatch.setattr(fleet_module, "RESUME_SECONDS", seconds)
+    made = await make(2)
+    interrupted: list[int] = []
+    inner = made._make
+    monkeypatch.setattr(
+        made.fleet._launcher,
+        "_make",
+        lambda: (interrupted.append(made.fleet._dispatcher.num_interrupted), inner())[1],
+    )
+    made.fleet.submit([submit(number, [number] * 90) for number in range(8)])
+    await made.until(lambda: len(made.tokens) == 8)
+    made.serving[0].die()
+    assert made.fleet._dispatcher.num_interrupted
+    while len(made.serving) < 2:
+        await asyncio.sleep(0.001)
+    assert (interrupted == [0]) is waits
+
+
 async def test_an_abort_reaches_the_replica(make: Any) -> None:
     made = await make(2)
     made.fleet.submit([submit(1, [1], max_tokens=500)])

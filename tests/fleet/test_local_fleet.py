@@ -7,10 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.engine.core_client import CoreClient
 
 from rootgraft.api.config import ServerConfig
 from rootgraft.api.fleet.fleet import Fleet
 from rootgraft.api.fleet.local_fleet import policy_of, shared_config
+from rootgraft.api.fleet.replica_launcher import ProcessLauncher
 from rootgraft.api.fleet.scaling.autoscaling import AutoscalePolicy
 from rootgraft.api.http.model_service import engine_of
 from rootgraft.engine.config import EngineConfig
@@ -33,6 +35,39 @@ def test_threads_and_kv_memory_that_are_named_are_those_of_each_replica() -> Non
 @pytest.mark.parametrize(("count", "kind"), [(1, EngineClient), (2, Fleet), (16, Fleet)])
 def test_a_fleet_serves_from_two_replicas_on(count: int, kind: type) -> None:
     assert type(engine_of(EngineConfig(), Path("m"), ServerConfig(replicas=count))) is kind
+
+
+class FakeTemplate:
+    """Counts how often it is started and closed."""
+
+    def __init__(self) -> None:
+        self.starts, self.closes = 0, 0
+
+    async def start(self) -> None:
+        self.starts += 1
+
+    def close(self) -> None:
+        self.closes += 1
+
+
+@pytest.mark.parametrize(("keeps", "closes"), [(True, 0), (False, 1)])
+async def test_a_fleet_that_may_have_no_replica_holds_no_weights_then(keeps: bool, closes: int) -> None:
+    template = FakeTemplate()
+    launcher = ProcessLauncher(CoreClient, template, keeps_template=keeps)  # type: ignore[arg-type]
+    (one, _), (other, _) = await launcher.launch(), await launcher.launch()
+    await launcher.stop(one)
+    assert (template.starts, template.closes) == (2, 0)
+    await launcher.stop(other)
+    assert template.closes == closes
+    await launcher.close()
+    assert template.closes == closes + 1
+
+
+@pytest.mark.parametrize(("bounds", "keeps"), [("0:2", False), ("1:2", True)])
+def test_only_a_fleet_that_may_have_none_gives_its_weights_up(bounds: str, keeps: bool) -> None:
+    fleet = engine_of(EngineConfig(), Path("m"), ServerConfig(autoscale=bounds))
+    assert isinstance(fleet, Fleet) and isinstance(fleet._launcher, ProcessLauncher)
+    assert fleet._launcher._keeps_template is keeps
 
 
 def test_of_several_models_each_has_a_fleet() -> None:

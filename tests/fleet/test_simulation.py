@@ -59,7 +59,7 @@ def mix_bases(monkeypatch: pytest.MonkeyPatch) -> None:
         return inner(self, entry, *rest)
 
     monkeypatch.setattr(Journal, "place", place)
-    monkeypatch.setattr(Journal, "take", taking_no_base(Journal.take))
+    monkeypatch.setattr(Journal, "take_tokens", taking_no_base(Journal.take_tokens))
 
 
 def taking_no_base(inner: Any) -> Any:

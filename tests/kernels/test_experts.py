@@ -34,6 +34,7 @@ ROUTERS = {
     ),
     "best of groups": RouterParams(3, groups=4, top_groups=1),
     "all": RouterParams(24, renormalises=True),
+    "sigmoid alone": RouterParams(2, "sigmoid"),
 }
 
 
@@ -78,6 +79,12 @@ def test_a_route_of_what_is_no_number_names_experts_that_exist() -> None:
         experts = route(logits, params).experts
         assert ((experts >= 0) & (experts < 24)).all()
         assert all(len(set(row)) == params.top_k for row in experts.tolist())
+
+
+def test_logits_decide_between_sigmoids_that_are_1() -> None:
+    logits = torch.linspace(20, 43, 24)[None].flip(1).roll(5, 1).contiguous()
+    assert (logits.sigmoid() == 1).all()
+    assert sorted(route(logits, ROUTERS["sigmoid alone"]).experts[0].tolist()) == [5, 6]
 
 
 @pytest.mark.parametrize("dtype", TYPES)
@@ -148,8 +155,19 @@ def test_a_token_has_its_bits_in_any_batch_and_on_any_threads(dtype: torch.dtype
 @pytest.mark.parametrize("width", [48, 13])
 def test_activations_are_those_of_plain_torch(dtype: torch.dtype, kind: object, width: int) -> None:
     gate_up = (torch.randn(5, 3, 2 * width) * 2).to(dtype)
-    expected = expert_reference.expert_activation(gate_up, kind)
-    torch.testing.assert_close(expert_activation(gate_up, kind), expected, rtol=TOLERANCE[dtype], atol=1e-5)
+    for weights in None, torch.rand(5, 3):
+        expected = expert_reference.expert_activation(gate_up, kind, weights)
+        found = expert_activation(gate_up, kind, weights)
+        torch.testing.assert_close(found, expected, rtol=TOLERANCE[dtype], atol=1e-5)
+
+
+def test_weights_of_an_activation_are_those_of_the_inputs() -> None:
+    """By linearity: the product of weighted inputs is the weighted product."""
+    x, matrix, weights = torch.randn(4, 20), torch.randn(32, 20), torch.rand(4, 3)
+    inputs = x[:, None] * weights[..., None]
+    expected = expert_reference.expert_activation(inputs @ matrix.T, "silu")
+    products = (x @ matrix.T)[:, None].expand(-1, 3, -1).contiguous()
+    torch.testing.assert_close(expert_activation(products, "silu", weights), expected)
 
 
 @pytest.mark.parametrize("dtype", TYPES)
@@ -159,8 +177,9 @@ def test_sums_are_those_of_plain_torch(dtype: torch.dtype, width: int, has_gate:
     y, weights = torch.randn(9, 4, width).to(dtype), torch.rand(9, 4)
     shared = None if has_gate is None else torch.randn(9, width).to(dtype)
     gate = torch.randn(9, 1) if has_gate else None
-    expected = expert_reference.sum_experts(y, weights, shared, gate)
-    torch.testing.assert_close(sum_experts(y, weights, shared, gate), expected, rtol=TOLERANCE[dtype], atol=1e-5)
+    for factors in weights, None:
+        expected = expert_reference.sum_experts(y, factors, shared, gate)
+        torch.testing.assert_close(sum_experts(y, factors, shared, gate), expected, rtol=TOLERANCE[dtype], atol=1e-5)
 
 
 def test_a_recorded_pass_routes_anew() -> None:

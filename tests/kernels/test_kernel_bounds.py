@@ -71,7 +71,8 @@ def test_pages_of_8_bits_must_hold_whole_panels():
 @pytest.mark.parametrize(
     ("positions", "loc"), [([0, 10], [0, 1]), ([-1, 0], [0, 1]), ([0, 1], [0, 80]), ([0, 1], [-1, 0])]
 )
-def test_rope_store_kv_refuses(positions, loc):
+@pytest.mark.parametrize("tables", [{"cos_sin": torch.ones(10, 16)}, {"query_scale": torch.ones(10)}], ids=list)
+def test_rope_store_kv_refuses(positions, loc, tables):
     caches = torch.zeros(2, 5, 1, 16, 16)
     with pytest.raises(IndexError, match="out of range: the cache has 80 cells"):
         ops.rope_store_kv(
@@ -79,20 +80,31 @@ def test_rope_store_kv_refuses(positions, loc):
             torch.tensor(positions),
             torch.tensor(loc),
             *caches,
-            ops.RopeParams(1, 1, torch.ones(10, 16)),
+            ops.RopeParams(1, 1, **tables),
         )
     assert not caches.any()
 
 
 @pytest.mark.parametrize(
-    "changes", [{"table": torch.ones(10, 32)}, {"table": torch.ones(10, 7)}, {"norm": torch.ones(8)}]
+    "changes",
+    [
+        {"table": torch.ones(10, 32)},
+        {"table": torch.ones(10, 7)},
+        {"norm": torch.ones(8)},
+        {"table": torch.ones(10, 16), "scale": torch.ones(9)},
+        {"scale": torch.ones(9, 1)},
+    ],
 )
 def test_rope_store_kv_refuses_tensors_that_do_not_fit(changes):
-    table, norm = changes.get("table"), changes.get("norm")
+    table, norm, scale = changes.get("table"), changes.get("norm"), changes.get("scale")
     where = torch.tensor([0])
-    with pytest.raises(ValueError, match=r"cos_sin has|a head norm must be"):
+    with pytest.raises(ValueError, match=r"cos_sin has|a head norm must be|query_scale must be"):
         ops.rope_store_kv(
-            torch.ones(1, 48), where, where, *torch.zeros(2, 5, 1, 16, 16), ops.RopeParams(1, 1, table, norm)
+            torch.ones(1, 48),
+            where,
+            where,
+            *torch.zeros(2, 5, 1, 16, 16),
+            ops.RopeParams(1, 1, table, norm, query_scale=scale),
         )
 
 

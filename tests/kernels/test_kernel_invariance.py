@@ -15,7 +15,7 @@ from rootgraft.kernels import ops
 pytestmark = pytest.mark.usefixtures("kernels")
 
 TYPES = [torch.bfloat16, torch.float32]
-OPTIONS = [{}, {"window": 37}, {"soft_cap": 20.0}]
+OPTIONS = [{}, {"window": 37}, {"soft_cap": 20.0}, {"chunk": 150}]
 
 
 def attend(batch: RaggedBatch, **options) -> torch.Tensor:

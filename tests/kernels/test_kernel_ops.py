@@ -28,11 +28,12 @@ def randn(seed: int, *shape: int, dtype: torch.dtype = torch.float32) -> torch.T
     head_dim=st.sampled_from([16, 24, 64, 80, 128, 256]),
     page_size=st.sampled_from([1, 3, 16, 128]),
     window=st.none() | st.integers(1, 400),
+    chunk=st.none() | st.integers(1, 400),
     soft_cap=st.none() | st.floats(1.0, 50.0),
     dtype=TYPES,
     seed=SEEDS,
 )
-def test_attention(rows, kv_heads, group, head_dim, page_size, window, soft_cap, dtype, seed):
+def test_attention(rows, kv_heads, group, head_dim, page_size, window, chunk, soft_cap, dtype, seed):
     if group == 60:
         rows = [(min(query, 3), context) for query, context in rows]
     batch = ragged_batch(
@@ -44,7 +45,7 @@ def test_attention(rows, kv_heads, group, head_dim, page_size, window, soft_cap,
         dtype=dtype,
         seed=seed,
     )
-    options = {"scale": head_dim**-0.5, "window": window, "soft_cap": soft_cap}
+    options = {"scale": head_dim**-0.5, "window": window, "chunk": chunk, "soft_cap": soft_cap}
     assert_close(ops.attention(*batch.args, ops.AttentionParams(**options)), batch.expected(**options))
 
 
@@ -234,10 +235,11 @@ def test_gated_activation(tokens, width, kind, spread, dtype, seed):
     norm_dtype=st.sampled_from([torch.bfloat16, torch.float32]),
     kind=st.sampled_from([("head", False), ("head", True), ("projection", False), ("centred", False)]),
     interleaved=st.booleans(),
+    scaled=st.booleans(),
     seed=SEEDS,
 )
 def test_rope_store_kv(
-    tokens, kv_heads, group, head_dim, rotary, page_size, norms, dtype, norm_dtype, kind, interleaved, seed
+    tokens, kv_heads, group, head_dim, rotary, page_size, norms, dtype, norm_dtype, kind, interleaved, scaled, seed
 ):
     generator = torch.Generator().manual_seed(seed)
     heads = kv_heads * group
@@ -252,7 +254,8 @@ def test_rope_store_kv(
     q_norm, k_norm = (
         randn(seed + 3, *shape, dtype=norm_dtype) if norm else None for norm, shape in zip(norms, shapes, strict=True)
     )
-    params = ops.RopeParams(heads, kv_heads, table, q_norm, k_norm, 1e-6, 1.0, *kind, interleaved)
+    scale = randn(seed + 4, 50, dtype=torch.float32) if scaled else None
+    params = ops.RopeParams(heads, kv_heads, table, q_norm, k_norm, 1e-6, 1.0, *kind, interleaved, scale)
     q = ops.rope_store_kv(qkv, positions, loc, *caches, params)
     expected = reference.rope_store_kv(qkv, positions, loc, *expected_caches, params)
     assert q.shape == (tokens, heads, head_dim)

@@ -16,7 +16,7 @@ from rootgraft.kernels.layouts.attention_arguments import RopeParams
 FP32 = {"atol": 1e-5, "rtol": 1e-5}
 
 
-def sdpa_of_row(batch, row: int, window: int | None) -> Tensor:
+def sdpa_of_row(batch, row: int, window: int | None, chunk: int | None = None) -> Tensor:
     """A row through torch's own attention, on keys gathered cell by cell."""
     start, stop = batch.query_start[row : row + 2].tolist()
     context, page_size = int(batch.context_len[row]), batch.k_cache.shape[2]
@@ -28,6 +28,8 @@ def sdpa_of_row(batch, row: int, window: int | None) -> Tensor:
     mask = torch.arange(context) <= position
     if window is not None:
         mask &= torch.arange(context) > position - window
+    if chunk is not None:
+        mask &= torch.arange(context) // chunk == position // chunk
     q = batch.q[start:stop].transpose(0, 1)
     out = functional.scaled_dot_product_attention(q[None], k[None], v[None], mask, scale=0.2, enable_gqa=True)
     return out[0].transpose(0, 1).flatten(1)
@@ -39,6 +41,16 @@ def test_attention_is_torchs(window, page_size):
     batch = ragged_batch([(1, 30), (7, 7), (5, 61)], heads=6, kv_heads=2, page_size=page_size, dtype=torch.float32)
     out = batch.expected(scale=0.2, window=window)
     expected = torch.cat([sdpa_of_row(batch, row, window) for row in range(3)])
+    torch.testing.assert_close(out, expected, **FP32)
+
+
+@pytest.mark.parametrize("window", [None, 5])
+@pytest.mark.parametrize("chunk", [1, 8, 61, 100])
+def test_chunked_attention_is_torchs(chunk, window):
+    """Chunks begin at multiples of their size, whatever a row's first query is."""
+    batch = ragged_batch([(1, 30), (7, 7), (20, 61)], heads=6, kv_heads=2, dtype=torch.float32)
+    out = batch.expected(scale=0.2, window=window, chunk=chunk)
+    expected = torch.cat([sdpa_of_row(batch, row, window, chunk) for row in range(3)])
     torch.testing.assert_close(out, expected, **FP32)
 
 

@@ -119,16 +119,17 @@ def test_an_infinity_stays_in_its_cell():
     head_dim=HEAD_DIMS,
     page_size=PAGE_SIZES,
     window=st.none() | st.integers(1, 400),
+    chunk=st.none() | st.integers(1, 400),
     soft_cap=st.none() | st.floats(1.0, 50.0),
     dtype=st.sampled_from([*TYPES, torch.float16]),
     seed=SEEDS,
 )
-def test_attention(rows, kv_heads, group, head_dim, page_size, window, soft_cap, dtype, seed):
+def test_attention(rows, kv_heads, group, head_dim, page_size, window, chunk, soft_cap, dtype, seed):
     if group == 60:
         rows = [(min(query, 3), context) for query, context in rows]
     shape = {"heads": kv_heads * group, "kv_heads": kv_heads, "head_dim": head_dim, "page_size": page_size}
     batch = ragged_batch(rows, **shape, dtype=dtype, seed=seed).in_int8()
-    options = {"scale": head_dim**-0.5, "window": window, "soft_cap": soft_cap}
+    options = {"scale": head_dim**-0.5, "window": window, "chunk": chunk, "soft_cap": soft_cap}
     assert_near(ops.attention(*batch.args, ops.AttentionParams(**options)), batch.expected(**options))
 
 

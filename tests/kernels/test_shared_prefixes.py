@@ -61,15 +61,16 @@ def assert_right_and_as_alone(batch: RaggedBatch, **options) -> None:
     heads=st.sampled_from([(6, 2), (4, 4), (14, 1)]),
     dtype=st.sampled_from([torch.bfloat16, torch.float32]),
     window=st.sampled_from([None, None, 100, 700]),
+    chunk=st.sampled_from([None, None, 90, 256, 700]),
     soft_cap=st.sampled_from([None, 20.0]),
     threads=st.sampled_from([1, 2]),
     seed=st.integers(0, 1000),
 )
-def test_trees_of_rows(rows, page_size, heads, dtype, window, soft_cap, threads, seed):
+def test_trees_of_rows(rows, page_size, heads, dtype, window, chunk, soft_cap, threads, seed):
     torch.manual_seed(seed)
     ops.set_threads(threads)
     batch = tree_batch(rows, page_size, dtype, heads)
-    assert_right_and_as_alone(batch, window=window, soft_cap=soft_cap)
+    assert_right_and_as_alone(batch, window=window, chunk=chunk, soft_cap=soft_cap)
 
 
 @pytest.mark.parametrize("threads", [1, 2])

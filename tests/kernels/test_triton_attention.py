@@ -40,6 +40,13 @@ def test_windows_and_caps(window, soft_cap):
     assert_right(batch, window=window, soft_cap=soft_cap)
 
 
+@pytest.mark.parametrize("chunk", [1, 16, 40, 131, 500])
+@pytest.mark.parametrize("window", [None, 20])
+def test_chunks(chunk, window):
+    batch = ragged_batch([(1, 150), (60, 140), (1, 3), (1, 132)], heads=2, kv_heads=1, dtype=torch.float16)
+    assert_right(batch, chunk=chunk, window=window)
+
+
 @pytest.mark.parametrize("rows", [[(1, 400)], [(1, 150), (50, 130), (1, 3), (1, 128)]])
 @pytest.mark.parametrize("window", [None, 40])
 def test_sinks_are_counted_once(rows, window):

@@ -106,7 +106,8 @@ def test_rope_store_kv(dtype, heads, kv_heads, dim, rotary, page_size, is_normed
     positions, loc = torch.randint(0, 50, (tokens,)), torch.randperm(20 * page_size)[:tokens]
     table = None if rotary is None else torch.randn(50, rotary)
     norms = tuple(torch.randn(2, dim).to(dtype)) if is_normed else (None, None)
-    params = RopeParams(heads, kv_heads, table, *norms, 1e-6, 1.0)
+    scale = torch.randn(50) if dtype is torch.float32 or heads % 2 == 0 else None
+    params = RopeParams(heads, kv_heads, table, *norms, 1e-6, 1.0, query_scale=scale)
     assert rope.takes(qkv, *caches, params)
     q = rope.rope_store_kv(qkv, positions, loc, *caches, params)
     expected = reference.rope_store_kv(qkv, positions, loc, *expected_caches, params)

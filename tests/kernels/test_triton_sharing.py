@@ -107,11 +107,12 @@ def test_a_cpu_is_told_of_no_prefixes():
     heads=st.sampled_from([(4, 2), (3, 1), (6, 1)]),
     soft_cap=st.sampled_from([None, 3.0]),
     window=st.sampled_from([None, None, 60]),
+    chunk=st.sampled_from([None, None, 50]),
     dtype=st.sampled_from([torch.float32, torch.bfloat16]),
     long_row=st.booleans(),
     seed=st.integers(0, 1000),
 )
-def test_shared_prefixes_change_no_result(common, more, heads, soft_cap, window, dtype, long_row, seed):
+def test_shared_prefixes_change_no_result(common, more, heads, soft_cap, window, chunk, dtype, long_row, seed):
     """Row i shares its first ``common[i]`` pages with the row before it."""
     contexts = [16 * pages + rest for pages, rest in zip(common, more, strict=False)]
     queries = [min(5, contexts[0]) if long_row else 1] + [1] * (len(common) - 1)
@@ -122,7 +123,7 @@ def test_shared_prefixes_change_no_result(common, more, heads, soft_cap, window,
         batch.page_table[row, :whole] = batch.page_table[row - 1, :whole]
     lengths = batch.query_start.diff().numpy()
     shared = ops.find_shared_prefixes(batch.page_table.numpy(), lengths, batch.context_len.numpy(), PAGE, CPU)
-    options = {"scale": 0.2, "soft_cap": soft_cap, "window": window}
+    options = {"scale": 0.2, "soft_cap": soft_cap, "window": window, "chunk": chunk}
     assert_close(
         ops.attention(*replace(batch, shared=shared).args, ops.AttentionParams(**options)), batch.expected(**options)
     )

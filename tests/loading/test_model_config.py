@@ -407,8 +407,8 @@ REFUSED = {
     ),
     "text_config as list": (whole("Gemma3", text_config=[1]), "text_config must be an object"),
     "another language model": (
-        whole("Mistral3", text_config=LLAMA | {"model_type": "ministral3"}),
-        "text_config: model_type must be mistral in Mistral3ForConditionalGeneration, not 'ministral3'",
+        whole("Mistral3", text_config=LLAMA | {"model_type": "mistral4"}),
+        "text_config: model_type must be mistral or ministral3 in Mistral3ForConditionalGeneration, not 'mistral4'",
     ),
     "quantised multimodal model": (whole("Mistral3", quantization_config={"bits": 4}), "quantization_config"),
     "quantised language model": (whole("Mistral3", text_config=LLAMA | {"quantization_config": {"bits": 4}}), "quant"),
@@ -467,6 +467,29 @@ REFUSED = {
     "no head norms in HunYuan": (of("HunYuanDenseV1", use_qk_norm=False), "use_qk_norm = False"),
     "biases everywhere in Llama": ({"use_bias": True}, "use_bias = True"),
     "a zero layer norm": (of("Starcoder2", norm_epsilon=0), "norm_epsilon must be a number above 0"),
+    "chunks in Llama": ({"attention_chunk_size": 8}, "attention_chunk_size = 8 is not supported"),
+    "a temperature in Llama": ({"attn_temperature_tuning": True}, "attn_temperature_tuning = True is not supported"),
+    "empty chunks": (of("Llama4", attention_chunk_size=0), "attention_chunk_size must be an integer from 1"),
+    "windows in Llama 4": (of("Llama4", sliding_window=8), "sliding_window = 8 is not supported"),
+    "windows among chunks": (
+        of("Llama4", layer_types=["sliding_attention"] * LLAMA["num_hidden_layers"]),
+        "layer_types must be a list of 2 times full_attention or chunked_attention",
+    ),
+    "no attention scale": (of("Llama4", attn_scale=0), "attn_scale must be a number above 0"),
+    "no floor scale": (of("Llama4", floor_scale=0), "floor_scale must be an integer from 1"),
+    "expert layers that are no list": (of("Llama4", moe_layers=3), "moe_layers must be a list of layers"),
+    "query scaling in Mistral": (
+        of("Mistral", rope_parameters={"rope_type": "default", "llama_4_scaling_beta": 0.1}),
+        "llama_4_scaling_beta is not supported",
+    ),
+    "no query scaling": (
+        of("Ministral3", rope_parameters={"rope_type": "default", "llama_4_scaling_beta": 0}),
+        "llama_4_scaling_beta must be a number above 0",
+    ),
+    "query scaling without a length": (
+        of("Ministral3", rope_parameters={"rope_type": "default", "llama_4_scaling_beta": 0.1}),
+        "original_max_position_embeddings must be an integer",
+    ),
     "two rope types": ({"rope_scaling": {"type": "linear", "rope_type": "llama3"}}, "rope type 'llama3'"),
     "unknown rope parameter": (
         {"rope_scaling": {"type": "linear", "factor": 2, "mrope_section": [1]}},
@@ -474,8 +497,8 @@ REFUSED = {
     ),
     "no factor": ({"rope_scaling": {"type": "linear"}}, "factor must be a number above 0, not None"),
     "llama3 frequencies": (
-        {"rope_scaling": {"type": "llama3", "factor": 2, "low_freq_factor": 4, "high_freq_factor": 4}},
-        "high_freq_factor must be above low_freq_factor",
+        {"rope_scaling": {"type": "llama3", "factor": 2, "low_freq_factor": 4, "high_freq_factor": 3.9}},
+        "high_freq_factor must be at least low_freq_factor",
     ),
     "old and new rope": (
         {"rope_parameters": {"rope_theta": 5.0, "factor": 2}, "rope_scaling": {"type": "linear", "factor": 4}},

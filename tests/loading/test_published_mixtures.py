@@ -96,6 +96,25 @@ PUBLISHED: dict[str, tuple[dict[str, Any], dict[str, Any], int]] = {
         {"num_experts": 32, "top_k": 4, "size": 2880, "biased": True, "clamp": ClampedGate(1.702, 7.0)},
         24,
     ),
+    "Llama-4-Scout-17B-16E": (
+        {"architectures": ["Llama4ForConditionalGeneration"], "boi_token_index": 200080, "eoi_token_index": 200081,
+         "image_token_index": 200092, "max_position_embeddings": 10485760, "model_type": "llama4",
+         "text_config": {
+             "attention_bias": False, "attention_chunk_size": 8192, "attn_scale": 0.1, "attn_temperature_tuning": True,
+             "bos_token_id": 200000, "eos_token_id": [200001, 200007, 200008], "floor_scale": 8192,
+             "for_llm_compressor": False, "head_dim": 128, "hidden_act": "silu", "hidden_size": 5120,
+             "interleave_moe_layer_step": 1, "intermediate_size": 8192, "intermediate_size_mlp": 16384,
+             "max_position_embeddings": 10485760, "model_type": "llama4_text", "moe_layers": list(range(48)),
+             "no_rope_layers": [1, 1, 1, 0] * 12, "num_attention_heads": 40, "num_experts_per_tok": 1,
+             "num_hidden_layers": 48, "num_key_value_heads": 8, "num_local_experts": 16, "rms_norm_eps": 1e-05,
+             "rope_scaling": {"factor": 16.0, "high_freq_factor": 1.0, "low_freq_factor": 1.0, "rope_type": "llama3",
+                              "original_max_position_embeddings": 8192},
+             "rope_theta": 500000.0, "router_jitter_noise": 0.0, "use_qk_norm": True, "vocab_size": 202048,
+         },
+         "vision_config": {"model_type": "llama4_vision_model"}},
+        {"num_experts": 16, "top_k": 1, "size": 8192, "shared_size": 8192, "weighs_input": True},
+        48,
+    ),
 }  # fmt: skip
 
 _YARN = {"beta_fast": 32, "beta_slow": 1, "factor": 40, "original_max_position_embeddings": 4096, "type": "yarn"}

@@ -17,12 +17,14 @@ PATIENCE = 5
 class Device:
     """What is in the slots, and which loads run; loads end when told to."""
 
-    def __init__(self, num_slots: int, *, at_once: bool = False) -> None:
+    def __init__(self, num_slots: int, *, at_once: bool = False, max_own: int | None = None) -> None:
         self.held: dict[int, int] = {}
         self.loading: list[int] = []
         self.at_once = at_once
         self.num_loads = 0
-        self.pool = SlotPool(num_slots, PATIENCE, self.load, self.install, self.clear)
+        self.pool = SlotPool(
+            num_slots, PATIENCE, self.load, self.install, self.clear, max_own, lambda adapter: adapter % 3 == 0
+        )
 
     def load(self, adapter: int) -> None:
         self.num_loads += 1
@@ -48,7 +50,7 @@ class Device:
 class Slots(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.device = Device(3)
+        self.device = Device(3, max_own=1)
         self.pool = self.device.pool
         self.running: list[tuple[int, int]] = []  # (adapter, slot)
 
@@ -96,6 +98,8 @@ class Slots(RuleBasedStateMachine):
     def agrees(self):
         self.pool.check()
         assert len(self.device.held) <= 3
+        held = [state.adapter for state in self.pool.states() if state.adapter >= 0]
+        assert sum(adapter % 3 == 0 for adapter in held) <= 1, "one at a time brings an embedding of its own"
         for adapter, slot in self.running:
             assert self.device.held[slot] == adapter
             assert self.pool.pins(adapter) == sum(1 for other, _ in self.running if other == adapter)
@@ -160,6 +164,35 @@ def test_a_waiter_that_is_gone_closes_no_slot():
     assert device.pool.acquire(1) == 0  # 2 has not asked for long
 
 
+def test_adapters_with_own_embeddings_take_turns_in_the_slots_that_are_theirs():
+    device = Device(3, at_once=True, max_own=1)
+    first, plain = device.pool.acquire(0), device.pool.acquire(1)
+    assert device.pool.acquire(3) == WAIT and device.pool.acquire(2) not in (WAIT, first, plain)
+    for _ in range(PATIENCE + 1):
+        assert device.pool.acquire(3) == WAIT
+        device.pool.tick()
+    device.pool.acquire(3)
+    assert device.pool.acquire(0) == WAIT and device.pool.acquire(1) == plain  # the first slot alone is closed
+    device.pool.release(first)
+    assert device.pool.acquire(3) == first
+
+
+@pytest.mark.parametrize("max_own", [1, 2])
+def test_no_more_than_so_many_even_where_slots_were_closed_for_several(max_own):
+    device = Device(3, at_once=True, max_own=max_own)
+    slots = [device.pool.acquire(adapter) for adapter in (1, 2, 4)]
+    for _ in range(2 * PATIENCE + 2):
+        for adapter in (0, 3, 6):
+            assert device.pool.acquire(adapter) == WAIT
+        device.pool.tick()
+    for slot in slots:
+        device.pool.release(slot)
+    for adapter in (0, 3, 6):
+        device.pool.acquire(adapter)
+    assert sum(adapter % 3 == 0 for adapter in device.held.values()) == max_own
+    device.pool.check()
+
+
 def test_release_of_a_slot_that_is_not_held():
     with pytest.raises(ValueError, match="not held"):
         Device(1).pool.release(0)
@@ -181,10 +214,10 @@ def test_nobody_starves(seed, num_adapters):
     """
     num_slots, longest, rows = 4, 12, 16
     rng = random.Random(seed)
-    device = Device(num_slots)
+    device = Device(num_slots, max_own=2)
     waiting: list[tuple[int, int]] = []  # (adapter, arrival)
     running: list[tuple[int, int]] = []  # (slot, end)
-    rounds = -(-num_adapters // num_slots)
+    rounds = -(-num_adapters // (num_slots // 2))  # every third adapter has two slots
     bound = (PATIENCE + longest + 4) * (rounds + 1)
     slowest = 0
     for step in range(600):

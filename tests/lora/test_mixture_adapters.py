@@ -10,6 +10,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -79,6 +80,15 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
     "granite_moe": [
         {"target_modules": ["v_proj"], "target_parameters": ["router.weight", "experts.gate_up_proj"], "r": 3},
         {"target_modules": [], "target_parameters": ["experts.down_proj"], "r": 2},
+    ],
+    "llama4": [
+        {"target_modules": ATTENTION, "r": 3},
+        {
+            "target_modules": ["shared_expert.up_proj", "feed_forward.down_proj"],
+            "target_parameters": ["experts.gate_up_proj", "experts.down_proj"],
+            "r": 2,
+            "rank_pattern": {"experts.down_proj": 3},
+        },
     ],
     "gpt_oss": [
         {"target_modules": ATTENTION, "target_parameters": ["mlp.router.weight"], "r": 4},
@@ -183,17 +193,34 @@ def test_what_does_not_fit_the_experts_is_refused(tmp_path: Path) -> None:
     refused(folder, layout, "target_parameters must be a list of names", tensors, target_parameters="experts")
 
 
-def test_experts_of_another_device_are_refused_by_name(tmp_path: Path) -> None:
-    """As on a GPU, whose kernels do not compute them."""
+def test_steps_with_adapters_on_experts_are_told_apart(tmp_path: Path) -> None:
+    """And their factors leave the slot with the adapter."""
+    options = [{"target_modules": ["q_proj"]}, {"target_modules": [], "target_parameters": ["experts.down_proj"]}]
+    folders = [make_adapter("mixtral", tmp_path / str(i), each) for i, each in enumerate(options)]
+    layout = layout_of("mixtral", tmp_path / "base")
+    adapters = [AdapterReader(layout, 64).read(str(folder)) for folder in folders]
+    bank = AdapterBank(layout, 2)
+    bank.install(0, adapters[0])
+    bank.install(1, adapters[1])
+    found = [bank.adapts_experts(np.array(slots, np.int32)) for slots in ([0, -1], [1, 0], [-1])]
+    assert found == [False, True, False]
+    name = "model.layers.0.block_sparse_moe.experts.down_proj"
+    assert bank._tables[name].rows[5:].any(1).all() and not bank._tables[name].rows[:5].any()
+    bank.install(1, adapters[0])
+    assert not bank.adapts_experts(np.array([1], np.int32)) and not bank._tables[name].rows.any()
+    assert not bank.reserve(8) & {name}
+
+
+def test_experts_that_the_base_does_not_have_are_refused_by_name(tmp_path: Path) -> None:
     options = {"target_modules": [], "target_parameters": ["experts.down_proj"]}
     folder = make_adapter("mixtral", tmp_path / "adapter", options)
     layout = layout_of("mixtral", tmp_path / "base")
     plain = tuple(shape for shape in layout.projections if shape.place is None)
     layout = dataclasses.replace(layout, experts={}, projections=plain)
-    message = "target_parameters names experts, whose adapters are not computed"
+    message = "target_parameters names experts, which this base model does not have"
     refused(folder, layout, message, stored(folder))
     one = {f"base_model.model.model.layers.0.mlp.experts.3.w1.lora_{part}.weight": torch.ones(8, 8) for part in "AB"}
-    refused(folder, layout, "is for experts, whose adapters are not computed", one, target_parameters=None)
+    refused(folder, layout, "is for experts, which this base model does not have", one, target_parameters=None)
 
 
 def test_what_latent_attention_does_not_compute_of_an_adapter_is_refused(tmp_path: Path) -> None:

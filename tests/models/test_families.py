@@ -55,7 +55,7 @@ def test_bfloat16_stays_near(family: tuple[str, Path]) -> None:
 
 def test_the_oracle_feels_what_the_config_says() -> None:
     """The windows, scalings and caps of these models change their logits, so that the tests above mean something."""
-    for name in ("mistral", "llama_scaled", "llama_yarn", "gemma2", "gemma3", "phi3_partial"):
+    for name in ("mistral", "llama_scaled", "llama_yarn", "gemma2", "gemma3", "phi3_partial", "ministral3"):
         config = tiny_model(name).config
         plain = type(tiny_model(name))(_neutral(config)).eval()
         plain.load_state_dict(tiny_model(name).state_dict())
@@ -69,6 +69,8 @@ def _neutral(config):
     neutral.sliding_window = 1000
     if neutral.model_type not in ("gemma2", "gemma3_text"):
         neutral.rope_parameters = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0}
+    if neutral.model_type == "ministral3":
+        neutral.rope_parameters |= {"llama_4_scaling_beta": 0.0, "original_max_position_embeddings": 9}
     neutral._attn_implementation = "eager"
     return neutral
 
@@ -87,6 +89,9 @@ def test_older_spellings_mean_the_same(family: tuple[str, Path], tmp_path: Path)
         written["rope_scaling"] = full
     if "sliding_attention" in new and written["model_type"] != "olmo3":  # its two ropes have one base
         written["rope_local_base_freq"] = new["sliding_attention"]["rope_theta"]
+    if written["model_type"] == "granitemoehybrid":  # which has no rule
+        kinds = {"full_attention": "attention", "linear_attention": "mamba"}
+        written["layers_block_type"] = [kinds[kind] for kind in written["layer_types"]]
     for listed in ("layer_types", "no_rope_layers"):
         written.pop(listed, None)
     (tmp_path / "config.json").write_text(json.dumps(written))

@@ -8,10 +8,12 @@ import pytest
 import torch
 from transformers import LlamaConfig, Phi3Config
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+from transformers.models.ministral3.modeling_ministral3 import get_llama_4_attn_scale
 from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding
 
 from rootgraft.engine.checkpoint.hf_config import model_config
-from rootgraft.engine.models.rope import cos_sin_table
+from rootgraft.engine.checkpoint.model_config import QueryScaling
+from rootgraft.engine.models.rope import cos_sin_table, query_scale_table
 
 LONGEST = 131_072
 POSITIONS = torch.tensor([0, 1, 4095, 4096, 8191, 32_767, 32_768, 65_536, LONGEST - 1])
@@ -25,6 +27,13 @@ SCALINGS: dict[str, dict[str, Any]] = {
         "factor": 8.0,
         "low_freq_factor": 1.0,
         "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    },
+    "llama3 of Llama 4": {
+        "rope_type": "llama3",
+        "factor": 16.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 1.0,
         "original_max_position_embeddings": 8192,
     },
     "dynamic up to its length": {"rope_type": "dynamic", "factor": 6.0},
@@ -90,3 +99,16 @@ def test_table_equals_that_of_transformers(scaling: dict[str, Any], theta: float
     ours = cos_sin_table(rope, LONGEST, torch.device("cpu"))[POSITIONS]
     expected = torch.cat((cos[0, :, :32], sin[0, :, :32]), dim=1)
     torch.testing.assert_close(ours, expected, atol=1e-4, rtol=0)
+
+
+def test_query_scales_are_those_of_transformers() -> None:
+    """Ministral 3 counts positions from 0, Llama 4 from 1."""
+    positions = torch.tensor([0, 8190, 8191, 8192, 16_383, 16_384, 32_767, 32_768, LONGEST - 1])
+    ours = query_scale_table(QueryScaling(0.1, 16_384), LONGEST, torch.device("cpu"))[positions]
+    theirs = get_llama_4_attn_scale(positions[None].float(), 0.1, 16_384)[0, 0, :, 0]
+    torch.testing.assert_close(ours, theirs)
+    assert ours[4] == 1 and ours[5] > 1
+    ours = query_scale_table(QueryScaling(0.1, 8192, shift=1), LONGEST, torch.device("cpu"))[positions]
+    theirs = torch.log1p(torch.floor((positions.float() + 1.0) / 8192)) * 0.1 + 1.0  # as in Llama4TextAttention
+    torch.testing.assert_close(ours, theirs)
+    assert ours[1] == 1 and ours[2] > 1

@@ -73,12 +73,14 @@ def test_an_adapter_trained_on_the_whole_model(checkpoint: tuple[str, Path], tmp
     """Its names are those of the whole model, in patterns too; what it changes in other towers bears on no text."""
     name, folder = checkpoint
     torch.manual_seed(4)
+    llama4 = name == "llama4"
+    prefix, mlp = ("language_model.model", "feed_forward") if llama4 else ("model.language_model", "mlp")
     options = LoraConfig(
         r=3,
         lora_alpha=9,
         target_modules=LINEARS,
-        rank_pattern={"model.language_model.layers.1.self_attn.q_proj": 5},
-        alpha_pattern={"model.language_model.layers.0.mlp.down_proj": 20},
+        rank_pattern={f"{prefix}.layers.1.self_attn.q_proj": 5},
+        alpha_pattern={f"{prefix}.layers.0.{mlp}.down_proj": 20},
         init_lora_weights=False,
     )
     with warnings.catch_warnings():
@@ -86,7 +88,7 @@ def test_an_adapter_trained_on_the_whole_model(checkpoint: tuple[str, Path], tmp
         oracle = get_peft_model(copy.deepcopy(multimodal_model(name)), options).eval()
         oracle.save_pretrained(tmp_path)
     stored = load_file(tmp_path / "adapter_model.safetensors")
-    assert any(".language_model.layers." in key for key in stored)
+    assert any(f".{prefix}.layers." in key for key in stored)
     model = load(folder)
     layout = base_layout(model, folder, dummy=False)
     adapter = AdapterReader(layout, max_rank=8).read(str(tmp_path))

@@ -113,7 +113,7 @@ def runner(*, captured: bool) -> ModelRunner:
     model: Any = SimpleNamespace(
         device=GPU,
         config=SimpleNamespace(vocab_size=VOCAB),
-        logits=lambda hidden, lora: torch.empty(len(hidden), VOCAB, device=GPU),
+        logits=lambda hidden, lora, own: torch.empty(len(hidden), VOCAB, device=GPU),
     )
     pool: Any = SimpleNamespace(copy=lambda copies: None)
     return ModelRunner(model, forward, pool, inputs, Sampler(ROWS, VOCAB, GPU))

@@ -146,6 +146,8 @@ class RayCluster:
         }
 
     def _init(self, **options: Any) -> None:
+        # Ray would print a stack trace on the terminal for each SIGTERM, which ends this server in good order.
+        os.environ.setdefault("RAY_DISABLE_FAILURE_SIGNAL_HANDLER", "1")
         ray = importlib.import_module("ray")
         logging.getLogger("ray").setLevel(logging.ERROR)  # after the import, which sets it
         # Ray would print on standard output that an actor died, whatever ``log_to_driver`` says; the fleet says it too.

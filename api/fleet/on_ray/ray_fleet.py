@@ -8,7 +8,6 @@ from ....engine.config import EngineConfig
 from ....engine.errors import ConfigError
 from ....engine.machine.resources import cores
 from ...config import ServerConfig
-from ..dispatcher_limits import DispatcherLimits
 from ..fleet import Fleet
 from ..local_fleet import limits_of, shared_config
 from .cluster_room import GIB, ReplicaResources
@@ -18,26 +17,7 @@ from .ray_launcher import RayLauncher
 _WEIGHTS = (".safetensors", ".gguf")
 
 
-class RayFleet(Fleet):
-    """A fleet that leaves Ray when it is closed.
-
-    Args:
-        launcher, count, limits, seed: as of ``Fleet``.
-    """
-
-    def __init__(self, launcher: RayLauncher, count: int, limits: DispatcherLimits, *, seed: int) -> None:
-        super().__init__(launcher, count, limits, seed=seed)
-        self._ray_launcher = launcher
-
-    async def close(self) -> None:
-        """Shut all replicas down, then the connection to Ray, and a local Ray."""
-        try:
-            await super().close()
-        finally:
-            await self._ray_launcher.close()
-
-
-def ray_fleet(config: EngineConfig, path: Path, options: ServerConfig) -> RayFleet:
+def ray_fleet(config: EngineConfig, path: Path, options: ServerConfig) -> Fleet:
     """Return a fleet of ``options.replicas`` actors, which is not started.
 
     Raises:
@@ -61,7 +41,7 @@ def ray_fleet(config: EngineConfig, path: Path, options: ServerConfig) -> RayFle
         heartbeat_timeout=options.silence_seconds,
         watchdog_timeout=options.watchdog_timeout,
     )
-    return RayFleet(launcher, options.replicas, limits_of(config, options), seed=config.seed)
+    return Fleet(launcher, options.replicas, limits_of(config, options), seed=config.seed)
 
 
 def resources_of(config: EngineConfig, path: Path, *, has_gpu: bool) -> ReplicaResources:

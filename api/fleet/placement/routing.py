@@ -1,12 +1,12 @@
 """Routing: the replica for a sequence, by cached prefix, expected wait and adapters. A pure function of its arguments.
 
-    score = prefill tokens saved + home bonus - expected wait in tokens - load of the adapter in tokens
+    score = 1.5 x prefill tokens saved + home bonus - expected wait in tokens - load of the adapter in tokens
 
-All terms are tokens of prefill, so each is worth what it costs in time. The *home* of a prompt is drawn by rendezvous
-hash from the first block that no replica has: prompts that will have it in common meet there, whichever gateway they
-come through, and branches of one known prefix spread. As one home in a fleet would be a hot spot, its bonus is worth no
-more than a part of the prompt: a wait that is longer goes to the second choice, and then to whoever is free. Each
-sequence is decided by itself: one hot replica changes nothing for the others.
+All terms are tokens of prefill. The *home* of a prompt is drawn by rendezvous hash from the first block that no replica
+has: prompts that will have it in common meet there, whichever gateway they come through, and branches of one known
+prefix spread. As one home in a fleet would be a hot spot, its bonus is worth no more than a part of the prompt: a wait
+that is longer goes to the second choice, and then to whoever is free. Each sequence is decided by itself: one hot
+replica changes nothing for the others.
 
 An adapter's homes are as many replicas as its share of the load, rounded up; its sequences go to these or to who has
 it loaded, as long as others are not idle for longer than a load takes.
@@ -27,7 +27,14 @@ Floats = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
 Hashes = npt.NDArray[np.uint64]
 
-HOME_PART = 0.5
+SAVED_WORTH = 1.5
+"""What a cached token is worth in tokens of wait: one that is computed again keeps others waiting too.
+
+Where it is 1, branches of a prompt that come at once spread too far; where it is 2, a program that has the fleet to
+itself takes a tenth longer (``benchmarks/fleet/hit_rates.py``).
+"""
+
+HOME_PART = 0.1
 """What a first home is worth, as a part of the prompt's tokens; a second home is worth half of that."""
 
 LEAST_HOME = 16.0
@@ -104,7 +111,7 @@ def choose_replica(
     """
     if not replicas.open.any():
         return Route(-1)
-    score = cached - replicas.wait
+    score = SAVED_WORTH * cached - replicas.wait
     ranks = rendezvous(chain[min(deepest + 1, len(chain) - 1)], replicas.names)
     if adapter is not None:
         homes = _homes(rendezvous(adapter.key, replicas.names), replicas.open, adapter.share)

@@ -15,15 +15,18 @@ from .norm_layout import PRE, HeadNorm, LayerNorms
 #   late      layers from "max_window_layers" on, if "use_sliding_window"
 #   no_rope   layers without rotary embedding, if "use_sliding_window"
 #   pattern   all but every n-th layer, n = "sliding_window_pattern", if there is a "sliding_window"
+#   leading   all but every n-th layer, the first of which is the very first; otherwise as pattern
 #   asked     every layer, if "use_sliding_window"
 #   early     every second layer below "max_window_layers", from the first on, if "use_sliding_window"
-Windows = Literal["never", "all", "late", "no_rope", "pattern", "asked", "early"]
+#   chunks    no layer, but those with rotary embedding see chunks of "attention_chunk_size"
+Windows = Literal["never", "all", "late", "no_rope", "pattern", "leading", "asked", "early", "chunks"]
 
 # Layers without a rotary embedding:
 #   never     none, and "no_rope_layers" is refused
 #   listed    those that "no_rope_layers" lists with 0, or every n-th one, n = "no_rope_layer_interval"
 #   full      those without a window, if there is a "sliding_window"
-NoRope = Literal["never", "listed", "full"]
+#   asked     all, unless "position_embedding_type" is "rope"
+NoRope = Literal["never", "listed", "full", "asked"]
 
 Biases = frozenset[Literal["qkv", "output", "mlp"]]
 """Projections with a bias: of q, k and v; of attention's output; of the MLP."""
@@ -40,7 +43,7 @@ class Family:
     """One row of the table.
 
     ``norms``, ``norm_offset``, ``parallel_block``, ``qk_norm``, ``head_norms``, ``is_qk_normed_last``, ``qkv_modules``,
-    ``mlp_modules`` and ``gated_mlp`` are those of ``ModelConfig``.
+    ``mlp_modules``, ``mlp_block`` and ``gated_mlp`` are those of ``ModelConfig``.
 
     Attributes:
         name: of the family here, mostly the "model_type" in ``config.json``.
@@ -68,11 +71,15 @@ class Family:
         local_theta: layers with a window have a rotary embedding of their own, with the base of this key and without
             scaling; None for the same in all layers.
         no_rope: layers without rotary embedding.
+        scaled_queries: honours "llama_4_scaling_beta" among the rotary parameters.
+        attention_temperature: honours "attn_temperature_tuning", in layers without rotary embedding.
+        mlp_size_key: the key of the size of an ordinary MLP.
         gguf_name: the architecture in GGUF files; None where this family is not read from them. Of two families with
             the same, files with a sliding window are of the one that has windows.
         gguf_ignored: metadata of GGUF files without effect on text.
         permuted_gguf: GGUF files interleave the two halves of each q and k head.
         gguf_window: window of GGUF files that name none.
+        gguf_yarn_truncates: what "truncate" would say of YaRN in GGUF files, which have no key for it.
         wide_layers: the number of layers at which scores are divided by the root of hidden size / heads, not of the
             head size; GGUF files have no key for it.
         remote_code: "auto_map" entries that name this very architecture, and so may be ignored.
@@ -80,6 +87,9 @@ class Family:
         attention_sinks: that of ``ModelConfig``.
         latent: attention is multi-head latent attention.
         mixture: how layers are mixtures of experts, None for none.
+        recurrent: what layers have in place of attention where "layer_types" does not name attention, with the keys
+            of LFM2 ("short_conv") or of Granite 4 ("mamba2"); None for attention in all layers.
+        output_module, mlp_block, final_norm: those of ``ModelConfig``.
     """
 
     name: str
@@ -95,12 +105,13 @@ class Family:
     eps_key: str = "rms_norm_eps"
     qk_norm: HeadNorm | None = None
     qk_norm_flag: str | None = None
-    head_norms: tuple[str, str] = ("q_norm", "k_norm")
+    head_norms: tuple[str, str] | None = ("q_norm", "k_norm")
     is_qk_normed_last: bool = False
     qkv_bias: bool = False
     optional_biases: Mapping[str, Biases] = field(default_factory=dict)
     qkv_modules: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
     mlp_modules: tuple[str, ...] = ("gate_proj", "up_proj", "down_proj")
+    mlp_block: str = "mlp"
     gated_mlp: bool = True
     scaled_embedding: bool = False
     multipliers: bool = False
@@ -115,13 +126,20 @@ class Family:
     mrope: bool = False
     local_theta: str | None = None
     no_rope: NoRope = "never"
+    scaled_queries: bool = False
+    attention_temperature: bool = False
+    mlp_size_key: str = "intermediate_size"
     gguf_name: str | None = None
     gguf_ignored: frozenset[str] = frozenset()
     permuted_gguf: bool = False
     gguf_window: int = 0
+    gguf_yarn_truncates: bool = True
     wide_layers: int | None = None
     remote_code: tuple[str, ...] = ()
     harmless: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     attention_sinks: bool = False
     latent: bool = False
     mixture: MixtureFamily | None = None
+    recurrent: Literal["short_conv", "mamba2"] | None = None
+    output_module: str = "o_proj"
+    final_norm: str = "norm"

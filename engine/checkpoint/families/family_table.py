@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from .family import Family
+from .hybrid_families import HYBRID_FAMILIES
 from .layer_norm_families import LAYER_NORM_FAMILIES
 from .llama_families import LLAMA_FAMILIES
 from .mixture_families import MIXTURE_FAMILIES
 from .post_norm_families import POST_NORM_FAMILIES
 
-FAMILIES = LLAMA_FAMILIES + POST_NORM_FAMILIES + LAYER_NORM_FAMILIES + MIXTURE_FAMILIES
+FAMILIES = LLAMA_FAMILIES + POST_NORM_FAMILIES + LAYER_NORM_FAMILIES + MIXTURE_FAMILIES + HYBRID_FAMILIES
 
 BY_NAME = {family.name: family for family in FAMILIES}
 BY_ARCHITECTURE = {family.architecture: family for family in FAMILIES}
@@ -21,6 +22,11 @@ _TOWERS = (
     replace(
         BY_NAME["qwen3"],
         gguf_name="qwen3vl",
+        gguf_ignored=frozenset({"rope.dimension_sections", "n_deepstack_layers"}),
+    ),
+    replace(
+        BY_NAME["qwen3_moe"],
+        gguf_name="qwen3vlmoe",
         gguf_ignored=frozenset({"rope.dimension_sections", "n_deepstack_layers"}),
     ),
 )

@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 Scores = Literal["softmax", "sigmoid"]
-Storage = Literal["modules", "stacked", "interleaved"]
+Storage = Literal["modules", "stacked", "interleaved", "transposed"]
 """How a checkpoint stores experts.
 
 modules: each expert's gate, up and down as matrices of their own.
 stacked: one tensor [E, 2 I, H] of gate and up, and one [E, H, I] of down (Granite).
 interleaved: one [E, H, 2 I] whose columns are gate and up by turns, and one [E, I, H], with biases (gpt-oss).
+transposed: one [E, H, 2 I] whose columns are gate, then up, and one [E, I, H] (Llama 4, Qwen3-VL).
 """
 
 
@@ -33,6 +34,10 @@ class ExpertNames:
         gate: an expert's module, or the tensor of all experts' gate and up; ``up`` and ``down`` likewise.
         storage: what ``gate``, ``up`` and ``down`` name.
         shared: the module of the shared expert.
+        is_swapped: PEFT trains stacked tensors with inputs and outputs exchanged (Llama 4).
+        is_split: whatever the storage, this file has matrices of each expert (GGUF).
+        shared_modules: its gate and up, or both in one, and down.
+        shared_in_layer: it stands in the layer beside the block, not in the block.
     """
 
     block: str = "mlp"
@@ -42,6 +47,10 @@ class ExpertNames:
     down: str = "down_proj"
     storage: Storage = "modules"
     shared: str = "shared_experts"
+    is_swapped: bool = False
+    is_split: bool = False
+    shared_modules: tuple[str, ...] = ("gate_proj", "up_proj", "down_proj")
+    shared_in_layer: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +74,7 @@ class Mixture:
         gated_sharing: that expert is weighted by a sigmoid of the token.
         biased: router and experts have biases.
         clamp: the experts' activation; None for SiLU.
+        weighs_input: the weights are factors of the experts' inputs, not of their results.
     """
 
     names: ExpertNames
@@ -82,6 +92,7 @@ class Mixture:
     gated_sharing: bool = False
     biased: bool = False
     clamp: ClampedGate | None = None
+    weighs_input: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +104,8 @@ class MixtureFamily:
         count_keys: of the number of experts, in older and in newer files.
         size_key: of an expert's intermediate size.
         dense_layers: which layers have an ordinary MLP: none, those that "mlp_only_layers" or "decoder_sparse_step"
-            rule out, or those before "first_k_dense_replace".
+            rule out, those before "first_k_dense_replace", or all that "moe_layers" does not list, which by default has
+            every n-th one, n = "interleave_moe_layer_step".
         scores: of the router.
         renormalises: whether weights are divided by their sum; None where "norm_topk_prob" says so.
         scaled: honours "routed_scaling_factor".
@@ -108,13 +120,15 @@ class MixtureFamily:
         clamped: the activation is ``ClampedGate``, by "swiglu_alpha" and "swiglu_limit".
         gguf_renormalises: what "norm_topk_prob" would say in GGUF files, which have no key for it.
         mxfp4: experts may be stored in MXFP4.
+        weighs_input: that of ``Mixture``.
         prediction_layers_key: the number of layers behind the last that predict further tokens; they are not loaded.
+        optional: without experts all layers have an ordinary MLP, of the shared expert's size.
     """
 
     names: ExpertNames
     count_keys: tuple[str, ...]
     size_key: str = "moe_intermediate_size"
-    dense_layers: Literal["none", "stepped", "first"] = "none"
+    dense_layers: Literal["none", "stepped", "first", "unlisted"] = "none"
     scores: Scores = "softmax"
     renormalises: bool | None = True
     scaled: bool = False
@@ -128,4 +142,6 @@ class MixtureFamily:
     clamped: bool = False
     gguf_renormalises: bool = False
     mxfp4: bool = False
+    weighs_input: bool = False
     prediction_layers_key: str | None = None
+    optional: bool = False

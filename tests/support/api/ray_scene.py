@@ -25,7 +25,8 @@ from typing import Any
 import psutil
 
 from rootgraft.api.config import ServerConfig
-from rootgraft.api.fleet.on_ray.ray_fleet import RayFleet, ray_fleet
+from rootgraft.api.fleet.fleet import Fleet
+from rootgraft.api.fleet.on_ray.ray_fleet import ray_fleet
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.messages import Done, Failed, Message, Submit, TokenOut
 from rootgraft.engine.types import SamplingParams
@@ -48,7 +49,7 @@ def raise_loopback() -> None:
 class Scene:
     """The fleet and what it has delivered."""
 
-    def __init__(self, fleet: RayFleet) -> None:
+    def __init__(self, fleet: Fleet) -> None:
         self.fleet = fleet
         self.tokens: dict[int, list[int]] = {}
         self.ends: dict[int, str] = {}

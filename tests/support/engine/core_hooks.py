@@ -5,6 +5,7 @@ Only this module reads them; `tests/test_house.py` checks that.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -13,7 +14,7 @@ from unittest.mock import MagicMock
 from rootgraft.engine.core.engine_core import EngineCore
 from rootgraft.engine.core.structured_output import StructuredOutputManager
 from rootgraft.engine.kv_cache.prefix_cache import PrefixCache
-from rootgraft.engine.messages import Submit
+from rootgraft.engine.messages import Submit, TokenTexts
 from rootgraft.engine.offline.llm import LLM
 from rootgraft.engine.scheduling.scheduler import Scheduler
 from rootgraft.engine.scheduling.step_plan import StepPlan
@@ -39,8 +40,7 @@ def drawn_seed(core: EngineCore) -> int:
 
 def wait_for_vocabulary(core: EngineCore) -> None:
     """Wait until the core's vocabulary for grammars is built, on another thread."""
-    assert core._grammars is not None
-    core._grammars._built.result()
+    core._grammars._managers[""]._built.result()
 
 
 def cache_of(core: EngineCore) -> PrefixCache:
@@ -86,7 +86,9 @@ def structured_output_in_process(max_lines: int, vocabulary: Vocabulary) -> Stru
 
 
 def set_structured_output(core: EngineCore, manager: Any) -> None:
-    core._grammars = manager
+    """Put a manager of a test's own in place of that of the model's vocabulary."""
+    core._grammars._texts[""] = TokenTexts(array("i", [0]), b"", (), "", (0,))
+    core._grammars._managers[""] = manager
 
 
 def set_clock(core: EngineCore, clock: Callable[[], float]) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from rootgraft.engine.batch import Batch, Masks, Row, RowResult, StepHandle, StepResult, placeholder_token
+from rootgraft.engine.kv_cache.state_cache import StateSlots
 from rootgraft.engine.types import Logprob
 from rootgraft.radix.namespace import ENDLESS
 
@@ -98,8 +99,12 @@ class FakeWorker:
         adapters: Any = None,
         overlaps: bool = False,
         rope_switch: int = ENDLESS,
+        states: StateSlots | None = None,
     ) -> None:
         self.rope_switch = rope_switch
+        self.states = states
+        self.state_of = [-1] * (states.total if states else 0)  # in each slot: the content of the cell before it
+        self.sources: dict[int, int] = {}  # slot of the state that a row reads next, -1 for none
         self.num_pages, self.page_size = num_pages, page_size
         self.vocab_size, self.eos_ids = vocab_size, eos
         self.max_model_len = min(max_model_len, (num_pages - 1) * page_size - 1)
@@ -147,11 +152,15 @@ class FakeWorker:
             self.tables[start.row] = []
             self.adapted[start.row] = start.slot, start.adapted_from
             self.long[start.row] = start.is_long
+            self.sources[start.row] = start.state
         for copy in batch.copies:
             for i in range(copy.num_tokens):
                 self.cells[copy.target * self.page_size + i] = self.cells[copy.source * self.page_size + i]
         writes: dict[int, int] = {}
+        self.saved: dict[int, int] = {}
         results = tuple(self._row(row, writes) for row in batch.rows)
+        for slot, content in self.saved.items():
+            self.state_of[slot] = content
         for cell, content in writes.items():
             self.cells[cell] = content
         return StepResult(results)
@@ -163,6 +172,9 @@ class FakeWorker:
         table.extend(row.new_pages)
         content = self.cells[self._cell(table, row.start - 1)] if row.start else 0
         assert content >= 0, "reads a cell that nobody wrote"
+        if self.states:
+            source = self.sources[row.row]
+            assert (self.state_of[source] if source >= 0 else 0) == content, "reads the state of other tokens"
         contents = []
         assert self.long[row.row] or row.start + len(row.tokens) <= self.rope_switch, "is not computed as a long one"
         for i, token in enumerate(row.tokens):
@@ -174,6 +186,8 @@ class FakeWorker:
             cell = self._cell(table, row.start + i)
             assert cell not in writes, "two rows write one cell"
             writes[cell] = content
+        if self.states:
+            self._save(row, contents)
         scores = tuple(Logprob(token, 0.0, 1, ()) for token in row.prompt_targets)
         first, self.position = self.position, self.position + row.num_positions
         if row.row in self.failing_rows:
@@ -182,6 +196,17 @@ class FakeWorker:
         if result.tokens:
             self.drawn[row.row] = result.tokens[-1]
         return replace(result, prompt_logprobs=scores)
+
+    def _save(self, row: Row, contents: list[int]) -> None:
+        """Leave the states: the row's own, and those that the batch asks for."""
+        assert not row.num_drafts, "a rejected draft would remain in the state"
+        self.sources[row.row] = row.row
+        for slot, content in [
+            (row.row, contents[-1]),
+            *((slot, contents[position - row.start - 1]) for position, slot in row.checkpoints),
+        ]:
+            assert slot not in self.saved, "two states go to one slot"
+            self.saved[slot] = content
 
     def _draw(self, row: Row, contents: list[int], first: int) -> RowResult:
         """Tokens after the last known one and after each draft, as long as the drafts are those drawn."""

@@ -14,6 +14,7 @@ from rootgraft.lora.base_projections import EMBEDDING
 from support.models.lora_folders import (
     DOWN,
     HIDDEN,
+    NORM,
     OUT,
     VOCAB,
     K,
@@ -54,6 +55,14 @@ NAMES = {
     "B": B,
     "bias": key(Q, "lora_B.bias"),
     "magnitude": key(Q, "lora_magnitude_vector"),
+    "q_bias": key(Q, "base_layer.bias"),
+    "k_bias": key(K, "bias"),
+    "k_base_bias": key(K, "base_layer.bias"),
+    "head": key("lm_head", "weight"),
+    "embed": key(EMBEDDING, "weight"),
+    "base_embed": key(EMBEDDING, "base_layer.weight"),
+    "delta": key(EMBEDDING, "token_adapter.trainable_tokens_delta"),
+    "norm": key(NORM, "weight"),
     "embed_A": key(EMBEDDING, "lora_embedding_A"),
     "embed_B": key(EMBEDDING, "lora_embedding_B"),
 }
@@ -104,6 +113,7 @@ def a_folder_as_file(folder: Path) -> None:
 GOOD = good_tensors()
 BIG = 1 << 32
 DEEP = b"[" * 100_000 + b"]" * 100_000
+SAVED = {"modules_to_save": ["lm_head"]}
 EMBED = {"target_modules": ["q_proj", "down_proj", "embed_tokens"]}
 EMBED_TENSORS = {"embed_A": torch.ones(2, VOCAB), "embed_B": torch.ones(HIDDEN, 2)}
 # id -> what is written, and what the error must name.
@@ -171,10 +181,67 @@ CASES: dict[str, tuple[Callable[[Path], None], str]] = {
     "invocation tokens too many": (config(alora_invocation_tokens=[1] * 2000), "alora_invocation_tokens"),
     "invocation tokens a text": (config(alora_invocation_tokens="<think>"), "alora_invocation_tokens"),
     # options that are not computed
-    "bias all": (config(bias="all"), "bias"),
-    "bias lora_only": (config(bias="lora_only"), "bias"),
+    "bias all without the biases": (config(bias="all"), "bias of model.layers.0.self_attn.k_proj"),
+    "bias some": (config(bias="some"), "bias must"),
+    "a bias though bias is none": (tensors(k_bias=torch.ones(OUT)), "bias = 'none'"),
+    "a bias of a module without LoRA": (tensors({"bias": "lora_only"}, k_bias=torch.ones(OUT)), "'lora_only'"),
+    "a bias of another size": (tensors({"bias": "all"}, k_bias=torch.ones(OUT + 1)), "shape"),
+    "a bias that the base has not": (
+        tensors({"bias": "all"}, k_bias=torch.ones(OUT), q_bias=torch.ones(HIDDEN)),
+        "base model has none",
+    ),
+    "a bias twice": (tensors({"bias": "all"}, k_bias=torch.ones(OUT), k_base_bias=torch.ones(OUT)), "the same module"),
     "modules_to_save": (config(modules_to_save=["lm_head"]), "modules_to_save"),
+    "modules_to_save a text": (config(modules_to_save="lm_head"), "modules_to_save must"),
+    "modules_to_save an empty name": (config(modules_to_save=[""]), "empty name"),
+    "modules_to_save of a linear": (tensors({"modules_to_save": ["k_proj"]}), "no other whole matrix"),
+    "modules_to_save of an activated": (
+        config(modules_to_save=["layernorm"], alora_invocation_tokens=[1]),
+        "modules_to_save and alora",
+    ),
+    "a whole linear": (tensors(**{key(K, "weight"): torch.ones(OUT, HIDDEN)}), "k_proj.weight that is not this base"),
+    "a head of another width": (tensors(SAVED, head=torch.ones(VOCAB, HIDDEN + 1)), "lm_head.weight has shape"),
+    "a head of too many tokens": (tensors(SAVED, head=torch.ones(VOCAB + 4097, HIDDEN)), "at most 4,096"),
+    "a head with more tokens than the embedding": (
+        tensors(SAVED, head=torch.ones(VOCAB + 1, HIDDEN)),
+        "save model.embed_tokens",
+    ),
+    "an embedding with less tokens than the head": (
+        tensors(SAVED, head=torch.ones(VOCAB, HIDDEN), embed=torch.ones(VOCAB - 1, HIDDEN)),
+        "embed_tokens has 9 tokens and its lm_head 10",
+    ),
+    "an embedding twice": (
+        tensors(embed=torch.ones(VOCAB, HIDDEN), base_embed=torch.ones(VOCAB, HIDDEN)),
+        "the same module",
+    ),
+    "a norm of another size": (
+        tensors({"modules_to_save": ["layernorm"]}, norm=torch.ones(HIDDEN + 1)),
+        "input_layernorm.weight has shape",
+    ),
+    "a norm that is not named": (tensors(norm=torch.ones(HIDDEN)), "modules_to_save does not name"),
+    "a norm that is not there": (tensors({"modules_to_save": ["layernorm"]}), "has no tensor"),
     "trainable_token_indices": (config(trainable_token_indices=[1]), "trainable_token_indices"),
+    "trainable_token_indices a text": (config(trainable_token_indices="1"), "trainable_token_indices must"),
+    "trainable_token_indices twice": (config(trainable_token_indices=[1, 1]), "different token ids"),
+    "trainable_token_indices negative": (config(trainable_token_indices=[-1]), "different token ids"),
+    "trainable_token_indices of a linear": (config(trainable_token_indices={"q_proj": [1]}), "q_proj"),
+    "trainable_token_indices of too many": (
+        config(trainable_token_indices=list(range(65_537))),
+        "65,536 different token ids",
+    ),
+    "rows without their tokens": (tensors(delta=torch.ones(2, HIDDEN)), "trainable_token_indices does not name"),
+    "rows of another number": (
+        tensors({"trainable_token_indices": [1]}, delta=torch.ones(2, HIDDEN)),
+        "1 tokens, so it must be",
+    ),
+    "rows beyond the vocabulary": (
+        tensors({"trainable_token_indices": [VOCAB]}, delta=torch.ones(1, HIDDEN)),
+        "tokens 0 to 9",
+    ),
+    "rows and LoRA of the embedding": (
+        tensors({**EMBED, "trainable_token_indices": [1]}, **EMBED_TENSORS, delta=torch.ones(1, HIDDEN)),
+        "no such combination",
+    ),
     "layer_replication": (config(layer_replication=[[0, 2]]), "layer_replication"),
     "target_parameters": (config(target_parameters=["experts"]), "target_parameters"),
     "use_qalora": (config(use_qalora=True), "use_qalora"),
@@ -182,7 +249,7 @@ CASES: dict[str, tuple[Callable[[Path], None], str]] = {
     "kasa_config": (config(kasa_config={"beta": 1e-4}), "kasa_config"),
     "arrow_config": (config(arrow_config={"top_k": 2}), "arrow_config"),
     "megatron_config": (config(megatron_config={"a": 1}), "megatron_config"),
-    "ensure_weight_tying": (config(ensure_weight_tying=True), "ensure_weight_tying"),
+    "ensure_weight_tying a text": (config(ensure_weight_tying="yes"), "ensure_weight_tying"),
     "init pissa": (config(init_lora_weights="pissa_niter_4"), "init_lora_weights"),
     "init olora": (config(init_lora_weights="olora"), "init_lora_weights"),
     "init corda": (config(init_lora_weights="corda"), "init_lora_weights"),

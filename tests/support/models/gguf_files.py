@@ -40,8 +40,15 @@ _ARCHITECTURES = {
     "arcee": "arcee",
     "deepseek_v2": "deepseek2",
     "deepseek_v3": "deepseek2",
+    "ministral3": "mistral3",
+    "glm": "chatglm",
+    "glm4_moe": "glm4moe",
+    "granitemoe": "granitemoe",
+    "gpt_oss": "gpt-oss",
+    "llama4_text": "llama4",
+    "lfm2": "lfm2",
 }
-_PERMUTED = ("llama", "smollm3", "granite", "arcee")
+_PERMUTED = ("llama", "smollm3", "granite", "arcee", "mistral3", "granitemoe")
 _NAMES = {
     "model.embed_tokens": "token_embd",
     "model.norm": "output_norm",
@@ -70,14 +77,32 @@ _NAMES = {
     "self_attn.kv_a_proj_with_mqa": "attn_kv_a_mqa",
     "self_attn.kv_a_layernorm": "attn_kv_a_norm",
     "self_attn.kv_b_proj": "attn_kv_b",
-    "mlp.shared_experts.gate_proj": "ffn_gate_shexp",
-    "mlp.shared_experts.up_proj": "ffn_up_shexp",
-    "mlp.shared_experts.down_proj": "ffn_down_shexp",
+    **{
+        f"{block}.{name}": "ffn_gate_inp"
+        for block in ("mlp", "block_sparse_moe", "feed_forward")
+        for name in ("router",)
+    },
+    **{f"feed_forward.{name}_proj": f"ffn_{name}" for name in ("gate", "up", "down")},
+    **{f"feed_forward.shared_expert.{name}_proj": f"ffn_{name}_shexp" for name in ("gate", "up", "down")},
+    **{f"mlp.shared_experts.{name}_proj": f"ffn_{name}_shexp" for name in ("gate", "up", "down")},
     "mlp.c_fc": "ffn_up",
     "mlp.c_proj": "ffn_down",
     "self_attn.query_layernorm": "attn_q_norm",
     "self_attn.key_layernorm": "attn_k_norm",
+    "self_attn.q_layernorm": "attn_q_norm",
+    "self_attn.k_layernorm": "attn_k_norm",
+    "self_attn.out_proj": "attn_output",
+    "model.embedding_norm": "token_embd_norm",
+    "operator_norm": "attn_norm",
+    "ffn_norm": "ffn_norm",
+    "feed_forward.w1": "ffn_gate",
+    "feed_forward.w3": "ffn_up",
+    "feed_forward.w2": "ffn_down",
+    "conv.conv": "shortconv.conv",
+    "conv.in_proj": "shortconv.in_proj",
+    "conv.out_proj": "shortconv.out_proj",
 }
+_WHOLE = {"sinks": "attn_sinks.weight", "e_score_correction_bias": "exp_probs_b.bias"}
 _GEMMA_NAMES = _NAMES | {
     "post_attention_layernorm": "post_attention_norm",
     "pre_feedforward_layernorm": "ffn_norm",
@@ -93,6 +118,8 @@ _ARCHITECTURE_NAMES = {
     "olmo2": _POST_NAMES,
     "exaone4": _POST_NAMES,
     "seed_oss": _POST_NAMES,
+    "gpt-oss": _POST_NAMES,
+    "glm4moe": _POST_NAMES,
     "glm4": _NAMES | {"post_self_attn_layernorm": "post_attention_norm", "post_mlp_layernorm": "post_ffw_norm"},
 }
 
@@ -116,19 +143,24 @@ def write_gguf(name: str, path: Path, *, name_as: str | None = None, extra: dict
             tensor = _interleaved(tensor, heads)
         if architecture in ("gemma2", "gemma3", "nemotron") and key.endswith("norm.weight"):
             tensor = tensor + 1
+        if key.endswith("conv.conv.weight"):
+            tensor = tensor.squeeze(1)
         if ".experts." in key:
-            _add_experts(writer, key, tensor)
+            _add_experts(writer, key, tensor, architecture)
+            continue
+        if architecture == "chatglm" and (".k_proj." in key or ".v_proj." in key):
+            continue  # one tensor with q
+        if architecture == "chatglm" and ".q_proj." in key:
+            parts = [model.state_dict()[key.replace("q_proj", f"{name}_proj")] for name in "qkv"]
+            writer.add_tensor(f"blk.{key.split('.')[2]}.attn_qkv.{key.rpartition('.')[2]}", torch.cat(parts).numpy())
             continue
         if key.endswith("kv_b_proj.weight"):
             _add_latent(writer, key, tensor, config)
             continue
-        if key.endswith("e_score_correction_bias"):
-            writer.add_tensor(f"blk.{key.split('.')[2]}.exp_probs_b.bias", tensor.numpy())
-            continue
         if key.endswith("shared_expert_gate.weight"):
             tensor = tensor.squeeze(0)
         writer.add_tensor(gguf_name(key, architecture), tensor.numpy())
-    if config.model_type in ("llama", "exaone4") and config.rope_parameters["rope_type"] == "llama3":
+    if config.model_type in ("llama", "exaone4", "llama4_text") and config.rope_parameters["rope_type"] == "llama3":
         writer.add_tensor("rope_freqs.weight", _frequency_factors(model))
     for kind in ("long", "short"):
         if f"{kind}_factor" in config.rope_parameters:
@@ -141,14 +173,17 @@ def write_gguf(name: str, path: Path, *, name_as: str | None = None, extra: dict
     return path
 
 
-def _add_experts(writer: gguf.GGUFWriter, key: str, tensor: Tensor) -> None:
-    """The weights of a layer's experts, stacked by module."""
-    block = f"blk.{key.split('.')[2]}"
-    if key.endswith("down_proj"):
-        writer.add_tensor(f"{block}.ffn_down_exps.weight", tensor.numpy())
+def _add_experts(writer: gguf.GGUFWriter, key: str, tensor: Tensor, architecture: str) -> None:
+    """The weights of a layer's experts, or their biases, stacked by module."""
+    block, kind = f"blk.{key.split('.')[2]}", "bias" if key.endswith("_bias") else "weight"
+    if architecture in ("gpt-oss", "llama4") and kind == "weight":
+        tensor = tensor.transpose(1, 2)
+    if "down_proj" in key:
+        writer.add_tensor(f"{block}.ffn_down_exps.{kind}", tensor.contiguous().numpy())
         return
-    for name, part in zip(("gate", "up"), tensor.chunk(2, dim=1), strict=True):
-        writer.add_tensor(f"{block}.ffn_{name}_exps.weight", part.contiguous().numpy())
+    parts = (tensor[:, 0::2], tensor[:, 1::2]) if architecture == "gpt-oss" else tensor.chunk(2, dim=1)
+    for name, part in zip(("gate", "up"), parts, strict=True):
+        writer.add_tensor(f"{block}.ffn_{name}_exps.{kind}", part.contiguous().numpy())
 
 
 def _add_latent(writer: gguf.GGUFWriter, key: str, tensor: Tensor, config: Any) -> None:
@@ -194,6 +229,8 @@ def gguf_name(key: str, architecture: str) -> str:
     """The name in a GGUF file of a tensor of a transformers model."""
     names = _ARCHITECTURE_NAMES.get(architecture, _NAMES)
     module, _, kind = key.rpartition(".")
+    if kind in _WHOLE:  # names of tensors without a module of their own
+        return f"blk.{key.split('.')[2]}.{_WHOLE[kind]}"
     if not module.startswith("model.layers."):
         return f"{names[module]}.{kind}"
     _, _, index, inner = module.split(".", 3)
@@ -218,19 +255,28 @@ def _add_metadata(writer: gguf.GGUFWriter, architecture: str, config: Any) -> No
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_block_count(config.num_hidden_layers + (architecture == "glm4moe"))  # with the one that predicts further
     writer.add_head_count(config.num_attention_heads)
     is_latent = architecture == "deepseek2"
-    writer.add_head_count_kv(1 if is_latent else config.num_key_value_heads)
+    if architecture == "lfm2":
+        writer.add_feed_forward_length(-(-int(2 * config.intermediate_size / 3) // 16) * 16)
+        kinds = config.layer_types
+        writer.add_head_count_kv([config.num_key_value_heads * (kind == "full_attention") for kind in kinds])
+        writer.add_shortconv_l_cache(config.conv_L_cache)
+        writer.add_vocab_size(config.vocab_size)
+        writer.add_layer_norm_rms_eps(config.norm_eps)
+    else:
+        writer.add_feed_forward_length(getattr(config, "intermediate_size_mlp", config.intermediate_size))
+        writer.add_head_count_kv(1 if is_latent else config.num_key_value_heads)
     if is_latent:
         _add_latent_metadata(writer, config, rope)
     for key in ("layer_norm_eps", "norm_epsilon", "norm_eps"):
-        if hasattr(config, key):
+        if architecture != "lfm2" and hasattr(config, key):
             writer.add_layer_norm_eps(getattr(config, key))
             break
     else:
-        writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+        if architecture != "lfm2":
+            writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_file_type(gguf.LlamaFileType.ALL_F32)
     if head_dim * config.num_attention_heads != config.hidden_size and not is_latent:
         writer.add_key_length(head_dim)
@@ -246,22 +292,28 @@ def _add_metadata(writer: gguf.GGUFWriter, architecture: str, config: Any) -> No
         writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
         writer.add_rope_scaling_factor(rope["factor"])
         writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+    if architecture == "mistral3":
+        writer.add_rope_scaling_yarn_beta_fast(rope.get("beta_fast", 32.0))
+        writer.add_rope_scaling_yarn_beta_slow(rope.get("beta_slow", 1.0))
+        writer.add_rope_scaling_yarn_log_mul(rope["mscale_all_dim"])
+        writer.add_attn_temperature_scale(rope["llama_4_scaling_beta"])
     if rope["rope_type"] == "longrope":
         scale = config.max_position_embeddings / config.original_max_position_embeddings
         attention = math.sqrt(1 + math.log(scale) / math.log(config.original_max_position_embeddings))
         writer.add_rope_scaling_attn_factors(attention)
-    if architecture in ("llama", "phi3", "granite", "glm4", "cohere2", "nemotron", "arcee"):
+    partial = ("chatglm", "glm4moe", "granitemoe", "mistral3", "llama4")
+    if architecture in ("llama", "phi3", "granite", "glm4", "cohere2", "nemotron", "arcee", *partial):
         writer.add_vocab_size(config.vocab_size)
         writer.add_rope_dimension_count(int(head_dim * rope.get("partial_rotary_factor", 1.0)))
     if architecture == "phi3":
         writer.add_rope_scaling_orig_ctx_len(config.original_max_position_embeddings)
         writer.add_sliding_window(config.sliding_window or 0)
-    has_window = architecture in ("gemma2", "gemma3", "cohere2") or config.model_type in ("olmo3", "exaone4")
+    has_window = architecture in ("gemma2", "gemma3", "cohere2", "gpt-oss") or config.model_type in ("olmo3", "exaone4")
     if has_window and config.sliding_window is not None:
         writer.add_sliding_window(config.sliding_window)
     if config.model_type in ("olmo3", "exaone4") and config.sliding_window is not None:
         writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config.layer_types])
-    if architecture == "granite":
+    if architecture in ("granite", "granitemoe"):
         writer.add_attention_scale(config.attention_multiplier)
         writer.add_embedding_scale(config.embedding_multiplier)
         writer.add_residual_scale(config.residual_multiplier)
@@ -275,9 +327,25 @@ def _add_metadata(writer: gguf.GGUFWriter, architecture: str, config: Any) -> No
     if architecture == "gemma3":
         writer.add_rope_freq_base_swa(config.rope_parameters["sliding_attention"]["rope_theta"])
     if hasattr(config, "num_experts_per_tok"):
-        writer.add_expert_count(config.n_routed_experts if is_latent else config.num_experts)
+        experts = (getattr(config, name, None) for name in ("num_experts", "num_local_experts", "n_routed_experts"))
+        writer.add_expert_count(next(filter(None, experts)))
         writer.add_expert_used_count(config.num_experts_per_tok)
-    if architecture in ("qwen2moe", "qwen3moe"):
+    if architecture in ("gpt-oss", "llama4"):
+        writer.add_expert_feed_forward_length(config.intermediate_size)
+    if architecture == "llama4":
+        writer.add_interleave_moe_layer_step(config.interleave_moe_layer_step)
+    if architecture == "glm4moe":
+        writer.add_expert_shared_count(config.n_shared_experts)
+        writer.add_leading_dense_block_count(config.first_k_dense_replace)
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+        writer.add_expert_weights_scale(config.routed_scaling_factor)
+        writer.add_expert_weights_norm(config.norm_topk_prob)
+        writer.add_expert_group_count(config.n_group)
+        writer.add_expert_group_used_count(config.topk_group)
+        writer.add_nextn_predict_layers(1)
+        writer.add_tensor(f"blk.{config.num_hidden_layers}.nextn.eh_proj.weight", np.ones((2, 4), np.float32))
+        writer.add_tensor(f"blk.{config.num_hidden_layers}.attn_norm.weight", np.ones(4, np.float32))
+    if architecture in ("qwen2moe", "qwen3moe", "glm4moe"):
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
     if architecture == "qwen2moe":
         writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from rootgraft.engine.models.decoder import DecoderModel
 from rootgraft.engine.models.forward_inputs import ForwardInputs
-from rootgraft.engine.models.kv_pool import KvPool
 from rootgraft.lora.lora_step import AdapterBank, LoraStep
 from rootgraft.lora.segments import token_slots
+from support.models.paged_run import pool, with_states
 
 PAGE = 16
 PAGES_PER_ROW = 4
@@ -24,7 +26,7 @@ class AdaptedRun:
     ) -> None:
         self._model, self._bank = model, bank
         self._slots, self._first = slots, first or [0] * len(slots)
-        self._kv = KvPool(model.config, PAGES_PER_ROW * len(slots), PAGE, model.dtype, torch.device("cpu"))
+        self._kv = pool(model, PAGES_PER_ROW * len(slots), PAGE, len(slots))
         self._done = [0] * len(slots)
 
     def extend(self, chunks: list[list[int]]) -> list[Tensor]:
@@ -38,9 +40,10 @@ class AdaptedRun:
             lengths,
             starts,
         )
-        inputs = self._inputs(rows, chunks, starts, lengths, self._bank.step(of_tokens))
+        own = self._bank.own_step(of_tokens)
+        inputs = replace(self._inputs(rows, chunks, starts, lengths, self._bank.step(of_tokens)), own=own)
         hidden = self._model.forward(inputs, self._kv)
-        logits = self._model.logits(hidden, self._bank.head_step(of_tokens))
+        logits = self._model.logits(hidden, self._bank.head_step(of_tokens), own)
         for row, length in zip(rows, lengths.tolist(), strict=True):
             self._done[row] += length
         parts = dict(zip(rows, logits.split(lengths.tolist()), strict=True))
@@ -58,7 +61,7 @@ class AdaptedRun:
         positions = [torch.arange(start, start + n) for start, n in zip(starts.tolist(), lengths.tolist(), strict=True)]
         cells = [row * PAGES_PER_ROW * PAGE + place for row, place in zip(rows, positions, strict=True)]
         context = torch.from_numpy(starts + lengths)
-        return ForwardInputs(
+        inputs = ForwardInputs(
             token_ids=torch.tensor([token for row in rows for token in chunks[row]]),
             positions=torch.cat(positions),
             kv_loc=torch.cat(cells),
@@ -69,3 +72,4 @@ class AdaptedRun:
             max_context=int(context.max()),
             lora=lora,
         )
+        return with_states(inputs, self._model, rows, starts.tolist())

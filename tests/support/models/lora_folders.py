@@ -24,8 +24,16 @@ SHAPES = (
 _TYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.float64: "F64", torch.int8: "I8"}
 
 
+NORM = "model.layers.0.input_layernorm"
+
+
 def small_layout(dtype: torch.dtype = torch.float32) -> BaseLayout:
-    return BaseLayout(SHAPES, dtype, torch.device("cpu"), base_weight, lambda _module: None)
+    """A base whose k has a bias, and with one norm."""
+    return BaseLayout(SHAPES, dtype, torch.device("cpu"), base_weight, base_bias, norms={NORM: (HIDDEN,)})
+
+
+def base_bias(module: str) -> Tensor | None:
+    return torch.ones(OUT) if module == K else None
 
 
 def base_weight(module: str) -> Tensor:

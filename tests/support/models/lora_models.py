@@ -114,7 +114,9 @@ def layout_of(model: DecoderModel, hf: PreTrainedModel, dtype: torch.dtype = tor
         for part in (layer.attention.qkv, layer.attention.output, *layer.mlp.projections):
             projections.append(ProjectionShape(part.modules, part.sizes, part.packed.in_features))
     projections.append(ProjectionShape(model.head.modules, model.head.sizes, model.head.packed.in_features))
-    return BaseLayout(tuple(projections), dtype, CPU, weight_of(hf), bias_of(hf))
+    norms = {name: tuple(module.weight.shape) for name, module in hf.named_modules() if "Norm" in type(module).__name__}
+    tied = bool(hf.config.tie_word_embeddings)
+    return BaseLayout(tuple(projections), dtype, CPU, weight_of(hf), bias_of(hf), norms=norms, tied=tied)
 
 
 def weight_of(hf: PreTrainedModel) -> Callable[[str], Tensor]:
@@ -129,9 +131,25 @@ def bias_of(hf: PreTrainedModel) -> Callable[[str], Tensor | None]:
     return read
 
 
+REPLACED = ("modules_to_save.", "trainable_tokens_delta")
+"""Parts of the names of parameters that take the place of the base's."""
+
+
 def copy_of(name: str, folder: Path) -> PreTrainedModel:
     """A base of its own, for peft to change."""
     return copy.deepcopy(base(name, folder))
+
+
+def perturb(model: Any) -> None:
+    """Add noise to all that an adapter trains."""
+    with torch.no_grad():
+        for key, parameter in model.named_parameters():
+            if "lora_magnitude" in key:
+                parameter.mul_(0.5 + torch.rand_like(parameter))
+            elif "lora_embedding" in key:
+                parameter.copy_(0.3 * torch.randn_like(parameter))
+            elif "lora_" in key or any(part in key for part in REPLACED) or key.endswith(".bias"):
+                parameter.add_((0.1 if parameter.requires_grad else 0.0) * torch.randn_like(parameter))
 
 
 def make_adapter(name: str, folder: Path, out: Path, seed: int = 0, **options: Any) -> Path:
@@ -141,14 +159,7 @@ def make_adapter(name: str, folder: Path, out: Path, seed: int = 0, **options: A
         warnings.simplefilter("ignore")
         fields = {"task_type": "CAUSAL_LM", "init_lora_weights": False, "target_modules": ["q_proj"], **options}
         model = get_peft_model(copy_of(name, folder), LoraConfig(**fields))
-        with torch.no_grad():
-            for key, parameter in model.named_parameters():
-                if "lora_magnitude" in key:
-                    parameter.mul_(0.5 + torch.rand_like(parameter))
-                elif "lora_embedding" in key:
-                    parameter.copy_(0.3 * torch.randn_like(parameter))
-                elif "lora_" in key:
-                    parameter.add_(0.1 * torch.randn_like(parameter))
+        perturb(model)
         model.save_pretrained(out)
     return out
 

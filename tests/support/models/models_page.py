@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from rootgraft.engine.checkpoint.families.family import Family
 from rootgraft.engine.checkpoint.families.family_table import BY_GGUF_NAME, FAMILIES
+from rootgraft.engine.checkpoint.families.library_classes import LIBRARY_CLASSES
 from rootgraft.engine.checkpoint.families.mixture import MixtureFamily
 from rootgraft.engine.checkpoint.gguf import TENSOR_TYPES
 from rootgraft.engine.checkpoint.rope_config import ROPE_TYPES
@@ -17,11 +18,11 @@ _INTRODUCTION = """# What loads
 
 This page is written from the tables that the engine loads models by: `PYTHONPATH=tests python tests/support/models/models_page.py > docs/models.md`. A test compares them, and others load a tiny random checkpoint of each class and compare all its logits with transformers, in fp32 to 1e-4: whole prompts, chunks, batches, and adapters on every linear module with PEFT.
 
-`config.json` names a class under `architectures`. Any other class is refused, with the nearest that loads; so is every key that would change the answers and is not computed. How to add a class: [adding a model](adding-a-model.md).
+`config.json` names a class under `architectures`. The classes of the first two tables are computed by our own decoder; others [by the transformers library](#by-the-transformers-library), if that has them. What neither has is refused, with the nearest that loads; so is every key that would change the answers and is not computed. How to add a class: [adding a model](adding-a-model.md).
 """
 _FORMS = """## Weights, adapters, devices
 
-The same for all classes, as each is one decoder over the same ops:
+The same for all classes above, as each is one decoder over the same ops:
 
 | | CPU | GPU |
 |---|---|---|
@@ -30,23 +31,38 @@ The same for all classes, as each is one decoder over the same ops:
 | a GGUF file: {types} | dequantised, or as stored with `--quantization gguf`, `gguf_dynamic` (Q4_0, Q4_1, Q8_0) | dequantised |
 | `--kv-cache-dtype int8` | yes | refused |
 | LoRA adapters on every linear module, embedding and head; routers and shared experts | batched, native | batched, Triton |
-| LoRA adapters on experts, stacked (`target_parameters`) or one by one | batched, native | refused |
-| experts in MXFP4 (gpt-oss) | widened to the model's type, exactly | the same |
+| LoRA adapters on experts, stacked (`target_parameters`) or one by one | batched, native | batched, Triton; steps with them run without CUDA graphs |
+| experts in MXFP4 (gpt-oss; also in GGUF files) | widened to the model's type, exactly | the same |
 | weights in FP8 with a scale for each block of 128 by 128 (DeepSeek V3, R1, Kimi K2) | widened, rounded once to the model's type; activations are not quantised | the same |
 
 On a GPU, norms of all query heads together (OLMo 2 and 3), layer norms of heads (Command R+) and additions that are no part of a norm are ops of their own in plain torch; all else is Triton. Of a mixture of experts the products are Triton; routing, and the sum of a token's experts, are plain torch.
 
-Router and the shared expert's gate stay in the model's type under `--quantization`. Layers that predict further tokens (GLM-4.5, DeepSeek V3) are not loaded. GGUF files of gpt-oss, GLM-4.5 and Granite's mixtures, and mixtures not in the table are refused by name.
+Router and the shared expert's gate stay in the model's type under `--quantization`. Layers that predict further tokens (GLM-4.5, DeepSeek V3) are not loaded. Mixtures not in the table are refused by name.
 
 *Latent attention* (DeepSeek V2 and V3, R1, Kimi K2) keeps one vector of each token in the KV pool for all heads: `kv_lora_rank + qk_rope_head_dim` numbers a layer, 576 in all published models, where keys and values of 128 heads would be 40,960. Heads read it as it is (the absorbed form): `kv_b_proj` is applied to queries and to results, never to what is cached. LoRA on every linear module is exact, `kv_b_proj` included, which is computed at the adapter's own rank; on a GPU, with DoRA, and in an activated LoRA, `kv_b_proj` is refused by name. `--kv-cache-dtype int8` is refused.
 """
+_RATIO = "on two cores of a CPU it decodes 4 times slower for one stream"
 _ROPE = """## Rotary embeddings
 
 Types under `rope_parameters` or `rope_scaling`: {types}. `su` is an old name of `longrope`. A rotary embedding may cover a part of each head, pair neighbouring dimensions or the two halves, and be left out in some layers, as the class says.
 
 - **longrope** (Phi-3 with 128k, Phi-4-mini) has two tables: sequences of at most `original_max_position_embeddings` tokens are rotated by the short factors, longer ones by the long factors, all their tokens, as in transformers. KV of the one kind is of no use for the other: they are different namespaces of the prefix cache. A sequence that outgrows the length while it is generated is preempted and computed anew, once. Where `--max-model-len` is at most the original length, there are only short ones.
 - **dynamic** (InternLM 3) changes nothing up to `max_position_embeddings`. Beyond, the frequencies would change with every token and with them all cached keys: no sequence is longer. With an `alpha` (HunYuan) it is a fixed base.
+- **yarn** of Ministral 3 has `llama_4_scaling_beta`: queries are multiplied by a factor that grows with their position. Llama 4 has such a factor in its layers without rotary embedding (`attn_temperature_tuning`), and sees chunks of `attention_chunk_size` tokens in the others.
 - **yarn** extends `max_position_embeddings` where it names `original_max_position_embeddings`.
+"""
+
+_LIBRARY = """## By the transformers library
+
+`--model-impl transformers` computes a model by its own modules in the [transformers](https://github.com/huggingface/transformers) library (`pip install 'rootgraft[transformers]'`) over our KV pool, prefix tree, batches, adapters, grammars and sampler. `auto`, the default, does so for every class that our decoder lacks, `rootgraft` (and vLLM's `vllm`) never. The start says in one line which class computes and that it is the slower way: the modules run op by op in PyTorch, without our fused kernels, recorded steps and CUDA graphs. Their linear modules use our packed products on a CPU. SmolLM2-135M in float32 has the same greedy tokens both ways; {ratio}.
+
+Code from a model's repository is never run, whatever its `auto_map` says. Before it serves, each model computes two short prompts in chunks and batches over pages, and by its own attention in whole: if their logits differ by more than rounding, it is refused. The tests compare these classes in fp32 to 1e-4, in chunks, batches, behind cached prefixes, and with PEFT's adapters on their linear modules:
+
+{classes}.
+
+Any other causal class of the library loads if it passes the check at the start. Refused by name are: attention outside of the library's attention interface, as with ALiBi (Bloom, Falcon, MPT); masks other than causal ones and sliding windows (chunks, Doge); more than one call of attention in a layer (DiffLlama); recurrent states and convolutions (Mamba, Qwen3-Next, LFM2, Falcon H1); encoders and cross attention; multimodal checkpoints; quantised ones, GGUF files and `--quantization`; checkpoints with other tensors than the class has. With longrope the context ends at `original_max_position_embeddings`.
+
+Adapters change linear modules, the embedding and the head; those on experts are refused. Latent attention (MiniCPM 3) keeps whole keys and values in the pool, and values with fewer dimensions than keys take as much as these. A result may depend on the other rows of a step in its last bits, as on a GPU.
 """
 
 _WINDOWS = {
@@ -55,10 +71,12 @@ _WINDOWS = {
     "late": "sliding from a layer on, if any",
     "no_rope": "sliding without rotary embedding, if any",
     "pattern": "sliding in all but every n-th layer",
+    "leading": "sliding in all but every n-th layer from the first on",
     "asked": "sliding in all layers, if asked for",
     "early": "sliding in every second of the first layers, if asked for",
+    "chunks": "in chunks where there is a rotary embedding, if any",
 }
-_NO_ROPE = {"never": "", "listed": "; none in listed layers", "full": "; none in full layers"}
+_NO_ROPE = {"never": "", "listed": "; none in listed layers", "full": "; none in full layers", "asked": "; mostly none"}
 
 
 def page() -> str:
@@ -74,6 +92,7 @@ def page() -> str:
             _multimodal(),
             _ROPE.format(types=", ".join(f"`{name}`" for name in ROPE_TYPES)),
             _FORMS.format(types=types),
+            _LIBRARY.format(classes=", ".join(f"`{name}`" for name in LIBRARY_CLASSES), ratio=_RATIO),
         ]
     )
 
@@ -94,7 +113,8 @@ def _rope(family: Family) -> str:
     pairs = "neighbours" if family.interleaved else "halves"
     part = ", a part" if family.partial_rotary or family.latent else ""
     own = ", another one in sliding layers" if family.local_theta else ""
-    return f"{pairs}{part}{own}{_NO_ROPE[family.no_rope]}"
+    scaled = "; queries scaled by position" if family.scaled_queries or family.attention_temperature else ""
+    return f"{pairs}{part}{own}{_NO_ROPE[family.no_rope]}{scaled}"
 
 
 def _layer(family: Family) -> str:
@@ -119,13 +139,21 @@ def _layer(family: Family) -> str:
         parts.append("attention sinks")
     if family.mixture is not None:
         parts.append(_experts(family.mixture))
+    if family.recurrent is not None:
+        layers = {"short_conv": "short convolutions", "mamba2": "Mamba-2"}[family.recurrent]
+        parts.append(f"{layers} in layers without attention ([hybrid](hybrid-models.md))")
     return ", ".join(parts)
 
 
 def _experts(mixture: MixtureFamily) -> str:
     shared = " and a shared one" if mixture.shared_size_key else ""
-    some = {"none": "", "stepped": " in some layers", "first": " behind the first layers"}[mixture.dense_layers]
-    clamped = ", clamped SwiGLU" if mixture.clamped else ""
+    some = {
+        "none": "",
+        "stepped": " in some layers",
+        "first": " behind the first layers",
+        "unlisted": " in some layers",
+    }[mixture.dense_layers]
+    clamped = ", clamped SwiGLU" if mixture.clamped else ", of weighted inputs" if mixture.weighs_input else ""
     return f"experts{shared}{some}, {mixture.scores} router{', groups' if mixture.grouped else ''}{clamped}"
 
 
@@ -135,11 +163,17 @@ def _multimodal() -> str:
 
 
 def _tower_row(whole: Multimodal) -> str:
-    vl = {"Qwen2_5_VLForConditionalGeneration": "qwen2vl", "Qwen3VLForConditionalGeneration": "qwen3vl"}
-    gguf = vl.get(whole.family.architecture, whole.family.gguf_name or "llama")
-    assert gguf in BY_GGUF_NAME
+    vl = {
+        "Qwen2_5_VLForConditionalGeneration": "qwen2vl",
+        "Qwen3VLForConditionalGeneration": "qwen3vl",
+        "Qwen3VLMoeForConditionalGeneration": "qwen3vlmoe",
+    }
+    same = {"mistral": "llama"}.get(whole.family.name, whole.family.gguf_name)
+    gguf = vl.get(whole.family.architecture, same)
+    assert gguf is None or gguf in BY_GGUF_NAME
     towers = ", ".join(f"`{tower}`" for tower in whole.towers)
-    return f"| `{whole.family.architecture}` | `{whole.family.name}` | {towers} | `{gguf}` |"
+    stored = "" if gguf is None else f"`{gguf}`"
+    return f"| `{whole.family.architecture}` | `{whole.family.name}` | {towers} | {stored} |"
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -10,8 +11,28 @@ from torch import Tensor
 from rootgraft.engine.models.decoder import DecoderModel
 from rootgraft.engine.models.forward_inputs import ForwardInputs
 from rootgraft.engine.models.kv_pool import KvPool
+from rootgraft.engine.models.state_pool import StatePool
+from rootgraft.kernels.state_ops import StateBatch
 
 CPU = torch.device("cpu")
+
+
+def pool(
+    model: DecoderModel, num_pages: int, page_size: int, num_rows: int, dtype: torch.dtype | None = None
+) -> KvPool:
+    """A pool with a state for each row, where the model has states."""
+    states = StatePool(model.config, num_rows + 1, model.dtype, CPU) if model.config.has_states else None
+    return KvPool(model.config, num_pages, page_size, dtype or model.dtype, CPU, states)
+
+
+def with_states(inputs: ForwardInputs, model: DecoderModel, rows: list[int], done: list[int]) -> ForwardInputs:
+    """The inputs with the slots of these rows, of which so many tokens are computed, in a model with states."""
+    if not model.config.has_states:
+        return inputs
+    slots = torch.tensor(rows, dtype=torch.int32)
+    source = torch.where(torch.tensor(done) > 0, slots, -1).int()
+    checkpoints = torch.full((len(inputs.token_ids),), -1, dtype=torch.int32)
+    return replace(inputs, states=StateBatch(inputs.query_start, source, slots, checkpoints))
 
 
 class PagedRun:
@@ -24,7 +45,7 @@ class PagedRun:
         self.model = model
         self.page_size = page_size
         self.offset = offset
-        self.kv = KvPool(model.config, num_rows * per_row + 1, page_size, model.dtype, CPU)
+        self.kv = pool(model, num_rows * per_row + 1, page_size, num_rows)
         pages = list(range(num_rows * per_row + 1))
         random.Random(seed).shuffle(pages)
         self.table = torch.tensor(pages[: num_rows * per_row], dtype=torch.int32).view(num_rows, per_row)
@@ -50,6 +71,7 @@ class PagedRun:
             max_query=max(lengths),
             max_context=max(contexts),
         )
+        inputs = with_states(inputs, self.model, rows, [self.done[row] for row in rows])
         for row, context in zip(rows, contexts, strict=True):
             self.done[row] = context
         logits = self.model.logits(self.model.forward(inputs, self.kv))

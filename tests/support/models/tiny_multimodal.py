@@ -14,6 +14,9 @@ from torch import Tensor
 from transformers import (
     Gemma3Config,
     Gemma3ForConditionalGeneration,
+    Llama4Config,
+    Llama4ForCausalLM,
+    Llama4ForConditionalGeneration,
     Mistral3Config,
     Mistral3ForConditionalGeneration,
     PreTrainedModel,
@@ -21,6 +24,8 @@ from transformers import (
     Qwen2_5_VLForConditionalGeneration,
     Qwen3VLConfig,
     Qwen3VLForConditionalGeneration,
+    Qwen3VLMoeConfig,
+    Qwen3VLMoeForConditionalGeneration,
 )
 
 from support.models.tiny_models import COMMON
@@ -65,6 +70,52 @@ MULTIMODAL: dict[str, Kind] = {
             "tie_word_embeddings": False,
         },
     ),
+    "ministral3": (
+        Mistral3Config,
+        Mistral3ForConditionalGeneration,
+        {
+            "text_config": {
+                **_TEXT,
+                "model_type": "ministral3",
+                "head_dim": 16,
+                "rope_parameters": {
+                    "rope_type": "yarn",
+                    "rope_theta": 500.0,
+                    "factor": 4.0,
+                    "original_max_position_embeddings": 9,
+                    "mscale": 1.0,
+                    "mscale_all_dim": 1.0,
+                    "llama_4_scaling_beta": 0.9,
+                },
+            },
+            "vision_config": {**_SIGLIP, "model_type": "pixtral", "head_dim": 8},
+            "image_token_index": 120,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "llama4": (
+        Llama4Config,
+        Llama4ForConditionalGeneration,
+        {
+            "text_config": {
+                **_TEXT,
+                "head_dim": 16,
+                "intermediate_size_mlp": 88,
+                "num_local_experts": 4,
+                "interleave_moe_layer_step": 2,
+                "no_rope_layer_interval": 2,
+                "attention_chunk_size": 10,
+                "floor_scale": 6,
+                "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
+            },
+            "vision_config": {
+                **_SIGLIP, "vision_output_dim": 48, "projector_input_dim": 64, "projector_output_dim": 48,
+            },
+            "image_token_index": 120,
+            "boi_token_index": 121,
+            "eoi_token_index": 122,
+        },
+    ),
     "qwen2_5_vl": (
         Qwen2_5_VLConfig,
         Qwen2_5_VLForConditionalGeneration,
@@ -94,6 +145,25 @@ MULTIMODAL: dict[str, Kind] = {
             **_OUT_OF_SIGHT,
         },
     ),
+    "qwen3_vl_moe": (
+        Qwen3VLMoeConfig,
+        Qwen3VLMoeForConditionalGeneration,
+        {
+            "text_config": {
+                **_TEXT,
+                "head_dim": 16,
+                "num_experts": 5,
+                "num_experts_per_tok": 2,
+                "moe_intermediate_size": 26,
+                "rope_parameters": {
+                    "rope_type": "default", "rope_theta": 500.0, "mrope_section": [3, 3, 2], "mrope_interleaved": True,
+                },
+            },
+            "vision_config": {**_QWEN, "deepstack_visual_indexes": [0], "num_position_embeddings": 16},
+            "tie_word_embeddings": True,
+            **_OUT_OF_SIGHT,
+        },
+    ),
 }  # fmt: skip
 
 
@@ -101,7 +171,9 @@ MULTIMODAL: dict[str, Kind] = {
 def multimodal_model(name: str) -> PreTrainedModel:
     """The oracle, with weights large enough that every part of the language model shows in its logits."""
     config_class, model_class, options = MULTIMODAL[name]
-    model = model_class(config_class(**json.loads(json.dumps(options)), attn_implementation="eager")).eval()
+    model = model_class(
+        config_class(**json.loads(json.dumps(options)), attn_implementation="eager", experts_implementation="eager")
+    ).eval()
     generator = torch.Generator().manual_seed(len(name))
     with torch.no_grad():
         for parameter in model.parameters():
@@ -111,7 +183,8 @@ def multimodal_model(name: str) -> PreTrainedModel:
 
 @torch.no_grad()
 def multimodal_logits(model: torch.nn.Module, tokens: list[int]) -> Tensor:
-    """[T, V] fp32 of text."""
+    """[T, V] fp32 of text. transformers 5.24 runs the whole of Llama 4 with images only."""
+    model = next((each for each in model.modules() if isinstance(each, Llama4ForCausalLM)), model)
     return model(input_ids=torch.tensor([tokens])).logits[0]
 
 
@@ -120,9 +193,11 @@ def save_multimodal(name: str, folder: Path, spelling: str) -> Path:
     multimodal_model(name).save_pretrained(folder)
     file = folder / "model.safetensors"
     tensors = {_today(key): value for key, value in load_file(file).items()}
+    if name == "qwen3_vl_moe":  # the published files, which transformers turns when it loads them
+        tensors |= {key: value.mT.contiguous() for key, value in tensors.items() if ".experts." in key}
     if spelling == "old":
         qwen = name.startswith("qwen")
-        if name != "qwen3_vl":
+        if not name.startswith("qwen3_vl"):
             tensors = {(_old_qwen if qwen else _old_llava)(key): value for key, value in tensors.items()}
         config = json.loads((folder / "config.json").read_text())
         (folder / "config.json").write_text(json.dumps(_old_config(name, config)))
@@ -156,7 +231,7 @@ def _old_config(name: str, config: dict[str, Any]) -> dict[str, Any]:
         text.pop("layer_types")
     else:
         text["rope_theta"] = rope.pop("rope_theta")
-    if name == "qwen3_vl":
+    if name in ("qwen3_vl", "qwen3_vl_moe", "ministral3"):
         text["rope_scaling"] = rope
     if name == "qwen2_5_vl":
         text["rope_scaling"] = {"type": "mrope", "mrope_section": rope["mrope_section"]}

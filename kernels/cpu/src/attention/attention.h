@@ -35,6 +35,7 @@ struct Attention {
   // Dimensions of a value. Less than head_dim: values are the first dimensions of cells as wide as keys, mostly of the
   // keys themselves, v_cache being k_cache.
   int64_t value_dim;
+  int64_t chunk;       // a token sees keys from a multiple of it on; 0 for none
   double scale, soft_cap;  // soft_cap 0: none
 
   // Bytes of a key or value in its cache, without its scale.
@@ -50,7 +51,9 @@ struct Attention {
   // The position of a query vector of a row: of token query / group.
   int64_t position(int64_t row, int64_t query) const { return context_len[row] - tokens_of(row) + query / group(); }
   // The first key that a token at a position sees.
-  int64_t first_key(int64_t position) const { return std::max<int64_t>(position - window + 1, 0); }
+  int64_t first_key(int64_t position) const {
+    return std::max<int64_t>(position - window + 1, chunk ? position / chunk * chunk : 0);
+  }
   const int32_t* pages(int64_t row) const { return page_table + row * table_width; }
 };
 

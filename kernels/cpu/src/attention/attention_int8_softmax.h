@@ -83,8 +83,8 @@ INLINE Floats coarse_exp2(const Floats& x) {
 
 // Of a block, for a query of the tile.
 INLINE SeenKeys seen_keys(const BlockWork& block, const Int8Scratch& scratch, int query) {
-  const int64_t end = scratch.end[query] - block.first_key;
-  return {end - block.op.window, end};
+  const int64_t last = scratch.end[query] - 1;
+  return {block.op.first_key(last) - block.first_key, last + 1 - block.first_key};
 }
 
 // Scores of N queries of a KV head, from `query` on, to rows of a band from `row` on: without the queries' factors, but

@@ -162,11 +162,12 @@ class Question {
   }
 
  private:
-  using Numbers = std::array<int64_t, 11>;
+  using Numbers = std::array<int64_t, 12>;
 
   static Numbers numbers(const Attention& op) {
     return {op.tokens,   op.rows,      op.table_width, op.num_pages, op.heads,
-            op.kv_heads, op.page_size, op.head_dim,    op.value_dim, op.window, op.threads};
+            op.kv_heads, op.page_size, op.head_dim,    op.value_dim, op.window, op.threads,
+            op.chunk};
   }
 
   static bool same(const std::vector<int32_t>& known, const int32_t* values, int64_t count) {

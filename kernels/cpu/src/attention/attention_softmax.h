@@ -116,7 +116,8 @@ INLINE void cap_and_mask(Floats (&scores)[P], int64_t begin, int64_t end, const 
 // The same for scores in memory.
 template <class E>
 void weigh(const Block<E>& block, int m) {
-  const int64_t end = block.scratch.end[m] - block.first_key, begin = end - block.op.window;
+  const int64_t last = block.scratch.end[m] - 1;
+  const int64_t begin = block.op.first_key(last) - block.first_key, end = last + 1 - block.first_key;
   with_constant<kBlock / kWidth>(block.rows.panels, [&](auto panels) {
     Floats scores[panels.value];
     for (int v = 0; v < panels.value; v++) scores[v] = load(block.scratch.scores + m * kBlock + v * kWidth);

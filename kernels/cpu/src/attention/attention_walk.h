@@ -71,7 +71,7 @@ INLINE void walk_blocks(const Attention& op, const Stretch& stretch, const Stret
     const bool last = key + kBlock >= end;
     const BlockRows ahead_rows(op, last ? next.tile : &tile, last ? first_key(next) : key + kBlock);
     Ahead ahead(op, ahead_rows, tile.heads * rows.panels);
-    const bool plain = !op.soft_cap && key + kBlock <= least && most - op.window <= key;
+    const bool plain = !op.soft_cap && key + kBlock <= least && op.first_key(most - 1) <= key;
     attend_block({op, tile, key, rows, result, begins, plain, ahead});
     ahead.finish();
     rows = ahead_rows;

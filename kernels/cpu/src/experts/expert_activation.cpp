@@ -11,6 +11,7 @@ constexpr int64_t kSmall = 1 << 14;  // outputs below which one thread is faster
 struct ExpertActivation {
   const void* gate_up;  // [tokens][picks][2 * width]
   void* out;            // [tokens][picks][width]
+  const float* weights;  // [tokens][picks] or null: factors of gate_up
   int64_t tokens, picks, width, is_clamped, is_bf16, threads;
   double alpha, limit;  // where clamped
 };
@@ -36,17 +37,21 @@ struct Clamped {
 };
 
 template <class E, class Act>
-void run_row(const Act& act, const typename E::Value* gate, typename E::Value* out, int64_t width) {
+void run_row(const Act& act, const typename E::Value* gate, typename E::Value* out, int64_t width, float weight) {
   using Value = typename E::Value;
   const Value* up = gate + width;
+  const Floats factor = broadcast(weight);
+  const auto store_activated = [&](Value* to, const Value* g, const Value* u) {
+    E::store(to, act(E::load(g) * factor, E::load(u) * factor));
+  };
   int64_t i = 0;
-  for (; i + kWidth <= width; i += kWidth) E::store(out + i, act(E::load(gate + i), E::load(up + i)));
+  for (; i + kWidth <= width; i += kWidth) store_activated(out + i, gate + i, up + i);
   if (i == width) return;
   Value padded[3][kWidth] = {};
   const size_t bytes = (width - i) * sizeof(Value);
   std::memcpy(padded[0], gate + i, bytes);
   std::memcpy(padded[1], up + i, bytes);
-  E::store(padded[2], act(E::load(padded[0]), E::load(padded[1])));
+  store_activated(padded[2], padded[0], padded[1]);
   std::memcpy(out + i, padded[2], bytes);
 }
 
@@ -58,7 +63,7 @@ void run(const ExpertActivation& op) {
   parallel_ranges(rows * op.width < kSmall ? 1 : (int)op.threads, rows, [&](int64_t row, int64_t end) {
     for (; row < end; row++) {
       run_row<E>(act, static_cast<const Value*>(op.gate_up) + row * 2 * op.width,
-                 static_cast<Value*>(op.out) + row * op.width, op.width);
+                 static_cast<Value*>(op.out) + row * op.width, op.width, op.weights ? op.weights[row] : 1.0f);
     }
   });
 }

@@ -32,7 +32,7 @@ struct RouteTokens {
 // Argument structure packed by Python: fields of 8 bytes in this order.
 struct SumExperts {
   const void* y;         // [tokens][picks][width]
-  const float* weights;  // [tokens][picks]
+  const float* weights;  // [tokens][picks], or null for 1
   const void* shared;    // [tokens][width] or null: results of the shared expert
   const float* gate;     // [tokens] or null: logits of its weight
   void* out;             // [tokens][width] of y's type
@@ -46,7 +46,7 @@ struct Router {
   void route(const RouteTokens& op, int64_t token) {
     score(op, op.logits + token * op.num_experts);
     taken.assign(op.num_experts, 0);
-    for (int64_t e = 0; e < op.num_experts; e++) choice[e] = scores[e] + (op.correction ? op.correction[e] : 0.0f);
+    choose_by(op, op.logits + token * op.num_experts);
     if (op.top_groups < op.groups) leave_groups(op);
     int32_t* experts = op.experts + token * op.top_k;
     float* weights = op.weights + token * op.top_k;
@@ -61,6 +61,15 @@ struct Router {
   }
 
  private:
+  // Several sigmoids may be 1, so that logits decide where nothing is added to the scores.
+  void choose_by(const RouteTokens& op, const float* logits) {
+    if (op.is_sigmoid && !op.correction && op.top_groups == op.groups) {
+      std::copy_n(logits, op.num_experts, choice.begin());
+      return;
+    }
+    for (int64_t e = 0; e < op.num_experts; e++) choice[e] = scores[e] + (op.correction ? op.correction[e] : 0.0f);
+  }
+
   void score(const RouteTokens& op, const float* logits) {
     const int64_t count = op.num_experts;
     scores.resize(count);
@@ -108,18 +117,19 @@ void sum_row(const SumExperts& op, int64_t token) {
   using Value = typename E::Value;
   const auto* y = static_cast<const Value*>(op.y) + token * op.picks * op.width;
   const auto* shared = op.shared ? static_cast<const Value*>(op.shared) + token * op.width : nullptr;
-  const float* weights = op.weights + token * op.picks;
+  const float* weights = op.weights ? op.weights + token * op.picks : nullptr;
+  const auto weight = [&](int64_t pick) { return weights ? weights[pick] : 1.0f; };
   const float gate = op.gate ? 1.0f / (1.0f + std::exp(-op.gate[token])) : 1.0f;
   auto* out = static_cast<Value*>(op.out) + token * op.width;
   int64_t i = 0;
   for (; i + kWidth <= op.width; i += kWidth) {
     Floats sum = shared ? E::load(shared + i) * broadcast(gate) : broadcast(0.0f);
-    for (int64_t p = 0; p < op.picks; p++) sum = fma(E::load(y + p * op.width + i), broadcast(weights[p]), sum);
+    for (int64_t p = 0; p < op.picks; p++) sum = fma(E::load(y + p * op.width + i), broadcast(weight(p)), sum);
     E::store(out + i, sum);
   }
   for (; i < op.width; i++) {
     float sum = shared ? E::widen(shared[i]) * gate : 0.0f;
-    for (int64_t p = 0; p < op.picks; p++) sum += E::widen(y[p * op.width + i]) * weights[p];
+    for (int64_t p = 0; p < op.picks; p++) sum += E::widen(y[p * op.width + i]) * weight(p);
     out[i] = E::narrow(sum);
   }
 }

@@ -27,13 +27,14 @@ struct RopeStore {
   int64_t is_interleaved;  // pairs of dimensions (2 i, 2 i + 1) instead of (i, i + half)
   int64_t norm;            // HeadNorm
   int64_t is_normed_last;  // after the rotation
+  const float* query_scale;  // [max_position] or null: a factor of queries
   double eps, offset;
 };
 
 bool in_bounds(const RopeStore& op) {
   for (int64_t token = 0; token < op.tokens; token++) {
     if (op.cells[token] < 0 || op.cells[token] >= op.num_pages * op.page_size) return false;
-    if (op.cos_sin && (op.positions[token] < 0 || op.positions[token] >= op.max_position)) return false;
+    if ((op.cos_sin || op.query_scale) && (op.positions[token] < 0 || op.positions[token] >= op.max_position)) return false;
   }
   return true;
 }
@@ -70,6 +71,12 @@ INLINE void turn_head(const RopeStore& op, const typename E::Value* from, const 
   if (cos && op.is_interleaved) rotate_neighbours(head, cos, op.rotary_dim / 2);
   else if (cos) rotate(head, cos, op.rotary_dim / 2);
   if (norm && op.is_normed_last) norm_head<Fp32, W>(op, head, norm, index, scale, head);
+}
+
+INLINE void multiply_head(float* head, float factor, int64_t count) {
+  int64_t i = 0;
+  for (; i + kWidth <= count; i += kWidth) store(head + i, load(head + i) * broadcast(factor));
+  for (; i < count; i++) head[i] *= factor;
 }
 
 // Offset of a token's key or value for a KV head, in elements of the cache.
@@ -128,6 +135,7 @@ void run_token(const RopeStore& op, int64_t token) {
   float turned[kMaxHeadDim];
   for (int64_t head = 0; head < op.heads; head++, from += op.head_dim, q_out += op.head_dim) {
     turn_head<E, W>(op, from, op.q_norm, head, q_scale, cos, turned);
+    if (op.query_scale) multiply_head(turned, op.query_scale[op.positions[token]], op.head_dim);
     convert<Fp32, E>(turned, q_out, op.head_dim);
   }
   const Value* values = from + op.kv_heads * op.head_dim;

@@ -16,10 +16,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..kernels.lora_ops import Factors, pack_expansion
-from .base_projections import AbsorbedHeads, BaseLayout, ProjectionShape
-from .errors import AdapterError
-from .published.module_weights import ModuleWeights
+from ...kernels.lora_ops import Factors, pack_expansion
+from ..base_projections import AbsorbedHeads, BaseLayout, ProjectionShape
+from ..errors import AdapterError
+from .module_weights import ModuleWeights
 
 
 def head_factors(

@@ -1,0 +1,111 @@
+"""Read the layers of a config that have a recurrent state in place of attention, and such families' own keys."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import inf
+from typing import Any
+
+from .config_fields import Fields
+from .families.family import Family
+from .families.recurrent import Mamba2Layer, RecurrentLayer, ShortConvLayer
+from .read_mixture import is_dense
+
+ATTENTION, RECURRENT = "attention", "recurrent"
+_KINDS = {
+    "full_attention": ATTENTION,
+    "attention": ATTENTION,
+    "conv": RECURRENT,
+    "mamba": RECURRENT,
+    "linear_attention": RECURRENT,
+}
+_NAMES = {
+    "short_conv": ("full_attention", "conv"),
+    "mamba2": ("attention", "full_attention", "mamba", "linear_attention"),
+}
+_INFINITY = {"__float__": "Infinity"}  # as transformers writes it
+_MOST_TAPS = 8
+_MOST_HEADS = 1 << 16
+
+
+def read_recurrent(fields: Fields, family: Family, count: int) -> tuple[RecurrentLayer | None, ...]:
+    """Return what each layer has in place of attention, None for attention.
+
+    Raises:
+        ModelError: a value is invalid or asks for something that is not computed, or no layer has attention.
+    """
+    if family.recurrent is None:
+        return (None,) * count
+    layer = _short_conv(fields) if family.recurrent == "short_conv" else _mamba2(fields)
+    return tuple(layer if kind == RECURRENT else None for kind in _kinds(fields, _NAMES[family.recurrent], count))
+
+
+def _short_conv(fields: Fields) -> ShortConvLayer:
+    return ShortConvLayer(fields.integer("conv_L_cache", low=2, high=_MOST_TAPS), fields.flag("conv_bias"))
+
+
+def _mamba2(fields: Fields) -> Mamba2Layer:
+    heads = fields.integer("mamba_n_heads", high=_MOST_HEADS)
+    width = int(fields.positive("mamba_expand") * fields.integer("hidden_size"))
+    if width % heads or fields.values.get("mamba_d_head") not in (None, "auto", width // heads):
+        raise fields.wrong("mamba_d_head", f"mamba_expand * hidden_size / mamba_n_heads = {width} / {heads}")
+    groups = fields.integer("mamba_n_groups", high=heads)
+    if heads % groups:
+        raise fields.wrong("mamba_n_groups", f"a divisor of mamba_n_heads {heads}")
+    if fields.values.get("time_step_limit") not in (None, [0.0, inf], [0.0, _INFINITY]):
+        raise fields.wrong("time_step_limit", "[0.0, Infinity]")
+    if fields.values.get("hidden_act", "silu") not in ("silu", "swish"):
+        raise fields.wrong("hidden_act", "silu, which the convolution has too")
+    return Mamba2Layer(
+        num_heads=heads,
+        head_dim=width // heads,
+        num_groups=groups,
+        state_size=fields.integer("mamba_d_state", high=_MOST_HEADS),
+        taps=fields.integer("mamba_d_conv", low=2, high=_MOST_TAPS),
+        conv_biased=fields.flag("mamba_conv_bias"),
+        biased=fields.flag("mamba_proj_bias"),
+    )
+
+
+def _kinds(fields: Fields, names: tuple[str, ...], count: int) -> list[str]:
+    """Return ``ATTENTION`` or ``RECURRENT`` for each layer, also from the older keys."""
+    key = "layers_block_type" if fields.has("layers_block_type") else "layer_types"
+    listed = fields.values.get(key)
+    if listed is None:
+        indices = fields.values.get("full_attn_idxs")
+        indices = list(range(count)) if indices is None else indices
+        if not isinstance(indices, list) or any(type(each) is not int or not 0 <= each < count for each in indices):
+            raise fields.wrong("full_attn_idxs", f"a list of layers below {count}")
+        if not indices:
+            raise fields.wrong("full_attn_idxs", "a list of at least one layer")
+        return [ATTENTION if index in indices else RECURRENT for index in range(count)]
+    if not isinstance(listed, list) or len(listed) != count or any(kind not in names for kind in listed):
+        raise fields.wrong(key, f"a list of {count} times {' or '.join(names)}")
+    kinds = [_KINDS[kind] for kind in listed]
+    if ATTENTION not in kinds:
+        raise fields.wrong(key, "a list with attention at least once")
+    return kinds
+
+
+def own_keys(config: Mapping[str, Any], family: Family, where: str) -> Mapping[str, Any]:
+    """Return a config with the usual keys in place of such a family's own. Raises ModelError."""
+    fields = Fields({**family.defaults, **config}, where)
+    if family.recurrent == "short_conv":
+        return {**config, **_lfm2_keys(fields)}
+    if family.recurrent == "mamba2" and family.mixture is not None and is_dense(fields, family.mixture):
+        return {**config, "intermediate_size": fields.integer("shared_intermediate_size")}
+    return config
+
+
+def _lfm2_keys(fields: Fields) -> dict[str, Any]:
+    """Return the MLP's size, and whether the head is tied."""
+    renamed = {"block_ff_dim": "intermediate_size", "tie_embedding": "tie_word_embeddings"}
+    usual = {new: fields.values[old] for old, new in renamed.items() if fields.has(old)}
+    if fields.flag("block_auto_adjust_ff_dim"):
+        sizes = Fields({**fields.values, **usual}, fields.where)
+        size = int(2 * sizes.integer("intermediate_size") / 3)
+        if fields.has("block_ffn_dim_multiplier"):
+            multiple = fields.integer("block_multiple_of")
+            size = -(-int(fields.positive("block_ffn_dim_multiplier") * size) // multiple) * multiple
+        usual["intermediate_size"] = size
+    return usual

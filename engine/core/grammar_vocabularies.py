@@ -1,0 +1,145 @@
+"""Structured output in several vocabularies: the model's, and those of adapters with tokenizers of their own."""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..batch import Masks
+from ..errors import RequestError
+from ..messages import Done, Failed, Message, PrepareGrammar, Submit, TokenTexts
+from ..scheduling.mask_jobs import MaskJob
+
+if TYPE_CHECKING:
+    from .structured_output import Compilation, StructuredOutputManager
+
+MOST_VOCABULARIES = 4
+"""Vocabularies of adapters, beside the model's, whose grammars stay compiled while no sequence uses them."""
+
+OWN = ""
+"""Key of the model's own vocabulary."""
+
+
+class GrammarVocabularies:
+    """A ``StructuredOutputManager`` for each vocabulary, made when it is first needed; idle ones beyond a limit end.
+
+    Args:
+        eos_ids: the model's end tokens.
+        vocab_size: width of the model's logits.
+        max_lines: most sampling positions of a batch.
+    """
+
+    def __init__(self, eos_ids: tuple[int, ...], vocab_size: int, max_lines: int) -> None:
+        self._eos_ids = eos_ids
+        self._vocab_size = vocab_size
+        self._max_lines = max_lines
+        self._texts: dict[str, TokenTexts] = {}
+        self._managers: OrderedDict[str, StructuredOutputManager] = OrderedDict()  # least recently used first
+        self._users: dict[int, str] = {}  # vocabularies of living sequences that do not use the model's own
+
+    def learn(self, texts: TokenTexts) -> None:
+        """Take the bytes of a vocabulary's tokens. The model's own is made ready at once."""
+        self._texts[texts.vocabulary] = texts
+        if texts.vocabulary == OWN and self._ends(texts):
+            self._manager(OWN)
+
+    def compile(self, submit: Submit, vocab_size: int) -> Compilation:
+        """Begin to compile the grammar of a sequence. Its vocabulary stays until ``settle`` sees the sequence's end.
+
+        Args:
+            vocab_size: of the adapter's own vocabulary, 0 for the model's.
+
+        Raises:
+            RequestError: its vocabulary has no end token, without which no answer can be completed, or is another one
+                than the adapter's.
+        """
+        texts = self._texts.get(submit.vocabulary)
+        is_own = submit.vocabulary == OWN and not vocab_size
+        if texts is not None and not is_own and len(texts.lengths) > (vocab_size or self._vocab_size):
+            raise RequestError(
+                f"The adapter {submit.adapter!r} was replaced by one with another vocabulary: ask again.", param="model"
+            )
+        if texts is None or not self._ends(texts):
+            what = "cannot follow a grammar" if submit.grammar else "can have no thought with a budget"
+            raise RequestError(f"This model has no end token, so its answers {what}.")
+        if submit.vocabulary != OWN:
+            self._users[submit.id] = submit.vocabulary
+        compilation = self._manager(submit.vocabulary).compile(submit.grammar, submit.reasoning)
+        self._close_idle()
+        return compilation
+
+    def settle(self, messages: Iterable[Message]) -> None:
+        """Forget the sequences that these messages end."""
+        if self._users:
+            for message in messages:
+                if isinstance(message, (Done, Failed)):
+                    self._users.pop(message.id, None)
+
+    def prepare(self, message: PrepareGrammar) -> None:
+        """Compile a grammar ahead if its vocabulary is in use."""
+        if (manager := self._managers.get(message.vocabulary)) is not None:
+            manager.prepare(message.kind, message.content)
+
+    def fill(self, jobs: Sequence[MaskJob]) -> Callable[[], Masks]:
+        """Begin to fill masks. Returns a function that waits for them."""
+        of_vocabulary: dict[str, list[MaskJob]] = {}
+        for job in jobs:
+            of_vocabulary.setdefault(job.vocabulary, []).append(job)
+        waits = [self._managers[key].fill(group) for key, group in of_vocabulary.items()]
+        return waits[0] if len(waits) == 1 else lambda: _joined([wait() for wait in waits])
+
+    def stats(self) -> dict[str, float]:
+        """Return the sums of all vocabularies' counters and gauges."""
+        sums: Counter[str] = Counter()
+        for manager in self._managers.values():
+            sums.update(manager.stats())
+        return dict(sums)
+
+    def take_observations(self) -> dict[str, list[float]]:
+        """Return the seconds of each step's masks and of each compile since the last call."""
+        found: dict[str, list[float]] = {}
+        for manager in self._managers.values():
+            for name, seconds in manager.take_observations().items():
+                found.setdefault(name, []).extend(seconds)
+        return found
+
+    def close(self) -> None:
+        """End all threads and child processes."""
+        for manager in self._managers.values():
+            manager.close()
+
+    def _ends(self, texts: TokenTexts) -> tuple[int, ...]:
+        ends = dict.fromkeys((*texts.ends, *self._eos_ids))
+        return tuple(token for token in ends if token < len(texts.lengths))
+
+    def _manager(self, key: str) -> StructuredOutputManager:
+        manager = self._managers.get(key)
+        if manager is None:
+            from .structured_output import StructuredOutputManager
+
+            texts = self._texts[key]
+            size = self._vocab_size if key == OWN else len(texts.lengths)
+            manager = StructuredOutputManager(texts, self._ends(texts), size, self._max_lines)
+            self._managers[key] = manager
+        self._managers.move_to_end(key)
+        return manager
+
+    def _close_idle(self) -> None:
+        in_use = {OWN, *self._users.values()}
+        idle = [key for key in self._managers if key not in in_use]
+        for key in idle[: max(0, len(self._managers) - 1 - MOST_VOCABULARIES)]:
+            self._managers.pop(key).close()
+
+
+def _joined(parts: Sequence[Masks]) -> Masks:
+    """Join masks of several widths; a narrower one allows no token beyond its vocabulary."""
+    words = np.zeros((sum(len(part.words) for part in parts), max(part.words.shape[1] for part in parts)), np.int32)
+    at = 0
+    for part in parts:
+        words[at : at + len(part.words), : part.words.shape[1]] = part.words
+        at += len(part.words)
+    positions = tuple(position for part in parts for position in part.positions)
+    return Masks(positions, words, tuple(token for part in parts for token in part.forced))

@@ -1,0 +1,65 @@
+"""A selective state space of a layer in place of attention (Mamba-2)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from ...kernels.expert_ops import ExpertWeights
+from ...kernels.state_ops import ConvParams, SsmParams, causal_conv, gated_norm, ssm_scan
+from .forward_inputs import ForwardInputs
+from .layers import Projection
+
+
+@dataclass(frozen=True, slots=True)
+class Mamba2:
+    """``output(norm(scan(conv(x, B, C)) * silu(gate)))``: ``store``, then the call.
+
+    Attributes:
+        input: the projection to gate, x, B, C and a step for each head, side by side.
+        conv: the convolution of x, B and C.
+        scan: the state space.
+        norm: weight [H * P] of the norm behind the gate.
+        eps: of the norm.
+    """
+
+    input: Projection
+    output: Projection
+    conv: ConvParams
+    scan: SsmParams
+    norm: Tensor
+    eps: float
+
+    def store(self, x: Tensor, inputs: ForwardInputs, convolved: Tensor, summed: Tensor) -> Tensor:
+        """Scan T tokens and write the states of their rows: [T, H] -> [T, heads * head_dim].
+
+        Args:
+            convolved: [slots, taps - 1, columns], the last inputs of the convolution.
+            summed: [slots, heads, state_size, head_dim].
+        """
+        assert inputs.states is not None
+        scan, states = self.scan, inputs.states
+        projected = self.input(x, inputs.lora)
+        mixed = causal_conv(projected, convolved, states, self.conv, scan.width)
+        y = ssm_scan(mixed, projected, scan.width + scan.columns, summed, states, scan)
+        return gated_norm(y, projected, self.norm, self.eps, scan.num_groups)
+
+    def __call__(self, y: Tensor, inputs: ForwardInputs, convolved: Tensor, summed: Tensor) -> Tensor:
+        """The output projection: [S, heads * head_dim] -> [S, H]."""
+        return self.output(y, inputs.lora)
+
+    @property
+    def before_kv(self) -> tuple[Projection, ...]:
+        """Products in front of the states."""
+        return (self.input,)
+
+    @property
+    def behind_kv(self) -> tuple[Projection, ...]:
+        """Products behind the states."""
+        return (self.output,)
+
+    @property
+    def of_heads(self) -> tuple[tuple[int, ExpertWeights], ...]:
+        """Products of each head with a weight of its own: none."""
+        return ()

@@ -1,0 +1,62 @@
+"""``StatePool``: the tensors of recurrent states, a slot for each state."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ...kernels.memory import lazy_zeros
+from ..checkpoint.families.recurrent import RecurrentLayer, ShortConvLayer
+from ..checkpoint.model_config import ModelConfig
+
+SUM_DTYPE = torch.float32
+"""Of what a layer sums over all tokens: rounding at the end of a step would make answers depend on chunks."""
+
+LayerStates = tuple[Tensor, Tensor]
+"""A layer's states, each [slots, ...]: last inputs of its convolution, and what it sums; the latter may be empty."""
+
+
+def state_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
+    """Return the bytes of one state: of all recurrent layers together. 0 for a model without."""
+    pairs = [_shapes(layer.recurrent, config) for layer in config.layers if layer.recurrent]
+    conv, sums = (sum(torch.Size(pair[i]).numel() for pair in pairs) for i in (0, 1))
+    return conv * dtype.itemsize + sums * SUM_DTYPE.itemsize
+
+
+def _shapes(layer: RecurrentLayer, config: ModelConfig) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    if isinstance(layer, ShortConvLayer):
+        return (layer.taps - 1, config.hidden_size), (0,)
+    return (layer.taps - 1, layer.conv_width), (layer.num_heads, layer.state_size, layer.head_dim)
+
+
+class StatePool:
+    """States of rows and checkpoints, written by the ops of ``kernels.state_ops``.
+
+    Args:
+        num_slots: see ``engine.kv_cache.state_cache.StateSlots.total``.
+        dtype: the model's, of the inputs of convolutions.
+
+    Attributes:
+        layers: by the index of the layer in the model.
+        state_bytes: of one slot.
+    """
+
+    def __init__(self, config: ModelConfig, num_slots: int, dtype: torch.dtype, device: torch.device) -> None:
+        self.state_bytes = state_bytes(config, dtype)
+        self.layers: dict[int, LayerStates] = {}
+        for index, layer in enumerate(config.layers):
+            if layer.recurrent is not None:
+                first, second = _shapes(layer.recurrent, config)
+                self.layers[index] = (
+                    _zeros((num_slots, *first), dtype, device),
+                    _zeros((num_slots, *second), SUM_DTYPE, device),
+                )
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return zeros that take memory on a CPU only as they are written."""
+    return (
+        lazy_zeros(shape, dtype)
+        if device.type == "cpu" and 0 not in shape
+        else torch.zeros(shape, dtype=dtype, device=device)
+    )

@@ -1,0 +1,120 @@
+"""LoRA in a model of the transformers library: hooks that add the adapters' part to what its linear modules return."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+from ....lora.base_projections import EMBEDDING, HEAD, BaseLayout, ProjectionShape
+from .packed_modules import plain_weight
+from .paged_attention import CurrentStep
+
+_OF_ONE_EXPERT = re.compile(r"\.experts\.\d+\.")
+
+
+@dataclass(frozen=True, slots=True)
+class AdaptedModules:
+    """The modules that adapters may change.
+
+    Attributes:
+        modules: by the name that adapters address them by; embedding and head have the names that they have in most
+            models.
+        renamed: the model's own names of embedding and head.
+    """
+
+    modules: Mapping[str, nn.Module]
+    renamed: Mapping[str, str]
+
+    def layout(self, dtype: torch.dtype, device: torch.device) -> BaseLayout:
+        """Return the base model as adapters see it."""
+        return BaseLayout(
+            projections=tuple(ProjectionShape((name,), *_sizes(module)) for name, module in self.modules.items()),
+            dtype=dtype,
+            device=device,
+            read_weight=lambda name: plain_weight(self.modules[name]),
+            read_bias=lambda name: _bias(self.modules[name]),
+            renamed=self.renamed,
+            takes_own=False,
+        )
+
+    def hook(self, step: CurrentStep, dtype: torch.dtype) -> None:
+        """Have each module's output get the part of the current step's adapters, whose factors are in ``dtype``."""
+        for name, module in self.modules.items():
+            module.register_forward_hook(_embedding_hook(step) if name == EMBEDDING else _hook(name, step, dtype))
+
+
+@contextmanager
+def observed_rows(model: nn.Module) -> Iterator[dict[nn.Module, set[int]]]:
+    """Return for each linear module and embedding how many rows it computes at a time in passes inside the block.
+
+    0 stands for a module that returns more than them, such as a router.
+    """
+    rows: dict[nn.Module, set[int]] = {}
+
+    def observe(module: nn.Module, _: tuple[Tensor, ...], output: Any) -> None:
+        count = output.numel() // output.shape[-1] if isinstance(output, Tensor) else 0
+        rows.setdefault(module, set()).add(count)
+
+    kinds = (nn.Linear, Conv1D, nn.Embedding)
+    hooks = [each.register_forward_hook(observe) for each in model.modules() if isinstance(each, kinds)]
+    try:
+        yield rows
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def adapted_modules(model: Any, rows: Mapping[nn.Module, set[int]], num_tokens: int) -> AdaptedModules:
+    """Return the modules of a causal model that have all tokens of a step as their input, in its order.
+
+    Others are left out: an expert has the tokens that are routed to it, which the model alone knows.
+
+    Args:
+        rows: of a pass over ``num_tokens`` tokens of the model without its head, from ``observed_rows``.
+    """
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    modules: dict[str, nn.Module] = {}
+    renamed: dict[str, str] = {}
+    for name, module in model.named_modules():
+        sees_all = rows.get(module) == {num_tokens}
+        if module is head or (module is embedding and type(module) is nn.Embedding and sees_all):
+            known = HEAD if module is head else EMBEDDING
+            modules[known], renamed[name] = module, known
+        elif isinstance(module, nn.Linear | Conv1D) and sees_all and not _OF_ONE_EXPERT.search(name):
+            modules[name] = module
+    return AdaptedModules(modules, renamed)
+
+
+def _hook(name: str, step: CurrentStep, dtype: torch.dtype) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
+    def add(_: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
+        if step.lora is not None:
+            x = args[0].reshape(-1, args[0].shape[-1]).to(dtype).contiguous()
+            step.lora.project(name, x, output.view(-1, output.shape[-1]))
+
+    return add
+
+
+def _embedding_hook(step: CurrentStep) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
+    def add(_: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
+        if step.lora is not None:
+            step.lora.embed(args[0].flatten(), output.view(-1, output.shape[-1]))
+
+    return add
+
+
+def _sizes(module: Any) -> tuple[tuple[int], int]:
+    """Outputs and inputs of a module; of an embedding its width and the size of the vocabulary."""
+    rows, columns = module.weight.shape
+    return ((columns,), rows) if isinstance(module, nn.Embedding | Conv1D) else ((rows,), columns)
+
+
+def _bias(module: Any) -> Tensor | None:
+    bias: Tensor | None = getattr(module, "bias", None)
+    return None if bias is None else bias.detach()

@@ -1,0 +1,162 @@
+"""Configuration of a model of the transformers library, and the refusal of what cannot be computed exactly."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import transformers
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING, CONFIG_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from ...checkpoint.config_fields import Fields
+from ...checkpoint.read_config import CONFIG, GENERATION_CONFIG, read_config_file, read_generation_config
+from ...errors import ModelError, quoted, shortened
+
+# Keys that are refused, with their values without effect (None always is one), and why.
+_REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
+    "quantization_config": ((), "quantised weights are not read there"),
+    "compression_config": ((), "quantised weights are not read there"),
+    "is_encoder_decoder": ((False,), "encoders are not computed"),
+    "add_cross_attention": ((False,), "cross attention is not computed"),
+    "text_config": ((), "of multimodal models only those in docs/models.md are served"),
+    "vision_config": ((), "of multimodal models only those in docs/models.md are served"),
+    "audio_config": ((), "of multimodal models only those in docs/models.md are served"),
+    "alibi": ((False,), "biases of attention are not computed"),
+}
+# Kinds of layers that transformers' attention interface covers, as ``layer_types`` names them.
+_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
+
+
+@dataclass(frozen=True, slots=True)
+class TransformersConfig:
+    """What the engine reads of the model's configuration; see ``ModelConfig``."""
+
+    family: str
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    max_position_embeddings: int
+    eos_token_ids: tuple[int, ...]
+
+    @property
+    def num_attention_layers(self) -> int:
+        return self.num_layers
+
+    @property
+    def has_states(self) -> bool:
+        return False
+
+    @property
+    def latent(self) -> None:
+        """None: attention has keys and values of its own."""
+
+    @property
+    def rope_switch(self) -> None:
+        """None: sequences are as long as one rotary embedding serves."""
+
+
+@dataclass(frozen=True, slots=True)
+class LibraryModel:
+    """A class of the library and the configuration that a checkpoint has for it.
+
+    Attributes:
+        model_class: the causal model.
+        config: the library's object.
+        longest: tokens of the longest sequence.
+    """
+
+    model_class: Any
+    config: Any
+    longest: int
+
+    @property
+    def name(self) -> str:
+        """Name of the class."""
+        return str(self.model_class.__name__)
+
+
+def has_class(fields: Mapping[str, Any]) -> bool:
+    """Return whether the library has the causal model that a ``config.json`` names."""
+    return _class_name(fields) is not None
+
+
+def read_library_model(folder: Path) -> LibraryModel:
+    """Read the configuration of a folder in Hugging Face format; code that it names is never run.
+
+    Raises:
+        ModelError: the library has no such causal model, or it has a part that is refused.
+    """
+    fields = read_config_file(folder)
+    _refuse(fields)
+    name = _class_name(fields)
+    if name is None:
+        raise ModelError(
+            f"{CONFIG}: transformers {transformers.__version__} has no causal language model "
+            f"{quoted(fields.get('architectures'))} with model_type {quoted(fields.get('model_type'))}; code from the "
+            "model's repository is never run."
+        )
+    model_class = getattr(transformers, name)
+    if not model_class._can_set_attn_implementation():
+        raise ModelError(
+            f"{CONFIG}: {name} of transformers has attention of its own, outside of the library's attention interface, "
+            "which is not computed."
+        )
+    try:
+        config = CONFIG_MAPPING[fields["model_type"]].from_dict(dict(fields))
+    except Exception as error:  # whatever its own checks raise
+        raise ModelError(f"{CONFIG}: transformers refuses it: {shortened(str(error), 300)}") from error
+    _refuse({key: getattr(config, key, None) for key in _REFUSED})  # the class's own defaults
+    kinds = getattr(config, "layer_types", None) or []
+    if others := sorted(set(map(str, kinds)) - _LAYER_TYPES):
+        raise ModelError(
+            f"{CONFIG}: {name} has layers of {others[0]}, which --model-impl transformers does not compute."
+        )
+    return LibraryModel(model_class, config, _longest(config, name))
+
+
+def end_tokens(folder: Path, config: Any, vocab_size: int) -> tuple[int, ...]:
+    """Return the end tokens of ``generation_config.json``, or of the configuration if that names none."""
+    key = "eos_token_id"
+    named = Fields(read_generation_config(folder), GENERATION_CONFIG).token_ids(key, vocab_size)
+    return named or Fields({key: getattr(config, key, None)}, CONFIG).token_ids(key, vocab_size)
+
+
+def _refuse(fields: Mapping[str, Any]) -> None:
+    """Raise ModelError for the first key with an unsupported value."""
+    for key, (harmless, reason) in _REFUSED.items():
+        if (value := fields.get(key)) is not None and value not in harmless:
+            raise ModelError(
+                f"{CONFIG}: {key} = {quoted(value)} is not supported by --model-impl transformers: {reason}."
+            )
+
+
+def _class_name(fields: Mapping[str, Any]) -> str | None:
+    """Return the one class under ``architectures``, if it is a causal model of the library for the ``model_type``."""
+    names, model_type = fields.get("architectures"), fields.get("model_type")
+    if not isinstance(model_type, str) or model_type not in CONFIG_MAPPING_NAMES:
+        return None
+    known = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(model_type, ())
+    known = (known,) if isinstance(known, str) else known
+    return names[0] if isinstance(names, list) and len(names) == 1 and names[0] in known else None
+
+
+def _longest(config: Any, name: str) -> int:
+    """Return the longest sequence: with longrope that up to which all sequences are rotated alike."""
+    longest = getattr(config, "max_position_embeddings", None)
+    if not isinstance(longest, int) or isinstance(longest, bool) or longest < 1:
+        raise ModelError(
+            f"{CONFIG}: max_position_embeddings of {name} must be a whole number above 0, not {longest!r}."
+        )
+    ropes = getattr(config, "rope_parameters", None) or {}
+    for rope in (ropes, *ropes.values()):
+        if isinstance(rope, dict) and rope.get("rope_type") == "longrope":
+            outer: Any = getattr(config, "original_max_position_embeddings", None)
+            original: Any = rope.get("original_max_position_embeddings") or outer or longest
+            longest = min(longest, int(original))
+    return longest

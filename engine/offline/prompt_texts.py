@@ -1,0 +1,76 @@
+"""Prompts in tokens: the tokenizer, limits and cached parts of a model, or of an adapter with its own vocabulary."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+
+from ..serving.adapter_tokenizers import AdapterTokenizers, ServedTokenizer
+from ..serving.request import RequestLimits, token_array
+from ..text.prompt_cache import Owner, PromptEncoder
+from ..types import AdapterInfo
+
+_MOST = 32  # of adapters, in memory
+
+
+class PromptTexts:
+    """Encodes prompts with one tokenizer.
+
+    Attributes:
+        served: the tokenizer.
+        limits: bounds of requests.
+    """
+
+    def __init__(self, served: ServedTokenizer, max_model_len: int) -> None:
+        self.served = served
+        self.limits = RequestLimits(max_model_len, served.vocab_size)
+        self._encoder = PromptEncoder(served.tokenizer)
+
+    def encode(self, prompt: str | Sequence[int]) -> array[int]:
+        """Return the tokens of a prompt, with special tokens around a text."""
+        if isinstance(prompt, str):
+            return self.served.tokenizer.encode(prompt, add_special_tokens=True)
+        return token_array(prompt)
+
+    def encode_chat(self, text: str) -> array[int]:
+        """Return the tokens of a rendered conversation."""
+        return self._encoder.encode(self._encoder.cut(text), Owner())
+
+
+class AdapterTexts:
+    """The ``PromptTexts`` of a model and of its adapters.
+
+    Args:
+        tokenizers: of the adapters.
+        adapters: the loaded ones by name.
+        load: loads one of the folder of adapters.
+    """
+
+    def __init__(
+        self,
+        tokenizers: AdapterTokenizers,
+        adapters: Mapping[str, AdapterInfo],
+        load: Callable[[str], None],
+        max_model_len: int,
+    ) -> None:
+        self._tokenizers = tokenizers
+        self._adapters = adapters
+        self._load = load
+        self._max_model_len = max_model_len
+        self._texts: dict[ServedTokenizer, PromptTexts] = {}  # least recently made first
+
+    def of(self, adapter: str | None) -> PromptTexts:
+        """Return those of an adapter, None for the model. RequestError if the adapter's tokenizer cannot be used."""
+        if adapter is not None and adapter not in self._adapters and self._tokenizers.has_own(adapter):
+            self._load(adapter)
+        info = None if adapter is None else self._adapters.get(adapter)
+        served = self._tokenizers.known(adapter if info else None, info)
+        if served is None:
+            assert adapter is not None and info is not None
+            served = self._tokenizers.find(adapter, info)
+        texts = self._texts.get(served)
+        if texts is None:
+            if len(self._texts) > _MOST:
+                del self._texts[next(iter(self._texts))]
+            texts = self._texts[served] = PromptTexts(served, self._max_model_len)
+        return texts

@@ -1,0 +1,188 @@
+"""Tokenizers of adapters: an adapter whose folder has a tokenizer is served with it and its chat template.
+
+TRL and PEFT save the tokenizer beside the adapter, with the tokens that were added in training. Requests that name the
+adapter are encoded, rendered and detokenized by it. Equal files of several adapters are loaded once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections import OrderedDict
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from threading import Lock
+
+from ...lora.errors import AdapterError
+from ...lora.safe_paths import find_folder
+from ..adapter_sources.cached_adapters import adapter_cache_folder
+from ..config import EngineConfig
+from ..errors import ModelError, RequestError
+from ..messages import TokenTexts
+from ..text.tokenizer import Tokenizer
+from ..text.tokenizer_files import DEFINITION, read_folder, refusing_malformed
+from ..types import AdapterInfo
+
+MOST_BYTES = 64 << 20
+"""Of all tokenizer files of an adapter."""
+
+MOST_TOKENIZERS = 16
+"""Tokenizers of adapters in memory; those that requests use stay beyond that."""
+
+_FILES = (
+    *(DEFINITION, "tokenizer_config.json", "special_tokens_map.json", "generation_config.json"),
+    *("chat_template.jinja", "chat_template.json"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ServedTokenizer:
+    """A tokenizer with the vocabulary of the weights that it is used with.
+
+    Attributes:
+        tokenizer: the model's, or an adapter's own.
+        vocab_size: token ids are below this.
+        key: names tokens and end tokens to the engine; "" for the model's own.
+    """
+
+    tokenizer: Tokenizer
+    vocab_size: int
+    key: str = ""
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """The tokens that end an answer, beside the model's."""
+        return tuple(token for token in self.tokenizer.eos_ids if token < self.vocab_size) if self.key else ()
+
+    def texts(self) -> TokenTexts:
+        """Return the bytes of all tokens, for the engine's grammars."""
+        texts = self.tokenizer.texts()
+        if not self.key:
+            return texts
+        lengths = texts.lengths[: self.vocab_size]
+        special = tuple(token for token in texts.special if token < self.vocab_size)
+        return TokenTexts(lengths, texts.data[: sum(lengths)], special, self.key, self.ends)
+
+
+class AdapterTokenizers:
+    """Finds and loads the tokenizers of adapters. Thread-safe.
+
+    Args:
+        base: of requests without an adapter, and of adapters without a tokenizer.
+        config: has the folder of adapters, which paths below it must not leave by a link, and that of downloads.
+    """
+
+    def __init__(self, base: ServedTokenizer, config: EngineConfig) -> None:
+        self._base = base
+        self._root = None if config.lora_dir is None else Path(config.lora_dir)
+        self._downloads = adapter_cache_folder(config.adapter_cache_dir).resolve()
+        self._lock = Lock()
+        self._of_adapters: dict[str, tuple[tuple[str, str, int], ServedTokenizer]] = {}  # by name, with the version
+        self._loaded: OrderedDict[str, Tokenizer] = OrderedDict()  # by digest of the files, least recently used first
+
+    def known(self, name: str | None, info: AdapterInfo | None) -> ServedTokenizer | None:
+        """Return the tokenizer of an adapter's version if it was found before, that of the base model for no name."""
+        if name is None:
+            return self._base
+        version, served = self._of_adapters.get(name, (None, None))
+        return served if info is not None and version == _version(info) else None
+
+    def has_own(self, name: str) -> bool:
+        """Return whether the folder of an adapter below the folder of adapters has a tokenizer."""
+        try:
+            return self._root is not None and (find_folder(name, self._root) / DEFINITION).is_file()
+        except AdapterError:
+            return False
+
+    def find(self, name: str, info: AdapterInfo) -> ServedTokenizer:
+        """Return the tokenizer of a loaded adapter, which is read if need be: not on the event loop.
+
+        Raises:
+            RequestError: its tokenizer is malformed, or has more tokens than its embedding.
+        """
+        try:
+            served = self._find(name, find_folder(str((self._root or Path()) / info.path), None), info.vocab_size)
+        except AdapterError:  # the folder is gone
+            served = self._base
+        self._of_adapters[name] = _version(info), served
+        return served
+
+    def _find(self, name: str, folder: Path, vocab_size: int) -> ServedTokenizer:
+        try:
+            own = self._read(folder)
+        except (ModelError, OSError) as error:
+            reason = error if isinstance(error, ModelError) else f"{error.strerror}."
+            raise RequestError(
+                f"The tokenizer in the folder of the adapter {name!r}: {reason}", param="model"
+            ) from None
+        base = self._base
+        if own is None:
+            size = vocab_size or base.vocab_size
+            if size > base.vocab_size and folder.is_relative_to(self._downloads):
+                raise RequestError(
+                    f"The adapter {name!r} has {size - base.vocab_size:,} tokens more than the base model, and of a "
+                    "source no tokenizer is read: download its files to a folder, and load it from there.",
+                    param="model",
+                    code="adapter_not_supported",
+                )
+            return base if size == base.vocab_size else ServedTokenizer(base.tokenizer, size, f"@{size}")
+        if vocab_size and own.vocab_size > vocab_size:
+            raise RequestError(
+                f"tokenizer.json in the folder of the adapter {name!r} has {own.vocab_size:,} tokens, but its "
+                f"embed_tokens {vocab_size:,} rows: save the adapter with the tokenizer that it was trained with.",
+                param="model",
+            )
+        size, key = vocab_size or base.vocab_size, _vocabulary_key(own)
+        if size == base.vocab_size and key == self._base_key:
+            return ServedTokenizer(own, size)  # with a chat template of its own, perhaps
+        return ServedTokenizer(own, size, f"{key}@{size}")
+
+    @cached_property
+    def _base_key(self) -> str:
+        return _vocabulary_key(self._base.tokenizer)
+
+    def _read(self, folder: Path) -> Tokenizer | None:
+        """Return an adapter's tokenizer; None for a folder without one."""
+        present = [file for name in _FILES if (file := folder / name).is_file()]
+        if not present or present[0].name != DEFINITION:
+            return None
+        root = None if self._root is None else self._root.resolve()
+        if root is not None and folder.is_relative_to(root):
+            for file in present:
+                if not file.resolve().is_relative_to(root):
+                    raise ModelError(f"{file.name} is a link that leads outside the folder of adapters.")
+        if (size := sum(file.stat().st_size for file in present)) > MOST_BYTES:
+            raise ModelError(f"its files have {size:,} bytes; at most {MOST_BYTES:,} are read.")
+        digest = hashlib.sha256()
+        for file in present:
+            data = file.read_bytes()
+            digest.update(f"{file.name} {len(data)} ".encode() + data)
+        key = digest.hexdigest()
+        with self._lock:
+            found = self._loaded.get(key)
+            if found is None:
+                found = self._loaded[key] = self._load(folder)
+                if len(self._loaded) > MOST_TOKENIZERS:
+                    self._loaded.popitem(last=False)
+            self._loaded.move_to_end(key)
+        return found
+
+    def _load(self, folder: Path) -> Tokenizer:
+        with refusing_malformed():
+            files = read_folder(folder)
+        if not files.chat_templates:
+            files = dataclasses.replace(files, chat_templates=self._base.tokenizer.chat_templates)
+        return Tokenizer(files)
+
+
+def _vocabulary_key(tokenizer: Tokenizer) -> str:
+    """SHA-256 of a tokenizer's tokens, special ones and end tokens."""
+    texts = tokenizer.texts()
+    digest = hashlib.sha256(repr((texts.special, tokenizer.eos_ids)).encode())
+    digest.update(texts.lengths.tobytes() + texts.data)
+    return digest.hexdigest()
+
+
+def _version(info: AdapterInfo) -> tuple[str, str, int]:
+    return info.digest, info.path, info.vocab_size

@@ -1,0 +1,64 @@
+// RMS norm of groups of columns after a gate: rms(x * silu(gate)) * weight.
+#include <cmath>
+
+#include "simd/parallel.h"
+#include "simd/simd.h"
+
+namespace rootgraft {
+namespace {
+
+constexpr int64_t kSmall = 1 << 14;  // outputs below which one thread is faster
+
+// Argument structure packed by Python: fields of 8 bytes in this order.
+struct GatedNorm {
+  const void* x;       // [tokens][width]
+  const void* gate;    // [tokens][gate_columns], the first `width` of them
+  const void* weight;  // [width]
+  void* out;           // [tokens][width]
+  int64_t tokens, width, groups, gate_columns, is_bf16, threads;
+  double eps;
+};
+
+template <class E>
+void run_token(const GatedNorm& op, int64_t token) {
+  using Value = typename E::Value;
+  const Value* x = static_cast<const Value*>(op.x) + token * op.width;
+  const Value* gate = static_cast<const Value*>(op.gate) + token * op.gate_columns;
+  const Value* weight = static_cast<const Value*>(op.weight);
+  Value* out = static_cast<Value*>(op.out) + token * op.width;
+  const auto gated = [&](int64_t i) {
+    const Floats open = E::load(gate + i);
+    return E::load(x + i) * (open * sigmoid(open));
+  };
+  const int64_t size = op.width / op.groups;
+  for (int64_t first = 0; first < op.width; first += size) {
+    Floats squares = broadcast(0.0f);
+    for (int64_t i = first; i < first + size; i += kWidth) {
+      const Floats value = gated(i);
+      squares = fma(value, value, squares);
+    }
+    const Floats scale = broadcast(1.0f / std::sqrt(sum(squares) / (float)size + (float)op.eps));
+    for (int64_t i = first; i < first + size; i += kWidth) E::store(out + i, gated(i) * scale * E::load(weight + i));
+  }
+}
+
+template <class E>
+void run(const GatedNorm& op) {
+  const int threads = op.tokens * op.width < kSmall ? 1 : (int)op.threads;
+  parallel_ranges(threads, op.tokens, [&](int64_t token, int64_t end) {
+    for (; token < end; token++) run_token<E>(op, token);
+  });
+}
+
+}  // namespace
+}  // namespace rootgraft
+
+using namespace rootgraft;
+
+extern "C" int gated_norm(const GatedNorm* op) {
+  if (op->is_bf16) run<Bf16>(*op);
+  else run<Fp32>(*op);
+  return 0;
+}
+
+extern "C" int64_t gated_norm_size() { return sizeof(GatedNorm); }

@@ -1,0 +1,75 @@
+"""Argument records of ops with a recurrent state: per step, for all layers, and per convolution."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class StateBatch:
+    """Where the rows of a ragged batch find and leave their states: slots of a pool [slots, ...].
+
+    A slot that one row reads is written by no other row of the batch.
+
+    Attributes:
+        query_start: [R + 1] int32, row r owns tokens ``query_start[r]:query_start[r + 1]``.
+        source: [R] int32, slot of the state before the row's first token, -1 for zeros.
+        target: [R] int32, slot that gets the state after its last token; it may be the source.
+        checkpoints: [T] int32, slot that gets the state after this token too, -1 for none.
+    """
+
+    query_start: Tensor
+    source: Tensor
+    target: Tensor
+    checkpoints: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class SsmParams:
+    """A selective state space (Mamba-2): H heads of P dimensions, each with a state of N x P.
+
+    Attributes:
+        num_heads: H.
+        head_dim: P.
+        num_groups: groups of adjacent heads, which have the same B and C.
+        state_size: N.
+        decay: [H] fp32, below 0: a state shrinks by ``exp(step * decay)`` with each token.
+        step_bias: [H] fp32, added to a head's step before the softplus.
+        skip: [H] fp32, factor of the input that is added to the output.
+    """
+
+    num_heads: int
+    head_dim: int
+    num_groups: int
+    state_size: int
+    decay: Tensor
+    step_bias: Tensor
+    skip: Tensor
+
+    @property
+    def width(self) -> int:
+        """H * P."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def columns(self) -> int:
+        """Columns of x, B and C."""
+        return self.width + 2 * self.num_groups * self.state_size
+
+
+@dataclass(frozen=True, slots=True)
+class ConvParams:
+    """A causal convolution of each channel with the inputs before it.
+
+    Attributes:
+        weight: [taps, W], the tap of the newest input last.
+        bias: [W] or None.
+        gated: the input is the product of two, and the result is multiplied by a third (LFM2). Else the result passes
+            SiLU.
+    """
+
+    weight: Tensor
+    bias: Tensor | None
+    gated: bool

@@ -1,0 +1,94 @@
+"""The ops of ``kernels.state_ops`` in plain torch: the tests' oracle, and the path of devices without kernels.
+
+But in ``ssm_scan``, no shape depends on the contents of a tensor, so they can be captured in a CUDA graph.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from .layouts.state_arguments import ConvParams, SsmParams, StateBatch
+
+
+def causal_conv(x: Tensor, state: Tensor, batch: StateBatch, params: ConvParams, first: int = 0) -> Tensor:
+    """See ``kernels.state_ops.causal_conv``."""
+    taps, width = params.weight.shape
+    columns = x[:, first : first + (3 if params.gated else 1) * width]
+    gate, inputs = None, columns
+    if params.gated:
+        left, gate, right = columns.split(width, dim=1)
+        inputs = left * right
+    windows = _windows(inputs, state, batch, taps)
+    out = (windows.float() * params.weight.float()).sum(1)
+    if params.bias is not None:
+        out += params.bias.float()
+    out = functional.silu(out) if gate is None else out * gate.float()
+    _save(windows[:, 1:], state, batch)
+    return out.to(x.dtype)
+
+
+def ssm_scan(x: Tensor, steps: Tensor, first: int, state: Tensor, batch: StateBatch, params: SsmParams) -> Tensor:
+    """See ``kernels.state_ops.ssm_scan``."""
+    heads, size = params.num_heads, params.num_groups * params.state_size
+    wide, into, out_of = x.float().split((params.width, size, size), dim=1)
+    wide = wide.view(-1, heads, params.head_dim)
+    each = heads // params.num_groups
+    into, out_of = (
+        part.view(-1, params.num_groups, params.state_size).repeat_interleave(each, dim=1) for part in (into, out_of)
+    )
+    step = functional.softplus(steps[:, first : first + heads].float() + params.step_bias)
+    decay = torch.exp(step * params.decay)
+    results = wide * params.skip[:, None]
+    starts, checkpoints = batch.query_start.tolist(), batch.checkpoints.tolist()
+    for row, (source, target) in enumerate(zip(batch.source.tolist(), batch.target.tolist(), strict=True)):
+        kept = state[source].clone() if source >= 0 else torch.zeros_like(state[0])
+        for token in range(starts[row], starts[row + 1]):
+            added = (step[token, :, None] * into[token])[:, :, None] * wide[token][:, None]
+            kept = decay[token, :, None, None] * kept + added
+            results[token] += (out_of[token][:, :, None] * kept).sum(1)
+            if checkpoints[token] >= 0:
+                state[checkpoints[token]] = kept
+        if starts[row] < starts[row + 1]:
+            state[target] = kept
+    out: Tensor = results.flatten(1).to(x.dtype)
+    return out
+
+
+def gated_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float, num_groups: int) -> Tensor:
+    """See ``kernels.state_ops.gated_norm``."""
+    gated = x.float() * functional.silu(gate[:, : x.shape[1]].float())
+    grouped = gated.view(len(x), num_groups, -1)
+    normed = grouped * torch.rsqrt(grouped.square().mean(-1, keepdim=True) + eps)
+    return (normed.view_as(gated) * weight.float()).to(x.dtype)
+
+
+def row_of_token(batch: StateBatch) -> Tensor:
+    """[T] int64, the row of each token; tokens behind the last row are given to it."""
+    tokens = torch.arange(len(batch.checkpoints), device=batch.query_start.device, dtype=torch.int32)
+    rows: Tensor = torch.searchsorted(batch.query_start[1:].contiguous(), tokens, right=True)
+    return rows.clamp_(max=len(batch.source) - 1)
+
+
+def _windows(inputs: Tensor, state: Tensor, batch: StateBatch, taps: int) -> Tensor:
+    """[T, taps, W]: each token's input and those before it in its row, from the row's state where need be."""
+    tokens, device = len(inputs), inputs.device
+    rows = row_of_token(batch)
+    start = batch.query_start[rows].long()
+    at = torch.arange(tokens, device=device)[:, None] + torch.arange(1 - taps, 1, device=device)
+    before = state[batch.source.clamp(min=0).long()].masked_fill((batch.source < 0)[:, None, None], 0)
+    # In one tensor: all rows' states, then the inputs.
+    kept = before.flatten(0, 1)
+    index = torch.where(at >= start[:, None], len(kept) + at, (rows * (taps - 1) + taps - 1 - start)[:, None] + at)
+    return torch.cat((kept, inputs))[index.clamp_(min=0)]
+
+
+def _save(after: Tensor, state: Tensor, batch: StateBatch) -> None:
+    """Write the state after each token [T, ...] to the slots that want it; the last slot takes what nobody wants."""
+    nobody = len(state) - 1
+    checkpoints = batch.checkpoints.long()
+    state[torch.where(checkpoints < 0, nobody, checkpoints)] = after
+    lengths = batch.query_start.diff()
+    last = (batch.query_start[1:].long() - 1).clamp_(min=0)
+    state[torch.where(lengths > 0, batch.target.long(), nobody)] = after[last]

@@ -1,0 +1,195 @@
+"""An adapter's own weights in place of the base model's, and their use in one step.
+
+LoRA adds to what the base model computes; an embedding, a head or a norm that PEFT saved whole (``modules_to_save``,
+``trainable_token_indices``, a resized vocabulary) takes its place, for the tokens of this adapter alone:
+
+    embedding   own rows are read by token id
+    head        own logits; where adapters have vocabularies of different sizes, the logits beyond one are -inf
+    norms       computed again for the adapter's tokens, from the same input
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from ...kernels.layouts.packed_weights import PackedLinear
+from ...kernels.ops import Largest, largest_linear, linear
+from ..published.saved_modules import NormWeights
+
+
+def plain_linear(rows: Tensor) -> PackedLinear:
+    """Return rows [n, H] as the weight of a product, in the same memory."""
+    return PackedLinear(rows.shape[1], rows.shape[0], rows, None, kernels=None)
+
+
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
+class OwnRows:
+    """Rows of an embedding or a head on one device; equal ones of several adapters are one object.
+
+    Attributes:
+        key: SHA-256 of the rows, and their layout.
+        rows: [n, H] of an embedding.
+        packed: the same of a head.
+    """
+
+    key: str
+    rows: Tensor | None
+    packed: PackedLinear | None
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the rows."""
+        tensor = self.rows if self.packed is None else self.packed.weight
+        assert tensor is not None
+        return tensor.nbytes
+
+    def to(self, device: torch.device) -> OwnRows:
+        """Copy to a device, without waiting."""
+        if self.rows is not None and self.rows.device.type != device.type:
+            rows = self.rows.to(device, non_blocking=True)
+            return OwnRows(self.key, rows, self.packed and plain_linear(rows))
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class TokenPart:
+    """An adapter's own rows for some tokens, or for all.
+
+    Attributes:
+        ids: [n] int64 ascending, None for all tokens 0 .. n - 1.
+    """
+
+    own: OwnRows
+    ids: Tensor | None
+
+    @property
+    def size(self) -> int:
+        """Number of own rows of a head."""
+        assert self.own.packed is not None
+        return self.own.packed.out_features
+
+    def embed(self, token_ids: Tensor, y: Tensor, tokens: Tensor) -> None:
+        """Write the own rows of ``token_ids`` [T] to ``y`` [T, H], for the step's ``tokens`` [n] alone."""
+        rows, found = self.own.rows, token_ids[tokens]
+        assert rows is not None
+        if self.ids is None:
+            y[tokens] = rows[found.clamp(max=len(rows) - 1)].to(y.dtype)
+            return
+        place = torch.searchsorted(self.ids, found).clamp_(max=len(self.ids) - 1)
+        own = rows[place].to(y.dtype)
+        y[tokens] = torch.where((self.ids[place] == found)[:, None], own, y[tokens])
+
+    def score(self, hidden: Tensor, logits: Tensor, rows: Tensor) -> None:
+        """Write the own logits of ``hidden`` [S, H] to ``logits`` [S, V], for some ``rows`` [n] alone."""
+        packed = self.own.packed
+        assert packed is not None
+        scores = linear(hidden[rows], packed, torch.float32)
+        if self.ids is not None:
+            logits[rows[:, None], self.ids] = scores
+            return
+        logits[rows, : self.size] = scores
+        logits[rows, self.size :] = -torch.inf
+
+
+@dataclass(frozen=True, slots=True)
+class OwnWeights:
+    """An adapter's weights in place of the base model's, in the base model's type.
+
+    Attributes:
+        vocab_size: tokens of its vocabulary, None for the base model's.
+    """
+
+    embedding: TokenPart | None = None
+    head: TokenPart | None = None
+    norms: Mapping[str, NormWeights] = field(default_factory=dict)
+    vocab_size: int | None = None
+
+    @property
+    def matrices(self) -> tuple[OwnRows, ...]:
+        """Rows of embedding and head, each once."""
+        parts = (part.own for part in (self.embedding, self.head) if part is not None)
+        return tuple({own.key: own for own in parts}.values())
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of all of them."""
+        norms = (each for norm in self.norms.values() for each in (norm.weight, norm.bias) if each is not None)
+        return sum(own.num_bytes for own in self.matrices) + sum(each.nbytes for each in norms)
+
+    @property
+    def has_matrix(self) -> bool:
+        """Whether it brings a whole embedding or head, which takes far more memory than LoRA."""
+        return any(part is not None and part.ids is None for part in (self.embedding, self.head))
+
+    def map(self, move: Callable[[Tensor], Tensor], move_rows: Callable[[OwnRows], OwnRows]) -> OwnWeights:
+        """Return a copy with all tensors moved."""
+
+        def part(old: TokenPart | None) -> TokenPart | None:
+            return old and TokenPart(move_rows(old.own), None if old.ids is None else move(old.ids))
+
+        norms = {
+            name: NormWeights(*(None if each is None else move(each) for each in (norm.weight, norm.bias)))
+            for name, norm in self.norms.items()
+        }
+        return replace(self, embedding=part(self.embedding), head=part(self.head), norms=norms)
+
+
+@dataclass(frozen=True, slots=True)
+class OwnStep:
+    """Own weights of the adapters of one step.
+
+    Attributes:
+        parts: for each such adapter, the indices [n] of its tokens, or of its rows of hidden states, and its weights.
+        count: tokens or rows of the step.
+    """
+
+    parts: Sequence[tuple[Tensor, OwnWeights]]
+    count: int
+
+    @property
+    def has_norms(self) -> bool:
+        return any(own.norms for _, own in self.parts)
+
+    @property
+    def changes_hidden(self) -> bool:
+        """Whether the hidden states depend on it, not the logits alone."""
+        return any(own.norms or own.embedding for _, own in self.parts)
+
+    def norms(self, name: str) -> list[tuple[Tensor, NormWeights]]:
+        """Return the own weights of a norm, and the tokens that they are for."""
+        return [(tokens, own.norms[name]) for tokens, own in self.parts if name in own.norms]
+
+    def embed(self, token_ids: Tensor, y: Tensor) -> None:
+        """Write the own rows of ``token_ids`` [T] to ``y`` [T, H], before it is scaled."""
+        for tokens, own in self.parts:
+            if own.embedding is not None:
+                own.embedding.embed(token_ids, y, tokens)
+
+    def logits(self, hidden: Tensor, base: Callable[[Tensor], Tensor]) -> Tensor:
+        """Return logits [S, V] fp32 of ``hidden`` [S, H], V of the largest vocabulary, with the model's by ``base``."""
+        heads = [(rows, own.head) for rows, own in self.parts if own.head is not None]
+        width = max((head.size for _, head in heads if head.ids is None), default=0)
+        if sum(len(rows) for rows, head in heads if head.ids is None) == self.count:
+            logits = hidden.new_empty((self.count, width), dtype=torch.float32)
+        else:
+            logits = base(hidden)
+            if width > logits.shape[1]:
+                wide = logits.new_full((self.count, width), -torch.inf)
+                wide[:, : logits.shape[1]] = logits
+                logits = wide
+        for rows, head in heads:
+            head.score(hidden, logits, rows)
+        return logits
+
+    def best(self, hidden: Tensor) -> Largest | None:
+        """Return the largest logit of each row if all rows are of one adapter with a whole head; else None."""
+        if len(self.parts) != 1 or self.count != len(self.parts[0][0]):
+            return None
+        head = self.parts[0][1].head
+        if head is None or head.ids is not None or head.own.packed is None:
+            return None
+        return largest_linear(hidden, head.own.packed)

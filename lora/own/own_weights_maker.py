@@ -1,0 +1,75 @@
+"""``OwnWeightsMaker``: an adapter's own weights from what PEFT saved."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from weakref import WeakValueDictionary
+
+import torch
+from torch import Tensor
+
+from ...kernels.layouts.packed_weights import PackedLinear
+from ...kernels.ops import pack_linear_apart
+from ..base_projections import EMBEDDING, HEAD, BaseLayout
+from ..errors import AdapterError
+from ..published.module_weights import ModuleWeights
+from ..published.saved_modules import NormWeights, SavedModules, TokenRows
+from .merged_rows import merged_rows
+from .own_weights import OwnRows, OwnWeights, TokenPart, plain_linear
+
+
+class OwnWeightsMaker:
+    """Makes the own weights of adapters for one base model, from any thread. Equal matrices are made once.
+
+    Args:
+        layout: the base model.
+    """
+
+    def __init__(self, layout: BaseLayout) -> None:
+        self._layout = layout
+        self._shared: WeakValueDictionary[str, OwnRows] = WeakValueDictionary()
+
+    def make(self, saved: SavedModules, modules: Mapping[str, ModuleWeights]) -> OwnWeights | None:
+        """Convert an adapter's whole weights; None if it has none.
+
+        Args:
+            modules: its LoRA; pairs of a whole embedding or head are merged into it.
+
+        Raises:
+            AdapterError: values leave the range of the model's type.
+        """
+        if not saved.tensors():
+            return None
+        parts = {}
+        for name, rows in ((EMBEDDING, saved.embedding), (HEAD, saved.head)):
+            merged = rows if rows is None or name not in modules else merged_rows(name, rows, modules[name])
+            parts[name] = None if merged is None else self._part(name, merged)
+        norms = {name: NormWeights(*map(self._cast, (norm.weight, norm.bias))) for name, norm in saved.norms.items()}
+        return OwnWeights(parts[EMBEDDING], parts[HEAD], norms, saved.vocab_size)
+
+    def _part(self, name: str, rows: TokenRows) -> TokenPart:
+        values = self._cast(rows.rows)
+        assert values is not None
+        panels = name == HEAD and self._layout.device.type == "cpu"  # elsewhere a head's rows are as the embedding's
+        digest = hashlib.sha256(values.contiguous().flatten().view(torch.uint8).numpy().data).hexdigest()
+        key = f"{digest}:{'panels' if panels else 'rows'}"
+        own = self._shared.get(key)
+        if own is None:
+            own = OwnRows(key, None, pack_linear_apart(values)) if panels else OwnRows(key, *self._rows(values))
+            own = self._shared.setdefault(key, own)
+        return TokenPart(own, rows.ids)
+
+    def _rows(self, values: Tensor) -> tuple[Tensor, PackedLinear | None]:
+        if self._layout.device.type == "cpu":
+            return values.clone(), None
+        pinned = values.pin_memory() if self._layout.device.type == "cuda" else values
+        return pinned, plain_linear(pinned)
+
+    def _cast(self, tensor: Tensor | None) -> Tensor | None:
+        if tensor is None:
+            return None
+        values = tensor.to(self._layout.dtype, copy=True)
+        if not torch.isfinite(values).all():
+            raise AdapterError(f"A weight of modules_to_save is beyond the range of {self._layout.dtype}.")
+        return values

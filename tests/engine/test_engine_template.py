@@ -1,0 +1,86 @@
+"""Engine processes that are forked from one with the weights: the same engine, whatever becomes of either."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from array import array
+from pathlib import Path
+
+import psutil
+
+from rootgraft.engine.config import EngineConfig
+from rootgraft.engine.errors import EngineDead
+from rootgraft.engine.messages import Done, Message, Submit, TokenOut
+from rootgraft.engine.serving.engine_client import EngineClient
+from rootgraft.engine.serving.template_client import EngineTemplate, ForkedProcess
+from rootgraft.engine.types import SamplingParams
+
+CONFIG = EngineConfig(dtype="float32", device="cpu", num_gpu_blocks_override=40, threads=2, max_num_seqs=8)
+
+
+async def tokens_of(client: EngineClient) -> list[int]:
+    """Return an answer of an engine that is started."""
+    tokens: list[int] = []
+    ended: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+
+    def take(messages: list[Message]) -> None:
+        for message in messages:
+            if isinstance(message, TokenOut):
+                tokens.extend(message.tokens)
+            elif isinstance(message, Done):
+                ended.set_result(message)
+
+    client.on_frame = take
+    client.submit([Submit(1, array("i", [1, 2, 3]), SamplingParams(temperature=1.0, seed=3, max_tokens=20))])
+    await ended
+    return tokens
+
+
+async def test_forked_engines_are_engines(tiny_llama: Path) -> None:
+    """One process of each kind, as each imports torch: forked ones share what the template has."""
+    template = EngineTemplate(CONFIG, tiny_llama)
+    await template.start()
+    clients = [EngineClient(CONFIG, tiny_llama, spawn=template.spawn) for _ in range(2)]
+    plain = EngineClient(CONFIG, tiny_llama)
+    readys = [await client.start() for client in (*clients, plain)]
+    assert [type(client._process) is ForkedProcess for client in (*clients, plain)] == [True, True, False]
+    assert len({(ready.base_digest, ready.num_pages, ready.max_model_len) for ready in readys}) == 1
+    answers = [await tokens_of(client) for client in (*clients, plain)]
+    assert answers[0] == answers[1] == answers[2] and len(answers[0]) == 20
+
+    one, other = clients
+    deaths: list[EngineDead] = []
+    one.on_death = deaths.append
+    assert one._process is not None and other._process is not None and template._process is not None
+    pids = one._process.pid, other._process.pid
+    os.kill(pids[0], signal.SIGSTOP)
+    one.kill()
+    while not deaths:
+        await asyncio.sleep(0.01)
+    await one.close()
+    assert not psutil.pid_exists(pids[0]), "nobody has buried it"
+
+    os.kill(template._process.pid, signal.SIGKILL)
+    template._process.wait()
+    assert await tokens_of(other) == answers[0]
+    third = EngineClient(CONFIG, tiny_llama, spawn=template.spawn)
+    await asyncio.gather(third.start(), other.close(), plain.close())
+    assert not isinstance(third._process, ForkedProcess) and await tokens_of(third) == answers[0]
+    assert not psutil.pid_exists(pids[1])
+    await third.close()
+    template.close()
+
+
+async def test_a_model_that_cannot_be_loaded_is_told_by_the_engine(tmp_path: Path) -> None:
+    template = EngineTemplate(CONFIG, tmp_path)
+    await template.start()
+    assert template._process is None and template._socket is None
+    assert not template._is_possible, "it is not tried again"
+
+
+async def test_no_process_is_forked_for_a_gpu(tmp_path: Path) -> None:
+    template = EngineTemplate(EngineConfig(device="cuda"), tmp_path)
+    await template.start()
+    assert template._process is None

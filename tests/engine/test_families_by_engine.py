@@ -1,0 +1,72 @@
+"""Mixtures, chunks and scaled queries through the engine: prefix hits, chunked prefill and eviction change no token."""
+
+from __future__ import annotations
+
+from array import array
+from pathlib import Path
+
+import pytest
+import torch
+from support.models.tiny_models import VOCAB, save, tiny_model
+
+from rootgraft.engine.config import EngineConfig
+from rootgraft.engine.core.engine_core import EngineCore
+from rootgraft.engine.executor.worker import Worker
+from rootgraft.engine.messages import Done, Submit, TokenOut
+from rootgraft.engine.types import SamplingParams
+from rootgraft.radix.tree import RadixTree
+
+COUNT = 8
+COMMON = [(17 * index + index * index) % VOCAB for index in range(40)]
+PROMPTS = [[*COMMON[:37], 5], [*COMMON[:21], 9, 1, 2, 8], COMMON[:3], [4, *COMMON], COMMON[:37]]
+
+
+def run(core: EngineCore) -> tuple[list[list[int]], int]:
+    """Return greedy answers to all prompts, which come together, and the prompt tokens found in the cache."""
+    said: dict[int, list[int]] = {number: [] for number in range(len(PROMPTS))}
+    cached = 0
+    params = SamplingParams(temperature=0.0, max_tokens=COUNT, ignore_eos=True)
+    core.handle([Submit(number, array("i", prompt), params) for number, prompt in enumerate(PROMPTS)])
+    while core.has_work:
+        for message in core.step():
+            assert isinstance(message, (TokenOut, Done)), message
+            if isinstance(message, TokenOut):
+                said[message.id] += message.tokens
+            else:
+                cached += message.usage.cached
+        core.check()
+    return list(said.values()), cached
+
+
+@torch.no_grad()
+def greedy(name: str, prompt: list[int]) -> list[int]:
+    """By transformers, each token from the whole text."""
+    tokens = list(prompt)
+    for _ in range(COUNT):
+        tokens.append(int(tiny_model(name)(torch.tensor([tokens])).logits[0, -1].argmax()))
+    return tokens[len(prompt) :]
+
+
+@pytest.mark.parametrize("name", ["qwen2_moe", "gpt_oss", "llama4", "ministral3"])
+def test_answers_are_those_of_transformers(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    evicted: list[int] = []
+    evict = RadixTree.evict
+
+    def counted(tree: RadixTree, num_pages: int) -> list[int]:
+        evicted.extend(freed := evict(tree, num_pages))
+        return freed
+
+    monkeypatch.setattr(RadixTree, "evict", counted)
+    config = EngineConfig(
+        dtype="float32", device="cpu", threads=1, max_num_seqs=2, block_size=4, max_num_batched_tokens=16,
+        max_model_len=64, num_gpu_blocks_override=32,
+    )  # fmt: skip
+    core = EngineCore(config, Worker(config, save(name, tmp_path)))
+    expected = [greedy(name, prompt) for prompt in PROMPTS]
+    hits = 0
+    for _ in range(2):
+        answers, cached = run(core)
+        assert answers == expected
+        hits += cached
+    assert hits > 20 and evicted
+    core.close()

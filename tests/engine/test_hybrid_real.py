@@ -1,0 +1,179 @@
+"""Hybrid models in the whole engine against transformers and PEFT: prefix hits, chunks, batches, preemption, adapters.
+
+Every drawn token's logprob is compared in fp32, so a state that is a token off, or another sequence's, shows at once.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+import warnings
+from array import array
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.engine.core_hooks import preempt, scheduler_of, worker_of
+from support.models.tiny_models import VOCAB, save, tiny_model
+
+from rootgraft.engine.config import EngineConfig
+from rootgraft.engine.core.engine_core import EngineCore
+from rootgraft.engine.errors import ConfigError
+from rootgraft.engine.executor.worker import Worker
+from rootgraft.engine.messages import Done, Failed, LoadAdapter, Submit, TokenOut
+from rootgraft.engine.types import Logprob, SamplingParams
+from rootgraft.kernels import ops
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # of importing it
+    from peft import LoraConfig, get_peft_model
+
+MODELS = ("lfm2", "granite_hybrid", "granite_hybrid_mixture")
+RANDOM = random.Random(3)
+SYSTEM = [RANDOM.randrange(3, VOCAB) for _ in range(18)]
+
+
+class Hybrid:
+    """A tiny model with an adapter on every linear module, and its oracle."""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        self.base = save(name, folder / "base")
+        torch.manual_seed(4)
+        options = LoraConfig(r=3, lora_alpha=9, target_modules="all-linear", init_lora_weights=False)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            adapted = get_peft_model(copy.deepcopy(tiny_model(name)), options).eval()
+            adapted.save_pretrained(folder / "adapter")
+        self.adapter = folder / "adapter"
+        self.oracles: dict[str | None, Any] = {None: tiny_model(name), "a": adapted}
+
+    def core(self, *, overlaps: bool = False, **options: Any) -> EngineCore:
+        fields = {"num_gpu_blocks_override": 24, "block_size": 4, "max_num_seqs": 6, "max_num_batched_tokens": 24}
+        config = EngineConfig(dtype="float32", device="cpu", threads=1, enable_lora=True, **fields | options)
+        worker = Worker(config, self.base)
+        worker.overlaps = overlaps
+        core = EngineCore(config, worker)
+        core.handle([LoadAdapter(9999, "a", str(self.adapter))])
+        while core.has_work:
+            replies = core.step()
+            assert not any(isinstance(message, Failed) for message in replies), replies
+        return core
+
+    @torch.no_grad()
+    def check(self, submit: Submit, tokens: list[int], logprobs: list[Logprob]) -> None:
+        """Compare the logprobs of an answer with those of the whole text in one pass."""
+        oracle = self.oracles[submit.adapter]
+        logits = oracle(input_ids=torch.tensor([[*submit.tokens, *tokens]])).logits[0, len(submit.tokens) - 1 : -1]
+        theirs = logits.log_softmax(-1)[range(len(tokens)), tokens]
+        ours = torch.tensor([entry.logprob for entry in logprobs])
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4 * logits.abs().max().item())
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def hybrid(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Hybrid:
+    return Hybrid(request.param, tmp_path_factory.mktemp(request.param))
+
+
+class Talk:
+    """Requests to a core; each answer is checked against the oracle when it is done."""
+
+    def __init__(self, hybrid: Hybrid, core: EngineCore) -> None:
+        self.hybrid, self.core = hybrid, core
+        self.answers: dict[int, tuple[Submit, list[int], list[Logprob]]] = {}
+        self.cached: dict[int, int] = {}
+
+    def ask(self, prompt: list[int], count: int, adapter: str | None = None, *, seed: int | None = None) -> int:
+        number = len(self.answers)
+        seed = number if seed is None else seed
+        params = SamplingParams(temperature=1.0, seed=seed, max_tokens=count, ignore_eos=True, logprobs=1)
+        submit = Submit(number, array("i", prompt), params, adapter)
+        self.answers[number] = submit, [], []
+        self.core.handle([submit])
+        return number
+
+    def run(self, preempt_every: int = 0) -> None:
+        steps = 0
+        while self.core.has_work:
+            for message in self.core.step():
+                if isinstance(message, TokenOut):
+                    _, tokens, logprobs = self.answers[message.id]
+                    tokens += message.tokens
+                    logprobs += message.logprobs
+                else:
+                    assert isinstance(message, Done), message
+                    self.cached[message.id] = message.usage.cached
+                    self.hybrid.check(*self.answers[message.id])
+            self.core.check()
+            steps += 1
+            running = scheduler_of(self.core).running
+            if preempt_every and steps % preempt_every == 0 and running:
+                preempt(self.core, running[0])
+
+    def text(self, number: int) -> list[int]:
+        submit, tokens, _ = self.answers[number]
+        return [*submit.tokens, *tokens]
+
+
+@pytest.mark.parametrize("overlaps", [False, True])
+@pytest.mark.parametrize("eager", [False, True])
+def test_every_logprob_is_that_of_transformers(hybrid: Hybrid, overlaps: bool, eager: bool) -> None:
+    core = hybrid.core(overlaps=overlaps, enforce_eager=eager)
+    talk, rng = Talk(hybrid, core), random.Random(1)
+    for _ in range(3):  # turns of conversations, answers to one prompt, and adapters beside none
+        asked = []
+        for adapter in (None, "a"):
+            start = [*SYSTEM, *(rng.randrange(3, VOCAB) for _ in range(rng.randint(1, 12)))]
+            asked += [talk.ask(start, rng.randint(3, 12), adapter) for _ in range(2)]
+        talk.run()
+        for number in asked:
+            talk.ask([*talk.text(number), 5, 7, 9], rng.randint(2, 9), talk.answers[number][0].adapter)
+        talk.run(preempt_every=3)
+    assert sum(cached > 0 for cached in talk.cached.values()) > len(talk.cached) // 2
+    assert core.stats()["preemptions"] > 0
+    core.close()
+
+
+def test_a_hit_gives_the_same_bits(hybrid: Hybrid) -> None:
+    """What is computed from a checkpoint is what is computed from the beginning."""
+    core = hybrid.core()
+    talk = Talk(hybrid, core)
+    prompt = [*SYSTEM, 11, 12, 13]
+    for _ in range(2):
+        talk.ask(prompt, 4, seed=1)
+        talk.run()
+    assert talk.cached == {0: 0, 1: 20}
+    (_, tokens, logprobs), (_, again, others) = talk.answers.values()
+    assert tokens == again
+    tolerance = 0 if ops.native_kernels() else 1e-6
+    assert [entry.logprob for entry in logprobs] == pytest.approx([entry.logprob for entry in others], rel=tolerance)
+    core.close()
+
+
+def test_the_start_says_what_states_take_and_that_drafts_are_off(hybrid: Hybrid) -> None:
+    core = hybrid.core()
+    [line] = [line for line in core.ready.summary if line.startswith("Recurrent states")]
+    assert "Drafts are off" in line and "checkpoints of prefixes" in line
+    slots = worker_of(core).states
+    assert slots is not None and slots.num_rows == 6
+    core.close()
+
+
+def test_without_a_prefix_cache(hybrid: Hybrid) -> None:
+    core = hybrid.core(enable_prefix_caching=False)
+    talk = Talk(hybrid, core)
+    for _ in range(3):
+        talk.ask(SYSTEM, 6)
+    talk.run(preempt_every=4)
+    assert set(talk.cached.values()) == {0}
+    core.close()
+
+
+def test_states_that_leave_nothing_for_kv_are_refused_with_what_fits(hybrid: Hybrid) -> None:
+    def start(rows: int) -> None:
+        limits = {"max_num_seqs": rows, "max_num_batched_tokens": 2048, "kv_cache_memory": 0.001}
+        Worker(EngineConfig(dtype="float32", device="cpu", **limits), hybrid.base)
+
+    with pytest.raises(ConfigError, match="Try: rootgraft serve --max-num-seqs") as caught:
+        start(2048)
+    start(int(str(caught.value).split()[-1]))

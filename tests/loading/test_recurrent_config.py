@@ -1,0 +1,114 @@
+"""Configs of hybrid models: what is read, and what is refused by its key."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+
+from rootgraft.engine.checkpoint.families.recurrent import Mamba2Layer, ShortConvLayer
+from rootgraft.engine.checkpoint.hf_config import model_config
+from rootgraft.engine.checkpoint.read_config import read_model_config
+from rootgraft.engine.errors import ModelError
+
+_COMMON = {
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_hidden_layers": 3,
+    "vocab_size": 97,
+    "max_position_embeddings": 128,
+    "eos_token_id": 2,
+}
+LFM2 = {**_COMMON, "architectures": ["Lfm2ForCausalLM"], "block_ff_dim": 100, "full_attn_idxs": [1]}
+GRANITE = {
+    **_COMMON,
+    "architectures": ["GraniteMoeHybridForCausalLM"],
+    "layer_types": ["mamba", "attention", "mamba"],
+    "num_local_experts": 0,
+    "shared_intermediate_size": 48,
+    "mamba_n_heads": 8,
+    "mamba_d_state": 16,
+    "rms_norm_eps": 1e-5,
+}
+
+
+def test_lfm2_as_published() -> None:
+    config = model_config(LFM2)
+    conv = ShortConvLayer(3, biased=False)
+    assert [layer.recurrent for layer in config.layers] == [conv, None, conv]
+    assert [layer.rope is None for layer in config.layers] == [True, False, True]
+    assert config.intermediate_size == 256  # two thirds of block_ff_dim, rounded up to a multiple of 256
+    assert config.tied_head
+    assert config.layers[1].rope is not None and config.layers[1].rope.theta == 1e6
+    assert model_config({**LFM2, "block_auto_adjust_ff_dim": False}).intermediate_size == 100
+    assert model_config({**LFM2, "block_multiple_of": 16, "block_ffn_dim_multiplier": 1.5}).intermediate_size == 112
+    assert not model_config({**LFM2, "tie_embedding": False}).tied_head
+    assert [model_config({**LFM2, "conv_L_cache": taps}).layers[0].recurrent.taps for taps in (2, 8)] == [2, 8]
+
+
+def test_granite_as_published() -> None:
+    config = model_config(GRANITE)
+    mamba = Mamba2Layer(8, 16, 1, 16, 4, conv_biased=True, biased=False)
+    assert [layer.recurrent for layer in config.layers] == [mamba, None, mamba]
+    assert all(layer.rope is None and layer.mixture is None for layer in config.layers)
+    assert config.intermediate_size == 48
+    mixed = model_config({**GRANITE, "num_local_experts": 6, "intermediate_size": 32})
+    assert all(layer.mixture is not None and layer.mixture.shared_size == 48 for layer in mixed.layers)
+    assert model_config({**GRANITE, "position_embedding_type": "rope"}).layers[1].rope is not None
+    assert model_config({**GRANITE, "position_embedding_type": "nope"}) == config
+    assert model_config({**GRANITE, "time_step_limit": [0.0, float("inf")]}) == config
+    assert model_config({**GRANITE, "mamba_d_head": 16}) == config
+
+
+@pytest.mark.parametrize(
+    ("base", "changes", "key"),
+    [
+        (LFM2, {"conv_L_cache": 1}, "conv_L_cache"),
+        (LFM2, {"conv_L_cache": 9}, "conv_L_cache"),
+        (LFM2, {"full_attn_idxs": [3]}, "full_attn_idxs"),
+        (LFM2, {"full_attn_idxs": []}, "full_attn_idxs"),
+        (LFM2, {"full_attn_idxs": 1}, "full_attn_idxs"),
+        (LFM2, {"layer_types": ["conv"] * 3}, "layer_types"),
+        (LFM2, {"layer_types": ["conv", "full_attention"]}, "layer_types"),
+        (LFM2, {"layer_types": ["conv", "full_attention", "mamba"]}, "layer_types"),
+        (LFM2, {"num_local_experts": 4}, "num_local_experts"),
+        (GRANITE, {"layer_types": ["conv", "attention", "mamba"]}, "layer_types"),
+        (GRANITE, {"mamba_n_heads": 7}, "mamba_d_head"),
+        (GRANITE, {"mamba_d_head": 32}, "mamba_d_head"),
+        (GRANITE, {"mamba_n_groups": 3}, "mamba_n_groups"),
+        (GRANITE, {"mamba_n_groups": 9}, "mamba_n_groups"),
+        (GRANITE, {"mamba_d_conv": 1}, "mamba_d_conv"),
+        (GRANITE, {"mamba_d_state": 0}, "mamba_d_state"),
+        (GRANITE, {"time_step_limit": [0.001, 0.1]}, "time_step_limit"),
+        (GRANITE, {"position_embedding_type": "alibi"}, "position_embedding_type"),
+        (GRANITE, {"hidden_act": "gelu_pytorch_tanh"}, "hidden_act"),
+    ],
+)
+def test_what_is_not_computed_is_refused(base: dict[str, Any], changes: dict[str, Any], key: str) -> None:
+    with pytest.raises(ModelError, match=key):
+        model_config({**base, **changes})
+
+
+@pytest.mark.parametrize("heads", [[0, 0, 0], [0, 2, 4], 2, [0, 2]])
+def test_kv_heads_of_a_file_are_those_of_its_layers(heads: list[int] | int, tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    writer = gguf.GGUFWriter(path, "lfm2")
+    writer.add_context_length(64)
+    writer.add_embedding_length(48)
+    writer.add_block_count(3)
+    writer.add_feed_forward_length(64)
+    writer.add_head_count(4)
+    writer.add_head_count_kv(heads)
+    writer.add_layer_norm_rms_eps(1e-6)
+    writer.add_shortconv_l_cache(3)
+    writer.add_tensor("token_embd.weight", np.asarray(torch.zeros(10, 48)))
+    for write in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file):
+        write()
+    writer.close()
+    with pytest.raises(ModelError, match=r"attention\.head_count_kv|layer_types"):
+        read_model_config(path)

@@ -1,0 +1,137 @@
+"""Tokenizers in adapters' folders: which are used, which are shared, and which are refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.models.tiny_tokenizers import train_byte_level, write_folder
+
+from rootgraft.engine.config import EngineConfig
+from rootgraft.engine.errors import RequestError
+from rootgraft.engine.serving import adapter_tokenizers
+from rootgraft.engine.serving.adapter_tokenizers import AdapterTokenizers, ServedTokenizer
+from rootgraft.engine.text.tokenizer import Tokenizer
+from rootgraft.engine.types import AdapterInfo
+
+ROWS = 424
+BASE_TEMPLATE, OWN_TEMPLATE = "base {{ messages[0].content }}", "own {{ messages[0].content }}"
+PLAIN = train_byte_level().to_str()
+
+
+def extended(*added: str) -> str:
+    tokenizer = train_byte_level()
+    tokenizer.add_special_tokens(list(added))
+    return tokenizer.to_str()
+
+
+@pytest.fixture
+def tokenizers(tmp_path: Path) -> AdapterTokenizers:
+    """Of a base with 424 rows; adapters lie below ``adapters``."""
+    (tmp_path / "adapters").mkdir()
+    write_folder(tmp_path / "base", PLAIN, eos_token="<|im_end|>", chat_template=BASE_TEMPLATE)
+    config = EngineConfig(
+        enable_lora=True, lora_dir=str(tmp_path / "adapters"), adapter_cache_dir=str(tmp_path / "cache")
+    )
+    return AdapterTokenizers(ServedTokenizer(Tokenizer.load(tmp_path / "base"), ROWS), config)
+
+
+def adapter(
+    folder: Path, name: str, definition: str, vocab_size: int = 0, digest: str = "d", **config: str
+) -> AdapterInfo:
+    write_folder(folder / "adapters" / name, definition, **{"eos_token": "<|im_end|>", **config})
+    return AdapterInfo(name, name, "ready", "host", digest=digest, vocab_size=vocab_size)
+
+
+def render(served: ServedTokenizer) -> str:
+    return served.tokenizer.render_chat([{"role": "user", "content": "x"}])
+
+
+def test_equal_tokens_share_the_models_vocabulary_and_keep_their_template(tokenizers, tmp_path):
+    base = tokenizers.known(None, None)
+    same = tokenizers.find("same", adapter(tmp_path, "same", PLAIN, chat_template=OWN_TEMPLATE))
+    assert (same.key, same.vocab_size, render(same), same.ends) == ("", ROWS, "own x", ())
+    plain = tokenizers.find("plain", adapter(tmp_path, "plain", PLAIN))
+    assert (plain.key, render(plain)) == ("", "base x")
+    smaller = tokenizers.find("smaller", adapter(tmp_path, "smaller", PLAIN, 423))
+    assert smaller.key and smaller.vocab_size == 423
+    ended = tokenizers.find("ended", adapter(tmp_path, "ended", PLAIN, eos_token="<|im_start|>"))
+    assert ended.key and ended.ends == (1,) and base.ends == ()
+
+
+def test_added_tokens_have_a_vocabulary_of_their_own(tokenizers, tmp_path):
+    fields = {"chat_template": OWN_TEMPLATE, "eos_token": "<|end|>"}
+    definition = extended("<|user|>", "<|end|>", "<|pad|>", "<|more|>", "<|last|>")
+    info = adapter(tmp_path, "a", definition, 425, **fields)
+    found = tokenizers.find("a", info)
+    assert found.tokenizer.encode("<|last|>", False).tolist() == [424]
+    texts = found.texts()
+    assert len(texts.lengths) == found.vocab_size == 425 and texts.vocabulary == found.key
+    assert texts.ends == found.ends == (421,)
+    assert tokenizers.known("a", info) is found
+    assert tokenizers.known("a", adapter(tmp_path, "a", PLAIN, 425, digest="other")) is None
+    again = adapter(tmp_path, "b", definition, 425, **fields)
+    assert tokenizers.find("b", again).tokenizer is found.tokenizer, "equal files are loaded once"
+    other = adapter(tmp_path, "c", definition, 425, **fields | {"chat_template": BASE_TEMPLATE})
+    assert tokenizers.find("c", other).tokenizer is not found.tokenizer
+    assert tokenizers.find("c", other).key == found.key, "grammars are compiled once for equal tokens"
+
+
+def test_tokens_beyond_the_base_models_rows_are_cut_from_grammars_and_ends(tokenizers, tmp_path):
+    """An adapter without an embedding of its own may come with a padding token that nothing embeds."""
+    info = adapter(tmp_path, "a", extended("<|1|>", "<|2|>", "<|3|>", "<|4|>", "<|end|>"), eos_token="<|end|>")
+    found = tokenizers.find("a", info)
+    assert found.vocab_size == ROWS < found.tokenizer.vocab_size
+    assert len(found.texts().lengths) == ROWS and found.ends == ()
+
+
+def test_folders_without_a_tokenizer_have_the_models(tokenizers, tmp_path):
+    (tmp_path / "adapters" / "bare").mkdir()
+    base = tokenizers.known(None, None)
+    assert not tokenizers.has_own("bare") and not tokenizers.has_own("none") and not tokenizers.has_own("../base")
+    assert tokenizers.find("bare", AdapterInfo("bare", "bare", "ready", "host")) is base
+    assert tokenizers.find("gone", AdapterInfo("gone", "gone", "ready", "host")) is base
+    wide = tokenizers.find("bare", AdapterInfo("bare", "bare", "ready", "host", vocab_size=430))
+    assert (wide.tokenizer, wide.vocab_size, wide.key) == (base.tokenizer, 430, "@430")
+    adapter(tmp_path, "own", PLAIN)
+    assert tokenizers.has_own("own")
+
+
+def test_what_is_wrong_is_said(tokenizers, tmp_path, monkeypatch):
+    def refused(name: str, info: AdapterInfo) -> str:
+        with pytest.raises(RequestError) as error:
+            tokenizers.find(name, info)
+        assert error.value.param == "model" and str(tmp_path) not in str(error.value)
+        return str(error.value)
+
+    more = adapter(tmp_path, "more", extended("<|a|>", "<|b|>"), 421)
+    assert "422 tokens, but its embed_tokens 421 rows" in refused("more", more)
+    broken = adapter(tmp_path, "broken", PLAIN)
+    (tmp_path / "adapters/broken/tokenizer.json").write_text("{")
+    assert "tokenizer.json cannot be read as JSON" in refused("broken", broken)
+    template = adapter(tmp_path, "template", PLAIN, chat_template="{% if %}")
+    assert "not valid Jinja" in refused("template", template)
+    code = adapter(tmp_path, "code", PLAIN)
+    write_folder(tmp_path / "adapters/code", PLAIN, auto_map={"AutoTokenizer": ["x.Y", None]})
+    assert "never run" in refused("code", code)
+    linked = adapter(tmp_path, "linked", PLAIN)
+    (tmp_path / "adapters/linked/tokenizer.json").unlink()
+    (tmp_path / "adapters/linked/tokenizer.json").symlink_to(tmp_path / "base/tokenizer.json")
+    assert "leads outside" in refused("linked", linked)
+    size = sum(file.stat().st_size for file in (tmp_path / "adapters/more").iterdir())
+    monkeypatch.setattr(adapter_tokenizers, "MOST_BYTES", size - 1)
+    assert f"{size:,} bytes; at most {size - 1:,}" in refused("more", more)
+    monkeypatch.setattr(adapter_tokenizers, "MOST_BYTES", size)
+    assert "422 tokens" in refused("more", more)
+    far = tmp_path / "cache" / "content"
+    far.mkdir(parents=True)
+    info = AdapterInfo("far", str(far), "ready", "host", vocab_size=ROWS + 2)
+    assert "2 tokens more" in refused("far", info)
+
+
+def test_few_unused_tokenizers_stay_in_memory(tokenizers, tmp_path, monkeypatch):
+    monkeypatch.setattr(adapter_tokenizers, "MOST_TOKENIZERS", 2)
+    infos = [adapter(tmp_path, f"a{number}", extended(f"<|{number}|>"), 421) for number in range(3)]
+    first, *_ = [tokenizers.find(info.name, info) for info in infos]
+    assert len(tokenizers._loaded) == 2
+    assert tokenizers.find("a0", infos[0]).tokenizer is not first.tokenizer
