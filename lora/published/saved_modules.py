@@ -96,19 +96,25 @@ def saved_modules(parts: Parts, config: AdapterConfig, layout: BaseLayout) -> Sa
         AdapterError: the config names a module whose tensors are missing, or the reverse; a shape is wrong; embedding
             and head have different vocabularies.
     """
-    if not layout.takes_own and (parts or config.saved):
-        name = next(iter(parts), config.saved[0] if config.saved else "")
-        raise AdapterError(
-            f"The adapter brings its own weights of {name} (modules_to_save, trainable_token_indices or bias), which "
-            "--model-impl transformers does not compute; train linear modules with LoRA (target_modules).",
-            name,
-        )
+    if not layout.takes_own:
+        _refuse_own(parts, config)
+        return SavedModules()
     _check_named(parts, config, layout)
     whole = {name: _whole(name, parts.get(name, {}), layout) for name in (EMBEDDING, HEAD)}
     _check_vocabularies(whole, layout)
     rows = _token_rows(parts, config, layout, whole)
     embedding, head = (_merged(whole[name], rows.get(name)) for name in (EMBEDDING, HEAD))
     return SavedModules(embedding, head, dict(_norms(parts, config, layout)))
+
+
+def _refuse_own(parts: Parts, config: AdapterConfig) -> None:
+    """Refuse weights in place of the base model's, for a model that computes none."""
+    if found := (*parts, *config.saved):
+        raise AdapterError(
+            f"The adapter has its own weights of {found[0]} (modules_to_save, trainable_token_indices or bias), which "
+            "--model-impl transformers does not compute; train linear modules with LoRA (target_modules).",
+            found[0],
+        )
 
 
 def names_saved(config: AdapterConfig, name: str) -> bool:

@@ -10,7 +10,13 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from support.models.library_models import MODELS, VOCAB, library_logits, save_library_model
+from support.models.library_models import (
+    MODELS,
+    VOCAB,
+    library_logits,
+    make_library_adapter,
+    save_library_model,
+)
 from support.models.paged_run import CPU, run_whole
 from support.models.tiny_llama import save_tiny_llama
 
@@ -20,6 +26,8 @@ from rootgraft.engine.models.decoder import DecoderModel
 from rootgraft.engine.models.model import Model
 from rootgraft.engine.models.transformers.load_transformers_model import load_transformers_model
 from rootgraft.engine.models.transformers.transformers_model import TransformersModel
+from rootgraft.lora.errors import AdapterError
+from rootgraft.lora.read_adapter import AdapterReader
 
 GPT2 = "GPT2LMHeadModel"
 PROMPT = [5, 93, 3, 77, 12, 54, 2, 8, 31]
@@ -191,3 +199,12 @@ def test_no_mask_is_made_in_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         monkeypatch.setattr(transformers.masking_utils, name, lambda **_: pytest.fail("a mask was made"))
     assert model.head.config._attn_implementation not in transformers.masking_utils.ALL_MASK_ATTENTION_FUNCTIONS
     assert len(run_whole(model, PROMPT)) == len(PROMPT)
+
+
+@pytest.mark.parametrize("options", [{"modules_to_save": ["ln_f"]}, {"bias": "all"}])
+def test_weights_of_an_adapter_s_own_are_refused(options: dict[str, Any], tmp_path: Path) -> None:
+    model = load(save_library_model(GPT2, tmp_path / "model"))
+    assert isinstance(model, TransformersModel)
+    folder = make_library_adapter(GPT2, tmp_path / "adapter", 0, **options)
+    with pytest.raises(AdapterError, match=r"does not (compute|have)"):
+        AdapterReader(model.layout, max_rank=8).read(str(folder))
