@@ -166,7 +166,7 @@ class AdapterBank:
         return LoraStep({name: self._tables[name] for name in names}, segments, self._experts)
 
     def reserve(self, rank: int) -> frozenset[str]:
-        """Make launches wide enough for adapters of this rank; returns all projections but experts and the head."""
+        """Make launches wide enough for adapters of this rank; returns all but those of experts, of heads, and HEAD."""
         names = frozenset(self._tables) - self._experts.keys() - {HEAD}
         for name in names:
             table = self._tables[name]

@@ -228,6 +228,7 @@ def _latent(fields: Fields, family: Family) -> dict[str, Any]:
     rotary, groups = fields.integer("rope.dimension_count"), "expert_group_count"
     if not fields.has(groups) and fields.integer("expert_count") > _MOST_WITHOUT_GROUPS:
         raise fields.wrong(groups, "there with so many experts; newer files of the same model have it")
+    fields.integer("expert_gating_func", low=1, high=2, default=1)  # has chosen the family
     count = fields.integer(groups, default=1)
     greedy = "greedy" if count == 1 else "group_limited_greedy"
     return {

@@ -65,7 +65,8 @@ class KvPool:
         self.k = _zeros(shape, dtype, device)
         self.v = _zeros(shape, dtype, device) if config.latent is None else None
         recurrent = states.layers if states is not None else {}
-        paged = zip(self.k.unbind(0), (self.k if self.v is None else self.v).unbind(0), strict=True)
+        k = self.k.unbind(0)
+        paged = zip(k, k if self.v is None else self.v.unbind(0), strict=True)
         caches = [recurrent[i] if i in recurrent else next(paged) for i in range(config.num_layers)]
         self.k_layers, self.v_layers = (tuple(each) for each in zip(*caches, strict=True))
         self.num_pages = num_pages

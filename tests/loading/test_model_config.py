@@ -347,10 +347,13 @@ def test_layer_types_go_before_the_pattern() -> None:
 
 def test_every_family_has_a_config() -> None:
     for family in FAMILIES:
-        experts = {} if family.mixture is None else {family.mixture.count_keys[0]: 8}
-        groups = {"n_group": 1, "topk_group": 1, "num_experts_per_tok": 2, "first_k_dense_replace": 1}
-        latent = {"num_key_value_heads": 4, **groups} if family.latent else {}
-        found = model_config(LLAMA | experts | latent | {"architectures": [family.architecture]})
+        config = LLAMA | {"architectures": [family.architecture]}
+        if (mixture := family.mixture) is not None:
+            counts = filter(None, (mixture.count_keys[0], mixture.shared_count_key))
+            config |= dict.fromkeys(counts, 8) | {"num_experts_per_tok": 2}
+        if family.latent:
+            config |= {"num_key_value_heads": 4, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1}
+        found = model_config(config)
         assert found.family == family.name
 
 

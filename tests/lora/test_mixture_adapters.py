@@ -244,8 +244,8 @@ def test_what_latent_attention_does_not_compute_of_an_adapter_is_refused(tmp_pat
     refused(folder, narrow, "beyond the range of torch.float16", large)
     elsewhere = dataclasses.replace(layout, device=torch.device("meta"))
     refused(folder, elsewhere, "kv_b_proj are computed on a CPU alone", tensors)
-    assert not any("kv_b_proj" in name for name in AdapterBank(elsewhere, 1).reserve(4))
-    assert any("kv_b_proj" in name for name in AdapterBank(layout, 1).reserve(4))
+    for each in (layout, elsewhere):
+        assert not any("kv_b_proj" in name for name in AdapterBank(each, 1).reserve(4))
 
 
 @pytest.mark.parametrize("name", ["mixtral", "qwen2_moe"])
