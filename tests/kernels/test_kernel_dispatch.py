@@ -190,11 +190,11 @@ CASES: dict[str, tuple[str, Callable[[torch.dtype], None], list[str]]] = {
 # Public functions that launch nothing on a device: of the host, or tested below.
 HOST = {
     "ops": {
-        "capture_for", "find_shared_prefixes", "native_kernels", "native_status", "on_triton", "pack_linear", "record",
-        "set_threads", "shares_prefixes", "timed_calls", "triton_status", "use_native",
+        "capture_for", "find_shared_prefixes", "native_kernels", "native_status", "on_triton", "pack_linear",
+        "pack_linear_apart", "record", "set_threads", "shares_prefixes", "timed_calls", "triton_status", "use_native",
     },
     "expert_ops": set(),
-    "lora_ops": {"lora_experts", "pack_expansion"},  # the former on a CPU alone
+    "lora_ops": {"lora_experts", "lora_heads", "pack_expansion"},  # of heads on a CPU alone
     "sampling_ops": {"has_kernel"},
     "memory": {"lazy_zeros", "populate"},
 }  # fmt: skip

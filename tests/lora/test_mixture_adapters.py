@@ -244,6 +244,8 @@ def test_what_latent_attention_does_not_compute_of_an_adapter_is_refused(tmp_pat
     refused(folder, narrow, "beyond the range of torch.float16", large)
     elsewhere = dataclasses.replace(layout, device=torch.device("meta"))
     refused(folder, elsewhere, "kv_b_proj are computed on a CPU alone", tensors)
+    norm = {"base_model.model.model.layers.1.self_attn.kv_a_layernorm.weight": torch.ones(latent)}
+    refused(folder, layout, "layers.1.self_attn.kv_a_layernorm", tensors | norm, modules_to_save=["kv_a_layernorm"])
     for each in (layout, elsewhere):
         assert not any("kv_b_proj" in name for name in AdapterBank(each, 1).reserve(4))
 
