@@ -92,6 +92,6 @@ def test_tokens_of_captured_steps_are_those_of_the_cpu(tmp_path, request, monkey
     def capture(forward):
         return lambda: replayed.append(forward())
 
-    monkeypatch.setattr(cuda_graphs, "capture_for", lambda _: capture)
+    monkeypatch.setattr(cuda_graphs, "capture_for", lambda *_: capture)
     assert answers(tmp_path, overlaps=overlaps) == expected
     assert replayed

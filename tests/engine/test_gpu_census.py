@@ -62,7 +62,7 @@ class World:
 
         with (
             mock.patch.object(worker, "choose_device", lambda _: GPU),
-            mock.patch.object(cuda_graphs, "capture_for", lambda _: capture),
+            mock.patch.object(cuda_graphs, "capture_for", lambda *_: capture),
         ):
             self.worker = Worker(config, folder / "native_llama")
         self.worker.overlaps = True

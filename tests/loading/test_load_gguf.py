@@ -108,7 +108,10 @@ def test_windows(path: Path) -> None:
 
 
 REFUSED_METADATA = {
-    "another router": ({"expert_count": 8, "expert_gating_func": 2}, "llama.expert_gating_func is not supported"),
+    "another router": (
+        {"expert_count": 8, "expert_gating_func": 2},
+        "expert_gating_func must be 1 or 3 (softmax), not 2",
+    ),
     "more experts of a token than there are": (
         {"expert_count": 8, "expert_used_count": 9},
         "num_experts_per_tok must be an integer from 1 to 8, not 9",
