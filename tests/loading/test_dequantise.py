@@ -15,6 +15,7 @@ TYPES = [name for name, _, _ in TENSOR_TYPES.values()]
 # Where the fp16 scales lie in a block: random bits there would often be infinite or not a number.
 SCALES = {"Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,)}
 SCALES |= {"Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "F32": (), "F16": (), "BF16": ()}
+SCALES |= {"MXFP4": ()}  # its scale is a power of two, in the first byte
 
 
 def random_blocks(type_name: str, num_blocks: int) -> np.ndarray:
@@ -27,6 +28,8 @@ def random_blocks(type_name: str, num_blocks: int) -> np.ndarray:
     blocks = rng.integers(0, 256, (num_blocks, block_bytes), dtype=np.uint8)
     for at in SCALES[type_name]:
         blocks[:, at : at + 2] = rng.normal(0, 0.1, (num_blocks, 1)).astype(np.float16).view(np.uint8)
+    if type_name == "MXFP4":
+        blocks[:, 0] = rng.integers(90, 160, num_blocks)
     return blocks
 
 
