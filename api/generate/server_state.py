@@ -156,6 +156,11 @@ class ServerState:
         self.names, self.client, self.finds_adapters, self.remote = names, client, finds_adapters, remote
         self._renew_metrics(client, EngineFacts())
 
+    @property
+    def is_named(self) -> bool:
+        """Whether the names are the model's: they may come from its files, which are looked for first."""
+        return self.client is not None
+
     def begin_serving(
         self, async_engine: AsyncEngine, client: EngineLike, facts: EngineFacts, base_digest: str = ""
     ) -> None:

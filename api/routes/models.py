@@ -40,8 +40,9 @@ def _names(state: ServerState, caller: Caller) -> list[str]:
 
 @router.get("/v1/models")
 async def list_models(models: Models, caller: CallerOf) -> dict[str, Any]:
-    """All names that ``model`` may hold."""
-    cards = [_card(state, name) for state in models.states for name in _names(state, caller)]
+    """All names that ``model`` may hold; none of a model whose files are being looked for."""
+    named = (state for state in models.states if state.is_named)
+    cards = [_card(state, name) for state in named for name in _names(state, caller)]
     return {"object": "list", "data": cards}
 
 
