@@ -2,40 +2,21 @@
 
 from __future__ import annotations
 
-from array import array
 from pathlib import Path
 
 import pytest
 import torch
+from support.engine.greedy_answers import greedy_answers
 from support.models.tiny_models import VOCAB, save, tiny_model
 
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.core.engine_core import EngineCore
 from rootgraft.engine.executor.worker import Worker
-from rootgraft.engine.messages import Done, Submit, TokenOut
-from rootgraft.engine.types import SamplingParams
 from rootgraft.radix.tree import RadixTree
 
 COUNT = 8
 COMMON = [(17 * index + index * index) % VOCAB for index in range(40)]
 PROMPTS = [[*COMMON[:37], 5], [*COMMON[:21], 9, 1, 2, 8], COMMON[:3], [4, *COMMON], COMMON[:37]]
-
-
-def run(core: EngineCore) -> tuple[list[list[int]], int]:
-    """Return greedy answers to all prompts, which come together, and the prompt tokens found in the cache."""
-    said: dict[int, list[int]] = {number: [] for number in range(len(PROMPTS))}
-    cached = 0
-    params = SamplingParams(temperature=0.0, max_tokens=COUNT, ignore_eos=True)
-    core.handle([Submit(number, array("i", prompt), params) for number, prompt in enumerate(PROMPTS)])
-    while core.has_work:
-        for message in core.step():
-            assert isinstance(message, (TokenOut, Done)), message
-            if isinstance(message, TokenOut):
-                said[message.id] += message.tokens
-            else:
-                cached += message.usage.cached
-        core.check()
-    return list(said.values()), cached
 
 
 @torch.no_grad()
@@ -65,8 +46,8 @@ def test_answers_are_those_of_transformers(name: str, tmp_path: Path, monkeypatc
     expected = [greedy(name, prompt) for prompt in PROMPTS]
     hits = 0
     for _ in range(2):
-        answers, cached = run(core)
+        answers, cached = greedy_answers(core, PROMPTS, COUNT)
         assert answers == expected
-        hits += cached
+        hits += sum(cached)
     assert hits > 20 and evicted
     core.close()

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from array import array
 from pathlib import Path
 
 import pytest
 import torch
+from support.engine.greedy_answers import greedy_answers
 from support.models.tiny_models import VOCAB, save, tiny_model
 
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.core.engine_core import EngineCore
 from rootgraft.engine.errors import ConfigError
 from rootgraft.engine.executor.worker import Worker
-from rootgraft.engine.messages import Done, Submit, TokenOut
 from rootgraft.engine.models.kv_pool import KvPool
-from rootgraft.engine.types import SamplingParams
 
 NAME = "deepseek_v3"
 OPTIONS = {"dtype": "float32", "device": "cpu", "threads": 1, "block_size": 16, "max_num_batched_tokens": 24}
@@ -34,23 +32,6 @@ def greedy(prompt: list[int], count: int) -> list[int]:
     return tokens[len(prompt) :]
 
 
-def run(core: EngineCore, prompts: list[list[int]], count: int) -> tuple[list[list[int]], list[int]]:
-    """Greedy answers to prompts that come together, and the cached tokens of each."""
-    said: dict[int, list[int]] = {number: [] for number in range(len(prompts))}
-    cached = dict.fromkeys(said, 0)
-    params = SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True)
-    core.handle([Submit(number, array("i", prompt), params) for number, prompt in enumerate(prompts)])
-    while core.has_work:
-        for message in core.step():
-            assert isinstance(message, (TokenOut, Done)), message
-            if isinstance(message, TokenOut):
-                said[message.id] += message.tokens
-            else:
-                cached[message.id] = message.usage.cached
-        core.check()
-    return list(said.values()), list(cached.values())
-
-
 @pytest.mark.parametrize("enforce_eager", [False, True])
 def test_answers_are_those_of_transformers(folder: Path, enforce_eager: bool) -> None:
     """Two prompts share a beginning that ends inside a page; the pool holds two of three sequences at a time."""
@@ -60,7 +41,7 @@ def test_answers_are_those_of_transformers(folder: Path, enforce_eager: bool) ->
     core = EngineCore(config, Worker(config, folder))
     expected = [greedy(prompt, 12) for prompt in prompts]
     for time in range(2):
-        said, cached = run(core, prompts, 12)
+        said, cached = greedy_answers(core, prompts, 12)
         assert said == expected
         assert time == 0 or max(cached) >= len(shared)
     core.close()
