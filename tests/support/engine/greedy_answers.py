@@ -10,7 +10,7 @@ from rootgraft.engine.types import SamplingParams
 
 
 def greedy_answers(core: EngineCore, prompts: list[list[int]], count: int) -> tuple[list[list[int]], list[int]]:
-    """Return ``count`` greedy tokens after each prompt, and the cached tokens of each. The core is checked each step."""
+    """Return ``count`` greedy tokens after each prompt, and the cached tokens of each."""
     said: dict[int, list[int]] = {number: [] for number in range(len(prompts))}
     cached = dict.fromkeys(said, 0)
     params = SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True)
