@@ -19,7 +19,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from benchmarks.serve.alternate import NO_DRAFTS, PrecisionClass, ServedForm
 from benchmarks.serve.installed_peers import PEERS, Peer
@@ -32,8 +32,7 @@ _DRAFTS_OFF = """ --speculative-config '{{"method": "off"}}'"""
 _WITHOUT_ADAPTERS = tuple(name for name in NAMES if name not in WITH_ADAPTERS)
 
 
-@dataclass(frozen=True, slots=True)
-class Installed:
+class Installed(NamedTuple):
     """The peers, installed or not."""
 
     vllm: Peer

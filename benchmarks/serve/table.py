@@ -49,16 +49,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2
-    peers = Installed(
-        find_vllm(args.vllm, args.folder / "peers"),
-        find_llama_server(args.llama_server, args.folder / "peers"),
-        find_openvino(args.openvino_python, args.folder / "peers"),
-    )
-    found = (peers.vllm, peers.llama, peers.openvino)
-    if not commands:
-        for peer in found:
-            print(f"{peer.name}: {peer.missing or peer.version or 'version unknown'}", file=sys.stderr)
-    versions = {peer.name: peer.version for peer in found if peer.path is not None} if not commands else {}
+    peers = None if commands else _installed(args)
+    versions = {} if peers is None else {each.name: each.version for each in peers if each.path is not None}
     about = machine()
     settings = {"commit": about["commit"], "versions": versions, "quick": args.quick}
     try:
@@ -66,11 +58,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except RecordMismatch as error:
         print(error, file=sys.stderr)
         return 2
-    classes = _with_workloads([given(commands)] if commands else _classes(args, peers), args.workloads)
+    classes = _with_workloads([given(commands)] if peers is None else _classes(args, peers), args.workloads)
     plan = RunPlan(args.repeats, args.temperatures, args.budget, record.settings["seed"])
     for each in classes:
         uvloop.run(Alternation(each, plan, record).run())
-    if not commands and not any(record.entries("quality")):
+    if peers is not None and not any(record.entries("quality")):
         record.add(quality=_quality(_QUICK_WINDOWS if args.quick else None))
     document = results(record, classes, args.temperatures)
     args.output.write_text("\n".join(render(document)) + "\n")
@@ -106,6 +98,19 @@ def _named(text: str) -> tuple[str, str]:
     if not (name and equals and command):
         raise ValueError(f"--server must be NAME=COMMAND or NAME=ADDRESS, not {text}.")
     return name, command
+
+
+def _installed(args: argparse.Namespace) -> Installed:
+    """Find the peers, and say which are missing and how to get them."""
+    folder = args.folder / "peers"
+    peers = Installed(
+        find_vllm(args.vllm, folder),
+        find_llama_server(args.llama_server, folder),
+        find_openvino(args.openvino_python, folder),
+    )
+    for peer in peers:
+        print(f"{peer.name}: {peer.missing or peer.version or 'version unknown'}", file=sys.stderr)
+    return peers
 
 
 def _record(args: argparse.Namespace, settings: dict[str, object], about: dict[str, object]) -> RunRecord:
