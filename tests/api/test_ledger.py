@@ -85,6 +85,7 @@ def check_kills(path: Path, rounds: int) -> None:
         assert stored(path) == sums(everything)
 
 
+@pytest.mark.sample
 def test_nothing_is_lost_or_doubled_by_kill_9(tmp_path: Path) -> None:
     check_kills(tmp_path / "usage.db", 3)
 
