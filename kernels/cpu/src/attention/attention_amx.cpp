@@ -1,0 +1,182 @@
+// Attention over KV in bf16 by AMX. Its sums have bits of their own (gemm/tile_amx.h), so it makes those of few queries
+// too. Products of weights and values start from nothing in each block and are added by vectors: a sum then depends on
+// its query alone, whichever queries share the tile.
+#include "attention/attention_panels.h"
+#include "gemm/tile_amx.h"
+
+#if ROOTGRAFT_AMX
+
+namespace rootgraft {
+namespace {
+
+using Work = Block<Bf16>;
+
+constexpr int kWords = kBlock / Bf16::kPerWord;     // of a block's keys
+constexpr int kSumDims = kAmxPanels * kWidth;       // dimensions of values that are summed together
+constexpr int kStepPanels = kAmxWords * Bf16::kPerWord / kWidth;  // of keys, in a step of the sums of values
+
+struct alignas(64) AmxRoom {
+  float sums[kTileQueries * kSumDims];  // of weighted values; before that of few queries' scores, [key][query]
+};
+thread_local AmxRoom amx_room;
+
+// Registers where few queries are multiplied: scores have a row for each key, which is taken as it lies in its page.
+constexpr int kScores = 0, kKeys = 2, kQueries = 4, kOutput = 5, kWeights = 6, kValues = 7;
+
+AmxShapes shapes_of_few(int count) {
+  AmxShapes shapes;
+  for (int i = 0; i < 2; i++) {
+    shapes.set(kScores + i, kWidth, count);
+    shapes.set(kKeys + i, kWidth, kAmxWords);
+  }
+  shapes.set(kQueries, kAmxWords, count);
+  shapes.set(kOutput, count, kWidth);
+  shapes.set(kWeights, count, kAmxWords);
+  shapes.set(kValues, kAmxWords, kWidth);
+  return shapes;
+}
+
+// The queries of each KV head as columns, in the room of laid out keys: [head][word][query].
+void turn_queries(const Attention& op, const QueryTile& tile, Scratch& scratch) {
+  const int words = (int)op.head_dim / Bf16::kPerWord, count = tile.count;
+  const uint32_t* from = scratch.queries;
+  for (int head = 0; head < tile.heads; head++) {
+    uint32_t* to = scratch.keys + head * words * count;
+    for (int m = 0; m < count; m++, from += words) {
+      for (int w = 0; w < words; w++) to[w * count + m] = from[w];
+    }
+  }
+}
+
+// Scores of P panels of keys.
+template <int P>
+INLINE void score_panels(const Work& block, int panel) {
+  const int words = (int)block.op.head_dim / Bf16::kPerWord, count = block.tile.count;
+  const uint32_t* queries = block.scratch.keys + block.head * words * count;
+  const uint32_t* keys[P];
+  for (int p = 0; p < P; p++) keys[p] = block.rows.panel(block.op.k_cache, block.head, panel + p);
+  block.ahead.step(P * kWidth);
+  for_constants<P>([](auto p) { amx_zero<kScores + p.value>(); });
+  for (int w = 0; w < words; w += kAmxWords) {
+    amx_load<kQueries>(queries + w * count, count * sizeof(uint32_t));
+    for_constants<P>([&](auto p) {
+      amx_load<kKeys + p.value>(keys[p.value] + w, words * sizeof(uint32_t));
+      amx_dot_bf16<kScores + p.value, kKeys + p.value, kQueries>();
+    });
+  }
+  for_constants<P>([](auto p) {
+    amx_store<kScores + p.value>(amx_room.sums + p.value * kWidth * kWidth, kWidth * sizeof(float));
+  });
+  for (int p = 0; p < P; p++) {
+    const auto* sums = reinterpret_cast<const uint32_t*>(amx_room.sums) + p * kWidth * kWidth;
+    for (int first = 0; first < count; first += kColumns) {
+      const int columns = std::min(kColumns, count - first);
+      Words scores[kColumns];
+      load_columns([&](int key) { return sums + key * kWidth + first; }, scores, columns);
+      for (int i = 0; i < columns; i++) {
+        auto* to = reinterpret_cast<uint32_t*>(block.scratch.scores) + (first + i) * kBlock;
+        store_words(to + (panel + p) * kWidth, scores[i]);
+      }
+    }
+  }
+}
+
+void score_few(const Work& block) {
+  int panel = 0;
+  for (; panel + 2 <= block.rows.panels; panel += 2) score_panels<2>(block, panel);
+  if (panel < block.rows.panels) score_panels<1>(block, panel);
+}
+
+// Sums of weighted values for `panels` panels of dimensions.
+void sum_values_of_few(const Work& block, const uint32_t* weights, const uint32_t* values, int panels, int steps) {
+  for (int p = 0; p < panels; p++, values += kWords * kWidth) {
+    amx_zero<kOutput>();
+    for (int w = 0; w < steps; w += kAmxWords) {
+      amx_load<kWeights>(weights + w, kBlock * sizeof(uint32_t));
+      amx_load<kValues>(values + w * kWidth, kWidth * sizeof(uint32_t));
+      amx_dot_bf16<kOutput, kWeights, kValues>();
+    }
+    amx_store<kOutput>(amx_room.sums + p * kWidth, kSumDims * sizeof(float));
+  }
+}
+
+// A times B, rows of C c_stride apart, for all queries of a tile.
+void multiply_rows(int count, int panels, const Product& product) {
+  for_amx_tiles(count, panels, [&](int m, const AmxRows& rows, int p, int some) {
+    Product part = product;
+    part.a += m * product.a_stride;
+    part.b += p * product.b_stride;
+    part.c.first = static_cast<float*>(product.c.first) + m * product.c.stride + p * kWidth;
+    multiply_amx<AmxWords::kBf16>(part, rows, some);
+  });
+}
+
+void score_many(const Work& block) {
+  const int words = (int)block.op.head_dim / Bf16::kPerWord;
+  lay_out_keys(block);
+  multiply_rows(block.tile.count, block.rows.panels,
+                {block.queries, words, block.scratch.keys, words * kWidth, words, {block.scratch.scores, kBlock}, nullptr});
+}
+
+// Scores become weights. Where the block ends within a step of AMX, weights and values behind it are zeros.
+void weigh_all(const Work& block) {
+  const int panels = block.rows.panels;
+  for (int m = 0; m < block.tile.count; m++) weigh(block, m);
+  if (panels % kStepPanels == 0) return;
+  const size_t width = kWidth * sizeof(uint16_t);
+  for (int m = 0; m < block.tile.count; m++) {
+    std::memset(reinterpret_cast<char*>(block.scratch.scores + m * kBlock) + panels * width, 0, width);
+  }
+  const int first = panels * kWidth / Bf16::kPerWord;
+  for (int64_t p = 0; p < block.op.value_dim / kWidth; p++) {
+    uint32_t* values = block.scratch.values + p * kWords * kWidth;
+    std::fill_n(values + first * kWidth, kWidth * kWidth / Bf16::kPerWord, 0u);
+  }
+}
+
+void add_values(const Work& block, bool few) {
+  const int count = block.tile.count, value_dim = (int)block.op.value_dim;
+  const int steps = (block.rows.panels + kStepPanels - 1) / kStepPanels * kAmxWords;
+  const auto* weights = reinterpret_cast<const uint32_t*>(block.scratch.scores);
+  const float* shrink = block.shrink();
+  for (int dim = 0; dim < value_dim; dim += kSumDims) {
+    const int panels = std::min(kSumDims, value_dim - dim) / kWidth;
+    const uint32_t* values = block.scratch.values + dim / kWidth * kWords * kWidth;
+    if (few) sum_values_of_few(block, weights, values, panels, steps);
+    else multiply_rows(count, panels, {weights, kBlock, values, kWords * kWidth, steps, {amx_room.sums, kSumDims}, nullptr});
+    for (int m = 0; m < count; m++) {
+      float* to = block.result.values + m * value_dim + dim;
+      for (int p = 0; p < panels; p++, to += kWidth) {
+        const Floats sum = load(amx_room.sums + m * kSumDims + p * kWidth);
+        store(to, shrink ? fma(load(to), broadcast(shrink[m]), sum) : sum);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+void attend_by_amx(const Attention& op, const Stretch& stretch, const Stretch& next, const Partial& result,
+                   bool resumes, Scratch& scratch) {
+  const QueryTile& tile = *stretch.tile;
+  const int64_t words = op.head_dim / Bf16::kPerWord;
+  const bool few = tile.count <= kAmxRows && op.page_size % kWidth == 0;
+  gather_queries<Bf16>(op, tile, scratch);
+  if (few) turn_queries(op, tile, scratch);
+  const AmxScope scope(few ? shapes_of_few(tile.count) : amx_shapes(amx_rows(tile.count), kAmxWords));
+  walk_blocks(op, stretch, next, result, resumes, scratch.end, [&](const BlockWork& work) {
+    for (int head = 0; head < tile.heads; head++) {
+      const int first = head * tile.count;
+      const Work block{work, head, result.from(first, op.value_dim), scratch.queries + first * words, scratch};
+      if (few) score_few(block);
+      else score_many(block);
+      lay_out_values(block);
+      weigh_all(block);
+      add_values(block, few);
+    }
+  });
+}
+
+}  // namespace rootgraft
+
+#endif
