@@ -13,6 +13,8 @@ using Work = Block<Bf16>;
 
 constexpr int kWords = kBlock / Bf16::kPerWord;     // of a block's keys
 constexpr int kSumDims = kAmxPanels * kWidth;       // dimensions of values that are summed together
+constexpr int kPanels = kBlock / kWidth;
+constexpr int kTakenRows = 4;  // whose scores are weighted together
 constexpr int kStepPanels = kAmxWords * Bf16::kPerWord / kWidth;  // of keys, in a step of the sums of values
 
 struct alignas(64) AmxRoom {
@@ -118,9 +120,60 @@ void score_many(const Work& block) {
                 {block.queries, words, block.scratch.keys, words * kWidth, words, {block.scratch.scores, kBlock}, nullptr});
 }
 
+// Weights of R queries from m on, of a block of kPanels panels: those of weigh() to the bit. In the first block of a
+// split, where each query finds its reference, there are no sums to shrink.
+template <int R>
+INLINE void weigh_rows(const Work& block, int m) {
+  const Floats factor = broadcast((float)block.op.scale * kLog2E);
+  Floats scores[R][kPanels], totals[R];
+#pragma GCC unroll 4
+  for (int r = 0; r < R; r++) {
+    const float* from = block.scratch.scores + (m + r) * kBlock;
+    const int64_t last = block.scratch.end[m + r] - 1;
+    const SeenKeys seen(block.op.first_key(last) - block.first_key, last + 1 - block.first_key);
+#pragma GCC unroll 4
+    for (int v = 0; v < kPanels; v++) {
+      scores[r][v] = load(from + v * kWidth);
+      if (!block.plain) scores[r][v] = seen.keep(scores[r][v], v, -std::numeric_limits<float>::infinity());
+    }
+    const Floats best = max(max(scores[r][0], scores[r][1]), max(scores[r][2], scores[r][3]));
+    float& reference = block.result.reference[m + r];
+    totals[r] = load(block.result.lanes + (m + r) * kWidth);
+    if (block.begins) {
+      reference = std::max(reference, largest(best) * first_lane(factor));
+      continue;
+    }
+    block.scratch.shrink[m + r] = 1.0f;
+    if (!any_above(best * factor, reference + kHeadroom)) continue;
+    const float now = std::max(reference, largest(best) * first_lane(factor));
+    const Floats less = exp2(broadcast(reference - now));
+    totals[r] = totals[r] * less;
+    block.scratch.shrink[m + r] = first_lane(less);
+    reference = now;
+  }
+#pragma GCC unroll 4
+  for (int r = 0; r < R; r++) {
+    const Floats shift = broadcast(-block.result.reference[m + r]);
+    auto* weights = reinterpret_cast<uint16_t*>(block.scratch.scores + (m + r) * kBlock);
+#pragma GCC unroll 4
+    for (int v = 0; v < kPanels; v++) {
+      const Floats weight = rough_exp2(fma(scores[r][v], factor, shift));
+      totals[r] = totals[r] + weight;
+      Bf16::store(weights + v * kWidth, weight);
+    }
+    store(block.result.lanes + (m + r) * kWidth, totals[r]);
+  }
+}
+
 // Scores become weights. Where the block ends within a step of AMX, weights and values behind it are zeros.
 void weigh_all(const Work& block) {
   const int panels = block.rows.panels;
+  if (panels == kPanels && !block.op.soft_cap) {
+    int m = 0;
+    for (; m + kTakenRows <= block.tile.count; m += kTakenRows) weigh_rows<kTakenRows>(block, m);
+    for (; m < block.tile.count; m++) weigh_rows<1>(block, m);
+    return;
+  }
   for (int m = 0; m < block.tile.count; m++) weigh(block, m);
   if (panels % kStepPanels == 0) return;
   const size_t width = kWidth * sizeof(uint16_t);
