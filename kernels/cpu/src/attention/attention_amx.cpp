@@ -13,7 +13,6 @@ using Work = Block<Bf16>;
 
 constexpr int kWords = kBlock / Bf16::kPerWord;     // of a block's keys
 constexpr int kSumDims = kAmxPanels * kWidth;       // dimensions of values that are summed together
-constexpr int kPanels = kBlock / kWidth;
 constexpr int kTakenRows = 4;  // whose scores are weighted together
 constexpr int kStepPanels = kAmxWords * Bf16::kPerWord / kWidth;  // of keys, in a step of the sums of values
 
@@ -120,23 +119,24 @@ void score_many(const Work& block) {
                 {block.queries, words, block.scratch.keys, words * kWidth, words, {block.scratch.scores, kBlock}, nullptr});
 }
 
-// Weights of R queries from m on, of a block of kPanels panels: those of weigh() to the bit. In the first block of a
-// split, where each query finds its reference, there are no sums to shrink.
-template <int R>
+// Weights of R queries from m on, of a block of P panels: those of weigh() to the bit. In the first block of a split,
+// where each query finds its reference, there are no sums to shrink.
+template <int R, int P>
 INLINE void weigh_rows(const Work& block, int m) {
-  const Floats factor = broadcast((float)block.op.scale * kLog2E);
-  Floats scores[R][kPanels], totals[R];
+  const Floats factor = broadcast(block.op.soft_cap ? 1.0f : (float)block.op.scale * kLog2E);
+  Floats scores[R][P], totals[R];
 #pragma GCC unroll 4
   for (int r = 0; r < R; r++) {
     const float* from = block.scratch.scores + (m + r) * kBlock;
     const int64_t last = block.scratch.end[m + r] - 1;
-    const SeenKeys seen(block.op.first_key(last) - block.first_key, last + 1 - block.first_key);
 #pragma GCC unroll 4
-    for (int v = 0; v < kPanels; v++) {
-      scores[r][v] = load(from + v * kWidth);
-      if (!block.plain) scores[r][v] = seen.keep(scores[r][v], v, -std::numeric_limits<float>::infinity());
+    for (int v = 0; v < P; v++) scores[r][v] = load(from + v * kWidth);
+    if (!block.plain) {
+      cap_and_mask(scores[r], block.op.first_key(last) - block.first_key, last + 1 - block.first_key, block.op);
     }
-    const Floats best = max(max(scores[r][0], scores[r][1]), max(scores[r][2], scores[r][3]));
+    Floats best = scores[r][0];
+#pragma GCC unroll 4
+    for (int v = 1; v < P; v++) best = max(best, scores[r][v]);
     float& reference = block.result.reference[m + r];
     totals[r] = load(block.result.lanes + (m + r) * kWidth);
     if (block.begins) {
@@ -156,7 +156,7 @@ INLINE void weigh_rows(const Work& block, int m) {
     const Floats shift = broadcast(-block.result.reference[m + r]);
     auto* weights = reinterpret_cast<uint16_t*>(block.scratch.scores + (m + r) * kBlock);
 #pragma GCC unroll 4
-    for (int v = 0; v < kPanels; v++) {
+    for (int v = 0; v < P; v++) {
       const Floats weight = rough_exp2(fma(scores[r][v], factor, shift));
       totals[r] = totals[r] + weight;
       Bf16::store(weights + v * kWidth, weight);
@@ -168,13 +168,11 @@ INLINE void weigh_rows(const Work& block, int m) {
 // Scores become weights. Where the block ends within a step of AMX, weights and values behind it are zeros.
 void weigh_all(const Work& block) {
   const int panels = block.rows.panels;
-  if (panels == kPanels && !block.op.soft_cap) {
+  with_constant<kBlock / kWidth>(panels, [&](auto count) {
     int m = 0;
-    for (; m + kTakenRows <= block.tile.count; m += kTakenRows) weigh_rows<kTakenRows>(block, m);
-    for (; m < block.tile.count; m++) weigh_rows<1>(block, m);
-    return;
-  }
-  for (int m = 0; m < block.tile.count; m++) weigh(block, m);
+    for (; m + kTakenRows <= block.tile.count; m += kTakenRows) weigh_rows<kTakenRows, count.value>(block, m);
+    for (; m < block.tile.count; m++) weigh_rows<1, count.value>(block, m);
+  });
   if (panels % kStepPanels == 0) return;
   const size_t width = kWidth * sizeof(uint16_t);
   for (int m = 0; m < block.tile.count; m++) {
