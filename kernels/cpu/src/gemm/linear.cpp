@@ -13,6 +13,7 @@ namespace {
 
 constexpr int64_t kSmall = 1 << 14;  // multiplications below which one thread is faster
 constexpr int64_t kManyRows = 256;   // for a thread: it then multiplies its rows with all panels
+constexpr int64_t kFirstCache = 40 << 10;  // bytes of rows that stay there while panels pass
 constexpr int kNoMemory = 2;
 
 // Argument structure packed by Python: fields of 8 bytes in this order.
@@ -54,16 +55,19 @@ void multiply_block_amx(const Linear& op, const Cuts& cuts, int64_t index, Out& 
   const bool stays = stays_cached(part, op.steps);
   const AmxScope scope(amx_shapes(amx_rows(part.row_count()), kAmxWords));
   alignas(64) float room[kMostAmxRows * kRoomStride];
+  const bool rows_stay = kMostAmxRows * op.steps * (int64_t)sizeof(uint32_t) <= kFirstCache;
+  const AmxReuse reuse = rows_stay && part.row_count() > kMostAmxRows ? AmxReuse::kSecondCache : AmxReuse::kFirstCache;
+  AmxRounding rounding;
   for_amx_tiles(part.row_count(), part.panel_count(), [&](int m, const AmxRows& rows, int p, int panels) {
     const TileSpan tile = {part.row + m, part.panel + p, rows.all(), panels};
     const int64_t next = tile.panel + panels;
     Lines ahead = lines(next, next);
     if (stays) ahead = part.due(lines(after.panel, after.panel_end), tile);
     else if (m == 0) ahead = lines(next, std::min<int64_t>(next + panels, part.panel_end));
-    multiply_amx<AmxWords::kBf16>(
-        {op.x + tile.row * op.steps, op.steps, op.panels + tile.panel * panel_size, panel_size, op.steps,
-         out.place(room, tile), nullptr, ahead.first, ahead.count},
-        rows, panels);
+    const Product product = {op.x + tile.row * op.steps, op.steps, op.panels + tile.panel * panel_size, panel_size,
+                             op.steps, out.place(room, tile), nullptr, ahead.first, ahead.count};
+    if (product.c.is_bf16) multiply_amx(product, rows, panels, reuse, rounding);
+    else multiply_amx<AmxWords::kBf16>(product, rows, panels);
     out.take(part.index, room, tile);
   });
 }
