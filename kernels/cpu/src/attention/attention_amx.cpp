@@ -21,52 +21,37 @@ struct alignas(64) AmxRoom {
 };
 thread_local AmxRoom amx_room;
 
-// Registers where few queries are multiplied: scores have a row for each key, which is taken as it lies in its page.
-constexpr int kScores = 0, kKeys = 2, kQueries = 4, kOutput = 5, kWeights = 6, kValues = 7;
-
-AmxShapes shapes_of_few(int count) {
-  AmxShapes shapes;
-  for (int i = 0; i < 2; i++) {
-    shapes.set(kScores + i, kWidth, count);
-    shapes.set(kKeys + i, kWidth, kAmxWords);
-  }
-  shapes.set(kQueries, kAmxWords, count);
-  shapes.set(kOutput, count, kWidth);
-  shapes.set(kWeights, count, kAmxWords);
-  shapes.set(kValues, kAmxWords, kWidth);
-  return shapes;
-}
-
-// The queries of each KV head as columns, in the room of laid out keys: [head][word][query].
+// The queries of each KV head as the columns of a panel, in the room of laid out keys: [head][word][16].
 void turn_queries(const Attention& op, const QueryTile& tile, Scratch& scratch) {
-  const int words = (int)op.head_dim / Bf16::kPerWord, count = tile.count;
-  const uint32_t* from = scratch.queries;
+  const int words = (int)op.head_dim / Bf16::kPerWord;
   for (int head = 0; head < tile.heads; head++) {
-    uint32_t* to = scratch.keys + head * words * count;
-    for (int m = 0; m < count; m++, from += words) {
-      for (int w = 0; w < words; w++) to[w * count + m] = from[w];
+    const uint32_t* queries[kWidth];
+    for (int m = 0; m < kWidth; m++) {
+      queries[m] = m < tile.count ? scratch.queries + (head * tile.count + m) * words : kZeros;
     }
+    transpose_rows(queries, words, scratch.keys + head * words * kWidth);
   }
 }
 
-// Scores of P panels of keys.
+// Scores of P panels of keys, which are taken as they lie in their pages: a row for each key, a column for each query.
 template <int P>
-INLINE void score_panels(const Work& block, int panel) {
+INLINE void score_panels(const Work& block) {
   const int words = (int)block.op.head_dim / Bf16::kPerWord, count = block.tile.count;
-  const uint32_t* queries = block.scratch.keys + block.head * words * count;
+  const uint32_t* queries = block.scratch.keys + block.head * words * kWidth;
   const uint32_t* keys[P];
-  for (int p = 0; p < P; p++) keys[p] = block.rows.panel(block.op.k_cache, block.head, panel + p);
-  block.ahead.step(P * kWidth);
-  for_constants<P>([](auto p) { amx_zero<kScores + p.value>(); });
+  for (int p = 0; p < P; p++) keys[p] = block.rows.panel(block.op.k_cache, block.head, p);
+  for_constants<P>([](auto p) { amx_zero<p.value>(); });
   for (int w = 0; w < words; w += kAmxWords) {
-    amx_load<kQueries>(queries + w * count, count * sizeof(uint32_t));
+    amx_load<kAmxB>(queries + w * kWidth, kWidth * sizeof(uint32_t));
     for_constants<P>([&](auto p) {
-      amx_load<kKeys + p.value>(keys[p.value] + w, words * sizeof(uint32_t));
-      amx_dot_bf16<kScores + p.value, kKeys + p.value, kQueries>();
+      constexpr int kKeys = kAmxA + p.value % 2;
+      block.ahead.step(std::max(1, kWidth * kAmxWords / words));
+      amx_load<kKeys>(keys[p.value] + w, words * sizeof(uint32_t));
+      amx_dot_bf16<p.value, kKeys, kAmxB>();
     });
   }
   for_constants<P>([](auto p) {
-    amx_store<kScores + p.value>(amx_room.sums + p.value * kWidth * kWidth, kWidth * sizeof(float));
+    amx_store<p.value>(amx_room.sums + p.value * kWidth * kWidth, kWidth * sizeof(float));
   });
   for (int p = 0; p < P; p++) {
     const auto* sums = reinterpret_cast<const uint32_t*>(amx_room.sums) + p * kWidth * kWidth;
@@ -76,28 +61,9 @@ INLINE void score_panels(const Work& block, int panel) {
       load_columns([&](int key) { return sums + key * kWidth + first; }, scores, columns);
       for (int i = 0; i < columns; i++) {
         auto* to = reinterpret_cast<uint32_t*>(block.scratch.scores) + (first + i) * kBlock;
-        store_words(to + (panel + p) * kWidth, scores[i]);
+        store_words(to + p * kWidth, scores[i]);
       }
     }
-  }
-}
-
-void score_few(const Work& block) {
-  int panel = 0;
-  for (; panel + 2 <= block.rows.panels; panel += 2) score_panels<2>(block, panel);
-  if (panel < block.rows.panels) score_panels<1>(block, panel);
-}
-
-// Sums of weighted values for `panels` panels of dimensions.
-void sum_values_of_few(const Work& block, const uint32_t* weights, const uint32_t* values, int panels, int steps) {
-  for (int p = 0; p < panels; p++, values += kWords * kWidth) {
-    amx_zero<kOutput>();
-    for (int w = 0; w < steps; w += kAmxWords) {
-      amx_load<kWeights>(weights + w, kBlock * sizeof(uint32_t));
-      amx_load<kValues>(values + w * kWidth, kWidth * sizeof(uint32_t));
-      amx_dot_bf16<kOutput, kWeights, kValues>();
-    }
-    amx_store<kOutput>(amx_room.sums + p * kWidth, kSumDims * sizeof(float));
   }
 }
 
@@ -185,16 +151,16 @@ void weigh_all(const Work& block) {
   }
 }
 
+// Rows behind few queries hold anything, and their sums are not used.
 void add_values(const Work& block, bool few) {
-  const int count = block.tile.count, value_dim = (int)block.op.value_dim;
+  const int count = block.tile.count, rows = few ? kAmxRows : count, value_dim = (int)block.op.value_dim;
   const int steps = (block.rows.panels + kStepPanels - 1) / kStepPanels * kAmxWords;
   const auto* weights = reinterpret_cast<const uint32_t*>(block.scratch.scores);
   const float* shrink = block.shrink();
   for (int dim = 0; dim < value_dim; dim += kSumDims) {
     const int panels = std::min(kSumDims, value_dim - dim) / kWidth;
     const uint32_t* values = block.scratch.values + dim / kWidth * kWords * kWidth;
-    if (few) sum_values_of_few(block, weights, values, panels, steps);
-    else multiply_rows(count, panels, {weights, kBlock, values, kWords * kWidth, steps, {amx_room.sums, kSumDims}, nullptr});
+    multiply_rows(rows, panels, {weights, kBlock, values, kWords * kWidth, steps, {amx_room.sums, kSumDims}, nullptr});
     for (int m = 0; m < count; m++) {
       float* to = block.result.values + m * value_dim + dim;
       for (int p = 0; p < panels; p++, to += kWidth) {
@@ -211,16 +177,16 @@ void attend_by_amx(const Attention& op, const Stretch& stretch, const Stretch& n
                    bool resumes, Scratch& scratch) {
   const QueryTile& tile = *stretch.tile;
   const int64_t words = op.head_dim / Bf16::kPerWord;
-  const bool few = tile.count <= kAmxRows && op.page_size % kWidth == 0;
+  const bool few = tile.count <= kAmxRows && op.page_size % kWidth == 0 && tile.heads * words <= kBlock * kMaxHeadDim / kWidth;
   gather_queries<Bf16>(op, tile, scratch);
   if (few) turn_queries(op, tile, scratch);
-  const AmxScope scope(few ? shapes_of_few(tile.count) : amx_shapes(amx_rows(tile.count), kAmxWords));
+  const AmxScope scope(amx_shapes(few ? kAmxRows : amx_rows(tile.count), kAmxWords));
   walk_blocks(op, stretch, next, result, resumes, scratch.end, [&](const BlockWork& work) {
     for (int head = 0; head < tile.heads; head++) {
       const int first = head * tile.count;
       const Work block{work, head, result.from(first, op.value_dim), scratch.queries + first * words, scratch};
-      if (few) score_few(block);
-      else score_many(block);
+      if (!few) score_many(block);
+      else with_constant<kBlock / kWidth>(work.rows.panels, [&](auto count) { score_panels<count.value>(block); });
       lay_out_values(block);
       weigh_all(block);
       add_values(block, few);
