@@ -34,9 +34,9 @@ INLINE void sum_tiles(const Product& p, const AmxRows& rows, Each each) {
   });
 }
 
-template <AmxWords Kind, int R, int P>
+template <AmxWords Kind, int R, int P, AmxReuse kReuse>
 void run(const Product& p, const AmxRows& rows) {
-  sum_tiles<Kind, R, P, AmxReuse::kFirstCache>(p, rows, [] {});
+  sum_tiles<Kind, R, P, kReuse>(p, rows, [] {});
   for_constants<P>([&](auto i) {
     const auto to = [&](int row) { return static_cast<float*>(p.c.first) + row * p.c.stride + i.value * kWidth; };
     amx_store<i.value>(to(0), p.c.stride * sizeof(float));
@@ -71,29 +71,41 @@ INLINE void for_pairs(const Product& product, int panels, F f) {
   }
 }
 
+// f(kReuse) for one tile of rows, or for two.
+template <int R, class F>
+INLINE void with_reuse(AmxReuse reuse, F f) {
+  constexpr AmxReuse kOther = R == 1 ? AmxReuse::kNone : AmxReuse::kSecondCache;
+  if (reuse == kOther) f(std::integral_constant<AmxReuse, kOther>{});
+  else f(std::integral_constant<AmxReuse, AmxReuse::kFirstCache>{});
+}
+
 }  // namespace
 
 template <AmxWords Kind>
-void multiply_amx(const Product& product, const AmxRows& rows, int panels) {
+void multiply_amx(const Product& product, const AmxRows& rows, int panels, AmxReuse reuse) {
   if (!rows.second) {
-    return with_constant<kAmxPanels>(panels, [&](auto count) { run<Kind, 1, count.value>(product, rows); });
+    return with_constant<kAmxPanels>(panels, [&](auto count) {
+      with_reuse<1>(reuse, [&](auto use) { run<Kind, 1, count.value, use.value>(product, rows); });
+    });
   }
   for_pairs(product, panels, [&](const Product& part, int count) {
-    if (count == 2) run<Kind, 2, 2>(part, rows);
-    else run<Kind, 2, 1>(part, rows);
+    with_constant<2>(count, [&](auto pair) {
+      with_reuse<2>(reuse, [&](auto use) { run<Kind, 2, pair.value, use.value>(part, rows); });
+    });
   });
 }
 
-template void multiply_amx<AmxWords::kBf16>(const Product&, const AmxRows&, int);
-template void multiply_amx<AmxWords::kBytes>(const Product&, const AmxRows&, int);
+template void multiply_amx<AmxWords::kBf16>(const Product&, const AmxRows&, int, AmxReuse);
+template void multiply_amx<AmxWords::kBytes>(const Product&, const AmxRows&, int, AmxReuse);
 
 void multiply_amx(const Product& product, const AmxRows& rows, int panels, AmxReuse reuse, AmxRounding& rounding) {
   for_pairs(product, panels, [&](const Product& part, int count) {
     with_constant<2>(count, [&](auto pair) {
-      constexpr int P = pair.value;
-      if (!rows.second) run_rounded<1, P, AmxReuse::kFirstCache>(part, rows, rounding);
-      else if (reuse == AmxReuse::kFirstCache) run_rounded<2, P, AmxReuse::kFirstCache>(part, rows, rounding);
-      else run_rounded<2, P, AmxReuse::kSecondCache>(part, rows, rounding);
+      if (rows.second) {
+        with_reuse<2>(reuse, [&](auto use) { run_rounded<2, pair.value, use.value>(part, rows, rounding); });
+      } else {
+        with_reuse<1>(reuse, [&](auto use) { run_rounded<1, pair.value, use.value>(part, rows, rounding); });
+      }
     });
   });
 }

@@ -43,8 +43,9 @@ INLINE void amx_dot() {
   else amx_dot_unsigned_signed<C, A, B>();
 }
 
-// Where a load of B puts its cache lines: in the first cache, or no nearer than the second, so that A stays in the first.
-enum class AmxReuse { kFirstCache, kSecondCache };
+// How panels of B are used: by several rows from the first cache, or from the second, so that A stays in the first; or
+// once, from memory: lines are asked for shortly before, which gains a tenth of the speed over the hardware's prefetch.
+enum class AmxReuse { kFirstCache, kSecondCache, kNone };
 
 // Products over `steps` words of one or two tiles of rows, a[], with P panels, panel(p) being a pointer: the sums of
 // tile r and panel p are then in register r P + p. each() runs before every instruction that multiplies.
@@ -58,6 +59,9 @@ INLINE void sum_by_amx(const uint32_t* const (&a)[R], ptrdiff_t a_stride, Panel 
     for_constants<P>([&](auto p) {
       constexpr int kPanel = p.value, kColumns = kAmxB + kPanel % 2;
       const uint32_t* columns = panel(kPanel) + k * kWidth;
+      for (int line = kAmxWords; kReuse == AmxReuse::kNone && line < 2 * kAmxWords; line++) {
+        __builtin_prefetch(columns + line * kWidth, 0, 2);
+      }
       if constexpr (kReuse == AmxReuse::kSecondCache) amx_load_passing<kColumns>(columns, kWidth * sizeof(uint32_t));
       else amx_load<kColumns>(columns, kWidth * sizeof(uint32_t));
       for_constants<R>([&](auto r) {
@@ -105,12 +109,12 @@ class AmxRounding {
   int left_ = 0, panels_ = 0, room_ = 0;
 };
 
-// A product without c_scale that takes_amx(); in an AmxScope of amx_shapes(rows, kAmxWords).
+// A product without c_scale that takes_amx(); in an AmxScope of amx_shapes(rows, kAmxWords). One tile of rows may use
+// panels once, two tiles may take them from the second cache.
 template <AmxWords Kind>
-void multiply_amx(const Product& product, const AmxRows& rows, int panels);
+void multiply_amx(const Product& product, const AmxRows& rows, int panels, AmxReuse reuse = AmxReuse::kFirstCache);
 
-// The same of bf16 to bf16, which is stored when the rounding goes on or ends. Panels come from the second cache where
-// they serve many rows.
+// The same of bf16 to bf16, which is stored when the rounding goes on or ends.
 void multiply_amx(const Product& product, const AmxRows& rows, int panels, AmxReuse reuse, AmxRounding& rounding);
 
 // Rows of each tile, where so many are cut into equal ones.
