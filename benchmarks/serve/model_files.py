@@ -85,6 +85,10 @@ class ModelForms:
         model = AutoModelForCausalLM.from_pretrained(
             str(self.gguf.parent), gguf_file=self.gguf.name, dtype=torch.bfloat16
         )
+        # It is a plain model by now, which transformers from 5.24 on refuses to save while it remembers the file's blocks.
+        model.hf_quantizer = None
+        if hasattr(model.config, "quantization_config"):
+            del model.config.quantization_config
         model.save_pretrained(folder)
         tokenizer = read_gguf(self.gguf)
         (folder / "tokenizer.json").write_text(json.dumps(tokenizer.definition))
