@@ -1,4 +1,4 @@
-"""Sampling ops: token masks applied to logits, and the top-k/top-p draw on a GPU."""
+"""Sampling ops: token masks applied to logits, the draw from all tokens on a CPU, the top-k/top-p draw on a GPU."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def mask_logits(logits: Tensor, lines: Tensor, words: Tensor) -> None:
 
         sampling_mask.mask_logits(logits, lines, words)
     elif (kernels := native_for(logits)) is not None and logits.dtype is torch.float32:
-        kernels.mask_logits(logits, lines, words)
+        kernels.sampling.mask_logits(logits, lines, words)
     else:
         logits[lines] = logits[lines].masked_fill_(_banned(words, logits.shape[1]), -torch.inf)
 
@@ -45,6 +45,34 @@ def _banned(words: Tensor, width: int) -> Tensor:
 def _takes_mask(logits: Tensor, lines: Tensor, words: Tensor) -> bool:
     types = ((torch.float32, logits), (torch.int64, lines), (torch.int32, words))
     return all(launch.is_of(dtype, tensor) for dtype, tensor in types)
+
+
+def draws_tokens(logits: Tensor) -> bool:
+    """Return whether ``draw_tokens`` takes these logits: contiguous fp32 on a CPU with native kernels."""
+    return logits.dtype is torch.float32 and native_for(logits) is not None
+
+
+def draw_tokens(logits: Tensor, lines: Tensor, best: Tensor, temperature: Tensor, min_p: Tensor, u: Tensor) -> Tensor:
+    """Draw a token of some rows with probabilities softmax(logits / temperature), of those that min-p keeps.
+
+    A row's token depends on this row's numbers alone.
+
+    Args:
+        logits: [S, V] float32, which ``draws_tokens``.
+        lines: [n] int64, the rows to draw from.
+        best: [n, 1] float32, the largest logit of each of them.
+        temperature: [n, 1] float32, above 0.
+        min_p: [n, 1] float32: tokens that are less than so many times as likely as the best are left out; 0 is off.
+        u: [n, 1] float64 in [0, 1), the random number of the draw.
+
+    Returns: [n] int64; any token for rows whose logits are not finite.
+
+    Raises:
+        IndexError: a row is outside of the logits.
+    """
+    kernels = native_for(logits)
+    assert kernels is not None
+    return kernels.sampling.draw_tokens(logits, lines, best, temperature, min_p, u)
 
 
 def has_kernel(logits: Tensor) -> bool:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ...kernels.layouts.staging import HostCopy, to_device
 from ...kernels.ops import Largest, largest
-from ...kernels.sampling_ops import mask_logits
+from ...kernels.sampling_ops import draw_tokens, draws_tokens, mask_logits
 from ..batch import Row, RowResult, RowStart
 from .draft_verify import Drawn, SamplingPositions, accept_drafts, sampling_positions
 from .logprobs import logprob_columns, to_logprob
@@ -193,24 +193,28 @@ class Sampler:
         random = params["temperature"] > 0
         ranked = random & ((params["top_k"] > 0) | (params["top_p"] < 1))
         for chosen, by_rank in ((random & ~ranked, False), (ranked, True)):
-            if chosen.any():
-                index = self._column(np.flatnonzero(chosen)).squeeze(1)
-                some = pad(logits if chosen.all() else logits[index])
-                tokens[index] = self._draw(some, best[index, None], params[chosen], num_generated[chosen], by_rank)
+            if not chosen.any():
+                continue
+            index = self._column(np.flatnonzero(chosen)).squeeze(1)
+            top, draws = best[index, None], self._draws(params[chosen], num_generated[chosen])
+            if not by_rank and draws_tokens(logits):
+                tokens[index] = draw_tokens(logits, index, top, draws.temperature, draws.min_p, draws.u)
+                continue
+            some = pad(logits if chosen.all() else logits[index])
+            use_min_p = bool(params["min_p"][chosen].any())
+            tokens[index] = torch.cat(
+                [
+                    draw_kept(some[rows], top[rows], draws.rows(rows))
+                    if by_rank
+                    else draw_any(some[rows], top[rows], draws.rows(rows), use_min_p)
+                    for rows in row_slices(some)
+                ]
+            )
 
-    def _draw(self, logits: Tensor, best: Tensor, params: Params, num_generated: Ints, by_rank: bool) -> Tensor:
+    def _draws(self, params: Params, num_generated: Ints) -> Draws:
         u = uniforms(params["seed"], num_generated.astype(np.uint64))
         fields = (params[name] for name in ("temperature", "top_k", "top_p", "min_p"))
-        draws = Draws(*(self._column(values) for values in (*fields, u)))
-        use_min_p = bool(params["min_p"].any())
-        return torch.cat(
-            [
-                draw_kept(logits[some], best[some], draws.rows(some))
-                if by_rank
-                else draw_any(logits[some], best[some], draws.rows(some), use_min_p)
-                for some in row_slices(logits)
-            ]
-        )
+        return Draws(*(self._column(values) for values in (*fields, u)))
 
     def _column(self, values: npt.NDArray[np.generic]) -> Tensor:
         # A synchronous copy would make the host wait here for the GPU's forward pass.

@@ -104,6 +104,8 @@ def row_slices(logits: Tensor) -> Iterator[slice]:
 def draw_any(logits: Tensor, best: Tensor, draws: Draws, use_min_p: bool) -> Tensor:
     """Draw from all tokens, or from those that ``min_p`` keeps if any row has one, in the order of their ids.
 
+    ``kernels.sampling_ops.draw_tokens`` does so where it takes the logits.
+
     Args:
         logits: [n, V] float32.
         best: [n, 1], the row's maximum.

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Install OpenVINO GenAI, what its HTTP server here needs, and the exporter, where the table of speeds looks for them.
-# Usage: install_openvino.sh [FOLDER] (by default below the user's cache). It needs about 2 GB of disk.
+# Usage: install_openvino.sh [FOLDER] (by default below the user's cache). It needs about 6 GB of disk.
 set -euo pipefail
 folder="${1:-${XDG_CACHE_HOME:-$HOME/.cache}/rootgraft/table/peers/openvino}"
 python3 -m venv "$folder"
