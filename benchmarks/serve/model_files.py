@@ -85,7 +85,7 @@ class ModelForms:
         model = AutoModelForCausalLM.from_pretrained(
             str(self.gguf.parent), gguf_file=self.gguf.name, dtype=torch.bfloat16
         )
-        # It is a plain model by now, which transformers from 5.24 on refuses to save while it remembers the file's blocks.
+        # A plain model by now, which transformers 5.24 refuses to save while it remembers the blocks of the file.
         model.hf_quantizer = None
         if hasattr(model.config, "quantization_config"):
             del model.config.quantization_config
