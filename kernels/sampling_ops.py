@@ -1,4 +1,4 @@
-"""Sampling ops: token masks applied to logits, the draw from all tokens on a CPU, the top-k/top-p draw on a GPU."""
+"""Sampling ops: token masks applied to logits, random draws on a CPU, the top-k/top-p draw on a GPU."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from torch import Tensor
 
 from . import ops
 from .backend import native_for
+from .layouts.draw_params import DrawParams
 from .triton import launch
 
 
@@ -52,8 +53,8 @@ def draws_tokens(logits: Tensor) -> bool:
     return logits.dtype is torch.float32 and native_for(logits) is not None
 
 
-def draw_tokens(logits: Tensor, lines: Tensor, best: Tensor, temperature: Tensor, min_p: Tensor, u: Tensor) -> Tensor:
-    """Draw a token of some rows with probabilities softmax(logits / temperature), of those that min-p keeps.
+def draw_tokens(logits: Tensor, lines: Tensor, best: Tensor, params: DrawParams) -> Tensor:
+    """Draw a token of some rows after top-k, top-p and min-p, as ``engine.sampling.top_k_top_p`` defines it.
 
     A row's token depends on this row's numbers alone.
 
@@ -61,9 +62,7 @@ def draw_tokens(logits: Tensor, lines: Tensor, best: Tensor, temperature: Tensor
         logits: [S, V] float32, which ``draws_tokens``.
         lines: [n] int64, the rows to draw from.
         best: [n, 1] float32, the largest logit of each of them.
-        temperature: [n, 1] float32, above 0.
-        min_p: [n, 1] float32: tokens that are less than so many times as likely as the best are left out; 0 is off.
-        u: [n, 1] float64 in [0, 1), the random number of the draw.
+        params: of the n rows.
 
     Returns: [n] int64; any token for rows whose logits are not finite.
 
@@ -72,7 +71,7 @@ def draw_tokens(logits: Tensor, lines: Tensor, best: Tensor, temperature: Tensor
     """
     kernels = native_for(logits)
     assert kernels is not None
-    return kernels.sampling.draw_tokens(logits, lines, best, temperature, min_p, u)
+    return kernels.sampling.draw_tokens(logits, lines, best, params)
 
 
 def has_kernel(logits: Tensor) -> bool:

@@ -8,11 +8,20 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from ..layouts.draw_params import DrawParams
 from .native_library import NativeLibrary
 
 _MASK: Final = Struct("7q")
-_DRAW: Final = Struct("11q")
+_DRAW: Final = Struct("13q")
 _WORD_BITS: Final = 32
+_OUT_OF_RANGE: Final = 1  # return code of a C function
+_PARAM_TYPES: Final = {
+    "temperature": torch.float32,
+    "top_k": torch.int64,
+    "top_p": torch.float64,
+    "min_p": torch.float32,
+    "u": torch.float64,
+}
 
 
 class SamplingKernels:
@@ -35,19 +44,21 @@ class SamplingKernels:
         if self._mask(_MASK.pack(*addresses, len(lines), rows, columns, self._library.num_threads)):
             raise IndexError(f"a line is outside of {rows} lines of logits")
 
-    def draw_tokens(
-        self, logits: Tensor, lines: Tensor, best: Tensor, temperature: Tensor, min_p: Tensor, u: Tensor
-    ) -> Tensor:
+    def draw_tokens(self, logits: Tensor, lines: Tensor, best: Tensor, params: DrawParams) -> Tensor:
         """See ``kernels.sampling_ops.draw_tokens``."""
         (rows, columns), draws = logits.shape, len(lines)
         _check("lines", lines, torch.int64, (draws,))
-        for name, value in (("best", best), ("temperature", temperature), ("min_p", min_p)):
-            _check(name, value, torch.float32, (draws, 1))
-        _check("u", u, torch.float64, (draws, 1))
+        _check("best", best, torch.float32, (draws, 1))
+        for name, value in zip(DrawParams._fields, params, strict=True):
+            _check(name, value, _PARAM_TYPES[name], (draws, 1))
         tokens = torch.empty(draws, dtype=torch.int64)
-        addresses = (each.data_ptr() for each in (logits, lines, best, temperature, min_p, u, tokens))
-        if self._draw(_DRAW.pack(*addresses, draws, rows, columns, self._library.num_threads)):
-            raise IndexError(f"a line is outside of {rows} lines of logits")
+        addresses = (each.data_ptr() for each in (logits, lines, best, *params, tokens))
+        if failed := self._draw(_DRAW.pack(*addresses, draws, rows, columns, self._library.num_threads)):
+            raise (
+                IndexError(f"a line is outside of {rows} lines of logits")
+                if failed == _OUT_OF_RANGE
+                else MemoryError("a draw could not allocate its candidates")
+            )
         return tokens
 
 
