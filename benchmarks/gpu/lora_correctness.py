@@ -14,8 +14,8 @@ import torch
 from benchmarks.gpu.correctness import TOLERANCE, error_of
 from benchmarks.gpu.measure import Line, Machine, launches
 from rootgraft.engine.sampling import top_k_top_p
-from rootgraft.kernels.layouts.draw_params import DrawParams
 from rootgraft.kernels import lora_reference, sampling_ops
+from rootgraft.kernels.layouts.draw_params import DrawParams
 from rootgraft.kernels.lora_ops import Factors, SlotTable, lora_embed, lora_shrink_expand
 from rootgraft.lora.segments import make_segments
 

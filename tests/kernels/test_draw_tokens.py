@@ -30,8 +30,8 @@ def params(u: Tensor, temperature: float = 1.0, top_k: int = 0, top_p: float = 1
 
 
 def draw(logits: Tensor, u: float, line: int = 0, **others: Any) -> int:
-    best = logits[line].max().view(1, 1)
-    return int(draw_tokens(logits, torch.tensor([line]), best, params(torch.tensor([u], dtype=torch.float64), **others)))
+    best, columns = logits[line].max().view(1, 1), params(torch.tensor([u], dtype=torch.float64), **others)
+    return int(draw_tokens(logits, torch.tensor([line]), best, columns))
 
 
 def shares(logits: Tensor, temperature: float, min_p: float) -> np.ndarray:

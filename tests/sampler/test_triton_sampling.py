@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from benchmarks.gpu.measure import launches
 from rootgraft.engine.sampling import top_k_top_p
-from rootgraft.kernels.layouts.draw_params import DrawParams
 from rootgraft.kernels import ops, sampling_ops
+from rootgraft.kernels.layouts.draw_params import DrawParams
 from rootgraft.kernels.triton import sampling_draw
 
 pytestmark = pytest.mark.usefixtures("interpreted")
