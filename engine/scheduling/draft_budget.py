@@ -25,33 +25,50 @@ class DraftBudget:
         self._cache = cache
         self._most = most
 
-    def add(self, plan: StepPlan, drawing: Seq[Sequence]) -> None:
-        """Give drafts to the rows that draw, in equal parts of the budget left. No sequence is preempted for them."""
-        left = min(plan.budget, self._most)
-        for behind, sequence in enumerate(drawing):
-            if self._proposer.in_backoff(sequence):
-                continue
-            limit = self._limit(sequence, left // (len(drawing) - behind))
-            drafts = self._proposer.propose(sequence, limit, len(drawing))
-            if len(drafts) and self._cache.grow(lease_of(sequence), sequence.num_tokens + len(drafts)):
-                plan.add_drafts(sequence, drafts)
-                left -= len(drafts)
+    def add(self, plan: StepPlan, drawing: Seq[Sequence]) -> float:
+        """Give drafts to the rows that draw, the likeliest first. No sequence is preempted for them.
+
+        Returns:
+            The tokens that they are expected to gain, 0 without any.
+        """
+        left, num_rows = min(plan.budget, self._most), len(drawing)
+        found = []
+        for sequence in drawing:
+            if not self._proposer.in_backoff(sequence):
+                limit = self._limit(sequence, left)
+                if limit > 0 and (proposal := self._proposer.propose(sequence, limit, num_rows)):
+                    found.append((sequence, proposal))
+        if not found:
+            return 0.0
+        choice = self._proposer.choose([proposal for _, proposal in found], num_rows, left)
+        for (sequence, proposal), count in zip(found, choice.counts, strict=True):
+            if drafts := self._proposer.use(sequence, proposal, self._limit(sequence, count)):
+                if self._cache.grow(lease_of(sequence), sequence.num_tokens + len(drafts)):
+                    plan.add_drafts(sequence, drafts)
+        return choice.gain
 
     def count_accepted(self, sequence: Sequence, num_drafts: int, num_drawn: int) -> None:
         self._proposer.count_accepted(sequence, num_drafts, num_drawn)
 
     def learn(
-        self, step: StepInFlight, seconds: float, ahead: Iterable[StepInFlight], by_row: Mapping[int, Sequence]
+        self,
+        step: StepInFlight,
+        seconds: float,
+        num_drawn: int,
+        ahead: Iterable[StepInFlight],
+        by_row: Mapping[int, Sequence],
     ) -> None:
         """Learn from a committed step what it cost, and what drafts would gain in the steps launched ahead of it.
 
         Args:
             seconds: that it took.
+            num_drawn: tokens that it drew.
             ahead: steps in flight, whose tokens are known now.
             by_row: the running sequences.
         """
-        if step.batch.num_tokens == step.batch.num_positions:
-            self._proposer.observe_step(step.batch.num_tokens, seconds)
+        batch = step.batch
+        if batch.num_tokens == batch.num_positions:
+            self._proposer.observe_step(len(batch.rows), batch.num_tokens, seconds, num_drawn, step.expected_gain)
         for each in ahead:
             for row in each.rows.values():
                 sequence = by_row[row.row]

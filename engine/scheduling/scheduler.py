@@ -153,9 +153,8 @@ class Scheduler:
         plan = StepPlan(self._max_tokens, self._clock())
         self._switch_ropes(plan)
         self._fill(plan)
-        if self._drafts:
-            self._drafts.add(plan, [self._alive[number] for number, row in plan.rows.items() if row.draws])
-        return self._begin(plan)
+        drawing = [self._alive[number] for number, row in plan.rows.items() if row.draws] if self._drafts else []
+        return self._begin(plan, self._drafts.add(plan, drawing) if self._drafts else 0.0)
 
     def schedule_ahead(self) -> Batch:
         """Plan the step after the one in flight. An empty batch means that its tokens must be known first."""
@@ -189,16 +188,16 @@ class Scheduler:
         for row, row_result in zip(batch.rows, result.rows, strict=True):
             if sequence := self._owner(step, row):
                 messages += self._commit_row(sequence, row, row_result)
-        self._learn(step)
+        self._learn(step, sum(len(row.tokens) for row in result.rows))
         return messages
 
-    def _learn(self, step: StepInFlight) -> None:
+    def _learn(self, step: StepInFlight, num_drawn: int) -> None:
         """Update the cost estimates with the time that a step took."""
         now = self._clock()
         seconds, self._committed = now - max(step.began, self._committed), now
         self._chunks.observe(step.batch.num_tokens, step.batch.num_positions, seconds)
         if self._drafts:
-            self._drafts.learn(step, seconds, self._in_flight, self._by_row)
+            self._drafts.learn(step, seconds, num_drawn, self._in_flight, self._by_row)
 
     def _owner(self, step: StepInFlight, row: Row) -> Sequence | None:
         """The sequence of a row, None if it has left the row since the step was planned."""
@@ -217,10 +216,10 @@ class Scheduler:
         if self._slots is not None:
             prefetch(self._slots, self._queue.head(self._num_rows))
 
-    def _begin(self, plan: StepPlan) -> Batch:
+    def _begin(self, plan: StepPlan, expected_gain: float = 0.0) -> Batch:
         """Put the planned step in flight, unless it is empty."""
         if (batch := plan.batch).rows:
-            self._in_flight.append(StepInFlight(batch, plan.rows, plan.began))
+            self._in_flight.append(StepInFlight(batch, plan.rows, plan.began, expected_gain))
         return batch
 
     def _can_plan_ahead(self, step: StepInFlight, plan: StepPlan) -> bool:

@@ -135,12 +135,14 @@ class StepInFlight:
         batch: the plan.
         rows: by sequence id, those of sequences that have not left their row since.
         began: when its planning began.
+        expected_gain: tokens that its drafts are expected to gain, 0 if it has none.
         draft_gain: tokens that drafts were expected to gain in it, if it was planned ahead and so has none.
     """
 
     batch: Batch
     rows: dict[int, Row]
     began: float
+    expected_gain: float = 0.0
     draft_gain: float = 0.0
 
     @property

@@ -15,14 +15,14 @@ from support.engine.draft_engine import (
     VOCAB,
     Ask,
     Engine,
+    compute_all_drafts,
 )
 
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.errors import ConfigError
 from rootgraft.engine.messages import Abort, Failed
 from rootgraft.engine.sequence.sequence import Sequence
-from rootgraft.engine.speculation.proposer import _HIGHEST_RATE, DraftSource, Proposer, _Proposal, _Rate
-from rootgraft.engine.step_cost import TokenCost
+from rootgraft.engine.speculation.proposer import _HIGHEST_RATE, DraftSource, Proposal, Proposer, _Rate
 from rootgraft.engine.types import SamplingParams
 from rootgraft.radix.namespace import Namespace, Path
 
@@ -42,8 +42,7 @@ def engine():
 
 @pytest.fixture
 def eager(monkeypatch):
-    """Drafts are computed whatever they cost, so that what happens does not hang on this machine's speed."""
-    monkeypatch.setattr(TokenCost, "threshold", lambda self, num_rows: 0.0)
+    compute_all_drafts(monkeypatch)
 
 
 def guessing(monkeypatch, guess) -> None:
@@ -51,7 +50,7 @@ def guessing(monkeypatch, guess) -> None:
 
     def proposals(self, sequence, state):
         tokens = guess(sequence)
-        return [_Proposal(DraftSource.NGRAM, _Rate(_HIGHEST_RATE * 2), tokens, sequence.num_tokens)] if tokens else []
+        return [Proposal(DraftSource.NGRAM, _Rate(_HIGHEST_RATE * 2), tokens, sequence.num_tokens)] if tokens else []
 
     monkeypatch.setattr(Proposer, "_proposals", proposals)
 
@@ -89,7 +88,7 @@ def test_any_drafts_change_nothing_but_the_number_of_steps(asks, seed, page_size
         return {"right": right, "wrong": wrong, "mixed": [*right[:cut], *wrong], "none": []}[kind]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(TokenCost, "threshold", lambda self, num_rows: 0.0)
+        compute_all_drafts(patch)
         if kind != "sources":
             guessing(patch, guess)
         drafted = Engine.make("auto", **options, overlaps=overlaps)
