@@ -45,10 +45,14 @@ class TokenCost:
         Args:
             prior: of steps of all sizes, whose slope decides where steps of this size hardly differ.
         """
-        slope = self._slope(prior._slope() if prior else None)
+        slope = self._slope(None if prior is None else prior._slope())
         base = max(0.0, self._seconds - slope * self._tokens)
         saved = slope + base / max(1, num_rows)
         return slope / saved if saved > 0 else 1.0 / (1.0 + _PRIOR_TOKENS)
+
+    def seconds(self, num_tokens: int) -> float:
+        """Return the expected seconds of a step; 0 before one was observed."""
+        return max(0.0, self._seconds + self._slope() * (num_tokens - self._tokens))
 
     def _slope(self, prior: float | None = None) -> float:
         if prior is None:

@@ -130,20 +130,56 @@ class DraftCost:
         choice.gain = tokens - cost * num_rows
         return choice if choice.gain > self.least_gain(num_rows) else DraftChoice([0] * len(runs))
 
-    def observe(self, num_rows: int, num_tokens: int, seconds: float, num_drawn: int, gain: float) -> None:
+    def draft_length(self, rates: Seq[float], num_rows: int, seconds: float, most: int) -> int:
+        """Return how many drafts of a draft model for each of some rows maximise expected tokens a second; 0 for none.
+
+        Args:
+            rates: acceptance rate of each row that would draft.
+            num_rows: rows that draw.
+            seconds: that one draft for each of ``rates`` takes.
+            most: drafts of a row.
+        """
+        step = self._seconds(num_rows)
+        if not step:
+            return 0
+        each = self.threshold(num_rows) / num_rows * len(rates) + seconds / step  # cost, as a share of a step without
+        best, best_gain, best_speed = 0, 0.0, float(num_rows)
+        tokens, chances = float(num_rows), list(rates)
+        for length in range(1, most + 1):
+            tokens += sum(chances)
+            speed = tokens / (1 + length * each)
+            if speed > best_speed:
+                best, best_gain, best_speed = length, tokens - (1 + length * each) * num_rows, speed
+            chances = [chance * rate for chance, rate in zip(chances, rates, strict=True)]
+        return best if best_gain > self.least_gain(num_rows) else 0
+
+    def tokens_in(self, seconds: float, num_rows: int) -> float:
+        """Return the tokens that steps of so many rows without drafts draw in some seconds."""
+        step = self._seconds(num_rows)
+        return num_rows * seconds / step if step else 0.0
+
+    def _seconds(self, num_rows: int) -> float:
+        """Return the seconds of a step without drafts, 0 if unknown."""
+        return self._plain.get(num_rows) or self._all.seconds(num_rows)
+
+    def observe(
+        self, num_rows: int, num_tokens: int, seconds: float, num_drawn: int, gain: float, drafting: float = 0.0
+    ) -> None:
         """Learn from a step.
 
         Args:
             num_rows: rows, all of which draw.
             num_tokens: tokens computed, drafts included.
+            seconds: that it took.
             num_drawn: tokens drawn, accepted drafts included.
             gain: that was expected of its drafts, 0 without.
+            drafting: seconds of it that a draft model took.
         """
         size = _size(num_rows)
-        self._all.observe(num_tokens, seconds)
-        self._by_size.setdefault(size, TokenCost()).observe(num_tokens, seconds)
+        self._all.observe(num_tokens, seconds - drafting)
+        self._by_size.setdefault(size, TokenCost()).observe(num_tokens, seconds - drafting)
         plain = self._plain.get(num_rows)
-        if num_tokens == num_rows:
+        if num_tokens == num_rows and not drafting:
             limited = seconds if plain is None else min(seconds, _OUTLIER * plain)
             self._plain[num_rows] = limited if plain is None else plain + _PLAIN_WEIGHT * (limited - plain)
             if size in self._trials:

@@ -36,6 +36,7 @@ from .prompt_lookup import NgramIndex
 _LONG_MATCH = 8  # tokens
 _PRIOR_TRIALS = 2.0
 _MOST_TRIALS = 20.0
+_MOST_MODEL_TRIALS = 100.0  # of a draft model, which is right about as often all along a text
 _MOST_GLOBAL_TRIALS = 200.0
 _HIGHEST_RATE = 0.99
 _OVERLAP_GAIN = 0.1  # of a step: the time that overlap scheduling saves
@@ -52,6 +53,10 @@ class DraftSource(StrEnum):
     TREE = "tree"
     NGRAM = "ngram"
     ANSWER = "answer"
+    MODEL = "model"
+
+
+_ALWAYS_ASKED = (DraftSource.GRAMMAR, DraftSource.MODEL)  # whatever the back-off from lookups
 
 
 @dataclass(slots=True)
@@ -93,6 +98,7 @@ _PRIORS = {  # lookups have one rate for long and one for short matches
     "short_match": 0.4,
     "long_answer": 0.7,
     "short_answer": 0.4,
+    "model": 0.7,
 }
 _Rates = dict[str, _Rate]
 
@@ -105,7 +111,9 @@ def _global_rates() -> _Rates:
 def _initial_rates(overall: _Rates) -> _Rates:
     """Return initial acceptance rates for a sequence: global rates capped at the priors."""
     values = {name: min(overall[name].value, prior) for name, prior in _PRIORS.items()}
-    return {name: _Rate(value * _PRIOR_TRIALS, overall=overall[name]) for name, value in values.items()}
+    rates = {name: _Rate(value * _PRIOR_TRIALS, overall=overall[name]) for name, value in values.items()}
+    rates["model"].most = _MOST_MODEL_TRIALS
+    return rates
 
 
 @dataclass(slots=True)
@@ -138,10 +146,10 @@ class _Speculation:
     used: DraftSource | None = None
 
     def compare(self, tokens: array[int], *, every: bool) -> None:
-        """Update acceptance rates by the tokens drawn since the proposals: of every source, or of the grammar alone."""
+        """Update acceptance rates by the tokens drawn since the proposals, of those always asked or of all sources."""
         proposals, self.proposals = self.proposals, []
         for proposal in proposals:
-            if every or proposal.source is DraftSource.GRAMMAR:
+            if every or proposal.source in _ALWAYS_ASKED:
                 drawn = tokens[proposal.position : proposal.position + len(proposal.tokens)]
                 hits = _num_common(proposal.tokens, drawn)
                 proposal.rate.observe(hits, min(hits + 1, len(drawn)))
@@ -205,9 +213,30 @@ class Proposer:
         if drafts:
             state = self._sequences[sequence.id]
             state.used = proposal.source
-            if proposal.source is not DraftSource.GRAMMAR:
+            if proposal.source not in _ALWAYS_ASKED:
                 self._found_useful(sequence, state)
         return drafts
+
+    def model_rate(self, sequence: Sequence) -> float:
+        """Return the acceptance rate of a draft model's drafts for a sequence, the lower bound."""
+        state = self._sequences.get(sequence.id) or self._begin(sequence)
+        state.compare(sequence.tokens, every=False)
+        return state.rates["model"].lower_bound
+
+    def draft_length(self, rates: Seq[float], num_rows: int, seconds: float) -> int:
+        """Return how many drafts of a draft model pay; see ``DraftCost.draft_length``."""
+        return self._cost.draft_length(rates, num_rows, seconds, self._most)
+
+    def from_model(self, sequence: Sequence, drafts: Seq[int]) -> Proposal:
+        """Return the proposal of a draft model, after ``model_rate``."""
+        state = self._sequences[sequence.id]
+        proposal = Proposal(DraftSource.MODEL, state.rates["model"], drafts, sequence.num_tokens)
+        state.proposals.append(proposal)
+        return proposal
+
+    def tokens_in(self, seconds: float, num_rows: int) -> float:
+        """Return the tokens that steps without drafts draw in some seconds."""
+        return self._cost.tokens_in(seconds, num_rows)
 
     def expected_gain(self, sequence: Sequence, limit: int, num_rows: int) -> float:
         """Return the tokens that drafts would gain in a step that is in flight without any; see ``propose``."""
@@ -230,9 +259,11 @@ class Proposer:
         if state := self._sequences.pop(sequence_id, None):
             state.outputs.end()
 
-    def observe_step(self, num_rows: int, num_tokens: int, seconds: float, num_drawn: int, gain: float) -> None:
+    def observe_step(
+        self, num_rows: int, num_tokens: int, seconds: float, num_drawn: int, gain: float, drafting: float = 0.0
+    ) -> None:
         """Learn from a step in which every token is at a sampling position; see ``DraftCost.observe``."""
-        self._cost.observe(num_rows, num_tokens, seconds, num_drawn, gain)
+        self._cost.observe(num_rows, num_tokens, seconds, num_drawn, gain, drafting)
 
     def _ask(self, sequence: Sequence) -> list[Proposal]:
         """Return the proposals for a sequence, and back off from the next lookup until this one has proved useful."""
@@ -264,7 +295,7 @@ class Proposer:
 
     def _proposals(self, sequence: Sequence, state: _Speculation) -> list[Proposal]:
         """Ask the grammar and, if a lookup is due, the other sources."""
-        rates, end, is_auto = state.rates, len(sequence.tokens), self._method == "auto"
+        rates, end, is_auto = state.rates, len(sequence.tokens), self._method != "ngram"
         proposals = []
         if sequence.matcher and is_auto and (forced := sequence.matcher.draft(self._most)):
             proposals.append(Proposal(DraftSource.GRAMMAR, rates["grammar"], forced, end))

@@ -33,7 +33,9 @@ def sequence(number: int, prompt: list[int]) -> Sequence:
 def proposer() -> Proposer:
     made = Proposer(SpeculativeConfig(), PrefixCache(20, 4), EngineStats())
     for tokens in range(1, 40):
-        made.observe_step(1, tokens, 0.01 + 0.001 * tokens, tokens, 0.0)  # a draft of one row must be likelier than 1 in 11 to stand
+        made.observe_step(
+            1, tokens, 0.01 + 0.001 * tokens, tokens, 0.0
+        )  # a draft of one row must be likelier than 1 in 11 to stand
     return made
 
 
