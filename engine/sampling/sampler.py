@@ -199,9 +199,7 @@ class Sampler:
                 tokens[index] = self._draw(some, best[index, None], params[chosen], num_generated[chosen], by_rank)
 
     def _draw(self, logits: Tensor, best: Tensor, params: Params, num_generated: Ints, by_rank: bool) -> Tensor:
-        u = uniforms(params["seed"], num_generated.astype(np.uint64))
-        fields = (params[name] for name in ("temperature", "top_k", "top_p", "min_p"))
-        draws = Draws(*(self._column(values) for values in (*fields, u)))
+        draws = self._draws(params, num_generated)
         use_min_p = bool(params["min_p"].any())
         return torch.cat(
             [
@@ -211,6 +209,11 @@ class Sampler:
                 for some in row_slices(logits)
             ]
         )
+
+    def _draws(self, params: Params, num_generated: Ints) -> Draws:
+        u = uniforms(params["seed"], num_generated.astype(np.uint64))
+        fields = (params[name] for name in ("temperature", "top_k", "top_p", "min_p"))
+        return Draws(*(self._column(values) for values in (*fields, u)))
 
     def _column(self, values: npt.NDArray[np.generic]) -> Tensor:
         # A synchronous copy would make the host wait here for the GPU's forward pass.

@@ -125,6 +125,24 @@ def draw_any(logits: Tensor, best: Tensor, draws: Draws, use_min_p: bool) -> Ten
     return (block * BLOCK + _first_above(_block(weights, block).cumsum(1), target)).squeeze(1)
 
 
+def draw_near(logits: Tensor, best: Tensor, draws: Draws, width: float) -> Tensor:
+    """Guess what ``draw_any`` draws from probabilities that are near those of ``logits``; shapes as above.
+
+    The other cumulative probabilities are as these but for their ends, which have moved a little::
+
+        these         |--- a ---|- b -|------- c -------|     u falls on b
+        the others    |---- a ----|-b-|------ c --------|     and on a
+                               ^ u
+
+    A rare token is missed wherever its ends have moved by its own width. So the guess is the token that has most of the
+    neighbourhood of u, from u - width to u + width.
+    """
+    probs = _probabilities(logits, best, draws)
+    upto = probs.cumsum(1)
+    u = draws.u.to(probs.dtype)
+    return (torch.minimum(upto, u + width) - torch.maximum(upto - probs, u - width)).argmax(1)
+
+
 def draw_kept(logits: Tensor, best: Tensor, draws: Draws) -> Tensor:
     """Draw from the tokens that all filters keep, in the order (probability, id), likeliest first; shapes as above.
 

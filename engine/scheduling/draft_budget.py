@@ -80,9 +80,11 @@ class DraftBudget:
                 rate = self._proposer.model_rate(sequence)
                 if sequence.id not in found or found[sequence.id][1].rate.lower_bound < rate:
                     rates[sequence.id] = rate
-        length = self._proposer.draft_length([*rates.values()], len(drawing), drafter.seconds(len(rates)))
         asked = [sequence for sequence in drawing if sequence.id in rates]
-        if asked and (not drafter.seconds(1) or (not length and self._num_idle >= _PROBE_EVERY)):
+        if not asked:
+            return 0.0
+        length = self._proposer.draft_length([*rates.values()], len(drawing), drafter.seconds(len(asked)))
+        if not drafter.seconds(1) or (not length and self._num_idle >= _PROBE_EVERY):
             length, asked = _PROBE_LENGTH, asked[:1]
         self._num_idle = 0 if length else self._num_idle + 1
         if not length:

@@ -10,6 +10,7 @@ from ..step_cost import TokenCost
 
 _MARGIN = 1.1  # by which a draft's probability must exceed its cost, which is an estimate
 _LOWEST_COST = 0.01  # no draft is free
+_SHARED = 0.5  # part of what an accepted draft saves of the steps' fixed cost, if there are other rows
 _LEAST_GAIN = 0.02  # of a step without drafts; below that a measure cannot tell gain from loss
 _TRIAL_STEPS = 32  # steps with drafts after which what they brought is judged
 _MOST_LOST = 4.0  # steps' worth of time that a trial may lose before
@@ -95,6 +96,15 @@ class DraftCost:
         found = self._all.threshold(num_rows) if own is None else own.threshold(num_rows, self._all)
         return min(1.0, max(_LOWEST_COST, _MARGIN * found))
 
+    def worth(self, num_rows: int) -> float:
+        """Return what an accepted draft is worth, in tokens.
+
+        It saves its row a token of a later step, and a step altogether only as far as other rows end earlier too: rows
+        that end before others leave these the fixed cost.
+        """
+        own = self.threshold(num_rows)
+        return 1.0 if num_rows == 1 else own + _SHARED * (1.0 - own)
+
     def least_gain(self, num_rows: int) -> float:
         """Return the tokens, net of their cost, that a step's drafts must be expected to gain."""
         trial = self._trials.get(_size(num_rows))
@@ -104,7 +114,7 @@ class DraftCost:
         """Return the drafts that maximise expected tokens a second: none if they do not gain enough.
 
         Of R rows and D drafts of which A are expected to be accepted, a step draws R + A tokens in base + slope (R + D)
-        seconds. The likeliest draft comes first, as long as it raises the quotient.
+        seconds, where A counts as ``worth`` says. The likeliest draft comes first, as long as it raises the quotient.
 
         Args:
             runs: acceptance rate and length of each run of drafts: its i-th is accepted with probability rate^i.
@@ -113,14 +123,15 @@ class DraftCost:
         """
         choice = DraftChoice([0] * len(runs))
         price = self.threshold(num_rows) / num_rows  # of a draft, as a share of a step without
+        worth = self.worth(num_rows)
         heap = [(-rate, index) for index, (rate, length) in enumerate(runs) if length]
         heapify(heap)
         tokens, cost = float(num_rows), 1.0
         while heap and limit:
             chance, index = -heap[0][0], heap[0][1]
-            if chance * cost <= price * tokens:
+            if worth * chance * cost <= price * tokens:
                 break
-            tokens, cost, limit = tokens + chance, cost + price, limit - 1
+            tokens, cost, limit = tokens + worth * chance, cost + price, limit - 1
             choice.counts[index] += 1
             rate, length = runs[index]
             if choice.counts[index] < length:
@@ -144,9 +155,9 @@ class DraftCost:
             return 0
         each = self.threshold(num_rows) / num_rows * len(rates) + seconds / step  # cost, as a share of a step without
         best, best_gain, best_speed = 0, 0.0, float(num_rows)
-        tokens, chances = float(num_rows), list(rates)
+        tokens, chances, worth = float(num_rows), list(rates), self.worth(num_rows)
         for length in range(1, most + 1):
-            tokens += sum(chances)
+            tokens += worth * sum(chances)
             speed = tokens / (1 + length * each)
             if speed > best_speed:
                 best, best_gain, best_speed = length, tokens - (1 + length * each) * num_rows, speed
@@ -185,7 +196,8 @@ class DraftCost:
             if size in self._trials:
                 self._trials[size].pass_by()
         elif plain:
-            brought = num_drawn / num_rows - min(seconds / plain, _OUTLIER)
+            accepted = self.worth(num_rows) * (num_drawn - num_rows) / num_rows
+            brought = 1 + accepted - min(seconds / plain, _OUTLIER)
             self._trials.setdefault(size, _Trial()).observe(gain / num_rows, brought)
 
 

@@ -15,11 +15,14 @@ from support.engine.core_hooks import worker_of
 from support.engine.draft_pair import DraftPair, requests
 from support.models.tiny_models import VOCAB, save
 from tokenizers import Tokenizer as Library
+from tokenizers.decoders import ByteLevel
 from tokenizers.models import WordLevel
 
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.core.engine_core import EngineCore
 from rootgraft.engine.errors import ConfigError, ModelError
+from rootgraft.engine.executor.draft_worker import DraftModel, draft_pages
+from rootgraft.engine.loading.load_model import load_model
 from rootgraft.engine.messages import Done, Submit, TokenOut
 from rootgraft.engine.speculation.draft_cost import DraftCost
 from rootgraft.engine.types import SamplingParams
@@ -134,7 +137,9 @@ def test_logits_of_another_width_are_cut_or_filled(tmp_path: Path, drafting: Non
 
 def save_tokenizer(folder: Path, size: int, changed: int = -1) -> None:
     words = {f"w{token}" if token != changed else "another": token for token in range(size)}
-    Library(WordLevel(words, unk_token="w0")).save(str(folder / "tokenizer.json"))
+    library = Library(WordLevel(words, unk_token="w0"))
+    library.decoder = ByteLevel()
+    library.save(str(folder / "tokenizer.json"))
 
 
 def load(target: Path, speculative: dict[str, Any]) -> EngineCore:
@@ -167,9 +172,9 @@ def test_models_that_cannot_draft_are_refused_by_name(tmp_path: Path) -> None:
     target = save_llama(tmp_path / "target", 90)
     with pytest.raises(ModelError, match="The model of --speculative-config: there is no folder or file"):
         load(target, {"model": str(tmp_path / "missing")})
-    with pytest.raises(ConfigError, match="finds no memory for its KV"):
-        options = {"kv_cache_memory": 0.001, "block_size": 128, "speculative_config": f'{{"model": "{target}"}}'}
-        EngineCore.load(EngineConfig(device="cpu", **options), target)
+    draft = DraftModel(load_model(target, dtype=torch.float32, device=torch.device("cpu")), "digest")
+    with pytest.raises(ConfigError, match="finds no memory for its KV in 0.00 GiB"):
+        draft_pages(EngineConfig(device="cpu"), 5000, 2048, draft)  # of which a quarter is its own
     hybrid, plain = save("lfm2", tmp_path / "hybrid"), save_llama(tmp_path / "plain", VOCAB)
     with pytest.raises(ConfigError, match="cannot draft for recurrent states, in which a rejected draft would remain"):
         load(hybrid, {"model": str(plain)})
