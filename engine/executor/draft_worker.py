@@ -25,7 +25,7 @@ from ..models.decoder import DecoderModel
 from ..models.forward_inputs import ForwardInputs
 from ..models.kv_pool import KvPool, bytes_per_page
 from ..models.model import Model
-from ..sampling.draft_sampler import DraftSampler
+from ..sampling.sampler import Sampler
 from ..text.shared_vocabulary import has_tokenizer, vocabulary_difference
 from .forward_pass import choose_forward
 from .gpu_memory import single_row
@@ -155,7 +155,7 @@ class DraftWorker:
         kv = KvPool(model.config, num_pages, config.block_size, model.dtype, model.device)
         inputs = InputBuilder(config.max_num_seqs, self.max_model_len, config.block_size, model.device)
         forward = choose_forward(config, model, kv, inputs)
-        sampler = DraftSampler(config.max_num_seqs, vocab_size, model.device)
+        sampler = Sampler(config.max_num_seqs, vocab_size, model.device)
         self._runner = ModelRunner(TargetVocabulary(model, vocab_size), forward, kv, inputs, sampler)
         self._runner.run(single_row(1, (0,)))  # no request waits for what first use sets up
         shape = model.config

@@ -24,7 +24,7 @@ from ..batch import Row, RowResult, RowStart
 from .draft_verify import Drawn, SamplingPositions, accept_drafts, sampling_positions
 from .logprobs import logprob_columns, to_logprob
 from .penalties import LogitEdits
-from .top_k_top_p import Draws, draw_any, draw_kept, pad, row_slices, uniforms
+from .top_k_top_p import Draws, draw_any, draw_kept, exponentials, num_noise, pad, row_slices, uniforms
 
 Ints = npt.NDArray[np.int64]
 Params = npt.NDArray[np.void]  # of _ROW
@@ -199,7 +199,10 @@ class Sampler:
                 tokens[index] = self._draw(some, best[index, None], params[chosen], num_generated[chosen], by_rank)
 
     def _draw(self, logits: Tensor, best: Tensor, params: Params, num_generated: Ints, by_rank: bool) -> Tensor:
-        draws = self._draws(params, num_generated)
+        seeds, positions = params["seed"], num_generated.astype(np.uint64)
+        fields = (params[name] for name in ("temperature", "top_k", "top_p", "min_p"))
+        noise = None if by_rank else to_device(exponentials(seeds, positions, num_noise(logits.shape[1])), self._device)
+        draws = Draws(*(self._column(values) for values in (*fields, uniforms(seeds, positions))), noise)
         use_min_p = bool(params["min_p"].any())
         return torch.cat(
             [
@@ -209,11 +212,6 @@ class Sampler:
                 for some in row_slices(logits)
             ]
         )
-
-    def _draws(self, params: Params, num_generated: Ints) -> Draws:
-        u = uniforms(params["seed"], num_generated.astype(np.uint64))
-        fields = (params[name] for name in ("temperature", "top_k", "top_p", "min_p"))
-        return Draws(*(self._column(values) for values in (*fields, u)))
 
     def _column(self, values: npt.NDArray[np.generic]) -> Tensor:
         # A synchronous copy would make the host wait here for the GPU's forward pass.

@@ -173,7 +173,7 @@ def test_models_that_cannot_draft_are_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="The model of --speculative-config: there is no folder or file"):
         load(target, {"model": str(tmp_path / "missing")})
     draft = DraftModel(load_model(target, dtype=torch.float32, device=torch.device("cpu")), "digest")
-    with pytest.raises(ConfigError, match="finds no memory for its KV in 0.00 GiB"):
+    with pytest.raises(ConfigError, match="finds no memory for its KV in"):
         draft_pages(EngineConfig(device="cpu"), 5000, 2048, draft)  # of which a quarter is its own
     hybrid, plain = save("lfm2", tmp_path / "hybrid"), save_llama(tmp_path / "plain", VOCAB)
     with pytest.raises(ConfigError, match="cannot draft for recurrent states, in which a rejected draft would remain"):
