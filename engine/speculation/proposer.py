@@ -36,7 +36,7 @@ from .prompt_lookup import NgramIndex
 _LONG_MATCH = 8  # tokens
 _PRIOR_TRIALS = 2.0
 _MOST_TRIALS = 20.0
-_MOST_MODEL_TRIALS = 100.0  # of a draft model, which is right about as often all along a text
+_MODEL_TRIALS, _MOST_MODEL_TRIALS = 10.0, 100.0  # a draft model is right about as often in all texts
 _MOST_GLOBAL_TRIALS = 200.0
 _HIGHEST_RATE = 0.99
 _OVERLAP_GAIN = 0.1  # of a step: the time that overlap scheduling saves
@@ -109,10 +109,11 @@ def _global_rates() -> _Rates:
 
 
 def _initial_rates(overall: _Rates) -> _Rates:
-    """Return initial acceptance rates for a sequence: global rates capped at the priors."""
+    """Return initial acceptance rates for a sequence: global rates capped at the priors, a draft model's uncapped."""
     values = {name: min(overall[name].value, prior) for name, prior in _PRIORS.items()}
     rates = {name: _Rate(value * _PRIOR_TRIALS, overall=overall[name]) for name, value in values.items()}
-    rates["model"].most = _MOST_MODEL_TRIALS
+    rate = overall["model"]
+    rates["model"] = _Rate(rate.value * _MODEL_TRIALS, _MODEL_TRIALS, _MOST_MODEL_TRIALS, rate)
     return rates
 
 
