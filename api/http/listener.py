@@ -6,6 +6,7 @@ import errno
 import os
 import socket
 import stat
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -55,6 +56,16 @@ def listening(options: ServerConfig) -> Iterator[Listener]:
         shown = f"[{host}]" if ":" in host else host
         url = f"{scheme}://{shown}:{port}{options.root_path.rstrip('/')}"
         yield Listener(sock, url, f"{host}, port {port}")
+
+
+@contextmanager
+def private_socket() -> Iterator[tuple[socket.socket, str]]:
+    """Open a Unix domain socket that only this user's processes can connect to. Yields it with its path."""
+    with tempfile.TemporaryDirectory(prefix="rootgraft-") as folder, socket.socket(socket.AF_UNIX) as sock:
+        path = os.path.join(folder, "main.sock")
+        sock.bind(path)
+        sock.listen(1)  # the server sets the backlog
+        yield sock, path
 
 
 def remove_socket(listener: Listener) -> None:
