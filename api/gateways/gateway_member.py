@@ -114,7 +114,7 @@ class GatewayMember:
         self._link.tell("end", reason)
 
     def hangs(self, now: float) -> bool:
-        """Return whether it hangs. Called every ``TICK_SECONDS`` of the watchdog, with the monotonic clock's seconds."""
+        """Return whether it hangs. Called every ``TICK_SECONDS`` with the monotonic clock's seconds."""
         return self._watchdog.tick(now) is not None
 
     def _take(self, messages: list[Message]) -> None:

@@ -60,10 +60,19 @@ def listening(options: ServerConfig) -> Iterator[Listener]:
 
 @contextmanager
 def private_socket() -> Iterator[tuple[socket.socket, str]]:
-    """Open a Unix domain socket that only this user's processes can connect to. Yields it with its path."""
-    with tempfile.TemporaryDirectory(prefix="rootgraft-") as folder, socket.socket(socket.AF_UNIX) as sock:
+    """Open a Unix domain socket that only this user's processes can connect to. Yields it with its path.
+
+    Raises:
+        ConfigError: there is no place for it.
+    """
+    with tempfile.TemporaryDirectory(prefix="rootgraft_main-") as folder, socket.socket(socket.AF_UNIX) as sock:
         path = os.path.join(folder, "main.sock")
-        sock.bind(path)
+        try:
+            sock.bind(path)
+        except OSError as error:
+            raise ConfigError(
+                f"--gateways needs a socket in {folder}: {error}. Try: TMPDIR=/tmp rootgraft serve"
+            ) from error
         sock.listen(1)  # the server sets the backlog
         yield sock, path
 

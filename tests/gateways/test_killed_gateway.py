@@ -169,6 +169,15 @@ def test_a_keys_limit_is_one_for_both(scene: Scene) -> None:
     assert scene.rows()[LIMITED][0] == 4
 
 
+def test_a_client_that_leaves_ends_what_the_main_process_generates_for_it(scene: Scene) -> None:
+    with scene.http() as http:
+        asked = {"model": "tiny", "input": "hi", "max_output_tokens": 1000, "stream": True}
+        with http.stream("POST", "/v1/responses", json=asked) as reply:
+            assert next(reply.iter_lines()) == "event: response.created"
+            wait_for(lambda: sum(each["running"] for each in scene.fleet()["data"]) == 1)
+    wait_for(lambda: sum(each["running"] for each in scene.fleet()["data"]) == 0)
+
+
 def test_an_early_answer_to_a_large_body_arrives(scene: Scene) -> None:
     with scene.http("nobody") as http:
         reply = http.post("/v1/files", content=b"x" * (4 << 20), headers={"content-type": "text/plain"})
