@@ -45,6 +45,6 @@ def test_a_temporary_folder_whose_path_is_too_long(tmp_path: Path, monkeypatch: 
     folder = tmp_path / ("x" * 100)
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
-    with pytest.raises(ConfigError, match="--gateways needs a socket in .*path too long"), private_socket():
+    with pytest.raises(ConfigError, match=r"--gateways needs a socket in .*path too long"), private_socket():
         pass
     assert not list(folder.iterdir())

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 from support.api.api_live import wait_until
 from support.api.key_files import entry, write
@@ -79,9 +80,9 @@ def pid_of(gateway: dict[str, Any]) -> int:
     return int(gateway["place"].removeprefix("process "))
 
 
-@pytest.fixture(scope="module")
-def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
-    folder = tmp_path_factory.mktemp("gateways")
+@contextmanager
+def started(folder: Path) -> Iterator[Scene]:
+    """Start a server and wait until both gateways serve."""
     model = write_folder(folder / "model", train_byte_level().to_str(), chat_template=CHAT)
     keys, ledger = folder / "keys.json", folder / "usage.sqlite"
     scopes = ["inference", "admin", "metrics"]
@@ -101,11 +102,19 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
         wait_for(lambda: is_ready(made))
         wait_for(made.serve_both)
         yield made
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 0
     finally:
         process.kill()
         process.wait()
+
+
+@pytest.fixture(scope="module")
+def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+    with started(tmp_path_factory.mktemp("gateways")) as made:
+        yield made
+        gateways = [pid_of(each) for each in made.gateways()]
+        made.process.send_signal(signal.SIGTERM)
+        assert made.process.wait(30) == 0
+        assert not [pid for pid in gateways if psutil.pid_exists(pid)]
 
 
 def is_ready(scene: Scene) -> bool:
@@ -266,3 +275,21 @@ def test_a_gateway_that_ends_while_it_starts_is_replaced(scene: Scene) -> None:
     os.kill(pid_of(starting), signal.SIGKILL)
     wait_for(lambda: scene.fleet()["gateways"]["lost"] == lost + 2)
     wait_for(scene.serve_both)
+
+
+def test_no_gateway_outlives_a_killed_main_process(tmp_path: Path) -> None:
+    with started(tmp_path) as scene:
+        gateways = [pid_of(each) for each in scene.gateways()]
+        os.kill(scene.process.pid, signal.SIGKILL)
+        scene.process.wait()
+        wait_for(lambda: not any(map(runs, gateways)))
+        with pytest.raises(httpx.ConnectError), scene.http() as http:
+            http.get("/health")
+
+
+def runs(pid: int) -> bool:
+    """Whether a process runs, and is no zombie of a machine without an init."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
