@@ -157,7 +157,11 @@ class GatewaySupervisor:
         for end in (ours, theirs):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER)
         with theirs:
-            process = self._spawn(self._listening.fileno(), theirs.fileno())
+            try:
+                process = self._spawn(self._listening.fileno(), theirs.fileno())
+            except OSError:
+                ours.close()
+                raise
         link = GatewayLink()
         member = GatewayMember(f"gateway-{next(self._numbers)}", process, link, self._state, self._lose)
         self._num_started += 1

@@ -105,10 +105,10 @@ async def test_one_that_cannot_be_started_is_tried_again(supervise: Callable[...
     await until(lambda: len(supervisor.status().gateways) == 2 and not faults)
 
 
-async def test_options_arrive_as_they_were_given(supervise: Callable[..., GatewaySupervisor]) -> None:
+def test_options_arrive_as_they_were_given() -> None:
+    config = EngineConfig(model="m", lora_modules=("a=b", "c=d"))
     state = make_state()
-    supervisor = GatewaySupervisor(
-        1, socket.socket(), state, EngineConfig(model="m", lora_modules=("a=b", "c=d")), "/nowhere"
-    )
-    settings = msgpack.unpackb(msgpack.packb(supervisor._settings(None)))
-    assert settings_of(settings) == (EngineConfig(model="m", lora_modules=("a=b", "c=d")), state.options)
+    with socket.socket() as listening:
+        supervisor = GatewaySupervisor(1, listening, state, config, "/nowhere")
+        settings = msgpack.unpackb(msgpack.packb(supervisor._settings(None)))
+    assert settings_of(settings) == (config, state.options)
