@@ -96,14 +96,10 @@ class GatewayMember:
 
     def serve(self, model: Mapping[str, Any], share: EngineShare) -> None:
         """Tell it of the model, which is loaded, and give it a view of the engine."""
-        self.use(share)
-        self._link.tell("serve", model)
-
-    def use(self, share: EngineShare) -> None:
-        """Give it a view of the engine."""
         self.engine = share.open()
         self.engine.on_frame = self._link.send
         self.engine.on_death = lambda error: self.end(str(error))
+        self._link.tell("serve", model)
 
     def drain(self) -> None:
         """Let it take no new requests."""

@@ -169,21 +169,19 @@ class GatewaySupervisor:
         if not link.is_open:  # it has ended already
             return
         self._members[member.name] = member
-        model = None
+        member.begin(self._settings(is_loaded=self._model is not None))
         if self._model is not None:
-            model, share = self._model
-            member.use(share)
-        member.begin(self._settings(model))
+            member.serve(*self._model)
         if self._state.draining:
             member.drain()
 
-    def _settings(self, model: Mapping[str, Any] | None) -> dict[str, Any]:
+    def _settings(self, *, is_loaded: bool) -> dict[str, Any]:
         return {
             "engine": asdict(self._config),
             "server": asdict(self._state.options),
             "version": self._state.version,
             "main_socket": self._main_socket,
-            "model": model,
+            "is_loaded": is_loaded,
         }
 
     def _lose(self, member: GatewayMember) -> None:

@@ -25,10 +25,10 @@ class MainClient:
 
     Attributes:
         on_frame, on_death: as of ``EngineClient``; the engine counts as dead once the main process is gone.
-        on_serve: called with what the gateway needs to know of the model, once it is loaded.
-        on_drain: called when the server takes no new requests any more.
-        on_end: called once when the gateway has to end, as the server does; running answers are cut off.
         settings: what the main process says first.
+        model: what the gateway needs to know of the model, once it is loaded.
+        draining: set when the server takes no new requests any more.
+        ended: set when the gateway has to end, as the server does; running answers are cut off.
         death: why the engine is gone; None while it is not.
     """
 
@@ -42,9 +42,9 @@ class MainClient:
         self.settings: asyncio.Future[Mapping[str, Any]] = asyncio.get_running_loop().create_future()
         self.on_frame: Callable[[list[Message]], None] = lambda messages: None
         self.on_death: Callable[[EngineDead], None] = lambda error: None
-        self.on_serve: Callable[[Mapping[str, Any]], None] = lambda model: None
-        self.on_drain: Callable[[], None] = lambda: None
-        self.on_end: Callable[[], None] = lambda: None
+        self.model: asyncio.Future[Mapping[str, Any]] = asyncio.get_running_loop().create_future()
+        self.draining = asyncio.Event()
+        self.ended = asyncio.Event()
         self.death: EngineDead | None = None
 
     def describe_tokens(self, texts: TokenTexts) -> None:
@@ -87,9 +87,9 @@ class MainClient:
             case "start":
                 self.settings.set_result(values[0])
             case "serve":
-                self.on_serve(values[0])
+                self.model.set_result(values[0])
             case "drain":
-                self.on_drain()
+                self.draining.set()
             case "end":
                 self._end(values[0])
             case _:
@@ -119,4 +119,4 @@ class MainClient:
         if self.death is None:
             self.death = EngineDead(reason)
             self.on_death(EngineDead(reason))
-            self.on_end()
+            self.ended.set()

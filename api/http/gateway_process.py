@@ -66,8 +66,6 @@ async def _run(listening: socket.socket, link_socket: socket.socket) -> int:
     config, options = settings_of(settings)
     set_up_log(options.log_level, options.log_format)
     gateway = _Gateway(config, options, client, link, settings)
-    if settings["model"] is not None:  # the others serve it: no connection is taken before this one can
-        await gateway.serve(settings["model"])
     return await gateway.run(listening)
 
 
@@ -94,17 +92,13 @@ class _Gateway:
         self._tls = tls_context(options)
         self._proxy = MainProxy(create_app(self._state), settings["main_socket"], options.root_path)
         self._http = HttpServer(self._proxy, self._tls)
-        self._ended = asyncio.Event()
+        self._is_loaded: bool = settings["is_loaded"]
+        self._has_failed = False
         self._tasks: set[asyncio.Task[None]] = set()
-        client.on_serve = lambda model: self._begin(self.serve(model))
-        client.on_drain = self._drain
-        client.on_end = self._ended.set
-        if client.death is not None:
-            self._ended.set()
 
-    async def serve(self, values: Mapping[str, Any]) -> None:
-        """Make requests for a model that is loaded from now on."""
-        model = SharedModel.unpack(values)
+    async def _serve(self) -> None:
+        """Make requests for the model, once it is loaded."""
+        model = SharedModel.unpack(await self._client.model)
         tokenizer = await asyncio.to_thread(load_tokenizer, self._config, model.path)
         async_engine = AsyncEngine(self._client, tokenizer, model.ready, model.defaults)
         if self._config.enable_lora:
@@ -115,13 +109,17 @@ class _Gateway:
 
     async def run(self, listening: socket.socket) -> int:
         """Answer requests until the main process ends it. Returns the exit code."""
-        http = asyncio.create_task(self._http.serve([listening]))
         self._begin(self._tell_regularly())
+        self._begin(self._drain())
+        serving = self._begin(self._serve())
+        ending = asyncio.create_task(self._client.ended.wait())
+        if self._is_loaded:  # others serve it: no connection is taken before this one can
+            await asyncio.wait((serving, ending), return_when=asyncio.FIRST_COMPLETED)
+        http = asyncio.create_task(self._http.serve([listening]))
         if self._tls is not None and self._options.enable_ssl_refresh:
             self._begin(refresh_certificates(self._tls, self._options))
-        ending = asyncio.create_task(self._ended.wait())
         await asyncio.wait((http, ending), return_when=asyncio.FIRST_COMPLETED)
-        is_told = self._link.is_open and self._client.death is not None
+        is_told = self._link.is_open and not self._has_failed
         self._http.should_exit = True
         await http
         for task in self._tasks:
@@ -133,7 +131,8 @@ class _Gateway:
         self._link.close()
         return 0 if is_told else EXIT_FAILED
 
-    def _drain(self) -> None:
+    async def _drain(self) -> None:
+        await self._client.draining.wait()
         self._state.draining = True
 
     async def _tell_regularly(self) -> None:
@@ -147,17 +146,19 @@ class _Gateway:
         state = self._state
         self._client.tell("alive", num_passes, state.active, state.relayed.take(), state.progress())
 
-    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+    def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._done)
+        return task
 
     def _done(self, task: asyncio.Task[None]) -> None:
         """End the gateway with a task that has failed: another one is started in its place."""
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             logger.error("a gateway ends: %s", error, exc_info=error)
-            self._ended.set()
+            self._has_failed = True
+            self._client.ended.set()
 
 
 if __name__ == "__main__":

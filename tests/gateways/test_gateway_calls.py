@@ -55,7 +55,7 @@ class Pair:
         self.client.settings.set_result({})
         await loop.create_connection(lambda: self.link, sock=ours)
         await loop.create_connection(lambda: link, sock=theirs)
-        self.member.use(self.share)
+        self.member.serve({}, self.share)
         self.gateway = GatewayState(self.options, self.client, "1.2.3", enable_lora=True)
         self.gateway.serve(self.main.names, self.main.async_engine)  # type: ignore[arg-type]
         self.kill = link.close

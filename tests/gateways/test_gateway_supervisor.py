@@ -110,5 +110,5 @@ def test_options_arrive_as_they_were_given() -> None:
     state = make_state()
     with socket.socket() as listening:
         supervisor = GatewaySupervisor(1, listening, state, config, "/nowhere")
-        settings = msgpack.unpackb(msgpack.packb(supervisor._settings(None)))
+        settings = msgpack.unpackb(msgpack.packb(supervisor._settings(is_loaded=False)))
     assert settings_of(settings) == (config, state.options)
