@@ -106,7 +106,7 @@ async def test_one_that_cannot_be_started_is_tried_again(supervise: Callable[...
 
 
 def test_options_arrive_as_they_were_given() -> None:
-    config = EngineConfig(model="m", lora_modules=("a=b", "c=d"))
+    config = EngineConfig(model="m", enable_lora=True, lora_modules=("a=b", "c=d"))
     state = make_state()
     with socket.socket() as listening:
         supervisor = GatewaySupervisor(1, listening, state, config, "/nowhere")

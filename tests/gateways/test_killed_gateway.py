@@ -215,11 +215,12 @@ def stream(scene: Scene, number: int, results: dict[int, str]) -> None:
 
 
 def test_a_killed_gateway_costs_its_own_streams_and_nothing_else(scene: Scene) -> None:
-    before, expected, results = scene.fleet(), {}, {}
-    rows = scene.rows()
+    before, rows = scene.fleet(), scene.rows()
+    results: dict[int, str] = {}
     with scene.http() as http:
-        for number in range(6):
-            expected[number] = http.post("/v1/completions", json=body(number, 150)).json()["choices"][0]["text"]
+        prompts = [body(number)["prompt"] for number in range(6)]
+        choices = http.post("/v1/completions", json=body(0, 150, prompt=prompts)).json()["choices"]
+        expected = {choice["index"]: choice["text"] for choice in choices}
     with scene.http("later") as http:
         asked = [{"custom_id": str(each), "method": "POST", "url": "/v1/completions"} for each in range(LINES)]
         lines = "\n".join(json.dumps(each | {"body": body(number, 60)}) for number, each in enumerate(asked))
@@ -265,7 +266,7 @@ def test_a_killed_gateway_costs_its_own_streams_and_nothing_else(scene: Scene) -
     assert counted["streams"][0] == 6
     assert len(results) * 150 <= counted["streams"][1] < 6 * 150 + 1
     assert counted["later"] == (LINES + 1, LINES * 60 + 200)
-    assert counted["admin"][0] == rows.get("admin", (0, 0))[0] + 6 + 4
+    assert counted["admin"][0] == rows.get("admin", (0, 0))[0] + 1 + 4
 
 
 def test_a_gateway_that_ends_while_it_starts_is_replaced(scene: Scene) -> None:
