@@ -183,7 +183,7 @@ def test_gateways_are_told_beside_the_replicas(capsys: pytest.CaptureFixture[str
         assert main(["fleet", "status", "--url", live.url]) == 0
         lines = capsys.readouterr().out.splitlines()
         assert lines[-4] == "Gateways since the start: 4 started, 2 lost."
-        assert lines[-2].split() == ["gateway-1", "serving", "3", "1", "min", "process", "11"]
+        assert lines[-2].split() == ["gateway-1", "serving", "3", "1", "min", "5", "s", "process", "11"]
         families = metrics_of(live)
         values = {tuple(sample.labels.values()): sample.value for sample in families["rootgraft:gateways"].samples}
         assert values == {("serving",): 1.0, ("starting",): 1.0, ("draining",): 0.0}
