@@ -137,14 +137,16 @@ class GatewayMember:
                 self._watchdog.sign_of_life(num_passes)
                 observe_relayed(self._state.metrics, observed, self._state.adapters)
                 for number, num_tokens in progress:
-                    self._with_ticket(number, lambda ticket, count=num_tokens: ticket.add(count))
+                    if (ticket := self._tickets.get(number)) is not None:
+                        ticket.add(num_tokens)
             case "begun":
                 number, prompt, index, num_tokens = values
-                self._with_ticket(number, lambda ticket: ticket.begin((prompt, index), num_tokens))
+                if (ticket := self._tickets.get(number)) is not None:
+                    ticket.begin((prompt, index), num_tokens)
             case "ended":
                 number, num_tokens = values
-                self._with_ticket(number, lambda ticket: ticket.end(num_tokens))
-                self._tickets.pop(number, None)
+                if (ticket := self._tickets.pop(number, None)) is not None:  # none of a request that was refused
+                    ticket.end(num_tokens)
             case "serving":
                 self.serves = True
             case "call":
@@ -152,10 +154,6 @@ class GatewayMember:
                 self._answer(number, method, arguments)
             case _:
                 raise ValueError(f"no command of a gateway: {name}")
-
-    def _with_ticket(self, number: int, use: Callable[[OpenTicket], None]) -> None:
-        if (ticket := self._tickets.get(number)) is not None:
-            use(ticket)
 
     def _answer(self, number: int, method: str, arguments: list[Any]) -> None:
         """Answer a call: at once, or from a task where something has to be waited for."""
