@@ -165,7 +165,7 @@ class GatewayMember:
             case "find_model":
                 self._run(number, self._find_model(*arguments))
             case "record":
-                self._run(number, self._record(UsageRecord(*arguments)))
+                self._record(number, UsageRecord(*arguments))
             case _:
                 raise ValueError(f"no call of a gateway: {method}")
 
@@ -215,9 +215,10 @@ class GatewayMember:
         info = None if adapter is None else state.adapters.get(adapter)
         return [name, adapter, facts.version, facts.adapter_seconds, None if info is None else astuple(info)]
 
-    async def _record(self, record: UsageRecord) -> None:
+    def _record(self, number: int, record: UsageRecord) -> None:
+        """Take a record at once, as the gateway may be gone the moment after, and answer when it is written."""
         if (ledger := self._state.ledger) is not None:
-            await ledger.until_written(ledger.put(record))
+            self._run(number, ledger.until_written(ledger.put(record)))
 
     def _closed(self) -> None:
         """End what the gateway leaves: sequences, calls, and tickets, whose use counts as that of aborted requests."""

@@ -218,6 +218,22 @@ async def test_usage_is_written_before_an_answer_ends(pair: Pair) -> None:
     assert rows(pair) == [("ann", "tiny", 1, 10, 6)]
 
 
+async def test_a_request_that_has_ended_counts_once_though_its_gateway_ends_with_it(pair: Pair) -> None:
+    recorder = pair.gateway.usage_recorder
+    assert recorder is not None
+    ticket = await pair.gateway.admit(pair.caller("ann"), [request(10)])
+    ticket.take((0, 0), 6)
+    ticket.close()
+    recorder.put(UsageRecord("id-2", 1e9, "ann", "tiny", 10, 0, 6)).add_done_callback(lambda reply: reply.exception())
+    await asyncio.sleep(0)  # the link sends what was told
+    pair.kill()
+    while not pair.lost:
+        await asyncio.sleep(0.001)
+    while pair.main.ledger and pair.main.ledger.num_waiting:
+        await asyncio.sleep(0.001)
+    assert rows(pair) == [("ann", "tiny", 1, 10, 6)]
+
+
 async def test_what_a_killed_gateway_leaves_is_ended_given_back_and_counted(pair: Pair) -> None:
     ann, heard = pair.caller("ann"), []
     ticket = await pair.gateway.admit(ann, [request(10), request(20, n=2)])
