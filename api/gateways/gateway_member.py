@@ -235,8 +235,6 @@ class GatewayMember:
     def _count(self, ticket: OpenTicket) -> None:
         state = self._state
         counts = TokenCounts(ticket.prompt_tokens, 0, ticket.num_generated)
-        for _ in range(ticket.num_sequences):
-            state.metrics.count_end("abort")
         state.metrics.count_usage(ticket.key, ticket.adapter, counts, state.adapters)
         if state.ledger is not None:
             row = (time.time(), ticket.key, ticket.model, counts.prompt, counts.cached, counts.completion)

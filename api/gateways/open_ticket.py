@@ -31,10 +31,6 @@ class OpenTicket:
         """Tokens of the prompts that have begun to be answered, each counted once."""
         return sum(self._demand.prompts[prompt][0] for prompt in {prompt for prompt, _ in self._begun})
 
-    @property
-    def num_sequences(self) -> int:
-        return sum(n for _, n, _ in self._demand.prompts)
-
     def begin(self, sequence: tuple[int, int], num_tokens: int) -> None:
         """Take the first tokens of a sequence (prompt, index), or its end without any."""
         self._begun.append(sequence)
