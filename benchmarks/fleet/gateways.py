@@ -263,7 +263,7 @@ def _report(
         "more streams broken off than the killed gateways had": max(0, run.broken - sum(had for _, had in run.kills)),
         "requests refused": dict(run.refused),
         "the batch was not answered once": not is_once,
-        "a background response did not complete": done["statuses"] != ["completed"] * options.responses,
+        "a background response did not come to its last token": done["statuses"] != ["incomplete"] * options.responses,
         "the ledger of batch and responses": run.ledger["behind"] != behind and [run.ledger["behind"], behind],
         "the ledger of streams": not run.answers + first <= streams <= run.answers + run.broken + first,
         "the ledger of probes": run.ledger["probes"][0] < len(run.probes),
