@@ -227,6 +227,7 @@ class EngineCore:
             slots=worker.adapters.slots if worker.adapters else None,
             proposer=Proposer(config.speculative, cache, self._stats) if max_drafts else None,
             max_drafts=max_drafts,
+            target_itl=config.target_itl.seconds,
         )
         return cache, scheduler
 

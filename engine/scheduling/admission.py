@@ -109,7 +109,7 @@ def preemption_victims(
     if sequence.priority is Priority.BATCH or not victims:
         return []
     others = [other for other in running if other.priority is not Priority.BATCH]
-    if plan.budget + sum(map(plan.num_given, victims)) <= sum(map(plan.num_lacking, others)):
+    if plan.room_without(victims) <= sum(map(plan.num_lacking, others)):
         return []
     reserved = sum(pages_missing(other, cache.page_size) + 1 for other in others)
     available = cache.available() + sum(len(other.lease.pages) for other in victims if other.lease)

@@ -28,6 +28,8 @@ class DraftBudget:
     def add(self, plan: StepPlan, drawing: Seq[Sequence]) -> None:
         """Give drafts to the rows that draw, in equal parts of the budget left. No sequence is preempted for them."""
         left = min(plan.budget, self._most)
+        if plan.allowance is not None:
+            left = plan.allowance.num_drafts(left)
         for behind, sequence in enumerate(drawing):
             if self._proposer.in_backoff(sequence):
                 continue

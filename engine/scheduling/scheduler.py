@@ -3,8 +3,7 @@
 One rule: a sequence has ``num_computed`` tokens in the KV pool and wants all ``num_tokens`` there; a step gives it
 ``min(want, budget)``. Decode wants one token, a new sequence its prompt less the prefix hit (chunked prefill), a
 preempted one whatever was evicted meanwhile. No branch below asks which of these it is, but for the order: single
-tokens go first, so that a long prompt delays running streams by at most one chunk of about 0.25 s (``ChunkLimit``).
-Budget and pages that are left go to drafts.
+tokens go first, prompts get what these leave of the target inter-token latency (``ChunkBudget``), then drafts.
 
 Overlap scheduling: a step may be planned while the one before is in flight. Each row of that one draws a token, so the
 row's next input is "the token drawn before". If its sequence turns out to have ended, its part of the next step is
@@ -20,8 +19,9 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from ...radix.namespace import ENDLESS
@@ -34,7 +34,6 @@ from ..sequence.guarded_matcher import GuardedMatcher
 from ..sequence.sequence import Sequence, Status
 from ..sequence.stop_check import StopCheck, check_stop, failure
 from ..speculation.proposer import Proposer
-from ..step_cost import ChunkLimit
 from ..types import FinishReason, Priority
 from .admission import (
     AdapterSlots,
@@ -46,6 +45,7 @@ from .admission import (
     prefix_in_progress,
     try_acquire,
 )
+from .chunk_budget import ChunkBudget
 from .draft_budget import DraftBudget
 from .mask_jobs import MaskJob, SlowMasks, mask_jobs
 from .sequence_meter import SequenceMeter
@@ -68,6 +68,7 @@ class Scheduler:
         slots: of adapters; None without adapters.
         proposer: of drafts; None for none.
         max_drafts: drafts in one step.
+        target_itl: inter-token latency in seconds by priority class; a class without one has no limit.
         clock: seconds, monotonic.
 
     Attributes:
@@ -85,6 +86,7 @@ class Scheduler:
         slots: AdapterSlots | None = None,
         proposer: Proposer | None = None,
         max_drafts: int = 0,
+        target_itl: Mapping[Priority, float] = MappingProxyType({}),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._cache = cache
@@ -92,7 +94,7 @@ class Scheduler:
         self._stats = stats
         self._slots = slots
         self._drafts = DraftBudget(proposer, cache, max_drafts) if proposer else None
-        self._chunks = ChunkLimit()
+        self._chunks = ChunkBudget(target_itl)
         self._clock = clock
         self._meter = SequenceMeter(stats, cache.page_size, clock)
         self._committed = 0.0  # when the last step was committed
@@ -196,7 +198,7 @@ class Scheduler:
         """Update the cost estimates with the time that a step took."""
         now = self._clock()
         seconds, self._committed = now - max(step.began, self._committed), now
-        self._chunks.observe(step.batch.num_tokens, step.batch.num_positions, seconds)
+        self._chunks.observe(step.batch, seconds)
         if self._drafts:
             self._drafts.learn(step, seconds, self._in_flight, self._by_row)
 
@@ -208,10 +210,9 @@ class Scheduler:
     def _fill(self, plan: StepPlan) -> None:
         """Give running sequences their tokens, then admit waiting ones."""
         ordered = plan.in_order(self._running)
-        streams = sum(wanted - start == 1 for _, start, wanted in ordered)
-        plan.budget = self._chunks.cut(plan.budget, streams)
+        plan.allowance = self._chunks.begin(ordered)
         for sequence, start, wanted in ordered:
-            if plan.budget and sequence.status is Status.RUNNING:
+            if plan.room(start, wanted) and sequence.status is Status.RUNNING:
                 self._extend(sequence, start, wanted, plan)
         self._admit(plan)
         if self._slots is not None:
@@ -244,7 +245,7 @@ class Scheduler:
 
     def _extend(self, sequence: Sequence, start: int, wanted: int, plan: StepPlan) -> None:
         """Give a running sequence tokens and their pages; preempt if pages are lacking."""
-        end = min(wanted, start + plan.budget)
+        end = start + plan.room(start, wanted)
         while not self._cache.grow(lease_of(sequence), end):
             victim = max(reversed(self._running), key=lambda running: running.priority)
             self._preempt(victim, plan)
@@ -292,12 +293,12 @@ class Scheduler:
                 self._release_slot(sequence)
                 return
             self._start(sequence, lease, plan)
-            end = min(sequence.num_tokens, lease.num_tokens + plan.budget)
+            end = lease.num_tokens + plan.room(lease.num_tokens, sequence.num_tokens)
             if self._cache.grow(lease, end):
                 plan.give(sequence, lease.num_tokens, end, draws=end == sequence.num_tokens)
 
     def _has_room(self, plan: StepPlan) -> bool:
-        return bool(plan.budget and self._free_rows)
+        return bool(plan.room() and self._free_rows)
 
     def _may_preempt_to_admit(self) -> bool:
         """Whether a waiting sequence may have a running one preempted. Cheap, as it is asked in every step."""
