@@ -151,7 +151,7 @@ class TimedCore:
 
 
 def longest(machine: Machine, step: Step, target: float) -> float:
-    """What a step may take: the target; or a quarter more for prompts, or the least chunk, where streams need it all."""
+    """What a step may take: the target; where streams need it all, a quarter for prompts or the least chunk besides."""
     own = machine.cost(step.streams)
     chunks = machine.cost([*step.streams, *step.prompts]) - own
     a_token = chunks / step.num_prompt_tokens
