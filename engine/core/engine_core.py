@@ -99,7 +99,7 @@ class EngineCore:
     @property
     def has_work(self) -> bool:
         """Whether a sequence is alive or a message waits to be returned by ``step``."""
-        alive = self._scheduler.num_running or self._scheduler.num_waiting or self._compiling
+        alive = self._scheduler.running or self._scheduler.num_waiting or self._compiling
         return bool(alive or self._outbox or (self._adapters and self._adapters.has_work))
 
     @property
@@ -191,7 +191,7 @@ class EngineCore:
             **self._scheduler.session_pins.stats(),
             **self._grammars.stats(),
             **(self._adapters.stats() if self._adapters else {}),
-            "running": self._scheduler.num_running,
+            "running": len(self._scheduler.running),
             "waiting": self._scheduler.num_waiting + deferred,
             "waiting_deferred": deferred,
             "pages": cache.num_pages,

@@ -2,17 +2,16 @@
 
 One rule: a sequence has ``num_computed`` tokens in the KV pool and wants all ``num_tokens`` there; a step gives it
 ``min(want, budget)``. Decode wants one token, a new sequence its prompt less the prefix hit (chunked prefill), a
-preempted one whatever was evicted meanwhile. No branch below asks which of these it is, but for the order: single
-tokens go first, prompts get what these leave of the target inter-token latency (``ChunkBudget``), then drafts.
+preempted one whatever was evicted. No branch below asks which of these it is, but for the order: single tokens go
+first, prompts get what these leave of the target inter-token latency (``ChunkBudget``), then drafts.
 
 Overlap scheduling: a step may be planned while the one before is in flight. Each row of that one draws a token, so the
 row's next input is "the token drawn before". If its sequence turns out to have ended, its part of the next step is
-ignored; pages that it gives back are written by their next owner in a later step, when that one is over. Drafts, and
-the choice of sequences to preempt, wait for the tokens.
+ignored; pages that it gives back are written by their next owner in a later step. Drafts, and the choice of sequences
+to preempt, wait for the tokens.
 
-Preemption releases a sequence's pages to the tree and puts it at the head of its priority class in the queue. The
-victim is the sequence of the last class that was admitted last, so the first one of the first class always makes
-progress. Batch sequences are also preempted to admit one of another class.
+Preemption releases a sequence's pages to the tree and puts it at the head of its priority class in the queue. Victims
+are of the last class, the last admitted first; batch sequences also give way to admit one of another class.
 """
 
 from __future__ import annotations
@@ -38,6 +37,7 @@ from ..types import FinishReason, Priority
 from .admission import (
     AdapterSlots,
     SlotRequests,
+    lacks_more,
     num_reusable,
     pages_missing,
     preemption_victims,
@@ -113,10 +113,6 @@ class Scheduler:
         return len(self._queue)
 
     @property
-    def num_running(self) -> int:
-        return len(self._running)
-
-    @property
     def running(self) -> tuple[Sequence, ...]:
         return tuple(self._running)
 
@@ -153,7 +149,10 @@ class Scheduler:
         assert not self._in_flight
         self.session_pins.expire()
         plan = StepPlan(self._max_tokens, self._clock())
-        self._switch_ropes(plan)
+        for sequence in [each for each in self._running if each.num_tokens > each.rope_switch]:
+            # It has outgrown its rotary embedding, and is computed anew by the other one.
+            sequence.path, sequence.rope_switch = sequence.path.as_long(), ENDLESS
+            self._preempt(sequence, plan)
         self._fill(plan)
         if self._drafts:
             self._drafts.add(plan, [self._alive[number] for number, row in plan.rows.items() if row.draws])
@@ -196,8 +195,8 @@ class Scheduler:
 
     def _learn(self, step: StepInFlight) -> None:
         """Update the cost estimates with the time that a step took."""
-        now = self._clock()
-        seconds, self._committed = now - max(step.began, self._committed), now
+        before, self._committed = self._committed, self._clock()
+        seconds = self._committed - max(step.began, before)
         self._chunks.observe(step.batch, seconds)
         if self._drafts:
             self._drafts.learn(step, seconds, self._in_flight, self._by_row)
@@ -208,10 +207,15 @@ class Scheduler:
         return sequence if sequence and step.rows.get(sequence.id) is row else None
 
     def _fill(self, plan: StepPlan) -> None:
-        """Give running sequences their tokens, then admit waiting ones."""
+        """Give running sequences their tokens, then admit waiting ones.
+
+        A prompt that would take the rest of the step leaves up to half of it to short ones that wait.
+        """
         ordered = plan.in_order(self._running)
         plan.allowance = self._chunks.begin(ordered)
         for sequence, start, wanted in ordered:
+            if wanted - start > plan.room() > 1:
+                self._admit(plan, plan.room() // 2, sequence.priority)
             if plan.room(start, wanted) and sequence.status is Status.RUNNING:
                 self._extend(sequence, start, wanted, plan)
         self._admit(plan)
@@ -237,12 +241,6 @@ class Scheduler:
             return False
         return sum(pages_missing(each, self._cache.page_size) for each in self._running) <= self._cache.available()
 
-    def _switch_ropes(self, plan: StepPlan) -> None:
-        """Preempt the sequences that have become longer than their rotary embedding, to compute them by the other."""
-        for sequence in [each for each in self._running if each.num_tokens > each.rope_switch]:
-            sequence.path, sequence.rope_switch = sequence.path.as_long(), ENDLESS
-            self._preempt(sequence, plan)
-
     def _extend(self, sequence: Sequence, start: int, wanted: int, plan: StepPlan) -> None:
         """Give a running sequence tokens and their pages; preempt if pages are lacking."""
         end = start + plan.room(start, wanted)
@@ -262,11 +260,12 @@ class Scheduler:
         self._queue.requeue(sequence)
         self._stats.preemptions += 1
 
-    def _admit(self, plan: StepPlan) -> None:
+    def _admit(self, plan: StepPlan, most: int = ENDLESS, latest: Priority = Priority.BATCH) -> None:
         """Admit from the queue while rows, pages and budget last; batch sequences may be preempted for others.
 
         A sequence whose prefix is being computed by another is passed over, to find it in the cache later; at most as
-        many as there are rows, which bounds the work of a step. One whose adapter has no slot yet is passed over too.
+        many as there are rows, which bounds the work of a step. One whose adapter has no slot yet is passed over too,
+        and one that lacks more than ``most`` tokens, which all together may compute. ``latest`` is the last class.
         """
         if not self._has_room(plan) and not self._may_preempt_to_admit():
             return
@@ -275,17 +274,16 @@ class Scheduler:
         passed_over = 0
         slots = SlotRequests(self._slots, self._num_rows)
         for sequence in self._queue:
-            if passed_over > self._num_rows:
+            if passed_over > self._num_rows or sequence.priority > latest or most <= 0:
                 return
             if not self._has_room(plan) and not preemption_victims(self._cache, sequence, self._running, plan):
                 return
             if sequence.awaits_mask:
                 continue
-            if self._cache.sharing and prefix_in_progress(self._cache, sequence, self._running):
+            if prefix_in_progress(self._cache, sequence, self._running) or lacks_more(self._cache, sequence, most):
                 passed_over += 1
                 continue
-            slot = slots.acquire(sequence.adapter)
-            if slot is None:
+            if (slot := slots.acquire(sequence.adapter)) is None:
                 continue
             sequence.slot = slot
             lease = self._make_room(sequence, plan)
@@ -296,6 +294,7 @@ class Scheduler:
             end = lease.num_tokens + plan.room(lease.num_tokens, sequence.num_tokens)
             if self._cache.grow(lease, end):
                 plan.give(sequence, lease.num_tokens, end, draws=end == sequence.num_tokens)
+                most -= end - lease.num_tokens
 
     def _has_room(self, plan: StepPlan) -> bool:
         return bool(plan.room() and self._free_rows)

@@ -110,11 +110,18 @@ class TimedCore:
 
         worker.launch = timed_launch  # type: ignore[method-assign]
 
-    def submit(self, num_prompt: int, max_tokens: int, priority: Priority = Priority.INTERACTIVE) -> int:
+    def submit(
+        self,
+        num_prompt: int,
+        max_tokens: int,
+        priority: Priority = Priority.INTERACTIVE,
+        prompt: array[int] | None = None,
+    ) -> int:
+        """Send a request with so many tokens that no other shares, or with a prompt of the test's own."""
         number = len(self.prompts)
         rng = random.Random(number)
-        prompt = array("i", [number % VOCAB, *(rng.randrange(VOCAB) for _ in range(num_prompt - 1))])
-        self.prompts[number], self.tokens[number] = prompt, []
+        own = array("i", [number % VOCAB, *(rng.randrange(VOCAB) for _ in range(num_prompt - 1))])
+        self.prompts[number], self.tokens[number] = (prompt := prompt or own), []
         self.running.add(number)
         self.core.handle([Submit(number, prompt, SamplingParams(max_tokens=max_tokens), priority=priority)])
         return number
@@ -299,3 +306,51 @@ def test_single_slow_steps_change_little() -> None:
     taken = timed.until_a_token(timed.submit(10000, 1))
     usual = [step.seconds for step in taken[:-1] if step.seconds < 1]
     assert min(usual) >= 0.06 and max(usual) <= 0.1
+
+
+@settings(max_examples=12, deadline=None)
+@given(machine=MACHINES, with_stream=st.booleans(), short=st.integers(2, 8), seed=st.integers(0, 2**32))
+def test_a_short_prompt_need_not_wait_for_a_long_one(
+    machine: Machine, with_stream: bool, short: int, seed: int
+) -> None:
+    """It begins in the next step; the long one has half of each step at least, and those like it keep their order."""
+    timed = TimedCore(machine, "100")
+    timed.learn()
+    if with_stream:
+        timed.submit(20, 4000)
+        timed.step()
+    long_ones = [timed.submit(3000, 1) for _ in range(2)]
+    alone = timed.step()
+    assert len(alone.prompts) == 1
+    rng, first = random.Random(seed), alone.prompts[0].row
+    while not timed.tokens[long_ones[0]] and len(timed.prompts) < 40:
+        number = timed.submit(short, 1)
+        step = timed.step()
+        assert timed.tokens[number] and not timed.tokens[long_ones[1]]
+        [of_long] = [row for row in step.prompts if row.row == first]
+        assert len(of_long.tokens) >= min(step.num_prompt_tokens / 2, LEAST / 2)
+        for _ in range(rng.randint(0, 3)):
+            timed.step()
+    timed.run()
+
+
+def test_a_later_class_passes_no_prompt_of_an_earlier_one() -> None:
+    timed = TimedCore(ZEN_4)
+    timed.submit(3000, 1)
+    timed.step()
+    number = timed.submit(10, 1, Priority.BATCH)
+    timed.step()
+    assert not timed.tokens[number]
+    timed.run()
+
+
+def test_who_shares_the_long_prompt_waits_for_it() -> None:
+    """What it lacks is computed once."""
+    timed = TimedCore(ZEN_4)
+    first = timed.submit(3000, 1)
+    timed.step()
+    number = timed.submit(0, 1, prompt=timed.prompts[first][:2000])
+    while not timed.tokens[number]:
+        timed.step()
+    assert timed.core.stats()["computed_tokens"] <= 3001
+    timed.run()
