@@ -14,9 +14,11 @@ from support.engine.core_hooks import set_clock
 from support.engine.fake_worker import FakeWorker, expected_tokens
 
 from rootgraft.engine.batch import Batch, Row
-from rootgraft.engine.config import EngineConfig
+from rootgraft.engine.config import EngineConfig, TargetItl
 from rootgraft.engine.core.engine_core import EngineCore
+from rootgraft.engine.errors import ConfigError
 from rootgraft.engine.messages import Done, Submit, TokenOut
+from rootgraft.engine.peer_options import engine_keywords
 from rootgraft.engine.scheduling.chunk_budget import LEAST
 from rootgraft.engine.types import Priority, SamplingParams
 
@@ -354,3 +356,43 @@ def test_who_shares_the_long_prompt_waits_for_it() -> None:
         timed.step()
     assert timed.core.stats()["computed_tokens"] <= 3001
     timed.run()
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        (0, (0, 0, 0)),
+        (1, (1, 1, 1)),
+        ("60000", (60000, 60000, 60000)),
+        (12.5, (12.5, 12.5, 12.5)),
+        ({"interactive": 1, "batch": 0}, (100, 1, 0)),
+        ('{"realtime": 60000}', (60000, 100, 500)),
+        ({}, (100, 100, 500)),
+    ],
+)
+def test_a_target_is_a_number_or_one_for_each_class(given: object, wanted: tuple[float, ...]) -> None:
+    options, notes = engine_keywords({"target_itl_ms": given})
+    assert not notes and EngineConfig(**options).target_itl == TargetItl(*wanted)
+    assert EngineConfig().target_itl == TargetItl(100, 100, 500)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (0.9, "--target-itl-ms must be 0, for no target, or from 1 to 60000 milliseconds, or JSON such as"),
+        (60001, "not 60001"),
+        (-1, "not -1"),
+        ("fast", "not fast"),
+        ("NaN", "not nan"),
+        (True, "not True"),
+        ([50], r"not \(50,\)"),
+        ({"batch": 0.9}, "batch of --target-itl-ms must be 0, for no target, or from 1 to 60000 milliseconds, not 0.9"),
+        ({"batch": 60001}, "batch of --target-itl-ms must be .*, not 60001"),
+        ({"realtime": True}, "realtime of --target-itl-ms must be .*, not True"),
+        ({"interactive": "50"}, "interactive of --target-itl-ms must be .*, not 50"),
+        ({"bulk": 5}, "--target-itl-ms has no 'bulk'; it has realtime, interactive, batch"),
+    ],
+)
+def test_other_targets_are_refused(given: object, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        EngineConfig(**engine_keywords({"target_itl_ms": given})[0])
