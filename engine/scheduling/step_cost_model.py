@@ -2,21 +2,27 @@
 
     seconds = base + a * decode tokens + b * context that they read + c * prefill tokens + d * prefill pairs
 
-Learnt by normalised least mean squares on logarithms: after a step, the logarithm of each coefficient moves in
-proportion to its share of the prediction. So coefficients stay positive, decode steps leave those of prefill as they
-are, and a machine that becomes twice as slow is followed as fast as one that becomes twice as fast.
+Learnt by an extended Kalman filter on the logarithms of the coefficients, so that these stay positive and errors are
+relative. Two things may change: the speed of the machine, which moves all coefficients together, and each coefficient,
+in so far as steps spend time on it. So the first step scales them all, a few chunks tell them apart, and a thousand
+decode steps later what prefill costs is known as well as before.
 """
 
 from __future__ import annotations
 
 from math import exp, log, sqrt
+from operator import mul
 from typing import NamedTuple
 
 from ..batch import Batch
 
-# Coefficients before the first step, in seconds: those of a slow machine. The first step scales them all.
+# Coefficients before the first step, in seconds: those of a slow machine.
 _PRIOR = (16e-3, 2e-3, 1e-6, 1e-3, 0.5e-6)
-_RATE = 0.25  # of an error that a step corrects, once a few steps are known
+# Variances of logarithms: of the prior, common to all coefficients and of each; what they grow by from step to step; of
+# the time of a step.
+_COMMON, _OWN = 25.0, 1.0
+_COMMON_DRIFT, _OWN_DRIFT = 0.03**2, 0.03**2
+_NOISE = 0.1**2
 _SLOWEST = log(2.0)  # a step this much slower than predicted counts as that slow: something else ran
 
 
@@ -41,7 +47,8 @@ class StepCostModel:
 
     def __init__(self) -> None:
         self._costs = list(_PRIOR)
-        self._num_steps = 0
+        count = range(len(_PRIOR))
+        self._covariance = [[_COMMON + (_OWN if i == j else 0.0) for j in count] for i in count]
 
     def seconds(self, work: StepWork) -> float:
         """Return the predicted seconds of a step."""
@@ -53,14 +60,16 @@ class StepCostModel:
             return
         parts = self._parts(work)
         predicted = sum(parts)
-        error = log(seconds / predicted)
-        self._num_steps += 1
-        if self._num_steps == 1:
-            self._costs = [cost * exp(error) for cost in self._costs]
-            return
-        shares = [part / predicted for part in parts]
-        move = min(error, _SLOWEST) * max(_RATE, 1 / self._num_steps) / sum(share * share for share in shares)
-        self._costs = [cost * exp(move * share) for cost, share in zip(self._costs, shares, strict=True)]
+        shares = [part / predicted for part in parts]  # the gradient of the prediction's logarithm
+        spread = [sum(map(mul, row, shares)) for row in self._covariance]
+        variance = sum(map(mul, spread, shares)) + _NOISE
+        error = min(log(seconds / predicted), max(_SLOWEST, 2 * sqrt(variance)))
+        self._costs = [cost * exp(each * error / variance) for cost, each in zip(self._costs, spread, strict=True)]
+        for i, row in enumerate(self._covariance):
+            gain = spread[i] / variance
+            for j, each in enumerate(spread):
+                row[j] += _COMMON_DRIFT - gain * each
+            row[i] += _OWN_DRIFT * shares[i]
 
     def prefill_seconds(self, start: int, end: int) -> float:
         """Return what computing prompt positions ``start`` to ``end`` adds to a step."""

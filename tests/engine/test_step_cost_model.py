@@ -6,7 +6,7 @@ import random
 from math import exp, log
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rootgraft.engine.batch import Batch, Row
@@ -32,16 +32,17 @@ def seconds_of(costs: tuple[float, ...], work: StepWork) -> float:
     return sum(cost * amount for cost, amount in zip(costs, (1, *work), strict=True))
 
 
+@settings(max_examples=20, deadline=None)
 @given(costs=COSTS, seed=st.integers(0, 2**32))
 def test_a_linear_cost_is_learnt(costs: tuple[float, ...], seed: int) -> None:
-    """The mean error of the second thousand steps of a random mixture is a few hundredths."""
+    """Steps are a random mixture, most unlike the one before: the mean error is a few hundredths."""
     rng, model, errors = random.Random(seed), StepCostModel(), []
-    for _ in range(2000):
+    for _ in range(600):
         work = some_work(rng)
         wanted = seconds_of(costs, work)
         errors.append(abs(log(model.seconds(work) / wanted)))
         model.observe(work, wanted)
-    assert sum(errors[1000:]) / 1000 <= 0.05
+    assert sum(errors[300:]) / 300 <= 0.1
 
 
 @given(costs=COSTS, seed=st.integers(0, 2**32))
@@ -56,18 +57,32 @@ def test_steps_of_one_kind_are_predicted_after_a_few(costs: tuple[float, ...], s
     assert model.seconds(work) == pytest.approx(seconds_of(costs, work), rel=0.05)
 
 
-@given(first=SECONDS, steps=st.lists(SECONDS, max_size=20), rows=st.integers(1, 64))
-def test_decode_steps_say_nothing_about_prompts(first: float, steps: list[float], rows: int) -> None:
+@given(first=SECONDS, decode=SECONDS, rows=st.integers(1, 64))
+def test_decode_steps_do_not_blur_what_prompts_cost(first: float, decode: float, rows: int) -> None:
     model = StepCostModel()
-    model.observe(chunk(0, 512), first)
-    before = model.prefill_seconds(100, 400)
-    for i, seconds in enumerate(steps):
-        model.observe(StepWork(rows, rows * (512 + i)), seconds)
-    assert model.prefill_seconds(100, 400) == before
+    for start in range(0, 4096, 512):
+        model.observe(chunk(start, 512), first)
+    before = model.prefill_seconds(1000, 1400)
+    for i in range(500):
+        model.observe(StepWork(rows, rows * (512 + i)), decode)
+    assert model.prefill_seconds(1000, 1400) == pytest.approx(before, rel=0.15)
+
+
+@given(usual=SECONDS, factor=st.floats(0.1, 10))
+def test_a_machine_that_changes_its_speed_is_seen_in_steps_of_any_kind(usual: float, factor: float) -> None:
+    model, decode = StepCostModel(), StepWork(8, 4000)
+    for _ in range(50):
+        model.observe(chunk(500, 512), 10 * usual)
+        model.observe(decode, usual)
+    before = model.prefill_seconds(500, 1012)
+    for _ in range(50):
+        model.observe(decode, usual * factor)
+    moved = log(model.prefill_seconds(500, 1012) / before)
+    assert 0.3 * log(factor) <= moved <= 1.1 * log(factor) or 1.1 * log(factor) <= moved <= 0.3 * log(factor)
 
 
 @given(usual=SECONDS, slower=st.floats(1, 1e6))
-def test_one_slow_step_moves_the_prediction_by_a_fifth_at_most(usual: float, slower: float) -> None:
+def test_one_slow_step_moves_the_prediction_by_a_quarter_at_most(usual: float, slower: float) -> None:
     model, work = StepCostModel(), chunk(1000, 256)._replace(decode_tokens=8, decode_context=4000)
     for _ in range(40):
         model.observe(work, usual)
