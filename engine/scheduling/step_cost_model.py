@@ -23,6 +23,8 @@ _PRIOR = (16e-3, 2e-3, 1e-6, 1e-3, 0.5e-6)
 _COMMON, _OWN = 25.0, 1.0
 _COMMON_DRIFT, _OWN_DRIFT = 0.03**2, 0.03**2
 _NOISE = 0.1**2
+_SHORTEST = 1e-6  # seconds of a step
+_LEAST_COST, _MOST_COST = 1e-15, 1e3  # of a coefficient, in seconds: far beyond any machine
 _SLOWEST = log(2.0)  # a step this much slower than predicted counts as that slow: something else ran
 
 
@@ -63,8 +65,9 @@ class StepCostModel:
         shares = [part / predicted for part in parts]  # the gradient of the prediction's logarithm
         spread = [sum(map(mul, row, shares)) for row in self._covariance]
         variance = sum(map(mul, spread, shares)) + _NOISE
-        error = min(log(seconds / predicted), max(_SLOWEST, 2 * sqrt(variance)))
-        self._costs = [cost * exp(each * error / variance) for cost, each in zip(self._costs, spread, strict=True)]
+        error = min(log(max(seconds, _SHORTEST) / predicted), max(_SLOWEST, 2 * sqrt(variance)))
+        moved = (cost * exp(each * error / variance) for cost, each in zip(self._costs, spread, strict=True))
+        self._costs = [min(max(cost, _LEAST_COST), _MOST_COST) for cost in moved]
         for i, row in enumerate(self._covariance):
             gain = spread[i] / variance
             for j, each in enumerate(spread):
