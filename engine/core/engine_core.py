@@ -99,7 +99,7 @@ class EngineCore:
     @property
     def has_work(self) -> bool:
         """Whether a sequence is alive or a message waits to be returned by ``step``."""
-        alive = self._scheduler.running or self._scheduler.num_waiting or self._compiling
+        alive = self._scheduler.num_running or self._scheduler.num_waiting or self._compiling
         return bool(alive or self._outbox or (self._adapters and self._adapters.has_work))
 
     @property
@@ -175,7 +175,7 @@ class EngineCore:
         self._grammars.close()
         self._outbox += [failure_of(number, error) for number in self._compiling]
         self._compiling.clear()
-        self._outbox += self._scheduler.fail_all(error)
+        self._outbox += self._scheduler.fail(sorted(self._open), error)
         self._scheduler.slow_masks.close()
         if self._adapters:
             self._outbox += [failure_of(submit.id, error) for submit in self._adapters.take_waiting()]
@@ -191,7 +191,7 @@ class EngineCore:
             **self._scheduler.session_pins.stats(),
             **self._grammars.stats(),
             **(self._adapters.stats() if self._adapters else {}),
-            "running": len(self._scheduler.running),
+            "running": self._scheduler.num_running,
             "waiting": self._scheduler.num_waiting + deferred,
             "waiting_deferred": deferred,
             "pages": cache.num_pages,

@@ -113,6 +113,10 @@ class Scheduler:
         return len(self._queue)
 
     @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    @property
     def running(self) -> tuple[Sequence, ...]:
         return tuple(self._running)
 
@@ -140,9 +144,6 @@ class Scheduler:
     def fail(self, ids: Iterable[int], error: EngineError) -> list[Message]:
         """End sequences with an error; ids that are not alive are ignored."""
         return [failure_of(done.id, error) for done in self._finish_all(ids, FinishReason.ERROR)]
-
-    def fail_all(self, error: EngineError) -> list[Message]:
-        return self.fail(tuple(self._alive), error)
 
     def schedule(self) -> Batch:
         """Plan a step. An empty batch means that nothing can be computed before an adapter or a mask is ready."""
@@ -207,10 +208,8 @@ class Scheduler:
         return sequence if sequence and step.rows.get(sequence.id) is row else None
 
     def _fill(self, plan: StepPlan) -> None:
-        """Give running sequences their tokens, then admit waiting ones.
-
-        A prompt that would take the rest of the step leaves up to half of it to short ones that wait.
-        """
+        """Give running sequences their tokens, then admit waiting ones: short ones, in half of what is left, before a
+        prompt that takes the rest."""
         ordered = plan.in_order(self._running)
         plan.allowance = self._chunks.begin(ordered)
         for sequence, start, wanted in ordered:
