@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
+from math import inf
 
 from ..batch import Batch
 from ..sequence.sequence import Sequence
@@ -42,16 +43,13 @@ class PrefillAllowance:
         Args:
             without: ids of sequences that count as having taken nothing.
         """
-        taken = [each for number, each in self._taken.items() if number not in without]
-        seconds = self._seconds - sum(seconds for _, seconds in taken)
-        least = LEAST - sum(tokens for tokens, _ in taken)
-        if seconds <= 0:
-            return max(0, least)
-        return max(1, least, self._cost.prefill_tokens(start, seconds))
+        least, seconds = self._left(without)
+        return max(1, least, self._cost.prefill_tokens(start, seconds)) if seconds > 0 else max(0, least)
 
-    def take(self, number: int, start: int, end: int) -> None:
-        """Count a chunk of the sequence with id ``number``."""
-        self._taken[number] = end - start, self._cost.prefill_seconds(start, end)
+    def take(self, number: int, start: int, end: int, *, is_cut: bool) -> None:
+        """Count a chunk of the sequence with id ``number``; one that was cut to fit takes all that is left."""
+        whole = end - start, self._cost.prefill_seconds(start, end)
+        self._taken[number] = (LEAST, inf) if is_cut else whole
 
     def give_back(self, number: int) -> None:
         """Undo ``take``, if there was any."""
@@ -59,10 +57,12 @@ class PrefillAllowance:
 
     def num_drafts(self, most: int) -> int:
         """Return how many drafts, at most ``most``, fit beside the prompts; drafts alone are not limited."""
-        if not self._taken:
-            return most
-        left = self._seconds - sum(seconds for _, seconds in self._taken.values())
-        return min(most, self._cost.draft_tokens(max(0.0, left)))
+        return min(most, self._cost.draft_tokens(max(0.0, self._left()[1]))) if self._taken else most
+
+    def _left(self, without: AbstractSet[int] = frozenset()) -> tuple[int, float]:
+        """Return the tokens left of ``LEAST`` and the seconds left; each below 0 where more was taken."""
+        taken = [each for number, each in self._taken.items() if number not in without]
+        return LEAST - sum(tokens for tokens, _ in taken), self._seconds - sum(seconds for _, seconds in taken)
 
 
 class ChunkBudget:

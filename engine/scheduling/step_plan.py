@@ -97,8 +97,8 @@ class StepPlan:
             checkpoints=() if lease.states is None else lease.take_checkpoints(start, end),
         )
         self.budget -= end - start
-        if self.allowance is not None and end - start > 1:
-            self.allowance.take(sequence.id, start, end)
+        if self.allowance is not None and (end - start > 1 or not draws):
+            self.allowance.take(sequence.id, start, end, is_cut=not draws)
 
     def num_given(self, sequence: Sequence) -> int:
         """Return how many tokens a sequence computes in the step."""

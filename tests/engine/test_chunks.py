@@ -323,7 +323,7 @@ def test_a_short_prompt_need_not_wait_for_a_long_one(
         timed.step()
     long_ones = [timed.submit(1500, 1) for _ in range(2)]
     alone = timed.step()
-    assert len(alone.prompts) == 1
+    assert len(alone.prompts) == 1 and len(alone.streams) == with_stream
     rng, first = random.Random(seed), alone.prompts[0].row
     while not timed.tokens[long_ones[0]] and len(timed.prompts) < 40:
         number = timed.submit(short, 1)
@@ -332,6 +332,7 @@ def test_a_short_prompt_need_not_wait_for_a_long_one(
         if timed.tokens[long_ones[0]]:
             break
         assert timed.tokens[number]
+        assert len(step.prompts) == 2 and len(step.streams) <= with_stream
         [of_long] = [row for row in step.prompts if row.row == first]
         assert len(of_long.tokens) >= min(step.num_prompt_tokens / 2, LEAST / 2)
         for _ in range(rng.randint(0, 3)):
