@@ -213,7 +213,7 @@ class Scheduler:
         ordered = plan.in_order(self._running)
         plan.allowance = self._chunks.begin(ordered)
         for sequence, start, wanted in ordered:
-            if wanted - start > plan.room() > 1:
+            if wanted - start > plan.room(start, wanted):
                 self._admit(plan, plan.room() // 2, sequence.priority)
             if plan.room(start, wanted) and sequence.status is Status.RUNNING:
                 self._extend(sequence, start, wanted, plan)
