@@ -22,6 +22,7 @@ import uvloop
 
 from ...engine import process_memory
 from ...engine.config import EngineConfig
+from ...engine.serving.engine_spawn import SpawnEngine
 from ..config import ServerConfig
 from ..generate.server_state import ServerState
 from ..models_file import ModelEntry, ServedModel
@@ -49,12 +50,13 @@ def serve(config: EngineConfig, options: ServerConfig) -> int:
     return serve_models([model], lambda: [model])
 
 
-def serve_models(models: Sequence[ServedModel], read_again: ModelReader) -> int:
+def serve_models(models: Sequence[ServedModel], read_again: ModelReader, spawn: SpawnEngine | None = None) -> int:
     """Serve until a signal or an engine's death. Returns the exit code.
 
     Args:
         models: at least one; options of the whole server are the same in all of them.
         read_again: returns the models of a models file anew, at SIGHUP.
+        spawn: starts the process of a model that has one engine; None for ``spawn_engine``.
 
     Raises:
         ConfigError: the port is taken, a certificate, the file with keys or a store cannot be used, an option does not
@@ -67,13 +69,17 @@ def serve_models(models: Sequence[ServedModel], read_again: ModelReader) -> int:
     set_up_log(options.log_level, options.log_format)
     tls = tls_context(options)
     with listening(options) as listener, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_serve_on(listener, tls, models, read_again))
+        return runner.run(_serve_on(listener, tls, models, read_again, spawn))
 
 
 async def _serve_on(
-    listener: Listener, tls: RenewableContext | None, models: Sequence[ServedModel], read_again: ModelReader
+    listener: Listener,
+    tls: RenewableContext | None,
+    models: Sequence[ServedModel],
+    read_again: ModelReader,
+    spawn: SpawnEngine | None,
 ) -> int:
-    return await _Service(listener, tls, models, read_again).run()
+    return await _Service(listener, tls, models, read_again, spawn).run()
 
 
 class _Uvicorn(uvicorn.Server):
@@ -93,12 +99,13 @@ class _Service:
         tls: RenewableContext | None,
         models: Sequence[ServedModel],
         read_again: ModelReader,
+        spawn: SpawnEngine | None,
     ) -> None:
         self._listener = listener
         self._tls = tls
         self._options: ServerConfig = models[0].server
         self._state = ServerState.open(self._options, _version())
-        self._models = ModelServices(models, self._state, read_again)
+        self._models = ModelServices(models, self._state, read_again, spawn)
         self._may_reload = models[0].entry.options is not None
         app = create_app(self._models.router)
         settings = uvicorn.Config(app, **uvicorn_options(), timeout_graceful_shutdown=_FLUSH_SECONDS)
