@@ -91,16 +91,16 @@ class ModelService:
         names = self._options.served_model_name or (files.name,)
         for name in self._config.named_adapters.keys() & set(names):
             raise ConfigError(f"--lora-modules: {name} is the name of the base model.")
-        defaults = await asyncio.to_thread(read_sampling_defaults, self._config, files.path)
         client, remote = await self._make_client(files.path)
         state.begin_loading(names, client, finds_adapters=self._config.lora_dir is not None, remote=remote)
         starting = asyncio.create_task(client.start())
         try:
+            defaults = await asyncio.to_thread(read_sampling_defaults, self._config, files.path)
             tokenizer = await asyncio.to_thread(self._load_tokenizer, files.path)
             ready = await starting
         finally:
             starting.cancel()
-            # Where both have failed, the tokenizer's error counts.
+            # Where the engine has failed too, the error of defaults or tokenizer counts.
             await asyncio.gather(starting, return_exceptions=True)
         async_engine = AsyncEngine(client, tokenizer, ready, defaults.defaults)
         if self._catalog is not None and self._fetcher is not None:

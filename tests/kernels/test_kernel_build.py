@@ -32,6 +32,8 @@ def small_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(build, "SOURCES", tmp_path)
     (tmp_path / "one.cpp").write_text('#include "one.h"\nextern "C" int one() { return ONE; }\n')
     (tmp_path / "one.h").write_text("#define ONE 1\n")
+    (tmp_path / "simd").mkdir()
+    (tmp_path / "simd" / "simd.h").touch()
     return tmp_path
 
 

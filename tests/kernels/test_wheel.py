@@ -38,6 +38,8 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     sources = tree / "kernels" / "cpu" / "src"
     shutil.rmtree(sources)
     (sources / "ops").mkdir(parents=True)
+    (sources / "simd").mkdir()
+    (sources / "simd" / "simd.h").touch()
     write_source(tree, 1)
     return tree
 
