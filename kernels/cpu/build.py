@@ -163,7 +163,7 @@ def _run_all(commands: list[list[str]]) -> None:
     """
     deadline = time.monotonic() + _TIMEOUT
     waiting = commands[::-1]
-    running: list[_Running] = []
+    running: list[_RunningCompiler] = []
     with contextlib.ExitStack() as stack:
         while waiting or running:
             while waiting and len(running) < len(os.sched_getaffinity(0)):
@@ -178,7 +178,7 @@ def _run_all(commands: list[list[str]]) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Running:
+class _RunningCompiler:
     """A command that runs, and the file of what it says."""
 
     process: subprocess.Popen[bytes]
@@ -186,14 +186,14 @@ class _Running:
 
 
 @contextlib.contextmanager
-def _started(command: list[str]) -> Iterator[_Running]:
+def _started(command: list[str]) -> Iterator[_RunningCompiler]:
     """Run a command within the block, in a process group of its own: the compiler's own children end with it."""
     with (
         tempfile.TemporaryFile() as output,
         subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True) as process,
     ):
         try:
-            yield _Running(process, output)
+            yield _RunningCompiler(process, output)
         except BaseException:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)

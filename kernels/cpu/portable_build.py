@@ -32,7 +32,7 @@ FOLDER = Path(__file__).parent / "portable"
 CPUINFO = Path("/proc/cpuinfo")
 
 
-class Level(NamedTuple):
+class CpuLevel(NamedTuple):
     """A class of CPUs.
 
     Attributes:
@@ -49,14 +49,14 @@ _V4 = _V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
 _VNNI, _VBMI = "-mavx512vnni", "-mavx512vbmi"
 # AMX is asked for when it runs, so that its instructions may be in a library for CPUs without.
 LEVELS = {
-    "avx512-bf16": Level(
+    "avx512-bf16": CpuLevel(
         ("-march=x86-64-v4", _VNNI, _VBMI, "-mavx512bf16", "-mamx-tile", "-mamx-int8", "-mamx-bf16"),
         _V4 | {"avx512_vnni", "avx512vbmi", "avx512_bf16"},
     ),
-    "avx512-vbmi": Level(("-march=x86-64-v4", _VNNI, _VBMI), _V4 | {"avx512_vnni", "avx512vbmi"}),
-    "avx512-vnni": Level(("-march=x86-64-v4", _VNNI), _V4 | {"avx512_vnni"}),
-    "avx512": Level(("-march=x86-64-v4",), _V4),
-    "avx2": Level(("-march=x86-64-v3",), _V3),
+    "avx512-vbmi": CpuLevel(("-march=x86-64-v4", _VNNI, _VBMI), _V4 | {"avx512_vnni", "avx512vbmi"}),
+    "avx512-vnni": CpuLevel(("-march=x86-64-v4", _VNNI), _V4 | {"avx512_vnni"}),
+    "avx512": CpuLevel(("-march=x86-64-v4",), _V4),
+    "avx2": CpuLevel(("-march=x86-64-v3",), _V3),
 }
 """Levels by name, the best first. They differ in what the sources ask the compiler for."""
 _FEATURES = frozenset[str]().union(*(level.needs for level in LEVELS.values()))

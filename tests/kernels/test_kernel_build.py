@@ -21,7 +21,7 @@ from rootgraft.kernels import ops, reference
 from rootgraft.kernels.cpu import build, portable_build
 from rootgraft.kernels.cpu.native_library import NativeLibrary
 from rootgraft.kernels.cpu.native_ops import Kernels
-from rootgraft.kernels.cpu.portable_build import LEVELS, Level
+from rootgraft.kernels.cpu.portable_build import LEVELS, CpuLevel
 
 ROOT = Path(__file__).parents[2]
 
@@ -210,7 +210,7 @@ def packaged(small_library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     folder, cpuinfo = tmp_path / "portable", tmp_path / "cpuinfo"
     monkeypatch.setattr(portable_build, "FOLDER", folder)
     monkeypatch.setattr(portable_build, "CPUINFO", cpuinfo)
-    monkeypatch.setattr(portable_build, "LEVELS", {**portable_build.LEVELS, "avx2": Level((), LEVELS["avx2"].needs)})
+    monkeypatch.setattr(portable_build, "LEVELS", {**portable_build.LEVELS, "avx2": CpuLevel((), LEVELS["avx2"].needs)})
     portable_build.build_portable(folder, tmp_path / "cache", ["avx2"])
     write_cpuinfo(cpuinfo, LEVELS["avx2"].needs)
     return cpuinfo
