@@ -1,4 +1,4 @@
-"""What all tests share: the small real model, one torch thread, and Hypothesis without deadlines.
+"""What all tests share: the small real model, one thread, and Hypothesis without deadlines.
 
 Tests use no GPU, even where there is one: the GPU's kernels run in Triton's interpreter, and are compiled in processes
 of their own. What needs the device itself is ``benchmarks/gpu``.
@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -37,14 +38,30 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path not in heavy)
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Have files that share a server run by one process."""
+    if config.getvalue("dist") != "loadfile":
+        return None
+    from support.machine.file_scheduling import FilesByServer
+
+    return FilesByServer(config, log)
+
+
 @pytest.fixture(scope="session", autouse=True)
-def one_torch_thread() -> None:
-    """Tiny models gain nothing from threads, and two test processes may share the cores.
+def one_thread() -> Iterator[None]:
+    """One thread of torch, and of each engine in this process whose options name no number.
+
+    Tiny models gain nothing from threads. And several test processes share the cores: where a pool's thread has none,
+    its others wait for it at every op, some hundred times a step.
 
     Test modules that need torch were imported before the first fixture runs; the others are spared its import.
     """
-    if torch := sys.modules.get("torch"):
-        torch.set_num_threads(1)
+    with pytest.MonkeyPatch.context() as patch:
+        if torch := sys.modules.get("torch"):
+            torch.set_num_threads(1)
+            patch.setattr("rootgraft.engine.executor.worker.num_threads", lambda config: config.threads or 1)
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

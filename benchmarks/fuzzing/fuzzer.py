@@ -113,6 +113,7 @@ class Fuzzer:
         self.counts: Counter[str] = Counter()
         self._families: set[str] = set()
         self._alone: dict[Model, EngineCore] = {}
+        self._said_alone: dict[int, Said] = {}  # by the sequences of the world that is run
 
     def prepare(self, family: str) -> None:
         """Save a base and its adapters."""
@@ -132,6 +133,7 @@ class Fuzzer:
             step += rng.choice((0, 0, 0, 0, 1, 3))
             requests.append(draw_request(world, seed, number, step))
         requests = [requests[number] for number in numbers]
+        self._said_alone.clear()
         try:
             requests = [self._cut(world, request) for request in requests]
             said = self._together(world, requests)
@@ -149,9 +151,9 @@ class Fuzzer:
             return request
         submits = []
         for submit in request.submits:
-            tokens = self._say_alone(world, submit).tokens
-            kept = min(int(request.cut * (len(tokens) + 1)), submit.params.max_tokens - 1)
-            submits.append(replace(submit, generated=array("i", tokens[:kept])))
+            said = self._said_alone[submit.id] = self._say_alone(world, submit)
+            kept = min(int(request.cut * (len(said.tokens) + 1)), submit.params.max_tokens - 1)
+            submits.append(replace(submit, generated=array("i", said.tokens[:kept])))
             self.counts["resumed"] += kept > 0
         return replace(request, submits=tuple(submits))
 
@@ -171,7 +173,7 @@ class Fuzzer:
         return said
 
     def _difference(self, world: World, submit: Submit, request: Request, said: dict[int, Said]) -> str | None:
-        whole = self._say_alone(world, replace(submit, generated=array("i")))
+        whole = self._said_alone.get(submit.id) or self._say_alone(world, replace(submit, generated=array("i")))
         ours, alone = said[submit.id], whole.after(len(submit.generated))
         was_aborted = request.abort is not None and ours.end is not None and ours.end[0] == "abort"
         if ours.begins(alone) if was_aborted else ours == alone:

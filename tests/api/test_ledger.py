@@ -5,24 +5,27 @@ from __future__ import annotations
 import _sqlite3
 import asyncio
 import ctypes
+import multiprocessing
 import random
 import sqlite3
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.api.children.ledger_child import record
+from support.api.children.ledger_child import record, write
 
 from rootgraft.api.observe import usage_ledger
 from rootgraft.api.observe.usage_ledger import LedgerFile, UsageLedger, UsageRecord
 from rootgraft.engine.errors import ConfigError
 
-CHILD = Path(__file__).parents[1] / "support" / "api" / "children" / "ledger_child.py"
+# Writers are forked from a process that has imported what they need, and this program's main module: imports by each
+# of a hundred would take most of a minute.
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(["pytest", usage_ledger.__name__])
 Sums = dict[tuple[str, str, str], list[int]]
 
 
@@ -49,13 +52,19 @@ def stored(path: Path) -> Sums:
 
 
 def kill_in_the_middle(path: Path, round_: int, after: int) -> set[int]:
-    """Run a writer, kill it after so many lines; the records that it was told to be written."""
-    with subprocess.Popen([sys.executable, str(CHILD), str(path), str(round_)], stdout=subprocess.PIPE) as child:
-        assert child.stdout is not None
-        lines = [child.stdout.readline() for _ in range(after)]
-        child.kill()
-        lines += child.stdout.readlines()
-    return {int(line) for line in lines if line.endswith(b"\n")}
+    """Run a writer, kill it after it told of so many records; the records that it was told to be written."""
+    ours, theirs = FORKS.Pipe(duplex=False)
+    child = FORKS.Process(target=write, args=(path, round_, theirs))
+    child.start()
+    theirs.close()
+    told = {ours.recv() for _ in range(after)}
+    child.kill()
+    with ours, suppress(EOFError):
+        while True:
+            told.add(ours.recv())
+    child.join()
+    child.close()
+    return told
 
 
 def check_kills(path: Path, rounds: int) -> None:
@@ -76,6 +85,7 @@ def check_kills(path: Path, rounds: int) -> None:
         assert stored(path) == sums(everything)
 
 
+@pytest.mark.sample
 def test_nothing_is_lost_or_doubled_by_kill_9(tmp_path: Path) -> None:
     check_kills(tmp_path / "usage.db", 3)
 

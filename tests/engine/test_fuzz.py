@@ -36,6 +36,7 @@ def run(fuzzer: Fuzzer, seed: int, requests: int) -> None:
     assert min(fuzzer.counts.values()) > 0, "what could go wrong was there"
 
 
+@pytest.mark.sample
 def test_some_requests(fuzzer: Fuzzer) -> None:
     run(fuzzer, SEED, 150)
 

@@ -102,6 +102,7 @@ class CacheMachine(RuleBasedStateMachine):
             self.simulation.check()
 
 
+@pytest.mark.sample
 def test_machine():
     run_state_machine_as_test(CacheMachine, settings=settings(max_examples=100, stateful_step_count=40))
 

@@ -98,6 +98,7 @@ def drive(seed: int, page_size: int, steps: int) -> None:
     assert driver.simulation.cache.available() == driver.simulation.cache.num_pages
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("page_size", PAGE_SIZES)
 def test_thousands_of_steps(page_size):
     for seed in range(5):

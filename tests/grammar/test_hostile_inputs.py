@@ -57,6 +57,7 @@ def test_there_are_many_and_all_differ():
     assert DEFAULT_LIMITS.pattern_bytes < 4_096
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("part", range(3))
 def test_a_sample_is_refused_or_followed(service, grammars, part):
     for name, fields in random.Random(1).sample(INPUTS, 24)[part::3]:

@@ -310,6 +310,7 @@ def test_a_lexer_that_meets_a_limit_between_two_masks_is_built_again_and_goes_on
     assert matcher.can_end and compiled.has_failed
 
 
+@pytest.mark.sample
 def test_generated_schemas_are_accepted_and_never_fail(real_vocabulary):
     outcome = run(real_vocabulary, 3, 6, seed=7)
     assert outcome.faults == [] and outcome.counts["accepted"] == 3

@@ -230,6 +230,7 @@ def test_large_terminals_in_tags_get_dry_runs_of_their_own(grammars):
         assert grammars.admits(compiled, '"xx"') and not grammars.admits(compiled, '"xy"')
 
 
+@pytest.mark.sample
 def test_generated_tools_are_accepted_and_never_fail(real_vocabulary):
     outcome = run(real_vocabulary, 2, 6, seed=7, draw_case=tool_case)
     assert outcome.faults == [] and outcome.counts["accepted"] == 2

@@ -52,6 +52,7 @@ def test_what_the_golden_file_has_is_within_limits():
     assert_within_limits(golden())
 
 
+@pytest.mark.sample
 def test_the_first_variant_of_each_kernel():
     found = compile_offline("--few", "--for", "90")
     assert_within_limits(found)

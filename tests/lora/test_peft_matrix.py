@@ -51,6 +51,7 @@ def test_the_matrix_has_every_family_and_option_and_no_fault(expected: dict[str,
         assert all(row[option].startswith("refused: ") for option in EDITS)
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("family", BASES)
 def test_a_sample(family: str, bases: Path, tmp_path: Path, expected: dict[str, dict[str, str]]) -> None:
     options = tuple(random.Random(family).sample(NAMES, SAMPLE))

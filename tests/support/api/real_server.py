@@ -17,11 +17,16 @@ QUESTION = [{"role": "user", "content": "Name three colours."}]
 
 
 class RealServer:
-    """A server process and a client for it."""
+    """A server process and a client for it.
+
+    Its engine computes on one thread, unless the options say otherwise: test processes share the cores, and a pool of
+    threads spends its time waiting for whichever of them has no core.
+    """
 
     def __init__(self, port: int, *options: str, cwd: Path | None = None) -> None:
         command = [sys.executable, "-P", "-m", "rootgraft.api.cli.main", "serve", "--port", str(port)]
-        self.process = subprocess.Popen([*command, "--served-model-name", "small", *options], cwd=cwd)
+        threads = () if "--threads" in options else ("--threads", "1")
+        self.process = subprocess.Popen([*command, *threads, "--served-model-name", "small", *options], cwd=cwd)
         self.http = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=120, trust_env=False)
         self.client = openai.OpenAI(
             base_url=f"http://127.0.0.1:{port}/v1",

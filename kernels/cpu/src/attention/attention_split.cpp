@@ -1,43 +1,24 @@
 // Attention of a query tile over one split of its context, in the type of the caches.
 #include "attention/attention_direct.h"
-#include "attention/attention_softmax.h"
+#include "attention/attention_panels.h"
 
 namespace rootgraft {
 namespace {
 
 constexpr int kFewQueries = kTileRows;  // up to so many need no panels
 
-template <class E>
-void gather_queries(const Attention& op, const QueryTile& tile, Scratch& scratch) {
-  using Value = typename E::Value;
-  const int64_t group = op.group(), words = op.head_dim / E::kPerWord;
-  for (int head = 0; head < tile.heads; head++) {
-    for_tokens(op, tile, [&](int m, int count, int64_t row, int64_t token, int64_t mate) {
-      const int64_t from = (op.query_start[row] + token) * op.heads + (tile.first_head + head) * group + mate;
-      std::memcpy(scratch.queries + (head * tile.count + m) * words,
-                  static_cast<const Value*>(op.q) + from * op.head_dim, count * op.head_dim * sizeof(Value));
-    });
-  }
-}
-
 // Weights of the block's keys, which are laid out in panels first.
 template <class E>
 void weigh_panels(const Block<E>& block) {
-  const int words = (int)(block.op.head_dim / E::kPerWord), panels = block.rows.panels;
-  uint32_t* out = block.scratch.keys;
-  for (int panel = 0; panel < panels; panel++) {
-    const uint32_t* keys[kWidth];
-    for (int i = 0; i < kWidth; i++) keys[i] = block.rows.row(block.op.k_cache, block.head, panel * kWidth + i);
-    block.ahead.step(kWidth);
-    transpose_rows(keys, words, out + panel * words * kWidth);
-  }
+  const int words = (int)(block.op.head_dim / E::kPerWord);
+  lay_out_keys(block);
   if (kBlockFits && block.plain) {
     return for_tiles<kTileRows, 1>(block.tile.count, 1, [&](int m, int rows, int, int) {
       with_constant<kTileRows>(rows, [&](auto count) { score_and_weigh<E, count.value>(block, m); });
     });
   }
-  multiply<E>({block.queries, words, out, words * kWidth, words, {block.scratch.scores, kBlock}, nullptr},
-              block.tile.count, panels);
+  multiply<E>({block.queries, words, block.scratch.keys, words * kWidth, words, {block.scratch.scores, kBlock}, nullptr},
+              block.tile.count, block.rows.panels);
   for (int m = 0; m < block.tile.count; m++) weigh(block, m);
 }
 
@@ -46,15 +27,7 @@ void add_value_panels(const Block<E>& block) {
   constexpr int64_t kWords = kBlock / E::kPerWord;
   const Attention& op = block.op;
   const int keys = block.rows.panels * kWidth;
-  for (int key = 0; key < keys; key += E::kPerWord) {
-    uint32_t* out = block.scratch.values + key / E::kPerWord * kWidth;
-    const uint32_t* first = block.rows.row(op.v_cache, block.head, key);
-    const uint32_t* second = block.rows.row(op.v_cache, block.head, key + E::kPerWord - 1);
-    block.ahead.step(E::kPerWord);
-    for (int64_t d = 0; d < op.value_dim; d += kWidth, out += kWords * kWidth) {
-      store_words(out, value_words<E>(first, second, d));
-    }
-  }
+  lay_out_values(block);
   multiply<E>({reinterpret_cast<const uint32_t*>(block.scratch.scores), kBlock, block.scratch.values, kWords * kWidth,
                keys / E::kPerWord, {block.result.values, op.value_dim}, block.shrink()},
               block.tile.count, (int)(op.value_dim / kWidth));
@@ -112,6 +85,11 @@ void attend_block(const Block<E>& block) {
 template <class E>
 void attend(const Attention& op, const Stretch& stretch, const Stretch& next, const Partial& result, bool resumes) {
   thread_local Scratch scratch;
+#if ROOTGRAFT_AMX
+  if constexpr (E::kPerWord == Bf16::kPerWord) {
+    if (attends_by_amx(op)) return attend_by_amx(op, stretch, next, result, resumes, scratch);
+  }
+#endif
   const QueryTile& tile = *stretch.tile;
   const int64_t words = op.head_dim / E::kPerWord;
   gather_queries<E>(op, tile, scratch);

@@ -43,9 +43,13 @@ INLINE void amx_dot() {
   else amx_dot_unsigned_signed<C, A, B>();
 }
 
+// How panels of B are used: by several rows from the first cache, or from the second, so that A stays in the first; or
+// once, from memory: lines are asked for shortly before, which gains a tenth of the speed over the hardware's prefetch.
+enum class AmxReuse { kFirstCache, kSecondCache, kNone };
+
 // Products over `steps` words of one or two tiles of rows, a[], with P panels, panel(p) being a pointer: the sums of
 // tile r and panel p are then in register r P + p. each() runs before every instruction that multiplies.
-template <AmxWords Kind, int R, int P, class Panel, class Each>
+template <AmxWords Kind, int R, int P, AmxReuse kReuse = AmxReuse::kFirstCache, class Panel, class Each>
 INLINE void sum_by_amx(const uint32_t* const (&a)[R], ptrdiff_t a_stride, Panel panel, ptrdiff_t steps, Each each) {
   static_assert(R <= 2 && R * P <= kAmxSums);
   const ptrdiff_t a_bytes = a_stride * sizeof(uint32_t);
@@ -54,7 +58,12 @@ INLINE void sum_by_amx(const uint32_t* const (&a)[R], ptrdiff_t a_stride, Panel 
     for_constants<R>([&](auto r) { amx_load<kAmxA + r.value>(a[r.value] + k, a_bytes); });
     for_constants<P>([&](auto p) {
       constexpr int kPanel = p.value, kColumns = kAmxB + kPanel % 2;
-      amx_load<kColumns>(panel(kPanel) + k * kWidth, kWidth * sizeof(uint32_t));
+      const uint32_t* columns = panel(kPanel) + k * kWidth;
+      for (int line = kAmxWords; kReuse == AmxReuse::kNone && line < 2 * kAmxWords; line++) {
+        __builtin_prefetch(columns + line * kWidth, 0, 2);
+      }
+      if constexpr (kReuse == AmxReuse::kSecondCache) amx_load_passing<kColumns>(columns, kWidth * sizeof(uint32_t));
+      else amx_load<kColumns>(columns, kWidth * sizeof(uint32_t));
       for_constants<R>([&](auto r) {
         each();
         amx_dot<Kind, r.value * P + kPanel, kAmxA + r.value, kColumns>();
@@ -63,9 +72,50 @@ INLINE void sum_by_amx(const uint32_t* const (&a)[R], ptrdiff_t a_stride, Panel 
   }
 }
 
-// A product without c_scale that takes_amx(); in an AmxScope of amx_shapes(rows, kAmxWords). Not to bf16 from bytes.
+// Sums that are rounded to bf16 while the next product is made, which leaves the vector units idle.
+class AmxRounding {
+ public:
+  ~AmxRounding() { finish(); }
+
+  // Room for the sums of two tiles of rows and two panels, which go to `c` from the next product on.
+  float* begin(const TileRows& c, int rows, int panels) {
+    finish();
+    room_ ^= 1;
+    to_ = static_cast<uint16_t*>(c.first), stride_ = c.stride;
+    from_ = sums_[room_], left_ = rows, panels_ = panels;
+    return sums_[room_];
+  }
+
+  // Rounds one row.
+  INLINE void step() {
+    if (!left_) return;
+    left_--;
+    if (panels_ == 2) Bf16::store_two(to_, load(from_), load(from_ + kWidth));
+    else Bf16::store(to_, load(from_));
+    to_ += stride_, from_ += kStride;
+  }
+
+  void finish() {
+    while (left_) step();
+  }
+
+  static constexpr int kStride = 2 * kWidth;  // floats from row to row
+
+ private:
+  alignas(64) float sums_[2][2 * kAmxRows * kStride];
+  const float* from_ = nullptr;
+  uint16_t* to_ = nullptr;
+  ptrdiff_t stride_ = 0;
+  int left_ = 0, panels_ = 0, room_ = 0;
+};
+
+// A product without c_scale that takes_amx(); in an AmxScope of amx_shapes(rows, kAmxWords). One tile of rows may use
+// panels once, two tiles may take them from the second cache.
 template <AmxWords Kind>
-void multiply_amx(const Product& product, const AmxRows& rows, int panels);
+void multiply_amx(const Product& product, const AmxRows& rows, int panels, AmxReuse reuse = AmxReuse::kFirstCache);
+
+// The same of bf16 to bf16, which is stored when the rounding goes on or ends.
+void multiply_amx(const Product& product, const AmxRows& rows, int panels, AmxReuse reuse, AmxRounding& rounding);
 
 // Rows of each tile, where so many are cut into equal ones.
 inline int amx_rows(int count) {

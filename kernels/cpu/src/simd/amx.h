@@ -58,6 +58,11 @@ template <int T>
 INLINE void amx_load(const void* from, ptrdiff_t stride) {
   asm volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(stride), "i"(T) : "memory");
 }
+// The same of memory that is not to displace others from the first cache.
+template <int T>
+INLINE void amx_load_passing(const void* from, ptrdiff_t stride) {
+  asm volatile("tileloaddt1 (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(stride), "i"(T) : "memory");
+}
 template <int T>
 INLINE void amx_store(void* to, ptrdiff_t stride) {
   asm volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(to), "r"(stride), "i"(T) : "memory");

@@ -309,6 +309,17 @@ struct Bf16 {
 #endif
   }
 
+  // Two neighbours.
+  static INLINE void store_two(uint16_t* to, const Floats& first, const Floats& second) {
+#if defined(__AVX512BF16__)
+    const auto both = _mm512_cvtne2ps_pbh((__m512)second.part[0], (__m512)first.part[0]);
+    __builtin_memcpy(to, &both, sizeof(both));
+#else
+    store(to, first);
+    store(to + kWidth, second);
+#endif
+  }
+
   static INLINE Floats weight_exp2(const Floats& x) { return rough_exp2(x); }
 
   static INLINE float widen(uint16_t value) {

@@ -1,12 +1,9 @@
-"""A process that writes a usage ledger until it is killed, and says what it was told to be in the file.
-
-python ledger_child.py FILE ROUND       a line for each record whose write has returned
-"""
+"""A process that writes a usage ledger until it is killed, and says what it was told to be in the file."""
 
 from __future__ import annotations
 
 import asyncio
-import sys
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 from rootgraft.api.observe.usage_ledger import UsageLedger, UsageRecord
@@ -22,18 +19,18 @@ def record(round_: int, number: int) -> UsageRecord:
     )
 
 
-async def main(path: str, round_: int) -> None:
-    ledger = UsageLedger(Path(path))
+def write(path: Path, round_: int, told: Connection) -> None:
+    """Write the records of a round without an end, and send the number of each whose write has returned."""
+    asyncio.run(_write(path, round_, told))
+
+
+async def _write(path: Path, round_: int, told: Connection) -> None:
+    ledger = UsageLedger(path)
     numbers = iter(range(10**9))
 
     async def writer() -> None:
         for number in numbers:
             await ledger.until_written(ledger.put(record(round_, number)))
-            sys.stdout.write(f"{number}\n")
-            sys.stdout.flush()
+            told.send(number)
 
     await asyncio.gather(*(writer() for _ in range(8)))
-
-
-if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1], int(sys.argv[2])))

@@ -1,0 +1,70 @@
+"""The native ops on logits: token masks and random draws."""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from ..layouts.draw_params import DrawParams
+from .native_library import NativeLibrary
+
+_MASK: Final = Struct("7q")
+_DRAW: Final = Struct("13q")
+_WORD_BITS: Final = 32
+_OUT_OF_RANGE: Final = 1  # return code of a C function
+_PARAM_TYPES: Final = {
+    "temperature": torch.float32,
+    "top_k": torch.int64,
+    "top_p": torch.float64,
+    "min_p": torch.float32,
+    "u": torch.float64,
+}
+
+
+class SamplingKernels:
+    """The ops of a compiled library, with the meaning of their namesakes in ``kernels.sampling_ops``.
+
+    Logits are contiguous fp32 on the CPU, as callers check; other tensors and all indices are checked inside.
+    """
+
+    def __init__(self, library: NativeLibrary) -> None:
+        self._library = library
+        self._mask = library.bind("mask_logits", _MASK)
+        self._draw = library.bind("draw_tokens", _DRAW)
+
+    def mask_logits(self, logits: Tensor, lines: Tensor, words: Tensor) -> None:
+        """See ``kernels.sampling_ops.mask_logits``."""
+        rows, columns = logits.shape
+        _check("lines", lines, torch.int64, (len(lines),))
+        _check("words", words, torch.int32, (len(lines), -(-columns // _WORD_BITS)))
+        addresses = (logits.data_ptr(), lines.data_ptr(), words.data_ptr())
+        if self._mask(_MASK.pack(*addresses, len(lines), rows, columns, self._library.num_threads)):
+            raise IndexError(f"a line is outside of {rows} lines of logits")
+
+    def draw_tokens(self, logits: Tensor, lines: Tensor, best: Tensor, params: DrawParams) -> Tensor:
+        """See ``kernels.sampling_ops.draw_tokens``."""
+        (rows, columns), draws = logits.shape, len(lines)
+        _check("lines", lines, torch.int64, (draws,))
+        _check("best", best, torch.float32, (draws, 1))
+        for name, value in zip(DrawParams._fields, params, strict=True):
+            _check(name, value, _PARAM_TYPES[name], (draws, 1))
+        tokens = torch.empty(draws, dtype=torch.int64)
+        addresses = (each.data_ptr() for each in (logits, lines, best, *params, tokens))
+        if failed := self._draw(_DRAW.pack(*addresses, draws, rows, columns, self._library.num_threads)):
+            raise (
+                IndexError(f"a line is outside of {rows} lines of logits")
+                if failed == _OUT_OF_RANGE
+                else MemoryError("a draw could not allocate its candidates")
+            )
+        return tokens
+
+
+def _check(name: str, value: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    if value.dtype is not dtype or value.shape != shape or not value.is_cpu or not value.is_contiguous():
+        raise ValueError(
+            f"{name} must be a contiguous {dtype} CPU tensor of shape {list(shape)}, not {value.dtype} "
+            f"{list(value.shape)} on {value.device}"
+        )

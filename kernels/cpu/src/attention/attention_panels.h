@@ -1,0 +1,60 @@
+// Queries, keys and values of a block laid out as operands of its two products.
+#pragma once
+
+#include "attention/attention_direct.h"
+#include "attention/attention_softmax.h"
+#include "simd/amx.h"
+
+namespace rootgraft {
+
+template <class E>
+void gather_queries(const Attention& op, const QueryTile& tile, Scratch& scratch) {
+  using Value = typename E::Value;
+  const int64_t group = op.group(), words = op.head_dim / E::kPerWord;
+  for (int head = 0; head < tile.heads; head++) {
+    for_tokens(op, tile, [&](int m, int count, int64_t row, int64_t token, int64_t mate) {
+      const int64_t from = (op.query_start[row] + token) * op.heads + (tile.first_head + head) * group + mate;
+      std::memcpy(scratch.queries + (head * tile.count + m) * words,
+                  static_cast<const Value*>(op.q) + from * op.head_dim, count * op.head_dim * sizeof(Value));
+    });
+  }
+}
+
+// Keys of the block in panels: scratch.keys.
+template <class E>
+void lay_out_keys(const Block<E>& block) {
+  const int words = (int)(block.op.head_dim / E::kPerWord);
+  for (int panel = 0; panel < block.rows.panels; panel++) {
+    const uint32_t* keys[kWidth];
+    for (int i = 0; i < kWidth; i++) keys[i] = block.rows.row(block.op.k_cache, block.head, panel * kWidth + i);
+    block.ahead.step(kWidth);
+    transpose_rows(keys, words, block.scratch.keys + panel * words * kWidth);
+  }
+}
+
+// Values of the block in panels: scratch.values.
+template <class E>
+void lay_out_values(const Block<E>& block) {
+  constexpr int64_t kWords = kBlock / E::kPerWord;
+  const Attention& op = block.op;
+  for (int key = 0; key < block.rows.panels * kWidth; key += E::kPerWord) {
+    uint32_t* out = block.scratch.values + key / E::kPerWord * kWidth;
+    const uint32_t* first = block.rows.row(op.v_cache, block.head, key);
+    const uint32_t* second = block.rows.row(op.v_cache, block.head, key + E::kPerWord - 1);
+    block.ahead.step(E::kPerWord);
+    for (int64_t d = 0; d < op.value_dim; d += kWidth, out += kWords * kWidth) {
+      store_words(out, value_words<E>(first, second, d));
+    }
+  }
+}
+
+#if ROOTGRAFT_AMX
+// Whether AMX makes the sums of a call in bf16: of all its queries, for these sums have bits of their own.
+inline bool attends_by_amx(const Attention& op) { return op.head_dim / Bf16::kPerWord % kAmxWords == 0 && has_amx(); }
+
+// attend() of such a call.
+void attend_by_amx(const Attention& op, const Stretch& stretch, const Stretch& next, const Partial& result,
+                   bool resumes, Scratch& scratch);
+#endif
+
+}  // namespace rootgraft
