@@ -227,7 +227,8 @@ class Sampler:
         seeds, has_race = params["seed"], not ranked[chosen].all()
         noise = to_device(exponentials(seeds, at, num_noise(width)), self._device) if has_race else None
         fields = (params[name] for name in ("temperature", "top_k", "top_p", "min_p"))
-        columns = DrawParams(*(self._column(values) for values in (*fields, uniforms(seeds, at))), noise)
+        temperature, top_k, top_p, min_p, u = (self._column(values) for values in (*fields, uniforms(seeds, at)))
+        columns = DrawParams(temperature, top_k, top_p, min_p, u, noise)
         return self._column(np.flatnonzero(chosen)).squeeze(1), columns
 
     def _column(self, values: npt.NDArray[np.generic]) -> Tensor:

@@ -28,4 +28,5 @@ class DrawParams(NamedTuple):
 
     def rows(self, index: Tensor | slice) -> DrawParams:
         """Those of some rows."""
-        return DrawParams(*(None if column is None else column[index] for column in self))
+        temperature, top_k, top_p, min_p, u = (column[index] for column in self[:5])
+        return DrawParams(temperature, top_k, top_p, min_p, u, None if self.noise is None else self.noise[index])
