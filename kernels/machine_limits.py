@@ -42,7 +42,7 @@ def last_cache_size(caches: Path = _CACHES) -> int:
 
 
 def reading_rate() -> float:
-    """Measure weight bytes read from memory per second: products of one row with twice as much as the last cache holds."""
+    """Measure weight bytes read from memory per second: products of one row with twice what the last cache holds."""
     weight = torch.ones(_COLUMNS, _WIDTH, dtype=torch.bfloat16)
     copies = max(_COPIES, -(-2 * last_cache_size() // weight.nbytes))
     layers = [ops.pack_linear(weight) for _ in range(copies)]
