@@ -72,9 +72,8 @@ def main() -> int:
         report = asyncio.run(_measure(options, Path(folder)))
     print(json.dumps(report, indent=1))
     if options.output:
-        Path(options.output).write_text(
-            json.dumps({"machine": machine(), "arguments": vars(options), **report}, indent=1)
-        )
+        arguments = {name: value for name, value in vars(options).items() if name != "output"}
+        Path(options.output).write_text(json.dumps({"machine": machine(), "arguments": arguments, **report}, indent=1))
     return int(bool(report["wrong"]))
 
 
