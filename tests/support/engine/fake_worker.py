@@ -140,14 +140,13 @@ class FakeWorker:
         """Compute all steps up to this one."""
         while self.pending[0][0] is not batch:
             forgotten, self.slots = self.pending.popleft()
-            self.run(forgotten, is_read=False)
+            self.run(forgotten)
         _, self.slots = self.pending.popleft()
         return self.run(batch, masks)
 
-    def run(self, batch: Batch, masks: Callable[[], Masks] | None = None, *, is_read: bool = True) -> StepResult:
+    def run(self, batch: Batch, masks: Callable[[], Masks] | None = None) -> StepResult:
         """Compute a step. Of the tokens that a mask allows, the next one at or after the hash's is drawn."""
         self.batches.append(batch)
-        self.is_read = is_read
         self.forced: set[int] = set()
         self.allowed = self._allowed(masks()) if masks else {}
         self.position = 0
@@ -183,8 +182,9 @@ class FakeWorker:
         for i, token in enumerate(row.tokens):
             if token < 0:
                 assert token == placeholder_token(row.row), "waits for the token of another row"
-                # A step that nobody reads may wait for a token of another one that nobody has drawn.
-                token = self.drawn[row.row] if self.is_read else self.drawn.get(row.row, 0)
+                # None was drawn if the step before had only rows that have ended: then this one has ended too, and what
+                # it draws is ignored. A row that goes on would show it by its answer.
+                token = self.drawn.get(row.row, 0)
             content = chain(content, token ^ self._weights(row.row, row.start + i))
             contents.append(content)
             cell = self._cell(table, row.start + i)
