@@ -195,7 +195,7 @@ def test_a_dead_engine_ends_the_process_with_70(engine: Engine, how: str, caplog
     with caplog.at_level(logging.ERROR, logger="rootgraft.server"):
         assert run(steps, heartbeat_timeout=7.5, watchdog_timeout=42) == server.EXIT_ENGINE_DEAD == 70
     assert engine.closed and engine.client.killed
-    assert engine.client.watched == {"heartbeat_timeout": 7.5, "watchdog_timeout": 42}
+    assert engine.client.watched == {"heartbeat_timeout": 7.5, "watchdog_timeout": 42, "spawn": None}
     assert ("no sign of life" if how == "hanging" else "not running") in caplog.text
 
 
