@@ -143,7 +143,7 @@ def compile_library(compiler: str, flags: tuple[str, ...], target: Path) -> None
         # The longest first, so that none of them runs alone at the end.
         sources = sorted(SOURCES.rglob("*.cpp"), key=lambda path: path.stat().st_size, reverse=True)
         objects = [str(Path(folder) / f"{path.stem}.o") for path in sources]
-        common = Path(folder) / "common.h"
+        common = Path(folder) / "common.hpp"
         common.write_text(f'#include "{_COMMON}"\n')
         compile = [compiler, *flags, f"-I{SOURCES}"]
         _run_all([[*compile, "-x", "c++-header", str(common), "-o", f"{common}.gch"]])
