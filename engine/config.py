@@ -13,14 +13,17 @@ from typing import Any
 from .errors import ConfigError
 from .types import MAX_SEED, MIN_SEED, Priority
 
-METHODS = ("auto", "ngram", "off")
+METHODS = ("auto", "ngram", "draft_model", "off")
 MAX_SPECULATIVE_TOKENS = 64
+QUANTIZATIONS = ("gguf", "gguf_dynamic", "int8_weight_only", "int8_dynamic")
 _SPECULATIVE = "--speculative-config"
+_NO_HEADS = "EAGLE, MTP and Medusa heads are not computed. Without the option drafts come from all sources but a model."
 _TARGET_ITL = "--target-itl-ms"
 MAX_TARGET_ITL_MS = 60_000
-_NO_MODEL = "Drafts need no model here: leave the option out, and they come from all sources."
 # vLLM's keys that choose where drafts are looked for.
 _LOOKUP_KEYS = {"prompt_lookup_max", "prompt_lookup_min"}
+# vLLM's keys of a draft model with one value here.
+_INERT_KEYS = {"draft_tensor_parallel_size": 1}
 
 
 def option(
@@ -57,12 +60,17 @@ class SpeculativeConfig:
     """``--speculative-config``: how tokens are drafted; JSON, as in vLLM. Changes speed, never the output.
 
     Attributes:
-        method: auto: grammars, prompt lookup, prefix cache and suffix decoding; ngram: prompt lookup alone; off.
+        method: auto: grammars, prompt lookup, prefix cache and suffix decoding; ngram: prompt lookup alone; off;
+            draft_model: as auto, and a draft model. A ``model`` makes draft_model of auto.
         num_speculative_tokens: most drafts of a sequence in one step, 1 to 64.
+        model: the draft model, as ``--model``; None for none.
+        quantization: of the draft model; None for ``--quantization``.
     """
 
     method: str = "auto"
     num_speculative_tokens: int = 16
+    model: str | None = None
+    quantization: str | None = None
 
     @classmethod
     def parse(cls, text: str) -> SpeculativeConfig:
@@ -73,22 +81,35 @@ class SpeculativeConfig:
             values = None
         if not isinstance(values, dict):
             raise ConfigError(f'{_SPECULATIVE} must be a JSON object such as {{"method": "ngram"}}, not {text}.')
-        if unknown := sorted(values.keys() - {*cls.__slots__, *_LOOKUP_KEYS}):
-            raise ConfigError(f"{_SPECULATIVE} has no {unknown[0]!r}; it has {', '.join(cls.__slots__)}. {_NO_MODEL}")
-        known = {key: value for key, value in values.items() if key not in _LOOKUP_KEYS}
-        config = cls(**known | ({"method": "auto"} if values.get("method") == "suffix" else {}))
+        if unknown := sorted(values.keys() - {*cls.__slots__, *_LOOKUP_KEYS, *_INERT_KEYS}):
+            raise ConfigError(f"{_SPECULATIVE} has no {unknown[0]!r}; it has {', '.join(cls.__slots__)}.")
+        for key, only in _INERT_KEYS.items():
+            if values.get(key, only) != only:
+                raise ConfigError(f"{key} of {_SPECULATIVE} must be {only}, not {values[key]}.")
+        known = {key: value for key, value in values.items() if key in cls.__slots__}
+        if known.get("method", "auto") in ("auto", "suffix"):
+            known["method"] = "auto" if known.get("model") is None else "draft_model"
+        config = cls(**known)
         config._check()
         return config
 
     def _check(self) -> None:
         if self.method not in METHODS:
             methods = ", ".join(METHODS)
-            raise ConfigError(f"method of {_SPECULATIVE} must be one of {methods}, not {self.method}. {_NO_MODEL}")
+            raise ConfigError(f"method of {_SPECULATIVE} must be one of {methods}, not {self.method}. {_NO_HEADS}")
         if not _is_speculative_count(self.num_speculative_tokens):
             raise ConfigError(
                 f"num_speculative_tokens of {_SPECULATIVE} must be a whole number from 1 to {MAX_SPECULATIVE_TOKENS}, "
                 f"not {self.num_speculative_tokens}."
             )
+        if self.method == "draft_model" and not (isinstance(self.model, str) and self.model):
+            raise ConfigError(f"model of {_SPECULATIVE} must name the draft model, as --model does, not {self.model}.")
+        for key in ("model", "quantization"):
+            if self.method != "draft_model" and getattr(self, key) is not None:
+                raise ConfigError(f"{key} of {_SPECULATIVE} is of a draft model; method {self.method} has none.")
+        if self.quantization not in (None, *QUANTIZATIONS):
+            forms = ", ".join(QUANTIZATIONS)
+            raise ConfigError(f"quantization of {_SPECULATIVE} must be one of {forms}, not {self.quantization}.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +177,7 @@ class EngineConfig:
         "How weights are kept (CPU only; default: in --dtype). gguf: a GGUF file's blocks of 4 and 8 bits as they are: "
         "little memory, and fastest for one stream. int8_weight_only: rounded to 8 bits, a scale for each output. "
         "gguf_dynamic, int8_dynamic: the same, and activations rounded to 8 bits: faster, but answers change.",
-        choices=("gguf", "gguf_dynamic", "int8_weight_only", "int8_dynamic"),
+        choices=QUANTIZATIONS,
         group="model",
     )
     model_impl: str = option(
@@ -209,8 +230,8 @@ class EngineConfig:
     speculative_config: str = option(
         '{"method": "auto"}',
         "Drafts of the next tokens, which change speed and nothing else. JSON: method auto (from grammars, the "
-        "sequence's own tokens, the prefix cache and other answers), ngram (its own tokens) or off; "
-        "num_speculative_tokens, 16.",
+        "sequence's own tokens, the prefix cache and other answers), ngram (its own tokens) or off; model, a small "
+        "model of the same vocabulary that drafts too (CPU only), and its quantization; num_speculative_tokens, 16.",
     )
     threads: int | None = option(
         None, "Threads that compute on the CPU. Default: the cores this process may use.", low=1

@@ -33,18 +33,26 @@ class TokenCost:
         self._spread = (1 - share) * (self._spread + share * tokens_off * tokens_off)
         self._joint = (1 - share) * (self._joint + share * tokens_off * seconds_off)
 
-    def threshold(self, num_rows: int) -> float:
+    def threshold(self, num_rows: int, prior: TokenCost | None = None) -> float:
         """Return the least acceptance probability, 0 to 1, at which a draft pays in a step of ``num_rows`` rows.
 
         A draft costs the slope. An accepted one saves its row a token's share of a later step: the slope and the row's
         part of the base.
+
+        Args:
+            prior: of steps of all sizes, whose slope decides where steps of this size hardly differ.
         """
-        slope = self._slope()
+        slope = self._slope(None if prior is None else prior._slope())
         base = max(0.0, self._seconds - slope * self._tokens)
         saved = slope + base / max(1, num_rows)
         return slope / saved if saved > 0 else 1.0 / (1.0 + _PRIOR_TOKENS)
 
-    def _slope(self) -> float:
-        prior = self._seconds / (self._tokens + _PRIOR_TOKENS)
+    def seconds(self, num_tokens: int) -> float:
+        """Return the expected seconds of a step; 0 before one was observed."""
+        return max(0.0, self._seconds + self._slope() * (num_tokens - self._tokens))
+
+    def _slope(self, prior: float | None = None) -> float:
+        if prior is None:
+            prior = self._seconds / (self._tokens + _PRIOR_TOKENS)
         learnt = (self._joint + _PRIOR_SPREAD * prior) / (self._spread + _PRIOR_SPREAD)
         return max(learnt, 0.0)

@@ -32,7 +32,6 @@ from ..messages import Done, Message, TokenOut, failure_of
 from ..sequence.guarded_matcher import GuardedMatcher
 from ..sequence.sequence import Sequence, Status
 from ..sequence.stop_check import StopCheck, check_stop, failure
-from ..speculation.proposer import Proposer
 from ..types import FinishReason, Priority
 from .admission import (
     AdapterSlots,
@@ -50,7 +49,7 @@ from .draft_budget import DraftBudget
 from .mask_jobs import MaskJob, SlowMasks, mask_jobs
 from .sequence_meter import SequenceMeter
 from .session_pins import SessionPins
-from .step_plan import StepInFlight, StepPlan, lease_of
+from .step_plan import NO_DRAFTS, Drafting, StepInFlight, StepPlan, lease_of
 from .waiting_queue import WaitingQueue
 
 if TYPE_CHECKING:
@@ -66,8 +65,7 @@ class Scheduler:
         max_num_batched_tokens: tokens in one step.
         stats: counters to write to.
         slots: of adapters; None without adapters.
-        proposer: of drafts; None for none.
-        max_drafts: drafts in one step.
+        drafts: gives drafts to rows; None for none.
         target_itl: inter-token latency in seconds by priority class; a class without one has no limit.
         clock: seconds, monotonic.
 
@@ -84,8 +82,7 @@ class Scheduler:
         max_num_batched_tokens: int,
         stats: EngineStats,
         slots: AdapterSlots | None = None,
-        proposer: Proposer | None = None,
-        max_drafts: int = 0,
+        drafts: DraftBudget | None = None,
         target_itl: Mapping[Priority, float] = MappingProxyType({}),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -93,7 +90,7 @@ class Scheduler:
         self._max_tokens = max_num_batched_tokens
         self._stats = stats
         self._slots = slots
-        self._drafts = DraftBudget(proposer, cache, max_drafts) if proposer else None
+        self._drafts = drafts
         self._chunks = ChunkBudget(target_itl)
         self._clock = clock
         self._meter = SequenceMeter(stats, cache.page_size, clock)
@@ -155,9 +152,8 @@ class Scheduler:
             sequence.path, sequence.rope_switch = sequence.path.as_long(), ENDLESS
             self._preempt(sequence, plan)
         self._fill(plan)
-        if self._drafts:
-            self._drafts.add(plan, [self._alive[number] for number, row in plan.rows.items() if row.draws])
-        return self._begin(plan)
+        drawing = [self._alive[number] for number, row in plan.rows.items() if row.draws] if self._drafts else []
+        return self._begin(plan, self._drafts.add(plan, drawing) if self._drafts else NO_DRAFTS)
 
     def schedule_ahead(self) -> Batch:
         """Plan the step after the one in flight. An empty batch means that its tokens must be known first."""
@@ -191,16 +187,16 @@ class Scheduler:
         for row, row_result in zip(batch.rows, result.rows, strict=True):
             if sequence := self._owner(step, row):
                 messages += self._commit_row(sequence, row, row_result)
-        self._learn(step)
+        self._learn(step, sum(len(row.tokens) for row in result.rows))
         return messages
 
-    def _learn(self, step: StepInFlight) -> None:
+    def _learn(self, step: StepInFlight, num_drawn: int) -> None:
         """Update the cost estimates with the time that a step took."""
-        before, self._committed = self._committed, self._clock()
-        seconds = self._committed - max(step.began, before)
-        self._chunks.observe(step.batch, seconds)
+        now = self._clock()
+        seconds, self._committed = now - max(step.began, self._committed), now
+        self._chunks.observe(step.batch, seconds - step.drafting.seconds)
         if self._drafts:
-            self._drafts.learn(step, seconds, self._in_flight, self._by_row)
+            self._drafts.learn(step, seconds, num_drawn, self._in_flight, self._by_row)
 
     def _owner(self, step: StepInFlight, row: Row) -> Sequence | None:
         """The sequence of a row, None if it has left the row since the step was planned."""
@@ -221,10 +217,10 @@ class Scheduler:
         if self._slots is not None:
             prefetch(self._slots, self._queue.head(self._num_rows))
 
-    def _begin(self, plan: StepPlan) -> Batch:
+    def _begin(self, plan: StepPlan, drafting: Drafting = NO_DRAFTS) -> Batch:
         """Put the planned step in flight, unless it is empty."""
         if (batch := plan.batch).rows:
-            self._in_flight.append(StepInFlight(batch, plan.rows, plan.began))
+            self._in_flight.append(StepInFlight(batch, plan.rows, plan.began, drafting))
         return batch
 
     def _can_plan_ahead(self, step: StepInFlight, plan: StepPlan) -> bool:
@@ -391,6 +387,8 @@ class Scheduler:
         """Give row, slot and pages back; computed pages go to the tree, rows in flight are ignored."""
         for step in self._in_flight:
             step.rows.pop(sequence.id, None)
+        if self._drafts:
+            self._drafts.leave(sequence)
         self._cache.release(lease_of(sequence), sequence.tokens, sequence.num_computed)
         self._running.remove(sequence)
         del self._by_row[sequence.row]

@@ -6,6 +6,7 @@ from array import array
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
+from typing import Final, NamedTuple
 
 from ..batch import Batch, PageCopy, Row, RowStart, placeholder_token
 from ..kv_cache.prefix_cache import Lease
@@ -148,6 +149,16 @@ class StepPlan:
         self.rows[sequence.id] = replace(row, tokens=tokens, new_pages=row.new_pages + pages, num_drafts=len(drafts))
 
 
+class Drafting(NamedTuple):
+    """The drafts of a step: tokens that they are expected to gain, and seconds that a draft model took."""
+
+    gain: float = 0.0
+    seconds: float = 0.0
+
+
+NO_DRAFTS: Final = Drafting()
+
+
 @dataclass(slots=True)
 class StepInFlight:
     """A step from its plan to its commit.
@@ -156,12 +167,14 @@ class StepInFlight:
         batch: the plan.
         rows: by sequence id, those of sequences that have not left their row since.
         began: when its planning began.
+        drafting: its drafts.
         draft_gain: tokens that drafts were expected to gain in it, if it was planned ahead and so has none.
     """
 
     batch: Batch
     rows: dict[int, Row]
     began: float
+    drafting: Drafting = NO_DRAFTS
     draft_gain: float = 0.0
 
     @property

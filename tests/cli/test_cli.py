@@ -165,7 +165,7 @@ def test_serve_fetches_the_model_before_it_starts(tmp_path: Path, monkeypatch) -
     import rootgraft.api.http.server
 
     served = []
-    monkeypatch.setattr(rootgraft.api.http.server, "serve_models", lambda models, again: served.extend(models) or 70)
+    monkeypatch.setattr(rootgraft.api.http.server, "serve_models", lambda models, *_: served.extend(models) or 70)
     (tmp_path / "config.json").write_text("{}")
     assert main(["serve", str(tmp_path), "--port", "0"]) == 70
     assert served == [ServedModel(ModelEntry(), EngineConfig(model=str(tmp_path)), ServerConfig(port=0))]

@@ -350,6 +350,14 @@ def test_data_parallel_ranks_are_replicas(line: str) -> None:
         serve(line.replace("4", "17"))
 
 
+@pytest.mark.parametrize("line", ["--api-server-count 4", "-asc 4"])
+def test_api_servers_are_gateways(line: str) -> None:
+    assert changed(line) == {"gateways": 4}
+    assert changed(line.replace("4", "1")) == {}
+    with pytest.raises(ConfigError, match="--gateways must be at most 16, not 17"):
+        serve(line.replace("4", "17"))
+
+
 def test_an_engine_in_process_is_one_rank(capsys: pytest.CaptureFixture[str]) -> None:
     assert engine_keywords({"data_parallel_size": 1}) == ({}, [])
     with pytest.raises(ConfigError, match=r"data_parallel_size=2: rootgraft serve has it, as --replicas\."):
