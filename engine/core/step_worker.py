@@ -34,9 +34,11 @@ class StepWorker(Protocol):
     eos_ids: tuple[int, ...]
     summary: tuple[str, ...]
     adapters: AdapterPool | None
-    draft: DraftRunner | None
     overlaps: bool
     base_digest: str
+
+    @property
+    def draft(self) -> DraftRunner | None: ...
 
     def launch(self, batch: Batch) -> StepHandle:
         """Start the forward pass of a step.
