@@ -11,13 +11,15 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from .errors import ConfigError
-from .types import MAX_SEED, MIN_SEED
+from .types import MAX_SEED, MIN_SEED, Priority
 
 METHODS = ("auto", "ngram", "draft_model", "off")
 MAX_SPECULATIVE_TOKENS = 64
 QUANTIZATIONS = ("gguf", "gguf_dynamic", "int8_weight_only", "int8_dynamic")
 _SPECULATIVE = "--speculative-config"
 _NO_HEADS = "EAGLE, MTP and Medusa heads are not computed. Without the option drafts come from all sources but a model."
+_TARGET_ITL = "--target-itl-ms"
+MAX_TARGET_ITL_MS = 60_000
 # vLLM's keys that choose where drafts are looked for.
 _LOOKUP_KEYS = {"prompt_lookup_max", "prompt_lookup_min"}
 # vLLM's keys of a draft model with one value here.
@@ -111,6 +113,40 @@ class SpeculativeConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class TargetItl:
+    """``--target-itl-ms``: target inter-token latency of a stream by its priority class, in milliseconds; 0 for none.
+
+    The option is one number for all classes, or JSON; a class that it does not name has the default.
+    """
+
+    realtime: float = 100
+    interactive: float = 100
+    batch: float = 500
+
+    @classmethod
+    def parse(cls, text: str) -> TargetItl:
+        """Parse the option. Raises ConfigError."""
+        try:
+            values = json.loads(text)
+        except ValueError:
+            values = text
+        if not isinstance(values, dict):
+            _check_target_itl(_TARGET_ITL, values, ', or JSON such as {"interactive": 50, "batch": 500}')
+            return cls(values, values, values)
+        if unknown := sorted(values.keys() - {*cls.__slots__}):
+            raise ConfigError(f"{_TARGET_ITL} has no {unknown[0]!r}; it has {', '.join(cls.__slots__)}.")
+        for name, value in values.items():
+            _check_target_itl(f"{name} of {_TARGET_ITL}", value)
+        return cls(**values)
+
+    @property
+    def seconds(self) -> dict[Priority, float]:
+        """Targets in seconds, of the classes that have one."""
+        targets = {Priority[name.upper()]: getattr(self, name) for name in self.__slots__}
+        return {priority: target / 1000 for priority, target in targets.items() if target}
+
+
+@dataclass(frozen=True, slots=True)
 class EngineConfig:
     """All options of the engine and its model. ``__post_init__`` checks bounds and contradictions."""
 
@@ -180,9 +216,15 @@ class EngineConfig:
     max_num_seqs: int = option(64, "Most sequences in one step.", low=1, high=4096)
     max_num_batched_tokens: int = option(
         512,
-        "Most tokens computed in one step; beside running streams fewer, if so many would take over 0.25 s.",
+        "Most tokens computed in one step; beside running streams fewer, as --target-itl-ms says.",
         low=1,
         high=1 << 20,
+    )
+    target_itl_ms: str = option(
+        '{"realtime": 100, "interactive": 100, "batch": 500}',
+        "Target inter-token latency in milliseconds: prompts beside running streams are computed in chunks of a size "
+        "that keeps a step within it, learnt from the steps. A lower one makes first tokens come later. A number, or "
+        "JSON by the priority of the streams; 0: no target, for the most tokens a second.",
     )
     enable_prefix_caching: bool = option(True, "Share the KV of equal prefixes.")
     speculative_config: str = option(
@@ -266,6 +308,10 @@ class EngineConfig:
         return SpeculativeConfig.parse(self.speculative_config)
 
     @property
+    def target_itl(self) -> TargetItl:
+        return TargetItl.parse(str(self.target_itl_ms))  # LLM takes numbers
+
+    @property
     def max_drafts(self) -> int:
         """Most drafts in one step, of all sequences together: each takes a row of logits."""
         config = self.speculative
@@ -280,7 +326,7 @@ class EngineConfig:
         """Raise ``ConfigError`` for the first option out of bounds, or for two that contradict each other."""
         check_options(self)
         self._check_adapters()
-        _ = self.speculative
+        _ = self.speculative, self.target_itl
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ConfigError(
                 f"--max-num-batched-tokens ({self.max_num_batched_tokens}) must be at least --max-num-seqs "
@@ -343,3 +389,11 @@ def _check(name: str, value: Any, metadata: Any) -> None:
 
 def _is_speculative_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MAX_SPECULATIVE_TOKENS
+
+
+def _check_target_itl(name: str, value: Any, other_form: str = "") -> None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not (value == 0 or 1 <= value <= MAX_TARGET_ITL_MS):
+        raise ConfigError(
+            f"{name} must be 0, for no target, or from 1 to {MAX_TARGET_ITL_MS} milliseconds{other_form}, not {value}."
+        )

@@ -18,11 +18,14 @@ from ...engine.serving.adapter_tokenizers import AdapterTokenizers
 from ...engine.serving.async_engine import AsyncEngine
 from ...engine.serving.engine_client import EngineClient
 from ...engine.serving.engine_like import EngineLike
+from ...engine.serving.engine_spawn import SpawnEngine
 from ...engine.serving.sampling_defaults import read_sampling_defaults
 from ...engine.text.tokenizer import Tokenizer
 from ...engine.types import AdapterInfo
 from ..catalog.model_catalog import ModelCatalog
 from ..config import ServerConfig
+from ..gateways.engine_share import EngineShare
+from ..gateways.shared_model import SharedModel
 from ..generate.model_versions import ModelVersions
 from ..generate.remote_adapters import RemoteAdapters
 from ..generate.server_state import ServerState
@@ -46,23 +49,27 @@ class ModelService:
         model: with its options.
         state: of the model, to fill.
         num_engines: the most engine processes of all models of the server, which share the machine.
+        spawn: starts the process, if there is one engine; None for ``spawn_engine``.
 
     Attributes:
         state: of the model.
         path: of its files, without symbolic links; "" while they are being looked for.
+        shared: the model and its engine for gateways; None until it is loaded, and without ``--gateways``.
 
     Raises:
         ConfigError: sources of adapters or the catalogue cannot be used.
     """
 
-    def __init__(self, model: ServedModel, state: ServerState, num_engines: int) -> None:
+    def __init__(self, model: ServedModel, state: ServerState, num_engines: int, spawn: SpawnEngine | None) -> None:
         self.state = state
         self.path = ""
+        self.shared: tuple[SharedModel, EngineShare] | None = None
         self._entry = model.entry
         self._config = model.engine
         self._options = model.server
         self._own_options = model.own_options
         self._num_engines = num_engines
+        self._spawn = spawn
         self._fetcher = _open_fetcher(self._config) if self._config.enable_lora else None
         self._catalog = _open_catalog(self._config, self._options)
 
@@ -88,18 +95,19 @@ class ModelService:
         names = self._options.served_model_name or (files.name,)
         for name in self._config.named_adapters.keys() & set(names):
             raise ConfigError(f"--lora-modules: {name} is the name of the base model.")
-        defaults = await asyncio.to_thread(read_sampling_defaults, self._config, files.path)
         client, remote = await self._make_client(files.path)
         state.begin_loading(names, client, finds_adapters=self._config.lora_dir is not None, remote=remote)
         starting = asyncio.create_task(client.start())
         try:
-            tokenizer = await asyncio.to_thread(self._load_tokenizer, files.path)
+            defaults = await asyncio.to_thread(read_sampling_defaults, self._config, files.path)
+            tokenizer = await asyncio.to_thread(load_tokenizer, self._config, files.path)
             ready = await starting
         finally:
             starting.cancel()
-            # Where both have failed, the tokenizer's error counts.
+            # Where the engine has failed too, the error of defaults or tokenizer counts.
             await asyncio.gather(starting, return_exceptions=True)
-        async_engine = AsyncEngine(client, tokenizer, ready, defaults.defaults)
+        share = EngineShare(client) if self._options.gateways > 1 else None
+        async_engine = AsyncEngine(client if share is None else share.open(), tokenizer, ready, defaults.defaults)
         if self._catalog is not None and self._fetcher is not None:
             state.versions = ModelVersions(self._catalog, self._fetcher, client)
             await state.versions.restore(names)
@@ -107,6 +115,8 @@ class ModelService:
             state.adapter_tokenizers = AdapterTokenizers(async_engine.served, self._config)
             await self._check_tokenizers(state.adapter_tokenizers, ready.adapters)
         state.begin_serving(async_engine, client, EngineFacts.of(self._config, ready), ready.base_digest)
+        if share is not None:
+            self.shared = SharedModel(names, files.path, ready, defaults.defaults), share
         which = f"{names[0]}: " if self._entry.place else ""
         for line in (*ready.summary, *([defaults.applied] if defaults.applied else [])):
             logger.info("%s%s", which, line)
@@ -130,11 +140,11 @@ class ModelService:
     async def _make_client(self, path: Path) -> tuple[EngineLike, RemoteAdapters | None]:
         """Return the client of an engine, and the adapters from sources, of which those of the start are fetched."""
         if self._fetcher is None:
-            return engine_of(self._config, path, self._options, self._num_engines), None
+            return engine_of(self._config, path, self._options, self._num_engines, self._spawn), None
         from ...engine.adapter_sources.named_sources import fetch_named
 
         config, named = await asyncio.to_thread(fetch_named, self._config, self._fetcher)
-        client = engine_of(config, path, self._options, self._num_engines)
+        client = engine_of(config, path, self._options, self._num_engines, self._spawn)
         # The other half of the names is for adapters of the operator's, which no request can take.
         most = max(1, config.max_adapters // 2)
         remote = RemoteAdapters(
@@ -154,12 +164,6 @@ class ModelService:
                 await asyncio.to_thread(tokenizers.find, info.name, info)
             except RequestError as error:
                 raise ConfigError(f"--lora-modules {info.name}: {error}") from None
-
-    def _load_tokenizer(self, path: Path) -> Tokenizer:
-        other = self._config.tokenizer
-        return Tokenizer.load(
-            path, tokenizer_path=None if other is None else Path(other), chat_template=self._config.chat_template
-        )
 
     def stop_downloads(self) -> None:
         """End downloads of adapters, so that requests that wait for them are answered."""
@@ -202,6 +206,12 @@ class ModelService:
             await _ended(self._fetcher.close, _FETCHER_SECONDS)
 
 
+def load_tokenizer(config: EngineConfig, path: Path) -> Tokenizer:
+    """Return the tokenizer of a model's files, or that of ``--tokenizer``. Raises ModelError."""
+    other = None if config.tokenizer is None else Path(config.tokenizer)
+    return Tokenizer.load(path, tokenizer_path=other, chat_template=config.chat_template)
+
+
 async def _ended(call: Callable[[], None], seconds: float) -> None:
     """Wait for a blocking call, at most so long; it goes on as long as the process does."""
     thread = threading.Thread(target=call, daemon=True)
@@ -212,13 +222,16 @@ async def _ended(call: Callable[[], None], seconds: float) -> None:
         await asyncio.sleep(0.02)
 
 
-def engine_of(config: EngineConfig, path: Path, options: ServerConfig, num_engines: int = 1) -> EngineLike:
+def engine_of(
+    config: EngineConfig, path: Path, options: ServerConfig, num_engines: int = 1, spawn: SpawnEngine | None = None
+) -> EngineLike:
     """Return the engine: one process, or a fleet of them, by Ray or not, which nothing else imports.
 
     Of several models each has a fleet, if only of one process: one that ends is started anew, and takes no other along.
 
     Args:
         num_engines: the most engine processes of the whole server.
+        spawn: as of ``EngineClient``.
     """
     if options.ray_address is not None:
         from ..fleet.on_ray.ray_fleet import ray_fleet
@@ -229,7 +242,7 @@ def engine_of(config: EngineConfig, path: Path, options: ServerConfig, num_engin
 
         return local_fleet(config, path, options, max(options.most_replicas, num_engines))
     timeouts = options.silence_seconds, options.watchdog_timeout
-    return EngineClient(config, path, heartbeat_timeout=timeouts[0], watchdog_timeout=timeouts[1])
+    return EngineClient(config, path, heartbeat_timeout=timeouts[0], watchdog_timeout=timeouts[1], spawn=spawn)
 
 
 def _open_catalog(config: EngineConfig, options: ServerConfig) -> ModelCatalog | None:

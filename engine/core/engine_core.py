@@ -175,7 +175,7 @@ class EngineCore:
         self._grammars.close()
         self._outbox += [failure_of(number, error) for number in self._compiling]
         self._compiling.clear()
-        self._outbox += self._scheduler.fail_all(error)
+        self._outbox += self._scheduler.fail(sorted(self._open), error)
         self._scheduler.slow_masks.close()
         if self._adapters:
             self._outbox += [failure_of(submit.id, error) for submit in self._adapters.take_waiting()]
@@ -228,6 +228,7 @@ class EngineCore:
             stats=self._stats,
             slots=worker.adapters.slots if worker.adapters else None,
             drafts=self._drafts,
+            target_itl=config.target_itl.seconds,
         )
         return cache, scheduler
 

@@ -18,12 +18,13 @@ Without top_k and top_p a token is drawn by a race: i wins that has the largest 
 exponential random numbers of the draw. It wins with probability weight_i / sum(weights), and mostly wins among other
 weights that are near these too, as a draft model's are (Gumbel-max coupling; Maddison et al., arXiv 1411.0030). So that
 few numbers are needed, it is run three times: between parts of the vocabulary, within the winner, within its winner.
+
+On a CPU with native kernels ``kernels.sampling_ops.draw_tokens`` does all of it, one row after another.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +32,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ...kernels.layouts.draw_params import DrawParams
 from ...kernels.sampling_ops import draw_ranked, has_kernel
 
 BLOCK = 64
@@ -41,31 +43,6 @@ _SLICE = {"cpu": 1 << 19, "gpu": 1 << 26}  # logits processed together
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX2 = np.uint64(0x94D049BB133111EB)
-
-
-@dataclass(frozen=True, slots=True)
-class Draws:
-    """Sampling parameters of n rows, as columns [n, 1] on the device of the logits.
-
-    Attributes:
-        temperature: float32, above 0.
-        top_k: int64, 0 is off.
-        top_p: float64, 1 is off.
-        min_p: float32, 0 is off.
-        u: float64 in [0, 1), the random number of a draw by rank.
-        noise: [n, ``num_noise``] float64 above 0, the random numbers of a race; None for a draw by rank.
-    """
-
-    temperature: Tensor
-    top_k: Tensor
-    top_p: Tensor
-    min_p: Tensor
-    u: Tensor
-    noise: Tensor | None = None
-
-    def rows(self, index: Tensor | slice) -> Draws:
-        columns = (self.temperature, self.top_k, self.top_p, self.min_p, self.u)
-        return Draws(*(column[index] for column in columns), None if self.noise is None else self.noise[index])
 
 
 def uniforms(seeds: npt.NDArray[np.uint64], positions: npt.NDArray[np.uint64]) -> npt.NDArray[np.float64]:
@@ -130,7 +107,7 @@ def row_slices(logits: Tensor) -> Iterator[slice]:
     return (slice(start, start + step) for start in range(0, len(logits), step))
 
 
-def draw_any(logits: Tensor, best: Tensor, draws: Draws, use_min_p: bool) -> Tensor:
+def draw_any(logits: Tensor, best: Tensor, draws: DrawParams, use_min_p: bool) -> Tensor:
     """Draw from all tokens, or from those that ``min_p`` keeps if any row has one, by a race.
 
     Args:
@@ -161,7 +138,7 @@ def _winner(weights: Tensor, noise: Tensor) -> Tensor:
     return (weights / noise).argmax(1, keepdim=True)
 
 
-def draw_kept(logits: Tensor, best: Tensor, draws: Draws) -> Tensor:
+def draw_kept(logits: Tensor, best: Tensor, draws: DrawParams) -> Tensor:
     """Draw from the tokens that all filters keep, in the order (probability, id), likeliest first; shapes as above.
 
     Sorting a vocabulary is slow on a CPU, and the kept tokens are mostly few: a row sorts its 128 best, then its 2048
@@ -185,7 +162,7 @@ def draw_kept(logits: Tensor, best: Tensor, draws: Draws) -> Tensor:
     return tokens
 
 
-def _probabilities(logits: Tensor, best: Tensor, draws: Draws) -> Tensor:
+def _probabilities(logits: Tensor, best: Tensor, draws: DrawParams) -> Tensor:
     """Return softmax((logits - best) / temperature), float32 [n, V].
 
     The maximum is subtracted first: a temperature near 0 gives exp(0) and exp(-inf), never inf - inf.
@@ -199,7 +176,7 @@ def _widths(logits: Tensor) -> list[int]:
     return [*(width for width in _WIDTHS if width < size and logits.device.type == "cpu"), size]
 
 
-def _draw_sorted(logits: Tensor, probs: Tensor, draws: Draws, width: int) -> tuple[Tensor, Tensor]:
+def _draw_sorted(logits: Tensor, probs: Tensor, draws: DrawParams, width: int) -> tuple[Tensor, Tensor]:
     """Draw from the ``width`` best of each row; also return whether these were enough, bool [n]."""
     values, ids = top_sorted(logits, width)
     probs = probs.gather(1, ids)

@@ -45,6 +45,8 @@ class DraftBudget:
     def add(self, plan: StepPlan, drawing: Seq[Sequence]) -> Drafting:
         """Give drafts to the rows that draw, the likeliest first. No sequence is preempted for them."""
         left, num_rows = min(plan.budget, self._most), len(drawing)
+        if plan.allowance is not None:
+            left = plan.allowance.num_drafts(left)
         found: dict[int, tuple[Sequence, Proposal]] = {}
         for sequence in drawing:
             if not self._proposer.in_backoff(sequence):

@@ -51,10 +51,10 @@ class DraftRunner(Protocol):
 
 
 class Wanted(NamedTuple):
-    """A sequence that wants at most ``count`` drafts, 1 at least."""
+    """A sequence that wants at most ``limit`` drafts, 1 at least."""
 
     sequence: Sequence
-    count: int
+    limit: int
 
 
 @dataclass(slots=True)
@@ -234,7 +234,7 @@ class ModelDrafter:
         """Let the draft model read its last draft, if the sequence wants another one behind it."""
         sequence, follower, last = wanted.sequence, self._followers[wanted.sequence.id], drafts[-1]
         place = sequence.num_tokens + len(drafts) - 1
-        if len(drafts) == wanted.count or last in sequence.stop_ids or place + 1 >= self._runner.max_model_len:
+        if len(drafts) == wanted.limit or last in sequence.stop_ids or place + 1 >= self._runner.max_model_len:
             return
         if sequence.matcher and sequence.matcher.admits(drafts) < len(drafts):
             return
