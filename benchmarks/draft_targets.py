@@ -6,7 +6,7 @@ checkpoints are made of the default model's weights, and say what it says:
     wide FOLDER --noise 0.1   1.5 billion weights: 30 layers of 1,920, in which the model's own 576 are computed as they
                               are. The other units of its MLPs are random and add noise of the given size to it, by
                               which the acceptance rate is set; 0 for none. A step costs what a step of this shape costs
-    short FOLDER --layers 20  the default model without its last layers but one: a worse, faster draft
+    short FOLDER --layers 20  the default model without layers before its last: a worse, faster draft
 
 The rate that came of it is told by ``benchmarks.drafts`` (drafts_accepted_model of drafted_model):
 

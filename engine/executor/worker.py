@@ -143,7 +143,7 @@ class Worker:
         dtype = choose_kv_dtype(config, model.config, model.device, model.dtype)
         page_bytes = bytes_per_page(model.config, config.block_size, dtype)
         num_bytes = pool_bytes(config, model.device, steps, slot_bytes)
-        self.draft = None
+        self.draft: DraftWorker | None = None
         if draft is not None:
             num_draft_pages, draft_bytes = draft_pages(config, num_bytes, page_bytes, draft)
             num_bytes -= draft_bytes

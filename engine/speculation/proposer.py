@@ -195,7 +195,8 @@ class Proposer:
             limit: most drafts.
             num_rows: rows that draw in this step.
         """
-        best, best_gain = None, 0.0
+        best: Proposal | None = None
+        best_gain = 0.0
         cost = self._cost.threshold(num_rows)
         for proposal in self._ask(sequence):
             gain = _gain(proposal, min(limit, self._most), cost)
