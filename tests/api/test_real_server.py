@@ -77,7 +77,11 @@ def test_no_draft_behind_a_stop_string_is_counted(server: RealServer) -> None:
         if path != "/v1/responses":
             streamed = {**body, "stream": True, "stream_options": {"include_usage": True}}
             *_, last, _ = server.http.post(path, json=streamed).text.strip().split("\n\n")
-            assert json.loads(last.removeprefix("data: "))["usage"] == usage
+            again = json.loads(last.removeprefix("data: "))["usage"]
+            # How many drafts are tried follows from what steps take, and may differ.
+            assert max(again.pop("completion_tokens_details").values()) <= total
+            del usage["completion_tokens_details"]
+            assert again == usage
 
 
 def test_an_event_holds_the_tokens_of_one_step(server: RealServer) -> None:
