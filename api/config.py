@@ -41,6 +41,7 @@ _ROOT_PATH = re.compile(r"(/[A-Za-z0-9._~-]+)+/?")
 METRICS_PREFIXES = ("rootgraft:", "vllm:")
 MOST_REPLICAS = 16
 """Engine processes of a server."""
+MOST_GATEWAYS = 16
 _BOUNDS = re.compile(r"([0-9]{1,3}):([0-9]{1,3})")
 _LOG_LEVELS = ("debug", "info", "warning", "error")
 
@@ -192,6 +193,14 @@ class ServerConfig:
         "started. They share this machine's cores and memory, but where --ray-address places them on others.",
         low=1,
         high=MOST_REPLICAS,
+        group="server",
+    )
+    gateways: int = option(
+        1,
+        "Processes that answer HTTP on the one port: if one ends or hangs, new requests go through the others, and "
+        "another one is started.",
+        low=1,
+        high=MOST_GATEWAYS,
         group="server",
     )
     autoscale: str | None = option(

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 
 from . import ops, quantised_weights
 
-_WIDTH, _COLUMNS, _COPIES = 576, 49152, 4  # 226 MB of bf16, more than last caches hold
+_WIDTH, _COLUMNS, _COPIES = 576, 49152, 4  # 226 MB of bf16; more where the last cache holds that
+_SHIFTS = {"K": 10, "M": 20, "G": 30}
+_CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 _ROWS, _INNER, _OUT = 2048, 128, 1024  # a product whose weight stays in the first two caches
 
 
@@ -27,11 +31,23 @@ def least_time(run: Callable[[], object], calls: int, budget: float = 0.6, most:
     return best / calls * 1e6
 
 
+def last_cache_size(caches: Path = _CACHES) -> int:
+    """Return the bytes of the largest cache that Linux tells of, 0 if it tells of none."""
+    sizes = [0]
+    for file in caches.glob("index*/size"):
+        with contextlib.suppress(OSError, ValueError):
+            number = file.read_text().strip()
+            sizes.append(int(number.rstrip("KMG")) << _SHIFTS.get(number[-1:], 0))
+    return max(sizes)
+
+
 def reading_rate() -> float:
-    """Measure weight bytes read from memory per second: products of one row with 226 MB of bf16."""
-    layers = [ops.pack_linear(torch.ones(_COLUMNS, _WIDTH, dtype=torch.bfloat16)) for _ in range(_COPIES)]
+    """Measure weight bytes read from memory per second: products of one row with twice what the last cache holds."""
+    weight = torch.ones(_COLUMNS, _WIDTH, dtype=torch.bfloat16)
+    copies = max(_COPIES, -(-2 * last_cache_size() // weight.nbytes))
+    layers = [ops.pack_linear(weight) for _ in range(copies)]
     x = torch.ones(1, _WIDTH, dtype=torch.bfloat16)
-    return layers[0].weight.nbytes / least_time(lambda: [ops.linear(x, layer) for layer in layers], _COPIES) * 1e6
+    return layers[0].weight.nbytes / least_time(lambda: [ops.linear(x, layer) for layer in layers], copies) * 1e6
 
 
 def products_rate(dtype: torch.dtype, *, bytewise: bool = False, budget: float = 0.3) -> float:

@@ -60,7 +60,7 @@ FLOORS["api"] = (
     ("api/structured", "api/batches"),
     ("api/observe",),
     ("api/generate",),
-    ("api/responses", "api/anthropic"),
+    ("api/responses", "api/anthropic", "api/gateways"),
     ("api/routes",),
     ("api/http",),
     ("api/cli/machine",),

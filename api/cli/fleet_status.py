@@ -1,4 +1,4 @@
-"""``rootgraft fleet status``: the replicas of a server as a table."""
+"""``rootgraft fleet status``: the replicas and the gateways of a server as tables."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from .options import FleetOptions, RemoteOptions
 from .remote_server import RemoteServer
 
 _HEAD = ("REPLICA", "STATE", "RUNNING", "WAITING", "KV", "HIT RATE", "UP", "PLACE", "ADAPTERS")
+_GATEWAY_HEAD = ("GATEWAY", "STATE", "ACTIVE", "UP", "PLACE")
 
 
 def print_fleet(options: FleetOptions) -> int:
-    """Print the replicas of a server. Returns 0. Raises RemoteError, ConfigError."""
+    """Print the replicas and gateways of a server. Returns 0. Raises RemoteError, ConfigError."""
     fleet = asyncio.run(_ask(options))
     if options.json:
         print(json.dumps(fleet, indent=2))
@@ -24,6 +25,9 @@ def print_fleet(options: FleetOptions) -> int:
     rows = [row_of(replica) for replica in fleet["data"]]
     if rows:
         print(text_table(_HEAD, rows))
+    if gateways := fleet.get("gateways"):
+        print(f"Gateways since the start: {gateways['started']} started, {gateways['lost']} lost.")
+        print(text_table(_GATEWAY_HEAD, [gateway_row(each) for each in gateways["data"]]))
     return 0
 
 
@@ -67,3 +71,9 @@ def row_of(replica: Mapping[str, Any]) -> tuple[str, ...]:
         replica["place"],
         ", ".join(replica["adapters"]) or "-",
     )
+
+
+def gateway_row(gateway: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return a gateway's cells."""
+    up = duration_text(gateway["up_seconds"])
+    return gateway["id"], gateway["state"], str(gateway["active"]), up, gateway["place"]

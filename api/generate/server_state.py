@@ -5,20 +5,19 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
-from weakref import WeakKeyDictionary
 
 from ...engine.errors import AdapterUnavailable, CapacityError, EngineDead, RequestError, UnknownModel
 from ...engine.serving.replica_status import FleetStatus, ReplicaOwner
 from ...engine.types import AdapterInfo, Priority
-from ..access.api_keys import KeyRing, Scope
+from ..access.api_keys import Key, KeyRing, Scope
 from ..access.caller import Caller, RequestFacts
 from ..access.overload import QueueLimits
 from ..access.rate_limits import RateLimits
-from ..access.request_admission import RequestAdmission
+from ..access.request_admission import Demand, HeldTicket, RequestAdmission
 from ..batches.batch_service import BatchService
 from ..config import ServerConfig
 from ..errors import HTTPError
@@ -26,21 +25,23 @@ from ..observe.engine_facts import EngineFacts
 from ..observe.gpu_usage import GpuCollector, open_gpus
 from ..observe.live_page import EngineWatch
 from ..observe.metrics import Metrics
+from ..observe.replica_view import GatewaysStatus
 from ..observe.tracing import Tracer, open_tracer
-from ..observe.usage_ledger import UsageLedger
+from ..observe.usage_ledger import UsageLedger, UsageRecorder
 from ..storage.response_store import ResponseStore
 from ..structured.output_check import OutputValidators
-from ..structured.reasoning_formats import ReasoningFormat, reasoning_format_of
-from ..structured.tool_dialects import Dialect, dialect_of
 from .model_versions import ModelVersions
 from .remote_adapters import RemoteAdapters
+from .template_formats import TemplateFormats
 
 if TYPE_CHECKING:
     from ...engine.serving.adapter_tokenizers import AdapterTokenizers, ServedTokenizer
     from ...engine.serving.async_engine import AsyncEngine
     from ...engine.serving.engine_like import EngineLike
-    from ...engine.text.tokenizer import Tokenizer
+    from ...engine.serving.request import TextRequest
     from ..batches.internal_client import InternalClient
+    from ..structured.reasoning_formats import ReasoningFormat
+    from ..structured.tool_dialects import Dialect
 
 _MOST_VIEWS = 32  # engines with tokenizers of adapters, which hold caches of encoded prompts
 _RETRY_ELSEWHERE = {"retry-after": "1", "connection": "close"}
@@ -73,6 +74,7 @@ class ServerState:
         tracer: None without ``--otlp-traces-endpoint``.
         gpus: collector of GPU use for the metrics; None where there is none.
         watch: snapshots of the engine for the live page.
+        gateways: returns the status of the gateways; None where this process answers HTTP alone.
     """
 
     options: ServerConfig
@@ -100,9 +102,9 @@ class ServerState:
     tracer: Tracer | None = None
     gpus: GpuCollector | None = None
     watch: EngineWatch = field(init=False)
+    gateways: Callable[[], GatewaysStatus] | None = None
     adapter_tokenizers: AdapterTokenizers | None = None
-    _dialects: WeakKeyDictionary[Tokenizer, Dialect] = field(default_factory=WeakKeyDictionary)
-    _reasoning: WeakKeyDictionary[Tokenizer, ReasoningFormat | None] = field(default_factory=WeakKeyDictionary)
+    _formats: TemplateFormats = field(init=False)
     _of_adapters: dict[ServedTokenizer, AsyncEngine] = field(default_factory=dict)
     _loading: dict[str, asyncio.Future[None]] = field(default_factory=dict)
 
@@ -112,6 +114,7 @@ class ServerState:
         queue_limits = QueueLimits(options.max_queued_requests, options.max_queued_tokens, options.max_queue_seconds)
         self.admission = RequestAdmission(queue_limits, RateLimits())
         self.watch = EngineWatch()
+        self._formats = TemplateFormats(options)
         self.responses = ResponseStore(options.max_stored_response_bytes, options.stored_response_ttl)
 
     @classmethod
@@ -178,6 +181,7 @@ class ServerState:
             gpus=self.gpus,
             engines=self._engine_stats,
             fleet=self._fleet_status,
+            gateways=self.gateways if self.is_main else None,
         )
         client.on_heartbeat = self.metrics.on_heartbeat
 
@@ -195,13 +199,8 @@ class ServerState:
         death = None if self.client is None else self.client.death
         return EngineDead("The engine is not running." if death is None else str(death))
 
-    @property
-    def fingerprint(self) -> str:
-        """OpenAI's ``system_fingerprint``: a hash of version and model."""
-        return self.fingerprint_of(None)
-
     def fingerprint_of(self, version: str | None) -> str:
-        """Return the fingerprint of answers of a version of the catalogue, which differ from those of the others."""
+        """Return OpenAI's ``system_fingerprint``, a hash of server, model and version of the catalogue."""
         text = f"{self.version}\0{self.names[0]}" + (f"\0{version}" if version else "")
         return "fp_" + hashlib.sha256(text.encode()).hexdigest()[:10]
 
@@ -229,6 +228,19 @@ class ServerState:
 
     def _fleet_status(self) -> FleetStatus | None:
         return self.client.status() if isinstance(self.client, ReplicaOwner) else None
+
+    @property
+    def usage_recorder(self) -> UsageRecorder | None:
+        """What takes the usage of requests that have ended; None where it is not kept."""
+        return self.ledger
+
+    async def admit(self, caller: Caller, requests: Sequence[TextRequest]) -> HeldTicket:
+        """Admit the requests of one HTTP request, all or none. Raises as ``RequestAdmission.admit``."""
+        return self.admission.admit(caller.key, Demand.of(requests))
+
+    async def limit_headers(self, key: Key) -> Mapping[str, str]:
+        """Return OpenAI's rate limit headers of a key."""
+        return self.admission.limits.headers(key)
 
     def serving(self) -> AsyncEngine:
         """Return the engine.
@@ -289,19 +301,12 @@ class ServerState:
                 raise RequestError(str(error), param="model", code=error.code) from None
 
     def dialect(self, engine: AsyncEngine) -> Dialect:
-        """Return the tool call format of an engine's tokenizer, read from its chat template at the first call."""
-        tokenizer = engine.tokenizer
-        if tokenizer not in self._dialects:
-            found = dialect_of(tokenizer, self.options.tool_call_parser)
-            self._dialects[tokenizer] = replace(found, defaults=self.options.template_kwargs)
-        return self._dialects[tokenizer]
+        """Return the tool call format of an engine's tokenizer."""
+        return self._formats.dialect(engine.tokenizer)
 
     def reasoning_format(self, engine: AsyncEngine) -> ReasoningFormat | None:
-        """Return how a model marks its thoughts, read from its chat template at the first call."""
-        tokenizer = engine.tokenizer
-        if tokenizer not in self._reasoning:
-            self._reasoning[tokenizer] = reasoning_format_of(tokenizer, self.options.reasoning_parser)
-        return self._reasoning[tokenizer]
+        """Return how a model marks its thoughts."""
+        return self._formats.reasoning_format(engine.tokenizer)
 
     def resolve(
         self, model: str | None, caller: Caller, lora_path: str | None = None, session: str | None = None

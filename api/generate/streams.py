@@ -88,7 +88,7 @@ async def generate(
     """
     state.serving()
     try:
-        ticket = state.admission.admit(caller, requests)
+        ticket = await state.admit(caller, requests)
     except Rejection as error:
         state.metrics.count_rejection(error.reason)
         raise
@@ -122,8 +122,8 @@ async def generate(
         end = observer.end(reason)
         _tell(state, caller, requests, end)
         written = _record(state, caller, end) if counts else None
-    if written is not None and state.ledger is not None:
-        await state.ledger.until_written(written)
+    if written is not None and (recorder := state.usage_recorder) is not None:
+        await recorder.until_written(written)
 
 
 def _tell(state: ServerState, caller: Caller, requests: Sequence[TextRequest], end: RequestEnd) -> None:
@@ -148,15 +148,16 @@ def _rounded(value: float | None, digits: int) -> float | None:
 
 def _record(state: ServerState, caller: Caller, end: RequestEnd) -> asyncio.Future[None] | None:
     """Write the tokens of a request that has ended to the ledger; None if there is none."""
-    if state.ledger is None:
+    recorder = state.usage_recorder
+    if recorder is None:
         return None
     tokens = end.tokens
-    return state.ledger.put(
+    return recorder.put(
         UsageRecord(
             id=caller.usage_id or uuid.uuid4().hex,
             ended=time.time(),
             key=caller.key.name,
-            model=_ledger_model(state, caller),
+            model=ledger_model(state, caller),
             prompt_tokens=tokens.prompt,
             cached_tokens=tokens.cached,
             completion_tokens=tokens.completion,
@@ -164,7 +165,7 @@ def _record(state: ServerState, caller: Caller, end: RequestEnd) -> asyncio.Futu
     )
 
 
-def _ledger_model(state: ServerState, caller: Caller) -> str:
+def ledger_model(state: ServerState, caller: Caller) -> str:
     """Return the name that usage counts under: of a version of the catalogue, with the first digits of its digest."""
     model, version = caller.facts.model or state.names[0], caller.facts.version
     return model if version is None else engine_name(model, version)

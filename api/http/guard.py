@@ -180,11 +180,12 @@ class Guard:
         """Return ``send`` with the key's rate limit headers added to the response, if the key has limits."""
         if key.requests_per_minute is None and key.tokens_per_minute is None:
             return send
-        limits = self._state.admission.limits
+        state = self._state
 
         async def send_with_limits(message: Message) -> None:
             if message["type"] == "http.response.start":
-                added = [(name.encode(), value.encode()) for name, value in limits.headers(key).items()]
+                headers = await state.limit_headers(key)
+                added = [(name.encode(), value.encode()) for name, value in headers.items()]
                 message["headers"] = [*message["headers"], *added]
             await send(message)
 

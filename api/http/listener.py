@@ -6,6 +6,7 @@ import errno
 import os
 import socket
 import stat
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -55,6 +56,25 @@ def listening(options: ServerConfig) -> Iterator[Listener]:
         shown = f"[{host}]" if ":" in host else host
         url = f"{scheme}://{shown}:{port}{options.root_path.rstrip('/')}"
         yield Listener(sock, url, f"{host}, port {port}")
+
+
+@contextmanager
+def private_socket() -> Iterator[tuple[socket.socket, str]]:
+    """Open a Unix domain socket that only this user's processes can connect to. Yields it with its path.
+
+    Raises:
+        ConfigError: there is no place for it.
+    """
+    with tempfile.TemporaryDirectory(prefix="rootgraft_main-") as folder, socket.socket(socket.AF_UNIX) as sock:
+        path = os.path.join(folder, "main.sock")
+        try:
+            sock.bind(path)
+        except OSError as error:
+            raise ConfigError(
+                f"--gateways needs a socket in {folder}: {error}. Try: TMPDIR=/tmp rootgraft serve"
+            ) from error
+        sock.listen(1)  # the server sets the backlog
+        yield sock, path
 
 
 def remove_socket(listener: Listener) -> None:

@@ -24,6 +24,8 @@ from ...engine.text.tokenizer import Tokenizer
 from ...engine.types import AdapterInfo
 from ..catalog.model_catalog import ModelCatalog
 from ..config import ServerConfig
+from ..gateways.engine_share import EngineShare
+from ..gateways.shared_model import SharedModel
 from ..generate.model_versions import ModelVersions
 from ..generate.remote_adapters import RemoteAdapters
 from ..generate.server_state import ServerState
@@ -52,6 +54,7 @@ class ModelService:
     Attributes:
         state: of the model.
         path: of its files, without symbolic links; "" while they are being looked for.
+        shared: the model and its engine for gateways; None until it is loaded, and without ``--gateways``.
 
     Raises:
         ConfigError: sources of adapters or the catalogue cannot be used.
@@ -60,6 +63,7 @@ class ModelService:
     def __init__(self, model: ServedModel, state: ServerState, num_engines: int, spawn: SpawnEngine | None) -> None:
         self.state = state
         self.path = ""
+        self.shared: tuple[SharedModel, EngineShare] | None = None
         self._entry = model.entry
         self._config = model.engine
         self._options = model.server
@@ -96,13 +100,14 @@ class ModelService:
         starting = asyncio.create_task(client.start())
         try:
             defaults = await asyncio.to_thread(read_sampling_defaults, self._config, files.path)
-            tokenizer = await asyncio.to_thread(self._load_tokenizer, files.path)
+            tokenizer = await asyncio.to_thread(load_tokenizer, self._config, files.path)
             ready = await starting
         finally:
             starting.cancel()
             # Where the engine has failed too, the error of defaults or tokenizer counts.
             await asyncio.gather(starting, return_exceptions=True)
-        async_engine = AsyncEngine(client, tokenizer, ready, defaults.defaults)
+        share = EngineShare(client) if self._options.gateways > 1 else None
+        async_engine = AsyncEngine(client if share is None else share.open(), tokenizer, ready, defaults.defaults)
         if self._catalog is not None and self._fetcher is not None:
             state.versions = ModelVersions(self._catalog, self._fetcher, client)
             await state.versions.restore(names)
@@ -110,6 +115,8 @@ class ModelService:
             state.adapter_tokenizers = AdapterTokenizers(async_engine.served, self._config)
             await self._check_tokenizers(state.adapter_tokenizers, ready.adapters)
         state.begin_serving(async_engine, client, EngineFacts.of(self._config, ready), ready.base_digest)
+        if share is not None:
+            self.shared = SharedModel(names, files.path, ready, defaults.defaults), share
         which = f"{names[0]}: " if self._entry.place else ""
         for line in (*ready.summary, *([defaults.applied] if defaults.applied else [])):
             logger.info("%s%s", which, line)
@@ -158,12 +165,6 @@ class ModelService:
             except RequestError as error:
                 raise ConfigError(f"--lora-modules {info.name}: {error}") from None
 
-    def _load_tokenizer(self, path: Path) -> Tokenizer:
-        other = self._config.tokenizer
-        return Tokenizer.load(
-            path, tokenizer_path=None if other is None else Path(other), chat_template=self._config.chat_template
-        )
-
     def stop_downloads(self) -> None:
         """End downloads of adapters, so that requests that wait for them are answered."""
         if self._fetcher is not None and self.state.remote is not None:
@@ -203,6 +204,12 @@ class ModelService:
             self._catalog.close()
         if self._fetcher is not None:
             await _ended(self._fetcher.close, _FETCHER_SECONDS)
+
+
+def load_tokenizer(config: EngineConfig, path: Path) -> Tokenizer:
+    """Return the tokenizer of a model's files, or that of ``--tokenizer``. Raises ModelError."""
+    other = None if config.tokenizer is None else Path(config.tokenizer)
+    return Tokenizer.load(path, tokenizer_path=other, chat_template=config.chat_template)
 
 
 async def _ended(call: Callable[[], None], seconds: float) -> None:

@@ -12,6 +12,8 @@ from typing import Any
 
 from ...engine.errors import ConfigError, EngineError
 from ...engine.serving.engine_spawn import SpawnEngine
+from ..gateways.engine_share import EngineShare
+from ..gateways.shared_model import SharedModel
 from ..generate.model_router import ModelRouter
 from ..generate.server_state import ServerState
 from ..models_file import ServedModel
@@ -81,6 +83,12 @@ class ModelServices:
             for load in loads:
                 load.cancel()
             await asyncio.gather(*loads, return_exceptions=True)
+
+    def shared_model(self) -> tuple[SharedModel, EngineShare]:
+        """Return the only model, which is loaded, and its engine, for gateways."""
+        [service] = self._services
+        assert service.shared is not None
+        return service.shared
 
     def begin_reload(self) -> None:
         """Read the models again, and serve what they are now. What cannot be loaded leaves the old one in its place."""

@@ -14,23 +14,25 @@ import contextlib
 import logging
 import os
 import signal
-from collections.abc import Iterator, Sequence
+import socket
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 
-import uvicorn
 import uvloop
 
 from ...engine import process_memory
 from ...engine.config import EngineConfig
+from ...engine.errors import ConfigError
 from ...engine.serving.engine_spawn import SpawnEngine
 from ..config import ServerConfig
+from ..gateways.gateway_supervisor import GatewaySupervisor
 from ..generate.server_state import ServerState
 from ..models_file import ModelEntry, ServedModel
 from ..observe.engine_collector import kv_usage
 from ..observe.log import set_up_log
 from .app import create_app
-from .connection import uvicorn_options
-from .listener import Listener, listening, remove_socket
+from .http_server import HttpServer
+from .listener import Listener, listening, private_socket, remove_socket
 from .model_services import ModelReader, ModelServices
 from .run_record import RunRecord, RunRecordFile, run_folder, started_at
 from .systemd_notify import notify
@@ -39,7 +41,6 @@ from .tls import RenewableContext, refresh_certificates, tls_context
 EXIT_CUT_OFF = 1
 EXIT_ENGINE_DEAD = 70
 _WATCH_SECONDS = 0.1
-_FLUSH_SECONDS = 2
 
 logger = logging.getLogger("rootgraft.server")
 
@@ -65,11 +66,17 @@ def serve_models(models: Sequence[ServedModel], read_again: ModelReader, spawn: 
         EngineDead: the engine ended while it was loading.
     """
     options = models[0].server
+    if options.gateways > 1 and models[0].entry.options is not None:
+        raise ConfigError("--gateways serves one base model: leave it out, or the list of models.")
     process_memory.share_heap()
     set_up_log(options.log_level, options.log_format)
     tls = tls_context(options)
-    with listening(options) as listener, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_serve_on(listener, tls, models, read_again, spawn))
+    with (
+        listening(options) as listener,
+        private_socket() if options.gateways > 1 else contextlib.nullcontext() as private,
+        asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+    ):
+        return runner.run(_serve_on(listener, tls, models, read_again, private, spawn))
 
 
 async def _serve_on(
@@ -77,17 +84,10 @@ async def _serve_on(
     tls: RenewableContext | None,
     models: Sequence[ServedModel],
     read_again: ModelReader,
+    private: tuple[socket.socket, str] | None,
     spawn: SpawnEngine | None,
 ) -> int:
-    return await _Service(listener, tls, models, read_again, spawn).run()
-
-
-class _Uvicorn(uvicorn.Server):
-    """uvicorn without its own signal handlers: ``_Service`` decides when to end."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
+    return await _Service(listener, tls, models, read_again, private, spawn).run()
 
 
 class _Service:
@@ -99,6 +99,7 @@ class _Service:
         tls: RenewableContext | None,
         models: Sequence[ServedModel],
         read_again: ModelReader,
+        private: tuple[socket.socket, str] | None,
         spawn: SpawnEngine | None,
     ) -> None:
         self._listener = listener
@@ -107,11 +108,15 @@ class _Service:
         self._state = ServerState.open(self._options, _version())
         self._models = ModelServices(models, self._state, read_again, spawn)
         self._may_reload = models[0].entry.options is not None
-        app = create_app(self._models.router)
-        settings = uvicorn.Config(app, **uvicorn_options(), timeout_graceful_shutdown=_FLUSH_SECONDS)
-        settings.load()
-        settings.ssl = tls
-        self._http = _Uvicorn(settings)
+        self._gateways: GatewaySupervisor | None = None
+        self._http_socket = listener.socket
+        if private is not None:  # the gateways answer on the port, and have certificates of their own
+            tls, (self._http_socket, path) = None, private
+            self._gateways = GatewaySupervisor(
+                self._options.gateways, listener.socket, self._state, models[0].engine, path
+            )
+            self._state.gateways = self._gateways.status
+        self._http = HttpServer(create_app(self._models.router), tls)
         self._signalled = asyncio.Event()
         self._closing = False
         self._code = 0
@@ -123,11 +128,13 @@ class _Service:
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, self._on_signal)
         self._write_record()
-        http = asyncio.create_task(self._http.serve([self._listener.socket]))
+        http = asyncio.create_task(self._http.serve([self._http_socket]))
         end = asyncio.create_task(self._signalled.wait())
         load = asyncio.create_task(self._load())
         renewal = asyncio.create_task(self._renew_certificates())
         try:
+            if self._gateways is not None:
+                await self._gateways.start()
             await asyncio.wait((load, end), return_when=asyncio.FIRST_COMPLETED)
             if load.done():
                 load.result()
@@ -149,8 +156,10 @@ class _Service:
             logger.warning("second signal: ending at once")
             self._http.force_exit = True
         else:
-            logger.info("finishing %d requests, at most %g s", self._models.num_active, self._options.shutdown_timeout)
+            logger.info("finishing %d requests, at most %g s", self._num_active, self._options.shutdown_timeout)
         self._models.drain()
+        if self._gateways is not None:
+            self._gateways.drain()
         notify("STOPPING=1")
         if self._state.batches is not None:
             self._state.batches.stop()
@@ -161,6 +170,8 @@ class _Service:
         """End the process without waiting for anything: a signal has come while the server was closing."""
         logger.warning("another signal: ending without waiting for what is being closed")
         self._models.kill()
+        if self._gateways is not None:
+            self._gateways.kill()
         self._record.remove()
         remove_socket(self._listener)
         logging.shutdown()
@@ -176,6 +187,8 @@ class _Service:
         logger.info("listening on %s; loading %s", self._listener.place, what)
         await self._models.load(self._write_record)
         process_memory.freeze()
+        if self._gateways is not None:
+            await self._gateways.serve(*self._models.shared_model())
         state = self._state
         if state.batches is not None and state.internal_client is not None:
             state.batches.resume(state.internal_client)
@@ -192,16 +205,21 @@ class _Service:
             self._write_record()
             if self._state.draining:
                 deadline = min(deadline, loop.time() + self._options.shutdown_timeout)
-                if not models.num_active or loop.time() >= deadline:
+                if not self._num_active or loop.time() >= deadline:
                     break
             await asyncio.sleep(_WATCH_SECONDS)
         if (sick := models.sick) is None:
-            if models.num_active:
-                logger.warning("cutting off %d requests", models.num_active)
-            return EXIT_CUT_OFF if models.num_active else 0
+            if num_active := self._num_active:
+                logger.warning("cutting off %d requests", num_active)
+            return EXIT_CUT_OFF if num_active else 0
         logger.error("%s The server ends.", sick.death())
         models.kill()
         return EXIT_ENGINE_DEAD
+
+    @property
+    def _num_active(self) -> int:
+        """Requests that are being answered, here or by gateways."""
+        return self._models.num_active + (0 if self._gateways is None else self._gateways.num_active)
 
     def _write_record(self) -> None:
         served = self._models.served
@@ -231,6 +249,8 @@ class _Service:
         self._models.drain()
         if self._state.batches is not None:
             await self._state.batches.close()
+        if self._gateways is not None:
+            await self._gateways.close("The server is shutting down.")
         await self._models.close_engines("The server is shutting down.")
         self._http.should_exit = True
         await http

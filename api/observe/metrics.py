@@ -38,7 +38,7 @@ from .metric_tables import (
     full_name,
     token_buckets,
 )
-from .replica_collector import ReplicaCollector
+from .replica_collector import GatewayCollector, ReplicaCollector
 from .token_usage import TokenCounts
 
 if TYPE_CHECKING:
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from ...engine.serving.replica_status import FleetStatus
     from ...engine.types import SequenceStats, Usage
     from .gpu_usage import GpuCollector
+    from .replica_view import GatewaysStatus
 
 MOST_ADAPTERS = 200
 """Adapters with counters of their own; requests of further ones count together."""
@@ -103,6 +104,7 @@ class Metrics:
         gpus: collector of GPU use; None where there is no GPU to tell of.
         engines: returns the engine's gauges and counters by replica; none for an engine of one process.
         fleet: returns the status of a fleet; None for an engine of one process.
+        gateways: returns the status of the gateways; None where there are none.
 
     Attributes:
         history: some of the metrics over the last minutes.
@@ -119,6 +121,7 @@ class Metrics:
         gpus: GpuCollector | None = None,
         engines: Callable[[], Mapping[int, Mapping[str, float]]] = dict,
         fleet: Callable[[], FleetStatus | None] = lambda: None,
+        gateways: Callable[[], GatewaysStatus] | None = None,
     ) -> None:
         self.history = History()
         self._labels = (model_name, "0")
@@ -129,6 +132,8 @@ class Metrics:
         collector = EngineCollector(stats, engines, lambda: self._adapters_in_use, self._labels, prefix, facts)
         self.registry.register(collector)
         self.registry.register(ReplicaCollector(fleet, model_name))
+        if gateways is not None:
+            self.registry.register(GatewayCollector(gateways))
         if gpus is not None:
             self.registry.register(gpus)
         ProcessCollector(registry=self.registry)

@@ -1,4 +1,4 @@
-"""Collector of what only a fleet has: its replicas by state, and what has happened to them."""
+"""Collectors of replicas and gateways, by state, and of what has happened to them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from ...engine.serving.replica_status import FleetStatus
 from .metric_tables import OWN_PREFIX
+from .replica_view import GatewaysStatus
 
 _STATES = ("serving", "starting", "draining")
 
@@ -61,3 +62,34 @@ class ReplicaCollector:
         scalings.add_metric((self._model_name, "up"), status.num_scaled_up)
         scalings.add_metric((self._model_name, "down"), status.num_scaled_down)
         yield scalings
+
+
+class GatewayCollector:
+    """Yields the families of the gateways, which are those of the whole server.
+
+    Args:
+        status: returns their status.
+    """
+
+    def __init__(self, status: Callable[[], GatewaysStatus]) -> None:
+        self._status = status
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield all families."""
+        status = self._status()
+        states = Counter(gateway.state for gateway in status.gateways)
+        gateways = GaugeMetricFamily(OWN_PREFIX + "gateways", "Processes that answer HTTP.", labels=("state",))
+        for state in _STATES:
+            gateways.add_metric((state,), states[state])
+        yield gateways
+        active = GaugeMetricFamily(
+            OWN_PREFIX + "gateway_requests", "Answers that a gateway is generating.", labels=("gateway",)
+        )
+        for gateway in status.gateways:
+            active.add_metric((gateway.name,), gateway.active)
+        yield active
+        for name, text, value in (
+            ("gateway_starts", "Gateways that were started.", status.num_started),
+            ("gateway_losses", "Gateways that ended or hung.", status.num_lost),
+        ):
+            yield CounterMetricFamily(OWN_PREFIX + name, text, value)

@@ -1,15 +1,65 @@
-"""Replica view: the replicas of an engine as JSON, for ``GET /v1/fleet`` and the live page."""
+"""Replica view: the replicas of an engine and the gateways as JSON, for ``GET /v1/fleet`` and the live page."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from ...engine.serving.replica_status import FleetStatus, ReplicaStatus
 from .engine_collector import kv_usage
 
 
-def fleet_json(status: FleetStatus) -> dict[str, Any]:
-    """Return a fleet's status as a JSON object."""
+@dataclass(frozen=True, slots=True)
+class GatewayStatus:
+    """One process that answers HTTP.
+
+    Attributes:
+        name: unique, also among those that are gone.
+        state: serving, starting or draining.
+        up_seconds: since its process was started.
+        silent_seconds: since its last sign of life.
+        active: answers that it is generating.
+    """
+
+    name: str
+    state: str
+    pid: int
+    up_seconds: float
+    silent_seconds: float
+    active: int
+
+
+@dataclass(frozen=True, slots=True)
+class GatewaysStatus:
+    """All gateways that run, and how many were started, and lost, since the start."""
+
+    gateways: tuple[GatewayStatus, ...]
+    num_started: int
+    num_lost: int
+
+
+def gateways_json(status: GatewaysStatus) -> dict[str, Any]:
+    """Return the gateways' status as a JSON object."""
+    return {
+        "started": status.num_started,
+        "lost": status.num_lost,
+        "data": [
+            {
+                "id": each.name,
+                "object": "gateway",
+                "state": each.state,
+                "place": f"process {each.pid}",
+                "up_seconds": round(each.up_seconds, 1),
+                "silent_seconds": round(each.silent_seconds, 2),
+                "active": each.active,
+            }
+            for each in status.gateways
+        ],
+    }
+
+
+def fleet_json(status: FleetStatus, gateways: GatewaysStatus | None = None) -> dict[str, Any]:
+    """Return a fleet's status as a JSON object, with that of the gateways where there are some."""
     bounds = None if status.bounds is None else {"min": status.bounds[0], "max": status.bounds[1]}
     return {
         "object": "fleet",
@@ -24,6 +74,7 @@ def fleet_json(status: FleetStatus) -> dict[str, Any]:
         "scaled_up": status.num_scaled_up,
         "scaled_down": status.num_scaled_down,
         "data": [replica_json(each) for each in status.replicas],
+        **({} if gateways is None else {"gateways": gateways_json(gateways)}),
     }
 
 

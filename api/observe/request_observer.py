@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from ..access.request_admission import Ticket
+from ..access.request_admission import HeldTicket
 from .metrics import Metrics
 from .token_usage import TokenCounts, UsageCount
 
@@ -50,7 +50,9 @@ class RequestObserver:
         usage: sum of their tokens, written here alone.
     """
 
-    def __init__(self, metrics: Metrics, requests: Sequence[TextRequest], ticket: Ticket, usage: UsageCount) -> None:
+    def __init__(
+        self, metrics: Metrics, requests: Sequence[TextRequest], ticket: HeldTicket, usage: UsageCount
+    ) -> None:
         self._metrics = metrics
         self._requests = requests
         self._ticket = ticket
@@ -62,7 +64,6 @@ class RequestObserver:
         self._running = {
             (prompt, index): 0 for prompt, request in enumerate(requests) for index in range(request.n)
         }  # tokens of the sequences that have not ended
-        self._num_generated = 0
         self._ends: dict[str, int] = {}
         self._lengths: dict[int, list[int]] = {}  # of the answers that have ended, by prompt
         self._measured: list[SequenceStats] = []
@@ -81,10 +82,10 @@ class RequestObserver:
         for delta in deltas:
             sequence = delta.prompt, delta.index
             if delta.tokens:
-                self._ticket.begin(sequence)
+                self._ticket.take(sequence, len(delta.tokens))
                 self._count_tokens(sequence, len(delta.tokens), now)
             if delta.finish is not None:
-                self._ticket.begin(sequence)
+                self._ticket.take(sequence, 0)
                 self._count_finish(sequence, delta.finish, now)
 
     def end(self, reason: str) -> RequestEnd:
@@ -94,7 +95,7 @@ class RequestObserver:
             if num_tokens:
                 self._usage.add_aborted(prompt, len(self._requests[prompt].tokens), num_tokens)
         self._running.clear()
-        self._ticket.close(self._num_generated)
+        self._ticket.close()
         seconds = time.perf_counter() - self._start
         measured = together(self._measured)
         rate = self._num_later / measured.decode if measured and measured.decode and self._num_later else None
@@ -109,7 +110,6 @@ class RequestObserver:
             self._metrics.observe_between(now - last)
         self._last[sequence] = now
         self._running[sequence] += count
-        self._num_generated += count
 
     def _count_finish(self, sequence: tuple[int, int], finish: Finish, now: float) -> None:
         usage, stats = finish.usage, finish.stats

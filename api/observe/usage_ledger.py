@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from queue import Full, Queue
+from typing import Protocol
 
 from ...engine.errors import ConfigError
 
@@ -131,6 +132,14 @@ class LedgerFile:
 
     def close(self) -> None:
         self._db.close()
+
+
+class UsageRecorder(Protocol):
+    """What keeps records, in this process or in another; see ``UsageLedger``."""
+
+    def put(self, record: UsageRecord) -> asyncio.Future[None]: ...
+
+    async def until_written(self, written: asyncio.Future[None]) -> None: ...
 
 
 class UsageLedger:

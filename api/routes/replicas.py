@@ -17,11 +17,12 @@ router = APIRouter(tags=["operation"])
 
 @router.get("/v1/fleet")
 async def fleet(state: State) -> dict[str, Any]:
-    """All replicas, those that drain included. An engine of one process is a fleet of one.
+    """All replicas, those that drain included, and the gateways. An engine of one process is a fleet of one.
 
     Raises:
         CapacityError: the model is being loaded.
     """
     if state.client is None or state.async_engine is None:
         raise CapacityError("The model is still being loaded.")
-    return fleet_json(fleet_status(state.client, time.time() - state.started))
+    gateways = None if state.gateways is None else state.gateways()
+    return fleet_json(fleet_status(state.client, time.time() - state.started), gateways)

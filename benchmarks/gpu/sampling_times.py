@@ -13,8 +13,8 @@ from benchmarks.gpu.measure import Ceilings, Line, Machine, seconds, synchronize
 from rootgraft.engine.batch import Row, RowStart
 from rootgraft.engine.sampling import top_k_top_p
 from rootgraft.engine.sampling.sampler import DeviceMasks, Sampler
-from rootgraft.engine.sampling.top_k_top_p import Draws
 from rootgraft.engine.types import SamplingParams
+from rootgraft.kernels.layouts.draw_params import DrawParams
 from rootgraft.kernels.sampling_ops import draw_ranked, mask_logits
 
 VOCAB, TINY_VOCAB = 128_256, 512
@@ -56,21 +56,21 @@ def _draws(machine: Machine, ceilings: Ceilings, rows: int, vocab: int) -> Itera
             yield _line(f"draw from top_p 0.9, {rows} rows, {shape}, {name}", took, floor)
 
 
-def _by_kernel(logits: torch.Tensor, probs: torch.Tensor, draws: Draws) -> object:
+def _by_kernel(logits: torch.Tensor, probs: torch.Tensor, draws: DrawParams) -> object:
     return draw_ranked(logits, probs, draws.top_k, draws.top_p, draws.min_p, draws.u)
 
 
-def _by_sorting(logits: torch.Tensor, probs: torch.Tensor, draws: Draws) -> object:
+def _by_sorting(logits: torch.Tensor, probs: torch.Tensor, draws: DrawParams) -> object:
     """What ``rootgraft.engine.sampling.top_k_top_p`` would do without the kernel."""
     return top_k_top_p._draw_sorted(logits, probs, draws, logits.shape[1])
 
 
-def _columns(machine: Machine, rows: int) -> Draws:
+def _columns(machine: Machine, rows: int) -> DrawParams:
     def column(value: float, kind: torch.dtype) -> torch.Tensor:
         return torch.full((rows, 1), value, dtype=kind, device=machine.device)
 
     kinds = (torch.float32, torch.int64, torch.float64, torch.float32, torch.float64)
-    return Draws(*(column(value, kind) for value, kind in zip((1, 0, 0.9, 0, 0.5), kinds, strict=True)))
+    return DrawParams(*(column(value, kind) for value, kind in zip((1, 0, 0.9, 0, 0.5), kinds, strict=True)))
 
 
 def _mask(machine: Machine, ceilings: Ceilings, rows: int, vocab: int) -> Line:

@@ -14,7 +14,7 @@ from ..text.prompt_cache import Owner, PromptEncoder
 from ..text.tokenizer import Tokenizer, check_unicode
 from ..types import SamplingDefaults
 from .adapter_tokenizers import ServedTokenizer
-from .engine_like import EngineLike
+from .engine_like import SequenceEngine
 from .output_processor import OutputProcessor, TextDelta
 from .request import RequestLimits, TextRequest
 from .sequence_table import SequenceTable
@@ -39,7 +39,7 @@ class AsyncEngine:
     """
 
     def __init__(
-        self, client: EngineLike, tokenizer: Tokenizer, ready: Ready, defaults: SamplingDefaults = _NEUTRAL
+        self, client: SequenceEngine, tokenizer: Tokenizer, ready: Ready, defaults: SamplingDefaults = _NEUTRAL
     ) -> None:
         self.defaults = defaults
         self.max_model_len = ready.max_model_len

@@ -11,15 +11,26 @@ from ..snapshot import EngineSnapshot
 from ..types import AdapterInfo
 
 
-class EngineLike(Protocol):
-    """An engine that takes sequences and returns their tokens; see ``EngineClient`` for each of these.
+class SequenceEngine(Protocol):
+    """What runs sequences: an engine, or the view that one of its clients has of it; see ``EngineClient``.
 
     All methods belong to one event loop.
     """
 
     on_frame: Callable[[list[Message]], None]
-    on_heartbeat: Callable[[Heartbeat], None]
     on_death: Callable[[EngineDead], None]
+
+    def describe_tokens(self, texts: TokenTexts) -> None: ...
+
+    def submit(self, submits: Sequence[Submit]) -> None: ...
+
+    def abort(self, ids: Iterable[int]) -> None: ...
+
+
+class EngineLike(SequenceEngine, Protocol):
+    """An engine with its adapters and its life; see ``EngineClient`` for each of these."""
+
+    on_heartbeat: Callable[[Heartbeat], None]
 
     @property
     def death(self) -> EngineDead | None: ...
@@ -37,12 +48,6 @@ class EngineLike(Protocol):
     def adapters(self) -> Mapping[str, AdapterInfo]: ...
 
     async def start(self) -> Ready: ...
-
-    def describe_tokens(self, texts: TokenTexts) -> None: ...
-
-    def submit(self, submits: Sequence[Submit]) -> None: ...
-
-    def abort(self, ids: Iterable[int]) -> None: ...
 
     async def load_adapter(self, name: str, path: str, *, replace: bool = False, trusted: bool = False) -> None: ...
 

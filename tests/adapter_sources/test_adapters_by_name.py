@@ -526,6 +526,8 @@ async def test_requests_that_wait_for_an_adapter_are_told_that_the_server_ends(
     server = serve("hf", LOCAL)
     service = SimpleNamespace(
         _closing=False,
+        _gateways=None,
+        _num_active=0,
         _state=server.state,
         _models=SimpleNamespace(
             num_active=0,

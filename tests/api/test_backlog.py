@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 from support.api.limit_fakes import Clock, limited, refused
 
-from rootgraft.api.access.caller import Caller, RequestFacts
 from rootgraft.api.access.overload import ROOM, Load, QueueLimits
 from rootgraft.api.access.rate_limits import RateLimits
-from rootgraft.api.access.request_admission import RequestAdmission
+from rootgraft.api.access.request_admission import Demand, RequestAdmission
 from rootgraft.api.errors import Rejection
 from rootgraft.api.observe.metrics import Metrics
 from rootgraft.api.observe.request_observer import RequestObserver
@@ -185,9 +184,8 @@ def delta(index: int, tokens: int = 1, ended: bool = False, prompt: int = 0) -> 
 def test_a_ticket_holds_places_until_first_tokens_and_tokens_until_its_end() -> None:
     queue_limits, limits = QueueLimits(100, 10**6, 60, Clock()), RateLimits(Clock())
     key = limited(tokens=1000)
-    caller = Caller(key, "", None, RequestFacts())
     requests = [request(n=2), request(num_prompt=5)]
-    ticket = RequestAdmission(queue_limits, limits).admit(caller, requests)
+    ticket = RequestAdmission(queue_limits, limits).admit(key, Demand.of(requests))
     observer = RequestObserver(Metrics("tiny", dict), requests, ticket, UsageCount())
 
     def left() -> str:
@@ -205,6 +203,6 @@ def test_a_ticket_holds_places_until_first_tokens_and_tokens_until_its_end() -> 
 def test_a_ticket_that_was_never_used_gives_all_back() -> None:
     queue_limits, limits = QueueLimits(100, 10**6, 60, Clock()), RateLimits(Clock())
     key = limited(requests=10, tokens=1000)
-    RequestAdmission(queue_limits, limits).admit(Caller(key, "", None, RequestFacts()), [request()]).close(0)
+    RequestAdmission(queue_limits, limits).admit(key, Demand.of([request()])).close()
     assert queue_limits.sequences == 0
     assert limits.headers(key)["x-ratelimit-remaining-tokens"] == "1000"

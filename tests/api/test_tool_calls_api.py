@@ -14,6 +14,7 @@ from support.api.bad.bad_structured import named, schema_format, tool
 from support.api.reply_checks import scrape, value
 from support.api.tool_asks import CASES, CITY, FORCED, ONE, SHORT, TOOLS, TWO
 
+from rootgraft.api.generate.template_formats import TemplateFormats
 from rootgraft.api.structured.tool_formats import FORMATS
 from rootgraft.engine.errors import GrammarRefused
 from rootgraft.grammar.spec import GrammarKind
@@ -295,7 +296,7 @@ def test_tokenize_counts_tools_as_chat_does(live: Live) -> None:
     say(live, "x")
     for family in ("hermes", ""):
         live.async_engine.tokenizer.speaks = family
-        live.state._dialects.clear()
+        live.state._formats = TemplateFormats(live.state.options)
         post(live, messages=HISTORY)
         with live.http() as http:
             tokens = http.post("/tokenize", json={"messages": HISTORY, "tools": TOOLS}).json()["tokens"]

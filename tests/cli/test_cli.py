@@ -73,6 +73,14 @@ def test_help_and_mistakes_load_nothing_heavy() -> None:
         ("serve a --model b", "rootgraft serve: a and --model b contradict each other."),
         ("serve --max-num-seqs 64 --max-num-batched-tokens 8", "rootgraft serve: --max-num-batched-tokens (8) must be"),
         ("serve --gpu-memory-utilization nan", "rootgraft serve: --gpu-memory-utilization must be at least 0.05"),
+        (
+            "serve --target-itl-ms 60001",
+            "rootgraft serve: --target-itl-ms must be 0, for no target, or from 1 to",
+        ),
+        (
+            "serve --target-itl-ms.fast 5",
+            "rootgraft serve: --target-itl-ms has no 'fast'; it has realtime, interactive",
+        ),
         ("chat --temperature -1", "rootgraft chat: --temperature must be at least 0, not -1.0."),
         ("bench serve --dataset x --shared-prefix-len 5", "rootgraft bench serve: --shared-prefix-len is for random"),
     ],

@@ -130,6 +130,8 @@ def test_a_value_that_we_do_not_do_is_refused(name: str) -> None:
         ("m --served-model-name a b", {"served_model_name": ("a", "b")}),
         ("m --allowed-origins [\"x\",\"y\"]", {"allowed_origins": ("x", "y")}),
         ("m --speculative-config.method ngram", {"speculative_config": '{"method": "ngram"}'}),
+        ("m --target-itl-ms 50", {"target_itl_ms": "50"}),
+        ("m --target-itl-ms.batch 500", {"target_itl_ms": '{"batch": 500}'}),
         ("m -sc.method=ngram -sc.num_speculative_tokens=3", {"speculative_config": '{"method": "ngram", "num_speculative_tokens": 3}'}),
         ("m --compilation-config.a.b+ 1 --compilation-config.a.b+=2,3", {}),
         ("--model-path m --tp 1 --mem-fraction-static 0.7 --context-length 8k", {"gpu_memory_utilization": 0.7, "max_model_len": 8000}),
@@ -345,6 +347,14 @@ def test_data_parallel_ranks_are_replicas(line: str) -> None:
     assert changed(line) == {"replicas": 4}
     assert changed(line.replace("4", "1")) == {}
     with pytest.raises(ConfigError, match="--replicas must be at most 16, not 17"):
+        serve(line.replace("4", "17"))
+
+
+@pytest.mark.parametrize("line", ["--api-server-count 4", "-asc 4"])
+def test_api_servers_are_gateways(line: str) -> None:
+    assert changed(line) == {"gateways": 4}
+    assert changed(line.replace("4", "1")) == {}
+    with pytest.raises(ConfigError, match="--gateways must be at most 16, not 17"):
         serve(line.replace("4", "17"))
 
 

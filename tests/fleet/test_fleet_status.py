@@ -17,6 +17,7 @@ from support.api.key_files import entry, write
 from rootgraft.api.cli.main import main
 from rootgraft.api.config import ServerConfig
 from rootgraft.api.observe.engine_facts import EngineFacts
+from rootgraft.api.observe.replica_view import GatewaysStatus, GatewayStatus
 from rootgraft.engine.serving.replica_status import FleetStatus, ReplicaStatus
 
 PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
@@ -49,8 +50,11 @@ def fleet() -> Iterator[Live]:
     yield from with_client(FakeFleet())
 
 
-def with_client(client: Any, options: ServerConfig | None = None) -> Iterator[Live]:
+def with_client(
+    client: Any, options: ServerConfig | None = None, gateways: GatewaysStatus | None = None
+) -> Iterator[Live]:
     state = make_state(options)
+    state.gateways = None if gateways is None else lambda: gateways
     state.client = client
     assert state.async_engine is not None
     state.begin_serving(state.async_engine, client, EngineFacts())
@@ -161,3 +165,37 @@ def test_the_page_of_a_fleets_metrics_is_complete(fleet: Live) -> None:
             labels = set().union(*(sample.labels for sample in family.samples)) - {"model_name"}
             served[family.name + ("_total" if family.type == "counter" else "")] = family.type, labels
     assert documented == served
+
+
+def test_gateways_are_told_beside_the_replicas(capsys: pytest.CaptureFixture[str]) -> None:
+    gateways = (
+        GatewayStatus("gateway-1", "serving", 11, 65.0, 0.254, 3),
+        GatewayStatus("gateway-4", "starting", 12, 1.0, 0.0, 0),
+    )
+    for live in with_client(FakeFleet(), None, GatewaysStatus(gateways, 4, 2)):
+        with live.http() as http:
+            told = http.get("/v1/fleet").json()["gateways"]
+        assert (told["started"], told["lost"], len(told["data"])) == (4, 2, 2)
+        assert told["data"][0] == {
+            "id": "gateway-1", "object": "gateway", "state": "serving", "place": "process 11", "up_seconds": 65.0,
+            "silent_seconds": 0.25, "active": 3,
+        }  # fmt: skip
+        assert main(["fleet", "status", "--url", live.url]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert lines[-4] == "Gateways since the start: 4 started, 2 lost."
+        assert lines[-2].split() == ["gateway-1", "serving", "3", "1", "min", "5", "s", "process", "11"]
+        families = metrics_of(live)
+        values = {tuple(sample.labels.values()): sample.value for sample in families["rootgraft:gateways"].samples}
+        assert values == {("serving",): 1.0, ("starting",): 1.0, ("draining",): 0.0}
+        section = PAGE.read_text().partition("\n## Of gateways\n")[2].partition("\n## ")[0]
+        rows = re.findall(r"^\| `(\S+?)` \| (\w+) \|([^|]*)\|", section, re.MULTILINE)
+        documented = {name: (kind, set(re.findall(r"`(\w+)`", labels))) for name, kind, labels in rows}
+        served = {
+            family.name + ("_total" if family.type == "counter" else ""): (
+                family.type,
+                set().union(*(sample.labels for sample in family.samples)),
+            )
+            for family in families.values()
+            if family.name.startswith("rootgraft:gateway")
+        }
+        assert documented == served

@@ -98,18 +98,19 @@ def test_a_library_of_other_arguments_is_refused(small_library):
         Kernels(NativeLibrary(build.load_library(small_library / "cache")))
 
 
-def test_two_processes_at_once(small_library):
+def test_two_processes_at_once(small_library, tmp_path_factory):
+    cache = tmp_path_factory.mktemp("kernels")  # not among the sources, whose names and contents are hashed
     program = (
         "import sys; from pathlib import Path; from rootgraft.kernels.cpu import build;"
         "build.SOURCES = Path(sys.argv[1]);"
-        "sys.exit(build.load_library(build.SOURCES / 'cache').one() - 1)"
+        "sys.exit(build.load_library(Path(sys.argv[2])).one() - 1)"
     )
-    command = [sys.executable, "-c", program, str(small_library)]
+    command = [sys.executable, "-c", program, str(small_library), str(cache)]
     running = [subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE) for _ in range(3)]
     said = b"".join(process.communicate()[1] for process in running)
     assert [process.returncode for process in running] == [0, 0, 0], said
     assert said.count(b"Compiling the CPU kernels") == 1, "the others wait for it"
-    assert len(list((small_library / "cache").glob("*.so"))) == 1
+    assert len(list(cache.glob("*.so"))) == 1
 
 
 def test_a_file_system_without_locks_takes_the_library(small_library, monkeypatch):

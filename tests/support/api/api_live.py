@@ -96,9 +96,9 @@ def serve(state: ServerState) -> Iterator[Live]:
         thread.join(20)
 
 
-def wait_until(condition: Callable[[], bool]) -> None:
-    """Look again and again until another thread has got there."""
-    deadline = time.monotonic() + 20
+def wait_until(condition: Callable[[], bool], seconds: float = 20.0, pause: float = 0.002) -> None:
+    """Look again and again until another thread, or process, has got there."""
+    deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline
-        time.sleep(0.002)
+        time.sleep(pause)

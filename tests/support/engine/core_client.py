@@ -27,7 +27,7 @@ VOCAB = 11
 
 
 class CoreClient:
-    """Computes a step in each turn of the loop while it has work.
+    """Computes a step in each turn of the loop, or after so many seconds, while it has work.
 
     Attributes:
         refused: folders of adapters that cannot be loaded.
@@ -44,8 +44,11 @@ class CoreClient:
         refused: Sequence[str] = (),
         changed: Sequence[str] = (),
         fails: EngineDead | None = None,
+        vocab_size: int = VOCAB,
+        step_seconds: float = 0.0,
     ) -> None:
-        worker = FakeWorker(400, 4, vocab_size=VOCAB)
+        worker = FakeWorker(400, 4, vocab_size=vocab_size)
+        self._step_seconds = step_seconds
         worker.base_digest = base
         self.core = EngineCore(EngineConfig(block_size=4, max_num_seqs=4, max_num_batched_tokens=32), worker)
         self.refused = refused
@@ -124,7 +127,7 @@ class CoreClient:
         self.core.handle(decode(encode(messages)))
         if not self._running:
             self._running = True
-            asyncio.get_running_loop().call_soon(self._step)
+            asyncio.get_running_loop().call_later(self._step_seconds, self._step)
 
     def _step(self) -> None:
         self._running = self.is_alive and self.core.has_work
@@ -136,4 +139,4 @@ class CoreClient:
             self.on_frame(messages)
         self.stats = self.core.stats()
         self.on_heartbeat(Heartbeat(self.stats, {}))
-        asyncio.get_running_loop().call_soon(self._step)
+        asyncio.get_running_loop().call_later(self._step_seconds, self._step)

@@ -100,8 +100,10 @@ class FakeWorker:
         overlaps: bool = False,
         rope_switch: int = ENDLESS,
         states: StateSlots | None = None,
+        draft: Any = None,
     ) -> None:
         self.rope_switch = rope_switch
+        self.draft = draft
         self.states = states
         self.state_of = [-1] * (states.total if states else 0)  # in each slot: the content of the cell before it
         self.sources: dict[int, int] = {}  # slot of the state that a row reads next, -1 for none
@@ -180,7 +182,9 @@ class FakeWorker:
         for i, token in enumerate(row.tokens):
             if token < 0:
                 assert token == placeholder_token(row.row), "waits for the token of another row"
-                token = self.drawn[row.row]
+                # None was drawn if the step before had only rows that have ended: then this one has ended too, and what
+                # it draws is ignored. A row that goes on would show it by its answer.
+                token = self.drawn.get(row.row, 0)
             content = chain(content, token ^ self._weights(row.row, row.start + i))
             contents.append(content)
             cell = self._cell(table, row.start + i)

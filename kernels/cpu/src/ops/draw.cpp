@@ -1,10 +1,10 @@
 // A random token of each line of logits, with probabilities softmax(logits / temperature), of those that top-k, top-p and
 // min-p keep.
 //
-// Weights e^((logit - best) / T) are added up in parts of a line, in an order that the line's length alone fixes. Without
-// top-k and top-p a part is found by these sums, and its weights are computed again for the token. Else the likely tokens
-// are collected and the one that is meant is found by partitions, as in quickselect: nothing is sorted, and sums of
-// integers are exact in any order. Where the likely ones do not suffice, more are collected.
+// Weights e^((logit - best) / T) are added up in a fixed order. Without top-k and top-p races decide, as
+// engine/sampling/top_k_top_p.py defines them; weights are computed again for the winners, and never written. Else the
+// likely tokens are collected, and the one that is meant is found by partitions, as in quickselect: nothing is sorted, and
+// sums of integers are exact in any order. Where the likely ones do not suffice, more are collected.
 #include <algorithm>
 #include <atomic>
 #include <cmath>
@@ -18,8 +18,7 @@ namespace rootgraft {
 namespace {
 
 constexpr int64_t kSmall = 1 << 16;    // logits for which one thread is faster
-constexpr int64_t kMostParts = 1024;   // of a line
-constexpr int64_t kPart = 256;         // logits in a part at least
+constexpr int64_t kBlock = 64, kPart = 2048;  // tokens
 // Logarithms to base 2, against the best token, of the tokens that are collected until they suffice; in the end all that
 // have a weight.
 constexpr float kPossible = -40.0f, kBounds[] = {-14.0f, -18.0f, -22.0f, -27.0f, -33.0f, kPossible};
@@ -36,8 +35,9 @@ struct Draw {
   const double* top_p;       // [draws], 1: off
   const float* min_p;        // [draws], 0: off
   const double* u;           // [draws] in [0, 1)
+  const double* noise;       // [draws][num_noise], or null if all draws are by rank
   int64_t* tokens;           // [draws]
-  int64_t draws, rows, columns, threads;
+  int64_t draws, rows, columns, num_noise, threads;
 };
 
 // value, or 0 where it is below `least` or no number.
@@ -61,17 +61,12 @@ struct Line {
     return keep_from(exp2((load_logits(column) - best) * scale), least);
   }
 
-  // Of all weights in units of the candidates'.
-  double mass() const {
-    double mass = 0;
-    for (int64_t first = 0; first < columns; first += kPart) {
-      Floats sum_of_lanes = broadcast(0.0f);
-      for (int64_t column = first; column < std::min(first + kPart, columns); column += kWidth) {
-        sum_of_lanes = sum_of_lanes + exp2((load_logits(column) - best) * scale);
-      }
-      mass += sum(sum_of_lanes);
+  double sum_weights(int64_t first, int64_t count) const {
+    Floats sum_of_lanes = broadcast(0.0f);
+    for (int64_t column = first; column < std::min(first + count, columns); column += kWidth) {
+      sum_of_lanes = sum_of_lanes + weights(column);
     }
-    return mass * kOne;
+    return sum(sum_of_lanes);
   }
 };
 
@@ -183,7 +178,8 @@ int64_t draw_kept(const Line& line, int64_t top_k, double top_p, float min_p, do
     } else if (all) {
       mass = (double)candidates.total();
     } else {
-      mass = line.mass();
+      mass = 0;
+      for (int64_t first = 0; first < line.columns; first += kPart) mass += line.sum_weights(first, kPart) * kOne;
       if ((double)candidates.total() < mass * top_p) continue;
     }
     if (top_p < 1) candidates.keep_mass(mass * top_p);
@@ -193,38 +189,43 @@ int64_t draw_kept(const Line& line, int64_t top_k, double top_p, float min_p, do
   return 0;
 }
 
-// Draws a token. A line of NaN or infinities gives any token.
-int64_t draw(const Line& line, double u) {
-  const int64_t part = std::max(kPart, ((line.columns + kMostParts - 1) / kMostParts + kWidth - 1) / kWidth * kWidth);
-  const int64_t parts = (line.columns + part - 1) / part;
-  double sums[kMostParts], total = 0;
-  for (int64_t i = 0; i < parts; i++) {
-    const int64_t end = std::min((i + 1) * part, line.columns);
-    Floats sum_of_lanes = broadcast(0.0f);
-    for (int64_t column = i * part; column < end; column += kWidth) sum_of_lanes = sum_of_lanes + line.weights(column);
-    total += sums[i] = sum(sum_of_lanes);
+// Who has the largest weight for its random number; the first of equals. Whoever comes first, if all weigh nothing.
+struct Race {
+  double best = 0;
+  int64_t winner;
+
+  explicit Race(int64_t first) : winner(first) {}
+
+  void enter(int64_t who, double weight, double noise) {
+    if (!(weight > 0)) return;
+    const double score = weight / noise;
+    if (score > best) best = score, winner = who;
   }
-  double behind = u * total, left = 0;
-  int64_t chosen = 0;
-  for (int64_t i = 0; i < parts; i++) {  // the first part whose end is beyond; rounding may leave none: then the last
-    if (!(sums[i] > 0)) continue;
-    chosen = i, left = behind;
-    if (behind < sums[i]) break;
-    behind -= sums[i];
+};
+
+// Draws a token by races among parts of the vocabulary, among blocks of the part that wins, among tokens of its block:
+// the sizes are fixed, so that a line draws the same whatever the width of the logits. Any token of a line of NaN.
+int64_t race(const Line& line, const double* noise) {
+  const double *of_block = noise + kBlock, *of_part = of_block + kPart / kBlock;
+  Race parts(0);
+  for (int64_t part = 0; part * kPart < line.columns; part++) {
+    parts.enter(part, line.sum_weights(part * kPart, kPart), of_part[part]);
   }
-  int64_t token = 0;
-  const int64_t end = std::min((chosen + 1) * part, line.columns);
-  for (int64_t column = chosen * part; column < end; column += kWidth) {
+  const int64_t first = parts.winner * kPart;
+  Race blocks(0);
+  for (int64_t block = 0; block * kBlock < kPart && first + block * kBlock < line.columns; block++) {
+    blocks.enter(block, line.sum_weights(first + block * kBlock, kBlock), of_block[block]);
+  }
+  const int64_t start = first + blocks.winner * kBlock;
+  Race tokens(start);
+  for (int64_t column = start; column < std::min(start + kBlock, line.columns); column += kWidth) {
     float weights[kWidth];
     store(weights, line.weights(column));
     for (int lane = 0; lane < kWidth; lane++) {
-      if (!(weights[lane] > 0)) continue;
-      token = column + lane;
-      if (left < weights[lane]) return token;
-      left -= weights[lane];
+      tokens.enter(column + lane, weights[lane], noise[column - start + lane]);
     }
   }
-  return token;
+  return tokens.winner;
 }
 
 }  // namespace
@@ -239,11 +240,12 @@ extern "C" int draw_tokens(const Draw* op) {
   std::atomic<int> failed{0};
   const int threads = op->draws * op->columns < kSmall ? 1 : (int)op->threads;
   parallel_items(threads, op->draws, [&](int64_t i) {
+    const bool ranked = op->top_k[i] > 0 || op->top_p[i] < 1;  // then min-p comes after the share of all
     const Line line = {op->logits + op->lines[i] * op->columns, op->columns, broadcast(op->best[i]),
-                       broadcast(kLog2E / op->temperature[i]), broadcast(op->min_p[i])};
+                       broadcast(kLog2E / op->temperature[i]), broadcast(ranked ? 0.0f : op->min_p[i])};
     try {
-      const bool ranked = op->top_k[i] > 0 || op->top_p[i] < 1;
-      op->tokens[i] = ranked ? draw_kept(line, op->top_k[i], op->top_p[i], op->min_p[i], op->u[i]) : draw(line, op->u[i]);
+      op->tokens[i] = ranked ? draw_kept(line, op->top_k[i], op->top_p[i], op->min_p[i], op->u[i])
+                             : race(line, op->noise + i * op->num_noise);
     } catch (const std::bad_alloc&) {
       failed = kNoMemory;
     }

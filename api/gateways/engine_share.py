@@ -1,0 +1,136 @@
+"""Engine share: lets several clients use one engine, each with numbers of its own for its sequences.
+
+client 1: sequence 7  --->                  ---> 41
+                           EngineShare, engine
+client 2: sequence 7  --->                  ---> 42
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+
+from ...engine.errors import EngineDead
+from ...engine.messages import Done, Failed, Message, Submit, TokenOut, TokenTexts
+from ...engine.serving.engine_like import SequenceEngine
+
+
+class EngineShare:
+    """Takes an engine's frames and hands each client its own. Belongs to the engine's event loop.
+
+    Args:
+        engine: whose ``on_frame`` and ``on_death`` are taken.
+    """
+
+    def __init__(self, engine: SequenceEngine) -> None:
+        self.engine = engine
+        self._numbers = itertools.count(1)
+        self._owners: dict[int, tuple[SharedEngine, int]] = {}  # by the engine's number: client, and its own number
+        self._described: set[str] = set()
+        self._clients: list[SharedEngine] = []
+        engine.on_frame = self._take
+        engine.on_death = self._fail
+
+    def open(self) -> SharedEngine:
+        """Return a new client."""
+        client = SharedEngine(self)
+        self._clients.append(client)
+        return client
+
+    def describe_tokens(self, texts: TokenTexts) -> None:
+        """Send the tokens of a vocabulary once, whichever client is the first to need them."""
+        if texts.vocabulary not in self._described:
+            self.engine.describe_tokens(texts)
+            self._described.add(texts.vocabulary)
+
+    def number(self, client: SharedEngine, own: int) -> int:
+        """Return a new number of the engine's for a client's sequence."""
+        number = next(self._numbers)
+        self._owners[number] = client, own
+        return number
+
+    def forget(self, number: int) -> None:
+        self._owners.pop(number, None)
+
+    def leave(self, client: SharedEngine) -> None:
+        self._clients.remove(client)
+
+    def _take(self, messages: list[Message]) -> None:
+        by_client: dict[SharedEngine, list[Message]] = {}
+        for message in messages:
+            if not isinstance(message, (TokenOut, Done, Failed)):
+                continue
+            owner = self._owners.get(message.id)
+            if owner is None:
+                continue
+            client, own = owner
+            if not isinstance(message, TokenOut):
+                del self._owners[message.id]
+                client.ended(own)
+            by_client.setdefault(client, []).append(_renumbered(message, own))
+        for client, own_messages in by_client.items():
+            client.on_frame(own_messages)
+
+    def _fail(self, error: EngineDead) -> None:
+        for client in tuple(self._clients):
+            client.on_death(error)
+
+
+class SharedEngine:
+    """One client's view of a shared engine.
+
+    Attributes:
+        on_frame: called with the messages of the client's own sequences, in order.
+        on_death: called once if the engine ends or hangs.
+    """
+
+    def __init__(self, share: EngineShare) -> None:
+        self._share = share
+        self._numbers: dict[int, int] = {}  # the engine's numbers of the sequences that have not ended
+        self.on_frame: Callable[[list[Message]], None] = lambda messages: None
+        self.on_death: Callable[[EngineDead], None] = lambda error: None
+
+    def __len__(self) -> int:
+        """Sequences that have not ended."""
+        return len(self._numbers)
+
+    def describe_tokens(self, texts: TokenTexts) -> None:
+        """Send the bytes of all tokens, before the first sequence with a grammar. Raises EngineDead."""
+        self._share.describe_tokens(texts)
+
+    def submit(self, submits: Sequence[Submit]) -> None:
+        """Start sequences. Raises what the engine does; then none of them runs."""
+        numbered = []
+        for submit in submits:
+            number = self._numbers[submit.id] = self._share.number(self, submit.id)
+            numbered.append(replace(submit, id=number))
+        try:
+            self._share.engine.submit(numbered)
+        except BaseException:
+            for submit, sent in zip(submits, numbered, strict=True):
+                self._share.forget(sent.id)
+                self._numbers.pop(submit.id, None)
+            self._share.engine.abort([sent.id for sent in numbered])
+            raise
+
+    def abort(self, ids: Iterable[int]) -> None:
+        """End sequences; numbers of those that have ended are ignored."""
+        if known := [self._numbers[own] for own in ids if own in self._numbers]:
+            self._share.engine.abort(known)
+
+    def ended(self, own: int) -> None:
+        """Forget a sequence; called by the share before its last message."""
+        self._numbers.pop(own, None)
+
+    def close(self) -> None:
+        """End all sequences of the client, of which it hears nothing more."""
+        self.on_frame, self.on_death = (lambda messages: None), (lambda error: None)
+        self.abort(tuple(self._numbers))
+        self._share.leave(self)
+
+
+def _renumbered(message: TokenOut | Done | Failed, own: int) -> Message:
+    if isinstance(message, TokenOut):  # by hand, as there is one for each token
+        return TokenOut(own, message.tokens, message.logprobs, message.prompt_logprobs)
+    return replace(message, id=own)

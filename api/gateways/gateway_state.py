@@ -1,0 +1,122 @@
+"""Gateway state: the server state of a gateway, whose adapters, limits, ledger and metrics are the main process's."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from ...engine.errors import EngineDead, EngineError
+from ...engine.types import AdapterInfo
+from ..access.api_keys import Key
+from ..access.caller import Caller
+from ..access.request_admission import Demand, HeldTicket
+from ..config import ServerConfig
+from ..errors import HTTPError
+from ..generate.server_state import ServerState
+from ..generate.streams import ledger_model
+from ..observe.tracing import open_tracer
+from .main_client import MainClient
+from .relayed_metrics import RelayedMetrics
+from .remote_ledger import RemoteLedger
+from .remote_ticket import RemoteTicket
+
+if TYPE_CHECKING:
+    from ...engine.serving.async_engine import AsyncEngine
+    from ...engine.serving.request import TextRequest
+
+_MOST_ADAPTERS = 10_000  # remembered; only their tokenizers are known by them
+
+
+class GatewayState(ServerState):
+    """State of the routes that a gateway answers itself: those that generate.
+
+    Args:
+        client: of the main process.
+        enable_lora: whether requests may name adapters.
+
+    Raises:
+        ConfigError: the file with keys cannot be read, or OpenTelemetry is missing.
+    """
+
+    def __init__(self, options: ServerConfig, client: MainClient, version: str, *, enable_lora: bool) -> None:
+        self.relayed = RelayedMetrics()
+        super().__init__(options, self.relayed, version=version)
+        self._main = client
+        self._enable_lora = enable_lora
+        self._numbers = itertools.count(1)
+        self._tickets: dict[int, RemoteTicket] = {}
+        self._adapters: dict[str, AdapterInfo] = {}
+        self._recorder = None if options.usage_ledger is None else RemoteLedger(client)
+        if options.otlp_traces_endpoint is not None:
+            self.tracer = open_tracer(options.otlp_traces_endpoint, version)
+
+    def serve(self, names: tuple[str, ...], async_engine: AsyncEngine) -> None:
+        """Take the model, which is loaded."""
+        self.names, self.async_engine = names, async_engine
+
+    @property
+    def is_healthy(self) -> bool:
+        return self.async_engine is not None and self._main.death is None
+
+    def death(self) -> EngineDead:
+        return EngineDead("The engine is not running." if self._main.death is None else str(self._main.death))
+
+    @property
+    def adapters(self) -> Mapping[str, AdapterInfo]:
+        """Adapters that requests of this gateway have named, as they were then."""
+        return self._adapters
+
+    @property
+    def usage_recorder(self) -> RemoteLedger | None:
+        return self._recorder
+
+    async def find_model(
+        self, model: str | None, caller: Caller, lora_path: str | None = None, session: str | None = None
+    ) -> tuple[str, str | None]:
+        """Return what the main process's state does, which is asked whenever an adapter may be meant."""
+        self.serving()
+        if not self._enable_lora or (not lora_path and (not model or model in self.names)):
+            return await super().find_model(model, caller, lora_path, session)
+        facts = caller.facts
+        found = await self._main.call("find_model", caller.key.name, model, caller.timeout, lora_path, session)
+        name, adapter, facts.version, facts.adapter_seconds, info = found
+        if info is not None:
+            if len(self._adapters) >= _MOST_ADAPTERS:
+                self._adapters.clear()
+            self._adapters[adapter] = AdapterInfo(*info)
+        return name, adapter
+
+    async def admit(self, caller: Caller, requests: Sequence[TextRequest]) -> HeldTicket:
+        """Admit the requests of one HTTP request by the limits of the main process. Raises as there."""
+        demand = Demand.of(requests)
+        ticket = RemoteTicket(self._main, next(self._numbers), self._ended)
+        self._tickets[ticket.number] = ticket
+        adapter, model = requests[0].adapter, ledger_model(self, caller)
+        try:
+            await self._main.call(
+                "admit", ticket.number, caller.key.name, int(demand.priority), demand.prompts, model, adapter
+            )
+        except BaseException:  # a request that is cancelled may be admitted all the same
+            ticket.close()
+            raise
+        return ticket
+
+    async def limit_headers(self, key: Key) -> Mapping[str, str]:
+        """Return OpenAI's rate limit headers of a key; none if it was removed or the main process is gone."""
+        try:
+            headers: Mapping[str, str] = await self._main.call("limit_headers", key.name)
+        except (EngineError, HTTPError):
+            return {}
+        return headers
+
+    def progress(self) -> list[tuple[int, int]]:
+        """Return the tokens of running requests that the main process has not been told of: (ticket, tokens)."""
+        return [
+            (number, ticket.news())
+            for number, ticket in self._tickets.items()
+            if ticket.num_generated > ticket.num_told
+        ]
+
+    def _ended(self, ticket: RemoteTicket) -> None:
+        self._tickets.pop(ticket.number, None)

@@ -1,0 +1,165 @@
+"""The gateway process: answers HTTP on a port that it shares with other gateways, for the main process of a server.
+
+    python -P -m rootgraft.api.http.gateway_process LISTENING LINK
+
+LISTENING: the socket to accept connections from. LINK: its end of a socketpair to the main process.
+
+It exits when the link closes, so it never outlives the main process, which alone handles signals.
+Exit codes: 0 when the main process has told it to end, 70 when that is gone, or a part of this one has failed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+import sys
+from collections.abc import Coroutine, Mapping
+from typing import Any
+
+import uvloop
+
+from ...engine import process_memory
+from ...engine.config import EngineConfig
+from ...engine.errors import EngineError
+from ...engine.serving.adapter_tokenizers import AdapterTokenizers
+from ...engine.serving.async_engine import AsyncEngine
+from ..config import ServerConfig
+from ..gateways.gateway_link import GatewayLink
+from ..gateways.gateway_state import GatewayState
+from ..gateways.gateway_supervisor import settings_of
+from ..gateways.main_client import MainClient
+from ..gateways.main_proxy import MainProxy
+from ..gateways.shared_model import SharedModel
+from ..observe.log import set_up_log
+from .app import create_app
+from .http_server import HttpServer
+from .model_service import load_tokenizer
+from .tls import refresh_certificates, tls_context
+
+TELL_SECONDS = 0.25
+"""Between two signs of life, which carry what was observed since the last one."""
+EXIT_FAILED = 70
+
+logger = logging.getLogger("rootgraft.gateways")
+
+
+def main() -> None:
+    """Run a gateway until its main process ends it."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # of a terminal or a unit, which signal all processes
+        signal.signal(number, signal.SIG_IGN)
+    process_memory.share_heap()
+    listening, link = (socket.socket(fileno=int(word)) for word in sys.argv[1:3])
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        sys.exit(runner.run(_run(listening, link)))
+
+
+async def _run(listening: socket.socket, link_socket: socket.socket) -> int:
+    link = GatewayLink()
+    client = MainClient(link)
+    await asyncio.get_running_loop().create_connection(lambda: link, sock=link_socket)
+    try:
+        settings = await client.settings
+    except EngineError:
+        return EXIT_FAILED
+    config, options = settings_of(settings)
+    set_up_log(options.log_level, options.log_format)
+    gateway = _Gateway(config, options, client, link, settings)
+    return await gateway.run(listening)
+
+
+class _Gateway:
+    """One run of a gateway.
+
+    Raises:
+        ConfigError: a certificate or the file with keys cannot be used any more.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        options: ServerConfig,
+        client: MainClient,
+        link: GatewayLink,
+        settings: Mapping[str, Any],
+    ) -> None:
+        self._config = config
+        self._options = options
+        self._client = client
+        self._link = link
+        self._state = GatewayState(options, client, settings["version"], enable_lora=config.enable_lora)
+        self._tls = tls_context(options)
+        self._proxy = MainProxy(create_app(self._state), settings["main_socket"], options.root_path)
+        self._http = HttpServer(self._proxy, self._tls)
+        self._is_loaded: bool = settings["is_loaded"]
+        self._has_failed = False
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def _serve(self) -> None:
+        """Make requests for the model, once it is loaded."""
+        model = SharedModel.unpack(await self._client.model)
+        tokenizer = await asyncio.to_thread(load_tokenizer, self._config, model.path)
+        async_engine = AsyncEngine(self._client, tokenizer, model.ready, model.defaults)
+        if self._config.enable_lora:
+            self._state.adapter_tokenizers = AdapterTokenizers(async_engine.served, self._config)
+        self._state.serve(model.names, async_engine)
+        process_memory.freeze()
+        self._client.tell("serving")
+
+    async def run(self, listening: socket.socket) -> int:
+        """Answer requests until the main process ends it. Returns the exit code."""
+        self._begin(self._tell_regularly())
+        self._begin(self._drain())
+        serving = self._begin(self._serve())
+        ending = asyncio.create_task(self._client.ended.wait())
+        if self._is_loaded:  # others serve it: no connection is taken before this one can
+            await asyncio.wait((serving, ending), return_when=asyncio.FIRST_COMPLETED)
+        http = asyncio.create_task(self._http.serve([listening]))
+        if self._tls is not None and self._options.enable_ssl_refresh:
+            self._begin(refresh_certificates(self._tls, self._options))
+        await asyncio.wait((http, ending), return_when=asyncio.FIRST_COMPLETED)
+        is_told = self._link.is_open and not self._has_failed
+        self._http.should_exit = True
+        await http
+        for task in self._tasks:
+            task.cancel()
+        await self._proxy.close()
+        if self._state.tracer is not None:
+            await asyncio.to_thread(self._state.tracer.close)
+        self._tell(-1)
+        self._link.close()
+        return 0 if is_told else EXIT_FAILED
+
+    async def _drain(self) -> None:
+        await self._client.draining.wait()
+        self._state.draining = True
+
+    async def _tell_regularly(self) -> None:
+        num_passes = 0
+        while True:
+            self._tell(num_passes)
+            num_passes += 1
+            await asyncio.sleep(TELL_SECONDS)
+
+    def _tell(self, num_passes: int) -> None:
+        state = self._state
+        self._client.tell("alive", num_passes, state.active, state.relayed.take(), state.progress())
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+        return task
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        """End the gateway with a task that has failed: another one is started in its place."""
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("a gateway ends: %s", error, exc_info=error)
+            self._has_failed = True
+            self._client.ended.set()
+
+
+if __name__ == "__main__":
+    main()

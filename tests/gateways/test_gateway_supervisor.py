@@ -1,0 +1,114 @@
+"""The supervisor over processes that are no gateways: what hangs or ends is replaced, and nothing outlives it."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import msgpack
+import pytest
+from support.api.api_live import make_state
+
+from rootgraft.api.gateways import gateway_member, gateway_supervisor
+from rootgraft.api.gateways.gateway_supervisor import GatewaySupervisor, SpawnGateway, settings_of
+from rootgraft.engine.config import EngineConfig
+
+SLEEPS = "import time; time.sleep(100)"
+ENDS = "pass"
+
+
+class Started:
+    """Processes that run a program in the place of a gateway's, with its descriptors open."""
+
+    def __init__(self, program: str) -> None:
+        self.program = program
+        self.processes: list[subprocess.Popen[bytes]] = []
+
+    def spawn(self, listening: int, link: int) -> subprocess.Popen[bytes]:
+        process = subprocess.Popen([sys.executable, "-S", "-c", self.program], pass_fds=[listening, link])
+        self.processes.append(process)
+        return process
+
+
+@pytest.fixture
+async def supervise(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Callable[[SpawnGateway], GatewaySupervisor]]:
+    monkeypatch.setattr(gateway_supervisor, "RETRY_SECONDS", 0.01)
+    made: list[GatewaySupervisor] = []
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def make(spawn: SpawnGateway) -> GatewaySupervisor:
+            made.append(GatewaySupervisor(2, listening, make_state(), EngineConfig(), "/nowhere", spawn))
+            return made[-1]
+
+        yield make
+        for each in made:
+            await each.close("The test ends.")
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+async def test_one_that_gives_no_sign_of_life_is_killed_and_replaced(
+    supervise: Callable[..., GatewaySupervisor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gateway_member, "SILENT_SECONDS", 0.5)
+    started = Started(SLEEPS)
+    supervisor = supervise(started.spawn)
+    await supervisor.start()
+    assert [each.state for each in supervisor.status().gateways] == ["starting", "starting"]
+    await until(lambda: supervisor.status().num_lost >= 2 and len(supervisor.status().gateways) == 2)
+    assert [process.poll() for process in started.processes[:2]] == [-9, -9]
+    assert {each.pid for each in supervisor.status().gateways}.isdisjoint(
+        process.pid for process in started.processes[:2]
+    )
+
+
+async def test_one_that_ends_at_once_is_tried_again(supervise: Callable[..., GatewaySupervisor]) -> None:
+    started = Started(ENDS)
+    supervisor = supervise(started.spawn)
+    await supervisor.start()
+    await until(lambda: supervisor.status().num_started >= 5)
+    started.program = SLEEPS
+    await until(lambda: len(supervisor.status().gateways) == 2)
+    status = supervisor.status()
+    assert status.num_lost == status.num_started - 2
+
+
+async def test_none_outlives_its_supervisor(supervise: Callable[..., GatewaySupervisor]) -> None:
+    started = Started(SLEEPS)
+    supervisor = supervise(started.spawn)
+    await supervisor.start()
+    await supervisor.close("The server is shutting down.")
+    assert [process.poll() for process in started.processes] == [-9, -9]
+    assert supervisor.status().gateways == () and supervisor.status().num_lost == 0
+
+
+async def test_one_that_cannot_be_started_is_tried_again(supervise: Callable[..., GatewaySupervisor]) -> None:
+    started = Started(SLEEPS)
+    faults = [OSError(11, "no more processes")] * 3
+
+    def spawn(listening: int, link: int) -> Any:
+        if len(started.processes) >= 2 and faults:
+            raise faults.pop()
+        return started.spawn(listening, link)
+
+    supervisor = supervise(spawn)
+    await supervisor.start()
+    started.processes[0].kill()
+    await until(lambda: len(supervisor.status().gateways) == 2 and not faults)
+
+
+def test_options_arrive_as_they_were_given() -> None:
+    config = EngineConfig(model="m", enable_lora=True, lora_modules=("a=b", "c=d"))
+    state = make_state()
+    with socket.socket() as listening:
+        supervisor = GatewaySupervisor(1, listening, state, config, "/nowhere")
+        settings = msgpack.unpackb(msgpack.packb(supervisor._settings(is_loaded=False)))
+    assert settings_of(settings) == (config, state.options)

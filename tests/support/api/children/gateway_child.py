@@ -1,0 +1,42 @@
+"""A server with gateways in a process of its own, over two fake replicas: ``gateway_child.py FOLDER MODEL OPTIONS``.
+
+FOLDER: a tokenizer's. MODEL: the name of the base model. OPTIONS: of the server, as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from rootgraft.api.config import ServerConfig
+from rootgraft.api.fleet.dispatcher_limits import DispatcherLimits
+from rootgraft.api.fleet.fleet import Fleet
+from rootgraft.api.fleet.replica_launcher import ProcessLauncher
+from rootgraft.api.http import model_service, server
+from rootgraft.engine.config import EngineConfig
+from support.engine.core_client import CoreClient
+
+STEP_SECONDS = 0.01
+
+
+def main(folder: str, model: str, words: str) -> int:
+    vocabulary = len(json.loads((Path(folder) / "tokenizer.json").read_text())["model"]["vocab"])
+
+    def make() -> Any:
+        return CoreClient(vocab_size=vocabulary, step_seconds=STEP_SECONDS)
+
+    def fleet(*_args: Any) -> Any:
+        return Fleet(ProcessLauncher(make), 2, DispatcherLimits(heartbeat_seconds=60.0))
+
+    found = SimpleNamespace(path=Path(folder), name=model)
+    model_service.resolve_model = lambda name, revision=None: found  # type: ignore[assignment]
+    model_service.engine_of = fleet
+    options = {name: tuple(value) if isinstance(value, list) else value for name, value in json.loads(words).items()}
+    return server.serve(EngineConfig(model=folder), ServerConfig(**options))
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
