@@ -10,8 +10,14 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+import torch
+from safetensors.torch import save_file
+
 from benchmarks.serve.alternate import Unavailable
 from benchmarks.serve.make_adapters import RANKS, write_adapters
+from rootgraft.engine.checkpoint.gguf import GgufFile
+from rootgraft.engine.checkpoint.gguf_config import gguf_model_config
+from rootgraft.engine.loading.weight_readers import GgufWeights
 from rootgraft.engine.text.tokenizer_gguf import read_gguf
 
 SECONDS = 1800.0  # that a program which converts a model may take
@@ -76,25 +82,49 @@ class ModelForms:
         return path
 
     def _write_bfloat16(self, folder: Path) -> None:
-        try:
-            import torch
-            from transformers import AutoModelForCausalLM
-        except ImportError as error:
-            needed = f"a bfloat16 copy of the model needs the package {error.name}: pip install '.[test]'"
-            raise Unavailable(needed) from error
-        model = AutoModelForCausalLM.from_pretrained(
-            str(self.gguf.parent), gguf_file=self.gguf.name, dtype=torch.bfloat16
-        )
-        # A plain model by now, which transformers 5.24 refuses to save while it remembers the blocks of the file.
-        model.hf_quantizer = None
-        if hasattr(model.config, "quantization_config"):
-            del model.config.quantization_config
-        model.save_pretrained(folder)
+        write_bfloat16(self.gguf, folder)
         tokenizer = read_gguf(self.gguf)
         (folder / "tokenizer.json").write_text(json.dumps(tokenizer.definition))
         [template] = tokenizer.chat_templates.values()
         config = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": template, **tokenizer.special}
         (folder / "tokenizer_config.json").write_text(json.dumps(config))
+
+
+def write_bfloat16(gguf: Path, folder: Path) -> None:
+    """Write weights and config of a Llama in a GGUF file as a folder in Hugging Face format. Raises Unavailable."""
+    file = GgufFile.open(gguf)
+    config = gguf_model_config(file)
+    rope = config.layers[0].rope
+    if config.family != "llama" or rope is None or rope.scaling is not None:
+        raise Unavailable(f"{gguf.name} is no plain Llama, of which alone a bfloat16 copy is made")
+    source = GgufWeights(file, config)
+    tensors = {name: torch.empty(shape, dtype=torch.bfloat16) for name, shape in source.shapes.items()}
+    for name, tensor in tensors.items():
+        source.read(name, tensor)
+    fields = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "torch_dtype": "bfloat16",
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.num_kv_heads,
+        "head_dim": config.head_dim,
+        "max_position_embeddings": config.max_position_embeddings,
+        "rope_theta": rope.theta,
+        "rms_norm_eps": config.norm_eps,
+        "hidden_act": config.activation,
+        "tie_word_embeddings": config.tied_head,
+        "bos_token_id": config.bos_token_id,
+        "eos_token_id": list(config.eos_token_ids) or None,
+    }
+    folder.mkdir(parents=True)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(fields))
+    ends = {key: fields[key] for key in ("bos_token_id", "eos_token_id")}
+    (folder / "generation_config.json").write_text(json.dumps(ends))
 
 
 def adapter_names() -> tuple[str, ...]:

@@ -35,7 +35,7 @@ class KernelState:
 
 def kernel_state() -> KernelState:
     """Return the state, without compiling anything."""
-    from ...kernels.cpu.build import BuildError, default_cache, find_compiler, library_path
+    from ...kernels.cpu.build import BuildError, default_cache, find_compiler, is_compiled, library_path
     from ...kernels.cpu.portable_build import find_fitting, find_portable
 
     cache = default_cache()
@@ -44,7 +44,8 @@ def kernel_state() -> KernelState:
         version = _version(find_compiler())
     except BuildError:
         version = ""
-    if (fitting := find_fitting()) is not None and (says := _instruction_set(fitting)):
+    fitting = None if is_compiled(cache) else find_fitting()
+    if fitting is not None and (says := _instruction_set(fitting)):
         return KernelState("fitting", version, cache, is_writable, says)
     try:
         path = library_path(cache)

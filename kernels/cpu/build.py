@@ -61,6 +61,14 @@ def library_path(cache: Path, target: tuple[str, ...] = NATIVE, compiler: str | 
         raise BuildError(str(error)) from error
 
 
+def is_compiled(cache: Path) -> bool:
+    """Return whether the library for this very CPU is in the cache, as far as that can be known."""
+    try:
+        return cache.is_dir() and library_path(cache).exists()
+    except BuildError:
+        return False
+
+
 def find_or_compile(cache: Path, target: tuple[str, ...] = NATIVE, compiler: str | None = None) -> Path:
     """Return the library in the cache folder, compiled into there where it is missing, with one line on stderr.
 

@@ -1,9 +1,10 @@
 """Portable builds: libraries compiled ahead, for levels of CPUs, into the package.
 
-    python -m rootgraft.kernels.cpu.portable_build [--all] [--cache FOLDER]
+    python -m rootgraft.kernels.cpu.portable_build [--all | --native] [--cache FOLDER]
 
 compiles them: for this CPU's own level, as where the package is installed, or for all levels, as for a wheel or a
-container image. Where none fits the CPU, the library for this very CPU is compiled at the first start.
+container image. Where none fits the CPU, the library for this very CPU is compiled at the first start; ``--native``
+compiles that one now, into the cache, where each start looks first.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from .build import (
     default_cache,
     find_compiler,
     find_or_compile,
+    is_compiled,
     load_library,
     open_library,
 )
@@ -99,12 +101,15 @@ def find_portable(folder: Path | None = None, cpuinfo: Path | None = None) -> Pa
 
 
 def load_best(cache: Path) -> ctypes.CDLL:
-    """Load the package's library of this CPU's level; else the one compiled for it in the cache; else a lesser one.
+    """Load the library of this very CPU if it is in the cache; else the package's of its level; else compile that one.
+
+    Where it cannot be compiled, a library of a lesser level is loaded.
 
     Raises:
         BuildError: none can be loaded or built; says what to install.
     """
-    if (fitting := find_fitting()) is not None:
+    fitting = None if is_compiled(cache) else find_fitting()
+    if fitting is not None:
         try:
             return open_library(fitting)
         except BuildError as error:
@@ -137,13 +142,18 @@ def _cpu_flags(cpuinfo: Path) -> Set[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Compile libraries into the package. Returns 0, or 1 with a line on standard error that says what follows."""
+    """Compile libraries. Returns 0, or 1 with a line on standard error that says what follows."""
     parser = argparse.ArgumentParser(prog="portable_build", description=__doc__)
-    parser.add_argument("--all", action="store_true", help="for all levels, instead of this CPU's own")
+    kinds = parser.add_mutually_exclusive_group()
+    kinds.add_argument("--all", action="store_true", help="for all levels, instead of this CPU's own")
+    kinds.add_argument("--native", action="store_true", help="for this very CPU, into the cache")
     parser.add_argument("--cache", type=Path, default=default_cache(), help="folder of compiled libraries")
     options = parser.parse_args(arguments)
     own = own_level()
     try:
+        if options.native:
+            print(find_or_compile(options.cache))
+            return 0
         if own is None and not options.all:
             raise BuildError("no level is exactly what this CPU has")
         for path in build_portable(FOLDER, options.cache, list(LEVELS) if options.all else [str(own)]):

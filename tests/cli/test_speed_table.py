@@ -7,6 +7,7 @@ import os
 import shlex
 import stat
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 import torch
 from safetensors import safe_open
 from support.api.fake_openai import FakeServer
+from support.models import small_gguf
 from support.models.tiny_llama import save_tiny_llama
 
 from benchmarks.condense import COLUMNS, MEDIAN, condense, rows
@@ -23,12 +25,14 @@ from benchmarks.serve.alternate import NO_DRAFTS, PrecisionClass, ServedForm, Un
 from benchmarks.serve.installed_peers import find_llama_server, find_openvino, find_vllm
 from benchmarks.serve.load_run import Adapters
 from benchmarks.serve.make_adapters import random_factors, write_adapter, write_gguf_adapter
-from benchmarks.serve.model_files import ModelForms
+from benchmarks.serve.model_files import ModelForms, write_bfloat16
 from benchmarks.serve.run_record import RecordMismatch, RunRecord
 from benchmarks.serve.schemas import is_valid
 from benchmarks.serve.table_report import TableReport, results
 from benchmarks.serve.workloads import NAMES, workload
+from rootgraft.engine.checkpoint.gguf import GgufFile
 from rootgraft.engine.checkpoint.read_config import read_model_config
+from rootgraft.engine.loading.weight_readers import GgufWeights, SafetensorsFolder
 
 
 @pytest.fixture(autouse=True)
@@ -253,6 +257,20 @@ def test_a_form_that_cannot_be_made_is_told_and_not_kept(tmp_path: Path) -> None
     made = program(tmp_path / "llama-quantize", 'echo "$4" > "$3"')
     assert forms.other_gguf("Q8_0", made).read_text() == "Q8_0\n"
     assert forms.other_gguf("Q8_0", tmp_path / "none").name == "Q8_0.gguf"
+
+
+def test_a_bfloat16_copy_has_the_config_and_weights_of_the_file(tmp_path: Path) -> None:
+    path = small_gguf.write(tmp_path / "model.gguf", small_gguf.tensors())
+    write_bfloat16(path, tmp_path / "copy")
+    expected, found = read_model_config(path), read_model_config(tmp_path / "copy")
+    assert replace(found, eos_token_ids=(), bos_token_id=None) == replace(expected, eos_token_ids=(), bos_token_id=None)
+    source, copy = GgufWeights(GgufFile.open(path), expected), SafetensorsFolder(tmp_path / "copy")
+    assert source.shapes == copy.shapes
+    for name, shape in source.shapes.items():
+        ours, theirs = torch.empty(shape), torch.empty(shape)
+        source.read(name, ours)
+        copy.read(name, theirs)
+        assert torch.equal(ours.bfloat16(), theirs.bfloat16()), name
 
 
 def test_adapters_are_asked_for_by_name_or_number() -> None:

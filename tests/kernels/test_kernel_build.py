@@ -236,6 +236,16 @@ def test_a_cpu_with_more_than_the_package_knows_has_a_library_of_its_own(package
         portable_build.load_best(tmp_path / "none")
 
 
+def test_a_library_compiled_for_this_very_cpu_comes_first(packaged, tmp_path, monkeypatch):
+    cache, opened = tmp_path / "own", []
+    monkeypatch.setattr(portable_build, "open_library", lambda path: opened.append(path.parent.name))
+    monkeypatch.setattr(portable_build, "load_library", lambda cache: opened.append(cache.name))
+    portable_build.load_best(cache)
+    assert portable_build.main(["--native", "--cache", str(cache)]) == 0
+    portable_build.load_best(cache)
+    assert opened == ["portable", "own"]
+
+
 def test_a_packaged_library_that_does_not_load_is_named(packaged, tmp_path, monkeypatch, capfd):
     (damaged,) = (tmp_path / "portable").iterdir()
     damaged.write_bytes(b"no library")
