@@ -1,7 +1,7 @@
 # One verb per task. PYTHON is the interpreter of the environment that `pip install -e '.[test]'` went to.
 PYTHON ?= .venv/bin/python
 
-.PHONY: test test-heavy lint format
+.PHONY: test test-heavy lint format wheel
 
 test:
 	$(PYTHON) -m pytest
@@ -19,3 +19,10 @@ lint:
 format:
 	$(PYTHON) -m ruff format .
 	$(PYTHON) -m ruff check --fix .
+
+# dist/ gets a wheel with kernels for all levels of CPUs, tagged with the oldest glibc that has the symbols they need.
+wheel:
+	rm -rf build/wheel
+	ROOTGRAFT_KERNELS=all $(PYTHON) -m pip wheel --no-deps --wheel-dir build/wheel .
+	$(PYTHON) -m auditwheel show build/wheel/*.whl
+	PATH="$(dir $(abspath $(PYTHON))):$$PATH" $(PYTHON) -m auditwheel repair --wheel-dir dist build/wheel/*.whl

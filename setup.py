@@ -1,18 +1,72 @@
-"""The packages of ``rootgraft``: the repository's root is the package, and each product folder a package inside it."""
+"""The packages of ``rootgraft``: the repository's root is the package, and each product folder a package inside it.
 
-from setuptools import find_packages, setup
+A build compiles the CPU kernels into the package, for the level of CPUs that this machine is of; with
+``ROOTGRAFT_KERNELS=all`` for all levels, and then it fails where they cannot be compiled.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from setuptools import Distribution, find_packages, setup
+from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
 
 FOLDERS = ("engine", "radix", "lora", "grammar", "kernels", "api", "programs")
+WANTED = os.environ.get("ROOTGRAFT_KERNELS", "")
+if WANTED not in ("", "all"):
+    raise SystemExit(f"ROOTGRAFT_KERNELS is {WANTED!r}: it can be 'all', or not be set for this machine's level.")
+ALL_LEVELS = WANTED == "all"
 
 
-class BuildWithoutSetup(build_py):
-    """Leave this file out of the package, whose folder it lies in."""
+class KernelDistribution(Distribution):
+    """A distribution that is for one platform once compiled kernels are part of it."""
+
+    has_kernels = False
+
+    def has_ext_modules(self) -> bool:
+        return self.has_kernels
+
+
+class BuildWithKernels(build_py):
+    """Compile the CPU kernels, and leave this file out of the package, whose folder it lies in."""
+
+    def run(self) -> None:
+        if self.editable_mode:
+            super().run()
+        else:
+            shutil.rmtree(self.build_lib, ignore_errors=True)  # files of an earlier build would become part of this one
+            super().run()
+            self.distribution.has_kernels = self._compile_kernels()
+
+    def _compile_kernels(self) -> bool:
+        """Compile by the copied package, which needs nothing to be installed; returns whether there are kernels."""
+        package = Path(self.build_lib).resolve()
+        cache = Path(self.get_finalized_command("build").build_base).resolve() / "kernels"
+        command = [sys.executable, "-P", "-m", "rootgraft.kernels.cpu.portable_build", "--cache", str(cache)]
+        command += ["--all"] if ALL_LEVELS else []
+        done = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(package)}, check=ALL_LEVELS)
+        return done.returncode == 0
 
     def find_package_modules(self, package: str, package_dir: str) -> list[tuple[str, str, str]]:
         """The modules of a package as (package, module, path)."""
         found: list[tuple[str, str, str]] = super().find_package_modules(package, package_dir)
         return [module for module in found if module[:2] != ("rootgraft", "setup")]
+
+
+class KernelWheel(bdist_wheel):
+    """A wheel of any Python, as kernels are loaded by ctypes, and of one platform if it holds kernels."""
+
+    def run(self) -> None:
+        self.run_command("build")
+        self.root_is_pure = not self.distribution.has_kernels
+        super().run()
+
+    def get_tag(self) -> tuple[str, str, str]:
+        tag: tuple[str, str, str] = super().get_tag()
+        return tag if self.root_is_pure else (self.python_tag, "none", tag[2])
 
 
 setup(
@@ -21,6 +75,7 @@ setup(
         *(f"rootgraft.{name}" for name in find_packages(include=[p for f in FOLDERS for p in (f, f"{f}.*")])),
     ],
     package_dir={"rootgraft": ".", **{f"rootgraft.{name}": name for name in FOLDERS}},
+    include_package_data=False,
     package_data={
         "rootgraft": ["py.typed"],
         "rootgraft.kernels": ["cpu/src/*/*.cpp", "cpu/src/*/*.h"],
@@ -28,5 +83,6 @@ setup(
         "rootgraft.api.protocol": ["*.toml"],
         "rootgraft.engine": ["*.toml"],
     },
-    cmdclass={"build_py": BuildWithoutSetup},
+    distclass=KernelDistribution,
+    cmdclass={"build_py": BuildWithKernels, "bdist_wheel": KernelWheel},
 )

@@ -1,10 +1,10 @@
 """Condense raw results into the file that is kept in ``benchmarks/results``: one per machine and release.
 
-    python -m benchmarks.condense compare-vllm.json drafts.json --machine 'AMD EPYC (Zen 4), 2 cores' \\
-        --versions vllm=0.32.0 --output benchmarks/results/2026-11-22-zen4.json
+    python -m benchmarks.condense table.json drafts.json --machine 'AMD EPYC (Zen 4), 2 cores' \\
+        --output benchmarks/results/2026-11-22-zen4.json
 
-An output of ``benchmarks.serve.compare`` becomes a comparison: commands, start times, memory, and a row for each repeat
-of a workload on a server, medians first, of four significant digits. Other JSON is kept whole, and text as its lines.
+The comparisons, parts and versions of an output of ``benchmarks.serve.table`` are taken over. Other JSON is kept whole
+as a part, and text as its lines.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import argparse
 import json
 import re
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,52 +37,52 @@ WIDTH = 160  # characters of a line of JSON
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("raw", nargs="+", type=Path)
-    parser.add_argument("--machine", required=True, help="processor, cores and memory, in words")
+    parser.add_argument("--machine", required=True, help="processor, instruction sets, cores and memory, in words")
     parser.add_argument("--release", default="0.1.0, not released yet", help="version of rootgraft")
     parser.add_argument("--versions", nargs="+", default=[], metavar="NAME=VERSION", help="versions of the peers")
     parser.add_argument("--output", type=Path, required=True)
     args = parser.parse_args()
-    versions = dict(pair.split("=", 1) for pair in args.versions)
-    document = {"machine": args.machine, "release": args.release, "versions": versions} | condense(args.raw)
+    found = condense(args.raw)
+    versions = found.pop("versions") | dict(pair.split("=", 1) for pair in args.versions)
+    document = {"machine": args.machine, "release": args.release, "versions": versions} | found
     args.output.write_text("\n".join(render(document)) + "\n")
 
 
 def condense(paths: list[Path]) -> dict[str, Any]:
-    """Comparisons and parts of a kept file, in the order of the paths."""
+    """Versions of peers, comparisons and parts of a kept file, in the order of the paths."""
+    versions: dict[str, Any] = {}
     comparisons: dict[str, Any] = {}
     parts: dict[str, Any] = {}
     for path in paths:
         name = re.sub(r"^\d{4}-\d\d-\d\d-", "", path.stem)  # without its date
         if path.suffix != ".json":
             parts[name] = path.read_text().splitlines()
-        elif "ours" in (document := json.loads(path.read_text())).get("arguments", {}):
-            comparisons[name] = comparison(document)
+        elif "comparisons" in (document := json.loads(path.read_text())):
+            if document["columns"] != COLUMNS:
+                raise SystemExit(f"{path} has the columns {document['columns']}, and not {COLUMNS}.")
+            versions |= document["versions"]
+            comparisons |= document["comparisons"]
+            parts |= document["parts"]
         else:
             parts[name] = document
-    return {"columns": COLUMNS, "comparisons": comparisons, "parts": parts}
+    return {"versions": versions, "columns": COLUMNS, "comparisons": comparisons, "parts": parts}
 
 
-def comparison(document: dict[str, Any]) -> dict[str, Any]:
-    """A raw output of ``benchmarks.serve.compare`` with its repeats as rows."""
-    machine, arguments, runs = document["machine"], document["arguments"], document["runs"]
-    loads = [(load, server, found) for server, run in runs.items() for load, found in run["loads"].items()]
-    rows = [row for load, server, repeats in loads for row in _rows(load, server, repeats)]
-    return {
-        **{key: machine[key] for key in ("date", "commit", "python", "torch")},
-        "ours": arguments["ours"],
-        "peer": arguments["peer"] or arguments["peer_url"],
-        "seed": arguments["seed"],
-        "first_answer_s": {server: _short(run["first_answer_s"]) for server, run in runs.items()},
-        "memory_mib": {server: _short(run["memory_mib"]) for server, run in runs.items()},
-        "rows": sorted(rows, key=lambda row: (row[2] != MEDIAN, row[0])),
-    }
+def rows(loads: Mapping[tuple[str, str], list[dict[str, Any]]]) -> list[list[Any]]:
+    """Return the rows of all workloads and servers: the medians first, then each repeat.
+
+    Args:
+        loads: figures of the repeats by workload and server.
+    """
+    found = [row for (load, server), repeats in loads.items() for row in _rows(load, server, repeats)]
+    return sorted(found, key=lambda row: (row[2] != MEDIAN, row[0]))
 
 
 def _rows(load: str, server: str, repeats: list[dict[str, Any]]) -> Iterator[list[Any]]:
     """The medians of a workload on a server, then each repeat."""
     found = [[_figure(load, name, figures) for name in FIGURES] for figures in repeats]
     columns = [[value for value in column if value is not None] for column in zip(*found, strict=True)]
-    yield [load, server, MEDIAN, *(_short(statistics.median(column)) if column else None for column in columns)]
+    yield [load, server, MEDIAN, *(short(statistics.median(column)) if column else None for column in columns)]
     for number, row in enumerate(found):
         yield [load, server, number, *row]
 
@@ -91,10 +91,11 @@ def _figure(load: str, name: str, figures: dict[str, Any]) -> float | None:
     value: Any = figures if name != "valid" or load in SCHEMAS else {}
     for key in FIGURES[name]:
         value = (value or {}).get(key)
-    return _short(value)
+    return short(value)
 
 
-def _short(value: float | None) -> float | None:
+def short(value: float | None) -> float | None:
+    """Return a number with four significant digits."""
     return value if value is None or isinstance(value, int) else float(f"{value:.4g}")
 
 

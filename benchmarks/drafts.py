@@ -4,31 +4,42 @@ It answers the same prompts with and without in turn, and forgets in between, so
 run. Every answer must be the same with drafts as without, token by token; the program ends with an error if one is not.
 Two engines would not do: by where its weights lie in memory one is a few per cent faster than the other.
 
-    schema   an object with long names is filled in under its JSON schema, greedy
-    edit     a document is given and to be repeated with one change, greedy: what agents do all day
-    judge    a claim, each time another, is graded under the same rules, greedy: answers are alike, and prompts are not
-    free     open-ended text at temperature 1: nothing can be guessed, so this is what drafts cost
+    W1 to W5  the loads of ``benchmarks.serve.workloads``
+    edit      a document is given and to be repeated with one change: what agents do all day
+    schema    an object with long names is filled in under its JSON schema
+    judge     a claim, each time another, is graded under the same rules: answers are alike, and prompts are not
+    free      open-ended text: next to nothing can be guessed, so this is what drafts cost
+
+each greedy and at temperature 1 with a new seed. A line tells the gain, speed with drafts by speed without: the
+geometric mean over the pairs and its 95 % confidence interval (Student's t on the logarithms). ``verdict`` is what the
+interval shows: "gains" (all of it above 1), "holds" (all of it above 0.98), "costs" (all of it below 0.98), or "open".
+
+With a draft model: ``--speculative-config '{"model": PATH}'``; ``benchmarks.draft_targets`` makes models for it.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import random
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from benchmarks.serve.workloads import workload as served_workload
 from rootgraft.engine.offline.llm import LLM
-from rootgraft.engine.offline.request_output import RequestOutput
+from rootgraft.engine.offline.running_request import RunningRequest
 from rootgraft.engine.scheduling.draft_budget import DraftBudget
 from rootgraft.engine.types import SamplingParams
 from rootgraft.grammar.spec import GrammarSpec
 from rootgraft.radix.namespace import Namespace
 
+SERVED = ("W1", "W2", "W3", "W4", "W5")
+T95 = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14)  # by degrees of freedom
 NAMES = (
     "Alice Moore",
     "Bilal Khan",
@@ -56,14 +67,25 @@ SCHEMA["required"] = list(SCHEMA["properties"])
 TOPICS = ("a lighthouse keeper", "the history of bread", "a robot gardener", "rain in a large city", "an old violin")
 
 
-@dataclass(frozen=True)
-class Workload:
-    """What is asked: ``prompt(draw)`` makes one, each time another."""
+@dataclass
+class Talk:
+    """A conversation: what the user says, turn by turn, and what was answered."""
 
-    name: str
-    prompt: Callable[[random.Random], str]
+    turns: Sequence[str]
     params: SamplingParams
+    system: str = ""
     grammar: GrammarSpec | None = None
+    answers: list[tuple[int, ...]] = field(default_factory=list)
+    messages: list[dict[str, str]] = field(default_factory=list)
+
+    def next_messages(self) -> list[dict[str, str]] | None:
+        """The messages of the next turn, None behind the last."""
+        if len(self.answers) == len(self.turns):
+            return None
+        if self.system and not self.messages:
+            self.messages.append({"role": "system", "content": self.system})
+        self.messages.append({"role": "user", "content": self.turns[len(self.answers)]})
+        return self.messages
 
 
 def record(draw: random.Random) -> dict[str, Any]:
@@ -109,84 +131,142 @@ def free_prompt(draw: random.Random) -> str:
     return f"Write a story about {draw.choice(TOPICS)} and {draw.choice(NAMES)} in {draw.choice(PLACES)}."
 
 
-WORKLOADS = (
-    Workload(
-        "schema",
-        schema_prompt,
-        SamplingParams(max_tokens=200, temperature=0.0),
-        GrammarSpec.json_schema(SCHEMA),
-    ),
-    Workload("edit", edit_prompt, SamplingParams(max_tokens=320, temperature=0.0)),
-    Workload("judge", judge_prompt, SamplingParams(max_tokens=96, temperature=0.0)),
-    Workload("free", free_prompt, SamplingParams(max_tokens=128, temperature=1.0, ignore_eos=True)),
-)
+OWN: dict[str, tuple[Callable[[random.Random], str], SamplingParams, GrammarSpec | None]] = {
+    "edit": (edit_prompt, SamplingParams(max_tokens=320), None),
+    "schema": (schema_prompt, SamplingParams(max_tokens=200), GrammarSpec.json_schema(SCHEMA)),
+    "judge": (judge_prompt, SamplingParams(max_tokens=96), None),
+    "free": (free_prompt, SamplingParams(max_tokens=128, ignore_eos=True), None),
+}
 
 
-class Run:
-    """An engine with drafts or without, and what it has done for a workload."""
+def talks(name: str, concurrency: int, repeat: int, seed: int, temperature: float) -> tuple[int, list[Talk]]:
+    """How many at a time, and the conversations of one repeat; the same ones for the same arguments."""
+    draw = random.Random(f"{name} {concurrency} {repeat} {seed}")
+
+    def params(most: int, *, ignore_eos: bool) -> SamplingParams:
+        return SamplingParams(
+            max_tokens=most, ignore_eos=ignore_eos, temperature=temperature, seed=draw.getrandbits(32)
+        )
+
+    if name in OWN:
+        prompt, own, grammar = OWN[name]
+        asked = [(prompt(draw), params(own.max_tokens, ignore_eos=own.ignore_eos)) for _ in range(concurrency)]
+        return concurrency, [Talk([text], each, grammar=grammar) for text, each in asked]
+    load = served_workload(name, repeat, seed)
+    found = []
+    for each in load.conversations:
+        fields = each.fields
+        grammar = GrammarSpec.json_schema(each.schema) if each.schema else None
+        sampling = params(fields["max_tokens"], ignore_eos=fields.get("ignore_eos", False))
+        found.append(Talk(each.turns, sampling, each.system, grammar))
+    return load.concurrency, found
+
+
+def run(llm: LLM, concurrency: int, conversations: Sequence[Talk]) -> None:
+    """Hold conversations, so many at a time, each turn once the one before is answered."""
+    waiting, running = list(reversed(conversations)), dict[int, tuple[Talk, RunningRequest]]()
+    while waiting or running:
+        while waiting and len(running) < concurrency:
+            talk = waiting.pop()
+            running[id(talk)] = talk, begin(llm, talk)
+        llm.step()
+        for key, (talk, request) in list(running.items()):
+            if request.is_done:
+                answer = request.output().outputs[0]
+                talk.answers.append(tuple(answer.token_ids))
+                talk.messages.append({"role": "assistant", "content": answer.text})
+                del running[key]
+                if len(talk.answers) < len(talk.turns):
+                    running[key] = talk, begin(llm, talk)
+
+
+def begin(llm: LLM, talk: Talk) -> RunningRequest:
+    """Begin the next turn."""
+    messages = talk.next_messages()
+    assert messages is not None
+    text = llm.tokenizer.render_chat(messages, add_generation_prompt=True)
+    tokens = llm.tokenizer.encode(text, add_special_tokens=False)
+    turn = len(talk.answers)
+    return llm.begin(tokens, replace(talk.params, seed=(talk.params.seed or 0) + turn), grammar=talk.grammar)
+
+
+class Side:
+    """The engine with drafts or without, and what it has done for a workload."""
 
     def __init__(self, llm: LLM, drafts: DraftBudget | None) -> None:
         self._llm = llm
         self._drafts = drafts
         self.rates: list[float] = []
-        self.steps = self.answers = self.tokens = 0
-        self.drafted = self.accepted = self.forced = 0
+        self.counts: dict[str, int] = {}
 
-    def answer(self, workload: Workload, prompts: Sequence[str], seed: int) -> list[tuple[int, ...]]:
-        """Answer prompts together and note how long it took. Returns the tokens of each answer."""
+    def answer(self, concurrency: int, conversations: Sequence[Talk]) -> list[list[tuple[int, ...]]]:
+        """Hold conversations and note how long it took. Returns the tokens of each answer."""
         core = self._llm._core
         core._scheduler._drafts = self._drafts
         core._cache.drop(Namespace(core.ready.base_digest))
-        before = core.stats()
-        params = [replace(workload.params, seed=seed + number) for number in range(len(prompts))]
-        start = time.perf_counter()
-        outputs: list[RequestOutput] = self._llm.chat(
-            [[{"role": "user", "content": prompt}] for prompt in prompts],
-            params,
-            grammar=workload.grammar,
-            use_tqdm=False,
-        )
-        seconds = time.perf_counter() - start
-        after = core.stats()
-        answers = [tuple(output.outputs[0].token_ids) for output in outputs]
-        tokens = sum(map(len, answers))
-        self.rates.append(tokens / seconds)
-        self.answers, self.tokens = self.answers + len(answers), self.tokens + tokens
-        self.steps += int(after["steps"] - before["steps"])
-        self.drafted += int(after["draft_tokens"] - before["draft_tokens"])
-        self.accepted += int(after["draft_tokens_accepted"] - before["draft_tokens_accepted"])
-        self.forced += int(after["forced_tokens"] - before["forced_tokens"])
+        if self._drafts is not None and self._drafts._drafter is not None:
+            self._drafts._drafter.drop(Namespace(core.ready.base_digest))
+        before, start = core.stats(), time.perf_counter()
+        run(self._llm, concurrency, conversations)
+        seconds, after = time.perf_counter() - start, core.stats()
+        answers = [talk.answers for talk in conversations]
+        self.rates.append(sum(len(answer) for each in answers for answer in each) / seconds)
+        for name in after:
+            if name.startswith(("steps", "generation_tokens", "draft", "forced_tokens")):
+                self.counts[name] = self.counts.get(name, 0) + round(after[name] - before.get(name, 0))
         return answers
 
     def figures(self) -> dict[str, Any]:
         """For the report."""
-        return {
-            "output_tok_s": round(statistics.median(self.rates), 1),
-            "runs_output_tok_s": [round(rate, 1) for rate in self.rates],
-            "steps": self.steps,
-            "answers": self.answers,
-            "output_tokens": self.tokens,
-            "drafted": self.drafted,
-            "accepted": self.accepted,
-            "forced": self.forced,
-        }
+        rates = [round(rate, 1) for rate in self.rates]
+        return {"output_tok_s": round(statistics.median(rates), 1), "runs_output_tok_s": rates, **self.counts}
 
 
-def measure(llm: LLM, drafts: DraftBudget, workload: Workload, concurrency: int, repeats: int) -> dict[str, Any]:
-    """The same prompts with drafts and without, in turn, ``repeats`` times with others."""
-    draw = random.Random(f"{workload.name} {concurrency}")
-    runs = {"on": Run(llm, drafts), "off": Run(llm, None)}
-    for repeat in range(repeats):
-        prompts = [workload.prompt(draw) for _ in range(concurrency)]
-        order = list(runs) if repeat % 2 else list(runs)[::-1]
-        answers = {name: runs[name].answer(workload, prompts, 1000 * repeat) for name in order}
+def interval(quotients: Sequence[float]) -> tuple[float, float, float]:
+    """Geometric mean and the ends of its 95 % confidence interval."""
+    logs = [math.log(each) for each in quotients]
+    mean, free = statistics.mean(logs), len(logs) - 1
+    wide = T95[min(free, len(T95)) - 1] * statistics.stdev(logs) / math.sqrt(len(logs)) if free else math.inf
+    return math.exp(mean), math.exp(mean - wide), math.exp(mean + wide)
+
+
+def verdict(low: float, high: float) -> str:
+    """What an interval of the gain shows."""
+    if low > 1:
+        return "gains"
+    if low > 0.98:
+        return "holds"
+    return "costs" if high < 0.98 else "open"
+
+
+def measure(
+    llm: LLM, drafts: DraftBudget, name: str, temperature: float, concurrency: int, pairs: int, seed: int
+) -> dict[str, Any]:
+    """The same conversations with drafts and without, in turn, ``pairs`` times with others, after one to warm up."""
+    sides = {"on": Side(llm, drafts), "off": Side(llm, None)}
+    for pair in range(pairs + 1):
+        order = list(sides) if pair % 2 else list(sides)[::-1]
+        answers = {}
+        for which in order:
+            at_once, conversations = talks(name, concurrency, pair, seed, temperature)
+            answers[which] = sides[which].answer(at_once, conversations)
         if answers["on"] != answers["off"]:
-            sys.exit(f"{workload.name} at {concurrency}: an answer with drafts is not the one without")
-    on, off = runs["on"].figures(), runs["off"].figures()
-    # The median of quotients: both runs of a pair saw the same prompts and, nearly, the same machine.
-    pairs = zip(runs["on"].rates, runs["off"].rates, strict=True)
-    gain = statistics.median(with_ / without for with_, without in pairs)
-    return {"workload": workload.name, "concurrency": concurrency, "gain": round(gain, 3), "on": on, "off": off}
+            sys.exit(f"{name} at temperature {temperature}: an answer with drafts is not the one without")
+        if pair == 0:
+            sides = {"on": Side(llm, drafts), "off": Side(llm, None)}
+    quotients = [on / off for on, off in zip(sides["on"].rates, sides["off"].rates, strict=True)]
+    gain, low, high = interval(quotients)
+    return {
+        "workload": name,
+        "sampling": "sampled" if temperature else "greedy",
+        "concurrency": at_once,
+        "pairs": pairs,
+        "gain": round(gain, 3),
+        "interval": [round(low, 3), round(high, 3)],
+        "verdict": verdict(low, high),
+        "on": sides["on"].figures(),
+        "off": sides["off"].figures(),
+    }
 
 
 def add_engine_options(parser: argparse.ArgumentParser) -> None:
@@ -194,6 +274,8 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", help="folder or file; default: the default model")
     parser.add_argument("--quantization", help="as of the server")
     parser.add_argument("--kv-cache-dtype", default="auto", help="as of the server")
+    parser.add_argument("--load-format", default="auto", help="as of the server")
+    parser.add_argument("--speculative-config", default='{"method": "auto"}', help="as of the server")
 
 
 def make_engine(options: argparse.Namespace) -> LLM:
@@ -202,28 +284,38 @@ def make_engine(options: argparse.Namespace) -> LLM:
         options.model,
         quantization=options.quantization,
         kv_cache_dtype=options.kv_cache_dtype,
-        kv_cache_memory=0.5,
-        max_model_len=2048,
+        load_format=options.load_format,
+        speculative_config=options.speculative_config,
+        kv_cache_memory=1.0,
+        max_model_len=4096,
     )
 
 
+def planned(options: argparse.Namespace) -> Iterator[tuple[str, float, int]]:
+    """Workload, temperature and concurrency of each measure; served workloads have their own concurrency."""
+    for name in options.workloads:
+        for temperature in options.temperatures:
+            for concurrency in options.concurrency if name in OWN else (0,):
+                yield name, temperature, concurrency
+
+
 def main() -> None:
-    """Print one line of JSON for each workload and concurrency."""
+    """Print one line of JSON for each workload, temperature and concurrency."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_engine_options(parser)
-    parser.add_argument("--workloads", nargs="+", default=[each.name for each in WORKLOADS])
-    parser.add_argument("--concurrency", nargs="+", type=int, default=[1, 8])
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--workloads", nargs="+", default=[*SERVED, "edit"], choices=[*SERVED, *OWN])
+    parser.add_argument("--temperatures", nargs="+", type=float, default=[0.0, 1.0])
+    parser.add_argument("--concurrency", nargs="+", type=int, default=[1, 8], help="of edit, schema, judge and free")
+    parser.add_argument("--pairs", type=int, default=10)
+    parser.add_argument("--seed", type=int, default=time.time_ns() % 2**31, help="default: a new one")
     options = parser.parse_args()
     llm = make_engine(options)
     drafts = llm._core._scheduler._drafts
     assert drafts is not None
     llm.chat([{"role": "user", "content": "Hello"}], SamplingParams(max_tokens=4), use_tqdm=False)
-    llm.generate("a", SamplingParams(max_tokens=2), grammar=GrammarSpec.json_schema(SCHEMA), use_tqdm=False)
-    for workload in WORKLOADS:
-        if workload.name in options.workloads:
-            for concurrency in options.concurrency:
-                print(json.dumps(measure(llm, drafts, workload, concurrency, options.repeats)), flush=True)
+    for name, temperature, concurrency in planned(options):
+        figures = measure(llm, drafts, name, temperature, concurrency, options.pairs, options.seed)
+        print(json.dumps({"seed": options.seed, **figures}), flush=True)
 
 
 if __name__ == "__main__":

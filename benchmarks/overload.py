@@ -43,6 +43,7 @@ from rootgraft.engine.core.engine_core import EngineCore
 from rootgraft.engine.messages import Abort, Message, Submit
 from rootgraft.engine.serving.async_engine import AsyncEngine
 from rootgraft.engine.text.tokenizer import Tokenizer
+from rootgraft.radix.namespace import ENDLESS
 
 STEP, PER_TOKEN = 0.020, 0.00005
 ROWS, BUDGET, PAGES = 16, 512, 4096
@@ -57,7 +58,8 @@ class SimulatedWorker:
     eos_ids: tuple[int, ...] = ()
     summary = ("simulated",)
     base_digest = "simulated"
-    adapters = None
+    adapters = draft = states = None
+    rope_switch = ENDLESS
     overlaps = False
 
     def launch(self, batch: Batch) -> StepHandle:

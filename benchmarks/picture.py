@@ -1,18 +1,17 @@
 """Draw measured speeds as a bar chart (SVG): output tokens per second, by workload and server.
 
     python -m benchmarks.picture benchmarks/results/2026-11-24-sampled-bf16.json --comparisons zen4
-    python -m benchmarks.picture compare.json --output speed.svg
+    python -m benchmarks.picture table.json --comparisons bf16 --output speed.svg
 
-A file is one of ``benchmarks/results`` (``benchmarks.condense``), of which ``--comparisons`` picks some by name, or an
-output of ``benchmarks.serve.compare``. Bars are medians over the repeats. Of a server that occurs several times with
-one workload, the first counts. Each workload has a scale of its own; numbers are at the bars.
+A file is one of ``benchmarks/results`` or an output of ``benchmarks.serve.table``; ``--comparisons`` picks some of its
+comparisons by name. Bars are medians over the repeats. Of a server that occurs several times with one workload, the
+first counts. Each workload has a scale of its own; numbers are at the bars.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import sys
 from collections.abc import Collection, Iterable, Iterator
 from html import escape
@@ -39,7 +38,7 @@ LABEL, BARS, ROW, GAP, TOP = 230, 430, 17, 14, 44  # pixels
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("results", nargs="+", type=Path)
-    parser.add_argument("--comparisons", nargs="+", default=[], help="names of comparisons in kept files; default: all")
+    parser.add_argument("--comparisons", nargs="+", default=[], help="names of comparisons; default: all")
     parser.add_argument("--output", type=Path, default=Path("docs/speed.svg"))
     args = parser.parse_args()
     documents = [json.loads(path.read_text()) for path in args.results]
@@ -51,21 +50,13 @@ def read(documents: Iterable[dict[str, Any]], comparisons: Collection[str] = ())
     """Median speeds of all servers and workloads, in the order of the workloads' names."""
     speeds: Speeds = {}
     for document in documents:
-        found = _kept(document, comparisons) if "comparisons" in document else _raw(document)
-        for load, server, speed in found:
+        for load, server, speed in _medians(document, comparisons):
             speeds.setdefault(load, {}).setdefault(server, speed)
     return dict(sorted(speeds.items()))
 
 
-def _raw(document: dict[str, Any]) -> Iterator[tuple[str, str, float]]:
-    """Workload, server and median speed of an output of ``benchmarks.serve.compare``."""
-    for server, run in document["runs"].items():
-        for load, repeats in run["loads"].items():
-            yield load, server, statistics.median(repeat["output_tokens_per_s"] for repeat in repeats)
-
-
-def _kept(document: dict[str, Any], comparisons: Collection[str]) -> Iterator[tuple[str, str, float]]:
-    """The same of a file in ``benchmarks/results``."""
+def _medians(document: dict[str, Any], comparisons: Collection[str]) -> Iterator[tuple[str, str, float]]:
+    """Workload, server and median speed."""
     column = document["columns"].index("output_tokens_per_s")
     for name, comparison in document["comparisons"].items():
         for row in comparison["rows"]:

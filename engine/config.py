@@ -11,14 +11,19 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from .errors import ConfigError
-from .types import MAX_SEED, MIN_SEED
+from .types import MAX_SEED, MIN_SEED, Priority
 
-METHODS = ("auto", "ngram", "off")
+METHODS = ("auto", "ngram", "draft_model", "off")
 MAX_SPECULATIVE_TOKENS = 64
+QUANTIZATIONS = ("gguf", "gguf_dynamic", "int8_weight_only", "int8_dynamic")
 _SPECULATIVE = "--speculative-config"
-_NO_MODEL = "Drafts need no model here: leave the option out, and they come from all sources."
+_NO_HEADS = "EAGLE, MTP and Medusa heads are not computed. Without the option drafts come from all sources but a model."
+_TARGET_ITL = "--target-itl-ms"
+MAX_TARGET_ITL_MS = 60_000
 # vLLM's keys that choose where drafts are looked for.
 _LOOKUP_KEYS = {"prompt_lookup_max", "prompt_lookup_min"}
+# vLLM's keys of a draft model with one value here.
+_INERT_KEYS = {"draft_tensor_parallel_size": 1}
 
 
 def option(
@@ -55,12 +60,17 @@ class SpeculativeConfig:
     """``--speculative-config``: how tokens are drafted; JSON, as in vLLM. Changes speed, never the output.
 
     Attributes:
-        method: auto: grammars, prompt lookup, prefix cache and suffix decoding; ngram: prompt lookup alone; off.
+        method: auto: grammars, prompt lookup, prefix cache and suffix decoding; ngram: prompt lookup alone; off;
+            draft_model: as auto, and a draft model. A ``model`` makes draft_model of auto.
         num_speculative_tokens: most drafts of a sequence in one step, 1 to 64.
+        model: the draft model, as ``--model``; None for none.
+        quantization: of the draft model; None for ``--quantization``.
     """
 
     method: str = "auto"
     num_speculative_tokens: int = 16
+    model: str | None = None
+    quantization: str | None = None
 
     @classmethod
     def parse(cls, text: str) -> SpeculativeConfig:
@@ -71,22 +81,69 @@ class SpeculativeConfig:
             values = None
         if not isinstance(values, dict):
             raise ConfigError(f'{_SPECULATIVE} must be a JSON object such as {{"method": "ngram"}}, not {text}.')
-        if unknown := sorted(values.keys() - {*cls.__slots__, *_LOOKUP_KEYS}):
-            raise ConfigError(f"{_SPECULATIVE} has no {unknown[0]!r}; it has {', '.join(cls.__slots__)}. {_NO_MODEL}")
-        known = {key: value for key, value in values.items() if key not in _LOOKUP_KEYS}
-        config = cls(**known | ({"method": "auto"} if values.get("method") == "suffix" else {}))
+        if unknown := sorted(values.keys() - {*cls.__slots__, *_LOOKUP_KEYS, *_INERT_KEYS}):
+            raise ConfigError(f"{_SPECULATIVE} has no {unknown[0]!r}; it has {', '.join(cls.__slots__)}.")
+        for key, only in _INERT_KEYS.items():
+            if values.get(key, only) != only:
+                raise ConfigError(f"{key} of {_SPECULATIVE} must be {only}, not {values[key]}.")
+        known = {key: value for key, value in values.items() if key in cls.__slots__}
+        if known.get("method", "auto") in ("auto", "suffix"):
+            known["method"] = "auto" if known.get("model") is None else "draft_model"
+        config = cls(**known)
         config._check()
         return config
 
     def _check(self) -> None:
         if self.method not in METHODS:
             methods = ", ".join(METHODS)
-            raise ConfigError(f"method of {_SPECULATIVE} must be one of {methods}, not {self.method}. {_NO_MODEL}")
+            raise ConfigError(f"method of {_SPECULATIVE} must be one of {methods}, not {self.method}. {_NO_HEADS}")
         if not _is_speculative_count(self.num_speculative_tokens):
             raise ConfigError(
                 f"num_speculative_tokens of {_SPECULATIVE} must be a whole number from 1 to {MAX_SPECULATIVE_TOKENS}, "
                 f"not {self.num_speculative_tokens}."
             )
+        if self.method == "draft_model" and not (isinstance(self.model, str) and self.model):
+            raise ConfigError(f"model of {_SPECULATIVE} must name the draft model, as --model does, not {self.model}.")
+        for key in ("model", "quantization"):
+            if self.method != "draft_model" and getattr(self, key) is not None:
+                raise ConfigError(f"{key} of {_SPECULATIVE} is of a draft model; method {self.method} has none.")
+        if self.quantization not in (None, *QUANTIZATIONS):
+            forms = ", ".join(QUANTIZATIONS)
+            raise ConfigError(f"quantization of {_SPECULATIVE} must be one of {forms}, not {self.quantization}.")
+
+
+@dataclass(frozen=True, slots=True)
+class TargetItl:
+    """``--target-itl-ms``: target inter-token latency of a stream by its priority class, in milliseconds; 0 for none.
+
+    The option is one number for all classes, or JSON; a class that it does not name has the default.
+    """
+
+    realtime: float = 100
+    interactive: float = 100
+    batch: float = 500
+
+    @classmethod
+    def parse(cls, text: str) -> TargetItl:
+        """Parse the option. Raises ConfigError."""
+        try:
+            values = json.loads(text)
+        except ValueError:
+            values = text
+        if not isinstance(values, dict):
+            _check_target_itl(_TARGET_ITL, values, ', or JSON such as {"interactive": 50, "batch": 500}')
+            return cls(values, values, values)
+        if unknown := sorted(values.keys() - {*cls.__slots__}):
+            raise ConfigError(f"{_TARGET_ITL} has no {unknown[0]!r}; it has {', '.join(cls.__slots__)}.")
+        for name, value in values.items():
+            _check_target_itl(f"{name} of {_TARGET_ITL}", value)
+        return cls(**values)
+
+    @property
+    def seconds(self) -> dict[Priority, float]:
+        """Targets in seconds, of the classes that have one."""
+        targets = {Priority[name.upper()]: getattr(self, name) for name in self.__slots__}
+        return {priority: target / 1000 for priority, target in targets.items() if target}
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +177,7 @@ class EngineConfig:
         "How weights are kept (CPU only; default: in --dtype). gguf: a GGUF file's blocks of 4 and 8 bits as they are: "
         "little memory, and fastest for one stream. int8_weight_only: rounded to 8 bits, a scale for each output. "
         "gguf_dynamic, int8_dynamic: the same, and activations rounded to 8 bits: faster, but answers change.",
-        choices=("gguf", "gguf_dynamic", "int8_weight_only", "int8_dynamic"),
+        choices=QUANTIZATIONS,
         group="model",
     )
     model_impl: str = option(
@@ -159,16 +216,22 @@ class EngineConfig:
     max_num_seqs: int = option(64, "Most sequences in one step.", low=1, high=4096)
     max_num_batched_tokens: int = option(
         512,
-        "Most tokens computed in one step; beside running streams fewer, if so many would take over 0.25 s.",
+        "Most tokens computed in one step; beside running streams fewer, as --target-itl-ms says.",
         low=1,
         high=1 << 20,
+    )
+    target_itl_ms: str = option(
+        '{"realtime": 100, "interactive": 100, "batch": 500}',
+        "Target inter-token latency in milliseconds: prompts beside running streams are computed in chunks of a size "
+        "that keeps a step within it, learnt from the steps. A lower one makes first tokens come later. A number, or "
+        "JSON by the priority of the streams; 0: no target, for the most tokens a second.",
     )
     enable_prefix_caching: bool = option(True, "Share the KV of equal prefixes.")
     speculative_config: str = option(
         '{"method": "auto"}',
         "Drafts of the next tokens, which change speed and nothing else. JSON: method auto (from grammars, the "
-        "sequence's own tokens, the prefix cache and other answers), ngram (its own tokens) or off; "
-        "num_speculative_tokens, 16.",
+        "sequence's own tokens, the prefix cache and other answers), ngram (its own tokens) or off; model, a small "
+        "model of the same vocabulary that drafts too (CPU only), and its quantization; num_speculative_tokens, 16.",
     )
     threads: int | None = option(
         None, "Threads that compute on the CPU. Default: the cores this process may use.", low=1
@@ -245,6 +308,10 @@ class EngineConfig:
         return SpeculativeConfig.parse(self.speculative_config)
 
     @property
+    def target_itl(self) -> TargetItl:
+        return TargetItl.parse(str(self.target_itl_ms))  # LLM takes numbers
+
+    @property
     def max_drafts(self) -> int:
         """Most drafts in one step, of all sequences together: each takes a row of logits."""
         config = self.speculative
@@ -259,7 +326,7 @@ class EngineConfig:
         """Raise ``ConfigError`` for the first option out of bounds, or for two that contradict each other."""
         check_options(self)
         self._check_adapters()
-        _ = self.speculative
+        _ = self.speculative, self.target_itl
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ConfigError(
                 f"--max-num-batched-tokens ({self.max_num_batched_tokens}) must be at least --max-num-seqs "
@@ -322,3 +389,11 @@ def _check(name: str, value: Any, metadata: Any) -> None:
 
 def _is_speculative_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MAX_SPECULATIVE_TOKENS
+
+
+def _check_target_itl(name: str, value: Any, other_form: str = "") -> None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not (value == 0 or 1 <= value <= MAX_TARGET_ITL_MS):
+        raise ConfigError(
+            f"{name} must be 0, for no target, or from 1 to {MAX_TARGET_ITL_MS} milliseconds{other_form}, not {value}."
+        )

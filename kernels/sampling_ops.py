@@ -1,4 +1,4 @@
-"""Sampling ops: token masks applied to logits, and the top-k/top-p draw on a GPU."""
+"""Sampling ops: token masks applied to logits, random draws on a CPU, the top-k/top-p draw on a GPU."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from torch import Tensor
 
 from . import ops
 from .backend import native_for
+from .layouts.draw_params import DrawParams
 from .triton import launch
 
 
@@ -27,7 +28,7 @@ def mask_logits(logits: Tensor, lines: Tensor, words: Tensor) -> None:
 
         sampling_mask.mask_logits(logits, lines, words)
     elif (kernels := native_for(logits)) is not None and logits.dtype is torch.float32:
-        kernels.mask_logits(logits, lines, words)
+        kernels.sampling.mask_logits(logits, lines, words)
     else:
         logits[lines] = logits[lines].masked_fill_(_banned(words, logits.shape[1]), -torch.inf)
 
@@ -45,6 +46,32 @@ def _banned(words: Tensor, width: int) -> Tensor:
 def _takes_mask(logits: Tensor, lines: Tensor, words: Tensor) -> bool:
     types = ((torch.float32, logits), (torch.int64, lines), (torch.int32, words))
     return all(launch.is_of(dtype, tensor) for dtype, tensor in types)
+
+
+def draws_tokens(logits: Tensor) -> bool:
+    """Return whether ``draw_tokens`` takes these logits: contiguous fp32 on a CPU with native kernels."""
+    return logits.dtype is torch.float32 and native_for(logits) is not None
+
+
+def draw_tokens(logits: Tensor, lines: Tensor, best: Tensor, params: DrawParams) -> Tensor:
+    """Draw a token of some rows after top-k, top-p and min-p, as ``engine.sampling.top_k_top_p`` defines it.
+
+    A row's token depends on this row's numbers alone.
+
+    Args:
+        logits: [S, V] float32, which ``draws_tokens``.
+        lines: [n] int64, the rows to draw from.
+        best: [n, 1] float32, the largest logit of each of them.
+        params: of the n rows.
+
+    Returns: [n] int64; any token for rows whose logits are not finite.
+
+    Raises:
+        IndexError: a row is outside of the logits.
+    """
+    kernels = native_for(logits)
+    assert kernels is not None
+    return kernels.sampling.draw_tokens(logits, lines, best, params)
 
 
 def has_kernel(logits: Tensor) -> bool:

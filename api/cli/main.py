@@ -10,6 +10,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
@@ -68,9 +69,21 @@ class Command:
 
 
 def _serve(models: ParsedModels, read_again: Callable[[], ParsedModels]) -> int:
-    from ..http.server import serve_models
+    """Serve models. The process of a single engine imports the engine while this one imports the server."""
+    from ...engine.process_memory import uncollected
+    from ...engine.serving.engine_spawn import EnginePreload
 
-    return serve_models(_checked(models), lambda: _checked(read_again()))
+    with ExitStack() as stack:
+        spawn = stack.enter_context(EnginePreload()).spawn if _is_single_engine(models) else None
+        served = _checked(models)
+        with uncollected():
+            from ..http.server import serve_models
+        return serve_models(served, lambda: _checked(read_again()), spawn)
+
+
+def _is_single_engine(models: ParsedModels) -> bool:
+    servers: list[ServerConfig] = [options[-1] for _, options in models]
+    return len(servers) == 1 and not servers[0].is_fleet and servers[0].ray_address is None
 
 
 def _checked(parsed: ParsedModels) -> Sequence[ServedModel]:

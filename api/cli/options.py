@@ -236,7 +236,10 @@ class StepOptions:
     context: int = option(128, "Tokens of each sequence at the first step.", low=1, group="load")
     shared: int = option(0, "Tokens that the contexts have in common at their start.", low=0, group="load")
     prefill: int = option(
-        0, "Tokens of a new prompt that is computed in each step, beside the rows.", low=0, group="load"
+        0,
+        "Tokens of a new prompt that is computed in each step, beside the rows: whole, whatever --target-itl-ms says.",
+        low=0,
+        group="load",
     )
     steps: int = option(40, "Steps to measure, with timers and without.", low=1, group="load")
     output_json: str | None = option(None, "File for the times.", group="output")

@@ -20,7 +20,7 @@ _WIDTH, _HEIGHT = 960, 340
 _TOP, _BOTTOM = 84, 286  # of the curves
 _PANELS = ((58, 300), (384, 600), (684, 900))  # left and right of each
 _MOST_TICKS = 6
-_STYLE = """
+CHART_STYLE = """
 .ground{fill:#ffffff}.frame{stroke:#d5dae1;fill:none}.grid{stroke:#e7eaef}.knee{stroke:#b4552d;stroke-dasharray:3 3}
 text{font:12px system-ui,-apple-system,"Segoe UI",sans-serif;fill:#3a4150}.title{font-size:14px;font-weight:600}
 .head{font-weight:600}.small{font-size:11px;fill:#69717f}.mark{fill:#b4552d;font-size:11px}
@@ -33,8 +33,8 @@ text{font:12px system-ui,-apple-system,"Segoe UI",sans-serif;fill:#3a4150}.title
 """
 
 
-class _Curve(NamedTuple):
-    """A named line: values by level, None where there is none."""
+class PlotCurve(NamedTuple):
+    """A named line: a value for each position, None where there is none."""
 
     name: str
     values: Sequence[float | None]
@@ -71,61 +71,74 @@ def _png(svg: bytes) -> bytes:
 def chart_svg(levels: Sequence[Level], knee: int | None, subject: str) -> str:
     """Return the picture as SVG."""
     clients = [level.clients for level in levels]
-    speed = [_Curve("output tokens a second", [level.throughput for level in levels])]
+    speed = [PlotCurve("output tokens a second", [level.throughput for level in levels])]
+    ttft, itl = _latencies(levels, "ttft_ms"), _latencies(levels, "itl_ms")
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" width="{_WIDTH}" '
         f'height="{_HEIGHT}" role="img">',
         f"<title>{escape(subject)}: throughput and latencies by number of clients</title>",
-        f"<style>{_STYLE}</style>",
+        f"<style>{CHART_STYLE}</style>",
         f'<rect class="ground" width="{_WIDTH}" height="{_HEIGHT}"/>',
-        _text(20, 28, escape(subject), "title"),
-        *_Plot(_PANELS[0], "Output tokens a second", clients, speed, knee).parts(),
-        *_Plot(_PANELS[1], "Time to first token, ms", clients, _latencies(levels, "ttft_ms"), knee).parts(),
-        *_Plot(_PANELS[2], "Time between tokens, ms", clients, _latencies(levels, "itl_ms"), knee).parts(),
+        svg_text(20, 28, escape(subject), "title"),
+        *LinePlot(_PANELS[0], "Output tokens a second", clients, speed, mark=knee).parts(),
+        *LinePlot(_PANELS[1], "Time to first token, ms", clients, ttft, is_log=True, mark=knee).parts(),
+        *LinePlot(_PANELS[2], "Time between tokens, ms", clients, itl, is_log=True, mark=knee).parts(),
         "</svg>",
     ]
     return "\n".join(parts) + "\n"
 
 
-def _latencies(levels: Sequence[Level], key: str) -> list[_Curve]:
+def _latencies(levels: Sequence[Level], key: str) -> list[PlotCurve]:
     return [
-        _Curve(name, [None if level.figures[key] is None else level.figures[key][name] for level in levels])
+        PlotCurve(name, [None if level.figures[key] is None else level.figures[key][name] for level in levels])
         for name in PERCENTILES
     ]
 
 
-class _Plot:
-    """One plot of curves against the number of clients, both axes logarithmic but for throughput's.
+class LinePlot:
+    """One plot of curves, its x axis logarithmic, below ``y`` = 84 and above 286.
 
     Args:
         sides: left and right edge.
-        knee: index of the level to mark; None for none.
+        x: rising positions of the curves' values.
+        x_label: what they are.
+        is_log: whether the y axis is logarithmic too.
+        mark: index of the position to mark as the knee; None for none.
     """
 
     def __init__(
-        self, sides: tuple[int, int], title: str, clients: Sequence[int], curves: Sequence[_Curve], knee: int | None
+        self,
+        sides: tuple[int, int],
+        title: str,
+        x: Sequence[int],
+        curves: Sequence[PlotCurve],
+        *,
+        x_label: str = "clients",
+        is_log: bool = False,
+        mark: int | None = None,
     ) -> None:
         self._left, self._right = sides
         self._title = title
-        self._clients = clients
+        self._values = x
+        self._label = x_label
         self._curves = curves
-        self._knee = knee
-        self._is_log = len(curves) > 1
+        self._mark = mark
+        self._is_log = is_log
         known = [value for curve in curves for value in curve.values if value is not None]
         self._ticks: list[float] = []
         if known:
-            self._ticks = log_ticks(min(known), max(known)) if self._is_log else linear_ticks(max(known))
+            self._ticks = log_ticks(min(known), max(known)) if is_log else linear_ticks(max(known))
 
     def parts(self) -> list[str]:
         """Return the marks: title, grid, frame, knee, curves with their names at the end."""
-        title = _text(self._left, _TOP - 20, self._title, "head")
+        title = svg_text(self._left, _TOP - 20, self._title, "head")
         if not self._ticks:
-            return [title, _text(self._left, (_TOP + _BOTTOM) / 2, "nothing was measured", "small")]
-        return [title, *self._frame(), *self._client_labels(), *self._lines()]
+            return [title, svg_text(self._left, (_TOP + _BOTTOM) / 2, "nothing was measured", "small")]
+        return [title, *self._frame(), *self._x_labels(), *self._lines()]
 
     def _x(self, count: float) -> float:
-        span = math.log(self._clients[-1] / self._clients[0]) or 1.0
-        return self._left + 10 + (self._right - self._left - 20) * math.log(count / self._clients[0]) / span
+        span = math.log(self._values[-1] / self._values[0]) or 1.0
+        return self._left + 10 + (self._right - self._left - 20) * math.log(count / self._values[0]) / span
 
     def _y(self, value: float) -> float:
         low, high = self._ticks[0], self._ticks[-1]
@@ -138,34 +151,34 @@ class _Plot:
         for tick in self._ticks:
             y = self._y(tick)
             parts.append(f'<line class="grid" x1="{left}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}"/>')
-            parts.append(_text(left - 6, y + 4, f"{tick:,g}", "small", "end"))
+            parts.append(svg_text(left - 6, y + 4, f"{tick:,g}", "small", "end"))
         parts.append(f'<rect class="frame" x="{left}" y="{_TOP}" width="{right - left}" height="{_BOTTOM - _TOP}"/>')
-        if self._knee is not None:
-            x = self._x(self._clients[self._knee])
+        if self._mark is not None:
+            x = self._x(self._values[self._mark])
             parts.append(f'<line class="knee" x1="{x:.1f}" x2="{x:.1f}" y1="{_TOP}" y2="{_BOTTOM}"/>')
-            parts.append(_text(x, _TOP - 5, "knee", "mark", "middle"))
+            parts.append(svg_text(x, _TOP - 5, "knee", "mark", "middle"))
         return parts
 
-    def _client_labels(self) -> list[str]:
+    def _x_labels(self) -> list[str]:
         """Return the numbers under the plot, without those that would touch the one before."""
         parts, free = [], -math.inf
-        for count in self._clients:
+        for count in self._values:
             if self._x(count) >= free:
-                parts.append(_text(self._x(count), _BOTTOM + 17, str(count), "small", "middle"))
-                free = self._x(count) + 12 + 7 * len(str(count))
-        return [*parts, _text((self._left + self._right) / 2, _BOTTOM + 37, "clients", "small", "middle")]
+                parts.append(svg_text(self._x(count), _BOTTOM + 17, f"{count:,}", "small", "middle"))
+                free = self._x(count) + 12 + 7 * len(f"{count:,}")
+        return [*parts, svg_text((self._left + self._right) / 2, _BOTTOM + 37, self._label, "small", "middle")]
 
     def _lines(self) -> list[str]:
         parts = []
         names = []
         for number, curve in enumerate(self._curves):
-            pairs = zip(self._clients, curve.values, strict=True)
+            pairs = zip(self._values, curve.values, strict=True)
             points = [(self._x(count), self._y(value)) for count, value in pairs if value is not None]
             path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
             parts.append(f'<polyline class="line c{number} s{number}" points="{path}"/>')
             parts += [f'<circle class="d{number}" cx="{x:.1f}" cy="{y:.1f}" r="2.6"/>' for x, y in points]
             names.append(points[-1][1])
-        if self._is_log:
+        if len(self._curves) > 1:
             for number, (curve, y) in enumerate(zip(self._curves, _apart(names), strict=True)):
                 parts.append(f'<text class="d{number}" x="{self._right + 6}" y="{y + 4:.1f}">{curve.name}</text>')
         return parts
@@ -202,5 +215,6 @@ def log_ticks(lowest: float, highest: float) -> list[float]:
     return series[begin : end + 1]
 
 
-def _text(x: float, y: float, text: str, style: str, anchor: str = "start") -> str:
+def svg_text(x: float, y: float, text: str, style: str, anchor: str = "start") -> str:
+    """Return a text element; ``style`` is a class of ``CHART_STYLE``."""
     return f'<text class="{style}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{text}</text>'

@@ -18,6 +18,7 @@ from ...engine.serving.adapter_tokenizers import AdapterTokenizers
 from ...engine.serving.async_engine import AsyncEngine
 from ...engine.serving.engine_client import EngineClient
 from ...engine.serving.engine_like import EngineLike
+from ...engine.serving.engine_spawn import SpawnEngine
 from ...engine.serving.sampling_defaults import read_sampling_defaults
 from ...engine.text.tokenizer import Tokenizer
 from ...engine.types import AdapterInfo
@@ -48,6 +49,7 @@ class ModelService:
         model: with its options.
         state: of the model, to fill.
         num_engines: the most engine processes of all models of the server, which share the machine.
+        spawn: starts the process, if there is one engine; None for ``spawn_engine``.
 
     Attributes:
         state: of the model.
@@ -58,7 +60,7 @@ class ModelService:
         ConfigError: sources of adapters or the catalogue cannot be used.
     """
 
-    def __init__(self, model: ServedModel, state: ServerState, num_engines: int) -> None:
+    def __init__(self, model: ServedModel, state: ServerState, num_engines: int, spawn: SpawnEngine | None) -> None:
         self.state = state
         self.path = ""
         self.shared: tuple[SharedModel, EngineShare] | None = None
@@ -67,6 +69,7 @@ class ModelService:
         self._options = model.server
         self._own_options = model.own_options
         self._num_engines = num_engines
+        self._spawn = spawn
         self._fetcher = _open_fetcher(self._config) if self._config.enable_lora else None
         self._catalog = _open_catalog(self._config, self._options)
 
@@ -92,16 +95,16 @@ class ModelService:
         names = self._options.served_model_name or (files.name,)
         for name in self._config.named_adapters.keys() & set(names):
             raise ConfigError(f"--lora-modules: {name} is the name of the base model.")
-        defaults = await asyncio.to_thread(read_sampling_defaults, self._config, files.path)
         client, remote = await self._make_client(files.path)
         state.begin_loading(names, client, finds_adapters=self._config.lora_dir is not None, remote=remote)
         starting = asyncio.create_task(client.start())
         try:
+            defaults = await asyncio.to_thread(read_sampling_defaults, self._config, files.path)
             tokenizer = await asyncio.to_thread(load_tokenizer, self._config, files.path)
             ready = await starting
         finally:
             starting.cancel()
-            # Where both have failed, the tokenizer's error counts.
+            # Where the engine has failed too, the error of defaults or tokenizer counts.
             await asyncio.gather(starting, return_exceptions=True)
         share = EngineShare(client) if self._options.gateways > 1 else None
         async_engine = AsyncEngine(client if share is None else share.open(), tokenizer, ready, defaults.defaults)
@@ -137,11 +140,11 @@ class ModelService:
     async def _make_client(self, path: Path) -> tuple[EngineLike, RemoteAdapters | None]:
         """Return the client of an engine, and the adapters from sources, of which those of the start are fetched."""
         if self._fetcher is None:
-            return engine_of(self._config, path, self._options, self._num_engines), None
+            return engine_of(self._config, path, self._options, self._num_engines, self._spawn), None
         from ...engine.adapter_sources.named_sources import fetch_named
 
         config, named = await asyncio.to_thread(fetch_named, self._config, self._fetcher)
-        client = engine_of(config, path, self._options, self._num_engines)
+        client = engine_of(config, path, self._options, self._num_engines, self._spawn)
         # The other half of the names is for adapters of the operator's, which no request can take.
         most = max(1, config.max_adapters // 2)
         remote = RemoteAdapters(
@@ -219,13 +222,16 @@ async def _ended(call: Callable[[], None], seconds: float) -> None:
         await asyncio.sleep(0.02)
 
 
-def engine_of(config: EngineConfig, path: Path, options: ServerConfig, num_engines: int = 1) -> EngineLike:
+def engine_of(
+    config: EngineConfig, path: Path, options: ServerConfig, num_engines: int = 1, spawn: SpawnEngine | None = None
+) -> EngineLike:
     """Return the engine: one process, or a fleet of them, by Ray or not, which nothing else imports.
 
     Of several models each has a fleet, if only of one process: one that ends is started anew, and takes no other along.
 
     Args:
         num_engines: the most engine processes of the whole server.
+        spawn: as of ``EngineClient``.
     """
     if options.ray_address is not None:
         from ..fleet.on_ray.ray_fleet import ray_fleet
@@ -236,7 +242,7 @@ def engine_of(config: EngineConfig, path: Path, options: ServerConfig, num_engin
 
         return local_fleet(config, path, options, max(options.most_replicas, num_engines))
     timeouts = options.silence_seconds, options.watchdog_timeout
-    return EngineClient(config, path, heartbeat_timeout=timeouts[0], watchdog_timeout=timeouts[1])
+    return EngineClient(config, path, heartbeat_timeout=timeouts[0], watchdog_timeout=timeouts[1], spawn=spawn)
 
 
 def _open_catalog(config: EngineConfig, options: ServerConfig) -> ModelCatalog | None:

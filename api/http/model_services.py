@@ -11,6 +11,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from ...engine.errors import ConfigError, EngineError
+from ...engine.serving.engine_spawn import SpawnEngine
 from ..gateways.engine_share import EngineShare
 from ..gateways.shared_model import SharedModel
 from ..generate.model_router import ModelRouter
@@ -32,17 +33,27 @@ class ModelServices:
         models: to begin with; the first one's state is ``main``.
         main: state of the whole server.
         read_again: returns the models anew.
+        spawn: starts the process of a model that has one engine; None for ``spawn_engine``.
 
     Attributes:
         router: picks the state of a request.
     """
 
-    def __init__(self, models: Sequence[ServedModel], main: ServerState, read_again: ModelReader) -> None:
+    def __init__(
+        self,
+        models: Sequence[ServedModel],
+        main: ServerState,
+        read_again: ModelReader,
+        spawn: SpawnEngine | None = None,
+    ) -> None:
         self._main = main
         self._read_again = read_again
+        self._spawn = spawn
         states = [main, *(ServerState.beside(main, each.server) for each in models[1:])]
         num_engines = sum(each.server.most_replicas for each in models)
-        self._services = [ModelService(model, state, num_engines) for model, state in zip(models, states, strict=True)]
+        self._services = [
+            ModelService(model, state, num_engines, spawn) for model, state in zip(models, states, strict=True)
+        ]
         self._jobs: set[asyncio.Task[None]] = set()  # ends of removed models, and a reload
         self._reload = asyncio.Lock()
         self.router = ModelRouter(states)
@@ -121,7 +132,7 @@ class ModelServices:
         catalog = model.server.model_catalog
         if catalog is not None and catalog in [each.catalog_file for each in self._services]:
             raise ConfigError(f"{model.entry.place}: a model with a --model-catalog is only changed by a restart.")
-        service = ModelService(model, ServerState.beside(self._main, model.server), num_engines)
+        service = ModelService(model, ServerState.beside(self._main, model.server), num_engines, self._spawn)
         try:
             await service.load()
         except BaseException:

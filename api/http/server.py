@@ -23,6 +23,7 @@ import uvloop
 from ...engine import process_memory
 from ...engine.config import EngineConfig
 from ...engine.errors import ConfigError
+from ...engine.serving.engine_spawn import SpawnEngine
 from ..config import ServerConfig
 from ..gateways.gateway_supervisor import GatewaySupervisor
 from ..generate.server_state import ServerState
@@ -50,12 +51,13 @@ def serve(config: EngineConfig, options: ServerConfig) -> int:
     return serve_models([model], lambda: [model])
 
 
-def serve_models(models: Sequence[ServedModel], read_again: ModelReader) -> int:
+def serve_models(models: Sequence[ServedModel], read_again: ModelReader, spawn: SpawnEngine | None = None) -> int:
     """Serve until a signal or an engine's death. Returns the exit code.
 
     Args:
         models: at least one; options of the whole server are the same in all of them.
         read_again: returns the models of a models file anew, at SIGHUP.
+        spawn: starts the process of a model that has one engine; None for ``spawn_engine``.
 
     Raises:
         ConfigError: the port is taken, a certificate, the file with keys or a store cannot be used, an option does not
@@ -74,7 +76,7 @@ def serve_models(models: Sequence[ServedModel], read_again: ModelReader) -> int:
         private_socket() if options.gateways > 1 else contextlib.nullcontext() as private,
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
     ):
-        return runner.run(_serve_on(listener, tls, models, read_again, private))
+        return runner.run(_serve_on(listener, tls, models, read_again, private, spawn))
 
 
 async def _serve_on(
@@ -83,8 +85,9 @@ async def _serve_on(
     models: Sequence[ServedModel],
     read_again: ModelReader,
     private: tuple[socket.socket, str] | None,
+    spawn: SpawnEngine | None,
 ) -> int:
-    return await _Service(listener, tls, models, read_again, private).run()
+    return await _Service(listener, tls, models, read_again, private, spawn).run()
 
 
 class _Service:
@@ -97,12 +100,13 @@ class _Service:
         models: Sequence[ServedModel],
         read_again: ModelReader,
         private: tuple[socket.socket, str] | None,
+        spawn: SpawnEngine | None,
     ) -> None:
         self._listener = listener
         self._tls = tls
         self._options: ServerConfig = models[0].server
         self._state = ServerState.open(self._options, _version())
-        self._models = ModelServices(models, self._state, read_again)
+        self._models = ModelServices(models, self._state, read_again, spawn)
         self._may_reload = models[0].entry.options is not None
         self._gateways: GatewaySupervisor | None = None
         self._http_socket = listener.socket

@@ -2,8 +2,8 @@
 
     python -m benchmarks.fleet.costs [--repeats 3] [--workloads W2 W5] [--output costs.json]
 
-Runs ``benchmarks.serve.compare`` at temperature 1 on ``--autoscale 1:1``, which is a fleet of one replica, and on the
-plain server, and takes the processor time of the API process and of the engine for each 1,000 tokens: on a busy machine
+Runs workloads at temperature 1 on ``--autoscale 1:1``, which is a fleet of one replica, and on the plain server, and
+takes the processor time of the API process and of the engine for each 1,000 tokens: on a busy machine
 that tells more than seconds. Then the processor time of the fleet's API process is taken while nobody asks. Exit code 1
 if the fleet makes fewer than 0.95 of the tokens a second, or its first tokens come more than 5 ms later in the median.
 """
@@ -12,19 +12,24 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import shlex
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import httpx
 import psutil
+import uvloop
 
-from benchmarks.serve.server import ROOT, Server
+from benchmarks.serve.alternate import Alternation, RunPlan
+from benchmarks.serve.precision_classes import given
+from benchmarks.serve.run_record import RunRecord
+from benchmarks.serve.server import Server, machine
 
 LEAST_SPEED, MOST_MILLISECONDS = 0.95, 5.0
 IDLE_SECONDS = 20.0
@@ -40,20 +45,25 @@ def main() -> int:
     parser.add_argument("--output", help="JSON file for all figures")
     options = parser.parse_args()
     serve = f"{shlex.quote(sys.executable)} -P -m rootgraft.api.cli.main serve --port {{port}} {options.serve}"
-    with tempfile.TemporaryDirectory() as folder:
-        document = _compare(f"{serve} --autoscale 1:1", serve, options, Path(folder) / "compare.json")
+    document = _compare(f"{serve} --autoscale 1:1", serve, options)
     document["idle_cores"] = _idle(f"{serve} --autoscale 2:2")
     if options.output:
         Path(options.output).write_text(json.dumps(document, indent=1) + "\n")
     return _judge(document)
 
 
-def _compare(fleet: str, plain: str, options: argparse.Namespace, output: Path) -> dict[str, Any]:
-    command = [sys.executable, "-m", "benchmarks.serve.compare", "--ours", fleet, "--peer", plain]
-    command += ["--peer-name", "plain", "--temperature", "1", "--repeats", str(options.repeats)]
-    subprocess.run([*command, "--output", str(output), "--workloads", *options.workloads], cwd=ROOT, check=True)
-    document: dict[str, Any] = json.loads(output.read_text())
-    return document
+def _compare(fleet: str, plain: str, options: argparse.Namespace) -> dict[str, Any]:
+    """Return the machine, and the figures of every repeat by server and workload."""
+    measured = replace(given({"fleet": fleet, "plain": plain}), workloads=options.workloads)
+    with tempfile.TemporaryDirectory() as folder:
+        record = RunRecord(Path(folder) / "runs.jsonl", {"machine": machine()}, same=())
+        uvloop.run(Alternation(measured, RunPlan(options.repeats, budget=math.inf), record).run())
+    runs: dict[str, dict[str, list[Any]]] = {form.name: {} for form in measured.servers}
+    for entry in record.entries("figures"):
+        runs[entry["server"]].setdefault(entry["workload"], []).append(entry["figures"])
+    if failed := [f"{entry['server']}: {entry['failed']}" for entry in record.entries("failed")]:
+        raise SystemExit("\n".join(failed))
+    return {"machine": record.settings["machine"], "runs": runs}
 
 
 def _idle(command: str) -> float:
@@ -78,7 +88,7 @@ def _is_ready(url: str) -> bool:
 
 def _judge(document: dict[str, Any]) -> int:
     wrong = 0
-    fleet, plain = (document["runs"][name]["loads"] for name in ("rootgraft", "plain"))
+    fleet, plain = (document["runs"][name] for name in ("fleet", "plain"))
     for load in fleet:
         speed, first = (
             [statistics.median(_figure(each, path) for each in runs[load]) for runs in (fleet, plain)]

@@ -9,8 +9,7 @@ from typing import Any
 
 import orjson
 
-from benchmarks.serve.schemas import SCHEMAS
-from benchmarks.serve.structured import is_valid
+from benchmarks.serve.schemas import SCHEMAS, is_valid
 from rootgraft.api.cli.remote_server import RemoteError, RemoteServer
 
 QUESTIONS = (

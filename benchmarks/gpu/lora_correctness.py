@@ -14,8 +14,8 @@ import torch
 from benchmarks.gpu.correctness import TOLERANCE, error_of
 from benchmarks.gpu.measure import Line, Machine, launches
 from rootgraft.engine.sampling import top_k_top_p
-from rootgraft.engine.sampling.top_k_top_p import Draws
 from rootgraft.kernels import lora_reference, sampling_ops
+from rootgraft.kernels.layouts.draw_params import DrawParams
 from rootgraft.kernels.lora_ops import Factors, SlotTable, lora_embed, lora_shrink_expand
 from rootgraft.lora.segments import make_segments
 
@@ -112,7 +112,7 @@ def _draw_differences(machine: Machine) -> int:
         (rng.random(rows), torch.float64),
     )
     columns = [torch.tensor(v, dtype=kind, device=machine.device)[:, None].contiguous() for v, kind in values]
-    draws = Draws(*columns)
+    draws = DrawParams(*columns)
     best = logits.amax(1, keepdim=True)
     drawn = top_k_top_p.draw_kept(logits, best, draws)
     probs = torch.softmax((logits - best) / draws.temperature, 1)

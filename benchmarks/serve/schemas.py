@@ -1,8 +1,11 @@
-"""Eight small schemas of the kinds that applications ask for."""
+"""Eight small schemas of the kinds that applications ask for, and whether an answer follows one."""
 
 from __future__ import annotations
 
+import json
 from typing import Any
+
+from jsonschema import Draft202012Validator
 
 
 def _text(longest: int) -> dict[str, Any]:
@@ -27,3 +30,12 @@ SCHEMAS = (
     _object(answer={"type": "number"}, unit={"enum": ["m", "kg", "s"]}, reasoning=_text(80)),
     _object(parts=_list(_object(id={"type": "integer"}, kind={"enum": ["bolt", "nut", "washer"]}), 3)),
 )
+
+
+def is_valid(text: str, schema: dict[str, Any]) -> bool:
+    """Whether a text is JSON that follows a schema, its formats included."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return False
+    return bool(Draft202012Validator(schema, format_checker=Draft202012Validator.FORMAT_CHECKER).is_valid(value))

@@ -22,34 +22,51 @@ import psutil
 from rootgraft.api.cli.remote_server import RemoteError
 
 ROOT = Path(__file__).resolve().parents[2]
+INSTRUCTION_SETS = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "amx_int8", "amx_bf16")
 
 
 class Server:
-    """A server to start and stop, or one that runs already."""
+    """A server to start and stop, or one that runs already.
+
+    Args:
+        command: its words, with ``{port}`` where the port belongs; None if it runs already.
+        url: where it answers, if it runs already.
+    """
 
     def __init__(self, command: str | None, url: str | None = None) -> None:
         self._command = command
         self._url = url
+        self._log: Path | None = None
 
     @contextlib.contextmanager
     def running(self) -> Iterator[tuple[str, subprocess.Popen[bytes] | None]]:
+        """Start the server for the time of a block: its address and its first process, None for one that runs already.
+
+        Raises:
+            OSError: the command does not exist.
+        """
         if self._command is None:
             yield str(self._url), None
             return
         port = free_port()
         command = shlex.split(self._command.format(port=port))
-        with tempfile.TemporaryFile() as log:
+        with tempfile.NamedTemporaryFile() as log:
             process = subprocess.Popen(
                 command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
+            self._log = Path(log.name)
             try:
                 yield f"http://127.0.0.1:{port}/v1", process
             except RemoteError:
-                log.seek(0)
-                sys.stderr.write(log.read().decode(errors="replace")[-3000:])
+                sys.stderr.write(self.log_tail())
                 raise
             finally:
+                self._log = None
                 _stop(process)
+
+    def log_tail(self, size: int = 3000) -> str:
+        """Return the last characters that the server has written, "" for one that this has not started."""
+        return self._log.read_text(errors="replace")[-size:] if self._log else ""
 
 
 def free_port() -> int:
@@ -68,21 +85,24 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 
 def machine() -> dict[str, Any]:
-    names = [
-        line.partition(":")[2].strip()
-        for line in Path("/proc/cpuinfo").read_text().splitlines()
-        if line.startswith("model name")
-    ]
     commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "cpu": names[0] if names else platform.processor(),
+        "cpu": _processor("model name") or platform.processor(),
+        "instructions": [name for name in INSTRUCTION_SETS if name in _processor("flags").split()],
         "cores": len(os.sched_getaffinity(0)),
+        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
         "system": platform.platform(),
         "python": platform.python_version(),
         "torch": version("torch"),
         "commit": commit.stdout.strip() or None,
     }
+
+
+def _processor(key: str) -> str:
+    """Return a value of the first core in /proc/cpuinfo, "" without one."""
+    lines = (line.partition(":") for line in Path("/proc/cpuinfo").read_text().splitlines())
+    return next((value.strip() for name, _, value in lines if name.strip() == key), "")
 
 
 def memory_mib(process: subprocess.Popen[bytes]) -> float:

@@ -23,10 +23,9 @@ from random import Random
 from typing import Any
 
 import httpx
-import jsonschema
 import openai
 
-from benchmarks.serve.schemas import SCHEMAS
+from benchmarks.serve.schemas import SCHEMAS, is_valid
 from benchmarks.serve.server import ROOT, Server, machine
 from rootgraft.api.cli.bench_requests import words
 
@@ -113,15 +112,6 @@ async def _pass(client: openai.AsyncOpenAI, nonce: str, counts: list[int] | None
     started = time.perf_counter()
     answers = await asyncio.gather(*(ask(i) for i in range(REQUESTS)))
     return time.perf_counter() - started, list(answers)
-
-
-def is_valid(text: str, schema: dict[str, Any]) -> bool:
-    """Whether a text is JSON that keeps to a schema."""
-    try:
-        jsonschema.validate(json.loads(text), schema)
-    except (ValueError, jsonschema.ValidationError):
-        return False
-    return True
 
 
 if __name__ == "__main__":

@@ -8,7 +8,8 @@ W5  structure: 48 requests, 16 at a time, over 8 JSON schemas, up to 200 out
 W6  adapters: W2 spread over the base model and the adapters
 W7  all of it: W3, W5 and W6 mixed, 24 at a time
 
-No repeat shares a prefix with another, so each starts with a cold cache, and hits come from inside the repeat alone.
+Every prompt begins with words of its own repeat, so each starts with a cold cache, and hits come from inside the repeat
+alone. How a server is to draw its tokens is not part of a load.
 """
 
 from __future__ import annotations
@@ -63,34 +64,40 @@ def workload(name: str, repeat: int, seed: int, adapters: int = 0) -> Workload:
 
 
 def _fixed(max_tokens: int) -> dict[str, Any]:
-    return {"max_tokens": max_tokens, "temperature": 0, "ignore_eos": True}
+    return {"max_tokens": max_tokens, "ignore_eos": True}
+
+
+def _reference(rng: Random) -> str:
+    """Return the first words of a prompt, which occur in no other repeat."""
+    return f"Ref {rng.getrandbits(32):08x}."
 
 
 def _one_stream(rng: Random) -> Workload:
-    return Workload(1, [Conversation([words(rng, 115)], _fixed(128)) for _ in range(2)])
+    return Workload(1, [Conversation([f"{_reference(rng)} {words(rng, 107)}"], _fixed(128)) for _ in range(2)])
 
 
 def _batch(rng: Random) -> Workload:
-    return Workload(32, [Conversation([words(rng, 88)], _fixed(128)) for _ in range(32)])
+    return Workload(32, [Conversation([f"{_reference(rng)} {words(rng, 80)}"], _fixed(128)) for _ in range(32)])
 
 
 def _shared_prefix(rng: Random) -> Workload:
-    system = f"Answer from these notes alone. {words(rng, 1490)}"
+    system = f"{_reference(rng)} Answer from these notes alone. {words(rng, 1490)}"
     return Workload(16, [Conversation([f"What of {words(rng, 10)}?"], _fixed(32), system) for _ in range(64)])
 
 
 def _agents(rng: Random) -> Workload:
-    system = f"Plan the next step in a full paragraph. {words(rng, 790)}"
+    system = f"{_reference(rng)} Plan the next step in a full paragraph. {words(rng, 790)}"
     turns = [[f"Result {turn}: {words(rng, 40)}. What next?" for turn in range(6)] for _ in range(8)]
-    return Workload(8, [Conversation(said, {"max_tokens": 64, "temperature": 0}, system) for said in turns])
+    return Workload(8, [Conversation(said, {"max_tokens": 64}, system) for said in turns])
 
 
 def _structure(rng: Random) -> Workload:
     def conversation(schema: dict[str, Any]) -> Conversation:
         form = {"type": "json_schema", "json_schema": {"name": "example", "schema": schema, "strict": True}}
-        fields = {"max_tokens": 200, "temperature": 0, "response_format": form}
+        fields = {"max_tokens": 200, "response_format": form}
         keys = ", ".join(schema["properties"])
-        return Conversation([f"Make up an example with {keys}, of: {words(rng, 30)}."], fields, schema=schema)
+        text = f"{_reference(rng)} Make up an example with {keys}, of: {words(rng, 30)}."
+        return Conversation([text], fields, schema=schema)
 
     return Workload(16, [conversation(SCHEMAS[i % len(SCHEMAS)]) for i in range(48)])
 

@@ -35,11 +35,11 @@ from ..messages import (
 )
 from ..scheduling.scheduler import Scheduler
 from ..sequence.sequence import Sequence
-from ..speculation.proposer import Proposer
 from ..step_timer import StepTimer
 from ..types import FinishReason, Usage
 from .adapter_manager import Adaptation, AdapterManager
 from .debug_snapshot import take_snapshot
+from .draft_setup import make_drafts
 from .grammar_vocabularies import GrammarVocabularies
 from .step_worker import Launched, StepWorker
 
@@ -175,7 +175,7 @@ class EngineCore:
         self._grammars.close()
         self._outbox += [failure_of(number, error) for number in self._compiling]
         self._compiling.clear()
-        self._outbox += self._scheduler.fail_all(error)
+        self._outbox += self._scheduler.fail(sorted(self._open), error)
         self._scheduler.slow_masks.close()
         if self._adapters:
             self._outbox += [failure_of(submit.id, error) for submit in self._adapters.take_waiting()]
@@ -211,6 +211,8 @@ class EngineCore:
     def check(self) -> None:
         """Raise AssertionError if pages, tree and leases, or adapters, slots and pins are inconsistent."""
         self._cache.check()
+        if self._drafts:
+            self._drafts.check()
         if self._adapters:
             self._adapters.check()
 
@@ -218,15 +220,15 @@ class EngineCore:
         """Return an empty prefix cache and a scheduler over it."""
         config, worker, sharing = self._config, self._worker, self._config.enable_prefix_caching
         cache = PrefixCache(worker.num_pages, config.block_size, sharing=sharing, states=worker.states)
-        max_drafts = config.max_drafts if worker.states is None else 0  # a rejected draft would remain in a state
+        self._drafts = make_drafts(config, worker, cache, self._stats)
         scheduler = Scheduler(
             cache,
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
             stats=self._stats,
             slots=worker.adapters.slots if worker.adapters else None,
-            proposer=Proposer(config.speculative, cache, self._stats) if max_drafts else None,
-            max_drafts=max_drafts,
+            drafts=self._drafts,
+            target_itl=config.target_itl.seconds,
         )
         return cache, scheduler
 

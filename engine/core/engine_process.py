@@ -1,8 +1,9 @@
 """The engine process: receives messages, runs steps, sends messages. ``EngineClient`` starts one per model.
 
-    python -P -m rootgraft.engine.core.engine_process FD LIVENESS PATH OPTIONS
+    python -P -m rootgraft.engine.core.engine_process [FD LIVENESS PATH OPTIONS]
 
 FD: its end of a socketpair. LIVENESS: the end of a pipe for its signs of life. OPTIONS: an `EngineConfig` as JSON.
+Without arguments it imports the engine, and takes them from the socket that is its standard input (`EnginePreload`).
 
 It exits when the channel closes, so it never outlives its parent process, which alone handles signals.
 Exit codes: 0 after Shutdown or when the client is gone, 70 after an error.
@@ -12,12 +13,13 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import signal
 import socket
 import sys
 import time
 import traceback
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +39,7 @@ HEARTBEAT_SECONDS = 0.25
 GOODBYE_SECONDS = 5.0  # for the client to take the last frame
 START_FAILED = -1  # the id of the Failed that is sent in place of Ready
 EXIT_SOFTWARE = 70
+MOST_BYTES = 1 << 18  # of arguments by a socket: more than the system takes in one message
 SWITCH_SECONDS = 0.0005  # for which the mask thread may hold the GIL while the step loop returns from a kernel
 
 
@@ -84,7 +87,8 @@ def start(config: EngineConfig, model_path: Path, channel: Channel, model: Model
 def _load(config: EngineConfig, model_path: Path, model: Model | None = None) -> EngineCore:
     """Load the engine. Raises EngineError, also where torch cannot be imported or memory is used up."""
     try:
-        importlib.import_module("torch")  # whose libraries may be missing; the core imports it when it loads
+        with process_memory.uncollected():
+            importlib.import_module("torch")  # whose libraries may be missing; the core imports it when it loads
     except (ImportError, OSError) as error:
         name = getattr(error, "name", None) or "torch"
         raise ConfigError(
@@ -114,6 +118,7 @@ def set_up_process() -> None:
     """Set what an engine process needs before it starts a thread."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     sys.setswitchinterval(SWITCH_SECONDS)
     process_memory.share_heap()
 
@@ -141,9 +146,23 @@ def run(fd: int, liveness_fd: int, config: EngineConfig, path: Path, model: Mode
     return 0
 
 
+def preload() -> list[str]:
+    """Import the engine and wait for the process's arguments. Returns none if the client goes away."""
+    with suppress(Exception), process_memory.uncollected():  # what cannot be imported is told at the start
+        importlib.import_module("torch")
+        importlib.import_module("..executor.worker", __package__)
+    with socket.socket(fileno=os.dup(0)) as client:
+        message, fds, _, _ = socket.recv_fds(client, MOST_BYTES, 2)
+    with open(os.devnull, "rb") as nothing:
+        os.dup2(nothing.fileno(), 0)
+    return [*map(str, fds), *json.loads(message)] if len(fds) == 2 else []
+
+
 def main(arguments: list[str]) -> int:
     """Run the engine process. Returns its exit code."""
     set_up_process()
+    if not (arguments or (arguments := preload())):
+        return 0
     fd, liveness_fd, path, options = arguments
     return run(int(fd), int(liveness_fd), parse_config(options), Path(path))
 

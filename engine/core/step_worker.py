@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from ..batch import Batch, Masks, StepHandle
 from ..kv_cache.state_cache import StateSlots
+from ..speculation.model_drafter import DraftRunner
 from ..step_timer import StepTimer
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ class StepWorker(Protocol):
             last one is read.
         states: slots of recurrent states; None for a model without. Drafts are off then.
         rope_switch: tokens beyond which a sequence's KV is another one; ``ENDLESS`` for never.
+        draft: the draft model; None without.
         base_digest: of the base model, see ``engine.checkpoint.base_digest``.
     """
 
@@ -34,6 +36,9 @@ class StepWorker(Protocol):
     adapters: AdapterPool | None
     overlaps: bool
     base_digest: str
+
+    @property
+    def draft(self) -> DraftRunner | None: ...
 
     def launch(self, batch: Batch) -> StepHandle:
         """Start the forward pass of a step.

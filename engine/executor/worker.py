@@ -5,11 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from ...kernels import ops
 from ...kernels.layouts import int8_kv_layout
@@ -36,11 +34,11 @@ from ..models.state_pool import StatePool, state_bytes
 from ..sampling.sampler import Sampler
 from ..step_timer import StepTimer
 from ..text.end_tokens import read_end_tokens
-from .cpu_graphs import CpuGraphs
-from .cuda_graphs import graphs_for
 from .device import choose_device, choose_dtype, choose_kv_dtype, kv_bytes, num_threads
+from .draft_worker import DraftModel, DraftWorker, draft_pages, load_draft
+from .forward_pass import choose_forward
 from .gpu_memory import StepMemory, measure_steps, single_row
-from .input_builder import HostInputs, InputBuilder
+from .input_builder import InputBuilder
 from .model_runner import ModelRunner
 
 _SLOT_PATIENCE = 64  # steps that an adapter waits for a slot before one is closed for it
@@ -70,6 +68,7 @@ class Worker:
         model: what ``load_weights`` has loaded with the same options; None to load it.
 
     Attributes:
+        draft: the draft model; None without.
         vocab_size: width of the logits.
         eos_ids: the tokens that end an answer, see ``read_end_tokens``.
         max_model_len: tokens that a sequence may have: the model's limit, or the pool's where that is less.
@@ -100,12 +99,13 @@ class Worker:
         self.model = model = _load(config, checkpoint, device) if model is None else model
         self.vocab_size, self.eos_ids = model.config.vocab_size, _end_tokens(config, model.config, model_path)
         self.base_digest = base_digest(checkpoint, dummy=config.load_format == "dummy")
+        draft = load_draft(config, model, model_path)
         loaded = time.monotonic()
         layout = layout_of(model, checkpoint, dummy=config.load_format == "dummy") if config.enable_lora else None
         self.adapters = _adapters(config, layout) if layout else None
         slot_bytes = _slot_bytes(config, layout) if layout else 0
         steps = self._measure_steps(config)
-        kv = self._make_pool(config, steps or StepMemory(), slot_bytes)
+        kv = self._make_pool(config, steps or StepMemory(), slot_bytes, draft)
         self._runner = self._make_runner(config, kv, step_timer)
         self._runner.run(single_row(1, (0,)))  # the smallest step: no request waits for what first use sets up
         self._kv_prefault = KvPrefault(kv) if device.type == "cpu" else None
@@ -118,6 +118,7 @@ class Worker:
             f"context {self.max_model_len:,}; up to {config.max_num_seqs} sequences and "
             f"{config.max_num_batched_tokens:,} tokens a step",
             *([_states(self.states, kv.state_bytes)] if self.states else []),
+            *([self.draft.summary] if self.draft else []),
             *notices(model),
             *([f"Steps: {steps}"] if steps else []),
             *([_slots(config, slot_bytes)] if self.adapters else []),
@@ -136,12 +137,17 @@ class Worker:
             return None
         return measure_steps(self.model, config, self.adapters.bank if self.adapters else None)
 
-    def _make_pool(self, config: EngineConfig, steps: StepMemory, slot_bytes: int) -> KvPool:
-        """Size and allocate the KV pool; sets ``num_pages`` and ``max_model_len``."""
+    def _make_pool(self, config: EngineConfig, steps: StepMemory, slot_bytes: int, draft: DraftModel | None) -> KvPool:
+        """Size and allocate the KV pool; sets ``num_pages`` and ``max_model_len``, and makes ``draft`` with its own."""
         model = self.model
         dtype = choose_kv_dtype(config, model.config, model.device, model.dtype)
         page_bytes = bytes_per_page(model.config, config.block_size, dtype)
         num_bytes = pool_bytes(config, model.device, steps, slot_bytes)
+        self.draft = None
+        if draft is not None:
+            num_draft_pages, draft_bytes = draft_pages(config, num_bytes, page_bytes, draft)
+            num_bytes -= draft_bytes
+            self.draft = DraftWorker(config, draft, num_draft_pages, self.vocab_size)
         states = None
         self.states: StateSlots | None = None
         if isinstance(model, DecoderModel) and model.config.has_states:
@@ -165,7 +171,7 @@ class Worker:
             model.config.has_states,
         )
         sampler = Sampler(config.max_num_seqs, self.vocab_size, model.device)
-        return ModelRunner(model, _forward(config, model, kv, inputs), kv, inputs, sampler, step_timer)
+        return ModelRunner(model, choose_forward(config, model, kv, inputs), kv, inputs, sampler, step_timer)
 
 
 def load_weights(config: EngineConfig, model_path: Path) -> Model | None:
@@ -289,20 +295,6 @@ def _states(slots: StateSlots, state_bytes: int) -> str:
         f"tokens, beside {slots.num_rows} of sequences ({slots.total * state_bytes / 2**30:.2f} GiB). "
         "Drafts are off: a rejected one would remain in the state"
     )
-
-
-def _forward(config: EngineConfig, model: Model, kv: KvPool, inputs: InputBuilder) -> Callable[[HostInputs], Tensor]:
-    """Return the forward pass: CUDA graphs, CPU graphs, or eager."""
-    if graphs := graphs_for(config, model, kv, inputs):
-        graphs.capture(graphs.variants)
-        return graphs.forward
-    if isinstance(model, DecoderModel) and model.device.type == "cpu" and not config.enforce_eager:
-        return CpuGraphs(model, kv, inputs, config.max_num_seqs).forward
-    return partial(_forward_eagerly, model, kv, inputs)
-
-
-def _forward_eagerly(model: Model, kv: KvPool, inputs: InputBuilder, step: HostInputs) -> Tensor:
-    return model.forward(inputs.to_tensors(step), kv)
 
 
 def _kernel_status(device: torch.device) -> str:

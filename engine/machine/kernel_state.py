@@ -16,16 +16,16 @@ class KernelState:
     """CPU kernels as the next start will find them.
 
     Attributes:
-        status: built for this CPU; compiled at the next start; portable, from the package; or missing, so that plain
-            torch computes.
+        status: fitting, the package's library of this CPU's level; built for this CPU; compiled at the next start;
+            portable, the package's of a lesser level; or missing, so that plain torch computes.
         compiler: its version; empty where there is none.
         cache: folder of compiled libraries.
         is_writable: whether libraries can be put there.
         instruction_set: of a library that is there.
-        fault: why there is none.
+        fault: why there is none for this very CPU.
     """
 
-    status: Literal["built", "compiled at start", "portable", "missing"]
+    status: Literal["fitting", "built", "compiled at start", "portable", "missing"]
     compiler: str
     cache: Path
     is_writable: bool
@@ -36,15 +36,18 @@ class KernelState:
 def kernel_state() -> KernelState:
     """Return the state, without compiling anything."""
     from ...kernels.cpu.build import BuildError, default_cache, find_compiler, library_path
-    from ...kernels.cpu.portable_build import find_portable
+    from ...kernels.cpu.portable_build import find_fitting, find_portable
 
     cache = default_cache()
     is_writable = _is_writable(cache)
-    version = ""
     try:
-        compiler = find_compiler()
-        version = _version(compiler)
-        path = library_path(cache, compiler=compiler)
+        version = _version(find_compiler())
+    except BuildError:
+        version = ""
+    if (fitting := find_fitting()) is not None and (says := _instruction_set(fitting)):
+        return KernelState("fitting", version, cache, is_writable, says)
+    try:
+        path = library_path(cache)
     except BuildError as error:
         fault = str(error)
     else:
@@ -54,7 +57,7 @@ def kernel_state() -> KernelState:
             return KernelState("compiled at start", version, cache, is_writable)
         fault = f"the cache {cache} cannot be written"
     if (portable := find_portable()) is not None:
-        return KernelState("portable", version, cache, is_writable, _instruction_set(portable))
+        return KernelState("portable", version, cache, is_writable, _instruction_set(portable), fault)
     return KernelState("missing", version, cache, is_writable, fault=fault)
 
 

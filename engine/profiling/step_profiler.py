@@ -12,7 +12,7 @@ import time
 from array import array
 from collections import defaultdict
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Final, NamedTuple
@@ -117,7 +117,7 @@ class _Bench:
     def __init__(self, config: EngineConfig, model_path: Path, load: StepLoad) -> None:
         self._kernels = _KernelTimes()
         self.worker = Worker(config, model_path, lambda: _KernelStepTimer(self._kernels))
-        self.core = EngineCore(config, self.worker)
+        self.core = EngineCore(replace(config, target_itl_ms="0"), self.worker)  # prompts are not to be cut
         self._load, self._config = load, config
         self._random, self._ids = random.Random(0), itertools.count(1)
         _check(config, self.worker, load)

@@ -17,16 +17,18 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from ...kernels.layouts.draw_params import DrawParams
 from ...kernels.layouts.staging import HostCopy, to_device
 from ...kernels.ops import Largest, largest
-from ...kernels.sampling_ops import mask_logits
+from ...kernels.sampling_ops import draw_tokens, draws_tokens, mask_logits
 from ..batch import Row, RowResult, RowStart
 from .draft_verify import Drawn, SamplingPositions, accept_drafts, sampling_positions
 from .logprobs import logprob_columns, to_logprob
 from .penalties import LogitEdits
-from .top_k_top_p import Draws, draw_any, draw_kept, pad, row_slices, uniforms
+from .top_k_top_p import draw_any, draw_kept, exponentials, num_noise, pad, row_slices, uniforms
 
 Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
 Params = npt.NDArray[np.void]  # of _ROW
 
 _ROW = np.dtype(
@@ -190,27 +192,44 @@ class Sampler:
 
     def _draw_random(self, tokens: Tensor, logits: Tensor, best: Tensor, params: Params, num_generated: Ints) -> None:
         """Replace the greedy tokens [S] of random positions. With top_k or top_p a draw is by rank, else from all."""
-        random = params["temperature"] > 0
+        random, width = params["temperature"] > 0, logits.shape[1]
         ranked = random & ((params["top_k"] > 0) | (params["top_p"] < 1))
+        if draws_tokens(logits):
+            if random.any():
+                index, draws = self._draws(random, ranked, params, num_generated, width)
+                tokens[index] = draw_tokens(logits, index, best[index, None], draws)
+            return
         for chosen, by_rank in ((random & ~ranked, False), (ranked, True)):
-            if chosen.any():
-                index = self._column(np.flatnonzero(chosen)).squeeze(1)
-                some = pad(logits if chosen.all() else logits[index])
-                tokens[index] = self._draw(some, best[index, None], params[chosen], num_generated[chosen], by_rank)
+            if not chosen.any():
+                continue
+            index, draws = self._draws(chosen, ranked, params, num_generated, width)
+            top, some = best[index, None], pad(logits if chosen.all() else logits[index])
+            use_min_p = bool(params["min_p"][chosen].any())
+            tokens[index] = torch.cat(
+                [
+                    draw_kept(some[rows], top[rows], draws.rows(rows))
+                    if by_rank
+                    else draw_any(some[rows], top[rows], draws.rows(rows), use_min_p)
+                    for rows in row_slices(some)
+                ]
+            )
 
-    def _draw(self, logits: Tensor, best: Tensor, params: Params, num_generated: Ints, by_rank: bool) -> Tensor:
-        u = uniforms(params["seed"], num_generated.astype(np.uint64))
+    def _draws(
+        self,
+        chosen: npt.NDArray[np.bool_],
+        ranked: npt.NDArray[np.bool_],
+        params: Params,
+        num_generated: Ints,
+        width: int,
+    ) -> tuple[Tensor, DrawParams]:
+        """The chosen positions, [n] int64, and their parameters, with the numbers of races if one is not ranked."""
+        params, at = params[chosen], num_generated[chosen].astype(np.uint64)
+        seeds, has_race = params["seed"], not ranked[chosen].all()
+        noise = to_device(exponentials(seeds, at, num_noise(width)), self._device) if has_race else None
         fields = (params[name] for name in ("temperature", "top_k", "top_p", "min_p"))
-        draws = Draws(*(self._column(values) for values in (*fields, u)))
-        use_min_p = bool(params["min_p"].any())
-        return torch.cat(
-            [
-                draw_kept(logits[some], best[some], draws.rows(some))
-                if by_rank
-                else draw_any(logits[some], best[some], draws.rows(some), use_min_p)
-                for some in row_slices(logits)
-            ]
-        )
+        temperature, top_k, top_p, min_p, u = (self._column(values) for values in (*fields, uniforms(seeds, at)))
+        columns = DrawParams(temperature, top_k, top_p, min_p, u, noise)
+        return self._column(np.flatnonzero(chosen)).squeeze(1), columns
 
     def _column(self, values: npt.NDArray[np.generic]) -> Tensor:
         # A synchronous copy would make the host wait here for the GPU's forward pass.

@@ -13,12 +13,18 @@ Kept tokens, in order (``SamplingParams`` fixes it), with p the softmax after te
     min_p   of those, the tokens with p >= min_p * p(best token)
 
 The best token passes all three.
+
+Without top_k and top_p a token is drawn by a race: i wins that has the largest weight_i / e_i, where the e_i are
+exponential random numbers of the draw. It wins with probability weight_i / sum(weights), and mostly wins among other
+weights that are near these too, as a draft model's are (Gumbel-max coupling; Maddison et al., arXiv 1411.0030). So that
+few numbers are needed, it is run three times: between parts of the vocabulary, within the winner, within its winner.
+
+On a CPU with native kernels ``kernels.sampling_ops.draw_tokens`` does all of it, one row after another.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -26,9 +32,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ...kernels.layouts.draw_params import DrawParams
 from ...kernels.sampling_ops import draw_ranked, has_kernel
 
 BLOCK = 64
+PART = 32  # blocks
 _ONE = float(1 << 40)  # the weight of probability 1
 _WIDTHS = (128, 2048)  # best tokens of a row that are sorted before all of them are
 _SLICE = {"cpu": 1 << 19, "gpu": 1 << 26}  # logits processed together
@@ -37,38 +45,36 @@ _MIX1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX2 = np.uint64(0x94D049BB133111EB)
 
 
-@dataclass(frozen=True, slots=True)
-class Draws:
-    """Sampling parameters of n rows, as columns [n, 1] on the device of the logits.
-
-    Attributes:
-        temperature: float32, above 0.
-        top_k: int64, 0 is off.
-        top_p: float64, 1 is off.
-        min_p: float32, 0 is off.
-        u: float64 in [0, 1), the random number of the draw.
-    """
-
-    temperature: Tensor
-    top_k: Tensor
-    top_p: Tensor
-    min_p: Tensor
-    u: Tensor
-
-    def rows(self, index: Tensor | slice) -> Draws:
-        columns = (self.temperature, self.top_k, self.top_p, self.min_p, self.u)
-        return Draws(*(column[index] for column in columns))
-
-
 def uniforms(seeds: npt.NDArray[np.uint64], positions: npt.NDArray[np.uint64]) -> npt.NDArray[np.float64]:
     """Return a number in [0, 1) for each (seed, position): output ``position`` of the seed's SplitMix64 stream.
 
     SplitMix64 (Steele, Lea, Flood, OOPSLA 2014) mixes a counter, so any output is computed without the former ones.
     The seed is mixed first: the streams of seeds 1 and 2 would otherwise be one stream, shifted.
     """
-    stream = _mix(seeds + _GOLDEN)
-    bits = _mix(stream + (positions + np.uint64(1)) * _GOLDEN)
-    return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    return (_bits(seeds, positions) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def exponentials(
+    seeds: npt.NDArray[np.uint64], positions: npt.NDArray[np.uint64], count: int
+) -> npt.NDArray[np.float64]:
+    """Return ``count`` exponential random numbers, above 0, for each (seed, position): [n, count].
+
+    They follow from the stream that begins at the (seed, position)'s own output.
+    """
+    bits = _mix(_bits(seeds, positions)[:, None] + np.arange(1, count + 1, dtype=np.uint64) * _GOLDEN)
+    return -np.log(((bits >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52)
+
+
+def num_noise(vocab_size: int) -> int:
+    """Return how many random numbers a race among so many tokens needs.
+
+    Those of parts come last: a row draws the same whatever the width of the logits, which other rows may widen.
+    """
+    return BLOCK + PART - (-vocab_size // (BLOCK * PART))
+
+
+def _bits(seeds: npt.NDArray[np.uint64], positions: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    return _mix(_mix(seeds + _GOLDEN) + (positions + np.uint64(1)) * _GOLDEN)
 
 
 def _mix(z: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
@@ -101,8 +107,8 @@ def row_slices(logits: Tensor) -> Iterator[slice]:
     return (slice(start, start + step) for start in range(0, len(logits), step))
 
 
-def draw_any(logits: Tensor, best: Tensor, draws: Draws, use_min_p: bool) -> Tensor:
-    """Draw from all tokens, or from those that ``min_p`` keeps if any row has one, in the order of their ids.
+def draw_any(logits: Tensor, best: Tensor, draws: DrawParams, use_min_p: bool) -> Tensor:
+    """Draw from all tokens, or from those that ``min_p`` keeps if any row has one, by a race.
 
     Args:
         logits: [n, V] float32.
@@ -113,19 +119,26 @@ def draw_any(logits: Tensor, best: Tensor, draws: Draws, use_min_p: bool) -> Ten
     Returns:
         The tokens, [n] int64.
     """
+    assert draws.noise is not None
     probs = _probabilities(logits, best, draws)
     if use_min_p:
         probs = torch.where(probs >= draws.min_p * probs.amax(1, keepdim=True), probs, 0.0)
     weights = _weights(probs)
-    sums = _blocks(weights).sum(2)
-    upto = sums.cumsum(1)
-    target = _target(draws.u, upto[:, -1:])
-    block = _first_above(upto, target)
-    target -= upto.gather(1, block) - sums.gather(1, block)
-    return (block * BLOCK + _first_above(_block(weights, block).cumsum(1), target)).squeeze(1)
+    of_blocks = _blocks(weights).sum(2)
+    of_parts = F.pad(of_blocks, (0, -of_blocks.shape[1] % PART)).view(len(weights), -1, PART)
+    in_block, in_part, of_part = draws.noise.split((BLOCK, PART, of_parts.shape[1]), dim=1)
+    part = _winner(of_parts.sum(2), of_part)
+    blocks = of_parts.gather(1, part[:, :, None].expand(-1, -1, PART)).squeeze(1)
+    block = part * PART + _winner(blocks, in_part)
+    return (block * BLOCK + _winner(_block(weights, block), in_block)).squeeze(1)
 
 
-def draw_kept(logits: Tensor, best: Tensor, draws: Draws) -> Tensor:
+def _winner(weights: Tensor, noise: Tensor) -> Tensor:
+    """Return the index [n, 1] of the largest weight / noise of each row, both [n, m]."""
+    return (weights / noise).argmax(1, keepdim=True)
+
+
+def draw_kept(logits: Tensor, best: Tensor, draws: DrawParams) -> Tensor:
     """Draw from the tokens that all filters keep, in the order (probability, id), likeliest first; shapes as above.
 
     Sorting a vocabulary is slow on a CPU, and the kept tokens are mostly few: a row sorts its 128 best, then its 2048
@@ -149,7 +162,7 @@ def draw_kept(logits: Tensor, best: Tensor, draws: Draws) -> Tensor:
     return tokens
 
 
-def _probabilities(logits: Tensor, best: Tensor, draws: Draws) -> Tensor:
+def _probabilities(logits: Tensor, best: Tensor, draws: DrawParams) -> Tensor:
     """Return softmax((logits - best) / temperature), float32 [n, V].
 
     The maximum is subtracted first: a temperature near 0 gives exp(0) and exp(-inf), never inf - inf.
@@ -163,7 +176,7 @@ def _widths(logits: Tensor) -> list[int]:
     return [*(width for width in _WIDTHS if width < size and logits.device.type == "cpu"), size]
 
 
-def _draw_sorted(logits: Tensor, probs: Tensor, draws: Draws, width: int) -> tuple[Tensor, Tensor]:
+def _draw_sorted(logits: Tensor, probs: Tensor, draws: DrawParams, width: int) -> tuple[Tensor, Tensor]:
     """Draw from the ``width`` best of each row; also return whether these were enough, bool [n]."""
     values, ids = top_sorted(logits, width)
     probs = probs.gather(1, ids)

@@ -71,6 +71,11 @@ def num_reusable(cache: PrefixCache, sequence: Sequence) -> int:
     return cache.match(sequence.path, sequence.tokens, sequence.reusable)
 
 
+def lacks_more(cache: PrefixCache, sequence: Sequence, most: int) -> bool:
+    """Return whether a waiting sequence lacks more than ``most`` tokens, a prefix hit aside."""
+    return sequence.num_tokens > most and sequence.num_tokens - num_reusable(cache, sequence) > most
+
+
 def pages_missing(sequence: Sequence, page_size: int) -> int:
     """Return how many pages a sequence lacks to hold all its tokens and the next one."""
     held = len(sequence.lease.pages) if sequence.lease else 0
@@ -109,7 +114,7 @@ def preemption_victims(
     if sequence.priority is Priority.BATCH or not victims:
         return []
     others = [other for other in running if other.priority is not Priority.BATCH]
-    if plan.budget + sum(map(plan.num_given, victims)) <= sum(map(plan.num_lacking, others)):
+    if plan.room_without(victims) <= sum(map(plan.num_lacking, others)):
         return []
     reserved = sum(pages_missing(other, cache.page_size) + 1 for other in others)
     available = cache.available() + sum(len(other.lease.pages) for other in victims if other.lease)
@@ -124,6 +129,8 @@ def prefix_in_progress(cache: PrefixCache, sequence: Sequence, running: Iterable
     priority class, which may be preempted.
     """
     limit = sequence.reusable
+    if not cache.sharing:
+        return False
     found = -1
     for other in running:
         if not other.prefilling or other.path != sequence.path or other.priority > sequence.priority:

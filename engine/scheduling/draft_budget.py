@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Seq
 
 from ..kv_cache.prefix_cache import PrefixCache
 from ..sequence.sequence import Sequence
-from ..speculation.proposer import Proposer
-from .step_plan import StepInFlight, StepPlan, lease_of
+from ..speculation.model_drafter import ModelDrafter, Wanted
+from ..speculation.proposer import Proposal, Proposer
+from .step_plan import Drafting, StepInFlight, StepPlan, lease_of
+
+_PROBE_EVERY = 128  # steps in which a draft model was not worth its time, after which it drafts for one row
+_PROBE_LENGTH = 4  # drafts, then and while its time is unknown
 
 
 class DraftBudget:
@@ -18,40 +23,108 @@ class DraftBudget:
         proposer: proposes them.
         cache: lends their pages.
         most: drafts in one step.
+        drafter: runs a draft model; None for none.
+        clock: seconds, monotonic.
     """
 
-    def __init__(self, proposer: Proposer, cache: PrefixCache, most: int) -> None:
+    def __init__(
+        self,
+        proposer: Proposer,
+        cache: PrefixCache,
+        most: int,
+        drafter: ModelDrafter | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._proposer = proposer
         self._cache = cache
         self._most = most
+        self._drafter = drafter
+        self._clock = clock
+        self._num_idle = 0  # last steps in a row without the draft model
 
-    def add(self, plan: StepPlan, drawing: Seq[Sequence]) -> None:
-        """Give drafts to the rows that draw, in equal parts of the budget left. No sequence is preempted for them."""
-        left = min(plan.budget, self._most)
-        for behind, sequence in enumerate(drawing):
-            if self._proposer.in_backoff(sequence):
-                continue
-            limit = self._limit(sequence, left // (len(drawing) - behind))
-            drafts = self._proposer.propose(sequence, limit, len(drawing))
-            if len(drafts) and self._cache.grow(lease_of(sequence), sequence.num_tokens + len(drafts)):
+    def add(self, plan: StepPlan, drawing: Seq[Sequence]) -> Drafting:
+        """Give drafts to the rows that draw, the likeliest first. No sequence is preempted for them."""
+        left, num_rows = min(plan.budget, self._most), len(drawing)
+        if plan.allowance is not None:
+            left = plan.allowance.num_drafts(left)
+        found: dict[int, tuple[Sequence, Proposal]] = {}
+        for sequence in drawing:
+            if not self._proposer.in_backoff(sequence):
+                limit = self._limit(sequence, left)
+                if limit > 0 and (proposal := self._proposer.propose(sequence, limit, num_rows)):
+                    found[sequence.id] = sequence, proposal
+        seconds = self._ask_model(drawing, found, left)
+        if not found:
+            return Drafting(0.0, seconds)
+        choice = self._proposer.choose([proposal for _, proposal in found.values()], num_rows, left)
+        for (sequence, proposal), count in zip(found.values(), choice.counts, strict=True):
+            drafts = self._proposer.use(sequence, proposal, self._limit(sequence, count))
+            if drafts and self._cache.grow(lease_of(sequence), sequence.num_tokens + len(drafts)):
                 plan.add_drafts(sequence, drafts)
-                left -= len(drafts)
+        return Drafting(choice.gain - self._proposer.tokens_in(seconds, num_rows), seconds)
+
+    def _ask_model(self, drawing: Seq[Sequence], found: dict[int, tuple[Sequence, Proposal]], left: int) -> float:
+        """Let the draft model draft for the rows for which it is likelier to be right, if that pays.
+
+        Args:
+            found: proposals of other sources by sequence id; the draft model's take their place.
+            left: most drafts of all rows.
+
+        Returns:
+            Seconds that it took.
+        """
+        drafter = self._drafter
+        if drafter is None:
+            return 0.0
+        rates = {}
+        for sequence in drawing:
+            if self._limit(sequence, left) > 0 and drafter.can_follow(sequence):
+                rate = self._proposer.model_rate(sequence)
+                if sequence.id not in found or found[sequence.id][1].rate.lower_bound < rate:
+                    rates[sequence.id] = rate
+        asked = [sequence for sequence in drawing if sequence.id in rates]
+        if not asked:
+            return 0.0
+        length = self._proposer.draft_length([*rates.values()], len(drawing), drafter.seconds(len(asked)))
+        if not drafter.seconds(1) or (not length and self._num_idle >= _PROBE_EVERY):
+            length, asked = _PROBE_LENGTH, asked[:1]
+        self._num_idle = 0 if length else self._num_idle + 1
+        if not length:
+            return 0.0
+        began = self._clock()
+        length = min(length, max(1, left // len(asked)))
+        wanted = [Wanted(sequence, self._limit(sequence, length)) for sequence in asked]
+        drafts = drafter.draft(wanted)
+        for sequence in asked:
+            if sequence.id in drafts:
+                found[sequence.id] = sequence, self._proposer.from_model(sequence, drafts[sequence.id])
+        return self._clock() - began
 
     def count_accepted(self, sequence: Sequence, num_drafts: int, num_drawn: int) -> None:
         self._proposer.count_accepted(sequence, num_drafts, num_drawn)
 
     def learn(
-        self, step: StepInFlight, seconds: float, ahead: Iterable[StepInFlight], by_row: Mapping[int, Sequence]
+        self,
+        step: StepInFlight,
+        seconds: float,
+        num_drawn: int,
+        ahead: Iterable[StepInFlight],
+        by_row: Mapping[int, Sequence],
     ) -> None:
         """Learn from a committed step what it cost, and what drafts would gain in the steps launched ahead of it.
 
         Args:
             seconds: that it took.
+            num_drawn: tokens that it drew.
             ahead: steps in flight, whose tokens are known now.
             by_row: the running sequences.
         """
-        if step.batch.num_tokens == step.batch.num_positions:
-            self._proposer.observe_step(step.batch.num_tokens, seconds)
+        batch = step.batch
+        if batch.num_tokens == batch.num_positions:
+            drafting = step.drafting
+            self._proposer.observe_step(
+                len(batch.rows), batch.num_tokens, seconds, num_drawn, drafting.gain, drafting.seconds
+            )
         for each in ahead:
             for row in each.rows.values():
                 sequence = by_row[row.row]
@@ -63,8 +136,18 @@ class DraftBudget:
         """Return whether drafts after a step are likely to gain more than planning before its tokens are known."""
         return self._proposer.outweighs_overlap(step.draft_gain, step.num_drawing)
 
+    def leave(self, sequence: Sequence) -> None:
+        """Give back what the draft model has of a sequence that leaves its row."""
+        if self._drafter is not None:
+            self._drafter.leave(sequence)
+
     def forget(self, sequence: Sequence) -> None:
         self._proposer.forget(sequence.id)
+
+    def check(self) -> None:
+        """Raise AssertionError or BrokenInvariant if the draft model's pages are inconsistent."""
+        if self._drafter is not None:
+            self._drafter.check()
 
     def _limit(self, sequence: Sequence, part: int) -> int:
         return min(part, sequence.most_drafts)

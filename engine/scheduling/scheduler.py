@@ -2,26 +2,25 @@
 
 One rule: a sequence has ``num_computed`` tokens in the KV pool and wants all ``num_tokens`` there; a step gives it
 ``min(want, budget)``. Decode wants one token, a new sequence its prompt less the prefix hit (chunked prefill), a
-preempted one whatever was evicted meanwhile. No branch below asks which of these it is, but for the order: single
-tokens go first, so that a long prompt delays running streams by at most one chunk of about 0.25 s (``ChunkLimit``).
-Budget and pages that are left go to drafts.
+preempted one whatever was evicted. No branch below asks which of these it is, but for the order: single tokens go
+first, prompts get what these leave of the target inter-token latency (``ChunkBudget``), then drafts.
 
 Overlap scheduling: a step may be planned while the one before is in flight. Each row of that one draws a token, so the
 row's next input is "the token drawn before". If its sequence turns out to have ended, its part of the next step is
-ignored; pages that it gives back are written by their next owner in a later step, when that one is over. Drafts, and
-the choice of sequences to preempt, wait for the tokens.
+ignored; pages that it gives back are written by their next owner in a later step. Drafts, and the choice of sequences
+to preempt, wait for the tokens.
 
-Preemption releases a sequence's pages to the tree and puts it at the head of its priority class in the queue. The
-victim is the sequence of the last class that was admitted last, so the first one of the first class always makes
-progress. Batch sequences are also preempted to admit one of another class.
+Preemption releases a sequence's pages to the tree and puts it at the head of its priority class in the queue. Victims
+are of the last class, the last admitted first; batch sequences also give way to admit one of another class.
 """
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from ...radix.namespace import ENDLESS
@@ -33,12 +32,11 @@ from ..messages import Done, Message, TokenOut, failure_of
 from ..sequence.guarded_matcher import GuardedMatcher
 from ..sequence.sequence import Sequence, Status
 from ..sequence.stop_check import StopCheck, check_stop, failure
-from ..speculation.proposer import Proposer
-from ..step_cost import ChunkLimit
 from ..types import FinishReason, Priority
 from .admission import (
     AdapterSlots,
     SlotRequests,
+    lacks_more,
     num_reusable,
     pages_missing,
     preemption_victims,
@@ -46,11 +44,12 @@ from .admission import (
     prefix_in_progress,
     try_acquire,
 )
+from .chunk_budget import ChunkBudget
 from .draft_budget import DraftBudget
 from .mask_jobs import MaskJob, SlowMasks, mask_jobs
 from .sequence_meter import SequenceMeter
 from .session_pins import SessionPins
-from .step_plan import StepInFlight, StepPlan, lease_of
+from .step_plan import NO_DRAFTS, Drafting, StepInFlight, StepPlan, lease_of
 from .waiting_queue import WaitingQueue
 
 if TYPE_CHECKING:
@@ -66,8 +65,8 @@ class Scheduler:
         max_num_batched_tokens: tokens in one step.
         stats: counters to write to.
         slots: of adapters; None without adapters.
-        proposer: of drafts; None for none.
-        max_drafts: drafts in one step.
+        drafts: gives drafts to rows; None for none.
+        target_itl: inter-token latency in seconds by priority class; a class without one has no limit.
         clock: seconds, monotonic.
 
     Attributes:
@@ -83,16 +82,16 @@ class Scheduler:
         max_num_batched_tokens: int,
         stats: EngineStats,
         slots: AdapterSlots | None = None,
-        proposer: Proposer | None = None,
-        max_drafts: int = 0,
+        drafts: DraftBudget | None = None,
+        target_itl: Mapping[Priority, float] = MappingProxyType({}),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._cache = cache
         self._max_tokens = max_num_batched_tokens
         self._stats = stats
         self._slots = slots
-        self._drafts = DraftBudget(proposer, cache, max_drafts) if proposer else None
-        self._chunks = ChunkLimit()
+        self._drafts = drafts
+        self._chunks = ChunkBudget(target_itl)
         self._clock = clock
         self._meter = SequenceMeter(stats, cache.page_size, clock)
         self._committed = 0.0  # when the last step was committed
@@ -143,19 +142,18 @@ class Scheduler:
         """End sequences with an error; ids that are not alive are ignored."""
         return [failure_of(done.id, error) for done in self._finish_all(ids, FinishReason.ERROR)]
 
-    def fail_all(self, error: EngineError) -> list[Message]:
-        return self.fail(tuple(self._alive), error)
-
     def schedule(self) -> Batch:
         """Plan a step. An empty batch means that nothing can be computed before an adapter or a mask is ready."""
         assert not self._in_flight
         self.session_pins.expire()
         plan = StepPlan(self._max_tokens, self._clock())
-        self._switch_ropes(plan)
+        for sequence in [each for each in self._running if each.num_tokens > each.rope_switch]:
+            # It has outgrown its rotary embedding, and is computed anew by the other one.
+            sequence.path, sequence.rope_switch = sequence.path.as_long(), ENDLESS
+            self._preempt(sequence, plan)
         self._fill(plan)
-        if self._drafts:
-            self._drafts.add(plan, [self._alive[number] for number, row in plan.rows.items() if row.draws])
-        return self._begin(plan)
+        drawing = [self._alive[number] for number, row in plan.rows.items() if row.draws] if self._drafts else []
+        return self._begin(plan, self._drafts.add(plan, drawing) if self._drafts else NO_DRAFTS)
 
     def schedule_ahead(self) -> Batch:
         """Plan the step after the one in flight. An empty batch means that its tokens must be known first."""
@@ -189,16 +187,16 @@ class Scheduler:
         for row, row_result in zip(batch.rows, result.rows, strict=True):
             if sequence := self._owner(step, row):
                 messages += self._commit_row(sequence, row, row_result)
-        self._learn(step)
+        self._learn(step, sum(len(row.tokens) for row in result.rows))
         return messages
 
-    def _learn(self, step: StepInFlight) -> None:
+    def _learn(self, step: StepInFlight, num_drawn: int) -> None:
         """Update the cost estimates with the time that a step took."""
         now = self._clock()
         seconds, self._committed = now - max(step.began, self._committed), now
-        self._chunks.observe(step.batch.num_tokens, step.batch.num_positions, seconds)
+        self._chunks.observe(step.batch, seconds - step.drafting.seconds)
         if self._drafts:
-            self._drafts.learn(step, seconds, self._in_flight, self._by_row)
+            self._drafts.learn(step, seconds, num_drawn, self._in_flight, self._by_row)
 
     def _owner(self, step: StepInFlight, row: Row) -> Sequence | None:
         """The sequence of a row, None if it has left the row since the step was planned."""
@@ -206,21 +204,23 @@ class Scheduler:
         return sequence if sequence and step.rows.get(sequence.id) is row else None
 
     def _fill(self, plan: StepPlan) -> None:
-        """Give running sequences their tokens, then admit waiting ones."""
+        """Give running sequences their tokens, then admit waiting ones: short ones, in half of what is left, before a
+        prompt that takes the rest."""
         ordered = plan.in_order(self._running)
-        streams = sum(wanted - start == 1 for _, start, wanted in ordered)
-        plan.budget = self._chunks.cut(plan.budget, streams)
+        plan.allowance = self._chunks.begin(ordered)
         for sequence, start, wanted in ordered:
-            if plan.budget and sequence.status is Status.RUNNING:
+            if wanted - start > plan.room(start, wanted):
+                self._admit(plan, plan.room() // 2, sequence.priority)
+            if plan.room(start, wanted) and sequence.status is Status.RUNNING:
                 self._extend(sequence, start, wanted, plan)
         self._admit(plan)
         if self._slots is not None:
             prefetch(self._slots, self._queue.head(self._num_rows))
 
-    def _begin(self, plan: StepPlan) -> Batch:
+    def _begin(self, plan: StepPlan, drafting: Drafting = NO_DRAFTS) -> Batch:
         """Put the planned step in flight, unless it is empty."""
         if (batch := plan.batch).rows:
-            self._in_flight.append(StepInFlight(batch, plan.rows, plan.began))
+            self._in_flight.append(StepInFlight(batch, plan.rows, plan.began, drafting))
         return batch
 
     def _can_plan_ahead(self, step: StepInFlight, plan: StepPlan) -> bool:
@@ -236,15 +236,9 @@ class Scheduler:
             return False
         return sum(pages_missing(each, self._cache.page_size) for each in self._running) <= self._cache.available()
 
-    def _switch_ropes(self, plan: StepPlan) -> None:
-        """Preempt the sequences that have become longer than their rotary embedding, to compute them by the other."""
-        for sequence in [each for each in self._running if each.num_tokens > each.rope_switch]:
-            sequence.path, sequence.rope_switch = sequence.path.as_long(), ENDLESS
-            self._preempt(sequence, plan)
-
     def _extend(self, sequence: Sequence, start: int, wanted: int, plan: StepPlan) -> None:
         """Give a running sequence tokens and their pages; preempt if pages are lacking."""
-        end = min(wanted, start + plan.budget)
+        end = start + plan.room(start, wanted)
         while not self._cache.grow(lease_of(sequence), end):
             victim = max(reversed(self._running), key=lambda running: running.priority)
             self._preempt(victim, plan)
@@ -261,11 +255,12 @@ class Scheduler:
         self._queue.requeue(sequence)
         self._stats.preemptions += 1
 
-    def _admit(self, plan: StepPlan) -> None:
+    def _admit(self, plan: StepPlan, most: int = ENDLESS, latest: Priority = Priority.BATCH) -> None:
         """Admit from the queue while rows, pages and budget last; batch sequences may be preempted for others.
 
         A sequence whose prefix is being computed by another is passed over, to find it in the cache later; at most as
-        many as there are rows, which bounds the work of a step. One whose adapter has no slot yet is passed over too.
+        many as there are rows, which bounds the work of a step. One whose adapter has no slot yet is passed over too,
+        and one that lacks more than ``most`` tokens, which all together may compute. ``latest`` is the last class.
         """
         if not self._has_room(plan) and not self._may_preempt_to_admit():
             return
@@ -274,17 +269,16 @@ class Scheduler:
         passed_over = 0
         slots = SlotRequests(self._slots, self._num_rows)
         for sequence in self._queue:
-            if passed_over > self._num_rows:
+            if passed_over > self._num_rows or sequence.priority > latest or most <= 0:
                 return
             if not self._has_room(plan) and not preemption_victims(self._cache, sequence, self._running, plan):
                 return
             if sequence.awaits_mask:
                 continue
-            if self._cache.sharing and prefix_in_progress(self._cache, sequence, self._running):
+            if prefix_in_progress(self._cache, sequence, self._running) or lacks_more(self._cache, sequence, most):
                 passed_over += 1
                 continue
-            slot = slots.acquire(sequence.adapter)
-            if slot is None:
+            if (slot := slots.acquire(sequence.adapter)) is None:
                 continue
             sequence.slot = slot
             lease = self._make_room(sequence, plan)
@@ -292,12 +286,13 @@ class Scheduler:
                 self._release_slot(sequence)
                 return
             self._start(sequence, lease, plan)
-            end = min(sequence.num_tokens, lease.num_tokens + plan.budget)
+            end = lease.num_tokens + plan.room(lease.num_tokens, sequence.num_tokens)
             if self._cache.grow(lease, end):
                 plan.give(sequence, lease.num_tokens, end, draws=end == sequence.num_tokens)
+                most -= end - lease.num_tokens
 
     def _has_room(self, plan: StepPlan) -> bool:
-        return bool(plan.budget and self._free_rows)
+        return bool(plan.room() and self._free_rows)
 
     def _may_preempt_to_admit(self) -> bool:
         """Whether a waiting sequence may have a running one preempted. Cheap, as it is asked in every step."""
@@ -392,6 +387,8 @@ class Scheduler:
         """Give row, slot and pages back; computed pages go to the tree, rows in flight are ignored."""
         for step in self._in_flight:
             step.rows.pop(sequence.id, None)
+        if self._drafts:
+            self._drafts.leave(sequence)
         self._cache.release(lease_of(sequence), sequence.tokens, sequence.num_computed)
         self._running.remove(sequence)
         del self._by_row[sequence.row]

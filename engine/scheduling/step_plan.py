@@ -6,10 +6,12 @@ from array import array
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
+from typing import Final, NamedTuple
 
 from ..batch import Batch, PageCopy, Row, RowStart, placeholder_token
 from ..kv_cache.prefix_cache import Lease
 from ..sequence.sequence import Sequence
+from .chunk_budget import PrefillAllowance
 
 
 @dataclass(slots=True)
@@ -26,6 +28,7 @@ class StepPlan:
         rows: the rows planned, by sequence id.
         starts: rows taken by admitted sequences.
         copies: of pages.
+        allowance: seconds for prompts; None if nothing limits them but the budget.
     """
 
     budget: int
@@ -34,6 +37,7 @@ class StepPlan:
     rows: dict[int, Row] = field(default_factory=dict)
     starts: list[RowStart] = field(default_factory=list)
     copies: list[PageCopy] = field(default_factory=list)
+    allowance: PrefillAllowance | None = None
 
     @property
     def batch(self) -> Batch:
@@ -59,6 +63,20 @@ class StepPlan:
             return sequence.num_computed, sequence.num_tokens
         return sequence.num_computed + len(row.tokens), sequence.num_tokens + row.draws
 
+    def room(self, start: int = 0, wanted: int = 1 << 62) -> int:
+        """Return how many of the tokens from position ``start`` to ``wanted`` a sequence may compute.
+
+        A single one is no chunk: it is cut by nothing but the budget.
+        """
+        most = min(self.budget, wanted - start)
+        return most if self.allowance is None or wanted - start == 1 else min(most, self.allowance.room(start))
+
+    def room_without(self, sequences: Iterable[Sequence]) -> int:
+        """Return the room of a new sequence if others gave back what they have."""
+        given = {each.id: self.num_given(each) for each in sequences}
+        most = self.budget + sum(given.values())
+        return most if self.allowance is None else min(most, self.allowance.room(0, given.keys()))
+
     def give(self, sequence: Sequence, start: int, end: int, *, draws: bool) -> None:
         """Let a sequence compute positions ``start`` to ``end``, for which its lease has pages.
 
@@ -80,6 +98,8 @@ class StepPlan:
             checkpoints=() if lease.states is None else lease.take_checkpoints(start, end),
         )
         self.budget -= end - start
+        if self.allowance is not None and (end - start > 1 or not draws):
+            self.allowance.take(sequence.id, start, end, is_cut=not draws)
 
     def num_given(self, sequence: Sequence) -> int:
         """Return how many tokens a sequence computes in the step."""
@@ -95,6 +115,8 @@ class StepPlan:
         """Undo ``give``."""
         if row := self.rows.pop(sequence.id, None):
             self.budget += len(row.tokens)
+            if self.allowance is not None:
+                self.allowance.give_back(sequence.id)
 
     def begin(self, sequence: Sequence) -> None:
         """Start the row of an admitted sequence, and copy the page that its lease needs copied."""
@@ -127,6 +149,16 @@ class StepPlan:
         self.rows[sequence.id] = replace(row, tokens=tokens, new_pages=row.new_pages + pages, num_drafts=len(drafts))
 
 
+class Drafting(NamedTuple):
+    """The drafts of a step: tokens that they are expected to gain, and seconds that a draft model took."""
+
+    gain: float = 0.0
+    seconds: float = 0.0
+
+
+NO_DRAFTS: Final = Drafting()
+
+
 @dataclass(slots=True)
 class StepInFlight:
     """A step from its plan to its commit.
@@ -135,12 +167,14 @@ class StepInFlight:
         batch: the plan.
         rows: by sequence id, those of sequences that have not left their row since.
         began: when its planning began.
+        drafting: its drafts.
         draft_gain: tokens that drafts were expected to gain in it, if it was planned ahead and so has none.
     """
 
     batch: Batch
     rows: dict[int, Row]
     began: float
+    drafting: Drafting = NO_DRAFTS
     draft_gain: float = 0.0
 
     @property

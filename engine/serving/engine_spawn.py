@@ -1,12 +1,15 @@
-"""Engine spawn: starts an engine process with the descriptors that it talks through."""
+"""Engine spawn: starts an engine process with the descriptors that it talks through, or one ahead of these."""
 
 from __future__ import annotations
 
+import json
 import os
+import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol, Self
 
 from ..machine.visible_gpus import VARIABLE
 
@@ -37,8 +40,51 @@ def spawn_engine(
         options: an ``EngineConfig`` as JSON.
         gpu: the only one that it sees, as ``CUDA_VISIBLE_DEVICES`` names it; None for all that this process sees.
     """
-    # -P: without the working directory on its path, which may hold an `engine/` or `http.py` of the user's own.
-    command = [sys.executable, "-P", "-m", "rootgraft.engine.core.engine_process", str(fd), str(liveness)]
-    command += [model_path, options]
     environment = None if gpu is None else os.environ | {VARIABLE: gpu}
-    return subprocess.Popen(command, pass_fds=[fd, liveness], stdin=subprocess.DEVNULL, env=environment)
+    arguments = (str(fd), str(liveness), model_path, options)
+    return _start(*arguments, pass_fds=[fd, liveness], stdin=subprocess.DEVNULL, env=environment)
+
+
+class EnginePreload:
+    """An engine process that imports the engine, which takes seconds, before its model and options are known.
+
+    A context manager: at its end a process that was not used is killed.
+    """
+
+    def __init__(self) -> None:
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._process: subprocess.Popen[bytes] | None = _start(stdin=theirs)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._socket.close()
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+    def spawn(self, fd: int, liveness: int, model_path: str, options: str) -> EngineProcess:
+        """Let the process go on with these, or start another where it was used or has ended; as ``spawn_engine``."""
+        process, self._process = self._process, None
+        if process is not None:
+            try:
+                socket.send_fds(self._socket, [json.dumps([model_path, options]).encode()], [fd, liveness])
+            except OSError:
+                process.kill()
+                process.wait()
+            else:
+                return process
+        return spawn_engine(fd, liveness, model_path, options)
+
+
+def _start(*arguments: str, **options: Any) -> subprocess.Popen[bytes]:
+    """Start an engine process, which takes no SIGINT until it ignores it: Ctrl-C in a terminal is for its parent."""
+    # -P: without the working directory on its path, which may hold an `engine/` or `http.py` of the user's own.
+    command = [sys.executable, "-P", "-m", "rootgraft.engine.core.engine_process", *arguments]
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        return subprocess.Popen(command, **options)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)

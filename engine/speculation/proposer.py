@@ -1,4 +1,4 @@
-"""Draft proposer: model-free speculative decoding from four sources, and how many drafts are worth computing.
+"""Draft proposer: model-free speculative decoding from four sources, and what each of them is worth.
 
 Each source has its own acceptance rate for each sequence:
 
@@ -8,11 +8,13 @@ Each source has its own acceptance rate for each sequence:
     answer    output lookup (suffix decoding): tokens that followed a match in another recent output of the namespace
 
 Proposals are compared with the tokens drawn whether they were computed or not, so a wrong source costs only its lookup,
-and is used again as soon as it is right. With acceptance rate p, the i-th draft is accepted with probability p^i, and
-computed if that exceeds its cost. A new sequence starts with the recent rates of all sequences, capped at the priors.
+and is used again as soon as it is right. With acceptance rate p, the i-th draft is accepted with probability p^i; p is
+the lower confidence bound of what was measured. A new sequence starts with the recent rates of all sequences, capped at
+the priors. ``DraftCost`` chooses among the proposals of all rows of a step.
 
-A lookup costs about 20 us a row of a step of 10 ms. A sequence whose proposals are worth nothing for long backs off and
-looks up only once in several tokens. Grammars are asked in every step: forced text is short.
+A lookup costs about 20 us a row of a step of 10 ms. A sequence whose proposals were not computed for long backs off and
+looks up only once in several tokens; where that is so of nearly all, a new one begins backed off, and goes further.
+Grammars are asked in every step: forced text is short.
 """
 
 from __future__ import annotations
@@ -27,20 +29,21 @@ from ..config import SpeculativeConfig
 from ..engine_stats import EngineStats
 from ..kv_cache.prefix_cache import PrefixCache
 from ..sequence.sequence import Sequence
-from ..step_cost import TokenCost
+from .draft_cost import DraftChoice, DraftCost
 from .output_lookup import OutputIndex, OutputLookup
 from .prompt_lookup import NgramIndex
 
-_MARGIN = 1.25  # by which a draft's probability must exceed its cost, which is an estimate
-_LOWEST_COST = 0.01  # no draft is free
 _LONG_MATCH = 8  # tokens
 _PRIOR_TRIALS = 2.0
 _MOST_TRIALS = 20.0
+_MODEL_TRIALS, _MOST_MODEL_TRIALS = 10.0, 100.0  # a draft model is right about as often in all texts
 _MOST_GLOBAL_TRIALS = 200.0
 _HIGHEST_RATE = 0.99
 _OVERLAP_GAIN = 0.1  # of a step: the time that overlap scheduling saves
 _PATIENCE = 4  # useless lookups after which the interval doubles
 _LONGEST_BACKOFF = 8  # tokens
+_RARELY = 0.02  # share of lookups that were useful, of all sequences, below which they are made yet more rarely
+_RARE_BACKOFF = 32  # tokens, then
 
 
 class DraftSource(StrEnum):
@@ -50,6 +53,10 @@ class DraftSource(StrEnum):
     TREE = "tree"
     NGRAM = "ngram"
     ANSWER = "answer"
+    MODEL = "model"
+
+
+_ALWAYS_ASKED = (DraftSource.GRAMMAR, DraftSource.MODEL)  # whatever the back-off from lookups
 
 
 @dataclass(slots=True)
@@ -70,6 +77,12 @@ class _Rate:
     def value(self) -> float:
         return min(self.hits / self.trials, _HIGHEST_RATE)
 
+    @property
+    def lower_bound(self) -> float:
+        """The value less a standard error."""
+        value = self.value
+        return max(0.0, value - math.sqrt(value * (1 - value) / (self.trials + 1)))
+
     def observe(self, hits: int, trials: int) -> None:
         self.hits, self.trials = self.hits + hits, self.trials + trials
         if self.trials > self.most:
@@ -85,6 +98,7 @@ _PRIORS = {  # lookups have one rate for long and one for short matches
     "short_match": 0.4,
     "long_answer": 0.7,
     "short_answer": 0.4,
+    "model": 0.7,
 }
 _Rates = dict[str, _Rate]
 
@@ -95,13 +109,16 @@ def _global_rates() -> _Rates:
 
 
 def _initial_rates(overall: _Rates) -> _Rates:
-    """Return initial acceptance rates for a sequence: global rates capped at the priors."""
+    """Return initial acceptance rates for a sequence: global rates capped at the priors, a draft model's uncapped."""
     values = {name: min(overall[name].value, prior) for name, prior in _PRIORS.items()}
-    return {name: _Rate(value * _PRIOR_TRIALS, overall=overall[name]) for name, value in values.items()}
+    rates = {name: _Rate(value * _PRIOR_TRIALS, overall=overall[name]) for name, value in values.items()}
+    rate = overall["model"]
+    rates["model"] = _Rate(rate.value * _MODEL_TRIALS, _MODEL_TRIALS, _MOST_MODEL_TRIALS, rate)
+    return rates
 
 
 @dataclass(slots=True)
-class _Proposal:
+class Proposal:
     """At least one token that a source expects next; ``position`` is that of the first."""
 
     source: DraftSource
@@ -117,33 +134,32 @@ class _Speculation:
     Attributes:
         proposals: the last ones, not yet compared with the tokens drawn.
         due: number of tokens of the sequence at the next lookup.
-        num_useless: last lookups in a row that were worth nothing.
+        num_useless: last lookups in a row of which nothing was computed.
         used: source of the drafts in flight.
     """
 
     index: NgramIndex
     outputs: OutputIndex
     rates: _Rates
-    proposals: list[_Proposal] = field(default_factory=list)
+    proposals: list[Proposal] = field(default_factory=list)
     due: int = 0
     num_useless: int = 0
     used: DraftSource | None = None
 
     def compare(self, tokens: array[int], *, every: bool) -> None:
-        """Update acceptance rates by the tokens drawn since the proposals: of every source, or of the grammar alone."""
+        """Update acceptance rates by the tokens drawn since the proposals, of those always asked or of all sources."""
         proposals, self.proposals = self.proposals, []
         for proposal in proposals:
-            if every or proposal.source is DraftSource.GRAMMAR:
+            if every or proposal.source in _ALWAYS_ASKED:
                 drawn = tokens[proposal.position : proposal.position + len(proposal.tokens)]
                 hits = _num_common(proposal.tokens, drawn)
                 proposal.rate.observe(hits, min(hits + 1, len(drawn)))
             else:
                 self.proposals.append(proposal)
 
-    def back_off(self, num_tokens: int, useful: bool) -> None:
-        """Set the next lookup: after one token, or after more if the last ones were useless."""
-        self.num_useless = 0 if useful else self.num_useless + 1
-        self.due = num_tokens + min(_LONGEST_BACKOFF, 1 << self.num_useless // _PATIENCE)
+    def back_off(self, num_tokens: int, longest: int) -> None:
+        """Set the next lookup: after one token, or after more, at most ``longest``, if the last ones were useless."""
+        self.due = num_tokens + min(longest, 1 << self.num_useless // _PATIENCE)
 
 
 class Proposer:
@@ -160,9 +176,10 @@ class Proposer:
         self._most = config.num_speculative_tokens
         self._cache = cache
         self._stats = stats
-        self._token_cost = TokenCost()
+        self._cost = DraftCost()
         self._outputs = OutputLookup()
         self._rates = _global_rates()
+        self._useful = _Rate(_MOST_TRIALS, _MOST_TRIALS, _MOST_GLOBAL_TRIALS)  # lookups of which drafts were computed
         self._sequences: dict[int, _Speculation] = {}
 
     def in_backoff(self, sequence: Sequence) -> bool:
@@ -170,23 +187,65 @@ class Proposer:
         state = self._sequences.get(sequence.id)
         return state is not None and len(sequence.tokens) < state.due and not sequence.matcher
 
-    def propose(self, sequence: Sequence, limit: int, num_rows: int) -> Seq[int]:
-        """Return drafts for a running sequence that draws: text that its grammar admits, without stop tokens.
+    def propose(self, sequence: Sequence, limit: int, num_rows: int) -> Proposal | None:
+        """Return the best proposal for a running sequence that draws, None if none is worth its cost.
 
         Args:
             sequence: all its tokens are known to the step.
             limit: most drafts.
             num_rows: rows that draw in this step.
         """
-        for _, count, proposal in self._ranked(sequence, limit, num_rows):
-            if drafts := _admitted(sequence, proposal.tokens[:count]):
-                self._sequences[sequence.id].used = proposal.source
-                return drafts
-        return ()
+        best, best_gain = None, 0.0
+        cost = self._cost.threshold(num_rows)
+        for proposal in self._ask(sequence):
+            gain = _gain(proposal, min(limit, self._most), cost)
+            if gain > best_gain:
+                best, best_gain = proposal, gain
+        return best
+
+    def choose(self, proposals: Seq[Proposal], num_rows: int, limit: int) -> DraftChoice:
+        """Return how many drafts of each proposal pay, at most ``limit`` together; see ``DraftCost.choose``."""
+        runs = [(each.rate.lower_bound, min(len(each.tokens), self._most)) for each in proposals]
+        return self._cost.choose(runs, num_rows, limit)
+
+    def use(self, sequence: Sequence, proposal: Proposal, count: int) -> Seq[int]:
+        """Return the drafts of a proposal that are computed: text that the grammar admits, without stop tokens."""
+        drafts = _admitted(sequence, proposal.tokens[:count])
+        if drafts:
+            state = self._sequences[sequence.id]
+            state.used = proposal.source
+            if proposal.source not in _ALWAYS_ASKED:
+                self._found_useful(sequence, state)
+        return drafts
+
+    def model_rate(self, sequence: Sequence) -> float:
+        """Return the acceptance rate of a draft model's drafts for a sequence, the lower bound."""
+        state = self._sequences.get(sequence.id) or self._begin(sequence)
+        state.compare(sequence.tokens, every=False)
+        return state.rates["model"].lower_bound
+
+    def draft_length(self, rates: Seq[float], num_rows: int, seconds: float) -> int:
+        """Return how many drafts of a draft model pay; see ``DraftCost.draft_length``."""
+        return self._cost.draft_length(rates, num_rows, seconds, self._most)
+
+    def from_model(self, sequence: Sequence, drafts: Seq[int]) -> Proposal:
+        """Return the proposal of a draft model, after ``model_rate``."""
+        state = self._sequences[sequence.id]
+        proposal = Proposal(DraftSource.MODEL, state.rates["model"], drafts, sequence.num_tokens)
+        state.proposals.append(proposal)
+        return proposal
+
+    def tokens_in(self, seconds: float, num_rows: int) -> float:
+        """Return the tokens that steps without drafts draw in some seconds."""
+        return self._cost.tokens_in(seconds, num_rows)
 
     def expected_gain(self, sequence: Sequence, limit: int, num_rows: int) -> float:
         """Return the tokens that drafts would gain in a step that is in flight without any; see ``propose``."""
-        return max((gain for gain, _, _ in self._ranked(sequence, limit, num_rows)), default=0.0)
+        cost = self._cost.threshold(num_rows)
+        gains = [(_gain(each, min(limit, self._most), cost), each.source) for each in self._ask(sequence)]
+        if any(gain and source is not DraftSource.GRAMMAR for gain, source in gains):
+            self._found_useful(sequence, self._sequences[sequence.id])
+        return max((gain for gain, _ in gains), default=0.0)
 
     def outweighs_overlap(self, gain: float, num_rows: int) -> bool:
         """Return whether drafts of such a gain make up for a step that is not planned ahead."""
@@ -201,63 +260,69 @@ class Proposer:
         if state := self._sequences.pop(sequence_id, None):
             state.outputs.end()
 
-    def observe_step(self, num_tokens: int, seconds: float) -> None:
-        """Learn the cost of a draft from a step in which every token is at a sampling position."""
-        self._token_cost.observe(num_tokens, seconds)
+    def observe_step(
+        self, num_rows: int, num_tokens: int, seconds: float, num_drawn: int, gain: float, drafting: float = 0.0
+    ) -> None:
+        """Learn from a step in which every token is at a sampling position; see ``DraftCost.observe``."""
+        self._cost.observe(num_rows, num_tokens, seconds, num_drawn, gain, drafting)
 
-    def _ranked(self, sequence: Sequence, limit: int, num_rows: int) -> list[tuple[float, int, _Proposal]]:
-        """Return the proposals worth computing, best first: expected gain in tokens, number of drafts, proposal."""
+    def _ask(self, sequence: Sequence) -> list[Proposal]:
+        """Return the proposals for a sequence, and back off from the next lookup until this one has proved useful."""
         state = self._sequences.get(sequence.id) or self._begin(sequence)
         num_tokens = len(sequence.tokens)
         is_due = num_tokens >= state.due
         state.compare(sequence.tokens, every=is_due)
         proposals = self._proposals(sequence, state)
         state.proposals += proposals
-        ranked = []
-        if proposals:
-            cost = min(1.0, max(_LOWEST_COST, _MARGIN * self._token_cost.threshold(num_rows)))
-            gains = ((*_gain(proposal, min(limit, self._most), cost), proposal) for proposal in proposals)
-            ranked = sorted((each for each in gains if each[1]), key=lambda each: -each[0])
         if is_due:
-            state.back_off(num_tokens, any(each.source is not DraftSource.GRAMMAR for _, _, each in ranked))
-        return ranked
+            state.num_useless += 1
+            self._useful.observe(0, 1)
+            state.back_off(num_tokens, _RARE_BACKOFF if self._useful.value < _RARELY else _LONGEST_BACKOFF)
+        return proposals
+
+    def _found_useful(self, sequence: Sequence, state: _Speculation) -> None:
+        """Look up again after one token, as the last lookup was useful."""
+        state.num_useless, state.due = 0, len(sequence.tokens) + 1
+        self._useful.observe(1, 0)
 
     def _begin(self, sequence: Sequence) -> _Speculation:
         tokens = sequence.tokens
         outputs = OutputIndex(self._outputs, sequence.path.namespace, tokens, sequence.num_prompt)
         state = _Speculation(NgramIndex(tokens), outputs, _initial_rates(self._rates))
+        if self._useful.value < _RARELY:
+            state.num_useless = 2 * _PATIENCE
         self._sequences[sequence.id] = state
         return state
 
-    def _proposals(self, sequence: Sequence, state: _Speculation) -> list[_Proposal]:
+    def _proposals(self, sequence: Sequence, state: _Speculation) -> list[Proposal]:
         """Ask the grammar and, if a lookup is due, the other sources."""
-        rates, end, is_auto = state.rates, len(sequence.tokens), self._method == "auto"
+        rates, end, is_auto = state.rates, len(sequence.tokens), self._method != "ngram"
         proposals = []
         if sequence.matcher and is_auto and (forced := sequence.matcher.draft(self._most)):
-            proposals.append(_Proposal(DraftSource.GRAMMAR, rates["grammar"], forced, end))
+            proposals.append(Proposal(DraftSource.GRAMMAR, rates["grammar"], forced, end))
         if end < state.due:
             return proposals
         length, tokens = state.index.lookup(self._most)
         if length:
             rate = rates["long_match" if length >= _LONG_MATCH else "short_match"]
-            proposals.append(_Proposal(DraftSource.NGRAM, rate, tokens, end))
+            proposals.append(Proposal(DraftSource.NGRAM, rate, tokens, end))
         if sequence.lease and is_auto and (after := self._cache.following(sequence.lease, sequence.tokens, self._most)):
-            proposals.append(_Proposal(DraftSource.TREE, rates["tree"], after, end))
+            proposals.append(Proposal(DraftSource.TREE, rates["tree"], after, end))
         if self._cache.sharing and is_auto:
             length, tokens = state.outputs.lookup(self._most)
             if length:
                 rate = rates["long_answer" if length >= _LONG_MATCH else "short_answer"]
-                proposals.append(_Proposal(DraftSource.ANSWER, rate, tokens, end))
+                proposals.append(Proposal(DraftSource.ANSWER, rate, tokens, end))
         return proposals
 
 
-def _gain(proposal: _Proposal, limit: int, cost: float) -> tuple[float, int]:
-    """Return the expected gain of a proposal in tokens, and how many drafts of it pay: rate^i > cost."""
-    rate = proposal.rate.value
+def _gain(proposal: Proposal, limit: int, cost: float) -> float:
+    """Return the expected gain of a proposal in tokens, of as many drafts as pay: rate^i > cost."""
+    rate = proposal.rate.lower_bound
     if rate <= cost:
-        return 0.0, 0
-    count = min(len(proposal.tokens), limit, int(math.log(cost) / math.log(rate)))
-    return rate * (1 - rate**count) / (1 - rate) - count * cost, max(count, 0)
+        return 0.0
+    count = max(0, min(len(proposal.tokens), limit, int(math.log(cost) / math.log(rate))))
+    return rate * (1 - rate**count) / (1 - rate) - count * cost
 
 
 def _admitted(sequence: Sequence, tokens: Seq[int]) -> Seq[int]:

@@ -1,1 +1,1 @@
-"""Native CPU kernels: C++ compiled on the machine that runs it, called through ctypes."""
+"""Native CPU kernels: C++ compiled when the package is built, or at the first start, called through ctypes."""

@@ -14,11 +14,17 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 SOURCES = Path(__file__).parent / "src"
 FLAGS = ("-O3", "-std=c++17", "-fPIC", "-pthread", "-ffp-contract=off", "-fno-math-errno", "-fno-strict-aliasing", "-w")
+NATIVE = ("-march=native",)
+"""The compiler's flags for this very CPU."""
+_COMMON = "simd/simd.h"  # precompiled: most sources include it, and reading it takes as long as compiling some of them
 _TIMEOUT = 600  # seconds for the compiler
+_LOOK_SECONDS = 0.01  # between two looks at whether a compiler has ended
 
 
 class BuildError(Exception):
@@ -42,7 +48,7 @@ def default_cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rootgraft" / "kernels"
 
 
-def library_path(cache: Path, arch: str = "native", compiler: str | None = None) -> Path:
+def library_path(cache: Path, target: tuple[str, ...] = NATIVE, compiler: str | None = None) -> Path:
     """Return where the library of these sources, compiler and CPU is in the cache, once it is built.
 
     Raises:
@@ -50,36 +56,56 @@ def library_path(cache: Path, arch: str = "native", compiler: str | None = None)
     """
     compiler = compiler or find_compiler()
     try:
-        return cache / f"{_fingerprint(compiler, (*FLAGS, f'-march={arch}'))}.so"
+        return cache / f"{_fingerprint(compiler, (*FLAGS, *target))}.so"
     except (OSError, subprocess.TimeoutExpired) as error:
         raise BuildError(str(error)) from error
 
 
-def load_library(cache: Path, arch: str = "native", compiler: str | None = None) -> ctypes.CDLL:
-    """Load the library from the cache folder, or compile it into there with one line on stderr.
+def find_or_compile(cache: Path, target: tuple[str, ...] = NATIVE, compiler: str | None = None) -> Path:
+    """Return the library in the cache folder, compiled into there where it is missing, with one line on stderr.
 
     Processes may do this concurrently: one compiles, the others wait for it. It ends by a rename, so that a process
     which is killed leaves no half of a library.
 
     Args:
         cache: folder of compiled libraries, made where missing.
-        arch: the compiler's ``-march``: this machine, or a lesser instruction set.
+        target: the compiler's flags for a CPU: this one, or a lesser instruction set.
         compiler: its path; found where None.
 
     Raises:
-        BuildError: no compiler, or it fails, or the result does not load.
+        BuildError: no compiler, or it fails.
     """
     compiler = compiler or find_compiler()
-    target = library_path(cache, arch, compiler)
+    library = library_path(cache, target, compiler)
     try:
-        if not target.exists():
+        if not library.exists():
             _make_private(cache)
-            with _locked(target.with_suffix(".lock")):
-                if not target.exists():
-                    print(f"Compiling the CPU kernels (once, some seconds) into {target}", file=sys.stderr, flush=True)
-                    compile_library(compiler, (*FLAGS, f"-march={arch}"), target)
-        return ctypes.CDLL(str(target))
+            with _locked(library.with_suffix(".lock")):
+                if not library.exists():
+                    print(f"Compiling the CPU kernels (once, some seconds) into {library}", file=sys.stderr, flush=True)
+                    compile_library(compiler, (*FLAGS, *target), library)
     except (OSError, subprocess.TimeoutExpired) as error:
+        raise BuildError(str(error)) from error
+    return library
+
+
+def load_library(cache: Path, arch: str = "native", compiler: str | None = None) -> ctypes.CDLL:
+    """Load the library of one of the compiler's targets, as ``find_or_compile`` has it in the cache folder.
+
+    Args:
+        arch: the compiler's ``-march``.
+
+    Raises:
+        BuildError: as ``find_or_compile``, or the library does not load.
+    """
+    return open_library(find_or_compile(cache, (f"-march={arch}",), compiler))
+
+
+def open_library(path: Path) -> ctypes.CDLL:
+    """Load a library. Raises BuildError if it does not load."""
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError as error:
         raise BuildError(str(error)) from error
 
 
@@ -114,36 +140,60 @@ def add_sources(digest: hashlib._Hash) -> None:
 def compile_library(compiler: str, flags: tuple[str, ...], target: Path) -> None:
     """Compile the sources and put the library at ``target``, in one step. Raises BuildError."""
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-        sources = sorted(SOURCES.rglob("*.cpp"))
+        # The longest first, so that none of them runs alone at the end.
+        sources = sorted(SOURCES.rglob("*.cpp"), key=lambda path: path.stat().st_size, reverse=True)
         objects = [str(Path(folder) / f"{path.stem}.o") for path in sources]
-        compile = [compiler, *flags, f"-I{SOURCES}", "-c"]
+        common = Path(folder) / "common.h"
+        common.write_text(f'#include "{_COMMON}"\n')
+        compile = [compiler, *flags, f"-I{SOURCES}"]
+        _run_all([[*compile, "-x", "c++-header", str(common), "-o", f"{common}.gch"]])
+        compile += ["-include", str(common), "-c"]
         _run_all([[*compile, str(path), "-o", out] for path, out in zip(sources, objects, strict=True)])
         library = str(Path(folder) / target.name)
-        _run([compiler, "-shared", "-pthread", *objects, "-o", library])
+        _run([compiler, "-shared", "-pthread", *sorted(objects), "-o", library])
         os.replace(library, target)
 
 
 def _run_all(commands: list[list[str]]) -> None:
-    """Run all commands in parallel; whatever ends the wait for them ends them too.
+    """Run all commands, as many at a time as this process has cores; whatever ends the wait for them ends them too.
 
     Raises:
         BuildError: with the first error's output.
         subprocess.TimeoutExpired: they take longer than ``_TIMEOUT`` in all.
     """
     deadline = time.monotonic() + _TIMEOUT
+    waiting = commands[::-1]
+    running: list[_RunningCompiler] = []
     with contextlib.ExitStack() as stack:
-        running = [stack.enter_context(_started(command)) for command in commands]
-        outputs = [process.communicate(timeout=max(0.0, deadline - time.monotonic()))[0] for process in running]
-    for process, output in zip(running, outputs, strict=True):
-        _check(process.returncode, output)
+        while waiting or running:
+            while waiting and len(running) < len(os.sched_getaffinity(0)):
+                running.append(stack.enter_context(_started(waiting.pop())))
+            for each in [each for each in running if each.process.poll() is not None]:
+                running.remove(each)
+                each.output.seek(0)
+                _check(each.process.returncode, each.output.read())
+            if running and time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired(running[0].process.args, _TIMEOUT)
+            time.sleep(_LOOK_SECONDS)
+
+
+@dataclass(frozen=True, slots=True)
+class _RunningCompiler:
+    """A command that runs, and the file of what it says."""
+
+    process: subprocess.Popen[bytes]
+    output: IO[bytes]
 
 
 @contextlib.contextmanager
-def _started(command: list[str]) -> Iterator[subprocess.Popen[bytes]]:
+def _started(command: list[str]) -> Iterator[_RunningCompiler]:
     """Run a command within the block, in a process group of its own: the compiler's own children end with it."""
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True) as process:
+    with (
+        tempfile.TemporaryFile() as output,
+        subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True) as process,
+    ):
         try:
-            yield process
+            yield _RunningCompiler(process, output)
         except BaseException:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)

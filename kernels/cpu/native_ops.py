@@ -23,6 +23,7 @@ from .native_latent import LatentKernels
 from .native_library import Fields, NativeLibrary
 from .native_lora import LoraKernels
 from .native_quantised import QuantisedKernels
+from .native_sampling import SamplingKernels
 from .native_states import StateKernels
 
 _PANEL: Final = 16  # output columns of a weight panel
@@ -38,11 +39,9 @@ _LINEAR: Final = Struct("11q")
 _ROPE_STORE_KV: Final = Struct("25q2d")
 _ATTENTION: Final = Struct("22q2d")
 _LARGEST: Final = Struct("6q")
-_MASK_LOGITS: Final = Struct("7q")
 _COPY_PAGES: Final = Struct("12q")
 
 _HEAD_NORMS: Final[tuple[HeadNorm, ...]] = ("head", "projection", "centred")  # in the order of the C++ enumeration
-_WORD_BITS: Final = 32
 _NO_WINDOW: Final = 1 << 40  # keys: more than any context has
 _NO_MEMORY: Final = 2  # return code of a C function whose allocation failed
 
@@ -58,6 +57,7 @@ class Kernels(ElementwiseKernels):
         latent: its op of latent attention's keys.
         lora: its LoRA op.
         quantised: its ops on quantised weights.
+        sampling: its ops on logits.
         states: its ops on recurrent states.
     """
 
@@ -68,12 +68,12 @@ class Kernels(ElementwiseKernels):
         self._rope_store_kv = library.bind("rope_store_kv", _ROPE_STORE_KV, Fields((9,)))
         self._attention = library.bind("attention", _ATTENTION, Fields((7,), (8,)))
         self._largest = library.bind("largest", _LARGEST)
-        self._mask_logits = library.bind("mask_logits", _MASK_LOGITS)
         self._copy_pages = library.bind("copy_pages", _COPY_PAGES)
         self.experts = ExpertKernels(library)
         self.latent = LatentKernels(library)
         self.lora = LoraKernels(library)
         self.quantised = QuantisedKernels(library)
+        self.sampling = SamplingKernels(library)
         self.states = StateKernels(library)
 
     @staticmethod
@@ -309,15 +309,6 @@ class Kernels(ElementwiseKernels):
         addresses = (values.data_ptr(), found.value.data_ptr(), found.column.data_ptr())
         self._largest(_LARGEST.pack(*addresses, rows, columns, self.library.num_threads))
         return found
-
-    def mask_logits(self, logits: Tensor, lines: Tensor, words: Tensor) -> None:
-        """See ``kernels.sampling_ops.mask_logits``; logits are fp32."""
-        rows, columns = logits.shape
-        _check_index("lines", lines, torch.int64, (len(lines),))
-        _check_index("words", words, torch.int32, (len(lines), -(-columns // _WORD_BITS)))
-        addresses = (logits.data_ptr(), lines.data_ptr(), words.data_ptr())
-        if self._mask_logits(_MASK_LOGITS.pack(*addresses, len(lines), rows, columns, self.library.num_threads)):
-            raise IndexError(f"a line is outside of {rows} lines of logits")
 
     def copy_pages(
         self, k: Tensor, v: Tensor | None, source: Sequence[int], target: Sequence[int], count: Sequence[int]

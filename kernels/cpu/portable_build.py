@@ -1,87 +1,162 @@
-"""Portable builds: libraries compiled ahead for classes of CPUs, as for a container image that holds no compiler.
+"""Portable builds: libraries compiled ahead, for levels of CPUs, into the package.
 
-    python -m rootgraft.kernels.cpu.portable_build
+    python -m rootgraft.kernels.cpu.portable_build [--all] [--cache FOLDER]
 
-compiles them into the package. Where a compiler is at hand, the library for this very CPU is built and used instead.
+compiles them: for this CPU's own level, as where the package is installed, or for all levels, as for a wheel or a
+container image. Where none fits the CPU, the library for this very CPU is compiled at the first start.
 """
 
 from __future__ import annotations
 
+import argparse
 import ctypes
 import hashlib
+import shutil
 import sys
+from collections.abc import Sequence, Set
 from pathlib import Path
+from typing import NamedTuple
 
-from .build import FLAGS, BuildError, add_sources, compile_library, find_compiler, load_library
+from .build import (
+    FLAGS,
+    BuildError,
+    add_sources,
+    default_cache,
+    find_compiler,
+    find_or_compile,
+    load_library,
+    open_library,
+)
 
 FOLDER = Path(__file__).parent / "portable"
-_V4 = ("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
-# By name, the best first: the compiler's flags, and those of /proc/cpuinfo that a CPU must have. AMX is asked for when
-# it runs, so that its instructions may be in a library for CPUs without.
+CPUINFO = Path("/proc/cpuinfo")
+
+
+class CpuLevel(NamedTuple):
+    """A class of CPUs.
+
+    Attributes:
+        target: the compiler's flags for it.
+        needs: flags of /proc/cpuinfo that a CPU must have to run its library.
+    """
+
+    target: tuple[str, ...]
+    needs: frozenset[str]
+
+
+_V3 = frozenset(("avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe"))
+_V4 = _V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
+_VNNI, _VBMI = "-mavx512vnni", "-mavx512vbmi"
+# AMX is asked for when it runs, so that its instructions may be in a library for CPUs without.
 LEVELS = {
-    "avx512-bf16": (
-        ("-march=x86-64-v4", "-mavx512bf16", "-mavx512vnni", "-mavx512vbmi", "-mamx-tile", "-mamx-int8", "-mamx-bf16"),
-        (*_V4, "avx512_bf16", "avx512_vnni", "avx512vbmi"),
+    "avx512-bf16": CpuLevel(
+        ("-march=x86-64-v4", _VNNI, _VBMI, "-mavx512bf16", "-mamx-tile", "-mamx-int8", "-mamx-bf16"),
+        _V4 | {"avx512_vnni", "avx512vbmi", "avx512_bf16"},
     ),
-    "avx512": (("-march=x86-64-v4",), _V4),
-    "avx2": (("-march=x86-64-v3",), ("avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe")),
+    "avx512-vbmi": CpuLevel(("-march=x86-64-v4", _VNNI, _VBMI), _V4 | {"avx512_vnni", "avx512vbmi"}),
+    "avx512-vnni": CpuLevel(("-march=x86-64-v4", _VNNI), _V4 | {"avx512_vnni"}),
+    "avx512": CpuLevel(("-march=x86-64-v4",), _V4),
+    "avx2": CpuLevel(("-march=x86-64-v3",), _V3),
 }
+"""Levels by name, the best first. They differ in what the sources ask the compiler for."""
+_FEATURES = frozenset[str]().union(*(level.needs for level in LEVELS.values()))
 
 
-def build_portable(folder: Path = FOLDER) -> list[Path]:
-    """Compile the library of each level into the folder and return the files. Raises BuildError."""
+def own_level(cpuinfo: Path | None = None) -> str | None:
+    """Return the level that has all that the kernels can use of this CPU; None if no level has."""
+    usable = _cpu_flags(cpuinfo or CPUINFO) & _FEATURES
+    return next((name for name, level in LEVELS.items() if level.needs == usable), None)
+
+
+def build_portable(folder: Path, cache: Path, levels: Sequence[str]) -> list[Path]:
+    """Compile the libraries of these levels into the folder, and return them.
+
+    Args:
+        cache: folder of compiled libraries, from which those that are there are copied.
+
+    Raises:
+        BuildError: no compiler, or it fails.
+    """
     compiler = find_compiler()
+    built = {folder / _file_name(level): find_or_compile(cache, LEVELS[level].target, compiler) for level in levels}
     folder.mkdir(parents=True, exist_ok=True)
-    targets = []
-    for level, (flags, _) in LEVELS.items():
-        print(f"Compiling the CPU kernels for {level}", file=sys.stderr, flush=True)
-        target = folder / _file_name(level)
-        compile_library(compiler, (*FLAGS, *flags), target)
-        targets.append(target)
-    return targets
+    for target, library in built.items():
+        shutil.copy(library, target)
+    return list(built)
 
 
-def find_portable(folder: Path = FOLDER, cpuinfo: Path = Path("/proc/cpuinfo")) -> Path | None:
-    """Return the best library in the folder that is of these sources and that this CPU can run."""
-    flags = _cpu_flags(cpuinfo)
-    for level, (_, needs) in LEVELS.items():
-        target = folder / _file_name(level)
-        if flags.issuperset(needs) and target.exists():
-            return target
-    return None
+def find_fitting(folder: Path | None = None, cpuinfo: Path | None = None) -> Path | None:
+    """Return the folder's library of this CPU's own level and of these sources; None if it is not there."""
+    level = own_level(cpuinfo)
+    return None if level is None else _present(folder or FOLDER, level)
+
+
+def find_portable(folder: Path | None = None, cpuinfo: Path | None = None) -> Path | None:
+    """Return the best library in the folder that is of these sources and that this CPU can run; None if none is."""
+    flags = _cpu_flags(cpuinfo or CPUINFO)
+    found = (_present(folder or FOLDER, name) for name, level in LEVELS.items() if level.needs <= flags)
+    return next(filter(None, found), None)
 
 
 def load_best(cache: Path) -> ctypes.CDLL:
-    """Load the library for this CPU, compiled into the cache where needed, or else a portable one.
+    """Load the package's library of this CPU's level; else the one compiled for it in the cache; else a lesser one.
 
     Raises:
-        BuildError: the library cannot be built, and there is no portable one; says what to install.
+        BuildError: none can be loaded or built; says what to install.
     """
+    if (fitting := find_fitting()) is not None:
+        try:
+            return open_library(fitting)
+        except BuildError as error:
+            print(f"The package's CPU kernels are not used: {error}", file=sys.stderr, flush=True)
     try:
         return load_library(cache)
     except BuildError:
-        if (portable := find_portable()) is None:
+        if (portable := find_portable()) is None or portable == fitting:
             raise
-        try:
-            return ctypes.CDLL(str(portable))
-        except OSError as error:
-            raise BuildError(str(error)) from error
+        return open_library(portable)
+
+
+def _present(folder: Path, level: str) -> Path | None:
+    path = folder / _file_name(level)
+    return path if path.exists() else None
 
 
 def _file_name(level: str) -> str:
-    digest = hashlib.sha256()
+    digest = hashlib.sha256(" ".join((*FLAGS, *LEVELS[level].target)).encode())
     add_sources(digest)
     return f"{level}-{digest.hexdigest()[:16]}.so"
 
 
-def _cpu_flags(cpuinfo: Path) -> set[str]:
+def _cpu_flags(cpuinfo: Path) -> Set[str]:
     try:
         lines = cpuinfo.read_text().splitlines()
     except OSError:
-        return set()
-    return set(next((line.partition(":")[2] for line in lines if line.startswith("flags")), "").split())
+        return frozenset()
+    return frozenset(next((line.partition(":")[2] for line in lines if line.startswith("flags")), "").split())
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Compile libraries into the package. Returns 0, or 1 with a line on standard error that says what follows."""
+    parser = argparse.ArgumentParser(prog="portable_build", description=__doc__)
+    parser.add_argument("--all", action="store_true", help="for all levels, instead of this CPU's own")
+    parser.add_argument("--cache", type=Path, default=default_cache(), help="folder of compiled libraries")
+    options = parser.parse_args(arguments)
+    own = own_level()
+    try:
+        if own is None and not options.all:
+            raise BuildError("no level is exactly what this CPU has")
+        for path in build_portable(FOLDER, options.cache, list(LEVELS) if options.all else [str(own)]):
+            print(path)
+    except BuildError as error:
+        print(
+            f"The package holds no compiled CPU kernels: {error}. They are compiled at the first start instead, in "
+            "about half a minute, where there is a C++ compiler; elsewhere plain torch serves, many times slower.",
+            file=sys.stderr,
+        )
+        return 1
+    return 0
 
 
 if __name__ == "__main__":
-    for path in build_portable():
-        print(path)
+    sys.exit(main())

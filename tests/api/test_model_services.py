@@ -55,7 +55,7 @@ class World:
     def digest(self, path: Path, *, dummy: bool = False) -> str:
         return self.digests.get(path.name, f"digest of {path.name}")
 
-    def engine(self, _config: EngineConfig, path: Path, _options: ServerConfig, _engines: int) -> Engine:
+    def engine(self, _config: EngineConfig, path: Path, _options: ServerConfig, *_: object) -> Engine:
         self.engines.append(Engine(path, self.digest(path)))
         return self.engines[-1]
 

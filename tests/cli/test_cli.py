@@ -73,6 +73,14 @@ def test_help_and_mistakes_load_nothing_heavy() -> None:
         ("serve a --model b", "rootgraft serve: a and --model b contradict each other."),
         ("serve --max-num-seqs 64 --max-num-batched-tokens 8", "rootgraft serve: --max-num-batched-tokens (8) must be"),
         ("serve --gpu-memory-utilization nan", "rootgraft serve: --gpu-memory-utilization must be at least 0.05"),
+        (
+            "serve --target-itl-ms 60001",
+            "rootgraft serve: --target-itl-ms must be 0, for no target, or from 1 to",
+        ),
+        (
+            "serve --target-itl-ms.fast 5",
+            "rootgraft serve: --target-itl-ms has no 'fast'; it has realtime, interactive",
+        ),
         ("chat --temperature -1", "rootgraft chat: --temperature must be at least 0, not -1.0."),
         ("bench serve --dataset x --shared-prefix-len 5", "rootgraft bench serve: --shared-prefix-len is for random"),
     ],
@@ -157,7 +165,7 @@ def test_serve_fetches_the_model_before_it_starts(tmp_path: Path, monkeypatch) -
     import rootgraft.api.http.server
 
     served = []
-    monkeypatch.setattr(rootgraft.api.http.server, "serve_models", lambda models, again: served.extend(models) or 70)
+    monkeypatch.setattr(rootgraft.api.http.server, "serve_models", lambda models, *_: served.extend(models) or 70)
     (tmp_path / "config.json").write_text("{}")
     assert main(["serve", str(tmp_path), "--port", "0"]) == 70
     assert served == [ServedModel(ModelEntry(), EngineConfig(model=str(tmp_path)), ServerConfig(port=0))]

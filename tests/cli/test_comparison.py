@@ -6,6 +6,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from benchmarks.condense import MEDIAN
 from benchmarks.picture import draw, read
 from benchmarks.serve.workloads import NAMES, workload
 
@@ -23,11 +24,13 @@ def test_adapters_are_spread_evenly() -> None:
 
 
 def test_the_picture_shows_medians() -> None:
-    def run(*speeds: float) -> dict[str, object]:
-        return {"loads": {"W2": [{"output_tokens_per_s": speed} for speed in speeds]}}
+    def kept(*rows: tuple[str, object, float]) -> dict[str, object]:
+        entry = {"rows": [["W2", server, repeat, speed] for server, repeat, speed in rows]}
+        return {"columns": ["workload", "server", "repeat", "output_tokens_per_s"], "comparisons": {"bf16": entry}}
 
-    speeds = read([{"runs": {"ours": run(5, 100, 90), "a <peer>": run(45)}}, {"runs": {"ours": run(1)}}])
-    assert speeds == {"W2": {"ours": 90, "a <peer>": 45}}
+    first = kept(("ours", MEDIAN, 90), ("a <peer>", MEDIAN, 45), ("ours", 0, 5), ("ours", 1, 100))
+    speeds = read([first, kept(("ours", MEDIAN, 1))])
+    assert speeds == {"W2": {"ours": 90, "a <peer>": 45}} and not read([first], ["int8"])
     image = ElementTree.fromstring(draw(speeds))
     bars = [rect.get("width") for rect in image.iter("{http://www.w3.org/2000/svg}rect") if rect.get("height") == "14"]
     assert float(bars[0]) == 2 * float(bars[1])

@@ -40,6 +40,7 @@ from rootgraft.engine.machine.kernel_state import KernelState, kernel_state
 from rootgraft.engine.machine.processor import Processor, processor
 from rootgraft.engine.machine.resources import Cores, Memory, cores, kv_pool_bytes, memory
 from rootgraft.engine.machine.software import Driver, TorchProbe, install_command, probe_torch, unmet_requirements
+from rootgraft.kernels.cpu import portable_build
 
 GIB = 1 << 30
 TORCH = TorchProbe("", "2.13.0", "13.0", (), has_bfloat16=True)
@@ -177,7 +178,9 @@ def kernels(status: Any, **changes: Any) -> KernelState:
         (lambda: [check_memory(Memory(8 * GIB, GIB, GIB // 8))], "fault", "limit of the cgroup; the machine has 8.0 GiB"),
         (lambda: check_kernels(kernels("built")), "ok", "AVX2, compiled, in /c"),
         (lambda: check_kernels(kernels("compiled at start")), "note", "half a minute"),
-        (lambda: check_kernels(kernels("portable", compiler="")), "ok", "none is needed: the package holds compiled kernels | "),
+        (lambda: check_kernels(kernels("fitting", compiler="")), "ok", "none is needed: the package holds compiled kernels | "),
+        (lambda: check_kernels(kernels("fitting")), "ok", "AVX2, from the package | "),
+        (lambda: check_kernels(kernels("portable", compiler="", fault="no C++ compiler")), "slow", "AVX2, from the package | They leave some of this CPU unused"),
         (lambda: check_kernels(kernels("missing", compiler="", fault="no C++ compiler")), "slow", "many times slower: no C++ compiler"),
         (lambda: check_kernels(kernels("missing", fault="the cache /c cannot be written")), "slow", "XDG_CACHE_HOME=/tmp/cache"),
         (lambda: [check_torch(TORCH)], "ok", "built for CUDA 13.0; --dtype auto is bfloat16"),
@@ -232,13 +235,19 @@ def test_a_torch_that_cannot_be_imported(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_the_state_of_the_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(portable_build, "FOLDER", tmp_path / "portable")
     found = kernel_state()
     assert found.status == "compiled at start" and found.is_writable and found.cache.is_relative_to(tmp_path)
     monkeypatch.setattr(kernel_states, "_is_writable", lambda folder: False)
-    assert "cannot be written" in kernel_state().fault or kernel_state().status == "portable"
+    assert "cannot be written" in kernel_state().fault and kernel_state().status == "missing"
     monkeypatch.setenv("PATH", str(tmp_path))
     found = kernel_state()
-    assert not found.compiler and found.status in ("missing", "portable")
+    assert not found.compiler and found.status == "missing"
+    for name, status in (("find_portable", "portable"), ("find_fitting", "fitting")):
+        monkeypatch.setattr(portable_build, name, lambda: tmp_path / "library.so")
+        monkeypatch.setattr(kernel_states, "_instruction_set", lambda path: path.name)
+        found = kernel_state()
+        assert (found.status, found.instruction_set) == (status, "library.so")
 
 
 def test_unmet_requirements_of_a_package(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -103,7 +103,7 @@ def test_a_model_on_the_command_line_does_not_go_with_several(tmp_path: Path, ca
 
 def checked(tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch, text: str) -> str:
     """Return the error of a file with the real models of tests; the server itself must not be started."""
-    monkeypatch.setattr("rootgraft.api.http.server.serve_models", lambda models, again: pytest.fail("it was started"))
+    monkeypatch.setattr("rootgraft.api.http.server.serve_models", lambda *_: pytest.fail("it was started"))
     path = tmp_path / "fleet.yaml"
     path.write_text(text)
     assert command_line.main(["serve", "--config", str(path)]) == 1

@@ -130,6 +130,8 @@ def test_a_value_that_we_do_not_do_is_refused(name: str) -> None:
         ("m --served-model-name a b", {"served_model_name": ("a", "b")}),
         ("m --allowed-origins [\"x\",\"y\"]", {"allowed_origins": ("x", "y")}),
         ("m --speculative-config.method ngram", {"speculative_config": '{"method": "ngram"}'}),
+        ("m --target-itl-ms 50", {"target_itl_ms": "50"}),
+        ("m --target-itl-ms.batch 500", {"target_itl_ms": '{"batch": 500}'}),
         ("m -sc.method=ngram -sc.num_speculative_tokens=3", {"speculative_config": '{"method": "ngram", "num_speculative_tokens": 3}'}),
         ("m --compilation-config.a.b+ 1 --compilation-config.a.b+=2,3", {}),
         ("--model-path m --tp 1 --mem-fraction-static 0.7 --context-length 8k", {"gpu_memory_utilization": 0.7, "max_model_len": 8000}),

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.engine.draft_engine import compute_all_drafts, drafts_of
 
 from rootgraft.engine.config import SpeculativeConfig
 from rootgraft.engine.engine_stats import EngineStats
@@ -17,7 +18,6 @@ from rootgraft.engine.kv_cache.prefix_cache import PrefixCache
 from rootgraft.engine.sequence.sequence import Sequence
 from rootgraft.engine.speculation.output_lookup import OutputIndex, OutputLookup
 from rootgraft.engine.speculation.proposer import Proposer
-from rootgraft.engine.step_cost import TokenCost
 from rootgraft.engine.types import SamplingParams
 from rootgraft.radix.namespace import Namespace, Path
 
@@ -174,7 +174,7 @@ def sequence(number: int, prompt: list[int], namespace: Namespace = NAMESPACES[0
 def test_drafts_come_from_like_answers(
     monkeypatch: pytest.MonkeyPatch, method: str, sharing: bool, namespace: int, wanted: bool
 ) -> None:
-    monkeypatch.setattr(TokenCost, "threshold", lambda self, num_rows: 0.0)
+    compute_all_drafts(monkeypatch)
     stats = EngineStats()
     proposer = Proposer(SpeculativeConfig(method), PrefixCache(20, 4, sharing=sharing), stats)
     answer = list(range(100, 130))
@@ -184,7 +184,7 @@ def test_drafts_come_from_like_answers(
         first.tokens.append(token)
     proposer.forget(1)
     second = sequence(2, [7, 1, 2, 3], NAMESPACES[namespace])
-    drafts = list(proposer.propose(second, 16, 1))
+    drafts = drafts_of(proposer, second)
     assert drafts == answer[: len(drafts)] and bool(drafts) == wanted
     second.tokens.extend(drafts)
     if drafts:

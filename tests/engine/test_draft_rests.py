@@ -9,6 +9,7 @@ from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
+from support.engine.draft_engine import drafts_of
 
 from rootgraft.engine.config import SpeculativeConfig
 from rootgraft.engine.engine_stats import EngineStats
@@ -32,7 +33,9 @@ def sequence(number: int, prompt: list[int]) -> Sequence:
 def proposer() -> Proposer:
     made = Proposer(SpeculativeConfig(), PrefixCache(20, 4), EngineStats())
     for tokens in range(1, 40):
-        made.observe_step(tokens, 0.01 + 0.001 * tokens)  # a draft of one row must be likelier than 1 in 11 to stand
+        made.observe_step(
+            1, tokens, 0.01 + 0.001 * tokens, tokens, 0.0
+        )  # a draft of one row must be likelier than 1 in 11 to stand
     return made
 
 
@@ -54,7 +57,7 @@ def say(proposer: Proposer, each: Sequence, text: Iterator[int] | list[int]) -> 
     """Let the sequence draw a text, a token a step and one for each draft that stands. Returns the steps it took."""
     text, steps = list(text), 0
     while text:
-        drafts = [] if proposer.in_backoff(each) else list(proposer.propose(each, 16, 1))
+        drafts = [] if proposer.in_backoff(each) else drafts_of(proposer, each)
         pairs = enumerate(zip(drafts, text, strict=False))
         accepted = next((at for at, (draft, token) in pairs if draft != token), len(drafts))
         drawn, text = text[: accepted + 1], text[accepted + 1 :]
@@ -94,10 +97,11 @@ def test_what_a_guess_was_right_in_between_is_counted(proposer: Proposer) -> Non
     state.rates["short_match"].hits = 0.0
     each.tokens.extend(document[:3])
     state.due = each.num_tokens
-    assert not proposer.propose(each, 16, 1)
+    assert not drafts_of(proposer, each)
     state.due = each.num_tokens + 8
     each.tokens.extend(document[3:11])
-    assert list(proposer.propose(each, 16, 1))[:5] == document[11:16]
+    drafts = drafts_of(proposer, each)
+    assert drafts and drafts == document[11 : 11 + len(drafts)]
     assert state.rates["short_match"].hits == pytest.approx(8)
 
 
@@ -107,13 +111,13 @@ def test_the_grammar_is_asked_while_the_other_sources_rest(proposer: Proposer, l
     each.matcher = SimpleNamespace(draft=lambda limit: forced[:limit], admits=len)  # type: ignore[assignment]
     text = random.Random(4).sample(range(10, WORDS), 100)
     for token in text:
-        proposer.propose(each, 16, 1)
+        drafts_of(proposer, each)
         each.tokens.append(token)
     assert len(looks) < 40
     proposer._sequences[1].due = each.num_tokens + 5
     forced = [7, 8, 9]
     assert not proposer.in_backoff(each)
-    assert list(proposer.propose(each, 16, 1)) == forced
+    assert drafts_of(proposer, each) == forced
     assert proposer._sequences[1].used is DraftSource.GRAMMAR
     assert len(looks) < 40
 
@@ -126,7 +130,7 @@ def test_a_new_sequence_begins_with_what_the_others_learnt(proposer: Proposer) -
     assert proposer._rates["short_match"].value > 0.9
     assert _initial_rates(proposer._rates)["short_match"].value == before
     draw = random.Random(5)
-    for number in range(200):  # short matches that never go on the same way
+    for number in range(400):  # short matches that never go on the same way
         each = sequence(number, [1, 2, 3])
         for _ in range(10):
             say(proposer, each, [*draw.sample(range(10, WORDS), 2), 1, 2, 3])

@@ -15,14 +15,14 @@ from support.engine.draft_engine import (
     VOCAB,
     Ask,
     Engine,
+    compute_all_drafts,
 )
 
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.errors import ConfigError
 from rootgraft.engine.messages import Abort, Failed
 from rootgraft.engine.sequence.sequence import Sequence
-from rootgraft.engine.speculation.proposer import _HIGHEST_RATE, DraftSource, Proposer, _Proposal, _Rate
-from rootgraft.engine.step_cost import TokenCost
+from rootgraft.engine.speculation.proposer import _HIGHEST_RATE, DraftSource, Proposal, Proposer, _Rate
 from rootgraft.engine.types import SamplingParams
 from rootgraft.radix.namespace import Namespace, Path
 
@@ -42,8 +42,7 @@ def engine():
 
 @pytest.fixture
 def eager(monkeypatch):
-    """Drafts are computed whatever they cost, so that what happens does not hang on this machine's speed."""
-    monkeypatch.setattr(TokenCost, "threshold", lambda self, num_rows: 0.0)
+    compute_all_drafts(monkeypatch)
 
 
 def guessing(monkeypatch, guess) -> None:
@@ -51,7 +50,7 @@ def guessing(monkeypatch, guess) -> None:
 
     def proposals(self, sequence, state):
         tokens = guess(sequence)
-        return [_Proposal(DraftSource.NGRAM, _Rate(_HIGHEST_RATE * 2), tokens, sequence.num_tokens)] if tokens else []
+        return [Proposal(DraftSource.NGRAM, _Rate(_HIGHEST_RATE * 2), tokens, sequence.num_tokens)] if tokens else []
 
     monkeypatch.setattr(Proposer, "_proposals", proposals)
 
@@ -89,7 +88,7 @@ def test_any_drafts_change_nothing_but_the_number_of_steps(asks, seed, page_size
         return {"right": right, "wrong": wrong, "mixed": [*right[:cut], *wrong], "none": []}[kind]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(TokenCost, "threshold", lambda self, num_rows: 0.0)
+        compute_all_drafts(patch)
         if kind != "sources":
             guessing(patch, guess)
         drafted = Engine.make("auto", **options, overlaps=overlaps)
@@ -210,8 +209,22 @@ def test_without_drafts_no_row_has_any(engine):
     [
         ("ngram", "must be a JSON object"),
         ("[]", "must be a JSON object"),
-        ('{"method": "eagle"}', "must be one of auto, ngram, off, not eagle"),
-        ('{"method": "ngram", "model": "org/draft"}', "has no 'model'"),
+        ('{"method": "eagle3"}', "must be one of auto, ngram, draft_model, off, not eagle3. EAGLE, MTP and Medusa"),
+        ('{"method": "mtp", "model": "m"}', "must be one of auto, ngram, draft_model, off, not mtp"),
+        (
+            '{"method": "ngram", "model": "org/draft"}',
+            "model of --speculative-config is of a draft model; method ngram",
+        ),
+        ('{"quantization": "gguf"}', "quantization of --speculative-config is of a draft model; method auto has none"),
+        ('{"method": "draft_model"}', "must name the draft model, as --model does, not None"),
+        ('{"model": ""}', "must name the draft model, as --model does, not ."),
+        ('{"model": 5}', "must name the draft model, as --model does, not 5"),
+        ('{"model": "m", "quantization": "awq"}', "must be one of gguf, gguf_dynamic, int8_weight_only, int8_dynamic"),
+        (
+            '{"model": "m", "draft_tensor_parallel_size": 2}',
+            "draft_tensor_parallel_size of --speculative-config must be 1",
+        ),
+        ('{"model": "m", "disable_by_batch_size": 4}', "has no 'disable_by_batch_size'"),
         ('{"num_speculative_tokens": 0}', "from 1 to 64, not 0"),
         ('{"num_speculative_tokens": true}', "from 1 to 64, not True"),
         ('{"num_speculative_tokens": 65}', "from 1 to 64, not 65"),
@@ -227,3 +240,5 @@ def test_keys_of_vllm_that_change_speed_alone_are_taken():
     config = EngineConfig(speculative_config='{"method": "ngram", "prompt_lookup_max": 4, "prompt_lookup_min": 2}')
     assert config.speculative.method == "ngram"
     assert EngineConfig(speculative_config='{"method": "suffix"}').speculative.method == "auto"
+    with_model = '{"model": "org/draft", "num_speculative_tokens": 5, "draft_tensor_parallel_size": 1}'
+    assert EngineConfig(speculative_config=with_model).speculative.method == "draft_model"

@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
+import shutil
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from unittest import mock
 
@@ -19,6 +21,7 @@ from rootgraft.kernels import ops, reference
 from rootgraft.kernels.cpu import build, portable_build
 from rootgraft.kernels.cpu.native_library import NativeLibrary
 from rootgraft.kernels.cpu.native_ops import Kernels
+from rootgraft.kernels.cpu.portable_build import LEVELS, CpuLevel
 
 ROOT = Path(__file__).parents[2]
 
@@ -29,6 +32,8 @@ def small_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(build, "SOURCES", tmp_path)
     (tmp_path / "one.cpp").write_text('#include "one.h"\nextern "C" int one() { return ONE; }\n')
     (tmp_path / "one.h").write_text("#define ONE 1\n")
+    (tmp_path / "simd").mkdir()
+    (tmp_path / "simd" / "simd.h").touch()
     return tmp_path
 
 
@@ -77,7 +82,7 @@ def test_compilers_end_with_the_wait_for_them(small_library, monkeypatch):
     with pytest.raises(build.BuildError, match="timed out"):
         build.load_library(small_library / "cache", compiler=str(compiler))
     begun = [int(number) for number in (small_library / "begun").read_text().split()]
-    assert len(begun) == 2
+    assert len(begun) == min(2, len(os.sched_getaffinity(0)))
     for process in psutil.process_iter(["status"]):
         with contextlib.suppress(ProcessLookupError):  # it ended just now
             assert process.info["status"] == psutil.STATUS_ZOMBIE or os.getpgid(process.pid) not in begun
@@ -93,18 +98,19 @@ def test_a_library_of_other_arguments_is_refused(small_library):
         Kernels(NativeLibrary(build.load_library(small_library / "cache")))
 
 
-def test_two_processes_at_once(small_library):
+def test_two_processes_at_once(small_library, tmp_path_factory):
+    cache = tmp_path_factory.mktemp("kernels")  # not among the sources, whose names and contents are hashed
     program = (
         "import sys; from pathlib import Path; from rootgraft.kernels.cpu import build;"
         "build.SOURCES = Path(sys.argv[1]);"
-        "sys.exit(build.load_library(build.SOURCES / 'cache').one() - 1)"
+        "sys.exit(build.load_library(Path(sys.argv[2])).one() - 1)"
     )
-    command = [sys.executable, "-c", program, str(small_library)]
+    command = [sys.executable, "-c", program, str(small_library), str(cache)]
     running = [subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE) for _ in range(3)]
     said = b"".join(process.communicate()[1] for process in running)
     assert [process.returncode for process in running] == [0, 0, 0], said
     assert said.count(b"Compiling the CPU kernels") == 1, "the others wait for it"
-    assert len(list((small_library / "cache").glob("*.so"))) == 1
+    assert len(list(cache.glob("*.so"))) == 1
 
 
 def test_a_file_system_without_locks_takes_the_library(small_library, monkeypatch):
@@ -114,13 +120,16 @@ def test_a_file_system_without_locks_takes_the_library(small_library, monkeypatc
 
 def test_torch_serves_without_a_compiler(tmp_path):
     program = (
-        "import torch; from rootgraft.kernels import ops; print(ops.native_status());"
+        "import pathlib, sys, torch; from rootgraft.kernels.cpu import portable_build;"
+        "portable_build.FOLDER = pathlib.Path(sys.argv[1]);"
+        "from rootgraft.kernels import ops; print(ops.native_status());"
         "layer = ops.pack_linear(torch.eye(4)); assert layer.kernels is None;"
         "assert torch.equal(ops.linear(torch.ones(2, 4), layer), torch.ones(2, 4));"
         "assert ops.rms_norm(torch.ones(2, 4), torch.ones(4), 0.0).shape == (2, 4)"
     )
     environment = {"PATH": str(tmp_path), "HOME": str(tmp_path)}
-    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "CPU kernels: plain torch, because no C++ compiler (g++ or c++) was found"
 
@@ -167,38 +176,80 @@ def test_the_status_names_the_instruction_set(kernels):
     assert ops.native_status() == f"CPU kernels: native, {kernels.library.instruction_set}, 1 threads"
 
 
-LEVEL_FLAGS = {level: set(needs) for level, (_, needs) in portable_build.LEVELS.items()}
+def write_cpuinfo(path: Path, flags: Iterable[str]) -> None:
+    path.write_text(f"processor: 0\nflags : {' '.join(sorted(flags))} other\n")
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="levels of x86")
-def test_a_portable_library_is_the_best_one_that_this_cpu_runs(small_library, tmp_path, monkeypatch):
+def test_a_packaged_library_is_the_best_one_that_this_cpu_runs(small_library, tmp_path, monkeypatch):
+    folder, cpuinfo = tmp_path / "portable", tmp_path / "cpuinfo"
+    levels = portable_build.LEVELS
+    built = dict(zip(levels, portable_build.build_portable(folder, tmp_path / "cache", list(levels)), strict=True))
+    assert [path.name.rpartition("-")[0] for path in built.values()] == list(levels)
+    newest, older = levels["avx512-bf16"].needs, levels["avx512-vnni"].needs
+    for flags, best, own in (
+        (set(), None, None),
+        ({"sse4_2"}, None, None),
+        *((level.needs, name, name) for name, level in levels.items()),
+        (newest | {"amx_tile"}, "avx512-bf16", "avx512-bf16"),
+        (newest - {"avx512vbmi"}, "avx512-vnni", None),  # bf16 goes to waste
+        (older - {"avx512dq"}, "avx2", None),
+        (older - {"f16c"}, None, None),
+    ):
+        write_cpuinfo(cpuinfo, flags)
+        assert portable_build.own_level(cpuinfo) == own
+        assert portable_build.find_portable(folder, cpuinfo) == built.get(best)
+        assert portable_build.find_fitting(folder, cpuinfo) == built.get(own)
+    write_cpuinfo(cpuinfo, newest)
+    (small_library / "one.h").write_text("#define ONE 2\n")
+    assert portable_build.find_portable(folder, cpuinfo) is portable_build.find_fitting(folder, cpuinfo) is None
+
+
+@pytest.fixture
+def packaged(small_library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The package holds a library for AVX2, and one more CPU is described in the file that is returned."""
     folder, cpuinfo = tmp_path / "portable", tmp_path / "cpuinfo"
     monkeypatch.setattr(portable_build, "FOLDER", folder)
-    built = portable_build.build_portable(folder)
-    assert [path.name.rpartition("-")[0] for path in built] == list(portable_build.LEVELS)
-    for flags, best in (
-        (set(), None),
-        (LEVEL_FLAGS["avx2"], built[2]),
-        (LEVEL_FLAGS["avx2"] | LEVEL_FLAGS["avx512"], built[1]),
-        (LEVEL_FLAGS["avx2"] | LEVEL_FLAGS["avx512-bf16"], built[0]),
-    ):
-        cpuinfo.write_text(f"processor: 0\nflags : {' '.join(sorted(flags))} other\n")
-        assert portable_build.find_portable(folder, cpuinfo) == best
-    (small_library / "one.h").write_text("#define ONE 2\n")
-    assert portable_build.find_portable(folder, cpuinfo) is None  # they are of other sources
+    monkeypatch.setattr(portable_build, "CPUINFO", cpuinfo)
+    monkeypatch.setattr(portable_build, "LEVELS", {**portable_build.LEVELS, "avx2": CpuLevel((), LEVELS["avx2"].needs)})
+    portable_build.build_portable(folder, tmp_path / "cache", ["avx2"])
+    write_cpuinfo(cpuinfo, LEVELS["avx2"].needs)
+    return cpuinfo
 
 
-def test_without_a_compiler_a_portable_library_is_loaded(small_library, tmp_path, monkeypatch):
-    built = tmp_path / "best.so"
-    build.compile_library(build.find_compiler(), build.FLAGS, built)
-    monkeypatch.setattr(portable_build, "find_portable", lambda: built)
+def test_a_packaged_library_of_this_level_is_loaded_and_nothing_is_compiled(packaged, tmp_path, monkeypatch, capfd):
+    capfd.readouterr()
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert portable_build.load_best(tmp_path / "cache").one() == 1
-    monkeypatch.setattr(portable_build, "find_portable", lambda: None)
+    assert portable_build.load_best(tmp_path / "none").one() == 1
+    assert not (tmp_path / "none").exists() and capfd.readouterr().err == ""
+
+
+def test_a_cpu_with_more_than_the_package_knows_has_a_library_of_its_own(packaged, tmp_path, monkeypatch, capfd):
+    write_cpuinfo(packaged, LEVELS["avx512"].needs)
+    capfd.readouterr()
+    assert portable_build.load_best(tmp_path / "own").one() == 1
+    assert len(list((tmp_path / "own").glob("*.so"))) == 1 and "Compiling" in capfd.readouterr().err
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert portable_build.load_best(tmp_path / "none").one() == 1, "without a compiler the lesser one serves"
+    shutil.rmtree(tmp_path / "portable")
     with pytest.raises(build.BuildError, match="no C"):
-        portable_build.load_best(tmp_path / "cache")
-    damaged = tmp_path / "damaged.so"
+        portable_build.load_best(tmp_path / "none")
+
+
+def test_a_packaged_library_that_does_not_load_is_named(packaged, tmp_path, monkeypatch, capfd):
+    (damaged,) = (tmp_path / "portable").iterdir()
     damaged.write_bytes(b"no library")
-    monkeypatch.setattr(portable_build, "find_portable", lambda: damaged)
-    with pytest.raises(build.BuildError, match=r"damaged\.so"):
-        portable_build.load_best(tmp_path / "cache")
+    assert portable_build.load_best(tmp_path / "own").one() == 1
+    assert damaged.name in capfd.readouterr().err
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(build.BuildError, match="no C"):
+        portable_build.load_best(tmp_path / "none")
+    write_cpuinfo(packaged, LEVELS["avx512"].needs)
+    with pytest.raises(build.BuildError, match=damaged.name):
+        portable_build.load_best(tmp_path / "none")
+
+
+def test_what_a_build_cannot_compile_is_said(packaged, monkeypatch, capsys):
+    write_cpuinfo(packaged, ())
+    assert portable_build.main([]) == 1
+    assert "no level is exactly what this CPU has. They are compiled at the first start" in capsys.readouterr().err

@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support.engine.sampler_oracle import Request, edited, may_draw, packed, step
+from support.engine.sampler_oracle import Request, edited, may_draw, may_win, packed, step
 from transformers import (
     LogitsProcessorList,
     MinPLogitsWarper,
@@ -21,7 +21,7 @@ from transformers import (
 
 from rootgraft.engine.sampling import top_k_top_p
 from rootgraft.engine.sampling.sampler import Sampler
-from rootgraft.engine.sampling.top_k_top_p import uniforms
+from rootgraft.engine.sampling.top_k_top_p import exponentials, uniforms
 from rootgraft.engine.types import SamplingParams
 
 CPU = torch.device("cpu")
@@ -78,19 +78,21 @@ def _check(request: Request, logits: np.ndarray, tokens: tuple[int, ...], failed
     elif request.params.temperature == 0:
         assert tokens == (int(logits.argmax()),)
     else:
-        u = uniforms(np.array([request.seed], np.uint64), np.array([len(request.generated)], np.uint64))[0]
-        assert may_draw(tokens[0], u, logits, request.params)
+        at = np.array([request.seed], np.uint64), np.array([len(request.generated)], np.uint64)
+        if request.params.top_p < 1 or 0 < request.params.top_k < len(logits):
+            assert may_draw(tokens[0], uniforms(*at)[0], logits, request.params)
+        else:
+            assert may_win(tokens[0], exponentials(*at, 200)[0], logits, request.params)
 
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize(
     "params",
     [
-        SamplingParams(temperature=0.7),
         SamplingParams(temperature=1.3, top_k=7),
         SamplingParams(temperature=0.9, top_p=0.8),
         SamplingParams(temperature=0.9, top_p=0.999),
-        SamplingParams(temperature=1.1, min_p=0.1),
+        SamplingParams(temperature=1.1, top_k=49, min_p=0.1),
         SamplingParams(temperature=0.8, repetition_penalty=1.3, top_k=20, top_p=0.7, min_p=0.05),
     ],
     ids=str,

@@ -101,12 +101,24 @@ def test_a_tiny_top_p_keeps_the_best(top_p: float):
 
 
 @pytest.mark.parametrize("u", [0.0, 1 - 2.0**-53])
-@pytest.mark.parametrize("params", [SamplingParams(), SamplingParams(top_k=50), SamplingParams(top_p=0.99999)], ids=str)
+@pytest.mark.parametrize("params", [SamplingParams(top_k=50), SamplingParams(top_p=0.99999)], ids=str)
 def test_the_extremes_of_the_random_number_draw_allowed_tokens(params: SamplingParams, u: float):
     allowed = tuple(100 <= token < 110 for token in range(200))
     with mock.patch("rootgraft.engine.sampling.sampler.uniforms", lambda seeds, _: np.full(len(seeds), u)):
         result = _draw([Request(params, allowed=allowed)], torch.zeros(1, 200), packed([allowed], 200))[0]
     assert result.tokens == ((100,) if u == 0 else (109,))
+
+
+@pytest.mark.parametrize("noise", [2.0**-53, 1.0, 37.0])
+def test_the_extremes_of_a_race_draw_allowed_tokens(noise: float):
+    allowed = tuple(100 <= token < 110 for token in range(200))
+
+    def extreme(seeds: np.ndarray, positions: np.ndarray, count: int) -> np.ndarray:
+        return np.full((len(seeds), count), noise)
+
+    with mock.patch("rootgraft.engine.sampling.sampler.exponentials", extreme):
+        result = _draw([Request(SamplingParams(), allowed=allowed)], torch.zeros(1, 200), packed([allowed], 200))[0]
+    assert result.tokens == (100,)  # all are level, and the first of them wins
 
 
 @pytest.mark.parametrize("top_k", [0, 50, 500, 3000])

@@ -71,3 +71,37 @@ def test_tokens_come_as_often_as_they_should(params: SamplingParams):
     results = sampler.sample(logits.repeat(NUM, 1), [step(row, 0) for row in range(NUM)])
     counts = np.bincount([result.tokens[0] for result in results], minlength=8)
     assert _chi_square(counts, NUM * torch.softmax(logits.double(), 0).numpy()) < CRITICAL[7]
+
+
+@pytest.mark.parametrize("params", [SamplingParams(temperature=0.8), SamplingParams(min_p=0.2)], ids=str)
+def test_a_race_among_parts_and_blocks_draws_each_token_as_often_as_it_should(params: SamplingParams):
+    """Eight tokens far apart: within a block, in blocks of one part, in several parts."""
+    ids, scores = [3, 40, 70, 1000, 2047, 2048, 4500, 6100], [0.0, 1.0, 0.5, -1.0, 2.0, 0.0, 1.5, -0.5]
+    logits = torch.full((6144,), -torch.inf)
+    logits[ids] = torch.tensor(scores)
+    draws = 2000
+    sampler = Sampler(draws, 6144, torch.device("cpu"))
+    sampler.start([Request(params, seed=row).start(row) for row in range(draws)])
+    results = sampler.sample(logits.repeat(draws, 1), [step(row, 7) for row in range(draws)])
+    counts = np.bincount([ids.index(result.tokens[0]) for result in results], minlength=8)
+    probs = torch.softmax(torch.tensor(scores).double() / params.temperature, 0).numpy()
+    probs[probs < params.min_p * probs.max()] = 0
+    expected = draws * probs / probs.sum()
+    assert (counts[expected == 0] == 0).all()
+    kept = expected > 0
+    assert _chi_square(counts[kept], expected[kept]) < CRITICAL[7]
+
+
+def test_draws_from_near_probabilities_are_mostly_the_same():
+    """As many as their overlap allows, nearly: a draft model draws what the target does."""
+    generator = torch.Generator().manual_seed(2)
+    ours = torch.randn(512, 5000, generator=generator) * 2
+    theirs = ours + torch.randn(512, 5000, generator=generator) * 0.1
+    drawn = []
+    for logits in (ours, theirs):
+        sampler = Sampler(512, 5000, torch.device("cpu"))
+        sampler.start([Request(SamplingParams(), seed=row).start(row) for row in range(512)])
+        drawn.append([result.tokens for result in sampler.sample(logits.clone(), [step(row, 0) for row in range(512)])])
+    same = np.mean([left == right for left, right in zip(*drawn, strict=True)])
+    overlap = torch.minimum(ours.softmax(1), theirs.softmax(1)).sum(1).mean()
+    assert same > 0.85 * float(overlap)

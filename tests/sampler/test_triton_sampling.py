@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from benchmarks.gpu.measure import launches
 from rootgraft.engine.sampling import top_k_top_p
-from rootgraft.engine.sampling.top_k_top_p import Draws
 from rootgraft.kernels import ops, sampling_ops
+from rootgraft.kernels.layouts.draw_params import DrawParams
 from rootgraft.kernels.triton import sampling_draw
 
 pytestmark = pytest.mark.usefixtures("interpreted")
@@ -21,13 +21,13 @@ pytestmark = pytest.mark.usefixtures("interpreted")
 
 def columns(
     temperature: list[float], top_k: list[int], top_p: list[float], min_p: list[float], u: list[float]
-) -> Draws:
+) -> DrawParams:
     kinds = (torch.float32, torch.int64, torch.float64, torch.float32, torch.float64)
     values = (temperature, top_k, top_p, min_p, u)
-    return Draws(*(torch.tensor(each, dtype=kind)[:, None] for each, kind in zip(values, kinds, strict=True)))
+    return DrawParams(*(torch.tensor(each, dtype=kind)[:, None] for each, kind in zip(values, kinds, strict=True)))
 
 
-def drawn(logits: torch.Tensor, draws: Draws) -> tuple[list[int], list[int]]:
+def drawn(logits: torch.Tensor, draws: DrawParams) -> tuple[list[int], list[int]]:
     """Tokens by the kernels and by the definition."""
     logits = top_k_top_p.pad(logits)
     best = logits.amax(1, keepdim=True)

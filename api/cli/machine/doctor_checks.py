@@ -134,7 +134,7 @@ def check_kernels(found: KernelState) -> Iterator[Finding]:
     install = install_command("g++")
     if found.compiler:
         yield Finding("Kernels", "compiler", "ok", found.compiler)
-    elif found.status == "portable":
+    elif found.status == "fitting":
         yield Finding("Kernels", "compiler", "ok", "none, and none is needed: the package holds compiled kernels")
     else:
         yield Finding("Kernels", "compiler", "slow", "none", "Kernels cannot be compiled for this CPU.", install)
@@ -144,12 +144,18 @@ def check_kernels(found: KernelState) -> Iterator[Finding]:
     elif found.status == "compiled at start":
         reason = "The first start compiles them, in about half a minute."
         yield Finding("Kernels", "CPU kernels", "note", f"not compiled yet {where}", reason)
-    elif found.status == "portable":
-        yield Finding("Kernels", "CPU kernels", "ok", f"{found.instruction_set}, portable build of the package")
+    elif found.status == "fitting":
+        yield Finding("Kernels", "CPU kernels", "ok", f"{found.instruction_set}, from the package")
     else:
-        reason = f"Plain torch computes, many times slower: {found.fault}."
         command = install if not found.compiler else "XDG_CACHE_HOME=/tmp/cache rootgraft serve"
-        yield Finding("Kernels", "CPU kernels", "slow", "none", reason, command)
+        if found.status == "portable":
+            reason = f"They leave some of this CPU unused, and others cannot be compiled: {found.fault}."
+            yield Finding(
+                "Kernels", "CPU kernels", "slow", f"{found.instruction_set}, from the package", reason, command
+            )
+        else:
+            reason = f"Plain torch computes, many times slower: {found.fault}."
+            yield Finding("Kernels", "CPU kernels", "slow", "none", reason, command)
 
 
 def check_torch(found: TorchProbe) -> Finding:

@@ -3,7 +3,7 @@
     python benchmarks/serve/peers/openvino_server.py MODEL_FOLDER PORT
 
 OpenVINO GenAI has no server of its own. This one knows what the loads send (messages, ``max_tokens``, ``ignore_eos``,
-``json_schema``; greedy, streamed) and does as little as it can for it: one thread steps the pipeline, and a step's
+``json_schema``, temperature; streamed) and does as little as it can for it: one thread steps the pipeline, and a step's
 tokens go to the event loop together. A step holds Python's lock, so they may leave late: in process it is a third
 faster. It needs ``openvino-genai``, ``starlette``, ``uvicorn``, ``uvloop`` and ``httptools`` in an environment of its
 own. The folder is made by
@@ -30,6 +30,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 MODEL = "openvino"
+_ALL_TOKENS = 2**62  # as top_k: no filter
 # A step's news of one request: its new tokens, and why it ended if it did.
 News = tuple[list[int], str | None]
 
@@ -100,6 +101,7 @@ class Server:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        self._seeds = itertools.count()
 
     async def models(self, _request: Request) -> Response:
         return JSONResponse({"object": "list", "data": [{"id": MODEL, "object": "model"}]})
@@ -116,7 +118,14 @@ class Server:
     def _config(self, body: dict[str, Any]) -> openvino_genai.GenerationConfig:
         config = openvino_genai.GenerationConfig()
         config.max_new_tokens = body["max_tokens"]
-        config.do_sample = False
+        if body.get("temperature"):
+            config.do_sample = True
+            config.temperature = float(body["temperature"])
+            config.top_p = float(body.get("top_p", 1.0))
+            config.top_k = int(body.get("top_k") or 0) or _ALL_TOKENS
+            config.rng_seed = next(self._seeds)
+        else:
+            config.do_sample = False
         config.ignore_eos = bool(body.get("ignore_eos"))
         if not config.ignore_eos:
             config.eos_token_id = self._engine.end

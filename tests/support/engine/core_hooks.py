@@ -129,6 +129,11 @@ def draft_states(core: EngineCore) -> Mapping[int, Any]:
     return core._scheduler._drafts._proposer._sequences
 
 
+def num_followed(core: EngineCore) -> int:
+    """Return the number of sequences that the draft model follows."""
+    return len(core._scheduler._drafts._drafter._followers)
+
+
 def preempt(core: EngineCore, sequence: Sequence) -> None:
     core._scheduler._preempt(sequence, StepPlan(0, 0.0))
 

@@ -6,12 +6,15 @@ from array import array
 from dataclasses import dataclass, field
 from functools import cache
 
+import pytest
 from hypothesis import strategies as st
 
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.core.engine_core import EngineCore
 from rootgraft.engine.messages import Done, Failed, TokenOut
 from rootgraft.engine.sequence.sequence import Sequence
+from rootgraft.engine.speculation.draft_cost import DraftCost
+from rootgraft.engine.speculation.proposer import Proposer
 from rootgraft.engine.types import SamplingParams
 from rootgraft.grammar.compile.compiler import CompiledGrammar, compile
 from rootgraft.grammar.spec import GrammarSpec
@@ -39,6 +42,21 @@ VOCABULARY = Vocabulary((*(bytes([i]) for i in range(256)), b"<eos>"), frozenset
 @cache
 def compiled(number: int) -> CompiledGrammar:
     return compile(GRAMMARS[number], VOCABULARY)
+
+
+def compute_all_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let drafts be computed whatever they cost, so that what happens does not hang on this machine's speed."""
+    monkeypatch.setattr(DraftCost, "threshold", lambda self, num_rows: 0.01)
+    monkeypatch.setattr(DraftCost, "least_gain", lambda self, num_rows: 0.0)
+
+
+def drafts_of(proposer: Proposer, sequence: Sequence, limit: int = 16) -> list[int]:
+    """Return the drafts of the only row of a step."""
+    proposal = proposer.propose(sequence, limit, 1)
+    if proposal is None:
+        return []
+    [count] = proposer.choose([proposal], 1, limit).counts
+    return list(proposer.use(sequence, proposal, count))
 
 
 @dataclass(frozen=True)

@@ -100,8 +100,10 @@ class FakeWorker:
         overlaps: bool = False,
         rope_switch: int = ENDLESS,
         states: StateSlots | None = None,
+        draft: Any = None,
     ) -> None:
         self.rope_switch = rope_switch
+        self.draft = draft
         self.states = states
         self.state_of = [-1] * (states.total if states else 0)  # in each slot: the content of the cell before it
         self.sources: dict[int, int] = {}  # slot of the state that a row reads next, -1 for none

@@ -102,3 +102,24 @@ def may_draw(token: int, u: float, logits: np.ndarray, params: SamplingParams) -
             if probs[:place].sum() - EPS <= u <= probs[: place + 1].sum() + EPS:
                 return True
     return False
+
+
+def may_win(token: int, noise: np.ndarray, logits: np.ndarray, params: SamplingParams) -> bool:
+    """Whether ``token`` wins the races of a draw from all tokens, up to rounding: of 2,048, of 64, of single ones.
+
+    Args:
+        noise: exponential random numbers of the 64 places in a block, of the 32 in a part, and of the parts.
+    """
+    for ids, probs in readings(logits, params):
+        if token not in ids:
+            continue
+        kept, won = np.array(ids), True
+        for size, first in ((2048, 96), (64, 64), (1, 0)):
+            runners = np.unique(kept // size)
+            places = runners if size == 2048 else runners % (32 if size == 64 else 64)
+            shares = [probs[kept // size == runner].sum() for runner in runners] / noise[first + places]
+            won &= bool(shares[runners == token // size] >= shares.max() * (1 - 100 * EPS))
+            probs, kept = probs[kept // size == token // size], kept[kept // size == token // size]
+        if won:
+            return True
+    return False

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <map>
+#include <utility>
 
 #include "gemm/tile.h"
 
@@ -41,7 +42,7 @@ Chains find_chains(const std::vector<SharedSplit>& all) {
       const bool follows = all[next].split == (int64_t)chain.size() && all[next].is_whole();
       if (follows && same_rows(all[i], all[next])) chain.push_back(next);
     }
-    if (chain.size() > 1) chains[i] = chain;
+    if (chain.size() > 1) chains[i] = std::move(chain);
   }
   return chains;
 }

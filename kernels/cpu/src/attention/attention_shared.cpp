@@ -80,7 +80,7 @@ std::vector<SharedSplit> find_shared_splits(const Attention& op) {
   for (int64_t row = 0; row < op.rows; row++) {
     if (search.joins(row)) rows.push_back(row);
   }
-  search.visit(rows, 0);
+  search.visit(std::move(rows), 0);
   return found;
 }
 

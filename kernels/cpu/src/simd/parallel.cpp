@@ -1,10 +1,11 @@
 // The pool. It has one job at a time, open from before the caller's first item until the caller finds none left.
 #include "simd/parallel.h"
 
+#include <pthread.h>
+
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
 #include <mutex>
 #include <system_error>
 #include <thread>
@@ -79,7 +80,7 @@ class Pool {
 
   void wake() {
     { std::lock_guard<std::mutex> hold(mutex_); }
-    condition_.notify_all();
+    pthread_cond_broadcast(&condition_);
   }
 
   [[noreturn]] void work(uint32_t index) {
@@ -105,9 +106,9 @@ class Pool {
         if (ready()) return job;
       }
     }
-    std::unique_lock<std::mutex> hold(mutex_);
+    std::lock_guard<std::mutex> hold(mutex_);
     sleepers_++;
-    condition_.wait(hold, ready);
+    while (!ready()) pthread_cond_wait(&condition_, mutex_.native_handle());
     sleepers_--;
     return job;
   }
@@ -120,7 +121,8 @@ class Pool {
   uint32_t last_id_ = 0;
   std::atomic<bool> busy_{false};
   std::mutex mutex_;
-  std::condition_variable condition_;
+  // The wait of std::condition_variable is in no libstdc++ older than GCC 12's, where that has compiled it.
+  pthread_cond_t condition_ = PTHREAD_COND_INITIALIZER;
   // On cache lines of their own: the first is looked at all the time, those of the second are taken from.
   alignas(64) std::atomic<Job> job_{Job{0, 0}};
   Next next_[kMostShares];  // of each share

@@ -1,0 +1,194 @@
+"""``DraftWorker``: the device's side of a draft model, with weights, KV pool and sampler of its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ...kernels.ops import Largest, largest
+from ...lora.lora_step import LoraStep
+from ...lora.own.own_weights import OwnStep
+from ..batch import Batch, StepResult
+from ..checkpoint.base_digest import base_digest
+from ..checkpoint.locate import resolve_model
+from ..checkpoint.model_config import ModelShape
+from ..checkpoint.read_config import open_checkpoint
+from ..config import EngineConfig
+from ..errors import ConfigError, ModelError
+from ..loading.load_model import load_model
+from ..loading.weight_forms import choose_weight_form
+from ..models.decoder import DecoderModel
+from ..models.forward_inputs import ForwardInputs
+from ..models.kv_pool import KvPool, bytes_per_page
+from ..models.model import Model
+from ..sampling.sampler import Sampler
+from ..text.shared_vocabulary import has_tokenizer, vocabulary_difference
+from .forward_pass import choose_forward
+from .gpu_memory import single_row
+from .input_builder import InputBuilder
+from .model_runner import ModelRunner
+
+_SHARE = 4  # the draft's KV takes at most one part in so many of the memory for KV
+
+
+@dataclass(frozen=True, slots=True)
+class TargetVocabulary:
+    """A draft model whose logits are as wide as those of the model that it drafts for.
+
+    The rows of logits of two models with one tokenizer may differ, as they are padded. A token that the draft model
+    lacks has the logit -inf.
+    """
+
+    model: DecoderModel
+    vocab_size: int
+
+    @property
+    def config(self) -> ModelShape:
+        return self.model.config
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.model.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.device
+
+    @property
+    def max_positions(self) -> int:
+        return self.model.max_positions
+
+    @property
+    def long_offset(self) -> int:
+        return self.model.long_offset
+
+    def forward(self, inputs: ForwardInputs, kv: KvPool) -> Tensor:
+        """Return the hidden states of the kept tokens."""
+        return self.model.forward(inputs, kv)
+
+    def logits(self, hidden: Tensor, lora: LoraStep | None = None, own: OwnStep | None = None) -> Tensor:
+        """Return the logits [S, vocab_size] fp32 of hidden states [S, H]."""
+        logits = self.model.logits(hidden, lora, own)
+        missing = self.vocab_size - logits.shape[1]
+        return functional.pad(logits, (0, missing), value=-torch.inf) if missing else logits
+
+    def best(self, hidden: Tensor, lora: LoraStep | None = None, own: OwnStep | None = None) -> Largest:
+        """Return the largest logit of each row."""
+        if self.vocab_size < self.model.config.vocab_size:
+            return largest(self.logits(hidden, lora, own))
+        return self.model.best(hidden, lora, own)
+
+
+@dataclass(frozen=True, slots=True)
+class DraftModel:
+    """The weights of a draft model, checked against the model that it drafts for; and where they come from."""
+
+    model: DecoderModel
+    base_digest: str
+
+
+def load_draft(config: EngineConfig, target: Model, files: Path) -> DraftModel | None:
+    """Load the draft model that the options name; None if they name none.
+
+    Args:
+        target: the model that it drafts for.
+        files: folder or file of the target.
+
+    Raises:
+        ModelError: it cannot be found or computed.
+        ConfigError: it has another vocabulary, recurrent states, or is not on a CPU.
+    """
+    speculative = config.speculative
+    if speculative.model is None:
+        return None
+    device, dtype = target.device, target.dtype
+    if device.type != "cpu":
+        raise _refusal(f"drafts on --device cpu alone so far; this is {device.type}. Leave it out")
+    if target.config.has_states:
+        raise _refusal("cannot draft for recurrent states, in which a rejected draft would remain. Leave it out")
+    try:
+        path = resolve_model(speculative.model).path
+        source = Path(config.tokenizer) if config.tokenizer else files
+        if difference := vocabulary_difference(source, path):
+            raise _refusal(f"must have the vocabulary of the model: {difference}")
+        form = choose_weight_form(
+            replace(config, quantization=speculative.quantization or config.quantization), device, dtype
+        )
+        checkpoint, dummy = open_checkpoint(path), config.load_format == "dummy"
+        model = load_model(checkpoint, dtype=dtype, device=device, dummy=dummy, weights=form)
+    except ModelError as error:
+        raise ModelError(str(error).replace("--model:", "The model of --speculative-config:", 1)) from error
+    if not has_tokenizer(source) and model.config.vocab_size != target.config.vocab_size:
+        sizes = f"{target.config.vocab_size:,} tokens there are {model.config.vocab_size:,} in the draft model"
+        raise _refusal(f"must have the vocabulary of the model: {sizes}")
+    if model.config.has_states:
+        raise _refusal("must have attention in all layers: a rejected draft would remain in its recurrent states")
+    return DraftModel(model, base_digest(checkpoint, dummy=dummy))
+
+
+class DraftWorker:
+    """Runs a draft model (``speculation.model_drafter.DraftRunner``).
+
+    Args:
+        config: of the engine.
+        draft: its weights.
+        num_pages: of its KV pool.
+        vocab_size: rows of logits of the model that it drafts for.
+
+    Attributes:
+        num_pages: as given.
+        max_model_len: most tokens of a sequence.
+        vocab_size: tokens that it can read.
+        base_digest: tells its weights from others'.
+        summary: a line for people.
+    """
+
+    def __init__(self, config: EngineConfig, draft: DraftModel, num_pages: int, vocab_size: int) -> None:
+        model = draft.model
+        self.num_pages, self.base_digest, self.vocab_size = num_pages, draft.base_digest, model.config.vocab_size
+        pool = (num_pages - 1) * config.block_size - 1
+        self.max_model_len = min(model.max_positions, model.config.rope_switch or model.max_positions, pool)
+        kv = KvPool(model.config, num_pages, config.block_size, model.dtype, model.device)
+        inputs = InputBuilder(config.max_num_seqs, self.max_model_len, config.block_size, model.device)
+        forward = choose_forward(config, model, kv, inputs)
+        sampler = Sampler(config.max_num_seqs, vocab_size, model.device)
+        self._runner = ModelRunner(TargetVocabulary(model, vocab_size), forward, kv, inputs, sampler)
+        self._runner.run(single_row(1, (0,)))  # no request waits for what first use sets up
+        shape = model.config
+        self.summary = (
+            f"Draft model: {shape.family}, {shape.num_layers} layers of {shape.hidden_size}; KV pool of "
+            f"{num_pages * config.block_size:,} tokens ({num_pages * kv.page_bytes / 2**30:.2f} GiB)"
+        )
+
+    def run(self, batch: Batch) -> StepResult:
+        """Compute a step."""
+        return self._runner.run(batch)
+
+
+def draft_pages(config: EngineConfig, num_bytes: int, page_bytes: int, draft: DraftModel) -> tuple[int, int]:
+    """Return the pages of a draft's pool and their bytes, out of the memory for KV: as many tokens as the model's.
+
+    At most a quarter of the memory is the draft's. Beside a given number of pages as many come on top.
+
+    Args:
+        num_bytes: for the KV of both.
+        page_bytes: of a page of the model's.
+
+    Raises:
+        ConfigError: nothing is left.
+    """
+    own = bytes_per_page(draft.model.config, config.block_size, draft.model.dtype)
+    if config.num_gpu_blocks_override is not None:
+        return config.num_gpu_blocks_override, 0
+    pages = min(num_bytes // (page_bytes + own), num_bytes // _SHARE // own)
+    if pages < 2:
+        raise _refusal(f"finds no memory for its KV in {num_bytes / 2**30:.2f} GiB. Try a larger --kv-cache-memory")
+    return pages, pages * own
+
+
+def _refusal(reason: str) -> ConfigError:
+    return ConfigError(f"The model of --speculative-config {reason}.")

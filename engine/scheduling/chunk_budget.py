@@ -1,0 +1,95 @@
+"""Chunk budget: how long a step may compute prompts while streams wait for their next tokens.
+
+    |<------------ target inter-token latency ------------>|
+    | the streams' own rows | prompts                | slack |
+
+What the streams' rows take is predicted by ``StepCostModel``; prompts get what is left of the target, but a quarter of
+the step and ``LEAST`` tokens at any rate. So a step takes at most the target, or a third longer than the streams' rows
+alone, and a prompt at most four times as long as if it were alone. Without streams nothing is cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
+from math import inf
+
+from ..batch import Batch
+from ..sequence.sequence import Sequence
+from ..types import Priority
+from .step_cost_model import StepCostModel, StepWork, work_of
+
+LEAST = 16  # prompt tokens that a step may always have
+AIM = 0.9  # of the target that a step is planned for, as steps vary
+_LEAST_SHARE = 0.25  # of a step's time that is for prompts
+
+
+class PrefillAllowance:
+    """Seconds of one step for prompts, and who has taken them.
+
+    Args:
+        cost: predicts what a chunk takes.
+        seconds: for all chunks together.
+    """
+
+    def __init__(self, cost: StepCostModel, seconds: float) -> None:
+        self._cost = cost
+        self._seconds = seconds
+        self._taken: dict[int, tuple[int, float]] = {}  # tokens and seconds by sequence id
+
+    def room(self, start: int, without: AbstractSet[int] = frozenset()) -> int:
+        """Return how many tokens from position ``start`` on fit in what is left, 0 if all is taken.
+
+        Args:
+            without: ids of sequences that count as having taken nothing.
+        """
+        least, seconds = self._left(without)
+        return max(1, least, self._cost.prefill_tokens(start, seconds)) if seconds > 0 else max(0, least)
+
+    def take(self, number: int, start: int, end: int, *, is_cut: bool) -> None:
+        """Count a chunk of the sequence with id ``number``; one that was cut to fit takes all that is left."""
+        whole = end - start, self._cost.prefill_seconds(start, end)
+        self._taken[number] = (LEAST, inf) if is_cut else whole
+
+    def give_back(self, number: int) -> None:
+        """Undo ``take``, if there was any."""
+        self._taken.pop(number, None)
+
+    def num_drafts(self, most: int) -> int:
+        """Return how many drafts, at most ``most``, fit beside the prompts; drafts alone are not limited."""
+        return min(most, self._cost.draft_tokens(max(0.0, self._left()[1]))) if self._taken else most
+
+    def _left(self, without: AbstractSet[int] = frozenset()) -> tuple[int, float]:
+        """Return the tokens left of ``LEAST`` and the seconds left; each below 0 where more was taken."""
+        taken = [each for number, each in self._taken.items() if number not in without]
+        return LEAST - sum(tokens for tokens, _ in taken), self._seconds - sum(seconds for _, seconds in taken)
+
+
+class ChunkBudget:
+    """Sets the ``PrefillAllowance`` of each step, and learns from the steps what they cost.
+
+    Args:
+        targets: inter-token latency in seconds by the priority class of a stream; a class without one has no limit.
+    """
+
+    def __init__(self, targets: Mapping[Priority, float]) -> None:
+        self._targets = targets
+        self._cost = StepCostModel()
+
+    def begin(self, running: Iterable[tuple[Sequence, int, int]]) -> PrefillAllowance | None:
+        """Return the allowance of a step; None if no stream with a target is in it.
+
+        Args:
+            running: sequences and the span, start and end, that each wants computed. One that wants a single token is a
+                stream.
+        """
+        streams = [(each.priority, end) for each, start, end in running if end - start == 1]
+        target = min((self._targets[priority] for priority, _ in streams if priority in self._targets), default=0.0)
+        if not target:
+            return None
+        own = self._cost.seconds(StepWork(len(streams), sum(end for _, end in streams)))
+        return PrefillAllowance(self._cost, max(AIM * target - own, own * _LEAST_SHARE / (1 - _LEAST_SHARE)))
+
+    def observe(self, batch: Batch, seconds: float) -> None:
+        """Learn from a step that took ``seconds``."""
+        self._cost.observe(work_of(batch), seconds)

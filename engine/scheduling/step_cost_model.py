@@ -1,0 +1,112 @@
+"""Step cost model: predicts the seconds of a step from its rows and contexts, learnt from the steps as they end.
+
+    seconds = base + a * decode tokens + b * context that they read + c * prefill tokens + d * prefill pairs
+
+Learnt by an extended Kalman filter on the logarithms of the coefficients, so that these stay positive and errors are
+relative. Two things may change: the speed of the machine, which moves all coefficients together, and each coefficient,
+in so far as steps spend time on it. So the first step scales them all, a few chunks tell them apart, and a thousand
+decode steps later what prefill costs is known as well as before.
+"""
+
+from __future__ import annotations
+
+from math import exp, log, sqrt
+from operator import mul
+from typing import NamedTuple
+
+from ..batch import Batch
+
+# Coefficients before the first step, in seconds: those of a slow machine.
+_PRIOR = (16e-3, 2e-3, 1e-6, 1e-3, 0.5e-6)
+# Variances of logarithms: of the prior, common to all coefficients and of each; what they grow by from step to step; of
+# the time of a step.
+_COMMON, _OWN = 25.0, 1.0
+_COMMON_DRIFT, _OWN_DRIFT = 0.03**2, 0.03**2
+_NOISE = 0.1**2
+_SHORTEST = 1e-6  # seconds of a step
+_LEAST_COST, _MOST_COST = 1e-15, 1e3  # of a coefficient, in seconds: far beyond any machine
+_SLOWEST = log(2.0)  # a step this much slower than predicted counts as that slow: something else ran
+
+
+class StepWork(NamedTuple):
+    """What the time of a step depends on.
+
+    Attributes:
+        decode_tokens: tokens of rows with one known token, drafts included.
+        decode_context: tokens of KV that those rows read.
+        prefill_tokens: tokens of all other rows.
+        prefill_pairs: query-key pairs of their causal attention.
+    """
+
+    decode_tokens: int = 0
+    decode_context: int = 0
+    prefill_tokens: int = 0
+    prefill_pairs: int = 0
+
+
+class StepCostModel:
+    """Predicts the seconds of a step as a linear function of its ``StepWork``. Deterministic given the steps."""
+
+    def __init__(self) -> None:
+        self._costs = list(_PRIOR)
+        count = range(len(_PRIOR))
+        self._covariance = [[_COMMON + (_OWN if i == j else 0.0) for j in count] for i in count]
+
+    def seconds(self, work: StepWork) -> float:
+        """Return the predicted seconds of a step."""
+        return sum(self._parts(work))
+
+    def observe(self, work: StepWork, seconds: float) -> None:
+        """Learn from a step that took ``seconds``; one in which the clock did not move says nothing."""
+        if seconds <= 0:
+            return
+        parts = self._parts(work)
+        predicted = sum(parts)
+        shares = [part / predicted for part in parts]  # the gradient of the prediction's logarithm
+        spread = [sum(map(mul, row, shares)) for row in self._covariance]
+        variance = sum(map(mul, spread, shares)) + _NOISE
+        error = min(log(max(seconds, _SHORTEST) / predicted), max(_SLOWEST, 2 * sqrt(variance)))
+        moved = (cost * exp(each * error / variance) for cost, each in zip(self._costs, spread, strict=True))
+        self._costs = [min(max(cost, _LEAST_COST), _MOST_COST) for cost in moved]
+        for i, row in enumerate(self._covariance):
+            gain = spread[i] / variance
+            for j, each in enumerate(spread):
+                row[j] += _COMMON_DRIFT - gain * each
+            row[i] += _OWN_DRIFT * shares[i]
+
+    def prefill_seconds(self, start: int, end: int) -> float:
+        """Return what computing prompt positions ``start`` to ``end`` adds to a step."""
+        _, _, _, per_token, per_pair = self._costs
+        return per_token * (end - start) + per_pair * num_pairs(start, end)
+
+    def prefill_tokens(self, start: int, seconds: float) -> int:
+        """Return how many prompt tokens from position ``start`` on add at most ``seconds`` to a step."""
+        _, _, _, per_token, per_pair = self._costs
+        linear = per_token + per_pair * (start + 0.5)
+        return int(2 * seconds / (linear + sqrt(linear * linear + 2 * per_pair * seconds)))
+
+    def draft_tokens(self, seconds: float) -> int:
+        """Return how many drafts add at most ``seconds`` to a step."""
+        return int(seconds / self._costs[1])
+
+    def _parts(self, work: StepWork) -> list[float]:
+        return [cost * amount for cost, amount in zip(self._costs, (1, *work), strict=True)]
+
+
+def work_of(batch: Batch) -> StepWork:
+    """Return the work of a planned step."""
+    decode_tokens = decode_context = prefill_tokens = prefill_pairs = 0
+    for row in batch.rows:
+        count, end = len(row.tokens), row.start + len(row.tokens)
+        if count - row.num_drafts == 1:
+            decode_tokens += count
+            decode_context += end
+        else:
+            prefill_tokens += count
+            prefill_pairs += num_pairs(row.start, end)
+    return StepWork(decode_tokens, decode_context, prefill_tokens, prefill_pairs)
+
+
+def num_pairs(start: int, end: int) -> int:
+    """Return the query-key pairs of causal attention at positions ``start`` to ``end``."""
+    return (end * (end + 1) - start * (start + 1)) // 2

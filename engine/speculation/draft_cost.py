@@ -1,0 +1,206 @@
+"""Draft cost: which drafts of a step pay, by their acceptance rates and by measured seconds, for each batch size."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from heapq import heapify, heappop, heapreplace
+
+from ..step_cost import TokenCost
+
+_MARGIN = 1.1  # by which a draft's probability must exceed its cost, which is an estimate
+_LOWEST_COST = 0.01  # no draft is free
+_SHARED = 0.5  # part of what an accepted draft saves of the steps' fixed cost, if there are other rows
+_LEAST_GAIN = 0.02  # of a step without drafts; below that a measure cannot tell gain from loss
+_TRIAL_STEPS = 32  # steps with drafts after which what they brought is judged
+_MOST_LOST = 4.0  # steps' worth of time that a trial may lose before
+_SHORTEST_WAIT = 64  # steps without drafts after a trial that failed; they double
+_LONGEST_WAIT = 4096
+_RAISE = 2.0  # drafts that promise so many times as much as those that failed are tried during the wait
+_PLAIN_WEIGHT = 0.125  # of the last step in the mean length of steps without drafts
+_OUTLIER = 4.0  # a step this many times longer than without drafts counts as that long: something else ran
+
+
+@dataclass(slots=True)
+class DraftChoice:
+    """The drafts of a step that pay.
+
+    Attributes:
+        counts: number of drafts by run.
+        gain: the tokens that they are expected to gain, less those that their time would bring without drafts.
+    """
+
+    counts: list[int]
+    gain: float = 0.0
+
+
+@dataclass(slots=True)
+class _Trial:
+    """What drafts bring at one batch size, as shares of a step without: they are tried until they have lost.
+
+    A trial that loses ends drafts for a wait, which doubles with every one. So drafts lose about a step in sixteen at
+    first, and ever less. Those that promise much more are tried all the same.
+
+    Attributes:
+        brought: gain of the steps since the last verdict.
+        promised: gain that was expected of them.
+        bar: gain that must be promised.
+        wait: length of the next wait.
+        left: steps without drafts until the bar falls.
+    """
+
+    brought: float = 0.0
+    promised: float = 0.0
+    steps: int = 0
+    bar: float = 0.0
+    wait: int = _SHORTEST_WAIT
+    left: int = 0
+
+    def observe(self, promised: float, brought: float) -> None:
+        """Count a step with drafts."""
+        self.brought, self.promised, self.steps = self.brought + brought, self.promised + promised, self.steps + 1
+        if self.brought > -_MOST_LOST and self.steps < _TRIAL_STEPS:
+            return
+        if self.brought < 0:
+            self.bar = max(self.bar, _RAISE * self.promised / self.steps)
+            self.left, self.wait = self.wait, min(2 * self.wait, _LONGEST_WAIT)
+        else:
+            self.bar, self.left, self.wait = 0.0, 0, max(self.wait // 2, _SHORTEST_WAIT)
+        self.brought, self.promised, self.steps = 0.0, 0.0, 0
+
+    def pass_by(self) -> None:
+        """Count a step without drafts."""
+        if self.left:
+            self.left -= 1
+            if not self.left:
+                self.bar = 0.0
+
+
+class DraftCost:
+    """What drafts cost, learnt from the steps in which every token is at a sampling position.
+
+    Steps are told apart by their rows that draw: 1, 2, 3 to 4, 5 to 8 and so on. Each size has a line of its own,
+    seconds by tokens, and a trial. That checks what the line and the acceptance rates promise by what came of it: the
+    tokens of a step with drafts, and its length beside that of steps of as many rows without.
+    """
+
+    def __init__(self) -> None:
+        self._all = TokenCost()
+        self._by_size: dict[int, TokenCost] = {}
+        self._plain: dict[int, float] = {}  # seconds of a step without drafts, by its rows
+        self._trials: dict[int, _Trial] = {}
+
+    def threshold(self, num_rows: int) -> float:
+        """Return the least acceptance probability, 0 to 1, at which the first draft of a step pays."""
+        own = self._by_size.get(_size(num_rows))
+        found = self._all.threshold(num_rows) if own is None else own.threshold(num_rows, self._all)
+        return min(1.0, max(_LOWEST_COST, _MARGIN * found))
+
+    def worth(self, num_rows: int) -> float:
+        """Return what an accepted draft is worth, in tokens.
+
+        It saves its row a token of a later step, and a step altogether only as far as other rows end earlier too: rows
+        that end before others leave these the fixed cost.
+        """
+        own = self.threshold(num_rows)
+        return 1.0 if num_rows == 1 else own + _SHARED * (1.0 - own)
+
+    def least_gain(self, num_rows: int) -> float:
+        """Return the tokens, net of their cost, that a step's drafts must be expected to gain."""
+        trial = self._trials.get(_size(num_rows))
+        return num_rows * max(_LEAST_GAIN, trial.bar if trial else 0.0)
+
+    def choose(self, runs: Seq[tuple[float, int]], num_rows: int, limit: int) -> DraftChoice:
+        """Return the drafts that maximise expected tokens a second: none if they do not gain enough.
+
+        Of R rows and D drafts of which A are expected to be accepted, a step draws R + A tokens in base + slope (R + D)
+        seconds, where A counts as ``worth`` says. The likeliest draft comes first, as long as it raises the quotient.
+
+        Args:
+            runs: acceptance rate and length of each run of drafts: its i-th is accepted with probability rate^i.
+            num_rows: rows that draw, R.
+            limit: most drafts.
+        """
+        choice = DraftChoice([0] * len(runs))
+        price = self.threshold(num_rows) / num_rows  # of a draft, as a share of a step without
+        worth = self.worth(num_rows)
+        heap = [(-rate, index) for index, (rate, length) in enumerate(runs) if length]
+        heapify(heap)
+        tokens, cost = float(num_rows), 1.0
+        while heap and limit:
+            chance, index = -heap[0][0], heap[0][1]
+            if worth * chance * cost <= price * tokens:
+                break
+            tokens, cost, limit = tokens + worth * chance, cost + price, limit - 1
+            choice.counts[index] += 1
+            rate, length = runs[index]
+            if choice.counts[index] < length:
+                heapreplace(heap, (-chance * rate, index))
+            else:
+                heappop(heap)
+        choice.gain = tokens - cost * num_rows
+        return choice if choice.gain > self.least_gain(num_rows) else DraftChoice([0] * len(runs))
+
+    def draft_length(self, rates: Seq[float], num_rows: int, seconds: float, most: int) -> int:
+        """Return how many drafts of a draft model for each of some rows maximise expected tokens a second; 0 for none.
+
+        Args:
+            rates: acceptance rate of each row that would draft.
+            num_rows: rows that draw.
+            seconds: that one draft for each of ``rates`` takes.
+            most: drafts of a row.
+        """
+        step = self._seconds(num_rows)
+        if not step:
+            return 0
+        each = self.threshold(num_rows) / num_rows * len(rates) + seconds / step  # cost, as a share of a step without
+        best, best_gain, best_speed = 0, 0.0, float(num_rows)
+        tokens, chances, worth = float(num_rows), list(rates), self.worth(num_rows)
+        for length in range(1, most + 1):
+            tokens += worth * sum(chances)
+            speed = tokens / (1 + length * each)
+            if speed > best_speed:
+                best, best_gain, best_speed = length, tokens - (1 + length * each) * num_rows, speed
+            chances = [chance * rate for chance, rate in zip(chances, rates, strict=True)]
+        return best if best_gain > self.least_gain(num_rows) else 0
+
+    def tokens_in(self, seconds: float, num_rows: int) -> float:
+        """Return the tokens that steps of so many rows without drafts draw in some seconds."""
+        step = self._seconds(num_rows)
+        return num_rows * seconds / step if step else 0.0
+
+    def _seconds(self, num_rows: int) -> float:
+        """Return the seconds of a step without drafts, 0 if unknown."""
+        return self._plain.get(num_rows) or self._all.seconds(num_rows)
+
+    def observe(
+        self, num_rows: int, num_tokens: int, seconds: float, num_drawn: int, gain: float, drafting: float = 0.0
+    ) -> None:
+        """Learn from a step.
+
+        Args:
+            num_rows: rows, all of which draw.
+            num_tokens: tokens computed, drafts included.
+            seconds: that it took.
+            num_drawn: tokens drawn, accepted drafts included.
+            gain: that was expected of its drafts, 0 without.
+            drafting: seconds of it that a draft model took.
+        """
+        size = _size(num_rows)
+        self._all.observe(num_tokens, seconds - drafting)
+        self._by_size.setdefault(size, TokenCost()).observe(num_tokens, seconds - drafting)
+        plain = self._plain.get(num_rows)
+        if num_tokens == num_rows and not drafting:
+            limited = seconds if plain is None else min(seconds, _OUTLIER * plain)
+            self._plain[num_rows] = limited if plain is None else plain + _PLAIN_WEIGHT * (limited - plain)
+            if size in self._trials:
+                self._trials[size].pass_by()
+        elif plain:
+            accepted = self.worth(num_rows) * (num_drawn - num_rows) / num_rows
+            brought = 1 + accepted - min(seconds / plain, _OUTLIER)
+            self._trials.setdefault(size, _Trial()).observe(gain / num_rows, brought)
+
+
+def _size(num_rows: int) -> int:
+    """Return the class of a number of rows: 0 for 1, then by powers of two."""
+    return (num_rows - 1).bit_length()

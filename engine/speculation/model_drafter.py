@@ -1,0 +1,276 @@
+"""Draft model: a small model proposes tokens for many sequences at once, over KV pages and a prefix cache of its own.
+
+The draft model follows the sequences of the target: its KV holds the tokens that are known, then its own drafts::
+
+    tokens of the sequence   | prompt ... generated | next token: drawn by the target, not computed by either
+    in the draft's pool      | known to be right    | drafts ahead, of which verification keeps some
+                             0                 num_known
+
+It draws by the request's own parameters and by the seed and position of the target's draw, so that a sampled draft is
+the token that the target would draw from the same probabilities. What it draws is verified like any other draft, so
+nothing of it can change an answer: it reads base weights, whatever the adapter, and knows no penalties and no grammar.
+"""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple, Protocol
+
+from ...radix.namespace import Namespace, Path
+from ..batch import Batch, PageCopy, Row, RowStart, StepResult
+from ..kv_cache.prefix_cache import Lease, PrefixCache
+from ..sequence.sequence import Sequence
+from ..step_cost import TokenCost
+from ..types import SamplingParams
+
+_MOST_CATCHING_UP = 256  # tokens that the draft model computes in one step of the target to catch up with it
+_WORTH = 8  # tokens to catch up with for each token that a sequence may still generate, beyond which it has no drafts
+
+
+class DraftRunner(Protocol):
+    """The device's side of a draft model: ``executor.draft_worker.DraftWorker``, or a fake in tests.
+
+    Attributes:
+        num_pages: of its KV pool.
+        max_model_len: most tokens of a sequence.
+        vocab_size: tokens that it can read.
+        base_digest: tells its weights from others'.
+    """
+
+    num_pages: int
+    max_model_len: int
+    vocab_size: int
+    base_digest: str
+
+    def run(self, batch: Batch) -> StepResult:
+        """Compute a step."""
+
+
+class Wanted(NamedTuple):
+    """A sequence that wants at most ``limit`` drafts, 1 at least."""
+
+    sequence: Sequence
+    limit: int
+
+
+@dataclass(slots=True)
+class _Follower:
+    """The draft model's side of a sequence.
+
+    Attributes:
+        line: its row in the draft model's page table and sampler.
+        pages: the lease on its pages.
+        num_known: tokens of the sequence in the draft's pool.
+        start: what the draft model is told of it with its first row, then None.
+        ahead: drafts in the pool behind them.
+        has_failed: it can have no further drafts.
+    """
+
+    line: int
+    pages: Lease
+    num_known: int
+    start: RowStart | None
+    ahead: list[int] = field(default_factory=list)
+    has_failed: bool = False
+
+    def follow(self, tokens: array[int]) -> None:
+        """Count the drafts ahead that the sequence has drawn, but for its last token; others are overwritten."""
+        for draft in self.ahead:
+            if self.num_known == len(tokens) - 1 or tokens[self.num_known] != draft:
+                break
+            self.num_known += 1
+        self.ahead.clear()
+
+
+@dataclass(slots=True)
+class _Step:
+    """A step of the draft model while it is planned, and the sequences of its rows."""
+
+    rows: list[Row] = field(default_factory=list)
+    starts: list[RowStart] = field(default_factory=list)
+    copies: list[PageCopy] = field(default_factory=list)
+    wanted: list[Wanted] = field(default_factory=list)
+
+    def add(
+        self, wanted: Wanted, follower: _Follower, start: int, tokens: Seq[int], *, draws: bool, ahead: int
+    ) -> None:
+        """Add a row, for whose positions the follower has pages.
+
+        Args:
+            ahead: drafts before the token that it draws.
+        """
+        if follower.start is not None:
+            self.starts.append(follower.start)
+            follower.start = None
+        if copy := follower.pages.take_copy():
+            self.copies.append(copy)
+        first, new = follower.pages.take_changes()
+        num_generated = wanted.sequence.num_generated + ahead
+        self.rows.append(Row(follower.line, start, tokens, first, new, draws, num_generated))
+        self.wanted.append(wanted)
+
+
+class ModelDrafter:
+    """Runs a draft model. Reads sequences; keeps its own state of each from its first draft until ``leave``.
+
+    Args:
+        runner: the draft model.
+        page_size: tokens in a page.
+        sharing: whether prefixes are shared.
+        num_rows: most running sequences.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(
+        self,
+        runner: DraftRunner,
+        page_size: int,
+        *,
+        sharing: bool,
+        num_rows: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._runner = runner
+        self._cache = PrefixCache(runner.num_pages, page_size, sharing=sharing)
+        self._num_rows = num_rows
+        self._free_lines = list(range(num_rows - 1, -1, -1))
+        self._clock = clock
+        self._followers: dict[int, _Follower] = {}
+        self._is_worth: dict[int, bool] = {}  # by sequence, to catch up with it
+        self._cost = TokenCost()
+
+    def seconds(self, num_rows: int) -> float:
+        """Return the expected seconds of one draft for each of so many rows; 0 before any was made."""
+        return self._cost.seconds(num_rows)
+
+    def can_follow(self, sequence: Sequence) -> bool:
+        """Return whether a running sequence may have drafts: its prompt is read, and it is worth catching up with."""
+        if sequence.prefilling or sequence.num_tokens >= self._runner.max_model_len:
+            return False
+        if (follower := self._followers.get(sequence.id)) is not None:
+            return not follower.has_failed
+        if sequence.id not in self._is_worth:
+            most = sequence.num_tokens - 1
+            missing = most - self._cache.match(self._path(sequence), sequence.tokens, most)
+            self._is_worth[sequence.id] = missing <= _WORTH * sequence.remaining
+        return self._is_worth[sequence.id]
+
+    def draft(self, wanted: Iterable[Wanted]) -> dict[int, list[int]]:
+        """Return drafts by sequence id; none for a sequence that the draft model does not catch up with in this step.
+
+        A sequence gets fewer than it wants where pages are lacking, and behind a token that ends it or that its grammar
+        does not admit.
+        """
+        step, left = _Step(), _MOST_CATCHING_UP + self._num_rows
+        for each in wanted:
+            left -= self._catch_up(each, left, step)
+        drafts: dict[int, list[int]] = {}
+        drawing = self._run(step, drafts)
+        while drawing:
+            step = _Step()
+            for each in drawing:
+                self._go_on(each, drafts[each.sequence.id], step)
+            drawing = self._run(step, drafts)
+        return drafts
+
+    def leave(self, sequence: Sequence) -> None:
+        """Give the pages and the line of a sequence back, as it leaves its row."""
+        self._is_worth.pop(sequence.id, None)
+        if follower := self._followers.pop(sequence.id, None):
+            self._cache.release(follower.pages, sequence.tokens, follower.num_known)
+            self._free_lines.append(follower.line)
+
+    def drop(self, namespace: Namespace) -> None:
+        """Forget the prefixes that sequences of a namespace share; see ``PrefixCache.drop``."""
+        self._cache.drop(self._own(namespace))
+
+    def check(self) -> None:
+        """Raise AssertionError or BrokenInvariant if pages, tree, leases and lines are inconsistent."""
+        self._cache.check()
+        lines = [*self._free_lines, *(each.line for each in self._followers.values())]
+        assert sorted(lines) == list(range(self._num_rows)), f"lines {sorted(lines)} of {self._num_rows}"
+
+    def _own(self, namespace: Namespace) -> Namespace:
+        """The namespace of the draft model's KV: base weights, whatever the adapter."""
+        return Namespace(self._runner.base_digest, None, namespace.salt, namespace.tenant)
+
+    def _path(self, sequence: Sequence) -> Path:
+        return Path(self._own(sequence.path.namespace))
+
+    def _catch_up(self, wanted: Wanted, most: int, step: _Step) -> int:
+        """Let the draft model compute the tokens of a sequence that it lacks. Returns how many it gets to compute."""
+        if most <= 0:
+            return 0
+        sequence = wanted.sequence
+        follower = self._followers.get(sequence.id) or self._begin(sequence)
+        follower.follow(sequence.tokens)
+        start = follower.num_known
+        tokens = sequence.tokens[start : start + most]
+        if max(tokens) >= self._runner.vocab_size:
+            follower.has_failed = True
+            return 0
+        if not self._cache.grow(follower.pages, start + len(tokens)):
+            if follower.start is not None:
+                self.leave(sequence)  # what it would copy may be evicted before the next step
+            return 0
+        draws = start + len(tokens) == sequence.num_tokens
+        step.add(wanted, follower, start, tokens, draws=draws, ahead=0)
+        return len(tokens)
+
+    def _begin(self, sequence: Sequence) -> _Follower:
+        lease = self._cache.acquire(self._path(sequence), sequence.tokens, sequence.num_tokens - 1)
+        line, params, tokens = self._free_lines.pop(), _drafting(sequence.params), sequence.tokens[:]
+        stops = () if sequence.matcher else tuple(sequence.stop_ids)
+        start = RowStart(line, params, tokens, sequence.num_prompt, stops, sequence.seed)
+        follower = _Follower(line, lease, lease.num_tokens, start)
+        self._followers[sequence.id] = follower
+        return follower
+
+    def _go_on(self, wanted: Wanted, drafts: list[int], step: _Step) -> None:
+        """Let the draft model read its last draft, if the sequence wants another one behind it."""
+        sequence, follower, last = wanted.sequence, self._followers[wanted.sequence.id], drafts[-1]
+        place = sequence.num_tokens + len(drafts) - 1
+        if len(drafts) == wanted.limit or last in sequence.stop_ids or place + 1 >= self._runner.max_model_len:
+            return
+        if sequence.matcher and sequence.matcher.admits(drafts) < len(drafts):
+            return
+        if self._cache.grow(follower.pages, place + 1):
+            step.add(wanted, follower, place, array("i", (last,)), draws=True, ahead=len(drafts))
+            follower.ahead.append(last)
+
+    def _run(self, step: _Step, drafts: dict[int, list[int]]) -> list[Wanted]:
+        """Compute a step and add what it draws to the drafts. Returns the sequences that got one."""
+        if not step.rows:
+            return []
+        batch = Batch(tuple(step.rows), tuple(step.starts), tuple(step.copies))
+        began = self._clock()
+        result = self._runner.run(batch)
+        if batch.num_tokens <= 2 * len(batch.rows):  # no prompt, which takes less time for each token
+            self._cost.observe(len(batch.rows), self._clock() - began)
+        drawn = []
+        for wanted, row, row_result in zip(step.wanted, batch.rows, result.rows, strict=True):
+            sequence, follower = wanted.sequence, self._followers[wanted.sequence.id]
+            if row.start < sequence.num_tokens:
+                follower.num_known = row.start + len(row.tokens)
+                self._cache.commit(follower.pages, sequence.tokens, follower.num_known)
+            follower.has_failed |= row_result.failed
+            if row_result.tokens:
+                drafts.setdefault(sequence.id, []).append(row_result.tokens[0])
+                drawn.append(wanted)
+        return drawn
+
+
+def _drafting(params: SamplingParams) -> SamplingParams:
+    """Return the parameters by which a draft is drawn: no logprobs, and no penalties, whose counts would be wrong."""
+    return replace(
+        params,
+        logprobs=None,
+        prompt_logprobs=None,
+        presence_penalty=0.0,
+        frequency_penalty=0.0,
+        repetition_penalty=1.0,
+    )

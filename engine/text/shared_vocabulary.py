@@ -1,0 +1,47 @@
+"""Shared vocabulary: whether a draft model has the tokens of the model that it drafts for, id by id."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from .tokenizer import Tokenizer
+from .tokenizer_files import DEFINITION
+
+
+def vocabulary_difference(model: Path, draft: Path) -> str | None:
+    """Compare the bytes of all tokens of two models.
+
+    Args:
+        model, draft: folders in Hugging Face format or GGUF files, of a model or of its tokenizer alone.
+
+    Returns:
+        The first difference in words; None if there is none, or if neither has a tokenizer.
+
+    Raises:
+        ModelError: a tokenizer that is not supported exactly.
+    """
+    if not (has_tokenizer(model) and has_tokenizer(draft)):
+        lacking = model if has_tokenizer(draft) else draft
+        return f"{lacking} has no tokenizer to compare" if has_tokenizer(model) or has_tokenizer(draft) else None
+    if model.resolve() == draft.resolve() or _same_definition(model, draft):
+        return None
+    left, right = Tokenizer.load(model), Tokenizer.load(draft)
+    if left.vocab_size != right.vocab_size:
+        return f"{left.vocab_size:,} tokens there are {right.vocab_size:,} tokens in the draft model"
+    for token in range(left.vocab_size):
+        ours, theirs = left.token_bytes(token), right.token_bytes(token)
+        if ours != theirs:
+            return f"token {token} is {ours!r} there and {theirs!r} in the draft model"
+    return None
+
+
+def has_tokenizer(source: Path) -> bool:
+    """Return whether a folder or GGUF file has a tokenizer."""
+    return not source.is_dir() or (source / DEFINITION).is_file()
+
+
+def _same_definition(model: Path, draft: Path) -> bool:
+    """Whether both are folders with the same file, as different sizes of a model are."""
+    if not (model.is_dir() and draft.is_dir()):
+        return False
+    return (model / DEFINITION).read_bytes() == (draft / DEFINITION).read_bytes()

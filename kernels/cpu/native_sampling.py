@@ -1,0 +1,77 @@
+"""The native ops on logits: token masks and random draws."""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from ..layouts.draw_params import DrawParams
+from .native_library import NativeLibrary
+
+_MASK: Final = Struct("7q")
+_DRAW: Final = Struct("15q")
+_WORD_BITS: Final = 32
+_NOISE, _PART = 64 + 32, 2048  # random numbers of a race within a part of the vocabulary, and tokens in a part
+_OUT_OF_RANGE: Final = 1  # return code of a C function
+_PARAM_TYPES: Final = {
+    "temperature": torch.float32,
+    "top_k": torch.int64,
+    "top_p": torch.float64,
+    "min_p": torch.float32,
+    "u": torch.float64,
+}
+
+
+class SamplingKernels:
+    """The ops of a compiled library, with the meaning of their namesakes in ``kernels.sampling_ops``.
+
+    Logits are contiguous fp32 on the CPU, as callers check; other tensors and all indices are checked inside.
+    """
+
+    def __init__(self, library: NativeLibrary) -> None:
+        self._library = library
+        self._mask = library.bind("mask_logits", _MASK)
+        self._draw = library.bind("draw_tokens", _DRAW)
+
+    def mask_logits(self, logits: Tensor, lines: Tensor, words: Tensor) -> None:
+        """See ``kernels.sampling_ops.mask_logits``."""
+        rows, columns = logits.shape
+        _check("lines", lines, torch.int64, (len(lines),))
+        _check("words", words, torch.int32, (len(lines), -(-columns // _WORD_BITS)))
+        addresses = (logits.data_ptr(), lines.data_ptr(), words.data_ptr())
+        if self._mask(_MASK.pack(*addresses, len(lines), rows, columns, self._library.num_threads)):
+            raise IndexError(f"a line is outside of {rows} lines of logits")
+
+    def draw_tokens(self, logits: Tensor, lines: Tensor, best: Tensor, params: DrawParams) -> Tensor:
+        """See ``kernels.sampling_ops.draw_tokens``."""
+        (rows, columns), draws = logits.shape, len(lines)
+        _check("lines", lines, torch.int64, (draws,))
+        _check("best", best, torch.float32, (draws, 1))
+        for name, dtype in _PARAM_TYPES.items():
+            _check(name, getattr(params, name), dtype, (draws, 1))
+        num_noise = _NOISE - (-columns // _PART)
+        if params.noise is not None:
+            _check("noise", params.noise, torch.float64, (draws, num_noise))
+        elif ((params.top_k == 0) & (params.top_p >= 1)).any():
+            raise ValueError("noise is missing, which draws without top_k and top_p need")
+        tokens = torch.empty(draws, dtype=torch.int64)
+        given = (logits, lines, best, *params[:-1], params.noise, tokens)
+        addresses = (0 if each is None else each.data_ptr() for each in given)
+        if failed := self._draw(_DRAW.pack(*addresses, draws, rows, columns, num_noise, self._library.num_threads)):
+            raise (
+                IndexError(f"a line is outside of {rows} lines of logits")
+                if failed == _OUT_OF_RANGE
+                else MemoryError("a draw could not allocate its candidates")
+            )
+        return tokens
+
+
+def _check(name: str, value: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    if value.dtype is not dtype or value.shape != shape or not value.is_cpu or not value.is_contiguous():
+        raise ValueError(
+            f"{name} must be a contiguous {dtype} CPU tensor of shape {list(shape)}, not {value.dtype} "
+            f"{list(value.shape)} on {value.device}"
+        )

@@ -1,0 +1,256 @@
+// A random token of each line of logits, with probabilities softmax(logits / temperature), of those that top-k, top-p and
+// min-p keep.
+//
+// Weights e^((logit - best) / T) are added up in a fixed order. Without top-k and top-p races decide, as
+// engine/sampling/top_k_top_p.py defines them; weights are computed again for the winners, and never written. Else the
+// likely tokens are collected, and the one that is meant is found by partitions, as in quickselect: nothing is sorted, and
+// sums of integers are exact in any order. Where the likely ones do not suffice, more are collected.
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <new>
+#include <vector>
+
+#include "gemm/argmax.h"
+#include "simd/parallel.h"
+
+namespace rootgraft {
+namespace {
+
+constexpr int64_t kSmall = 1 << 16;    // logits for which one thread is faster
+constexpr int64_t kBlock = 64, kPart = 2048;  // tokens
+// Logarithms to base 2, against the best token, of the tokens that are collected until they suffice; in the end all that
+// have a weight.
+constexpr float kPossible = -40.0f, kBounds[] = {-14.0f, -18.0f, -22.0f, -27.0f, -33.0f, kPossible};
+constexpr double kOne = 1LL << 40;     // the weight of the best token
+constexpr int kOutOfRange = 1, kNoMemory = 2;
+
+// Argument structure packed by Python: fields of 8 bytes in this order.
+struct Draw {
+  const float* logits;       // [rows][columns]
+  const int64_t* lines;      // [draws], rows of the logits
+  const float* best;         // [draws], the largest logit of the line
+  const float* temperature;  // [draws], above 0
+  const int64_t* top_k;      // [draws], 0: off
+  const double* top_p;       // [draws], 1: off
+  const float* min_p;        // [draws], 0: off
+  const double* u;           // [draws] in [0, 1)
+  const double* noise;       // [draws][num_noise], or null if all draws are by rank
+  int64_t* tokens;           // [draws]
+  int64_t draws, rows, columns, num_noise, threads;
+};
+
+// value, or 0 where it is below `least` or no number.
+INLINE Floats keep_from(const Floats& value, const Floats& least) {
+  return map([&](int i) { return value.part[i] >= least.part[i] ? value.part[i] : FloatPart{}; });
+}
+
+struct Line {
+  const float* logits;
+  int64_t columns;
+  Floats best, scale, least;
+
+  // Of 16 tokens from a column on; -infinity behind the last.
+  INLINE Floats load_logits(int64_t column) const {
+    const int64_t left = columns - column;
+    if (left >= kWidth) return load(logits + column);
+    return keep_lanes(load_some<Fp32>(logits + column, left), 0, (int)left, kLeast);
+  }
+
+  INLINE Floats weights(int64_t column) const {
+    return keep_from(exp2((load_logits(column) - best) * scale), least);
+  }
+
+  double sum_weights(int64_t first, int64_t count) const {
+    Floats sum_of_lanes = broadcast(0.0f);
+    for (int64_t column = first; column < std::min(first + count, columns); column += kWidth) {
+      sum_of_lanes = sum_of_lanes + weights(column);
+    }
+    return sum(sum_of_lanes);
+  }
+};
+
+struct Candidate {
+  float logit;
+  int32_t token;
+  int64_t weight;
+
+  // In the order of draws: the likelier first.
+  bool operator<(const Candidate& other) const {
+    return logit > other.logit || (logit == other.logit && token < other.token);
+  }
+};
+
+// Tokens of a line, partitioned as far as asked for.
+class Candidates {
+ public:
+  // All whose weight's logarithm is at least `bound`.
+  void collect(const Line& line, float bound) {
+    all_.clear();
+    for (int64_t column = 0; column < line.columns; column += kWidth) {
+      const Floats some = line.load_logits(column), logarithms = (some - line.best) * line.scale;
+      if (!any_above(logarithms, bound)) continue;
+      float logits[kWidth], reach[kWidth], weights[kWidth];
+      store(logits, some), store(reach, logarithms), store(weights, exp2(logarithms));
+      for (int i = 0; i < kWidth; i++) {
+        const auto weight = (int64_t)(weights[i] * kOne);
+        if (reach[i] > bound && weight > 0) all_.push_back({logits[i], (int32_t)(column + i), weight});
+      }
+    }
+    kept_ = all_.size();
+  }
+
+  size_t size() const { return kept_; }
+
+  int64_t total() const {
+    int64_t total = 0;
+    for (size_t i = 0; i < kept_; i++) total += all_[i].weight;
+    return total;
+  }
+
+  // Keeps the k likeliest, and every tie of the last of them.
+  void keep_top(int64_t k) {
+    if (k >= (int64_t)kept_) return;
+    const auto first = all_.begin();
+    std::nth_element(first, first + (k - 1), first + kept_);
+    const float last = all_[k - 1].logit;
+    kept_ = std::partition(first, first + kept_, [&](const Candidate& each) { return each.logit >= last; }) - first;
+  }
+
+  // Keeps the likeliest, up to the one with which their weights come to `limit`.
+  void keep_mass(double limit) { kept_ = find((int64_t)std::max(0.0, std::ceil(limit) - 1)) + 1; }
+
+  // Keeps what has at least this weight.
+  void keep_weights(double least) {
+    const auto first = all_.begin();
+    kept_ = std::partition(first, first + kept_, [&](const Candidate& each) { return each.weight >= least; }) - first;
+  }
+
+  int64_t draw(double u) { return all_[find((int64_t)(u * (double)total()))].token; }
+
+ private:
+  // Where the token lies in whose part of the line of weights `target` falls, or the last; likelier ones before it.
+  size_t find(int64_t target) {
+    size_t first = 0, end = kept_;
+    while (end - first > 1) {
+      const size_t middle = first + (end - first) / 2;
+      Candidate* a = all_.data();
+      if (a[middle] < a[first]) std::swap(a[middle], a[first]);
+      if (a[end - 1] < a[middle]) std::swap(a[end - 1], a[middle]);
+      if (a[middle] < a[first]) std::swap(a[middle], a[first]);
+      std::swap(a[middle], a[end - 1]);
+      size_t place = first;
+      int64_t before = 0;
+      for (size_t i = first; i + 1 < end; i++) {
+        if (!(a[i] < a[end - 1])) continue;
+        before += a[i].weight;
+        std::swap(a[i], a[place++]);
+      }
+      std::swap(a[place], a[end - 1]);
+      if (target < before) {
+        end = place;
+      } else if (target < before + a[place].weight || place + 1 == end) {
+        return place;
+      } else {
+        target -= before + a[place].weight;
+        first = place + 1;
+      }
+    }
+    return first;
+  }
+
+  std::vector<Candidate> all_;
+  size_t kept_ = 0;
+};
+
+// Draws a token of those that top-k, top-p and min-p keep, in this order. A line of NaN or infinities gives any token.
+int64_t draw_kept(const Line& line, int64_t top_k, double top_p, float min_p, double u) {
+  thread_local Candidates candidates;
+  for (float bound : kBounds) {
+    candidates.collect(line, bound);
+    const bool all = bound == kPossible;
+    if (!all && top_k > (int64_t)candidates.size()) continue;
+    if (candidates.size() == 0) return 0;
+    double mass;
+    if (top_k) {
+      candidates.keep_top(top_k);
+      mass = (double)candidates.total();
+    } else if (all) {
+      mass = (double)candidates.total();
+    } else {
+      mass = 0;
+      for (int64_t first = 0; first < line.columns; first += kPart) mass += line.sum_weights(first, kPart) * kOne;
+      if ((double)candidates.total() < mass * top_p) continue;
+    }
+    if (top_p < 1) candidates.keep_mass(mass * top_p);
+    if (min_p > 0) candidates.keep_weights(min_p * kOne);
+    return candidates.draw(u);
+  }
+  return 0;
+}
+
+// Who has the largest weight for its random number; the first of equals. Whoever comes first, if all weigh nothing.
+struct Race {
+  double best = 0;
+  int64_t winner;
+
+  explicit Race(int64_t first) : winner(first) {}
+
+  void enter(int64_t who, double weight, double noise) {
+    if (!(weight > 0)) return;
+    const double score = weight / noise;
+    if (score > best) best = score, winner = who;
+  }
+};
+
+// Draws a token by races among parts of the vocabulary, among blocks of the part that wins, among tokens of its block:
+// the sizes are fixed, so that a line draws the same whatever the width of the logits. Any token of a line of NaN.
+int64_t race(const Line& line, const double* noise) {
+  const double *of_block = noise + kBlock, *of_part = of_block + kPart / kBlock;
+  Race parts(0);
+  for (int64_t part = 0; part * kPart < line.columns; part++) {
+    parts.enter(part, line.sum_weights(part * kPart, kPart), of_part[part]);
+  }
+  const int64_t first = parts.winner * kPart;
+  Race blocks(0);
+  for (int64_t block = 0; block * kBlock < kPart && first + block * kBlock < line.columns; block++) {
+    blocks.enter(block, line.sum_weights(first + block * kBlock, kBlock), of_block[block]);
+  }
+  const int64_t start = first + blocks.winner * kBlock;
+  Race tokens(start);
+  for (int64_t column = start; column < std::min(start + kBlock, line.columns); column += kWidth) {
+    float weights[kWidth];
+    store(weights, line.weights(column));
+    for (int lane = 0; lane < kWidth; lane++) {
+      tokens.enter(column + lane, weights[lane], noise[column - start + lane]);
+    }
+  }
+  return tokens.winner;
+}
+
+}  // namespace
+}  // namespace rootgraft
+
+using namespace rootgraft;
+
+// Returns kOutOfRange if a line is outside of the logits, kNoMemory if there is none for candidates, else 0.
+extern "C" int draw_tokens(const Draw* op) {
+  const auto is_inside = [&](int64_t line) { return line >= 0 && line < op->rows; };
+  if (!std::all_of(op->lines, op->lines + op->draws, is_inside)) return kOutOfRange;
+  std::atomic<int> failed{0};
+  const int threads = op->draws * op->columns < kSmall ? 1 : (int)op->threads;
+  parallel_items(threads, op->draws, [&](int64_t i) {
+    const bool ranked = op->top_k[i] > 0 || op->top_p[i] < 1;  // then min-p comes after the share of all
+    const Line line = {op->logits + op->lines[i] * op->columns, op->columns, broadcast(op->best[i]),
+                       broadcast(kLog2E / op->temperature[i]), broadcast(ranked ? 0.0f : op->min_p[i])};
+    try {
+      op->tokens[i] = ranked ? draw_kept(line, op->top_k[i], op->top_p[i], op->min_p[i], op->u[i])
+                             : race(line, op->noise + i * op->num_noise);
+    } catch (const std::bad_alloc&) {
+      failed = kNoMemory;
+    }
+  });
+  return failed;
+}
+
+extern "C" int64_t draw_tokens_size() { return sizeof(Draw); }

@@ -1,0 +1,32 @@
+"""Sampling parameters of the rows of a draw, as columns on the device of the logits."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+
+class DrawParams(NamedTuple):
+    """Of n rows, [n, 1] each but the noise.
+
+    Attributes:
+        temperature: float32, above 0.
+        top_k: int64, 0 is off.
+        top_p: float64, 1 is off.
+        min_p: float32, 0 is off.
+        u: float64 in [0, 1), the random number of a draw by rank.
+        noise: [n, 96 + V / 2048 rounded up] float64 above 0, the random numbers of a race; None if all are by rank.
+    """
+
+    temperature: Tensor
+    top_k: Tensor
+    top_p: Tensor
+    min_p: Tensor
+    u: Tensor
+    noise: Tensor | None = None
+
+    def rows(self, index: Tensor | slice) -> DrawParams:
+        """Those of some rows."""
+        temperature, top_k, top_p, min_p, u = (column[index] for column in self[:5])
+        return DrawParams(temperature, top_k, top_p, min_p, u, None if self.noise is None else self.noise[index])
