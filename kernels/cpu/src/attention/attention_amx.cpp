@@ -85,8 +85,9 @@ void score_many(const Work& block) {
                 {block.queries, words, block.scratch.keys, words * kWidth, words, {block.scratch.scores, kBlock}, nullptr});
 }
 
-// Weights of R queries from m on, of a block of P panels: those of weigh() to the bit. In the first block of a split,
-// where each query finds its reference, there are no sums to shrink.
+// Weights of R queries from m on, of a block of P panels, as weigh() makes them; but their total is that of the rounded
+// ones, by which values are multiplied. In the first block of a split, where each query finds its reference, there are no
+// sums to shrink.
 template <int R, int P>
 INLINE void weigh_rows(const Work& block, int m) {
   const Floats factor = broadcast(block.op.soft_cap ? 1.0f : (float)block.op.scale * kLog2E);
@@ -123,9 +124,8 @@ INLINE void weigh_rows(const Work& block, int m) {
     auto* weights = reinterpret_cast<uint16_t*>(block.scratch.scores + (m + r) * kBlock);
 #pragma GCC unroll 4
     for (int v = 0; v < P; v++) {
-      const Floats weight = rough_exp2(fma(scores[r][v], factor, shift));
-      totals[r] = totals[r] + weight;
-      Bf16::store(weights + v * kWidth, weight);
+      Bf16::store(weights + v * kWidth, rough_exp2(fma(scores[r][v], factor, shift)));
+      totals[r] = totals[r] + Bf16::load(weights + v * kWidth);
     }
     store(block.result.lanes + (m + r) * kWidth, totals[r]);
   }
