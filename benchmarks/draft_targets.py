@@ -10,8 +10,8 @@ checkpoints are made of the default model's weights, and say what it says:
 
 The rate that came of it is told by ``benchmarks.drafts`` (drafts_accepted_model of drafted_model):
 
-    python -m benchmarks.draft_targets wide /tmp/wide --noise 0.1
-    python -m benchmarks.drafts --model /tmp/wide --workloads W1 --temperatures 1 \\
+    python -m benchmarks.draft_targets wide FOLDER --noise 0.1
+    python -m benchmarks.drafts --model FOLDER --workloads W1 --temperatures 1 \\
         --speculative-config '{"model": "SmolLM2-135M-Instruct.Q4_1.gguf"}'
 """
 
