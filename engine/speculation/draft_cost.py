@@ -6,7 +6,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from heapq import heapify, heappop, heapreplace
 
-from ..step_cost import TokenCost
+from .token_cost import TokenCost
 
 _MARGIN = 1.1  # by which a draft's probability must exceed its cost, which is an estimate
 _LOWEST_COST = 0.01  # no draft is free

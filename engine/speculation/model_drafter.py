@@ -24,8 +24,8 @@ from ...radix.namespace import Namespace, Path
 from ..batch import Batch, PageCopy, Row, RowStart, StepResult
 from ..kv_cache.prefix_cache import Lease, PrefixCache
 from ..sequence.sequence import Sequence
-from ..step_cost import TokenCost
 from ..types import SamplingParams
+from .token_cost import TokenCost
 
 _MOST_CATCHING_UP = 256  # tokens that the draft model computes in one step of the target to catch up with it
 _WORTH = 8  # tokens to catch up with for each token that a sequence may still generate, beyond which it has no drafts

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rootgraft.engine.speculation.prompt_lookup import NgramIndex
-from rootgraft.engine.step_cost import TokenCost
+from rootgraft.engine.speculation.token_cost import TokenCost
 
 
 def index_of(prompt: list[int], generated: list[int], *, each: bool) -> NgramIndex:
