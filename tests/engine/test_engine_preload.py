@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import socket
 import subprocess
 import sys
-from array import array
 from pathlib import Path
 
 import pytest
+from support.engine.greedy_answers import tokens_of
 
 from rootgraft.engine.config import EngineConfig
-from rootgraft.engine.messages import Done, Message, Submit, TokenOut
 from rootgraft.engine.serving import engine_spawn
 from rootgraft.engine.serving.engine_client import EngineClient
 from rootgraft.engine.serving.engine_spawn import EnginePreload
@@ -29,25 +27,12 @@ def process_of(preload: EnginePreload) -> subprocess.Popen[bytes]:
 
 
 async def test_a_preloaded_engine_is_an_engine(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tokens: list[int] = []
-    ended: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
-
-    def take(messages: list[Message]) -> None:
-        for message in messages:
-            if isinstance(message, TokenOut):
-                tokens.extend(message.tokens)
-            elif isinstance(message, Done):
-                ended.set_result(message)
-
     with EnginePreload() as preload:
         process = process_of(preload)
         client = EngineClient(CONFIG, tiny_llama, spawn=preload.spawn)
-        client.on_frame = take
         assert (await client.start()).num_pages == 40
         assert client._process is process
-        client.submit([Submit(1, array("i", [1, 2, 3]), SamplingParams(temperature=0.0, max_tokens=5))])
-        await ended
-        assert len(tokens) == 5
+        assert len(await tokens_of(client, SamplingParams(temperature=0.0, max_tokens=5))) == 5
         assert os.readlink(f"/proc/{process.pid}/fd/0") == os.devnull
         monkeypatch.setattr(engine_spawn, "spawn_engine", lambda *arguments: arguments)
         assert preload.spawn(3, 4, "path", "{}") == (3, 4, "path", "{}"), "one is for one engine"

@@ -5,37 +5,19 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from array import array
 from pathlib import Path
 
 import psutil
+from support.engine.greedy_answers import tokens_of
 
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.errors import EngineDead
-from rootgraft.engine.messages import Done, Message, Submit, TokenOut
 from rootgraft.engine.serving.engine_client import EngineClient
 from rootgraft.engine.serving.template_client import EngineTemplate, ForkedProcess
 from rootgraft.engine.types import SamplingParams
 
 CONFIG = EngineConfig(dtype="float32", device="cpu", num_gpu_blocks_override=40, threads=2, max_num_seqs=8)
-
-
-async def tokens_of(client: EngineClient) -> list[int]:
-    """Return an answer of an engine that is started."""
-    tokens: list[int] = []
-    ended: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
-
-    def take(messages: list[Message]) -> None:
-        for message in messages:
-            if isinstance(message, TokenOut):
-                tokens.extend(message.tokens)
-            elif isinstance(message, Done):
-                ended.set_result(message)
-
-    client.on_frame = take
-    client.submit([Submit(1, array("i", [1, 2, 3]), SamplingParams(temperature=1.0, seed=3, max_tokens=20))])
-    await ended
-    return tokens
+PARAMS = SamplingParams(temperature=1.0, seed=3, max_tokens=20)
 
 
 async def buried(pid: int) -> None:
@@ -54,7 +36,7 @@ async def test_forked_engines_are_engines(tiny_llama: Path) -> None:
     readys = [await client.start() for client in (*clients, plain)]
     assert [type(client._process) is ForkedProcess for client in (*clients, plain)] == [True, True, False]
     assert len({(ready.base_digest, ready.num_pages, ready.max_model_len) for ready in readys}) == 1
-    answers = [await tokens_of(client) for client in (*clients, plain)]
+    answers = [await tokens_of(client, PARAMS) for client in (*clients, plain)]
     assert answers[0] == answers[1] == answers[2] and len(answers[0]) == 20
 
     one, other = clients
@@ -71,10 +53,10 @@ async def test_forked_engines_are_engines(tiny_llama: Path) -> None:
 
     os.kill(template._process.pid, signal.SIGKILL)
     template._process.wait()
-    assert await tokens_of(other) == answers[0]
+    assert await tokens_of(other, PARAMS) == answers[0]
     third = EngineClient(CONFIG, tiny_llama, spawn=template.spawn)
     await asyncio.gather(third.start(), other.close(), plain.close())
-    assert not isinstance(third._process, ForkedProcess) and await tokens_of(third) == answers[0]
+    assert not isinstance(third._process, ForkedProcess) and await tokens_of(third, PARAMS) == answers[0]
     await buried(pids[1])
     await third.close()
     template.close()

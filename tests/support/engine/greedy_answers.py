@@ -1,11 +1,13 @@
-"""Answers of an engine core to prompts that come together."""
+"""Answers of an engine core to prompts that come together, and of an engine process to one."""
 
 from __future__ import annotations
 
+import asyncio
 from array import array
 
 from rootgraft.engine.core.engine_core import EngineCore
-from rootgraft.engine.messages import Done, Submit, TokenOut
+from rootgraft.engine.messages import Done, Message, Submit, TokenOut
+from rootgraft.engine.serving.engine_client import EngineClient
 from rootgraft.engine.types import SamplingParams
 
 
@@ -24,3 +26,21 @@ def greedy_answers(core: EngineCore, prompts: list[list[int]], count: int) -> tu
                 cached[message.id] = message.usage.cached
         core.check()
     return list(said.values()), list(cached.values())
+
+
+async def tokens_of(client: EngineClient, params: SamplingParams) -> list[int]:
+    """Return the answer of an engine that is started to the prompt 1, 2, 3."""
+    tokens: list[int] = []
+    ended: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+
+    def take(messages: list[Message]) -> None:
+        for message in messages:
+            if isinstance(message, TokenOut):
+                tokens.extend(message.tokens)
+            elif isinstance(message, Done):
+                ended.set_result(message)
+
+    client.on_frame = take
+    client.submit([Submit(1, array("i", [1, 2, 3]), params)])
+    await ended
+    return tokens
