@@ -25,6 +25,7 @@ def measure(quick: bool) -> list[Curve]:
             seconds, step = _measure(engine, context)
             first.append(1e3 * seconds)
             decode.append(1e3 * step)
+        bounds = bounds.measured_again()
     return [
         Curve(
             "context-decode",
