@@ -13,6 +13,7 @@ namespace rootgraft {
 namespace {
 
 constexpr int64_t kSmall = 1 << 17;    // multiplications below which one thread is faster
+constexpr int64_t kSmallMerge = 1 << 14;  // floats of partials below which one thread merges them sooner
 constexpr int64_t kPartsOfThread = 4;  // so many parts of all tiles for each thread
 
 thread_local Room split_room;
@@ -182,6 +183,7 @@ void run_by_tile(const Call& op, const Plan& plan, int threads) {
 template <class E, class Call>
 void run_by_split(const Call& op, const Plan& plan, int threads) {
   std::vector<Item> items;
+  std::vector<size_t> starts = {0};  // of each tile's items
   float* free = split_room.take(plan.floats);
   for (const QueryTile& tile : plan.tiles) {
     for (int64_t split = tile.first_split(); split < tile.end_split(); split++) {
@@ -189,23 +191,24 @@ void run_by_split(const Call& op, const Plan& plan, int threads) {
       items.push_back({{&tile, split}, result, resume(op, plan, {&tile, split}, result)});
       free += Partial::floats(tile.vectors(), op.value_dim);
     }
+    starts.push_back(items.size());
   }
   attend_to_items<E>(op, items, threads);
-  size_t i = 0;
-  for (const QueryTile& tile : plan.tiles) {
+  parallel_items(threads_for(plan.floats, kSmallMerge, threads), (int64_t)plan.tiles.size(), [&](int64_t t) {
+    const QueryTile& tile = plan.tiles[t];
     const Partial whole = Partial::at(memory.whole, tile.vectors());
     bool started = start_from_shares(op, plan, tile, whole);
-    for (; i < items.size() && items[i].stretch.tile == &tile; i++, started = true) {
+    for (size_t i = starts[t]; i < starts[t + 1]; i++, started = true) {
       if (started) merge(whole, items[i].result, tile.vectors(), op.value_dim);
       else copy(whole, items[i].result, tile.vectors(), op.value_dim);
     }
     write_out<E>(op, tile, whole);
-  }
+  });
 }
 
 template <class E, class Call>
 void run(const Call& op, const Plan& plan) {
-  const int threads = plan.work < kSmall && plan.shared.empty() ? 1 : (int)op.threads;
+  const int threads = plan.shared.empty() ? threads_for(plan.work, kSmall, op.threads) : (int)op.threads;
   run_shared<E>(op, plan);
   const bool few = threads > 1 && (int64_t)plan.tiles.size() < 4 * threads;
   if (few && plan.floats <= kMostPartials) run_by_split<E>(op, plan, threads);
