@@ -8,6 +8,7 @@ batch         decode step of 1 to 256 sequences                         1 minute
 adapters      a step with 1 to 1,000 registered, 1 to 64 active         2 minutes
 schemas       1 to 1,000 distinct JSON schemas                          2 minutes
 tree          the prefix cache with 1,000 to 1,000,000 tokens           1 minute
+scheduler     steps without a model, 1 to 256 running, to 10,000 waiting  20 seconds
 connections   a server with 1 to 2,000 connections at once              1 minute
 
 All but the last run in this process. Context, batch and adapters have random weights in the shape of SmolLM2-135M, in
@@ -26,7 +27,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from benchmarks.growth import adapter_curves, batch_curve, connection_curves, context_curves, schema_curves, tree_curves
+from benchmarks.growth import (
+    adapter_curves,
+    batch_curve,
+    connection_curves,
+    context_curves,
+    scheduler_curves,
+    schema_curves,
+    tree_curves,
+)
 from benchmarks.growth.curve import Curve
 from benchmarks.growth.growth_chart import growth_svg
 from benchmarks.serve.server import machine
@@ -37,6 +46,7 @@ CURVES: dict[str, Callable[[bool], list[Curve]]] = {
     "adapters": adapter_curves.measure,
     "schemas": schema_curves.measure,
     "tree": tree_curves.measure,
+    "scheduler": scheduler_curves.measure,
     "connections": connection_curves.measure,
 }
 

@@ -116,11 +116,17 @@ def test_quick_forms_run_and_join_one_file(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(machine_limits, "products_rate", lambda dtype: 1e12)
     output, chart = tmp_path / "growth.json", tmp_path / "growth.svg"
     argv = ["--quick", "--output", str(output), "--chart", str(chart), "--curves"]
-    for names in (["tree"], ["context", "batch", "adapters"]):
+    for names in (["tree", "scheduler"], ["context", "batch", "adapters"]):
         main([*argv, *names])
     found = {each["name"]: each for each in json.loads(output.read_text())["curves"]}
-    expected = ["tree-match", "tree-miss", "tree-evict", "tree-enter", "context-decode", "context-ttft", "batch"]
-    assert list(found) == [*expected, *(f"adapters-{name}" for name in ("registered", "load", "swap", "active"))]
+    parts = {
+        "tree": ("match", "miss", "evict", "enter"),
+        "scheduler": ("running", "waiting"),
+        "context": ("decode", "ttft"),
+    }
+    expected = [f"{curve}-{part}" for curve, names in parts.items() for part in names]
+    expected += ["batch", *(f"adapters-{name}" for name in ("registered", "load", "swap", "active"))]
+    assert list(found) == expected
     assert all(len(each["y"]) == len(each["x"]) and min(each["y"]) > 0 for each in found.values())
     assert len(list(ET.parse(chart).iter("{http://www.w3.org/2000/svg}g"))) == len(found)
     assert capsys.readouterr().out.count("| Decode step, ms, by tokens of context |") == 2
