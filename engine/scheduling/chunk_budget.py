@@ -6,6 +6,9 @@
 What the streams' rows take is predicted by ``StepCostModel``; prompts get what is left of the target, but a quarter of
 the step and ``LEAST`` tokens at any rate. So a step takes at most the target, or a third longer than the streams' rows
 alone, and a prompt at most four times as long as if it were alone. Without streams nothing is cut.
+
+Under load the streams alone take the target, and prompts that get a quarter fall behind those that arrive. So a prompt
+that has waited for ``PATIENCE`` targets gets what computes it at most ``SLOWDOWN`` times slower than in whole chunks.
 """
 
 from __future__ import annotations
@@ -21,6 +24,8 @@ from .step_cost_model import StepCostModel, StepWork, work_of
 
 LEAST = 16  # prompt tokens that a step may always have
 AIM = 0.9  # of the target that a step is planned for, as steps vary
+PATIENCE = 5  # targets for which a prompt waits for its first token before streams wait for it
+SLOWDOWN = 1.1  # most that such a prompt is slowed by the target
 _LEAST_SHARE = 0.25  # of a step's time that is for prompts
 
 
@@ -70,25 +75,38 @@ class ChunkBudget:
 
     Args:
         targets: inter-token latency in seconds by the priority class of a stream; a class without one has no limit.
+        most: tokens of a whole chunk.
     """
 
-    def __init__(self, targets: Mapping[Priority, float]) -> None:
+    def __init__(self, targets: Mapping[Priority, float], most: int) -> None:
         self._targets = targets
+        self._most = most
         self._cost = StepCostModel()
 
-    def begin(self, running: Iterable[tuple[Sequence, int, int]]) -> PrefillAllowance | None:
+    def begin(self, running: Iterable[tuple[Sequence, int, int]], now: float) -> PrefillAllowance | None:
         """Return the allowance of a step; None if no stream with a target is in it.
 
         Args:
             running: sequences and the span, start and end, that each wants computed. One that wants a single token is a
                 stream.
+            now: seconds, of the clock of ``Sequence.arrival``.
         """
-        streams = [(each.priority, end) for each, start, end in running if end - start == 1]
+        streams, prompts = [], []
+        for sequence, start, end in running:
+            if end - start == 1:
+                streams.append((sequence.priority, end))
+            elif not sequence.num_generated:
+                prompts.append((sequence.arrival, start))
         target = min((self._targets[priority] for priority, _ in streams if priority in self._targets), default=0.0)
         if not target:
             return None
         own = self._cost.seconds(StepWork(len(streams), sum(end for _, end in streams)))
-        return PrefillAllowance(self._cost, max(AIM * target - own, own * _LEAST_SHARE / (1 - _LEAST_SHARE)))
+        seconds = max(AIM * target - own, own * _LEAST_SHARE / (1 - _LEAST_SHARE))
+        arrival, start = min(prompts, default=(now, 0))
+        if now - arrival > PATIENCE * target:
+            whole = self._cost.prefill_seconds(start, start + self._most)
+            seconds = max(seconds, own * whole / (SLOWDOWN * own + (SLOWDOWN - 1) * whole))
+        return PrefillAllowance(self._cost, seconds)
 
     def observe(self, batch: Batch, seconds: float) -> None:
         """Learn from a step that took ``seconds``."""

@@ -91,7 +91,7 @@ class Scheduler:
         self._stats = stats
         self._slots = slots
         self._drafts = drafts
-        self._chunks = ChunkBudget(target_itl)
+        self._chunks = ChunkBudget(target_itl, max_num_batched_tokens)
         self._clock = clock
         self._meter = SequenceMeter(stats, cache.page_size, clock)
         self._committed = 0.0  # when the last step was committed
@@ -207,7 +207,7 @@ class Scheduler:
         """Give running sequences their tokens, then admit waiting ones: short ones, in half of what is left, before a
         prompt that takes the rest."""
         ordered = plan.in_order(self._running)
-        plan.allowance = self._chunks.begin(ordered)
+        plan.allowance = self._chunks.begin(ordered, plan.began)
         for sequence, start, wanted in ordered:
             if wanted - start > plan.room(start, wanted):
                 self._admit(plan, plan.room() // 2, sequence.priority)
