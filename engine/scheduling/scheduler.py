@@ -207,7 +207,7 @@ class Scheduler:
         """Give running sequences their tokens, then admit waiting ones: short ones, in half of what is left, before a
         prompt that takes the rest."""
         ordered = plan.in_order(self._running)
-        plan.allowance = self._chunks.begin(ordered, plan.began)
+        plan.allowance = self._chunks.begin(ordered)
         for sequence, start, wanted in ordered:
             if wanted - start > plan.room(start, wanted):
                 self._admit(plan, plan.room() // 2, sequence.priority)
