@@ -235,8 +235,8 @@ class EngineConfig:
     )
     threads: int | None = option(
         None,
-        "Threads that compute on the CPU. Default: the processors that this process may use; of more than 8 one for each "
-        "core of one socket, to which the engine is bound.",
+        "Threads that compute on the CPU. Default: the processors that this process may use; of more than 8 one for "
+        "each core of one socket, to which the engine is bound.",
         low=1,
     )
     native_kernels: bool = option(
