@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -59,13 +60,20 @@ class DeferredStep:
         return self.runner.run(self.batch, self.masks)
 
 
+class Weights(NamedTuple):
+    """A model and the draft model, None without; what engine processes that are forked from one another share."""
+
+    model: Model
+    draft: DraftModel | None
+
+
 class Worker:
     """Loads a model and runs batches on it.
 
     Args:
         model_path: folder in Hugging Face format or GGUF file.
         step_timer: makes the timer of each step.
-        model: what ``load_weights`` has loaded with the same options; None to load it.
+        weights: what ``load_weights`` has loaded with the same options; None to load them.
 
     Attributes:
         draft: the draft model; None without.
@@ -90,22 +98,22 @@ class Worker:
         model_path: Path,
         step_timer: Callable[[], StepTimer] = StepTimer,
         *,
-        model: Model | None = None,
+        weights: Weights | None = None,
     ) -> None:
         started = time.monotonic()
         device = _set_up_device(config)
         self.overlaps = device.type == "cuda"
         checkpoint = open_checkpoint(model_path)
-        self.model = model = _load(config, checkpoint, device) if model is None else model
+        weights = _load(config, checkpoint, model_path, device) if weights is None else weights
+        self.model = model = weights.model
         self.vocab_size, self.eos_ids = model.config.vocab_size, _end_tokens(config, model.config, model_path)
         self.base_digest = base_digest(checkpoint, dummy=config.load_format == "dummy")
-        draft = load_draft(config, model, model_path)
         loaded = time.monotonic()
         layout = layout_of(model, checkpoint, dummy=config.load_format == "dummy") if config.enable_lora else None
         self.adapters = _adapters(config, layout) if layout else None
         slot_bytes = _slot_bytes(config, layout) if layout else 0
         steps = self._measure_steps(config)
-        kv = self._make_pool(config, steps or StepMemory(), slot_bytes, draft)
+        kv = self._make_pool(config, steps or StepMemory(), slot_bytes, weights.draft)
         self._runner = self._make_runner(config, kv, step_timer)
         self._runner.run(single_row(1, (0,)))  # the smallest step: no request waits for what first use sets up
         self._kv_prefault = KvPrefault(kv) if device.type == "cpu" else None
@@ -174,8 +182,8 @@ class Worker:
         return ModelRunner(model, choose_forward(config, model, kv, inputs), kv, inputs, sampler, step_timer)
 
 
-def load_weights(config: EngineConfig, model_path: Path) -> Model | None:
-    """Load a model's weights for a ``Worker`` of this process or of one that is forked from it; no thread is started.
+def load_weights(config: EngineConfig, model_path: Path) -> Weights | None:
+    """Load the weights for a ``Worker`` of this process or of one that is forked from it; no thread is started.
 
     Returns:
         None for a GPU, whose memory no other process can have.
@@ -184,7 +192,7 @@ def load_weights(config: EngineConfig, model_path: Path) -> Model | None:
         ModelError, ConfigError: as ``Worker``.
     """
     device = _set_up_device(replace(config, threads=1))
-    return _load(config, open_checkpoint(model_path), device) if device.type == "cpu" else None
+    return _load(config, open_checkpoint(model_path), model_path, device) if device.type == "cpu" else None
 
 
 def _set_up_device(config: EngineConfig) -> torch.device:
@@ -196,9 +204,9 @@ def _set_up_device(config: EngineConfig) -> torch.device:
     return device
 
 
-def _load(config: EngineConfig, checkpoint: Path | GgufFile, device: torch.device) -> Model:
+def _load(config: EngineConfig, checkpoint: Path | GgufFile, model_path: Path, device: torch.device) -> Weights:
     dtype = choose_dtype(config, device)
-    return load_by(
+    model = load_by(
         config.model_impl,
         checkpoint,
         dtype=dtype,
@@ -207,6 +215,7 @@ def _load(config: EngineConfig, checkpoint: Path | GgufFile, device: torch.devic
         dummy=config.load_format == "dummy",
         weights=choose_weight_form(config, device, dtype),
     )
+    return Weights(model, load_draft(config, model, model_path))
 
 
 def _end_tokens(config: EngineConfig, model: ModelShape, model_path: Path) -> tuple[int, ...]:
