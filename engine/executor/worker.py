@@ -150,12 +150,13 @@ class Worker:
         model = self.model
         dtype = choose_kv_dtype(config, model.config, model.device, model.dtype)
         page_bytes = bytes_per_page(model.config, config.block_size, dtype)
+        page_bytes += draft.hidden_bytes(config.block_size) if draft else 0
         num_bytes = pool_bytes(config, model.device, steps, slot_bytes)
         self.draft: DraftWorker | None = None
+        num_draft_pages = 0
         if draft is not None:
             num_draft_pages, draft_bytes = draft_pages(config, num_bytes, page_bytes, draft)
             num_bytes -= draft_bytes
-            self.draft = DraftWorker(config, draft, num_draft_pages, self.vocab_size)
         states = None
         self.states: StateSlots | None = None
         if isinstance(model, DecoderModel) and model.config.has_states:
@@ -163,9 +164,13 @@ class Worker:
             states = StatePool(model.config, self.states.total, model.dtype, model.device)
         else:
             self.num_pages = config.num_gpu_blocks_override or num_bytes // page_bytes
+        hidden = None
+        if draft is not None:
+            hidden = draft.hidden_pool(self.num_pages, config.block_size)
+            self.draft = DraftWorker(config, draft, num_draft_pages, self.vocab_size, hidden)
         self.max_model_len = _max_model_len(config, model.config, self.num_pages)
         self.rope_switch = (model.config.rope_switch or ENDLESS) if model.long_offset else ENDLESS
-        return KvPool(model.config, self.num_pages, config.block_size, dtype, model.device, states)
+        return KvPool(model.config, self.num_pages, config.block_size, dtype, model.device, states, hidden)
 
     def _make_runner(self, config: EngineConfig, kv: KvPool, step_timer: Callable[[], StepTimer]) -> ModelRunner:
         model, bank = self.model, self.adapters.bank if self.adapters else None
