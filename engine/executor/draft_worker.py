@@ -10,11 +10,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from ...kernels import quantised_weights
 from ...kernels.ops import Largest, largest
 from ...lora.lora_step import LoraStep
 from ...lora.own.own_weights import OwnStep
 from ..batch import Batch, StepResult
 from ..checkpoint.base_digest import base_digest
+from ..checkpoint.gguf import GgufFile
 from ..checkpoint.locate import resolve_model
 from ..checkpoint.model_config import ModelShape
 from ..checkpoint.read_config import open_checkpoint
@@ -136,7 +138,7 @@ def load_draft(config: EngineConfig, target: Model, files: Path) -> DraftModel |
         if difference := vocabulary_difference(source, path):
             raise _refusal(f"must have the vocabulary of the model: {difference}")
         checkpoint, dummy = open_checkpoint(path), config.load_format == "dummy"
-        form = _form(config, target)
+        form = _form(config, target, checkpoint)
         model = load_model(checkpoint, dtype=dtype, device=device, dummy=dummy, weights=form)
     except ModelError as error:
         raise ModelError(str(error).replace("--model:", "The model of --speculative-config:", 1)) from error
@@ -156,12 +158,20 @@ def _load_head(config: EngineConfig, target: Model, path: Path) -> DraftModel:
         raise _refusal("is a head, of which --load-format dummy makes nothing")
     if not path.is_dir() or not is_draft_head(path):
         raise _refusal(f"is no EAGLE-3 head: {path.name} has neither its architecture nor a draft_vocab_size")
-    return DraftModel(load_head(path, target, _form(config, target)), base_digest(path))
+    return DraftModel(load_head(path, target, _form(config, target, path)), base_digest(path))
 
 
-def _form(config: EngineConfig, target: Model) -> WeightForm:
-    """Choose the form of the weights. Raises ConfigError."""
+def _form(config: EngineConfig, target: Model, checkpoint: Path | GgufFile) -> WeightForm:
+    """Choose the form of the weights; by default one of few bytes, as its rounding changes no answer.
+
+    A draft model's step is as long as its weights take to read. Beside float32, which asks for exactness, it has that.
+
+    Raises:
+        ConfigError: no kernel computes the form that the options name.
+    """
     quantization = config.speculative.quantization or config.quantization
+    if quantization is None and target.dtype is torch.bfloat16 and quantised_weights.available():
+        quantization = "gguf_dynamic" if isinstance(checkpoint, GgufFile) else "int8_dynamic"
     return choose_weight_form(replace(config, quantization=quantization), target.device, target.dtype)
 
 
