@@ -83,7 +83,7 @@ template <class E, class Out>
 void run(const Linear& op) {
   if (!op.rows) return;
   const int64_t multiplications = op.rows * op.steps * op.columns;
-  const Cuts cuts(multiplications < kSmall ? 1 : (int)op.threads, op.rows, op.columns, 1, kTileRows, kManyRows);
+  const Cuts cuts(threads_for(multiplications, kSmall, op.threads), op.rows, op.columns, 1, kTileRows, kManyRows);
   Out out(op, cuts.count());
   parallel_shares(cuts.threads, cuts.count(), [&](int64_t i) {
 #if ROOTGRAFT_AMX
