@@ -205,7 +205,7 @@ class Side:
         core._scheduler._drafts = self._drafts
         core._cache.drop(Namespace(core.ready.base_digest))
         if self._drafts is not None and self._drafts._drafter is not None:
-            self._drafts._drafter.drop(Namespace(core.ready.base_digest))
+            self._drafts._drafter.clear()
         before, start = core.stats(), time.perf_counter()
         run(self._llm, concurrency, conversations)
         seconds, after = time.perf_counter() - start, core.stats()

@@ -13,11 +13,14 @@ from typing import Any
 from .errors import ConfigError
 from .types import MAX_SEED, MIN_SEED, Priority
 
-METHODS = ("auto", "ngram", "draft_model", "off")
+METHODS = ("auto", "ngram", "draft_model", "eagle3", "off")
+_WITH_MODEL = ("draft_model", "eagle3")
 MAX_SPECULATIVE_TOKENS = 64
 QUANTIZATIONS = ("gguf", "gguf_dynamic", "int8_weight_only", "int8_dynamic")
 _SPECULATIVE = "--speculative-config"
-_NO_HEADS = "EAGLE, MTP and Medusa heads are not computed. Without the option drafts come from all sources but a model."
+_NO_HEADS = (
+    "EAGLE-1, EAGLE-2, MTP and Medusa heads are not computed. Without the option drafts come from lookups alone."
+)
 _TARGET_ITL = "--target-itl-ms"
 MAX_TARGET_ITL_MS = 60_000
 # vLLM's keys that choose where drafts are looked for.
@@ -61,10 +64,12 @@ class SpeculativeConfig:
 
     Attributes:
         method: auto: grammars, prompt lookup, prefix cache and suffix decoding; ngram: prompt lookup alone; off;
-            draft_model: as auto, and a draft model. A ``model`` makes draft_model of auto.
+            draft_model: as auto, and a draft model; eagle3: as auto, and a head that reads the model's hidden states.
+            A ``model`` makes draft_model of auto, and a head that it names is one all the same.
         num_speculative_tokens: most drafts of a sequence in one step, 1 to 64.
         model: the draft model, as ``--model``; None for none.
-        quantization: of the draft model; None for ``--quantization``.
+        quantization: of the draft model; None for ``--quantization``, and beside a bfloat16 model without one for
+            gguf_dynamic of a GGUF file, else int8_dynamic.
     """
 
     method: str = "auto"
@@ -102,10 +107,10 @@ class SpeculativeConfig:
                 f"num_speculative_tokens of {_SPECULATIVE} must be a whole number from 1 to {MAX_SPECULATIVE_TOKENS}, "
                 f"not {self.num_speculative_tokens}."
             )
-        if self.method == "draft_model" and not (isinstance(self.model, str) and self.model):
+        if self.method in _WITH_MODEL and not (isinstance(self.model, str) and self.model):
             raise ConfigError(f"model of {_SPECULATIVE} must name the draft model, as --model does, not {self.model}.")
         for key in ("model", "quantization"):
-            if self.method != "draft_model" and getattr(self, key) is not None:
+            if self.method not in _WITH_MODEL and getattr(self, key) is not None:
                 raise ConfigError(f"{key} of {_SPECULATIVE} is of a draft model; method {self.method} has none.")
         if self.quantization not in (None, *QUANTIZATIONS):
             forms = ", ".join(QUANTIZATIONS)
@@ -231,7 +236,8 @@ class EngineConfig:
         '{"method": "auto"}',
         "Drafts of the next tokens, which change speed and nothing else. JSON: method auto (from grammars, the "
         "sequence's own tokens, the prefix cache and other answers), ngram (its own tokens) or off; model, a small "
-        "model of the same vocabulary that drafts too (CPU only), and its quantization; num_speculative_tokens, 16.",
+        "model of the same vocabulary or an EAGLE-3 head that drafts too (CPU only), and its quantization; "
+        "num_speculative_tokens, 16.",
     )
     threads: int | None = option(
         None,

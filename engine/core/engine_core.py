@@ -44,7 +44,7 @@ from .grammar_vocabularies import GrammarVocabularies
 from .step_worker import Launched, StepWorker
 
 if TYPE_CHECKING:
-    from ..models.model import Model
+    from ..executor.worker import Weights
     from .structured_output import Compilation
 
 _PAUSE = 0.001  # seconds between two polls of compiles and loads in an idle engine
@@ -90,11 +90,11 @@ class EngineCore:
         )
 
     @classmethod
-    def load(cls, config: EngineConfig, model_path: Path, model: Model | None = None) -> EngineCore:
-        """Load a model, unless its weights are loaded, and make its engine core. Raises ModelError and ConfigError."""
+    def load(cls, config: EngineConfig, model_path: Path, weights: Weights | None = None) -> EngineCore:
+        """Load a model, unless its weights are, and make its engine core. Raises ModelError and ConfigError."""
         from ..executor.worker import Worker
 
-        return cls(config, Worker(config, model_path, model=model))
+        return cls(config, Worker(config, model_path, weights=weights))
 
     @property
     def has_work(self) -> bool:

@@ -33,7 +33,7 @@ from .engine_core import EngineCore
 from .liveness_thread import LivenessThread
 
 if TYPE_CHECKING:
-    from ..models.model import Model
+    from ..executor.worker import Weights
 
 HEARTBEAT_SECONDS = 0.25
 GOODBYE_SECONDS = 5.0  # for the client to take the last frame
@@ -71,10 +71,12 @@ def serve(core: EngineCore, channel: Channel, liveness: LivenessThread) -> None:
             out = []
 
 
-def start(config: EngineConfig, model_path: Path, channel: Channel, model: Model | None = None) -> EngineCore | None:
+def start(
+    config: EngineConfig, model_path: Path, channel: Channel, weights: Weights | None = None
+) -> EngineCore | None:
     """Load the engine, but for weights that are loaded, and send Ready, or the error that prevents it."""
     try:
-        core = _load(config, model_path, model)
+        core = _load(config, model_path, weights)
     except EngineError as error:
         channel.send(encode([Failed(START_FAILED, type(error).__name__, str(error))]))
         channel.drain(GOODBYE_SECONDS)
@@ -84,7 +86,7 @@ def start(config: EngineConfig, model_path: Path, channel: Channel, model: Model
     return core
 
 
-def _load(config: EngineConfig, model_path: Path, model: Model | None = None) -> EngineCore:
+def _load(config: EngineConfig, model_path: Path, weights: Weights | None = None) -> EngineCore:
     """Load the engine. Raises EngineError, also where torch cannot be imported or memory is used up."""
     try:
         with process_memory.uncollected():
@@ -96,7 +98,7 @@ def _load(config: EngineConfig, model_path: Path, model: Model | None = None) ->
             f"'{requirement(name)}', or rootgraft doctor"
         ) from error
     try:
-        return EngineCore.load(config, model_path, model)
+        return EngineCore.load(config, model_path, weights)
     except (MemoryError, RuntimeError) as error:
         if not isinstance(error, MemoryError) and type(error).__name__ != "OutOfMemoryError":
             raise
@@ -123,17 +125,17 @@ def set_up_process() -> None:
     process_memory.share_heap()
 
 
-def run(fd: int, liveness_fd: int, config: EngineConfig, path: Path, model: Model | None = None) -> int:
+def run(fd: int, liveness_fd: int, config: EngineConfig, path: Path, weights: Weights | None = None) -> int:
     """Run an engine until its client has enough of it. Returns the exit code of its process.
 
     Args:
         fd, liveness_fd: its ends of the channel and of the pipe for signs of life.
-        model: weights that are loaded.
+        weights: those that are loaded.
     """
     channel = Channel(socket.socket(fileno=fd))
     try:
         with closing(LivenessThread(liveness_fd)) as liveness:
-            core = start(config, path, channel, model)
+            core = start(config, path, channel, weights)
             if core is None:
                 return EXIT_SOFTWARE
             with closing(core):  # even if the client is gone: threads that wait for a step would keep the process alive

@@ -32,10 +32,10 @@ def main(arguments: list[str]) -> int:
     try:
         from ..executor.worker import load_weights
 
-        model = load_weights(config, Path(path))
+        weights = load_weights(config, Path(path))
     except Exception:
         return EXIT_SOFTWARE
-    if model is None or _num_threads() > 1:  # a forked process has no other threads, whatever waits for them
+    if weights is None or _num_threads() > 1:  # a forked process has no other threads, whatever waits for them
         return EXIT_SOFTWARE
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the system buries the dead
     gc.collect()
@@ -49,7 +49,7 @@ def main(arguments: list[str]) -> int:
         if not pid:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             end.close()
-            os._exit(_leave(run(fds[0], fds[1], config, Path(path), model)))
+            os._exit(_leave(run(fds[0], fds[1], config, Path(path), weights)))
         _answer(end, pid)
         for each in fds:
             os.close(each)

@@ -38,11 +38,13 @@ class _Recording:
     Attributes:
         inputs: of the step that was recorded.
         queries: [most tokens, Hq, D], result of ``extend``.
+        seen: [most tokens, H] each, hidden states for a draft head, of ``extend`` too; none without one.
         hidden: [most tokens, H], result of ``finish``.
     """
 
     inputs: ForwardInputs
     queries: Tensor
+    seen: tuple[Tensor, ...]
     extend: RecordedPass
     hidden: Tensor
     finish: RecordedPass
@@ -98,6 +100,8 @@ class CpuGraphs:
         self._fill(step)
         residual = self._embedded(replace(inputs, own=own))
         queries, extend = record(lambda: self._model.extend(residual, inputs, self._kv), self._buffers)
+        seen = () if self._kv.hidden is None else self._kv.hidden.take_seen()
+        self._write_hidden(seen, step)
         self._move_kept(queries, step)
         q, residual = queries[:num_kept], residual[:num_kept]
         hidden, finish = record(lambda: self._model.finish(q, residual, of_kept, self._kv), self._buffers)
@@ -106,9 +110,9 @@ class CpuGraphs:
         if extend is None or finish is None:
             self._recordings[projections] = None
             return hidden
-        for result in queries, hidden:
+        for result in queries, *seen, hidden:
             result.resize_(_MOST_TOKENS, *result.shape[1:])
-        self._recordings[projections] = _Recording(inputs, queries, extend, hidden, finish)
+        self._recordings[projections] = _Recording(inputs, queries, seen, extend, hidden, finish)
         return hidden[:num_kept]
 
     def _recorded_lora(self, projections: _Projections, segments: StaticSegments) -> LoraStep | None:
@@ -120,10 +124,17 @@ class CpuGraphs:
         self._fill(step)
         self._embedded(replace(recording.inputs, token_ids=self._static.token_ids(step.num_tokens), own=own))
         recording.extend.replay(step.num_tokens, step.num_rows)
+        self._write_hidden(recording.seen, step)
         self._move_kept(recording.queries, step)
         if step.num_kept:
             recording.finish.replay(step.num_kept, step.num_rows)
         return recording.hidden[: step.num_kept]
+
+    def _write_hidden(self, seen: tuple[Tensor, ...], step: HostInputs) -> None:
+        """Leave the hidden states of a step to a draft head."""
+        if self._kv.hidden is not None:
+            kv_loc = to_device(step.kv_loc, self._residual.device)
+            self._kv.hidden.write([each[: step.num_tokens] for each in seen], kv_loc)
 
     def _fill(self, step: HostInputs) -> None:
         """Copy a step to the static inputs."""

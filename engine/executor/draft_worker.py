@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -9,26 +10,32 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from ...kernels import quantised_weights
 from ...kernels.ops import Largest, largest
 from ...lora.lora_step import LoraStep
 from ...lora.own.own_weights import OwnStep
 from ..batch import Batch, StepResult
 from ..checkpoint.base_digest import base_digest
+from ..checkpoint.gguf import GgufFile
 from ..checkpoint.locate import resolve_model
 from ..checkpoint.model_config import ModelShape
 from ..checkpoint.read_config import open_checkpoint
 from ..config import EngineConfig
 from ..errors import ConfigError, ModelError
+from ..loading.load_head import is_draft_head, load_head
 from ..loading.load_model import load_model
-from ..loading.weight_forms import choose_weight_form
+from ..loading.weight_forms import WeightForm, choose_weight_form
 from ..models.decoder import DecoderModel
+from ..models.draft_head import DraftHead
 from ..models.forward_inputs import ForwardInputs
+from ..models.hidden_pool import HiddenPool
 from ..models.kv_pool import KvPool, bytes_per_page
 from ..models.model import Model
 from ..sampling.sampler import Sampler
 from ..text.shared_vocabulary import has_tokenizer, vocabulary_difference
 from .forward_pass import choose_forward
 from .gpu_memory import single_row
+from .head_inputs import HeadInputs
 from .input_builder import InputBuilder
 from .model_runner import ModelRunner
 
@@ -85,14 +92,27 @@ class TargetVocabulary:
 
 @dataclass(frozen=True, slots=True)
 class DraftModel:
-    """The weights of a draft model, checked against the model that it drafts for; and where they come from."""
+    """The weights of a draft model or head, checked against the model that it drafts for; and where they come from."""
 
-    model: DecoderModel
+    model: DecoderModel | DraftHead
     base_digest: str
+
+    def hidden_pool(self, num_pages: int, page_size: int) -> HiddenPool | None:
+        """Make the pool of the hidden states that a head reads; None for a model."""
+        head = self.model
+        if isinstance(head, DecoderModel):
+            return None
+        return HiddenPool(num_pages, page_size, head.layers, head.fuse, head.dtype)
+
+    def hidden_bytes(self, page_size: int) -> int:
+        """Return the bytes of a page of that pool."""
+        if isinstance(self.model, DecoderModel):
+            return 0
+        return page_size * self.model.config.hidden_size * self.model.dtype.itemsize
 
 
 def load_draft(config: EngineConfig, target: Model, files: Path) -> DraftModel | None:
-    """Load the draft model that the options name; None if they name none.
+    """Load the draft model, or the EAGLE-3 head, that the options name; None if they name none.
 
     Args:
         target: the model that it drafts for.
@@ -112,13 +132,13 @@ def load_draft(config: EngineConfig, target: Model, files: Path) -> DraftModel |
         raise _refusal("cannot draft for recurrent states, in which a rejected draft would remain. Leave it out")
     try:
         path = resolve_model(speculative.model).path
+        if speculative.method == "eagle3" or is_draft_head(path):
+            return _load_head(config, target, path)
         source = Path(config.tokenizer) if config.tokenizer else files
         if difference := vocabulary_difference(source, path):
             raise _refusal(f"must have the vocabulary of the model: {difference}")
-        form = choose_weight_form(
-            replace(config, quantization=speculative.quantization or config.quantization), device, dtype
-        )
         checkpoint, dummy = open_checkpoint(path), config.load_format == "dummy"
+        form = _form(config, target, checkpoint)
         model = load_model(checkpoint, dtype=dtype, device=device, dummy=dummy, weights=form)
     except ModelError as error:
         raise ModelError(str(error).replace("--model:", "The model of --speculative-config:", 1)) from error
@@ -130,24 +150,53 @@ def load_draft(config: EngineConfig, target: Model, files: Path) -> DraftModel |
     return DraftModel(model, base_digest(checkpoint, dummy=dummy))
 
 
+def _load_head(config: EngineConfig, target: Model, path: Path) -> DraftModel:
+    """Load the EAGLE-3 head of a model. Raises ModelError and ConfigError."""
+    if not isinstance(target, DecoderModel):
+        raise _refusal("is a head, which reads hidden states that --model-impl transformers does not give")
+    if config.load_format == "dummy":
+        raise _refusal("is a head, of which --load-format dummy makes nothing")
+    if not path.is_dir() or not is_draft_head(path):
+        raise _refusal(f"is no EAGLE-3 head: {path.name} has neither its architecture nor a draft_vocab_size")
+    return DraftModel(load_head(path, target, _form(config, target, path)), base_digest(path))
+
+
+def _form(config: EngineConfig, target: Model, checkpoint: Path | GgufFile) -> WeightForm:
+    """Choose the form of the weights; by default one of few bytes, as its rounding changes no answer.
+
+    A draft model's step is as long as its weights take to read. Beside float32, which asks for exactness, it has that.
+
+    Raises:
+        ConfigError: no kernel computes the form that the options name.
+    """
+    quantization = config.speculative.quantization or config.quantization
+    if quantization is None and target.dtype is torch.bfloat16 and quantised_weights.available():
+        quantization = "gguf_dynamic" if isinstance(checkpoint, GgufFile) else "int8_dynamic"
+    return choose_weight_form(replace(config, quantization=quantization), target.device, target.dtype)
+
+
 class DraftWorker:
-    """Runs a draft model (``speculation.model_drafter.DraftRunner``).
+    """Runs a draft model or head (``speculation.model_drafter.DraftRunner``).
 
     Args:
         config: of the engine.
         draft: its weights.
         num_pages: of its KV pool.
         vocab_size: rows of logits of the model that it drafts for.
+        hidden: hidden states of that model, for a head.
 
     Attributes:
         num_pages: as given.
         max_model_len: most tokens of a sequence.
         vocab_size: tokens that it can read.
         base_digest: tells its weights from others'.
+        num_skipped: first tokens of a sequence that it does not read: 1 for a head.
         summary: a line for people.
     """
 
-    def __init__(self, config: EngineConfig, draft: DraftModel, num_pages: int, vocab_size: int) -> None:
+    def __init__(
+        self, config: EngineConfig, draft: DraftModel, num_pages: int, vocab_size: int, hidden: HiddenPool | None = None
+    ) -> None:
         model = draft.model
         self.num_pages, self.base_digest, self.vocab_size = num_pages, draft.base_digest, model.config.vocab_size
         pool = (num_pages - 1) * config.block_size - 1
@@ -156,17 +205,28 @@ class DraftWorker:
         inputs = InputBuilder(config.max_num_seqs, self.max_model_len, config.block_size, model.device)
         forward = choose_forward(config, model, kv, inputs)
         sampler = Sampler(config.max_num_seqs, vocab_size, model.device)
-        self._runner = ModelRunner(TargetVocabulary(model, vocab_size), forward, kv, inputs, sampler)
-        self._runner.run(single_row(1, (0,)))  # no request waits for what first use sets up
+        wide: Model = model if isinstance(model, DraftHead) else TargetVocabulary(model, vocab_size)
+        self._runner = ModelRunner(wide, forward, kv, inputs, sampler)
+        self._head: HeadInputs | None = None
+        if isinstance(model, DraftHead) and hidden is not None:
+            self._head = HeadInputs(model.states, hidden, config.max_num_seqs, config.block_size)
+        self.num_skipped = int(self._head is not None)
+        self.run(single_row(1, (0,)), [(0,)])  # no request waits for what first use sets up
         shape = model.config
+        kind = "EAGLE-3 head, a layer" if self._head else f"{shape.family}, {shape.num_layers} layers"
         self.summary = (
-            f"Draft model: {shape.family}, {shape.num_layers} layers of {shape.hidden_size}; KV pool of "
+            f"Draft model: {kind} of {shape.hidden_size}; KV pool of "
             f"{num_pages * config.block_size:,} tokens ({num_pages * kv.page_bytes / 2**30:.2f} GiB)"
         )
 
-    def run(self, batch: Batch) -> StepResult:
-        """Compute a step."""
-        return self._runner.run(batch)
+    def run(self, batch: Batch, pages: Seq[Seq[int]]) -> StepResult:
+        """Compute a step; see ``DraftRunner.run``."""
+        if self._head is None:
+            return self._runner.run(batch)
+        self._head.give(batch, pages)
+        result = self._runner.run(batch)
+        self._head.keep(batch)
+        return result
 
 
 def draft_pages(config: EngineConfig, num_bytes: int, page_bytes: int, draft: DraftModel) -> tuple[int, int]:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -59,13 +60,20 @@ class DeferredStep:
         return self.runner.run(self.batch, self.masks)
 
 
+class Weights(NamedTuple):
+    """A model and the draft model, None without; what engine processes that are forked from one another share."""
+
+    model: Model
+    draft: DraftModel | None
+
+
 class Worker:
     """Loads a model and runs batches on it.
 
     Args:
         model_path: folder in Hugging Face format or GGUF file.
         step_timer: makes the timer of each step.
-        model: what ``load_weights`` has loaded with the same options; None to load it.
+        weights: what ``load_weights`` has loaded with the same options; None to load them.
 
     Attributes:
         draft: the draft model; None without.
@@ -90,22 +98,22 @@ class Worker:
         model_path: Path,
         step_timer: Callable[[], StepTimer] = StepTimer,
         *,
-        model: Model | None = None,
+        weights: Weights | None = None,
     ) -> None:
         started = time.monotonic()
         device = _set_up_device(config)
         self.overlaps = device.type == "cuda"
         checkpoint = open_checkpoint(model_path)
-        self.model = model = _load(config, checkpoint, device) if model is None else model
+        weights = _load(config, checkpoint, model_path, device) if weights is None else weights
+        self.model = model = weights.model
         self.vocab_size, self.eos_ids = model.config.vocab_size, _end_tokens(config, model.config, model_path)
         self.base_digest = base_digest(checkpoint, dummy=config.load_format == "dummy")
-        draft = load_draft(config, model, model_path)
         loaded = time.monotonic()
         layout = layout_of(model, checkpoint, dummy=config.load_format == "dummy") if config.enable_lora else None
         self.adapters = _adapters(config, layout) if layout else None
         slot_bytes = _slot_bytes(config, layout) if layout else 0
         steps = self._measure_steps(config)
-        kv = self._make_pool(config, steps or StepMemory(), slot_bytes, draft)
+        kv = self._make_pool(config, steps or StepMemory(), slot_bytes, weights.draft)
         self._runner = self._make_runner(config, kv, step_timer)
         self._runner.run(single_row(1, (0,)))  # the smallest step: no request waits for what first use sets up
         self._kv_prefault = KvPrefault(kv) if device.type == "cpu" else None
@@ -142,12 +150,13 @@ class Worker:
         model = self.model
         dtype = choose_kv_dtype(config, model.config, model.device, model.dtype)
         page_bytes = bytes_per_page(model.config, config.block_size, dtype)
+        page_bytes += draft.hidden_bytes(config.block_size) if draft else 0
         num_bytes = pool_bytes(config, model.device, steps, slot_bytes)
         self.draft: DraftWorker | None = None
+        num_draft_pages = 0
         if draft is not None:
             num_draft_pages, draft_bytes = draft_pages(config, num_bytes, page_bytes, draft)
             num_bytes -= draft_bytes
-            self.draft = DraftWorker(config, draft, num_draft_pages, self.vocab_size)
         states = None
         self.states: StateSlots | None = None
         if isinstance(model, DecoderModel) and model.config.has_states:
@@ -155,9 +164,13 @@ class Worker:
             states = StatePool(model.config, self.states.total, model.dtype, model.device)
         else:
             self.num_pages = config.num_gpu_blocks_override or num_bytes // page_bytes
+        hidden = None
+        if draft is not None:
+            hidden = draft.hidden_pool(self.num_pages, config.block_size)
+            self.draft = DraftWorker(config, draft, num_draft_pages, self.vocab_size, hidden)
         self.max_model_len = _max_model_len(config, model.config, self.num_pages)
         self.rope_switch = (model.config.rope_switch or ENDLESS) if model.long_offset else ENDLESS
-        return KvPool(model.config, self.num_pages, config.block_size, dtype, model.device, states)
+        return KvPool(model.config, self.num_pages, config.block_size, dtype, model.device, states, hidden)
 
     def _make_runner(self, config: EngineConfig, kv: KvPool, step_timer: Callable[[], StepTimer]) -> ModelRunner:
         model, bank = self.model, self.adapters.bank if self.adapters else None
@@ -174,8 +187,8 @@ class Worker:
         return ModelRunner(model, choose_forward(config, model, kv, inputs), kv, inputs, sampler, step_timer)
 
 
-def load_weights(config: EngineConfig, model_path: Path) -> Model | None:
-    """Load a model's weights for a ``Worker`` of this process or of one that is forked from it; no thread is started.
+def load_weights(config: EngineConfig, model_path: Path) -> Weights | None:
+    """Load the weights for a ``Worker`` of this process or of one that is forked from it; no thread is started.
 
     Returns:
         None for a GPU, whose memory no other process can have.
@@ -184,7 +197,7 @@ def load_weights(config: EngineConfig, model_path: Path) -> Model | None:
         ModelError, ConfigError: as ``Worker``.
     """
     device = _set_up_device(replace(config, threads=1))
-    return _load(config, open_checkpoint(model_path), device) if device.type == "cpu" else None
+    return _load(config, open_checkpoint(model_path), model_path, device) if device.type == "cpu" else None
 
 
 def _set_up_device(config: EngineConfig) -> torch.device:
@@ -196,9 +209,9 @@ def _set_up_device(config: EngineConfig) -> torch.device:
     return device
 
 
-def _load(config: EngineConfig, checkpoint: Path | GgufFile, device: torch.device) -> Model:
+def _load(config: EngineConfig, checkpoint: Path | GgufFile, model_path: Path, device: torch.device) -> Weights:
     dtype = choose_dtype(config, device)
-    return load_by(
+    model = load_by(
         config.model_impl,
         checkpoint,
         dtype=dtype,
@@ -207,6 +220,7 @@ def _load(config: EngineConfig, checkpoint: Path | GgufFile, device: torch.devic
         dummy=config.load_format == "dummy",
         weights=choose_weight_form(config, device, dtype),
     )
+    return Weights(model, load_draft(config, model, model_path))
 
 
 def _end_tokens(config: EngineConfig, model: ModelShape, model_path: Path) -> tuple[int, ...]:

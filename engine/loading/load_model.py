@@ -67,7 +67,7 @@ def load_model(
     if HEAD in source.shapes and config.tied_head:
         _check_tied(source)
     reader = WeightReader(source, dtype, device, weights)
-    return _Assembly(config, reader, max_positions or config.max_position_embeddings).model()
+    return LayerLoader(config, reader, max_positions or config.max_position_embeddings).model()
 
 
 def open_source(checkpoint: Path | GgufFile, config: ModelConfig, dummy: bool) -> WeightSource:
@@ -87,8 +87,8 @@ def _check_tied(source: WeightSource) -> None:
         raise ModelError(f"The config ties {HEAD} to {EMBEDDING}, but the checkpoint has different values for the two.")
 
 
-class _Assembly:
-    """Builds the decoder layer by layer, reading each tensor where it is needed."""
+class LayerLoader:
+    """Builds a decoder layer by layer, reading each tensor where it is needed."""
 
     def __init__(self, config: ModelConfig, weights: WeightReader, max_positions: int) -> None:
         self.config = config
@@ -99,6 +99,7 @@ class _Assembly:
         self.has_two_ropes = config.rope_switch is not None and max_positions > config.rope_switch
 
     def model(self) -> DecoderModel:
+        """Read the whole model."""
         config = self.config
         embedding, head = self.embedding_and_head()
         before = config.norms.before_attention
@@ -121,6 +122,7 @@ class _Assembly:
         )
 
     def layer(self, index: int, own_norm: Norm, next_norm: Norm) -> DecoderLayer:
+        """Read a layer, between the norm in front of it and the next one."""
         norms, prefix = self.config.norms, f"model.layers.{index}"
         is_parallel = self.config.parallel_block
         return DecoderLayer(
@@ -134,6 +136,7 @@ class _Assembly:
         )
 
     def mlp(self, index: int, prefix: str) -> Mlp | PlainMlp | Experts:
+        """Read the MLP of a layer, or its mixture of experts."""
         config = self.config
         if (mixture := config.layers[index].mixture) is not None:
             return load_experts(self.weights, f"{prefix}.{mixture.names.block}", mixture, config.hidden_size)
@@ -143,12 +146,14 @@ class _Assembly:
         return Mlp(up, down, config.activation) if config.gated_mlp else PlainMlp(up, down, config.activation)
 
     def mixer(self, index: int, prefix: str) -> LayerMixer:
+        """Read the attention of a layer, or what stands in its place."""
         recurrent = self.config.layers[index].recurrent
         if recurrent is None:
             return self.attention(index, f"{prefix}.self_attn")
         return load_recurrent(self.weights, prefix, recurrent, self.config.hidden_size, self.config.norm_eps)
 
     def attention(self, index: int, prefix: str) -> Attention | LatentAttention:
+        """Read the attention of a layer."""
         config = self.config
         layer = config.layers[index]
         if config.latent is not None and layer.rope is not None:
@@ -205,6 +210,7 @@ class _Assembly:
         return self.weights.stored(EMBEDDING) or self.weights.tensor(EMBEDDING)
 
     def projection(self, prefix: str, modules: dict[str, int], bias: bool) -> Projection:
+        """Read modules side by side, given by their names behind ``prefix`` and their output columns."""
         names = tuple(f"{prefix}.{module}".lstrip(".") for module in modules)
         bias_vector = self.weights.tensor(*(f"{name}.bias" for name in names)) if bias else None
         packed = self.weights.packed(*(f"{name}.weight" for name in names), bias=bias_vector)
@@ -226,6 +232,7 @@ class _Assembly:
         return LayerNorm(name, weight, bias, config.norm_eps, config.norm_offset)
 
     def table(self, rope: Rope) -> Tensor:
+        """Return the rotary table of a kind, made once."""
         if rope not in self.tables:
             kinds = (False, True) if self.has_two_ropes else (False,)
             device = self.weights.device
@@ -234,6 +241,7 @@ class _Assembly:
         return self.tables[rope]
 
     def query_scale(self, scaling: QueryScaling) -> Tensor:
+        """Return the factors of queries by position, made once."""
         if scaling not in self.query_scales:
             part = query_scale_table(scaling, self.max_positions, self.weights.device)
             self.query_scales[scaling] = part.repeat(2 if self.has_two_ropes else 1)

@@ -54,6 +54,8 @@ class DecoderModel:
         """
         residual = self.embed(inputs)
         q = self.extend(residual, inputs, kv)
+        if kv.hidden is not None:
+            kv.hidden.write(kv.hidden.take_seen(), inputs.kv_loc)
         if inputs.kept is None or inputs.of_kept is None:
             return self.finish(q, residual, inputs, kv)
         if not len(inputs.kept):
@@ -88,8 +90,12 @@ class DecoderModel:
         """
         x = normed(self.first_norm, residual, inputs.own)
         *earlier, (last, k_last, v_last) = zip(self.layers, kv.k_layers, kv.v_layers, strict=True)
-        for layer, k_cache, v_cache in earlier:
+        for index, (layer, k_cache, v_cache) in enumerate(earlier):
+            if kv.hidden is not None:
+                kv.hidden.see(index, residual)
             x = layer(x, residual, inputs, k_cache, v_cache)
+        if kv.hidden is not None:
+            kv.hidden.see(len(earlier), residual)
         return last.attention.store(x, inputs, k_last, v_last)
 
     def finish(self, q: Tensor, residual: Tensor, inputs: ForwardInputs, kv: KvPool) -> Tensor:

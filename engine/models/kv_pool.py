@@ -14,6 +14,7 @@ from ...kernels.layouts import int8_kv_layout
 from ...kernels.memory import copy_pages, lazy_zeros, populate
 from ..batch import Batch, PageCopy
 from ..checkpoint.model_config import ModelShape
+from .hidden_pool import HiddenPool
 from .state_pool import StatePool
 
 # Bytes of a layer that are populated at once: a huge page, for which other threads that allocate memory may wait.
@@ -41,6 +42,7 @@ class KvPool:
     Args:
         dtype: the model's, or ``int8_kv_layout.DTYPE``.
         states: of the layers with a recurrent state; None for a model without.
+        hidden: hidden states that a draft head reads; None without one.
 
     Attributes:
         k: [num_attention_layers, num_pages, num_kv_heads, page_size, head_dim], or 8-bit (``int8_kv_layout``).
@@ -48,7 +50,7 @@ class KvPool:
         k_layers: ``k`` layer by layer, each [num_pages, num_kv_heads, page_size, head_dim]. A layer with a recurrent
             state has its states here and in ``v_layers``.
         v_layers: the same for ``v``; for latent attention ``k_layers``.
-        page_bytes: bytes of a page in all layers.
+        page_bytes: bytes of a page in all layers, and of its hidden states.
         state_bytes: bytes of a recurrent state in all layers.
     """
 
@@ -60,6 +62,7 @@ class KvPool:
         dtype: torch.dtype,
         device: torch.device,
         states: StatePool | None = None,
+        hidden: HiddenPool | None = None,
     ) -> None:
         shape = (config.num_attention_layers, num_pages, config.num_kv_heads, page_size, _width(config, dtype))
         self.k = _zeros(shape, dtype, device)
@@ -71,7 +74,8 @@ class KvPool:
         self.k_layers, self.v_layers = (tuple(each) for each in zip(*caches, strict=True))
         self.num_pages = num_pages
         self.page_size = page_size
-        self.page_bytes = bytes_per_page(config, page_size, dtype)
+        self.page_bytes = bytes_per_page(config, page_size, dtype) + (hidden.page_bytes if hidden is not None else 0)
+        self.hidden = hidden
         self.state_bytes = 0 if states is None else states.state_bytes
 
     def copy(self, copies: Sequence[PageCopy]) -> None:
@@ -82,6 +86,8 @@ class KvPool:
         target = [copy.target for copy in copies]
         count = [copy.num_tokens for copy in copies]
         copy_pages(self.k, self.v, source, target, count)
+        if self.hidden is not None:
+            self.hidden.copy(source, target, count)
 
     def populate(self, first: int) -> int:
         """Have the operating system provide memory for some pages from ``first`` on: a step's first write would wait.

@@ -1,1 +1,1 @@
-"""Speculative decoding without a draft model: grammars, radix tree, prompt lookup, suffix decoding. No torch."""
+"""Speculative decoding: drafts of lookups and of a draft model or head, and which of them pay. No torch."""

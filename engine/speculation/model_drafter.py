@@ -1,4 +1,4 @@
-"""Draft model: a small model proposes tokens for many sequences at once, over KV pages and a prefix cache of its own.
+"""Draft model or head: proposes tokens for many sequences at once, over KV pages and a prefix cache of its own.
 
 The draft model follows the sequences of the target: its KV holds the tokens that are known, then its own drafts::
 
@@ -39,15 +39,23 @@ class DraftRunner(Protocol):
         max_model_len: most tokens of a sequence.
         vocab_size: tokens that it can read.
         base_digest: tells its weights from others'.
+        num_skipped: first tokens of a sequence that it does not read. 1 for a head: it reads each token beside the
+            target's hidden states in front of it.
     """
 
     num_pages: int
     max_model_len: int
     vocab_size: int
     base_digest: str
+    num_skipped: int
 
-    def run(self, batch: Batch) -> StepResult:
-        """Compute a step."""
+    def run(self, batch: Batch, pages: Seq[Seq[int]]) -> StepResult:
+        """Compute a step.
+
+        Args:
+            pages: for each row those of the target's KV pool, whose cells from ``row.start`` on are in front of its
+                tokens; none for a row that reads its own last draft.
+        """
 
 
 class Wanted(NamedTuple):
@@ -77,9 +85,12 @@ class _Follower:
     ahead: list[int] = field(default_factory=list)
     has_failed: bool = False
 
-    def follow(self, tokens: array[int]) -> None:
-        """Count the drafts ahead that the sequence has drawn, but for its last token; others are overwritten."""
-        for draft in self.ahead:
+    def follow(self, tokens: array[int], *, is_head: bool) -> None:
+        """Count the drafts ahead that the sequence has drawn, but for its last token; others are overwritten.
+
+        A head overwrites all: it read them beside its own hidden states, for lack of the target's.
+        """
+        for draft in () if is_head else self.ahead:
             if self.num_known == len(tokens) - 1 or tokens[self.num_known] != draft:
                 break
             self.num_known += 1
@@ -94,6 +105,7 @@ class _Step:
     starts: list[RowStart] = field(default_factory=list)
     copies: list[PageCopy] = field(default_factory=list)
     wanted: list[Wanted] = field(default_factory=list)
+    pages: list[Seq[int]] = field(default_factory=list)  # of the target
 
     def add(
         self, wanted: Wanted, follower: _Follower, start: int, tokens: Seq[int], *, draws: bool, ahead: int
@@ -109,9 +121,10 @@ class _Step:
         if copy := follower.pages.take_copy():
             self.copies.append(copy)
         first, new = follower.pages.take_changes()
-        num_generated = wanted.sequence.num_generated + ahead
+        lease, num_generated = wanted.sequence.lease, wanted.sequence.num_generated + ahead
         self.rows.append(Row(follower.line, start, tokens, first, new, draws, num_generated))
         self.wanted.append(wanted)
+        self.pages.append(() if ahead or lease is None else lease.pages)
 
 
 class ModelDrafter:
@@ -135,6 +148,7 @@ class ModelDrafter:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._runner = runner
+        self._page_size = page_size
         self._cache = PrefixCache(runner.num_pages, page_size, sharing=sharing)
         self._num_rows = num_rows
         self._free_lines = list(range(num_rows - 1, -1, -1))
@@ -149,13 +163,17 @@ class ModelDrafter:
 
     def can_follow(self, sequence: Sequence) -> bool:
         """Return whether a running sequence may have drafts: its prompt is read, and it is worth catching up with."""
-        if sequence.prefilling or sequence.num_tokens >= self._runner.max_model_len:
+        num_tokens = sequence.num_tokens - self._runner.num_skipped
+        if sequence.prefilling or not 0 < num_tokens < self._runner.max_model_len:
             return False
+        lease = sequence.lease
+        if self._runner.num_skipped and (lease is None or lease.num_tokens == sequence.num_computed):
+            return False  # the target's first step has yet to copy the end of a prefix hit
         if (follower := self._followers.get(sequence.id)) is not None:
             return not follower.has_failed
         if sequence.id not in self._is_worth:
-            most = sequence.num_tokens - 1
-            missing = most - self._cache.match(self._path(sequence), sequence.tokens, most)
+            most = num_tokens - 1
+            missing = most - self._cache.match(self._path(sequence), self._tokens(sequence), most)
             self._is_worth[sequence.id] = missing <= _WORTH * sequence.remaining
         return self._is_worth[sequence.id]
 
@@ -181,12 +199,13 @@ class ModelDrafter:
         """Give the pages and the line of a sequence back, as it leaves its row."""
         self._is_worth.pop(sequence.id, None)
         if follower := self._followers.pop(sequence.id, None):
-            self._cache.release(follower.pages, sequence.tokens, follower.num_known)
+            self._cache.release(follower.pages, self._tokens(sequence), follower.num_known)
             self._free_lines.append(follower.line)
 
-    def drop(self, namespace: Namespace) -> None:
-        """Forget the prefixes that sequences of a namespace share; see ``PrefixCache.drop``."""
-        self._cache.drop(self._own(namespace))
+    def clear(self) -> None:
+        """Forget all prefixes, while no sequence is followed."""
+        assert not self._followers, "pages of running sequences"
+        self._cache = PrefixCache(self._runner.num_pages, self._page_size, sharing=self._cache.sharing)
 
     def check(self) -> None:
         """Raise AssertionError or BrokenInvariant if pages, tree, leases and lines are inconsistent."""
@@ -194,12 +213,21 @@ class ModelDrafter:
         lines = [*self._free_lines, *(each.line for each in self._followers.values())]
         assert sorted(lines) == list(range(self._num_rows)), f"lines {sorted(lines)} of {self._num_rows}"
 
-    def _own(self, namespace: Namespace) -> Namespace:
-        """The namespace of the draft model's KV: base weights, whatever the adapter."""
-        return Namespace(self._runner.base_digest, None, namespace.salt, namespace.tenant)
-
     def _path(self, sequence: Sequence) -> Path:
-        return Path(self._own(sequence.path.namespace))
+        """The namespaces of the draft model's KV: base weights, whatever the adapter.
+
+        A head's follows from what the target read: all of the target's namespaces, and the token that it skips.
+        """
+        path, digest = sequence.path, self._runner.base_digest
+        if not self._runner.num_skipped:
+            return Path(Namespace(digest, None, path.namespace.salt, path.namespace.tenant))
+        base = f"{digest} {path.namespace.base} {sequence.tokens[0]}"
+        return Path(replace(path.namespace, base=base), path.switch_at, path.before and replace(path.before, base=base))
+
+    def _tokens(self, sequence: Sequence) -> array[int]:
+        """The tokens that the draft model reads."""
+        skipped = self._runner.num_skipped
+        return sequence.tokens[skipped:] if skipped else sequence.tokens
 
     def _catch_up(self, wanted: Wanted, most: int, step: _Step) -> int:
         """Let the draft model compute the tokens of a sequence that it lacks. Returns how many it gets to compute."""
@@ -207,9 +235,10 @@ class ModelDrafter:
             return 0
         sequence = wanted.sequence
         follower = self._followers.get(sequence.id) or self._begin(sequence)
-        follower.follow(sequence.tokens)
+        known = self._tokens(sequence)
+        follower.follow(known, is_head=bool(self._runner.num_skipped))
         start = follower.num_known
-        tokens = sequence.tokens[start : start + most]
+        tokens = known[start : start + most]
         if max(tokens) >= self._runner.vocab_size:
             follower.has_failed = True
             return 0
@@ -217,12 +246,13 @@ class ModelDrafter:
             if follower.start is not None:
                 self.leave(sequence)  # what it would copy may be evicted before the next step
             return 0
-        draws = start + len(tokens) == sequence.num_tokens
+        draws = start + len(tokens) == len(known)
         step.add(wanted, follower, start, tokens, draws=draws, ahead=0)
         return len(tokens)
 
     def _begin(self, sequence: Sequence) -> _Follower:
-        lease = self._cache.acquire(self._path(sequence), sequence.tokens, sequence.num_tokens - 1)
+        known = self._tokens(sequence)
+        lease = self._cache.acquire(self._path(sequence), known, len(known) - 1)
         line, params, tokens = self._free_lines.pop(), _drafting(sequence.params), sequence.tokens[:]
         stops = () if sequence.matcher else tuple(sequence.stop_ids)
         start = RowStart(line, params, tokens, sequence.num_prompt, stops, sequence.seed)
@@ -233,7 +263,7 @@ class ModelDrafter:
     def _go_on(self, wanted: Wanted, drafts: list[int], step: _Step) -> None:
         """Let the draft model read its last draft, if the sequence wants another one behind it."""
         sequence, follower, last = wanted.sequence, self._followers[wanted.sequence.id], drafts[-1]
-        place = sequence.num_tokens + len(drafts) - 1
+        place = sequence.num_tokens - self._runner.num_skipped + len(drafts) - 1
         if len(drafts) == wanted.limit or last in sequence.stop_ids or place + 1 >= self._runner.max_model_len:
             return
         if sequence.matcher and sequence.matcher.admits(drafts) < len(drafts):
@@ -248,15 +278,16 @@ class ModelDrafter:
             return []
         batch = Batch(tuple(step.rows), tuple(step.starts), tuple(step.copies))
         began = self._clock()
-        result = self._runner.run(batch)
+        result = self._runner.run(batch, step.pages)
         if batch.num_tokens <= 2 * len(batch.rows):  # no prompt, which takes less time for each token
             self._cost.observe(len(batch.rows), self._clock() - began)
         drawn = []
         for wanted, row, row_result in zip(step.wanted, batch.rows, result.rows, strict=True):
             sequence, follower = wanted.sequence, self._followers[wanted.sequence.id]
-            if row.start < sequence.num_tokens:
+            known = self._tokens(sequence)
+            if row.start < len(known):
                 follower.num_known = row.start + len(row.tokens)
-                self._cache.commit(follower.pages, sequence.tokens, follower.num_known)
+                self._cache.commit(follower.pages, known, follower.num_known)
             follower.has_failed |= row_result.failed
             if row_result.tokens:
                 drafts.setdefault(sequence.id, []).append(row_result.tokens[0])

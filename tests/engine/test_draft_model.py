@@ -14,7 +14,7 @@ from support.engine.core_hooks import num_followed
 from support.engine.draft_engine import ASKS, EOS, VOCAB, Ask, Engine, compute_all_drafts
 from support.engine.fake_worker import FakeWorker
 
-from rootgraft.engine.batch import Row, RowResult
+from rootgraft.engine.batch import Batch, Row, RowResult, StepResult
 from rootgraft.engine.messages import Abort, Failed
 from rootgraft.engine.speculation.draft_cost import DraftCost
 from rootgraft.engine.types import SamplingParams
@@ -26,6 +26,12 @@ class FakeDraft(FakeWorker):
     def __init__(self, num_pages: int, page_size: int, right: float = 1.0, seed: int = 0, **options: Any) -> None:
         super().__init__(num_pages, page_size, **{"vocab_size": VOCAB, "eos": (EOS,)} | options)
         self._right, self._random = right, random.Random(seed)
+
+    num_skipped = 0
+
+    def run(self, batch: Batch, pages: Any = None) -> StepResult:
+        assert len(pages) == len(batch.rows)
+        return super().run(batch)
 
     def _draw(self, row: Row, contents: list[int], first: int) -> RowResult:
         assert row.num_drafts == 0

@@ -21,12 +21,13 @@ from tokenizers.models import WordLevel
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.core.engine_core import EngineCore
 from rootgraft.engine.errors import ConfigError, ModelError
-from rootgraft.engine.executor.draft_worker import DraftModel, draft_pages
+from rootgraft.engine.executor.draft_worker import DraftModel, draft_pages, load_draft
 from rootgraft.engine.loading.load_model import load_model
 from rootgraft.engine.messages import Done, Submit, TokenOut
 from rootgraft.engine.speculation.draft_cost import DraftCost
 from rootgraft.engine.types import SamplingParams
 from rootgraft.kernels import ops
+from rootgraft.kernels.quantised_weights import QuantisedLinear
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -166,6 +167,17 @@ def test_another_vocabulary_is_refused_by_what_differs(tmp_path: Path) -> None:
         load(target, {"model": str(draft)})
     shutil.copy(target / "tokenizer.json", draft)
     load(target, {"model": str(draft)}).close()
+
+
+@pytest.mark.parametrize(("dtype", "is_rounded"), [("bfloat16", True), ("float32", False)])
+def test_a_draft_model_beside_bfloat16_is_of_8_bits_by_default(tmp_path: Path, dtype: str, *, is_rounded: bool) -> None:
+    target = save_llama(tmp_path / "target", 90)
+    config = EngineConfig(dtype=dtype, device="cpu", speculative_config=json.dumps({"model": str(target)}))
+    model = load_model(target, dtype=getattr(torch, dtype), device=torch.device("cpu"))
+    draft = load_draft(config, model, target)
+    assert draft is not None
+    assert isinstance(draft.model.head.packed, QuantisedLinear) is is_rounded
+    assert not isinstance(model.head.packed, QuantisedLinear)
 
 
 def test_models_that_cannot_draft_are_refused_by_name(tmp_path: Path) -> None:

@@ -209,8 +209,9 @@ def test_without_drafts_no_row_has_any(engine):
     [
         ("ngram", "must be a JSON object"),
         ("[]", "must be a JSON object"),
-        ('{"method": "eagle3"}', "must be one of auto, ngram, draft_model, off, not eagle3. EAGLE, MTP and Medusa"),
-        ('{"method": "mtp", "model": "m"}', "must be one of auto, ngram, draft_model, off, not mtp"),
+        ('{"method": "eagle", "model": "m"}', "draft_model, eagle3, off, not eagle. EAGLE-1, EAGLE-2, MTP and Medusa"),
+        ('{"method": "eagle3"}', "must name the draft model, as --model does, not None"),
+        ('{"method": "mtp", "model": "m"}', "must be one of auto, ngram, draft_model, eagle3, off, not mtp"),
         (
             '{"method": "ngram", "model": "org/draft"}',
             "model of --speculative-config is of a draft model; method ngram",

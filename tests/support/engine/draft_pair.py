@@ -26,14 +26,16 @@ class DraftPair:
         drafts: the speculative config of the second engine.
     """
 
-    def __init__(self, folder: Path, *, native: bool, drafts: dict[str, Any], pages: int = 200) -> None:
+    def __init__(
+        self, folder: Path, *, native: bool, drafts: dict[str, Any], pages: int = 200, eager: bool = False
+    ) -> None:
         self.native = native
         self.cores: dict[str, EngineCore] = {}
         for name, speculative in (("off", {"method": "off"}), ("on", drafts)):
             config = EngineConfig(
                 dtype="float32", device="cpu", threads=1, max_num_seqs=4, max_num_batched_tokens=32,
-                num_gpu_blocks_override=pages, native_kernels=native, enable_lora=True, max_loras=2,
-                speculative_config=json.dumps(speculative),
+                num_gpu_blocks_override=pages, native_kernels=native, enforce_eager=eager, enable_lora=True,
+                max_loras=2, speculative_config=json.dumps(speculative),
             )  # fmt: skip
             self.cores[name] = EngineCore.load(config, folder / "llama")
             self.cores[name].handle([LoadAdapter(1000, "large", str(folder / "large"))])

@@ -1,0 +1,108 @@
+"""``DraftHead``: an EAGLE-3 head, one decoder layer that predicts the model's next tokens from its hidden states."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ...kernels.ops import Largest, largest
+from ...kernels.quantised_weights import QuantisedLinear, rows
+from ...lora.lora_step import LoraStep
+from ...lora.own.own_weights import OwnStep
+from ..checkpoint.model_config import ModelConfig
+from .forward_inputs import ForwardInputs
+from .kv_pool import KvPool
+from .layers import DecoderLayer, Projection
+from .norms import Norm, normed
+
+
+@dataclass(slots=True)
+class HeadStates:
+    """Hidden states beside the tokens of a pass of a draft head; both tensors are replaced by every pass.
+
+    Attributes:
+        given: [T, H], of the token before each: the model's, fused, or behind a draft the head's own.
+        left: [S, H], the head's own for the kept tokens, before its last norm.
+    """
+
+    given: Tensor = field(default_factory=lambda: torch.empty(0))
+    left: Tensor = field(default_factory=lambda: torch.empty(0))
+
+
+@dataclass(frozen=True, slots=True)
+class DraftHead:
+    """Weights of an EAGLE-3 head, and its forward pass: of token t and the model's hidden states in front of it.
+
+    Its first token is a sequence's second one, at position 0, as in its training.
+
+    Attributes:
+        config: of its layer, and of the vocabulary that it reads.
+        dtype: of hidden states and plain weights.
+        embedding: [V, H], its own or the model's, plain or quantised.
+        token_norm: the norm of embeddings.
+        hidden_norm: the norm of hidden states.
+        layer: whose q, k and v are of both side by side, [T, 2 H].
+        head: the projection to its own vocabulary [D].
+        target_ids: [D] int64, ascending, the tokens of the model that are its own; None if they are the first ones.
+        layers: those of the model whose input it reads.
+        fuse: the product of these inputs side by side.
+        normed_residual: its layer adds to the normed hidden states in place of the given ones.
+        vocab_size: rows of the model's logits; a token that it lacks has the logit -inf.
+        max_positions: positions that the rotary table holds.
+        states: hidden states beside the tokens of a pass.
+    """
+
+    config: ModelConfig
+    dtype: torch.dtype
+    device: torch.device
+    embedding: Tensor | QuantisedLinear
+    token_norm: Norm
+    hidden_norm: Norm
+    layer: DecoderLayer
+    head: Projection
+    target_ids: Tensor | None
+    layers: tuple[int, ...]
+    fuse: Projection
+    normed_residual: bool
+    vocab_size: int
+    max_positions: int
+    states: HeadStates = field(default_factory=HeadStates)
+    long_offset: int = 0
+
+    @torch.inference_mode()
+    def forward(self, inputs: ForwardInputs, kv: KvPool) -> Tensor:
+        """Return the hidden states [S, H] of the kept tokens, ready for ``logits``. Reads and replaces ``states``."""
+        given = self.states.given
+        hidden = normed(self.hidden_norm, given, None)
+        x = torch.cat((normed(self.token_norm, self._embed(inputs.token_ids), None), hidden), dim=1)
+        residual = (hidden if self.normed_residual else given).to(torch.float32, copy=True)
+        k_cache, v_cache = kv.k_layers[0], kv.v_layers[0]
+        q = self.layer.attention.store(x, inputs, k_cache, v_cache)
+        if inputs.kept is not None and inputs.of_kept is not None:
+            q, residual, inputs = q[inputs.kept], residual[inputs.kept], inputs.of_kept
+        out = self.layer.finish(q, residual, inputs, k_cache, v_cache) if len(q) else residual.to(self.dtype)
+        self.states.left = residual.to(self.dtype)
+        return out
+
+    def logits(self, hidden: Tensor, lora: LoraStep | None = None, own: OwnStep | None = None) -> Tensor:
+        """Return the logits [S, vocab_size] fp32 of hidden states [S, H]. It has no adapters."""
+        found = self.head(hidden, None, torch.float32)
+        if self.target_ids is None:
+            missing = self.vocab_size - found.shape[1]
+            return functional.pad(found, (0, missing), value=-torch.inf) if missing else found
+        logits = found.new_full((len(found), self.vocab_size), -torch.inf)
+        logits[:, self.target_ids] = found
+        return logits
+
+    def best(self, hidden: Tensor, lora: LoraStep | None = None, own: OwnStep | None = None) -> Largest:
+        """Return the largest logit of each row."""
+        return largest(self.logits(hidden))
+
+    def _embed(self, token_ids: Tensor) -> Tensor:
+        """[T] -> [T, H] fp32."""
+        if isinstance(self.embedding, QuantisedLinear):
+            return rows(self.embedding, token_ids)
+        return functional.embedding(token_ids, self.embedding).float()
