@@ -86,7 +86,7 @@ void run(const Linear& op) {
   if (!op.rows) return;
   const int64_t multiplications = op.rows * op.steps * op.columns;
   const bool is_deep = E::kPerWord == Bf16::kPerWord && takes_deep(op);
-  const Cuts cuts(multiplications < kSmall ? 1 : (int)op.threads, op.rows, op.columns, 1, kTileRows, kManyRows,
+  const Cuts cuts(threads_for(multiplications, kSmall, op.threads), op.rows, op.columns, 1, kTileRows, kManyRows,
                   op.steps, is_deep ? kDeepPanels : 0);
   Out out(op, cuts.count());
   std::atomic<bool> has_memory{true};

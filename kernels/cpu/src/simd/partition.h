@@ -43,8 +43,10 @@ struct ProductPart {
 inline int64_t slice_count(int threads, int64_t rows, int64_t panels, int64_t few) {
   constexpr int64_t kPanels = 16;  // at least in a slice, where several are cut for a thread
   constexpr int64_t kMost = 8;     // for each thread
-  if (threads == 1) return 1;
-  return threads * (rows <= few ? 1 : std::clamp<int64_t>(panels / (kPanels * threads), 1, kMost));
+  if (threads == 1 || panels <= 1) return 1;
+  if (rows > few) return std::min(panels, threads * std::clamp<int64_t>(panels / (kPanels * threads), 1, kMost));
+  const int64_t largest = (panels + threads - 1) / threads;  // of which fewer threads may be as soon done
+  return (panels + largest - 1) / largest;
 }
 
 // Of a part whose panels are used by many rows: so many lines of 64 bytes of panels leave room for those of the next part
@@ -55,22 +57,24 @@ class Cuts {
  public:
   // Rows are cut at multiples of `unit`; `few` of them make one tile; `many` for a thread pay for reading all panels, of
   // `panel_lines` lines each. Many rows use `at_once` panels of a part, or as many as leave room in the cache.
-  Cuts(int threads, int64_t rows, int64_t columns, int64_t unit, int64_t few, int64_t many, int64_t panel_lines,
+  Cuts(int most_threads, int64_t rows, int64_t columns, int64_t unit, int64_t few, int64_t many, int64_t panel_lines,
        int64_t at_once = 0)
-      : threads(threads),
-        rows_(rows),
+      : rows_(rows),
         unit_(unit),
         panels_((columns + kWidth - 1) / kWidth),
-        slices_(slice_count(threads, rows, panels_, few)) {
+        slices_(slice_count(most_threads, rows, panels_, few)) {
     if (rows >= kPartRows) {
-      const int64_t most = threads * (at_once ? at_once : std::max(kLeastPanels, kPartLines / panel_lines));
-      slices_ = std::max(slices_, (panels_ + most - 1) / most * threads);
+      const int64_t most = most_threads * (at_once ? at_once : std::max(kLeastPanels, kPartLines / panel_lines));
+      slices_ = std::max(slices_, std::min(panels_, (panels_ + most - 1) / most * most_threads));
     }
-    if (threads == 1 || panels_ * panel_lines > kCachedLines) return;
-    // Few panels and many rows on many threads: the rows are cut into pieces too.
-    const int64_t wanted = 2 * threads / std::max<int64_t>(1, panels_ / kFewPanels);
-    const int64_t most = std::max<int64_t>(1, std::min(rows / kFewRows, (rows + unit - 1) / unit));
-    row_cuts_ = std::clamp<int64_t>(rows >= many * threads ? std::max<int64_t>(wanted, threads) : wanted, 1, most);
+    if (most_threads > 1 && panels_ * panel_lines <= kCachedLines) {
+      // Few panels and many rows on many threads: the rows are cut into pieces too.
+      const int64_t wanted = 2 * most_threads / std::max<int64_t>(1, panels_ / kFewPanels);
+      const int64_t most = std::max<int64_t>(1, std::min(rows / kFewRows, (rows + unit - 1) / unit));
+      const int64_t least = rows >= many * most_threads ? most_threads : 1;
+      row_cuts_ = std::clamp<int64_t>(std::max(wanted, least), 1, most);
+    }
+    threads = (int)std::min<int64_t>(most_threads, count());
   }
 
   int64_t count() const { return row_cuts_ * slices_; }
@@ -87,12 +91,12 @@ class Cuts {
   // Whether a part is the last of its share.
   bool is_last(int64_t index) const { return index + 1 == count() || thread_of(index + 1) != thread_of(index); }
 
-  const int threads;
+  int threads;  // no more than parts
 
  private:
   static constexpr int64_t kFewPanels = 3;  // for a thread
   static constexpr int64_t kFewRows = 48;   // to be cut from others
-  static constexpr int64_t kLeastPanels = 4;           // of a part, for which its rows are read from a larger cache
+  static constexpr int64_t kLeastPanels = 4;        // of a part, for which its rows are read from a larger cache
   static constexpr int64_t kCachedLines = 1 << 17;  // more are read from memory, so that one thread is to read each
 
   int64_t row_edge(int64_t cut) const {
