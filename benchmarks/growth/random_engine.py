@@ -18,6 +18,7 @@ from rootgraft.engine.checkpoint.model_config import ModelConfig
 from rootgraft.engine.checkpoint.read_config import read_model_config
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.core.engine_core import EngineCore
+from rootgraft.engine.executor.worker import Worker
 from rootgraft.engine.messages import Abort, Done, Failed, LoadAdapter, Message, Reply, Submit, TokenOut
 from rootgraft.engine.types import SamplingParams
 
@@ -48,7 +49,8 @@ class RandomEngine:
 
     def __init__(self, config: EngineConfig, folder: Path) -> None:
         self.model: ModelConfig = read_model_config(folder)
-        self._core = EngineCore.load(config, folder)
+        self.worker = Worker(config, folder)
+        self._core = EngineCore(config, self.worker)
         self._random, self._ids = random.Random(0), itertools.count(1)
         self._live: list[int] = []
 

@@ -81,6 +81,7 @@ class GgufFile:
     def __init__(self, path: Path, mapped: mmap.mmap) -> None:
         """Parse the header of a mapped file (see ``open``). Raises ``ModelError``."""
         self.path = path
+        self._mapped = mapped
         self._bytes = np.frombuffer(mapped, dtype=np.uint8)
         reader = _Reader(mapped)
         num_tensors, num_metadata = _read_header(reader)
@@ -118,6 +119,14 @@ class GgufFile:
         """Return a tensor's raw bytes, a read-only view of the mapped file. Raises KeyError for an unknown name."""
         tensor = self.tensors[name]
         return self._bytes[tensor.offset : tensor.offset + tensor.num_bytes]
+
+    def release(self, data: npt.NDArray[np.uint8]) -> None:
+        """Take bytes returned by ``data``, or a part of them, out of this process's memory; they may be read again."""
+        if (advice := getattr(mmap, "MADV_DONTNEED", None)) is None or not data.nbytes:
+            return
+        start = data.ctypes.data - self._bytes.ctypes.data
+        first = start // mmap.PAGESIZE * mmap.PAGESIZE
+        self._mapped.madvise(advice, first, start + data.nbytes - first)
 
 
 def begins_as_gguf(path: Path) -> bool:

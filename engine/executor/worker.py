@@ -27,6 +27,7 @@ from ..kv_cache.state_cache import StateSlots, share_budget
 from ..loading.base_layout import adapter_bytes, matrix_bytes
 from ..loading.model_impl import layout_of, load_by, notices
 from ..loading.weight_forms import choose_weight_form
+from ..machine import resources
 from ..machine.software import install_command
 from ..models.decoder import DecoderModel
 from ..models.kv_pool import KvPool, KvPrefault, bytes_per_page
@@ -219,6 +220,7 @@ def _load(config: EngineConfig, checkpoint: Path | GgufFile, model_path: Path, d
         max_positions=config.max_model_len,
         dummy=config.load_format == "dummy",
         weights=choose_weight_form(config, device, dtype),
+        available=resources.memory().available if device.type == "cpu" else None,
     )
     return Weights(model, load_draft(config, model, model_path))
 

@@ -36,6 +36,7 @@ from .tensor_names import (
     up_modules,
 )
 from .weight_forms import WeightForm, WeightReader
+from .weight_memory import check_weight_memory
 from .weight_readers import GgufWeights, RandomWeights, SafetensorsFolder, WeightSource
 
 
@@ -47,6 +48,7 @@ def load_model(
     max_positions: int | None = None,
     dummy: bool = False,
     weights: WeightForm = "plain",
+    available: int | None = None,
 ) -> DecoderModel:
     """Load a model from a folder in Hugging Face format or from a GGUF file.
 
@@ -56,14 +58,18 @@ def load_model(
         max_positions: longest sequence; the model's own maximum by default.
         dummy: use random weights in the model's shape; only its config is read.
         weights: the form of matrices in memory.
+        available: bytes of memory for them; None to load them whatever they need.
 
     Raises:
         ModelError: the model is not supported, or its files are malformed.
+        ConfigError: the weights need more memory than is available.
     """
     config = read_model_config(checkpoint)
     source = open_source(checkpoint, config, dummy)
     optional = prediction_tensors(source.shapes, config) | ({HEAD} if config.tied_head else set())
     check_tensors(expected_shapes(config), source.shapes, optional)
+    if available is not None:
+        check_weight_memory(source, config, dtype, weights, available)
     if HEAD in source.shapes and config.tied_head:
         _check_tied(source)
     reader = WeightReader(source, dtype, device, weights)

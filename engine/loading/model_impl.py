@@ -29,6 +29,7 @@ def load_by(
     max_positions: int | None,
     dummy: bool,
     weights: WeightForm,
+    available: int | None = None,
 ) -> Model:
     """Load a model by an implementation: ``rootgraft``, ``transformers``, or ``auto``: ours if it has the model.
 
@@ -36,10 +37,17 @@ def load_by(
 
     Raises:
         ModelError: the implementation does not have the model, or the library is not installed.
+        ConfigError: see ``load_model``.
     """
     if not _takes_transformers(model_impl, checkpoint):
         return load_model(
-            checkpoint, dtype=dtype, device=device, max_positions=max_positions, dummy=dummy, weights=weights
+            checkpoint,
+            dtype=dtype,
+            device=device,
+            max_positions=max_positions,
+            dummy=dummy,
+            weights=weights,
+            available=available,
         )
     if not isinstance(checkpoint, Path):
         raise ModelError("--model-impl transformers reads folders in Hugging Face format, no GGUF files. Leave it out.")

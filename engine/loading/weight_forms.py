@@ -22,13 +22,13 @@ stored_dynamic: the same, and activations rounded to 8 bits; see ``kernels.quant
 int8_weight_only, int8_dynamic: rounded to 8 bits with a scale for each output (``pack_channels``).
 """
 
-
-_FORMS: dict[str, WeightForm] = {
+FORMS: dict[str, WeightForm] = {
     "gguf": "stored",
     "gguf_dynamic": "stored_dynamic",
     "int8_dynamic": "int8_dynamic",
     "int8_weight_only": "int8_weight_only",
 }
+"""The form of each value of ``--quantization``."""
 
 
 def choose_weight_form(config: EngineConfig, device: torch.device, dtype: torch.dtype) -> WeightForm:
@@ -41,7 +41,7 @@ def choose_weight_form(config: EngineConfig, device: torch.device, dtype: torch.
             f"--quantization {config.quantization} needs --device cpu, the native kernels (a C++ compiler), "
             "and bfloat16 or float32. Try: rootgraft doctor"
         )
-    return _FORMS[config.quantization]
+    return FORMS[config.quantization]
 
 
 class WeightReader:

@@ -53,6 +53,9 @@ class WeightSource(Protocol):
     def blocks(self, name: str) -> tuple[str, Tensor] | None:
         """Return a matrix [N, K] in GGUF blocks: their type and [N, bytes of a row] uint8; None if not stored so."""
 
+    def stored(self, name: str) -> tuple[str, int] | None:
+        """Return GGUF's type of a tensor and its bytes in the file, without reading it; None if not stored so."""
+
 
 class SafetensorsFolder:
     """A folder with ``model.safetensors``, or with an index and its shards.
@@ -115,6 +118,9 @@ class SafetensorsFolder:
         out.copy_(file.get_tensor(stored) if part is None else file.get_slice(stored)[part])
 
     def blocks(self, name: str) -> None:
+        return None
+
+    def stored(self, name: str) -> None:
         return None
 
 
@@ -200,15 +206,23 @@ class GgufWeights:
 
     def blocks(self, name: str) -> tuple[str, Tensor]:
         """Return a matrix in GGUF blocks; only its order of rows may differ from the published tensor."""
-        rows = torch.from_numpy(self._data(name).reshape(self.shapes[name][0], -1).copy())
+        data = self._data(name)
+        rows = torch.from_numpy(data.reshape(self.shapes[name][0], -1).copy())
+        self._file.release(data)
         self._order_rows(name, rows)
         return self._file.tensors[self._tensors[name].stored].type, rows
+
+    def stored(self, name: str) -> tuple[str, int] | None:
+        """Return the type and bytes of a stored tensor; None for one that is put together from two."""
+        if name in self._split:
+            return None
+        return self._file.tensors[self._tensors[name].stored].type, self._data(name).nbytes
 
     def _read_split(self, parts: tuple[str, str], out: Tensor) -> None:
         """Put the rows of a head's keys, stored transposed, and those of its values together again."""
         keys, values = (torch.empty(self._file.tensors[name].shape, dtype=out.dtype) for name in parts)
         for name, tensor in zip(parts, (keys, values), strict=True):
-            dequantise(self._file.data(name), self._file.tensors[name].type, tensor)
+            self._dequantise(self._file.data(name), name, tensor)
         out.copy_(torch.cat((keys.transpose(1, 2), values), dim=1).flatten(0, 1))
 
     def _order_rows(self, name: str, rows: Tensor) -> None:
@@ -217,7 +231,12 @@ class GgufWeights:
                 _deinterleave(rows, num_heads)
 
     def _decode(self, name: str, out: Tensor) -> None:
-        dequantise(self._data(name), self._file.tensors[self._tensors[name].stored].type, out)
+        self._dequantise(self._data(name), self._tensors[name].stored, out)
+
+    def _dequantise(self, data: NDArray[np.uint8], stored: str, out: Tensor) -> None:
+        """Decode bytes of a tensor, and let go of them: the file is not to be in memory beside the model."""
+        dequantise(data, self._file.tensors[stored].type, out)
+        self._file.release(data)
 
     def _data(self, name: str) -> NDArray[np.uint8]:
         """The bytes of a tensor."""
@@ -302,4 +321,7 @@ class RandomWeights:
         out.uniform_(-bound, bound, generator=torch.Generator(out.device).manual_seed(seed))
 
     def blocks(self, name: str) -> None:
+        return None
+
+    def stored(self, name: str) -> None:
         return None

@@ -194,12 +194,12 @@ def measure_steps(config: EngineConfig, model_path: Path, load: StepLoad) -> Ste
     if not isinstance(model, DecoderModel):
         raise ConfigError("bench step takes the times of our own kernels: give it --model-impl rootgraft.")
     kv_dtype = choose_kv_dtype(config, model.config, model.device, model.dtype)
-    rates = _measure_rates(model, kv_dtype)
+    rates = measure_rates(model, kv_dtype)
     bench.fill()
     untimed = bench.measure(load.steps, kernels=False)
     steps = bench.measure(load.steps, kernels=True)
     bench.core.close()
-    parts = _parts(steps, _bounds(model, load, kv_dtype, rates))
+    parts = _parts(steps, least_times(model, load, kv_dtype, rates))
     seconds = fmean(step.seconds for step in steps)
     return StepTimes(
         summary=bench.worker.summary,
@@ -248,7 +248,7 @@ def _parts(steps: list[_Step], bounds: dict[str, float]) -> dict[str, Part]:
     return parts
 
 
-class _Rates(NamedTuple):
+class StepRates(NamedTuple):
     """Rates of the machine per second: bytes read, products of linear layers, products of attention."""
 
     reading: float
@@ -256,15 +256,16 @@ class _Rates(NamedTuple):
     attention: float
 
 
-def _measure_rates(model: DecoderModel, kv_dtype: torch.dtype) -> _Rates:
+def measure_rates(model: DecoderModel, kv_dtype: torch.dtype) -> StepRates:
+    """Measure the machine's rates for a model's forms of weights and KV, with all threads."""
     packed = model.weights
     of_bytes = any(isinstance(part, QuantisedLinear) and part.format is not Format.WIDENED for part in packed)
     kv_of_bytes = kv_dtype is int8_kv_layout.DTYPE
     products = {kind: machine_limits.products_rate(model.dtype, bytewise=kind) for kind in {of_bytes, kv_of_bytes}}
-    return _Rates(machine_limits.reading_rate(), products[of_bytes], products[kv_of_bytes])
+    return StepRates(machine_limits.reading_rate(), products[of_bytes], products[kv_of_bytes])
 
 
-def _bounds(model: DecoderModel, load: StepLoad, kv_dtype: torch.dtype, rates: _Rates) -> dict[str, float]:
+def least_times(model: DecoderModel, load: StepLoad, kv_dtype: torch.dtype, rates: StepRates) -> dict[str, float]:
     """Return the least seconds of linear layers, attention and head: to read all bytes once, or make all products.
 
     After its K and V the last layer computes only the tokens before a sampling position. All tokens may have the same
@@ -292,7 +293,7 @@ def _bounds(model: DecoderModel, load: StepLoad, kv_dtype: torch.dtype, rates: _
     }
 
 
-def _experts_bound(model: DecoderModel, tokens: int, positions: int, rates: _Rates) -> float:
+def _experts_bound(model: DecoderModel, tokens: int, positions: int, rates: StepRates) -> float:
     """Return the least seconds of the products of experts, of which the last layer makes those of positions alone."""
     per_layer = [[(count, weights.first) for count, weights in layer.active] for layer in model.layers]
     num_bytes = sum(count * _nbytes(first) for layer in per_layer for count, first in layer)

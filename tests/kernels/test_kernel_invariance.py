@@ -72,6 +72,24 @@ def test_attention_on_two_threads(dtype, rows):
 
 
 @pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("biased", [True, False])
+@pytest.mark.parametrize("rows", [128, 145, 261])
+def test_linear_of_many_rows_and_inputs(dtype: torch.dtype, biased: bool, rows: int) -> None:
+    """Such products are made in blocks along K, and few panels at a time."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(rows, 2080, generator=generator).to(dtype)
+    weight = torch.randn(1208, 2080, generator=generator).to(dtype)
+    layer = ops.pack_linear(weight, torch.randn(1208, generator=generator).to(dtype) if biased else None)
+    few = torch.cat([ops.linear(x[first : first + 7], layer) for first in range(0, rows, 7)])
+    largest = torch.cat([ops.largest_linear(x[first : first + 7], layer).column for first in range(0, rows, 7)])
+    for threads in (1, 2, 3, 16):
+        ops.set_threads(threads)
+        assert same(ops.linear(x, layer), few)
+        assert torch.equal(ops.largest_linear(x, layer).column, largest)
+    ops.set_threads(1)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize(("in_features", "out_features"), [(64, 16), (576, 200), (1536, 576)])
 def test_linear(dtype, in_features, out_features):
     generator = torch.Generator().manual_seed(0)

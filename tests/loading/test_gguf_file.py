@@ -194,3 +194,37 @@ def test_missing_file(tmp_path: Path) -> None:
 def test_needs_no_torch() -> None:
     code = "import sys; from rootgraft.engine.checkpoint import gguf, read_config; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def resident(path: Path) -> int:
+    """KiB of a mapped file that are in this process's memory."""
+    total, is_file = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if "-" in line.split(" ", 1)[0] and ":" not in line.split(" ", 1)[0]:
+            is_file = line.endswith(str(path))
+        elif is_file and line.startswith("Rss:"):
+            total += int(line.split()[1])
+    return total
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_released_bytes_leave_memory_and_can_be_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "large.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    large = np.random.default_rng(0).standard_normal((1024, 512), dtype=np.float32)
+    writer.add_tensor("small", large[:1])
+    writer.add_tensor("large", large)
+    for write in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file):
+        write()
+    writer.close()
+    file = GgufFile.open(path)
+    data = file.data("large")
+    assert np.array_equal(data.view(np.float32), large.ravel())
+    before = resident(path)
+    assert before >= large.nbytes // 1024
+    file.release(data)
+    assert resident(path) <= before - large.nbytes // 1024 + 8  # pages that others may share
+    assert np.array_equal(data.view(np.float32), large.ravel())
+    file.release(data[100:200])
+    file.release(data[:0])
+    assert np.array_equal(file.data("small").view(np.float32), large[0])

@@ -1,8 +1,10 @@
 // y = x W^T + b, with W packed once in panels of 16 output columns: [N / 16][K / per word][16 words].
 #include <algorithm>
+#include <atomic>
 #include <new>
 
 #include "simd/partition.h"
+#include "gemm/deep_product.h"
 #include "gemm/epilogue.h"
 #include "gemm/linear.h"
 #include "simd/parallel.h"
@@ -83,15 +85,23 @@ template <class E, class Out>
 void run(const Linear& op) {
   if (!op.rows) return;
   const int64_t multiplications = op.rows * op.steps * op.columns;
-  const Cuts cuts(threads_for(multiplications, kSmall, op.threads), op.rows, op.columns, 1, kTileRows, kManyRows);
+  const bool is_deep = E::kPerWord == Bf16::kPerWord && takes_deep(op);
+  const Cuts cuts(threads_for(multiplications, kSmall, op.threads), op.rows, op.columns, 1, kTileRows, kManyRows,
+                  op.steps, is_deep ? kDeepPanels : 0);
   Out out(op, cuts.count());
+  std::atomic<bool> has_memory{true};
   parallel_shares(cuts.threads, cuts.count(), [&](int64_t i) {
 #if ROOTGRAFT_AMX
+    if (is_deep) {
+      if (!multiply_deep_amx(op, cuts, i, out)) has_memory = false;
+      return;
+    }
     if (E::kPerWord == Bf16::kPerWord && takes_amx(op.steps)) return multiply_block_amx(op, cuts, i, out);
 #endif
     multiply_block<E>(op, cuts.part(i), out);
   });
   out.finish();
+  if (!has_memory) throw std::bad_alloc();
 }
 
 }  // namespace

@@ -25,6 +25,9 @@ struct Product {
   // Memory to ask for while this runs, for a product soon to come.
   const uint32_t* ahead = nullptr;
   ptrdiff_t ahead_lines = 0;  // of 64 bytes
+  // AMX: sums that are added to, rows of fp32 so many apart; null: none.
+  const float* start = nullptr;
+  ptrdiff_t start_stride = 0;
 };
 
 // The largest tile: its sums, one row of B and a word of A fill the registers.

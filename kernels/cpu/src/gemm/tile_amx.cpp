@@ -27,8 +27,13 @@ INLINE void sum_tiles(const Product& p, const AmxRows& rows, Each each) {
   if constexpr (R == 2) a[1] = p.a + rows.second * p.a_stride;
   Prefetches prefetches(p, p.steps / kAmxWords * R * P);
   const auto panel = [=](int i) { return b + i * b_stride; };
-  if (!p.ahead_lines) sum_by_amx<Kind, R, P, kReuse>(a, p.a_stride, panel, p.steps, each);
-  else sum_by_amx<Kind, R, P, kReuse>(a, p.a_stride, panel, p.steps, [&] {
+  if (!p.start) for_constants<R * P>([](auto i) { amx_zero<i.value>(); });
+  else for_constants<R * P>([&](auto i) {
+    const float* from = p.start + i.value / P * rows.second * p.start_stride + i.value % P * kWidth;
+    amx_load<i.value>(from, p.start_stride * sizeof(float));
+  });
+  if (!p.ahead_lines) add_by_amx<Kind, R, P, kReuse>(a, p.a_stride, panel, p.steps, each);
+  else add_by_amx<Kind, R, P, kReuse>(a, p.a_stride, panel, p.steps, [&] {
     prefetches.next_burst();
     each();
   });
@@ -65,6 +70,7 @@ INLINE void for_pairs(const Product& product, int panels, F f) {
     Product part = product;
     part.b += first * product.b_stride;
     part.c = product.c.right(first * kWidth);
+    if (part.start) part.start += first * kWidth;
     part.ahead += line * kWidth;
     part.ahead_lines = lines * (first + count) / panels - line;
     f(part, count);

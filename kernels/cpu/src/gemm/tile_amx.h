@@ -50,10 +50,9 @@ enum class AmxReuse { kFirstCache, kSecondCache, kNone };
 // Products over `steps` words of one or two tiles of rows, a[], with P panels, panel(p) being a pointer: the sums of
 // tile r and panel p are then in register r P + p. each() runs before every instruction that multiplies.
 template <AmxWords Kind, int R, int P, AmxReuse kReuse = AmxReuse::kFirstCache, class Panel, class Each>
-INLINE void sum_by_amx(const uint32_t* const (&a)[R], ptrdiff_t a_stride, Panel panel, ptrdiff_t steps, Each each) {
+INLINE void add_by_amx(const uint32_t* const (&a)[R], ptrdiff_t a_stride, Panel panel, ptrdiff_t steps, Each each) {
   static_assert(R <= 2 && R * P <= kAmxSums);
   const ptrdiff_t a_bytes = a_stride * sizeof(uint32_t);
-  for_constants<R * P>([](auto i) { amx_zero<i.value>(); });
   for (ptrdiff_t k = 0; k < steps; k += kAmxWords) {
     for_constants<R>([&](auto r) { amx_load<kAmxA + r.value>(a[r.value] + k, a_bytes); });
     for_constants<P>([&](auto p) {
@@ -70,6 +69,13 @@ INLINE void sum_by_amx(const uint32_t* const (&a)[R], ptrdiff_t a_stride, Panel 
       });
     });
   }
+}
+
+// The same, from nothing.
+template <AmxWords Kind, int R, int P, AmxReuse kReuse = AmxReuse::kFirstCache, class Panel, class Each>
+INLINE void sum_by_amx(const uint32_t* const (&a)[R], ptrdiff_t a_stride, Panel panel, ptrdiff_t steps, Each each) {
+  for_constants<R * P>([](auto i) { amx_zero<i.value>(); });
+  add_by_amx<Kind, R, P, kReuse>(a, a_stride, panel, steps, each);
 }
 
 // Sums that are rounded to bf16 while the next product is made, which leaves the vector units idle.

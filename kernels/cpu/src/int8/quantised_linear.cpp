@@ -84,36 +84,45 @@ void multiply_blocks(const QuantisedLinear& op, const BlockRows<kPlanes>& x, con
 }
 
 #if ROOTGRAFT_AMX
-// For a panel; false where there is no memory, for a worker must not throw.
+// For some panels; false where there is no memory, for a worker must not throw.
 template <Format F>
 bool make_room(std::vector<SignedBlock<F>>& unpacked, int64_t blocks) try {
-  unpacked.resize(blocks);
+  unpacked.resize(std::max<size_t>(unpacked.size(), blocks));
   return true;
 } catch (const std::bad_alloc&) {
   return false;
 }
 
-// The same by AMX, of panels that are unpacked once for all tiles. False: there is no memory for a panel.
+// The same by AMX, of panels that are unpacked once for all tiles: as many at a time as leave room in a core's second
+// cache, so that the rows of x, which may be too many for it, are read fewer times. False: there is no memory for them.
 template <Format F, int kPlanes, class Out>
 bool multiply_blocks_amx(const QuantisedLinear& op, const BlockRows<kPlanes>& x, const ProductPart& part, Out& out) {
+  constexpr int64_t kUnpacked = 640 << 10, kMost = 8;  // bytes of panels, and panels
   const int64_t words = x.blocks * kPanelWords<F>, halves = x.blocks * kPanelScales<F>;
   const int64_t first = part.row / x.tile_rows, count = (part.row_count() + x.tile_rows - 1) / x.tile_rows;
+  const int64_t room_for = kUnpacked / (x.blocks * (int64_t)sizeof(SignedBlock<F>));
+  const int64_t group = count > 2 ? std::clamp<int64_t>(room_for, 1, kMost) : 1;
   static thread_local std::vector<SignedBlock<F>> unpacked;
-  if (!make_room(unpacked, x.blocks)) return false;
+  if (!make_room(unpacked, group * x.blocks)) return false;
   const AmxScope scope(amx_shapes((int)x.tile_rows, kBlockWords));
   alignas(64) float room[kAmxRows * kRoomStride];
-  for (int64_t panel = part.panel; panel < part.panel_end; panel++) {
-    const int64_t lines = panel + 1 < part.panel_end ? kPanelLines<F> : 0;
-    const uint32_t* b = op.panels + panel * words;
-    const auto* b_scale = static_cast<const uint16_t*>(op.scales) + panel * halves;
-    unpack_panel<F>(b, b_scale, x.blocks, unpacked.data());
+  for (int64_t panel = part.panel; panel < part.panel_end; panel += group) {
+    const int64_t panels = std::min(group, part.panel_end - panel);
+    const auto* scales = static_cast<const uint16_t*>(op.scales);
+    for (int64_t p = 0; p < panels; p++) {
+      unpack_panel<F>(op.panels + (panel + p) * words, scales + (panel + p) * halves, x.blocks, &unpacked[p * x.blocks]);
+    }
     for (int64_t i = 0; i < count; i++) {
-      const int64_t row = (first + i) * x.tile_rows;
-      const TileSpan tile = {row, panel, (int)std::min(x.tile_rows, op.rows - row), 1};
-      multiply_byte_amx<F, kPlanes>({x.tile(first + i), x.tile_rows, b, b_scale, x.blocks, out.place(room, tile),
-                                     lines * i / count, lines * (i + 1) / count},
-                                    unpacked.data(), tile.rows);
-      out.take(part.index, room, tile);
+      for (int64_t p = 0; p < panels; p++) {
+        const int64_t row = (first + i) * x.tile_rows, before = panel + p + group - 1;  // of the panel to ask for
+        const int64_t lines = before + 1 < part.panel_end ? kPanelLines<F> : 0;
+        const TileSpan tile = {row, panel + p, (int)std::min(x.tile_rows, op.rows - row), 1};
+        multiply_byte_amx<F, kPlanes>({x.tile(first + i), x.tile_rows, op.panels + before * words,
+                                       scales + before * halves, x.blocks, out.place(room, tile), lines * i / count,
+                                       lines * (i + 1) / count},
+                                      &unpacked[p * x.blocks], tile.rows);
+        out.take(part.index, room, tile);
+      }
     }
   }
   return true;
@@ -132,7 +141,7 @@ Lines panels_of(const QuantisedLinear& op, const ProductPart& part) {
 }
 
 Cuts channel_cuts(const QuantisedLinear& op) {
-  return Cuts(op.used_threads(), op.rows, op.columns, 1, kChannelRows, kManyRows);
+  return Cuts(op.used_threads(), op.rows, op.columns, 1, kChannelRows, kManyRows, channel_words(op));
 }
 
 // Some rows times the channels of a part.
@@ -210,7 +219,8 @@ void run_blocks(const QuantisedLinear& op) {
   const bool by_amx = op.rows > kByteRows && has_amx();
   x.template fill<E>(op, by_amx ? kAmxRows : kByteRows);
   const BlockRows<kPlanes>& rows = x;  // the caller's, on all threads
-  const Cuts cuts(op.used_threads(), op.rows, op.columns, rows.tile_rows, rows.tile_rows, kManyRows);
+  const Cuts cuts(op.used_threads(), op.rows, op.columns, rows.tile_rows, rows.tile_rows, kManyRows,
+                  rows.blocks * kPanelLines<F>);
   Out out(op, cuts.count());
   std::atomic<bool> has_memory{true};
   parallel_shares(cuts.threads, cuts.count(), [&](int64_t i) {

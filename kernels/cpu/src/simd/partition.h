@@ -49,15 +49,25 @@ inline int64_t slice_count(int threads, int64_t rows, int64_t panels, int64_t fe
   return (panels + largest - 1) / largest;
 }
 
+// Of a part whose panels are used by many rows: so many lines of 64 bytes of panels leave room for those of the next part
+// in a core's second cache.
+constexpr int64_t kPartRows = 128, kPartLines = 1 << 13;
+
 class Cuts {
  public:
-  // Rows are cut at multiples of `unit`; `few` of them make one tile; `many` for a thread pay for reading all panels.
-  Cuts(int most_threads, int64_t rows, int64_t columns, int64_t unit, int64_t few, int64_t many)
+  // Rows are cut at multiples of `unit`; `few` of them make one tile; `many` for a thread pay for reading all panels, of
+  // `panel_lines` lines each. Many rows use `at_once` panels of a part, or as many as leave room in the cache.
+  Cuts(int most_threads, int64_t rows, int64_t columns, int64_t unit, int64_t few, int64_t many, int64_t panel_lines,
+       int64_t at_once = 0)
       : rows_(rows),
         unit_(unit),
         panels_((columns + kWidth - 1) / kWidth),
         slices_(slice_count(most_threads, rows, panels_, few)) {
-    if (most_threads > 1) {
+    if (rows >= kPartRows) {
+      const int64_t most = most_threads * (at_once ? at_once : std::max(kLeastPanels, kPartLines / panel_lines));
+      slices_ = std::max(slices_, std::min(panels_, (panels_ + most - 1) / most * most_threads));
+    }
+    if (most_threads > 1 && panels_ * panel_lines <= kCachedLines) {
       // Few panels and many rows on many threads: the rows are cut into pieces too.
       const int64_t wanted = 2 * most_threads / std::max<int64_t>(1, panels_ / kFewPanels);
       const int64_t most = std::max<int64_t>(1, std::min(rows / kFewRows, (rows + unit - 1) / unit));
@@ -86,6 +96,8 @@ class Cuts {
  private:
   static constexpr int64_t kFewPanels = 3;  // for a thread
   static constexpr int64_t kFewRows = 48;   // to be cut from others
+  static constexpr int64_t kLeastPanels = 4;        // of a part, for which its rows are read from a larger cache
+  static constexpr int64_t kCachedLines = 1 << 17;  // more are read from memory, so that one thread is to read each
 
   int64_t row_edge(int64_t cut) const {
     const int64_t units = (rows_ + unit_ - 1) / unit_;
@@ -99,9 +111,7 @@ class Cuts {
 // Whether a part's panels are used by so many rows that prefetching others meanwhile pays, and leave room for those in a
 // core's second cache. `panel_lines`: of 64 bytes, of a panel.
 inline bool stays_cached(const ProductPart& part, int64_t panel_lines) {
-  constexpr int kRows = 128;
-  constexpr int64_t kLines = 1 << 13;
-  return part.row_count() >= kRows && part.panel_count() * panel_lines <= kLines;
+  return part.row_count() >= kPartRows && part.panel_count() * panel_lines <= kPartLines;
 }
 
 }  // namespace rootgraft

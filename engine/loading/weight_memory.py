@@ -1,0 +1,59 @@
+"""Memory that a model's weights take in a form: known before they are read, and refused where there is less."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from ...kernels import quantised_weights
+from ..checkpoint.model_config import ModelConfig
+from ..errors import ConfigError
+from .tensor_names import EMBEDDING, Shape, expected_shapes
+from .weight_forms import FORMS, WeightForm
+from .weight_readers import WeightSource
+
+_GIB = 1 << 30
+
+
+def check_weight_memory(
+    source: WeightSource, config: ModelConfig, dtype: torch.dtype, form: WeightForm, available: int
+) -> None:
+    """Refuse weights that need more than the available bytes of a CPU's memory, before any is read.
+
+    Raises:
+        ConfigError: it says what they need, and which ``--quantization`` needs less.
+    """
+    needed = weight_bytes(source, config, dtype, form)
+    if needed <= available:
+        return
+    others = {option: weight_bytes(source, config, dtype, other) for option, other in FORMS.items()}
+    fitting = {option: size for option, size in others.items() if size <= available and size < needed}
+    names = {other: f"with --quantization {option}" for option, other in FORMS.items()}
+    what = names.get(form, f"in {str(dtype).removeprefix('torch.')}")
+    text = f"The weights need {needed / _GIB:.1f} GiB {what}; {available / _GIB:.1f} GiB of memory are available."
+    if not fitting:
+        raise ConfigError(f"{text} Free some, or take a smaller model.")
+    choice = min(fitting, key=lambda option: (fitting[option], option))
+    raise ConfigError(f"{text} Try: rootgraft serve --quantization {choice} ({fitting[choice] / _GIB:.1f} GiB)")
+
+
+def weight_bytes(source: WeightSource, config: ModelConfig, dtype: torch.dtype, form: WeightForm) -> int:
+    """Return the least bytes of a model's weights in a form: scales of rows and padding of panels come on top."""
+    shapes = expected_shapes(config)
+    total = sum(_tensor_bytes(name, shape, source, config, dtype, form) for name, shape in shapes.items())
+    # Rows of a plain head that is tied to the embedding are looked up in a copy that is not packed.
+    plain = math.prod(shapes[EMBEDDING]) * dtype.itemsize
+    is_plain = _tensor_bytes(EMBEDDING, shapes[EMBEDDING], source, config, dtype, form) == plain
+    return total + (plain if config.tied_head and is_plain else 0)
+
+
+def _tensor_bytes(
+    name: str, shape: Shape, source: WeightSource, config: ModelConfig, dtype: torch.dtype, form: WeightForm
+) -> int:
+    count = math.prod(shape)
+    if form.startswith("stored"):
+        stored = source.stored(name)
+        return stored[1] if stored and stored[0] in quantised_weights.BLOCK_BYTES else count * dtype.itemsize
+    is_packed = len(shape) > 1 and (name != EMBEDDING or config.tied_head)
+    return count if is_packed and form.startswith("int8") else count * dtype.itemsize

@@ -1,0 +1,83 @@
+"""Memory of weights, known before they are read, against what they then take; and its refusal."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import gguf
+import pytest
+import torch
+from support.models.small_gguf import HIDDEN, SHAPES, VOCAB, tensors, write
+
+from rootgraft.engine.checkpoint.read_config import open_checkpoint, read_model_config
+from rootgraft.engine.config import EngineConfig
+from rootgraft.engine.errors import ConfigError
+from rootgraft.engine.executor.worker import Worker
+from rootgraft.engine.loading.load_model import load_model, open_source
+from rootgraft.engine.loading.weight_forms import WeightForm
+from rootgraft.engine.loading.weight_memory import weight_bytes
+from rootgraft.engine.machine import resources
+from rootgraft.kernels import quantised_weights
+
+CPU, KINDS = torch.device("cpu"), gguf.GGMLQuantizationType
+MATRICES = [name for name, shape in SHAPES.items() if len(shape) == 2]
+COUNT = sum(map(math.prod, SHAPES.values()))
+IN_MATRICES = sum(math.prod(SHAPES[name]) for name in MATRICES)
+
+pytestmark = pytest.mark.skipif(not quantised_weights.available(), reason="no compiler")
+
+
+def file(folder: Path, kind: gguf.GGMLQuantizationType, *, tied: bool = True) -> Path:
+    shapes = SHAPES if tied else SHAPES | {"output.weight": (VOCAB, HIDDEN)}
+    names = MATRICES if tied else [*MATRICES, "output.weight"]
+    return write(folder / f"{kind.name}.gguf", tensors(shapes), types=dict.fromkeys(names, kind))
+
+
+def size(path: Path, form: WeightForm, dtype: torch.dtype = torch.bfloat16) -> int:
+    checkpoint = open_checkpoint(path)
+    config = read_model_config(checkpoint)
+    return weight_bytes(open_source(checkpoint, config, dummy=False), config, dtype, form)
+
+
+def test_bytes_by_form(tmp_path: Path) -> None:
+    q4 = file(tmp_path, KINDS.Q4_0)
+    vectors = COUNT - IN_MATRICES
+    assert size(q4, "plain") == 2 * (COUNT + VOCAB * HIDDEN)  # rows of the tied head are looked up in a second copy
+    assert size(q4, "plain", torch.float32) == 4 * (COUNT + VOCAB * HIDDEN)
+    assert size(q4, "stored") == size(q4, "stored_dynamic") == IN_MATRICES * 18 // 32 + 2 * vectors
+    assert size(q4, "int8_dynamic") == size(q4, "int8_weight_only") == IN_MATRICES + 2 * vectors
+    untied = file(tmp_path, KINDS.Q8_0, tied=False)
+    assert size(untied, "plain") == 2 * (COUNT + VOCAB * HIDDEN)
+    assert size(untied, "int8_dynamic") == IN_MATRICES + 2 * (vectors + VOCAB * HIDDEN)
+
+
+def test_blocks_without_a_kernel_count_as_plain(tmp_path: Path) -> None:
+    path = file(tmp_path, KINDS.Q5_1)
+    assert size(path, "stored") == size(path, "plain")
+
+
+@pytest.mark.parametrize("form", ["plain", "stored", "int8_dynamic"])
+def test_weights_load_where_they_just_fit(tmp_path: Path, form: WeightForm) -> None:
+    path = file(tmp_path, KINDS.Q4_0)
+    needed = size(path, form)
+    load_model(path, dtype=torch.bfloat16, device=CPU, weights=form, available=needed)
+    with pytest.raises(ConfigError, match=r"^The weights need .* GiB .*; .* of memory are available\."):
+        load_model(path, dtype=torch.bfloat16, device=CPU, weights=form, available=needed - 1)
+
+
+def test_a_refusal_names_the_form_that_fits(tmp_path: Path) -> None:
+    path = file(tmp_path, KINDS.Q4_0)
+    with pytest.raises(ConfigError, match=r"in bfloat16; .* Try: rootgraft serve --quantization gguf \(0\.0 GiB\)$"):
+        load_model(path, dtype=torch.bfloat16, device=CPU, available=size(path, "plain") - 1)
+    with pytest.raises(ConfigError, match=r"with --quantization gguf; .* Free some, or take a smaller model\.$"):
+        load_model(path, dtype=torch.bfloat16, device=CPU, weights="stored", available=100)
+
+
+def test_the_engine_asks_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = file(tmp_path, KINDS.Q4_0)
+    found = replace(resources.memory(), available=1000)
+    monkeypatch.setattr(resources, "memory", lambda: found)
+    with pytest.raises(ConfigError, match="The weights need"):
+        Worker(EngineConfig(model=str(path), device="cpu", dtype="bfloat16"), path)
