@@ -1,12 +1,15 @@
 // y = x W^T + b, with W packed once in panels of 16 output columns: [N / 16][K / per word][16 words].
 #include <algorithm>
+#include <atomic>
 #include <new>
+#include <vector>
 
 #include "simd/partition.h"
 #include "gemm/epilogue.h"
 #include "gemm/linear.h"
 #include "simd/parallel.h"
 #include "gemm/tile_amx.h"
+#include "gemm/tile_fma.h"
 
 namespace rootgraft {
 namespace {
@@ -79,18 +82,63 @@ void multiply_block_amx(const Linear& op, const Cuts& cuts, int64_t index, Out& 
 }
 #endif
 
+#if ROOTGRAFT_FMA
+// The same of bf16 by multiply-adds of fp32, for rows that fit a core's second cache when they are widened, and then for
+// the next. Returns false where there is no memory for these.
+template <class Out>
+bool multiply_block_fma(const Linear& op, const ProductPart& part, Out& out) try {
+  constexpr int64_t kFloats = 48 << 10;
+  const int64_t panel_size = op.steps * kWidth, row_floats = fma_row_floats(op.steps);
+  const int64_t rows = part.row_count(), most = std::max<int64_t>(kFloats / row_floats, kFmaRows);
+  const int64_t blocks = (rows + most - 1) / most;
+  static thread_local std::vector<float> wide;
+  if ((int64_t)wide.size() < most * row_floats) wide.resize(most * row_floats);
+  float room[kFmaRows * kRoomStride];
+  for (int64_t block = 0; block < blocks; block++) {
+    const int64_t first = rows * block / blocks;
+    const int count = (int)(rows * (block + 1) / blocks - first);
+    lay_out_fma_rows(op.x + (part.row + first) * op.steps, op.steps, count, wide.data());
+    for_fma_tiles(count, part.panel_count(), [&](int m, int tile_rows, int p, int panels) {
+      const TileSpan tile = {part.row + first + m, part.panel + p, tile_rows, panels};
+      const int64_t next = tile.panel + panels;
+      const bool fetches = block == 0 && count > kFmaRows;
+      const int64_t lines = fetches ? std::min<int64_t>(panels, part.panel_end - next) * op.steps : 0;
+      const int64_t from = lines * m / count, to = lines * (m + tile_rows) / count;
+      multiply_fma({reinterpret_cast<const uint32_t*>(wide.data() + m * row_floats), 0,
+                    op.panels + tile.panel * panel_size, panel_size, op.steps, out.place(room, tile), nullptr,
+                    op.panels + next * panel_size + from * kWidth, to - from},
+                   tile_rows, panels);
+      out.take(part.index, room, tile);
+    });
+  }
+  return true;
+} catch (const std::bad_alloc&) {
+  return false;
+}
+#endif
+
 template <class E, class Out>
 void run(const Linear& op) {
   if (!op.rows) return;
+  constexpr bool kByFma = ROOTGRAFT_FMA && E::kPerWord == Bf16::kPerWord;
   const int64_t multiplications = op.rows * op.steps * op.columns;
-  const Cuts cuts(multiplications < kSmall ? 1 : (int)op.threads, op.rows, op.columns, 1, kTileRows, kManyRows);
+  const Cuts cuts(multiplications < kSmall ? 1 : (int)op.threads, op.rows, op.columns, 1,
+                  kByFma ? kFmaRows : kTileRows, kManyRows);
   Out out(op, cuts.count());
+  std::atomic<bool> failed{false};
   parallel_shares(cuts.threads, cuts.count(), [&](int64_t i) {
 #if ROOTGRAFT_AMX
     if (E::kPerWord == Bf16::kPerWord && takes_amx(op.steps)) return multiply_block_amx(op, cuts, i, out);
 #endif
+#if ROOTGRAFT_FMA
+    if constexpr (kByFma) {
+      if (!multiply_block_fma(op, cuts.part(i), out)) failed = true;
+      return;
+    }
+#endif
     multiply_block<E>(op, cuts.part(i), out);
   });
+  if (failed) throw std::bad_alloc();
   out.finish();
 }
 

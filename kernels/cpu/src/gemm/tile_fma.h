@@ -1,0 +1,54 @@
+// Tile products of bf16 by multiply-adds of fp32, for CPUs without an instruction for bf16, see tile.h.
+//
+// A is widened to fp32 once for all panels of a part, B in registers: a shift and a mask of its words serve all rows of
+// a tile. The products are exact, and a sum runs over K in order and alone, so its bits are those of multiply_tile<Bf16>.
+//
+//   A  tiles of rows, each [steps / kRunSteps][rows][kWidth] fp32: its rows are at constant distances
+#pragma once
+
+#include <algorithm>
+
+#include "gemm/tile.h"
+
+#if defined(__AVX512BF16__)
+#define ROOTGRAFT_FMA 0
+#else
+#define ROOTGRAFT_FMA 1
+#endif
+
+namespace rootgraft {
+
+constexpr ptrdiff_t kRunSteps = kWidth / Bf16::kPerWord;  // steps for which A has a vector of each row
+
+// The largest tile. The more rows, the less widening for a product; of few rows several panels, for as many sums at
+// least as multiply-adds are under way at once.
+#if defined(__AVX512F__)
+constexpr int kFmaRows = 12;
+constexpr int fma_panels(int rows) { return rows <= 3 ? 4 : 2; }
+#elif defined(__AVX2__)
+constexpr int kFmaRows = 6;
+constexpr int fma_panels(int rows) { return rows == 1 ? 4 : rows == 2 ? 2 : 1; }
+#else
+constexpr int kFmaRows = 3;
+constexpr int fma_panels(int) { return 1; }
+#endif
+
+// Floats of a row of A.
+inline ptrdiff_t fma_row_floats(ptrdiff_t steps) { return (steps + kRunSteps - 1) / kRunSteps * kWidth; }
+
+// Lays out rows of words that lie one after another, for the tiles of for_fma_tiles(): tile by tile.
+void lay_out_fma_rows(const uint32_t* words, ptrdiff_t steps, int rows, float* out);
+
+// One tile into fp32 or bf16, its A laid out; without c_scale.
+void multiply_fma(const Product& product, int rows, int panels);
+
+// for_tiles() of these shapes.
+template <class F>
+INLINE void for_fma_tiles(int rows, int panels, F f) {
+  const int most = fma_panels(std::min(rows, kFmaRows));
+  if (most == 4) for_tiles<kFmaRows, 4>(rows, panels, f);
+  else if (most == 2) for_tiles<kFmaRows, 2>(rows, panels, f);
+  else for_tiles<kFmaRows, 1>(rows, panels, f);
+}
+
+}  // namespace rootgraft
