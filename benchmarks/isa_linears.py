@@ -43,14 +43,14 @@ FEW_LAYERS = 6
 PAUSE = 0.25  # seconds after which a peer's threads no longer spin
 COLUMNS = ("level", "weights", "layers", "rows", "ours", "oneDNN bf16", "oneDNN fp32", "MKL fp32", "ratio")
 
-Products = Callable[[], None]
+Products = Callable[[], object]
 Row = dict[str, str | float | None]
 
 
 def ours(weights: Sequence[Tensor], inputs: dict[int, Tensor]) -> Products:
     layers = [ops.pack_linear(weight.bfloat16()) for weight in weights]
     bf16 = {width: x.bfloat16() for width, x in inputs.items()}
-    return lambda: [ops.linear(bf16[layer.in_features], layer) for layer in layers] and None
+    return lambda: [ops.linear(bf16[layer.in_features], layer) for layer in layers]
 
 
 def onednn(weights: Sequence[Tensor], inputs: dict[int, Tensor], dtype: torch.dtype) -> Products:
@@ -60,17 +60,14 @@ def onednn(weights: Sequence[Tensor], inputs: dict[int, Tensor], dtype: torch.dt
     ]
     typed = {width: x.to(dtype) for width, x in inputs.items()}
     multiply = torch.ops.mkldnn._linear_pointwise
-    return lambda: [multiply(typed[width], weight, None, "none", [], "") for width, weight in laid_out] and None
+    return lambda: [multiply(typed[width], weight, None, "none", [], "") for width, weight in laid_out]
 
 
 def mkl(weights: Sequence[Tensor], inputs: dict[int, Tensor]) -> Products:
     rows = next(iter(inputs.values())).shape[0]
-    packed = [
-        (weight.shape[1], torch.ops.mkl._mkl_reorder_linear_weight(weight, rows), weight)
-        for weight in weights
-    ]
+    packed = [(weight.shape[1], torch.ops.mkl._mkl_reorder_linear_weight(weight, rows), weight) for weight in weights]
     multiply = torch.ops.mkl._mkl_linear
-    return lambda: [multiply(inputs[width], each, weight, None, rows) for width, each, weight in packed] and None
+    return lambda: [multiply(inputs[width], each, weight, None, rows) for width, each, weight in packed]
 
 
 def take_turns(variants: dict[str, Products], seconds: float) -> dict[str, float]:
@@ -95,9 +92,7 @@ def bench(level: str, name: str, rows: int, seconds: float) -> Row:
     """Measure the layers' or the head's products of so many rows."""
     shapes = {key: shape for key, shape in SHAPES.items() if (key == "head") == (name == "head")}
     layers = 1 if name == "head" else 30 if rows < MANY_ROWS else FEW_LAYERS
-    weights = [
-        torch.randn(columns, width) / width**0.5 for _ in range(layers) for width, columns, _ in shapes.values()
-    ]
+    weights = [torch.randn(columns, width) / width**0.5 for _ in range(layers) for width, columns, _ in shapes.values()]
     inputs = {width: torch.randn(rows, width) for width, _, _ in shapes.values()}
     variants = {"ours": ours(weights, inputs)}
     makers: dict[str, Callable[[], Products]] = {
@@ -133,7 +128,10 @@ def bench_level(options: argparse.Namespace) -> None:
 
 def run_level(level: str, options: argparse.Namespace) -> list[list[object]]:
     """Measure a level in a process of its own, whose libraries are told at their start what they may use."""
-    environment = os.environ | {"ONEDNN_MAX_CPU_ISA": ONEDNN[level], "MKL_ENABLE_INSTRUCTIONS": MKL.get(level, "AVX512")}
+    environment = os.environ | {
+        "ONEDNN_MAX_CPU_ISA": ONEDNN[level],
+        "MKL_ENABLE_INSTRUCTIONS": MKL.get(level, "AVX512"),
+    }
     command = [sys.executable, "-m", "benchmarks.isa_linears", "--in-this-process", "--levels", level]
     command += ["--rows", *map(str, options.rows), "--threads", str(options.threads), "--seconds", str(options.seconds)]
     rows = []

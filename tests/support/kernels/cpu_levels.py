@@ -11,7 +11,7 @@ from rootgraft.kernels.cpu.native_library import NativeLibrary
 from rootgraft.kernels.cpu.portable_build import CPUINFO, LEVELS
 
 BASELINE = "x86-64"
-"""Every x86 CPU of 64 bits: no level of the package, but what its sources compile to where they name no instructions."""
+"""Every x86 CPU of 64 bits: no level of the package, but what its sources can be compiled for."""
 
 
 def load_level(level: str, cpuinfo: Path = CPUINFO) -> NativeLibrary:
