@@ -156,8 +156,10 @@ void run(const Linear& op) {
 #endif
 #if ROOTGRAFT_FMA
     if constexpr (kByFma) {
-      if (!multiply_block_fma(op, cuts.part(i), out)) failed = true;
-      return;
+      if (cuts.part(i).row_count() >= kLeastFmaRows) {
+        if (!multiply_block_fma(op, cuts.part(i), out)) failed = true;
+        return;
+      }
     }
 #endif
     multiply_block<E>(op, cuts.part(i), out);

@@ -22,16 +22,17 @@ namespace rootgraft {
 
 constexpr ptrdiff_t kRunSteps = kWidth / Bf16::kPerWord;  // steps for which A has a vector of each row
 
-// The largest tile. The more rows, the less widening for a product; of few rows several panels, for as many sums at
-// least as multiply-adds are under way at once.
+// The largest tile, and from how many rows on such tiles are faster than those of multiply_tile<Bf16>. The more rows, the
+// less widening for a product; of few rows several panels, for as many sums at least as multiply-adds are under way at
+// once.
 #if defined(__AVX512F__)
-constexpr int kFmaRows = 12;
-constexpr int fma_panels(int rows) { return rows <= 6 ? 4 : 2; }
+constexpr int kFmaRows = 12, kLeastFmaRows = kTileRows + 1;
+constexpr int fma_panels(int) { return 2; }
 #elif defined(__AVX2__)
-constexpr int kFmaRows = 6;
+constexpr int kFmaRows = 6, kLeastFmaRows = 1;
 constexpr int fma_panels(int rows) { return rows == 1 ? 4 : rows == 2 ? 2 : 1; }
 #else
-constexpr int kFmaRows = 3;
+constexpr int kFmaRows = 3, kLeastFmaRows = 1;
 constexpr int fma_panels(int) { return 1; }
 #endif
 
