@@ -146,7 +146,7 @@ void run(const Linear& op) {
   if (!op.rows) return;
   constexpr bool kByFma = ROOTGRAFT_FMA && E::kPerWord == Bf16::kPerWord;
   const int64_t multiplications = op.rows * op.steps * op.columns;
-  const Cuts cuts(multiplications < kSmall ? 1 : (int)op.threads, op.rows, op.columns, 1,
+  const Cuts cuts(threads_for(multiplications, kSmall, op.threads), op.rows, op.columns, 1,
                   kByFma ? kFmaRows : kTileRows, kManyRows);
   Out out(op, cuts.count());
   std::atomic<bool> failed{false};

@@ -43,24 +43,28 @@ struct ProductPart {
 inline int64_t slice_count(int threads, int64_t rows, int64_t panels, int64_t few) {
   constexpr int64_t kPanels = 16;  // at least in a slice, where several are cut for a thread
   constexpr int64_t kMost = 8;     // for each thread
-  if (threads == 1) return 1;
-  return threads * (rows <= few ? 1 : std::clamp<int64_t>(panels / (kPanels * threads), 1, kMost));
+  if (threads == 1 || panels <= 1) return 1;
+  if (rows > few) return std::min(panels, threads * std::clamp<int64_t>(panels / (kPanels * threads), 1, kMost));
+  const int64_t largest = (panels + threads - 1) / threads;  // of which fewer threads may be as soon done
+  return (panels + largest - 1) / largest;
 }
 
 class Cuts {
  public:
   // Rows are cut at multiples of `unit`; `few` of them make one tile; `many` for a thread pay for reading all panels.
-  Cuts(int threads, int64_t rows, int64_t columns, int64_t unit, int64_t few, int64_t many)
-      : threads(threads),
-        rows_(rows),
+  Cuts(int most_threads, int64_t rows, int64_t columns, int64_t unit, int64_t few, int64_t many)
+      : rows_(rows),
         unit_(unit),
         panels_((columns + kWidth - 1) / kWidth),
-        slices_(slice_count(threads, rows, panels_, few)) {
-    if (threads == 1) return;
-    // Few panels and many rows on many threads: the rows are cut into pieces too.
-    const int64_t wanted = 2 * threads / std::max<int64_t>(1, panels_ / kFewPanels);
-    const int64_t most = std::max<int64_t>(1, std::min(rows / kFewRows, (rows + unit - 1) / unit));
-    row_cuts_ = std::clamp<int64_t>(rows >= many * threads ? std::max<int64_t>(wanted, threads) : wanted, 1, most);
+        slices_(slice_count(most_threads, rows, panels_, few)) {
+    if (most_threads > 1) {
+      // Few panels and many rows on many threads: the rows are cut into pieces too.
+      const int64_t wanted = 2 * most_threads / std::max<int64_t>(1, panels_ / kFewPanels);
+      const int64_t most = std::max<int64_t>(1, std::min(rows / kFewRows, (rows + unit - 1) / unit));
+      const int64_t least = rows >= many * most_threads ? most_threads : 1;
+      row_cuts_ = std::clamp<int64_t>(std::max(wanted, least), 1, most);
+    }
+    threads = (int)std::min<int64_t>(most_threads, count());
   }
 
   int64_t count() const { return row_cuts_ * slices_; }
@@ -77,7 +81,7 @@ class Cuts {
   // Whether a part is the last of its share.
   bool is_last(int64_t index) const { return index + 1 == count() || thread_of(index + 1) != thread_of(index); }
 
-  const int threads;
+  int threads;  // no more than parts
 
  private:
   static constexpr int64_t kFewPanels = 3;  // for a thread
