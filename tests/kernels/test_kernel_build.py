@@ -15,7 +15,8 @@ from unittest import mock
 import psutil
 import pytest
 import torch
-from support.kernels.ragged_batches import assert_close, instruction_sets, ragged_batch, skip_unless_lesser
+from support.kernels.cpu_levels import load_level
+from support.kernels.ragged_batches import assert_close, instruction_sets, ragged_batch
 
 from rootgraft.kernels import ops, reference
 from rootgraft.kernels.cpu import build, portable_build
@@ -142,12 +143,11 @@ def test_the_cache_follows_xdg(monkeypatch):
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="names of x86 instruction sets")
-@instruction_sets("haswell", "x86-64")
+@instruction_sets("avx2", "x86-64", "avx512")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_lesser_instruction_sets(arch, dtype):
     """What other machines would compile, run on this one."""
-    skip_unless_lesser(arch)
-    kernels = Kernels(NativeLibrary(build.load_library(build.default_cache(), arch)))
+    kernels = Kernels(load_level(arch))
     assert kernels.library.instruction_set != ""
     for options in ({}, {"window": 20}, {"soft_cap": 5.0}):
         batch = ragged_batch([(1, 300), (40, 90), (7, 7)], dtype=dtype)

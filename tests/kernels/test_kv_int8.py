@@ -9,18 +9,16 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.kernels.cpu_levels import load_level
 from support.kernels.ragged_batches import (
     assert_close,
     assert_same_bits_as_alone,
     instruction_sets,
     ragged_batch,
     row_shapes,
-    skip_unless_lesser,
 )
 
 from rootgraft.kernels import memory, ops, reference
-from rootgraft.kernels.cpu import build
-from rootgraft.kernels.cpu.native_library import NativeLibrary
 from rootgraft.kernels.cpu.native_ops import Kernels
 from rootgraft.kernels.layouts import int8_kv_layout
 
@@ -195,11 +193,10 @@ def test_copies_are_of_whole_pages(copies, heads, head_dim, threads):
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="names of x86 instruction sets")
-@instruction_sets("haswell", "x86-64", "skylake-avx512")
+@instruction_sets("avx2", "x86-64", "avx512")
 def test_lesser_instruction_sets(arch):
     """What other machines would compile, run on this one."""
-    skip_unless_lesser(arch)
-    kernels = Kernels(NativeLibrary(build.load_library(build.default_cache(), arch)))
+    kernels = Kernels(load_level(arch))
     for options in ({}, {"window": 20}, {"soft_cap": 5.0}):
         batch = ragged_batch([(1, 300), (40, 90), (7, 7)]).in_int8()
         params = ops.AttentionParams(0.125, **options)

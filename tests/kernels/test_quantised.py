@@ -12,7 +12,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.kernels import quantised_reference
-from support.kernels.ragged_batches import instruction_sets, skip_unless_lesser
+from support.kernels.cpu_levels import load_level
+from support.kernels.ragged_batches import instruction_sets
 from torch import Tensor
 from torch.nn import functional
 
@@ -189,11 +190,10 @@ def test_refusals():
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="names of x86 instruction sets")
-@instruction_sets("haswell", "x86-64", "skylake-avx512")
+@instruction_sets("avx2", "x86-64", "avx512")
 def test_lesser_instruction_sets(arch):
     """What other machines would compile, run on this one: integer sums are exact, so blocks give the same bits."""
-    skip_unless_lesser(arch)
-    kernels = QuantisedKernels(NativeLibrary(build.load_library(build.default_cache(), arch)))
+    kernels = QuantisedKernels(load_level(arch))
     weight, x = randn(0, 70, 192), with_outliers(randn(1, 9, 192, dtype=torch.bfloat16), 0.02)
     for name, dynamic in itertools.product(BLOCKS, (True, False)):
         raw, exact = blocks(name, weight)

@@ -19,15 +19,9 @@ TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 4e-3}
 
 
 def instruction_sets(light: str, *heavy: str) -> pytest.MarkDecorator:
-    """A test for each of these names of compilers' targets, as ``arch``."""
+    """A test for each of these levels of CPUs, as ``arch``: what ``cpu_levels.load_level`` takes."""
     marked = (pytest.param(arch, marks=pytest.mark.heavy) for arch in heavy)
     return pytest.mark.parametrize("arch", [light, *marked])
-
-
-def skip_unless_lesser(arch: str) -> None:
-    """Skip where this machine's own kernels are those of ``arch`` already, or where it cannot run them."""
-    if arch != "x86-64" and "AVX-512" not in ops.native_status():
-        pytest.skip("this machine has no AVX-512: its own kernels are of AVX2")
 
 
 @st.composite

@@ -12,7 +12,7 @@
 
 namespace rootgraft {
 
-constexpr int kRoomStride = kTilePanels * kWidth;
+constexpr int kRoomStride = 4 * kWidth;  // of the widest tile
 
 // Rounds sums into the output, plus a bias [columns] of type Bias if there is one. A whole tile without a bias is
 // stored there at once: to store sums in between and load them again took a tenth of the time of products of bytes (Zen

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <atomic>
 #include <new>
+#include <vector>
 
 #include "simd/partition.h"
 #include "gemm/deep_product.h"
@@ -9,6 +10,7 @@
 #include "gemm/linear.h"
 #include "simd/parallel.h"
 #include "gemm/tile_amx.h"
+#include "gemm/tile_fma.h"
 
 namespace rootgraft {
 namespace {
@@ -81,13 +83,73 @@ void multiply_block_amx(const Linear& op, const Cuts& cuts, int64_t index, Out& 
 }
 #endif
 
+#if ROOTGRAFT_FMA
+// Rows and panels that are widened for a part, in memory that a thread keeps.
+struct WidenedOperands {
+  explicit WidenedOperands(int64_t steps) : row(fma_row_floats(steps)), panel(steps * Bf16::kPerWord * kWidth) {
+    const size_t floats = most_rows() * row + kMostPanels * panel;
+    if (memory.size() < floats) memory.resize(floats);
+  }
+
+  int64_t most_rows() const { return std::max<int64_t>(kFloats / row, kFmaRows); }
+  float* rows_at(int64_t i) const { return memory.data() + i * row; }
+  float* panels() const { return rows_at(most_rows()); }
+
+  const int64_t row, panel;  // floats
+
+ private:
+  static constexpr int64_t kFloats = 64 << 10;  // of rows, which a core's second cache holds
+  static constexpr int kMostPanels = kWidensPanels ? fma_panels(kFmaRows) : 0;
+  static thread_local inline std::vector<float> memory;
+};
+
+// The same of bf16 by multiply-adds of fp32, for as many rows as are widened at once, and then for the next. Returns
+// false where there is no memory.
+template <class Out>
+bool multiply_block_fma(const Linear& op, const ProductPart& part, Out& out) try {
+  const WidenedOperands wide(op.steps);
+  const int64_t panel_size = op.steps * kWidth, rows = part.row_count();
+  const int64_t blocks = (rows + wide.most_rows() - 1) / wide.most_rows();
+  float room[kFmaRows * kRoomStride];
+  for (int64_t block = 0; block < blocks; block++) {
+    const int64_t first = rows * block / blocks;
+    const int count = (int)(rows * (block + 1) / blocks - first);
+    const bool is_first = block == 0 && count > kFmaRows, widens = kWidensPanels && count > kFmaRows;
+    lay_out_fma_rows(op.x + (part.row + first) * op.steps, op.steps, count, wide.rows_at(0));
+    for_fma_tiles(count, part.panel_count(), [&](int m, int tile_rows, int p, int panels) {
+      const TileSpan tile = {part.row + first + m, part.panel + p, tile_rows, panels};
+      const uint32_t* words = op.panels + tile.panel * panel_size;
+      for (int i = 0; widens && m == 0 && i < panels; i++) {
+        widen_panel(words + i * panel_size, op.steps, wide.panels() + i * wide.panel);
+      }
+      const int64_t next = tile.panel + panels;
+      const int64_t lines = is_first ? std::min<int64_t>(panels, part.panel_end - next) * op.steps : 0;
+      const int64_t from = lines * m / count, to = lines * (m + tile_rows) / count;
+      Product product = {reinterpret_cast<const uint32_t*>(wide.rows_at(m)), 0, words, panel_size, op.steps,
+                         out.place(room, tile), nullptr, op.panels + next * panel_size + from * kWidth, to - from};
+      if (widens) {
+        product.b = reinterpret_cast<const uint32_t*>(wide.panels()), product.b_stride = wide.panel;
+        multiply_fma<Fp32>(product, tile_rows, panels);
+      } else {
+        multiply_fma<Bf16>(product, tile_rows, panels);
+      }
+      out.take(part.index, room, tile);
+    });
+  }
+  return true;
+} catch (const std::bad_alloc&) {
+  return false;
+}
+#endif
+
 template <class E, class Out>
 void run(const Linear& op) {
   if (!op.rows) return;
+  constexpr bool kByFma = ROOTGRAFT_FMA && E::kPerWord == Bf16::kPerWord;
   const int64_t multiplications = op.rows * op.steps * op.columns;
   const bool is_deep = E::kPerWord == Bf16::kPerWord && takes_deep(op);
-  const Cuts cuts(threads_for(multiplications, kSmall, op.threads), op.rows, op.columns, 1, kTileRows, kManyRows,
-                  op.steps, is_deep ? kDeepPanels : 0);
+  const Cuts cuts(threads_for(multiplications, kSmall, op.threads), op.rows, op.columns, 1,
+                  kByFma ? kFmaRows : kTileRows, kManyRows, op.steps, is_deep ? kDeepPanels : 0);
   Out out(op, cuts.count());
   std::atomic<bool> has_memory{true};
   parallel_shares(cuts.threads, cuts.count(), [&](int64_t i) {
@@ -97,6 +159,14 @@ void run(const Linear& op) {
       return;
     }
     if (E::kPerWord == Bf16::kPerWord && takes_amx(op.steps)) return multiply_block_amx(op, cuts, i, out);
+#endif
+#if ROOTGRAFT_FMA
+    if constexpr (kByFma) {
+      if (cuts.part(i).row_count() >= kLeastFmaRows) {
+        if (!multiply_block_fma(op, cuts.part(i), out)) has_memory = false;
+        return;
+      }
+    }
 #endif
     multiply_block<E>(op, cuts.part(i), out);
   });

@@ -1,25 +1,13 @@
 // The inner loop, one instance for each shape of tile.
 #include "gemm/tile.h"
 
+#include "gemm/prefetches.h"
 #include "simd/amx.h"
 
 namespace rootgraft {
 namespace {
 
 constexpr ptrdiff_t kRun = 16;  // steps between bursts of prefetches
-
-// Spreads the prefetches of a product over its runs of steps.
-struct Ahead {
-  const uint32_t *line, *end;
-  ptrdiff_t burst;  // lines
-
-  explicit Ahead(const Product& p)
-      : line(p.ahead), end(p.ahead + p.ahead_lines * kWidth), burst((p.ahead_lines * kRun + p.steps - 1) / p.steps) {}
-
-  INLINE void next_burst() {
-    for (ptrdiff_t i = 0; i < burst && line < end; i++, line += kWidth) __builtin_prefetch(line, 0, 2);
-  }
-};
 
 template <class E, int MR, int NV>
 void run_tile(const Product& p) {
@@ -35,9 +23,9 @@ void run_tile(const Product& p) {
   }
   const uint32_t *a = p.a, *b = p.b;
   const ptrdiff_t a_stride = p.a_stride, b_stride = p.b_stride, steps = p.steps;
-  Ahead ahead(p);
+  Prefetches prefetches(p, (steps + kRun - 1) / kRun);
   for (ptrdiff_t first = 0; first < steps; first += kRun) {
-    ahead.next_burst();
+    prefetches.next_burst();
     const ptrdiff_t end = first + kRun < steps ? first + kRun : steps;
 #pragma GCC unroll 2
     for (ptrdiff_t k = first; k < end; k++) {

@@ -121,6 +121,34 @@ INLINE void load_columns(Row row, Words columns[kColumns], int present = kColumn
 }
 #endif
 
+#if defined(__AVX2__) && !defined(__AVX512VL__)
+// out[w * kWidth + r] = rows[r][first + w] for eight rows and words.
+INLINE void transpose_eight(const uint32_t* const* rows, int first, uint32_t* out) {
+  __m256i a[8], b[8];
+#pragma GCC unroll 8
+  for (int i = 0; i < 8; i++) a[i] = load_as<__m256i>(rows[i] + first);
+#pragma GCC unroll 4
+  for (int i = 0; i < 8; i += 2) {
+    b[i] = _mm256_unpacklo_epi32(a[i], a[i + 1]);
+    b[i + 1] = _mm256_unpackhi_epi32(a[i], a[i + 1]);
+  }
+  // After this, the two 128-bit lanes of a[4 * g + c] hold words c and 4 + c of rows 4 * g .. 4 * g + 3.
+#pragma GCC unroll 2
+  for (int i = 0; i < 8; i += 4) {
+    a[i] = _mm256_unpacklo_epi64(b[i], b[i + 2]);
+    a[i + 1] = _mm256_unpackhi_epi64(b[i], b[i + 2]);
+    a[i + 2] = _mm256_unpacklo_epi64(b[i + 1], b[i + 3]);
+    a[i + 3] = _mm256_unpackhi_epi64(b[i + 1], b[i + 3]);
+  }
+  const auto put = [&](int word, const __m256i& value) { std::memcpy(out + word * kWidth, &value, sizeof(value)); };
+#pragma GCC unroll 4
+  for (int c = 0; c < 4; c++) {
+    put(c, _mm256_permute2x128_si256(a[c], a[4 + c], 0x20));
+    put(4 + c, _mm256_permute2x128_si256(a[c], a[4 + c], 0x31));
+  }
+}
+#endif
+
 // out[w][r] = rows[r][w] for 16 rows of words: the rows become the 16 columns of a B panel.
 INLINE void transpose_rows(const uint32_t* const rows[kWidth], int words, uint32_t* out) {
 #if defined(__AVX512VL__)
@@ -131,7 +159,15 @@ INLINE void transpose_rows(const uint32_t* const rows[kWidth], int words, uint32
     for (int i = 0; i < count; i++) store_words(out + (first + i) * kWidth, columns[i]);
   }
 #else
-  for (int w = 0; w < words; w++) {
+  int first = 0;
+#if defined(__AVX2__)
+  for (; first + kLanes <= words; first += kLanes) {
+    for (int half = 0; half < kParts; half++) {
+      transpose_eight(rows + half * kLanes, first, out + first * kWidth + half * kLanes);
+    }
+  }
+#endif
+  for (int w = first; w < words; w++) {
     for (int r = 0; r < kWidth; r++) out[w * kWidth + r] = rows[r][w];
   }
 #endif
