@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import subprocess
 import time
 import uuid
 from collections.abc import Callable, Coroutine, Mapping
@@ -30,6 +29,7 @@ from ..observe.usage_ledger import UsageRecord
 from .call_errors import pack_error
 from .engine_share import EngineShare, SharedEngine
 from .gateway_link import GatewayLink
+from .gateway_spawn import GatewayProcess
 from .open_ticket import OpenTicket
 from .relayed_metrics import observe_relayed
 
@@ -59,7 +59,7 @@ class GatewayMember:
     def __init__(
         self,
         name: str,
-        process: subprocess.Popen[bytes],
+        process: GatewayProcess,
         link: GatewayLink,
         state: ServerState,
         lost: Callable[[GatewayMember], None],

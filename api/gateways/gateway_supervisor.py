@@ -12,9 +12,8 @@ import itertools
 import logging
 import socket
 import subprocess
-import sys
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -27,6 +26,7 @@ from ..observe.replica_view import GatewaysStatus, GatewayStatus
 from .engine_share import EngineShare
 from .gateway_link import GatewayLink
 from .gateway_member import GatewayMember
+from .gateway_spawn import ForkedGateways, GatewayProcess, GatewaySpawn
 from .shared_model import SharedModel
 
 END_SECONDS = 10.0
@@ -36,16 +36,7 @@ RETRY_SECONDS = 2.0
 _BACKLOG = 2048  # connections that wait for a gateway
 _LAST_SECONDS = 2.0  # for a process that has closed its link to end
 
-SpawnGateway = Callable[[int, int], "subprocess.Popen[bytes]"]
-"""As ``spawn_gateway``."""
-
 logger = logging.getLogger("rootgraft.gateways")
-
-
-def spawn_gateway(listening: int, link: int) -> subprocess.Popen[bytes]:
-    """Start a gateway process with the descriptors of the listening socket and of its end of the link."""
-    command = [sys.executable, "-P", "-m", "rootgraft.api.http.gateway_process", str(listening), str(link)]
-    return subprocess.Popen(command, pass_fds=[listening, link], stdin=subprocess.DEVNULL)
 
 
 class GatewaySupervisor:
@@ -57,7 +48,7 @@ class GatewaySupervisor:
         state: of the server.
         config: the engine's options.
         main_socket: path of the Unix domain socket on which the main process answers HTTP.
-        spawn: starts a process.
+        processes: starts them; None for ``ForkedGateways``.
     """
 
     def __init__(
@@ -67,14 +58,14 @@ class GatewaySupervisor:
         state: ServerState,
         config: EngineConfig,
         main_socket: str,
-        spawn: SpawnGateway = spawn_gateway,
+        processes: GatewaySpawn | None = None,
     ) -> None:
         self._count = count
         self._listening = listening
         self._state = state
         self._config = config
         self._main_socket = main_socket
-        self._spawn = spawn
+        self._processes = ForkedGateways() if processes is None else processes
         self._numbers = itertools.count(1)
         self._members: dict[str, GatewayMember] = {}
         self._model: tuple[Mapping[str, Any], EngineShare] | None = None
@@ -143,6 +134,12 @@ class GatewaySupervisor:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         members = list(self._members.values())
+        try:
+            await self._end_all(members, reason)
+        finally:
+            self._processes.close()
+
+    async def _end_all(self, members: Sequence[GatewayMember], reason: str) -> None:
         for member in members:
             member.end(reason)
             if not member.serves:  # it may not listen yet
@@ -158,8 +155,8 @@ class GatewaySupervisor:
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER)
         with theirs:
             try:
-                process = self._spawn(self._listening.fileno(), theirs.fileno())
-            except OSError:
+                process = await self._processes.spawn(self._listening.fileno(), theirs.fileno())
+            except BaseException:
                 ours.close()
                 raise
         link = GatewayLink()
@@ -229,7 +226,7 @@ def _plain(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-def _reap(process: subprocess.Popen[bytes]) -> None:
+def _reap(process: GatewayProcess) -> None:
     """Wait for a process that has closed its link, and kill it if it does not end."""
     try:
         process.wait(timeout=_LAST_SECONDS)

@@ -45,14 +45,18 @@ EXIT_FAILED = 70
 logger = logging.getLogger("rootgraft.gateways")
 
 
-def main() -> None:
-    """Run a gateway until its main process ends it."""
+def set_up_process() -> None:
+    """Set what a gateway needs before it starts a thread."""
     for number in (signal.SIGINT, signal.SIGTERM):  # of a terminal or a unit, which signal all processes
         signal.signal(number, signal.SIG_IGN)
     process_memory.share_heap()
-    listening, link = (socket.socket(fileno=int(word)) for word in sys.argv[1:3])
+
+
+def run(listening: int, link: int) -> int:
+    """Run a gateway with these descriptors until its main process ends it. Returns the exit code."""
+    ends = socket.socket(fileno=listening), socket.socket(fileno=link)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        sys.exit(runner.run(_run(listening, link)))
+        return runner.run(_run(*ends))
 
 
 async def _run(listening: socket.socket, link_socket: socket.socket) -> int:
@@ -162,4 +166,5 @@ class _Gateway:
 
 
 if __name__ == "__main__":
-    main()
+    set_up_process()
+    sys.exit(run(*map(int, sys.argv[1:3])))

@@ -13,7 +13,8 @@ from support.engine.greedy_answers import tokens_of
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.errors import EngineDead
 from rootgraft.engine.serving.engine_client import EngineClient
-from rootgraft.engine.serving.template_client import EngineTemplate, ForkedProcess
+from rootgraft.engine.serving.fork_server import ForkedProcess
+from rootgraft.engine.serving.template_client import EngineTemplate
 from rootgraft.engine.types import SamplingParams
 
 CONFIG = EngineConfig(dtype="float32", device="cpu", num_gpu_blocks_override=40, threads=2, max_num_seqs=8)
@@ -42,7 +43,8 @@ async def test_forked_engines_are_engines(tiny_llama: Path) -> None:
     one, other = clients
     deaths: list[EngineDead] = []
     one.on_death = deaths.append
-    assert one._process is not None and other._process is not None and template._process is not None
+    server = template._server
+    assert one._process is not None and other._process is not None and server._process is not None
     pids = one._process.pid, other._process.pid
     os.kill(pids[0], signal.SIGSTOP)
     one.kill()
@@ -51,8 +53,8 @@ async def test_forked_engines_are_engines(tiny_llama: Path) -> None:
     await one.close()
     await buried(pids[0])
 
-    os.kill(template._process.pid, signal.SIGKILL)
-    template._process.wait()
+    os.kill(server._process.pid, signal.SIGKILL)
+    server._process.wait()
     assert await tokens_of(other, PARAMS) == answers[0]
     third = EngineClient(CONFIG, tiny_llama, spawn=template.spawn)
     await asyncio.gather(third.start(), other.close(), plain.close())
@@ -65,11 +67,12 @@ async def test_forked_engines_are_engines(tiny_llama: Path) -> None:
 async def test_a_model_that_cannot_be_loaded_is_told_by_the_engine(tmp_path: Path) -> None:
     template = EngineTemplate(CONFIG, tmp_path)
     await template.start()
-    assert template._process is None and template._socket is None
-    assert not template._is_possible, "it is not tried again"
+    server = template._server
+    assert server._process is None and server._socket is None
+    assert not server._is_possible, "it is not tried again"
 
 
 async def test_no_process_is_forked_for_a_gpu(tmp_path: Path) -> None:
     template = EngineTemplate(EngineConfig(device="cuda"), tmp_path)
     await template.start()
-    assert template._process is None
+    assert template._server._process is None

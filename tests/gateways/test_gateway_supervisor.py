@@ -14,7 +14,8 @@ import pytest
 from support.api.api_live import make_state
 
 from rootgraft.api.gateways import gateway_member, gateway_supervisor
-from rootgraft.api.gateways.gateway_supervisor import GatewaySupervisor, SpawnGateway, settings_of
+from rootgraft.api.gateways.gateway_spawn import GatewaySpawn
+from rootgraft.api.gateways.gateway_supervisor import GatewaySupervisor, settings_of
 from rootgraft.engine.config import EngineConfig
 
 SLEEPS = "import time; time.sleep(100)"
@@ -28,20 +29,23 @@ class Started:
         self.program = program
         self.processes: list[subprocess.Popen[bytes]] = []
 
-    def spawn(self, listening: int, link: int) -> subprocess.Popen[bytes]:
+    async def spawn(self, listening: int, link: int) -> subprocess.Popen[bytes]:
         process = subprocess.Popen([sys.executable, "-S", "-c", self.program], pass_fds=[listening, link])
         self.processes.append(process)
         return process
 
+    def close(self) -> None:
+        """Do nothing."""
+
 
 @pytest.fixture
-async def supervise(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Callable[[SpawnGateway], GatewaySupervisor]]:
+async def supervise(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Callable[[GatewaySpawn], GatewaySupervisor]]:
     monkeypatch.setattr(gateway_supervisor, "RETRY_SECONDS", 0.01)
     made: list[GatewaySupervisor] = []
     with socket.create_server(("127.0.0.1", 0)) as listening:
 
-        def make(spawn: SpawnGateway) -> GatewaySupervisor:
-            made.append(GatewaySupervisor(2, listening, make_state(), EngineConfig(), "/nowhere", spawn))
+        def make(processes: GatewaySpawn) -> GatewaySupervisor:
+            made.append(GatewaySupervisor(2, listening, make_state(), EngineConfig(), "/nowhere", processes))
             return made[-1]
 
         yield make
@@ -60,7 +64,7 @@ async def test_one_that_gives_no_sign_of_life_is_killed_and_replaced(
 ) -> None:
     monkeypatch.setattr(gateway_member, "SILENT_SECONDS", 0.5)
     started = Started(SLEEPS)
-    supervisor = supervise(started.spawn)
+    supervisor = supervise(started)
     await supervisor.start()
     assert [each.state for each in supervisor.status().gateways] == ["starting", "starting"]
     await until(lambda: supervisor.status().num_lost >= 2 and len(supervisor.status().gateways) == 2)
@@ -72,7 +76,7 @@ async def test_one_that_gives_no_sign_of_life_is_killed_and_replaced(
 
 async def test_one_that_ends_at_once_is_tried_again(supervise: Callable[..., GatewaySupervisor]) -> None:
     started = Started(ENDS)
-    supervisor = supervise(started.spawn)
+    supervisor = supervise(started)
     await supervisor.start()
     await until(lambda: supervisor.status().num_started >= 5)
     started.program = SLEEPS
@@ -83,7 +87,7 @@ async def test_one_that_ends_at_once_is_tried_again(supervise: Callable[..., Gat
 
 async def test_none_outlives_its_supervisor(supervise: Callable[..., GatewaySupervisor]) -> None:
     started = Started(SLEEPS)
-    supervisor = supervise(started.spawn)
+    supervisor = supervise(started)
     await supervisor.start()
     await supervisor.close("The server is shutting down.")
     assert [process.poll() for process in started.processes] == [-9, -9]
@@ -91,15 +95,16 @@ async def test_none_outlives_its_supervisor(supervise: Callable[..., GatewaySupe
 
 
 async def test_one_that_cannot_be_started_is_tried_again(supervise: Callable[..., GatewaySupervisor]) -> None:
-    started = Started(SLEEPS)
     faults = [OSError(11, "no more processes")] * 3
 
-    def spawn(listening: int, link: int) -> Any:
-        if len(started.processes) >= 2 and faults:
-            raise faults.pop()
-        return started.spawn(listening, link)
+    class Refused(Started):
+        async def spawn(self, listening: int, link: int) -> Any:
+            if len(self.processes) >= 2 and faults:
+                raise faults.pop()
+            return await super().spawn(listening, link)
 
-    supervisor = supervise(spawn)
+    started = Refused(SLEEPS)
+    supervisor = supervise(started)
     await supervisor.start()
     started.processes[0].kill()
     await until(lambda: len(supervisor.status().gateways) == 2 and not faults)

@@ -271,11 +271,14 @@ def test_a_killed_gateway_costs_its_own_streams_and_nothing_else(scene: Scene) -
 
 def test_a_gateway_that_ends_while_it_starts_is_replaced(scene: Scene) -> None:
     lost = scene.fleet()["gateways"]["lost"]
-    victim = scene.gateways()[0]
-    os.kill(pid_of(victim), signal.SIGKILL)
-    wait_for(lambda: any(each["state"] == "starting" for each in scene.gateways()))
-    starting = next(each for each in scene.gateways() if each["state"] == "starting")
-    os.kill(pid_of(starting), signal.SIGKILL)
+    victim = pid_of(scene.gateways()[0])
+    template = psutil.Process(victim).parent()
+    assert template is not None and template.pid != scene.process.pid
+    before = {each.pid for each in template.children()}
+    os.kill(victim, signal.SIGKILL)
+    wait_until(lambda: {each.pid for each in template.children()} - before)
+    [starting] = {each.pid for each in template.children()} - before
+    os.kill(starting, signal.SIGKILL)
     wait_for(lambda: scene.fleet()["gateways"]["lost"] == lost + 2)
     wait_for(scene.serve_both)
 

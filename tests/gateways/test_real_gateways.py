@@ -16,7 +16,6 @@ from support.api.api_live import wait_until
 from support.api.real_server import QUESTION, RealServer, start
 
 ADAPTERS = Path(__file__).parents[2] / "examples" / "adapters"
-GATEWAY = "rootgraft.api.http.gateway_process"
 
 
 @pytest.fixture(scope="module")
@@ -38,11 +37,15 @@ def states(server: RealServer) -> list[str]:
     return [each["state"] for each in server.http.get("/v1/fleet").json()["gateways"]["data"]]
 
 
+def pids(server: RealServer) -> set[int]:
+    places = [each["place"] for each in server.http.get("/v1/fleet").json()["gateways"]["data"]]
+    return {int(place.removeprefix("process ")) for place in places}
+
+
 @contextmanager
 def only(server: RealServer, number: int) -> Iterator[httpx.Client]:
     """Let only one of the gateways take connections: the other one is stopped."""
-    children = psutil.Process(server.process.pid).children()
-    gateways = sorted(each.pid for each in children if GATEWAY in each.cmdline())
+    gateways = sorted(pids(server))
     os.kill(gateways[1 - number], signal.SIGSTOP)
     try:
         with httpx.Client(base_url=server.http.base_url, timeout=60, trust_env=False) as http:
@@ -96,3 +99,14 @@ def test_what_comes_through_one_holds_in_both(server: RealServer) -> None:
         body = {"model": "persona", "messages": QUESTION, "max_tokens": 24, "response_format": form}
         assert '"n"' in text(http.post("/v1/chat/completions", json=body))
         assert http.get("/v1/models").json()["data"][0]["id"] == "small"
+
+
+@pytest.mark.heavy
+def test_they_are_forked_from_one_that_has_imported_all(server: RealServer) -> None:
+    before = pids(server)
+    killed = min(before)
+    os.kill(killed, signal.SIGKILL)
+    wait_until(lambda: killed not in pids(server) and states(server) == ["serving", "serving"], seconds=60, pause=0.1)
+    [template] = {psutil.Process(pid).ppid() for pid in before - {killed} | pids(server)}
+    assert psutil.Process(template).ppid() == server.process.pid
+    assert text(ask(server.http, "small"))
