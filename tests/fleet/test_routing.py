@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections import Counter, deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -119,6 +120,19 @@ def test_a_cached_prefix_attracts_and_a_wait_repels() -> None:
     assert {send(table, prompt, number) for number in range(6, 16)} == {home, other}
 
 
+@pytest.mark.parametrize(("least", "goes_home"), [(0, False), (4000, True)])
+def test_a_cached_prefix_attracts_more_where_all_are_busy(least: int, goes_home: bool) -> None:
+    """It is worth three prompts of 1,280 tokens of wait, but not while the other one is idle."""
+    table = table_of(2)
+    prompt = tokens_of(1, 20)
+    home = send(table, prompt, 0)
+    table.ended(table.replicas[home], 0)
+    [other] = set(table.replicas) - {home}
+    for name, tokens in ((home, least + 3 * len(prompt)), (other, least)):
+        table.place(table.replicas[name], 1, (0,), tokens, None)
+    assert (send(table, prompt, 2) == home) is goes_home
+
+
 def test_new_prefixes_go_to_the_same_home_on_every_gateway() -> None:
     """Whatever order replicas joined in, and whichever slot they have."""
     one, other = table_of(0), table_of(0)
@@ -204,14 +218,28 @@ def test_an_adapter_stays_where_it_is_loaded() -> None:
 
 def test_an_adapter_with_most_of_the_load_has_more_replicas() -> None:
     table = table_of(4, adapter_slots=4)
-    used = set()
+    used: Counter[str] = Counter()
+    running: deque[tuple[str, int]] = deque()
     for number in range(900):
         name = "hot" if number % 5 else f"cold-{number % 3}"
-        replica = send(table, tokens_of(number, 1), number, name)
-        used |= {replica} if name == "hot" else set()
-        if number >= 8:
-            table.ended(table.replicas[replica], number)
-    assert len(used) == 4
+        running.append((send(table, tokens_of(number, 1), number, name), number))
+        used[running[-1][0]] += name == "hot"
+        if len(running) > 16:
+            replica, first = running.popleft()
+            table.ended(table.replicas[replica], first)
+    assert min(used[name] for name in table.replicas) > 100
+
+
+def test_a_new_adapter_is_loaded_where_the_fewest_sequences_went() -> None:
+    table = table_of(4, adapter_slots=2)
+    number, places = 0, {}
+    for rank in range(1, 9):  # one has half of the load, the next one half of that, and so on
+        for _ in range(256 >> rank):
+            number += 1
+            places[rank] = send(table, tokens_of(number, 1), number, f"a{rank}")
+            table.ended(table.replicas[places[rank]], number)
+    assert len({places[rank] for rank in range(1, 5)}) == 4, "one a replica"
+    assert [places[rank] for rank in range(5, 9)] == [places[4], places[3], places[2], places[1]]
 
 
 def test_tables_refuse_what_does_not_fit() -> None:

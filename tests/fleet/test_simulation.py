@@ -1,4 +1,4 @@
-"""Some seeds of ``benchmarks/fleet/simulate.py``, and faults made on purpose that it must find."""
+"""Some seeds of ``benchmarks/fleet/simulated/simulate.py``, and faults made on purpose that it must find."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from benchmarks.fleet import simulation
-from benchmarks.fleet.routing_cost import decide, place_adapters
-from benchmarks.fleet.simulate import MOST_UNLUCKY
-from benchmarks.fleet.simulation import simulate
+from benchmarks.fleet.simulated.routing_cost import decide, place_adapters
+from benchmarks.fleet.simulated.simulate import MOST_UNLUCKY
+from benchmarks.fleet.simulated.simulation import simulate
 from rootgraft.api.fleet.dispatcher import Dispatcher
 from rootgraft.api.fleet.frame_order import FrameOrder
 from rootgraft.api.fleet.journal import Journal, JournalEntry

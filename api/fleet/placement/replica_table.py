@@ -18,7 +18,7 @@ ROW_TOKENS = 64.0
 """Tokens of prefill that a running sequence delays a new one by, for as long as both run.
 
 Where it is less, replicas are loaded less evenly; where it is more, adapters are loaded more often for that
-(``benchmarks/fleet/routing_cost.py``).
+(``benchmarks/fleet/simulated/routing_cost.py``).
 """
 
 FIRST_RATE = 1000.0
@@ -88,6 +88,7 @@ class ReplicaTable:
         self._tokens = np.zeros(most_replicas)
         self._rates = np.full(most_replicas, FIRST_RATE)
         self._full = np.zeros(most_replicas, bool)
+        self._sent = np.zeros(most_replicas)  # sequences lately
         self._loaded: dict[str, np.ndarray[tuple[int], np.dtype[np.bool_]]] = {}
         self._counts: dict[str, tuple[float, int]] = {}  # of sequences by adapter, and when it was counted
         self._num_routed = 0
@@ -104,6 +105,7 @@ class ReplicaTable:
         self.replicas[name] = self._by_slot[info.slot] = info
         self._names[info.slot] = hash_of(name)
         self._open[info.slot], self._tokens[info.slot], self._rates[info.slot] = True, 0.0, info.rate
+        self._sent[info.slot] = 0.0
         self.prefixes.open(info.slot, ready.num_pages * ready.page_size)
         self.grammars.open(info.slot)
         self.hear(info, now)
@@ -220,6 +222,8 @@ class ReplicaTable:
         if grammar:
             self.grammars.add(info.slot, grammar)
         self._count_share(adapter)
+        self._sent *= _SHARE_DECAY
+        self._sent[info.slot] += 1.0
         self._weigh(info)
 
     def begun(self, info: ReplicaInfo, number: int) -> None:
@@ -283,8 +287,9 @@ class ReplicaTable:
         routed = (1 - _SHARE_DECAY ** max(1, self._num_routed)) / (1 - _SHARE_DECAY)
         share = self._count(adapter) / (routed + _FEW)
         loaded = self._loaded.get(adapter, nowhere)
-        full = ~nowhere if is_replay else self._full  # a home that is not full counts as if it had it
-        return AdapterColumns(hash_of(adapter), loaded, full, self._load_seconds * rate, share)
+        full = ~nowhere if is_replay else self._full  # a replica that is not full counts as if it had it
+        busy = self._sent * (int(self._open.sum()) / max(1.0, float(self._sent[self._open].sum())))
+        return AdapterColumns(loaded, full, self._load_seconds * rate, share, busy)
 
 
 def hash_of(name: str) -> int:

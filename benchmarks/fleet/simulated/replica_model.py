@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Protocol
 
-from benchmarks.fleet.traffic import Call, Traffic
+from benchmarks.fleet.simulated.traffic import Call, Traffic
 
 PAGE = 16
 POOL_PAGES = 700

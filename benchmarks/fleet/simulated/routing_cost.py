@@ -1,6 +1,6 @@
 """Cost of routing decisions in a large fleet, and where adapters go in a small one.
 
-    python -m benchmarks.fleet.routing_cost [--replicas 1000] [--requests 100000]
+    python -m benchmarks.fleet.simulated.routing_cost [--replicas 1000] [--requests 100000]
 
 The first table is of the processor time from a request's tokens to its replica, hash chain and bookkeeping included:
 prompts of 64 to 4,096 tokens, of which many share a beginning. The second counts loads of 16 adapters, chosen by Zipf's

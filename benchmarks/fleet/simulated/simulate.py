@@ -1,6 +1,6 @@
 """Simulate a fleet on a fake clock: kills, partitions, slow replicas, frames that are repeated and overtake each other.
 
-    python -m benchmarks.fleet.simulate [--seeds 10000] [--first 0]
+    python -m benchmarks.fleet.simulated.simulate [--seeds 10000] [--first 0]
 
 Each seed is 40 seconds of requests to up to five replicas, one of which is lost every few seconds; see ``simulation``.
 Of each sequence it is checked that it ends once, with exactly the tokens of one undisturbed replica of one version; of
@@ -16,7 +16,7 @@ import sys
 import time
 from collections import Counter
 
-from benchmarks.fleet.simulation import simulate
+from benchmarks.fleet.simulated.simulation import simulate
 
 MOST_UNLUCKY = 1 / 1000
 

@@ -1,0 +1,1 @@
+"""Fleet benchmarks on a fake clock: routing, journal and scaling, without engines or servers."""
