@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 UNLOAD_SECONDS = 60.0
 """Time for which a removed version stays loaded, for requests that have chosen it and are not in the engine yet."""
 
+_KEEP_SECONDS = 0.05  # between two looks at whether a version is being added
+
 logger = logging.getLogger("rootgraft.models")
 
 
@@ -65,6 +67,7 @@ class ModelVersions:
         self._public: dict[str, tuple[str, str]] = {}  # engine's name -> name and digest, of loaded versions
         self._fetched: dict[str, FetchedAdapter] = {}  # by engine's name
         self._adding: set[str] = set()
+        self._is_kept = False
         self._unloads: dict[str, asyncio.Task[None]] = {}
         for name in catalog.names():
             self._weights[name] = catalog.weights(name)
@@ -137,8 +140,9 @@ class ModelVersions:
 
         Raises:
             RequestError: name or digest are malformed, the content has another digest or is no adapter of the model.
-            AdapterUnavailable: its source does not answer, or the name is being added to.
+            AdapterUnavailable: its source does not answer, the name is being added to, or the catalogue is kept.
         """
+        self._check_changes()
         check_name(name)
         if name not in self._weights and name in self._client.adapters:
             raise RequestError(f"An adapter outside of the catalogue has the name {quoted(name)}.", param="name")
@@ -187,21 +191,25 @@ class ModelVersions:
 
     def promote(self, name: str, version: str, by: str) -> None:
         """Let a version get all new requests. Raises as ``ModelCatalog.promote``."""
+        self._check_changes()
         self.catalog.promote(name, version, by)
         self._refresh(name)
 
     def canary(self, name: str, version: str, weight: int, by: str) -> None:
         """Let a version get a share of new requests. Raises as ``ModelCatalog.canary``."""
+        self._check_changes()
         self.catalog.canary(name, version, weight, by)
         self._refresh(name)
 
     def rollback(self, name: str, by: str) -> None:
         """Undo the last promote or canary. Raises as ``ModelCatalog.rollback``."""
+        self._check_changes()
         self.catalog.rollback(name, by)
         self._refresh(name)
 
     def remove(self, name: str, version: str | None, by: str) -> tuple[str, ...]:
         """Retire a version, or a name with all of them. Returns the digests. Raises as ``ModelCatalog.remove``."""
+        self._check_changes()
         gone = self.catalog.remove(name, version, by)
         self._refresh(name)
         for digest in gone:
@@ -209,11 +217,25 @@ class ModelVersions:
             self._unloads[engine_name(name, digest)] = unload
         return gone
 
+    async def keep(self) -> None:
+        """Refuse all changes from now on, and wait until none is under way: another engine reads the catalogue."""
+        self._is_kept = True
+        while self._adding:
+            await asyncio.sleep(_KEEP_SECONDS)
+
+    def free(self) -> None:
+        """Allow changes again."""
+        self._is_kept = False
+
+    def _check_changes(self) -> None:
+        """Raise AdapterUnavailable while the catalogue is kept as it is."""
+        if self._is_kept:
+            raise AdapterUnavailable("The base model is being replaced: ask again in a while.")
+
     def close(self) -> None:
-        """Close the catalogue; versions end with the engine."""
+        """End what is under way; versions end with the engine."""
         for task in self._unloads.values():
             task.cancel()
-        self.catalog.close()
 
     async def _load(self, name: str, digest: str, source: AdapterSource) -> None:
         fetched = await asyncio.wrap_future(self._fetcher.begin(source, trusted=True).result)

@@ -6,7 +6,8 @@ import asyncio
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -50,6 +51,7 @@ class ModelService:
         state: of the model, to fill.
         num_engines: the most engine processes of all models of the server, which share the machine.
         spawn: starts the process, if there is one engine; None for ``spawn_engine``.
+        catalog: that a service has lent, which this one is to replace; None to open that of the options.
 
     Attributes:
         state: of the model.
@@ -60,7 +62,14 @@ class ModelService:
         ConfigError: sources of adapters or the catalogue cannot be used.
     """
 
-    def __init__(self, model: ServedModel, state: ServerState, num_engines: int, spawn: SpawnEngine | None) -> None:
+    def __init__(
+        self,
+        model: ServedModel,
+        state: ServerState,
+        num_engines: int,
+        spawn: SpawnEngine | None,
+        catalog: ModelCatalog | None = None,
+    ) -> None:
         self.state = state
         self.path = ""
         self.shared: tuple[SharedModel, EngineShare] | None = None
@@ -71,7 +80,9 @@ class ModelService:
         self._num_engines = num_engines
         self._spawn = spawn
         self._fetcher = _open_fetcher(self._config) if self._config.enable_lora else None
-        self._catalog = _open_catalog(self._config, self._options)
+        self._lending = asyncio.Lock()  # held while the catalogue is lent
+        self._owns_catalog = catalog is None
+        self._catalog = _open_catalog(self._config, self._options) if catalog is None else catalog
 
     async def load(self, found: Callable[[], None] = lambda: None) -> None:
         """Load the model and let its state serve.
@@ -123,10 +134,25 @@ class ModelService:
         for line in defaults.ignored:
             logger.warning("%s%s", which, line)
 
-    @property
-    def catalog_file(self) -> str | None:
-        """The file of its catalogue, which no other service can open meanwhile."""
-        return self._options.model_catalog
+    def has_catalog(self, path: str | None) -> bool:
+        """Return whether a catalogue's file is its own, which nobody else can open meanwhile."""
+        return path is not None and self._owns_catalog and self._options.model_catalog == path
+
+    @asynccontextmanager
+    async def lending_catalog(self) -> AsyncIterator[ModelCatalog]:
+        """Lend the catalogue to a service that is being loaded, and keep it as it is meanwhile."""
+        assert self._catalog is not None and self.state.versions is not None
+        async with self._lending:
+            await self.state.versions.keep()
+            try:
+                yield self._catalog
+            finally:
+                if self._owns_catalog:
+                    self.state.versions.free()
+
+    def give_catalog(self, other: ModelService) -> None:
+        """Let the service that was lent the catalogue have it: it changes it from now on, and closes it."""
+        self._owns_catalog, other._owns_catalog = False, True
 
     async def serves(self, model: ServedModel) -> bool:
         """Return whether this is what a model is now: the same options, and the same content of its files."""
@@ -200,8 +226,9 @@ class ModelService:
         """Close the catalogue and the fetcher of adapters."""
         if self.state.versions is not None:
             self.state.versions.close()
-        elif self._catalog is not None:
-            self._catalog.close()
+        async with self._lending:
+            if self._catalog is not None and self._owns_catalog:
+                self._catalog.close()
         if self._fetcher is not None:
             await _ended(self._fetcher.close, _FETCHER_SECONDS)
 

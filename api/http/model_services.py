@@ -8,10 +8,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 from ...engine.errors import ConfigError, EngineError
 from ...engine.serving.engine_spawn import SpawnEngine
+from ..catalog.model_catalog import ModelCatalog
 from ..gateways.engine_share import EngineShare
 from ..gateways.shared_model import SharedModel
 from ..generate.model_router import ModelRouter
@@ -129,19 +131,29 @@ class ModelServices:
 
     async def _replaced(self, model: ServedModel, num_engines: int) -> ModelService:
         """Load a model, and let it take its names from those that have them. Raises as ``ModelService.load``."""
-        catalog = model.server.model_catalog
-        if catalog is not None and catalog in [each.catalog_file for each in self._services]:
-            raise ConfigError(f"{model.entry.place}: a model with a --model-catalog is only changed by a restart.")
-        service = ModelService(model, ServerState.beside(self._main, model.server), num_engines, self._spawn)
+        holder = next((each for each in self._services if each.has_catalog(model.server.model_catalog)), None)
+        if holder is not None and holder.state.removed:
+            place = model.entry.place
+            raise ConfigError(f"{place}: --model-catalog is a removed model's, until the requests of that have ended.")
+        async with nullcontext() if holder is None else holder.lending_catalog() as catalog:
+            service = await self._loaded(model, num_engines, catalog)
+            self._services.append(service)
+            self.router.put(service.state)
+            if holder is not None:
+                holder.give_catalog(service)
+        logger.info("%s is served anew", ", ".join(service.state.names))
+        return service
+
+    async def _loaded(self, model: ServedModel, num_engines: int, catalog: ModelCatalog | None) -> ModelService:
+        """Return the service of a model, which is loaded. Raises as ``ModelService.load``."""
+        state = ServerState.beside(self._main, model.server)
+        service = ModelService(model, state, num_engines, self._spawn, catalog)
         try:
             await service.load()
         except BaseException:
             await service.close_engine("The model is not loaded.")
             await service.close_files()
             raise
-        self._services.append(service)
-        self.router.put(service.state)
-        logger.info("%s is served anew", ", ".join(service.state.names))
         return service
 
     def _end(self, state: ServerState) -> None:

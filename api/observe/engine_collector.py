@@ -92,7 +92,7 @@ class EngineCollector:
         return {str(position): sum(runs[position + 1 :]) for position in range(self._facts.max_drafts)}
 
     def _infos(self) -> Iterator[Metric]:
-        """Yield vLLM's metrics whose labels are their content; they have no ``model_name``."""
+        """Yield vLLM's metrics whose labels are their content, ``MODEL_INFOS``; they have no ``model_name``."""
         if self._facts.max_loras:
             running, waiting = map(",".join, self._adapters())
             names = {"max_lora": str(self._facts.max_loras), "waiting_lora_adapters": waiting}

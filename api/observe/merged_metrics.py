@@ -6,27 +6,36 @@ from collections.abc import Iterator, Sequence
 
 from prometheus_client.core import Metric
 from prometheus_client.exposition import choose_encoder
-from prometheus_client.registry import Collector
+from prometheus_client.samples import Sample
 
+from .metric_tables import MODEL_INFOS
 from .metrics import Metrics
 
 
 class _MergedRegistry:
     """Collects the families of several registries; what has no label of a model is that of the whole server."""
 
-    def __init__(self, server: Collector, models: Sequence[Collector]) -> None:
+    def __init__(self, server: Metrics, models: Sequence[Metrics]) -> None:
         self._server = server
         self._models = models
 
     def collect(self) -> Iterator[Metric]:
         families: dict[str, Metric] = {}
         for part, of_models in ((self._server, False), *((each, True) for each in self._models)):
-            for found in part.collect():
-                samples = [each for each in found.samples if ("model_name" in each.labels) is of_models]
+            for found in part.registry.collect():
+                samples = found.samples
+                if found.name.endswith(MODEL_INFOS):
+                    samples = [_of_model(each, part.model_name) for each in samples]
+                samples = [each for each in samples if ("model_name" in each.labels) is of_models]
                 if found.name not in families:
                     families[found.name] = Metric(found.name, found.documentation, found.type, found.unit)
                 families[found.name].samples += samples
         yield from families.values()
+
+
+def _of_model(sample: Sample, model_name: str) -> Sample:
+    """Return a sample with the label that vLLM, whose servers have one model, leaves out."""
+    return sample._replace(labels={**sample.labels, "model_name": model_name})
 
 
 def exposition(server: Metrics, models: Sequence[Metrics], accept: str) -> tuple[bytes, str]:
@@ -34,5 +43,4 @@ def exposition(server: Metrics, models: Sequence[Metrics], accept: str) -> tuple
     if list(models) == [server]:
         return server.exposition(accept)
     encode, content_type = choose_encoder(accept)
-    merged = _MergedRegistry(server.registry, [each.registry for each in models])
-    return encode(merged), content_type
+    return encode(_MergedRegistry(server, models)), content_type

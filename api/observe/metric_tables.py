@@ -142,6 +142,10 @@ _VLLM_NAMES = frozenset(
 )
 
 
+MODEL_INFOS = ("lora_requests_info", "cache_config_info")
+"""Metrics of a model whose labels are vLLM's, which has no ``model_name`` there."""
+
+
 def full_name(name: str, prefix: str) -> str:
     """Return a metric's name with its prefix: ``prefix`` for those that vLLM has too, else ours."""
     return (prefix if name in _VLLM_NAMES else OWN_PREFIX) + name

@@ -107,6 +107,7 @@ class Metrics:
         gateways: returns the status of the gateways; None where there are none.
 
     Attributes:
+        model_name: value of the label.
         history: some of the metrics over the last minutes.
         registry: of all collectors.
     """
@@ -124,6 +125,7 @@ class Metrics:
         gateways: Callable[[], GatewaysStatus] | None = None,
     ) -> None:
         self.history = History()
+        self.model_name = model_name
         self._labels = (model_name, "0")
         self._prefix = prefix
         self.registry = CollectorRegistry()

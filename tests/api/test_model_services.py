@@ -12,33 +12,45 @@ from typing import Any
 import httpx
 import pytest
 from support.api.api_fakes import FakeClient, FakeFrontend
+from support.api.folder_fetcher import FolderFetcher, adapter_folder
 
 from rootgraft.api.config import ServerConfig
+from rootgraft.api.generate.remote_adapters import RemoteAdapters
 from rootgraft.api.generate.server_state import ServerState
 from rootgraft.api.http import model_service
 from rootgraft.api.http.app import create_app
 from rootgraft.api.http.model_services import ModelServices
 from rootgraft.api.models_file import ModelEntry, ServedModel
+from rootgraft.engine.adapter_sources.remote_files import WEIGHTS
+from rootgraft.engine.adapter_sources.source_uri import parse_source
 from rootgraft.engine.config import EngineConfig
-from rootgraft.engine.errors import ConfigError, ModelError
+from rootgraft.engine.errors import ConfigError, ModelError, RequestError
 from rootgraft.engine.messages import Ready
-from rootgraft.engine.types import SamplingDefaults
+from rootgraft.engine.types import AdapterInfo, SamplingDefaults
 
 
 class Engine(FakeClient):
     """An engine that is started and closed."""
 
-    def __init__(self, path: Path, digest: str) -> None:
+    def __init__(self, path: Path, digest: str, starting: asyncio.Event | None) -> None:
         super().__init__()
+        self.starting = starting
         self.path, self.digest, self.closed = path, digest, False
 
     async def start(self) -> Ready:
+        if self.starting is not None:
+            await self.starting.wait()
         if self.path.name == "broken":
             raise ModelError("The model is broken.")
         return Ready(2048, 260, 10, 16, (), base_digest=self.digest)
 
     async def close(self) -> None:
         self.closed = True
+
+    async def load_adapter(self, name: str, path: str, *, replace: bool = False, trusted: bool = False) -> None:
+        if f"no adapter of {self.digest}" in Path(path, WEIGHTS).read_text():
+            raise RequestError("It is no adapter of this model.", param="path")
+        self.adapters = {**self.adapters, name: AdapterInfo(name, path, "ready", "host")}
 
 
 class World:
@@ -50,17 +62,20 @@ class World:
         self.frontends: dict[str, FakeFrontend] = {}
         self.file: Sequence[ServedModel] = models
         self.fault: Exception | None = None
+        self.starting: asyncio.Event | None = None  # that engines wait for
         self.main = ServerState.open(ServerConfig(), "1")
 
     def digest(self, path: Path, *, dummy: bool = False) -> str:
         return self.digests.get(path.name, f"digest of {path.name}")
 
     def engine(self, _config: EngineConfig, path: Path, _options: ServerConfig, *_: object) -> Engine:
-        self.engines.append(Engine(path, self.digest(path)))
+        self.engines.append(Engine(path, self.digest(path), self.starting))
         return self.engines[-1]
 
     def frontend(self, client: Engine, *_: Any) -> FakeFrontend:
-        made = self.frontends[client.digest] = FakeFrontend()
+        made: Any = FakeFrontend()
+        made.served = None
+        self.frontends[client.digest] = made
         made.say = lambda request, index: client.digest
         return made
 
@@ -90,8 +105,13 @@ class World:
             await asyncio.sleep(0.005)
 
 
-def model(name: str, **options: Any) -> ServedModel:
-    return ServedModel(ModelEntry("models[0]", {"model": name}), EngineConfig(model=name), ServerConfig(**options))
+def catalog_of(model: ServedModel) -> dict[str, Any]:
+    return {"model_catalog": model.server.model_catalog}
+
+
+def model(name: str, *, enable_lora: bool = False, **options: Any) -> ServedModel:
+    engine = EngineConfig(model=name, enable_lora=enable_lora)
+    return ServedModel(ModelEntry("models[0]", {"model": name}), engine, ServerConfig(**options))
 
 
 @pytest.fixture
@@ -141,6 +161,67 @@ def test_a_changed_model_takes_its_name_and_running_requests_end_with_the_old_on
     asyncio.run(job())
 
 
+async def nothing(*_: object) -> None:
+    """Check no tokenizers."""
+
+
+def test_a_changed_model_takes_its_catalogue_over(
+    worlds: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def job() -> None:
+        monkeypatch.setattr(model_service, "_open_fetcher", lambda _: FolderFetcher())
+        monkeypatch.setattr(model_service, "AdapterTokenizers", lambda *_: None)
+        monkeypatch.setattr(model_service.ModelService, "_check_tokenizers", nothing)
+        monkeypatch.setattr(RemoteAdapters, "source_of", lambda _, uri: parse_source(uri))
+        small = model("small", enable_lora=True, model_catalog=str(tmp_path / "models.db"))
+        world = worlds(small, model("big"))
+        await world.begin()
+
+        async def call(path: str, **body: str) -> int:
+            return (await world.http.post(f"/v1/admin/models{path}", json=body)).status_code
+
+        async def version(name: str, source: str) -> str:
+            assert await call("", name="sql", source=source, model="small") == 200
+            listed = (await world.http.get("/v1/admin/models")).json()["data"]
+            return str(next(each for each in listed if each["id"] == "sql")["versions"][-1]["digest"])
+
+        first = await version("sql", adapter_folder(tmp_path, "first"))
+        assert await call("/sql/promote", version=first) == 200
+        assert await world.ask("sql") == "digest of small"
+        # One that is broken leaves the old one, which changes its catalogue again.
+        await world.reload(model("broken", enable_lora=True, served_model_name=("small",), **catalog_of(small)))
+        second = await version("sql", adapter_folder(tmp_path, "no adapter of third small"))
+        # While the new one is loaded, nothing changes.
+        world.digests["small"], world.starting = "second small", asyncio.Event()
+        reload = asyncio.create_task(world.reload(small, model("big")))
+        while len(world.engines) < 4:
+            await asyncio.sleep(0.001)
+        assert await call("/sql/promote", version=second) == 503
+        assert await world.ask("sql") == "digest of small"
+        world.starting.set()
+        await reload
+        assert await world.ask("sql") == "second small"
+        assert await call("/sql/promote", version=second) == 200
+        await world.idle()
+        assert (await world.http.get("/v1/admin/models")).json()["data"][1]["weights"] == {second: 100}
+        # A version that gets requests and does not fit keeps the old one in its place.
+        world.digests["small"] = "third small"
+        await world.reload()
+        assert await world.ask("sql") == "second small"
+        assert await call("/sql/promote", version=first) == 200
+        await world.reload()
+        assert await world.ask("sql") == "third small"
+        await world.idle()
+        await world.services.close_engines("end")
+        await world.services.close_files()
+
+    with caplog.at_level(logging.ERROR):
+        asyncio.run(job())
+    told = [record.getMessage().removeprefix("a model is not served as the file says: ") for record in caplog.records]
+    assert told[0] == "models[0]: The model is broken." and len(told) == 2
+    assert "sql gets requests and cannot be loaded: It is no adapter of this model." in told[1]
+
+
 def test_a_reload_of_the_same_models_changes_nothing(worlds: Any) -> None:
     async def job() -> None:
         world = worlds(model("small"), model("big"))
@@ -175,11 +256,6 @@ def test_what_is_wrong_leaves_the_models_as_they_are(worlds: Any, caplog: pytest
         await world.reload()
         world.fault = None
         await world.reload(model("broken", served_model_name=("small",)), model("big"))
-        kept: Any = {"model_catalog": "models.db"}
-        with_catalog = model("small", **kept, tool_call_parser="hermes")
-        for service in world.services.served[:1]:
-            service._options = ServerConfig(**kept)
-        await world.reload(with_catalog, model("big"))
         plain = ServedModel(ModelEntry(), EngineConfig(model="small"), ServerConfig())
         await world.reload(plain)
         assert [await world.ask(name) for name in ("small", "big")] == ["digest of small", "digest of big"]
@@ -191,8 +267,6 @@ def test_what_is_wrong_leaves_the_models_as_they_are(worlds: Any, caplog: pytest
     assert told == [
         "the models stay as they are: models[0]: unknown option --thread.",
         "a model is not served as the file says: models[0]: The model is broken.",
-        "a model is not served as the file says: "
-        "models[0]: a model with a --model-catalog is only changed by a restart.",
         "the models stay as they are: the file holds no list of models any more.",
     ]
 

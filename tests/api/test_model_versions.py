@@ -5,42 +5,25 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from support.api.api_live import make_state
+from support.api.folder_fetcher import FolderFetcher, adapter_folder
 
 from rootgraft.api.catalog.model_catalog import ModelCatalog
 from rootgraft.api.generate import model_versions
 from rootgraft.api.generate.model_versions import ModelVersions
 from rootgraft.api.generate.server_state import ServerState
 from rootgraft.api.http.app import create_app
-from rootgraft.engine.adapter_sources.adapter_fetcher import FetchedAdapter
-from rootgraft.engine.adapter_sources.remote_files import CONFIG, WEIGHTS, content_digest
+from rootgraft.engine.adapter_sources.remote_files import WEIGHTS, content_digest
 from rootgraft.engine.adapter_sources.source_uri import AdapterSource, parse_source
 from rootgraft.engine.errors import ConfigError, EngineDead, RequestError, UnknownModel
 from rootgraft.engine.types import AdapterInfo
 
 OPENED: list[ModelCatalog] = []
-
-
-class Fetcher:
-    """Fetches folders in place."""
-
-    def __init__(self) -> None:
-        self.released: list[Path] = []
-
-    def begin(self, source: AdapterSource, *, trusted: bool = False) -> Any:
-        result: Future[FetchedAdapter] = Future()
-        folder = Path(source.location)
-        result.set_result(FetchedAdapter(folder, source.pinned("", content_digest(folder))))
-        return type("Begun", (), {"result": result})()
-
-    def release(self, fetched: FetchedAdapter) -> None:
-        self.released.append(fetched.folder)
 
 
 class Remote:
@@ -83,17 +66,10 @@ def make(path: Path) -> ServerState:
     client.load_adapter, client.unload_adapter = load, unload
     state.remote = Remote()  # type: ignore[assignment]
     points = iter([number / 100 for number in range(100)] * 100)
-    fetcher: Any = Fetcher()
+    fetcher: Any = FolderFetcher()
     OPENED.append(ModelCatalog.open(path / "models.db"))
     state.versions = ModelVersions(OPENED[-1], fetcher, client, draw=lambda: next(points))
     return state
-
-
-def folder(path: Path, name: str) -> str:
-    (path / name).mkdir()
-    (path / name / CONFIG).write_text("{}")
-    (path / name / WEIGHTS).write_text(name)
-    return f"file://{path / name}"
 
 
 class Admin:
@@ -125,7 +101,7 @@ def test_canary_promote_and_rollback_move_new_requests_at_once(tmp_path: Path) -
     async def job() -> None:
         state = make(tmp_path)
         admin = Admin(state)
-        one, two = [await admin.add(folder(tmp_path, name)) for name in ("one", "two")]
+        one, two = [await admin.add(adapter_folder(tmp_path, name)) for name in ("one", "two")]
         assert (await admin.ask()).status_code == 404
         assert (await admin.call("promote", version=one[:12])).json()["weights"] == {one: 100}
         assert await admin.answered() == {one: 100}
@@ -146,7 +122,7 @@ def test_an_answer_names_its_version_and_the_engine_gets_that_one(tmp_path: Path
     async def job() -> None:
         state = make(tmp_path)
         admin, engine = Admin(state), state.async_engine
-        one, two = [await admin.add(folder(tmp_path, name)) for name in ("one", "two")]
+        one, two = [await admin.add(adapter_folder(tmp_path, name)) for name in ("one", "two")]
         await admin.call("promote", version=one)
         first = await admin.ask(n=2)
         assert first.json()["model"] == "sql"
@@ -165,7 +141,7 @@ def test_an_answer_names_its_version_and_the_engine_gets_that_one(tmp_path: Path
 def test_a_session_keeps_its_version(tmp_path: Path) -> None:
     async def job() -> None:
         admin = Admin(make(tmp_path))
-        one, two = [await admin.add(folder(tmp_path, name)) for name in ("one", "two")]
+        one, two = [await admin.add(adapter_folder(tmp_path, name)) for name in ("one", "two")]
         await admin.call("promote", version=one)
         await admin.call("canary", version=two, weight=50)
         seen = set()
@@ -182,13 +158,13 @@ def test_a_digest_that_does_not_match_is_told_and_nothing_is_added(tmp_path: Pat
     async def job() -> None:
         state = make(tmp_path)
         admin = Admin(state)
-        source = folder(tmp_path, "one")
+        source = adapter_folder(tmp_path, "one")
         body = {"name": "sql", "source": source, "digest": "0" * 64}
         reply = await admin.http.post("/v1/admin/models", json=body)
         error = reply.json()["error"]
         assert (reply.status_code, error["param"], error["code"]) == (400, "digest", "digest_mismatch")
         assert content_digest(tmp_path / "one") in error["message"]
-        broken = {"name": "sql", "source": folder(tmp_path, "broken")}
+        broken = {"name": "sql", "source": adapter_folder(tmp_path, "broken")}
         assert (await admin.http.post("/v1/admin/models", json=broken)).status_code == 400
         assert [each["id"] for each in (await admin.http.get("/v1/admin/models")).json()["data"]] == ["tiny"]
         assert not state.adapters
@@ -211,7 +187,7 @@ def test_a_digest_that_does_not_match_is_told_and_nothing_is_added(tmp_path: Pat
 def test_wrong_input_names_its_field(tmp_path: Path, verb: str, body: dict[str, Any], status: int, param: str) -> None:
     async def job() -> None:
         admin = Admin(make(tmp_path))
-        await admin.add(folder(tmp_path, "one"))
+        await admin.add(adapter_folder(tmp_path, "one"))
         reply = await admin.call(verb, **body)
         assert (reply.status_code, reply.json()["error"]["param"]) == (status, param)
 
@@ -225,7 +201,7 @@ def test_a_removed_version_is_unloaded_later_and_the_name_is_gone_at_once(
         monkeypatch.setattr(model_versions, "UNLOAD_SECONDS", 0.01)
         state = make(tmp_path)
         admin = Admin(state)
-        one = await admin.add(folder(tmp_path, "one"))
+        one = await admin.add(adapter_folder(tmp_path, "one"))
         await admin.call("promote", version=one)
         assert (await admin.call("remove", version=one)).json()["error"]["code"] == "version_in_use"
         unload = await admin.http.post("/v1/unload_lora_adapter", json={"lora_name": f"sql@{one[:12]}"})
@@ -242,16 +218,16 @@ def test_a_restart_serves_what_the_catalogue_says(tmp_path: Path) -> None:
     async def job() -> None:
         state = make(tmp_path)
         admin = Admin(state)
-        one, two = [await admin.add(folder(tmp_path, name)) for name in ("one", "two")]
+        one, two = [await admin.add(adapter_folder(tmp_path, name)) for name in ("one", "two")]
         await admin.call("promote", version=one)
-        state.versions.close()  # type: ignore[union-attr]
+        state.versions.catalog.close()  # type: ignore[union-attr]
         (tmp_path / "two" / WEIGHTS).write_text("changed")
         state = make(tmp_path)
         assert state.versions is not None
         await state.versions.restore()
         assert await Admin(state).answered(3) == {one: 3}
         assert [each.digest for each in state.versions.catalog.versions("sql")] == [one]
-        state.versions.close()
+        state.versions.catalog.close()
         (tmp_path / "one" / WEIGHTS).write_text("changed")
         state = make(tmp_path)
         assert state.versions is not None
@@ -267,7 +243,7 @@ def test_a_version_that_was_removed_is_refused_at_once_and_can_be_added_again(tm
         state = make(tmp_path)
         admin, versions = Admin(state), state.versions
         assert versions is not None
-        source = folder(tmp_path, "one")
+        source = adapter_folder(tmp_path, "one")
         one = await admin.add(source)
         own = f"sql@{one[:12]}"
         assert (await admin.ask(own)).status_code == 200
@@ -287,7 +263,7 @@ def test_a_version_is_loaded_anew_if_its_unload_has_begun(tmp_path: Path, monkey
         state = make(tmp_path)
         admin, client, gate = Admin(state), state.client, asyncio.Event()
         assert client is not None
-        source = folder(tmp_path, "one")
+        source = adapter_folder(tmp_path, "one")
         one = await admin.add(source)
         unload = client.unload_adapter
 
@@ -311,7 +287,7 @@ def test_other_content_under_the_name_of_a_version_is_never_served(tmp_path: Pat
     async def job() -> None:
         state = make(tmp_path)
         admin = Admin(state)
-        source = folder(tmp_path, "one")
+        source = adapter_folder(tmp_path, "one")
         own = f"sql@{content_digest(tmp_path / 'one')[:12]}"
         assert state.client is not None
         await state.client.load_adapter(own, "elsewhere")
@@ -325,7 +301,7 @@ def test_other_content_under_the_name_of_a_version_is_never_served(tmp_path: Pat
 def test_a_restart_refuses_a_name_that_stands_for_something_else(tmp_path: Path) -> None:
     async def job() -> None:
         state = make(tmp_path)
-        await Admin(state).add(folder(tmp_path, "one"))
+        await Admin(state).add(adapter_folder(tmp_path, "one"))
         assert state.versions is not None and state.client is not None
         with pytest.raises(ConfigError, match="the base model has the name sql too"):
             await state.versions.restore(["sql"])
@@ -339,8 +315,8 @@ def test_a_restart_refuses_a_name_that_stands_for_something_else(tmp_path: Path)
 def test_an_engine_that_dies_while_versions_are_restored_retires_none(tmp_path: Path) -> None:
     async def job() -> None:
         state = make(tmp_path)
-        one = await Admin(state).add(folder(tmp_path, "one"))
-        state.versions.close()  # type: ignore[union-attr]
+        one = await Admin(state).add(adapter_folder(tmp_path, "one"))
+        state.versions.catalog.close()  # type: ignore[union-attr]
         state = make(tmp_path)
         versions = state.versions
         assert versions is not None

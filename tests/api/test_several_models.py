@@ -17,6 +17,7 @@ from rootgraft.api.generate.model_router import ModelRouter
 from rootgraft.api.generate.server_state import ServerState
 from rootgraft.api.http.app import create_app
 from rootgraft.api.observe.engine_facts import EngineFacts
+from rootgraft.api.observe.metrics import Metrics
 from rootgraft.api.observe.usage_ledger import UsageLedger
 from rootgraft.engine.types import AdapterInfo
 
@@ -135,6 +136,18 @@ def test_metrics_are_apart_by_model_and_those_of_the_server_are_told_once() -> N
         assert {each.labels["model_name"]: each.value for each in requests} == {"tiny": 1, "big": 2}
         errors = [each for each in families["rootgraft:request_errors"].samples if each.value]
         assert {each.labels["model_name"] for each in errors} == {"big"}
+        for number, state in enumerate((door.tiny, door.big), 1):
+            facts = EngineFacts(max_loras=number, cache={"num_gpu_blocks": str(10 * number)})
+            state.metrics = Metrics(state.names[0], dict, facts=facts)
+        families = {
+            family.name: family for family in text_string_to_metric_families((await door.http.get("/metrics")).text)
+        }
+        for info, label, values in (
+            ("cache_config_info", "num_gpu_blocks", {"tiny": "10", "big": "20"}),
+            ("lora_requests_info", "max_lora", {"tiny": "1", "big": "2"}),
+        ):
+            samples = families[f"rootgraft:{info}"].samples
+            assert {each.labels["model_name"]: each.labels[label] for each in samples} == values
         for family in families.values():
             keys = [(each.name, *sorted(each.labels.items())) for each in family.samples]
             assert len(keys) == len(set(keys)), family.name
