@@ -1,19 +1,20 @@
 """Kill one of two gateways of a server: new requests go through the other, and what runs behind is done exactly once.
 
-    python -m benchmarks.fleet.gateways [--replicas 4] [--gateways 2] [--streams 8] [--kills 4] [--signal KILL]
+    python -m benchmarks.fleet.gateways [--kills 4] [--signal KILL] [--output gateways.json]
 
 Clients stream from the default model, each with a connection for each request, and compare each answer with what the
 model said before. A prober asks for one token again and again, on a new connection each time, and tries again at once
 where that breaks off. A batch and background responses run all along. Every so many seconds a gateway that has streams
 is killed. Told are
 
-- *takes over*: seconds from a kill until the answer to the first probe that began after it, and the longest of all
-  probes that began within a second of a kill;
+- *takes over*: seconds from a kill until the answer to a probe that began after it, and the longest of all probes that
+  were under way then, or began within a second; beside them by how much a short sleep of the prober was too long, which
+  tells whether other processes kept all of this from the processor;
 - streams broken off, which must be no more than the killed gateways had, and answers that differ, which must be none;
 - whether the batch and the background responses were answered once each, and whether the usage ledger holds each
   finished request once, and each one that was cut off at most once.
 
-Exit code 1 for anything wrong, or a probe that was not answered within a second on an idle machine (``--within``).
+Exit code 1 if a figure is missed.
 """
 
 from __future__ import annotations
@@ -24,7 +25,6 @@ import contextlib
 import hashlib
 import json
 import os
-import shlex
 import signal
 import sqlite3
 import sys
@@ -36,12 +36,23 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import numpy as np
 
-from benchmarks.serve.server import Server, machine
+from benchmarks.fleet.fleet_harness import (
+    START_SECONDS,
+    Figure,
+    finish,
+    parser,
+    percentiles,
+    run_within,
+    serve_command,
+    wait_ready,
+)
+from benchmarks.serve.server import Server
 
 QUESTIONS = ("Tell me about the sea.", "What is a list?", "Name a colour.", "Why do leaves fall?")
-START_SECONDS = 300.0
+MOST_SECONDS = 1.0
+"""For a new request to be answered through another gateway."""
+NAP_SECONDS = 0.05
 KEYS = ("streams", "probes", "behind")
 
 
@@ -53,12 +64,14 @@ class Run:
         probes: (begin, seconds) of each probe that was answered; of one that broke off, its retries included.
         kills: moments, each with the streams that the killed gateway had.
         back: seconds from each kill until all gateways served again.
+        naps: (begin, seconds by which it was too long) of each short sleep of this process.
     """
 
     expected: dict[int, str] = field(default_factory=dict)
     probes: list[tuple[float, float]] = field(default_factory=list)
     kills: list[tuple[float, int]] = field(default_factory=list)
     back: list[float] = field(default_factory=list)
+    naps: list[tuple[float, float]] = field(default_factory=list)
     answers: int = 0
     different: int = 0
     broken: int = 0
@@ -67,30 +80,20 @@ class Run:
 
 
 def main() -> int:
-    options = _options()
+    made = parser(__doc__)
+    made.add_argument("--replicas", type=int, default=4)
+    made.add_argument("--gateways", type=int, default=2)
+    made.add_argument("--streams", type=int, default=8)
+    made.add_argument("--tokens", type=int, default=48)
+    made.add_argument("--kills", type=int, default=4)
+    made.add_argument("--every", type=float, default=15.0, help="seconds between two kills")
+    made.add_argument("--signal", choices=("KILL", "STOP"), default="KILL")
+    made.add_argument("--lines", type=int, default=60, help="requests of the batch")
+    made.add_argument("--responses", type=int, default=4, help="background responses")
+    options = made.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        report = asyncio.run(_measure(options, Path(folder)))
-    print(json.dumps(report, indent=1))
-    if options.output:
-        arguments = {name: value for name, value in vars(options).items() if name != "output"}
-        Path(options.output).write_text(json.dumps({"machine": machine(), "arguments": arguments, **report}, indent=1))
-    return int(bool(report["wrong"]))
-
-
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--replicas", type=int, default=4)
-    parser.add_argument("--gateways", type=int, default=2)
-    parser.add_argument("--streams", type=int, default=8)
-    parser.add_argument("--tokens", type=int, default=48)
-    parser.add_argument("--kills", type=int, default=4)
-    parser.add_argument("--every", type=float, default=15.0, help="seconds between two kills")
-    parser.add_argument("--signal", choices=("KILL", "STOP"), default="KILL")
-    parser.add_argument("--lines", type=int, default=60, help="requests of the batch")
-    parser.add_argument("--responses", type=int, default=4, help="background responses")
-    parser.add_argument("--within", type=float, default=1.0, help="seconds in which each probe must be answered")
-    parser.add_argument("--output", help="JSON file for the report")
-    return parser.parse_args()
+        limit = 3 * START_SECONDS + 2 * options.kills * options.every
+        return int(run_within(limit, _measure(options, Path(folder))))
 
 
 def _client(url: str, key: str) -> httpx.AsyncClient:
@@ -99,18 +102,18 @@ def _client(url: str, key: str) -> httpx.AsyncClient:
     return httpx.AsyncClient(base_url=url, headers=headers, timeout=120, trust_env=False, limits=limits)
 
 
-async def _measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+async def _measure(options: argparse.Namespace, folder: Path) -> int:
     keys = [{"name": key, "sha256": _digest(key), "scopes": ["inference", "admin"]} for key in KEYS]
     (folder / "keys.json").write_text(json.dumps({"keys": keys}))
-    words = [sys.executable, "-P", "-m", "rootgraft.api.cli.main", "serve", "--threads", "1", "--log-level", "warning"]
-    words += ["--kv-cache-memory", "0.25", "--replicas", str(options.replicas), "--gateways", str(options.gateways)]
-    words += ["--api-key-file", str(folder / "keys.json"), "--usage-ledger", str(folder / "usage.sqlite")]
-    words += ["--batch-dir", str(folder / "batches")]
+    fleet_options = ["--replicas", str(options.replicas), "--gateways", str(options.gateways)]
+    stores = ["--usage-ledger", str(folder / "usage.sqlite"), "--batch-dir", str(folder / "batches")]
+    command = serve_command(*fleet_options, *stores, "--api-key-file", str(folder / "keys.json"))
     run = Run()
-    with Server(shlex.join(words) + " --port {port}").running() as (url, process):
+    with Server(command).running() as (url, process):
+        await asyncio.to_thread(wait_ready, url, process)
         base = url.removesuffix("/v1")
         async with _client(base, "streams") as http, _client(base, "behind") as behind:
-            await _wait_ready(http, options)
+            await _until_all_serve(http, options)
             for number in range(len(QUESTIONS)):
                 run.expected[number] = str(await _stream(http, number, options.tokens))
             batch, responses = await _begin_behind(behind, options)
@@ -119,11 +122,12 @@ async def _measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
                 asyncio.create_task(_keep_asking(http, run, seed, options, ended)) for seed in range(options.streams)
             ]
             prober = asyncio.create_task(_probe(base, run, ended))
+            sleeper = asyncio.create_task(_nap(run, ended))
             await asyncio.sleep(options.every / 3)
             for _ in range(options.kills):
                 await _kill(http, run, options)
             ended.set()
-            await asyncio.gather(*clients, prober)
+            await asyncio.gather(*clients, prober, sleeper)
             done = await _end_behind(behind, batch, responses)
             fleet = (await http.get("/v1/fleet")).json()
         assert process is not None
@@ -139,14 +143,9 @@ def _digest(key: str) -> str:
     return hashlib.sha256(key.encode()).hexdigest()
 
 
-async def _wait_ready(http: httpx.AsyncClient, options: argparse.Namespace) -> None:
-    """Wait until all gateways serve. Raises TimeoutError."""
-    async with asyncio.timeout(START_SECONDS):
-        while True:
-            with contextlib.suppress(httpx.TransportError):
-                if (await http.get("/ready")).status_code == 200 and await _all_serve(http, options):
-                    return
-            await asyncio.sleep(0.2)
+async def _until_all_serve(http: httpx.AsyncClient, options: argparse.Namespace) -> None:
+    while not await _all_serve(http, options):
+        await asyncio.sleep(0.2)
 
 
 async def _all_serve(http: httpx.AsyncClient, options: argparse.Namespace) -> bool:
@@ -203,6 +202,14 @@ async def _probe(url: str, run: Run, ended: asyncio.Event) -> None:
             await asyncio.sleep(0.05)
 
 
+async def _nap(run: Run, ended: asyncio.Event) -> None:
+    """Measure how late this process gets the processor."""
+    while not ended.is_set():
+        began = time.monotonic()
+        await asyncio.sleep(NAP_SECONDS)
+        run.naps.append((began, time.monotonic() - began - NAP_SECONDS))
+
+
 async def _kill(http: httpx.AsyncClient, run: Run, options: argparse.Namespace) -> None:
     before = (await http.get("/v1/fleet")).json()["gateways"]
     victim = max(before["data"], key=lambda each: each["active"])
@@ -246,9 +253,7 @@ async def _end_behind(http: httpx.AsyncClient, batch: str, responses: list[str])
     }
 
 
-def _report(
-    run: Run, options: argparse.Namespace, done: dict[str, Any], fleet: dict[str, Any], code: int
-) -> dict[str, Any]:
+def _report(run: Run, options: argparse.Namespace, done: dict[str, Any], fleet: dict[str, Any], code: int) -> int:
     taken_over = [
         min(begin + took for begin, took in run.probes if begin >= killed) - killed for killed, _ in run.kills
     ]
@@ -257,42 +262,38 @@ def _report(
     is_once = done["lines"] == Counter(map(str, range(options.lines)))
     behind = options.lines + options.responses, done["tokens"]
     streams, first = run.ledger["streams"][0], len(QUESTIONS)
-    wrong = {
-        "answers that differ": run.different,
-        "more streams broken off than the killed gateways had": max(0, run.broken - sum(had for _, had in run.kills)),
-        "requests refused": dict(run.refused),
-        "the batch was not answered once": not is_once,
-        "a background response did not come to its last token": done["statuses"] != ["incomplete"] * options.responses,
-        "the ledger of batch and responses": run.ledger["behind"] != behind and [run.ledger["behind"], behind],
-        "the ledger of streams": not run.answers + first <= streams <= run.answers + run.broken + first,
-        "the ledger of probes": run.ledger["probes"][0] < len(run.probes),
-        "gateways lost": fleet["gateways"]["lost"] != options.kills,
-        "replicas lost": fleet["lost"],
-        "exit code": code,
-        "a probe took longer than allowed": options.signal == "KILL" and max(near) > options.within,
-    }
-    return {
-        "wrong": {what: found for what, found in wrong.items() if found},
+    is_counted = run.answers + first <= streams <= run.answers + run.broken + first
+    figures = [
+        Figure.exactly("answers that differ", run.different, 0),
+        Figure.most("streams broken off", run.broken, sum(had for _, had in run.kills)),
+        Figure.exactly("requests refused", dict(run.refused), {}),
+        Figure.exactly("the batch was answered once", is_once, True),
+        Figure.exactly("background responses", done["statuses"], ["incomplete"] * options.responses),
+        Figure.exactly("ledger of batch and responses", run.ledger["behind"], behind),
+        Figure.exactly("ledger has each stream once", is_counted, True),
+        Figure.least("ledger of probes", run.ledger["probes"][0], len(run.probes)),
+        Figure.exactly("gateways lost", fleet["gateways"]["lost"], options.kills),
+        Figure.exactly("replicas lost", fleet["lost"], 0),
+        Figure.exactly("exit code", code, 0),
+    ]
+    if options.signal == "KILL":
+        figures.append(Figure.most("new requests go through another, longest, s", max(taken_over), MOST_SECONDS))
+    more = {
         "kills": len(run.kills),
         "takes_over_s": [round(each, 3) for each in taken_over],
-        "probe_near_a_kill_s": _percentiles(near),
-        "probe_before_s": _percentiles(calm),
+        "probe_near_a_kill_s": percentiles(near),
+        "probe_before_s": percentiles(calm),
         "all_serve_again_s": [round(each, 2) for each in run.back],
+        "prober_late_s": [
+            round(max(late for begin, late in run.naps if killed <= begin < killed + 2 * MOST_SECONDS), 3)
+            for killed, _ in run.kills
+        ],
+        "prober_late_before_s": round(max(late for begin, late in run.naps if begin < run.kills[0][0]), 3),
         "streams": run.answers,
-        "streams_broken_off": run.broken,
         "killed_gateways_had": [had for _, had in run.kills],
         "ledger": run.ledger,
     }
-
-
-def _percentiles(values: list[float]) -> dict[str, float]:
-    p50, p99 = np.percentile(values, (50, 99))
-    return {
-        "p50": round(float(p50), 3),
-        "p99": round(float(p99), 3),
-        "longest": round(max(values), 3),
-        "n": len(values),
-    }
+    return finish(options, figures, more)
 
 
 if __name__ == "__main__":

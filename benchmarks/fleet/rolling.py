@@ -1,12 +1,13 @@
 """Change the version behind a name under load: canary, promote, rollback; no request fails and no answer is of two.
 
-    python -m benchmarks.fleet.rolling [--clients 4] [--tokens 32] [--seconds 5] [--output FILE.json]
+    python -m benchmarks.fleet.rolling [--models 2] [--replicas 2] [--seconds 5] [--output FILE.json]
 
-One server of the default model with a catalogue; the example adapters `pirate` and `shell` are versions of one name.
-What each version answers to each question is asked first, by version, while nothing else runs. Then clients of OpenAI's
-library ask under the name, streaming and not, and `rootgraft models` changes what it stands for. Each answer must be,
-letter by letter, what the version in its `x-model-version` says; a request that begins after a change has returned must
-get a version that the change allows. Exit code 1 otherwise.
+One server of so many base models, all of them the default one, each with replicas and a catalogue of its own; the
+example adapters `pirate` and `shell` are versions of one name of each. What each version answers to each question is
+asked first, by version, while nothing else runs. Then clients of OpenAI's library ask under the name, streaming and
+not, and `rootgraft models` changes what it stands for. Each answer must be, letter by letter, what the version in its
+`x-model-version` says; a request that begins after a change has returned must get a version that the change allows, and
+a rollback has to be in force within a second. Exit code 1 otherwise.
 """
 
 from __future__ import annotations
@@ -14,13 +15,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import shlex
+import math
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Collection
-from contextlib import ExitStack
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,24 +28,28 @@ from typing import Any
 import httpx
 import openai
 
-from benchmarks.serve.server import Server, machine
+from benchmarks.fleet.fleet_harness import START_SECONDS, Figure, finish, parser, run_within, serve_command, wait_ready
+from benchmarks.serve.server import Server
 from rootgraft.api.cli.main import main as command_line
 
 ADAPTERS = Path(__file__).parents[2] / "examples" / "adapters"
 QUESTIONS = ("Tell me about the sea.", "What is a list?", "Name a colour.", "Why do leaves fall?", "How is bread made?")
-NAME = "assistant"
+BASES = ("first", "second", "third")
+MOST_CALL = 1.0
 
 
 @dataclass
 class Load:
-    """What the clients saw.
+    """What the clients of one name saw.
 
     Attributes:
+        name: that they ask.
         allowed: versions that requests may get after each change, and before and during the first; the last one holds.
         changes: each with its verb, seconds of the call, seconds from its begin to the end of the first answer that was
             asked for after it, and answers by version until the next change.
     """
 
+    name: str
     answers: dict[tuple[str, int], str] = field(default_factory=dict)
     allowed: list[frozenset[str]] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
@@ -79,7 +83,7 @@ async def keep_asking(client: openai.AsyncOpenAI, load: Load, place: int, tokens
         question, stream = number % len(QUESTIONS), number % 2 == 0
         began, first = time.monotonic(), len(load.allowed) - 1
         try:
-            version, text = await ask(client, NAME, question, tokens, stream=stream)
+            version, text = await ask(client, load.name, question, tokens, stream=stream)
         except openai.OpenAIError as error:
             load.failed.append(repr(error))
             continue
@@ -106,77 +110,95 @@ async def change(load: Load, url: str, verb: str, allowed: Collection[str], *wor
     load.changed = began
 
 
-async def run(url: str, clients: int, tokens: int, seconds: float) -> Load:
-    load, end = Load(), asyncio.Event()
+async def run(url: str, base: str | None, clients: int, tokens: int, seconds: float) -> Load:
+    """Change a name of a base model under load. ``base`` None for the only one."""
+    load, end = Load("assistant" if base is None else f"assistant-{base}"), asyncio.Event()
+    of_base = () if base is None else ("--base", base)
+    name = load.name
     for version in ("pirate", "shell"):
-        await change(load, url, "add", (), NAME, "--source", f"file://{ADAPTERS / version}")
+        await change(load, url, "add", (), name, "--source", f"file://{ADAPTERS / version}", *of_base)
     async with openai.AsyncOpenAI(
         base_url=url, api_key="none", max_retries=0, http_client=httpx.AsyncClient(trust_env=False, timeout=120)
     ) as client:
-        listed = (await client._client.get(f"{url}/admin/models")).json()["data"][-1]
-        one, two = [version["digest"] for version in listed["versions"]]
+        listed = (await client._client.get(f"{url}/admin/models")).json()["data"]
+        one, two = [version["digest"] for each in listed if each["id"] == name for version in each["versions"]]
         for digest in (one, two):
             for question in range(len(QUESTIONS)):
-                model = f"{NAME}@{digest[:12]}"
+                model = f"{name}@{digest[:12]}"
                 load.answers[digest, question] = (await ask(client, model, question, tokens, stream=False))[1]
-        await change(load, url, "promote", (one,), f"{NAME}@{one[:12]}")
+        await change(load, url, "promote", (one,), f"{name}@{one[:12]}")
         asks = [asyncio.create_task(keep_asking(client, load, place, tokens, end)) for place in range(clients)]
         await asyncio.sleep(seconds)
-        await change(load, url, "canary", (one, two), f"{NAME}@{two[:12]}", "--weight", "50")
+        await change(load, url, "canary", (one, two), f"{name}@{two[:12]}", "--weight", "50")
         await asyncio.sleep(seconds)
-        await change(load, url, "promote", (two,), f"{NAME}@{two[:12]}")
+        await change(load, url, "promote", (two,), f"{name}@{two[:12]}")
         await asyncio.sleep(seconds)
-        await change(load, url, "rollback", (one, two), NAME)
+        await change(load, url, "rollback", (one, two), name)
         await asyncio.sleep(seconds)
-        await change(load, url, "rollback", (one,), NAME)
+        await change(load, url, "rollback", (one,), name)
         await asyncio.sleep(seconds)
         end.set()
         await asyncio.gather(*asks)
     return load
 
 
+def file_of(folder: Path, models: int, replicas: int) -> str:
+    """Return a models file of base models with replicas and a catalogue each."""
+    entries = [
+        {"served-model-name": base, "replicas": replicas, "model-catalog": f"{folder}/{base}.db"}
+        for base in BASES[:models]
+    ]
+    return json.dumps({"models": entries})
+
+
+def options_of(folder: Path) -> tuple[str, ...]:
+    """Return the options of servers that may bring the example adapters."""
+    return ("--enable-lora", "--adapter-sources", f"file://{ADAPTERS}", "--adapter-cache-dir", f"{folder}/adapters")
+
+
+async def run_all(url: str, bases: Sequence[str | None], clients: int, tokens: int, seconds: float) -> list[Load]:
+    """Change a name of each base model under load, all at once."""
+    return await asyncio.gather(*(run(url, base, clients, tokens, seconds) for base in bases))
+
+
+async def _measure(options: argparse.Namespace, folder: Path) -> int:
+    (folder / "fleet.yaml").write_text(file_of(folder, options.models, options.replicas))
+    command = serve_command("--config", str(folder / "fleet.yaml"), *options_of(folder))
+    with Server(command).running() as (url, process):
+        await asyncio.to_thread(wait_ready, url, process)
+        bases = BASES[: options.models]
+        loads = await run_all(url, bases, options.clients, options.tokens, options.seconds)
+    figures, more = [], {}
+    for load in loads:
+        calls = [each for each in load.changes if each["verb"] == "rollback"]
+        figures += [
+            Figure.exactly(f"{load.name}, failed", load.failed, []),
+            Figure.exactly(f"{load.name}, of two versions or the wrong one", load.wrong, []),
+            Figure.exactly(f"{load.name}, versions that answered", len(load.counts), 2),
+            Figure.most(
+                f"{load.name}, rollback, longest, s",
+                max((each["call_s"] for each in calls), default=math.nan),
+                MOST_CALL,
+            ),
+        ]
+        more[load.name] = {
+            "answers": sum(load.counts.values()),
+            "by_version": dict(load.counts),
+            "changes": load.changes,
+        }
+    return finish(options, figures, more)
+
+
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--clients", type=int, default=4)
-    parser.add_argument("--tokens", type=int, default=32)
-    parser.add_argument("--seconds", type=float, default=5.0, help="of load before and after each change")
-    parser.add_argument("--output", type=Path)
-    options = parser.parse_args()
-    with ExitStack() as stack:
-        folder = stack.enter_context(tempfile.TemporaryDirectory())
-        words = [sys.executable, "-P", "-m", "rootgraft.api.cli.main", "serve", "--port", "{port}", "--enable-lora"]
-        words += ["--adapter-sources", f"file://{ADAPTERS}", "--model-catalog", f"{folder}/models.db"]
-        words += ["--adapter-cache-dir", f"{folder}/adapters", "--kv-cache-memory", "0.25"]
-        url, _ = stack.enter_context(Server(shlex.join(words)).running())
-        wait_ready(url)
-        load = asyncio.run(run(url, options.clients, options.tokens, options.seconds))
-    figures = {
-        "answers": sum(load.counts.values()),
-        "by_version": {version[:12]: count for version, count in load.counts.items()},
-        "failed": load.failed,
-        "of_two_versions_or_the_wrong_one": load.wrong,
-        "changes": load.changes,
-    }
-    command = f"python -m benchmarks.fleet.rolling --clients {options.clients} --tokens {options.tokens}"
-    command += f" --seconds {options.seconds:g}"
-    text = json.dumps({"command": command, "machine": machine(), "figures": figures}, indent=1)
-    print(text)
-    if options.output is not None:
-        options.output.write_text(text + "\n")
-    return int(bool(load.failed or load.wrong))
-
-
-def wait_ready(url: str) -> None:
-    """Wait until a server that was just started is ready."""
-    place = url.removesuffix("/v1")
-    with httpx.Client(trust_env=False) as http:
-        while True:
-            try:
-                if http.get(f"{place}/ready").status_code == 200:
-                    return
-            except httpx.TransportError:
-                pass
-            time.sleep(0.2)
+    made = parser(__doc__)
+    made.add_argument("--models", type=int, default=1, choices=range(1, len(BASES) + 1))
+    made.add_argument("--replicas", type=int, default=2, help="of each model")
+    made.add_argument("--clients", type=int, default=4, help="of each model")
+    made.add_argument("--tokens", type=int, default=32)
+    made.add_argument("--seconds", type=float, default=5.0, help="of load before and after each change")
+    options = made.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        return int(run_within(2 * START_SECONDS + 10 * options.seconds, _measure(options, Path(folder))))
 
 
 if __name__ == "__main__":

@@ -1,42 +1,58 @@
 """Kill replicas of a server under mixed streams over HTTP: none fails, none differs, none is counted twice.
 
-    python -m benchmarks.fleet.server_kills [--replicas 4] [--streams 32] [--seconds 300] [--every 15] [--signal KILL]
+    python -m benchmarks.fleet.server_kills [--strike KILL] [--seconds 300] [--every 15] [--output kills.json]
+    unshare -n python -m benchmarks.fleet.server_kills --strike MACHINE
 
 First each of the requests is answered by a server of one process. Then so many clients ask a server of replicas for
-the same again and again; after ``--calm`` seconds one replica is killed, or stopped, every so many seconds. Text,
-calls, logprobs, ends and token counts must be those of the one process, structured answers must follow their schema,
-and the usage ledger must hold each request once. The *stall* of a stream is its pause at the moment of a kill; told are
-those of the streams that were replayed, as many as the fleet says, and the pauses of all streams in the calm before.
-Exit code 1 for anything wrong.
+the same again and again; after ``--calm`` seconds one replica is struck every so many seconds: killed, or stopped, or
+its machine is taken out of a cluster of Ray's, and another machine comes. Text, calls, logprobs, ends and token counts
+must be those of the one process, structured answers must follow their schema, and the usage ledger must hold each
+request once.
+
+The *stall* of a stream is its pause at the moment of a strike; told are those of the streams that were replayed, as
+many as the fleet says, and what a strike has added to the median pause of the calm before. A stopped replica has to be
+found first, and its streams have so much longer. Exit code 1 if a figure is missed.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import os
 import random
-import shlex
 import signal
 import sqlite3
+import statistics
 import sys
 import tempfile
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
+from benchmarks.fleet.fleet_harness import (
+    START_SECONDS,
+    Figure,
+    finish,
+    parser,
+    percentiles,
+    run_within,
+    serve_command,
+    wait_ready,
+)
 from benchmarks.fleet.mixed_requests import Answer, ask, first_difference, is_whole, request, schema_of
-from benchmarks.serve.server import ROOT, Server, machine
+from benchmarks.fleet.ray_machines import RayMachines
+from benchmarks.serve.server import ROOT, Server
 from rootgraft.api.cli.options import RemoteOptions
 from rootgraft.api.cli.remote_server import RemoteError, RemoteServer
 
 ADAPTERS = ROOT / "examples" / "adapters"
-START_SECONDS = 300.0
+STRIKES = ("KILL", "STOP", "MACHINE")
+MOST_STALL, MOST_FOUND, MOST_BACK = 2.5, 3.5, 15.0
+LOST_SECONDS = 120.0
+"""Without all replicas after a strike, after which the run is given up."""
 
 
 @dataclass
@@ -45,10 +61,10 @@ class Run:
 
     Attributes:
         answers: with the number of their requests.
-        kills: moments at which a replica was killed.
+        kills: moments at which a replica was struck.
         found: seconds from each until the replica was given up.
         back: seconds from each until all replicas served again.
-        hit: for each kill, how many sequences were replayed.
+        hit: for each strike, how many sequences were replayed.
     """
 
     answers: list[tuple[int, Answer]] = field(default_factory=list)
@@ -60,81 +76,66 @@ class Run:
 
 def main() -> int:
     options = _options()
-    with tempfile.TemporaryDirectory() as folder:
-        report = asyncio.run(_measure(options, Path(folder) / "usage.sqlite"))
-    print(json.dumps(report, indent=1))
-    if options.output:
-        Path(options.output).write_text(
-            json.dumps({"machine": machine(), "arguments": vars(options), **report}, indent=1)
-        )
-    return int(bool(report["failed"] or report["different"] or report["invalid"] or not report["ledger_is_exact"]))
+    with tempfile.TemporaryDirectory() as folder, _machines(options) as machines:
+        limit = 3 * START_SECONDS + options.calm + options.seconds
+        return run_within(limit, _measure(options, Path(folder) / "usage.sqlite", machines))
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--replicas", type=int, default=4)
-    parser.add_argument("--streams", type=int, default=32)
-    parser.add_argument("--seconds", type=float, default=300.0)
-    parser.add_argument("--calm", type=float, default=20.0)
-    parser.add_argument("--every", type=float, default=15.0)
-    parser.add_argument("--signal", choices=("KILL", "STOP"), default="KILL")
-    parser.add_argument("--requests", type=int, default=36, help="different ones")
-    parser.add_argument("--tokens", type=int, default=64)
-    parser.add_argument("--output", help="JSON file for the report")
-    return parser.parse_args()
+    made = parser(__doc__)
+    made.add_argument("--replicas", type=int, default=4)
+    made.add_argument("--streams", type=int, default=32)
+    made.add_argument("--seconds", type=float, default=300.0)
+    made.add_argument("--calm", type=float, default=20.0)
+    made.add_argument("--every", type=float, default=15.0)
+    made.add_argument("--strike", choices=STRIKES, default="KILL")
+    made.add_argument("--requests", type=int, default=36, help="different ones")
+    made.add_argument("--tokens", type=int, default=64)
+    return made.parse_args()
+
+
+@contextmanager
+def _machines(options: argparse.Namespace) -> Iterator[RayMachines | None]:
+    """Run a cluster of as many machines as there are replicas, if they are what is struck."""
+    if options.strike != "MACHINE":
+        yield None
+        return
+    with RayMachines(options.replicas) as machines:
+        yield machines
 
 
 def _command(*more: str) -> str:
     adapters = ["--enable-lora", "--lora-dir", str(ADAPTERS), "--lora-modules", f"second-pirate={ADAPTERS / 'pirate'}"]
-    words = [
-        sys.executable,
-        "-P",
-        "-m",
-        "rootgraft.api.cli.main",
-        "serve",
-        "--threads",
-        "1",
-        "--kv-cache-memory",
-        "0.25",
-    ]
-    return shlex.join([*words, *adapters, "--log-level", "warning", *more]) + " --port {port}"
+    return serve_command(*adapters, *more)
 
 
-async def _measure(options: argparse.Namespace, ledger: Path) -> dict[str, Any]:
+async def _measure(options: argparse.Namespace, ledger: Path, machines: RayMachines | None) -> int:
     bodies = [request(number, options.tokens) for number in range(options.requests)]
     with Server(_command()).running() as (url, process):
-        async with RemoteServer.connect(await _ready(url, process)) as server:
+        await asyncio.to_thread(wait_ready, url, process)
+        async with RemoteServer.connect(RemoteOptions(url)) as server:
             limit = asyncio.Semaphore(8)
             plain = await asyncio.gather(*(_limited(limit, server, body) for body in bodies))
     if failed := [answer.error for answer in plain if answer.error]:
         raise RemoteError("failed", f"A server of one process fails: {failed[0]}")
     run = Run()
-    command = _command("--replicas", str(options.replicas), "--usage-ledger", str(ledger))
-    with Server(command).running() as (url, process):
-        async with RemoteServer.connect(await _ready(url, process)) as server:
+    more = ["--replicas", str(options.replicas), "--usage-ledger", str(ledger)]
+    if machines is not None:
+        more += ["--ray-address", machines.address, "--device", "cpu"]
+    with Server(_command(*more)).running() as (url, process):
+        await asyncio.to_thread(wait_ready, url, process)
+        async with RemoteServer.connect(RemoteOptions(url)) as server:
             until = time.monotonic() + options.calm + options.seconds
             clients = [_client(server, bodies, run, number, until) for number in range(options.streams)]
-            killer = asyncio.create_task(_kill(server, run, options, until))
-            await asyncio.gather(*clients)
-            await killer
+            async with asyncio.TaskGroup() as group:
+                group.create_task(_strike(server, run, options, until, machines))
+                for client in clients:
+                    group.create_task(client)
             fleet = await server.get("fleet")
         assert process is not None
         process.send_signal(signal.SIGTERM)
         await asyncio.to_thread(process.wait, 60)
-    return _report(run, bodies, plain, fleet, ledger)
-
-
-async def _ready(url: str, process: Any) -> RemoteOptions:
-    """Wait until a server answers. Returns how to connect to it. Raises RemoteError."""
-    until = time.monotonic() + START_SECONDS
-    while True:
-        with suppress(RemoteError):
-            async with RemoteServer.connect(RemoteOptions(url, None, "-")) as server:
-                await server.get("fleet")
-            return RemoteOptions(url, None, None)
-        if process.poll() is not None or time.monotonic() > until:
-            raise RemoteError("not reachable", f"The server at {url} does not start.")
-        await asyncio.sleep(0.2)
+    return _report(run, bodies, plain, fleet, ledger, options)
 
 
 async def _limited(limit: asyncio.Semaphore, server: RemoteServer, body: dict[str, Any]) -> Answer:
@@ -149,30 +150,50 @@ async def _client(server: RemoteServer, bodies: list[dict[str, Any]], run: Run, 
         run.answers.append((number, await ask(server, bodies[number])))
 
 
-async def _kill(server: RemoteServer, run: Run, options: argparse.Namespace, until: float) -> None:
+async def _strike(
+    server: RemoteServer, run: Run, options: argparse.Namespace, until: float, machines: RayMachines | None
+) -> None:
+    """Strike a replica every so many seconds. Raises TimeoutError if all do not serve again."""
     draw = random.Random(1)
     await asyncio.sleep(options.calm)
     while time.monotonic() + options.every < until:
         before = await server.get("fleet")
-        victim = draw.choice([each for each in before["data"] if each["running"]] or before["data"])
-        os.kill(int(victim["place"].removeprefix("process ")), signal.Signals[f"SIG{options.signal}"])
-        killed = time.monotonic()
-        run.kills.append(killed)
-        while True:
-            fleet = await server.get("fleet")
-            if fleet["lost"] > before["lost"] and len(run.found) < len(run.kills):
-                run.found.append(time.monotonic() - killed)
-            if fleet["lost"] > before["lost"] and len(fleet["data"]) == options.replicas:
-                break
-            await asyncio.sleep(0.1)
+        run.kills.append(killed := time.monotonic())
+        if machines is not None:
+            await asyncio.to_thread(machines.remove, draw.randrange(options.replicas))
+        else:
+            victim = draw.choice([each for each in before["data"] if each["running"]] or before["data"])
+            os.kill(int(victim["place"].removeprefix("process ")), signal.Signals[f"SIG{options.strike}"])
+        newcomer = asyncio.create_task(asyncio.to_thread(machines.add)) if machines is not None else None
+        async with asyncio.timeout(LOST_SECONDS):
+            fleet = await _until_back(server, run, before, options.replicas)
         run.back.append(time.monotonic() - killed)
         run.hit.append(fleet["replays"] - before["replays"])
+        if newcomer is not None:
+            await newcomer
         await asyncio.sleep(max(0.0, killed + options.every - time.monotonic()))
 
 
+async def _until_back(server: RemoteServer, run: Run, before: Any, replicas: int) -> Any:
+    """Wait until a replica was given up, and all serve again. Returns the fleet."""
+    while True:
+        fleet = await server.get("fleet")
+        if fleet["lost"] > before["lost"]:
+            if len(run.found) < len(run.kills):
+                run.found.append(time.monotonic() - run.kills[-1])
+            if len(fleet["data"]) == replicas:
+                return fleet
+        await asyncio.sleep(0.1)
+
+
 def _report(
-    run: Run, bodies: list[dict[str, Any]], plain: list[Answer], fleet: dict[str, Any], ledger: Path
-) -> dict[str, Any]:
+    run: Run,
+    bodies: list[dict[str, Any]],
+    plain: list[Answer],
+    fleet: dict[str, Any],
+    ledger: Path,
+    options: argparse.Namespace,
+) -> int:
     whole = [(number, answer) for number, answer in run.answers if not answer.error]
     different = [(number, answer) for number, answer in whole if answer.facts() != plain[number].facts()]
     for number, answer in different[:3]:
@@ -180,20 +201,30 @@ def _report(
     for error in sorted({answer.error for _, answer in run.answers if answer.error}):
         print(f"failed: {error}", file=sys.stderr)
     calm = [pause for _, answer in whole for at, pause in _pauses(answer) if at < run.kills[0]]
-    return {
+    stalls = percentiles(_stalls(run, bodies, structured=None))
+    found, is_found_late = percentiles(run.found), options.strike != "KILL"
+    added = stalls["p99"] - statistics.median(calm) - (found["longest"] if is_found_late else 0.0)
+    figures = [
+        Figure.exactly("failed", len(run.answers) - len(whole), 0),
+        Figure.exactly("different", len(different), 0),
+        Figure.exactly("invalid", sum(not is_whole(bodies[number], answer) for number, answer in whole), 0),
+        Figure.exactly("ledger", _counted(ledger), _expected(whole)),
+        Figure.exactly("strikes found", fleet["lost"], len(run.kills)),
+        Figure.most("added stall p99, s" + (" after it was found" if is_found_late else ""), added, MOST_STALL),
+        Figure.most("given up, longest, s", found["longest"], MOST_FOUND),
+        Figure.most("all serve again, longest, s", max(run.back), MOST_BACK),
+    ]
+    more = {
         "answers": len(run.answers),
-        "failed": len(run.answers) - len(whole),
-        "different": len(different),
-        "invalid": sum(not is_whole(bodies[number], answer) for number, answer in whole),
-        "ledger_is_exact": _counted(ledger) == _expected(whole),
-        "kills": len(run.kills),
+        "strikes": len(run.kills),
         "replays": fleet["replays"],
-        "calm_pause_s": _percentiles(calm),
-        "stall_s": _percentiles(_stalls(run, bodies, structured=None)),
-        "structured_stall_s": _percentiles(_stalls(run, bodies, structured=True)),
-        "found_s": _percentiles(run.found),
-        "all_serve_again_s": {"longest": round(max(run.back), 2), "mean": round(float(np.mean(run.back)), 2)},
+        "calm_pause_s": percentiles(calm),
+        "stall_s": stalls,
+        "structured_stall_s": percentiles(_stalls(run, bodies, structured=True)),
+        "found_s": found,
+        "all_serve_again_s": percentiles(run.back),
     }
+    return finish(options, figures, more)
 
 
 def _pauses(answer: Answer) -> list[tuple[float, float]]:
@@ -213,18 +244,6 @@ def _stalls(run: Run, bodies: list[dict[str, Any]], *, structured: bool | None) 
         longest = sorted(pauses, reverse=True)[:hit]
         found += [pause for pause, is_structured in longest if structured in (None, is_structured)]
     return found
-
-
-def _percentiles(values: list[float]) -> dict[str, float]:
-    if not values:
-        return {}
-    p50, p99 = np.percentile(values, (50, 99))
-    return {
-        "p50": round(float(p50), 3),
-        "p99": round(float(p99), 3),
-        "longest": round(max(values), 3),
-        "n": len(values),
-    }
 
 
 def _counted(ledger: Path) -> tuple[int, int, int]:

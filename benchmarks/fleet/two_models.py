@@ -26,7 +26,6 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,8 +34,8 @@ import httpx
 import openai
 import psutil
 
-from benchmarks.fleet.rolling import wait_ready
-from benchmarks.serve.server import Server, machine
+from benchmarks.fleet.fleet_harness import START_SECONDS, Figure, finish, parser, run_within, wait_ready
+from benchmarks.serve.server import Server
 from rootgraft.api.cli.main import main as command_line
 
 QUESTIONS = ("Tell me about the sea.", "What is a list?", "Name a colour.", "Why do leaves fall?")
@@ -182,39 +181,32 @@ async def change(load: Load, server: psutil.Process, file: Path, content: str, w
     load.figures[f"{what}_s"] = round(time.monotonic() - began, 3)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--clients", type=int, default=2, help="of each model")
-    parser.add_argument("--tokens", type=int, default=32)
-    parser.add_argument("--seconds", type=float, default=4.0, help="of load before and after each event")
-    parser.add_argument("--output", type=Path)
-    options = parser.parse_args()
-    with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        file = folder / "fleet.yaml"
-        file.write_text(file_of(folder, FORMS[0]))
-        words = [sys.executable, "-P", "-m", "rootgraft.api.cli.main", "serve", "--port", "{port}"]
-        url, process = stack.enter_context(Server(shlex.join([*words, "--config", str(file)])).running())
+async def _measure(options: argparse.Namespace, folder: Path) -> int:
+    file = folder / "fleet.yaml"
+    file.write_text(file_of(folder, FORMS[0]))
+    words = [sys.executable, "-P", "-m", "rootgraft.api.cli.main", "serve", "--port", "{port}"]
+    with Server(shlex.join([*words, "--config", str(file)])).running() as (url, process):
         assert process is not None
-        wait_ready(url)
-        load = asyncio.run(run(url, psutil.Process(process.pid), file, options))
+        await asyncio.to_thread(wait_ready, url, process)
+        load = await run(url, psutil.Process(process.pid), file, options)
         with sqlite3.connect(f"file:{folder}/usage.db?mode=ro", uri=True) as db:
             ledger = dict(db.execute("SELECT model, sum(requests) FROM usage GROUP BY model"))
-    figures = {
-        "answers": dict(load.counts),
-        "ledger": ledger,
-        "refused_after_removal": load.refused,
-        "failed": load.failed,
-        "wrong": load.wrong,
-        **load.figures,
-    }
-    command = f"python -m benchmarks.fleet.two_models --clients {options.clients} --tokens {options.tokens}"
-    command += f" --seconds {options.seconds:g}"
-    text = json.dumps({"command": command, "machine": machine(), "figures": figures}, indent=1)
-    print(text)
-    if options.output is not None:
-        options.output.write_text(text + "\n")
-    return int(bool(load.failed or load.wrong))
+    figures = [
+        Figure.exactly("failed", load.failed, []),
+        Figure.exactly("answers that differ", load.wrong, []),
+        Figure.least("refused after the removal", load.refused, 1),
+    ]
+    return finish(options, figures, {"answers": dict(load.counts), "ledger": ledger, **load.figures})
+
+
+def main() -> int:
+    made = parser(__doc__)
+    made.add_argument("--clients", type=int, default=2, help="of each model")
+    made.add_argument("--tokens", type=int, default=32)
+    made.add_argument("--seconds", type=float, default=4.0, help="of load before and after each event")
+    options = made.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        return int(run_within(2 * START_SECONDS + 10 * options.seconds, _measure(options, Path(folder))))
 
 
 if __name__ == "__main__":

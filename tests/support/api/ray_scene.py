@@ -1,23 +1,21 @@
-"""A fleet on a local Ray in a network namespace of its own, whose replicas are killed: prints what became of it.
+"""A fleet on Ray in a network namespace of its own, whose replicas are lost: prints what became of it.
 
-    unshare -n python -m support.api.ray_scene MODEL
+    unshare -n python -m support.api.ray_scene MODEL local|machines
 
-The result is a line of JSON. Streams are written while an engine process, an actor, and a stopped engine process are
-lost one after another.
+The result is a line of JSON. Streams are written while, on a local Ray, an engine process, an actor, and a stopped
+engine process are lost one after another; or while a machine of a cluster is taken out.
 """
 
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import json
 import os
 import signal
-import socket
-import struct
 import sys
 import time
 from array import array
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -30,20 +28,12 @@ from rootgraft.api.fleet.on_ray.ray_fleet import ray_fleet
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.messages import Done, Failed, Message, Submit, TokenOut
 from rootgraft.engine.types import SamplingParams
+from support import benchmark_package
 
 REPLICAS = 2
 STREAMS = 6
 TOKENS = 400
 HEARTBEAT_TIMEOUT = 3.0
-
-
-def raise_loopback() -> None:
-    """Bring the loopback interface of this network namespace up."""
-    flags_of, set_flags, is_up = 0x8913, 0x8914, 1
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as end:
-        request = struct.pack("16sh14s", b"lo", 0, b"")
-        _, flags, _ = struct.unpack("16sh14s", fcntl.ioctl(end, flags_of, request))
-        fcntl.ioctl(end, set_flags, struct.pack("16sh14s", b"lo", flags | is_up, b""))
 
 
 class Scene:
@@ -103,33 +93,35 @@ def listening() -> list[str]:
     )
 
 
-async def play(model: Path) -> dict[str, Any]:
-    """Return what became of the streams, step by step."""
+async def play(model: Path, address: str, strikes: Sequence[Callable[[], object]]) -> dict[str, Any]:
+    """Return what became of the streams, strike by strike."""
     config = EngineConfig(dtype="float32", device="cpu", threads=1, num_gpu_blocks_override=200)
-    options = ServerConfig(replicas=REPLICAS, ray_address="local", heartbeat_timeout=HEARTBEAT_TIMEOUT)
+    options = ServerConfig(replicas=REPLICAS, ray_address=address, heartbeat_timeout=HEARTBEAT_TIMEOUT)
     began = time.monotonic()
     scene = Scene(ray_fleet(config, model, options))
-    facts: dict[str, Any] = {}
+    facts: dict[str, Any] = {"found_seconds": []}
     try:
         await scene.fleet.start()
         facts["start_seconds"] = time.monotonic() - began
         facts["listening"] = listening()
         await scene.run(0)
         await scene.ended(0)
-        for turn, strike in enumerate((_kill_engine, _kill_actor, _stop_engine), 1):
+        for turn, strike in enumerate(strikes, 1):
             await scene.whole()
             await scene.run(100 * turn)
             lost, struck = scene.fleet.num_lost, time.monotonic()
-            strike()
+            striking = asyncio.create_task(asyncio.to_thread(strike))
             while scene.fleet.num_lost == lost:
                 await asyncio.sleep(0.01)
-            facts[f"{strike.__name__}_seconds"] = time.monotonic() - struck
+            facts["found_seconds"].append(round(time.monotonic() - struck, 2))
             await scene.ended(100 * turn)
+            await striking
         await scene.whole()
     finally:
         await scene.fleet.close()
     plain = [scene.tokens[each] for each in range(STREAMS)]
-    facts["equal"] = all([scene.tokens[100 * turn + each] for each in range(STREAMS)] == plain for turn in range(1, 4))
+    turns = range(1, len(strikes) + 1)
+    facts["equal"] = all([scene.tokens[100 * turn + each] for each in range(STREAMS)] == plain for turn in turns)
     facts["ends"] = sorted(set(scene.ends.values()))
     facts["lengths"] = sorted({len(tokens) for tokens in plain})
     facts["replays"], facts["lost"] = scene.fleet.num_replays, scene.fleet.num_lost
@@ -151,6 +143,28 @@ def _stop_engine() -> None:
     engines()[0].send_signal(signal.SIGSTOP)
 
 
+def _strike_local(model: Path) -> dict[str, Any]:
+    """Let a local Ray lose an engine process, an actor and the signs of life of a third."""
+    return asyncio.run(play(model, "local", (_kill_engine, _kill_actor, _stop_engine)))
+
+
+def _strike_machines(model: Path) -> dict[str, Any]:
+    """Let a cluster lose a machine, in whose place another one comes."""
+    from benchmarks.fleet.ray_machines import RayMachines
+
+    with RayMachines(REPLICAS) as machines:
+
+        def replace() -> None:
+            machines.remove(0)
+            machines.add()
+
+        return asyncio.run(play(model, machines.address, (replace,)))
+
+
 if __name__ == "__main__":
+    benchmark_package.register()
+    from benchmarks.fleet.ray_machines import raise_loopback
+
     raise_loopback()
-    print(json.dumps(asyncio.run(play(Path(sys.argv[1])))))
+    strike = {"local": _strike_local, "machines": _strike_machines}[sys.argv[2]]
+    print(json.dumps(strike(Path(sys.argv[1]))))
