@@ -18,6 +18,8 @@ import yaml
 from rootgraft.api.cli.flag_parser import parse
 from rootgraft.api.cli.main import COMMANDS
 from rootgraft.api.config import ServerConfig
+from rootgraft.api.fleet.on_ray.ray_cluster import VERSIONS, check_address
+from rootgraft.engine.config import EngineConfig
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -89,6 +91,8 @@ def test_what_a_build_copies_and_runs_exists() -> None:
                 assert importlib.util.find_spec(module), module
             for extra in re.findall(r"pip install \"\.\[(\w+)\]\"", rest):
                 assert extra in PROJECT["optional-dependencies"]
+            if word == "ARG" and rest.startswith("EXTRAS="):
+                assert rest.removeprefix("EXTRAS=") in PROJECT["optional-dependencies"]
             for requirement in re.findall(r'"(torch[^"]*)"', rest):
                 assert requirement in PROJECT["dependencies"]
     allowed = [line[1:] for line in (DEPLOY / "Dockerfile.dockerignore").read_text().splitlines() if line[:1] == "!"]
@@ -150,6 +154,53 @@ def test_kubernetes_takes_the_manifests() -> None:
     wrong = {**manifests()["Service"], "spec": {"selectors": {}}}
     with pytest.raises(validator.ValidationError):
         validator.validate(wrong, "1.37", strict=True)
+
+
+def on_ray() -> tuple[dict[str, Any], dict[str, Any]]:
+    """The RayCluster and the service of its server."""
+    cluster, service = yaml.safe_load_all((DEPLOY / "kubernetes" / "raycluster.yaml").read_text("utf-8"))
+    return cluster, service
+
+
+def test_the_manifest_for_kuberay() -> None:
+    cluster, service = on_ray()
+    spec = cluster["spec"]
+    head, (workers,) = spec["headGroupSpec"], spec["workerGroupSpecs"]
+    ray, server = head["template"]["spec"]["containers"]
+    (worker,) = workers["template"]["spec"]["containers"]
+    assert (cluster["apiVersion"], cluster["kind"], service["kind"]) == ("ray.io/v1", "RayCluster", "Service")
+    assert set(spec) == {"rayVersion", "headGroupSpec", "workerGroupSpecs"}
+    assert set(head) == {"rayStartParams", "template"}
+    assert set(workers) == {"groupName", "replicas", "minReplicas", "maxReplicas", "rayStartParams", "template"}
+    assert tuple(map(int, spec["rayVersion"].split(".")[:2])) == VERSIONS
+    assert all(isinstance(each, str) for group in (head, workers) for each in group["rayStartParams"].values())
+    # A worker pod has room for one replica, and there are as many of them; none is placed beside the server.
+    config = next(options for options in options_of(server["args"]) if isinstance(options, EngineConfig))
+    options = server_of(server["args"])
+    assert options.replicas == workers["replicas"] == workers["minReplicas"] == workers["maxReplicas"]
+    assert worker["resources"]["limits"]["cpu"] == str(config.threads) and head["rayStartParams"]["num-cpus"] == "0"
+    assert options.ray_address is not None and config.device == "cpu"
+    check_address(options.ray_address)
+    assert options.ray_address.endswith(f":{ray['readinessProbe']['tcpSocket']['port']}")
+    assert worker["readinessProbe"]["tcpSocket"]["port"] == int(workers["rayStartParams"]["node-manager-port"])
+    labels = head["template"]["metadata"]["labels"]
+    assert service["spec"]["selector"] == labels != workers["template"]["metadata"]["labels"]
+    assert server["ports"][0]["name"] == service["spec"]["ports"][0]["targetPort"] and options.host == "0.0.0.0"
+    models = {each["mountPath"] for each in (*server["volumeMounts"], *worker["volumeMounts"])} - {"/tmp/ray"}
+    assert models == {"/models", "/etc/rootgraft/keys"} and str(config.model).startswith("/models/")
+
+
+def test_kubernetes_takes_the_pods_for_kuberay() -> None:
+    validator = pytest.importorskip("kubernetes_validate", reason="needs kubernetes-validate")
+    cluster, service = on_ray()
+    pods = (cluster["spec"]["headGroupSpec"], *cluster["spec"]["workerGroupSpecs"])
+    for version in ("1.28", "1.37"):
+        validator.validate(service, version, strict=True)
+        for pod in pods:
+            whole_pod = {"apiVersion": "v1", "kind": "Pod", **pod["template"]}
+            validator.validate(whole_pod, version, strict=True)
+    with pytest.raises(validator.ValidationError):
+        validator.validate({**whole_pod, "spec": {**whole_pod["spec"], "container": []}}, "1.37", strict=True)
 
 
 def unit() -> dict[str, list[str]]:
