@@ -1,5 +1,7 @@
 #include "gemm/tile_amx.h"
 
+#include "gemm/gate.h"
+
 #if ROOTGRAFT_AMX
 
 namespace rootgraft {
@@ -8,13 +10,19 @@ namespace {
 // Spreads the prefetches of a product over its instructions.
 struct Prefetches {
   const uint32_t *line, *end;
-  ptrdiff_t burst;  // lines
+  ptrdiff_t burst, apart;  // lines, words
 
   Prefetches(const Product& p, ptrdiff_t products)
-      : line(p.ahead), end(p.ahead + p.ahead_lines * kWidth), burst((p.ahead_lines + products - 1) / products) {}
+      : line(p.ahead),
+        end(p.ahead + p.ahead_lines * kWidth),
+        burst((p.ahead_lines + products - 1) / products),
+        apart(p.ahead_apart) {}
 
   INLINE void next_burst() {
-    for (ptrdiff_t i = 0; i < burst && line < end; i++, line += kWidth) __builtin_prefetch(line, 0, 2);
+    for (ptrdiff_t i = 0; i < burst && line < end; i++, line += kWidth) {
+      __builtin_prefetch(line, 0, 2);
+      if (apart) __builtin_prefetch(line + apart, 0, 2);
+    }
   }
 };
 
@@ -45,15 +53,23 @@ void run(const Product& p, const AmxRows& rows) {
 }
 
 // One or two panels, to bf16.
-template <int R, int P, AmxReuse kReuse>
-void run_rounded(const Product& p, const AmxRows& rows, AmxRounding& rounding) {
-  sum_tiles<AmxWords::kBf16, R, P, kReuse>(p, rows, [&] { rounding.step(); });
-  float* room = rounding.begin(p.c, rows.all(), P);
+template <int R, int P, AmxReuse kReuse, class Row>
+void run_finished(const Product& p, const AmxRows& rows, AmxEpilogue<Row>& epilogue) {
+  constexpr int kStride = AmxEpilogue<Row>::kStride;
+  sum_tiles<AmxWords::kBf16, R, P, kReuse>(p, rows, [&] { epilogue.step(); });
+  float* room = epilogue.begin(p.c, rows.all(), P, p.steps / kAmxWords * R * P);
   for_constants<P>([&](auto i) {
-    const auto to = [&](int row) { return room + row * AmxRounding::kStride + i.value * kWidth; };
-    amx_store<i.value>(to(0), AmxRounding::kStride * sizeof(float));
-    if constexpr (R == 2) amx_store<P + i.value>(to(rows.second), AmxRounding::kStride * sizeof(float));
+    const auto to = [&](int row) { return room + row * kStride + i.value * kWidth; };
+    amx_store<i.value>(to(0), kStride * sizeof(float));
+    if constexpr (R == 2) amx_store<P + i.value>(to(rows.second), kStride * sizeof(float));
   });
+}
+
+template <class Act>
+void store_gated_row(const float* sums, uint16_t* to) {
+  alignas(64) uint16_t rounded[2 * kWidth];
+  Bf16::store_two(rounded, load(sums), load(sums + kWidth));
+  store_gated<Bf16, Act>(rounded, rounded + kWidth, to);
 }
 
 // f(product, count) for two panels after two of a product.
@@ -79,6 +95,16 @@ INLINE void with_reuse(AmxReuse reuse, F f) {
   else f(std::integral_constant<AmxReuse, AmxReuse::kFirstCache>{});
 }
 
+// P panels of any rows.
+template <int P, class Row>
+void run_rows(const Product& p, const AmxRows& rows, AmxReuse reuse, AmxEpilogue<Row>& epilogue) {
+  if (rows.second) {
+    with_reuse<2>(reuse, [&](auto use) { run_finished<2, P, use.value>(p, rows, epilogue); });
+  } else {
+    with_reuse<1>(reuse, [&](auto use) { run_finished<1, P, use.value>(p, rows, epilogue); });
+  }
+}
+
 }  // namespace
 
 template <AmxWords Kind>
@@ -98,16 +124,19 @@ void multiply_amx(const Product& product, const AmxRows& rows, int panels, AmxRe
 template void multiply_amx<AmxWords::kBf16>(const Product&, const AmxRows&, int, AmxReuse);
 template void multiply_amx<AmxWords::kBytes>(const Product&, const AmxRows&, int, AmxReuse);
 
-void multiply_amx(const Product& product, const AmxRows& rows, int panels, AmxReuse reuse, AmxRounding& rounding) {
+void multiply_amx(const Product& product, const AmxRows& rows, int panels, AmxReuse reuse,
+                  AmxEpilogue<RoundedRow>& epilogue) {
   for_pairs(product, panels, [&](const Product& part, int count) {
-    with_constant<2>(count, [&](auto pair) {
-      if (rows.second) {
-        with_reuse<2>(reuse, [&](auto use) { run_rounded<2, pair.value, use.value>(part, rows, rounding); });
-      } else {
-        with_reuse<1>(reuse, [&](auto use) { run_rounded<1, pair.value, use.value>(part, rows, rounding); });
-      }
-    });
+    with_constant<2>(count, [&](auto pair) { run_rows<pair.value>(part, rows, reuse, epilogue); });
   });
+}
+
+void multiply_gated_amx(const Product& product, const AmxRows& rows, AmxReuse reuse, AmxEpilogue<GatedRow>& epilogue) {
+  run_rows<2>(product, rows, reuse, epilogue);
+}
+
+GatedRow gated_row(int64_t kind) {
+  return {with_activation(kind, [](auto act) { return &store_gated_row<decltype(act)>; })};
 }
 
 }  // namespace rootgraft

@@ -72,41 +72,75 @@ INLINE void sum_by_amx(const uint32_t* const (&a)[R], ptrdiff_t a_stride, Panel 
   }
 }
 
-// Sums that are rounded to bf16 while the next product is made, which leaves the vector units idle.
-class AmxRounding {
- public:
-  ~AmxRounding() { finish(); }
+// A row of sums, of two panels or one, rounded to as many columns of bf16.
+struct RoundedRow {
+  static constexpr bool kSpread = false;
 
-  // Room for the sums of two tiles of rows and two panels, which go to `c` from the next product on.
-  float* begin(const TileRows& c, int rows, int panels) {
+  INLINE void operator()(const float* sums, int panels, uint16_t* to) const {
+    if (panels == 2) Bf16::store_two(to, load(sums), load(sums + kWidth));
+    else Bf16::store(to, load(sums));
+  }
+};
+
+// A row of sums, of a panel of gates and one of their factors, to one panel's columns: act(gate) * up of rounded ones.
+struct GatedRow {
+  static constexpr bool kSpread = true;
+
+  void (*store)(const float* sums, uint16_t* to);
+
+  INLINE void operator()(const float* sums, int, uint16_t* to) const { store(sums, to); }
+};
+
+// The row function of an activation's kind.
+GatedRow gated_row(int64_t kind);
+
+// Finishes sums row by row while the next product is made, which leaves the vector units idle.
+template <class Row>
+class AmxEpilogue {
+ public:
+  explicit AmxEpilogue(Row row = {}) : row_(row) {}
+  ~AmxEpilogue() { finish(); }
+
+  // Room for the sums of two tiles of rows and two panels, which go to `c` from the next product on; a product has so
+  // many instructions that multiply.
+  float* begin(const TileRows& c, int rows, int panels, ptrdiff_t products) {
     finish();
     room_ ^= 1;
     to_ = static_cast<uint16_t*>(c.first), stride_ = c.stride;
     from_ = sums_[room_], left_ = rows, panels_ = panels;
+    wait_ = every_ = (int)(products / rows);
     return sums_[room_];
   }
 
-  // Rounds one row.
+  // Before an instruction that multiplies: finishes a row, or none where rows that take long are spread over them all.
   INLINE void step() {
     if (!left_) return;
-    left_--;
-    if (panels_ == 2) Bf16::store_two(to_, load(from_), load(from_ + kWidth));
-    else Bf16::store(to_, load(from_));
-    to_ += stride_, from_ += kStride;
+    if constexpr (Row::kSpread) {
+      if (--wait_ > 0) return;
+      wait_ = every_;
+    }
+    finish_row();
   }
 
   void finish() {
-    while (left_) step();
+    while (left_) finish_row();
   }
 
   static constexpr int kStride = 2 * kWidth;  // floats from row to row
 
  private:
+  INLINE void finish_row() {
+    left_--;
+    row_(from_, panels_, to_);
+    to_ += stride_, from_ += kStride;
+  }
+
   alignas(64) float sums_[2][2 * kAmxRows * kStride];
+  Row row_;
   const float* from_ = nullptr;
   uint16_t* to_ = nullptr;
   ptrdiff_t stride_ = 0;
-  int left_ = 0, panels_ = 0, room_ = 0;
+  int left_ = 0, panels_ = 0, room_ = 0, every_ = 1, wait_ = 1;
 };
 
 // A product without c_scale that takes_amx(); in an AmxScope of amx_shapes(rows, kAmxWords). One tile of rows may use
@@ -114,8 +148,20 @@ class AmxRounding {
 template <AmxWords Kind>
 void multiply_amx(const Product& product, const AmxRows& rows, int panels, AmxReuse reuse = AmxReuse::kFirstCache);
 
-// The same of bf16 to bf16, which is stored when the rounding goes on or ends.
-void multiply_amx(const Product& product, const AmxRows& rows, int panels, AmxReuse reuse, AmxRounding& rounding);
+// The same of bf16 to bf16, which is stored when the epilogue goes on or ends.
+void multiply_amx(const Product& product, const AmxRows& rows, int panels, AmxReuse reuse,
+                  AmxEpilogue<RoundedRow>& epilogue);
+
+// The same of a panel of gates and one of their factors, b_stride apart, to one panel's columns.
+void multiply_gated_amx(const Product& product, const AmxRows& rows, AmxReuse reuse, AmxEpilogue<GatedRow>& epilogue);
+
+// How panels are used by so many rows of so many words.
+inline AmxReuse reuse_of(int rows, int64_t words) {
+  constexpr int64_t kFirstCache = 40 << 10;  // bytes of two tiles' rows that stay there while panels pass
+  if (rows <= kAmxRows) return AmxReuse::kNone;
+  const bool rows_stay = kMostAmxRows * words * (int64_t)sizeof(uint32_t) <= kFirstCache;
+  return rows_stay && rows > kMostAmxRows ? AmxReuse::kSecondCache : AmxReuse::kFirstCache;
+}
 
 // Rows of each tile, where so many are cut into equal ones.
 inline int amx_rows(int count) {
@@ -125,14 +171,14 @@ inline int amx_rows(int count) {
 
 // f(first row, rows, first panel, panels) for products that cover count x panels, all panels of some rows before the
 // next: rows then stay in the first cache, and panels come from the second, in the order in which they lie.
-template <class F>
+template <int kMostPanels = kAmxPanels, class F>
 INLINE void for_amx_tiles(int count, int panels, F f) {
   const int each = amx_rows(count);
   const auto clipped = [&](int row) { return row < count - each ? row : count - each; };
   for (int row = 0; row < count; row += 2 * each) {
     const int first = clipped(row), second = row + each < count ? clipped(row + each) - first : 0;
-    for (int panel = 0; panel < panels; panel += kAmxPanels) {
-      f(first, AmxRows{each, second}, panel, panels - panel < kAmxPanels ? panels - panel : kAmxPanels);
+    for (int panel = 0; panel < panels; panel += kMostPanels) {
+      f(first, AmxRows{each, second}, panel, panels - panel < kMostPanels ? panels - panel : kMostPanels);
     }
   }
 }

@@ -50,15 +50,16 @@ inline int64_t slice_count(int threads, int64_t rows, int64_t panels, int64_t fe
 class Cuts {
  public:
   // Rows are cut at multiples of `unit`; `few` of them make one tile; `many` for a thread pay for reading all panels.
-  Cuts(int threads, int64_t rows, int64_t columns, int64_t unit, int64_t few, int64_t many)
+  // With `weights` of these columns a panel stands for one of each.
+  Cuts(int threads, int64_t rows, int64_t columns, int64_t unit, int64_t few, int64_t many, int64_t weights = 1)
       : threads(threads),
         rows_(rows),
         unit_(unit),
         panels_((columns + kWidth - 1) / kWidth),
-        slices_(slice_count(threads, rows, panels_, few)) {
+        slices_(slice_count(threads, rows, panels_ * weights, few)) {
     if (threads == 1) return;
     // Few panels and many rows on many threads: the rows are cut into pieces too.
-    const int64_t wanted = 2 * threads / std::max<int64_t>(1, panels_ / kFewPanels);
+    const int64_t wanted = 2 * threads / std::max<int64_t>(1, panels_ * weights / kFewPanels);
     const int64_t most = std::max<int64_t>(1, std::min(rows / kFewRows, (rows + unit - 1) / unit));
     row_cuts_ = std::clamp<int64_t>(rows >= many * threads ? std::max<int64_t>(wanted, threads) : wanted, 1, most);
   }
