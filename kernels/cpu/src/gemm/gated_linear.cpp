@@ -58,9 +58,9 @@ void multiply_block_amx(const GatedLinear& op, const Cuts& cuts, int64_t index) 
   const auto lines = [&](int64_t first, int64_t end) { return Lines{op.panel(first), (end - first) * op.steps}; };
   const bool stays = stays_cached(part, kWeights * op.steps);
   const AmxScope scope(amx_shapes(amx_rows(part.row_count()), kAmxWords));
-  const AmxReuse reuse = reuse_of(part.row_count(), op.steps);
-  AmxEpilogue<GatedRow> epilogue(gated_row(op.kind));
-  for_amx_tiles<1>(part.row_count(), part.panel_count(), [&](int m, const AmxRows& rows, int p, int) {
+  const AmxReuse reuse = reuse_of(part.row_count());
+  AmxEpilogue<GatedRows> epilogue(gated_rows(op.kind));
+  for_amx_tiles(part.row_count(), part.panel_count(), [&](int m, const AmxRows& rows, int p, int) {
     const int64_t row = part.row + m, panel = part.panel + p, next = panel + 1;
     Lines ahead = lines(next, next);
     if (stays) ahead = part.due(lines(after.panel, after.panel_end), {row, panel, rows.all(), 1});
@@ -69,7 +69,7 @@ void multiply_block_amx(const GatedLinear& op, const Cuts& cuts, int64_t index) 
     multiply_gated_amx({op.x + row * op.steps, op.steps, op.panel(panel), op.apart(), op.steps, out, nullptr,
                         ahead.first, ahead.count, op.apart()},
                        rows, reuse, epilogue);
-  });
+  }, 1);
 }
 #endif
 
@@ -77,10 +77,12 @@ template <class E, class Act>
 void run(const GatedLinear& op) {
   if (!op.rows) return;
   const bool is_small = op.rows * op.steps * op.width * kWeights < kSmallProduct;
-  const Cuts cuts(is_small ? 1 : (int)op.threads, op.rows, op.width, 1, kTileRows, kManyProductRows, kWeights);
+  const bool by_amx = E::kPerWord == Bf16::kPerWord && takes_amx(op.steps);
+  const Cuts cuts(is_small ? 1 : (int)op.threads, op.rows, op.width, 1, kTileRows, kManyProductRows, kWeights,
+                  by_amx ? op.steps : 0);
   parallel_shares(cuts.threads, cuts.count(), [&](int64_t i) {
 #if ROOTGRAFT_AMX
-    if (E::kPerWord == Bf16::kPerWord && takes_amx(op.steps)) return multiply_block_amx(op, cuts, i);
+    if (by_amx) return multiply_block_amx(op, cuts, i);
 #endif
     multiply_block<E, Act>(op, cuts.part(i));
   });

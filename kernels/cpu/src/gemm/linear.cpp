@@ -52,8 +52,9 @@ void multiply_block_amx(const Linear& op, const Cuts& cuts, int64_t index, Out& 
   const bool stays = stays_cached(part, op.steps);
   const AmxScope scope(amx_shapes(amx_rows(part.row_count()), kAmxWords));
   alignas(64) float room[kMostAmxRows * kRoomStride];
-  const AmxReuse reuse = reuse_of(part.row_count(), op.steps);
-  AmxEpilogue<RoundedRow> epilogue;
+  const AmxReuse reuse = reuse_of(part.row_count());
+  AmxEpilogue<RoundedRows> epilogue;
+  const TileRows whole = out.place(room, {part.row, part.panel, part.row_count(), part.panel_count()});
   for_amx_tiles(part.row_count(), part.panel_count(), [&](int m, const AmxRows& rows, int p, int panels) {
     const TileSpan tile = {part.row + m, part.panel + p, rows.all(), panels};
     const int64_t next = tile.panel + panels;
@@ -62,10 +63,10 @@ void multiply_block_amx(const Linear& op, const Cuts& cuts, int64_t index, Out& 
     else if (m == 0 && rows.second) ahead = lines(next, std::min<int64_t>(next + panels, part.panel_end));
     const Product product = {op.x + tile.row * op.steps, op.steps, op.panels + tile.panel * panel_size, panel_size,
                              op.steps, out.place(room, tile), nullptr, ahead.first, ahead.count};
-    if (product.c.is_bf16) multiply_amx(product, rows, panels, reuse, epilogue);
+    if (whole.is_bf16) multiply_amx(product, rows, panels, reuse, epilogue);
     else multiply_amx<AmxWords::kBf16>(product, rows, panels, reuse);
     out.take(part.index, room, tile);
-  });
+  }, whole.is_bf16 ? kAmxGroup : kAmxPanels);
 }
 #endif
 
@@ -73,11 +74,13 @@ template <class E, class Out>
 void run(const Linear& op) {
   if (!op.rows) return;
   const int64_t multiplications = op.rows * op.steps * op.columns;
-  const Cuts cuts(multiplications < kSmallProduct ? 1 : (int)op.threads, op.rows, op.columns, 1, kTileRows, kManyProductRows);
+  const bool by_amx = E::kPerWord == Bf16::kPerWord && takes_amx(op.steps);
+  const Cuts cuts(multiplications < kSmallProduct ? 1 : (int)op.threads, op.rows, op.columns, 1, kTileRows,
+                  kManyProductRows, 1, by_amx ? op.steps : 0);
   Out out(op, cuts.count());
   parallel_shares(cuts.threads, cuts.count(), [&](int64_t i) {
 #if ROOTGRAFT_AMX
-    if (E::kPerWord == Bf16::kPerWord && takes_amx(op.steps)) return multiply_block_amx(op, cuts, i, out);
+    if (by_amx) return multiply_block_amx(op, cuts, i, out);
 #endif
     multiply_block<E>(op, cuts.part(i), out);
   });

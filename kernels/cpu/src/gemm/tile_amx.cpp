@@ -26,17 +26,17 @@ struct Prefetches {
   }
 };
 
-// The sums of R tiles of rows and P panels in registers.
+// Adds to the sums of R tiles of rows and P panels in registers.
 template <AmxWords Kind, int R, int P, AmxReuse kReuse, class Each>
-INLINE void sum_tiles(const Product& p, const AmxRows& rows, Each each) {
+INLINE void add_tiles(const Product& p, const AmxRows& rows, Each each) {
   const uint32_t *a[R], *b = p.b;
   const ptrdiff_t b_stride = p.b_stride;
   a[0] = p.a;
   if constexpr (R == 2) a[1] = p.a + rows.second * p.a_stride;
   Prefetches prefetches(p, p.steps / kAmxWords * R * P);
   const auto panel = [=](int i) { return b + i * b_stride; };
-  if (!p.ahead_lines) sum_by_amx<Kind, R, P, kReuse>(a, p.a_stride, panel, p.steps, each);
-  else sum_by_amx<Kind, R, P, kReuse>(a, p.a_stride, panel, p.steps, [&] {
+  if (!p.ahead_lines) add_by_amx<Kind, R, P, kReuse>(a, p.a_stride, panel, p.steps, each);
+  else add_by_amx<Kind, R, P, kReuse>(a, p.a_stride, panel, p.steps, [&] {
     prefetches.next_burst();
     each();
   });
@@ -44,7 +44,8 @@ INLINE void sum_tiles(const Product& p, const AmxRows& rows, Each each) {
 
 template <AmxWords Kind, int R, int P, AmxReuse kReuse>
 void run(const Product& p, const AmxRows& rows) {
-  sum_tiles<Kind, R, P, kReuse>(p, rows, [] {});
+  for_constants<R * P>([](auto i) { amx_zero<i.value>(); });
+  add_tiles<Kind, R, P, kReuse>(p, rows, [] {});
   for_constants<P>([&](auto i) {
     const auto to = [&](int row) { return static_cast<float*>(p.c.first) + row * p.c.stride + i.value * kWidth; };
     amx_store<i.value>(to(0), p.c.stride * sizeof(float));
@@ -52,24 +53,44 @@ void run(const Product& p, const AmxRows& rows) {
   });
 }
 
+// Two tiles' rows of so many words stay in the first cache while panels pass: longer ones are multiplied in pieces along
+// K, of which the sums of a group of panels go through memory.
+constexpr ptrdiff_t kPieceWords = 18 * kAmxWords;
+constexpr ptrdiff_t kTileFloats = kAmxRows * kWidth;
+
+// Where sums of R tiles of rows and P panels come from, null for zeros, and go to, null for the epilogue.
+struct Piece {
+  const float* from;
+  float* to;
+};
+
 // One or two panels, to bf16.
-template <int R, int P, AmxReuse kReuse, class Row>
-void run_finished(const Product& p, const AmxRows& rows, AmxEpilogue<Row>& epilogue) {
-  constexpr int kStride = AmxEpilogue<Row>::kStride;
-  sum_tiles<AmxWords::kBf16, R, P, kReuse>(p, rows, [&] { epilogue.step(); });
-  float* room = epilogue.begin(p.c, rows.all(), P, p.steps / kAmxWords * R * P);
+template <int R, int P, AmxReuse kReuse, class Rows>
+void run_finished(const Product& p, const AmxRows& rows, AmxEpilogue<Rows>& epilogue, const Piece& piece) {
+  constexpr ptrdiff_t kLine = kWidth * sizeof(float);
+  if (piece.from) for_constants<R * P>([&](auto i) { amx_load<i.value>(piece.from + i.value * kTileFloats, kLine); });
+  else for_constants<R * P>([](auto i) { amx_zero<i.value>(); });
+  PendingRows pending = epilogue.pending;
+  add_tiles<AmxWords::kBf16, R, P, kReuse>(p, rows, [&] { epilogue.step(pending); });
+  epilogue.pending = pending;
+  if (piece.to) {
+    return for_constants<R * P>([&](auto i) { amx_store<i.value>(piece.to + i.value * kTileFloats, kLine); });
+  }
+  float* room = epilogue.begin(p.c, rows.all(), P);
   for_constants<P>([&](auto i) {
-    const auto to = [&](int row) { return room + row * kStride + i.value * kWidth; };
-    amx_store<i.value>(to(0), kStride * sizeof(float));
-    if constexpr (R == 2) amx_store<P + i.value>(to(rows.second), kStride * sizeof(float));
+    const auto to = [&](int row) { return room + row * kEpilogueStride + i.value * kWidth; };
+    amx_store<i.value>(to(0), kEpilogueStride * sizeof(float));
+    if constexpr (R == 2) amx_store<P + i.value>(to(rows.second), kEpilogueStride * sizeof(float));
   });
 }
 
 template <class Act>
-void store_gated_row(const float* sums, uint16_t* to) {
+void store_gated_rows(const float* sums, uint16_t* to, ptrdiff_t stride, int rows) {
   alignas(64) uint16_t rounded[2 * kWidth];
-  Bf16::store_two(rounded, load(sums), load(sums + kWidth));
-  store_gated<Bf16, Act>(rounded, rounded + kWidth, to);
+  for (int r = 0; r < rows; r++, sums += kEpilogueStride, to += stride) {
+    Bf16::store_two(rounded, load(sums), load(sums + kWidth));
+    store_gated<Bf16, Act>(rounded, rounded + kWidth, to);
+  }
 }
 
 // f(product, count) for two panels after two of a product.
@@ -96,12 +117,29 @@ INLINE void with_reuse(AmxReuse reuse, F f) {
 }
 
 // P panels of any rows.
-template <int P, class Row>
-void run_rows(const Product& p, const AmxRows& rows, AmxReuse reuse, AmxEpilogue<Row>& epilogue) {
+template <int P, class Rows>
+void run_rows(const Product& p, const AmxRows& rows, AmxReuse reuse, AmxEpilogue<Rows>& epilogue, const Piece& piece) {
   if (rows.second) {
-    with_reuse<2>(reuse, [&](auto use) { run_finished<2, P, use.value>(p, rows, epilogue); });
+    with_reuse<2>(reuse, [&](auto use) { run_finished<2, P, use.value>(p, rows, epilogue, piece); });
   } else {
-    with_reuse<1>(reuse, [&](auto use) { run_finished<1, P, use.value>(p, rows, epilogue); });
+    with_reuse<1>(reuse, [&](auto use) { run_finished<1, P, use.value>(p, rows, epilogue, piece); });
+  }
+}
+
+// f(product, piece's begin, whether it is the last) for pieces along K.
+template <class F>
+INLINE void for_pieces(const Product& product, AmxReuse reuse, F f) {
+  const ptrdiff_t blocks = product.steps / kAmxWords, most = kPieceWords / kAmxWords;
+  const ptrdiff_t pieces = reuse == AmxReuse::kSecondCache ? (blocks + most - 1) / most : 1;
+  for (ptrdiff_t i = 0; i < pieces; i++) {
+    const ptrdiff_t from = blocks * i / pieces, to = blocks * (i + 1) / pieces, lines = product.ahead_lines;
+    Product part = product;
+    part.a += from * kAmxWords;
+    part.b += from * kAmxWords * kWidth;
+    part.steps = (to - from) * kAmxWords;
+    part.ahead += lines * i / pieces * kWidth;
+    part.ahead_lines = lines * (i + 1) / pieces - lines * i / pieces;
+    f(part, i > 0, i + 1 < pieces);
   }
 }
 
@@ -125,18 +163,24 @@ template void multiply_amx<AmxWords::kBf16>(const Product&, const AmxRows&, int,
 template void multiply_amx<AmxWords::kBytes>(const Product&, const AmxRows&, int, AmxReuse);
 
 void multiply_amx(const Product& product, const AmxRows& rows, int panels, AmxReuse reuse,
-                  AmxEpilogue<RoundedRow>& epilogue) {
-  for_pairs(product, panels, [&](const Product& part, int count) {
-    with_constant<2>(count, [&](auto pair) { run_rows<pair.value>(part, rows, reuse, epilogue); });
+                  AmxEpilogue<RoundedRows>& epilogue) {
+  alignas(64) float sums[kAmxGroup * 2 * kTileFloats];
+  for_pieces(product, reuse, [&](const Product& piece, bool resumes, bool goes_on) {
+    float* room = sums;
+    for_pairs(piece, panels, [&](const Product& part, int count) {
+      const Piece place = {resumes ? room : nullptr, goes_on ? room : nullptr};
+      with_constant<2>(count, [&](auto pair) { run_rows<pair.value>(part, rows, reuse, epilogue, place); });
+      room += 4 * kTileFloats;
+    });
   });
 }
 
-void multiply_gated_amx(const Product& product, const AmxRows& rows, AmxReuse reuse, AmxEpilogue<GatedRow>& epilogue) {
-  run_rows<2>(product, rows, reuse, epilogue);
+void multiply_gated_amx(const Product& product, const AmxRows& rows, AmxReuse reuse, AmxEpilogue<GatedRows>& epilogue) {
+  run_rows<2>(product, rows, reuse, epilogue, {});
 }
 
-GatedRow gated_row(int64_t kind) {
-  return {with_activation(kind, [](auto act) { return &store_gated_row<decltype(act)>; })};
+GatedRows gated_rows(int64_t kind) {
+  return {with_activation(kind, [](auto act) { return &store_gated_rows<decltype(act)>; })};
 }
 
 }  // namespace rootgraft

@@ -47,17 +47,27 @@ inline int64_t slice_count(int threads, int64_t rows, int64_t panels, int64_t fe
   return threads * (rows <= few ? 1 : std::clamp<int64_t>(panels / (kPanels * threads), 1, kMost));
 }
 
+// The same for many rows of each thread by AMX, whose rows pass all panels of a slice again and again: these, the next
+// slice's and the rows then fit the second cache together. `panel_lines`: of 64 bytes, of a panel.
+inline int64_t fine_slice_count(int threads, int64_t panels, int64_t panel_lines) {
+  constexpr int64_t kLines = 2304, kLeast = 6, kMost = 16;  // panels
+  return std::max<int64_t>(1, panels / (std::clamp(kLines / panel_lines, kLeast, kMost) * threads)) * threads;
+}
+
 class Cuts {
  public:
   // Rows are cut at multiples of `unit`; `few` of them make one tile; `many` for a thread pay for reading all panels.
-  // With `weights` of these columns a panel stands for one of each.
-  Cuts(int threads, int64_t rows, int64_t columns, int64_t unit, int64_t few, int64_t many, int64_t weights = 1)
+  // With `weights` of these columns a panel stands for one of each. `fine_lines`: of a panel whose many rows are to have
+  // fine slices; 0: they are not.
+  Cuts(int threads, int64_t rows, int64_t columns, int64_t unit, int64_t few, int64_t many, int64_t weights = 1,
+       int64_t fine_lines = 0)
       : threads(threads),
         rows_(rows),
         unit_(unit),
         panels_((columns + kWidth - 1) / kWidth),
         slices_(slice_count(threads, rows, panels_ * weights, few)) {
     if (threads == 1) return;
+    if (fine_lines && rows >= many * threads) slices_ = fine_slice_count(threads, panels_ * weights, fine_lines), even_ = 1;
     // Few panels and many rows on many threads: the rows are cut into pieces too.
     const int64_t wanted = 2 * threads / std::max<int64_t>(1, panels_ * weights / kFewPanels);
     const int64_t most = std::max<int64_t>(1, std::min(rows / kFewRows, (rows + unit - 1) / unit));
@@ -68,7 +78,7 @@ class Cuts {
 
   ProductPart part(int64_t index) const {
     const int64_t cut = index / slices_, slice = index % slices_;
-    return {index, row_edge(cut), row_edge(cut + 1), panels_ * slice / slices_, panels_ * (slice + 1) / slices_};
+    return {index, row_edge(cut), row_edge(cut + 1), panel_edge(slice), panel_edge(slice + 1)};
   }
 
   // The part with which a thread begins: its share is those from there to the beginning of the next one's.
@@ -89,7 +99,13 @@ class Cuts {
     return std::min(rows_, units * cut / row_cuts_ * unit_);
   }
 
+  // Fine slices begin at even panels, which are multiplied in pairs.
+  int64_t panel_edge(int64_t slice) const {
+    return slice == slices_ ? panels_ : panels_ * slice / slices_ & ~even_;
+  }
+
   int64_t rows_, unit_, panels_, slices_;
+  int64_t even_ = 0;
   int64_t row_cuts_ = 1;
 };
 
