@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import platform
 import shlex
@@ -22,6 +23,7 @@ import psutil
 from rootgraft.api.cli.remote_server import RemoteError
 
 ROOT = Path(__file__).resolve().parents[2]
+PR_SET_PDEATHSIG = 1  # of prctl(2)
 INSTRUCTION_SETS = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "amx_int8", "amx_bf16")
 
 
@@ -52,7 +54,13 @@ class Server:
         command = shlex.split(self._command.format(port=port))
         with tempfile.NamedTemporaryFile() as log:
             process = subprocess.Popen(
-                command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+                command,
+                cwd=ROOT,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                preexec_fn=_end_with_benchmark,
             )
             self._log = Path(log.name)
             try:
@@ -67,6 +75,11 @@ class Server:
     def log_tail(self, size: int = 3000) -> str:
         """Return the last characters that the server has written, "" for one that this has not started."""
         return self._log.read_text(errors="replace")[-size:] if self._log else ""
+
+
+def _end_with_benchmark() -> None:
+    """Ask the kernel to end this process when the benchmark ends, killed or not: its own session hears no Ctrl-C."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def free_port() -> int:

@@ -3,9 +3,10 @@
     |<------------ target inter-token latency ------------>|
     | the streams' own rows | prompts                | slack |
 
-What the streams' rows take is predicted by ``StepCostModel``; prompts get what is left of the target, but a quarter of
-the step and ``LEAST`` tokens at any rate. So a step takes at most the target, or a third longer than the streams' rows
-alone, and a prompt at most four times as long as if it were alone. Without streams nothing is cut.
+What the streams' rows take is predicted by ``StepCostModel``, and prompts get what is left of the target. Under load
+the streams alone take the target, and prompts would fall behind those that arrive. So the target makes a prompt at most
+``slowdown`` times slower than whole chunks beside the same streams: 1.15 times with 100 ms, 1.6 with 50, 4.8 with 20.
+It gets ``LEAST`` tokens of a step at any rate, and without streams nothing is cut.
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ from .step_cost_model import StepCostModel, StepWork, work_of
 
 LEAST = 16  # prompt tokens that a step may always have
 AIM = 0.9  # of the target that a step is planned for, as steps vary
-_LEAST_SHARE = 0.25  # of a step's time that is for prompts
 
 
 class PrefillAllowance:
@@ -70,10 +70,12 @@ class ChunkBudget:
 
     Args:
         targets: inter-token latency in seconds by the priority class of a stream; a class without one has no limit.
+        most: tokens of a whole chunk.
     """
 
-    def __init__(self, targets: Mapping[Priority, float]) -> None:
+    def __init__(self, targets: Mapping[Priority, float], most: int) -> None:
         self._targets = targets
+        self._most = most
         self._cost = StepCostModel()
 
     def begin(self, running: Iterable[tuple[Sequence, int, int]]) -> PrefillAllowance | None:
@@ -83,13 +85,34 @@ class ChunkBudget:
             running: sequences and the span, start and end, that each wants computed. One that wants a single token is a
                 stream.
         """
-        streams = [(each.priority, end) for each, start, end in running if end - start == 1]
+        streams, starts = [], []
+        for sequence, start, end in running:
+            if end - start == 1:
+                streams.append((sequence.priority, end))
+            else:
+                starts.append(start)
         target = min((self._targets[priority] for priority, _ in streams if priority in self._targets), default=0.0)
         if not target:
             return None
         own = self._cost.seconds(StepWork(len(streams), sum(end for _, end in streams)))
-        return PrefillAllowance(self._cost, max(AIM * target - own, own * _LEAST_SHARE / (1 - _LEAST_SHARE)))
+        start = starts[0] if starts else 0
+        whole = self._cost.prefill_seconds(start, start + self._most)
+        return PrefillAllowance(self._cost, max(AIM * target - own, least_seconds(own, whole, slowdown(target))))
 
     def observe(self, batch: Batch, seconds: float) -> None:
         """Learn from a step that took ``seconds``."""
         self._cost.observe(work_of(batch), seconds)
+
+
+def slowdown(target: float) -> float:
+    """Return how many times slower a target inter-token latency, in seconds, may make prompts."""
+    return 1 + 0.15 * (0.1 / target) ** 2
+
+
+def least_seconds(own: float, whole: float, slower: float) -> float:
+    """Return the seconds of a step that prompts need so as to be computed ``slower`` times slower than in whole chunks.
+
+    With s seconds for prompts beside ``own`` for streams a prompt takes (own + s) / s for each second of its own; in
+    whole chunks of ``whole`` seconds, (own + whole) / whole.
+    """
+    return own * whole / (slower * own + (slower - 1) * whole)

@@ -91,7 +91,7 @@ class Scheduler:
         self._stats = stats
         self._slots = slots
         self._drafts = drafts
-        self._chunks = ChunkBudget(target_itl)
+        self._chunks = ChunkBudget(target_itl, max_num_batched_tokens)
         self._clock = clock
         self._meter = SequenceMeter(stats, cache.page_size, clock)
         self._committed = 0.0  # when the last step was committed
