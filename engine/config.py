@@ -234,7 +234,10 @@ class EngineConfig:
         "model of the same vocabulary that drafts too (CPU only), and its quantization; num_speculative_tokens, 16.",
     )
     threads: int | None = option(
-        None, "Threads that compute on the CPU. Default: the cores this process may use.", low=1
+        None,
+        "Threads that compute on the CPU. Default: the processors that this process may use; of more than 8 one for each "
+        "core of one socket, to which the engine is bound.",
+        low=1,
     )
     native_kernels: bool = option(
         True, "Compile and use our kernels, C++ on a CPU and Triton on a GPU; else plain torch."

@@ -5,15 +5,17 @@
 
 context       decode step and time to first token, 1k to 32k tokens     about 4 minutes on two cores
 batch         decode step of 1 to 256 sequences                         1 minute
-adapters      a step with 8 to 1,000 registered, 1 to 64 active         2 minutes
+adapters      a step with 1 to 1,000 registered, 1 to 64 active         2 minutes
 schemas       1 to 1,000 distinct JSON schemas                          2 minutes
 tree          the prefix cache with 1,000 to 1,000,000 tokens           1 minute
+scheduler     steps without a model, 1 to 256 running, to 10,000 waiting  20 seconds
 connections   a server with 1 to 2,000 connections at once              1 minute
 
 All but the last run in this process. Context, batch and adapters have random weights in the shape of SmolLM2-135M, in
 bfloat16. A curve's exponent is fitted in logarithms; a point *bends* if it is over 1.25 times of what every smaller
 point and the exponent that the algorithm allows say. The limit is the time in which the machine reads the bytes or
-makes the products. Exit code 1 if a curve bends, or is farther from its limit than it may be.
+makes the products, at the better of the rates before and after. Exit code 1 if a curve bends, or is farther from its
+limit than it may be.
 """
 
 from __future__ import annotations
@@ -25,7 +27,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from benchmarks.growth import adapter_curves, batch_curve, connection_curves, context_curves, schema_curves, tree_curves
+from benchmarks.growth import (
+    adapter_curves,
+    batch_curve,
+    connection_curves,
+    context_curves,
+    scheduler_curves,
+    schema_curves,
+    tree_curves,
+)
 from benchmarks.growth.curve import Curve
 from benchmarks.growth.growth_chart import growth_svg
 from benchmarks.serve.server import machine
@@ -36,6 +46,7 @@ CURVES: dict[str, Callable[[bool], list[Curve]]] = {
     "adapters": adapter_curves.measure,
     "schemas": schema_curves.measure,
     "tree": tree_curves.measure,
+    "scheduler": scheduler_curves.measure,
     "connections": connection_curves.measure,
 }
 
@@ -75,24 +86,28 @@ def _known(path: Path | None) -> dict[str, Curve]:
 
 def _entry(curve: Curve) -> dict[str, object]:
     found = {"fitted_exponent": round(curve.fitted_exponent(), 3), "bends": curve.bends(), "ratio": curve.ratio()}
-    return asdict(curve) | found
+    return asdict(curve) | found | {"worst": curve.worst()}
 
 
 def table(curves: Sequence[Curve]) -> str:
     """Return the curves as a Markdown table."""
-    head = "| curve | sizes | first, last | fitted exponent | allowed | times the limit at the end | bends at |"
+    head = "| curve | sizes | first, last | fitted exponent | allowed | times the limit: last, worst | bends at |"
     return "\n".join([head, "|---|---|---|---|---|---|---|", *map(_row, curves)])
 
 
 def _row(curve: Curve) -> str:
-    ratio = curve.ratio()
+    ratio, worst = curve.ratio(), curve.worst()
+    of_limit = ""
+    if ratio is not None and worst is not None:
+        allowed = "" if curve.most is None else f" (at most {curve.most:g})"
+        of_limit = f"{ratio:.2f}{allowed}, {worst[0]:.2f} at {worst[1]:,}"
     cells = (
         f"{curve.title}, by {curve.x_label}",
         f"{curve.x[0]:,} to {curve.x[-1]:,}",
         f"{curve.y[0]:.4g}, {curve.y[-1]:.4g}",
         f"{curve.fitted_exponent():.2f}",
         f"{curve.exponent:g}: {curve.reason}",
-        "" if ratio is None else f"{ratio:.2f}" + ("" if curve.most is None else f" (at most {curve.most:g})"),
+        of_limit,
         ", ".join(f"{x:,}" for x in curve.bends()),
     )
     return f"| {' | '.join(cells)} |"

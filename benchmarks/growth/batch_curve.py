@@ -21,6 +21,7 @@ def measure(quick: bool) -> list[Curve]:
             engine.start([engine.prompt(_CONTEXT) for _ in range(rows)])
             times.append(1e3 * engine.step_seconds(_STEPS))
             engine.stop()
+        bounds = bounds.measured_again()
     limit = [1e3 * bounds.decode(rows, _CONTEXT) for rows in sizes]
     reason = "weights are read once for all rows, until their products take longer"
     return [Curve("batch", "Decode step, ms", "sequences in the batch", sizes, times, 1.0, reason, limit)]

@@ -53,6 +53,12 @@ class Curve:
         """Return the last time over its limit."""
         return None if self.limit is None else self.y[-1] / self.limit[-1]
 
+    def worst(self) -> tuple[float, int] | None:
+        """Return the largest time over its limit, and its size."""
+        if self.limit is None:
+            return None
+        return max((y / limit, x) for x, y, limit in zip(self.x, self.y, self.limit, strict=True))
+
     @property
     def is_within(self) -> bool:
         """Whether it bends nowhere, and is as near to its limit as it has to be."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from rootgraft.engine.checkpoint.model_config import ModelConfig
-from rootgraft.kernels import machine_limits, ops
+from rootgraft.kernels import machine_limits
 
 _BYTES = 2  # of a number in bfloat16
 
@@ -33,8 +33,7 @@ class MachineBounds:
 
     @classmethod
     def measure(cls, model: ModelConfig) -> MachineBounds:
-        """Measure the rates with all threads."""
-        ops.set_threads(torch.get_num_threads())
+        """Measure the rates with the threads that the kernels have."""
         hidden, inner = model.hidden_size, model.intermediate_size
         layer = hidden * (2 * model.query_size + 2 * model.kv_size) + 3 * hidden * inner
         return cls(
@@ -45,6 +44,11 @@ class MachineBounds:
             hidden * model.vocab_size,
             2 * model.num_layers * model.kv_size * _BYTES,
         )
+
+    def measured_again(self) -> MachineBounds:
+        """Return these bounds at the better of their rates and those of now, as a machine's speed changes."""
+        now = MachineBounds.measure(self.model)
+        return replace(self, reading=max(self.reading, now.reading), products=max(self.products, now.products))
 
     def decode(self, rows: int, context: int) -> float:
         """Return the least seconds of a step of rows that share nothing: weights and KV read, or products made."""

@@ -1,11 +1,11 @@
-"""The prefix cache by the tokens in its tree: a prompt found, a prompt not found, and a page evicted."""
+"""The prefix cache by the tokens in its tree: a prompt found or not, a page evicted, and a prompt put in its place."""
 
 from __future__ import annotations
 
 from array import array
 
 from benchmarks.growth.curve import Curve
-from benchmarks.prefix_cache import BASE, filled, median, put_nothing, tokens_of
+from benchmarks.prefix_cache import BASE, filled, median, put, put_nothing, tokens_of
 
 TOKENS = (1_000, 10_000, 100_000, 1_000_000)
 _PAGE, _LENGTH = 16, 496
@@ -14,7 +14,7 @@ _PAGE, _LENGTH = 16, 496
 def measure(quick: bool) -> list[Curve]:
     """Measure the curves of the tree."""
     sizes = (1_000, 4_000) if quick else TOKENS
-    found, missed, evicted = [], [], []
+    found, missed, evicted, entered = [], [], [], []
     for size in sizes:
         cache = filled(_PAGE, size, _LENGTH, tenants=1)
         known, fresh = tokens_of(_LENGTH, size // _LENGTH // 2), tokens_of(_LENGTH, 10**6)
@@ -25,9 +25,15 @@ def measure(quick: bool) -> list[Curve]:
         evicted.append(
             1e6 * median(lambda cache=cache, lease=lease, pages=pages: cache.grow(lease, _PAGE * next(pages)), 50)
         )
+        cache.release(lease, array("i"), 0)
+        prompts = iter([tokens_of(_LENGTH, seed) for seed in range(10**6, 10**6 + 50)])
+        entered.append(1e6 * median(lambda cache=cache, prompts=prompts: put(cache, BASE, next(prompts)), 50))
     label = "tokens in the tree"
     return [
         Curve("tree-match", "Prompt of 496 found, us", label, sizes, found, 0.0, "one lookup by hash at each branch"),
         Curve("tree-miss", "Prompt not found, us", label, sizes, missed, 0.0, "it differs at the root"),
         Curve("tree-evict", "A page evicted, us", label, sizes, evicted, 0.1, "the oldest leaf comes from a heap"),
+        Curve(
+            "tree-enter", "Prompt of 496 entered, us", label, sizes, entered, 0.1, "its pages were those of old leaves"
+        ),
     ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import torch
 
 from ...kernels.layouts import int8_kv_layout
@@ -61,9 +63,18 @@ def choose_kv_dtype(config: EngineConfig, model: ModelShape, device: torch.devic
     return int8_kv_layout.DTYPE
 
 
-def num_threads(config: EngineConfig) -> int:
-    """Return the threads for CPU kernels: the option, or the cores that affinity and cgroups leave to this process."""
-    return config.threads or resources.cores().usable
+def place_threads(config: EngineConfig) -> int:
+    """Return the number of threads for CPU kernels: the option, or what suits the cores left to this process.
+
+    Without the option, and where these are in several sockets, the calling thread and all that it starts are bound to
+    the socket with the most: they then find in its memory what they have written, weights and KV above all.
+    """
+    if config.threads is not None:
+        return config.threads
+    found = resources.cores()
+    if found.has_other_sockets:
+        os.sched_setaffinity(0, found.socket)
+    return found.compute_threads
 
 
 def kv_bytes(config: EngineConfig, device: torch.device) -> int:

@@ -34,7 +34,7 @@ from ..models.state_pool import StatePool, state_bytes
 from ..sampling.sampler import Sampler
 from ..step_timer import StepTimer
 from ..text.end_tokens import read_end_tokens
-from .device import choose_device, choose_dtype, choose_kv_dtype, kv_bytes, num_threads
+from .device import choose_device, choose_dtype, choose_kv_dtype, kv_bytes, place_threads
 from .draft_worker import DraftModel, DraftWorker, draft_pages, load_draft
 from .forward_pass import choose_forward
 from .gpu_memory import StepMemory, measure_steps, single_row
@@ -192,7 +192,7 @@ def _set_up_device(config: EngineConfig) -> torch.device:
     device = choose_device(config)
     ops.use_native(config.native_kernels)
     if device.type == "cpu":
-        ops.set_threads(num_threads(config))
+        ops.set_threads(place_threads(config))
     return device
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 
 _MOST_KV = 4 << 30
+_FEW_THREADS = 8  # up to so many hardware threads are all used, as on the machines that were measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,17 +25,34 @@ class Cores:
         physical: cores of it, None where the system does not tell.
         affinity: that this process may run on.
         quota: processor seconds a second that its cgroups allow; None without a limit.
+        socket: numbers of the processors of the affinity in one socket, that with the most cores.
+        socket_cores: cores among them: hardware threads of one core count once.
     """
 
     machine: int
     physical: int | None
     affinity: int
     quota: float | None
+    socket: frozenset[int]
+    socket_cores: int
 
     @property
     def usable(self) -> int:
         """Threads that can all run at once."""
         return self.affinity if self.quota is None else max(1, min(self.affinity, int(self.quota)))
+
+    @property
+    def compute_threads(self) -> int:
+        """Threads of an engine: on more than a few processors one for each core of one socket.
+
+        Two hardware threads of a core share its multipliers, and each op waits for its last thread.
+        """
+        return self.usable if self.affinity <= _FEW_THREADS else min(self.usable, self.socket_cores)
+
+    @property
+    def has_other_sockets(self) -> bool:
+        """Whether such an engine leaves processors of other sockets alone."""
+        return self.affinity > _FEW_THREADS and len(self.socket) < self.affinity
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +77,16 @@ class Memory:
 def cores(root: Path = Path("/")) -> Cores:
     """Return the processors of this process; ``root`` holds ``proc`` and ``sys``."""
     quotas = [quota for folder in _folders(root, "cpu") if (quota := _quota(folder)) is not None]
+    allowed = frozenset(os.sched_getaffinity(0))
+    sockets = [socket & allowed for socket in _sockets(root) if socket & allowed]
+    socket = max(sockets, key=lambda each: _num_cores(root, each), default=allowed)
     return Cores(
         os.cpu_count() or 1,
         psutil.cpu_count(logical=False),
-        len(os.sched_getaffinity(0)),
+        len(allowed),
         min(quotas, default=None),
+        socket,
+        _num_cores(root, socket),
     )
 
 
@@ -87,6 +110,36 @@ def kv_pool_bytes(found: Memory, utilization: float) -> int:
 def open_files() -> tuple[int, int]:
     """Return the soft and the hard limit of open files."""
     return resource.getrlimit(resource.RLIMIT_NOFILE)
+
+
+def _sockets(root: Path) -> list[frozenset[int]]:
+    """Return the processors of each socket, in the order of their numbers.
+
+    NUMA nodes of one socket are one, and so are sockets of one NUMA node: a virtual machine may show a socket for each
+    processor.
+    """
+    system, found = root / "sys/devices/system", list[frozenset[int]]()
+    for file in (*system.glob("node/node*/cpulist"), *system.glob("cpu/cpu*/topology/core_siblings_list")):
+        joined = _processors(file)
+        apart = [each for each in found if not each & joined]
+        found = [*apart, joined.union(*(each for each in found if each & joined))]
+    return sorted((each for each in found if each), key=min)
+
+
+def _num_cores(root: Path, processors: frozenset[int]) -> int:
+    """Count the cores of processors; one of which nothing is told is a core."""
+    topology = "sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
+    return len({_processors(root / topology.format(number)) or frozenset({number}) for number in processors})
+
+
+def _processors(file: Path) -> frozenset[int]:
+    """Return the numbers in a list such as ``0-3,8``; none if it cannot be read."""
+    found: set[int] = set()
+    with suppress(OSError, ValueError):
+        for part in file.read_text().strip().split(","):
+            first, _, last = part.partition("-")
+            found.update(range(int(first), int(last or first) + 1))
+    return frozenset(found)
 
 
 def _folders(root: Path, controller: str) -> Iterator[Path]:

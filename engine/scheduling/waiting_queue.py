@@ -195,13 +195,40 @@ class _PriorityClass:
 
     def in_order(self, cached: Callable[[Sequence], int] | None) -> Iterator[Sequence]:
         yield from [entry.sequence for entry in self._preempted.values()]
-        tenants = {tenant: list(fifo.values()) for tenant, fifo in self._tenants.items()}
+        tenants = {tenant: _ReadAhead(fifo) for tenant, fifo in self._tenants.items()}
         while tenants:
             tenant = min(tenants, key=self.counters.served)
-            waiting = tenants[tenant]
-            yield waiting.pop(_next(waiting[:WINDOW], cached)).sequence
-            if not waiting:
+            waiting = tenants[tenant].first()
+            if waiting:
+                yield tenants[tenant].pop(_next(waiting, cached)).sequence
+            else:
                 del tenants[tenant]
+
+
+class _ReadAhead:
+    """The entries of a FIFO in order, which may leave it once they are popped.
+
+    It is read as far as entries are asked for, each time twice as far: a step looks at the first few of thousands.
+    """
+
+    def __init__(self, fifo: OrderedDict[int, _Entry]) -> None:
+        self._fifo = fifo
+        self._read: set[int] = set()  # ids of all that were read
+        self._entries: list[_Entry] = []
+        self._is_whole = False
+
+    def first(self) -> list[_Entry]:
+        """Return the first ``WINDOW`` entries, fewer where no more are left."""
+        if len(self._entries) < WINDOW and not self._is_whole:
+            found = islice(self._fifo.items(), 2 * len(self._read) + WINDOW)
+            new = {number: entry for number, entry in found if number not in self._read}
+            self._read.update(new)
+            self._entries += new.values()
+            self._is_whole = not new
+        return self._entries[:WINDOW]
+
+    def pop(self, index: int) -> _Entry:
+        return self._entries.pop(index)
 
 
 def _next(waiting: list[_Entry], cached: Callable[[Sequence], int] | None) -> int:

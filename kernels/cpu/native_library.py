@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -14,10 +15,12 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor
 
-from .arena import WeightArena
+from .arena import ReusedMemory, WeightArena
 from .build import BuildError
 
 _UNUSED: Final = 3  # references to a buffer during the check, if only the list of buffers holds it
+
+_LARGE: Final = 4 << 20  # bytes of a result whose memory is kept for the next one
 
 Listener = Callable[[str, float], None]
 """Takes the name of a native call and its seconds."""
@@ -106,6 +109,7 @@ class NativeLibrary:
         handle.instruction_set.restype = ctypes.c_char_p
         self.instruction_set: str = handle.instruction_set().decode()
         self.arena = WeightArena()
+        self._reused = ReusedMemory()
         self.num_threads = torch.get_num_threads()
         self.listener: Listener | None = None
         self._recording: Recording | None = None
@@ -140,7 +144,8 @@ class NativeLibrary:
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Return an uninitialised CPU tensor for the result of an op, from the buffers of a recording in progress."""
         if self._recording is None:
-            return torch.empty(shape, dtype=dtype)
+            large = math.prod(shape) * dtype.itemsize > _LARGE
+            return self._reused.empty(shape, dtype) if large else torch.empty(shape, dtype=dtype)
         return self._recording.buffers.empty(shape, dtype)
 
     @contextmanager

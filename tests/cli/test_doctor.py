@@ -100,7 +100,71 @@ def test_the_quota_of_cgroups(tmp_path: Path, files: dict[str, object], quota: f
 
 @pytest.mark.parametrize(("affinity", "quota", "usable"), [(8, None, 8), (8, 2.9, 2), (8, 0.5, 1), (1, 4, 1)])
 def test_usable_cores(affinity: int, quota: float | None, usable: int) -> None:
-    assert Cores(8, 4, affinity, quota).usable == usable
+    found = processors(8, affinity, quota)
+    assert found.usable == found.compute_threads == usable and not found.has_other_sockets
+
+
+def processors(machine: int, affinity: int, quota: float | None = None) -> Cores:
+    """Processors of one socket, each a core."""
+    return Cores(machine, machine, affinity, quota, frozenset(range(affinity)), affinity)
+
+
+def topology(sockets: int, nodes: int, cores_of_node: int) -> dict[str, object]:
+    """Files of a machine whose cores have two hardware threads each, numbered as Linux does: all first ones first."""
+    total, files = nodes * cores_of_node, dict[str, object]()
+
+    def both(first: int, count: int) -> str:
+        return f"{first}-{first + count - 1},{total + first}-{total + first + count - 1}\n"
+
+    for node in range(nodes):
+        files[f"sys/devices/system/node/node{node}/cpulist"] = both(node * cores_of_node, cores_of_node)
+    for number in range(2 * total):
+        folder, core, of_socket = f"sys/devices/system/cpu/cpu{number}/topology", number % total, total // sockets
+        files[f"{folder}/thread_siblings_list"] = f"{core},{core + total}\n"
+        files[f"{folder}/core_siblings_list"] = both(core // of_socket * of_socket, of_socket)
+    return files
+
+
+@pytest.mark.parametrize(
+    ("machine", "allowed", "quota", "threads", "others"),
+    [
+        ((2, 2, 16), range(64), None, 16, True),  # one thread for each core of one socket
+        ((2, 2, 16), range(64), 12, 12, True),
+        ((1, 1, 16), range(32), None, 16, False),
+        ((2, 2, 16), range(16, 32), None, 16, False),  # the second socket, one thread of each core
+        ((2, 2, 16), range(12, 32), None, 16, True),  # 4 cores of the first socket, 16 of the second
+        ((1, 8, 4), range(64), None, 32, False),  # each cache a NUMA node
+        ((2, 8, 4), range(64), None, 16, True),
+        ((8, 1, 8), range(16), None, 8, False),  # a virtual machine with a socket for each core
+        ((2, 2, 2), range(8), None, 8, False),  # few processors are all used
+        ((1, 1, 1), range(2), None, 2, False),
+    ],
+)
+def test_an_engine_computes_on_the_cores_of_one_socket(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    machine: tuple[int, int, int],
+    allowed: range,
+    quota: int | None,
+    threads: int,
+    others: bool,
+) -> None:
+    files = topology(*machine)
+    if quota is not None:
+        files |= {"proc/self/cgroup": V2, "sys/fs/cgroup/cpu.max": f"{quota}00000 100000"}
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(allowed))
+    found = cores(write(tmp_path, files))
+    assert (found.compute_threads, found.has_other_sockets) == (threads, others)
+    assert found.socket <= set(allowed)
+    assert ("an engine takes" in next(check_cores(found, 0.0)).value) == (threads < found.usable)
+
+
+def test_processors_of_which_the_system_tells_nothing_are_cores_of_one_socket(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(20, 40)))
+    found = cores(tmp_path)
+    assert (found.socket, found.socket_cores, found.compute_threads) == (frozenset(range(20, 40)), 20, 20)
 
 
 @pytest.mark.parametrize(
@@ -170,10 +234,10 @@ def kernels(status: Any, **changes: Any) -> KernelState:
         (lambda: check_cpu(x86(flags=frozenset())), "slow", "No AVX2"),
         (lambda: check_cpu(x86(huge_pages="never")), "slow", "transparent_hugepage/enabled"),
         (lambda: check_cpu(x86(governor="powersave")), "note", "cpupower"),
-        (lambda: check_cores(Cores(64, 32, 64, None), 64.0), "ok", "64 usable of 64"),
-        (lambda: check_cores(Cores(64, 32, 8, 2), 1.0), "ok", "2 usable of 64, affinity allows 8, the cgroup allows 2"),
-        (lambda: check_cores(Cores(64, 32, 64, 0.5), 1.0), "slow", "--cpus"),
-        (lambda: check_cores(Cores(4, 2, 4, None), 4.1), "slow", "top -o %CPU"),
+        (lambda: check_cores(processors(64, 64), 64.0), "ok", "64 usable of 64"),
+        (lambda: check_cores(processors(64, 8, 2), 1.0), "ok", "2 usable of 64, affinity allows 8, the cgroup allows 2"),
+        (lambda: check_cores(processors(64, 64, 0.5), 1.0), "slow", "--cpus"),
+        (lambda: check_cores(processors(4, 4), 4.1), "slow", "top -o %CPU"),
         (lambda: [check_memory(Memory(8 * GIB, 8 * GIB, 6 * GIB))], "ok", "up to 4.0 GiB for KV"),
         (lambda: [check_memory(Memory(8 * GIB, GIB, GIB // 8))], "fault", "limit of the cgroup; the machine has 8.0 GiB"),
         (lambda: check_kernels(kernels("built")), "ok", "AVX2, compiled, in /c"),

@@ -67,6 +67,27 @@ def test_first_come_first_served_within_a_tenant_and_band() -> None:
     assert start(queue, 20) == list(range(20)) and len(queue) == 0
 
 
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.booleans()), max_size=60))
+def test_a_queue_is_gone_through_once_whether_sequences_are_admitted_or_passed_over(
+    coming: list[tuple[str, bool]],
+) -> None:
+    """It is read ahead in parts, and those that are admitted leave it meanwhile."""
+    queue = WaitingQueue()
+    for number, (tenant, _) in enumerate(coming):
+        queue.push(sequence(number, tenant))
+    seen = []
+    for each in queue:
+        seen.append(each.id)
+        if coming[each.id][1]:
+            queue.admit(each)
+    assert sorted(seen) == list(range(len(coming)))
+    for tenant in "abc":
+        own = [number for number in seen if coming[number][0] == tenant]
+        assert own == sorted(own)
+    left = [number for number, (_, admitted) in enumerate(coming) if not admitted]
+    assert sorted(each.id for each in queue) == left
+
+
 def test_an_earlier_band_comes_first() -> None:
     queue = WaitingQueue()
     for number, priority in enumerate([B, I, R, B, I, R]):

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import mmap
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 import torch
 
 from rootgraft.kernels import memory
+from rootgraft.kernels.cpu.arena import ReusedMemory
 
 
 def resident() -> int:
@@ -59,3 +61,40 @@ def test_memory_can_be_taken_before_it_is_written():
     memory.populate(zeros[1:3])
     assert (2 << 24) - (4 << 20) <= resident() - before <= (2 << 24) + (8 << 20)
     assert zeros[1:3].sum() == 7
+
+
+def test_memory_of_a_large_result_is_kept_for_the_next() -> None:
+    kept = ReusedMemory()
+    first = kept.empty((64, 1024), torch.float32)
+    part, place = first[5:6, 7:9], first.data_ptr()
+    second = kept.empty((64, 1024), torch.float32)
+    assert second.data_ptr() != place, "the first one is in use"
+    del first
+    third = kept.empty((32, 1024), torch.bfloat16)
+    assert third.data_ptr() not in (place, second.data_ptr()), "a view of the first one is in use"
+    del part
+    again = kept.empty((1024,), torch.int64)
+    assert again.data_ptr() == place and again.shape == (1024,) and again.dtype == torch.int64
+    del again, second, third
+    larger = kept.empty((65, 1024), torch.float32)
+    larger.fill_(1.0)
+    place = larger.data_ptr()
+    del larger
+    assert kept.empty((65, 1024), torch.float32).data_ptr() == place
+
+
+def test_threads_get_memory_of_their_own() -> None:
+    kept, wrong = ReusedMemory(), list[float]()
+
+    def use(value: int) -> None:
+        for _ in range(300):
+            tensor = kept.empty((1000,), torch.float32)
+            tensor.fill_(value)
+            wrong.extend(tensor[tensor != value].tolist())
+
+    threads = [threading.Thread(target=use, args=(value,)) for value in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []

@@ -107,6 +107,8 @@ def check_cores(found: Cores, load: float) -> Iterator[Finding]:
         parts.append(f"affinity allows {found.affinity}")
     if found.quota is not None:
         parts.append(f"the cgroup allows {found.quota:g}")
+    if found.compute_threads < found.usable:
+        parts.append(f"an engine takes {found.compute_threads}, one for each core of a socket")
     value = ", ".join(parts)
     if found.quota is not None and found.quota < 1:
         reason = "With less than one core each step waits for its turn: give the container one (--cpus)."

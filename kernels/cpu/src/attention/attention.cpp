@@ -13,6 +13,7 @@ namespace rootgraft {
 namespace {
 
 constexpr int64_t kSmall = 1 << 17;    // multiplications below which one thread is faster
+constexpr int64_t kSmallMerge = 1 << 14;  // floats of partials below which one thread merges them sooner
 constexpr int64_t kPartsOfThread = 4;  // so many parts of all tiles for each thread
 
 thread_local Room split_room;
@@ -47,11 +48,12 @@ void copy(const Partial& to, const Partial& from, int count, int64_t value_dim) 
   std::copy_n(from.values, count * value_dim, to.values);
 }
 
+// The results of a KV head of the tile.
 template <class E>
-void write_out(const Attention& op, const QueryTile& tile, const Partial& whole) {
-  const int64_t group = op.group();
-  for (int m = 0; m < tile.vectors(); m++) {
-    const int64_t query = tile.parts->first + m % tile.count, kv_head = tile.first_head + m / tile.count;
+void write_out(const Attention& op, const QueryTile& tile, int kv_head_of_tile, const Partial& whole) {
+  const int64_t group = op.group(), kv_head = tile.first_head + kv_head_of_tile;
+  for (int m = 0; m < tile.count; m++) {
+    const int64_t query = tile.parts->first + m;
     const int64_t token = op.query_start[tile.parts->row] + query / group, head = kv_head * group + query % group;
     auto* out = static_cast<typename E::Value*>(op.out) + (token * op.heads + head) * op.value_dim;
     const float sink = op.sinks ? first_lane(exp2(broadcast(op.sinks[head] * kLog2E - whole.reference[m]))) : 0.0f;
@@ -115,20 +117,16 @@ void run_shared(const Call& op, const Plan& plan) {
   });
 }
 
-// Starts `whole` from the shared splits of the tile's row; false where it has none.
-bool start_from_shares(const Attention& op, const Plan& plan, const QueryTile& tile, const Partial& whole) {
+// Starts a KV head's `whole` from the shared splits of the tile's row; false where it has none.
+bool start_from_shares(const Attention& op, const Plan& plan, const QueryTile& tile, int head, const Partial& whole) {
   if (plan.of_rows.empty() || plan.of_rows[tile.parts->row].whole.empty()) return false;
-  const std::vector<Share>& shares = plan.of_rows[tile.parts->row].whole;
-  for (int head = 0; head < tile.heads; head++) {
-    const Partial started = whole.from(head * tile.count, op.value_dim);
-    bool is_first = true;
-    for (const Share& share : shares) {
-      if (!share.has(tile.first_head + head)) continue;
-      const Partial part = share.at(tile.first_head + head, op.value_dim);
-      if (is_first) copy(started, part, tile.count, op.value_dim);
-      else merge(started, part, tile.count, op.value_dim);
-      is_first = false;
-    }
+  bool is_first = true;
+  for (const Share& share : plan.of_rows[tile.parts->row].whole) {
+    if (!share.has(tile.first_head + head)) continue;
+    const Partial part = share.at(tile.first_head + head, op.value_dim);
+    if (is_first) copy(whole, part, tile.count, op.value_dim);
+    else merge(whole, part, tile.count, op.value_dim);
+    is_first = false;
   }
   return true;
 }
@@ -157,7 +155,10 @@ void walk_tiles(const Call& op, const Plan& plan, int64_t first, int64_t end, in
     const QueryTile& tile = plan.tiles[i];
     const int vectors = tile.vectors();
     const Partial whole = Partial::at(memory.whole, vectors), part = Partial::at(memory.part, vectors);
-    bool started = start_from_shares(op, plan, tile, whole);
+    bool started = false;
+    for (int head = 0; head < tile.heads; head++) {
+      started = start_from_shares(op, plan, tile, head, whole.from(head * tile.count, op.value_dim));
+    }
     for (int64_t split = tile.first_split(); split < tile.end_split(); split++, started = true) {
       const int64_t next_tile = i + 1 < end ? i + 1 : then;
       const Stretch next = split + 1 < tile.end_split() ? Stretch{&tile, split + 1} : start(next_tile);
@@ -165,7 +166,9 @@ void walk_tiles(const Call& op, const Plan& plan, int64_t first, int64_t end, in
       attend_in<E>(op, {&tile, split}, next, result, resume(op, plan, {&tile, split}, result));
       if (started) merge(whole, part, vectors, op.value_dim);
     }
-    write_out<E>(op, tile, whole);
+    for (int head = 0; head < tile.heads; head++) {
+      write_out<E>(op, tile, head, whole.from(head * tile.count, op.value_dim));
+    }
   }
 }
 
@@ -181,31 +184,40 @@ void run_by_tile(const Call& op, const Plan& plan, int threads) {
 // A thread takes one split of one tile: for few tiles with long contexts.
 template <class E, class Call>
 void run_by_split(const Call& op, const Plan& plan, int threads) {
+  struct Merged {
+    const QueryTile* tile;
+    int head;
+    size_t first, end;  // of the tile's items
+  };
   std::vector<Item> items;
+  std::vector<Merged> merged;
   float* free = split_room.take(plan.floats);
   for (const QueryTile& tile : plan.tiles) {
+    const size_t first = items.size();
     for (int64_t split = tile.first_split(); split < tile.end_split(); split++) {
       const Partial result = Partial::at(free, tile.vectors());
       items.push_back({{&tile, split}, result, resume(op, plan, {&tile, split}, result)});
       free += Partial::floats(tile.vectors(), op.value_dim);
     }
+    for (int head = 0; head < tile.heads; head++) merged.push_back({&tile, head, first, items.size()});
   }
   attend_to_items<E>(op, items, threads);
-  size_t i = 0;
-  for (const QueryTile& tile : plan.tiles) {
-    const Partial whole = Partial::at(memory.whole, tile.vectors());
-    bool started = start_from_shares(op, plan, tile, whole);
-    for (; i < items.size() && items[i].stretch.tile == &tile; i++, started = true) {
-      if (started) merge(whole, items[i].result, tile.vectors(), op.value_dim);
-      else copy(whole, items[i].result, tile.vectors(), op.value_dim);
+  parallel_items(threads_for(plan.floats, kSmallMerge, threads), (int64_t)merged.size(), [&](int64_t i) {
+    const auto& [tile, head, first, end] = merged[i];
+    const Partial whole = Partial::at(memory.whole, tile->count);
+    bool started = start_from_shares(op, plan, *tile, head, whole);
+    for (size_t item = first; item < end; item++, started = true) {
+      const Partial part = items[item].result.from(head * tile->count, op.value_dim);
+      if (started) merge(whole, part, tile->count, op.value_dim);
+      else copy(whole, part, tile->count, op.value_dim);
     }
-    write_out<E>(op, tile, whole);
-  }
+    write_out<E>(op, *tile, head, whole);
+  });
 }
 
 template <class E, class Call>
 void run(const Call& op, const Plan& plan) {
-  const int threads = plan.work < kSmall && plan.shared.empty() ? 1 : (int)op.threads;
+  const int threads = plan.shared.empty() ? threads_for(plan.work, kSmall, op.threads) : (int)op.threads;
   run_shared<E>(op, plan);
   const bool few = threads > 1 && (int64_t)plan.tiles.size() < 4 * threads;
   if (few && plan.floats <= kMostPartials) run_by_split<E>(op, plan, threads);

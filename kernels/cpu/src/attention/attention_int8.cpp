@@ -194,7 +194,7 @@ constexpr int64_t kSmall = 1 << 13;  // values to round below which one thread i
 template <class E>
 void round_queries(const Attention& op, uint32_t* queries, float* factors, int32_t* starts) {
   const int64_t count = op.tokens * op.heads, dims = op.head_dim;
-  parallel_ranges(count * dims < kSmall ? 1 : (int)op.threads, count, [&](int64_t query, int64_t end) {
+  parallel_ranges(threads_for(count * dims, kSmall, op.threads), count, [&](int64_t query, int64_t end) {
     for (; query < end; query++) {
       int32_t totals[1];
       int8_t* to = reinterpret_cast<int8_t*>(queries) + query * dims;

@@ -110,10 +110,10 @@ void plan_shared(const Attention& op, Room& room, Plan& plan) {
   }
 }
 
-// KV heads of a tile of these queries. The heads of few queries stay together, where that leaves enough tiles for the
+// KV heads of a tile of these queries. The heads of few queries stay together, where that leaves enough splits for the
 // threads: memory is then read in longer pieces.
-int heads_together(const Attention& op, const Queries& part, int64_t parts) {
-  if (part.count > kTileRows || parts < 4 * op.threads) return 1;
+int heads_together(const Attention& op, const Queries& part, int64_t splits) {
+  if (part.count > kTileRows || splits < 4 * op.threads) return 1;
   return (int)std::min<int64_t>(op.kv_heads, kTileQueries / part.count);
 }
 
@@ -125,14 +125,23 @@ void plan_tiles(const Attention& op, Plan& plan) {
       plan.queries.push_back({row, first, (int)std::min<int64_t>(kTileQueries, op.queries(row) - first)});
     }
   }
-  for (const Queries& part : plan.queries) {
+  const auto whole = [&](const Queries& part) {  // tile of all KV heads
     const int64_t shared = plan.of_rows.empty() ? 0 : plan.of_rows[part.row].keys;
     const int64_t begin = op.first_key(op.position(part.row, part.first));
     const int64_t end = op.position(part.row, part.first + part.count - 1) + 1;
-    const int heads = heads_together(op, part, (int64_t)plan.queries.size());
-    for (int64_t head = 0; head < op.kv_heads; head += heads) {
-      const int count = (int)std::min<int64_t>(heads, op.kv_heads - head);
-      plan.tiles.push_back({&part, 1, part.count, head, count, std::max(begin, shared), end});
+    return QueryTile{&part, 1, part.count, 0, (int)op.kv_heads, std::max(begin, shared), end};
+  };
+  int64_t splits = 0;
+  for (const Queries& part : plan.queries) {
+    const QueryTile tile = whole(part);
+    splits += std::max<int64_t>(1, tile.end_split() - tile.first_split());
+  }
+  for (const Queries& part : plan.queries) {
+    QueryTile tile = whole(part);
+    const int heads = heads_together(op, part, splits);
+    for (; tile.first_head < op.kv_heads; tile.first_head += heads) {
+      tile.heads = (int)std::min<int64_t>(heads, op.kv_heads - tile.first_head);
+      plan.tiles.push_back(tile);
     }
     plan.are_small &= part.count <= kTileRows;
   }

@@ -60,7 +60,7 @@ void run(const ExpertActivation& op) {
   using Value = typename E::Value;
   const int64_t rows = op.tokens * op.picks;
   const Act act(op);
-  parallel_ranges(rows * op.width < kSmall ? 1 : (int)op.threads, rows, [&](int64_t row, int64_t end) {
+  parallel_ranges(threads_for(rows * op.width, kSmall, op.threads), rows, [&](int64_t row, int64_t end) {
     for (; row < end; row++) {
       run_row<E>(act, static_cast<const Value*>(op.gate_up) + row * 2 * op.width,
                  static_cast<Value*>(op.out) + row * op.width, op.width, op.weights ? op.weights[row] : 1.0f);

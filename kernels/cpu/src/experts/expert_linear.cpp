@@ -153,7 +153,7 @@ extern "C" int expert_linear(const ExpertLinear* op) try {
   static thread_local Groups grouped;
   static thread_local std::vector<Slice> cuts;
   if (!grouped.fill(*op)) return kOutOfRange;
-  const int threads = op->tokens * op->picks * op->width * op->columns < kSmall ? 1 : (int)op->threads;
+  const int threads = threads_for(op->tokens * op->picks * op->width * op->columns, kSmall, op->threads);
   cut(*op, grouped, threads, cuts);
   const Groups& groups = grouped;  // the caller's, on all threads
   const std::vector<Slice>& slices = cuts;

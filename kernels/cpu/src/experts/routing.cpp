@@ -141,7 +141,7 @@ using namespace rootgraft;
 
 extern "C" int route_tokens(const RouteTokens* op) {
   std::atomic<bool> has_memory{true};
-  const int threads = op->tokens * op->num_experts < kSmallRoutes ? 1 : (int)op->threads;
+  const int threads = threads_for(op->tokens * op->num_experts, kSmallRoutes, op->threads);
   parallel_ranges(threads, op->tokens, [&](int64_t token, int64_t end) {
     try {
       static thread_local Router router;
@@ -156,7 +156,7 @@ extern "C" int route_tokens(const RouteTokens* op) {
 extern "C" int64_t route_tokens_size() { return sizeof(RouteTokens); }
 
 extern "C" int sum_experts(const SumExperts* op) {
-  const int threads = op->tokens * op->picks * op->width < kSmallSums ? 1 : (int)op->threads;
+  const int threads = threads_for(op->tokens * op->picks * op->width, kSmallSums, op->threads);
   with_types([&](auto element) {
     parallel_ranges(threads, op->tokens, [&](int64_t token, int64_t end) {
       for (; token < end; token++) sum_row<decltype(element)>(*op, token);

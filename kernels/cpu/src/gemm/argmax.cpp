@@ -35,7 +35,7 @@ void find(const LargestOfRows& op, int64_t row) {
 using namespace rootgraft;
 
 extern "C" int largest(const LargestOfRows* op) {
-  const int threads = op->rows * op->columns < kSmall ? 1 : (int)op->threads;
+  const int threads = threads_for(op->rows * op->columns, kSmall, op->threads);
   parallel_items(threads, op->rows, [&](int64_t row) { find(*op, row); });
   return 0;
 }

@@ -76,10 +76,10 @@ void multiply_block_amx(const GatedLinear& op, const Cuts& cuts, int64_t index) 
 template <class E, class Act>
 void run(const GatedLinear& op) {
   if (!op.rows) return;
-  const bool is_small = op.rows * op.steps * op.width * kWeights < kSmallProduct;
+  const int64_t multiplications = op.rows * op.steps * op.width * kWeights;
   const bool by_amx = E::kPerWord == Bf16::kPerWord && takes_amx(op.steps);
-  const Cuts cuts(is_small ? 1 : (int)op.threads, op.rows, op.width, 1, kTileRows, kManyProductRows, kWeights,
-                  by_amx ? op.steps : 0);
+  const Cuts cuts(threads_for(multiplications, kSmallProduct, op.threads), op.rows, op.width, 1, kTileRows,
+                  kManyProductRows, kWeights, by_amx ? op.steps : 0);
   parallel_shares(cuts.threads, cuts.count(), [&](int64_t i) {
 #if ROOTGRAFT_AMX
     if (by_amx) return multiply_block_amx(op, cuts, i);

@@ -75,7 +75,7 @@ void run(const Linear& op) {
   if (!op.rows) return;
   const int64_t multiplications = op.rows * op.steps * op.columns;
   const bool by_amx = E::kPerWord == Bf16::kPerWord && takes_amx(op.steps);
-  const Cuts cuts(multiplications < kSmallProduct ? 1 : (int)op.threads, op.rows, op.columns, 1, kTileRows,
+  const Cuts cuts(threads_for(multiplications, kSmallProduct, op.threads), op.rows, op.columns, 1, kTileRows,
                   kManyProductRows, 1, by_amx ? op.steps : 0);
   Out out(op, cuts.count());
   parallel_shares(cuts.threads, cuts.count(), [&](int64_t i) {

@@ -31,7 +31,7 @@ struct BlockRows {
     const int64_t tiles = (op.rows + most_rows - 1) / most_rows;
     tile_rows = (op.rows + tiles - 1) / tiles;
     all.resize(tiles * blocks * tile_rows);
-    const int threads = op.rows * op.width < kSmallRows ? 1 : (int)op.threads;
+    const int threads = threads_for(op.rows * op.width, kSmallRows, op.threads);
     parallel_ranges(threads, op.rows, [&](int64_t row, int64_t end) {
       for (; row < end; row++) fill_row<E>(op, row);
     });
@@ -230,7 +230,7 @@ void run_blocks(const QuantisedLinear& op) {
 template <class E, class Out>
 void run_channels(const QuantisedLinear& op) {
   static thread_local ChannelRows x;
-  const int threads = op.rows * op.width < kSmallRows ? 1 : (int)op.threads;
+  const int threads = threads_for(op.rows * op.width, kSmallRows, op.threads);
   x.fill<E>(static_cast<const typename E::Value*>(op.x), op.rows, op.width, threads);
   const ChannelRows& rows = x;
   const bool by_amx = op.rows > kByteRows && op.width % (kWordBytes * kAmxWords) == 0 && has_amx();

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "gguf/block_tile.h"
+#include "simd/parallel.h"
 
 namespace rootgraft {
 
@@ -21,7 +22,7 @@ struct QuantisedLinear {
   int64_t is_bf16, out_is_bf16, threads;
   const QuantisedLinear* next;  // the call that comes after this one, if that is known
 
-  int used_threads() const { return rows * width * columns < kSmall ? 1 : (int)threads; }
+  int used_threads() const { return threads_for(rows * width * columns, kSmall, threads); }
 };
 
 }  // namespace rootgraft

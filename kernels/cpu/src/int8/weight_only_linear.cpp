@@ -144,7 +144,7 @@ template <class E, class To>
 int run(const WidenedLinear& op) {
   if (!op.rows) return 0;
   const int64_t panels = (op.columns + kWidth - 1) / kWidth;
-  const int threads = op.rows * op.width * op.columns < kSmall ? 1 : (int)op.threads;
+  const int threads = threads_for(op.rows * op.width * op.columns, kSmall, op.threads);
   const int64_t slices = slice_count(threads, op.rows, panels, kTileRows);
   std::atomic<bool> has_memory{true};
   parallel_items(threads, slices, [&](int64_t slice) {

@@ -36,7 +36,7 @@ template <class E, class Act>
 void run(const Activation& op) {
   using Value = typename E::Value;
   const int64_t step = op.is_gated ? 2 * op.width : op.width;
-  parallel_ranges(op.rows * op.width < kSmall ? 1 : (int)op.threads, op.rows, [&](int64_t row, int64_t end) {
+  parallel_ranges(threads_for(op.rows * op.width, kSmall, op.threads), op.rows, [&](int64_t row, int64_t end) {
     for (; row < end; row++) {
       const Value* x = static_cast<const Value*>(op.x) + row * step;
       run_row<E, Act>(x, op.is_gated ? x + op.width : nullptr, static_cast<Value*>(op.out) + row * op.width, op.width);

@@ -96,7 +96,7 @@ struct Conv {
   }
 
   void run() const {
-    const int threads = op.tokens * op.width < kSmall ? 1 : (int)op.threads;
+    const int threads = threads_for(op.tokens * op.width, kSmall, op.threads);
     parallel_ranges(threads, op.tokens, [&](int64_t token, int64_t end) {
       int64_t row = std::upper_bound(op.starts, op.starts + op.rows + 1, (int32_t)token) - op.starts - 1;
       for (; token < end; token++) {

@@ -238,7 +238,7 @@ extern "C" int draw_tokens(const Draw* op) {
   const auto is_inside = [&](int64_t line) { return line >= 0 && line < op->rows; };
   if (!std::all_of(op->lines, op->lines + op->draws, is_inside)) return kOutOfRange;
   std::atomic<int> failed{0};
-  const int threads = op->draws * op->columns < kSmall ? 1 : (int)op->threads;
+  const int threads = threads_for(op->draws * op->columns, kSmall, op->threads);
   parallel_items(threads, op->draws, [&](int64_t i) {
     const bool ranked = op->top_k[i] > 0 || op->top_p[i] < 1;  // then min-p comes after the share of all
     const Line line = {op->logits + op->lines[i] * op->columns, op->columns, broadcast(op->best[i]),

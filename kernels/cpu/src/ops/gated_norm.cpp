@@ -44,7 +44,7 @@ void run_token(const GatedNorm& op, int64_t token) {
 
 template <class E>
 void run(const GatedNorm& op) {
-  const int threads = op.tokens * op.width < kSmall ? 1 : (int)op.threads;
+  const int threads = threads_for(op.tokens * op.width, kSmall, op.threads);
   parallel_ranges(threads, op.tokens, [&](int64_t token, int64_t end) {
     for (; token < end; token++) run_token<E>(op, token);
   });

@@ -68,7 +68,7 @@ extern "C" int rope_store_latent(const LatentStore* op) {
   const int64_t head_dim = op->plain_dim + op->rotary_dim, cell_dim = op->latent_dim + op->rotary_dim;
   const int64_t elements = op->tokens * (op->heads * head_dim + cell_dim);
   with_types([&](auto element) {
-    parallel_ranges(elements < kSmall ? 1 : (int)op->threads, op->tokens, [&](int64_t token, int64_t end) {
+    parallel_ranges(threads_for(elements, kSmall, op->threads), op->tokens, [&](int64_t token, int64_t end) {
       for (; token < end; token++) run_token<decltype(element)>(*op, token);
     });
   }, op->is_bf16);

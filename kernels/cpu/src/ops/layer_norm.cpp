@@ -42,7 +42,7 @@ using namespace rootgraft;
 
 extern "C" int layer_norm(const LayerNorm* op) {
   const auto run = [&](auto element, auto weight_element, auto out_element) {
-    parallel_ranges(op->rows * op->width < kSmall ? 1 : (int)op->threads, op->rows, [&](int64_t row, int64_t end) {
+    parallel_ranges(threads_for(op->rows * op->width, kSmall, op->threads), op->rows, [&](int64_t row, int64_t end) {
       for (; row < end; row++) {
         run_row<decltype(element), decltype(weight_element), decltype(out_element)>(*op, row);
       }

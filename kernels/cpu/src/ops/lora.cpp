@@ -254,7 +254,7 @@ void run(const LoraOp& op, const std::vector<Segment>& segments, int64_t multipl
       if (segment.slot->rank[m]) add_pieces(expands, segment, m, op.columns[m], kColumns);
     }
   }
-  const int threads = multiplications < kSmall ? 1 : (int)op.threads;
+  const int threads = threads_for(multiplications, kSmall, op.threads);
   parallel_items(threads, (int64_t)shrinks.size(), [&](int64_t i) {
     if (op.ids) gather<E>(op, shrinks[i]);
     else shrink<E>(op, shrinks[i]);

@@ -62,7 +62,7 @@ using namespace rootgraft;
 extern "C" int mask_logits(const Mask* op) {
   const auto is_inside = [&](int64_t line) { return line >= 0 && line < op->rows; };
   if (!std::all_of(op->lines, op->lines + op->masks, is_inside)) return 1;
-  const int threads = op->masks * op->columns < kSmall ? 1 : (int)op->threads;
+  const int threads = threads_for(op->masks * op->columns, kSmall, op->threads);
   parallel_items(threads, op->masks, [&](int64_t mask) { mask_line(*op, mask); });
   return 0;
 }

@@ -40,7 +40,7 @@ extern "C" int copy_pages(const CopyPages* op) {
   const int64_t layer_bytes = op->pages * op->heads * op->page_size * op->cell;
   const int64_t caches = op->v ? 2 : 1;
   const int64_t bytes = caches * op->layers * op->copies * op->heads * op->page_size * op->cell;
-  parallel_items(bytes < kSmall ? 1 : (int)op->threads, caches * op->layers, [&](int64_t i) {
+  parallel_items(threads_for(bytes, kSmall, op->threads), caches * op->layers, [&](int64_t i) {
     copy_layer(*op, (i % caches ? op->v : op->k) + i / caches * layer_bytes);
   });
   return 0;

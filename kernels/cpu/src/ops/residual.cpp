@@ -24,7 +24,7 @@ struct CopyResidual {
 template <class Op, class F>
 void in_ranges(const Op& op, F run) {
   const int64_t count = op.rows * op.width;
-  parallel_ranges(count < kSmall ? 1 : (int)op.threads, op.rows, [&](int64_t row, int64_t end) {
+  parallel_ranges(threads_for(count, kSmall, op.threads), op.rows, [&](int64_t row, int64_t end) {
     if (row < end) run(row * op.width, end * op.width);
   });
 }

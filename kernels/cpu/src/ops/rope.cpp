@@ -163,7 +163,7 @@ extern "C" int rope_store_kv(const RopeStore* op) {
   if (!in_bounds(*op)) return 1;
   const int64_t tokens = op->tokens, elements = tokens * (op->heads + 2 * op->kv_heads) * op->head_dim;
   const auto run = [&](auto element, auto norm_element) {
-    parallel_ranges(elements < kSmall ? 1 : (int)op->threads, tokens, [&](int64_t first, int64_t end) {
+    parallel_ranges(threads_for(elements, kSmall, op->threads), tokens, [&](int64_t first, int64_t end) {
       for (int64_t token = first - kAhead; token < end; token++) {
         if (token + kAhead < end) prefetch_token<decltype(element)>(*op, token + kAhead);
         if (token >= first) run_token<decltype(element), decltype(norm_element)>(*op, token);

@@ -90,7 +90,7 @@ struct Scan {
   // Each item reads and writes cells that no other does, but for states that several rows read.
   void run_all() const {
     const int64_t blocks = op.head_dim / kWidth, each = op.heads * blocks;
-    const int threads = op.tokens * each * op.state_size * kWidth < kSmall ? 1 : (int)op.threads;
+    const int threads = threads_for(op.tokens * each * op.state_size * kWidth, kSmall, op.threads);
     parallel_items(threads, op.rows * each, [&](int64_t item) {
       run(item / each, item % each / blocks, item % blocks * kWidth);
     });

@@ -19,6 +19,7 @@ constexpr auto kWakeful = std::chrono::microseconds(200);
 constexpr int kLooks = 64;       // looks between two readings of the clock
 constexpr int kPatience = 2000;  // looks at a worker's unfinished item before the caller offers it its core
 constexpr int kMostShares = 64;  // of a job: more threads than these begin with the same ones
+constexpr int kCounters = 64;    // of workers inside, on a cache line each: more workers than these share them
 
 inline void pause() {
 #if defined(__x86_64__)
@@ -30,7 +31,7 @@ inline void pause() {
 
 // All atomics are sequentially consistent, and three orders matter:
 //   the caller writes run_, context_, count_, shares_ and next_ only while the job is closed and no worker is inside;
-//   a worker enters (inside_) before it looks whether the job is open, and the caller closes the job before it looks
+//   a worker enters (inside) before it looks whether the job is open, and the caller closes the job before it looks
 //   whether a worker is inside: one of the two sees the other;
 //   likewise a worker counts itself a sleeper before its last look, and the caller opens before it looks for sleepers.
 class Pool {
@@ -44,13 +45,16 @@ class Pool {
     run_ = run;
     context_ = context;
     count_ = count;
-    shares_ = std::min(shares, kMostShares);
+    shares_ = (int)std::min<int64_t>(std::min(shares, kMostShares), count);
     for (int i = 0; i < shares_; i++) next_[i].item = share_edge(count, i, shares_);
     job_ = Job{++last_id_, (uint32_t)std::min<int64_t>(threads - 1, count - 1)};
     if (sleepers_) wake();
     take_items(0);
     job_ = Job{last_id_, 0};
-    for (int looks = 0; inside_; looks++) looks < kPatience ? pause() : std::this_thread::yield();
+    int looks = 0;
+    for (int i = 0; i < std::min(workers_, kCounters); i++) {
+      for (; counters_[i].inside; looks++) looks < kPatience ? pause() : std::this_thread::yield();
+    }
     busy_ = false;
   }
 
@@ -61,13 +65,21 @@ class Pool {
   struct alignas(64) Next {
     std::atomic<int64_t> item{0};
   };
+  // Of workers between entering and leaving. One counter for all would go from core to core twice for each.
+  struct alignas(64) Counter {
+    std::atomic<int> inside{0};
+  };
 
   void take_items(uint32_t thread) {
     for (int i = 0; i < shares_; i++) {
       const int share = (int)((thread + i) % shares_);
       const int64_t end = share_edge(count_, share + 1, shares_);
       std::atomic<int64_t>& next = next_[share].item;
-      for (int64_t item = next++; item < end; item = next++) run_(context_, item);
+      // Looked at first: with many threads most find most shares empty, and an increment takes the line from others.
+      while (next < end) {
+        const int64_t item = next++;
+        if (item < end) run_(context_, item);
+      }
     }
   }
 
@@ -84,13 +96,14 @@ class Pool {
   }
 
   [[noreturn]] void work(uint32_t index) {
+    std::atomic<int>& inside = counters_[index % kCounters].inside;
     for (uint32_t done = 0;;) {
       const Job job = await(index, done);
       done = job.id;
-      inside_++;
+      inside++;
       const Job now = job_;
       if (now.id == job.id && now.helpers) take_items(index + 1);
-      inside_--;
+      inside--;
     }
   }
 
@@ -126,8 +139,8 @@ class Pool {
   // On cache lines of their own: the first is looked at all the time, those of the second are taken from.
   alignas(64) std::atomic<Job> job_{Job{0, 0}};
   Next next_[kMostShares];  // of each share
-  alignas(64) std::atomic<int> inside_{0};
-  std::atomic<int> sleepers_{0};
+  Counter counters_[kCounters];
+  alignas(64) std::atomic<int> sleepers_{0};
 };
 
 }  // namespace

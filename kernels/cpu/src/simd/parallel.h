@@ -8,6 +8,7 @@
 // thread thus finds in its own cache what it wrote in the same share of the call before.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 namespace rootgraft {
@@ -15,6 +16,11 @@ namespace rootgraft {
 // The first item of a share, of `count` items in `shares`.
 inline int64_t share_edge(int64_t count, int64_t share, int64_t shares) {
   return (count * share + shares - 1) / shares;
+}
+
+// Threads for so much work: below `small` one alone is done sooner, and each further `small` is worth another one.
+inline int threads_for(int64_t work, int64_t small, int64_t threads) {
+  return (int)std::min(threads, 1 + work / small);
 }
 
 // run(context, i) for i in [0, count), on the calling thread and up to threads - 1 workers.
@@ -36,10 +42,11 @@ void parallel_shares(int threads, int64_t count, const F& f) {
   parallel_items(threads, count, f, threads);
 }
 
-// f(first, end) for ranges that cover [0, count): two for each thread, its share, or one on one thread.
+// f(first, end) for ranges that cover [0, count): two for each thread, its share, or one on one thread; none is empty
+// unless all are.
 template <class F>
 void parallel_ranges(int threads, int64_t count, const F& f) {
-  const int64_t parts = threads <= 1 ? 1 : 2 * threads;
+  const int64_t parts = threads <= 1 ? 1 : std::clamp<int64_t>(count, 1, 2 * threads);
   parallel_shares(threads, parts, [&](int64_t i) { f(count * i / parts, count * (i + 1) / parts); });
 }
 

@@ -43,8 +43,10 @@ struct ProductPart {
 inline int64_t slice_count(int threads, int64_t rows, int64_t panels, int64_t few) {
   constexpr int64_t kPanels = 16;  // at least in a slice, where several are cut for a thread
   constexpr int64_t kMost = 8;     // for each thread
-  if (threads == 1) return 1;
-  return threads * (rows <= few ? 1 : std::clamp<int64_t>(panels / (kPanels * threads), 1, kMost));
+  if (threads == 1 || panels <= 1) return 1;
+  if (rows > few) return std::min(panels, threads * std::clamp<int64_t>(panels / (kPanels * threads), 1, kMost));
+  const int64_t largest = (panels + threads - 1) / threads;  // of which fewer threads may be as soon done
+  return (panels + largest - 1) / largest;
 }
 
 // The same for many rows of each thread by AMX, whose rows pass all panels of a slice again and again: these, the next
@@ -59,19 +61,25 @@ class Cuts {
   // Rows are cut at multiples of `unit`; `few` of them make one tile; `many` for a thread pay for reading all panels.
   // With `weights` of these columns a panel stands for one of each. `fine_lines`: of a panel whose many rows are to have
   // fine slices; 0: they are not.
-  Cuts(int threads, int64_t rows, int64_t columns, int64_t unit, int64_t few, int64_t many, int64_t weights = 1,
+  Cuts(int most_threads, int64_t rows, int64_t columns, int64_t unit, int64_t few, int64_t many, int64_t weights = 1,
        int64_t fine_lines = 0)
-      : threads(threads),
-        rows_(rows),
+      : rows_(rows),
         unit_(unit),
         panels_((columns + kWidth - 1) / kWidth),
-        slices_(slice_count(threads, rows, panels_ * weights, few)) {
-    if (threads == 1) return;
-    if (fine_lines && rows >= many * threads) slices_ = fine_slice_count(threads, panels_ * weights, fine_lines), even_ = 1;
-    // Few panels and many rows on many threads: the rows are cut into pieces too.
-    const int64_t wanted = 2 * threads / std::max<int64_t>(1, panels_ * weights / kFewPanels);
-    const int64_t most = std::max<int64_t>(1, std::min(rows / kFewRows, (rows + unit - 1) / unit));
-    row_cuts_ = std::clamp<int64_t>(rows >= many * threads ? std::max<int64_t>(wanted, threads) : wanted, 1, most);
+        slices_(slice_count(most_threads, rows, panels_ * weights, few)) {
+    if (most_threads > 1) {
+      if (fine_lines && rows >= many * most_threads) {
+        slices_ = fine_slice_count(most_threads, panels_ * weights, fine_lines);
+        even_ = 1;
+      }
+      slices_ = std::min(slices_, std::max<int64_t>(1, panels_));
+      // Few panels and many rows on many threads: the rows are cut into pieces too.
+      const int64_t wanted = 2 * most_threads / std::max<int64_t>(1, panels_ * weights / kFewPanels);
+      const int64_t most = std::max<int64_t>(1, std::min(rows / kFewRows, (rows + unit - 1) / unit));
+      const int64_t least = rows >= many * most_threads ? most_threads : 1;
+      row_cuts_ = std::clamp<int64_t>(std::max(wanted, least), 1, most);
+    }
+    threads = (int)std::min<int64_t>(most_threads, count());
   }
 
   int64_t count() const { return row_cuts_ * slices_; }
@@ -88,7 +96,7 @@ class Cuts {
   // Whether a part is the last of its share.
   bool is_last(int64_t index) const { return index + 1 == count() || thread_of(index + 1) != thread_of(index); }
 
-  const int threads;
+  int threads;  // no more than parts
 
  private:
   static constexpr int64_t kFewPanels = 3;  // for a thread
