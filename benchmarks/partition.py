@@ -78,9 +78,9 @@ def compiled(folder: Path) -> Path:
     return program
 
 
-def cut(program: Path, threads: int, rows: int, columns: int) -> list[int]:
-    """Return the rows times panels of each part of a product."""
-    command = [program, *map(str, (threads, rows, columns, 1, FEW_ROWS, MANY_ROWS))]
+def cut(program: Path, threads: int, rows: int, columns: int, inputs: int) -> list[int]:
+    """Return the rows times panels of each part of a product of so many inputs, by vector instructions."""
+    command = [program, *map(str, (threads, rows, columns, 1, FEW_ROWS, MANY_ROWS, inputs // 2))]
     lines = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
     return [int(rows) * int(panels) for rows, panels in map(str.split, lines)]
 
@@ -89,7 +89,7 @@ def whole_step(program: Path, shape: Shape, threads: int, rows: int) -> float:
     """Return the busy share over all products of a step; of a prompt the head computes one row."""
     work = time = 0.0
     for name, (inputs, columns, number) in shape.products().items():
-        costs = cut(program, threads, 1 if name == "head" and rows > ROWS[1] else rows, columns)
+        costs = cut(program, threads, 1 if name == "head" and rows > ROWS[1] else rows, columns, inputs)
         cost = number * inputs * sum(costs)
         work += cost
         time += cost / busy_share(costs, threads)

@@ -70,6 +70,7 @@ __all__ = [
     "copy_residual",
     "find_shared_prefixes",
     "gated_activation",
+    "gated_linear",
     "largest",
     "largest_linear",
     "layer_norm",
@@ -318,28 +319,31 @@ def shares_prefixes(num_rows: int) -> bool:
 
 def gated_activation(gate_up: Tensor, kind: Activation) -> Tensor:
     """``act(first half) * second half``, computed in fp32: [T, 2 * I] -> [T, I]."""
-    if on_triton(gate_up.device):
-        from .triton import activation as gpu
-
-        if gpu.takes(gate_up):
-            return gpu.gated_activation(gate_up, kind)
-    kernels = native_for(gate_up)
-    if kernels is not None:
-        return kernels.activation(gate_up, kind, gated=True)
-    return reference.gated_activation(gate_up, kind)
+    return _activated(gate_up, kind, gated=True)
 
 
 def activation(x: Tensor, kind: Activation) -> Tensor:
     """``act(x)``, computed in fp32: [T, I] -> [T, I]."""
+    return _activated(x, kind, gated=False)
+
+
+def _activated(x: Tensor, kind: Activation, *, gated: bool) -> Tensor:
     if on_triton(x.device):
         from .triton import activation as gpu
 
         if gpu.takes(x):
-            return gpu.activation(x, kind)
+            return gpu.gated_activation(x, kind) if gated else gpu.activation(x, kind)
     kernels = native_for(x)
     if kernels is not None:
-        return kernels.activation(x, kind, gated=False)
-    return reference.activation(x, kind)
+        return kernels.activation(x, kind, gated=gated)
+    return reference.gated_activation(x, kind) if gated else reference.activation(x, kind)
+
+
+def gated_linear(x: Tensor, layer: Linear, kind: Activation) -> Tensor:
+    """``gated_activation(linear(x, layer), kind)``; the native CPU path keeps the product out of memory."""
+    if isinstance(layer, PackedLinear) and layer.kernels is not None and layer.kernels.takes_gated(layer):
+        return layer.kernels.gated_linear(x, layer, kind)
+    return gated_activation(linear(x, layer), kind)
 
 
 def largest(values: Tensor) -> Largest:

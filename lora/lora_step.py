@@ -35,6 +35,10 @@ class LoraStep:
         self._segments = segments
         self._experts = experts
 
+    def changes(self, projection: str) -> bool:
+        """Return whether an adapter of this step changes a projection."""
+        return projection in self._tables
+
     def project(self, projection: str, x: Tensor, y: Tensor) -> None:
         """Add the adapters' part to ``y`` [T, N], the projection of ``x`` [T, K], in place."""
         if (table := self._tables.get(projection)) is not None:

@@ -19,6 +19,7 @@ from ...kernels.ops import (
     add_scaled,
     attention,
     gated_activation,
+    gated_linear,
     largest_linear,
     linear,
     rope_store_kv,
@@ -49,6 +50,12 @@ class Projection:
         if lora is not None:
             lora.project(self.modules[0], x, y)
         return y
+
+    def gated(self, x: Tensor, kind: Activation, lora: LoraStep | None) -> Tensor:
+        """``act(gate) * up`` of a product of gate and up, adapters included: [T, K] -> [T, size of each]."""
+        if lora is not None and lora.changes(self.modules[0]):
+            return gated_activation(self(x, lora), kind)
+        return gated_linear(x, self.packed, kind)
 
     def largest(self, x: Tensor) -> Largest:
         """Return the largest of each row of the float32 product, without adapters: [S, K] -> [S]."""
@@ -119,7 +126,7 @@ class Mlp:
 
     def __call__(self, x: Tensor, lora: LoraStep | None) -> Tensor:
         """[T, H] -> [T, H]."""
-        return self.down(gated_activation(self.gate_up(x, lora), self.activation), lora)
+        return self.down(self.gate_up.gated(x, self.activation, lora), lora)
 
     @property
     def projections(self) -> tuple[Projection, ...]:

@@ -39,6 +39,7 @@ _WARM: Final = 6  # steps until passes are recorded and caches are filled
 _PARTS: Final = ("schedule", "inputs", "forward", "head", "sample", "commit")  # of ``StepTimer``, in order
 _FAMILIES: Final = {  # of the native calls of a forward pass
     "linear": "linear",
+    "gated_linear": "linear",
     "quantised_linear": "linear",
     "widened_linear": "linear",
     "attention": "attention",

@@ -20,7 +20,8 @@ _ADD_SCALED: Final = Struct("6qd")
 _COPY_RESIDUAL: Final = Struct("6q")
 _ACTIVATION: Final = Struct("8q")
 
-_KINDS: Final = ("silu", "gelu_tanh", "relu2")  # in the order of the C++ enumeration
+KINDS: Final = ("silu", "gelu_tanh", "relu2")
+"""Activations, in the order of the C++ enumeration."""
 
 
 class ElementwiseKernels:
@@ -131,7 +132,7 @@ class ElementwiseKernels:
                 out.data_ptr(),
                 rows,
                 width,
-                _KINDS.index(kind),
+                KINDS.index(kind),
                 gated,
                 x.dtype is _BF16,
                 self.library.num_threads,

@@ -17,7 +17,7 @@ from ..layouts import int8_kv_layout
 from ..layouts.attention_arguments import AttentionParams, HeadNorm, PagedBatch, RopeParams
 from ..layouts.packed_weights import Largest, PackedLinear
 from .arena import lazy_zeros
-from .native_elementwise import ElementwiseKernels
+from .native_elementwise import KINDS, ElementwiseKernels
 from .native_experts import ExpertKernels
 from .native_latent import LatentKernels
 from .native_library import Fields, NativeLibrary
@@ -36,6 +36,7 @@ _TYPES: Final = (_BF16, _FP32)
 # The C++ structures: q for integers, booleans and addresses (0 for none), d for real numbers.
 _PACK_LINEAR: Final = Struct("5q")
 _LINEAR: Final = Struct("11q")
+_GATED_LINEAR: Final = Struct("9q")
 _ROPE_STORE_KV: Final = Struct("25q2d")
 _ATTENTION: Final = Struct("22q2d")
 _LARGEST: Final = Struct("6q")
@@ -65,6 +66,7 @@ class Kernels(ElementwiseKernels):
         super().__init__(library)
         self._pack_linear = library.bind("pack_linear", _PACK_LINEAR)
         self._linear = library.bind("linear", _LINEAR, Fields((5,)))
+        self._gated_linear = library.bind("gated_linear", _GATED_LINEAR, Fields((3,)))
         self._rope_store_kv = library.bind("rope_store_kv", _ROPE_STORE_KV, Fields((9,)))
         self._attention = library.bind("attention", _ATTENTION, Fields((7,), (8,)))
         self._largest = library.bind("largest", _LARGEST)
@@ -164,17 +166,25 @@ class Kernels(ElementwiseKernels):
         self._multiply(x, layer, found.value, found.column.data_ptr())
         return found
 
+    def takes_gated(self, layer: PackedLinear) -> bool:
+        """Return whether the weight's two halves are whole panels and without bias, and one op is as fast as two."""
+        is_whole = layer.bias is None and layer.out_features % (2 * _PANEL) == 0
+        return is_whole and bool(self.library.handle.gated_linear_pays(layer.weight.dtype is not _FP32))
+
+    def gated_linear(self, x: Tensor, layer: PackedLinear, kind: str) -> Tensor:
+        """See ``kernels.ops.gated_linear``, for a layer that ``takes_gated``."""
+        x = _check_input(x, layer)
+        rows, half = x.shape[0], layer.out_features // 2
+        out = self.library.empty((rows, half), dtype=x.dtype)
+        addresses = (x.data_ptr(), layer.weight.data_ptr(), out.data_ptr())
+        sizes = (rows, half, layer.weight.shape[1])
+        flags = (KINDS.index(kind), x.dtype is _BF16, self.library.num_threads)
+        self._gated_linear(_GATED_LINEAR.pack(*addresses, *sizes, *flags))
+        return out
+
     def _multiply(self, x: Tensor, layer: PackedLinear, out: Tensor, columns: int) -> None:
         """Write the product, or with an address for ``columns`` the maximum and argmax of its rows."""
-        rows, width = x.shape
-        weight, bias = layer.weight, layer.bias
-        if width != layer.in_features or x.dtype is not weight.dtype or not x.is_cpu:
-            raise ValueError(
-                f"x is {x.dtype} [{rows}, {width}] on {x.device}; the layer takes {weight.dtype} "
-                f"[T, {layer.in_features}] on the CPU"
-            )
-        if not x.is_contiguous():
-            x = x.contiguous()
+        x, weight, bias = _check_input(x, layer), layer.weight, layer.bias
         failed = self._linear(
             _LINEAR.pack(
                 x.data_ptr(),
@@ -182,7 +192,7 @@ class Kernels(ElementwiseKernels):
                 0 if bias is None else bias.data_ptr(),
                 out.data_ptr(),
                 columns,
-                rows,
+                x.shape[0],
                 layer.out_features,
                 weight.shape[1],
                 x.dtype is _BF16,
@@ -321,6 +331,18 @@ class Kernels(ElementwiseKernels):
         addresses = (k.data_ptr(), 0 if v is None else v.data_ptr(), *(each.data_ptr() for each in lists))
         shape = (len(source), layers, pages, heads, page_size)
         self._copy_pages(_COPY_PAGES.pack(*addresses, *shape, head_dim * k.itemsize, self.library.num_threads))
+
+
+def _check_input(x: Tensor, layer: PackedLinear) -> Tensor:
+    """Return x [T, K] contiguous. Raises ValueError if the layer does not take it."""
+    rows, width = x.shape
+    dtype = layer.weight.dtype
+    if width != layer.in_features or x.dtype is not dtype or not x.is_cpu:
+        raise ValueError(
+            f"x is {x.dtype} [{rows}, {width}] on {x.device}; the layer takes {dtype} "
+            f"[T, {layer.in_features}] on the CPU"
+        )
+    return x.contiguous()
 
 
 def _check_index(name: str, value: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> None:

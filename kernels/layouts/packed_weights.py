@@ -17,6 +17,10 @@ class PanelKernels(Protocol):
 
     def largest_linear(self, x: Tensor, layer: PackedLinear) -> Largest: ...
 
+    def takes_gated(self, layer: PackedLinear) -> bool: ...
+
+    def gated_linear(self, x: Tensor, layer: PackedLinear, kind: str) -> Tensor: ...
+
 
 class QuantisedPanelKernels(Protocol):
     """Native kernels that read a ``QuantisedLinear``: ``kernels.cpu.native_quantised.QuantisedKernels``."""

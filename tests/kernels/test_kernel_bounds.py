@@ -158,6 +158,8 @@ for dtype in (torch.bfloat16, torch.float32):
         assert layer.kernels is not None
         ops.linear(guard(torch.randn(rows, width).to(dtype)), layer)
         ops.linear(guard(torch.randn(rows, width).to(dtype)), layer, torch.float32)
+        gated = ops.pack_linear(guard(torch.randn(32 * columns, width).to(dtype)))
+        ops.gated_linear(guard(torch.randn(rows, width).to(dtype)), gated, "silu")
         x, weight = guard(torch.randn(rows, width).to(dtype)), guard(torch.randn(width).to(dtype))
         ops.rms_norm(x, weight, 1e-5)
         ops.add_rms_norm(x, guard(x.float()), weight, 1e-5)

@@ -160,6 +160,9 @@ def test_lesser_instruction_sets(arch, dtype):
     layer = kernels.pack_linear(weight, None)
     assert_close(kernels.linear(x, layer, dtype) / 8, reference.linear(x, weight, None) / 8)
     assert torch.equal(kernels.linear(x[:1], layer, dtype)[0], kernels.linear(x, layer, dtype)[0])
+    gated = kernels.pack_linear(torch.randn(64, 70).to(dtype), None)
+    activated = kernels.activation(kernels.linear(x, gated, dtype), "silu", gated=True)
+    assert torch.equal(kernels.gated_linear(x, gated, "silu"), activated)
     norm = torch.randn(70).to(dtype)
     assert_close(kernels.rms_norm(x, None, norm, 1e-5, 1.0, dtype), reference.rms_norm(x, norm, 1e-5, 1.0))
     for kind in ("silu", "gelu_tanh"):

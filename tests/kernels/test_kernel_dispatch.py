@@ -126,6 +126,10 @@ def plain_linear(dtype: torch.dtype, *, wide: bool = False, best: bool = False) 
         assert ops.linear(hidden(dtype), layer, FP32 if wide else None).dtype is (FP32 if wide else dtype)
 
 
+def gated_linear(dtype: torch.dtype) -> None:
+    ops.gated_linear(hidden(dtype), ops.pack_linear(gpu_tensor(2 * WIDTH, WIDTH, dtype=dtype)), "silu")
+
+
 def choose_experts(_: torch.dtype) -> None:
     correction = gpu_tensor(8, dtype=FP32)
     params = expert_ops.RouterParams(2, "sigmoid", True, 2.0, correction, groups=4, top_groups=2, best_of_group=2)
@@ -167,6 +171,7 @@ CASES: dict[str, tuple[str, Callable[[torch.dtype], None], list[str]]] = {
     "activation": ("ops.gated_activation", lambda d: ops.gated_activation(hidden(d), "silu"), ["_gated_activation"]),
     "plain activation": ("ops.activation", lambda d: ops.activation(hidden(d), "relu2"), ["_gated_activation"]),
     "linear": ("ops.linear", plain_linear, []),  # torch's own products
+    "gated linear": ("ops.gated_linear", gated_linear, ["_gated_activation"]),
     "linear to fp32": ("ops.linear", lambda d: plain_linear(d, wide=True), []),
     "largest of a linear": ("ops.largest_linear", lambda d: plain_linear(d, best=True), []),
     "largest": ("ops.largest", lambda _: ops.largest(logits()), []),

@@ -108,6 +108,23 @@ def test_linear(dtype, in_features, out_features):
 
 
 @pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize(("in_features", "width"), [(64, 16), (576, 208), (70, 96)])
+def test_gated_linear(dtype, in_features, width):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(600, in_features, generator=generator).to(dtype)
+    layer = ops.pack_linear(torch.randn(2 * width, in_features, generator=generator).to(dtype))
+    whole = ops.gated_linear(x, layer, "silu")
+    assert same(whole, ops.gated_activation(ops.linear(x, layer), "silu"))
+    for count in (1, 2, 7, 8, 17, 31, 64, 300):
+        assert same(ops.gated_linear(x[:count], layer, "silu"), whole[:count])
+        assert same(ops.gated_linear(x[600 - count :], layer, "silu"), whole[600 - count :])
+    for threads in (2, 3, 16):
+        ops.set_threads(threads)
+        assert same(ops.gated_linear(x, layer, "silu"), whole)
+        assert same(ops.gated_linear(x[:1], layer, "silu"), whole[:1])
+
+
+@pytest.mark.parametrize("dtype", TYPES)
 def test_row_by_row_ops(dtype):
     generator = torch.Generator().manual_seed(0)
     x, residual = torch.randn(2, 100, 700, generator=generator)

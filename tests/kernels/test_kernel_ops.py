@@ -224,6 +224,33 @@ def test_gated_activation(tokens, width, kind, spread, dtype, seed):
 
 @SETTINGS
 @given(
+    tokens=st.integers(0, 80),
+    in_features=st.one_of(st.integers(1, 150), st.sampled_from([32, 64, 96, 576])),  # those that AMX takes
+    width=st.one_of(st.integers(1, 150), st.sampled_from([16, 48, 64, 112])),  # those that are made in one op
+    kind=st.sampled_from(["silu", "gelu_tanh", "relu2"]),
+    bias=st.booleans(),
+    dtype=TYPES,
+    seed=SEEDS,
+)
+def test_gated_linear_is_two_ops(tokens, in_features, width, kind, bias, dtype, seed):
+    x = randn(seed, tokens, in_features, dtype=dtype)
+    weight = randn(seed + 1, 2 * width, in_features, dtype=dtype)
+    layer = ops.pack_linear(weight, randn(seed + 2, 2 * width, dtype=dtype) if bias else None)
+    out = ops.gated_linear(x, layer, kind)
+    assert torch.equal(out, ops.gated_activation(ops.linear(x, layer), kind))
+    assert out.dtype is dtype
+
+
+def test_gated_linear_shows_a_nan():
+    x, weight = randn(0, 40, 64, dtype=torch.bfloat16), randn(1, 96, 64, dtype=torch.bfloat16)
+    x[7, 3] = torch.nan
+    out = ops.gated_linear(x, ops.pack_linear(weight), "silu")
+    assert out[7].isnan().all()
+    assert not out[:7].isnan().any() and not out[8:].isnan().any()
+
+
+@SETTINGS
+@given(
     tokens=st.integers(0, 9),
     kv_heads=st.integers(1, 3),
     group=st.integers(1, 4),

@@ -26,7 +26,7 @@ def test_parts_are_a_whole_product_and_none_is_empty(program: Path, columns: int
     panels = -(-columns // 16)
     for threads in THREADS:
         for rows in (1, FEW_ROWS, FEW_ROWS + 1, 47, 512, 1030):
-            costs = cut(program, threads, rows, columns)
+            costs = cut(program, threads, rows, columns, 576)
             assert sum(costs) == rows * panels and min(costs) > 0
             if rows <= FEW_ROWS:  # one part for a thread, and no more threads than end sooner
                 assert max(costs) == rows * -(-panels // threads)

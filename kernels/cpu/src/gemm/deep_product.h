@@ -46,7 +46,7 @@ bool multiply_deep_amx(const Linear& op, const Cuts& cuts, int64_t index, Out& o
   static thread_local std::vector<Words> rooms;
   rooms.resize(std::max<size_t>(rooms.size(), (tiles + 1) / 2 * groups * kRoom / kWidth));
   const AmxScope scope(amx_shapes(amx_rows(part.row_count()), kAmxWords));
-  AmxRounding rounding;
+  AmxEpilogue<RoundedRows> epilogue;
   for (int64_t step = 0; step < op.steps; step += kDeepSteps) {
     const int64_t steps = std::min(kDeepSteps, op.steps - step);
     auto* room = reinterpret_cast<float*>(rooms.data());
@@ -59,7 +59,7 @@ bool multiply_deep_amx(const Linear& op, const Cuts& cuts, int64_t index, Out& o
                          op.panels + (tile.panel * op.steps + step) * kWidth, op.steps * kWidth, steps, c, nullptr,
                          ahead.first, ahead.count};
       if (step) product.start = room, product.start_stride = kRoomStride;
-      if (c.is_bf16) multiply_amx(product, rows, panels, AmxReuse::kFirstCache, rounding);
+      if (c.is_bf16) multiply_amx(product, rows, panels, AmxReuse::kFirstCache, epilogue);
       else multiply_amx<AmxWords::kBf16>(product, rows, panels);
       if (is_last) out.take(part.index, room, tile);
       room += kRoom;

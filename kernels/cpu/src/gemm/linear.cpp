@@ -15,8 +15,6 @@
 namespace rootgraft {
 namespace {
 
-constexpr int64_t kSmall = 1 << 14;  // multiplications below which one thread is faster
-constexpr int64_t kManyRows = 256;   // for a thread: it then multiplies its rows with all panels
 constexpr int kNoMemory = 2;
 
 // Argument structure packed by Python: fields of 8 bytes in this order.
@@ -45,14 +43,6 @@ void multiply_block(const Linear& op, const ProductPart& part, Out& out) {
 }
 
 #if ROOTGRAFT_AMX
-// How panels are used by so many rows of so many words.
-inline AmxReuse reuse_of(int rows, int64_t words) {
-  constexpr int64_t kFirstCache = 40 << 10;  // bytes of two tiles' rows that stay there while panels pass
-  if (rows <= kAmxRows) return AmxReuse::kNone;
-  const bool rows_stay = kMostAmxRows * words * (int64_t)sizeof(uint32_t) <= kFirstCache;
-  return rows_stay && rows > kMostAmxRows ? AmxReuse::kSecondCache : AmxReuse::kFirstCache;
-}
-
 // The same by AMX. The first rows fetch the panels for all; where a part's panels are used by many rows, they stay in
 // the cache after that, and the next part's come meanwhile.
 template <class Out>
@@ -67,7 +57,8 @@ void multiply_block_amx(const Linear& op, const Cuts& cuts, int64_t index, Out& 
   const AmxScope scope(amx_shapes(amx_rows(part.row_count()), kAmxWords));
   alignas(64) float room[kMostAmxRows * kRoomStride];
   const AmxReuse reuse = reuse_of(part.row_count(), op.steps);
-  AmxRounding rounding;
+  AmxEpilogue<RoundedRows> epilogue;
+  const TileRows whole = out.place(room, {part.row, part.panel, part.row_count(), part.panel_count()});
   for_amx_tiles(part.row_count(), part.panel_count(), [&](int m, const AmxRows& rows, int p, int panels) {
     const TileSpan tile = {part.row + m, part.panel + p, rows.all(), panels};
     const int64_t next = tile.panel + panels;
@@ -76,10 +67,10 @@ void multiply_block_amx(const Linear& op, const Cuts& cuts, int64_t index, Out& 
     else if (m == 0 && rows.second) ahead = lines(next, std::min<int64_t>(next + panels, part.panel_end));
     const Product product = {op.x + tile.row * op.steps, op.steps, op.panels + tile.panel * panel_size, panel_size,
                              op.steps, out.place(room, tile), nullptr, ahead.first, ahead.count};
-    if (product.c.is_bf16) multiply_amx(product, rows, panels, reuse, rounding);
+    if (product.c.is_bf16) multiply_amx(product, rows, panels, reuse, epilogue);
     else multiply_amx<AmxWords::kBf16>(product, rows, panels, reuse);
     out.take(part.index, room, tile);
-  });
+  }, whole.is_bf16 ? kAmxGroup : kAmxPanels);
 }
 #endif
 
@@ -147,9 +138,10 @@ void run(const Linear& op) {
   if (!op.rows) return;
   constexpr bool kByFma = ROOTGRAFT_FMA && E::kPerWord == Bf16::kPerWord;
   const int64_t multiplications = op.rows * op.steps * op.columns;
-  const bool is_deep = E::kPerWord == Bf16::kPerWord && takes_deep(op);
-  const Cuts cuts(threads_for(multiplications, kSmall, op.threads), op.rows, op.columns, 1,
-                  kByFma ? kFmaRows : kTileRows, kManyRows, op.steps, is_deep ? kDeepPanels : 0);
+  const bool by_amx = E::kPerWord == Bf16::kPerWord && takes_amx(op.steps), is_deep = by_amx && takes_deep(op);
+  const Cuts cuts(threads_for(multiplications, kSmallProduct, op.threads), op.rows, op.columns, 1,
+                  kByFma ? kFmaRows : kTileRows, kManyProductRows,
+                  {op.steps, 1, by_amx && !is_deep, is_deep ? kDeepPanels : 0});
   Out out(op, cuts.count());
   std::atomic<bool> has_memory{true};
   parallel_shares(cuts.threads, cuts.count(), [&](int64_t i) {
@@ -158,7 +150,7 @@ void run(const Linear& op) {
       if (!multiply_deep_amx(op, cuts, i, out)) has_memory = false;
       return;
     }
-    if (E::kPerWord == Bf16::kPerWord && takes_amx(op.steps)) return multiply_block_amx(op, cuts, i, out);
+    if (by_amx) return multiply_block_amx(op, cuts, i, out);
 #endif
 #if ROOTGRAFT_FMA
     if constexpr (kByFma) {

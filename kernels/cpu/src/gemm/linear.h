@@ -5,6 +5,9 @@
 
 namespace rootgraft {
 
+constexpr int64_t kSmallProduct = 1 << 14;  // multiplications below which one thread is faster
+constexpr int64_t kManyProductRows = 256;   // for a thread: it then multiplies its rows with all panels
+
 // Argument structure packed by Python: fields of 8 bytes in this order.
 struct Linear {
   const uint32_t* x;       // [rows][steps] words

@@ -25,6 +25,7 @@ struct Product {
   // Memory to ask for while this runs, for a product soon to come.
   const uint32_t* ahead = nullptr;
   ptrdiff_t ahead_lines = 0;  // of 64 bytes
+  ptrdiff_t ahead_apart = 0;  // words from there to as many more lines, 0: there are none
   // AMX: sums that are added to, rows of fp32 so many apart; null: none.
   const float* start = nullptr;
   ptrdiff_t start_stride = 0;

@@ -1,37 +1,32 @@
 #include "gemm/tile_amx.h"
 
+#include "gemm/gate.h"
+#include "gemm/prefetches.h"
+
 #if ROOTGRAFT_AMX
 
 namespace rootgraft {
 namespace {
 
-// Spreads the prefetches of a product over its instructions.
-struct Prefetches {
-  const uint32_t *line, *end;
-  ptrdiff_t burst;  // lines
+// The sums with which a product begins: those that it is to be added to, or zeros.
+template <int R, int P>
+INLINE void begin_sums(const Product& p, const AmxRows& rows) {
+  if (!p.start) return for_constants<R * P>([](auto i) { amx_zero<i.value>(); });
+  for_constants<R * P>([&](auto i) {
+    const float* from = p.start + i.value / P * rows.second * p.start_stride + i.value % P * kWidth;
+    amx_load<i.value>(from, p.start_stride * sizeof(float));
+  });
+}
 
-  Prefetches(const Product& p, ptrdiff_t products)
-      : line(p.ahead), end(p.ahead + p.ahead_lines * kWidth), burst((p.ahead_lines + products - 1) / products) {}
-
-  INLINE void next_burst() {
-    for (ptrdiff_t i = 0; i < burst && line < end; i++, line += kWidth) __builtin_prefetch(line, 0, 2);
-  }
-};
-
-// The sums of R tiles of rows and P panels in registers.
+// Adds to the sums of R tiles of rows and P panels in registers.
 template <AmxWords Kind, int R, int P, AmxReuse kReuse, class Each>
-INLINE void sum_tiles(const Product& p, const AmxRows& rows, Each each) {
+INLINE void add_tiles(const Product& p, const AmxRows& rows, Each each) {
   const uint32_t *a[R], *b = p.b;
   const ptrdiff_t b_stride = p.b_stride;
   a[0] = p.a;
   if constexpr (R == 2) a[1] = p.a + rows.second * p.a_stride;
   Prefetches prefetches(p, p.steps / kAmxWords * R * P);
   const auto panel = [=](int i) { return b + i * b_stride; };
-  if (!p.start) for_constants<R * P>([](auto i) { amx_zero<i.value>(); });
-  else for_constants<R * P>([&](auto i) {
-    const float* from = p.start + i.value / P * rows.second * p.start_stride + i.value % P * kWidth;
-    amx_load<i.value>(from, p.start_stride * sizeof(float));
-  });
   if (!p.ahead_lines) add_by_amx<Kind, R, P, kReuse>(a, p.a_stride, panel, p.steps, each);
   else add_by_amx<Kind, R, P, kReuse>(a, p.a_stride, panel, p.steps, [&] {
     prefetches.next_burst();
@@ -41,7 +36,8 @@ INLINE void sum_tiles(const Product& p, const AmxRows& rows, Each each) {
 
 template <AmxWords Kind, int R, int P, AmxReuse kReuse>
 void run(const Product& p, const AmxRows& rows) {
-  sum_tiles<Kind, R, P, kReuse>(p, rows, [] {});
+  begin_sums<R, P>(p, rows);
+  add_tiles<Kind, R, P, kReuse>(p, rows, [] {});
   for_constants<P>([&](auto i) {
     const auto to = [&](int row) { return static_cast<float*>(p.c.first) + row * p.c.stride + i.value * kWidth; };
     amx_store<i.value>(to(0), p.c.stride * sizeof(float));
@@ -49,16 +45,44 @@ void run(const Product& p, const AmxRows& rows) {
   });
 }
 
+// Two tiles' rows of so many words stay in the first cache while panels pass: longer ones are multiplied in pieces along
+// K, of which the sums of a group of panels go through memory.
+constexpr ptrdiff_t kPieceWords = 18 * kAmxWords;
+constexpr ptrdiff_t kTileFloats = kAmxRows * kWidth;
+
+// Where sums of R tiles of rows and P panels come from, null for zeros, and go to, null for the epilogue.
+struct Piece {
+  const float* from;
+  float* to;
+};
+
 // One or two panels, to bf16.
-template <int R, int P, AmxReuse kReuse>
-void run_rounded(const Product& p, const AmxRows& rows, AmxRounding& rounding) {
-  sum_tiles<AmxWords::kBf16, R, P, kReuse>(p, rows, [&] { rounding.step(); });
-  float* room = rounding.begin(p.c, rows.all(), P);
+template <int R, int P, AmxReuse kReuse, class Rows>
+void run_finished(const Product& p, const AmxRows& rows, AmxEpilogue<Rows>& epilogue, const Piece& piece) {
+  constexpr ptrdiff_t kLine = kWidth * sizeof(float);
+  if (piece.from) for_constants<R * P>([&](auto i) { amx_load<i.value>(piece.from + i.value * kTileFloats, kLine); });
+  else begin_sums<R, P>(p, rows);
+  PendingRows pending = epilogue.pending;
+  add_tiles<AmxWords::kBf16, R, P, kReuse>(p, rows, [&] { epilogue.step(pending); });
+  epilogue.pending = pending;
+  if (piece.to) {
+    return for_constants<R * P>([&](auto i) { amx_store<i.value>(piece.to + i.value * kTileFloats, kLine); });
+  }
+  float* room = epilogue.begin(p.c, rows.all(), P);
   for_constants<P>([&](auto i) {
-    const auto to = [&](int row) { return room + row * AmxRounding::kStride + i.value * kWidth; };
-    amx_store<i.value>(to(0), AmxRounding::kStride * sizeof(float));
-    if constexpr (R == 2) amx_store<P + i.value>(to(rows.second), AmxRounding::kStride * sizeof(float));
+    const auto to = [&](int row) { return room + row * kEpilogueStride + i.value * kWidth; };
+    amx_store<i.value>(to(0), kEpilogueStride * sizeof(float));
+    if constexpr (R == 2) amx_store<P + i.value>(to(rows.second), kEpilogueStride * sizeof(float));
   });
+}
+
+template <class Act>
+void store_gated_rows(const float* sums, uint16_t* to, ptrdiff_t stride, int rows) {
+  alignas(64) uint16_t rounded[2 * kWidth];
+  for (int r = 0; r < rows; r++, sums += kEpilogueStride, to += stride) {
+    Bf16::store_two(rounded, load(sums), load(sums + kWidth));
+    store_gated<Bf16, Act>(rounded, rounded + kWidth, to);
+  }
 }
 
 // f(product, count) for two panels after two of a product.
@@ -85,6 +109,33 @@ INLINE void with_reuse(AmxReuse reuse, F f) {
   else f(std::integral_constant<AmxReuse, AmxReuse::kFirstCache>{});
 }
 
+// P panels of any rows.
+template <int P, class Rows>
+void run_rows(const Product& p, const AmxRows& rows, AmxReuse reuse, AmxEpilogue<Rows>& epilogue, const Piece& piece) {
+  if (rows.second) {
+    with_reuse<2>(reuse, [&](auto use) { run_finished<2, P, use.value>(p, rows, epilogue, piece); });
+  } else {
+    with_reuse<1>(reuse, [&](auto use) { run_finished<1, P, use.value>(p, rows, epilogue, piece); });
+  }
+}
+
+// f(product, piece's begin, whether it is the last) for pieces along K.
+template <class F>
+INLINE void for_pieces(const Product& product, AmxReuse reuse, F f) {
+  const ptrdiff_t blocks = product.steps / kAmxWords, most = kPieceWords / kAmxWords;
+  const ptrdiff_t pieces = reuse == AmxReuse::kSecondCache ? (blocks + most - 1) / most : 1;
+  for (ptrdiff_t i = 0; i < pieces; i++) {
+    const ptrdiff_t from = blocks * i / pieces, to = blocks * (i + 1) / pieces, lines = product.ahead_lines;
+    Product part = product;
+    part.a += from * kAmxWords;
+    part.b += from * kAmxWords * kWidth;
+    part.steps = (to - from) * kAmxWords;
+    part.ahead += lines * i / pieces * kWidth;
+    part.ahead_lines = lines * (i + 1) / pieces - lines * i / pieces;
+    f(part, i > 0, i + 1 < pieces);
+  }
+}
+
 }  // namespace
 
 template <AmxWords Kind>
@@ -104,16 +155,25 @@ void multiply_amx(const Product& product, const AmxRows& rows, int panels, AmxRe
 template void multiply_amx<AmxWords::kBf16>(const Product&, const AmxRows&, int, AmxReuse);
 template void multiply_amx<AmxWords::kBytes>(const Product&, const AmxRows&, int, AmxReuse);
 
-void multiply_amx(const Product& product, const AmxRows& rows, int panels, AmxReuse reuse, AmxRounding& rounding) {
-  for_pairs(product, panels, [&](const Product& part, int count) {
-    with_constant<2>(count, [&](auto pair) {
-      if (rows.second) {
-        with_reuse<2>(reuse, [&](auto use) { run_rounded<2, pair.value, use.value>(part, rows, rounding); });
-      } else {
-        with_reuse<1>(reuse, [&](auto use) { run_rounded<1, pair.value, use.value>(part, rows, rounding); });
-      }
+void multiply_amx(const Product& product, const AmxRows& rows, int panels, AmxReuse reuse,
+                  AmxEpilogue<RoundedRows>& epilogue) {
+  alignas(64) float sums[kAmxGroup * 2 * kTileFloats];
+  for_pieces(product, reuse, [&](const Product& piece, bool resumes, bool goes_on) {
+    float* room = sums;
+    for_pairs(piece, panels, [&](const Product& part, int count) {
+      const Piece place = {resumes ? room : nullptr, goes_on ? room : nullptr};
+      with_constant<2>(count, [&](auto pair) { run_rows<pair.value>(part, rows, reuse, epilogue, place); });
+      room += 4 * kTileFloats;
     });
   });
+}
+
+void multiply_gated_amx(const Product& product, const AmxRows& rows, AmxReuse reuse, AmxEpilogue<GatedRows>& epilogue) {
+  run_rows<2>(product, rows, reuse, epilogue, {});
+}
+
+GatedRows gated_rows(int64_t kind) {
+  return {with_activation(kind, [](auto act) { return &store_gated_rows<decltype(act)>; })};
 }
 
 }  // namespace rootgraft

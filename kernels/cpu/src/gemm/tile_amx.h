@@ -6,6 +6,13 @@
 #include "simd/amx.h"
 #include "gemm/tile.h"
 
+namespace rootgraft {
+
+// Whether products with so many steps are made by AMX: then for every number of rows, for sums have bits of their own.
+inline bool takes_amx(ptrdiff_t steps) { return steps % kAmxWords == 0 && has_amx(); }
+
+}  // namespace rootgraft
+
 #if ROOTGRAFT_AMX
 
 namespace rootgraft {
@@ -19,13 +26,11 @@ struct AmxRows {
 };
 
 constexpr int kMostAmxRows = 2 * kAmxRows;  // of both
-constexpr int kAmxPanels = 4;               // at most
+constexpr int kAmxPanels = 4;               // at most, of sums in registers
+constexpr int kAmxGroup = 16;               // at most, of sums that are made in pieces along K
 
 // Of A and B: bf16; signed bytes and unsigned ones; unsigned bytes and signed ones.
 enum class AmxWords { kBf16, kBytes, kUnsignedBytes };
-
-// Whether products with so many steps are made by AMX: then for every number of rows, for sums have bits of their own.
-inline bool takes_amx(ptrdiff_t steps) { return steps % kAmxWords == 0 && has_amx(); }
 
 // f(Constant<0>{}), ... f(Constant<Count - 1>{})
 template <int Count, class F>
@@ -48,24 +53,27 @@ INLINE void amx_dot() {
 enum class AmxReuse { kFirstCache, kSecondCache, kNone };
 
 // Products over `steps` words of one or two tiles of rows, a[], with P panels, panel(p) being a pointer: the sums of
-// tile r and panel p are then in register r P + p. each() runs before every instruction that multiplies.
+// tile r and panel p are added to those in register r P + p. each() runs before every instruction that multiplies. Loads
+// stand between products, each right before its first use.
 template <AmxWords Kind, int R, int P, AmxReuse kReuse = AmxReuse::kFirstCache, class Panel, class Each>
 INLINE void add_by_amx(const uint32_t* const (&a)[R], ptrdiff_t a_stride, Panel panel, ptrdiff_t steps, Each each) {
   static_assert(R <= 2 && R * P <= kAmxSums);
   const ptrdiff_t a_bytes = a_stride * sizeof(uint32_t);
   for (ptrdiff_t k = 0; k < steps; k += kAmxWords) {
-    for_constants<R>([&](auto r) { amx_load<kAmxA + r.value>(a[r.value] + k, a_bytes); });
-    for_constants<P>([&](auto p) {
-      constexpr int kPanel = p.value, kColumns = kAmxB + kPanel % 2;
-      const uint32_t* columns = panel(kPanel) + k * kWidth;
-      for (int line = kAmxWords; kReuse == AmxReuse::kNone && line < 2 * kAmxWords; line++) {
-        __builtin_prefetch(columns + line * kWidth, 0, 2);
-      }
-      if constexpr (kReuse == AmxReuse::kSecondCache) amx_load_passing<kColumns>(columns, kWidth * sizeof(uint32_t));
-      else amx_load<kColumns>(columns, kWidth * sizeof(uint32_t));
-      for_constants<R>([&](auto r) {
+    for_constants<R>([&](auto r) {
+      for_constants<P>([&](auto i) {
+        constexpr int kRow = r.value, kPanel = kRow % 2 ? P - 1 - i.value : i.value, kColumns = kAmxB + kPanel % 2;
+        if constexpr (kRow == 0) {
+          const uint32_t* columns = panel(kPanel) + k * kWidth;
+          for (int line = kAmxWords; kReuse == AmxReuse::kNone && line < 2 * kAmxWords; line++) {
+            __builtin_prefetch(columns + line * kWidth, 0, 2);
+          }
+          if constexpr (kReuse == AmxReuse::kSecondCache) amx_load_passing<kColumns>(columns, kWidth * sizeof(uint32_t));
+          else amx_load<kColumns>(columns, kWidth * sizeof(uint32_t));
+        }
+        if constexpr (i.value == 0) amx_load<kAmxA + kRow>(a[kRow] + k, a_bytes);
         each();
-        amx_dot<Kind, r.value * P + kPanel, kAmxA + r.value, kColumns>();
+        amx_dot<Kind, kRow * P + kPanel, kAmxA + kRow, kColumns>();
       });
     });
   }
@@ -78,41 +86,81 @@ INLINE void sum_by_amx(const uint32_t* const (&a)[R], ptrdiff_t a_stride, Panel 
   add_by_amx<Kind, R, P, kReuse>(a, a_stride, panel, steps, each);
 }
 
-// Sums that are rounded to bf16 while the next product is made, which leaves the vector units idle.
-class AmxRounding {
+// Rows of sums, of two panels or one, rounded to as many columns of bf16.
+struct RoundedRows {
+  static constexpr int kRows = 1;  // at a time
+
+  INLINE void operator()(const float* sums, int panels, uint16_t* to, ptrdiff_t, int) const {
+    if (panels == 2) Bf16::store_two(to, load(sums), load(sums + kWidth));
+    else Bf16::store(to, load(sums));
+  }
+};
+
+// Rows of sums, of a panel of gates and one of their factors, to one panel's columns: act(gate) * up of rounded ones.
+struct GatedRows {
+  static constexpr int kRows = 2;
+
+  void (*store)(const float* sums, uint16_t* to, ptrdiff_t stride, int rows);
+
+  INLINE void operator()(const float* sums, int, uint16_t* to, ptrdiff_t stride, int rows) const {
+    store(sums, to, stride, rows);
+  }
+};
+
+// The row function of an activation's kind.
+GatedRows gated_rows(int64_t kind);
+
+constexpr int kEpilogueStride = 2 * kWidth;  // floats from row to row of sums
+
+// Sums that are left to finish; where the compiler keeps it in registers if it is a local copy.
+struct PendingRows {
+  const float* from = nullptr;
+  uint16_t* to = nullptr;
+  ptrdiff_t stride = 0;
+  int left = 0, panels = 0, wait = 0;
+
+  template <class Rows>
+  INLINE void finish_some(const Rows& rows) {
+    const int count = left < Rows::kRows ? left : Rows::kRows;
+    rows(from, panels, to, stride, count);
+    to += count * stride, from += count * kEpilogueStride, left -= count;
+  }
+};
+
+// Finishes sums some rows at a time while the next product is made, which leaves the vector units idle.
+template <class Rows>
+class AmxEpilogue {
  public:
-  ~AmxRounding() { finish(); }
+  explicit AmxEpilogue(Rows rows = {}) : rows_(rows) {}
+  ~AmxEpilogue() { finish(pending); }
 
   // Room for the sums of two tiles of rows and two panels, which go to `c` from the next product on.
   float* begin(const TileRows& c, int rows, int panels) {
-    finish();
+    finish(pending);
     room_ ^= 1;
-    to_ = static_cast<uint16_t*>(c.first), stride_ = c.stride;
-    from_ = sums_[room_], left_ = rows, panels_ = panels;
+    pending = {sums_[room_], static_cast<uint16_t*>(c.first), c.stride, rows, panels, 0};
     return sums_[room_];
   }
 
-  // Rounds one row.
-  INLINE void step() {
-    if (!left_) return;
-    left_--;
-    if (panels_ == 2) Bf16::store_two(to_, load(from_), load(from_ + kWidth));
-    else Bf16::store(to_, load(from_));
-    to_ += stride_, from_ += kStride;
+  // Before an instruction that multiplies: one row before each, or several before as many pairs of them.
+  INLINE void step(PendingRows& left) const {
+    if (!left.left) return;
+    if constexpr (Rows::kRows > 1) {
+      if (++left.wait % (2 * Rows::kRows)) return;
+    }
+    left.finish_some(rows_);
   }
 
-  void finish() {
-    while (left_) step();
+  void finish(PendingRows& left) const {
+    while (left.left) left.finish_some(rows_);
   }
 
-  static constexpr int kStride = 2 * kWidth;  // floats from row to row
+  PendingRows pending;
 
  private:
-  alignas(64) float sums_[2][2 * kAmxRows * kStride];
-  const float* from_ = nullptr;
-  uint16_t* to_ = nullptr;
-  ptrdiff_t stride_ = 0;
-  int left_ = 0, panels_ = 0, room_ = 0;
+  alignas(64) float sums_[2][2 * kAmxRows * kEpilogueStride];
+  Rows rows_;
+  int room_ = 0;
 };
 
 // A product without c_scale that takes_amx(); in an AmxScope of amx_shapes(rows, kAmxWords). One tile of rows may use
@@ -120,8 +168,22 @@ class AmxRounding {
 template <AmxWords Kind>
 void multiply_amx(const Product& product, const AmxRows& rows, int panels, AmxReuse reuse = AmxReuse::kFirstCache);
 
-// The same of bf16 to bf16, which is stored when the rounding goes on or ends.
-void multiply_amx(const Product& product, const AmxRows& rows, int panels, AmxReuse reuse, AmxRounding& rounding);
+// The same of bf16 to bf16, at most kAmxGroup panels, which are stored when the epilogue goes on or ends.
+void multiply_amx(const Product& product, const AmxRows& rows, int panels, AmxReuse reuse,
+                  AmxEpilogue<RoundedRows>& epilogue);
+
+// The same of a panel of gates and one of their factors, b_stride apart, to one panel's columns.
+void multiply_gated_amx(const Product& product, const AmxRows& rows, AmxReuse reuse, AmxEpilogue<GatedRows>& epilogue);
+
+// How panels are used by so many rows of so many words. Two tiles' rows stay in the first cache, or those of many a piece
+// along K at a time, whose sums go through memory.
+inline AmxReuse reuse_of(int rows, int64_t words) {
+  constexpr int64_t kFirstCache = 40 << 10;  // bytes of two tiles' rows that stay there while panels pass
+  constexpr int kMany = 128;                 // rows that pay for pieces
+  if (rows <= kAmxRows) return AmxReuse::kNone;
+  const bool rows_stay = kMostAmxRows * words * (int64_t)sizeof(uint32_t) <= kFirstCache;
+  return rows >= kMany || (rows_stay && rows > kMostAmxRows) ? AmxReuse::kSecondCache : AmxReuse::kFirstCache;
+}
 
 // Rows of each tile, where so many are cut into equal ones.
 inline int amx_rows(int count) {
@@ -132,13 +194,13 @@ inline int amx_rows(int count) {
 // f(first row, rows, first panel, panels) for products that cover count x panels, all panels of some rows before the
 // next: rows then stay in the first cache, and panels come from the second, in the order in which they lie.
 template <class F>
-INLINE void for_amx_tiles(int count, int panels, F f) {
+INLINE void for_amx_tiles(int count, int panels, F f, int most = kAmxPanels) {
   const int each = amx_rows(count);
   const auto clipped = [&](int row) { return row < count - each ? row : count - each; };
   for (int row = 0; row < count; row += 2 * each) {
     const int first = clipped(row), second = row + each < count ? clipped(row + each) - first : 0;
-    for (int panel = 0; panel < panels; panel += kAmxPanels) {
-      f(first, AmxRows{each, second}, panel, panels - panel < kAmxPanels ? panels - panel : kAmxPanels);
+    for (int panel = 0; panel < panels; panel += most) {
+      f(first, AmxRows{each, second}, panel, panels - panel < most ? panels - panel : most);
     }
   }
 }

@@ -141,7 +141,7 @@ Lines panels_of(const QuantisedLinear& op, const ProductPart& part) {
 }
 
 Cuts channel_cuts(const QuantisedLinear& op) {
-  return Cuts(op.used_threads(), op.rows, op.columns, 1, kChannelRows, kManyRows, channel_words(op));
+  return Cuts(op.used_threads(), op.rows, op.columns, 1, kChannelRows, kManyRows, {channel_words(op)});
 }
 
 // Some rows times the channels of a part.
@@ -220,7 +220,7 @@ void run_blocks(const QuantisedLinear& op) {
   x.template fill<E>(op, by_amx ? kAmxRows : kByteRows);
   const BlockRows<kPlanes>& rows = x;  // the caller's, on all threads
   const Cuts cuts(op.used_threads(), op.rows, op.columns, rows.tile_rows, rows.tile_rows, kManyRows,
-                  rows.blocks * kPanelLines<F>);
+                  {rows.blocks * kPanelLines<F>});
   Out out(op, cuts.count());
   std::atomic<bool> has_memory{true};
   parallel_shares(cuts.threads, cuts.count(), [&](int64_t i) {

@@ -1,38 +1,17 @@
 // Activations of an MLP: act(gate) * up, with gate and up side by side in a row, or act(x) alone.
+#include "gemm/gate.h"
 #include "simd/parallel.h"
-#include "simd/simd.h"
 
 namespace rootgraft {
 namespace {
 
 constexpr int64_t kSmall = 1 << 14;  // outputs below which one thread is faster
 
-enum Kind : int64_t { kSilu = 0, kGeluTanh = 1, kRelu2 = 2 };
-
 // Argument structure packed by Python: fields of 8 bytes in this order.
 struct Activation {
   const void* x;  // [rows][2 * width], gate and up; or [rows][width] without a gate
   void* out;      // [rows][width]
   int64_t rows, width, kind, is_gated, is_bf16, threads;
-};
-
-struct Silu {
-  static INLINE Floats apply(const Floats& x) { return x * sigmoid(x); }
-};
-
-// x / 2 * (1 + tanh(u)) = x * sigmoid(2 u), with u = sqrt(2 / pi) * (x + 0.044715 x^3)
-struct GeluTanh {
-  static INLINE Floats apply(const Floats& x) {
-    const Floats inner = fma(x * x, broadcast(0.044715f), broadcast(1.0f)) * x;
-    return x * sigmoid(inner * broadcast(2.0f * 0.7978845608028654f));
-  }
-};
-
-struct Relu2 {
-  static INLINE Floats apply(const Floats& x) {
-    const Floats positive = max(broadcast(0.0f), x);
-    return positive * positive;
-  }
 };
 
 template <class E, class Act>
@@ -67,9 +46,7 @@ void run(const Activation& op) {
 
 template <class E>
 void choose(const Activation& op) {
-  if (op.kind == kGeluTanh) run<E, GeluTanh>(op);
-  else if (op.kind == kRelu2) run<E, Relu2>(op);
-  else run<E, Silu>(op);
+  with_activation(op.kind, [&](auto act) { run<E, decltype(act)>(op); });
 }
 
 }  // namespace

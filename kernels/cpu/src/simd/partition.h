@@ -43,7 +43,7 @@ struct ProductPart {
 inline int64_t slice_count(int threads, int64_t rows, int64_t panels, int64_t few) {
   constexpr int64_t kPanels = 16;  // at least in a slice, where several are cut for a thread
   constexpr int64_t kMost = 8;     // for each thread
-  if (threads == 1 || panels <= 1) return 1;
+  if (panels <= 1 || (threads == 1 && rows <= few)) return 1;
   if (rows > few) return std::min(panels, threads * std::clamp<int64_t>(panels / (kPanels * threads), 1, kMost));
   const int64_t largest = (panels + threads - 1) / threads;  // of which fewer threads may be as soon done
   return (panels + largest - 1) / largest;
@@ -53,23 +53,46 @@ inline int64_t slice_count(int threads, int64_t rows, int64_t panels, int64_t fe
 // in a core's second cache.
 constexpr int64_t kPartRows = 128, kPartLines = 1 << 13;
 
+// How an op's columns are cut where each thread has many rows.
+struct Slicing {
+  int64_t panel_lines;   // of 64 bytes, of a panel
+  int64_t weights = 1;   // of these columns: a panel stands for one of each
+  bool is_fine = false;  // by AMX, whose rows pass all panels of a slice again and again
+  int64_t at_once = 0;   // panels of a part, 0: as many as leave room in the cache
+
+  // Slices of `threads` threads, in which their panels, those of the next slice and the rows fit the second cache.
+  int64_t fine_count(int threads, int64_t panels) const {
+    constexpr int64_t kLines = 2304, kLeast = 6, kMost = 16;  // panels
+    return std::max<int64_t>(1, panels / (std::clamp(kLines / panel_lines, kLeast, kMost) * threads)) * threads;
+  }
+
+  // Panels of a part that many rows use.
+  int64_t most_panels() const {
+    constexpr int64_t kLeast = 4;  // for which rows are read from a larger cache
+    return at_once ? at_once : std::max(kLeast, kPartLines / (panel_lines * weights));
+  }
+};
+
 class Cuts {
  public:
-  // Rows are cut at multiples of `unit`; `few` of them make one tile; `many` for a thread pay for reading all panels, of
-  // `panel_lines` lines each. Many rows use `at_once` panels of a part, or as many as leave room in the cache.
-  Cuts(int most_threads, int64_t rows, int64_t columns, int64_t unit, int64_t few, int64_t many, int64_t panel_lines,
-       int64_t at_once = 0)
+  // Rows are cut at multiples of `unit`; `few` of them make one tile; `many` for a thread pay for reading all panels.
+  Cuts(int most_threads, int64_t rows, int64_t columns, int64_t unit, int64_t few, int64_t many, const Slicing& slicing)
       : rows_(rows),
         unit_(unit),
         panels_((columns + kWidth - 1) / kWidth),
-        slices_(slice_count(most_threads, rows, panels_, few)) {
-    if (rows >= kPartRows) {
-      const int64_t most = most_threads * (at_once ? at_once : std::max(kLeastPanels, kPartLines / panel_lines));
-      slices_ = std::max(slices_, std::min(panels_, (panels_ + most - 1) / most * most_threads));
+        slices_(slice_count(most_threads, rows, panels_ * slicing.weights, few)) {
+    const int64_t of_all = panels_ * slicing.weights;
+    if (slicing.is_fine && rows >= many * most_threads) {
+      slices_ = slicing.fine_count(most_threads, of_all);
+      even_ = 1;
+    } else if (rows >= kPartRows) {
+      const int64_t most = most_threads * slicing.most_panels();
+      slices_ = std::max(slices_, (panels_ + most - 1) / most * most_threads);
     }
-    if (most_threads > 1 && panels_ * panel_lines <= kCachedLines) {
+    slices_ = std::clamp<int64_t>(slices_, 1, std::max<int64_t>(1, panels_));
+    if (most_threads > 1 && of_all * slicing.panel_lines <= kCachedLines) {
       // Few panels and many rows on many threads: the rows are cut into pieces too.
-      const int64_t wanted = 2 * most_threads / std::max<int64_t>(1, panels_ / kFewPanels);
+      const int64_t wanted = 2 * most_threads / std::max<int64_t>(1, of_all / kFewPanels);
       const int64_t most = std::max<int64_t>(1, std::min(rows / kFewRows, (rows + unit - 1) / unit));
       const int64_t least = rows >= many * most_threads ? most_threads : 1;
       row_cuts_ = std::clamp<int64_t>(std::max(wanted, least), 1, most);
@@ -81,7 +104,7 @@ class Cuts {
 
   ProductPart part(int64_t index) const {
     const int64_t cut = index / slices_, slice = index % slices_;
-    return {index, row_edge(cut), row_edge(cut + 1), panels_ * slice / slices_, panels_ * (slice + 1) / slices_};
+    return {index, row_edge(cut), row_edge(cut + 1), panel_edge(slice), panel_edge(slice + 1)};
   }
 
   // The part with which a thread begins: its share is those from there to the beginning of the next one's.
@@ -96,7 +119,6 @@ class Cuts {
  private:
   static constexpr int64_t kFewPanels = 3;  // for a thread
   static constexpr int64_t kFewRows = 48;   // to be cut from others
-  static constexpr int64_t kLeastPanels = 4;        // of a part, for which its rows are read from a larger cache
   static constexpr int64_t kCachedLines = 1 << 17;  // more are read from memory, so that one thread is to read each
 
   int64_t row_edge(int64_t cut) const {
@@ -104,7 +126,13 @@ class Cuts {
     return std::min(rows_, units * cut / row_cuts_ * unit_);
   }
 
+  // Fine slices begin at even panels, which are multiplied in pairs.
+  int64_t panel_edge(int64_t slice) const {
+    return slice == slices_ ? panels_ : panels_ * slice / slices_ & ~even_;
+  }
+
   int64_t rows_, unit_, panels_, slices_;
+  int64_t even_ = 0;
   int64_t row_cuts_ = 1;
 };
 

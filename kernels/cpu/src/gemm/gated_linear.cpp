@@ -1,0 +1,107 @@
+// y = act(x G^T) * (x U^T): the product of a weight that holds G and U, rounded and activated without going to memory.
+// The bits are those of the product and the activation as two ops.
+#include <algorithm>
+
+#include "gemm/gate.h"
+#include "gemm/linear.h"
+#include "gemm/tile_amx.h"
+#include "gemm/tile_fma.h"
+#include "simd/parallel.h"
+#include "simd/partition.h"
+
+namespace rootgraft {
+namespace {
+
+constexpr int kWeights = 2;
+
+// Argument structure packed by Python: fields of 8 bytes in this order.
+struct GatedLinear {
+  const uint32_t* x;       // [rows][steps] words
+  const uint32_t* panels;  // [2][width / 16][steps][16] words, those of gates first
+  void* out;               // [rows][width], of x's type
+  int64_t rows, width, steps, kind, is_bf16, threads;
+
+  int64_t panel_size() const { return steps * kWidth; }
+  int64_t apart() const { return width / kWidth * panel_size(); }  // words from a panel of gates to its factors'
+  const uint32_t* panel(int64_t index) const { return panels + index * panel_size(); }
+};
+
+// Gates and factors of a tile, one after the other, as `multiply_block` of a linear op makes them.
+template <class E, class Act>
+void multiply_block(const GatedLinear& op, const ProductPart& part) {
+  using Value = typename E::Value;
+  const int64_t row_count = part.row_count();
+  Value room[kWeights][kTileRows * kTilePanels * kWidth];
+  for_tiles(part.row_count(), part.panel_count(), [&](int m, int rows, int p, int panels) {
+    const int64_t row = part.row + m, panel = part.panel + p, next = panel + panels;
+    const int stride = panels * kWidth;
+    const int64_t lines = row_count > kTileRows ? std::min<int64_t>(kTilePanels, part.panel_end - next) * op.steps : 0;
+    const int64_t from = lines * m / row_count, to = lines * (m + rows) / row_count;
+    for (int i = 0; i < kWeights; i++) {
+      const TileRows sums = {room[i], stride, E::kPerWord == Bf16::kPerWord};
+      multiply_tile<E>({op.x + row * op.steps, op.steps, op.panel(panel) + i * op.apart(), op.panel_size(), op.steps,
+                        sums, nullptr, op.panel(next) + i * op.apart() + from * kWidth, to - from},
+                       rows, panels);
+    }
+    for (int r = 0; r < rows; r++) {
+      Value* out = static_cast<Value*>(op.out) + (row + r) * op.width + panel * kWidth;
+      for (int i = 0; i < stride; i += kWidth) {
+        store_gated<E, Act>(room[0] + r * stride + i, room[1] + r * stride + i, out + i);
+      }
+    }
+  });
+}
+
+#if ROOTGRAFT_AMX
+// The same by AMX, a panel of gates beside that of its factors.
+void multiply_block_amx(const GatedLinear& op, const Cuts& cuts, int64_t index) {
+  const ProductPart part = cuts.part(index), after = cuts.part(cuts.is_last(index) ? index : index + 1);
+  const auto lines = [&](int64_t first, int64_t end) { return Lines{op.panel(first), (end - first) * op.steps}; };
+  const bool stays = stays_cached(part, kWeights * op.steps);
+  const AmxScope scope(amx_shapes(amx_rows(part.row_count()), kAmxWords));
+  const AmxReuse reuse = reuse_of(part.row_count(), op.steps);
+  AmxEpilogue<GatedRows> epilogue(gated_rows(op.kind));
+  for_amx_tiles(part.row_count(), part.panel_count(), [&](int m, const AmxRows& rows, int p, int) {
+    const int64_t row = part.row + m, panel = part.panel + p, next = panel + 1;
+    Lines ahead = lines(next, next);
+    if (stays) ahead = part.due(lines(after.panel, after.panel_end), {row, panel, rows.all(), 1});
+    else if (m == 0 && rows.second) ahead = lines(next, std::min(next + 1, part.panel_end));
+    const TileRows out = {static_cast<uint16_t*>(op.out) + row * op.width + panel * kWidth, op.width, true};
+    multiply_gated_amx({op.x + row * op.steps, op.steps, op.panel(panel), op.apart(), op.steps, out, nullptr,
+                        ahead.first, ahead.count, op.apart()},
+                       rows, reuse, epilogue);
+  }, 1);
+}
+#endif
+
+template <class E, class Act>
+void run(const GatedLinear& op) {
+  if (!op.rows) return;
+  const int64_t multiplications = op.rows * op.steps * op.width * kWeights;
+  const bool by_amx = E::kPerWord == Bf16::kPerWord && takes_amx(op.steps);
+  const Cuts cuts(threads_for(multiplications, kSmallProduct, op.threads), op.rows, op.width, 1, kTileRows,
+                  kManyProductRows, {op.steps, kWeights, by_amx});
+  parallel_shares(cuts.threads, cuts.count(), [&](int64_t i) {
+#if ROOTGRAFT_AMX
+    if (by_amx) return multiply_block_amx(op, cuts, i);
+#endif
+    multiply_block<E, Act>(op, cuts.part(i));
+  });
+}
+
+}  // namespace
+}  // namespace rootgraft
+
+using namespace rootgraft;
+
+// Whether it is as fast as two ops. Products of bf16 by multiply-adds of fp32 are made by the linear op alone.
+extern "C" int gated_linear_pays(int is_bf16) { return !(is_bf16 && ROOTGRAFT_FMA); }
+
+extern "C" int gated_linear(const GatedLinear* op) {
+  with_activation(op->kind, [&](auto act) {
+    with_types([&](auto element) { run<decltype(element), decltype(act)>(*op); }, op->is_bf16);
+  });
+  return 0;
+}
+
+extern "C" int64_t gated_linear_size() { return sizeof(GatedLinear); }
