@@ -339,7 +339,8 @@ def _check_input(x: Tensor, layer: PackedLinear) -> Tensor:
     dtype = layer.weight.dtype
     if width != layer.in_features or x.dtype is not dtype or not x.is_cpu:
         raise ValueError(
-            f"x is {x.dtype} [{rows}, {width}] on {x.device}; the layer takes {dtype} [T, {layer.in_features}] on the CPU"
+            f"x is {x.dtype} [{rows}, {width}] on {x.device}; the layer takes {dtype} "
+            f"[T, {layer.in_features}] on the CPU"
         )
     return x.contiguous()
 

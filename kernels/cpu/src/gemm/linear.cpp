@@ -63,7 +63,7 @@ void multiply_block_amx(const Linear& op, const Cuts& cuts, int64_t index, Out& 
     else if (m == 0 && rows.second) ahead = lines(next, std::min<int64_t>(next + panels, part.panel_end));
     const Product product = {op.x + tile.row * op.steps, op.steps, op.panels + tile.panel * panel_size, panel_size,
                              op.steps, out.place(room, tile), nullptr, ahead.first, ahead.count};
-    if (whole.is_bf16) multiply_amx(product, rows, panels, reuse, epilogue);
+    if (product.c.is_bf16) multiply_amx(product, rows, panels, reuse, epilogue);
     else multiply_amx<AmxWords::kBf16>(product, rows, panels, reuse);
     out.take(part.index, room, tile);
   }, whole.is_bf16 ? kAmxGroup : kAmxPanels);

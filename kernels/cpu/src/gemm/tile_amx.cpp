@@ -7,25 +7,6 @@
 namespace rootgraft {
 namespace {
 
-// Spreads the prefetches of a product over its instructions.
-struct Prefetches {
-  const uint32_t *line, *end;
-  ptrdiff_t burst, apart;  // lines, words
-
-  Prefetches(const Product& p, ptrdiff_t products)
-      : line(p.ahead),
-        end(p.ahead + p.ahead_lines * kWidth),
-        burst((p.ahead_lines + products - 1) / products),
-        apart(p.ahead_apart) {}
-
-  INLINE void next_burst() {
-    for (ptrdiff_t i = 0; i < burst && line < end; i++, line += kWidth) {
-      __builtin_prefetch(line, 0, 2);
-      if (apart) __builtin_prefetch(line + apart, 0, 2);
-    }
-  }
-};
-
 // Adds to the sums of R tiles of rows and P panels in registers.
 template <AmxWords Kind, int R, int P, AmxReuse kReuse, class Each>
 INLINE void add_tiles(const Product& p, const AmxRows& rows, Each each) {
@@ -33,11 +14,11 @@ INLINE void add_tiles(const Product& p, const AmxRows& rows, Each each) {
   const ptrdiff_t b_stride = p.b_stride;
   a[0] = p.a;
   if constexpr (R == 2) a[1] = p.a + rows.second * p.a_stride;
-  Prefetches prefetches(p, p.steps / kAmxWords * R * P);
+  AmxPrefetch prefetch(p.ahead, p.ahead_lines, p.ahead_apart, p.steps / kAmxWords * R * P);
   const auto panel = [=](int i) { return b + i * b_stride; };
   if (!p.ahead_lines) add_by_amx<Kind, R, P, kReuse>(a, p.a_stride, panel, p.steps, each);
   else add_by_amx<Kind, R, P, kReuse>(a, p.a_stride, panel, p.steps, [&] {
-    prefetches.next_burst();
+    prefetch.step();
     each();
   });
 }
@@ -106,14 +87,6 @@ INLINE void for_pairs(const Product& product, int panels, F f) {
     part.ahead_lines = lines * (first + count) / panels - line;
     f(part, count);
   }
-}
-
-// f(kReuse) for one tile of rows, or for two.
-template <int R, class F>
-INLINE void with_reuse(AmxReuse reuse, F f) {
-  constexpr AmxReuse kOther = R == 1 ? AmxReuse::kNone : AmxReuse::kSecondCache;
-  if (reuse == kOther) f(std::integral_constant<AmxReuse, kOther>{});
-  else f(std::integral_constant<AmxReuse, AmxReuse::kFirstCache>{});
 }
 
 // P panels of any rows.

@@ -52,6 +52,33 @@ INLINE void amx_dot() {
 // once, from memory: lines are asked for shortly before, which gains a tenth of the speed over the hardware's prefetch.
 enum class AmxReuse { kFirstCache, kSecondCache, kNone };
 
+// f(kReuse) for one tile of rows, or for two.
+template <int R, class F>
+INLINE void with_reuse(AmxReuse reuse, F f) {
+  constexpr AmxReuse kOther = R == 1 ? AmxReuse::kNone : AmxReuse::kSecondCache;
+  if (reuse == kOther) f(std::integral_constant<AmxReuse, kOther>{});
+  else f(std::integral_constant<AmxReuse, AmxReuse::kFirstCache>{});
+}
+
+// Spreads requests for lines of memory over the instructions of a product.
+class AmxPrefetch {
+ public:
+  // So many lines, and with `apart` as many again so many words further.
+  AmxPrefetch(const uint32_t* first, ptrdiff_t lines, ptrdiff_t apart, ptrdiff_t products)
+      : line_(first), end_(first + lines * kWidth), burst_((lines + products - 1) / products), apart_(apart) {}
+
+  INLINE void step() {
+    for (ptrdiff_t i = 0; i < burst_ && line_ < end_; i++, line_ += kWidth) {
+      __builtin_prefetch(line_, 0, 2);
+      if (apart_) __builtin_prefetch(line_ + apart_, 0, 2);
+    }
+  }
+
+ private:
+  const uint32_t *line_, *end_;
+  ptrdiff_t burst_, apart_;
+};
+
 // Products over `steps` words of one or two tiles of rows, a[], with P panels, panel(p) being a pointer: the sums of
 // tile r and panel p are added to those in register r P + p. each() runs before every instruction that multiplies. Loads
 // stand between products, each right before its first use.

@@ -43,7 +43,7 @@ struct ProductPart {
 inline int64_t slice_count(int threads, int64_t rows, int64_t panels, int64_t few) {
   constexpr int64_t kPanels = 16;  // at least in a slice, where several are cut for a thread
   constexpr int64_t kMost = 8;     // for each thread
-  if (threads == 1) return 1;
+  if (threads == 1 && rows <= few) return 1;
   return threads * (rows <= few ? 1 : std::clamp<int64_t>(panels / (kPanels * threads), 1, kMost));
 }
 
