@@ -115,10 +115,10 @@ def load_draft(config: EngineConfig, target: Model, files: Path) -> DraftModel |
         source = Path(config.tokenizer) if config.tokenizer else files
         if difference := vocabulary_difference(source, path):
             raise _refusal(f"must have the vocabulary of the model: {difference}")
-        form = choose_weight_form(
-            replace(config, quantization=speculative.quantization or config.quantization), device, dtype
-        )
         checkpoint, dummy = open_checkpoint(path), config.load_format == "dummy"
+        form = choose_weight_form(
+            replace(config, quantization=speculative.quantization or config.quantization), device, dtype, checkpoint
+        )
         model = load_model(checkpoint, dtype=dtype, device=device, dummy=dummy, weights=form)
     except ModelError as error:
         raise ModelError(str(error).replace("--model:", "The model of --speculative-config:", 1)) from error

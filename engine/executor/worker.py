@@ -205,7 +205,7 @@ def _load(config: EngineConfig, checkpoint: Path | GgufFile, device: torch.devic
         device=device,
         max_positions=config.max_model_len,
         dummy=config.load_format == "dummy",
-        weights=choose_weight_form(config, device, dtype),
+        weights=choose_weight_form(config, device, dtype, checkpoint),
     )
 
 
