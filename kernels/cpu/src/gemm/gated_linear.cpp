@@ -58,7 +58,7 @@ void multiply_block_amx(const GatedLinear& op, const Cuts& cuts, int64_t index) 
   const auto lines = [&](int64_t first, int64_t end) { return Lines{op.panel(first), (end - first) * op.steps}; };
   const bool stays = stays_cached(part, kWeights * op.steps);
   const AmxScope scope(amx_shapes(amx_rows(part.row_count()), kAmxWords));
-  const AmxReuse reuse = reuse_of(part.row_count());
+  const AmxReuse reuse = reuse_of(part.row_count(), op.steps);
   AmxEpilogue<GatedRows> epilogue(gated_rows(op.kind));
   for_amx_tiles(part.row_count(), part.panel_count(), [&](int m, const AmxRows& rows, int p, int) {
     const int64_t row = part.row + m, panel = part.panel + p, next = panel + 1;

@@ -52,7 +52,7 @@ void multiply_block_amx(const Linear& op, const Cuts& cuts, int64_t index, Out& 
   const bool stays = stays_cached(part, op.steps);
   const AmxScope scope(amx_shapes(amx_rows(part.row_count()), kAmxWords));
   alignas(64) float room[kMostAmxRows * kRoomStride];
-  const AmxReuse reuse = reuse_of(part.row_count());
+  const AmxReuse reuse = reuse_of(part.row_count(), op.steps);
   AmxEpilogue<RoundedRows> epilogue;
   const TileRows whole = out.place(room, {part.row, part.panel, part.row_count(), part.panel_count()});
   for_amx_tiles(part.row_count(), part.panel_count(), [&](int m, const AmxRows& rows, int p, int panels) {

@@ -202,10 +202,14 @@ void multiply_amx(const Product& product, const AmxRows& rows, int panels, AmxRe
 // The same of a panel of gates and one of their factors, b_stride apart, to one panel's columns.
 void multiply_gated_amx(const Product& product, const AmxRows& rows, AmxReuse reuse, AmxEpilogue<GatedRows>& epilogue);
 
-// How panels are used by so many rows. Two tiles' rows, or a piece of them, then stay in the first cache.
-inline AmxReuse reuse_of(int rows) {
+// How panels are used by so many rows of so many words. Two tiles' rows stay in the first cache, or those of many a piece
+// along K at a time, whose sums go through memory.
+inline AmxReuse reuse_of(int rows, int64_t words) {
+  constexpr int64_t kFirstCache = 40 << 10;  // bytes of two tiles' rows that stay there while panels pass
+  constexpr int kMany = 128;                 // rows that pay for pieces
   if (rows <= kAmxRows) return AmxReuse::kNone;
-  return rows > kMostAmxRows ? AmxReuse::kSecondCache : AmxReuse::kFirstCache;
+  const bool rows_stay = kMostAmxRows * words * (int64_t)sizeof(uint32_t) <= kFirstCache;
+  return rows >= kMany || (rows_stay && rows > kMostAmxRows) ? AmxReuse::kSecondCache : AmxReuse::kFirstCache;
 }
 
 // Rows of each tile, where so many are cut into equal ones.

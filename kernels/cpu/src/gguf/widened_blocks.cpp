@@ -208,7 +208,7 @@ struct WidenedPart {
   void multiply_amx(const uint32_t* widened, int64_t panel, int count, Out& out, AmxEpilogue<RoundedRows>& epilogue,
                     Step step) const {
     alignas(64) float room[kMostAmxRows * kRoomStride];
-    const AmxReuse reuse = reuse_of(part.row_count());
+    const AmxReuse reuse = reuse_of(part.row_count(), steps);
     const auto multiply = [&](int m, const AmxRows& rows, int p, int panels) {
       const TileSpan tile = {part.row + m, panel + p, rows.all(), panels};
       const Product one = product(tile, widened + p * panel_words, out.place(room, tile));
@@ -221,7 +221,7 @@ struct WidenedPart {
   template <class Step>
   void multiply_gated_amx(const uint32_t* widened, int64_t panel, int count, AmxEpilogue<GatedRows>& epilogue,
                           Step step) const {
-    const AmxReuse reuse = reuse_of(part.row_count());
+    const AmxReuse reuse = reuse_of(part.row_count(), steps);
     const TileRows out = {op.out, op.out_columns(), true};
     const auto multiply = [&](int m, const AmxRows& rows, int p, int) {
       const TileSpan tile = {part.row + m, panel + p, rows.all(), 1};
