@@ -55,9 +55,9 @@ def choose_weight_form(
     """
     has_kernels = device.type == "cpu" and dtype in (torch.bfloat16, torch.float32) and quantised_weights.available()
     if config.quantization is None:
-        is_file = isinstance(checkpoint, GgufFile) and config.load_format != "dummy"
-        blocks = blocks_of(checkpoint) if has_kernels and is_file else None
-        if blocks is None:
+        if not (has_kernels and isinstance(checkpoint, GgufFile)) or config.load_format == "dummy":
+            return "plain"
+        if (blocks := blocks_of(checkpoint)) is None:
             return "plain"
         speeds = measure(blocks, dtype)
         print(speeds, file=sys.stderr, flush=True)
