@@ -58,7 +58,7 @@ def random_blocks(
     columns: int, width: int, block_type: quantised_weights.BlockType, *, dynamic: bool = False
 ) -> ops.QuantisedLinear:
     """Random integers, scales (and minima) of about 1."""
-    size, halves = quantised_weights.BLOCK_BYTES[block_type], 2 if block_type == "Q4_1" else 1
+    size, halves = quantised_weights.BLOCK_SIZES[block_type][1], 2 if block_type == "Q4_1" else 1
     raw = torch.randint(256, (columns, width // 32, size), dtype=torch.uint8)
     raw[:, :, : 2 * halves] = torch.randn(columns, width // 32, halves).half().view(torch.uint8)
     return quantised_weights.pack_blocks(raw.view(columns, -1), block_type, dynamic=dynamic)

@@ -11,8 +11,9 @@ llama.cpp's arithmetic. For row scales it means "w8a8": the usual values of a ro
 are kept in two bytes (``cpu/src/int8/int8_rows.h``; LLM.int8(), Dettmers et al. 2022, found that outliers are few and
 must be kept). Such rounding changes a few in a hundred most likely tokens. ``dynamic=False`` means the product with the
 dequantised weight: with blocks L = 127 * 128, finer than bfloat16, at the price of two byte products instead of one;
-with row scales x is not quantised, ``y[n] = d (sum of q x)``. A row's result is bit-identical whatever the other rows
-and the number of threads are.
+with row scales x is not quantised, ``y[n] = d (sum of q x)``. ``widened=True`` rounds the numbers of blocks to the type
+of x on their way to the product, and x is not quantised: the bits of the plain weight. A row's result is bit-identical
+whatever the other rows and the number of threads are.
 
 There is no torch path: without native kernels, weights are dequantised when they are loaded.
 """
@@ -28,12 +29,30 @@ from . import ops
 from .cpu.native_quantised import QuantisedKernels
 from .layouts.packed_weights import Format, QuantisedLinear
 
-__all__ = ["BLOCK_BYTES", "BlockType", "Format", "QuantisedLinear", "available", "pack_blocks", "pack_channels", "rows"]
+__all__ = [
+    "BLOCK_SIZES",
+    "BlockType",
+    "Format",
+    "QuantisedLinear",
+    "available",
+    "is_widened_only",
+    "pack_blocks",
+    "pack_channels",
+    "rows",
+]
 
-BlockType = Literal["Q4_0", "Q4_1", "Q8_0"]
+BlockType = Literal["Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q6_K"]
 
-BLOCK_BYTES: dict[BlockType, int] = {"Q4_0": 18, "Q4_1": 20, "Q8_0": 34}
-"""Bytes of a block of 32 values, by its name in GGUF."""
+BLOCK_SIZES: dict[BlockType, tuple[int, int]] = {
+    "Q4_0": (32, 18),
+    "Q4_1": (32, 20),
+    "Q8_0": (32, 34),
+    "Q4_K": (256, 144),
+    "Q6_K": (256, 210),
+}
+"""Values and bytes of a block, by its name in GGUF."""
+
+_SUPER: dict[BlockType, Format] = {"Q4_K": Format.SUPER_NIBBLES, "Q6_K": Format.SUPER_BYTES}
 
 _HALF = 2  # bytes
 
@@ -50,27 +69,42 @@ def _kernels() -> QuantisedKernels:
     return native.quantised
 
 
-def pack_blocks(raw: Tensor, block_type: BlockType, bias: Tensor | None = None, *, dynamic: bool) -> QuantisedLinear:
+def is_widened_only(block_type: BlockType) -> bool:
+    """Return whether products with blocks of a type take x as it is alone: those of K-quants."""
+    return block_type in _SUPER
+
+
+def pack_blocks(
+    raw: Tensor, block_type: BlockType, bias: Tensor | None = None, *, dynamic: bool = False, widened: bool = False
+) -> QuantisedLinear:
     """Pack a weight stored in GGUF blocks; integers and scales keep their values.
 
     Args:
-        raw: [N, K / 32 * bytes of a block] uint8, on the CPU.
+        raw: [N, blocks of a row * bytes of a block] uint8, on the CPU.
         block_type: of all its blocks.
         bias: [N] or None.
         dynamic: quantise rows of x to 8 bits instead of 15.
+        widened: do not quantise rows of x, and round the weight's numbers to its type.
 
     Raises:
-        ValueError: the shape is not that of whole blocks, or a scale is not finite.
+        ValueError: the shape is not that of whole blocks, a scale is not finite, both ways of rounding are asked for,
+            or one that ``is_widened_only`` excludes.
         RuntimeError: no native kernels.
     """
-    size = BLOCK_BYTES[block_type]
+    if dynamic and widened:
+        raise ValueError("rows of x are quantised, or the weight's numbers are rounded to their type, not both")
+    if block_type in _SUPER and not widened:
+        raise ValueError(f"products with {block_type} blocks are computed with widened=True alone")
+    _, size = BLOCK_SIZES[block_type]
     if raw.dim() != 2 or raw.shape[1] % size or not raw.numel() or raw.dtype is not torch.uint8:
         raise ValueError(f"{raw.dtype} {list(raw.shape)} are not rows of whole {block_type} blocks of {size} bytes")
     blocks = raw.contiguous().view(raw.shape[0], -1, size)
+    if block_type in _SUPER:
+        return _kernels().pack_super_blocks(blocks, _SUPER[block_type], bias)
     if block_type == "Q4_0":
         blocks = _with_minimum(blocks)
     form = Format.BYTES if block_type == "Q8_0" else Format.NIBBLES
-    return _kernels().pack_blocks(blocks, form, bias, planes=1 if dynamic else 2)
+    return _kernels().pack_blocks(blocks, form, bias, planes=0 if widened else 1 if dynamic else 2)
 
 
 def _with_minimum(blocks: Tensor) -> Tensor:

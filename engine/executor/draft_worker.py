@@ -172,7 +172,7 @@ def _form(config: EngineConfig, target: Model, checkpoint: Path | GgufFile) -> W
     quantization = config.speculative.quantization or config.quantization
     if quantization is None and target.dtype is torch.bfloat16 and quantised_weights.available():
         quantization = "gguf_dynamic" if isinstance(checkpoint, GgufFile) else "int8_dynamic"
-    return choose_weight_form(replace(config, quantization=quantization), target.device, target.dtype)
+    return choose_weight_form(replace(config, quantization=quantization), target.device, target.dtype, checkpoint)
 
 
 class DraftWorker:

@@ -219,7 +219,7 @@ def _load(config: EngineConfig, checkpoint: Path | GgufFile, model_path: Path, d
         device=device,
         max_positions=config.max_model_len,
         dummy=config.load_format == "dummy",
-        weights=choose_weight_form(config, device, dtype),
+        weights=choose_weight_form(config, device, dtype, checkpoint),
         available=resources.memory().available if device.type == "cpu" else None,
     )
     return Weights(model, load_draft(config, model, model_path))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
+from pathlib import Path
 from typing import Literal, cast
 
 import torch
@@ -9,16 +12,19 @@ from torch import Tensor
 
 from ...kernels import quantised_weights
 from ...kernels.ops import Linear, QuantisedLinear, pack_linear
+from ..checkpoint.gguf import GgufFile
 from ..config import EngineConfig
 from ..errors import ConfigError, ModelError
+from .measured_form import FormSpeeds, StoredBlocks, blocks_of, measure_forms
 from .weight_readers import WeightSource
 
-WeightForm = Literal["plain", "stored", "stored_dynamic", "int8_weight_only", "int8_dynamic"]
+WeightForm = Literal["plain", "stored", "stored_widened", "stored_dynamic", "int8_weight_only", "int8_dynamic"]
 """Format of the weights of matrix products.
 
 plain: in the model's type.
-stored: GGUF's blocks of 4 and 8 bits as they are, other tensors plain.
-stored_dynamic: the same, and activations rounded to 8 bits; see ``kernels.quantised_weights.pack_blocks``.
+stored: GGUF's blocks of 4 and 8 bits as they are, other tensors plain; see ``kernels.quantised_weights.pack_blocks``.
+stored_widened: the same, and numbers of blocks rounded to the model's type in products: the bits of "plain".
+stored_dynamic: the same, and activations rounded to 8 bits.
 int8_weight_only, int8_dynamic: rounded to 8 bits with a scale for each output (``pack_channels``).
 """
 
@@ -31,11 +37,31 @@ FORMS: dict[str, WeightForm] = {
 """The form of each value of ``--quantization``."""
 
 
-def choose_weight_form(config: EngineConfig, device: torch.device, dtype: torch.dtype) -> WeightForm:
-    """Return the form that the options name. Raises ConfigError if no kernel computes it."""
+def choose_weight_form(
+    config: EngineConfig,
+    device: torch.device,
+    dtype: torch.dtype,
+    checkpoint: Path | GgufFile | None = None,
+    measure: Callable[[StoredBlocks, torch.dtype], FormSpeeds] = measure_forms,
+) -> WeightForm:
+    """Return the form that the options name, or the faster one of a GGUF file's blocks with the same bits.
+
+    Args:
+        checkpoint: what will be loaded.
+        measure: the speeds of both forms of blocks.
+
+    Raises:
+        ConfigError: no kernel computes the form.
+    """
     has_kernels = device.type == "cpu" and dtype in (torch.bfloat16, torch.float32) and quantised_weights.available()
     if config.quantization is None:
-        return "plain"
+        if not (has_kernels and isinstance(checkpoint, GgufFile)) or config.load_format == "dummy":
+            return "plain"
+        if (blocks := blocks_of(checkpoint)) is None:
+            return "plain"
+        speeds = measure(blocks, dtype)
+        print(speeds, file=sys.stderr, flush=True)
+        return "stored_widened" if speeds.stored else "plain"
     if not has_kernels:
         raise ConfigError(
             f"--quantization {config.quantization} needs --device cpu, the native kernels (a C++ compiler), "
@@ -99,11 +125,13 @@ class WeightReader:
         """Return the same in the blocks that they are stored in, None for another form or type. Raises ModelError."""
         parts = [self._source.blocks(name) for name in names] if self._form.startswith("stored") else [None]
         types = {part[0] for part in parts if part}
-        if None in parts or len(types) != 1 or not types <= quantised_weights.BLOCK_BYTES.keys():
+        if None in parts or len(types) != 1 or not types <= quantised_weights.BLOCK_SIZES.keys():
             return None
         rows = torch.cat([part[1] for part in parts if part])
         try:
             block_type = cast(quantised_weights.BlockType, types.pop())
-            return quantised_weights.pack_blocks(rows, block_type, bias, dynamic=self._form == "stored_dynamic")
+            widened = self._form == "stored_widened" or quantised_weights.is_widened_only(block_type)
+            dynamic = self._form == "stored_dynamic" and not widened
+            return quantised_weights.pack_blocks(rows, block_type, bias, dynamic=dynamic, widened=widened)
         except ValueError as error:
             raise ModelError(f"{names[0]} is malformed: {error}.") from error

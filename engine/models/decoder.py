@@ -116,7 +116,8 @@ class DecoderModel:
     def _embed(self, token_ids: Tensor) -> Tensor:
         """[T] -> [T, H] fp32."""
         if isinstance(self.embedding, QuantisedLinear):
-            return rows(self.embedding, token_ids)
+            embedded = rows(self.embedding, token_ids)
+            return embedded if self.embedding.planes else embedded.to(self.dtype).float()  # as the head's are rounded
         return functional.embedding(token_ids, self.embedding).float()
 
     def logits(self, hidden: Tensor, lora: LoraStep | None = None, own: OwnStep | None = None) -> Tensor:

@@ -260,7 +260,7 @@ class StepRates(NamedTuple):
 def measure_rates(model: DecoderModel, kv_dtype: torch.dtype) -> StepRates:
     """Measure the machine's rates for a model's forms of weights and KV, with all threads."""
     packed = model.weights
-    of_bytes = any(isinstance(part, QuantisedLinear) and part.format is not Format.WIDENED for part in packed)
+    of_bytes = any(_multiplies_bytes(part) for part in packed)
     kv_of_bytes = kv_dtype is int8_kv_layout.DTYPE
     products = {kind: machine_limits.products_rate(model.dtype, bytewise=kind) for kind in {of_bytes, kv_of_bytes}}
     return StepRates(machine_limits.reading_rate(), products[of_bytes], products[kv_of_bytes])
@@ -305,8 +305,12 @@ def _experts_bound(model: DecoderModel, tokens: int, positions: int, rates: Step
 
 def _products(layer: Linear) -> int:
     """Products for a token; of bytes where x is quantised."""
-    planes = layer.planes if isinstance(layer, QuantisedLinear) else 1
+    planes = layer.planes if isinstance(layer, QuantisedLinear) and _multiplies_bytes(layer) else 1
     return layer.in_features * layer.out_features * planes
+
+
+def _multiplies_bytes(layer: Linear) -> bool:
+    return isinstance(layer, QuantisedLinear) and layer.planes > 0 and layer.format is not Format.WIDENED
 
 
 def _nbytes(layer: Linear) -> int:

@@ -9,9 +9,11 @@ import torch
 from torch import Tensor
 
 from ..layouts.packed_weights import Format, Largest, QuantisedLinear
+from .native_elementwise import KINDS
 from .native_library import Fields, NativeLibrary
 
 BLOCK: Final = 32  # values with one scale, in the formats with blocks
+SUPER_BLOCK: Final = 256  # values whose scales have common factors, in those with super-blocks
 MOST_WIDTH: Final = 1 << 17  # a sum of so many products fits 32 bits
 
 _PANEL: Final = 16  # output columns side by side
@@ -21,9 +23,10 @@ _TYPES: Final = (_BF16, torch.float32)
 _NO_MEMORY: Final = 2  # return code of a C function whose allocation failed
 
 _PACK_BLOCKS: Final = Struct("7q")
+_PACK_SUPER_BLOCKS: Final = Struct("7q")
 _PACK_CHANNELS: Final = Struct("7q")
 _ROWS: Final = Struct("9q")
-_QUANTISED: Final = Struct("15q")
+_QUANTISED: Final = Struct("16q")
 _WIDENED: Final = Struct("11q")
 
 
@@ -33,6 +36,7 @@ class QuantisedKernels:
     def __init__(self, library: NativeLibrary) -> None:
         self._library = library
         self._pack_blocks = library.bind("pack_blocks", _PACK_BLOCKS)
+        self._pack_super_blocks = library.bind("pack_super_blocks", _PACK_SUPER_BLOCKS)
         self._pack_channels = library.bind("pack_channels", _PACK_CHANNELS)
         self._rows = library.bind("quantised_rows", _ROWS)
         self._quantised_linear = library.bind("quantised_linear", _QUANTISED, Fields((6,), following=14))
@@ -56,6 +60,18 @@ class QuantisedKernels:
         if self._pack_blocks(_PACK_BLOCKS.pack(*addresses, columns, blocks, *settings)):
             raise ValueError("a block has a scale or a minimum that is infinite or not a number")
         return QuantisedLinear(blocks * BLOCK, columns, form, planes, weight, scales, _wide(bias), self)
+
+    def pack_super_blocks(self, rows: Tensor, form: Format, bias: Tensor | None) -> QuantisedLinear:
+        """Pack super-blocks [N, K / 256, 144 or 210] uint8; raises ValueError for a factor that is not finite."""
+        columns, supers, _ = rows.shape
+        panels, halves, words = -(-columns // _PANEL), *((10, 32) if form is Format.SUPER_NIBBLES else (9, 64))
+        weight = self._library.arena.empty((panels, supers, words, _PANEL), torch.int32)
+        scales = self._library.arena.empty((panels, supers, halves, _PANEL), torch.float16)
+        addresses = (rows.data_ptr(), weight.data_ptr(), scales.data_ptr())
+        settings = (form is Format.SUPER_NIBBLES, self._library.num_threads)
+        if self._pack_super_blocks(_PACK_SUPER_BLOCKS.pack(*addresses, columns, supers, *settings)):
+            raise ValueError("a super-block has a factor that is infinite or not a number")
+        return QuantisedLinear(supers * SUPER_BLOCK, columns, form, 0, weight, scales, _wide(bias), self)
 
     def pack_channels(self, weight: Tensor, form: Format, bias: Tensor | None) -> QuantisedLinear:
         """Quantise and pack a weight [N, K] that ``takes_weight`` accepts."""
@@ -97,8 +113,24 @@ class QuantisedKernels:
         self._multiply(x, layer, found.value, found.column.data_ptr())
         return found
 
-    def _multiply(self, x: Tensor, layer: QuantisedLinear, out: Tensor, columns: int) -> None:
-        """Write the product, or with an address for ``columns`` the maximum and argmax of its rows."""
+    @staticmethod
+    def takes_gated(layer: QuantisedLinear) -> bool:
+        """Return whether the weight's two halves are whole panels and without bias, and its products are made so."""
+        fits = layer.bias is None and layer.out_features % (2 * _PANEL) == 0
+        return fits and (layer.format is Format.CHANNELS or not layer.planes)
+
+    def gated_linear(self, x: Tensor, layer: QuantisedLinear, kind: str) -> Tensor:
+        """See ``kernels.ops.gated_linear``, for a layer that ``takes_gated``."""
+        out = self._library.empty((x.shape[0], layer.out_features // 2), dtype=x.dtype)
+        self._multiply(x, layer, out, 0, 1 + KINDS.index(kind))
+        return out
+
+    def _multiply(self, x: Tensor, layer: QuantisedLinear, out: Tensor, columns: int, gate: int = 0) -> None:
+        """Write the product, or with an address for ``columns`` the maximum and argmax of its rows.
+
+        Args:
+            gate: 1 + the activation of the product's first half, for ``gated_linear``.
+        """
         rows, width = x.shape
         if width != layer.in_features or x.dtype not in _TYPES or not x.is_cpu or out.dtype not in _TYPES:
             raise ValueError(
@@ -120,7 +152,7 @@ class QuantisedKernels:
             failed = self._widened_linear(_WIDENED.pack(*addresses, *sizes, *flags))
         else:
             formats = (layer.format, layer.planes)
-            failed = self._quantised_linear(_QUANTISED.pack(*addresses, columns, *sizes, *formats, *flags, 0))
+            failed = self._quantised_linear(_QUANTISED.pack(*addresses, columns, *sizes, *formats, *flags, 0, gate))
         if failed == _NO_MEMORY:
             raise MemoryError("a quantised product could not allocate its rows")
 

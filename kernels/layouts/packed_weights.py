@@ -29,6 +29,10 @@ class QuantisedPanelKernels(Protocol):
 
     def largest_linear(self, x: Tensor, layer: QuantisedLinear) -> Largest: ...
 
+    def takes_gated(self, layer: QuantisedLinear) -> bool: ...
+
+    def gated_linear(self, x: Tensor, layer: QuantisedLinear, kind: str) -> Tensor: ...
+
     def rows(self, layer: QuantisedLinear, ids: Tensor) -> Tensor: ...
 
 
@@ -58,20 +62,26 @@ class Format(IntEnum):
     BYTES: blocks of 32 along K, ``d * q`` with q of 8 bits, d in half precision (GGUF's Q8_0).
     CHANNELS: rows, ``d * q`` with q of 8 bits, d in fp32.
     WIDENED: as CHANNELS, but x is not quantised: q is widened to the type of x (weight-only).
+    SUPER_NIBBLES: blocks of 32 in super-blocks of 256, ``(d * s) * q - e * t`` with q of 4 bits (GGUF's Q4_K).
+    SUPER_BYTES: blocks of 16 in super-blocks of 256, ``(d * s) * q`` with q of 6 bits in a byte (GGUF's Q6_K).
 
-    For NIBBLES and BYTES, x is quantised to 8 or 15 bits in blocks of 32; for CHANNELS to 8 bits with outliers kept
-    apart. See ``kernels.quantised_weights``.
+    For NIBBLES and BYTES, x is quantised to 8 or 15 bits in blocks of 32, or the weight's numbers are rounded to its
+    type, as those of super-blocks are; for CHANNELS x has 8 bits with outliers kept apart. See
+    ``kernels.quantised_weights``.
     """
 
     NIBBLES = 0
     BYTES = 1
     CHANNELS = 2
     WIDENED = 3
+    SUPER_NIBBLES = 4
+    SUPER_BYTES = 5
 
     @property
     def description(self) -> str:
         """The format in a few words for a log line."""
-        return ("4-bit blocks", "8-bit blocks", "8 bits (x too)", "8 bits")[self]
+        names = ("4-bit blocks", "8-bit blocks", "8 bits (x too)", "8 bits", "4-bit super-blocks", "6-bit super-blocks")
+        return names[self]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +92,8 @@ class QuantisedLinear:
         in_features: K.
         out_features: N.
         weight: panels of integers.
-        planes: bytes of a quantised value of x: 1 for 8 bits, 2 for 15.
+        planes: bytes of a quantised value of x: 1 for 8 bits, 2 for 15; 0 for blocks whose numbers are rounded to the
+            type of x instead.
         scales: factors of the integers.
         bias: [N] fp32 or None.
         kernels: the native kernels that read it.

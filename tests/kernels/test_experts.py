@@ -108,19 +108,22 @@ def _wide(weights: ExpertWeights) -> ExpertWeights:
     )
 
 
-def blocks(weight: Tensor, bias: Tensor | None, *, kind: quantised_weights.BlockType) -> ops.Linear:
-    size = quantised_weights.BLOCK_BYTES[kind]
+def blocks(
+    weight: Tensor, bias: Tensor | None, *, kind: quantised_weights.BlockType, widened: bool = False
+) -> ops.Linear:
+    size = quantised_weights.BLOCK_SIZES[kind][1]
     raw = torch.randint(0, 256, (weight.shape[0], weight.shape[1] // 32, size), dtype=torch.uint8)
     raw[..., :2] = torch.tensor([0.01], dtype=torch.float16).view(torch.uint8)
     if kind == "Q4_1":
         raw[..., 2:4] = torch.tensor([-0.05], dtype=torch.float16).view(torch.uint8)
-    return quantised_weights.pack_blocks(raw.flatten(1), kind, bias, dynamic=False)
+    return quantised_weights.pack_blocks(raw.flatten(1), kind, bias, widened=widened)
 
 
 QUANTISED = {
     "widened": functools.partial(quantised_weights.pack_channels, dynamic=False),
     "channels": functools.partial(quantised_weights.pack_channels, dynamic=True),
     **{kind: functools.partial(blocks, kind=kind) for kind in ("Q4_0", "Q4_1", "Q8_0")},
+    "widened blocks": functools.partial(blocks, kind="Q4_1", widened=True),
 }
 
 

@@ -27,11 +27,16 @@ pytestmark = pytest.mark.usefixtures("kernels")
 
 TYPES = st.sampled_from([torch.bfloat16, torch.float32])
 BLOCKS: list[quantised_weights.BlockType] = ["Q4_0", "Q4_1", "Q8_0"]
+SUPER_BLOCKS: list[quantised_weights.BlockType] = ["Q4_K", "Q6_K"]
 LARGEST = {True: quantised_reference.BYTE, False: quantised_reference.TWO_BYTES}  # integer of x, by ``dynamic``
 
 
+def generator(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
 def randn(seed: int, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+    return torch.randn(*shape, generator=generator(seed)).to(dtype)
 
 
 def blocks(block_type: quantised_weights.BlockType, weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -39,6 +44,20 @@ def blocks(block_type: quantised_weights.BlockType, weight: Tensor) -> tuple[Ten
     kind = gguf.GGMLQuantizationType[block_type]
     raw = gguf.quants.quantize(weight.numpy(), kind)
     return torch.from_numpy(raw.copy()), torch.from_numpy(gguf.quants.dequantize(raw, kind).copy())
+
+
+def random_blocks(
+    block_type: quantised_weights.BlockType, seed: int, columns: int, width: int
+) -> tuple[Tensor, Tensor]:
+    """The same of random bytes, for types that the package does not quantise to too; factors are of the order of 1."""
+    kind = gguf.GGMLQuantizationType[block_type]
+    values, size = quantised_weights.BLOCK_SIZES[block_type]
+    raw = torch.randint(256, (columns, width // values, size), dtype=torch.uint8, generator=generator(seed))
+    halves = {"Q4_1": (0, 4), "Q4_K": (0, 4), "Q6_K": (208, 210)}.get(block_type, (0, 2))
+    factors = randn(seed + 1, columns, width // values, (halves[1] - halves[0]) // 2).half()
+    raw[:, :, halves[0] : halves[1]] = factors.view(torch.uint8)
+    raw = raw.flatten(1)
+    return raw, torch.from_numpy(gguf.quants.dequantize(raw.numpy(), kind).copy())
 
 
 def with_outliers(x: Tensor, share: float) -> Tensor:
@@ -91,6 +110,28 @@ def test_blocks(block_type, tokens, num_blocks, columns, bias, dynamic, dtype, s
     assert_same_largest(ops.largest_linear(x, layer), out)
 
 
+@settings(max_examples=80, deadline=None)
+@given(
+    block_type=st.sampled_from(BLOCKS + SUPER_BLOCKS),
+    tokens=st.one_of(st.integers(0, 20), st.sampled_from([33, 70, 140])),
+    num_blocks=st.integers(1, 7),
+    columns=st.integers(1, 200),
+    bias=st.booleans(),
+    dtype=TYPES,
+    seed=st.integers(0, 1 << 30),
+)
+def test_widened_blocks_have_the_bits_of_a_plain_weight(block_type, tokens, num_blocks, columns, bias, dtype, seed):
+    width = num_blocks * quantised_weights.BLOCK_SIZES[block_type][0]
+    raw, weight = random_blocks(block_type, seed, columns, width)
+    offset = randn(seed + 2, columns, dtype=dtype) if bias else None
+    layer = quantised_weights.pack_blocks(raw, block_type, offset, widened=True)
+    assert torch.equal(quantised_weights.rows(layer, torch.arange(columns)), weight)
+    plain, x = ops.pack_linear(weight.to(dtype), offset), randn(seed + 3, tokens, width, dtype=dtype)
+    for out_dtype in (dtype, torch.float32):
+        assert torch.equal(ops.linear(x, layer, out_dtype), ops.linear(x, plain, out_dtype))
+    assert_same_largest(ops.largest_linear(x, layer), ops.linear(x, plain, torch.float32))
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     dynamic=st.booleans(),
@@ -118,6 +159,27 @@ def test_channels(dynamic, tokens, width, columns, bias, outliers, weight_dtype,
     assert torch.equal(ops.linear(x, layer), out.to(dtype))
 
 
+@settings(max_examples=60, deadline=None)
+@given(
+    form=st.sampled_from(["channels", *BLOCKS, *SUPER_BLOCKS]),
+    tokens=st.one_of(st.integers(0, 20), st.sampled_from([33, 70, 140])),
+    num_blocks=st.integers(1, 3),
+    width=st.sampled_from([16, 48, 64, 112, 30]),
+    kind=st.sampled_from(["silu", "gelu_tanh", "relu2"]),
+    dtype=TYPES,
+    seed=st.integers(0, 1 << 30),
+)
+def test_a_gated_product_is_two_ops(form, tokens, num_blocks, width, kind, dtype, seed):
+    in_features = num_blocks * (64 if form == "channels" else quantised_weights.BLOCK_SIZES[form][0])
+    if form == "channels":
+        layer = quantised_weights.pack_channels(randn(seed, 2 * width, in_features), dynamic=True)
+    else:
+        layer = quantised_weights.pack_blocks(random_blocks(form, seed, 2 * width, in_features)[0], form, widened=True)
+    x = with_outliers(randn(seed + 2, tokens, in_features, dtype=dtype), 0.01)
+    out = ops.gated_linear(x, layer, kind)
+    assert torch.equal(out, ops.gated_activation(ops.linear(x, layer), kind)) and out.dtype is dtype
+
+
 def layers(width: int, columns: int) -> list[QuantisedLinear]:
     weight, bias = randn(0, columns, width), randn(1, columns)
     raw = {name: blocks(name, weight)[0] for name in BLOCKS}
@@ -128,23 +190,30 @@ def layers(width: int, columns: int) -> list[QuantisedLinear]:
             *(quantised_weights.pack_blocks(raw[name], name, bias, dynamic=dynamic) for name in BLOCKS),
             quantised_weights.pack_channels(weight.bfloat16(), dynamic=dynamic),
         )
-    ]
+    ] + [quantised_weights.pack_blocks(raw[name], name, bias, widened=True) for name in BLOCKS]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-@pytest.mark.parametrize(("width", "columns"), [(64, 16), (576, 200), (1536, 40)])
+@pytest.mark.parametrize(("width", "columns"), [(64, 16), (576, 200), (1536, 40), (192, 224)])
 def test_a_row_does_not_depend_on_its_batch(dtype, width, columns):
     x = randn(3, 130, width, dtype=dtype)
     for layer in layers(width, columns):
         whole = ops.linear(x, layer)
+        assert_same_gated(x, layer)
         for count in (1, 2, 3, 5, 7, 8, 13, 31, 64, 100):
             assert torch.equal(ops.linear(x[:count], layer), whole[:count])
             assert torch.equal(ops.linear(x[130 - count :], layer), whole[130 - count :])
+            assert_same_gated(x[:count], layer)
         for threads in (2, 3):
             ops.set_threads(threads)
             assert torch.equal(ops.linear(x, layer), whole)
             assert torch.equal(ops.linear(x[:1], layer), whole[:1])
         ops.set_threads(1)
+
+
+def assert_same_gated(x: Tensor, layer: QuantisedLinear) -> None:
+    layer = dataclasses.replace(layer, bias=None)
+    assert torch.equal(ops.gated_linear(x, layer, "silu"), ops.gated_activation(ops.linear(x, layer), "silu"))
 
 
 @pytest.mark.parametrize("spoiler", [float("nan"), float("inf"), float("-inf")])
@@ -175,6 +244,14 @@ def test_refusals():
     raw[2, 1] = 0x7C  # infinity
     with pytest.raises(ValueError, match="infinite or not a number"):
         quantised_weights.pack_blocks(raw, "Q8_0", dynamic=False)
+    raw = torch.zeros(4, 210, dtype=torch.uint8)
+    raw[2, 209] = 0x7C
+    with pytest.raises(ValueError, match="a super-block has a factor that is infinite"):
+        quantised_weights.pack_blocks(raw, "Q6_K", widened=True)
+    with pytest.raises(ValueError, match="Q6_K blocks are computed with widened=True alone"):
+        quantised_weights.pack_blocks(raw, "Q6_K", dynamic=True)
+    with pytest.raises(ValueError, match="not both"):
+        quantised_weights.pack_blocks(torch.zeros(4, 34, dtype=torch.uint8), "Q8_0", dynamic=True, widened=True)
     with pytest.raises(ValueError, match="cannot be quantised by channels"):
         quantised_weights.pack_channels(torch.zeros(4, 7, dtype=torch.bfloat16), dynamic=True)
     layer = quantised_weights.pack_channels(randn(0, 20, 64), dynamic=True)
@@ -202,6 +279,15 @@ def test_lesser_instruction_sets(arch):
         assert torch.equal(kernels.rows(other, torch.arange(70)), exact)
         expected = quantised_reference.linear(x, exact, 32, LARGEST[dynamic])
         assert_near(kernels.linear(x, other, torch.float32), expected)
+    x = randn(2, 9, 512, dtype=torch.bfloat16)
+    for name in (*BLOCKS, *SUPER_BLOCKS):
+        raw, exact = random_blocks(name, 3, 70, 512)
+        other = dataclasses.replace(quantised_weights.pack_blocks(raw, name, widened=True), kernels=kernels)
+        assert torch.equal(kernels.rows(other, torch.arange(70)), exact)
+        rounded = exact.bfloat16().double()
+        magnitudes = x.double().abs() @ rounded.abs().T
+        assert_near(kernels.linear(x, other, torch.float32), x.double() @ rounded.T, magnitudes)
+    x = with_outliers(randn(1, 9, 192, dtype=torch.bfloat16), 0.02)
     for form in (Format.CHANNELS, Format.WIDENED):
         other, layer = kernels.pack_channels(weight, form, None), quantised_weights.pack_channels(weight, dynamic=True)
         assert torch.equal(other.weight, layer.weight) and torch.equal(other.scales, layer.scales)

@@ -12,9 +12,12 @@ from support.models.paged_run import run_whole
 from support.models.small_gguf import HIDDEN, SHAPES, VOCAB, tensors, write
 from support.models.tiny_models import oracle_logits, save
 
+from rootgraft.engine.checkpoint.gguf import GgufFile
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.errors import ConfigError, ModelError
+from rootgraft.engine.loading import measured_form
 from rootgraft.engine.loading.load_model import load_model
+from rootgraft.engine.loading.measured_form import FormSpeeds, StoredBlocks
 from rootgraft.engine.loading.weight_forms import WeightForm, choose_weight_form
 from rootgraft.engine.models.decoder import DecoderModel
 from rootgraft.engine.models.experts import Experts
@@ -58,6 +61,18 @@ def test_blocks_stay_as_they_are(tmp_path: Path, kind: gguf.GGMLQuantizationType
     tokens = torch.tensor([3, 0, VOCAB - 1])
     assert isinstance(plain.embedding, torch.Tensor)
     assert torch.equal(model._embed(tokens), plain.embedding[tokens])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("kind", [KINDS.Q4_0, KINDS.Q4_1, KINDS.Q8_0])
+def test_widened_blocks_give_the_bits_of_plain_weights(
+    tmp_path: Path, kind: gguf.GGMLQuantizationType, dtype: torch.dtype
+) -> None:
+    path = write(tmp_path / "model.gguf", tensors(), types=dict.fromkeys(MATRICES, kind))
+    model, plain = load(path, "stored_widened", dtype), load(path, "plain", dtype)
+    assert forms(model) == [Format.BYTES if kind is KINDS.Q8_0 else Format.NIBBLES] * 5
+    tokens = [3, 0, VOCAB - 1, 7, 7, 12] * 6
+    assert torch.equal(run_whole(model, tokens), run_whole(plain, tokens))
 
 
 def test_what_has_no_kernel_or_differs_within_a_product_is_dequantised(tmp_path: Path) -> None:
@@ -110,6 +125,64 @@ def test_experts_are_rounded_and_what_decides_is_not(tmp_path: Path, weights: We
     tokens = [3, 99, 14, 77, 5, 120, 42]
     ours, theirs = run_whole(model, tokens), oracle_logits("qwen2_moe", tokens)
     assert torch.nn.functional.cosine_similarity(ours, theirs).min() > 0.98
+
+
+@pytest.fixture
+def big_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> GgufFile:
+    """A file whose blocks count as many bytes."""
+    monkeypatch.setattr(measured_form, "LEAST_BYTES", 1)
+    return GgufFile.open(write(tmp_path / "model.gguf", tensors(), types=dict.fromkeys(MATRICES, KINDS.Q4_1)))
+
+
+@pytest.mark.parametrize(
+    ("speeds", "form"),
+    [
+        ((3.0, 2.5, 1.9, 1.6, 1.1, 1.01), "stored_widened"),  # faster at every size
+        ((3.0, 2.5, 1.9, 1.6, 0.9, 0.81), "stored_widened"),  # in the mean, and nowhere much slower
+        ((3.0, 2.5, 1.9, 1.6, 0.9, 0.79), "plain"),
+        ((1.1, 1.1, 0.9, 0.9, 0.9, 0.9), "plain"),
+        ((1.0,) * 6, "plain"),
+    ],
+)
+def test_blocks_of_a_file_are_kept_where_that_is_faster(
+    speeds: tuple[float, ...], form: WeightForm, big_file: GgufFile, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = []
+
+    def measure(blocks: StoredBlocks, dtype: torch.dtype) -> FormSpeeds:
+        asked.append((blocks, dtype))
+        return FormSpeeds(speeds)
+
+    assert choose_weight_form(EngineConfig(), CPU, torch.bfloat16, big_file, measure) == form
+    assert asked == [(("Q4_1", HIDDEN), torch.bfloat16)]
+    told = capsys.readouterr().err
+    assert ("kept as stored" in told) == (form == "stored_widened") and f"{speeds[0]:.1f}, {speeds[1]:.1f}" in told
+
+
+def test_what_is_not_measured(big_file: GgufFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def measure(*_: object) -> FormSpeeds:
+        raise AssertionError("not to be measured")
+
+    def choose(config: EngineConfig, checkpoint: Path | GgufFile, dtype: torch.dtype = torch.bfloat16) -> WeightForm:
+        return choose_weight_form(config, CPU, dtype, checkpoint, measure)
+
+    assert choose(EngineConfig(quantization="gguf"), big_file) == "stored"
+    assert choose(EngineConfig(load_format="dummy"), big_file) == "plain"
+    assert choose(EngineConfig(), tmp_path) == "plain"
+    assert choose(EngineConfig(), big_file, torch.float16) == "plain"
+    plain_file = GgufFile.open(write(tmp_path / "plain.gguf", tensors()))
+    assert choose(EngineConfig(), plain_file) == "plain"
+    monkeypatch.undo()
+    assert choose(EngineConfig(), big_file) == "plain"  # few bytes
+
+
+@pytest.mark.parametrize("block_type", ["Q4_1", "Q8_0", "Q4_K"])
+def test_both_forms_are_measured_at_all_sizes(
+    block_type: quantised_weights.BlockType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measured_form, "_SIZE", 1 << 16)
+    speeds = measured_form.measure_forms.__wrapped__(StoredBlocks(block_type, 256), torch.bfloat16)
+    assert len(speeds.speeds) == len(measured_form.ROWS) and min(speeds.speeds) > 0
 
 
 def test_the_options_decide() -> None:

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "gemm/linear.h"
+#include "gguf/block_numbers.h"
 #include "int8/quantised_linear.h"
 #include "int8/weight_only_linear.h"
 #include "simd/parallel.h"
@@ -111,14 +112,12 @@ int multiply(const ExpertLinear& op, const Slice& slice, const char* x, int64_t 
   const void* scaled = scales;
   int64_t panel_words = channel_words;
   if (format != Format::kChannels) {
-    const bool nibbles = format == Format::kNibbles;
-    const int64_t blocks = width / kBlockValues;
-    panel_words = blocks * (nibbles ? kPanelWords<Format::kNibbles> : kPanelWords<Format::kBytes>);
-    const int64_t halves = blocks * (nibbles ? kPanelScales<Format::kNibbles> : kPanelScales<Format::kBytes>);
-    scaled = static_cast<const uint16_t*>(weight.scales) + slice.panel * halves;
+    const PanelSize size = panel_size(format, width);
+    panel_words = size.words;
+    scaled = static_cast<const uint16_t*>(weight.scales) + slice.panel * size.halves;
   }
   const QuantisedLinear part = {x, panels(panel_words), scaled, bias, out, nullptr, rows, columns, width, format,
-                                op.planes, bf16, bf16, 1, nullptr};
+                                op.planes, bf16, bf16, 1, nullptr, 0};
   return quantised_linear(&part);
 }
 

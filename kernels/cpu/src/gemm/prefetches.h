@@ -9,12 +9,11 @@ struct Prefetches {
   const uint32_t *line, *end;
   ptrdiff_t burst, apart;  // lines, words
 
-  // To be asked for in so many bursts.
-  Prefetches(const Product& p, ptrdiff_t bursts)
-      : line(p.ahead),
-        end(p.ahead + p.ahead_lines * kWidth),
-        burst((p.ahead_lines + bursts - 1) / bursts),
-        apart(p.ahead_apart) {}
+  // So many lines, and with `apart` as many again so many words further, to be asked for in so many bursts.
+  Prefetches(const uint32_t* first, ptrdiff_t lines, ptrdiff_t apart, ptrdiff_t bursts)
+      : line(first), end(first + lines * kWidth), burst((lines + bursts - 1) / bursts), apart(apart) {}
+
+  Prefetches(const Product& p, ptrdiff_t bursts) : Prefetches(p.ahead, p.ahead_lines, p.ahead_apart, bursts) {}
 
   INLINE void next_burst() {
     for (ptrdiff_t i = 0; i < burst && line < end; i++, line += kWidth) {

@@ -101,14 +101,6 @@ INLINE void for_pairs(const Product& product, int panels, F f) {
   }
 }
 
-// f(kReuse) for one tile of rows, or for two.
-template <int R, class F>
-INLINE void with_reuse(AmxReuse reuse, F f) {
-  constexpr AmxReuse kOther = R == 1 ? AmxReuse::kNone : AmxReuse::kSecondCache;
-  if (reuse == kOther) f(std::integral_constant<AmxReuse, kOther>{});
-  else f(std::integral_constant<AmxReuse, AmxReuse::kFirstCache>{});
-}
-
 // P panels of any rows.
 template <int P, class Rows>
 void run_rows(const Product& p, const AmxRows& rows, AmxReuse reuse, AmxEpilogue<Rows>& epilogue, const Piece& piece) {

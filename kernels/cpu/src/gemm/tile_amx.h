@@ -4,6 +4,7 @@
 #pragma once
 
 #include "simd/amx.h"
+#include "gemm/prefetches.h"
 #include "gemm/tile.h"
 
 namespace rootgraft {
@@ -51,6 +52,14 @@ INLINE void amx_dot() {
 // How panels of B are used: by several rows from the first cache, or from the second, so that A stays in the first; or
 // once, from memory: lines are asked for shortly before, which gains a tenth of the speed over the hardware's prefetch.
 enum class AmxReuse { kFirstCache, kSecondCache, kNone };
+
+// f(kReuse) for one tile of rows, or for two.
+template <int R, class F>
+INLINE void with_reuse(AmxReuse reuse, F f) {
+  constexpr AmxReuse kOther = R == 1 ? AmxReuse::kNone : AmxReuse::kSecondCache;
+  if (reuse == kOther) f(std::integral_constant<AmxReuse, kOther>{});
+  else f(std::integral_constant<AmxReuse, AmxReuse::kFirstCache>{});
+}
 
 // Products over `steps` words of one or two tiles of rows, a[], with P panels, panel(p) being a pointer: the sums of
 // tile r and panel p are added to those in register r P + p. each() runs before every instruction that multiplies. Loads

@@ -23,6 +23,9 @@ enum class Format : int64_t {
   kNibbles,   // blocks of 32: d * q + m, q of 4 bits: word i has values 4 i .. in low halves, 16 + 4 i .. in high ones
   kBytes,     // blocks of 32: d * q, q a signed byte, stored + 128
   kChannels,  // q as above, d in fp32 for each column; see int8_tile.h
+  kWidened,   // the same, for products in the type of x
+  kSuperNibbles,  // blocks with common factors, for products that widen them; see super_blocks.h
+  kSuperBytes,
 };
 
 // A block of a row of A, aligned because AMX reads several at once: no word may straddle two cache lines.
@@ -48,7 +51,7 @@ struct ByteProduct {
 
 // Sizes of a block of a panel: words, and halves of scales.
 template <Format F>
-constexpr int kPanelWords = kBlockWords * kWidth / (F == Format::kNibbles ? 2 : 1);
+constexpr int kPanelWords = kBlockWords * kWidth / (F == Format::kNibbles || F == Format::kSuperNibbles ? 2 : 1);
 template <Format F>
 constexpr int kPanelScales = kWidth * (F == Format::kNibbles ? 2 : 1);
 template <Format F>

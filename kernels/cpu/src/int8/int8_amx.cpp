@@ -1,34 +1,111 @@
 // Products of bytes with a scale for each row, by AMX.
-#include "int8/int8_tile.h"
-#include "gemm/tile.h"
+//
+// Finishing a row (outliers, scales, rounding) takes vectors about as long as AMX takes to sum it, so rows of one
+// product are finished between the instructions that multiply the next one.
+#include "int8/int8_amx.h"
+
+#include <algorithm>
+
+#include "gemm/gate.h"
 
 #if ROOTGRAFT_AMX
 
 namespace rootgraft {
 namespace {
 
+template <int P>
+INLINE void load_row(const ChannelProduct& p, const int32_t* sums, int row, Ints (&low)[P]) {
+  const Ints start = broadcast_int(p.row[row].start_low);
+#pragma GCC unroll 4
+  for (int v = 0; v < P; v++) low[v] = load_ints(sums + row * ChannelFinish::kStride + v * kWidth) + start;
+}
+
 template <class To, int P>
-void run(const ChannelProduct& product, const AmxRows& rows) {
-  const ChannelProduct p = product;  // where no store can change it
-  constexpr int kStride = P * kWidth;
-  alignas(64) int32_t sums[kMostAmxRows * kStride];
-  multiply_amx<AmxWords::kBytes>(
-      {p.a, p.a_stride, p.b, p.b_stride, p.words, {sums, kStride}, nullptr, p.ahead, p.ahead_lines}, rows, P);
-  for (int m = 0; m < rows.all(); m++) {
-    Ints low[P];
-    for (int v = 0; v < P; v++) {
-      low[v] = load_ints(sums + m * kStride + v * kWidth) + broadcast_int(p.row[m].start_low);
-    }
-    finish_row<To>(p, m, low);
+void finish(const ChannelProduct& p, const int32_t* sums, int row) {
+  Ints low[P];
+  load_row(p, sums, row, low);
+  finish_row<To>(p, row, low);
+}
+
+// act(gate) * up of P / 2 panels, each beside the one of its factors; all rounded first.
+template <class To, class Act, int P>
+void finish_gated(const ChannelProduct& p, const int32_t* sums, int row) {
+  Ints low[P];
+  Floats whole[P];
+  load_row(p, sums, row, low);
+  scale_row<true>(p, row, low, whole);
+  alignas(64) typename To::Value rounded[P * kWidth];
+  auto* to = static_cast<typename To::Value*>(p.c.first) + row * p.c.stride;
+#pragma GCC unroll 2
+  for (int v = 0; v < P; v += 2) To::store_two(rounded + v * kWidth, whole[v], whole[v + 1]);
+#pragma GCC unroll 2
+  for (int v = 0; v < P; v += 2) {
+    store_gated<To, Act>(rounded + v * kWidth, rounded + (v + 1) * kWidth, to + v / 2 * kWidth);
   }
+}
+
+// How the rows of a product of P panels are finished.
+template <int P>
+ChannelFinish::Row finishing_of(const ChannelProduct& product) {
+  ChannelFinish::Row finish_one = nullptr;
+  with_types([&](auto to) {
+    using To = decltype(to);
+    finish_one = &finish<To, P>;
+    if constexpr (P % 2 == 0) {
+      const auto gated = [](auto act) { return &finish_gated<To, decltype(act), P>; };
+      if (product.gate) finish_one = with_activation(product.gate - 1, gated);
+    }
+  }, product.c.is_bf16);
+  return finish_one;
+}
+
+// The sums of R tiles of rows and P panels, the first of which is `panel` of the product, to `room`.
+template <int R, int P>
+void sum(const ChannelProduct& p, int panel, const AmxRows& rows, Prefetches& prefetches, ChannelFinish& finishing,
+         int32_t* room) {
+  const uint32_t* a[R];
+  a[0] = p.a;
+  if constexpr (R == 2) a[1] = p.a + rows.second * p.a_stride;
+  const uint32_t* b[P];
+  for (int i = 0; i < P; i++) b[i] = p.panel(panel + i);
+  sum_by_amx<AmxWords::kBytes, R, P>(a, p.a_stride, [&](int i) { return b[i]; }, p.words, [&] {
+    prefetches.next_burst();
+    finishing.step();
+  });
+  for_constants<P>([&](auto i) {
+    const auto to = [&](int row) { return room + row * ChannelFinish::kStride + (panel + i.value) * kWidth; };
+    amx_store<i.value>(to(0), ChannelFinish::kStride * sizeof(int32_t));
+    if constexpr (R == 2) amx_store<P + i.value>(to(rows.second), ChannelFinish::kStride * sizeof(int32_t));
+  });
 }
 
 }  // namespace
 
-void multiply_channel_amx(const ChannelProduct& product, const AmxRows& rows, int panels) {
-  with_constant<kAmxPanels>(panels, [&](auto count) {
-    with_types([&](auto to) { run<decltype(to), count.value>(product, rows); }, product.c.is_bf16);
-  });
+void ChannelFinish::begin(const ChannelProduct& product, int rows, int panels, ptrdiff_t products) {
+  finish_all();
+  product_ = product;
+  with_constant<kAmxPanels>(panels, [&](auto count) { row_ = finishing_of<count.value>(product); });
+  from_ = sums_[room_], room_ ^= 1;
+  next_ = 0, rows_ = rows;
+  wait_ = every_ = (int)(products / rows);
+}
+
+void multiply_channel_amx(const ChannelProduct& product, const AmxRows& rows, int panels, ChannelFinish& finishing) {
+  const ptrdiff_t products = product.words / kAmxWords * panels * (rows.second ? 2 : 1);
+  Prefetches prefetches(product.ahead, product.ahead_lines, product.ahead_apart, products);
+  int32_t* room = finishing.room();
+  if (rows.second) {
+    for (int first = 0; first < panels; first += 2) {
+      with_constant<2>(std::min(2, panels - first), [&](auto count) {
+        sum<2, count.value>(product, first, rows, prefetches, finishing, room);
+      });
+    }
+  } else {
+    with_constant<kAmxPanels>(panels, [&](auto count) {
+      sum<1, count.value>(product, 0, rows, prefetches, finishing, room);
+    });
+  }
+  finishing.begin(product, rows.all(), panels, products);
 }
 
 }  // namespace rootgraft

@@ -8,7 +8,6 @@
 #pragma once
 
 #include "int8/int8_rows.h"
-#include "gemm/tile_amx.h"
 #include "gemm/tile_rows.h"
 
 namespace rootgraft {
@@ -27,6 +26,16 @@ struct ChannelProduct {
   // Memory to ask for while this runs, for a product soon to come.
   const uint32_t* ahead;
   ptrdiff_t ahead_lines;  // of 64 bytes
+  ptrdiff_t ahead_apart;  // words from there to as many more lines, 0: there are none
+  int64_t gate;           // as of a QuantisedLinear: every second panel has the factors of the one before
+  ptrdiff_t apart;        // with a gate, panels from those to their factors
+
+  // Which of the columns' panels is at a place, with a gate or without.
+  template <bool kGated>
+  INLINE int64_t index(int place) const {
+    return kGated ? place / 2 + place % 2 * apart : place;
+  }
+  const uint32_t* panel(int place) const { return b + (gate ? index<true>(place) : index<false>(place)) * b_stride; }
 };
 
 #if defined(__AVX512F__)
@@ -38,36 +47,44 @@ constexpr int kChannelRows = 6, kChannelPanels = 1;  // 12 of 16 (AVX2)
 // One tile, rows <= kChannelRows and panels <= kChannelPanels.
 void multiply_channel_tile(const ChannelProduct& product, int rows, int panels);
 
-#if ROOTGRAFT_AMX
-// The same to the bit where words fill AMX's registers; in an AmxScope of amx_shapes(rows, kAmxWords).
-void multiply_channel_amx(const ChannelProduct& product, const AmxRows& rows, int panels);
-#endif
-
-// Row m of C, of sums of the low bytes and of the outliers.
-template <class To, int NV>
-INLINE void finish_row(const ChannelProduct& p, int m, const Ints (&low)[NV]) {
+// Sums of row m of C, of those of the low bytes and of the outliers, scaled.
+template <bool kGated = false, int NV>
+INLINE void scale_row(const ChannelProduct& p, int m, const Ints (&low)[NV], Floats (&whole)[NV]) {
   const ChannelRow& row = p.row[m];
-  Floats whole[NV];
 #pragma GCC unroll 4
   for (int v = 0; v < NV; v++) whole[v] = to_floats(low[v]);
   if (row.outliers) {
     Ints high[NV];
 #pragma GCC unroll 4
     for (int v = 0; v < NV; v++) high[v] = broadcast_int(row.start_high);
+    const uint32_t* b[NV];
+#pragma GCC unroll 4
+    for (int v = 0; v < NV; v++) b[v] = p.b + p.index<kGated>(v) * p.b_stride;
     const OutlierWord* word = p.outliers + m * p.outlier_stride;
     for (const OutlierWord* end = word + row.outliers; word < end; word++) {
       const Words bytes = broadcast_word(word->high);
-      const uint32_t* b = p.b + word->at * kWidth;
 #pragma GCC unroll 4
-      for (int v = 0; v < NV; v++) high[v] = dot_biased(load_words(b + v * p.b_stride), bytes, high[v]);
+      for (int v = 0; v < NV; v++) high[v] = dot_biased(load_words(b[v] + word->at * kWidth), bytes, high[v]);
     }
 #pragma GCC unroll 4
     for (int v = 0; v < NV; v++) whole[v] = fma(to_floats(high[v]), broadcast(1 << kPlaneBits), whole[v]);
   }
-  auto* to = static_cast<typename To::Value*>(p.c.first) + m * p.c.stride;
 #pragma GCC unroll 4
-  for (int v = 0; v < NV; v++) {
-    To::store(to + v * kWidth, whole[v] * broadcast(row.scale) * load(p.b_scale + v * kWidth));
+  for (int v = 0; v < NV; v++) whole[v] = whole[v] * broadcast(row.scale) * load(p.b_scale + p.index<kGated>(v) * kWidth);
+}
+
+// Row m of C.
+template <class To, int NV>
+INLINE void finish_row(const ChannelProduct& p, int m, const Ints (&low)[NV]) {
+  Floats whole[NV];
+  scale_row(p, m, low, whole);
+  auto* to = static_cast<typename To::Value*>(p.c.first) + m * p.c.stride;
+  if constexpr (NV % 2 == 0) {
+#pragma GCC unroll 2
+    for (int v = 0; v < NV; v += 2) To::store_two(to + v * kWidth, whole[v], whole[v + 1]);
+  } else {
+#pragma GCC unroll 4
+    for (int v = 0; v < NV; v++) To::store(to + v * kWidth, whole[v]);
   }
 }
 

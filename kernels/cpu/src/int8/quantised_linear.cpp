@@ -5,9 +5,12 @@
 #include <vector>
 
 #include "gguf/block_tile.h"
+#include "gguf/widened_blocks.h"
+#include "int8/int8_amx.h"
 #include "int8/int8_tile.h"
 #include "simd/partition.h"
 #include "gemm/epilogue.h"
+#include "gemm/gate.h"
 #include "simd/parallel.h"
 #include "int8/quantise.h"
 #include "int8/quantised_linear.h"
@@ -141,10 +144,11 @@ Lines panels_of(const QuantisedLinear& op, const ProductPart& part) {
 }
 
 Cuts channel_cuts(const QuantisedLinear& op) {
-  return Cuts(op.used_threads(), op.rows, op.columns, 1, kChannelRows, kManyRows, {channel_words(op)});
+  return Cuts(op.used_threads(), op.rows, op.out_columns(), 1, kChannelRows, kManyRows,
+              {channel_words(op), op.gate ? 2 : 1});
 }
 
-// Some rows times the channels of a part.
+// Some rows times the channels of a part; with a gate, a panel stands for two.
 struct ChannelPart {
   const QuantisedLinear& op;
   const ChannelRows& x;
@@ -154,12 +158,22 @@ struct ChannelPart {
   ChannelPart(const QuantisedLinear& op, const ChannelRows& x, const Cuts& cuts, int64_t index)
       : op(op), x(x), part(cuts.part(index)), next(after(op, cuts, index)) {}
 
-  // The product of a tile, which asks for lines in memory.
-  ChannelProduct product(const TileSpan& tile, const TileRows& c, const Lines& ahead) const {
-    const int64_t words = channel_words(op), panel_words = words * kWidth;
+  // The product of a tile, which asks for lines in memory. With a gate: of half `half` of the weight.
+  ChannelProduct product(const TileSpan& tile, const TileRows& c, const Lines& ahead, int half = 0) const {
+    const int64_t words = channel_words(op), panel_words = words * kWidth, panel = tile.panel + half * apart();
     return {x.low(tile.row), x.stride, x.row(tile.row), x.outliers(tile.row), x.outlier_stride,
-            op.panels + tile.panel * panel_words, panel_words,
-            static_cast<const float*>(op.scales) + tile.panel * kWidth, words, c, ahead.first, ahead.count};
+            op.panels + panel * panel_words, panel_words, static_cast<const float*>(op.scales) + panel * kWidth, words,
+            c, ahead.first, ahead.count, 0, 0, 0};
+  }
+
+  // The same of both halves, a panel of one and a panel of the other.
+  ChannelProduct gated_product(const TileSpan& tile, const TileRows& c, const Lines& ahead) const {
+    ChannelProduct both = product(tile, c, ahead);
+    const ptrdiff_t half = apart() * channel_words(op) * kWidth;
+    const bool is_own = ahead.first >= op.panels && ahead.first < op.panels + half;
+    both.ahead_apart = is_own ? half : 0;
+    both.gate = op.gate, both.apart = apart();
+    return both;
   }
 
   // The panels after those of a tile, as many again.
@@ -168,6 +182,9 @@ struct ChannelPart {
     if (left) return panels_of(op, end, end + std::min<int64_t>(tile.panels, left));
     return {next.first, std::min(next.count, tile.panels * channel_words(op))};
   }
+
+  // With a gate, panels from one half to the other.
+  int64_t apart() const { return op.columns / 2 / kWidth; }
 
  private:
   static Lines after(const QuantisedLinear& op, const Cuts& cuts, int64_t index) {
@@ -194,20 +211,67 @@ void multiply_channels(const ChannelPart& all, Out& out) {
   });
 }
 
+// The same with a gate: a tile of each half, rounded, and their activation.
+template <class E, class Act>
+void multiply_gated_channels(const ChannelPart& all) {
+  using Value = typename E::Value;
+  const ProductPart& part = all.part;
+  const int row_count = part.row_count();
+  const int64_t columns = all.op.out_columns();
+  alignas(64) Value room[2][kChannelRows * kRoomStride];
+  for_tiles<kChannelRows, kChannelPanels>(row_count, part.panel_count(), [&](int m, int rows, int p, int panels) {
+    const TileSpan tile = {part.row + m, part.panel + p, rows, panels};
+    const Lines none = {all.op.panels, 0};
+    Lines ahead = row_count > kChannelRows ? all.behind(tile).between(m, m + rows, row_count) : none;
+    for (int half = 0; half < 2; half++) {
+      const TileRows to = {room[half], kRoomStride, E::kPerWord == Bf16::kPerWord};
+      multiply_channel_tile(all.product(tile, to, ahead, half), rows, panels);
+      ahead.first += all.apart() * channel_words(all.op) * kWidth;
+    }
+    for (int r = 0; r < rows; r++) {
+      Value* to = static_cast<Value*>(all.op.out) + (tile.row + r) * columns + tile.panel * kWidth;
+      for (int i = 0; i < panels * kWidth; i += kWidth) {
+        const int64_t at = r * kRoomStride + i;
+        store_gated<E, Act>(room[0] + at, room[1] + at, to + i);
+      }
+    }
+  });
+}
+
 #if ROOTGRAFT_AMX
-// The same by AMX. The first rows fetch the panels for all; where a part's panels are used by many rows, they stay in
-// the cache after that, and the next part's come meanwhile.
+// f(tile, rows, ahead) by AMX. The first rows fetch the panels for all; where a part's panels are used by many rows, they
+// stay in the cache after that, and the next part's come meanwhile.
+template <class F>
+INLINE void for_channel_tiles(const ChannelPart& all, int most_panels, F f) {
+  const ProductPart& part = all.part;
+  const bool stays = stays_cached(part, channel_words(all.op) * (all.op.gate ? 2 : 1));
+  const AmxScope scope(amx_shapes(amx_rows(part.row_count()), kAmxWords));
+  const auto multiply = [&](int m, const AmxRows& rows, int p, int panels) {
+    const TileSpan tile = {part.row + m, part.panel + p, rows.all(), panels};
+    f(tile, rows, stays ? part.due(all.next, tile) : m == 0 ? all.behind(tile) : Lines{all.op.panels, 0});
+  };
+  for_amx_tiles(part.row_count(), part.panel_count(), multiply, most_panels);
+}
+
 template <class Out>
 void multiply_channels_amx(const ChannelPart& all, Out& out) {
-  const ProductPart& part = all.part;
-  const bool stays = stays_cached(part, channel_words(all.op));
-  const AmxScope scope(amx_shapes(amx_rows(part.row_count()), kAmxWords));
   alignas(64) float room[kMostAmxRows * kRoomStride];
-  for_amx_tiles(part.row_count(), part.panel_count(), [&](int m, const AmxRows& rows, int p, int panels) {
-    const TileSpan tile = {part.row + m, part.panel + p, rows.all(), panels};
-    const Lines ahead = stays ? part.due(all.next, tile) : m == 0 ? all.behind(tile) : Lines{all.op.panels, 0};
-    multiply_channel_amx(all.product(tile, out.place(room, tile), ahead), rows, panels);
-    out.take(part.index, room, tile);
+  ChannelFinish finishing;
+  for_channel_tiles(all, kAmxPanels, [&](const TileSpan& tile, const AmxRows& rows, const Lines& ahead) {
+    const TileRows to = out.place(room, tile);
+    multiply_channel_amx(all.product(tile, to, ahead), rows, tile.panels, finishing);
+    if (to.first == room) finishing.finish_all();
+    out.take(all.part.index, room, tile);
+  });
+}
+
+void multiply_gated_channels_amx(const ChannelPart& all) {
+  const QuantisedLinear& op = all.op;
+  const TileRows out = {op.out, op.out_columns(), (bool)op.is_bf16};
+  ChannelFinish finishing;
+  for_channel_tiles(all, kAmxPanels / 2, [&](const TileSpan& tile, const AmxRows& rows, const Lines& ahead) {
+    const TileRows to = out.right(tile.row * op.out_columns() + tile.panel * kWidth);
+    multiply_channel_amx(all.gated_product(tile, to, ahead), rows, 2 * tile.panels, finishing);
   });
 }
 #endif
@@ -237,23 +301,39 @@ void run_blocks(const QuantisedLinear& op) {
   if (!has_memory) throw std::bad_alloc();
 }
 
-template <class E, class Out>
-void run_channels(const QuantisedLinear& op) {
+// f(part, by_amx) for the parts of a product with channels.
+template <class E, class F>
+void for_channel_parts(const QuantisedLinear& op, const Cuts& cuts, const F& f) {
   static thread_local ChannelRows x;
   const int threads = threads_for(op.rows * op.width, kSmallRows, op.threads);
   x.fill<E>(static_cast<const typename E::Value*>(op.x), op.rows, op.width, threads);
   const ChannelRows& rows = x;
   const bool by_amx = op.rows > kByteRows && op.width % (kWordBytes * kAmxWords) == 0 && has_amx();
+  parallel_shares(cuts.threads, cuts.count(), [&](int64_t i) { f(ChannelPart(op, rows, cuts, i), by_amx); });
+}
+
+template <class E, class Out>
+void run_channels(const QuantisedLinear& op) {
   const Cuts cuts = channel_cuts(op);
   Out out(op, cuts.count());
-  parallel_shares(cuts.threads, cuts.count(), [&](int64_t i) {
-    const ChannelPart all(op, rows, cuts, i);
+  for_channel_parts<E>(op, cuts, [&](const ChannelPart& all, bool by_amx) {
 #if ROOTGRAFT_AMX
     if (by_amx) return multiply_channels_amx(all, out);
 #endif
     multiply_channels(all, out);
   });
   out.finish();
+}
+
+template <class E>
+void run_gated_channels(const QuantisedLinear& op) {
+  if (!op.rows) return;
+  for_channel_parts<E>(op, channel_cuts(op), [&](const ChannelPart& all, bool by_amx) {
+#if ROOTGRAFT_AMX
+    if (by_amx) return multiply_gated_channels_amx(all);
+#endif
+    with_activation(op.gate - 1, [&](auto act) { multiply_gated_channels<E, decltype(act)>(all); });
+  });
 }
 
 template <class E, class Out>
@@ -265,6 +345,7 @@ void run(const QuantisedLinear& op) {
     case Format::kBytes:
       return op.planes == 1 ? run_blocks<Format::kBytes, 1, E, Out>(op) : run_blocks<Format::kBytes, 2, E, Out>(op);
     case Format::kChannels: return run_channels<E, Out>(op);
+    default: return;  // widened: not quantised products
   }
 }
 
@@ -274,8 +355,13 @@ void run(const QuantisedLinear& op) {
 using namespace rootgraft;
 
 extern "C" int quantised_linear(const QuantisedLinear* op) try {
+  if (!op->planes) {
+    multiply_widened_blocks(*op);
+    return 0;
+  }
   with_types([&](auto element, auto to) {
-    if (op->at) run<decltype(element), Searched<Fp32>>(*op);
+    if (op->gate) run_gated_channels<decltype(element)>(*op);
+    else if (op->at) run<decltype(element), Searched<Fp32>>(*op);
     else run<decltype(element), Stored<Fp32, decltype(to)>>(*op);
   }, op->is_bf16, op->out_is_bf16);
   return 0;

@@ -13,14 +13,19 @@ struct QuantisedLinear {
   const void* x;           // [rows][width]
   const uint32_t* panels;  // see Format
   const void* scales;
-  const float* bias;       // [columns] or null
-  void* out;               // [rows][columns], of x's type or fp32; or [rows] fp32, the largest of each row
+  const float* bias;       // [columns] or null; null with a gate
+  void* out;               // [rows][columns], of x's type or fp32; or [rows] fp32, the largest of each row; or a gate's
   int64_t* at;             // null, or the columns of the largest
   int64_t rows, columns, width;
   Format format;
-  int64_t planes;  // of x
+  int64_t planes;  // of x; 0: numbers of blocks are rounded to its type instead (gguf/widened_blocks.h)
   int64_t is_bf16, out_is_bf16, threads;
   const QuantisedLinear* next;  // the call that comes after this one, if that is known
+  // 0, or 1 + the kind of activation: out is act(first half) * second half [rows][columns / 2], of x's type, where the
+  // halves are whole panels. Not with blocks whose x is quantised.
+  int64_t gate;
+
+  int64_t out_columns() const { return gate ? columns / 2 : columns; }
 
   int used_threads() const { return threads_for(rows * width * columns, kSmall, threads); }
 };

@@ -4,6 +4,7 @@
 #include <new>
 #include <vector>
 
+#include "gguf/block_numbers.h"
 #include "gguf/block_tile.h"
 #include "simd/parallel.h"
 #include "int8/quantise.h"
@@ -80,37 +81,25 @@ struct QuantisedRows {
   int64_t threads;
 };
 
-int32_t byte_of(uint32_t word, int64_t i) { return (int32_t)(word >> 8 * i & 0xFF); }
-
-void read_nibbles(const QuantisedRows& op, int64_t panel, int64_t lane, float* out) {
-  const int64_t blocks = op.width / kBlockValues, half = kBlockWords / 2;
-  const uint32_t* words = op.panels + panel * blocks * half * kWidth + lane;
-  const uint16_t* scales = static_cast<const uint16_t*>(op.scales) + panel * blocks * 2 * kWidth;
-  for (int64_t block = 0; block < blocks; block++, out += kBlockValues, scales += 2 * kWidth) {
-    float scale[kWidth], minimum[kWidth];
-    store(scale, load_half(scales));
-    store(minimum, load_half(scales + kWidth));
-    for (int64_t i = 0; i < half * kWordBytes; i++) {
-      const int32_t both = byte_of(words[(block * half + i / kWordBytes) * kWidth], i % kWordBytes);
-      out[i] = scale[lane] * (float)(both & 15) + minimum[lane];
-      out[i + half * kWordBytes] = scale[lane] * (float)(both >> 4) + minimum[lane];
-    }
+// Writes the numbers of a lane; block by block, those of all lanes are made.
+template <Format F>
+void read_blocks(const QuantisedRows& op, int64_t panel, int64_t lane, float* out) {
+  const int64_t blocks = op.width / kBlockValues;
+  BlockPlace place = block_place<F>(op.panels, static_cast<const uint16_t*>(op.scales), panel * blocks);
+  for (int64_t block = 0; block < blocks; block++, out += kBlockValues) {
+    float numbers[kBlockValues][kWidth];
+    store_numbers(next_block<F>(place), numbers);
+    for (int i = 0; i < kBlockValues; i++) out[i] = numbers[i][lane];
   }
 }
 
-void read_bytes(const QuantisedRows& op, int64_t panel, int64_t lane, float* out) {
-  const bool has_blocks = op.format == Format::kBytes;
-  const int64_t size = has_blocks ? kBlockValues : op.width, blocks = op.width / size;
+void read_channel(const QuantisedRows& op, int64_t panel, int64_t lane, float* out) {
   const int64_t words = (op.width + kWordBytes - 1) / kWordBytes;
   const uint32_t* from = op.panels + panel * words * kWidth + lane;
-  float scale[kWidth];
+  const float scale = static_cast<const float*>(op.scales)[panel * kWidth + lane];
   for (int64_t i = 0; i < op.width; i++) {
-    if (i % size == 0) {
-      const int64_t at = (panel * blocks + i / size) * kWidth;
-      store(scale, has_blocks ? load_half(static_cast<const uint16_t*>(op.scales) + at)
-                              : load(static_cast<const float*>(op.scales) + at));
-    }
-    out[i] = scale[lane] * (float)(byte_of(from[i / kWordBytes * kWidth], i % kWordBytes) - 128);
+    const uint32_t byte = from[i / kWordBytes * kWidth] >> 8 * (i % kWordBytes) & 0xFF;
+    out[i] = scale * (float)((int32_t)byte - 128);
   }
 }
 
@@ -161,8 +150,8 @@ extern "C" int quantised_rows(const QuantisedRows* op) {
     for (; i < end; i++) {
       const int64_t panel = op->ids[i] / kWidth, lane = op->ids[i] % kWidth;
       float* out = op->out + i * op->width;
-      if (op->format == Format::kNibbles) read_nibbles(*op, panel, lane, out);
-      else read_bytes(*op, panel, lane, out);
+      if (op->format == Format::kChannels || op->format == Format::kWidened) read_channel(*op, panel, lane, out);
+      else with_block_format(op->format, [&](auto format) { read_blocks<format.value>(*op, panel, lane, out); });
     }
   });
   return 0;

@@ -268,6 +268,10 @@ struct Fp32 {
 
   static INLINE Floats load(const float* from) { return rootgraft::load(from); }
   static INLINE void store(float* to, const Floats& value) { rootgraft::store(to, value); }
+  static INLINE void store_two(float* to, const Floats& first, const Floats& second) {
+    rootgraft::store(to, first);
+    rootgraft::store(to + kWidth, second);
+  }
   static INLINE Floats weight_exp2(const Floats& x) { return exp2(x); }
   static INLINE float widen(float value) { return value; }
   static INLINE float narrow(float value) { return value; }

@@ -1,0 +1,112 @@
+"""Measured choice between two forms of GGUF blocks with the same bits: as stored, or widened to the model's type.
+
+As stored they are a quarter or half as much to read, but must be widened in every product, which some machines hide
+and others do not. So both are measured at the numbers of rows that steps have.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from dataclasses import dataclass
+from functools import cache
+from typing import Final, NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+from ...kernels import ops, quantised_weights
+from ...kernels.ops import Linear
+from ...kernels.quantised_weights import BLOCK_SIZES, BlockType
+from ..checkpoint.gguf import GgufFile
+
+ROWS: Final = (1, 4, 16, 32, 128, 512)
+"""Numbers of rows that are measured: from one stream to a chunk of a prompt."""
+
+LEAST_SPEED: Final = 0.8
+"""Where blocks as stored are slower than this with some number of rows, they are widened."""
+
+LEAST_BYTES: Final = 16 << 20
+"""Fewer bytes of blocks are widened unmeasured: caches hold most of them, and to measure takes longer than to load."""
+
+_SIZE: Final = 24 << 20  # values of the measured weight: more than caches of a core hold, in either form
+_MANY: Final = 128  # rows that are measured with an eighth of that: their products take long
+_ROUNDS: Final = 5
+
+
+@dataclass(frozen=True, slots=True)
+class FormSpeeds:
+    """How many times as fast blocks as stored are, for each number of ``ROWS``."""
+
+    speeds: tuple[float, ...]
+
+    @property
+    def stored(self) -> bool:
+        """The rule: as stored where that is faster in the geometric mean, and ``LEAST_SPEED`` as fast at least."""
+        return math.prod(self.speeds) > 1.0 and min(self.speeds) >= LEAST_SPEED
+
+    def __str__(self) -> str:
+        speeds = ", ".join(f"{speed:.1f}" for speed in self.speeds)
+        rows = ", ".join(map(str, ROWS))
+        return (
+            f"Weights are kept {'as stored' if self.stored else 'widened'}: linear layers with blocks as stored are "
+            f"{speeds} times as fast as widened ones with {rows} rows (measured)"
+        )
+
+
+class StoredBlocks(NamedTuple):
+    """Blocks that most bytes of a file have: their type, and the values of a row."""
+
+    type: BlockType
+    width: int
+
+
+def blocks_of(file: GgufFile) -> StoredBlocks | None:
+    """Return what a file's blocks are, of those with a kernel; None where there are few or none."""
+    sizes: Counter[tuple[str, int]] = Counter()
+    for tensor in file.tensors.values():
+        if tensor.type in BLOCK_SIZES and len(tensor.shape) > 1:
+            sizes[tensor.type, tensor.shape[-1]] += tensor.num_bytes
+    if sizes.total() < LEAST_BYTES:
+        return None
+    (block_type, width), _ = sizes.most_common(1)[0]
+    return StoredBlocks(cast(BlockType, block_type), width)
+
+
+@cache
+def measure_forms(blocks: StoredBlocks, dtype: torch.dtype) -> FormSpeeds:
+    """Measure both forms of a weight, in turn, the least of five times each; once in a process.
+
+    Args:
+        dtype: of activations.
+    """
+    return FormSpeeds(tuple(speed for part in _parts() for speed in _speeds(blocks, dtype, *part)))
+
+
+def _parts() -> tuple[tuple[int, tuple[int, ...]], ...]:
+    """Sizes of weights, and the rows that they are measured with."""
+    few = tuple(rows for rows in ROWS if rows < _MANY)
+    return (_SIZE, few), (_SIZE // 8, ROWS[len(few) :])
+
+
+def _speeds(blocks: StoredBlocks, dtype: torch.dtype, size: int, rows: tuple[int, ...]) -> list[float]:
+    block_type, width = blocks
+    columns = max(1, size // width)
+    values, num_bytes = BLOCK_SIZES[block_type]
+    raw = torch.zeros(columns, width // values * num_bytes, dtype=torch.uint8)
+    stored = quantised_weights.pack_blocks(raw, block_type, widened=True)
+    plain = ops.pack_linear(torch.zeros(columns, width, dtype=dtype))
+    times = [_least_times(torch.zeros(count, width, dtype=dtype), plain, stored) for count in rows]
+    return [of_plain / of_stored for of_plain, of_stored in times]
+
+
+def _least_times(x: Tensor, *layers: Linear) -> tuple[float, ...]:
+    """Seconds of each layer."""
+    return tuple(map(min, zip(*(tuple(_seconds(x, layer) for layer in layers) for _ in range(_ROUNDS)), strict=True)))
+
+
+def _seconds(x: Tensor, layer: Linear) -> float:
+    begin = time.perf_counter()
+    ops.linear(x, layer)
+    return time.perf_counter() - begin

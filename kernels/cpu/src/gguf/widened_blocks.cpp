@@ -1,0 +1,313 @@
+#include "gguf/widened_blocks.h"
+
+#include <atomic>
+#include <new>
+#include <vector>
+
+#include "gemm/epilogue.h"
+#include "gemm/gate.h"
+#include "gemm/linear.h"
+#include "gemm/tile_amx.h"
+#include "gguf/block_numbers.h"
+#include "simd/parallel.h"
+#include "simd/partition.h"
+
+namespace rootgraft {
+namespace {
+
+constexpr int64_t kFewRows = 32;           // use a panel once or twice: it is then widened into the first cache
+constexpr int64_t kRoomBytes = 512 << 10;  // of widened panels for more rows: half of them are used, half are made
+
+// A word of each column.
+INLINE void store_pair(uint32_t* to, const Floats& first, const Floats& second) {
+#if defined(__AVX512BF16__)
+  alignas(64) static constexpr uint16_t kOrder[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
+                                                      8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+  const auto both = (__m512i)_mm512_cvtne2ps_pbh((__m512)second.part[0], (__m512)first.part[0]);
+  store_words(to, Words{{(WordPart)_mm512_permutexvar_epi16(_mm512_load_si512(kOrder), both)}});
+#else
+  uint16_t halves[2][kWidth];
+  Bf16::store(halves[0], first);
+  Bf16::store(halves[1], second);
+  store_words(to, Bf16::interleave(halves[0], halves[1]));
+#endif
+}
+
+template <class E, int I = 0, class Block>
+INLINE void widen_block(const Block& block, uint32_t* to) {
+  if constexpr (I < kBlockValues) {
+    if constexpr (E::kPerWord == 1) {
+      store(reinterpret_cast<float*>(to), block.template number<I>());
+    } else {
+      store_pair(to, block.template number<I>(), block.template number<I + 1>());
+    }
+    widen_block<E, I + E::kPerWord>(block, to + kWidth);
+  }
+}
+
+constexpr int kAhead = 8;  // blocks that are asked for before they are needed
+
+template <class E, Format F>
+void widen_next(BlockPlace& place, uint32_t* to) {
+  prefetch_block<F>(place, kAhead);
+  widen_block<E>(next_block<F>(place), to);
+}
+
+// Widens the blocks of some panels one by one, between other work.
+template <class E>
+class Widening {
+ public:
+  // So many panels, and with `apart` as many again so many panels further.
+  void begin(const QuantisedLinear& op, int64_t panel, int64_t panels, int64_t apart, uint32_t* to) {
+    const int64_t blocks = op.width / kBlockValues;
+    with_block_format(op.format, [&](auto format) {
+      constexpr Format F = format.value;
+      const auto* scales = static_cast<const uint16_t*>(op.scales);
+      from_ = block_place<F>(op.panels, scales, panel * blocks);
+      then_ = block_place<F>(op.panels, scales, (panel + apart) * blocks);
+      widen_ = &widen_next<E, F>;
+    });
+    to_ = to;
+    left_ = panels * blocks;
+    left_then_ = apart ? left_ : 0;
+  }
+
+  INLINE void step() {
+    if (left_) next();
+  }
+
+  void finish() {
+    while (left_) next();
+  }
+
+ private:
+  static constexpr int kWords = kBlockValues / E::kPerWord * kWidth;  // of a block, widened
+
+  INLINE void next() {
+    widen_(from_, to_);
+    to_ += kWords;
+    if (--left_ || !left_then_) return;
+    from_ = then_, left_ = left_then_, left_then_ = 0;
+  }
+
+  BlockPlace from_, then_;
+  void (*widen_)(BlockPlace& place, uint32_t* to) = nullptr;
+  uint32_t* to_ = nullptr;
+  int64_t left_ = 0, left_then_ = 0;
+};
+
+#if ROOTGRAFT_AMX
+// One or two tiles of rows times one or two panels. step() runs before each instruction that multiplies.
+template <int R, int P, AmxReuse kReuse, class Rows, class Step>
+void multiply_tiles(const Product& p, const AmxRows& rows, AmxEpilogue<Rows>& epilogue, Step step) {
+  const uint32_t *a[R], *b = p.b;
+  const ptrdiff_t b_stride = p.b_stride;
+  a[0] = p.a;
+  if constexpr (R == 2) a[1] = p.a + rows.second * p.a_stride;
+  PendingRows pending = epilogue.pending;
+  for_constants<R * P>([](auto i) { amx_zero<i.value>(); });
+  add_by_amx<AmxWords::kBf16, R, P, kReuse>(a, p.a_stride, [=](int i) { return b + i * b_stride; }, p.steps, [&] {
+    epilogue.step(pending);
+    step();
+  });
+  epilogue.pending = pending;
+  float* to = p.c.is_bf16 ? epilogue.begin(p.c, rows.all(), P) : static_cast<float*>(p.c.first);
+  const ptrdiff_t stride = p.c.is_bf16 ? kEpilogueStride : p.c.stride;
+  for_constants<P>([&](auto i) {
+    amx_store<i.value>(to + i.value * kWidth, stride * sizeof(float));
+    if constexpr (R == 2) amx_store<P + i.value>(to + rows.second * stride + i.value * kWidth, stride * sizeof(float));
+  });
+}
+
+template <int P, class Rows, class Step>
+INLINE void multiply_rows(const Product& p, const AmxRows& rows, AmxReuse reuse, AmxEpilogue<Rows>& epilogue,
+                          Step step) {
+  if (!rows.second) return multiply_tiles<1, P, AmxReuse::kFirstCache>(p, rows, epilogue, step);
+  with_reuse<2>(reuse, [&](auto use) { multiply_tiles<2, P, use.value>(p, rows, epilogue, step); });
+}
+#endif
+
+// Some rows times some widened panels; with a gate, a panel stands for two.
+template <class E>
+struct WidenedPart {
+  const QuantisedLinear& op;
+  const ProductPart& part;
+  const int64_t steps = op.width / E::kPerWord, panel_words = steps * kWidth;
+
+  // Panels that are widened at once, where few rows use `few`.
+  int64_t group(int few) const {
+    if (part.row_count() <= kFewRows) return few;
+    const int64_t room = kRoomBytes / 2 / (panel_words * halves() * (int64_t)sizeof(uint32_t));
+    return std::max<int64_t>(few, room / kTilePanels * kTilePanels);
+  }
+
+  int halves() const { return op.gate ? 2 : 1; }
+  int64_t apart() const { return op.gate ? op.columns / 2 / kWidth : 0; }
+
+  Product product(const TileSpan& tile, const uint32_t* b, const TileRows& c) const {
+    return {static_cast<const uint32_t*>(op.x) + tile.row * steps, steps, b, panel_words, steps, c, nullptr};
+  }
+
+  // f(widened, panel, count, step) for groups of panels; step() widens some of the next one.
+  template <class Fn>
+  INLINE void for_groups(int64_t group, Fn f) const {
+    const int64_t room = group * halves() * panel_words;
+    static thread_local std::vector<Words> rooms;  // whose lines are whole
+    if ((int64_t)rooms.size() * kWidth < 2 * room) rooms.resize(2 * room / kWidth);
+    auto* now = reinterpret_cast<uint32_t*>(rooms.data());
+    uint32_t* next = now + room;
+    Widening<E> widening;
+    const auto begin = [&](int64_t panel, uint32_t* to) {
+      const int64_t count = std::min(group, part.panel_end - panel);
+      if (count > 0) widening.begin(op, panel, count, apart(), to);
+    };
+    begin(part.panel, now);
+    for (int64_t panel = part.panel; panel < part.panel_end; panel += group) {
+      widening.finish();
+      begin(panel + group, next);
+      f(now, panel, (int)std::min(group, part.panel_end - panel), [&] { widening.step(); });
+      std::swap(now, next);
+    }
+  }
+
+  // Widened panels, the first of which is `panel`.
+  template <class Out>
+  void multiply(const uint32_t* widened, int64_t panel, int count, Out& out) const {
+    alignas(64) float room[kTileRows * kRoomStride];
+    for_tiles(part.row_count(), count, [&](int m, int rows, int p, int panels) {
+      const TileSpan tile = {part.row + m, panel + p, rows, panels};
+      multiply_tile<E>(product(tile, widened + p * panel_words, out.place(room, tile)), rows, panels);
+      out.take(part.index, room, tile);
+    });
+  }
+
+  // The same of a gate: those of its factors lie behind the widened panels.
+  template <class Act>
+  void multiply_gated(const uint32_t* widened, int64_t panel, int count) const {
+    using Value = typename E::Value;
+    alignas(64) Value room[2][kTileRows * kRoomStride];
+    for_tiles(part.row_count(), count, [&](int m, int rows, int p, int panels) {
+      const TileSpan tile = {part.row + m, panel + p, rows, panels};
+      for (int half = 0; half < 2; half++) {
+        const TileRows to = {room[half], kRoomStride, E::kPerWord == Bf16::kPerWord};
+        multiply_tile<E>(product(tile, widened + (half * count + p) * panel_words, to), rows, panels);
+      }
+      for (int r = 0; r < rows; r++) {
+        Value* to = static_cast<Value*>(op.out) + (tile.row + r) * op.out_columns() + tile.panel * kWidth;
+        for (int i = 0; i < panels * kWidth; i += kWidth) {
+          const int at = r * kRoomStride + i;
+          store_gated<E, Act>(room[0] + at, room[1] + at, to + i);
+        }
+      }
+    });
+  }
+
+#if ROOTGRAFT_AMX
+  // The same by AMX, with step() before each instruction that multiplies.
+  template <class Out, class Step>
+  void multiply_amx(const uint32_t* widened, int64_t panel, int count, Out& out, AmxEpilogue<RoundedRows>& epilogue,
+                    Step step) const {
+    alignas(64) float room[kMostAmxRows * kRoomStride];
+    const AmxReuse reuse = reuse_of(part.row_count(), steps);
+    const auto multiply = [&](int m, const AmxRows& rows, int p, int panels) {
+      const TileSpan tile = {part.row + m, panel + p, rows.all(), panels};
+      const Product one = product(tile, widened + p * panel_words, out.place(room, tile));
+      with_constant<2>(panels, [&](auto pair) { multiply_rows<pair.value>(one, rows, reuse, epilogue, step); });
+      out.take(part.index, room, tile);
+    };
+    for_amx_tiles(part.row_count(), count, multiply, 2);
+  }
+
+  template <class Step>
+  void multiply_gated_amx(const uint32_t* widened, int64_t panel, int count, AmxEpilogue<GatedRows>& epilogue,
+                          Step step) const {
+    const AmxReuse reuse = reuse_of(part.row_count(), steps);
+    const TileRows out = {op.out, op.out_columns(), true};
+    const auto multiply = [&](int m, const AmxRows& rows, int p, int) {
+      const TileSpan tile = {part.row + m, panel + p, rows.all(), 1};
+      const TileRows to = out.right(tile.row * op.out_columns() + tile.panel * kWidth);
+      Product both = product(tile, widened + p * panel_words, to);
+      both.b_stride = count * panel_words;
+      multiply_rows<2>(both, rows, reuse, epilogue, step);
+    };
+    for_amx_tiles(part.row_count(), count, multiply, 1);
+  }
+#endif
+};
+
+template <class E, class Out>
+void multiply_part(const QuantisedLinear& op, const ProductPart& part, Out& out) {
+  const WidenedPart<E> all = {op, part};
+#if ROOTGRAFT_AMX
+  if (E::kPerWord == Bf16::kPerWord && takes_amx(all.steps)) {
+    const AmxScope scope(amx_shapes(amx_rows(part.row_count()), kAmxWords));
+    AmxEpilogue<RoundedRows> epilogue;
+    return all.for_groups(all.group(2), [&](const uint32_t* widened, int64_t panel, int count, auto step) {
+      all.multiply_amx(widened, panel, count, out, epilogue, step);
+    });
+  }
+#endif
+  all.for_groups(all.group(kTilePanels), [&](const uint32_t* widened, int64_t panel, int count, auto) {
+    all.multiply(widened, panel, count, out);
+  });
+}
+
+template <class E>
+void multiply_gated_part(const QuantisedLinear& op, const ProductPart& part) {
+  const WidenedPart<E> all = {op, part};
+#if ROOTGRAFT_AMX
+  if (E::kPerWord == Bf16::kPerWord && takes_amx(all.steps)) {
+    const AmxScope scope(amx_shapes(amx_rows(part.row_count()), kAmxWords));
+    AmxEpilogue<GatedRows> epilogue(gated_rows(op.gate - 1));
+    return all.for_groups(all.group(1), [&](const uint32_t* widened, int64_t panel, int count, auto step) {
+      all.multiply_gated_amx(widened, panel, count, epilogue, step);
+    });
+  }
+#endif
+  with_activation(op.gate - 1, [&](auto act) {
+    all.for_groups(all.group(kTilePanels), [&](const uint32_t* widened, int64_t panel, int count, auto) {
+      all.template multiply_gated<decltype(act)>(widened, panel, count);
+    });
+  });
+}
+
+// f(part) on all threads. Throws std::bad_alloc where one does.
+template <class F>
+void for_parts(const QuantisedLinear& op, const Cuts& cuts, F f) {
+  std::atomic<bool> has_memory{true};
+  parallel_shares(cuts.threads, cuts.count(), [&](int64_t i) {
+    try {
+      f(cuts.part(i));
+    } catch (const std::bad_alloc&) {
+      has_memory = false;
+    }
+  });
+  if (!has_memory) throw std::bad_alloc();
+}
+
+Cuts cuts_of(const QuantisedLinear& op) {
+  return Cuts(op.used_threads(), op.rows, op.out_columns(), 1, kTileRows, kManyProductRows,
+              {op.width / 2, op.gate ? 2 : 1});
+}
+
+template <class E, class Out>
+void run(const QuantisedLinear& op) {
+  const Cuts cuts = cuts_of(op);
+  Out out(op, cuts.count());
+  for_parts(op, cuts, [&](const ProductPart& part) { multiply_part<E>(op, part, out); });
+  out.finish();
+}
+
+}  // namespace
+
+void multiply_widened_blocks(const QuantisedLinear& op) {
+  if (!op.rows) return;
+  with_types([&](auto element, auto to) {
+    using E = decltype(element);
+    if (op.gate) for_parts(op, cuts_of(op), [&](const ProductPart& part) { multiply_gated_part<E>(op, part); });
+    else if (op.at) run<E, Searched<Fp32>>(op);
+    else run<E, Stored<Fp32, decltype(to)>>(op);
+  }, op.is_bf16, op.out_is_bf16);
+}
+
+}  // namespace rootgraft

@@ -1,0 +1,52 @@
+// Products of bytes with a scale for each row by AMX, whose rows are finished while the next product is made.
+#pragma once
+
+#include "gemm/tile_amx.h"
+#include "int8/int8_tile.h"
+
+#if ROOTGRAFT_AMX
+
+namespace rootgraft {
+
+// Finishes the rows of a product while AMX multiplies the next, which leaves the vector units idle.
+class ChannelFinish {
+ public:
+  static constexpr int kStride = kAmxPanels * kWidth;  // sums from row to row
+  using Row = void (*)(const ChannelProduct& product, const int32_t* sums, int row);
+
+  ~ChannelFinish() { finish_all(); }
+
+  // Where the sums of the product that is made go.
+  int32_t* room() { return sums_[room_]; }
+
+  // They are there, and go to product.c from now on. The next product has so many instructions that multiply.
+  void begin(const ChannelProduct& product, int rows, int panels, ptrdiff_t products);
+
+  // Before an instruction that multiplies: finishes a row, or none.
+  INLINE void step() {
+    if (next_ == rows_ || --wait_ > 0) return;
+    wait_ = every_;
+    finish_next();
+  }
+
+  void finish_all() {
+    while (next_ < rows_) finish_next();
+  }
+
+ private:
+  INLINE void finish_next() { row_(product_, from_, next_++); }
+
+  alignas(64) int32_t sums_[2][kMostAmxRows * kStride];
+  ChannelProduct product_;
+  Row row_ = nullptr;
+  const int32_t* from_ = nullptr;
+  int next_ = 0, rows_ = 0, room_ = 0, every_ = 1, wait_ = 1;
+};
+
+// The same to the bit as multiply_channel_tile where words fill AMX's registers, stored when the finishing goes on or
+// ends; in an AmxScope of amx_shapes(rows, kAmxWords).
+void multiply_channel_amx(const ChannelProduct& product, const AmxRows& rows, int panels, ChannelFinish& finishing);
+
+}  // namespace rootgraft
+
+#endif
