@@ -54,6 +54,6 @@ def _tensor_bytes(
     count = math.prod(shape)
     if form.startswith("stored"):
         stored = source.stored(name)
-        return stored[1] if stored and stored[0] in quantised_weights.BLOCK_BYTES else count * dtype.itemsize
+        return stored[1] if stored and stored[0] in quantised_weights.BLOCK_SIZES else count * dtype.itemsize
     is_packed = len(shape) > 1 and (name != EMBEDDING or config.tied_head)
     return count if is_packed and form.startswith("int8") else count * dtype.itemsize
