@@ -25,8 +25,8 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from ..config import SpeculativeConfig
 from ..engine_stats import EngineStats
+from ..json_options import SpeculativeConfig
 from ..kv_cache.prefix_cache import PrefixCache
 from ..sequence.sequence import Sequence
 from .draft_cost import DraftChoice, DraftCost

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.engine.draft_engine import compute_all_drafts, drafts_of
 
-from rootgraft.engine.config import SpeculativeConfig
 from rootgraft.engine.engine_stats import EngineStats
+from rootgraft.engine.json_options import SpeculativeConfig
 from rootgraft.engine.kv_cache.prefix_cache import PrefixCache
 from rootgraft.engine.sequence.sequence import Sequence
 from rootgraft.engine.speculation.output_lookup import OutputIndex, OutputLookup

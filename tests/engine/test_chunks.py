@@ -14,9 +14,10 @@ from support.engine.core_hooks import alive_sequences, set_clock
 from support.engine.fake_worker import FakeWorker, expected_tokens
 
 from rootgraft.engine.batch import Batch, Row
-from rootgraft.engine.config import EngineConfig, TargetItl
+from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.core.engine_core import EngineCore
 from rootgraft.engine.errors import ConfigError
+from rootgraft.engine.json_options import TargetItl
 from rootgraft.engine.messages import Done, Submit, TokenOut
 from rootgraft.engine.peer_options import engine_keywords
 from rootgraft.engine.scheduling.chunk_budget import LEAST, least_seconds, slowdown

@@ -11,8 +11,8 @@ from types import SimpleNamespace
 import pytest
 from support.engine.draft_engine import drafts_of
 
-from rootgraft.engine.config import SpeculativeConfig
 from rootgraft.engine.engine_stats import EngineStats
+from rootgraft.engine.json_options import SpeculativeConfig
 from rootgraft.engine.kv_cache.prefix_cache import PrefixCache
 from rootgraft.engine.sequence.sequence import Sequence
 from rootgraft.engine.speculation.prompt_lookup import NgramIndex
