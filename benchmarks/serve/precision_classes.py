@@ -6,7 +6,8 @@ class          rootgraft                                   peers
 bf16           bfloat16 weights, activations and KV        vLLM in bfloat16; llama.cpp, GGUF of bfloat16
 bf16-adapters  the same with eight adapters                the same with the same adapters
 4bit           the Q4_1 file's blocks, activations of 8    llama.cpp, the same file (it rounds activations to
-               bits, KV bfloat16; and of 16 bits           8 bits, KV fp16)
+               bits, KV bfloat16; and in bfloat16, the     8 bits, KV fp16)
+               default
 8bit           8-bit weights and activations, 8-bit KV     llama.cpp, Q8_0 (activations of 8 bits, KV fp16);
                                                            OpenVINO, int8 weights, its default KV of 8 bits
 =============  ==========================================  =================================================
@@ -80,13 +81,13 @@ def bfloat16_adapters(forms: ModelForms, peers: Installed) -> PrecisionClass:
 
 
 def four_bits(forms: ModelForms, peers: Installed) -> PrecisionClass:
-    def ours(form: str) -> str:
-        return f"{OURS} --model {_quoted(forms.gguf)} --quantization {form}"
+    def ours() -> str:
+        return f"{OURS} --model {_quoted(forms.gguf)}"
 
     servers = (
-        ServedForm("rootgraft", lambda: ours("gguf_dynamic")),
-        ServedForm(NO_DRAFTS, lambda: ours("gguf_dynamic") + _DRAFTS_OFF),
-        ServedForm("16-bit activations", lambda: ours("gguf")),
+        ServedForm("rootgraft", lambda: f"{ours()} --quantization gguf_dynamic"),
+        ServedForm(NO_DRAFTS, lambda: f"{ours()} --quantization gguf_dynamic{_DRAFTS_OFF}"),
+        ServedForm("bfloat16 activations", ours),
         ServedForm("llama.cpp", lambda: _llama(forms, peers.llama, None), is_peer=True),
     )
     return PrecisionClass("4bit", "4 bits", _WITHOUT_ADAPTERS, servers)
