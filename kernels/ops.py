@@ -341,11 +341,12 @@ def _activated(x: Tensor, kind: Activation, *, gated: bool) -> Tensor:
 
 def gated_linear(x: Tensor, layer: Linear, kind: Activation) -> Tensor:
     """``gated_activation(linear(x, layer), kind)``; the native CPU path keeps the product out of memory."""
-    if isinstance(layer, QuantisedLinear):
-        if layer.kernels.takes_gated(layer):
+    if not on_triton(x.device):
+        if isinstance(layer, QuantisedLinear):
+            if layer.kernels.takes_gated(layer):
+                return layer.kernels.gated_linear(x, layer, kind)
+        elif layer.kernels is not None and layer.kernels.takes_gated(layer):
             return layer.kernels.gated_linear(x, layer, kind)
-    elif layer.kernels is not None and layer.kernels.takes_gated(layer):
-        return layer.kernels.gated_linear(x, layer, kind)
     return gated_activation(linear(x, layer), kind)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.fleet import simulation
+from benchmarks.fleet.simulated import simulation
 from benchmarks.fleet.simulated.routing_cost import decide, place_adapters
 from benchmarks.fleet.simulated.simulate import MOST_UNLUCKY
 from benchmarks.fleet.simulated.simulation import simulate

@@ -33,25 +33,30 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
         server.close()
 
 
+def gateways(server: RealServer) -> list[dict[str, Any]]:
+    """Ask over a connection of its own: one that is kept may be with a gateway that was killed."""
+    with httpx.Client(base_url=server.http.base_url, timeout=60, trust_env=False) as http:
+        return list(http.get("/v1/fleet").json()["gateways"]["data"])
+
+
 def states(server: RealServer) -> list[str]:
-    return [each["state"] for each in server.http.get("/v1/fleet").json()["gateways"]["data"]]
+    return [each["state"] for each in gateways(server)]
 
 
 def pids(server: RealServer) -> set[int]:
-    places = [each["place"] for each in server.http.get("/v1/fleet").json()["gateways"]["data"]]
-    return {int(place.removeprefix("process ")) for place in places}
+    return {int(each["place"].removeprefix("process ")) for each in gateways(server)}
 
 
 @contextmanager
 def only(server: RealServer, number: int) -> Iterator[httpx.Client]:
     """Let only one of the gateways take connections: the other one is stopped."""
-    gateways = sorted(pids(server))
-    os.kill(gateways[1 - number], signal.SIGSTOP)
+    numbers = sorted(pids(server))
+    os.kill(numbers[1 - number], signal.SIGSTOP)
     try:
         with httpx.Client(base_url=server.http.base_url, timeout=60, trust_env=False) as http:
             yield http
     finally:
-        os.kill(gateways[1 - number], signal.SIGCONT)
+        os.kill(numbers[1 - number], signal.SIGCONT)
 
 
 def ask(http: httpx.Client, model: str) -> httpx.Response:
@@ -109,4 +114,5 @@ def test_they_are_forked_from_one_that_has_imported_all(server: RealServer) -> N
     wait_until(lambda: killed not in pids(server) and states(server) == ["serving", "serving"], seconds=60, pause=0.1)
     [template] = {psutil.Process(pid).ppid() for pid in before - {killed} | pids(server)}
     assert psutil.Process(template).ppid() == server.process.pid
-    assert text(ask(server.http, "small"))
+    with httpx.Client(base_url=server.http.base_url, timeout=60, trust_env=False) as http:
+        assert text(ask(http, "small"))
