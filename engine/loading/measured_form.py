@@ -27,8 +27,8 @@ ROWS: Final = (1, 4, 16, 32, 128, 512)
 LEAST_SPEED: Final = 0.8
 """Where blocks as stored are slower than this with some number of rows, they are widened."""
 
-LEAST_BYTES: Final = 16 << 20
-"""Fewer bytes of blocks are widened unmeasured: caches hold most of them, and to measure takes longer than to load."""
+LEAST_BYTES: Final = 256 << 20
+"""Fewer bytes of blocks are widened unmeasured: to measure takes half as long as to load them."""
 
 _SIZE: Final = 24 << 20  # values of the measured weight: more than caches of a core hold, in either form
 _MANY: Final = 128  # rows that are measured with an eighth of that: their products take long

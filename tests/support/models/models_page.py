@@ -28,7 +28,7 @@ The same for all classes above, as each is one decoder over the same ops:
 |---|---|---|
 | weights of a folder: F32, F16, BF16 | native kernels in float32 and bfloat16 | Triton kernels in bfloat16 and float16 |
 | `--quantization int8_dynamic`, `int8_weight_only` | all linear modules | refused |
-| a GGUF file: {types} | dequantised, or as stored (Q4_0, Q4_1, Q4_K, Q6_K, Q8_0) where a measurement at the start finds that faster: the same answers; with `--quantization gguf`, `gguf_dynamic` as stored in any case, activations of 15 or 8 bits (Q4_0, Q4_1, Q8_0) | dequantised |
+| a GGUF file: {types} | dequantised, or as stored (Q4_0, Q4_1, Q4_K, Q6_K, Q8_0) where they are 256 MiB or more and a measurement at the start finds that faster: the same answers; with `--quantization gguf`, `gguf_dynamic` as stored in any case, activations of 15 or 8 bits (Q4_0, Q4_1, Q8_0) | dequantised |
 | `--kv-cache-dtype int8` | yes | refused |
 | LoRA adapters on every linear module, embedding and head; routers and shared experts | batched, native | batched, Triton |
 | LoRA adapters on experts, stacked (`target_parameters`) or one by one | batched, native | batched, Triton; steps with them run without CUDA graphs |
