@@ -70,7 +70,7 @@ void multiply_block_amx(const Linear& op, const Cuts& cuts, int64_t index, Out& 
     if (product.c.is_bf16) multiply_amx(product, rows, panels, reuse, epilogue);
     else multiply_amx<AmxWords::kBf16>(product, rows, panels, reuse);
     out.take(part.index, room, tile);
-  }, whole.is_bf16 ? kAmxGroup : kAmxPanels);
+  }, whole.is_bf16 && reuse == AmxReuse::kSecondCache ? kAmxGroup : kAmxPanels);
 }
 #endif
 
