@@ -67,6 +67,8 @@ class Kernels(ElementwiseKernels):
         self._pack_linear = library.bind("pack_linear", _PACK_LINEAR)
         self._linear = library.bind("linear", _LINEAR, Fields((5,)))
         self._gated_linear = library.bind("gated_linear", _GATED_LINEAR, Fields((3,)))
+        pays = library.handle.gated_linear_pays
+        self._gated_dtypes = {dtype for dtype in (_BF16, _FP32) if pays(dtype is _BF16)}
         self._rope_store_kv = library.bind("rope_store_kv", _ROPE_STORE_KV, Fields((9,)))
         self._attention = library.bind("attention", _ATTENTION, Fields((7,), (8,)))
         self._largest = library.bind("largest", _LARGEST)
@@ -169,7 +171,7 @@ class Kernels(ElementwiseKernels):
     def takes_gated(self, layer: PackedLinear) -> bool:
         """Return whether the weight's two halves are whole panels and without bias, and one op is as fast as two."""
         is_whole = layer.bias is None and layer.out_features % (2 * _PANEL) == 0
-        return is_whole and bool(self.library.handle.gated_linear_pays(layer.weight.dtype is not _FP32))
+        return is_whole and layer.weight.dtype in self._gated_dtypes
 
     def gated_linear(self, x: Tensor, layer: PackedLinear, kind: str) -> Tensor:
         """See ``kernels.ops.gated_linear``, for a layer that ``takes_gated``."""
