@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 import torch
-from support.api.real_server import start
+from support.api.api_live import wait_until
+from support.api.real_server import RealServer, start
 from support.engine.core_hooks import core_of
 from support.models.tiny_tokenizers import train_byte_level, write_folder
 
@@ -162,6 +163,12 @@ def test_a_preempted_request_goes_on_with_the_same_tokens(folder: Path, plain: L
     crowded.close()
 
 
+def num_drafted(server: RealServer) -> float:
+    lines = server.http.get("/metrics").text.splitlines()
+    drafted = "rootgraft:spec_decode_num_draft_tokens_total{"
+    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(drafted))
+
+
 def test_replicas_over_http_answer_as_one_engine_without_drafts(folder: Path, plain: LLM) -> None:
     messages = [{"role": "user", "content": "the fox"}]
     params = SamplingParams(temperature=1.0, max_tokens=24, seed=3)
@@ -174,9 +181,7 @@ def test_replicas_over_http_answer_as_one_engine_without_drafts(folder: Path, pl
         for _ in range(4):
             choices = server.http.post("/v1/chat/completions", json=body).raise_for_status().json()["choices"]
             assert [each["message"]["content"] for each in choices] == [each.text for each in expected]
-        drafted = "rootgraft:spec_decode_num_draft_tokens_total{"
-        lines = [line for line in server.http.get("/metrics").text.splitlines() if line.startswith(drafted)]
-        assert sum(float(line.rpartition(" ")[2]) for line in lines) > 0
+        wait_until(lambda: num_drafted(server) > 0, pause=0.05)  # a replica tells its counts a few times a second
     finally:
         server.close()
 
