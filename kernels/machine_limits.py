@@ -10,10 +10,12 @@ from pathlib import Path
 import torch
 
 from . import ops, quantised_weights
+from .layouts.packed_weights import Linear
 
 _WIDTH, _COLUMNS, _COPIES = 576, 49152, 4  # 226 MB of bf16; more where the last cache holds that
 _SHIFTS = {"K": 10, "M": 20, "G": 30}
 _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+_CHUNK = 512  # rows of a prompt
 _ROWS, _INNER, _OUT = 2048, 128, 1024  # a product whose weight stays in the first two caches
 
 
@@ -61,3 +63,16 @@ def products_rate(dtype: torch.dtype, *, bytewise: bool = False, budget: float =
     weight, x = torch.randn(_OUT, _INNER).to(dtype), torch.randn(_ROWS, _INNER).to(dtype)
     layer = quantised_weights.pack_channels(weight, dynamic=True) if bytewise else ops.pack_linear(weight)
     return _ROWS * _OUT * _INNER / least_time(lambda: ops.linear(x, layer), 1, budget=budget, most=200) * 1e6
+
+
+def layer_rate(layer: Linear, dtype: torch.dtype, *, budget: float = 0.3) -> float:
+    """Measure multiplications per second of a layer with the rows of a prompt's chunk, again and again.
+
+    Args:
+        layer: in any form; a value of it times a value of x counts as one, however many instructions that takes.
+        dtype: of x.
+        budget: seconds.
+    """
+    x = torch.randn(_CHUNK, layer.in_features).to(dtype)
+    seconds = least_time(lambda: ops.linear(x, layer), 1, budget=budget, most=200) / 1e6
+    return _CHUNK * layer.out_features * layer.in_features / seconds

@@ -35,6 +35,14 @@ def populate(tensor: Tensor) -> None:
     arena.populate(tensor)
 
 
+def release_mapped(tensor: Tensor) -> None:
+    """Take a contiguous tensor's whole pages out of this process's memory, if it is mapped from a file.
+
+    They are read from the file again where they are used later. Other tensors keep their memory.
+    """
+    arena.release_mapped(tensor)
+
+
 def copy_pages(k: Tensor, v: Tensor | None, source: Sequence[int], target: Sequence[int], count: Sequence[int]) -> None:
     """Copy, in list order, the first ``count[i]`` cells of page ``source[i]`` to page ``target[i]`` in all layers.
 

@@ -20,22 +20,25 @@ There is no torch path: without native kernels, weights are dequantised when the
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from . import ops
-from .cpu.native_quantised import QuantisedKernels
+from .cpu.native_quantised import PANEL_ROWS, QuantisedKernels
 from .layouts.packed_weights import Format, QuantisedLinear
 
 __all__ = [
     "BLOCK_SIZES",
+    "PANEL_ROWS",
     "BlockType",
     "Format",
     "QuantisedLinear",
     "available",
     "is_widened_only",
+    "pack_block_rows",
     "pack_blocks",
     "pack_channels",
     "rows",
@@ -91,20 +94,45 @@ def pack_blocks(
             or one that ``is_widened_only`` excludes.
         RuntimeError: no native kernels.
     """
+    if raw.dim() != 2 or raw.dtype is not torch.uint8:
+        raise ValueError(f"{raw.dtype} {list(raw.shape)} are not rows of {block_type} blocks")
+    rows, row_bytes = raw.shape
+    return pack_block_rows([raw], (rows, row_bytes), block_type, bias, dynamic=dynamic, widened=widened)
+
+
+def pack_block_rows(
+    pieces: Iterable[Tensor],
+    shape: tuple[int, int],
+    block_type: BlockType,
+    bias: Tensor | None = None,
+    *,
+    dynamic: bool = False,
+    widened: bool = False,
+) -> QuantisedLinear:
+    """``pack_blocks`` of a weight that comes some rows at a time, so that it need not be in memory as a whole.
+
+    Args:
+        pieces: rows [n, bytes of a row] uint8 that follow each other, n a multiple of ``PANEL_ROWS`` but in the last.
+        shape: rows of the weight, and bytes of a row.
+
+    Raises:
+        ValueError: as ``pack_blocks``, or the pieces do not make such a weight.
+        RuntimeError: no native kernels.
+    """
     if dynamic and widened:
         raise ValueError("rows of x are quantised, or the weight's numbers are rounded to their type, not both")
     if block_type in _SUPER and not widened:
         raise ValueError(f"products with {block_type} blocks are computed with widened=True alone")
-    _, size = BLOCK_SIZES[block_type]
-    if raw.dim() != 2 or raw.shape[1] % size or not raw.numel() or raw.dtype is not torch.uint8:
-        raise ValueError(f"{raw.dtype} {list(raw.shape)} are not rows of whole {block_type} blocks of {size} bytes")
-    blocks = raw.contiguous().view(raw.shape[0], -1, size)
+    (columns, row_bytes), (_, size) = shape, BLOCK_SIZES[block_type]
+    if row_bytes % size or not columns * row_bytes:
+        raise ValueError(f"{list(shape)} bytes are not rows of whole {block_type} blocks of {size} bytes")
+    in_blocks = (piece.contiguous().view(-1, row_bytes // size, size) for piece in pieces)
     if block_type in _SUPER:
-        return _kernels().pack_super_blocks(blocks, _SUPER[block_type], bias)
+        return _kernels().pack_super_blocks(in_blocks, (columns, row_bytes // size), _SUPER[block_type], bias)
     if block_type == "Q4_0":
-        blocks = _with_minimum(blocks)
-    form = Format.BYTES if block_type == "Q8_0" else Format.NIBBLES
-    return _kernels().pack_blocks(blocks, form, bias, planes=0 if widened else 1 if dynamic else 2)
+        in_blocks = (_with_minimum(piece) for piece in in_blocks)
+    form, planes = Format.BYTES if block_type == "Q8_0" else Format.NIBBLES, 0 if widened else 1 if dynamic else 2
+    return _kernels().pack_blocks(in_blocks, (columns, row_bytes // size), form, bias, planes)
 
 
 def _with_minimum(blocks: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from benchmarks.big_models.model_forms import ModelForm
@@ -20,6 +21,7 @@ from rootgraft.engine.executor.device import choose_kv_dtype
 from rootgraft.engine.models.decoder import DecoderModel
 from rootgraft.engine.profiling.step_profiler import StepRates, least_times, measure_rates
 from rootgraft.engine.profiling.step_report import StepLoad
+from rootgraft.kernels import machine_limits, ops
 
 ROWS, PROMPT, ANSWER = 32, 100, 128  # of W2
 CHUNK = 511  # tokens of a prompt whose step has 512 positions at most
@@ -33,14 +35,17 @@ class FormTimes:
 
     Attributes:
         load: until the first step could run.
-        peak_memory: GiB of this process when it was loaded, mapped files included.
+        peak_memory: most GiB of this process until it was loaded, mapped files included.
+        loading: what of that came with the model, over its weights: libraries are left out.
         weights: GiB of packed weights, the embedding included.
         reading: GB/s of the machine.
-        products: of the form, 10^9/s.
+        products: of the form, 10^9/s: of the fastest of the model's own layers, 512 rows, again and again.
+        plain_products: the same of the model's largest layer in bfloat16.
         decode: a step of one stream.
         decode_share: the time of reading its weights and KV, over its own.
         prefill: a prompt of ``CHUNK`` tokens, first token included.
-        prefill_share: the time of its products, over its own.
+        prefill_share: the time of its products at that rate, over its own.
+        prefill_speed: the same at the rate of bfloat16, so that forms can be compared.
         batch: a step of ``ROWS`` streams.
         batch_share: the time of its bytes or products, over its own.
         with_adapters: what W2 reaches with eight adapters, over W2 without.
@@ -48,13 +53,16 @@ class FormTimes:
 
     load: float
     peak_memory: float
+    loading: float
     weights: float
     reading: float
     products: float
+    plain_products: float
     decode: float
     decode_share: float
     prefill: float
     prefill_share: float
+    prefill_speed: float
     batch: float
     batch_share: float
     with_adapters: float | None
@@ -82,18 +90,18 @@ def measure_form(path: Path, form: ModelForm, adapters: Path | None, steps: int)
         target_itl_ms="0",
         **options,
     )
+    before = _peak_bytes()
     begin = time.perf_counter()
     engine = RandomEngine(config, path)
     load = time.perf_counter() - begin
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     try:
-        return _measure(engine, config, load, peak, adapters, steps)
+        return _measure(engine, config, load, (before, _peak_bytes()), adapters, steps)
     finally:
         engine.close()
 
 
 def _measure(
-    engine: RandomEngine, config: EngineConfig, load: float, peak: int, adapters: Path | None, steps: int
+    engine: RandomEngine, config: EngineConfig, load: float, peaks: tuple[int, int], adapters: Path | None, steps: int
 ) -> FormTimes:
     model = engine.worker.model
     assert isinstance(model, DecoderModel)
@@ -103,6 +111,7 @@ def _measure(
         return sum(least_times(model, StepLoad(rows, context, 0, prefill, 0), kv_dtype, rates).values())
 
     rates = measure_rates(model, kv_dtype)
+    plain = rates._replace(products=_plain_rate(model))
     engine.start([engine.prompt(_CONTEXT)])
     decode = engine.step_seconds(steps)
     engine.stop()
@@ -117,20 +126,28 @@ def _measure(
             engine.load_adapter(f"a{number}", adapters / f"a{number}")
         with_filling, with_step = _batch(engine, (None, *(f"a{number}" for number in range(len(RANKS)))), steps)
         ratio = (filling + ANSWER * batch) / (with_filling + ANSWER * with_step)
+    weights, (before, peak) = sum(tensor.nbytes for tensor in _tensors(model)), peaks
     return FormTimes(
         load=load,
         peak_memory=peak / _GIB,
-        weights=sum(tensor.nbytes for tensor in _tensors(model)) / _GIB,
+        loading=(peak - before) / weights,
+        weights=weights / _GIB,
         reading=rates.reading / 1e9,
         products=rates.products / 1e9,
+        plain_products=plain.products / 1e9,
         decode=decode,
         decode_share=least(rates, 1, _CONTEXT, 0) / decode,
         prefill=(took := statistics.median(prefill)),
         prefill_share=least(rates, 0, 0, CHUNK) / took,
+        prefill_speed=least(plain, 0, 0, CHUNK) / took,
         batch=batch,
         batch_share=least(rates, ROWS, PROMPT, 0) / batch,
         with_adapters=ratio,
     )
+
+
+def _peak_bytes() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def _batch(engine: RandomEngine, adapters: tuple[str | None, ...], steps: int) -> tuple[float, float]:
@@ -139,6 +156,14 @@ def _batch(engine: RandomEngine, adapters: tuple[str | None, ...], steps: int) -
     step = engine.step_seconds(steps)
     engine.stop()
     return filling, step
+
+
+def _plain_rate(model: DecoderModel) -> float:
+    """Products of bfloat16 a second, of a weight in the shape of the largest layer."""
+    *inner, _ = (part.packed for part in model.projections)
+    largest = max(inner, key=lambda layer: layer.in_features * layer.out_features)
+    weight = torch.randn(largest.out_features, largest.in_features, dtype=torch.bfloat16)
+    return machine_limits.layer_rate(ops.pack_linear(weight), torch.bfloat16)
 
 
 def _tensors(model: DecoderModel) -> list[Tensor]:

@@ -30,6 +30,7 @@ FORMS = {
     "int8": ModelForm("Q8_0", "int8_dynamic"),
     "int8-kv": ModelForm("Q8_0", "int8_dynamic", "int8"),
     "q8_0": ModelForm("Q8_0", "gguf_dynamic"),
+    "q4_0-widened": ModelForm("Q4_0"),  # as the measured rule chooses
     "q4_0": ModelForm("Q4_0", "gguf"),
     "q4_0-dynamic": ModelForm("Q4_0", "gguf_dynamic"),
     "q4_1-dynamic": ModelForm("Q4_1", "gguf_dynamic"),

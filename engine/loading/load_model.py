@@ -36,7 +36,7 @@ from .tensor_names import (
     up_modules,
 )
 from .weight_forms import WeightForm, WeightReader
-from .weight_memory import check_weight_memory
+from .weight_memory import fitting_form
 from .weight_readers import GgufWeights, RandomWeights, SafetensorsFolder, WeightSource
 
 
@@ -58,7 +58,7 @@ def load_model(
         max_positions: longest sequence; the model's own maximum by default.
         dummy: use random weights in the model's shape; only its config is read.
         weights: the form of matrices in memory.
-        available: bytes of memory for them; None to load them whatever they need.
+        available: bytes of memory for them, see ``fitting_form``; None to load them whatever they need.
 
     Raises:
         ModelError: the model is not supported, or its files are malformed.
@@ -69,7 +69,7 @@ def load_model(
     optional = prediction_tensors(source.shapes, config) | ({HEAD} if config.tied_head else set())
     check_tensors(expected_shapes(config), source.shapes, optional)
     if available is not None:
-        check_weight_memory(source, config, dtype, weights, available)
+        weights = fitting_form(source, config, dtype, weights, device, available)
     if HEAD in source.shapes and config.tied_head:
         _check_tied(source)
     reader = WeightReader(source, dtype, device, weights)

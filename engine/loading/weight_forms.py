@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from itertools import chain
 from pathlib import Path
 from typing import Literal, cast
 
@@ -53,21 +54,26 @@ def choose_weight_form(
     Raises:
         ConfigError: no kernel computes the form.
     """
-    has_kernels = device.type == "cpu" and dtype in (torch.bfloat16, torch.float32) and quantised_weights.available()
+    has_form = has_kernels(device, dtype)
     if config.quantization is None:
-        if not (has_kernels and isinstance(checkpoint, GgufFile)) or config.load_format == "dummy":
+        if not (has_form and isinstance(checkpoint, GgufFile)) or config.load_format == "dummy":
             return "plain"
         if (blocks := blocks_of(checkpoint)) is None:
             return "plain"
         speeds = measure(blocks, dtype)
         print(speeds, file=sys.stderr, flush=True)
         return "stored_widened" if speeds.stored else "plain"
-    if not has_kernels:
+    if not has_form:
         raise ConfigError(
             f"--quantization {config.quantization} needs --device cpu, the native kernels (a C++ compiler), "
             "and bfloat16 or float32. Try: rootgraft doctor"
         )
     return FORMS[config.quantization]
+
+
+def has_kernels(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether there are kernels for forms other than "plain"."""
+    return device.type == "cpu" and dtype in (torch.bfloat16, torch.float32) and quantised_weights.available()
 
 
 class WeightReader:
@@ -127,11 +133,18 @@ class WeightReader:
         types = {part[0] for part in parts if part}
         if None in parts or len(types) != 1 or not types <= quantised_weights.BLOCK_SIZES.keys():
             return None
-        rows = torch.cat([part[1] for part in parts if part])
+        pieces: Iterable[Tensor] = chain.from_iterable(part[1] for part in parts if part)
+        rows = [self._source.shapes[name][0] for name in names]
+        if any(count % quantised_weights.PANEL_ROWS for count in rows[:-1]):
+            pieces = [torch.cat(list(pieces))]
         try:
             block_type = cast(quantised_weights.BlockType, types.pop())
             widened = self._form == "stored_widened" or quantised_weights.is_widened_only(block_type)
             dynamic = self._form == "stored_dynamic" and not widened
-            return quantised_weights.pack_blocks(rows, block_type, bias, dynamic=dynamic, widened=widened)
+            values, size = quantised_weights.BLOCK_SIZES[block_type]
+            shape = sum(rows), self._source.shapes[names[0]][-1] // values * size
+            return quantised_weights.pack_block_rows(
+                pieces, shape, block_type, bias, dynamic=dynamic, widened=widened
+            )
         except ValueError as error:
             raise ModelError(f"{names[0]} is malformed: {error}.") from error

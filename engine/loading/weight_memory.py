@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 
 import torch
 
@@ -10,23 +11,39 @@ from ...kernels import quantised_weights
 from ..checkpoint.model_config import ModelConfig
 from ..errors import ConfigError
 from .tensor_names import EMBEDDING, Shape, expected_shapes
-from .weight_forms import FORMS, WeightForm
+from .weight_forms import FORMS, WeightForm, has_kernels
 from .weight_readers import WeightSource
 
 _GIB = 1 << 30
 
 
-def check_weight_memory(
-    source: WeightSource, config: ModelConfig, dtype: torch.dtype, form: WeightForm, available: int
-) -> None:
-    """Refuse weights that need more than the available bytes of a CPU's memory, before any is read.
+def fitting_form(
+    source: WeightSource, config: ModelConfig, dtype: torch.dtype, form: WeightForm, device: torch.device, available: int
+) -> WeightForm:
+    """Return the form of weights in memory: ``form``, or blocks as they are stored where widened ones do not fit.
+
+    Both have the same bits, so that the faster one, which ``form`` is, may be left for the smaller.
+
+    Args:
+        available: bytes of memory.
 
     Raises:
-        ConfigError: it says what they need, and which ``--quantization`` needs less.
+        ConfigError: no form with these bits fits, before a weight is read; it says what they need, and which
+            ``--quantization`` needs less.
     """
     needed = weight_bytes(source, config, dtype, form)
     if needed <= available:
-        return
+        return form
+    if form == "plain" and has_kernels(device, dtype):
+        stored = weight_bytes(source, config, dtype, "stored_widened")
+        if stored <= available:
+            print(
+                f"Weights are kept as stored: {stored / _GIB:.1f} GiB; widened they need {needed / _GIB:.1f}, and "
+                f"{available / _GIB:.1f} GiB of memory are available",
+                file=sys.stderr,
+                flush=True,
+            )
+            return "stored_widened"
     others = {option: weight_bytes(source, config, dtype, other) for option, other in FORMS.items()}
     fitting = {option: size for option, size in others.items() if size <= available and size < needed}
     names = {other: f"with --quantization {option}" for option, other in FORMS.items()}

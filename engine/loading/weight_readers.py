@@ -7,7 +7,7 @@ on its device: a checkpoint is never in memory as a whole beside the model.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from ...kernels.memory import release_mapped
+from ...kernels.quantised_weights import PANEL_ROWS
 from ...lora.base_projections import in_tower, language_model_name
 from ..checkpoint.families.family_table import BY_NAME
 from ..checkpoint.gguf import GgufFile
@@ -38,6 +40,7 @@ from .tensor_names import (
 
 _FLOATS = ("F32", "F16", "BF16")
 _FP8_BLOCKS = 8  # blocks of rows decoded at once
+_PIECE = 8 << 20  # bytes of blocks that are copied and packed at once
 
 
 class WeightSource(Protocol):
@@ -50,8 +53,12 @@ class WeightSource(Protocol):
     def read(self, name: str, out: Tensor, part: int | None = None) -> None:
         """Write a tensor, or a part of it along its first dimension, into ``out``, of its shape and contiguous."""
 
-    def blocks(self, name: str) -> tuple[str, Tensor] | None:
-        """Return a matrix [N, K] in GGUF blocks: their type and [N, bytes of a row] uint8; None if not stored so."""
+    def blocks(self, name: str) -> tuple[str, Iterator[Tensor]] | None:
+        """Return a matrix [N, K] in GGUF blocks, None if it is not stored so: their type, and its rows in pieces.
+
+        Pieces are [n, bytes of a row] uint8, n a multiple of ``PANEL_ROWS`` in all but the last; each is read from the
+        file when it is asked for.
+        """
 
     def stored(self, name: str) -> tuple[str, int] | None:
         """Return GGUF's type of a tensor and its bytes in the file, without reading it; None if not stored so."""
@@ -115,7 +122,12 @@ class SafetensorsFolder:
             out.copy_(mxfp4.decode_mxfp4(blocks, scales).T)
             return
         file, stored = self._stored[name]
-        out.copy_(file.get_tensor(stored) if part is None else file.get_slice(stored)[part])
+        if part is not None:
+            out.copy_(file.get_slice(stored)[part])
+            return
+        found = file.get_tensor(stored)
+        out.copy_(found)
+        release_mapped(found)
 
     def blocks(self, name: str) -> None:
         return None
@@ -204,13 +216,21 @@ class GgufWeights:
         self._decode(name, out)
         self._order_rows(name, out)
 
-    def blocks(self, name: str) -> tuple[str, Tensor]:
+    def blocks(self, name: str) -> tuple[str, Iterator[Tensor]]:
         """Return a matrix in GGUF blocks; only its order of rows may differ from the published tensor."""
-        data = self._data(name)
-        rows = torch.from_numpy(data.reshape(self.shapes[name][0], -1).copy())
-        self._file.release(data)
-        self._order_rows(name, rows)
-        return self._file.tensors[self._tensors[name].stored].type, rows
+        return self._file.tensors[self._tensors[name].stored].type, self._rows(name)
+
+    def _rows(self, name: str) -> Iterator[Tensor]:
+        """Copies of some rows at a time, or of all where they change places; the file's pages go at once."""
+        rows = self._data(name).reshape(self.shapes[name][0], -1)
+        is_ordered = any(part in name for part in self._interleaved)
+        step = len(rows) if is_ordered else max(1, _PIECE // rows.shape[1] // PANEL_ROWS) * PANEL_ROWS
+        for first in range(0, len(rows), step):
+            some = rows[first : first + step]
+            copied = torch.from_numpy(some.copy())
+            self._file.release(some)
+            self._order_rows(name, copied)
+            yield copied
 
     def stored(self, name: str) -> tuple[str, int] | None:
         """Return the type and bytes of a stored tensor; None for one that is put together from two."""

@@ -250,7 +250,7 @@ def _parts(steps: list[_Step], bounds: dict[str, float]) -> dict[str, Part]:
 
 
 class StepRates(NamedTuple):
-    """Rates of the machine per second: bytes read, products of linear layers, products of attention."""
+    """Rates of the machine per second: bytes read, products of linear layers in their form, products of attention."""
 
     reading: float
     products: float
@@ -258,12 +258,21 @@ class StepRates(NamedTuple):
 
 
 def measure_rates(model: DecoderModel, kv_dtype: torch.dtype) -> StepRates:
-    """Measure the machine's rates for a model's forms of weights and KV, with all threads."""
-    packed = model.weights
-    of_bytes = any(_multiplies_bytes(part) for part in packed)
-    kv_of_bytes = kv_dtype is int8_kv_layout.DTYPE
-    products = {kind: machine_limits.products_rate(model.dtype, bytewise=kind) for kind in {of_bytes, kv_of_bytes}}
-    return StepRates(machine_limits.reading_rate(), products[of_bytes], products[kv_of_bytes])
+    """Measure the machine's rates for a model's forms of weights and KV, with all threads.
+
+    Products of linear layers are those of the model's own, of which the fastest counts.
+    """
+    *inner, _ = (part.packed for part in model.projections)
+    kinds = {(layer.in_features, layer.out_features, _form(layer)): layer for layer in inner}
+    return StepRates(
+        machine_limits.reading_rate(),
+        max(machine_limits.layer_rate(layer, model.dtype) for layer in kinds.values()),
+        machine_limits.products_rate(model.dtype, bytewise=kv_dtype is int8_kv_layout.DTYPE),
+    )
+
+
+def _form(layer: Linear) -> tuple[Format, int] | None:
+    return (layer.format, layer.planes) if isinstance(layer, QuantisedLinear) else None
 
 
 def least_times(model: DecoderModel, load: StepLoad, kv_dtype: torch.dtype, rates: StepRates) -> dict[str, float]:
@@ -304,13 +313,8 @@ def _experts_bound(model: DecoderModel, tokens: int, positions: int, rates: Step
 
 
 def _products(layer: Linear) -> int:
-    """Products for a token; of bytes where x is quantised."""
-    planes = layer.planes if isinstance(layer, QuantisedLinear) and _multiplies_bytes(layer) else 1
-    return layer.in_features * layer.out_features * planes
-
-
-def _multiplies_bytes(layer: Linear) -> bool:
-    return isinstance(layer, QuantisedLinear) and layer.planes > 0 and layer.format is not Format.WIDENED
+    """Products for a token."""
+    return layer.in_features * layer.out_features
 
 
 def _nbytes(layer: Linear) -> int:

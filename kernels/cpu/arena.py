@@ -21,6 +21,7 @@ from torch import Tensor
 
 _BLOCK: Final = 64 << 20  # bytes
 _ALIGNMENT: Final = 64  # bytes: a cache line
+_LEAST_RELEASED: Final = 1 << 20  # bytes: fewer are not worth to look where they are
 _POPULATE_WRITE: Final = 23  # MADV_POPULATE_WRITE of madvise(2), since Linux 5.14
 
 
@@ -83,9 +84,31 @@ def populate(tensor: Tensor) -> None:
     if sys.platform != "linux":
         raise OSError("only Linux hands out memory before it is written")
     first = tensor.data_ptr() // mmap.PAGESIZE * mmap.PAGESIZE
-    size = tensor.data_ptr() + tensor.nbytes - first
+    _advise(first, tensor.data_ptr() + tensor.nbytes, _POPULATE_WRITE)
+
+
+def release_mapped(tensor: Tensor) -> None:
+    """``kernels.memory.release_mapped``."""
+    first = -(-tensor.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
+    end = (tensor.data_ptr() + tensor.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+    if end - first >= _LEAST_RELEASED and sys.platform == "linux" and _is_mapped_file(first, end):
+        _advise(first, end, mmap.MADV_DONTNEED)
+
+
+def _is_mapped_file(first: int, end: int) -> bool:
+    """Whether memory lies in one mapping of a file, as /proc/self/maps tells: range, flags, offset, device, inode."""
+    with open("/proc/self/maps") as maps:
+        for line in maps:
+            span, _, _, _, inode, *_ = line.split()
+            from_, to = (int(edge, 16) for edge in span.split("-"))
+            if from_ <= first < to:
+                return end <= to and inode != "0"
+    return False
+
+
+def _advise(first: int, end: int, advice: int) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
-    if libc.madvise(ctypes.c_void_p(first), ctypes.c_size_t(size), _POPULATE_WRITE):
+    if libc.madvise(ctypes.c_void_p(first), ctypes.c_size_t(end - first), advice):
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 

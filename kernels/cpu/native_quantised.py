@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from struct import Struct
 from typing import Final
 
@@ -15,8 +16,8 @@ from .native_library import Fields, NativeLibrary
 BLOCK: Final = 32  # values with one scale, in the formats with blocks
 SUPER_BLOCK: Final = 256  # values whose scales have common factors, in those with super-blocks
 MOST_WIDTH: Final = 1 << 17  # a sum of so many products fits 32 bits
+PANEL_ROWS: Final = 16  # of a weight, which are output columns side by side
 
-_PANEL: Final = 16  # output columns side by side
 _WORD: Final = 4  # bytes
 _BF16: Final = torch.bfloat16
 _TYPES: Final = (_BF16, torch.float32)
@@ -49,37 +50,43 @@ class QuantisedKernels:
         fits = 0 < weight.shape[1] <= MOST_WIDTH and weight.shape[0] > 0
         return weight.is_cpu and weight.dtype in _TYPES and even and fits
 
-    def pack_blocks(self, rows: Tensor, form: Format, bias: Tensor | None, planes: int) -> QuantisedLinear:
-        """Pack blocks [N, K / 32, 20 or 34] uint8; raises ValueError for a scale that is not finite."""
-        columns, blocks, _ = rows.shape
-        panels, halves, words = -(-columns // _PANEL), *((2, 4) if form is Format.NIBBLES else (1, 8))
-        weight = self._library.arena.empty((panels, blocks, words, _PANEL), torch.int32)
-        scales = self._library.arena.empty((panels, blocks, halves, _PANEL), torch.float16)
-        addresses = (rows.data_ptr(), weight.data_ptr(), scales.data_ptr())
-        settings = (form is Format.NIBBLES, self._library.num_threads)
-        if self._pack_blocks(_PACK_BLOCKS.pack(*addresses, columns, blocks, *settings)):
-            raise ValueError("a block has a scale or a minimum that is infinite or not a number")
+    def pack_blocks(
+        self, pieces: Iterable[Tensor], shape: tuple[int, int], form: Format, bias: Tensor | None, planes: int
+    ) -> QuantisedLinear:
+        """Pack pieces [n, K / 32, 20 or 34] uint8 of [N, K / 32]; raises ValueError for a scale that is not finite."""
+        columns, blocks = shape
+        is_nibbles = form is Format.NIBBLES
+        panels, halves, words = -(-columns // PANEL_ROWS), *((2, 4) if is_nibbles else (1, 8))
+        weight = self._library.arena.empty((panels, blocks, words, PANEL_ROWS), torch.int32)
+        scales = self._library.arena.empty((panels, blocks, halves, PANEL_ROWS), torch.float16)
+        for rows, addresses in _placed(pieces, columns, weight, scales):
+            settings = (rows.shape[0], blocks, is_nibbles, self._library.num_threads)
+            if self._pack_blocks(_PACK_BLOCKS.pack(rows.data_ptr(), *addresses, *settings)):
+                raise ValueError("a block has a scale or a minimum that is infinite or not a number")
         return QuantisedLinear(blocks * BLOCK, columns, form, planes, weight, scales, _wide(bias), self)
 
-    def pack_super_blocks(self, rows: Tensor, form: Format, bias: Tensor | None) -> QuantisedLinear:
-        """Pack super-blocks [N, K / 256, 144 or 210] uint8; raises ValueError for a factor that is not finite."""
-        columns, supers, _ = rows.shape
-        panels, halves, words = -(-columns // _PANEL), *((10, 32) if form is Format.SUPER_NIBBLES else (9, 64))
-        weight = self._library.arena.empty((panels, supers, words, _PANEL), torch.int32)
-        scales = self._library.arena.empty((panels, supers, halves, _PANEL), torch.float16)
-        addresses = (rows.data_ptr(), weight.data_ptr(), scales.data_ptr())
-        settings = (form is Format.SUPER_NIBBLES, self._library.num_threads)
-        if self._pack_super_blocks(_PACK_SUPER_BLOCKS.pack(*addresses, columns, supers, *settings)):
-            raise ValueError("a super-block has a factor that is infinite or not a number")
+    def pack_super_blocks(
+        self, pieces: Iterable[Tensor], shape: tuple[int, int], form: Format, bias: Tensor | None
+    ) -> QuantisedLinear:
+        """The same of [n, K / 256, 144 or 210]; raises ValueError for a factor that is not finite."""
+        columns, supers = shape
+        is_nibbles = form is Format.SUPER_NIBBLES
+        panels, halves, words = -(-columns // PANEL_ROWS), *((10, 32) if is_nibbles else (9, 64))
+        weight = self._library.arena.empty((panels, supers, words, PANEL_ROWS), torch.int32)
+        scales = self._library.arena.empty((panels, supers, halves, PANEL_ROWS), torch.float16)
+        for rows, addresses in _placed(pieces, columns, weight, scales):
+            settings = (rows.shape[0], supers, is_nibbles, self._library.num_threads)
+            if self._pack_super_blocks(_PACK_SUPER_BLOCKS.pack(rows.data_ptr(), *addresses, *settings)):
+                raise ValueError("a super-block has a factor that is infinite or not a number")
         return QuantisedLinear(supers * SUPER_BLOCK, columns, form, 0, weight, scales, _wide(bias), self)
 
     def pack_channels(self, weight: Tensor, form: Format, bias: Tensor | None) -> QuantisedLinear:
         """Quantise and pack a weight [N, K] that ``takes_weight`` accepts."""
         columns, width = weight.shape
         weight = weight.detach().contiguous()
-        panels = -(-columns // _PANEL)
-        packed = self._library.arena.empty((panels, -(-width // _WORD), _PANEL), torch.int32)
-        scales = self._library.arena.empty((panels, _PANEL), torch.float32)
+        panels = -(-columns // PANEL_ROWS)
+        packed = self._library.arena.empty((panels, -(-width // _WORD), PANEL_ROWS), torch.int32)
+        scales = self._library.arena.empty((panels, PANEL_ROWS), torch.float32)
         addresses = (weight.data_ptr(), packed.data_ptr(), scales.data_ptr())
         settings = (weight.dtype is _BF16, self._library.num_threads)
         if self._pack_channels(_PACK_CHANNELS.pack(*addresses, columns, width, *settings)):
@@ -116,7 +123,7 @@ class QuantisedKernels:
     @staticmethod
     def takes_gated(layer: QuantisedLinear) -> bool:
         """Return whether the weight's two halves are whole panels and without bias, and its products are made so."""
-        fits = layer.bias is None and layer.out_features % (2 * _PANEL) == 0
+        fits = layer.bias is None and layer.out_features % (2 * PANEL_ROWS) == 0
         return fits and (layer.format is Format.CHANNELS or not layer.planes)
 
     def gated_linear(self, x: Tensor, layer: QuantisedLinear, kind: str) -> Tensor:
@@ -159,3 +166,18 @@ class QuantisedKernels:
 
 def _wide(bias: Tensor | None) -> Tensor | None:
     return None if bias is None else bias.detach().float().contiguous()
+
+
+def _placed(
+    pieces: Iterable[Tensor], columns: int, weight: Tensor, scales: Tensor
+) -> Iterator[tuple[Tensor, tuple[int, int]]]:
+    """Each piece of a weight's rows, and the addresses of its panels; raises ValueError where they do not fit."""
+    done = 0
+    for rows in pieces:
+        if done % PANEL_ROWS or not 0 < rows.shape[0] <= columns - done:
+            raise ValueError(f"{rows.shape[0]} rows of blocks after {done} are not the next of {columns}")
+        panel = done // PANEL_ROWS
+        yield rows, (weight[panel].data_ptr(), scales[panel].data_ptr())
+        done += rows.shape[0]
+    if done != columns:
+        raise ValueError(f"there are {done} rows of blocks, not {columns}")

@@ -19,7 +19,7 @@ from rootgraft.engine.loading.load_model import load_model, open_source
 from rootgraft.engine.loading.weight_forms import WeightForm
 from rootgraft.engine.loading.weight_memory import weight_bytes
 from rootgraft.engine.machine import resources
-from rootgraft.kernels import quantised_weights
+from rootgraft.kernels import ops, quantised_weights
 
 CPU, KINDS = torch.device("cpu"), gguf.GGMLQuantizationType
 MATRICES = [name for name, shape in SHAPES.items() if len(shape) == 2]
@@ -63,14 +63,34 @@ def test_weights_load_where_they_just_fit(tmp_path: Path, form: WeightForm) -> N
     path = file(tmp_path, KINDS.Q4_0)
     needed = size(path, form)
     load_model(path, dtype=torch.bfloat16, device=CPU, weights=form, available=needed)
+    if form == "plain":  # then blocks are kept as stored
+        needed = size(path, "stored_widened")
     with pytest.raises(ConfigError, match=r"^The weights need .* GiB .*; .* of memory are available\."):
         load_model(path, dtype=torch.bfloat16, device=CPU, weights=form, available=needed - 1)
 
 
-def test_a_refusal_names_the_form_that_fits(tmp_path: Path) -> None:
+def test_blocks_stay_as_stored_where_widened_ones_do_not_fit(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the same bits, so that nobody need be asked."""
     path = file(tmp_path, KINDS.Q4_0)
-    with pytest.raises(ConfigError, match=r"in bfloat16; .* Try: rootgraft serve --quantization gguf \(0\.0 GiB\)$"):
+    enough, least = size(path, "plain"), size(path, "stored_widened")
+    models = [load_model(path, dtype=torch.bfloat16, device=CPU, available=count) for count in (enough, enough - 1)]
+    assert "kept as stored" in capsys.readouterr().err
+    plain, kept = (model.layers[0].mlp.down.packed for model in models)
+    assert isinstance(kept, ops.QuantisedLinear) and not isinstance(plain, ops.QuantisedLinear)
+    x = torch.randn(3, plain.in_features).bfloat16()
+    assert torch.equal(ops.linear(x, plain), ops.linear(x, kept))
+    load_model(path, dtype=torch.bfloat16, device=CPU, available=least)
+    with pytest.raises(ConfigError, match=r"in bfloat16; .* Free some, or take a smaller model\.$"):
+        load_model(path, dtype=torch.bfloat16, device=CPU, available=least - 1)
+
+
+def test_a_refusal_names_the_form_that_fits(tmp_path: Path) -> None:
+    path = file(tmp_path, KINDS.Q5_1)
+    with pytest.raises(ConfigError, match=r"in bfloat16; .* Try: rootgraft serve --quantization int8_dynamic \(0\.0 G"):
         load_model(path, dtype=torch.bfloat16, device=CPU, available=size(path, "plain") - 1)
+    path = file(tmp_path, KINDS.Q4_0)
     with pytest.raises(ConfigError, match=r"with --quantization gguf; .* Free some, or take a smaller model\.$"):
         load_model(path, dtype=torch.bfloat16, device=CPU, weights="stored", available=100)
 

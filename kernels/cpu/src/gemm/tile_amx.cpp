@@ -45,29 +45,15 @@ void run(const Product& p, const AmxRows& rows) {
   });
 }
 
-// Two tiles' rows of so many words stay in the first cache while panels pass: longer ones are multiplied in pieces along
-// K, of which the sums of a group of panels go through memory.
-constexpr ptrdiff_t kPieceWords = 18 * kAmxWords;
-constexpr ptrdiff_t kTileFloats = kAmxRows * kWidth;
-
-// Where sums of R tiles of rows and P panels come from, null for zeros, and go to, null for the epilogue.
-struct Piece {
-  const float* from;
-  float* to;
-};
-
 // One or two panels, to bf16.
 template <int R, int P, AmxReuse kReuse, class Rows>
-void run_finished(const Product& p, const AmxRows& rows, AmxEpilogue<Rows>& epilogue, const Piece& piece) {
-  constexpr ptrdiff_t kLine = kWidth * sizeof(float);
-  if (piece.from) for_constants<R * P>([&](auto i) { amx_load<i.value>(piece.from + i.value * kTileFloats, kLine); });
-  else begin_sums<R, P>(p, rows);
+void run_finished(const Product& p, const AmxRows& rows, AmxEpilogue<Rows>& epilogue, const Piece<float>& piece) {
+  if (p.start) begin_sums<R, P>(p, rows);
+  else begin_piece<R * P>(piece);
   PendingRows pending = epilogue.pending;
   add_tiles<AmxWords::kBf16, R, P, kReuse>(p, rows, [&] { epilogue.step(pending); });
   epilogue.pending = pending;
-  if (piece.to) {
-    return for_constants<R * P>([&](auto i) { amx_store<i.value>(piece.to + i.value * kTileFloats, kLine); });
-  }
+  if (piece.to) return end_piece<R * P>(piece);
   float* room = epilogue.begin(p.c, rows.all(), P);
   for_constants<P>([&](auto i) {
     const auto to = [&](int row) { return room + row * kEpilogueStride + i.value * kWidth; };
@@ -103,7 +89,7 @@ INLINE void for_pairs(const Product& product, int panels, F f) {
 
 // P panels of any rows.
 template <int P, class Rows>
-void run_rows(const Product& p, const AmxRows& rows, AmxReuse reuse, AmxEpilogue<Rows>& epilogue, const Piece& piece) {
+void run_rows(const Product& p, const AmxRows& rows, AmxReuse reuse, AmxEpilogue<Rows>& epilogue, const Piece<float>& piece) {
   if (rows.second) {
     with_reuse<2>(reuse, [&](auto use) { run_finished<2, P, use.value>(p, rows, epilogue, piece); });
   } else {
@@ -149,13 +135,13 @@ template void multiply_amx<AmxWords::kBytes>(const Product&, const AmxRows&, int
 
 void multiply_amx(const Product& product, const AmxRows& rows, int panels, AmxReuse reuse,
                   AmxEpilogue<RoundedRows>& epilogue) {
-  alignas(64) float sums[kAmxGroup * 2 * kTileFloats];
+  alignas(64) float sums[kAmxGroup * 2 * kTileSums];
   for_pieces(product, reuse, [&](const Product& piece, bool resumes, bool goes_on) {
     float* room = sums;
     for_pairs(piece, panels, [&](const Product& part, int count) {
-      const Piece place = {resumes ? room : nullptr, goes_on ? room : nullptr};
+      const Piece<float> place = {resumes ? room : nullptr, goes_on ? room : nullptr};
       with_constant<2>(count, [&](auto pair) { run_rows<pair.value>(part, rows, reuse, epilogue, place); });
-      room += 4 * kTileFloats;
+      room += 4 * kTileSums;
     });
   });
 }

@@ -95,6 +95,31 @@ INLINE void sum_by_amx(const uint32_t* const (&a)[R], ptrdiff_t a_stride, Panel 
   add_by_amx<Kind, R, P, kReuse>(a, a_stride, panel, steps, each);
 }
 
+// Two tiles' rows of so many words stay in the first cache while panels pass: longer ones are multiplied in pieces along
+// K, of which the sums of a group of panels go through memory.
+constexpr ptrdiff_t kPieceWords = 18 * kAmxWords;
+constexpr ptrdiff_t kTileSums = kAmxRows * kWidth;
+
+// Where sums of R tiles of rows and P panels, tile after tile, come from, null for zeros, and go to, null for the target
+// of the product.
+template <class T>
+struct Piece {
+  const T* from;
+  T* to;
+};
+
+template <int Count, class T>
+INLINE void begin_piece(const Piece<T>& piece) {
+  constexpr ptrdiff_t kLine = kWidth * sizeof(T);
+  if (piece.from) for_constants<Count>([&](auto i) { amx_load<i.value>(piece.from + i.value * kTileSums, kLine); });
+  else for_constants<Count>([](auto i) { amx_zero<i.value>(); });
+}
+
+template <int Count, class T>
+INLINE void end_piece(const Piece<T>& piece) {
+  for_constants<Count>([&](auto i) { amx_store<i.value>(piece.to + i.value * kTileSums, kWidth * sizeof(T)); });
+}
+
 // Rows of sums, of two panels or one, rounded to as many columns of bf16.
 struct RoundedRows {
   static constexpr int kRows = 1;  // at a time

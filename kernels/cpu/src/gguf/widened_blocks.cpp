@@ -8,7 +8,7 @@
 #include "gemm/gate.h"
 #include "gemm/linear.h"
 #include "gemm/tile_amx.h"
-#include "gguf/block_numbers.h"
+#include "gguf/widening.h"
 #include "simd/parallel.h"
 #include "simd/partition.h"
 
@@ -16,101 +16,28 @@ namespace rootgraft {
 namespace {
 
 constexpr int64_t kFewRows = 32;           // use a panel once or twice: it is then widened into the first cache
+constexpr int64_t kManyPanels = 32;        // of a part that many rows use
 constexpr int64_t kRoomBytes = 512 << 10;  // of widened panels for more rows: half of them are used, half are made
 
-// A word of each column.
-INLINE void store_pair(uint32_t* to, const Floats& first, const Floats& second) {
-#if defined(__AVX512BF16__)
-  alignas(64) static constexpr uint16_t kOrder[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
-                                                      8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
-  const auto both = (__m512i)_mm512_cvtne2ps_pbh((__m512)second.part[0], (__m512)first.part[0]);
-  store_words(to, Words{{(WordPart)_mm512_permutexvar_epi16(_mm512_load_si512(kOrder), both)}});
-#else
-  uint16_t halves[2][kWidth];
-  Bf16::store(halves[0], first);
-  Bf16::store(halves[1], second);
-  store_words(to, Bf16::interleave(halves[0], halves[1]));
-#endif
-}
-
-template <class E, int I = 0, class Block>
-INLINE void widen_block(const Block& block, uint32_t* to) {
-  if constexpr (I < kBlockValues) {
-    if constexpr (E::kPerWord == 1) {
-      store(reinterpret_cast<float*>(to), block.template number<I>());
-    } else {
-      store_pair(to, block.template number<I>(), block.template number<I + 1>());
-    }
-    widen_block<E, I + E::kPerWord>(block, to + kWidth);
-  }
-}
-
-constexpr int kAhead = 8;  // blocks that are asked for before they are needed
-
-template <class E, Format F>
-void widen_next(BlockPlace& place, uint32_t* to) {
-  prefetch_block<F>(place, kAhead);
-  widen_block<E>(next_block<F>(place), to);
-}
-
-// Widens the blocks of some panels one by one, between other work.
-template <class E>
-class Widening {
- public:
-  // So many panels, and with `apart` as many again so many panels further.
-  void begin(const QuantisedLinear& op, int64_t panel, int64_t panels, int64_t apart, uint32_t* to) {
-    const int64_t blocks = op.width / kBlockValues;
-    with_block_format(op.format, [&](auto format) {
-      constexpr Format F = format.value;
-      const auto* scales = static_cast<const uint16_t*>(op.scales);
-      from_ = block_place<F>(op.panels, scales, panel * blocks);
-      then_ = block_place<F>(op.panels, scales, (panel + apart) * blocks);
-      widen_ = &widen_next<E, F>;
-    });
-    to_ = to;
-    left_ = panels * blocks;
-    left_then_ = apart ? left_ : 0;
-  }
-
-  INLINE void step() {
-    if (left_) next();
-  }
-
-  void finish() {
-    while (left_) next();
-  }
-
- private:
-  static constexpr int kWords = kBlockValues / E::kPerWord * kWidth;  // of a block, widened
-
-  INLINE void next() {
-    widen_(from_, to_);
-    to_ += kWords;
-    if (--left_ || !left_then_) return;
-    from_ = then_, left_ = left_then_, left_then_ = 0;
-  }
-
-  BlockPlace from_, then_;
-  void (*widen_)(BlockPlace& place, uint32_t* to) = nullptr;
-  uint32_t* to_ = nullptr;
-  int64_t left_ = 0, left_then_ = 0;
-};
-
 #if ROOTGRAFT_AMX
+constexpr ptrdiff_t kPairSums = 4 * kTileSums;  // of two tiles of rows and two panels
+
 // One or two tiles of rows times one or two panels. step() runs before each instruction that multiplies.
 template <int R, int P, AmxReuse kReuse, class Rows, class Step>
-void multiply_tiles(const Product& p, const AmxRows& rows, AmxEpilogue<Rows>& epilogue, Step step) {
+void multiply_tiles(const Product& p, const AmxRows& rows, AmxEpilogue<Rows>& epilogue, const Piece<float>& piece,
+                    Step step) {
   const uint32_t *a[R], *b = p.b;
   const ptrdiff_t b_stride = p.b_stride;
   a[0] = p.a;
   if constexpr (R == 2) a[1] = p.a + rows.second * p.a_stride;
   PendingRows pending = epilogue.pending;
-  for_constants<R * P>([](auto i) { amx_zero<i.value>(); });
+  begin_piece<R * P>(piece);
   add_by_amx<AmxWords::kBf16, R, P, kReuse>(a, p.a_stride, [=](int i) { return b + i * b_stride; }, p.steps, [&] {
     epilogue.step(pending);
     step();
   });
   epilogue.pending = pending;
+  if (piece.to) return end_piece<R * P>(piece);
   float* to = p.c.is_bf16 ? epilogue.begin(p.c, rows.all(), P) : static_cast<float*>(p.c.first);
   const ptrdiff_t stride = p.c.is_bf16 ? kEpilogueStride : p.c.stride;
   for_constants<P>([&](auto i) {
@@ -121,9 +48,9 @@ void multiply_tiles(const Product& p, const AmxRows& rows, AmxEpilogue<Rows>& ep
 
 template <int P, class Rows, class Step>
 INLINE void multiply_rows(const Product& p, const AmxRows& rows, AmxReuse reuse, AmxEpilogue<Rows>& epilogue,
-                          Step step) {
-  if (!rows.second) return multiply_tiles<1, P, AmxReuse::kFirstCache>(p, rows, epilogue, step);
-  with_reuse<2>(reuse, [&](auto use) { multiply_tiles<2, P, use.value>(p, rows, epilogue, step); });
+                          const Piece<float>& piece, Step step) {
+  if (!rows.second) return multiply_tiles<1, P, AmxReuse::kFirstCache>(p, rows, epilogue, piece, step);
+  with_reuse<2>(reuse, [&](auto use) { multiply_tiles<2, P, use.value>(p, rows, epilogue, piece, step); });
 }
 #endif
 
@@ -148,18 +75,22 @@ struct WidenedPart {
     return {static_cast<const uint32_t*>(op.x) + tile.row * steps, steps, b, panel_words, steps, c, nullptr};
   }
 
+  // So many words that a thread keeps, in whole lines.
+  static uint32_t* room_of(int64_t words) {
+    static thread_local std::vector<Words> rooms;
+    if ((int64_t)rooms.size() * kWidth < words) rooms.resize((words + kWidth - 1) / kWidth);
+    return reinterpret_cast<uint32_t*>(rooms.data());
+  }
+
   // f(widened, panel, count, step) for groups of panels; step() widens some of the next one.
   template <class Fn>
   INLINE void for_groups(int64_t group, Fn f) const {
     const int64_t room = group * halves() * panel_words;
-    static thread_local std::vector<Words> rooms;  // whose lines are whole
-    if ((int64_t)rooms.size() * kWidth < 2 * room) rooms.resize(2 * room / kWidth);
-    auto* now = reinterpret_cast<uint32_t*>(rooms.data());
-    uint32_t* next = now + room;
+    uint32_t *now = room_of(2 * room), *next = now + room;
     Widening<E> widening;
     const auto begin = [&](int64_t panel, uint32_t* to) {
       const int64_t count = std::min(group, part.panel_end - panel);
-      if (count > 0) widening.begin(op, panel, count, apart(), to);
+      if (count > 0) widening.begin(op, {panel, count, apart(), 0, op.width / kBlockValues}, 1, to);
     };
     begin(part.panel, now);
     for (int64_t panel = part.panel; panel < part.panel_end; panel += group) {
@@ -212,10 +143,69 @@ struct WidenedPart {
     const auto multiply = [&](int m, const AmxRows& rows, int p, int panels) {
       const TileSpan tile = {part.row + m, panel + p, rows.all(), panels};
       const Product one = product(tile, widened + p * panel_words, out.place(room, tile));
-      with_constant<2>(panels, [&](auto pair) { multiply_rows<pair.value>(one, rows, reuse, epilogue, step); });
+      with_constant<2>(panels, [&](auto pair) { multiply_rows<pair.value>(one, rows, reuse, epilogue, {}, step); });
       out.take(part.index, room, tile);
     };
     for_amx_tiles(part.row_count(), count, multiply, 2);
+  }
+
+  // f(product of a tile, its rows, tile, sums, step) for many rows, which pass some panels in pieces along K: two tiles'
+  // rows stay in the first cache, widened panels of this piece and the next one in the second, and sums wait in memory.
+  template <class F>
+  INLINE void for_pieces(F f) const {
+    constexpr int64_t kPanels = 16, kBlocks = kPieceWords / kAmxWords;
+    const int64_t blocks = op.width / kBlockValues, pieces = (blocks + kBlocks - 1) / kBlocks;
+    const int64_t group = kPanels / halves(), room = kPanels * kPieceWords * kWidth;
+    const int row_tiles = (part.row_count() + kAmxRows - 1) / kAmxRows;
+    const int64_t all_sums = (row_tiles + 1) / 2 * (kPanels / 2) * kPairSums;
+    uint32_t *now = room_of(2 * room + all_sums), *next = now + room;
+    float* sums = reinterpret_cast<float*>(now + 2 * room);
+    Widening<E> widening;
+    const auto span = [&](int64_t panel, int64_t i) {
+      const int64_t from = blocks * i / pieces;
+      return WidenedSpan{panel, std::min(group, part.panel_end - panel), apart(), from, blocks * (i + 1) / pieces - from};
+    };
+    widening.begin(op, span(part.panel, 0), row_tiles, now);
+    for (int64_t panel = part.panel; panel < part.panel_end; panel += group) {
+      for (int64_t i = 0; i < pieces; i++) {
+        const WidenedSpan here = span(panel, i);
+        const int64_t words = here.blocks * kAmxWords;
+        const bool is_last = i + 1 == pieces;
+        widening.finish();
+        if (!is_last) widening.begin(op, span(panel, i + 1), row_tiles, next);
+        else if (panel + group < part.panel_end) widening.begin(op, span(panel + group, 0), row_tiles, next);
+        float* kept = sums;
+        for_amx_tiles(part.row_count(), (int)here.panels, [&](int m, const AmxRows& rows, int p, int panels) {
+          const TileSpan tile = {part.row + m, panel + p, rows.all(), panels};
+          Product one = product(tile, now + p * words * kWidth, {});
+          one.a += here.block * kAmxWords, one.steps = words;
+          one.b_stride = (op.gate ? here.panels : 1) * words * kWidth;
+          f(one, rows, tile, Piece<float>{i ? kept : nullptr, is_last ? nullptr : kept}, [&] { widening.step(); });
+          kept += kPairSums;
+        }, 2 / halves());
+        std::swap(now, next);
+      }
+    }
+  }
+
+  template <class Out>
+  void multiply_many_amx(Out& out, AmxEpilogue<RoundedRows>& epilogue) const {
+    alignas(64) float room[kMostAmxRows * kRoomStride];
+    for_pieces([&](Product& one, const AmxRows& rows, const TileSpan& tile, const Piece<float>& piece, auto step) {
+      if (!piece.to) one.c = out.place(room, tile);
+      with_constant<2>(tile.panels, [&](auto pair) {
+        multiply_rows<pair.value>(one, rows, AmxReuse::kSecondCache, epilogue, piece, step);
+      });
+      if (!piece.to) out.take(part.index, room, tile);
+    });
+  }
+
+  void multiply_many_gated_amx(AmxEpilogue<GatedRows>& epilogue) const {
+    const TileRows out = {op.out, op.out_columns(), true};
+    for_pieces([&](Product& both, const AmxRows& rows, const TileSpan& tile, const Piece<float>& piece, auto step) {
+      both.c = out.right(tile.row * op.out_columns() + tile.panel * kWidth);
+      multiply_rows<2>(both, rows, AmxReuse::kSecondCache, epilogue, piece, step);
+    });
   }
 
   template <class Step>
@@ -228,7 +218,7 @@ struct WidenedPart {
       const TileRows to = out.right(tile.row * op.out_columns() + tile.panel * kWidth);
       Product both = product(tile, widened + p * panel_words, to);
       both.b_stride = count * panel_words;
-      multiply_rows<2>(both, rows, reuse, epilogue, step);
+      multiply_rows<2>(both, rows, reuse, epilogue, {}, step);
     };
     for_amx_tiles(part.row_count(), count, multiply, 1);
   }
@@ -242,6 +232,7 @@ void multiply_part(const QuantisedLinear& op, const ProductPart& part, Out& out)
   if (E::kPerWord == Bf16::kPerWord && takes_amx(all.steps)) {
     const AmxScope scope(amx_shapes(amx_rows(part.row_count()), kAmxWords));
     AmxEpilogue<RoundedRows> epilogue;
+    if (part.row_count() >= kPartRows) return all.multiply_many_amx(out, epilogue);
     return all.for_groups(all.group(2), [&](const uint32_t* widened, int64_t panel, int count, auto step) {
       all.multiply_amx(widened, panel, count, out, epilogue, step);
     });
@@ -259,6 +250,7 @@ void multiply_gated_part(const QuantisedLinear& op, const ProductPart& part) {
   if (E::kPerWord == Bf16::kPerWord && takes_amx(all.steps)) {
     const AmxScope scope(amx_shapes(amx_rows(part.row_count()), kAmxWords));
     AmxEpilogue<GatedRows> epilogue(gated_rows(op.gate - 1));
+    if (part.row_count() >= kPartRows) return all.multiply_many_gated_amx(epilogue);
     return all.for_groups(all.group(1), [&](const uint32_t* widened, int64_t panel, int count, auto step) {
       all.multiply_gated_amx(widened, panel, count, epilogue, step);
     });
@@ -286,8 +278,9 @@ void for_parts(const QuantisedLinear& op, const Cuts& cuts, F f) {
 }
 
 Cuts cuts_of(const QuantisedLinear& op) {
+  const bool by_amx = op.is_bf16 && takes_amx(op.width / Bf16::kPerWord);
   return Cuts(op.used_threads(), op.rows, op.out_columns(), 1, kTileRows, kManyProductRows,
-              {op.width / 2, op.gate ? 2 : 1});
+              {op.width / 2, op.gate ? 2 : 1, false, by_amx ? kManyPanels / (op.gate ? 2 : 1) : 0});
 }
 
 template <class E, class Out>

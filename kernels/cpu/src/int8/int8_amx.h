@@ -43,9 +43,10 @@ class ChannelFinish {
   int next_ = 0, rows_ = 0, room_ = 0, every_ = 1, wait_ = 1;
 };
 
-// The same to the bit as multiply_channel_tile where words fill AMX's registers, stored when the finishing goes on or
-// ends; in an AmxScope of amx_shapes(rows, kAmxWords).
-void multiply_channel_amx(const ChannelProduct& product, const AmxRows& rows, int panels, ChannelFinish& finishing);
+// The same to the bit as multiply_channel_tile where words fill AMX's registers, at most kAmxGroup panels, stored when the
+// finishing goes on or ends; in an AmxScope of amx_shapes(rows, kAmxWords).
+void multiply_channel_amx(const ChannelProduct& product, const AmxRows& rows, int panels, AmxReuse reuse,
+                          ChannelFinish& finishing);
 
 }  // namespace rootgraft
 

@@ -257,9 +257,13 @@ template <class Out>
 void multiply_channels_amx(const ChannelPart& all, Out& out) {
   alignas(64) float room[kMostAmxRows * kRoomStride];
   ChannelFinish finishing;
-  for_channel_tiles(all, kAmxPanels, [&](const TileSpan& tile, const AmxRows& rows, const Lines& ahead) {
+  const ProductPart& part = all.part;
+  const AmxReuse reuse = reuse_of(part.row_count(), channel_words(all.op));
+  const TileRows whole = out.place(room, {part.row, part.panel, part.row_count(), part.panel_count()});
+  const int most = whole.first != room && reuse == AmxReuse::kSecondCache ? kAmxGroup : kAmxPanels;
+  for_channel_tiles(all, most, [&](const TileSpan& tile, const AmxRows& rows, const Lines& ahead) {
     const TileRows to = out.place(room, tile);
-    multiply_channel_amx(all.product(tile, to, ahead), rows, tile.panels, finishing);
+    multiply_channel_amx(all.product(tile, to, ahead), rows, tile.panels, reuse, finishing);
     if (to.first == room) finishing.finish_all();
     out.take(all.part.index, room, tile);
   });
@@ -269,9 +273,11 @@ void multiply_gated_channels_amx(const ChannelPart& all) {
   const QuantisedLinear& op = all.op;
   const TileRows out = {op.out, op.out_columns(), (bool)op.is_bf16};
   ChannelFinish finishing;
-  for_channel_tiles(all, kAmxPanels / 2, [&](const TileSpan& tile, const AmxRows& rows, const Lines& ahead) {
+  const AmxReuse reuse = reuse_of(all.part.row_count(), channel_words(op));
+  const int most = (reuse == AmxReuse::kSecondCache ? kAmxGroup : kAmxPanels) / 2;
+  for_channel_tiles(all, most, [&](const TileSpan& tile, const AmxRows& rows, const Lines& ahead) {
     const TileRows to = out.right(tile.row * op.out_columns() + tile.panel * kWidth);
-    multiply_channel_amx(all.gated_product(tile, to, ahead), rows, 2 * tile.panels, finishing);
+    multiply_channel_amx(all.gated_product(tile, to, ahead), rows, 2 * tile.panels, reuse, finishing);
   });
 }
 #endif
