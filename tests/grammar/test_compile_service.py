@@ -14,7 +14,13 @@ from collections.abc import Iterator
 import pytest
 
 from rootgraft.grammar.compile.compile_service import CompileQueueFull, CompileService
-from rootgraft.grammar.compile.compile_worker import decode_vocabulary, encode_job, encode_vocabulary
+from rootgraft.grammar.compile.compile_worker import (
+    LOADING_NICE,
+    MOST_NICE,
+    decode_vocabulary,
+    encode_job,
+    encode_vocabulary,
+)
 from rootgraft.grammar.compile.worker_handle import _STEADY, _YIELD, WorkerDied, WorkerHandle, WorkerStarved
 from rootgraft.grammar.compile.worker_pool import WorkerPool
 from rootgraft.grammar.errors import GrammarError, GrammarTimeout
@@ -142,6 +148,25 @@ def test_a_worker_yields_the_cores_unless_it_starves(vocabulary, monkeypatch):
 def test_a_worker_that_yields_is_of_the_class_of_what_is_idle():
     program = f"import sys; {_YIELD}; sys.exit(os.sched_getscheduler(0))"
     assert subprocess.run([sys.executable, "-I", "-S", "-c", program], check=False).returncode == os.SCHED_IDLE
+
+
+@pytest.mark.parametrize("engine", [0, 3, 12])
+def test_a_worker_is_nicer_than_its_engine_however_nice_that_is(engine):
+    wanted = min(os.getpriority(os.PRIO_PROCESS, 0) + engine + LOADING_NICE, MOST_NICE)
+    program = f"""
+import os, time
+from threading import get_native_id
+from rootgraft.grammar.compile.compile_worker import LOADING_NICE, NICE, _run_nice
+os.nice({engine} + NICE)
+def work():
+    end = time.monotonic() + {WAIT}
+    while (found := os.getpriority(os.PRIO_PROCESS, get_native_id())) != {wanted} and time.monotonic() < end:
+        time.sleep(0.001)
+    print(found)
+_run_nice(work, LOADING_NICE)
+"""
+    command = [sys.executable, "-P", "-c", program]
+    assert int(subprocess.run(command, check=True, capture_output=True, cwd="/").stdout) == wanted
 
 
 def test_a_worker_that_gets_no_processor_time_starves(vocabulary, monkeypatch):
