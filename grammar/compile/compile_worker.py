@@ -78,15 +78,23 @@ def read_frame(stream: BinaryIO) -> bytes | None:
     return stream.read(int.from_bytes(head, "little")) if len(head) == 4 else None
 
 
-def main() -> None:
-    """Serve until the input is closed."""
+def main(is_first: bool) -> None:
+    """Serve until the input is closed.
+
+    Args:
+        is_first: gets ready at the priority that it was started with, which it lowers then.
+    """
     incoming, outgoing = sys.stdin.buffer, sys.stdout.buffer
     sys.stdout = sys.stderr
     first = read_frame(incoming)
     if first is None:
         return
     vocabulary = decode_vocabulary(first)
-    _run_nice(lambda: _prepare(vocabulary), LOADING_NICE)
+    if is_first:
+        _prepare(vocabulary)
+        os.nice(NICE)
+    else:
+        _run_nice(lambda: _prepare(vocabulary), LOADING_NICE)
     write_frame(outgoing, READY)
     while (job := read_frame(incoming)) is not None:
         start = 4 + int.from_bytes(job[:4], "little")

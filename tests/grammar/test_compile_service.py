@@ -17,6 +17,7 @@ from rootgraft.grammar.compile.compile_service import CompileQueueFull, CompileS
 from rootgraft.grammar.compile.compile_worker import (
     LOADING_NICE,
     MOST_NICE,
+    NICE,
     decode_vocabulary,
     encode_job,
     encode_vocabulary,
@@ -169,6 +170,14 @@ _run_nice(work, LOADING_NICE)
     assert int(subprocess.run(command, check=True, capture_output=True, cwd="/").stdout) == wanted
 
 
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_worker_that_is_ready_is_nicer_than_its_engine(vocabulary, is_first):
+    worker = WorkerHandle(vocabulary, is_first=is_first)
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    assert os.getpriority(os.PRIO_PROCESS, worker._process.pid) == min(own + NICE, MOST_NICE)
+    worker.kill()
+
+
 def test_a_worker_that_gets_no_processor_time_starves(vocabulary, monkeypatch):
     monkeypatch.setattr("rootgraft.grammar.compile.worker_handle._YIELD", _STEADY)
     monkeypatch.setattr("rootgraft.grammar.compile.worker_handle.HUNGRY_SECONDS", 1_000.0)
@@ -199,7 +208,7 @@ def test_a_stopped_worker_that_reads_nothing_is_given_up(vocabulary, monkeypatch
 def test_a_worker_that_starves_at_its_start_keeps_no_grammar_waiting(vocabulary, monkeypatch):
     init, go_on = WorkerHandle.__init__, threading.Event()
 
-    def starve(self: WorkerHandle, vocabulary: Vocabulary, *, yields: bool = False) -> None:
+    def starve(self: WorkerHandle, vocabulary: Vocabulary, *, yields: bool = False, is_first: bool = False) -> None:
         if yields:
             go_on.wait(WAIT)
         init(self, vocabulary, yields=False)
