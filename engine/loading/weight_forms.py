@@ -143,8 +143,6 @@ class WeightReader:
             dynamic = self._form == "stored_dynamic" and not widened
             values, size = quantised_weights.BLOCK_SIZES[block_type]
             shape = sum(rows), self._source.shapes[names[0]][-1] // values * size
-            return quantised_weights.pack_block_rows(
-                pieces, shape, block_type, bias, dynamic=dynamic, widened=widened
-            )
+            return quantised_weights.pack_block_rows(pieces, shape, block_type, bias, dynamic=dynamic, widened=widened)
         except ValueError as error:
             raise ModelError(f"{names[0]} is malformed: {error}.") from error

@@ -18,7 +18,12 @@ _GIB = 1 << 30
 
 
 def fitting_form(
-    source: WeightSource, config: ModelConfig, dtype: torch.dtype, form: WeightForm, device: torch.device, available: int
+    source: WeightSource,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    form: WeightForm,
+    device: torch.device,
+    available: int,
 ) -> WeightForm:
     """Return the form of weights in memory: ``form``, or blocks as they are stored where widened ones do not fit.
 

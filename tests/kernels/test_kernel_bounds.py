@@ -153,7 +153,7 @@ torch.Tensor.new_empty = lambda tensor, shape: guarded(shape, tensor.dtype)
 ops.set_threads(int(sys.argv[2]))
 
 for dtype in (torch.bfloat16, torch.float32):
-    for rows, width, columns in ((1, 2, 1), (3, 34, 17), (7, 62, 70), (100, 256, 130)):
+    for rows, width, columns in ((1, 2, 1), (3, 34, 17), (7, 62, 70), (100, 256, 130), (140, 1216, 9)):
         layer = ops.pack_linear(guard(torch.randn(columns, width).to(dtype)), guard(torch.randn(columns).to(dtype)))
         assert layer.kernels is not None
         ops.linear(guard(torch.randn(rows, width).to(dtype)), layer)

@@ -108,7 +108,7 @@ def test_linear(dtype, in_features, out_features):
 
 
 @pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize(("in_features", "width"), [(64, 16), (576, 208), (70, 96)])
+@pytest.mark.parametrize(("in_features", "width"), [(64, 16), (576, 208), (70, 96), (1216, 176)])
 def test_gated_linear(dtype, in_features, width):
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(600, in_features, generator=generator).to(dtype)

@@ -98,3 +98,20 @@ def test_threads_get_memory_of_their_own() -> None:
     for thread in threads:
         thread.join()
     assert wrong == []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_pages_of_a_file_are_released_and_read_again(tmp_path):
+    """As a checkpoint's are; what is in no file stays as it is."""
+    path = tmp_path / "values"
+    path.write_bytes(bytes(range(256)) * (1 << 16))
+    count = path.stat().st_size
+    mapped = torch.from_file(str(path), size=count, dtype=torch.uint8)
+    whole = mapped.clone()
+    before = resident()
+    memory.release_mapped(mapped[100:])
+    assert before - resident() > count - (1 << 20)
+    assert torch.equal(mapped, whole)
+    memory.release_mapped(whole)
+    assert torch.equal(mapped, whole)
+    memory.release_mapped(mapped[:10])

@@ -132,6 +132,18 @@ def test_widened_blocks_have_the_bits_of_a_plain_weight(block_type, tokens, num_
     assert_same_largest(ops.largest_linear(x, layer), ops.linear(x, plain, torch.float32))
 
 
+@pytest.mark.parametrize("block_type", BLOCKS + SUPER_BLOCKS)
+def test_rows_that_come_in_pieces_make_the_same_weight(block_type):
+    raw, _ = random_blocks(block_type, 0, 53, 512)
+    whole = quantised_weights.pack_blocks(raw, block_type, widened=True)
+    pieces = quantised_weights.pack_block_rows(iter(raw.split([32, 16, 5])), raw.shape, block_type, widened=True)
+    assert torch.equal(pieces.weight, whole.weight)
+    assert torch.equal(pieces.scales.view(torch.int16), whole.scales.view(torch.int16))  # whose bytes may look like NaN
+    for wrong in ([raw[:48]], [raw[:30], raw[30:]], [raw, raw]):
+        with pytest.raises(ValueError, match="rows of blocks"):
+            quantised_weights.pack_block_rows(wrong, raw.shape, block_type, widened=True)
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     dynamic=st.booleans(),
@@ -194,7 +206,7 @@ def layers(width: int, columns: int) -> list[QuantisedLinear]:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-@pytest.mark.parametrize(("width", "columns"), [(64, 16), (576, 200), (1536, 40), (192, 224)])
+@pytest.mark.parametrize(("width", "columns"), [(64, 16), (576, 200), (1536, 40), (192, 224), (1536, 288)])
 def test_a_row_does_not_depend_on_its_batch(dtype, width, columns):
     x = randn(3, 130, width, dtype=dtype)
     for layer in layers(width, columns):

@@ -15,7 +15,7 @@ from support.models.tiny_models import oracle_logits, save
 from rootgraft.engine.checkpoint.gguf import GgufFile
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.errors import ConfigError, ModelError
-from rootgraft.engine.loading import measured_form
+from rootgraft.engine.loading import measured_form, weight_readers
 from rootgraft.engine.loading.load_model import load_model
 from rootgraft.engine.loading.measured_form import FormSpeeds, StoredBlocks
 from rootgraft.engine.loading.weight_forms import WeightForm, choose_weight_form
@@ -49,9 +49,13 @@ def assert_same_weights(quantised_model: DecoderModel, plain: DecoderModel, tole
             torch.testing.assert_close(found, expected, rtol=0, atol=tolerance)
 
 
+@pytest.mark.parametrize("piece", [1, 8 << 20])
 @pytest.mark.parametrize("kind", [KINDS.Q4_0, KINDS.Q4_1, KINDS.Q8_0])
-def test_blocks_stay_as_they_are(tmp_path: Path, kind: gguf.GGMLQuantizationType) -> None:
+def test_blocks_stay_as_they_are(
+    tmp_path: Path, kind: gguf.GGMLQuantizationType, piece: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Rows of q and k come in the published order, fused matrices in one piece, a tied head is the embedding."""
+    monkeypatch.setattr(weight_readers, "_PIECE", piece)
     path = write(tmp_path / "model.gguf", tensors(), types=dict.fromkeys(MATRICES, kind))
     model, plain = load(path, "stored"), load(path, "plain", torch.float32)
     assert forms(model) == [Format.BYTES if kind is KINDS.Q8_0 else Format.NIBBLES] * 5

@@ -68,6 +68,7 @@ struct WidenedPart {
     return std::max<int64_t>(few, room / kTilePanels * kTilePanels);
   }
 
+  int row_tiles() const { return (part.row_count() + kAmxRows - 1) / kAmxRows; }  // of AMX: steps beside each block
   int halves() const { return op.gate ? 2 : 1; }
   int64_t apart() const { return op.gate ? op.columns / 2 / kWidth : 0; }
 
@@ -90,7 +91,7 @@ struct WidenedPart {
     Widening<E> widening;
     const auto begin = [&](int64_t panel, uint32_t* to) {
       const int64_t count = std::min(group, part.panel_end - panel);
-      if (count > 0) widening.begin(op, {panel, count, apart(), 0, op.width / kBlockValues}, 1, to);
+      if (count > 0) widening.begin(op, {panel, count, apart(), 0, op.width / kBlockValues}, row_tiles(), to);
     };
     begin(part.panel, now);
     for (int64_t panel = part.panel; panel < part.panel_end; panel += group) {
@@ -156,8 +157,7 @@ struct WidenedPart {
     constexpr int64_t kPanels = 16, kBlocks = kPieceWords / kAmxWords;
     const int64_t blocks = op.width / kBlockValues, pieces = (blocks + kBlocks - 1) / kBlocks;
     const int64_t group = kPanels / halves(), room = kPanels * kPieceWords * kWidth;
-    const int row_tiles = (part.row_count() + kAmxRows - 1) / kAmxRows;
-    const int64_t all_sums = (row_tiles + 1) / 2 * (kPanels / 2) * kPairSums;
+    const int64_t all_sums = (row_tiles() + 1) / 2 * (kPanels / 2) * kPairSums;
     uint32_t *now = room_of(2 * room + all_sums), *next = now + room;
     float* sums = reinterpret_cast<float*>(now + 2 * room);
     Widening<E> widening;
@@ -165,15 +165,15 @@ struct WidenedPart {
       const int64_t from = blocks * i / pieces;
       return WidenedSpan{panel, std::min(group, part.panel_end - panel), apart(), from, blocks * (i + 1) / pieces - from};
     };
-    widening.begin(op, span(part.panel, 0), row_tiles, now);
+    widening.begin(op, span(part.panel, 0), row_tiles(), now);
     for (int64_t panel = part.panel; panel < part.panel_end; panel += group) {
       for (int64_t i = 0; i < pieces; i++) {
         const WidenedSpan here = span(panel, i);
         const int64_t words = here.blocks * kAmxWords;
         const bool is_last = i + 1 == pieces;
         widening.finish();
-        if (!is_last) widening.begin(op, span(panel, i + 1), row_tiles, next);
-        else if (panel + group < part.panel_end) widening.begin(op, span(panel + group, 0), row_tiles, next);
+        if (!is_last) widening.begin(op, span(panel, i + 1), row_tiles(), next);
+        else if (panel + group < part.panel_end) widening.begin(op, span(panel + group, 0), row_tiles(), next);
         float* kept = sums;
         for_amx_tiles(part.row_count(), (int)here.panels, [&](int m, const AmxRows& rows, int p, int panels) {
           const TileSpan tile = {part.row + m, panel + p, rows.all(), panels};

@@ -82,36 +82,32 @@ void sum(const ChannelProduct& p, int panel, const AmxRows& rows, ptrdiff_t word
   });
 }
 
-// All words of up to kAmxPanels panels of one tile of rows.
+// The sums of one tile of rows, kAmxPanels panels at a time.
 void sum_one(const ChannelProduct& p, const AmxRows& rows, int panels, Prefetches& prefetches, ChannelFinish& finishing) {
   int32_t* room = finishing.room();
-  with_constant<kAmxPanels>(panels, [&](auto count) {
-    sum<1, count.value, AmxReuse::kFirstCache>(p, 0, rows, 0, p.words, prefetches, finishing, {}, room);
-  });
-  finishing.begin(p, rows.all(), panels, p.words / kAmxWords * panels);
+  for (int first = 0; first < panels; first += kAmxPanels) {
+    with_constant<kAmxPanels>(std::min(kAmxPanels, panels - first), [&](auto count) {
+      sum<1, count.value, AmxReuse::kFirstCache>(p, first, rows, 0, p.words, prefetches, finishing, {},
+                                                 room + first * kWidth);
+    });
+  }
 }
 
-// Up to kAmxGroup panels of two tiles of rows, whose sums are finished kAmxPanels at a time.
+// Those of two tiles of rows, two panels at a time.
 template <AmxReuse kReuse>
 void sum_two(const ChannelProduct& p, const AmxRows& rows, int panels, Prefetches& prefetches, ChannelFinish& finishing) {
   const ptrdiff_t blocks = p.words / kAmxWords, most = kPieceWords / kAmxWords;
   const ptrdiff_t pieces = kReuse == AmxReuse::kSecondCache ? (blocks + most - 1) / most : 1;
-  alignas(64) int32_t sums[kAmxGroup * 2 * kTileSums];
+  alignas(64) int32_t sums[kChannelGroup * 2 * kTileSums];
+  int32_t* room = finishing.room();
   for (ptrdiff_t i = 0; i < pieces; i++) {
     const ptrdiff_t word = blocks * i / pieces * kAmxWords, end = blocks * (i + 1) / pieces * kAmxWords;
-    const bool is_last = i + 1 == pieces;
-    for (int first = 0; first < panels; first += kAmxPanels) {
-      const int some = std::min(kAmxPanels, panels - first);
-      int32_t* room = is_last ? finishing.room() : nullptr;
-      for (int at = 0; at < some; at += 2) {
-        int32_t* kept = sums + (first + at) * 2 * kTileSums;
-        const Piece<int32_t> piece = {i ? kept : nullptr, is_last ? nullptr : kept};
-        with_constant<2>(std::min(2, some - at), [&](auto count) {
-          sum<2, count.value, kReuse>(p, first + at, rows, word, end, prefetches, finishing, piece,
-                                      is_last ? room + at * kWidth : nullptr);
-        });
-      }
-      if (is_last) finishing.begin(p.right(first), rows.all(), some, (end - word) / kAmxWords * some * 2);
+    for (int first = 0; first < panels; first += 2) {
+      int32_t* kept = sums + first * 2 * kTileSums;
+      const Piece<int32_t> piece = {i ? kept : nullptr, i + 1 < pieces ? kept : nullptr};
+      with_constant<2>(std::min(2, panels - first), [&](auto count) {
+        sum<2, count.value, kReuse>(p, first, rows, word, end, prefetches, finishing, piece, room + first * kWidth);
+      });
     }
   }
 }
@@ -120,11 +116,17 @@ void sum_two(const ChannelProduct& p, const AmxRows& rows, int panels, Prefetche
 
 void ChannelFinish::begin(const ChannelProduct& product, int rows, int panels, ptrdiff_t products) {
   finish_all();
-  product_ = product;
-  with_constant<kAmxPanels>(panels, [&](auto count) { row_ = finishing_of<count.value>(product); });
+  int parts = 0;
+  for (int first = 0; first < panels; first += kAmxPanels, parts++) {
+    Part& part = parts_[parts];
+    part.product = product.right(first);
+    with_constant<kAmxPanels>(std::min(kAmxPanels, panels - first), [&](auto count) {
+      part.row = finishing_of<count.value>(product);
+    });
+  }
   from_ = sums_[room_], room_ ^= 1;
-  next_ = 0, rows_ = rows;
-  wait_ = every_ = (int)(products / rows);
+  next_ = 0, rows_ = rows, end_ = rows * parts;
+  wait_ = every_ = (int)(products / end_);
 }
 
 void multiply_channel_amx(const ChannelProduct& product, const AmxRows& rows, int panels, AmxReuse reuse,
@@ -134,10 +136,9 @@ void multiply_channel_amx(const ChannelProduct& product, const AmxRows& rows, in
   if (rows.second) {
     with_reuse<2>(reuse, [&](auto use) { sum_two<use.value>(product, rows, panels, prefetches, finishing); });
   } else {
-    for (int first = 0; first < panels; first += kAmxPanels) {
-      sum_one(product.right(first), rows, std::min(kAmxPanels, panels - first), prefetches, finishing);
-    }
+    sum_one(product, rows, panels, prefetches, finishing);
   }
+  finishing.begin(product, rows.all(), panels, products);
 }
 
 }  // namespace rootgraft
