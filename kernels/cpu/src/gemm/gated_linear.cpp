@@ -53,7 +53,7 @@ void multiply_block(const GatedLinear& op, const ProductPart& part) {
 }
 
 #if ROOTGRAFT_AMX
-// The same by AMX, panels of gates beside those of their factors.
+// The same by AMX, a panel of gates beside that of its factors.
 void multiply_block_amx(const GatedLinear& op, const Cuts& cuts, int64_t index) {
   const ProductPart part = cuts.part(index), after = cuts.part(cuts.is_last(index) ? index : index + 1);
   const auto lines = [&](int64_t first, int64_t end) { return Lines{op.panel(first), (end - first) * op.steps}; };
@@ -61,16 +61,16 @@ void multiply_block_amx(const GatedLinear& op, const Cuts& cuts, int64_t index) 
   const AmxScope scope(amx_shapes(amx_rows(part.row_count()), kAmxWords));
   const AmxReuse reuse = reuse_of(part.row_count(), op.steps);
   AmxEpilogue<GatedRows> epilogue(gated_rows(op.kind));
-  for_amx_tiles(part.row_count(), part.panel_count(), [&](int m, const AmxRows& rows, int p, int panels) {
-    const int64_t row = part.row + m, panel = part.panel + p, next = panel + panels;
+  for_amx_tiles(part.row_count(), part.panel_count(), [&](int m, const AmxRows& rows, int p, int) {
+    const int64_t row = part.row + m, panel = part.panel + p, next = panel + 1;
     Lines ahead = lines(next, next);
-    if (stays) ahead = part.due(lines(after.panel, after.panel_end), {row, panel, rows.all(), panels});
-    else if (m == 0 && rows.second) ahead = lines(next, std::min(next + panels, part.panel_end));
+    if (stays) ahead = part.due(lines(after.panel, after.panel_end), {row, panel, rows.all(), 1});
+    else if (m == 0 && rows.second) ahead = lines(next, std::min(next + 1, part.panel_end));
     const TileRows out = {static_cast<uint16_t*>(op.out) + row * op.width + panel * kWidth, op.width, true};
     multiply_gated_amx({op.x + row * op.steps, op.steps, op.panel(panel), op.apart(), op.steps, out, nullptr,
                         ahead.first, ahead.count, op.apart()},
-                       rows, panels, reuse, epilogue);
-  }, reuse == AmxReuse::kSecondCache ? kAmxGroup / kWeights : 1);
+                       rows, reuse, epilogue);
+  }, 1);
 }
 #endif
 

@@ -146,22 +146,8 @@ void multiply_amx(const Product& product, const AmxRows& rows, int panels, AmxRe
   });
 }
 
-void multiply_gated_amx(const Product& product, const AmxRows& rows, int panels, AmxReuse reuse,
-                        AmxEpilogue<GatedRows>& epilogue) {
-  alignas(64) float sums[kAmxGroup * 2 * kTileSums];
-  const ptrdiff_t panel_words = product.steps * kWidth;
-  for_pieces(product, reuse, [&](const Product& piece, bool resumes, bool goes_on) {
-    float* room = sums;
-    for (int i = 0; i < panels; i++, room += 4 * kTileSums) {
-      const ptrdiff_t lines = piece.ahead_lines, line = lines * i / panels;
-      Product both = piece;
-      both.b += i * panel_words;
-      both.c = piece.c.right(i * kWidth);
-      both.ahead += line * kWidth;
-      both.ahead_lines = lines * (i + 1) / panels - line;
-      run_rows<2>(both, rows, reuse, epilogue, {resumes ? room : nullptr, goes_on ? room : nullptr});
-    }
-  });
+void multiply_gated_amx(const Product& product, const AmxRows& rows, AmxReuse reuse, AmxEpilogue<GatedRows>& epilogue) {
+  run_rows<2>(product, rows, reuse, epilogue, {});
 }
 
 GatedRows gated_rows(int64_t kind) {

@@ -206,10 +206,8 @@ void multiply_amx(const Product& product, const AmxRows& rows, int panels, AmxRe
 void multiply_amx(const Product& product, const AmxRows& rows, int panels, AmxReuse reuse,
                   AmxEpilogue<RoundedRows>& epilogue);
 
-// The same of at most kAmxGroup / 2 panels of gates side by side and those of their factors, b_stride apart, to as many
-// panels' columns.
-void multiply_gated_amx(const Product& product, const AmxRows& rows, int panels, AmxReuse reuse,
-                        AmxEpilogue<GatedRows>& epilogue);
+// The same of a panel of gates and one of their factors, b_stride apart, to one panel's columns.
+void multiply_gated_amx(const Product& product, const AmxRows& rows, AmxReuse reuse, AmxEpilogue<GatedRows>& epilogue);
 
 // How panels are used by so many rows of so many words. Two tiles' rows stay in the first cache, or those of many a piece
 // along K at a time, whose sums go through memory.

@@ -19,6 +19,16 @@ constexpr int64_t kFewRows = 32;           // use a panel once or twice: it is t
 constexpr int64_t kManyPanels = 32;        // of a part that many rows use
 constexpr int64_t kRoomBytes = 512 << 10;  // of widened panels for more rows: half of them are used, half are made
 
+// Whether many rows are multiplied in pieces along K.
+bool takes_pieces(const QuantisedLinear& op) {
+#if ROOTGRAFT_AMX
+  const int64_t words = op.width / Bf16::kPerWord;
+  return op.is_bf16 && takes_amx(words) && words > kPieceWords;
+#else
+  return false;
+#endif
+}
+
 #if ROOTGRAFT_AMX
 constexpr ptrdiff_t kPairSums = 4 * kTileSums;  // of two tiles of rows and two panels
 
@@ -91,13 +101,13 @@ struct WidenedPart {
     Widening<E> widening;
     const auto begin = [&](int64_t panel, uint32_t* to) {
       const int64_t count = std::min(group, part.panel_end - panel);
-      if (count > 0) widening.begin(op, {panel, count, apart(), 0, op.width / kBlockValues}, row_tiles(), to);
+      if (count > 0) widening.begin(op, {panel, count, apart(), 0, op.width / kBlockValues}, 1, to);
     };
     begin(part.panel, now);
     for (int64_t panel = part.panel; panel < part.panel_end; panel += group) {
       widening.finish();
       begin(panel + group, next);
-      f(now, panel, (int)std::min(group, part.panel_end - panel), [&] { widening.step(); });
+      f(now, panel, (int)std::min(group, part.panel_end - panel), [&] { widening.step_now(); });
       std::swap(now, next);
     }
   }
@@ -232,7 +242,7 @@ void multiply_part(const QuantisedLinear& op, const ProductPart& part, Out& out)
   if (E::kPerWord == Bf16::kPerWord && takes_amx(all.steps)) {
     const AmxScope scope(amx_shapes(amx_rows(part.row_count()), kAmxWords));
     AmxEpilogue<RoundedRows> epilogue;
-    if (part.row_count() >= kPartRows) return all.multiply_many_amx(out, epilogue);
+    if (part.row_count() >= kPartRows && takes_pieces(op)) return all.multiply_many_amx(out, epilogue);
     return all.for_groups(all.group(2), [&](const uint32_t* widened, int64_t panel, int count, auto step) {
       all.multiply_amx(widened, panel, count, out, epilogue, step);
     });
@@ -250,7 +260,7 @@ void multiply_gated_part(const QuantisedLinear& op, const ProductPart& part) {
   if (E::kPerWord == Bf16::kPerWord && takes_amx(all.steps)) {
     const AmxScope scope(amx_shapes(amx_rows(part.row_count()), kAmxWords));
     AmxEpilogue<GatedRows> epilogue(gated_rows(op.gate - 1));
-    if (part.row_count() >= kPartRows) return all.multiply_many_gated_amx(epilogue);
+    if (part.row_count() >= kPartRows && takes_pieces(op)) return all.multiply_many_gated_amx(epilogue);
     return all.for_groups(all.group(1), [&](const uint32_t* widened, int64_t panel, int count, auto step) {
       all.multiply_gated_amx(widened, panel, count, epilogue, step);
     });
@@ -278,9 +288,8 @@ void for_parts(const QuantisedLinear& op, const Cuts& cuts, F f) {
 }
 
 Cuts cuts_of(const QuantisedLinear& op) {
-  const bool by_amx = op.is_bf16 && takes_amx(op.width / Bf16::kPerWord);
   return Cuts(op.used_threads(), op.rows, op.out_columns(), 1, kTileRows, kManyProductRows,
-              {op.width / 2, op.gate ? 2 : 1, false, by_amx ? kManyPanels / (op.gate ? 2 : 1) : 0});
+              {op.width / 2, op.gate ? 2 : 1, false, takes_pieces(op) ? kManyPanels / (op.gate ? 2 : 1) : 0});
 }
 
 template <class E, class Out>

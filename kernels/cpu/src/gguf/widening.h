@@ -35,9 +35,9 @@ INLINE void widen_block(const Block& block, uint32_t* to) {
 
 constexpr int kAhead = 8;  // blocks that are asked for before they are needed
 
-template <class E, Format F>
-void widen_next(BlockPlace& place, int ahead, uint32_t* to) {
-  prefetch_block<F>(place, ahead);
+template <class E, Format F, bool kIsWhole>
+void widen_next(BlockPlace& place, int panel, uint32_t* to) {
+  prefetch_block<F>(place, kIsWhole ? kAhead : panel);
   widen_block<E>(next_block<F>(place), to);
 }
 
@@ -53,25 +53,31 @@ class Widening {
   // A block every so many steps.
   void begin(const QuantisedLinear& op, const WidenedSpan& span, int every, uint32_t* to) {
     all_ = op.width / kBlockValues;
+    // Blocks of a whole panel are followed by those of the next; some are followed by blocks that come much later.
+    is_whole_ = span.blocks == all_;
     with_block_format(op.format, [&](auto format) {
       constexpr Format F = format.value;
       place_ = [](const QuantisedLinear& of, int64_t block) {
         return block_place<F>(of.panels, static_cast<const uint16_t*>(of.scales), block);
       };
-      widen_ = &widen_next<E, F>;
+      widen_ = is_whole_ ? &widen_next<E, F, true> : &widen_next<E, F, false>;
     });
     op_ = &op, span_ = span, to_ = to, panel_ = 0;
-    // Blocks of a whole panel are followed by those of the next; those of some by blocks that come much later.
-    ahead_ = (int)(span.blocks == all_ ? kAhead : all_);
-    panels_ = span.apart ? 2 * span.panels : span.panels;
+    panels_ = is_whole_ ? 1 : span.panels;
+    if (span.apart) panels_ *= 2;
     every_ = wait_ = every;
     begin_panel();
   }
 
+  // One of those steps.
   INLINE void step() {
     if (!left_ || --wait_ > 0) return;
     wait_ = every_;
     next();
+  }
+
+  INLINE void step_now() {
+    if (left_) next();
   }
 
   void finish() {
@@ -81,15 +87,15 @@ class Widening {
  private:
   static constexpr int kWords = kBlockValues / E::kPerWord * kWidth;  // of a block, widened
 
+  // The next panel, or all of them where they are whole and follow each other.
   void begin_panel() {
-    const bool is_other = panel_ >= span_.panels;
-    const int64_t panel = span_.panel + panel_ - (is_other ? span_.panels - span_.apart : 0);
-    from_ = place_(*op_, panel * all_ + span_.block);
-    left_ = span_.blocks;
+    const int64_t own = is_whole_ ? 1 : span_.panels, panel = panel_ < own ? panel_ : panel_ - own + span_.apart;
+    from_ = place_(*op_, (span_.panel + panel) * all_ + span_.block);
+    left_ = is_whole_ ? span_.panels * all_ : span_.blocks;
   }
 
   INLINE void next() {
-    widen_(from_, ahead_, to_);
+    widen_(from_, (int)all_, to_);
     to_ += kWords;
     if (!--left_ && ++panel_ < panels_) begin_panel();
   }
@@ -98,10 +104,11 @@ class Widening {
   WidenedSpan span_ = {};
   BlockPlace from_;
   BlockPlace (*place_)(const QuantisedLinear& op, int64_t block) = nullptr;
-  void (*widen_)(BlockPlace& place, int ahead, uint32_t* to) = nullptr;
+  void (*widen_)(BlockPlace& place, int panel, uint32_t* to) = nullptr;
   uint32_t* to_ = nullptr;
   int64_t all_ = 0, left_ = 0, panel_ = 0, panels_ = 0;  // blocks of a panel, blocks left in one, panels
-  int ahead_ = 0, every_ = 1, wait_ = 1;
+  int every_ = 1, wait_ = 1;
+  bool is_whole_ = true;
 };
 
 }  // namespace rootgraft

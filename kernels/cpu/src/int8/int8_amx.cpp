@@ -59,84 +59,51 @@ ChannelFinish::Row finishing_of(const ChannelProduct& product) {
   return finish_one;
 }
 
-// The sums of R tiles of rows and P panels, the first of which is `panel` of the product, over some words: to the piece's
-// target, or to `room`.
-template <int R, int P, AmxReuse kReuse>
-void sum(const ChannelProduct& p, int panel, const AmxRows& rows, ptrdiff_t word, ptrdiff_t end, Prefetches& prefetches,
-         ChannelFinish& finishing, const Piece<int32_t>& piece, int32_t* room) {
+// The sums of R tiles of rows and P panels, the first of which is `panel` of the product, to `room`.
+template <int R, int P>
+void sum(const ChannelProduct& p, int panel, const AmxRows& rows, Prefetches& prefetches, ChannelFinish& finishing,
+         int32_t* room) {
   const uint32_t* a[R];
-  a[0] = p.a + word;
-  if constexpr (R == 2) a[1] = a[0] + rows.second * p.a_stride;
+  a[0] = p.a;
+  if constexpr (R == 2) a[1] = p.a + rows.second * p.a_stride;
   const uint32_t* b[P];
-  for (int i = 0; i < P; i++) b[i] = p.panel(panel + i) + word * kWidth;
-  begin_piece<R * P>(piece);
-  add_by_amx<AmxWords::kBytes, R, P, kReuse>(a, p.a_stride, [&](int i) { return b[i]; }, end - word, [&] {
+  for (int i = 0; i < P; i++) b[i] = p.panel(panel + i);
+  sum_by_amx<AmxWords::kBytes, R, P>(a, p.a_stride, [&](int i) { return b[i]; }, p.words, [&] {
     prefetches.next_burst();
     finishing.step();
   });
-  if (piece.to) return end_piece<R * P>(piece);
   for_constants<P>([&](auto i) {
-    const auto to = [&](int row) { return room + row * ChannelFinish::kStride + i.value * kWidth; };
+    const auto to = [&](int row) { return room + row * ChannelFinish::kStride + (panel + i.value) * kWidth; };
     amx_store<i.value>(to(0), ChannelFinish::kStride * sizeof(int32_t));
     if constexpr (R == 2) amx_store<P + i.value>(to(rows.second), ChannelFinish::kStride * sizeof(int32_t));
   });
-}
-
-// The sums of one tile of rows, kAmxPanels panels at a time.
-void sum_one(const ChannelProduct& p, const AmxRows& rows, int panels, Prefetches& prefetches, ChannelFinish& finishing) {
-  int32_t* room = finishing.room();
-  for (int first = 0; first < panels; first += kAmxPanels) {
-    with_constant<kAmxPanels>(std::min(kAmxPanels, panels - first), [&](auto count) {
-      sum<1, count.value, AmxReuse::kFirstCache>(p, first, rows, 0, p.words, prefetches, finishing, {},
-                                                 room + first * kWidth);
-    });
-  }
-}
-
-// Those of two tiles of rows, two panels at a time.
-template <AmxReuse kReuse>
-void sum_two(const ChannelProduct& p, const AmxRows& rows, int panels, Prefetches& prefetches, ChannelFinish& finishing) {
-  const ptrdiff_t blocks = p.words / kAmxWords, most = kPieceWords / kAmxWords;
-  const ptrdiff_t pieces = kReuse == AmxReuse::kSecondCache ? (blocks + most - 1) / most : 1;
-  alignas(64) int32_t sums[kChannelGroup * 2 * kTileSums];
-  int32_t* room = finishing.room();
-  for (ptrdiff_t i = 0; i < pieces; i++) {
-    const ptrdiff_t word = blocks * i / pieces * kAmxWords, end = blocks * (i + 1) / pieces * kAmxWords;
-    for (int first = 0; first < panels; first += 2) {
-      int32_t* kept = sums + first * 2 * kTileSums;
-      const Piece<int32_t> piece = {i ? kept : nullptr, i + 1 < pieces ? kept : nullptr};
-      with_constant<2>(std::min(2, panels - first), [&](auto count) {
-        sum<2, count.value, kReuse>(p, first, rows, word, end, prefetches, finishing, piece, room + first * kWidth);
-      });
-    }
-  }
 }
 
 }  // namespace
 
 void ChannelFinish::begin(const ChannelProduct& product, int rows, int panels, ptrdiff_t products) {
   finish_all();
-  int parts = 0;
-  for (int first = 0; first < panels; first += kAmxPanels, parts++) {
-    Part& part = parts_[parts];
-    part.product = product.right(first);
-    with_constant<kAmxPanels>(std::min(kAmxPanels, panels - first), [&](auto count) {
-      part.row = finishing_of<count.value>(product);
-    });
-  }
+  product_ = product;
+  with_constant<kAmxPanels>(panels, [&](auto count) { row_ = finishing_of<count.value>(product); });
   from_ = sums_[room_], room_ ^= 1;
-  next_ = 0, rows_ = rows, end_ = rows * parts;
-  wait_ = every_ = (int)(products / end_);
+  next_ = 0, rows_ = rows;
+  wait_ = every_ = (int)(products / rows);
 }
 
-void multiply_channel_amx(const ChannelProduct& product, const AmxRows& rows, int panels, AmxReuse reuse,
-                          ChannelFinish& finishing) {
+void multiply_channel_amx(const ChannelProduct& product, const AmxRows& rows, int panels, ChannelFinish& finishing) {
   const ptrdiff_t products = product.words / kAmxWords * panels * (rows.second ? 2 : 1);
   Prefetches prefetches(product.ahead, product.ahead_lines, product.ahead_apart, products);
+  int32_t* room = finishing.room();
   if (rows.second) {
-    with_reuse<2>(reuse, [&](auto use) { sum_two<use.value>(product, rows, panels, prefetches, finishing); });
+    for (int first = 0; first < panels; first += 2) {
+      with_constant<2>(std::min(2, panels - first), [&](auto count) {
+        sum<2, count.value>(product, first, rows, prefetches, finishing, room);
+      });
+    }
   } else {
-    sum_one(product, rows, panels, prefetches, finishing);
+    with_constant<kAmxPanels>(panels, [&](auto count) {
+      sum<1, count.value>(product, 0, rows, prefetches, finishing, room);
+    });
   }
   finishing.begin(product, rows.all(), panels, products);
 }

@@ -35,14 +35,6 @@ struct ChannelProduct {
   INLINE int64_t index(int place) const {
     return kGated ? place / 2 + place % 2 * apart : place;
   }
-  // From a place on: with a gate an even one.
-  ChannelProduct right(int place) const {
-    ChannelProduct rest = *this;
-    const int panels = gate ? place / 2 : place;
-    rest.b += panels * b_stride, rest.b_scale += panels * kWidth, rest.c = c.right(panels * kWidth);
-    return rest;
-  }
-
   const uint32_t* panel(int place) const { return b + (gate ? index<true>(place) : index<false>(place)) * b_stride; }
 };
 

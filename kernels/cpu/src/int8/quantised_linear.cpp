@@ -257,13 +257,9 @@ template <class Out>
 void multiply_channels_amx(const ChannelPart& all, Out& out) {
   alignas(64) float room[kMostAmxRows * kRoomStride];
   ChannelFinish finishing;
-  const ProductPart& part = all.part;
-  const AmxReuse reuse = reuse_of(part.row_count(), channel_words(all.op));
-  const TileRows whole = out.place(room, {part.row, part.panel, part.row_count(), part.panel_count()});
-  const int most = whole.first != room && reuse == AmxReuse::kSecondCache ? kChannelGroup : kAmxPanels;
-  for_channel_tiles(all, most, [&](const TileSpan& tile, const AmxRows& rows, const Lines& ahead) {
+  for_channel_tiles(all, kAmxPanels, [&](const TileSpan& tile, const AmxRows& rows, const Lines& ahead) {
     const TileRows to = out.place(room, tile);
-    multiply_channel_amx(all.product(tile, to, ahead), rows, tile.panels, reuse, finishing);
+    multiply_channel_amx(all.product(tile, to, ahead), rows, tile.panels, finishing);
     if (to.first == room) finishing.finish_all();
     out.take(all.part.index, room, tile);
   });
@@ -273,10 +269,9 @@ void multiply_gated_channels_amx(const ChannelPart& all) {
   const QuantisedLinear& op = all.op;
   const TileRows out = {op.out, op.out_columns(), (bool)op.is_bf16};
   ChannelFinish finishing;
-  // In one piece: in pieces along K, activated rows took a twentieth longer.
   for_channel_tiles(all, kAmxPanels / 2, [&](const TileSpan& tile, const AmxRows& rows, const Lines& ahead) {
     const TileRows to = out.right(tile.row * op.out_columns() + tile.panel * kWidth);
-    multiply_channel_amx(all.gated_product(tile, to, ahead), rows, 2 * tile.panels, AmxReuse::kFirstCache, finishing);
+    multiply_channel_amx(all.gated_product(tile, to, ahead), rows, 2 * tile.panels, finishing);
   });
 }
 #endif
