@@ -43,6 +43,11 @@ def release_mapped(tensor: Tensor) -> None:
     arena.release_mapped(tensor)
 
 
+def trim_heap() -> None:
+    """Return memory that was freed, and that the C library keeps for later, to the operating system."""
+    arena.trim_heap()
+
+
 def copy_pages(k: Tensor, v: Tensor | None, source: Sequence[int], target: Sequence[int], count: Sequence[int]) -> None:
     """Copy, in list order, the first ``count[i]`` cells of page ``source[i]`` to page ``target[i]`` in all layers.
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from ...kernels import memory
 from ...kernels.ops import AttentionParams, QuantisedLinear, RopeParams
 from ..checkpoint.gguf import GgufFile
 from ..checkpoint.model_config import LayerConfig, ModelConfig, QueryScaling, Rope
@@ -129,6 +130,7 @@ class LayerLoader:
 
     def layer(self, index: int, own_norm: Norm, next_norm: Norm) -> DecoderLayer:
         """Read a layer, between the norm in front of it and the next one."""
+        memory.trim_heap()  # buffers of the layer before: some hundred MiB in all
         norms, prefix = self.config.norms, f"model.layers.{index}"
         is_parallel = self.config.parallel_block
         return DecoderLayer(

@@ -95,6 +95,12 @@ def release_mapped(tensor: Tensor) -> None:
         _advise(first, end, mmap.MADV_DONTNEED)
 
 
+def trim_heap() -> None:
+    """``kernels.memory.trim_heap``."""
+    if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:  # of glibc
+        trim(ctypes.c_size_t(0))
+
+
 def _is_mapped_file(first: int, end: int) -> bool:
     """Whether memory lies in one mapping of a file, as /proc/self/maps tells: range, flags, offset, device, inode."""
     with open("/proc/self/maps") as maps:

@@ -201,7 +201,7 @@ HOST = {
     "expert_ops": set(),
     "lora_ops": {"lora_experts", "lora_heads", "pack_expansion"},  # of heads on a CPU alone
     "sampling_ops": {"draw_tokens", "draws_tokens", "has_kernel"},  # draws from all tokens by a kernel: on a CPU alone
-    "memory": {"lazy_zeros", "populate", "release_mapped"},
+    "memory": {"lazy_zeros", "populate", "release_mapped", "trim_heap"},
 }  # fmt: skip
 
 
