@@ -53,25 +53,20 @@ def draws_tokens(logits: Tensor) -> bool:
     return logits.dtype is torch.float32 and native_for(logits) is not None
 
 
-def draw_tokens(logits: Tensor, lines: Tensor, best: Tensor, params: DrawParams) -> Tensor:
-    """Draw a token of some rows after top-k, top-p and min-p, as ``engine.sampling.top_k_top_p`` defines it.
+def draw_tokens(logits: Tensor, params: DrawParams) -> Tensor:
+    """Draw a token of each row after top-k, top-p and min-p, as ``engine.sampling.top_k_top_p`` defines it.
 
     A row's token depends on this row's numbers alone.
 
     Args:
         logits: [S, V] float32, which ``draws_tokens``.
-        lines: [n] int64, the rows to draw from.
-        best: [n, 1] float32, the largest logit of each of them.
-        params: of the n rows.
+        params: of the S rows.
 
-    Returns: [n] int64; any token for rows whose logits are not finite.
-
-    Raises:
-        IndexError: a row is outside of the logits.
+    Returns: [S] int64; -1 for rows whose largest logit is not finite, NaN counted as the largest.
     """
     kernels = native_for(logits)
     assert kernels is not None
-    return kernels.sampling.draw_tokens(logits, lines, best, params)
+    return kernels.sampling.draw_tokens(logits, params)
 
 
 def has_kernel(logits: Tensor) -> bool:

@@ -171,13 +171,12 @@ class Sampler:
         edits = masks is not None or self._edits.concern(positions.row, positions.num_generated)
         before = largest(logits)[0] if edits else None  # an edit may hide a value that is not finite
         edited = self._edited(logits, positions, masks, keep=bool(len(wanted))) if edits else logits
-        best, tokens = largest(edited)
-        sound = _are_finite(best) if before is None else _are_finite(best) & _are_finite(before)
-        self._draw_random(tokens, edited, best, params, positions.num_generated)
-        drawn = torch.where(sound, tokens, -1)
+        drawn = self._draw_lines(edited, params, positions.num_generated)
+        if before is not None:
+            drawn = torch.where(_are_finite(before), drawn, -1)
         if not len(wanted):
             return drawn, None
-        return drawn, self._with_logprobs(drawn, logits, tokens, wanted, int(params["num_logprobs"].max()))
+        return drawn, self._with_logprobs(drawn, logits, wanted, int(params["num_logprobs"].max()))
 
     def _edited(self, logits: Tensor, positions: SamplingPositions, masks: DeviceMasks | None, keep: bool) -> Tensor:
         """Return logits after mask, bias, penalties and bans; ``logits`` themselves stay unchanged if ``keep``."""
@@ -190,19 +189,22 @@ class Sampler:
             self._edits.apply(edited, positions)
         return edited
 
+    def _draw_lines(self, logits: Tensor, params: Params, num_generated: Ints) -> Tensor:
+        """Draw from each line of edited logits: [S] int64, -1 where the largest is not finite."""
+        if draws_tokens(logits):
+            return draw_tokens(logits, self._draw_params(params, num_generated, logits.shape[1]))
+        best, tokens = largest(logits)
+        self._draw_random(tokens, logits, best, params, num_generated)
+        return torch.where(_are_finite(best), tokens, -1)
+
     def _draw_random(self, tokens: Tensor, logits: Tensor, best: Tensor, params: Params, num_generated: Ints) -> None:
         """Replace the greedy tokens [S] of random positions. With top_k or top_p a draw is by rank, else from all."""
-        random, width = params["temperature"] > 0, logits.shape[1]
-        ranked = random & ((params["top_k"] > 0) | (params["top_p"] < 1))
-        if draws_tokens(logits):
-            if random.any():
-                index, draws = self._draws(random, ranked, params, num_generated, width)
-                tokens[index] = draw_tokens(logits, index, best[index, None], draws)
-            return
-        for chosen, by_rank in ((random & ~ranked, False), (ranked, True)):
+        random, ranked = params["temperature"] > 0, _are_ranked(params)
+        for chosen, by_rank in ((random & ~ranked, False), (random & ranked, True)):
             if not chosen.any():
                 continue
-            index, draws = self._draws(chosen, ranked, params, num_generated, width)
+            index = self._column(np.flatnonzero(chosen)).squeeze(1)
+            draws = self._draw_params(params[chosen], num_generated[chosen], logits.shape[1])
             top, some = best[index, None], pad(logits if chosen.all() else logits[index])
             use_min_p = bool(params["min_p"][chosen].any())
             tokens[index] = torch.cat(
@@ -214,35 +216,32 @@ class Sampler:
                 ]
             )
 
-    def _draws(
-        self,
-        chosen: npt.NDArray[np.bool_],
-        ranked: npt.NDArray[np.bool_],
-        params: Params,
-        num_generated: Ints,
-        width: int,
-    ) -> tuple[Tensor, DrawParams]:
-        """The chosen positions, [n] int64, and their parameters, with the numbers of races if one is not ranked."""
-        params, at = params[chosen], num_generated[chosen].astype(np.uint64)
-        seeds, has_race = params["seed"], not ranked[chosen].all()
+    def _draw_params(self, params: Params, num_generated: Ints, width: int) -> DrawParams:
+        """Return the parameters of some positions, with the random numbers of races if one is drawn so."""
+        seeds, at = params["seed"], num_generated.astype(np.uint64)
+        has_race = ((params["temperature"] > 0) & ~_are_ranked(params)).any()
         noise = to_device(exponentials(seeds, at, num_noise(width)), self._device) if has_race else None
         fields = (params[name] for name in ("temperature", "top_k", "top_p", "min_p"))
         temperature, top_k, top_p, min_p, u = (self._column(values) for values in (*fields, uniforms(seeds, at)))
-        columns = DrawParams(temperature, top_k, top_p, min_p, u, noise)
-        return self._column(np.flatnonzero(chosen)).squeeze(1), columns
+        return DrawParams(temperature, top_k, top_p, min_p, u, noise)
 
     def _column(self, values: npt.NDArray[np.generic]) -> Tensor:
         # A synchronous copy would make the host wait here for the GPU's forward pass.
         return to_device(values[:, None], self._device)
 
-    def _with_logprobs(self, drawn: Tensor, logits: Tensor, tokens: Tensor, wanted: Ints, num_top: int) -> Tensor:
+    def _with_logprobs(self, drawn: Tensor, logits: Tensor, wanted: Ints, num_top: int) -> Tensor:
         """[S, 3 ...] float64: ``drawn`` and the columns of ``logprob_columns``, 0 for positions that want none."""
         index = self._column(wanted).squeeze(1)
         some = logits if len(wanted) == len(logits) else logits[index]
-        columns = logprob_columns(some, tokens[index], num_top)
+        columns = logprob_columns(some, drawn[index].clamp(min=0), num_top)
         padded = torch.zeros(len(drawn), columns.shape[1], dtype=torch.float64, device=self._device)
         padded[index] = columns
         return torch.cat([drawn.double()[:, None], padded], dim=1)
+
+
+def _are_ranked(params: Params) -> Bools:
+    """[S] bool, the positions whose draws, if random, are by rank."""
+    return (params["top_k"] > 0) | (params["top_p"] < 1)
 
 
 def _are_finite(values: Tensor) -> Tensor:

@@ -12,10 +12,9 @@ from ..layouts.draw_params import DrawParams
 from .native_library import NativeLibrary
 
 _MASK: Final = Struct("7q")
-_DRAW: Final = Struct("15q")
+_DRAW: Final = Struct("12q")
 _WORD_BITS: Final = 32
 _NOISE, _PART = 64 + 32, 2048  # random numbers of a race within a part of the vocabulary, and tokens in a part
-_OUT_OF_RANGE: Final = 1  # return code of a C function
 _PARAM_TYPES: Final = {
     "temperature": torch.float32,
     "top_k": torch.int64,
@@ -45,27 +44,20 @@ class SamplingKernels:
         if self._mask(_MASK.pack(*addresses, len(lines), rows, columns, self._library.num_threads)):
             raise IndexError(f"a line is outside of {rows} lines of logits")
 
-    def draw_tokens(self, logits: Tensor, lines: Tensor, best: Tensor, params: DrawParams) -> Tensor:
+    def draw_tokens(self, logits: Tensor, params: DrawParams) -> Tensor:
         """See ``kernels.sampling_ops.draw_tokens``."""
-        (rows, columns), draws = logits.shape, len(lines)
-        _check("lines", lines, torch.int64, (draws,))
-        _check("best", best, torch.float32, (draws, 1))
+        lines, columns = logits.shape
         for name, dtype in _PARAM_TYPES.items():
-            _check(name, getattr(params, name), dtype, (draws, 1))
+            _check(name, getattr(params, name), dtype, (lines, 1))
         num_noise = _NOISE - (-columns // _PART)
         if params.noise is not None:
-            _check("noise", params.noise, torch.float64, (draws, num_noise))
-        elif ((params.top_k == 0) & (params.top_p >= 1)).any():
-            raise ValueError("noise is missing, which draws without top_k and top_p need")
-        tokens = torch.empty(draws, dtype=torch.int64)
-        given = (logits, lines, best, *params[:-1], params.noise, tokens)
-        addresses = (0 if each is None else each.data_ptr() for each in given)
-        if failed := self._draw(_DRAW.pack(*addresses, draws, rows, columns, num_noise, self._library.num_threads)):
-            raise (
-                IndexError(f"a line is outside of {rows} lines of logits")
-                if failed == _OUT_OF_RANGE
-                else MemoryError("a draw could not allocate its candidates")
-            )
+            _check("noise", params.noise, torch.float64, (lines, num_noise))
+        elif ((params.temperature > 0) & (params.top_k == 0) & (params.top_p >= 1)).any():
+            raise ValueError("noise is missing, which random draws without top_k and top_p need")
+        tokens = torch.empty(lines, dtype=torch.int64)
+        addresses = (0 if each is None else each.data_ptr() for each in (logits, *params, tokens))
+        if self._draw(_DRAW.pack(*addresses, lines, columns, num_noise, self._library.num_threads)):
+            raise MemoryError("a draw could not allocate its candidates")
         return tokens
 
 

@@ -11,12 +11,12 @@ class DrawParams(NamedTuple):
     """Of n rows, [n, 1] each but the noise.
 
     Attributes:
-        temperature: float32, above 0.
+        temperature: float32; 0 for the likeliest token.
         top_k: int64, 0 is off.
         top_p: float64, 1 is off.
         min_p: float32, 0 is off.
         u: float64 in [0, 1), the random number of a draw by rank.
-        noise: [n, 96 + V / 2048 rounded up] float64 above 0, the random numbers of a race; None if all are by rank.
+        noise: [n, 96 + V / 2048 rounded up] float64 above 0, the random numbers of a race; None if there is none.
     """
 
     temperature: Tensor

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import random
+from itertools import count
+from types import SimpleNamespace
 
 import jsonschema
 import numpy as np
@@ -120,6 +122,18 @@ def test_masks_that_took_long_are_expected_to_again(grammars, vocabulary, monkey
     monkeypatch.setattr("rootgraft.grammar.match.matcher.SLOW_SECONDS", 1_000.0)
     matcher.fill_mask(row, 998)
     assert matcher.accept(ord("a")) and not matcher.is_slow(997)
+
+
+def test_time_in_which_other_threads_have_the_core_makes_no_mask_slow(grammars, vocabulary, monkeypatch):
+    row = np.zeros(vocabulary.num_words, dtype=np.int32)
+    matcher = grammars.schema({"type": "string"}).matcher()
+    clock = "rootgraft.grammar.match.matcher.time"
+    monkeypatch.setattr(clock, SimpleNamespace(perf_counter=count(1.0, 9.0).__next__, thread_time=lambda: 5.0))
+    matcher.fill_mask(row, 1_000)
+    assert matcher.accept(ord('"')) and not matcher.is_slow(999)
+    monkeypatch.setattr(clock, SimpleNamespace(perf_counter=lambda: 5.0, thread_time=count(1.0, 9.0).__next__))
+    matcher.fill_mask(row, 999)
+    assert matcher.accept(ord("a")) and matcher.is_slow(998)
 
 
 def test_an_end_that_was_looked_for_in_vain_is_not_looked_for_again_at_once(vocabulary, monkeypatch):

@@ -40,9 +40,8 @@ def params(
     return DrawParams(*columns, u.double().view(-1, 1), noise)
 
 
-def draw(logits: Tensor, u: float, noise: Tensor | None = None, line: int = 0, **others: Any) -> int:
-    columns = params(torch.tensor([u], dtype=torch.float64), noise, **others)
-    return int(draw_tokens(logits, torch.tensor([line]), logits[line].max().view(1, 1), columns))
+def draw(logits: Tensor, u: float, noise: Tensor | None = None, **others: Any) -> int:
+    return int(draw_tokens(logits, params(torch.tensor([u], dtype=torch.float64), noise, **others)))
 
 
 def noise_of(rows: int, width: int, seed: int = 0) -> Tensor:
@@ -104,7 +103,7 @@ def test_of_many_races_each_token_wins_its_part() -> None:
     logits = torch.tensor([[0.0, 1.0, -1.0, 2.0, -torch.inf, 0.5]])
     n = 20_000
     columns = params(torch.zeros(n), noise_of(n, 6))
-    tokens = draw_tokens(logits, torch.zeros(n, dtype=torch.int64), torch.full((n, 1), 2.0), columns)
+    tokens = draw_tokens(logits.repeat(n, 1), columns)
     expected = torch.softmax(logits[0].double(), 0)
     torch.testing.assert_close(torch.bincount(tokens, minlength=6) / n, expected.float(), rtol=0, atol=0.015)
 
@@ -112,10 +111,11 @@ def test_of_many_races_each_token_wins_its_part() -> None:
 @pytest.mark.parametrize("columns", [1, 15, 17, 49_152, 300_001])
 def test_a_line_alone_and_among_others(columns: int) -> None:
     logits = torch.randn(5, columns)
-    u, best, noise = torch.rand(5, dtype=torch.float64), logits.amax(1, keepdim=True), noise_of(5, columns)
-    for kept in ({}, {"top_k": 7}, {"top_p": 0.8}, {"top_k": 40, "top_p": 0.5, "min_p": 0.1}):
-        together = draw_tokens(logits, torch.tensor([4, 3, 2, 1, 0]), best.flip(0), params(u, noise, **kept))
-        assert together.tolist() == [draw(logits, float(u[i]), noise[i : i + 1], line=4 - i, **kept) for i in range(5)]
+    u, noise = torch.rand(5, dtype=torch.float64), noise_of(5, columns)
+    for kept in ({}, {"top_k": 7}, {"top_p": 0.8}, {"top_k": 40, "top_p": 0.5, "min_p": 0.1}, {"temperature": 0.0}):
+        together = draw_tokens(logits, params(u, noise, **kept))
+        alone = [draw(logits[i : i + 1], float(u[i]), noise[i : i + 1], **kept) for i in range(5)]
+        assert together.tolist() == alone
 
 
 def test_the_ends_of_the_range() -> None:
@@ -129,21 +129,50 @@ def test_the_ends_of_the_range() -> None:
     assert draw(peaked, 0.0, noise, temperature=1e-20) == draw(peaked, 0.0, noise, min_p=1.0) == best
 
 
-def test_what_is_not_finite_gives_some_token() -> None:
-    for value in (torch.nan, torch.inf, -torch.inf):
-        for top_p in (1.0, 0.5):
-            assert 0 <= draw(torch.full((1, 100), value), 0.5, noise_of(1, 100), top_p=top_p) < 100
+@given(st.integers(1, 100), st.sampled_from([0.0, 1.0]), st.sampled_from([1.0, 0.5]), st.integers(0, 1 << 30))
+def test_a_line_whose_largest_logit_is_not_finite(columns: int, temperature: float, top_p: float, seed: int) -> None:
+    noise, at = noise_of(2, columns), seed % columns
+    for value in (torch.nan, torch.inf):
+        logits = torch.randn(2, columns, generator=torch.Generator().manual_seed(seed))
+        logits[0, at] = value
+        tokens = draw_tokens(logits, params(torch.full((2,), 0.5), noise, temperature=temperature, top_p=top_p))
+        assert tokens[0] == -1 and 0 <= tokens[1] < columns
+    logits = torch.full((1, columns), -torch.inf)
+    assert draw(logits, 0.5, noise[:1], temperature=temperature, top_p=top_p) == -1
+
+
+@given(st.integers(1, 300), st.integers(0, 1 << 30))
+def test_masked_tokens_are_never_drawn(columns: int, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(8, columns, generator=generator)
+    logits[torch.rand(8, columns, generator=generator) < 0.9] = -torch.inf
+    logits[:, seed % columns] = -20.0
+    tokens = draw_tokens(logits, params(torch.rand(8, generator=generator), noise_of(8, columns, seed)))
+    assert logits[torch.arange(8), tokens].isfinite().all()
+
+
+def test_without_temperature_the_first_of_the_likeliest() -> None:
+    logits = torch.randn(6, 1000).round()
+    tokens = draw_tokens(logits, params(torch.rand(6), temperature=0.0))
+    assert torch.equal(tokens, (logits == logits.amax(1, keepdim=True)).int().argmax(1))
 
 
 def test_wrong_arguments() -> None:
-    logits, one, ranked = torch.zeros(2, 10), torch.ones(1, 1), params(torch.zeros(1), top_k=1)
-    for line in (-1, 2):
-        with pytest.raises(IndexError, match="2 lines"):
-            draw_tokens(logits, torch.tensor([line]), one, ranked)
+    logits, one, ranked = torch.zeros(1, 10), torch.ones(1, 1), params(torch.zeros(1), top_k=1)
     with pytest.raises(ValueError, match="temperature must be"):
-        draw_tokens(logits, torch.tensor([0]), one, ranked._replace(temperature=one.double()))
+        draw_tokens(logits, ranked._replace(temperature=one.double()))
+    with pytest.raises(ValueError, match="u must be"):
+        draw_tokens(
+            torch.zeros(2, 10),
+            ranked._replace(
+                temperature=torch.ones(2, 1),
+                top_k=torch.ones(2, 1).long(),
+                top_p=torch.ones(2, 1).double(),
+                min_p=torch.zeros(2, 1),
+            ),
+        )
     with pytest.raises(ValueError, match="noise must be"):
-        draw_tokens(logits, torch.tensor([0]), one, ranked._replace(noise=torch.ones(1, 96).double()))
+        draw_tokens(logits, ranked._replace(noise=torch.ones(1, 96).double()))
     with pytest.raises(ValueError, match="noise is missing"):
         draw(logits, 0.5)
 

@@ -37,6 +37,19 @@ struct Largest {
   }
 };
 
+// The largest of a row of numbers, and its place.
+inline void find_largest(const float* values, int64_t columns, float& best, int64_t& at) {
+  const int32_t whole = (int32_t)(columns / kWidth);
+  const int rest = (int)(columns % kWidth);
+  Largest largest;
+  for (int32_t i = 0; i < whole; i++) largest.take(load(values + i * kWidth), broadcast_int(i));
+  if (rest) {
+    const Floats last = load_some<Fp32>(values + whole * kWidth, rest);
+    largest.take(keep_lanes(last, 0, rest, kLeast), broadcast_int(whole));
+  }
+  largest.write(best, at);
+}
+
 // Of the columns of a product that is computed in parts, each by one thread.
 class LargestColumns {
  public:

@@ -1,5 +1,5 @@
 // A random token of each line of logits, with probabilities softmax(logits / temperature), of those that top-k, top-p and
-// min-p keep.
+// min-p keep; or the likeliest. A thread finds a line's largest logit and draws from it while it has the line in its cache.
 //
 // Weights e^((logit - best) / T) are added up in a fixed order. Without top-k and top-p races decide, as
 // engine/sampling/top_k_top_p.py defines them; weights are computed again for the winners, and never written. Else the
@@ -23,21 +23,19 @@ constexpr int64_t kBlock = 64, kPart = 2048;  // tokens
 // have a weight.
 constexpr float kPossible = -40.0f, kBounds[] = {-14.0f, -18.0f, -22.0f, -27.0f, -33.0f, kPossible};
 constexpr double kOne = 1LL << 40;     // the weight of the best token
-constexpr int kOutOfRange = 1, kNoMemory = 2;
+constexpr int kNoMemory = 2;
 
 // Argument structure packed by Python: fields of 8 bytes in this order.
 struct Draw {
-  const float* logits;       // [rows][columns]
-  const int64_t* lines;      // [draws], rows of the logits
-  const float* best;         // [draws], the largest logit of the line
-  const float* temperature;  // [draws], above 0
-  const int64_t* top_k;      // [draws], 0: off
-  const double* top_p;       // [draws], 1: off
-  const float* min_p;        // [draws], 0: off
-  const double* u;           // [draws] in [0, 1)
-  const double* noise;       // [draws][num_noise], or null if all draws are by rank
-  int64_t* tokens;           // [draws]
-  int64_t draws, rows, columns, num_noise, threads;
+  const float* logits;       // [lines][columns]
+  const float* temperature;  // [lines], 0: the likeliest token
+  const int64_t* top_k;      // [lines], 0: off
+  const double* top_p;       // [lines], 1: off
+  const float* min_p;        // [lines], 0: off
+  const double* u;           // [lines] in [0, 1)
+  const double* noise;       // [lines][num_noise], or null if no line is drawn by a race
+  int64_t* tokens;           // [lines], -1 where the largest logit is not finite
+  int64_t lines, columns, num_noise, threads;
 };
 
 // value, or 0 where it is below `least` or no number.
@@ -163,7 +161,7 @@ class Candidates {
   size_t kept_ = 0;
 };
 
-// Draws a token of those that top-k, top-p and min-p keep, in this order. A line of NaN or infinities gives any token.
+// Draws a token of those that top-k, top-p and min-p keep, in this order.
 int64_t draw_kept(const Line& line, int64_t top_k, double top_p, float min_p, double u) {
   thread_local Candidates candidates;
   for (float bound : kBounds) {
@@ -204,7 +202,7 @@ struct Race {
 };
 
 // Draws a token by races among parts of the vocabulary, among blocks of the part that wins, among tokens of its block:
-// the sizes are fixed, so that a line draws the same whatever the width of the logits. Any token of a line of NaN.
+// the sizes are fixed, so that a line draws the same whatever the width of the logits.
 int64_t race(const Line& line, const double* noise) {
   const double *of_block = noise + kBlock, *of_part = of_block + kPart / kBlock;
   Race parts(0);
@@ -228,24 +226,31 @@ int64_t race(const Line& line, const double* noise) {
   return tokens.winner;
 }
 
+int64_t draw(const Draw& op, int64_t i) {
+  const float* logits = op.logits + i * op.columns;
+  float best;
+  int64_t likeliest;
+  find_largest(logits, op.columns, best, likeliest);
+  if (!std::isfinite(best)) return -1;
+  if (op.temperature[i] == 0) return likeliest;
+  const bool ranked = op.top_k[i] > 0 || op.top_p[i] < 1;  // then min-p comes after the share of all
+  const Line line = {logits, op.columns, broadcast(best), broadcast(kLog2E / op.temperature[i]),
+                     broadcast(ranked ? 0.0f : op.min_p[i])};
+  return ranked ? draw_kept(line, op.top_k[i], op.top_p[i], op.min_p[i], op.u[i]) : race(line, op.noise + i * op.num_noise);
+}
+
 }  // namespace
 }  // namespace rootgraft
 
 using namespace rootgraft;
 
-// Returns kOutOfRange if a line is outside of the logits, kNoMemory if there is none for candidates, else 0.
+// Returns kNoMemory if there is none for candidates, else 0.
 extern "C" int draw_tokens(const Draw* op) {
-  const auto is_inside = [&](int64_t line) { return line >= 0 && line < op->rows; };
-  if (!std::all_of(op->lines, op->lines + op->draws, is_inside)) return kOutOfRange;
   std::atomic<int> failed{0};
-  const int threads = threads_for(op->draws * op->columns, kSmall, op->threads);
-  parallel_items(threads, op->draws, [&](int64_t i) {
-    const bool ranked = op->top_k[i] > 0 || op->top_p[i] < 1;  // then min-p comes after the share of all
-    const Line line = {op->logits + op->lines[i] * op->columns, op->columns, broadcast(op->best[i]),
-                       broadcast(kLog2E / op->temperature[i]), broadcast(ranked ? 0.0f : op->min_p[i])};
+  const int threads = threads_for(op->lines * op->columns, kSmall, op->threads);
+  parallel_items(threads, op->lines, [&](int64_t i) {
     try {
-      op->tokens[i] = ranked ? draw_kept(line, op->top_k[i], op->top_p[i], op->min_p[i], op->u[i])
-                             : race(line, op->noise + i * op->num_noise);
+      op->tokens[i] = draw(*op, i);
     } catch (const std::bad_alloc&) {
       failed = kNoMemory;
     }
