@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import random
 from array import array
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
+from typing import Any, Protocol
 
 import pytest
 from hypothesis import strategies as st
@@ -48,6 +51,13 @@ def compute_all_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let drafts be computed whatever they cost, so that what happens does not hang on this machine's speed."""
     monkeypatch.setattr(DraftCost, "threshold", lambda self, num_rows: 0.01)
     monkeypatch.setattr(DraftCost, "least_gain", lambda self, num_rows: 0.0)
+
+
+def always_drafting(monkeypatch: pytest.MonkeyPatch, length: int = 4) -> None:
+    """Let the draft model draft so many tokens for every row for which no source promises more, as if in no time."""
+    compute_all_drafts(monkeypatch)
+    monkeypatch.setattr(DraftCost, "tokens_in", lambda self, seconds, num_rows: 0.0)
+    monkeypatch.setattr(DraftCost, "draft_length", lambda self, rates, rows, seconds, most: min(length, most))
 
 
 def drafts_of(proposer: Proposer, sequence: Sequence, limit: int = 16) -> list[int]:
@@ -133,6 +143,54 @@ def ending(end: Done | Failed) -> tuple:
     return (end.reason, end.stop_token, end.usage.completion) if isinstance(end, Done) else (end.kind, end.message)
 
 
+class MakeEngine(Protocol):
+    """`Engine.make`, whose engines are closed when the test ends."""
+
+    def __call__(self, method: str = "auto", **options: Any) -> Engine: ...
+
+
+def open_engines() -> Iterator[MakeEngine]:
+    """Yield a maker of engines, then close what it made: the body of a fixture."""
+    made: list[Engine] = []
+
+    def make(method: str = "auto", **options: Any) -> Engine:
+        made.append(Engine.make(method, **options))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+def pool_options(num_pages: int, page_size: int, budget: int) -> dict[str, int]:
+    """Return options of `Engine.make` for a pool of ``num_pages`` pages of one token, in pages of another size."""
+    return {"num_pages": num_pages // page_size + 4, "page_size": page_size, "budget": budget}
+
+
+def answers_without(asks: list[Ask], options: dict[str, int]) -> dict[int, tuple]:
+    """Return what each sequence gets without drafts."""
+    plain = Engine.make("off", **options)
+    for number, ask in enumerate(asks):
+        plain.submit(number, ask)
+    answers = plain.run()
+    plain.close()
+    return answers
+
+
+def answers_with(drafted: Engine, asks: list[Ask], rng: random.Random) -> dict[int, tuple]:
+    """Return what each sequence gets from an engine to which they come one after another, and check its counts."""
+    for number, ask in enumerate(asks):
+        drafted.submit(number, ask)
+        for _ in range(rng.choice([0, 0, 1, 5])):
+            drafted.step()
+    answers = drafted.run()
+    stats = drafted.core.stats()
+    assert stats["draft_tokens_accepted"] <= stats["draft_tokens"]
+    for end in drafted.ends.values():
+        assert isinstance(end, Failed) or max(end.usage.drafted, end.usage.forced) <= end.usage.completion
+    return answers
+
+
 PARAMS = st.builds(
     SamplingParams,
     max_tokens=st.integers(1, 40),
@@ -152,3 +210,16 @@ ASKS = st.lists(
     min_size=1,
     max_size=6,
 )
+
+DRAWN = {  # arguments of a property: requests, when they come, and what they share
+    "asks": ASKS,
+    "seed": st.integers(0, 2**32),
+    "page_size": st.sampled_from([1, 4, 16]),
+    "budget": st.sampled_from([4, 9, 64]),
+    "num_pages": st.sampled_from([100, 140, 1000]),
+}
+DRAWN_OF_DRAFTER = {  # beside these, of a draft model or head: its pages, how often it is right, drafts of a step
+    "draft_pages": st.sampled_from([20, 60, 1000]),
+    "right": st.sampled_from([0.0, 0.5, 0.9, 1.0]),
+    "length": st.sampled_from([1, 3, 16]),
+}
