@@ -4,7 +4,7 @@ It answers the same prompts with and without in turn, and forgets in between, so
 run. Every answer must be the same with drafts as without, token by token; the program ends with an error if one is not.
 Two engines would not do: by where its weights lie in memory one is a few per cent faster than the other.
 
-    W1 to W7  the loads of ``benchmarks.serve.workloads``, W3 to W7 cut short to some seconds, W7 without adapters
+    W1 to W7  the loads of ``benchmarks.serve.workloads``, cut short to some seconds, W7 without adapters
     edit      a document is given and to be repeated with one change: what agents do all day
     schema    an object with long names is filled in under its JSON schema
     judge     a claim, each time another, is graded under the same rules: answers are alike, and prompts are not
@@ -40,7 +40,9 @@ from rootgraft.grammar.spec import GrammarSpec
 from rootgraft.radix.namespace import Namespace
 
 SERVED = ("W1", "W2", "W3", "W4", "W5", "W7")
-KEPT = {"W3": (32, 1), "W4": (8, 2), "W5": (24, 1), "W7": (32, 1)}  # conversations and turns of a load cut short
+KEPT = {"W1": (1, 1), "W3": (32, 1), "W4": (8, 2), "W5": (16, 1), "W7": (24, 1)}
+"""Conversations and turns of loads that are cut short."""
+
 T95 = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14)  # by degrees of freedom
 NAMES = (
     "Alice Moore",
@@ -314,7 +316,7 @@ def main() -> None:
     parser.add_argument("--temperatures", nargs="+", type=float, default=[0.0, 1.0])
     parser.add_argument("--concurrency", nargs="+", type=int, default=[1, 8], help="of edit, schema, judge and free")
     parser.add_argument("--pairs", type=int, default=10)
-    parser.add_argument("--whole", action="store_true", help="W3 to W7 as they are")
+    parser.add_argument("--whole", action="store_true", help="W1 to W7 as they are")
     parser.add_argument("--seed", type=int, default=time.time_ns() % 2**31, help="default: a new one")
     options = parser.parse_args()
     llm = make_engine(options)
