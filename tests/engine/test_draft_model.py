@@ -24,6 +24,7 @@ from support.engine.draft_engine import (
 )
 from support.engine.fake_drafts import FakeDraft
 
+from rootgraft.engine.batch import Row, RowResult
 from rootgraft.engine.messages import Abort
 from rootgraft.engine.speculation.draft_cost import DraftCost
 from rootgraft.engine.speculation.proposer import Proposer
@@ -139,12 +140,20 @@ def test_it_draws_what_the_grammar_allows(engine: MakeEngine, monkeypatch: pytes
     assert stats["drafts_accepted_model"] == stats["drafted_model"] >= 3
 
 
+class WithoutWords(FakeDraft):
+    """Draws nothing under a mask: it reads all tokens, but has logits of none that the grammar allows, as a head may."""
+
+    def _draw(self, row: Row, contents: list[int], first: int) -> RowResult:
+        return RowResult(failed=True) if row.draws and self.allowed else super()._draw(row, contents, first)
+
+
 def test_one_without_the_tokens_of_a_grammar_is_soon_left(engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     """It draws nothing there, which counts as a wrong draft does."""
     monkeypatch.setattr(DraftCost, "draft_length", lambda self, rates, *_: 4 if max(rates) > 0.3 else 0)
-    draft = FakeDraft(200, 4, vocab_size=ord("0"))  # neither letters nor digits
+    draft = WithoutWords(200, 4)
     drafted = engine(draft=draft)
     for number in range(4):
         drafted.submit(number, Ask((number, 2), SamplingParams(max_tokens=60), grammar=1))
         drafted.run()
     assert 0 < len(draft.batches) < 30
+    assert "drafted_model" not in drafted.core.stats()
