@@ -141,7 +141,7 @@ def test_it_draws_what_the_grammar_allows(engine: MakeEngine, monkeypatch: pytes
 
 
 class WithoutWords(FakeDraft):
-    """Draws nothing under a mask: it reads all tokens, but has logits of none that the grammar allows, as a head may."""
+    """Draws nothing under a mask: it has logits of none that the grammar allows, as a head may."""
 
     def _draw(self, row: Row, contents: list[int], first: int) -> RowResult:
         return RowResult(failed=True) if row.draws and self.allowed else super()._draw(row, contents, first)
