@@ -11,12 +11,13 @@ from support.engine.draft_engine import (
     DRAWN,
     DRAWN_OF_DRAFTER,
     Ask,
+    FakeHead,
     always_drafting,
     answers_with,
     answers_without,
     pool_options,
+    with_head,
 )
-from support.engine.fake_drafts import FakeHead, with_head
 
 from rootgraft.engine.types import SamplingParams
 

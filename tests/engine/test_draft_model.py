@@ -15,6 +15,7 @@ from support.engine.draft_engine import (
     VOCAB,
     Ask,
     Engine,
+    FakeDraft,
     MakeEngine,
     always_drafting,
     answers_with,
@@ -22,7 +23,6 @@ from support.engine.draft_engine import (
     open_engines,
     pool_options,
 )
-from support.engine.fake_drafts import FakeDraft
 
 from rootgraft.engine.batch import Row, RowResult
 from rootgraft.engine.messages import Abort
