@@ -3,7 +3,8 @@
 Open-ended text at temperature 1, in which next to nothing can be guessed. Drafts are switched on and off every 16 steps
 of the same answers, and the speed of each stretch is compared with that of the next one: a machine whose cores are
 shared changes its speed less within 0.2 seconds than between whole runs. Prompts' steps are not counted. A stretch with
-drafts also catches up with the tokens of the one without, so what is told is rather too much than too little.
+drafts also catches up with the tokens of the one without, so what is told is rather too much than too little. Told are
+the median, the geometric mean with its 95 % confidence interval, and what that shows, as ``benchmarks.drafts`` does.
 """
 
 from __future__ import annotations
@@ -14,9 +15,8 @@ import random
 import statistics
 import time
 from dataclasses import dataclass
-from itertools import pairwise
 
-from benchmarks.drafts import add_engine_options, free_prompt, make_engine
+from benchmarks.drafts import add_engine_options, free_prompt, interval, make_engine, verdict
 from rootgraft.engine.offline.llm import LLM
 from rootgraft.engine.types import SamplingParams
 
@@ -72,10 +72,11 @@ def stretches(llm: LLM, concurrency: int, repeat: int) -> list[Stretch]:
 
 
 def kept(llm: LLM, concurrency: int, repeats: int) -> list[float]:
-    """Speed with drafts by that without, of stretches next to each other."""
+    """Speed with drafts by that without, of pairs of stretches next to each other."""
     quotients = []
     for repeat in range(repeats + 1):
-        for first, second in pairwise(stretches(llm, concurrency, repeat)):
+        found = stretches(llm, concurrency, repeat)
+        for first, second in zip(found[::2], found[1::2], strict=False):  # each in one pair: an interval asks for that
             with_, without = (first, second) if first.has_drafts else (second, first)
             if repeat:  # the first one records steps of new sizes
                 quotients.append(with_.speed / without.speed)
@@ -92,8 +93,14 @@ def main() -> None:
     llm = make_engine(options)
     for concurrency in options.concurrency:
         quotients = kept(llm, concurrency, options.repeats)
-        low, median, high = (round(each, 4) for each in statistics.quantiles(quotients, n=4))
-        figures = {"median": median, "mean": round(statistics.mean(quotients), 4), "quartiles": [low, high]}
+        mean, *ends = interval(quotients)
+        figures = {
+            "median": round(statistics.median(quotients), 4),
+            "mean": round(mean, 4),
+            "interval": [round(end, 4) for end in ends],
+            "quartiles": [round(each, 4) for each in statistics.quantiles(quotients, n=4)[::2]],
+            "verdict": verdict(*ends),
+        }
         print(json.dumps({"concurrency": concurrency, "pairs": len(quotients), "kept": figures}), flush=True)
 
 

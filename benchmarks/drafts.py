@@ -4,15 +4,16 @@ It answers the same prompts with and without in turn, and forgets in between, so
 run. Every answer must be the same with drafts as without, token by token; the program ends with an error if one is not.
 Two engines would not do: by where its weights lie in memory one is a few per cent faster than the other.
 
-    W1 to W5  the loads of ``benchmarks.serve.workloads``
+    W1 to W7  the loads of ``benchmarks.serve.workloads``, cut short to some seconds, W7 without adapters
     edit      a document is given and to be repeated with one change: what agents do all day
     schema    an object with long names is filled in under its JSON schema
     judge     a claim, each time another, is graded under the same rules: answers are alike, and prompts are not
     free      open-ended text: next to nothing can be guessed, so this is what drafts cost
 
-each greedy and at temperature 1 with a new seed. A line tells the gain, speed with drafts by speed without: the
-geometric mean over the pairs and its 95 % confidence interval (Student's t on the logarithms). ``verdict`` is what the
-interval shows: "gains" (all of it above 1), "holds" (all of it above 0.98), "costs" (all of it below 0.98), or "open".
+each greedy and at temperature 1 with a new seed. A line tells the gain, speed with drafts by speed without: the median
+and the geometric mean over the pairs, and the mean's 95 % confidence interval (Student's t on the logarithms).
+``verdict`` is what the interval shows: "gains" (all of it above 1), "holds" (all of it above 0.98), "costs" (all of it
+below 0.98), or "open". Without options these are ten pairs of each of W1 to W5 and W7, in some 12 minutes.
 
 With a draft model: ``--speculative-config '{"model": PATH}'``; ``benchmarks.draft_targets`` makes models for it.
 """
@@ -38,7 +39,10 @@ from rootgraft.engine.types import SamplingParams
 from rootgraft.grammar.spec import GrammarSpec
 from rootgraft.radix.namespace import Namespace
 
-SERVED = ("W1", "W2", "W3", "W4", "W5")
+SERVED = ("W1", "W2", "W3", "W4", "W5", "W7")
+KEPT = {"W1": (1, 1), "W3": (32, 1), "W4": (8, 2), "W5": (16, 1), "W7": (24, 1)}
+"""Conversations and turns of loads that are cut short."""
+
 T95 = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14)  # by degrees of freedom
 NAMES = (
     "Alice Moore",
@@ -139,7 +143,9 @@ OWN: dict[str, tuple[Callable[[random.Random], str], SamplingParams, GrammarSpec
 }
 
 
-def talks(name: str, concurrency: int, repeat: int, seed: int, temperature: float) -> tuple[int, list[Talk]]:
+def talks(
+    name: str, concurrency: int, repeat: int, seed: int, temperature: float, *, whole: bool
+) -> tuple[int, list[Talk]]:
     """How many at a time, and the conversations of one repeat; the same ones for the same arguments."""
     draw = random.Random(f"{name} {concurrency} {repeat} {seed}")
 
@@ -153,12 +159,13 @@ def talks(name: str, concurrency: int, repeat: int, seed: int, temperature: floa
         asked = [(prompt(draw), params(own.max_tokens, ignore_eos=own.ignore_eos)) for _ in range(concurrency)]
         return concurrency, [Talk([text], each, grammar=grammar) for text, each in asked]
     load = served_workload(name, repeat, seed)
+    most, turns = (None, None) if whole else KEPT.get(name, (None, None))
     found = []
-    for each in load.conversations:
+    for each in load.conversations[:most]:
         fields = each.fields
         grammar = GrammarSpec.json_schema(each.schema) if each.schema else None
         sampling = params(fields["max_tokens"], ignore_eos=fields.get("ignore_eos", False))
-        found.append(Talk(each.turns, sampling, each.system, grammar))
+        found.append(Talk(each.turns[:turns], sampling, each.system, grammar))
     return load.concurrency, found
 
 
@@ -240,15 +247,16 @@ def verdict(low: float, high: float) -> str:
 
 
 def measure(
-    llm: LLM, drafts: DraftBudget, name: str, temperature: float, concurrency: int, pairs: int, seed: int
+    llm: LLM, drafts: DraftBudget, name: str, temperature: float, concurrency: int, options: argparse.Namespace
 ) -> dict[str, Any]:
     """The same conversations with drafts and without, in turn, ``pairs`` times with others, after one to warm up."""
+    pairs, seed, whole = options.pairs, options.seed, options.whole
     sides = {"on": Side(llm, drafts), "off": Side(llm, None)}
     for pair in range(pairs + 1):
         order = list(sides) if pair % 2 else list(sides)[::-1]
         answers = {}
         for which in order:
-            at_once, conversations = talks(name, concurrency, pair, seed, temperature)
+            at_once, conversations = talks(name, concurrency, pair, seed, temperature, whole=whole)
             answers[which] = sides[which].answer(at_once, conversations)
         if answers["on"] != answers["off"]:
             sys.exit(f"{name} at temperature {temperature}: an answer with drafts is not the one without")
@@ -261,6 +269,7 @@ def measure(
         "sampling": "sampled" if temperature else "greedy",
         "concurrency": at_once,
         "pairs": pairs,
+        "median": round(statistics.median(quotients), 3),
         "gain": round(gain, 3),
         "interval": [round(low, 3), round(high, 3)],
         "verdict": verdict(low, high),
@@ -303,10 +312,11 @@ def main() -> None:
     """Print one line of JSON for each workload, temperature and concurrency."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_engine_options(parser)
-    parser.add_argument("--workloads", nargs="+", default=[*SERVED, "edit"], choices=[*SERVED, *OWN])
+    parser.add_argument("--workloads", nargs="+", default=SERVED, choices=[*SERVED, *OWN])
     parser.add_argument("--temperatures", nargs="+", type=float, default=[0.0, 1.0])
     parser.add_argument("--concurrency", nargs="+", type=int, default=[1, 8], help="of edit, schema, judge and free")
     parser.add_argument("--pairs", type=int, default=10)
+    parser.add_argument("--whole", action="store_true", help="W1 to W7 as they are")
     parser.add_argument("--seed", type=int, default=time.time_ns() % 2**31, help="default: a new one")
     options = parser.parse_args()
     llm = make_engine(options)
@@ -314,7 +324,7 @@ def main() -> None:
     assert drafts is not None
     llm.chat([{"role": "user", "content": "Hello"}], SamplingParams(max_tokens=4), use_tqdm=False)
     for name, temperature, concurrency in planned(options):
-        figures = measure(llm, drafts, name, temperature, concurrency, options.pairs, options.seed)
+        figures = measure(llm, drafts, name, temperature, concurrency, options)
         print(json.dumps({"seed": options.seed, **figures}), flush=True)
 
 

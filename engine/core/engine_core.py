@@ -68,13 +68,13 @@ class EngineCore:
         self._config = config
         self._worker = worker
         self._stats = EngineStats()
+        num_lines = config.max_num_seqs + config.max_drafts
+        self._grammars = GrammarVocabularies(worker.eos_ids, worker.vocab_size, num_lines)
         self._cache, self._scheduler = self._make_scheduler()
         self._open: set[int] = set()  # ids of sequences whose end was not returned yet
         self._seeds = random.Random(config.seed % (1 << 64))  # which takes -1 for 1
         self._outbox: list[Message] = []
         self._ahead: StepHandle | None = None  # launched while the step before it was in flight
-        self._max_lines = config.max_num_seqs + config.max_drafts
-        self._grammars = GrammarVocabularies(worker.eos_ids, worker.vocab_size, self._max_lines)
         self._compiling: dict[int, tuple[Sequence, Compilation]] = {}
         folder = None if config.lora_dir is None else Path(config.lora_dir)
         base = worker.base_digest, worker.vocab_size
@@ -220,7 +220,7 @@ class EngineCore:
         """Return an empty prefix cache and a scheduler over it."""
         config, worker, sharing = self._config, self._worker, self._config.enable_prefix_caching
         cache = PrefixCache(worker.num_pages, config.block_size, sharing=sharing, states=worker.states)
-        self._drafts = make_drafts(config, worker, cache, self._stats)
+        self._drafts = make_drafts(config, worker, cache, self._stats, self._grammars.fill)
         scheduler = Scheduler(
             cache,
             max_num_seqs=config.max_num_seqs,

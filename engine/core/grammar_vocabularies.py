@@ -11,7 +11,7 @@ import numpy as np
 from ..batch import Masks
 from ..errors import RequestError
 from ..messages import Done, Failed, Message, PrepareGrammar, Submit, TokenTexts
-from ..scheduling.mask_jobs import MaskJob
+from ..sequence.mask_jobs import MaskJob
 
 if TYPE_CHECKING:
     from .structured_output import Compilation, StructuredOutputManager

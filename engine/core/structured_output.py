@@ -25,7 +25,7 @@ from ...grammar.vocabulary import Vocabulary
 from ..batch import Masks
 from ..errors import CapacityError, EngineError, GrammarRefused, ModelError
 from ..messages import TokenTexts
-from ..scheduling.mask_jobs import MaskJob
+from ..sequence.mask_jobs import MaskJob
 
 MOST_AHEAD = 8
 """Compiles that wait beyond which none is made ahead: those that a request waits for come first."""

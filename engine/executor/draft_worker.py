@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from ...kernels import quantised_weights
 from ...kernels.ops import Largest, largest
 from ...lora.lora_step import LoraStep
 from ...lora.own.own_weights import OwnStep
-from ..batch import Batch, StepResult
+from ..batch import Batch, Masks, StepResult
 from ..checkpoint.base_digest import base_digest
 from ..checkpoint.gguf import GgufFile
 from ..checkpoint.locate import resolve_model
@@ -219,12 +220,12 @@ class DraftWorker:
             f"{num_pages * config.block_size:,} tokens ({num_pages * kv.page_bytes / 2**30:.2f} GiB)"
         )
 
-    def run(self, batch: Batch, pages: Seq[Seq[int]]) -> StepResult:
+    def run(self, batch: Batch, pages: Seq[Seq[int]], masks: Callable[[], Masks] | None = None) -> StepResult:
         """Compute a step; see ``DraftRunner.run``."""
         if self._head is None:
-            return self._runner.run(batch)
+            return self._runner.run(batch, masks)
         self._head.give(batch, pages)
-        result = self._runner.run(batch)
+        result = self._runner.run(batch, masks)
         self._head.keep(batch)
         return result
 

@@ -64,7 +64,7 @@ class DraftBudget:
         return Drafting(choice.gain - self._proposer.tokens_in(seconds, num_rows), seconds)
 
     def _ask_model(self, drawing: Seq[Sequence], found: dict[int, tuple[Sequence, Proposal]], left: int) -> float:
-        """Let the draft model draft for the rows for which it is likelier to be right, if that pays.
+        """Let the draft model draft for the rows for which its drafts are expected to gain more, if that pays.
 
         Args:
             found: proposals of other sources by sequence id; the draft model's take their place.
@@ -73,19 +73,22 @@ class DraftBudget:
         Returns:
             Seconds that it took.
         """
-        drafter = self._drafter
-        if drafter is None:
+        drafter, num_rows = self._drafter, len(drawing)
+        if drafter is None or not num_rows:
             return 0.0
         rates = {}
+        seconds = drafter.seconds(num_rows) / num_rows
         for sequence in drawing:
-            if self._limit(sequence, left) > 0 and drafter.can_follow(sequence):
+            limit = self._limit(sequence, left)
+            if limit > 0 and drafter.can_follow(sequence):
                 rate = self._proposer.model_rate(sequence)
-                if sequence.id not in found or found[sequence.id][1].rate.lower_bound < rate:
+                gain = self._proposer.model_gain(rate, limit, num_rows, seconds)
+                if sequence.id not in found or self._proposer.gain(found[sequence.id][1], limit, num_rows) < gain:
                     rates[sequence.id] = rate
         asked = [sequence for sequence in drawing if sequence.id in rates]
         if not asked:
             return 0.0
-        length = self._proposer.draft_length([*rates.values()], len(drawing), drafter.seconds(len(asked)))
+        length = self._proposer.draft_length([*rates.values()], num_rows, drafter.seconds(len(asked)))
         if not drafter.seconds(1) or (not length and self._num_idle >= _PROBE_EVERY):
             length, asked = _PROBE_LENGTH, asked[:1]
         self._num_idle = 0 if length else self._num_idle + 1
@@ -96,8 +99,9 @@ class DraftBudget:
         wanted = [Wanted(sequence, self._limit(sequence, length)) for sequence in asked]
         drafts = drafter.draft(wanted)
         for sequence in asked:
-            if sequence.id in drafts:
-                found[sequence.id] = sequence, self._proposer.from_model(sequence, drafts[sequence.id])
+            own = drafts.get(sequence.id)
+            if own is not None and (proposal := self._proposer.from_model(sequence, own)):
+                found[sequence.id] = sequence, proposal
         return self._clock() - began
 
     def count_accepted(self, sequence: Sequence, num_drafts: int, num_drawn: int) -> None:

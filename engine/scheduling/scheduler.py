@@ -30,6 +30,7 @@ from ..errors import EngineError
 from ..kv_cache.prefix_cache import Lease, PrefixCache
 from ..messages import Done, Message, TokenOut, failure_of
 from ..sequence.guarded_matcher import GuardedMatcher
+from ..sequence.mask_jobs import MaskJob, mask_jobs
 from ..sequence.sequence import Sequence, Status
 from ..sequence.stop_check import StopCheck, check_stop, failure
 from ..types import FinishReason, Priority
@@ -46,9 +47,9 @@ from .admission import (
 )
 from .chunk_budget import ChunkBudget
 from .draft_budget import DraftBudget
-from .mask_jobs import MaskJob, SlowMasks, mask_jobs
 from .sequence_meter import SequenceMeter
 from .session_pins import SessionPins
+from .slow_masks import SlowMasks
 from .step_plan import NO_DRAFTS, Drafting, StepInFlight, StepPlan, lease_of
 from .waiting_queue import WaitingQueue
 

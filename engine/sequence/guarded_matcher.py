@@ -94,6 +94,10 @@ class GuardedMatcher:
         """Return whether the next mask is likely to take long."""
         return self._ask(lambda matcher: matcher.is_slow(remaining), False)
 
+    def may_draft(self, remaining: int) -> bool:
+        """Return whether a draft model may draw the next token: the grammar takes drafts, and its mask is not slow."""
+        return self._ask(lambda matcher: matcher.may_draft and not matcher.is_slow(remaining), False)
+
     def draft(self, limit: int) -> Sequence[int]:
         """Return at most ``limit`` tokens of the text that the grammar forces next."""
         return self._ask(lambda matcher: matcher.draft(limit), ())

@@ -8,7 +8,8 @@ The draft model follows the sequences of the target: its KV holds the tokens tha
 
 It draws by the request's own parameters and by the seed and position of the target's draw, so that a sampled draft is
 the token that the target would draw from the same probabilities. What it draws is verified like any other draft, so
-nothing of it can change an answer: it reads base weights, whatever the adapter, and knows no penalties and no grammar.
+nothing of it can change an answer: it reads base weights, whatever the adapter, and knows no penalties. Under a grammar
+it draws by the mask of each token: the matcher follows its drafts, and takes them back when all are drawn.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
 from ...radix.namespace import Namespace, Path
-from ..batch import Batch, PageCopy, Row, RowStart, StepResult
+from ..batch import Batch, Masks, PageCopy, Row, RowStart, StepResult
 from ..kv_cache.prefix_cache import Lease, PrefixCache
+from ..sequence.mask_jobs import MaskJob, mask_jobs
 from ..sequence.sequence import Sequence
 from ..types import SamplingParams
 from .token_cost import TokenCost
@@ -49,12 +51,13 @@ class DraftRunner(Protocol):
     base_digest: str
     num_skipped: int
 
-    def run(self, batch: Batch, pages: Seq[Seq[int]]) -> StepResult:
+    def run(self, batch: Batch, pages: Seq[Seq[int]], masks: Callable[[], Masks] | None = None) -> StepResult:
         """Compute a step.
 
         Args:
             pages: for each row those of the target's KV pool, whose cells from ``row.start`` on are in front of its
                 tokens; none for a row that reads its own last draft.
+            masks: waits for the step's masks; None if no row has one.
         """
 
 
@@ -133,6 +136,7 @@ class ModelDrafter:
     Args:
         runner: the draft model.
         page_size: tokens in a page.
+        fill_masks: begins to fill the masks of a step, and returns a function that waits for them.
         sharing: whether prefixes are shared.
         num_rows: most running sequences.
         clock: seconds, monotonic.
@@ -142,6 +146,7 @@ class ModelDrafter:
         self,
         runner: DraftRunner,
         page_size: int,
+        fill_masks: Callable[[Seq[MaskJob]], Callable[[], Masks]],
         *,
         sharing: bool,
         num_rows: int,
@@ -149,6 +154,7 @@ class ModelDrafter:
     ) -> None:
         self._runner = runner
         self._page_size = page_size
+        self._fill_masks = fill_masks
         self._cache = PrefixCache(runner.num_pages, page_size, sharing=sharing)
         self._num_rows = num_rows
         self._free_lines = list(range(num_rows - 1, -1, -1))
@@ -166,6 +172,8 @@ class ModelDrafter:
         num_tokens = sequence.num_tokens - self._runner.num_skipped
         if sequence.prefilling or not 0 < num_tokens < self._runner.max_model_len:
             return False
+        if sequence.matcher and not sequence.matcher.may_draft(sequence.remaining):
+            return False
         lease = sequence.lease
         if self._runner.num_skipped and (lease is None or lease.num_tokens == sequence.num_computed):
             return False  # the target's first step has yet to copy the end of a prefix hit
@@ -178,21 +186,24 @@ class ModelDrafter:
         return self._is_worth[sequence.id]
 
     def draft(self, wanted: Iterable[Wanted]) -> dict[int, list[int]]:
-        """Return drafts by sequence id; none for a sequence that the draft model does not catch up with in this step.
+        """Return drafts by sequence id, for each sequence that the draft model catches up with in this step.
 
-        A sequence gets fewer than it wants where pages are lacking, and behind a token that ends it or that its grammar
-        does not admit.
+        A sequence gets fewer than it wants where pages are lacking, behind a token that ends it, and where its mask
+        allows no token that the draft model has.
         """
         step, left = _Step(), _MOST_CATCHING_UP + self._num_rows
         for each in wanted:
             left -= self._catch_up(each, left, step)
         drafts: dict[int, list[int]] = {}
-        drawing = self._run(step, drafts)
+        drawing = drawn = self._run(step, drafts)
         while drawing:
             step = _Step()
             for each in drawing:
                 self._go_on(each, drafts[each.sequence.id], step)
             drawing = self._run(step, drafts)
+        for each in drawn:
+            if each.sequence.matcher:
+                each.sequence.matcher.rollback_to(each.sequence.num_generated)
         return drafts
 
     def leave(self, sequence: Sequence) -> None:
@@ -261,12 +272,15 @@ class ModelDrafter:
         return follower
 
     def _go_on(self, wanted: Wanted, drafts: list[int], step: _Step) -> None:
-        """Let the draft model read its last draft, if the sequence wants another one behind it."""
+        """Let the draft model and the grammar read its last draft, if the sequence wants another one behind it."""
         sequence, follower, last = wanted.sequence, self._followers[wanted.sequence.id], drafts[-1]
         place = sequence.num_tokens - self._runner.num_skipped + len(drafts) - 1
         if len(drafts) == wanted.limit or last in sequence.stop_ids or place + 1 >= self._runner.max_model_len:
             return
-        if sequence.matcher and sequence.matcher.admits(drafts) < len(drafts):
+        if last >= self._runner.vocab_size:  # forced by a mask of a larger vocabulary
+            return
+        matcher = sequence.matcher
+        if matcher and not (matcher.accept(last) and matcher.may_draft(sequence.remaining - len(drafts))):
             return
         if self._cache.grow(follower.pages, place + 1):
             step.add(wanted, follower, place, array("i", (last,)), draws=True, ahead=len(drafts))
@@ -277,8 +291,10 @@ class ModelDrafter:
         if not step.rows:
             return []
         batch = Batch(tuple(step.rows), tuple(step.starts), tuple(step.copies))
+        owners = {row.row: wanted.sequence for row, wanted in zip(step.rows, step.wanted, strict=True)}
         began = self._clock()
-        result = self._runner.run(batch, step.pages)
+        jobs = mask_jobs(batch, lambda row: owners[row.row])
+        result = self._runner.run(batch, step.pages, self._fill_masks(jobs) if jobs else None)
         if batch.num_tokens <= 2 * len(batch.rows):  # no prompt, which takes less time for each token
             self._cost.observe(len(batch.rows), self._clock() - began)
         drawn = []
@@ -288,9 +304,10 @@ class ModelDrafter:
             if row.start < len(known):
                 follower.num_known = row.start + len(row.tokens)
                 self._cache.commit(follower.pages, known, follower.num_known)
-            follower.has_failed |= row_result.failed
+            follower.has_failed |= row_result.failed and not sequence.matcher
+            if row.draws:
+                drafts.setdefault(sequence.id, []).extend(row_result.tokens)
             if row_result.tokens:
-                drafts.setdefault(sequence.id, []).append(row_result.tokens[0])
                 drawn.append(wanted)
         return drawn
 

@@ -197,12 +197,25 @@ class Proposer:
         """
         best: Proposal | None = None
         best_gain = 0.0
-        cost = self._cost.threshold(num_rows)
         for proposal in self._ask(sequence):
-            gain = _gain(proposal, min(limit, self._most), cost)
+            gain = self.gain(proposal, limit, num_rows)
             if gain > best_gain:
                 best, best_gain = proposal, gain
         return best
+
+    def gain(self, proposal: Proposal, limit: int, num_rows: int) -> float:
+        """Return the tokens that a proposal is expected to gain, less the cost of its drafts; see ``propose``."""
+        most = min(len(proposal.tokens), limit, self._most)
+        return _gain(proposal.rate.lower_bound, most, self._cost.threshold(num_rows))
+
+    def model_gain(self, rate: float, limit: int, num_rows: int, seconds: float) -> float:
+        """Return the same for drafts of a draft model, each of which takes so many seconds.
+
+        Args:
+            rate: see ``model_rate``.
+        """
+        cost = self._cost.threshold(num_rows) + self._cost.tokens_in(seconds, num_rows)
+        return _gain(rate, min(limit, self._most), cost)
 
     def choose(self, proposals: Seq[Proposal], num_rows: int, limit: int) -> DraftChoice:
         """Return how many drafts of each proposal pay, at most ``limit`` together; see ``DraftCost.choose``."""
@@ -229,9 +242,15 @@ class Proposer:
         """Return how many drafts of a draft model pay; see ``DraftCost.draft_length``."""
         return self._cost.draft_length(rates, num_rows, seconds, self._most)
 
-    def from_model(self, sequence: Sequence, drafts: Seq[int]) -> Proposal:
-        """Return the proposal of a draft model, after ``model_rate``."""
+    def from_model(self, sequence: Sequence, drafts: Seq[int]) -> Proposal | None:
+        """Return the proposal of a draft model, after ``model_rate``.
+
+        None if it could draw no token, mostly because it has none that the grammar allows: that counts as a wrong one.
+        """
         state = self._sequences[sequence.id]
+        if not drafts:
+            state.rates["model"].observe(0, 1)
+            return None
         proposal = Proposal(DraftSource.MODEL, state.rates["model"], drafts, sequence.num_tokens)
         state.proposals.append(proposal)
         return proposal
@@ -242,8 +261,7 @@ class Proposer:
 
     def expected_gain(self, sequence: Sequence, limit: int, num_rows: int) -> float:
         """Return the tokens that drafts would gain in a step that is in flight without any; see ``propose``."""
-        cost = self._cost.threshold(num_rows)
-        gains = [(_gain(each, min(limit, self._most), cost), each.source) for each in self._ask(sequence)]
+        gains = [(self.gain(each, limit, num_rows), each.source) for each in self._ask(sequence)]
         if any(gain and source is not DraftSource.GRAMMAR for gain, source in gains):
             self._found_useful(sequence, self._sequences[sequence.id])
         return max((gain for gain, _ in gains), default=0.0)
@@ -317,12 +335,11 @@ class Proposer:
         return proposals
 
 
-def _gain(proposal: Proposal, limit: int, cost: float) -> float:
-    """Return the expected gain of a proposal in tokens, of as many drafts as pay: rate^i > cost."""
-    rate = proposal.rate.lower_bound
+def _gain(rate: float, most: int, cost: float) -> float:
+    """Return the expected gain of drafts in tokens, of as many as pay: rate^i > cost."""
     if rate <= cost:
         return 0.0
-    count = max(0, min(len(proposal.tokens), limit, int(math.log(cost) / math.log(rate))))
+    count = max(0, min(most, int(math.log(cost) / math.log(rate))))
     return rate * (1 - rate**count) / (1 - rate) - count * cost
 
 

@@ -97,6 +97,11 @@ class Matcher:
         return self._open_ended
 
     @property
+    def may_draft(self) -> bool:
+        """Whether drafts may follow: not behind a mask filled ahead or a failure of the backend."""
+        return not (self._ended or self._is_rebuilt or self._prepared is not None)
+
+    @property
     def failure(self) -> str | None:
         """Why the backend can allow no further token, or None."""
         return self._state.failure()
@@ -237,7 +242,7 @@ class Matcher:
 
     def admits(self, tokens: Sequence[int]) -> int:
         """Return how many leading tokens of a text draft may come next; the state is left as it is."""
-        if self._is_rebuilt or self._prepared is not None:
+        if not self.may_draft:
             return 0
         start = self.num_tokens
         for token in tokens:
@@ -271,7 +276,7 @@ class Matcher:
         While a completion is being followed these are its tokens. Else only the text is forced and its tokenization a
         guess: verify them under the mask like any draft.
         """
-        if self._ended or self._is_rebuilt or self._prepared is not None or limit < 1:
+        if not self.may_draft or limit < 1:
             return []
         if not self._budget_close.is_free and (planned := self._budget_close.planned):
             return planned[:limit]

@@ -133,6 +133,13 @@ class ReasoningMatcher:
         return is_answer and matcher is not None and self._answer.follows_grammar and matcher.is_whole
 
     @property
+    def may_draft(self) -> bool:
+        """Whether drafts may follow: see `Matcher.may_draft`. None may between a thought and the answer after it."""
+        if self._phase is _Phase.ANSWER and self._answer.follows_grammar and self._answer.matcher is not None:
+            return self._answer.matcher.may_draft
+        return self._phase not in (_Phase.BEGIN, _Phase.GAP)
+
+    @property
     def failure(self) -> str | None:
         """Why the grammar's backend can allow no further token, or None."""
         return self._answer.matcher.failure if self._answer.matcher else None
@@ -217,7 +224,7 @@ class ReasoningMatcher:
         """
         if self._phase is _Phase.ANSWER and self._answer.follows_grammar and self._answer.matcher is not None:
             return self._answer.matcher.admits(tokens)
-        if self._phase in (_Phase.BEGIN, _Phase.GAP):
+        if not self.may_draft:
             return 0
         start = self.num_tokens
         for token in tokens[: self._most_admitted]:

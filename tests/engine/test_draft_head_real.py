@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from support.engine.core_hooks import worker_of
+from support.engine.draft_engine import always_drafting
 from support.engine.draft_pair import Asked, DraftPair, requests
 from support.models.lora_models import LINEARS, base, make_adapter
 from torch import Tensor
@@ -21,7 +22,6 @@ from torch.nn import functional
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.core.engine_core import EngineCore
 from rootgraft.engine.errors import ConfigError, ModelError
-from rootgraft.engine.speculation.draft_cost import DraftCost
 from rootgraft.engine.speculation.model_drafter import ModelDrafter
 from rootgraft.kernels import ops
 
@@ -40,9 +40,7 @@ def native_kernels_again() -> Iterator[None]:
 def drafting() -> Iterator[None]:
     """Draft so many tokens for every row, whatever that costs."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(DraftCost, "threshold", lambda self, num_rows: 0.01)
-        patch.setattr(DraftCost, "least_gain", lambda self, num_rows: 0.0)
-        patch.setattr(DraftCost, "draft_length", lambda self, rates, rows, seconds, most: min(LENGTH, most))
+        always_drafting(patch, LENGTH)
         yield
 
 

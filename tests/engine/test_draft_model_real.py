@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from support.engine.core_hooks import worker_of
+from support.engine.draft_engine import always_drafting
 from support.engine.draft_pair import DraftPair, requests
 from support.models.tiny_models import VOCAB, save
 from tokenizers import Tokenizer as Library
@@ -24,7 +25,6 @@ from rootgraft.engine.errors import ConfigError, ModelError
 from rootgraft.engine.executor.draft_worker import DraftModel, draft_pages, load_draft
 from rootgraft.engine.loading.load_model import load_model
 from rootgraft.engine.messages import Done, Submit, TokenOut
-from rootgraft.engine.speculation.draft_cost import DraftCost
 from rootgraft.engine.types import SamplingParams
 from rootgraft.kernels import ops
 from rootgraft.kernels.quantised_weights import QuantisedLinear
@@ -41,9 +41,7 @@ def native_kernels_again() -> Iterator[None]:
 def drafting() -> Iterator[None]:
     """Draft three tokens for every row, whatever that costs."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(DraftCost, "threshold", lambda self, num_rows: 0.01)
-        patch.setattr(DraftCost, "least_gain", lambda self, num_rows: 0.0)
-        patch.setattr(DraftCost, "draft_length", lambda self, rates, rows, seconds, most: min(3, most))
+        always_drafting(patch, 3)
         yield
 
 

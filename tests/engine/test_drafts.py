@@ -10,17 +10,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.engine.core_hooks import draft_states, scheduler_of, worker_of
 from support.engine.draft_engine import (
-    ASKS,
+    DRAWN,
     EOS,
     VOCAB,
     Ask,
     Engine,
+    answers_with,
+    answers_without,
     compute_all_drafts,
+    open_engines,
+    pool_options,
 )
 
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.errors import ConfigError
-from rootgraft.engine.messages import Abort, Failed
+from rootgraft.engine.messages import Abort
 from rootgraft.engine.sequence.sequence import Sequence
 from rootgraft.engine.speculation.proposer import _HIGHEST_RATE, DraftSource, Proposal, Proposer, _Rate
 from rootgraft.engine.types import SamplingParams
@@ -29,15 +33,7 @@ from rootgraft.radix.namespace import Namespace, Path
 
 @pytest.fixture
 def engine():
-    made = []
-
-    def make(*args, **options):
-        made.append(Engine.make(*args, **options))
-        return made[-1]
-
-    yield make
-    for each in made:
-        each.close()
+    yield from open_engines()
 
 
 @pytest.fixture
@@ -56,32 +52,17 @@ def guessing(monkeypatch, guess) -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(
-    asks=ASKS,
-    seed=st.integers(0, 2**32),
-    page_size=st.sampled_from([1, 4, 16]),
-    budget=st.sampled_from([4, 9, 64]),
-    num_pages=st.sampled_from([100, 140, 1000]),
-    kind=st.sampled_from(["right", "wrong", "mixed", "sources", "none"]),
-    overlaps=st.booleans(),
-)
+@given(**DRAWN, kind=st.sampled_from(["right", "wrong", "mixed", "sources", "none"]), overlaps=st.booleans())
 def test_any_drafts_change_nothing_but_the_number_of_steps(asks, seed, page_size, budget, num_pages, kind, overlaps):
     """Chunks, preemption, ends inside of drafts, budgets that close, steps planned ahead: each sequence gets what it
     got without.
     """
-    options = {"num_pages": num_pages // page_size + 4, "page_size": page_size, "budget": budget}
-    plain = Engine.make("off", **options)
-    for number, ask in enumerate(asks):
-        plain.submit(number, ask)
-    expected = plain.run()
-    plain.close()
+    options = pool_options(num_pages, page_size, budget)
+    expected = answers_without(asks, options)
     rng = random.Random(seed)
 
     def guess(sequence: Sequence) -> list[int]:
-        (
-            tokens,
-            *_,
-        ) = expected[sequence.id]
+        tokens, *_ = expected[sequence.id]
         right = [*tokens, EOS, 7, 7][sequence.num_generated :][: rng.randint(0, 16)]
         wrong = [rng.randrange(VOCAB) for _ in range(rng.randint(0, 16))]
         cut = rng.randint(0, len(right))
@@ -92,15 +73,7 @@ def test_any_drafts_change_nothing_but_the_number_of_steps(asks, seed, page_size
         if kind != "sources":
             guessing(patch, guess)
         drafted = Engine.make("auto", **options, overlaps=overlaps)
-        for number, ask in enumerate(asks):
-            drafted.submit(number, ask)
-            for _ in range(rng.choice([0, 0, 1, 5])):
-                drafted.step()
-        assert drafted.run() == expected
-        stats = drafted.core.stats()
-        assert stats["draft_tokens_accepted"] <= stats["draft_tokens"]
-        for end in drafted.ends.values():
-            assert isinstance(end, Failed) or max(end.usage.drafted, end.usage.forced) <= end.usage.completion
+        assert answers_with(drafted, asks, rng) == expected
         drafted.close()
 
 

@@ -108,7 +108,7 @@ class FakeWorker:
         self.state_of = [-1] * (states.total if states else 0)  # in each slot: the content of the cell before it
         self.sources: dict[int, int] = {}  # slot of the state that a row reads next, -1 for none
         self.num_pages, self.page_size = num_pages, page_size
-        self.vocab_size, self.eos_ids = vocab_size, eos
+        self.vocab_size, self.num_logits, self.eos_ids = vocab_size, vocab_size, eos
         self.max_model_len = min(max_model_len, (num_pages - 1) * page_size - 1)
         self.summary = ("fake",)
         self.base_digest = "fake"
@@ -232,7 +232,7 @@ class FakeWorker:
         return code ^ (_LONG if self.long[row] else 0)
 
     def _allowed(self, masks: Masks) -> dict[int, list[int]]:
-        bits = np.unpackbits(masks.words.view(np.uint8), axis=1, count=self.vocab_size, bitorder="little")
+        bits = np.unpackbits(masks.words.view(np.uint8), axis=1, count=self.num_logits, bitorder="little")
         allowed = {position: np.flatnonzero(row).tolist() for position, row in zip(masks.positions, bits, strict=True)}
         self.forced = {position for position, token in zip(masks.positions, masks.forced, strict=True) if token >= 0}
         assert all(len(allowed[position]) == 1 for position in self.forced)

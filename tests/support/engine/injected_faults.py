@@ -13,9 +13,9 @@ from rootgraft.engine.core.engine_core import EngineCore
 from rootgraft.engine.core.structured_output import StructuredOutputManager
 from rootgraft.engine.kv_cache.prefix_cache import PrefixCache
 from rootgraft.engine.scheduling.draft_budget import DraftBudget
-from rootgraft.engine.scheduling.mask_jobs import SlowMasks
 from rootgraft.engine.scheduling.scheduler import Scheduler
 from rootgraft.engine.scheduling.session_pins import SessionPins
+from rootgraft.engine.scheduling.slow_masks import SlowMasks
 from rootgraft.engine.scheduling.step_plan import StepPlan
 from rootgraft.engine.scheduling.waiting_queue import WaitingQueue
 from rootgraft.engine.speculation.proposer import Proposer

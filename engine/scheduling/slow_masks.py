@@ -1,0 +1,52 @@
+"""Slow masks of structured output, filled on a thread of their own before the step that needs them."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+
+from ..sequence.sequence import Sequence
+from .step_plan import StepInFlight
+
+NICENESS = 15  # of the thread of slow masks, so that it leaves the cores to the step loop and its kernels
+
+
+class SlowMasks:
+    """Fills slow masks before their step.
+
+    A mask is filled beside the forward pass of its step, which waits for it. Where the last one took long, the next one
+    begins as soon as the tokens before it are known, and its sequence sits out the steps until it is there.
+    """
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, "grammar-slow-masks", _lower_priority)
+
+    def begin(self, sequence: Sequence, ahead: Iterable[StepInFlight] = ()) -> None:
+        """Begin the next mask of a sequence if it is likely to take long.
+
+        Args:
+            sequence: waiting or running.
+            ahead: steps in flight; one with a row of the sequence asks for that mask itself.
+        """
+        matcher, remaining = sequence.matcher, sequence.remaining
+        if matcher and matcher.is_slow(remaining) and not any(sequence.id in step.rows for step in ahead):
+            matcher.fill_ahead(self._thread, remaining)
+
+    def replay(self, sequence: Sequence) -> None:
+        """Begin to advance the grammar of a waiting sequence by tokens that another engine generated.
+
+        The search for a short completion may take long at each of them, as for a slow mask.
+        """
+        if sequence.matcher:
+            generated = sequence.tokens[sequence.num_prompt :]
+            sequence.matcher.replay_ahead(self._thread, generated, sequence.remaining + len(generated))
+
+    def close(self) -> None:
+        self._thread.shutdown(cancel_futures=True)
+
+
+def _lower_priority() -> None:
+    if sys.platform == "linux":  # elsewhere niceness is that of the whole process
+        os.nice(NICENESS)
