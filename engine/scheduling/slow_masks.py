@@ -10,7 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 from ..sequence.sequence import Sequence
 from .step_plan import StepInFlight
 
-NICENESS = 15  # of the thread of slow masks, so that it leaves the cores to the step loop and its kernels
+# Added to that of the step loop, so that slow masks leave the cores to it and its kernels. A replay leaves less: its
+# client has had tokens and waits for the next one.
+NICENESS, REPLAY_NICENESS = 15, 5
 
 
 class SlowMasks:
@@ -21,7 +23,8 @@ class SlowMasks:
     """
 
     def __init__(self) -> None:
-        self._thread = ThreadPoolExecutor(1, "grammar-slow-masks", _lower_priority)
+        self._thread = ThreadPoolExecutor(1, "grammar-slow-masks", _lower_priority, (NICENESS,))
+        self._replays = ThreadPoolExecutor(1, "grammar-replays", _lower_priority, (REPLAY_NICENESS,))
 
     def begin(self, sequence: Sequence, ahead: Iterable[StepInFlight] = ()) -> None:
         """Begin the next mask of a sequence if it is likely to take long.
@@ -41,12 +44,13 @@ class SlowMasks:
         """
         if sequence.matcher:
             generated = sequence.tokens[sequence.num_prompt :]
-            sequence.matcher.replay_ahead(self._thread, generated, sequence.remaining + len(generated))
+            sequence.matcher.replay_ahead(self._replays, generated, sequence.remaining + len(generated))
 
     def close(self) -> None:
         self._thread.shutdown(cancel_futures=True)
+        self._replays.shutdown(cancel_futures=True)
 
 
-def _lower_priority() -> None:
+def _lower_priority(by: int) -> None:
     if sys.platform == "linux":  # elsewhere niceness is that of the whole process
-        os.nice(NICENESS)
+        os.nice(by)
