@@ -50,6 +50,7 @@ from .watchdog import HEARTBEAT_TIMEOUT, TICK_SECONDS, WATCHDOG_TIMEOUT, Watchdo
 
 SOCKET_BUFFER = 4 << 20
 """Bytes of a channel's send buffer."""
+_ENDED = "The engine process has ended."
 _LAST_SECONDS = 2.0  # for a process that has closed its socket to end
 _SIGNS_AT_ONCE = 1 << 16  # bytes of signs of life in one read: all that a pipe holds
 
@@ -96,6 +97,7 @@ class EngineClient(asyncio.Protocol):
         self._watchdog = Watchdog(heartbeat_timeout, watchdog_timeout, self._processor_seconds)
         self._liveness: BinaryIO | None = None  # our end of the pipe, until the process or the connection ends
         self._timer: asyncio.TimerHandle | None = None
+        self._main_ended = False
         self._closing = False
         self._disconnected = asyncio.Event()
         self._adapters: dict[str, AdapterInfo] = {}
@@ -249,7 +251,7 @@ class EngineClient(asyncio.Protocol):
         self._transport = None
         self._disconnected.set()
         is_starting = self._ready is not None and not self._ready.done()
-        self._end(EngineDead(self._fault_of_start() if is_starting else "The engine process has ended."))
+        self._end(EngineDead(self._fault_of_start() if is_starting else _ENDED))
 
     def _fault_of_start(self) -> str:
         """Return how the process ended before its model was loaded. Waits for it, while nothing is served yet."""
@@ -294,7 +296,14 @@ class EngineClient(asyncio.Protocol):
             self._watchdog.sign_of_life(num_passes)
 
     def _watch(self) -> None:
-        """Let the watchdog look at the engine, and again after each ``TICK_SECONDS`` until it hangs."""
+        """Let the watchdog look at the engine, and again after each ``TICK_SECONDS`` until it hangs or has ended.
+
+        The socket of a process that was killed closes with its last thread, for which one of low priority may need a
+        second where other processes fill the cores. What it has sent is read until the second look.
+        """
+        if self._main_ended:
+            return self._end(EngineDead(_ENDED))
+        self._main_ended = self._has_main_ended()
         reason = self._watchdog.tick(time.monotonic())
         if reason is not None:
             return self._end(EngineDead(f"The engine process hangs: {reason}."))
@@ -312,6 +321,16 @@ class EngineClient(asyncio.Protocol):
             asyncio.get_running_loop().remove_reader(self._liveness.fileno())
             self._liveness.close()
             self._liveness = None
+
+    def _has_main_ended(self) -> bool:
+        """Return whether the main thread of the engine process has ended."""
+        assert self._process is not None
+        try:
+            return psutil.Process(self._process.pid).status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+        except psutil.NoSuchProcess:
+            return True
+        except psutil.Error:
+            return False
 
     def _processor_seconds(self) -> float | None:
         """Return the processor time that the engine process has used; None if it cannot be known."""

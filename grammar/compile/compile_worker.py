@@ -29,9 +29,11 @@ from ..vocabulary import Vocabulary
 
 READY, STARTED, DONE, REFUSED = b"r", b"s", b"d", b"e"
 MAX_FRAME = 1 << 30
-# Niceness of the process, of loading what compiles need, and of a compile after `PROMPT_SECONDS` of processor time:
-# with weights of 335, 110 and 36 against 1024 of the engine's threads, each makes progress even if these never sleep.
+# Niceness above the engine's of the process, of loading what compiles need, and of a compile after `PROMPT_SECONDS` of
+# processor time: with weights of a third, a tenth and a 28th of the engine's threads, each makes progress even if these
+# never sleep.
 NICE, LOADING_NICE, COMPILING_NICE = 5, 10, 15
+MOST_NICE = 19
 PROMPT_SECONDS = 0.01
 ADDRESS_SPACE, RESIDENT = 0, 1  # columns of /proc/self/statm, in pages
 
@@ -76,15 +78,23 @@ def read_frame(stream: BinaryIO) -> bytes | None:
     return stream.read(int.from_bytes(head, "little")) if len(head) == 4 else None
 
 
-def main() -> None:
-    """Serve until the input is closed."""
+def main(is_first: bool) -> None:
+    """Serve until the input is closed.
+
+    Args:
+        is_first: gets ready at the priority that it was started with, which it lowers then.
+    """
     incoming, outgoing = sys.stdin.buffer, sys.stdout.buffer
     sys.stdout = sys.stderr
     first = read_frame(incoming)
     if first is None:
         return
     vocabulary = decode_vocabulary(first)
-    _run_nice(lambda: _prepare(vocabulary), LOADING_NICE)
+    if is_first:
+        _prepare(vocabulary)
+        os.nice(NICE)
+    else:
+        _run_nice(lambda: _prepare(vocabulary), LOADING_NICE)
     write_frame(outgoing, READY)
     while (job := read_frame(incoming)) is not None:
         start = 4 + int.from_bytes(job[:4], "little")
@@ -100,8 +110,9 @@ def main() -> None:
 
 
 def _run_nice(work: Callable[[], object], nice: int, prompt: float = 0.0) -> None:
-    """Run `work` on a thread that takes on a niceness after `prompt` seconds of processor time."""
+    """Run `work` on a thread that takes on a niceness above the engine's after `prompt` seconds of processor time."""
     clock: list[int] = []
+    own = os.getpriority(os.PRIO_PROCESS, 0)  # `NICE` above the engine's, whatever that is
 
     def run() -> None:
         clock.append(time.pthread_getcpuclockid(get_ident()))
@@ -112,7 +123,7 @@ def _run_nice(work: Callable[[], object], nice: int, prompt: float = 0.0) -> Non
     with suppress(OSError):  # the thread has ended
         while thread.is_alive() and (left := prompt - sum(map(time.clock_gettime, clock))) > 0:
             thread.join(left)
-        os.setpriority(os.PRIO_PROCESS, thread.native_id or 0, nice)
+        os.setpriority(os.PRIO_PROCESS, thread.native_id or 0, min(own - NICE + nice, MOST_NICE))
     thread.join()
 
 

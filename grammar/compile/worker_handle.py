@@ -20,7 +20,7 @@ FEWEST_SECONDS, HUNGRY_SECONDS = 0.01, 0.2
 # groups processes by session (autogroup), a scheduling class counts only within one.
 _YIELD = "import os; os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))"
 _STEADY = f"import os; os.nice({NICE})"
-_SERVE = "from rootgraft.grammar.compile.compile_worker import main; main()"
+_SERVE = "from rootgraft.grammar.compile.compile_worker import main; main({is_first})"
 CAN_YIELD = hasattr(os, "SCHED_IDLE")
 
 
@@ -48,16 +48,21 @@ class WorkerHandle:
         num_jobs: jobs begun.
     """
 
-    def __init__(self, vocabulary: Vocabulary, *, yields: bool = False) -> None:
+    def __init__(self, vocabulary: Vocabulary, *, yields: bool = False, is_first: bool = False) -> None:
         """Start a worker and wait until it is ready, which may take long if it yields.
+
+        Args:
+            is_first: without it no grammar can be compiled: one that does not yield gets ready at the engine's
+                priority.
 
         Raises:
             WorkerDied: if it does not start.
         """
         self.yields = yields
         self.num_jobs = 0
+        priority = _YIELD if yields else "pass" if is_first else _STEADY
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-c", f"{_YIELD if yields else _STEADY}; {_SERVE}"],
+            [sys.executable, "-P", "-c", f"{priority}; {_SERVE.format(is_first=is_first and not yields)}"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

@@ -38,6 +38,7 @@ class WorkerPool:
         self._waiting = 0
         self._failures = 0  # of starts, not yet raised to a waiting thread
         self._closed = False
+        self._num_started = 0
         self._was_ready = False  # any worker, ever
         self._starters = ThreadPoolExecutor(most, "grammar-compile-start")
         with self._changed:
@@ -112,12 +113,13 @@ class WorkerPool:
         """Start a worker on a thread, unless there are `most`. The caller holds the lock."""
         if not self._closed and self._busy + len(self._idle) + self._starting < self._most:
             self._starting += 1
-            self._starters.submit(self._start)
+            self._starters.submit(self._start, not self._num_started)
+            self._num_started += 1
 
-    def _start(self) -> None:
+    def _start(self, is_first: bool) -> None:
         worker = None
         try:
-            worker = WorkerHandle(self._vocabulary, yields=self._yields)
+            worker = WorkerHandle(self._vocabulary, yields=self._yields, is_first=is_first)
         finally:
             with self._changed:
                 self._starting -= 1

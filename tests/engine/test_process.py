@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 import time
 from array import array
 
@@ -166,6 +168,30 @@ async def test_an_engine_that_hangs_is_found(tiny_llama):
     os.kill(client._process.pid, signal.SIGCONT)
     await client.close()
     assert client._process.returncode == -signal.SIGKILL
+
+
+ENDS_BUT_FOR_A_THREAD = """
+import ctypes, os, sys, threading, time
+from rootgraft.engine.ipc import frame
+from rootgraft.engine.messages import Ready, encode
+threading.Thread(target=time.sleep, args=(600,)).start()
+os.write(int(sys.argv[1]), frame(encode([Ready(64, 97, 40, 16, ())])))
+ctypes.CDLL(None).pthread_exit(None)
+"""
+
+
+async def test_the_end_of_an_engine_is_found_while_one_of_its_threads_keeps_its_socket_open(tiny_llama):
+    """As after a kill, where a thread of low priority waits for its turn to end."""
+
+    def spawn(fd: int, liveness: int, model_path: str, options: str) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-P", "-c", ENDS_BUT_FOR_A_THREAD, str(fd)]
+        return subprocess.Popen(command, pass_fds=(fd, liveness))
+
+    client = EngineClient(CONFIG, tiny_llama, heartbeat_timeout=60.0, spawn=spawn)
+    listener = Listener(client)
+    await client.start()
+    assert str(await listener.death) == "The engine process has ended."
+    await client.close()
 
 
 async def test_a_step_without_end_is_found(tiny_llama, monkeypatch):

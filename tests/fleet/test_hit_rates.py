@@ -37,7 +37,7 @@ def test_calls_come_after_those_whose_answers_they_hold(name: str) -> None:
 
 
 def test_our_router_reaches_what_it_is_to_reach() -> None:
-    hits = compare_hits(("W4", "agents"), 1)
+    hits = compare_hits(("W4", "agents"), 1, for_each=1)
     adapters = compare_adapters(600, 1)
     assert [fault for fault in faults(hits, adapters) if "loads an adapter" not in fault] == []
     ours, in_turn, _ = adapters

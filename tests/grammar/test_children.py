@@ -25,8 +25,10 @@ class Starts:
 
     def __init__(self) -> None:
         self.asked: SimpleQueue[Future[Exception | None]] = SimpleQueue()
+        self.are_first: list[bool] = []
 
-    def __call__(self, vocabulary: Vocabulary, *, yields: bool = False) -> FakeWorkerHandle:
+    def __call__(self, vocabulary: Vocabulary, *, yields: bool = False, is_first: bool = False) -> FakeWorkerHandle:
+        self.are_first.append(is_first)
         outcome: Future[Exception | None] = Future()
         self.asked.put(outcome)
         failure = outcome.result(WAIT)
@@ -104,6 +106,7 @@ def test_one_that_failed_is_replaced_at_once(starts, vocabulary):
     assert not worker.is_alive
     starts.next()
     assert workers.acquire().is_alive
+    assert starts.are_first == [True, False]
     workers.close()
 
 

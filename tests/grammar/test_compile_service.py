@@ -14,7 +14,14 @@ from collections.abc import Iterator
 import pytest
 
 from rootgraft.grammar.compile.compile_service import CompileQueueFull, CompileService
-from rootgraft.grammar.compile.compile_worker import decode_vocabulary, encode_job, encode_vocabulary
+from rootgraft.grammar.compile.compile_worker import (
+    LOADING_NICE,
+    MOST_NICE,
+    NICE,
+    decode_vocabulary,
+    encode_job,
+    encode_vocabulary,
+)
 from rootgraft.grammar.compile.worker_handle import _STEADY, _YIELD, WorkerDied, WorkerHandle, WorkerStarved
 from rootgraft.grammar.compile.worker_pool import WorkerPool
 from rootgraft.grammar.errors import GrammarError, GrammarTimeout
@@ -144,6 +151,33 @@ def test_a_worker_that_yields_is_of_the_class_of_what_is_idle():
     assert subprocess.run([sys.executable, "-I", "-S", "-c", program], check=False).returncode == os.SCHED_IDLE
 
 
+@pytest.mark.parametrize("engine", [0, 3, 12])
+def test_a_worker_is_nicer_than_its_engine_however_nice_that_is(engine):
+    wanted = min(os.getpriority(os.PRIO_PROCESS, 0) + engine + LOADING_NICE, MOST_NICE)
+    program = f"""
+import os, time
+from threading import get_native_id
+from rootgraft.grammar.compile.compile_worker import LOADING_NICE, NICE, _run_nice
+os.nice({engine} + NICE)
+def work():
+    end = time.monotonic() + {WAIT}
+    while (found := os.getpriority(os.PRIO_PROCESS, get_native_id())) != {wanted} and time.monotonic() < end:
+        time.sleep(0.001)
+    print(found)
+_run_nice(work, LOADING_NICE)
+"""
+    command = [sys.executable, "-P", "-c", program]
+    assert int(subprocess.run(command, check=True, capture_output=True, cwd="/").stdout) == wanted
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_worker_that_is_ready_is_nicer_than_its_engine(vocabulary, is_first):
+    worker = WorkerHandle(vocabulary, is_first=is_first)
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    assert os.getpriority(os.PRIO_PROCESS, worker._process.pid) == min(own + NICE, MOST_NICE)
+    worker.kill()
+
+
 def test_a_worker_that_gets_no_processor_time_starves(vocabulary, monkeypatch):
     monkeypatch.setattr("rootgraft.grammar.compile.worker_handle._YIELD", _STEADY)
     monkeypatch.setattr("rootgraft.grammar.compile.worker_handle.HUNGRY_SECONDS", 1_000.0)
@@ -174,7 +208,7 @@ def test_a_stopped_worker_that_reads_nothing_is_given_up(vocabulary, monkeypatch
 def test_a_worker_that_starves_at_its_start_keeps_no_grammar_waiting(vocabulary, monkeypatch):
     init, go_on = WorkerHandle.__init__, threading.Event()
 
-    def starve(self: WorkerHandle, vocabulary: Vocabulary, *, yields: bool = False) -> None:
+    def starve(self: WorkerHandle, vocabulary: Vocabulary, *, yields: bool = False, is_first: bool = False) -> None:
         if yields:
             go_on.wait(WAIT)
         init(self, vocabulary, yields=False)

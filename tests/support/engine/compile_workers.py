@@ -24,13 +24,13 @@ class KeptWorker(WorkerHandle):
     _idle: list[tuple[Key, KeptWorker]] = []  # noqa: RUF012
     _lock = Lock()
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
-        super().__init__(vocabulary)
+    def __init__(self, vocabulary: Vocabulary, is_first: bool) -> None:
+        super().__init__(vocabulary, is_first=is_first)
         self._key = _key(vocabulary)
         self._is_busy = False
 
     @classmethod
-    def take(cls, vocabulary: Vocabulary, *, yields: bool = False) -> KeptWorker:
+    def take(cls, vocabulary: Vocabulary, *, yields: bool = False, is_first: bool = False) -> KeptWorker:
         """Return an idle worker, or a new one. None of them yields: tests keep all cores busy."""
         key = _key(vocabulary)
         with cls._lock:
@@ -38,7 +38,7 @@ class KeptWorker(WorkerHandle):
                 if other == key and worker.is_alive:
                     del cls._idle[at]
                     return worker
-        return cls(vocabulary)
+        return cls(vocabulary, is_first)
 
     def compile(self, job: bytes, seconds: float) -> bytes:
         self._is_busy = True
