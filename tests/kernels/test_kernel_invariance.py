@@ -77,7 +77,7 @@ def test_attention_on_two_threads(dtype, rows):
 
 @pytest.mark.parametrize("kv_heads", [3, 8])
 def test_kv_heads_together_and_apart(kv_heads):
-    """KV heads of few queries take a block together where that leaves enough splits for the threads, else one by one."""
+    """KV heads of few queries take a block together where that leaves enough splits for the threads, else apart."""
     batch = ragged_batch([(1, 2300)], heads=2 * kv_heads, kv_heads=kv_heads, dtype=torch.bfloat16)
     together = attend(batch)
     torch.testing.assert_close(together, batch.expected(scale=0.125).to(torch.bfloat16), atol=2e-2, rtol=2e-2)
