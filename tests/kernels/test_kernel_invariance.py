@@ -28,7 +28,11 @@ def same(actual: torch.Tensor, expected: torch.Tensor) -> bool:
 
 
 def on_two_threads(run):
-    ops.set_threads(2)
+    return on_threads(2, run)
+
+
+def on_threads(threads: int, run):
+    ops.set_threads(threads)
     try:
         return run()
     finally:
@@ -69,6 +73,15 @@ def test_attention_on_two_threads(dtype, rows):
     """Few tiles with long contexts are spread over threads by splits, many tiles one by one."""
     batch = ragged_batch(rows, dtype=dtype)
     assert same(on_two_threads(lambda: attend(batch)), attend(batch))
+
+
+@pytest.mark.parametrize("kv_heads", [3, 8])
+def test_kv_heads_together_and_apart(kv_heads):
+    """KV heads of few queries take a block together where that leaves enough splits for the threads, else apart."""
+    batch = ragged_batch([(1, 2300)], heads=2 * kv_heads, kv_heads=kv_heads, dtype=torch.bfloat16)
+    together = attend(batch)
+    torch.testing.assert_close(together, batch.expected(scale=0.125).to(torch.bfloat16), atol=2e-2, rtol=2e-2)
+    assert same(on_threads(8, lambda: attend(batch)), together)
 
 
 @pytest.mark.parametrize("dtype", TYPES)

@@ -151,8 +151,38 @@ void weigh_all(const Work& block) {
   }
 }
 
+// Values of a full block in pairs of keys. Two panels share 32 dimensions, four by four in turns, as unpacking leaves them.
+void unpack_values(const Work& block) {
+  const int64_t row_words = block.op.head_dim / Bf16::kPerWord, words = block.op.value_dim / Bf16::kPerWord;
+  uint32_t* out = block.scratch.values;
+  for (int p = 0; p < kBlock / kWidth; p++) {
+    const uint32_t* row = block.rows.panel(block.op.v_cache, block.head, p);
+    for (int pair = 0; pair < kWidth / Bf16::kPerWord; pair++, row += 2 * row_words, out += kWidth) {
+      uint32_t* to = out;
+      for (int64_t word = 0; word < words; word += kWidth, to += 2 * kWords * kWidth) {
+        const __m512i even = _mm512_loadu_si512(row + word), odd = _mm512_loadu_si512(row + row_words + word);
+        _mm512_storeu_si512(to, _mm512_unpacklo_epi16(even, odd));
+        _mm512_storeu_si512(to + kWords * kWidth, _mm512_unpackhi_epi16(even, odd));
+      }
+    }
+    block.ahead.step(kWidth);
+  }
+}
+
+// Whether a block's values are unpacked so, which is faster than to lay them out key by key.
+bool can_unpack(const Work& block) { return block.rows.full && block.op.value_dim % (2 * kWidth) == 0; }
+
+// Sums of two panels of unpack_values(), in the order of dimensions.
+INLINE void repack_sums(Floats& first, Floats& second) {
+  const __m512i low = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
+  const __m512i high = _mm512_setr_epi32(8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31);
+  const __m512 a = (__m512)first.part[0], b = (__m512)second.part[0];
+  first.part[0] = (FloatPart)_mm512_permutex2var_ps(a, low, b);
+  second.part[0] = (FloatPart)_mm512_permutex2var_ps(a, high, b);
+}
+
 // Rows behind few queries hold anything, and their sums are not used.
-void add_values(const Work& block, bool few) {
+void add_values(const Work& block, bool few, bool unpacked) {
   const int count = block.tile.count, rows = few ? kAmxRows : count, value_dim = (int)block.op.value_dim;
   const int steps = (block.rows.panels + kStepPanels - 1) / kStepPanels * kAmxWords;
   const auto* weights = reinterpret_cast<const uint32_t*>(block.scratch.scores);
@@ -163,9 +193,17 @@ void add_values(const Work& block, bool few) {
     multiply_rows(rows, panels, {weights, kBlock, values, kWords * kWidth, steps, {amx_room.sums, kSumDims}, nullptr});
     for (int m = 0; m < count; m++) {
       float* to = block.result.values + m * value_dim + dim;
-      for (int p = 0; p < panels; p++, to += kWidth) {
-        const Floats sum = load(amx_room.sums + m * kSumDims + p * kWidth);
-        store(to, shrink ? fma(load(to), broadcast(shrink[m]), sum) : sum);
+      const float* from = amx_room.sums + m * kSumDims;
+      const auto add = [&](int p, const Floats& sum) {
+        float* older = to + p * kWidth;
+        store(older, shrink ? fma(load(older), broadcast(shrink[m]), sum) : sum);
+      };
+      for (int p = 0; !unpacked && p < panels; p++) add(p, load(from + p * kWidth));
+      for (int p = 0; unpacked && p < panels; p += 2) {
+        Floats first = load(from + p * kWidth), second = load(from + (p + 1) * kWidth);
+        repack_sums(first, second);
+        add(p, first);
+        add(p + 1, second);
       }
     }
   }
@@ -187,9 +225,11 @@ void attend_by_amx(const Attention& op, const Stretch& stretch, const Stretch& n
       const Work block{work, head, result.from(first, op.value_dim), scratch.queries + first * words, scratch};
       if (!few) score_many(block);
       else with_constant<kBlock / kWidth>(work.rows.panels, [&](auto count) { score_panels<count.value>(block); });
-      lay_out_values(block);
+      const bool unpacked = can_unpack(block);
+      if (unpacked) unpack_values(block);
+      else lay_out_values(block);
       weigh_all(block);
-      add_values(block, few);
+      add_values(block, few, unpacked);
     }
   });
 }

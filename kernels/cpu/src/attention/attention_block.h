@@ -15,6 +15,7 @@ struct BlockRows {
   int64_t head_bytes;      // from there to the next head
   int heads, panels;       // panels of 16 keys in use
 
+  bool full = false;       // whether every key of the block is in use, and panels are whole
   bool whole;              // whether panels lie in one page each, where their keys follow each other
   int64_t start[kBlock / kWidth];   // of each panel, where they are whole; perhaps of a masked key
   int64_t scales[kBlock / kWidth];  // of each panel's keys, where KV is of 8 bits
@@ -28,6 +29,7 @@ struct BlockRows {
     const int begin = (int)std::clamp<int64_t>(tile->begin - first_key, 0, kBlock);
     const int end = (int)std::clamp<int64_t>(tile->end - first_key, 0, kBlock);
     panels = (end + kWidth - 1) / kWidth;
+    full = whole && begin == 0 && end == kBlock;
     const int32_t* pages = op.pages(tile->parts->row);
     const auto head_at = [&](int64_t key) {
       return (pages[key / op.page_size] * op.kv_heads + tile->first_head) * head_bytes;

@@ -7,43 +7,60 @@
 
 namespace rootgraft {
 
-template <class E>
+// As words of W.
+template <class E, class W = E>
 void gather_queries(const Attention& op, const QueryTile& tile, Scratch& scratch) {
   using Value = typename E::Value;
-  const int64_t group = op.group(), words = op.head_dim / E::kPerWord;
+  const int64_t group = op.group(), words = op.head_dim / W::kPerWord;
   for (int head = 0; head < tile.heads; head++) {
     for_tokens(op, tile, [&](int m, int count, int64_t row, int64_t token, int64_t mate) {
-      const int64_t from = (op.query_start[row] + token) * op.heads + (tile.first_head + head) * group + mate;
-      std::memcpy(scratch.queries + (head * tile.count + m) * words,
-                  static_cast<const Value*>(op.q) + from * op.head_dim, count * op.head_dim * sizeof(Value));
+      const int64_t first = (op.query_start[row] + token) * op.heads + (tile.first_head + head) * group + mate;
+      const Value* from = static_cast<const Value*>(op.q) + first * op.head_dim;
+      uint32_t* to = scratch.queries + (head * tile.count + m) * words;
+      if constexpr (W::kPerWord == E::kPerWord) {
+        std::memcpy(to, from, count * op.head_dim * sizeof(Value));
+      } else {
+        for (int64_t d = 0; d < count * op.head_dim; d += kWidth) {
+          W::store(reinterpret_cast<typename W::Value*>(to) + d, E::load(from + d));
+        }
+      }
     });
   }
 }
 
-// Keys of the block in panels: scratch.keys.
+// Keys of the block in panels of Operands: scratch.keys.
 template <class E>
 void lay_out_keys(const Block<E>& block) {
-  const int words = (int)(block.op.head_dim / E::kPerWord);
+  using W = typename Operands<E>::Type;
+  const int words = (int)(block.op.head_dim / E::kPerWord), panel_words = (int)block.op.head_dim / W::kPerWord * kWidth;
   for (int panel = 0; panel < block.rows.panels; panel++) {
     const uint32_t* keys[kWidth];
     for (int i = 0; i < kWidth; i++) keys[i] = block.rows.row(block.op.k_cache, block.head, panel * kWidth + i);
     block.ahead.step(kWidth);
-    transpose_rows(keys, words, block.scratch.keys + panel * words * kWidth);
+    uint32_t* to = block.scratch.keys + panel * panel_words;
+    if constexpr (W::kPerWord == E::kPerWord) {
+      transpose_rows(keys, words, to);
+    } else {
+      transpose_rows(keys, words, block.scratch.values);  // whose turn is later
+      widen_panel(block.scratch.values, words, reinterpret_cast<float*>(to));
+    }
   }
 }
 
-// Values of the block in panels: scratch.values.
+// Values of the block in panels of Operands: scratch.values.
 template <class E>
 void lay_out_values(const Block<E>& block) {
-  constexpr int64_t kWords = kBlock / E::kPerWord;
+  using W = typename Operands<E>::Type;
+  constexpr int64_t kWords = kBlock / W::kPerWord;
   const Attention& op = block.op;
-  for (int key = 0; key < block.rows.panels * kWidth; key += E::kPerWord) {
-    uint32_t* out = block.scratch.values + key / E::kPerWord * kWidth;
+  for (int key = 0; key < block.rows.panels * kWidth; key += W::kPerWord) {
+    uint32_t* out = block.scratch.values + key / W::kPerWord * kWidth;
     const uint32_t* first = block.rows.row(op.v_cache, block.head, key);
-    const uint32_t* second = block.rows.row(op.v_cache, block.head, key + E::kPerWord - 1);
-    block.ahead.step(E::kPerWord);
+    const uint32_t* second = block.rows.row(op.v_cache, block.head, key + W::kPerWord - 1);
+    block.ahead.step(W::kPerWord);
     for (int64_t d = 0; d < op.value_dim; d += kWidth, out += kWords * kWidth) {
-      store_words(out, value_words<E>(first, second, d));
+      if constexpr (W::kPerWord == E::kPerWord) store_words(out, value_words<E>(first, second, d));
+      else W::store(reinterpret_cast<float*>(out), E::load(reinterpret_cast<const typename E::Value*>(first) + d));
     }
   }
 }

@@ -6,7 +6,7 @@
 #include <limits>
 
 #include "attention/attention_walk.h"
-#include "gemm/tile.h"
+#include "gemm/tile_fma.h"
 
 namespace rootgraft {
 
@@ -18,6 +18,19 @@ struct alignas(64) Scratch {
   float shrink[kTileQueries];                    // of one KV head: what a new reference does to older sums
   int64_t end[kTileQueries];                     // of the keys that a query sees
 };
+
+// What the products of a tile of many queries are made of: without an instruction for bf16 all operands are widened, once
+// for all products, whose sums have the same bits.
+template <class E>
+struct Operands {
+  using Type = E;
+};
+#if ROOTGRAFT_FMA
+template <>
+struct Operands<Bf16> {
+  using Type = Fp32;
+};
+#endif
 
 // How far scores, in base 2, may be above the reference. A weight of 2^6 is rounded as well as one of 1; finding the
 // largest of 16 lanes, and exchanging the reference, takes longer than a block's weights.
@@ -59,15 +72,18 @@ INLINE float to_weights(Floats (&scores)[P], const Floats& factor, float& refere
   return shrink;
 }
 
-// The weights of one query against a block, in place of its scores.
-template <class E, int P>
+// The weights of one query against a block, as words of W, in place of its scores.
+template <class E, class W, int P>
 INLINE void weigh_row(const Block<E>& block, int m, Floats (&scores)[P]) {
   const Floats factor = broadcast(block.op.soft_cap ? 1.0f : (float)block.op.scale * kLog2E);
   block.scratch.shrink[m] =
       to_weights<E>(scores, factor, block.result.reference[m], block.result.lanes + m * kWidth);
-  auto* weights = reinterpret_cast<typename E::Value*>(block.scratch.scores + m * kBlock);
+  auto* weights = reinterpret_cast<typename W::Value*>(block.scratch.scores + m * kBlock);
 #pragma GCC unroll 4
-  for (int v = 0; v < P; v++) E::store(weights + v * kWidth, scores[v]);
+  for (int v = 0; v < P; v++) {
+    if constexpr (W::kPerWord < E::kPerWord) W::store(weights + v * kWidth, E::rounded(scores[v]));
+    else W::store(weights + v * kWidth, scores[v]);
+  }
 }
 
 // The keys [begin, end) of a block, a bit each.
@@ -113,8 +129,8 @@ INLINE void cap_and_mask(Floats (&scores)[P], int64_t begin, int64_t end, const 
   }
 }
 
-// The same for scores in memory.
-template <class E>
+// The weights of a query, as words of W, in place of its scores in memory.
+template <class E, class W = E>
 void weigh(const Block<E>& block, int m) {
   const int64_t last = block.scratch.end[m] - 1;
   const int64_t begin = block.op.first_key(last) - block.first_key, end = last + 1 - block.first_key;
@@ -124,7 +140,7 @@ void weigh(const Block<E>& block, int m) {
     if (!block.plain && (block.op.soft_cap || begin > 0 || end < panels.value * kWidth)) {
       cap_and_mask(scores, begin, end, block.op);
     }
-    weigh_row<E>(block, m, scores);
+    weigh_row<E, W>(block, m, scores);
   });
 }
 
@@ -134,8 +150,9 @@ constexpr bool kBlockFits = kTilePanels >= kBlock / kWidth;
 // Weights of MR queries from m on, of a block that is plain, whose keys lie in panels.
 template <class E, int MR>
 INLINE void score_and_weigh(const Block<E>& block, int m) {
+  using W = typename Operands<E>::Type;
   constexpr int kPanels = kBlock / kWidth;
-  const ptrdiff_t words = block.op.head_dim / E::kPerWord;
+  const ptrdiff_t words = block.op.head_dim / W::kPerWord;
   const uint32_t *queries = block.queries + m * words, *keys = block.scratch.keys;
   Floats scores[MR][kPanels];
 #pragma GCC unroll 8
@@ -152,11 +169,11 @@ INLINE void score_and_weigh(const Block<E>& block, int m) {
     for (int i = 0; i < MR; i++) {
       const Words query = broadcast_word(queries[i * words + w]);
 #pragma GCC unroll 4
-      for (int v = 0; v < kPanels; v++) scores[i][v] = E::dot(query, column[v], scores[i][v]);
+      for (int v = 0; v < kPanels; v++) scores[i][v] = W::dot(query, column[v], scores[i][v]);
     }
   }
 #pragma GCC unroll 8
-  for (int i = 0; i < MR; i++) weigh_row<E>(block, m + i, scores[i]);
+  for (int i = 0; i < MR; i++) weigh_row<E, W>(block, m + i, scores[i]);
 }
 
 }  // namespace rootgraft

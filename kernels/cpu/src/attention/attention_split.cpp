@@ -10,26 +10,28 @@ constexpr int kFewQueries = kTileRows;  // up to so many need no panels
 // Weights of the block's keys, which are laid out in panels first.
 template <class E>
 void weigh_panels(const Block<E>& block) {
-  const int words = (int)(block.op.head_dim / E::kPerWord);
+  using W = typename Operands<E>::Type;
+  const int words = (int)(block.op.head_dim / W::kPerWord);
   lay_out_keys(block);
   if (kBlockFits && block.plain) {
     return for_tiles<kTileRows, 1>(block.tile.count, 1, [&](int m, int rows, int, int) {
       with_constant<kTileRows>(rows, [&](auto count) { score_and_weigh<E, count.value>(block, m); });
     });
   }
-  multiply<E>({block.queries, words, block.scratch.keys, words * kWidth, words, {block.scratch.scores, kBlock}, nullptr},
+  multiply<W>({block.queries, words, block.scratch.keys, words * kWidth, words, {block.scratch.scores, kBlock}, nullptr},
               block.tile.count, block.rows.panels);
-  for (int m = 0; m < block.tile.count; m++) weigh(block, m);
+  for (int m = 0; m < block.tile.count; m++) weigh<E, W>(block, m);
 }
 
 template <class E>
 void add_value_panels(const Block<E>& block) {
-  constexpr int64_t kWords = kBlock / E::kPerWord;
+  using W = typename Operands<E>::Type;
+  constexpr int64_t kWords = kBlock / W::kPerWord;
   const Attention& op = block.op;
   const int keys = block.rows.panels * kWidth;
   lay_out_values(block);
-  multiply<E>({reinterpret_cast<const uint32_t*>(block.scratch.scores), kBlock, block.scratch.values, kWords * kWidth,
-               keys / E::kPerWord, {block.result.values, op.value_dim}, block.shrink()},
+  multiply<W>({reinterpret_cast<const uint32_t*>(block.scratch.scores), kBlock, block.scratch.values, kWords * kWidth,
+               keys / W::kPerWord, {block.result.values, op.value_dim}, block.shrink()},
               block.tile.count, (int)(op.value_dim / kWidth));
 }
 
@@ -90,9 +92,12 @@ void attend(const Attention& op, const Stretch& stretch, const Stretch& next, co
     if (attends_by_amx(op)) return attend_by_amx(op, stretch, next, result, resumes, scratch);
   }
 #endif
+  using W = typename Operands<E>::Type;
   const QueryTile& tile = *stretch.tile;
-  const int64_t words = op.head_dim / E::kPerWord;
-  gather_queries<E>(op, tile, scratch);
+  const bool few = tile.count <= kFewQueries;
+  const int64_t words = op.head_dim / (few ? E::kPerWord : W::kPerWord);
+  if (few) gather_queries<E>(op, tile, scratch);
+  else gather_queries<E, W>(op, tile, scratch);
   walk_blocks(op, stretch, next, result, resumes, scratch.end, [&](const BlockWork& work) {
     for (int head = 0; head < tile.heads; head++) {
       const int first = head * tile.count;

@@ -298,18 +298,24 @@ struct Bf16 {
 #endif
   }
 
+  // The value that store() keeps of each.
+  static INLINE Floats rounded(const Floats& value) {
+    return map([&](int i) {
+      const WordPart bits = (WordPart)value.part[i], quiet_nan = WordPart{} + 0x7FC00000;
+      const WordPart rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000u;
+      return (FloatPart)(value.part[i] == value.part[i] ? rounded : quiet_nan);
+    });
+  }
+
   // Rounds to the nearest, ties to even.
   static INLINE void store(uint16_t* to, const Floats& value) {
 #if defined(__AVX512BF16__)
     const __m256bh half = _mm512_cvtneps_pbh((__m512)value.part[0]);
     std::memcpy(to, &half, sizeof(half));
 #else
+    const Floats narrow = rounded(value);
     for (int i = 0; i < kParts; i++) {
-      const WordPart bits = (WordPart)value.part[i];
-      const WordPart rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16;
-      const WordPart quiet_nan = WordPart{} + 0x7FC0;
-      const WordPart result = value.part[i] == value.part[i] ? rounded : quiet_nan;
-      const HalfPart half = __builtin_convertvector(result, HalfPart);
+      const HalfPart half = __builtin_convertvector((WordPart)narrow.part[i] >> 16, HalfPart);
       std::memcpy(to + i * kLanes, &half, sizeof(half));
     }
 #endif
