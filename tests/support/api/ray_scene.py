@@ -61,8 +61,11 @@ class Scene:
         while not all(self.tokens.get(first + each) for each in range(STREAMS)):
             await asyncio.sleep(0.01)
 
+    def has_ended(self, first: int) -> bool:
+        return all(first + each in self.ends for each in range(STREAMS))
+
     async def ended(self, first: int) -> None:
-        while not all(first + each in self.ends for each in range(STREAMS)):
+        while not self.has_ended(first):
             await asyncio.sleep(0.01)
 
     async def whole(self) -> None:
@@ -104,24 +107,26 @@ async def play(model: Path, address: str, strikes: Sequence[Callable[[], object]
         await scene.fleet.start()
         facts["start_seconds"] = time.monotonic() - began
         facts["listening"] = listening()
-        await scene.run(0)
-        await scene.ended(0)
-        for turn, strike in enumerate(strikes, 1):
+        await scene.run(first := 0)
+        await scene.ended(first)
+        for strike in strikes:
             await scene.whole()
-            await scene.run(100 * turn)
+            await scene.run(first := first + 100)
             lost, struck = scene.fleet.num_lost, time.monotonic()
             striking = asyncio.create_task(asyncio.to_thread(strike))
             while scene.fleet.num_lost == lost:
                 await asyncio.sleep(0.01)
+                if scene.has_ended(first):  # before the machine has
+                    await scene.run(first := first + 100)
             facts["found_seconds"].append(round(time.monotonic() - struck, 2))
-            await scene.ended(100 * turn)
+            await scene.ended(first)
             await striking
         await scene.whole()
     finally:
         await scene.fleet.close()
     plain = [scene.tokens[each] for each in range(STREAMS)]
-    turns = range(1, len(strikes) + 1)
-    facts["equal"] = all([scene.tokens[100 * turn + each] for each in range(STREAMS)] == plain for turn in turns)
+    later = range(100, first + 1, 100)
+    facts["equal"] = all([scene.tokens[each + stream] for stream in range(STREAMS)] == plain for each in later)
     facts["ends"] = sorted(set(scene.ends.values()))
     facts["lengths"] = sorted({len(tokens) for tokens in plain})
     facts["replays"], facts["lost"] = scene.fleet.num_replays, scene.fleet.num_lost
