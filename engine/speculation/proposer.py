@@ -42,7 +42,7 @@ _HIGHEST_RATE = 0.99
 _OVERLAP_GAIN = 0.1  # of a step: the time that overlap scheduling saves
 _PATIENCE = 4  # useless lookups after which the interval doubles
 _LONGEST_BACKOFF = 8  # tokens
-_RARELY = 0.02  # share of lookups that were useful, of all sequences, below which they are made yet more rarely
+_RARELY = 0.05  # share of lookups that were useful, of all sequences, below which they are made yet more rarely
 _RARE_BACKOFF = 32  # tokens, then
 
 
