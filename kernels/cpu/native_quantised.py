@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from struct import Struct
 from typing import Final
 
@@ -23,8 +23,7 @@ _BF16: Final = torch.bfloat16
 _TYPES: Final = (_BF16, torch.float32)
 _NO_MEMORY: Final = 2  # return code of a C function whose allocation failed
 
-_PACK_BLOCKS: Final = Struct("7q")
-_PACK_SUPER_BLOCKS: Final = Struct("7q")
+_PACK_BLOCKS: Final = Struct("7q")  # of super-blocks too
 _PACK_CHANNELS: Final = Struct("7q")
 _ROWS: Final = Struct("9q")
 _QUANTISED: Final = Struct("16q")
@@ -37,7 +36,7 @@ class QuantisedKernels:
     def __init__(self, library: NativeLibrary) -> None:
         self._library = library
         self._pack_blocks = library.bind("pack_blocks", _PACK_BLOCKS)
-        self._pack_super_blocks = library.bind("pack_super_blocks", _PACK_SUPER_BLOCKS)
+        self._pack_super_blocks = library.bind("pack_super_blocks", _PACK_BLOCKS)
         self._pack_channels = library.bind("pack_channels", _PACK_CHANNELS)
         self._rows = library.bind("quantised_rows", _ROWS)
         self._quantised_linear = library.bind("quantised_linear", _QUANTISED, Fields((6,), following=14))
@@ -56,13 +55,9 @@ class QuantisedKernels:
         """Pack pieces [n, K / 32, 20 or 34] uint8 of [N, K / 32]; raises ValueError for a scale that is not finite."""
         columns, blocks = shape
         is_nibbles = form is Format.NIBBLES
-        panels, halves, words = -(-columns // PANEL_ROWS), *((2, 4) if is_nibbles else (1, 8))
-        weight = self._library.arena.empty((panels, blocks, words, PANEL_ROWS), torch.int32)
-        scales = self._library.arena.empty((panels, blocks, halves, PANEL_ROWS), torch.float16)
-        for rows, addresses in _placed(pieces, columns, weight, scales):
-            settings = (rows.shape[0], blocks, is_nibbles, self._library.num_threads)
-            if self._pack_blocks(_PACK_BLOCKS.pack(rows.data_ptr(), *addresses, *settings)):
-                raise ValueError("a block has a scale or a minimum that is infinite or not a number")
+        weight, scales = self._empty_panels(shape, *((2, 4) if is_nibbles else (1, 8)))
+        if not self._packs_all(self._pack_blocks, pieces, shape, is_nibbles, weight, scales):
+            raise ValueError("a block has a scale or a minimum that is infinite or not a number")
         return QuantisedLinear(blocks * BLOCK, columns, form, planes, weight, scales, _wide(bias), self)
 
     def pack_super_blocks(
@@ -71,14 +66,32 @@ class QuantisedKernels:
         """The same of [n, K / 256, 144 or 210]; raises ValueError for a factor that is not finite."""
         columns, supers = shape
         is_nibbles = form is Format.SUPER_NIBBLES
-        panels, halves, words = -(-columns // PANEL_ROWS), *((10, 32) if is_nibbles else (9, 64))
-        weight = self._library.arena.empty((panels, supers, words, PANEL_ROWS), torch.int32)
-        scales = self._library.arena.empty((panels, supers, halves, PANEL_ROWS), torch.float16)
-        for rows, addresses in _placed(pieces, columns, weight, scales):
-            settings = (rows.shape[0], supers, is_nibbles, self._library.num_threads)
-            if self._pack_super_blocks(_PACK_SUPER_BLOCKS.pack(rows.data_ptr(), *addresses, *settings)):
-                raise ValueError("a super-block has a factor that is infinite or not a number")
+        weight, scales = self._empty_panels(shape, *((10, 32) if is_nibbles else (9, 64)))
+        if not self._packs_all(self._pack_super_blocks, pieces, shape, is_nibbles, weight, scales):
+            raise ValueError("a super-block has a factor that is infinite or not a number")
         return QuantisedLinear(supers * SUPER_BLOCK, columns, form, 0, weight, scales, _wide(bias), self)
+
+    def _empty_panels(self, shape: tuple[int, int], halves: int, words: int) -> tuple[Tensor, Tensor]:
+        """Return room for the values and the scales of blocks, of so many words and halves for a row."""
+        panels, blocks = -(-shape[0] // PANEL_ROWS), shape[1]
+        weight = self._library.arena.empty((panels, blocks, words, PANEL_ROWS), torch.int32)
+        return weight, self._library.arena.empty((panels, blocks, halves, PANEL_ROWS), torch.float16)
+
+    def _packs_all(
+        self,
+        pack: Callable[[bytes], int],
+        pieces: Iterable[Tensor],
+        shape: tuple[int, int],
+        is_nibbles: bool,
+        weight: Tensor,
+        scales: Tensor,
+    ) -> bool:
+        """Pack pieces of a weight's rows into their panels; False once ``pack`` finds a factor that is not finite."""
+        settings = (shape[1], is_nibbles, self._library.num_threads)
+        return not any(
+            pack(_PACK_BLOCKS.pack(rows.data_ptr(), *addresses, rows.shape[0], *settings))
+            for rows, addresses in _placed(pieces, shape[0], weight, scales)
+        )
 
     def pack_channels(self, weight: Tensor, form: Format, bias: Tensor | None) -> QuantisedLinear:
         """Quantise and pack a weight [N, K] that ``takes_weight`` accepts."""
