@@ -323,9 +323,8 @@ class EngineClient(asyncio.Protocol):
             self._liveness = None
 
     def _has_main_ended(self) -> bool:
-        """Return whether the main thread of the engine process, if that is on this machine, has ended."""
-        if self._process is None:
-            return False
+        """Return whether the main thread of the engine process has ended."""
+        assert self._process is not None
         try:
             return psutil.Process(self._process.pid).status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
         except psutil.NoSuchProcess:

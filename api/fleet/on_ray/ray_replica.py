@@ -122,6 +122,9 @@ class RayReplica(EngineClient):
     def _processor_seconds(self) -> float | None:
         return self._control.processor_seconds if self._control is not None else None
 
+    def _has_main_ended(self) -> bool:
+        return False  # the actor waits for the process, and tells
+
     def _lose_host(self) -> None:
         """End with the actor: the end of its channel asks the engine process to end."""
         # Not at once: if the process has ended, its last messages may still be on their way, and its channel ends too.
