@@ -212,6 +212,7 @@ def _set_up_device(config: EngineConfig) -> torch.device:
 
 def _load(config: EngineConfig, checkpoint: Path | GgufFile, model_path: Path, device: torch.device) -> Weights:
     dtype = choose_dtype(config, device)
+    available = resources.memory().available if device.type == "cpu" else None
     model = load_by(
         config.model_impl,
         checkpoint,
@@ -219,8 +220,8 @@ def _load(config: EngineConfig, checkpoint: Path | GgufFile, model_path: Path, d
         device=device,
         max_positions=config.max_model_len,
         dummy=config.load_format == "dummy",
-        weights=choose_weight_form(config, device, dtype, checkpoint),
-        available=resources.memory().available if device.type == "cpu" else None,
+        weights=choose_weight_form(config, device, dtype, checkpoint, available=available),
+        available=available,
     )
     return Weights(model, load_draft(config, model, model_path))
 
@@ -240,8 +241,13 @@ def _number_formats(model: Model) -> str:
     """Describe the model's type, and the forms of quantised weights."""
     name = str(model.dtype).removeprefix("torch.")
     packed = model.weights if isinstance(model, DecoderModel) else ()
-    forms = sorted({part.format for part in packed if isinstance(part, ops.QuantisedLinear)})
-    return f"{name} with weights in {' and '.join(form.description for form in forms)}" if forms else name
+    quantised = [part for part in packed if isinstance(part, ops.QuantisedLinear)]
+    if not quantised:
+        return name
+    forms = " and ".join(sorted({part.format.description for part in quantised}))
+    few = sorted({part.widened.few_rows for part in quantised if part.widened is not None})
+    beside = f" for up to {' or '.join(map(str, few))} rows of a step, and widened for more" if few else ""
+    return f"{name} with weights in {forms}{beside}"
 
 
 def _slot_bytes(config: EngineConfig, layout: BaseLayout) -> int:

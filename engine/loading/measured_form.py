@@ -1,7 +1,8 @@
 """Measured choice between two forms of GGUF blocks with the same bits: as stored, or widened to the model's type.
 
 As stored they are a quarter or half as much to read, but must be widened in every product, which some machines hide
-and others do not. So both are measured at the numbers of rows that steps have.
+and others do not. Where memory has room both are kept, and a measurement says how many rows the blocks are faster for.
+Where it has not, both are measured at the numbers of rows that steps have, and one is kept.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Final, NamedTuple, cast
 
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from ...kernels import ops, quantised_weights
 from ...kernels.ops import Linear
-from ...kernels.quantised_weights import BLOCK_SIZES, BlockType
+from ...kernels.quantised_weights import BLOCK_SIZES, BlockType, Format
 from ..checkpoint.gguf import GgufFile
 
 ROWS: Final = (1, 4, 16, 32, 128, 512)
@@ -28,9 +29,22 @@ LEAST_SPEED: Final = 0.8
 """Where blocks as stored are slower than this with some number of rows, they are widened."""
 
 LEAST_BYTES: Final = 256 << 20
-"""Fewer bytes of blocks are widened unmeasured: to measure takes half as long as to load them."""
+"""With fewer bytes of blocks, and memory for both forms, only few rows are measured: to measure all of ``ROWS`` takes
+half as long as to load them."""
 
+FEW_ROWS: Final = (1, 4, 8, 16, 32, 64)
+"""Numbers of rows that are measured where both forms are kept."""
+
+_ALIKE: Final = 0.98  # times as fast, for which a second form is not worth its memory
+_FEW_SIZE: Final = 6 << 20  # values of the weight that few rows are measured with, more than a core's second cache holds
+_FEW_WIDTH: Final = 1024
 _SIZE: Final = 24 << 20  # values of the measured weight: more than caches of a core hold, in either form
+_TYPES: Final[dict[Format, BlockType]] = {
+    Format.NIBBLES: "Q4_1",
+    Format.BYTES: "Q8_0",
+    Format.SUPER_NIBBLES: "Q4_K",
+    Format.SUPER_BYTES: "Q6_K",
+}
 _MANY: Final = 128  # rows that are measured with an eighth of that: their products take long
 _ROUNDS: Final = 5
 
@@ -42,36 +56,39 @@ class FormSpeeds:
     speeds: tuple[float, ...]
 
     @property
+    def is_never_slower(self) -> bool:
+        """Whether blocks as stored are as fast for every number of rows, so that they are enough."""
+        return min(self.speeds) >= _ALIKE
+
+    @property
     def stored(self) -> bool:
-        """The rule: as stored where that is faster in the geometric mean, and ``LEAST_SPEED`` as fast at least."""
+        """The rule for one form: as stored where that is faster in the geometric mean, and never below ``LEAST_SPEED``."""
         return math.prod(self.speeds) > 1.0 and min(self.speeds) >= LEAST_SPEED
 
     def __str__(self) -> str:
         speeds = ", ".join(f"{speed:.1f}" for speed in self.speeds)
         rows = ", ".join(map(str, ROWS))
-        return (
-            f"Weights are kept {'as stored' if self.stored else 'widened'}: linear layers with blocks as stored are "
-            f"{speeds} times as fast as widened ones with {rows} rows (measured)"
-        )
+        return f"linear layers with blocks as stored are {speeds} times as fast as widened ones with {rows} rows (measured)"
 
 
 class StoredBlocks(NamedTuple):
-    """Blocks that most bytes of a file have: their type, and the values of a row."""
+    """Blocks that most bytes of a file have: their type, the values of a row, and the bytes of all with a kernel."""
 
     type: BlockType
     width: int
+    num_bytes: int
 
 
 def blocks_of(file: GgufFile) -> StoredBlocks | None:
-    """Return what a file's blocks are, of those with a kernel; None where there are few or none."""
+    """Return what a file's blocks are, of those with a kernel; None where there are none."""
     sizes: Counter[tuple[str, int]] = Counter()
     for tensor in file.tensors.values():
         if tensor.type in BLOCK_SIZES and len(tensor.shape) > 1:
             sizes[tensor.type, tensor.shape[-1]] += tensor.num_bytes
-    if sizes.total() < LEAST_BYTES:
+    if not sizes:
         return None
     (block_type, width), _ = sizes.most_common(1)[0]
-    return StoredBlocks(cast(BlockType, block_type), width)
+    return StoredBlocks(cast(BlockType, block_type), width, sizes.total())
 
 
 @cache
@@ -84,6 +101,31 @@ def measure_forms(blocks: StoredBlocks, dtype: torch.dtype) -> FormSpeeds:
     return FormSpeeds(tuple(speed for part in _parts() for speed in _speeds(blocks, dtype, *part)))
 
 
+@cache
+def measure_few_rows(form: Format, dtype: torch.dtype) -> int:
+    """Measure the most rows of ``FEW_ROWS`` up to which blocks beside their widened form are never slower; 0 for none.
+
+    Once in a process for each format of blocks: the least of five times each, in turn.
+
+    Args:
+        dtype: of activations.
+    """
+    block_type = _TYPES[form]
+    values, num_bytes = BLOCK_SIZES[block_type]
+    raw = torch.zeros(_FEW_SIZE // _FEW_WIDTH, _FEW_WIDTH // values * num_bytes, dtype=torch.uint8)
+    packed = quantised_weights.pack_blocks(raw, block_type, widened=True)
+    plain = quantised_weights.with_widened(packed, dtype, few_rows=0)
+    assert plain.widened is not None
+    blocks = replace(plain, widened=plain.widened._replace(few_rows=FEW_ROWS[-1]))
+    few_rows = 0
+    for rows in FEW_ROWS:
+        of_plain, of_blocks = _least_times(torch.zeros(rows, _FEW_WIDTH, dtype=dtype), plain, blocks)
+        if of_blocks > of_plain:
+            break
+        few_rows = rows
+    return few_rows
+
+
 def _parts() -> tuple[tuple[int, tuple[int, ...]], ...]:
     """Sizes of weights, and the rows that they are measured with."""
     few = tuple(rows for rows in ROWS if rows < _MANY)
@@ -91,7 +133,7 @@ def _parts() -> tuple[tuple[int, tuple[int, ...]], ...]:
 
 
 def _speeds(blocks: StoredBlocks, dtype: torch.dtype, size: int, rows: tuple[int, ...]) -> list[float]:
-    block_type, width = blocks
+    block_type, width, _ = blocks
     columns = max(1, size // width)
     values, num_bytes = BLOCK_SIZES[block_type]
     raw = torch.zeros(columns, width // values * num_bytes, dtype=torch.uint8)
