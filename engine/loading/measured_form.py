@@ -8,10 +8,13 @@ Where it has not, both are measured at the numbers of rows that steps have, and 
 from __future__ import annotations
 
 import math
+import operator
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import accumulate
 from typing import Final, NamedTuple, cast
 
 import torch
@@ -32,11 +35,12 @@ LEAST_BYTES: Final = 256 << 20
 """With fewer bytes of blocks, and memory for both forms, only few rows are measured: to measure all of ``ROWS`` takes
 half as long as to load them."""
 
-FEW_ROWS: Final = (1, 4, 8, 16, 32, 64)
+FEW_ROWS: Final = (1, 4, 16, 32, 64)
 """Numbers of rows that are measured where both forms are kept."""
 
 _ALIKE: Final = 0.98  # times as fast, for which a second form is not worth its memory
-_FEW_SIZE: Final = 6 << 20  # values of the weight that few rows are measured with, more than a core's second cache holds
+_FEW_SIZE: Final = 12 << 20  # values of the weight that few rows are measured with
+_FEW_ROUNDS: Final = 3
 _FEW_WIDTH: Final = 1024
 _SIZE: Final = 24 << 20  # values of the measured weight: more than caches of a core hold, in either form
 _TYPES: Final[dict[Format, BlockType]] = {
@@ -103,9 +107,9 @@ def measure_forms(blocks: StoredBlocks, dtype: torch.dtype) -> FormSpeeds:
 
 @cache
 def measure_few_rows(form: Format, dtype: torch.dtype) -> int:
-    """Measure the most rows of ``FEW_ROWS`` up to which blocks beside their widened form are never slower; 0 for none.
+    """Measure the most rows for which blocks beside their widened form are to be used, see ``most_rows``.
 
-    Once in a process for each format of blocks: the least of five times each, in turn.
+    Once in a process for each format of blocks: the least of three times each, in turn.
 
     Args:
         dtype: of activations.
@@ -117,13 +121,21 @@ def measure_few_rows(form: Format, dtype: torch.dtype) -> int:
     plain = quantised_weights.with_widened(packed, dtype, few_rows=0)
     assert plain.widened is not None
     blocks = replace(plain, widened=plain.widened._replace(few_rows=FEW_ROWS[-1]))
-    few_rows = 0
+    speeds = []
     for rows in FEW_ROWS:
-        of_plain, of_blocks = _least_times(torch.zeros(rows, _FEW_WIDTH, dtype=dtype), plain, blocks)
-        if of_blocks > of_plain:
-            break
-        few_rows = rows
-    return few_rows
+        of_plain, of_blocks = _least_times(torch.zeros(rows, _FEW_WIDTH, dtype=dtype), (plain, blocks), _FEW_ROUNDS)
+        speeds.append(of_plain / of_blocks)
+    return most_rows(speeds)
+
+
+def most_rows(speeds: Sequence[float]) -> int:
+    """Return the number of ``FEW_ROWS`` up to which blocks are faster as a whole, 0 for none.
+
+    By the product of the speeds up to there, so that one that was disturbed decides little.
+    """
+    products = list(accumulate(speeds, operator.mul))
+    best = max(products)
+    return FEW_ROWS[products.index(best)] if best > 1.0 else 0
 
 
 def _parts() -> tuple[tuple[int, tuple[int, ...]], ...]:
@@ -139,13 +151,13 @@ def _speeds(blocks: StoredBlocks, dtype: torch.dtype, size: int, rows: tuple[int
     raw = torch.zeros(columns, width // values * num_bytes, dtype=torch.uint8)
     stored = quantised_weights.pack_blocks(raw, block_type, widened=True)
     plain = ops.pack_linear(torch.zeros(columns, width, dtype=dtype))
-    times = [_least_times(torch.zeros(count, width, dtype=dtype), plain, stored) for count in rows]
+    times = [_least_times(torch.zeros(count, width, dtype=dtype), (plain, stored), _ROUNDS) for count in rows]
     return [of_plain / of_stored for of_plain, of_stored in times]
 
 
-def _least_times(x: Tensor, *layers: Linear) -> tuple[float, ...]:
+def _least_times(x: Tensor, layers: tuple[Linear, ...], rounds: int) -> tuple[float, ...]:
     """Seconds of each layer."""
-    return tuple(map(min, zip(*(tuple(_seconds(x, layer) for layer in layers) for _ in range(_ROUNDS)), strict=True)))
+    return tuple(map(min, zip(*(tuple(_seconds(x, layer) for layer in layers) for _ in range(rounds)), strict=True)))
 
 
 def _seconds(x: Tensor, layer: Linear) -> float:

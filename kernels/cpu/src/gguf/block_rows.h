@@ -21,14 +21,27 @@ INLINE void stays_in_memory(T& value) {
   asm volatile("" : "+m"(value));
 }
 
-INLINE void widen_rows(const NibbleRowNumbers& block, uint32_t* to) {
-  alignas(64) float factors[2][kWidth];
-  store(factors[0], block.scale);
-  store(factors[1], block.minimum);
-  stays_in_memory(factors);
+// Factors of a block's columns: scales and minima, or scales of the first sixteen places and of the others. They are
+// stored some time before they are loaded one by one, since a load waits for a store of more than it takes.
+struct alignas(64) RowFactors {
+  float of[2][kWidth];
+
+  INLINE void take(const NibbleRowNumbers& block) { take(block.scale, block.minimum); }
+  INLINE void take(const ByteRowNumbers& block) { take(block.scales[0], block.scales[1]); }
+
+ private:
+  INLINE void take(const Floats& first, const Floats& second) {
+    store(of[0], first);
+    store(of[1], second);
+    stays_in_memory(of);
+  }
+};
+
+INLINE void widen_rows(const NibbleRowNumbers& block, const RowFactors& factors, uint32_t* to) {
   const __m512i nibble = _mm512_set1_epi16(15), second = _mm512_set1_epi16(16);
   const auto numbers = [&](int column) {
-    return _mm512_fmadd_ps(_mm512_set1_ps(factors[0][column]), sixteen_numbers(), _mm512_set1_ps(factors[1][column]));
+    return _mm512_fmadd_ps(_mm512_set1_ps(factors.of[0][column]), sixteen_numbers(),
+                           _mm512_set1_ps(factors.of[1][column]));
   };
   // Numbers of two columns, and those that are chosen of them by indices of five bits.
   const auto both = [&](int column, int other) { return (__m512i)_mm512_cvtne2ps_pbh(numbers(other), numbers(column)); };
@@ -47,17 +60,13 @@ INLINE void widen_rows(const NibbleRowNumbers& block, uint32_t* to) {
   }
 }
 
-INLINE void widen_rows(const ByteRowNumbers& block, uint32_t* to) {
-  alignas(64) float scales[2][kWidth];
-  store(scales[0], block.scales[0]);
-  store(scales[1], block.scales[1]);
-  stays_in_memory(scales);
+INLINE void widen_rows(const ByteRowNumbers& block, const RowFactors& factors, uint32_t* to) {
   // A byte becomes a number as the digits behind those of 2^15, which is subtracted.
   const __m512i base = _mm512_castps_si512(_mm512_set1_ps(32768.0f)), digits = _mm512_set1_epi32(0xFF00);
   const __m512 zero = _mm512_set1_ps(32768.0f + 128.0f);
   const auto number = [&](const __m512i& word, int half, int column) {
     const __m512 value = _mm512_castsi512_ps(_mm512_ternarylogic_epi32(word, digits, base, 0xEA));
-    return _mm512_mul_ps(_mm512_sub_ps(value, zero), _mm512_set1_ps(scales[half][column]));
+    return _mm512_mul_ps(_mm512_sub_ps(value, zero), _mm512_set1_ps(factors.of[half][column]));
   };
 #pragma GCC unroll 4
   for (int column = 0; column < kWidth; column += 4) {

@@ -50,6 +50,8 @@ class RowPanels {
   const uint32_t* first_;
 };
 
+constexpr int kAheadRows = 16;  // blocks that are asked for before they are needed, from memory that a step reads once
+
 // Rows of x times panels of a part, one after the other.
 class BlockRowsPart {
  public:
@@ -68,13 +70,12 @@ class BlockRowsPart {
   template <class Out>
   void multiply(Out& out) {
     alignas(64) float room[kMostBlockRows * kRoomStride];
-    for_panels([&](int64_t panel, auto sum) {
+    for_sums(1, [&](int64_t panel, int, const float* sums) {
       const TileSpan tile = {part_.row, panel, part_.row_count(), 1};
       const TileRows to = out.place(room, tile);
-      const float* sums = sum(panel);
       for (int row = 0; row < tile.rows; row++) {
         const Floats one[1][1] = {{load(sums + row * kWidth)}};
-        TileRows{to}.right(row * to.stride).store(one);
+        to.right(row * to.stride).store(one);
       }
       out.take(part_.index, room, tile);
     });
@@ -84,37 +85,42 @@ class BlockRowsPart {
   void multiply_gated() {
     alignas(64) uint16_t gates[kMostBlockRows][kWidth], factor[kWidth];
     auto* out = static_cast<uint16_t*>(op_.out) + part_.row * op_.out_columns();
-    for_panels([&](int64_t panel, auto sum) {
-      const float* sums = sum(panel);
-      for (int row = 0; row < part_.row_count(); row++) Bf16::store(gates[row], load(sums + row * kWidth));
-      sum(panel + op_.out_columns() / kWidth);
+    for_sums(2, [&](int64_t panel, int half, const float* sums) {
       for (int row = 0; row < part_.row_count(); row++) {
-        Bf16::store(factor, load(sums + row * kWidth));
-        store_gated<Bf16, Act>(gates[row], factor, out + row * op_.out_columns() + panel * kWidth);
+        Bf16::store(half ? factor : gates[row], load(sums + row * kWidth));
+        if (half) store_gated<Bf16, Act>(gates[row], factor, out + row * op_.out_columns() + panel * kWidth);
       }
     });
   }
 
  private:
-  // f(panel, sum) for all panels, where sum(panel) makes the sums of a panel, [rows][16].
+  // f(panel, half, sums [rows][16]) for all panels and halves of the weight, each while the next sums are made.
   template <class Fn>
-  void for_panels(Fn f) {
+  void for_sums(int halves, Fn f) {
     const AmxScope scope(x_.shapes());
+    const int64_t count = part_.panel_count() * halves, apart = op_.out_columns() / kWidth;
+    const auto finish = [&](int64_t i) {
+      const uint32_t(*columns)[kTileSums] = columns_[i % 2];
+      if (x_.side > 1) transpose(columns);
+      f(part_.panel + i / halves, (int)(i % halves), reinterpret_cast<const float*>(x_.side > 1 ? rows_[0] : columns[0]));
+    };
     with_block_format(op_.format, [&](auto format) {
       constexpr Format F = format.value;
       if constexpr (kIsByRows<F>) {
         with_constant<kAmxSums>(x_.tiles, [&](auto tiles) {
-          for (int64_t panel = part_.panel; panel < part_.panel_end; panel++) {
-            f(panel, [&](int64_t of) { return sum_panel<F, tiles.value>(of); });
+          for (int64_t i = 0; i < count; i++) {
+            sum_panel<F, tiles.value>(part_.panel + i / halves + i % halves * apart, columns_[i % 2]);
+            if (i) finish(i - 1);
           }
         });
       }
     });
+    finish(count - 1);
   }
 
   // A block is widened while AMX multiplies the one before.
   template <Format F, int R>
-  const float* sum_panel(int64_t panel) {
+  void sum_panel(int64_t panel, uint32_t (*columns)[kTileSums]) {
     BlockPlace place = block_place<F>(op_.panels, static_cast<const uint16_t*>(op_.scales), panel * blocks_);
     const auto multiply = [&](int64_t block) {
       amx_load<kAmxA>(widened_[block % 2], kAmxWords * sizeof(uint32_t));
@@ -124,29 +130,38 @@ class BlockRowsPart {
       });
     };
     for_constants<R>([](auto tile) { amx_zero<tile.value>(); });
+    auto next = next_block<F>(place);
+    factors_[0].take(next);
     for (int64_t block = 0; block < blocks_; block++) {
-      prefetch_block<F>(place, kAhead);
-      widen_rows(next_block<F>(place), widened_[block % 2]);
+      const auto here = next;
+      if (block + 1 < blocks_) {
+        prefetch_block<F>(place, kAheadRows);
+        next = next_block<F>(place);
+        factors_[(block + 1) % 2].take(next);
+      }
+      widen_rows(here, factors_[block % 2], widened_[block % 2]);
       if (block) multiply(block - 1);
     }
     multiply(blocks_ - 1);
-    for_constants<R>([&](auto tile) { amx_store<tile.value>(columns_[tile.value], x_.stride()); });
-    if (x_.side == 1) return reinterpret_cast<const float*>(columns_[0]);
-    for (int tile = 0; tile < R; tile++) {
+    for_constants<R>([&](auto tile) { amx_store<tile.value>(columns[tile.value], x_.stride()); });
+  }
+
+  void transpose(const uint32_t (*columns)[kTileSums]) {
+    for (int tile = 0; tile < x_.tiles; tile++) {
       const uint32_t* each[kWidth];
-      for (int i = 0; i < kWidth; i++) each[i] = columns_[tile] + i * kAmxRows;
+      for (int i = 0; i < kWidth; i++) each[i] = columns[tile] + i * kAmxRows;
       transpose_rows(each, kAmxRows, rows_[tile]);
     }
-    return reinterpret_cast<const float*>(rows_[0]);
   }
 
   const QuantisedLinear& op_;
   const ProductPart& part_;
   const int64_t blocks_;
   const RowPanels x_;
+  RowFactors factors_[2];
   alignas(64) uint32_t widened_[2][kRowWords];
-  alignas(64) uint32_t columns_[kAmxSums][kWidth * kAmxRows];  // sums as AMX makes them: rows of x side by side
-  alignas(64) uint32_t rows_[kAmxSums][kAmxRows * kWidth];
+  alignas(64) uint32_t columns_[2][kAmxSums][kTileSums];  // sums as AMX makes them: rows of x side by side
+  alignas(64) uint32_t rows_[kAmxSums][kTileSums];
 };
 
 }  // namespace rootgraft
