@@ -66,7 +66,7 @@ class FormSpeeds:
 
     @property
     def stored(self) -> bool:
-        """The rule for one form: as stored where that is faster in the geometric mean, and never below ``LEAST_SPEED``."""
+        """The rule for one form: as stored where that is faster in the geometric mean, ``LEAST_SPEED`` as fast at least."""
         return math.prod(self.speeds) > 1.0 and min(self.speeds) >= LEAST_SPEED
 
     def __str__(self) -> str:

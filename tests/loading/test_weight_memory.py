@@ -47,9 +47,11 @@ def test_bytes_by_form(tmp_path: Path) -> None:
     assert size(q4, "plain") == 2 * (COUNT + VOCAB * HIDDEN)  # rows of the tied head are looked up in a second copy
     assert size(q4, "plain", torch.float32) == 4 * (COUNT + VOCAB * HIDDEN)
     assert size(q4, "stored") == size(q4, "stored_dynamic") == IN_MATRICES * 18 // 32 + 2 * vectors
+    assert size(q4, "stored_both") == IN_MATRICES * 18 // 32 + 2 * COUNT  # without that copy
     assert size(q4, "int8_dynamic") == size(q4, "int8_weight_only") == IN_MATRICES + 2 * vectors
     untied = file(tmp_path, KINDS.Q8_0, tied=False)
     assert size(untied, "plain") == 2 * (COUNT + VOCAB * HIDDEN)
+    assert size(untied, "stored_both") == size(untied, "stored") + 2 * IN_MATRICES
     assert size(untied, "int8_dynamic") == IN_MATRICES + 2 * (vectors + VOCAB * HIDDEN)
 
 
@@ -58,12 +60,12 @@ def test_blocks_without_a_kernel_count_as_plain(tmp_path: Path) -> None:
     assert size(path, "stored") == size(path, "plain")
 
 
-@pytest.mark.parametrize("form", ["plain", "stored", "int8_dynamic"])
+@pytest.mark.parametrize("form", ["plain", "stored", "stored_both", "int8_dynamic"])
 def test_weights_load_where_they_just_fit(tmp_path: Path, form: WeightForm) -> None:
     path = file(tmp_path, KINDS.Q4_0)
     needed = size(path, form)
     load_model(path, dtype=torch.bfloat16, device=CPU, weights=form, available=needed)
-    if form == "plain":  # then blocks are kept as stored
+    if form in ("plain", "stored_both"):  # then blocks are kept as stored
         needed = size(path, "stored_widened")
     with pytest.raises(ConfigError, match=r"^The weights need .* GiB .*; .* of memory are available\."):
         load_model(path, dtype=torch.bfloat16, device=CPU, weights=form, available=needed - 1)
