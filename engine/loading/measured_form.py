@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from ...kernels import ops, quantised_weights
-from ...kernels.ops import Linear
+from ...kernels.ops import Linear, QuantisedLinear
 from ...kernels.quantised_weights import BLOCK_SIZES, BlockType, Format
 from ..checkpoint.gguf import GgufFile
 
@@ -35,13 +35,11 @@ LEAST_BYTES: Final = 256 << 20
 """With fewer bytes of blocks, and memory for both forms, only few rows are measured: to measure all of ``ROWS`` takes
 half as long as to load them."""
 
-FEW_ROWS: Final = (1, 4, 16, 32, 64)
+FEW_ROWS: Final = (1, 16, 64, 128, 256)
 """Numbers of rows that are measured where both forms are kept."""
 
 _ALIKE: Final = 0.98  # times as fast, for which a second form is not worth its memory
-_FEW_SIZE: Final = 12 << 20  # values of the weight that few rows are measured with
-_FEW_ROUNDS: Final = 3
-_FEW_WIDTH: Final = 1024
+_FEW_ROUNDS: Final = 2
 _SIZE: Final = 24 << 20  # values of the measured weight: more than caches of a core hold, in either form
 _TYPES: Final[dict[Format, BlockType]] = {
     Format.NIBBLES: "Q4_1",
@@ -66,13 +64,16 @@ class FormSpeeds:
 
     @property
     def stored(self) -> bool:
-        """The rule for one form: as stored where that is faster in the geometric mean, ``LEAST_SPEED`` as fast at least."""
+        """Whether to keep blocks as stored alone: faster in the geometric mean, ``LEAST_SPEED`` as fast at least."""
         return math.prod(self.speeds) > 1.0 and min(self.speeds) >= LEAST_SPEED
 
     def __str__(self) -> str:
         speeds = ", ".join(f"{speed:.1f}" for speed in self.speeds)
         rows = ", ".join(map(str, ROWS))
-        return f"linear layers with blocks as stored are {speeds} times as fast as widened ones with {rows} rows (measured)"
+        return (
+            f"linear layers with blocks as stored are {speeds} times as fast as widened ones with {rows} rows "
+            "(measured)"
+        )
 
 
 class StoredBlocks(NamedTuple):
@@ -106,24 +107,22 @@ def measure_forms(blocks: StoredBlocks, dtype: torch.dtype) -> FormSpeeds:
 
 
 @cache
-def measure_few_rows(form: Format, dtype: torch.dtype) -> int:
+def measure_few_rows(form: Format, width: int, dtype: torch.dtype) -> int:
     """Measure the most rows for which blocks beside their widened form are to be used, see ``most_rows``.
 
-    Once in a process for each format of blocks: the least of three times each, in turn.
+    Once in a process for weights of one format and width: the lesser of two times each, in turn.
 
     Args:
+        form: of blocks, not arranged.
+        width: input features.
         dtype: of activations.
     """
-    block_type = _TYPES[form]
-    values, num_bytes = BLOCK_SIZES[block_type]
-    raw = torch.zeros(_FEW_SIZE // _FEW_WIDTH, _FEW_WIDTH // values * num_bytes, dtype=torch.uint8)
-    packed = quantised_weights.pack_blocks(raw, block_type, widened=True)
-    plain = quantised_weights.with_widened(packed, dtype, few_rows=0)
+    plain = quantised_weights.with_widened(_random_blocks(_TYPES[form], width, _SIZE), dtype, few_rows=0)
     assert plain.widened is not None
     blocks = replace(plain, widened=plain.widened._replace(few_rows=FEW_ROWS[-1]))
     speeds = []
     for rows in FEW_ROWS:
-        of_plain, of_blocks = _least_times(torch.zeros(rows, _FEW_WIDTH, dtype=dtype), (plain, blocks), _FEW_ROUNDS)
+        of_plain, of_blocks = _least_times(torch.randn(rows, width).to(dtype), (plain, blocks), _FEW_ROUNDS)
         speeds.append(of_plain / of_blocks)
     return most_rows(speeds)
 
@@ -146,13 +145,19 @@ def _parts() -> tuple[tuple[int, tuple[int, ...]], ...]:
 
 def _speeds(blocks: StoredBlocks, dtype: torch.dtype, size: int, rows: tuple[int, ...]) -> list[float]:
     block_type, width, _ = blocks
-    columns = max(1, size // width)
-    values, num_bytes = BLOCK_SIZES[block_type]
-    raw = torch.zeros(columns, width // values * num_bytes, dtype=torch.uint8)
-    stored = quantised_weights.pack_blocks(raw, block_type, widened=True)
-    plain = ops.pack_linear(torch.zeros(columns, width, dtype=dtype))
-    times = [_least_times(torch.zeros(count, width, dtype=dtype), (plain, stored), _ROUNDS) for count in rows]
+    stored = _random_blocks(block_type, width, size)
+    plain = quantised_weights.with_widened(_random_blocks(block_type, width, size), dtype, few_rows=0)
+    times = [_least_times(torch.randn(count, width).to(dtype), (plain, stored), _ROUNDS) for count in rows]
     return [of_plain / of_stored for of_plain, of_stored in times]
+
+
+def _random_blocks(block_type: BlockType, width: int, size: int) -> QuantisedLinear:
+    """Return a weight of so many values. They are random, as AMX makes products of zeros in half of the time."""
+    values, num_bytes = BLOCK_SIZES[block_type]
+    below_half_infinity = 0x3F  # in each byte, so that scales are finite
+    shape = max(1, size // width), width // values * num_bytes
+    raw = torch.randint(below_half_infinity, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    return quantised_weights.pack_blocks(raw, block_type, widened=True)
 
 
 def _least_times(x: Tensor, layers: tuple[Linear, ...], rounds: int) -> tuple[float, ...]:
