@@ -40,6 +40,8 @@ FEW_ROWS: Final = (1, 16, 64, 128, 256)
 
 _ALIKE: Final = 0.98  # times as fast, for which a second form is not worth its memory
 _FEW_ROUNDS: Final = 2
+_FEW_WIDTH: Final = 1024
+_FEW_SIZE: Final = 16 << 20  # values of the weight that few rows are measured with
 _SIZE: Final = 24 << 20  # values of the measured weight: more than caches of a core hold, in either form
 _TYPES: Final[dict[Format, BlockType]] = {
     Format.NIBBLES: "Q4_1",
@@ -107,22 +109,21 @@ def measure_forms(blocks: StoredBlocks, dtype: torch.dtype) -> FormSpeeds:
 
 
 @cache
-def measure_few_rows(form: Format, width: int, dtype: torch.dtype) -> int:
+def measure_few_rows(form: Format, dtype: torch.dtype) -> int:
     """Measure the most rows for which blocks beside their widened form are to be used, see ``most_rows``.
 
-    Once in a process for weights of one format and width: the lesser of two times each, in turn.
+    Once in a process for each format: the lesser of two times each, in turn.
 
     Args:
         form: of blocks, not arranged.
-        width: input features.
         dtype: of activations.
     """
-    plain = quantised_weights.with_widened(_random_blocks(_TYPES[form], width, _SIZE), dtype, few_rows=0)
+    plain = quantised_weights.with_widened(_random_blocks(_TYPES[form], _FEW_WIDTH, _FEW_SIZE), dtype, few_rows=0)
     assert plain.widened is not None
     blocks = replace(plain, widened=plain.widened._replace(few_rows=FEW_ROWS[-1]))
     speeds = []
     for rows in FEW_ROWS:
-        of_plain, of_blocks = _least_times(torch.randn(rows, width).to(dtype), (plain, blocks), _FEW_ROUNDS)
+        of_plain, of_blocks = _least_times(torch.randn(rows, _FEW_WIDTH).to(dtype), (plain, blocks), _FEW_ROUNDS)
         speeds.append(of_plain / of_blocks)
     return most_rows(speeds)
 

@@ -189,8 +189,8 @@ def test_one_disturbed_measurement_decides_little() -> None:
 
 @pytest.mark.parametrize("form", [Format.NIBBLES, Format.BYTES, Format.SUPER_NIBBLES, Format.SUPER_BYTES])
 def test_few_rows_are_measured(form: Format, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measured_form, "_SIZE", 1 << 16)
-    assert measured_form.measure_few_rows.__wrapped__(form, 512, torch.bfloat16) in (0, *FEW_ROWS)
+    monkeypatch.setattr(measured_form, "_FEW_SIZE", 1 << 16)
+    assert measured_form.measure_few_rows.__wrapped__(form, torch.bfloat16) in (0, *FEW_ROWS)
 
 
 @pytest.fixture
