@@ -141,7 +141,7 @@ def with_widened(
 ) -> QuantisedLinear:
     """Return a weight in blocks with a second form beside them, widened, by which more rows are multiplied.
 
-    Both forms have the same bits. The blocks may change in place: ``layer`` is not to be used again.
+    Both forms have the same bits.
 
     Args:
         layer: packed by ``pack_blocks`` with ``widened=True``.

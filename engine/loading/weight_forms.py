@@ -155,7 +155,7 @@ class WeightReader:
             return self.pack(names[0], self.tensor(*names), bias)
         if self._form != "stored_both":
             return blocks
-        few_rows = measure_few_rows(blocks.format, self.dtype)
+        few_rows = measure_few_rows(blocks.format.unarranged, self.dtype)
         if not few_rows:
             return self.pack(names[0], self.tensor(*names), bias)
         return quantised_weights.with_widened(blocks, self.dtype, bias, few_rows=few_rows)

@@ -68,6 +68,8 @@ class QuantisedKernels:
         weight, scales = self._empty_panels(shape, *((2, 4) if is_nibbles else (1, 8)))
         if not self._packs_all(self._pack_blocks, pieces, shape, is_nibbles, weight, scales):
             raise ValueError("a block has a scale or a minimum that is infinite or not a number")
+        if not planes:
+            form = self._arrange(weight, form)
         return QuantisedLinear(blocks * BLOCK, columns, form, planes, weight, scales, _wide(bias), self)
 
     def pack_super_blocks(
@@ -79,7 +81,17 @@ class QuantisedKernels:
         weight, scales = self._empty_panels(shape, *((10, 32) if is_nibbles else (9, 64)))
         if not self._packs_all(self._pack_super_blocks, pieces, shape, is_nibbles, weight, scales):
             raise ValueError("a super-block has a factor that is infinite or not a number")
+        form = self._arrange(weight, form)
         return QuantisedLinear(supers * SUPER_BLOCK, columns, form, 0, weight, scales, _wide(bias), self)
+
+    def _arrange(self, weight: Tensor, form: Format) -> Format:
+        """Arrange blocks whose numbers are rounded in products, where few rows are then faster; return their format."""
+        if not self._arranges:
+            return form
+        blocks, is_nibbles = weight.numel() // PANEL_ROWS, form in (Format.NIBBLES, Format.SUPER_NIBBLES)
+        blocks //= BLOCK // _WORD // (2 if is_nibbles else 1)
+        self._arrange_blocks(_ARRANGE_BLOCKS.pack(weight.data_ptr(), blocks, is_nibbles, self._library.num_threads))
+        return form.arranged
 
     def with_widened(
         self, layer: QuantisedLinear, dtype: torch.dtype, bias: Tensor | None, few_rows: int
@@ -92,14 +104,8 @@ class QuantisedKernels:
         sizes = (layer.out_features, layer.in_features)
         threads = self._library.num_threads
         self._widen_blocks(_WIDEN_BLOCKS.pack(*addresses, *sizes, layer.format, dtype is _BF16, threads))
-        form = layer.format
-        if self._arranges and dtype is _BF16:
-            is_nibbles = form in (Format.NIBBLES, Format.SUPER_NIBBLES)
-            blocks = panels * layer.in_features // BLOCK
-            self._arrange_blocks(_ARRANGE_BLOCKS.pack(layer.weight.data_ptr(), blocks, is_nibbles, threads))
-            form = form.arranged
         wide_bias = None if bias is None else bias.detach().to(dtype).contiguous()
-        return replace(layer, format=form, widened=WidenedForm(wide, wide_bias, few_rows))
+        return replace(layer, widened=WidenedForm(wide, wide_bias, few_rows))
 
     def _empty_panels(self, shape: tuple[int, int], halves: int, words: int) -> tuple[Tensor, Tensor]:
         """Return room for the values and the scales of blocks, of so many words and halves for a row."""

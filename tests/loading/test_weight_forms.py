@@ -40,7 +40,7 @@ def load(path: Path, weights: WeightForm, dtype: torch.dtype = torch.bfloat16) -
 
 def forms(model: DecoderModel) -> list[Format | None]:
     packed = [part.packed for part in model.projections]
-    return [part.format if isinstance(part, ops.QuantisedLinear) else None for part in packed]
+    return [part.format.unarranged if isinstance(part, ops.QuantisedLinear) else None for part in packed]
 
 
 def assert_same_weights(quantised_model: DecoderModel, plain: DecoderModel, tolerance: float = 0.0) -> None:

@@ -96,6 +96,38 @@ INLINE void store_numbers(const Block& block, float (*to)[kWidth]) {
   }
 }
 
+// The numbers of one column.
+template <class Block>
+INLINE void store_column(const Block& block, int column, float* to) {
+  float numbers[kBlockValues][kWidth];
+  store_numbers(block, numbers);
+  for (int i = 0; i < kBlockValues; i++) to[i] = numbers[i][column];
+}
+
+#if ROOTGRAFT_AMX
+INLINE void store_column(const NibbleRowNumbers& block, int column, float* to) {
+  const __m512i places = _mm512_loadu_si512(block.from + column / 4 * kWidth);
+  const __m512i low = _mm512_srl_epi16(places, _mm_cvtsi32_si128(column % 4 * 4));
+  const Floats scale = broadcast(block.scale.part[0][column]), minimum = broadcast(block.minimum.part[0][column]);
+  const auto sixteen = [&](const __m256i& halves, float* sixteen_to) {
+    const __m512 whole = _mm512_permutexvar_ps(_mm512_cvtepu16_epi32(halves), sixteen_numbers());
+    store(sixteen_to, fma(scale, Floats{{(FloatPart)whole}}, minimum));
+  };
+  sixteen(_mm512_castsi512_si256(low), to);
+  sixteen(_mm512_extracti64x4_epi64(low, 1), to + kWidth);
+}
+
+INLINE void store_column(const ByteRowNumbers& block, int column, float* to) {
+  for (int half = 0; half < 2; half++) {
+    const __m512i words = _mm512_loadu_si512(block.from + (column / 4 * 2 + half) * kWidth);
+    const __m512i bytes = _mm512_srl_epi32(words, _mm_cvtsi32_si128(column % 4 * 8));
+    const __m512i whole = _mm512_sub_epi32(_mm512_and_si512(bytes, _mm512_set1_epi32(255)), _mm512_set1_epi32(128));
+    const Floats scale = broadcast(block.scales[half].part[0][column]);
+    store(to + half * kWidth, Floats{{(FloatPart)_mm512_cvtepi32_ps(whole)}} * scale);
+  }
+}
+#endif
+
 // Where a block is, of panels that lie one after another.
 struct BlockPlace {
   const uint32_t* words = nullptr;
