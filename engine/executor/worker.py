@@ -244,10 +244,11 @@ def _number_formats(model: Model) -> str:
     quantised = [part for part in packed if isinstance(part, ops.QuantisedLinear)]
     if not quantised:
         return name
-    forms = " and ".join(sorted({part.format.description for part in quantised}))
-    few = sorted({part.widened.few_rows for part in quantised if part.widened is not None})
-    beside = f" for up to {' or '.join(map(str, few))} rows of a step, and widened for more" if few else ""
-    return f"{name} with weights in {forms}{beside}"
+    forms = {(part.format.description, part.widened and part.widened.few_rows) for part in quantised}
+    described = " and ".join(
+        form if few is None else f"{form} up to {few} rows of a step" for form, few in sorted(forms, key=str)
+    )
+    return f"{name} with weights in {described}{', widened for more' if any(few for _, few in forms) else ''}"
 
 
 def _slot_bytes(config: EngineConfig, layout: BaseLayout) -> int:

@@ -15,11 +15,13 @@ from rootgraft.engine.checkpoint.read_config import open_checkpoint, read_model_
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.errors import ConfigError
 from rootgraft.engine.executor.worker import Worker
+from rootgraft.engine.loading import weight_forms
 from rootgraft.engine.loading.load_model import load_model, open_source
 from rootgraft.engine.loading.weight_forms import WeightForm
 from rootgraft.engine.loading.weight_memory import weight_bytes
 from rootgraft.engine.machine import resources
 from rootgraft.kernels import ops, quantised_weights
+from rootgraft.kernels.layouts.packed_weights import Format
 
 CPU, KINDS = torch.device("cpu"), gguf.GGMLQuantizationType
 MATRICES = [name for name, shape in SHAPES.items() if len(shape) == 2]
@@ -103,3 +105,16 @@ def test_the_engine_asks_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(resources, "memory", lambda: found)
     with pytest.raises(ConfigError, match="The weights need"):
         Worker(EngineConfig(model=str(path), device="cpu", dtype="bfloat16"), path)
+
+
+def test_the_start_says_which_form_is_for_how_many_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weight_forms, "measure_few_rows", lambda form, _: 1 if form is Format.BYTES else 64)
+    types = dict.fromkeys(MATRICES, KINDS.Q4_1) | {"token_embd.weight": KINDS.Q8_0}
+    path = write(tmp_path / "model.gguf", tensors(), types=types)
+    both = Worker(EngineConfig(model=str(path), device="cpu", dtype="bfloat16", kv_cache_memory=0.01), path)
+    assert (
+        "bfloat16 with weights in 4-bit blocks up to 64 rows of a step and 8-bit blocks up to 1 rows of a step, "
+        "widened for more on cpu"
+    ) in both.summary[0]
+    config = EngineConfig(model=str(path), device="cpu", quantization="gguf", kv_cache_memory=0.01)
+    assert "bfloat16 with weights in 4-bit blocks and 8-bit blocks on cpu" in Worker(config, path).summary[0]
