@@ -37,6 +37,7 @@ __all__ = [
     "Format",
     "QuantisedLinear",
     "available",
+    "flush",
     "is_widened_only",
     "pack_block_rows",
     "pack_blocks",
@@ -157,6 +158,11 @@ def with_widened(
     if not is_blocks or layer.widened is not None or dtype not in (torch.bfloat16, torch.float32):
         raise ValueError(f"a weight in {layer.format.description} has no widened form in {dtype} beside it")
     return _kernels().with_widened(layer, dtype, bias, few_rows)
+
+
+def flush(layer: QuantisedLinear) -> None:
+    """Flush a weight from all caches, so that its next product reads memory, as those of a step mostly do."""
+    _kernels().flush(layer)
 
 
 def _with_minimum(blocks: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from ...kernels import ops, quantised_weights
-from ...kernels.ops import Linear, QuantisedLinear
+from ...kernels.ops import QuantisedLinear
 from ...kernels.quantised_weights import BLOCK_SIZES, BlockType, Format
 from ..checkpoint.gguf import GgufFile
 
@@ -41,7 +41,7 @@ FEW_ROWS: Final = (1, 16, 64, 128, 256)
 _ALIKE: Final = 0.98  # times as fast, for which a second form is not worth its memory
 _FEW_ROUNDS: Final = 2
 _FEW_WIDTH: Final = 1024
-_FEW_SIZE: Final = 16 << 20  # values of the weight that few rows are measured with
+_FEW_SIZE: Final = 8 << 20  # values of the weight that few rows are measured with
 _SIZE: Final = 24 << 20  # values of the measured weight: more than caches of a core hold, in either form
 _TYPES: Final[dict[Format, BlockType]] = {
     Format.NIBBLES: "Q4_1",
@@ -161,12 +161,13 @@ def _random_blocks(block_type: BlockType, width: int, size: int) -> QuantisedLin
     return quantised_weights.pack_blocks(raw, block_type, widened=True)
 
 
-def _least_times(x: Tensor, layers: tuple[Linear, ...], rounds: int) -> tuple[float, ...]:
+def _least_times(x: Tensor, layers: tuple[QuantisedLinear, ...], rounds: int) -> tuple[float, ...]:
     """Seconds of each layer."""
     return tuple(map(min, zip(*(tuple(_seconds(x, layer) for layer in layers) for _ in range(rounds)), strict=True)))
 
 
-def _seconds(x: Tensor, layer: Linear) -> float:
+def _seconds(x: Tensor, layer: QuantisedLinear) -> float:
+    quantised_weights.flush(layer)  # a step reads all layers before it reads one again
     begin = time.perf_counter()
     ops.linear(x, layer)
     return time.perf_counter() - begin

@@ -31,6 +31,7 @@ _QUANTISED: Final = Struct("16q")
 _BOTH_FORMS: Final = Struct("19q")
 _WIDEN_BLOCKS: Final = Struct("8q")
 _ARRANGE_BLOCKS: Final = Struct("4q")
+_FLUSH_LINES: Final = Struct("2q")
 _WIDENED: Final = Struct("11q")
 
 
@@ -47,6 +48,7 @@ class QuantisedKernels:
         self._both_forms_linear = library.bind("both_forms_linear", _BOTH_FORMS, Fields((6,)))
         self._widen_blocks = library.bind("widen_blocks", _WIDEN_BLOCKS)
         self._arrange_blocks = library.bind("arrange_blocks", _ARRANGE_BLOCKS)
+        self._flush_lines = library.bind("flush_lines", _FLUSH_LINES)
         self._arranges = bool(library.handle.arranges_blocks())
         pays = library.handle.gated_linear_pays
         self._gated_dtypes = {dtype for dtype in _TYPES if pays(dtype is _BF16)}
@@ -106,6 +108,13 @@ class QuantisedKernels:
         self._widen_blocks(_WIDEN_BLOCKS.pack(*addresses, *sizes, layer.format, dtype is _BF16, threads))
         wide_bias = None if bias is None else bias.detach().to(dtype).contiguous()
         return replace(layer, widened=WidenedForm(wide, wide_bias, few_rows))
+
+    def flush(self, layer: QuantisedLinear) -> None:
+        """See ``quantised_weights.flush``."""
+        parts = (layer.weight, layer.scales, None if layer.widened is None else layer.widened.weight)
+        for part in parts:
+            if part is not None:
+                self._flush_lines(_FLUSH_LINES.pack(part.data_ptr(), part.nbytes))
 
     def _empty_panels(self, shape: tuple[int, int], halves: int, words: int) -> tuple[Tensor, Tensor]:
         """Return room for the values and the scales of blocks, of so many words and halves for a row."""

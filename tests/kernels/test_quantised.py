@@ -179,6 +179,16 @@ def test_both_forms_on_more_threads_and_in_the_other_type(block_type, dtype):
             assert torch.equal(ops.gated_linear(x[:count], layer, "relu2"), ops.gated_linear(x[:count], plain, "relu2"))
 
 
+def test_a_flushed_weight_is_the_same():
+    raw, weight = random_blocks("Q8_0", 7, 64, 96)
+    packed = quantised_weights.pack_blocks(raw, "Q8_0", widened=True)
+    layer = quantised_weights.with_widened(packed, torch.float32, few_rows=2)
+    for each in (packed, layer):
+        quantised_weights.flush(each)
+        assert torch.equal(quantised_weights.rows(each, torch.arange(64)), weight)
+    assert torch.equal(layer.widened.weight, ops.pack_linear(weight).weight)
+
+
 def test_a_recorded_product_takes_either_form_by_its_rows():
     raw, weight = random_blocks("Q4_1", 7, 64, 96)
     packed = quantised_weights.pack_blocks(raw, "Q4_1", widened=True)
