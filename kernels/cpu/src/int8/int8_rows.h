@@ -108,11 +108,11 @@ ChannelRow quantise_row(const typename E::Value* from, int64_t count, int8_t* lo
     Shorts rest = round_shorts<E>(from + i, broadcast(inverse));
     // The largest of the group is rounded as all of it are: if it fits a byte, they do.
     if (load_as<float>(&largest[i / kUsualValues]) * inverse > 127.0f) {
-      const __m512i high = pack_bytes(take_high(rest));
+      const __m512i high = pack_bytes<E>(take_high(rest));
       highs = add_bytes(highs, high);
       next = list_words(high, (uint32_t)(i / kWordBytes), next);
     }
-    const __m512i bytes = pack_bytes(rest);
+    const __m512i bytes = pack_bytes<E>(rest);
     _mm512_storeu_si512(low + i, bytes);
     lows = add_bytes(lows, bytes);
   }
