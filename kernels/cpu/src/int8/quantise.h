@@ -32,8 +32,8 @@ INLINE uint32_t magnitude_bits(const typename E::Value* from, int64_t count) {
   if constexpr (std::is_same_v<E, Bf16>) {
     __m512i most = _mm512_setzero_si512();
     for (int64_t i = 0; i < count; i += kHalves) {
-      const __mmask32 some = count - i < kHalves ? (1u << (count - i)) - 1 : ~0u;
-      const __m512i halves = _mm512_maskz_loadu_epi16(some, from + i);
+      const __m512i halves = count - i >= kHalves ? _mm512_loadu_si512(from + i)
+                                                  : _mm512_maskz_loadu_epi16((1u << (count - i)) - 1, from + i);
       most = _mm512_max_epu16(most, _mm512_and_si512(halves, _mm512_set1_epi16(0x7FFF)));
     }
     const __m256i sixteen = _mm256_max_epu16(_mm512_castsi512_si256(most), _mm512_extracti64x4_epi64(most, 1));
