@@ -1,6 +1,5 @@
 #include "gemm/tile_amx.h"
 
-#include "gemm/gate.h"
 #include "gemm/prefetches.h"
 
 #if ROOTGRAFT_AMX
@@ -45,14 +44,97 @@ void run(const Product& p, const AmxRows& rows) {
   });
 }
 
+struct Panels {
+  const uint32_t* first;
+  ptrdiff_t stride;
+
+  INLINE const uint32_t* operator()(int i) const { return first + i * stride; }
+};
+
+// Lines to ask for beside products, evenly over so many steps.
+struct AheadLines {
+  const uint32_t* line;
+  ptrdiff_t stream, apart;  // words
+  ptrdiff_t lines, steps;
+  ptrdiff_t due = 0, owed = 0;  // lines of each stream in this step; of `steps`, what is owed of a line
+
+  AheadLines(const Product& p, ptrdiff_t steps)
+      : line(p.ahead), stream(p.ahead_stream), apart(p.ahead_apart), lines(p.ahead_lines), steps(steps) {}
+
+  INLINE void next_step() {
+    line += due * kWidth;
+    due = 0;
+    for (owed += lines; owed >= steps; owed -= steps) due++;
+  }
+
+  // Those of the I-th of so many products of a step.
+  template <int I, int Products>
+  INLINE void ask() const {
+    if (!stream) {
+      for (ptrdiff_t i = I; i < due; i += Products) __builtin_prefetch(line + i * kWidth, 0, 2);
+      return;
+    }
+    for (int s = I; s < Streams::kHalf; s += Products) {
+      const uint32_t* at = line + s * stream;
+      for (ptrdiff_t i = 0; i < due; i++, at += kWidth) {
+        __builtin_prefetch(at, 0, 2);
+        __builtin_prefetch(at + apart, 0, 2);
+      }
+    }
+  }
+};
+
+// What is done beside products: lines are asked for, and rows of older sums finished. A local object without closures:
+// the compiler keeps it in registers, where members that a closure refers to go through memory before each product.
+template <int Products, bool kFinishes, class Rows>
+struct Beside {
+  AheadLines ahead;
+  const float* from;
+  uint16_t* to;
+  ptrdiff_t stride;
+  int panels;
+  Rows rows;
+
+  template <int I>
+  INLINE void before() {
+    ahead.template ask<I, Products>();
+    if constexpr (kFinishes && I % Rows::kProducts == 0) finish();
+  }
+
+  INLINE void finish() {
+    rows(from, panels, to, stride, 1);
+    from += kEpilogueStride, to += stride;
+  }
+};
+
+// Adds to sums in registers, and finishes those that are pending.
+template <int R, int P, AmxReuse kReuse, class Rows>
+INLINE void add_finishing(const Product& p, const AmxRows& rows, PendingRows& pending, const Rows& finish) {
+  constexpr int kStepRows = R * P / Rows::kProducts;
+  const Panels panel = {p.b, p.b_stride};
+  const uint32_t *a = p.a, *second = p.a + rows.second * p.a_stride;
+  const ptrdiff_t a_bytes = p.a_stride * sizeof(uint32_t), steps = p.steps;
+  ptrdiff_t k = 0;
+  Beside<R * P, true, Rows> both = {{p, steps / kAmxWords}, pending.from, pending.to, pending.stride, P, finish};
+  for (; pending.left >= kStepRows && k < steps; pending.left -= kStepRows, k += kAmxWords) {
+    both.ahead.next_step();
+    amx_products<AmxWords::kBf16, R, P, kReuse>(a, second, a_bytes, panel, k, both);
+  }
+  for (; pending.left; pending.left--) both.finish();
+  Beside<R * P, false, Rows> alone = {both.ahead};
+  for (; k < steps; k += kAmxWords) {
+    alone.ahead.next_step();
+    amx_products<AmxWords::kBf16, R, P, kReuse>(a, second, a_bytes, panel, k, alone);
+  }
+}
+
 // One or two panels, to bf16.
 template <int R, int P, AmxReuse kReuse, class Rows>
 void run_finished(const Product& p, const AmxRows& rows, AmxEpilogue<Rows>& epilogue, const Piece<float>& piece) {
+  if (epilogue.pending.panels != P) epilogue.finish(epilogue.pending);
   if (p.start) begin_sums<R, P>(p, rows);
   else begin_piece<R * P>(piece);
-  PendingRows pending = epilogue.pending;
-  add_tiles<AmxWords::kBf16, R, P, kReuse>(p, rows, [&] { epilogue.step(pending); });
-  epilogue.pending = pending;
+  add_finishing<R, P, kReuse>(p, rows, epilogue.pending, epilogue.rows());
   if (piece.to) return end_piece<R * P>(piece);
   float* room = epilogue.begin(p.c, rows.all(), P);
   for_constants<P>([&](auto i) {
@@ -64,11 +146,8 @@ void run_finished(const Product& p, const AmxRows& rows, AmxEpilogue<Rows>& epil
 
 template <class Act>
 void store_gated_rows(const float* sums, uint16_t* to, ptrdiff_t stride, int rows) {
-  alignas(64) uint16_t rounded[2 * kWidth];
-  for (int r = 0; r < rows; r++, sums += kEpilogueStride, to += stride) {
-    Bf16::store_two(rounded, load(sums), load(sums + kWidth));
-    store_gated<Bf16, Act>(rounded, rounded + kWidth, to);
-  }
+  const ActivatedRows<Act> finish;
+  for (int r = 0; r < rows; r++, sums += kEpilogueStride, to += stride) finish(sums, 2, to, stride, 1);
 }
 
 // f(product, count) for two panels after two of a product.
@@ -146,9 +225,17 @@ void multiply_amx(const Product& product, const AmxRows& rows, int panels, AmxRe
   });
 }
 
-void multiply_gated_amx(const Product& product, const AmxRows& rows, AmxReuse reuse, AmxEpilogue<GatedRows>& epilogue) {
+template <class Act>
+void multiply_gated_amx(const Product& product, const AmxRows& rows, AmxReuse reuse,
+                        AmxEpilogue<ActivatedRows<Act>>& epilogue) {
   run_rows<2>(product, rows, reuse, epilogue, {});
 }
+
+#define MULTIPLY_GATED(Act) \
+  template void multiply_gated_amx<Act>(const Product&, const AmxRows&, AmxReuse, AmxEpilogue<ActivatedRows<Act>>&)
+MULTIPLY_GATED(Silu);
+MULTIPLY_GATED(GeluTanh);
+MULTIPLY_GATED(Relu2);
 
 GatedRows gated_rows(int64_t kind) {
   return {with_activation(kind, [](auto act) { return &store_gated_rows<decltype(act)>; })};
