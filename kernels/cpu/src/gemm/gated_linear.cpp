@@ -81,7 +81,7 @@ void run(const GatedLinear& op) {
   const int64_t multiplications = op.rows * op.steps * op.width * kWeights;
   const bool by_amx = E::kPerWord == Bf16::kPerWord && takes_amx(op.steps);
   const Cuts cuts(threads_for(multiplications, kSmallProduct, op.threads), op.rows, op.width, 1, kTileRows,
-                  kManyProductRows, {op.steps, kWeights, by_amx});
+                  by_amx ? kManyAmxRows : kManyProductRows, {op.steps, kWeights, by_amx});
   parallel_shares(cuts.threads, cuts.count(), [&](int64_t i) {
 #if ROOTGRAFT_AMX
     if (by_amx) return multiply_block_amx<Act>(op, cuts, i);

@@ -56,7 +56,8 @@ void multiply_block_amx(const Linear& op, const Cuts& cuts, int64_t index, Out& 
   const AmxReuse reuse = reuse_of(part.row_count(), op.steps);
   AmxEpilogue<RoundedRows> epilogue;
   const TileRows whole = out.place(room, {part.row, part.panel, part.row_count(), part.panel_count()});
-  const int most = whole.is_bf16 && reuse == AmxReuse::kSecondCache ? kAmxGroup : kAmxPanels;
+  const int some = part.row_count() > kAmxRows ? 2 : kAmxPanels;
+  const int most = whole.is_bf16 && reuse == AmxReuse::kSecondCache ? kAmxGroup : some;
   for_amx_slices(cuts, index, op.steps, 2, [&](const PartSlice& slice) {
     for_amx_tiles(part.row_count(), slice.part.panel_count(), [&](int m, const AmxRows& rows, int p, int panels) {
       const TileSpan tile = {part.row + m, slice.part.panel + p, rows.all(), panels};
@@ -137,7 +138,7 @@ void run(const Linear& op) {
   const int64_t multiplications = op.rows * op.steps * op.columns;
   const bool by_amx = E::kPerWord == Bf16::kPerWord && takes_amx(op.steps), is_deep = by_amx && takes_deep(op);
   const Cuts cuts(threads_for(multiplications, kSmallProduct, op.threads), op.rows, op.columns, 1,
-                  kByFma ? kFmaRows : kTileRows, kManyProductRows,
+                  kByFma ? kFmaRows : kTileRows, by_amx ? kManyAmxRows : kManyProductRows,
                   {op.steps, 1, by_amx && !is_deep, is_deep ? kDeepPanels : 0});
   Out out(op, cuts.count());
   std::atomic<bool> has_memory{true};

@@ -260,7 +260,7 @@ inline AmxReuse reuse_of(int rows, int64_t words) {
 // rows again is little beside products. `panel_lines`: of 64 bytes, of a panel; `pair`: panels that are multiplied together.
 template <class F>
 INLINE void for_amx_slices(const Cuts& cuts, int64_t index, int64_t panel_lines, int64_t pair, F f) {
-  constexpr int64_t kLines = 2304, kLeast = 6, kMostLines = 4608;  // kLeast panels, if they have no more lines than that
+  constexpr int64_t kLines = 2304, kLeast = 6, kMostLines = 6 << 10;  // kLeast panels, if they have no more lines than that
   const ProductPart part = cuts.part(index);
   const int64_t most = std::max({pair, kLines / panel_lines, std::min(kLeast, kMostLines / panel_lines)});
   for_slices(cuts, index, part.row_count() > kMostAmxRows ? most / pair * pair : part.panel_count(), f);
