@@ -27,7 +27,7 @@ struct Product {
   const uint32_t* ahead = nullptr;
   ptrdiff_t ahead_lines = 0;  // of 64 bytes
   ptrdiff_t ahead_apart = 0;  // words from there to as many more lines, 0: there are none
-  ptrdiff_t ahead_stream = 0;  // AMX: words from one of Streams to the next, each of so many lines; 0: there is one
+  ptrdiff_t ahead_stream = 0;  // AMX: words from one of Streams to the next, each of so many lines; 0: one run
   // AMX: sums that are added to, rows of fp32 so many apart; null: none.
   const float* start = nullptr;
   ptrdiff_t start_stride = 0;

@@ -7,81 +7,11 @@
 namespace rootgraft {
 namespace {
 
-// The sums with which a product begins: those that it is to be added to, or zeros.
-template <int R, int P>
-INLINE void begin_sums(const Product& p, const AmxRows& rows) {
-  if (!p.start) return for_constants<R * P>([](auto i) { amx_zero<i.value>(); });
-  for_constants<R * P>([&](auto i) {
-    const float* from = p.start + i.value / P * rows.second * p.start_stride + i.value % P * kWidth;
-    amx_load<i.value>(from, p.start_stride * sizeof(float));
-  });
-}
-
-// Adds to the sums of R tiles of rows and P panels in registers.
-template <AmxWords Kind, int R, int P, AmxReuse kReuse, class Each>
-INLINE void add_tiles(const Product& p, const AmxRows& rows, Each each) {
-  const uint32_t *a[R], *b = p.b;
-  const ptrdiff_t b_stride = p.b_stride;
-  a[0] = p.a;
-  if constexpr (R == 2) a[1] = p.a + rows.second * p.a_stride;
-  Prefetches prefetches(p, p.steps / kAmxWords * R * P);
-  const auto panel = [=](int i) { return b + i * b_stride; };
-  if (!p.ahead_lines) add_by_amx<Kind, R, P, kReuse>(a, p.a_stride, panel, p.steps, each);
-  else add_by_amx<Kind, R, P, kReuse>(a, p.a_stride, panel, p.steps, [&] {
-    prefetches.next_burst();
-    each();
-  });
-}
-
-template <AmxWords Kind, int R, int P, AmxReuse kReuse>
-void run(const Product& p, const AmxRows& rows) {
-  begin_sums<R, P>(p, rows);
-  add_tiles<Kind, R, P, kReuse>(p, rows, [] {});
-  for_constants<P>([&](auto i) {
-    const auto to = [&](int row) { return static_cast<float*>(p.c.first) + row * p.c.stride + i.value * kWidth; };
-    amx_store<i.value>(to(0), p.c.stride * sizeof(float));
-    if constexpr (R == 2) amx_store<P + i.value>(to(rows.second), p.c.stride * sizeof(float));
-  });
-}
-
 struct Panels {
   const uint32_t* first;
   ptrdiff_t stride;
 
   INLINE const uint32_t* operator()(int i) const { return first + i * stride; }
-};
-
-// Lines to ask for beside products, evenly over so many steps.
-struct AheadLines {
-  const uint32_t* line;
-  ptrdiff_t stream, apart;  // words
-  ptrdiff_t lines, steps;
-  ptrdiff_t due = 0, owed = 0;  // lines of each stream in this step; of `steps`, what is owed of a line
-
-  AheadLines(const Product& p, ptrdiff_t steps)
-      : line(p.ahead), stream(p.ahead_stream), apart(p.ahead_apart), lines(p.ahead_lines), steps(steps) {}
-
-  INLINE void next_step() {
-    line += due * kWidth;
-    due = 0;
-    for (owed += lines; owed >= steps; owed -= steps) due++;
-  }
-
-  // Those of the I-th of so many products of a step.
-  template <int I, int Products>
-  INLINE void ask() const {
-    if (!stream) {
-      for (ptrdiff_t i = I; i < due; i += Products) __builtin_prefetch(line + i * kWidth, 0, 2);
-      return;
-    }
-    for (int s = I; s < Streams::kHalf; s += Products) {
-      const uint32_t* at = line + s * stream;
-      for (ptrdiff_t i = 0; i < due; i++, at += kWidth) {
-        __builtin_prefetch(at, 0, 2);
-        __builtin_prefetch(at + apart, 0, 2);
-      }
-    }
-  }
 };
 
 // What is done beside products: lines are asked for, and rows of older sums finished. A local object without closures:
@@ -106,6 +36,42 @@ struct Beside {
     from += kEpilogueStride, to += stride;
   }
 };
+
+// The sums with which a product begins: those that it is to be added to, or zeros.
+template <int R, int P>
+INLINE void begin_sums(const Product& p, const AmxRows& rows) {
+  if (!p.start) return for_constants<R * P>([](auto i) { amx_zero<i.value>(); });
+  for_constants<R * P>([&](auto i) {
+    const float* from = p.start + i.value / P * rows.second * p.start_stride + i.value % P * kWidth;
+    amx_load<i.value>(from, p.start_stride * sizeof(float));
+  });
+}
+
+// Adds to the sums of R tiles of rows and P panels in registers.
+template <AmxWords Kind, int R, int P, AmxReuse kReuse>
+INLINE void add_tiles(const Product& p, const AmxRows& rows) {
+  const Panels panel = {p.b, p.b_stride};
+  const uint32_t* a[R];
+  a[0] = p.a;
+  if constexpr (R == 2) a[1] = p.a + rows.second * p.a_stride;
+  if (!p.ahead_lines) return add_by_amx<Kind, R, P, kReuse>(a, p.a_stride, panel, p.steps, [] {});
+  Beside<R * P, false, RoundedRows> beside = {{p, p.steps / kAmxWords}};
+  for (ptrdiff_t k = 0; k < p.steps; k += kAmxWords) {
+    beside.ahead.next_step();
+    amx_products<Kind, R, P, kReuse>(a[0], a[R - 1], p.a_stride * sizeof(uint32_t), panel, k, beside);
+  }
+}
+
+template <AmxWords Kind, int R, int P, AmxReuse kReuse>
+void run(const Product& p, const AmxRows& rows) {
+  begin_sums<R, P>(p, rows);
+  add_tiles<Kind, R, P, kReuse>(p, rows);
+  for_constants<P>([&](auto i) {
+    const auto to = [&](int row) { return static_cast<float*>(p.c.first) + row * p.c.stride + i.value * kWidth; };
+    amx_store<i.value>(to(0), p.c.stride * sizeof(float));
+    if constexpr (R == 2) amx_store<P + i.value>(to(rows.second), p.c.stride * sizeof(float));
+  });
+}
 
 // Adds to sums in registers, and finishes those that are pending.
 template <int R, int P, AmxReuse kReuse, class Rows>

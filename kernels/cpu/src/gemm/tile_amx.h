@@ -63,10 +63,13 @@ INLINE void with_reuse(AmxReuse reuse, F f) {
   else f(std::integral_constant<AmxReuse, AmxReuse::kFirstCache>{});
 }
 
-// The I-th product of `amx_step`.
+// Products over kAmxWords words of one or two tiles of rows, at `a` and `second`, with P panels, panel(p) being a
+// pointer: the sums of tile r and panel p are added to those in register r P + p. each.before<i>() runs before the i-th
+// instruction that multiplies. Loads stand between products, each right before its first use.
 template <AmxWords Kind, int R, int P, AmxReuse kReuse, int I = 0, class Panel, class Each>
 INLINE void amx_products(const uint32_t* a, const uint32_t* second, ptrdiff_t a_bytes, const Panel& panel, ptrdiff_t k,
                          Each& each) {
+  static_assert(R <= 2 && R * P <= kAmxSums);
   constexpr int kRow = I / P, kPanel = kRow ? P - 1 - I % P : I, kColumns = kAmxB + kPanel % 2;
   if constexpr (kRow == 0) {
     const uint32_t* columns = panel(kPanel) + k * kWidth;
@@ -82,30 +85,22 @@ INLINE void amx_products(const uint32_t* a, const uint32_t* second, ptrdiff_t a_
   if constexpr (I + 1 < R * P) amx_products<Kind, R, P, kReuse, I + 1>(a, second, a_bytes, panel, k, each);
 }
 
-// Products over `steps` words of one or two tiles of rows, a[], with P panels, panel(p) being a pointer: the sums of
-// tile r and panel p are added to those in register r P + p. each() runs before every instruction that multiplies. Loads
-// stand between products, each right before its first use.
+template <class Each>
+struct BeforeProducts {
+  Each& each;
+
+  template <int>
+  INLINE void before() const {
+    each();
+  }
+};
+
+// The same over `steps` words; each() runs before every instruction that multiplies.
 template <AmxWords Kind, int R, int P, AmxReuse kReuse = AmxReuse::kFirstCache, class Panel, class Each>
 INLINE void add_by_amx(const uint32_t* const (&a)[R], ptrdiff_t a_stride, Panel panel, ptrdiff_t steps, Each each) {
-  static_assert(R <= 2 && R * P <= kAmxSums);
-  const ptrdiff_t a_bytes = a_stride * sizeof(uint32_t);
+  const BeforeProducts<Each> before = {each};
   for (ptrdiff_t k = 0; k < steps; k += kAmxWords) {
-    for_constants<R>([&](auto r) {
-      for_constants<P>([&](auto i) {
-        constexpr int kRow = r.value, kPanel = kRow % 2 ? P - 1 - i.value : i.value, kColumns = kAmxB + kPanel % 2;
-        if constexpr (kRow == 0) {
-          const uint32_t* columns = panel(kPanel) + k * kWidth;
-          for (int line = kAmxWords; kReuse == AmxReuse::kNone && line < 2 * kAmxWords; line++) {
-            __builtin_prefetch(columns + line * kWidth, 0, 2);
-          }
-          if constexpr (kReuse == AmxReuse::kSecondCache) amx_load_passing<kColumns>(columns, kWidth * sizeof(uint32_t));
-          else amx_load<kColumns>(columns, kWidth * sizeof(uint32_t));
-        }
-        if constexpr (i.value == 0) amx_load<kAmxA + kRow>(a[kRow] + k, a_bytes);
-        each();
-        amx_dot<Kind, kRow * P + kPanel, kAmxA + kRow, kColumns>();
-      });
-    });
+    amx_products<Kind, R, P, kReuse>(a[0], a[R - 1], a_stride * sizeof(uint32_t), panel, k, before);
   }
 }
 
@@ -256,11 +251,13 @@ inline AmxReuse reuse_of(int rows, int64_t words) {
   return rows >= kMany || (rows_stay && rows > kMostAmxRows) ? AmxReuse::kSecondCache : AmxReuse::kFirstCache;
 }
 
-// f(slice) for slices of an op's part. Of many rows a slice, the next one and the rows fit the second cache, and loading
-// rows again is little beside products. `panel_lines`: of 64 bytes, of a panel; `pair`: panels that are multiplied together.
+// f(slice) for slices of an op's part. Of many rows a slice, the next one and the rows fit the second cache, and
+// loading rows again is little beside products. `panel_lines`: of 64 bytes, of a panel; `pair`: panels that are
+// multiplied together.
 template <class F>
 INLINE void for_amx_slices(const Cuts& cuts, int64_t index, int64_t panel_lines, int64_t pair, F f) {
-  constexpr int64_t kLines = 2304, kLeast = 6, kMostLines = 6 << 10;  // kLeast panels, if they have no more lines than that
+  constexpr int64_t kLines = 2304;                        // about as many,
+  constexpr int64_t kLeast = 6, kMostLines = kLeast << 10;  // but so many panels, if they have no more lines than that
   const ProductPart part = cuts.part(index);
   const int64_t most = std::max({pair, kLines / panel_lines, std::min(kLeast, kMostLines / panel_lines)});
   for_slices(cuts, index, part.row_count() > kMostAmxRows ? most / pair * pair : part.panel_count(), f);

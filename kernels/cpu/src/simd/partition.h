@@ -25,9 +25,9 @@ struct Lines {
   }
 };
 
-// Memory that is asked for in eight streams at once, a line of each after another. The hardware's own prefetcher into the
-// second cache follows each stream. One alone overtakes it, and then a line that is asked for occupies one of the first
-// cache's few fill buffers for as long as memory takes, while loads of panels wait for those.
+// Memory that is asked for in eight streams at once, a line of each after another. The hardware's own prefetcher into
+// the second cache follows each stream. One alone overtakes it, and then a line that is asked for occupies one of the
+// first cache's few fill buffers for as long as memory takes, while loads of panels wait for those.
 struct Streams {
   static constexpr int kHalf = 4;
 
@@ -169,7 +169,7 @@ struct PartSlice {
   int64_t next, next_end;
 
   // What to ask for during a tile, streams(first, end) being those of some panels, where tiles take all panels of some
-  // rows before the next rows. A tile of all rows asks for the panels that it uses next.
+  // rows before the next rows. A tile of all rows asks for the panels that are used next.
   template <class F>
   Streams due(F streams, const TileSpan& tile) const {
     const int64_t end = tile.panel + tile.panels;
