@@ -30,24 +30,25 @@ struct BlockRows {
     const int end = (int)std::clamp<int64_t>(tile->end - first_key, 0, kBlock);
     panels = (end + kWidth - 1) / kWidth;
     full = whole && begin == 0 && end == kBlock;
-    const int32_t* pages = op.pages(tile->parts->row);
-    const auto head_at = [&](int64_t key) {
-      return (pages[key / op.page_size] * op.kv_heads + tile->first_head) * head_bytes;
+    const int32_t* page = op.pages(tile->parts->row) + first_key / op.page_size;
+    int64_t cell = first_key % op.page_size;
+    const auto head = [&] { return (*page * op.kv_heads + tile->first_head) * head_bytes; };
+    const auto advance = [&](int64_t keys) {
+      if ((cell += keys) == op.page_size) page++, cell = 0;
     };
-    for (int panel = 0; whole && panel < panels; panel++) {
-      const int64_t key = first_key + panel * kWidth, cell = key % op.page_size, head = head_at(key);
-      start[panel] = head + cell * op.cell_bytes();
-      scales[panel] = head + int8_scale(cell, op.page_size, op.head_dim);
+    if (whole) {
+      for (int panel = 0; panel < panels; panel++, advance(kWidth)) {
+        start[panel] = head() + cell * op.cell_bytes();
+        scales[panel] = head() + int8_scale(cell, op.page_size, op.head_dim);
+        for (int i = 0; !op.kv_is_int8 && i < kWidth; i++) offset[panel * kWidth + i] = start[panel] + i * op.cell_bytes();
+      }
+    } else {
+      for (int i = 0, run; i < end; i += run, advance(run)) {
+        run = (int)std::min<int64_t>(op.page_size - cell, end - i);
+        for (int j = 0; j < run; j++) offset[i + j] = head() + (cell + j) * op.cell_bytes();
+      }
     }
-    if (op.kv_is_int8) return;
     std::fill_n(offset, begin, kNowhere);
-    for (int i = begin; i < end;) {
-      const int64_t cell = (first_key + i) % op.page_size;
-      const int64_t at = head_at(first_key + i) + cell * op.cell_bytes();
-      const int run = (int)std::min<int64_t>(op.page_size - cell, end - i);
-      for (int j = 0; j < run; j++) offset[i + j] = at + j * op.cell_bytes();
-      i += run;
-    }
     std::fill_n(offset + end, panels * kWidth - end, kNowhere);
   }
 
