@@ -57,7 +57,7 @@ INLINE void score_keys(const Bf16Block& block, int columns, float* scores) {
     const uint32_t* keys = block.rows.panel(block.op.k_cache, block.head, panel);
     const auto multiply = [&](auto half, int word) {
       if (!kHeld) load_queries(half, word);
-      amx_load<kRows + half.value>(keys + word, words * sizeof(uint32_t));
+      amx_load_passing<kRows + half.value>(keys + word, words * sizeof(uint32_t));
       amx_dot_bf16<kScoreSums, kRows + half.value, kQueries + half.value>();
       block.ahead.step(steps);
     };
