@@ -70,27 +70,26 @@ struct BlockRows {
   }
 };
 
-// Whether panels are prefetched in turns. Where memory comes in several streams at once, a thread gets more of it
-// (Granite Rapids); what CPUs without AMX do better with was not measured on one.
 #if ROOTGRAFT_AMX
-constexpr bool kInTurns = true;
+constexpr bool kHasTurns = true;  // if the CPU has AMX, too
 #else
-constexpr bool kInTurns = false;
+constexpr bool kHasTurns = false;
 #endif
 
 // Prefetches the next block in small steps while the current one is computed: the hardware's prefetchers stop at page
-// ends, and many prefetches at once stall. KV heads of a page are prefetched in memory order; in turns, all panels of a
-// head, keys and values, some bytes of each. The target is the second-level cache, because a block would evict too much
-// from the first.
+// ends, and many prefetches at once stall. KV heads of a page are prefetched in memory order; with AMX panels take turns,
+// all of a head, keys and values, because such a CPU gets more out of several streams (others were not measured). The
+// target is the second-level cache, because a block would evict too much from the first.
 class Ahead {
  public:
   // To be spread over so many panels of the current block, one KV head's each.
-  Ahead(const Attention& op, const BlockRows& next, int panels)
-      : op_(op), next_(next), caches_(op.values_are_keys() ? 1 : 2), cell_bytes_(op.cell_bytes()) {
-    const int rows = caches_ * kWidth * next.panels * next.heads, steps = 2 * kWidth * panels;
+  Ahead(const Attention& op, const BlockRows& next, int panels) : op_(op), next_(next), cell_bytes_(op.cell_bytes()) {
+    const int rows = (op.values_are_keys() ? 1 : 2) * kWidth * next.panels * next.heads, steps = 2 * kWidth * panels;
     rate_ = (rows + steps - 1) / steps;
-    if (rows) start();
-    else rate_ = 0;
+    turn_rows_ = has_amx() && next.whole ? std::max<int>(2, 256 / cell_bytes_) : 0;
+    if (!rows) rate_ = 0;
+    else if (turn_rows_) start_turns();
+    else start_panel();
   }
 
   // For each panel of the current block kWidth steps while its keys are multiplied, as many while its values are.
@@ -104,7 +103,7 @@ class Ahead {
 
  private:
   void run(int rows) {
-    if (kInTurns && next_.whole) return run_in_turns(rows);
+    if (kHasTurns && turn_rows_) return run_in_turns(rows);
     while (rows > 0 && rate_) {
       const int count = std::min(rows, kWidth - row_);
       if (next_.whole) {
@@ -122,19 +121,6 @@ class Ahead {
     }
   }
 
-  void run_in_turns(int rows) {
-    for (due_ += rows; due_ >= turn_rows_ && rate_; due_ -= turn_rows_) {
-      ask(streams_[stream_], turn_rows_ * cell_bytes_);
-      streams_[stream_] += turn_rows_ * cell_bytes_;
-      if (++stream_ < caches_ * next_.panels) continue;
-      stream_ = 0;
-      if ((row_ += turn_rows_) < kWidth) continue;
-      row_ = 0;
-      if (++head_ == next_.heads) rate_ = 0;
-      else start();
-    }
-  }
-
   static INLINE void ask(const char* from, int64_t bytes) {
     for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(from + i, 0, 2);
   }
@@ -142,27 +128,38 @@ class Ahead {
   // Keys, then values; then the next KV head's; then the next panel's.
   void next_panel() {
     row_ = 0;
-    const bool ends_head = of_values_ || caches_ == 1;
+    const bool ends_head = of_values_ || op_.values_are_keys();
     if (ends_head && ++head_ == next_.heads) head_ = 0, panel_++;
     of_values_ = !ends_head;
     if (panel_ == next_.panels) rate_ = 0;
-    else start();
+    else start_panel();
   }
 
-  const char* base(bool of_values) const {
-    return static_cast<const char*>(of_values ? op_.v_cache : op_.k_cache) + head_ * next_.head_bytes;
+  void start_panel() {
+    base_ = static_cast<const char*>(of_values_ ? op_.v_cache : op_.k_cache) + head_ * next_.head_bytes;
   }
 
-  void start() {
-    if (!kInTurns || !next_.whole) {
-      base_ = base(of_values_);
-      return;
+  __attribute__((noinline)) void run_in_turns(int rows) {
+    for (due_ += rows; due_ >= turn_rows_ && rate_; due_ -= turn_rows_) {
+      ask(turns_[turn_], turn_rows_ * cell_bytes_);
+      turns_[turn_] += turn_rows_ * cell_bytes_;
+      if (++turn_ < num_turns_) continue;
+      turn_ = 0;
+      if ((row_ += turn_rows_) < kWidth) continue;
+      row_ = 0;
+      if (++head_ == next_.heads) rate_ = 0;
+      else start_turns();
     }
-    const char** stream = streams_;
-    for (int cache = 0; cache < caches_; cache++) {
+  }
+
+  __attribute__((noinline)) void start_turns() {
+    num_turns_ = 0;
+    for (const void* cache : {op_.k_cache, op_.v_cache}) {
+      if (num_turns_ && op_.values_are_keys()) break;
+      const char* base = static_cast<const char*>(cache) + head_ * next_.head_bytes;
       for (int panel = 0; panel < next_.panels; panel++) {
-        *stream++ = base(cache) + next_.start[panel];
-        if (op_.kv_is_int8) ask(base(cache) + next_.scales[panel], 1);
+        turns_[num_turns_++] = base + next_.start[panel];
+        if (op_.kv_is_int8) ask(base + next_.scales[panel], 1);
       }
     }
   }
@@ -170,16 +167,14 @@ class Ahead {
   const Attention& op_;
   const BlockRows& next_;
   const char* base_ = nullptr;
-  int caches_;
   int64_t cell_bytes_;
   int rate_;  // rows for each step; 0: all were asked for
   int panel_ = 0, head_ = 0, row_ = 0;
   bool of_values_ = false;
 
-  // In turns: so many rows of each panel of a head.
-  int turn_rows_ = cell_bytes_ <= 64 ? 4 : 2;
-  int stream_ = 0, due_ = 0;
-  const char* streams_[2 * kBlock / kWidth];
+  int turn_rows_;  // so many rows of each panel of a head in turns; 0: panel by panel
+  int num_turns_ = 0, turn_ = 0, due_ = 0;
+  const char* turns_[2 * kBlock / kWidth];
 };
 
 }  // namespace rootgraft
