@@ -1,6 +1,4 @@
-// Attention over KV in bf16 by AMX. Its sums have bits of their own (gemm/tile_amx.h), so it makes those of few queries
-// too. Products of weights and values start from nothing in each block and are added by vectors: a sum then depends on
-// its query alone, whichever queries share the tile.
+// Attention of many queries by AMX.
 #include "attention/attention_amx.h"
 
 #if ROOTGRAFT_AMX

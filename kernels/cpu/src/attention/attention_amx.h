@@ -1,4 +1,6 @@
-// Attention over KV in bf16 by AMX: what tiles of many queries and of few have in common.
+// Attention over KV in bf16 by AMX: what tiles of many queries and of few have in common. Its sums have bits of their own
+// (gemm/tile_amx.h), so it makes those of few queries too. Products of weights and values start from nothing in each block
+// and are added by vectors: a sum then depends on its query alone, whichever queries share the tile.
 #pragma once
 
 #include "attention/attention_panels.h"

@@ -86,7 +86,7 @@ class Ahead {
   Ahead(const Attention& op, const BlockRows& next, int panels) : op_(op), next_(next), cell_bytes_(op.cell_bytes()) {
     const int rows = (op.values_are_keys() ? 1 : 2) * kWidth * next.panels * next.heads, steps = 2 * kWidth * panels;
     rate_ = (rows + steps - 1) / steps;
-    turn_rows_ = has_amx() && next.whole ? std::max<int>(2, 256 / cell_bytes_) : 0;
+    turn_rows_ = !has_amx() || !next.whole ? 0 : cell_bytes_ <= 64 ? 4 : 2;
     if (!rows) rate_ = 0;
     else if (turn_rows_) start_turns();
     else start_panel();
