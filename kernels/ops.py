@@ -18,7 +18,6 @@ too.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -38,9 +37,6 @@ from .backend import (
     triton_status,
     use_native,
 )
-from .cpu import recorded_pass
-from .cpu.native_library import Buffers
-from .cpu.recorded_pass import RecordedPass
 from .layouts.attention_arguments import AttentionParams, HeadNorm, PagedBatch, RopeParams, SharedPrefixes
 from .layouts.packed_weights import Format, Largest, Linear, PackedLinear, QuantisedLinear
 from .triton import shared_prefixes
@@ -49,15 +45,12 @@ from .triton.shared_prefixes import Ints, StaticSharedPrefixes
 __all__ = [
     "Activation",
     "AttentionParams",
-    "Buffers",
-    "Capture",
     "HeadNorm",
     "Largest",
     "Linear",
     "PackedLinear",
     "PagedBatch",
     "QuantisedLinear",
-    "RecordedPass",
     "RopeParams",
     "SharedPrefixes",
     "StaticSharedPrefixes",
@@ -66,7 +59,6 @@ __all__ = [
     "add_rms_norm",
     "add_scaled",
     "attention",
-    "capture_for",
     "copy_residual",
     "find_shared_prefixes",
     "gated_activation",
@@ -80,7 +72,6 @@ __all__ = [
     "on_triton",
     "pack_linear",
     "pack_linear_apart",
-    "record",
     "rms_norm",
     "rope_store_kv",
     "set_threads",
@@ -91,9 +82,6 @@ __all__ = [
 ]
 
 Activation = Literal["silu", "gelu_tanh", "relu2"]
-
-Capture = Callable[[Callable[[], None]], Callable[[], None]]
-"""Runs and captures a pass; returns its replay."""
 
 
 def pack_linear(weight: Tensor, bias: Tensor | None = None) -> PackedLinear:
@@ -366,39 +354,3 @@ def largest_linear(x: Tensor, layer: Linear) -> Largest:
     if layer.kernels is not None:
         return layer.kernels.largest_linear(x, layer)
     return largest(linear(x, layer, torch.float32))
-
-
-def record(forward: Callable[[], Tensor], buffers: Buffers) -> tuple[Tensor, RecordedPass | None]:
-    """Run a forward pass of these ops, and record it for later steps of any number of tokens and rows.
-
-    The tensors that ``forward`` reads must stay alive and in place as long as the recorded pass, with room for the
-    tokens and rows of later steps. Torch ops other than allocations are not allowed, each op must be for all tokens,
-    and control flow must not depend on tensor contents or on the numbers of tokens and rows.
-
-    Args:
-        forward: the pass.
-        buffers: memory of the ops' results, which several recordings may share.
-
-    Returns:
-        The pass's result, which each ``RecordedPass.replay`` overwrites; and the recorded pass, or None where some of
-        it runs in plain torch.
-    """
-    kernels = native_kernels()
-    return (forward(), None) if kernels is None else recorded_pass.record(kernels.library, forward, buffers)
-
-
-def capture_for(k_cache: Tensor, value_dim: int | None = None) -> Capture | None:
-    """Return a CUDA graph capture for passes over a layer's KV cache, or None where an op reads back to the host.
-
-    Args:
-        value_dim: as in ``AttentionParams``.
-    """
-    if not (k_cache.is_cuda and on_triton(k_cache.device)):
-        return None
-    from .triton import attention as gpu
-    from .triton import graph_capture
-
-    q = k_cache.new_empty(0, 1, k_cache.shape[3])
-    table = torch.empty(0, 1, dtype=torch.int32, device=k_cache.device)
-    takes = gpu.takes(q, k_cache, k_cache, table, value_dim)
-    return graph_capture.Capture(k_cache.device) if takes else None

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ...kernels.layouts.staging import to_device
-from ...kernels.ops import Buffers, RecordedPass, record
+from ...kernels.pass_graphs import Buffers, RecordedPass, record
 from ...lora.lora_step import LoraStep
 from ...lora.own.own_weights import OwnStep
 from ...lora.segments import StaticSegments

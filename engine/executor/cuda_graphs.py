@@ -22,7 +22,8 @@ import torch
 from torch import Tensor
 
 from ...kernels.layouts.staging import to_device
-from ...kernels.ops import Capture, capture_for, shares_prefixes
+from ...kernels.ops import shares_prefixes
+from ...kernels.pass_graphs import Capture, capture_for
 from ..config import EngineConfig
 from ..models.decoder import DecoderModel
 from ..models.kv_pool import KvPool

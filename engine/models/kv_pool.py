@@ -6,6 +6,7 @@ import os
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Sequence
 
 import torch
@@ -130,14 +131,17 @@ class KvPrefault:
         self._used, self._last_step = 0, -_IDLE
         # Written by the populating thread: pages that have memory.
         self._populated = 0
-        self._thread: threading.Thread | None = None
+        self._threads: list[threading.Thread] = []  # the last one that was started
+        self._ending = threading.Event()
+        # A daemon that is in native code while the interpreter ends would abort the process.
+        weakref.finalize(self, _end, self._ending, self._threads)
         self._start_thread()
 
     def reach(self, batch: Batch) -> None:
         """Note the pages that a step is about to write."""
         self._last_step = time.monotonic()
         self._used = max(self._used, *(1 + max(row.new_pages) for row in batch.rows if row.new_pages), 0)
-        if self._populated < self._target() and (self._thread is None or not self._thread.is_alive()):
+        if self._populated < self._target() and not any(thread.is_alive() for thread in self._threads):
             self._start_thread()
 
     def _target(self) -> int:
@@ -146,14 +150,23 @@ class KvPrefault:
     def _start_thread(self) -> None:
         """Start a thread that ends at the target: one that waited for more would keep the pool alive."""
         if sys.platform == "linux":  # elsewhere niceness is that of the whole process
-            self._thread = threading.Thread(target=self._populate, name="kv-ahead", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._populate, name="kv-ahead", daemon=True)
+            self._threads[:] = [thread]
+            thread.start()
 
     def _populate(self) -> None:
         os.nice(_NICENESS)
-        while self._populated < self._target():
+        while self._populated < self._target() and not self._ending.is_set():
             is_busy = time.monotonic() - self._last_step < _IDLE
             if is_busy and self._populated >= min(self._used + self._ahead // 4, self._kv.num_pages):
                 time.sleep(_IDLE)
             else:
                 self._populated = self._kv.populate(self._populated)
+
+
+def _end(ending: threading.Event, threads: Sequence[threading.Thread]) -> None:
+    """End the populating thread: at the interpreter's exit, or as the object is collected, by that thread perhaps."""
+    ending.set()
+    for thread in threads:
+        if thread is not threading.current_thread():
+            thread.join()

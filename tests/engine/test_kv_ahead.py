@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import threading
 
@@ -112,3 +113,26 @@ def test_pages_in_use_are_followed(clock: Clock, num_pages: int, steps: list[lis
         settle()
         assert {*pool.taken} >= {*range(min(used + 16, num_pages))}
         assert len(pool.taken) < min(used + 16, num_pages) + AT_ONCE
+
+
+ENDS_AT_ONCE = """
+import torch
+from rootgraft.engine.models.kv_pool import KvPrefault
+
+class Pool:
+    num_pages, page_size, page_bytes = 1 << 30, 16, 1
+    layers = torch.zeros(1000)
+
+    def populate(self, first):
+        for _ in range(1000):
+            self.layers.unbind(0)
+        return first + 1
+
+ahead = KvPrefault(Pool())
+"""
+
+
+def test_an_interpreter_ends_in_peace_while_memory_is_taken() -> None:
+    """A daemon thread that is in native code then would abort it ("terminate called without an active exception")."""
+    ended = subprocess.run([sys.executable, "-P", "-c", ENDS_AT_ONCE], capture_output=True, timeout=60)
+    assert (ended.returncode, ended.stderr) == (0, b"")

@@ -40,7 +40,9 @@ def test_our_router_reaches_what_it_is_to_reach() -> None:
     hits = compare_hits(("W4", "agents"), 1, for_each=1)
     adapters = compare_adapters(600, 1)
     assert [fault for fault in faults(hits, adapters) if "loads an adapter" not in fault] == []
-    ours, in_turn, _ = adapters
+    ours, in_turn, _, one_place, two_places = adapters
     assert ours["loads_an_adapter"] < 0.25 * in_turn["loads_an_adapter"]
+    assert one_place["loads_an_adapter"] == 1 and one_place["load"] > 1.3 > two_places["load"]
+    assert two_places["loads_an_adapter"] > 1.25, "who knows the shares cannot have both"
     by_router = {row["router"]: row for row in hits if row["traffic"] == "W4" and row["replicas"] == 4}
     assert by_router["round robin"]["hits_of_one"] < by_router["rootgraft"]["hits_of_one"]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from rootgraft.kernels import backend, ops
+from rootgraft.kernels import backend, pass_graphs
 from rootgraft.kernels.triton import graph_capture, launch
 
 
@@ -61,11 +61,11 @@ def test_a_pass_is_run_then_captured_then_replayed(log: list[str]) -> None:
 
 def test_only_what_reads_nothing_back_is_captured(log: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     cache = torch.zeros(4, 1, 16, 32, dtype=torch.bfloat16)
-    assert ops.capture_for(cache) is None, "a CPU captures nothing"
+    assert pass_graphs.capture_for(cache) is None, "a CPU captures nothing"
     monkeypatch.setattr(launch, "DEVICE_TYPES", {"cuda", "cpu"})
     monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda _: True))
-    assert isinstance(ops.capture_for(cache), graph_capture.Capture)
-    assert ops.capture_for(cache.float()) is None, "fp32 runs in plain torch"
-    assert ops.capture_for(torch.zeros(4, 1, 16, 24, dtype=torch.bfloat16)) is None, "heads of 24 too"
+    assert isinstance(pass_graphs.capture_for(cache), graph_capture.Capture)
+    assert pass_graphs.capture_for(cache.float()) is None, "fp32 runs in plain torch"
+    assert pass_graphs.capture_for(torch.zeros(4, 1, 16, 24, dtype=torch.bfloat16)) is None, "heads of 24 too"
     monkeypatch.setattr(backend.LIBRARY, "enabled", False)
-    assert ops.capture_for(cache) is None
+    assert pass_graphs.capture_for(cache) is None

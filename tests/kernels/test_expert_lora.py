@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rootgraft.kernels import lora_reference, ops
+from rootgraft.kernels import lora_reference, pass_graphs
 from rootgraft.kernels.lora_ops import Factors, Segments, SlotTable, lora_experts, pack_expansion
 from rootgraft.lora.segments import make_segments
 
@@ -64,7 +64,7 @@ def test_a_recorded_call_takes_segments_and_experts_anew() -> None:
         lora_experts(y, x, experts, table, EXPERTS, own)
         return y
 
-    _, tape = ops.record(forward, ops.Buffers(most))
+    _, tape = pass_graphs.record(forward, pass_graphs.Buffers(most))
     assert tape is not None
     for slots in ([0] * 7, [1, -1, 2, 0, 1], [2] * 12):
         tokens = len(slots)

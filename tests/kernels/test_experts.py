@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rootgraft.kernels import expert_reference, ops, quantised_weights
+from rootgraft.kernels import expert_reference, ops, pass_graphs, quantised_weights
 from rootgraft.kernels.expert_ops import (
     ClampedSwiglu,
     ExpertWeights,
@@ -197,10 +197,12 @@ def test_a_recorded_pass_routes_anew() -> None:
         return sum_experts(expert_linear(y, down, routing.experts), routing.weights, x)
 
     own = torch.randn(most, 32)
-    hidden, tape = ops.record(lambda: mixture(own[:5]), ops.Buffers(most))  # the slice is a torch op: not recordable
+    hidden, tape = pass_graphs.record(
+        lambda: mixture(own[:5]), pass_graphs.Buffers(most)
+    )  # the slice is a torch op: not recordable
     assert tape is None
     x = own[:5]
-    hidden, tape = ops.record(lambda: mixture(x), ops.Buffers(most))
+    hidden, tape = pass_graphs.record(lambda: mixture(x), pass_graphs.Buffers(most))
     assert tape is not None
     hidden.resize_(most, 32)
     for tokens in (5, 1, most, 0, 17):

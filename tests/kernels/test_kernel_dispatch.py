@@ -16,7 +16,7 @@ import pytest
 import torch
 from support.kernels.meta_gpu import GPU, gpu_tensor, posing_gpu
 
-from rootgraft.kernels import expert_ops, lora_ops, memory, ops, sampling_ops
+from rootgraft.kernels import expert_ops, lora_ops, memory, ops, pass_graphs, sampling_ops
 from rootgraft.kernels.layouts.attention_arguments import AttentionParams, PagedBatch, RopeParams
 from rootgraft.kernels.lora_ops import Segments, SlotTable
 from rootgraft.kernels.triton import graph_capture, shared_prefixes
@@ -195,8 +195,8 @@ CASES: dict[str, tuple[str, Callable[[torch.dtype], None], list[str]]] = {
 # Public functions that launch nothing on a device: of the host, or tested below.
 HOST = {
     "ops": {
-        "capture_for", "find_shared_prefixes", "native_kernels", "native_status", "on_triton", "pack_linear",
-        "pack_linear_apart", "record", "set_threads", "shares_prefixes", "timed_calls", "triton_status", "use_native",
+        "find_shared_prefixes", "native_kernels", "native_status", "on_triton", "pack_linear", "pack_linear_apart",
+        "set_threads", "shares_prefixes", "timed_calls", "triton_status", "use_native",
     },
     "expert_ops": set(),
     "lora_ops": {"lora_experts", "lora_heads", "pack_expansion"},  # of heads on a CPU alone
@@ -260,8 +260,8 @@ def test_what_else_is_chosen_for_a_device() -> None:
     table[:, -1] += np.arange(rows, dtype=np.int32)  # each row's own page
     arguments = (table, np.ones(rows, np.int32), np.full(rows, pages * PAGE + 1, np.int32), PAGE)
     with posing_gpu(), mock.patch.object(graph_capture, "Capture") as capture:
-        assert ops.capture_for(cache) is capture.return_value
-        assert ops.capture_for(caches(FP32)[0]) is None, "an op of plain torch reads back"
+        assert pass_graphs.capture_for(cache) is capture.return_value
+        assert pass_graphs.capture_for(caches(FP32)[0]) is None, "an op of plain torch reads back"
         assert ops.find_shared_prefixes(*arguments, GPU) is not None
         assert ops.find_shared_prefixes(*arguments, torch.device("cpu")) is None
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rootgraft.kernels import ops, quantised_weights
+from rootgraft.kernels import ops, pass_graphs, quantised_weights
 from rootgraft.kernels.lora_ops import Factors, Segments, SlotTable, lora_shrink_expand, pack_expansion
 
 pytestmark = pytest.mark.skipif(ops.native_kernels() is None, reason="no C++ compiler")
@@ -46,7 +46,7 @@ def test_a_replay_gives_the_bits_of_a_pass(dtype: torch.dtype, pack: Callable[[T
     with torch.inference_mode():
         residual = own_residual[:TOKENS]
         x = own_x[:TOKENS]
-        hidden, tape = ops.record(lambda: mlp(x, residual), ops.Buffers(MOST))
+        hidden, tape = pass_graphs.record(lambda: mlp(x, residual), pass_graphs.Buffers(MOST))
     assert tape is not None
     assert torch.equal(hidden, expected)
     hidden.resize_(MOST, WIDTH)
@@ -69,9 +69,9 @@ def test_recordings_share_their_buffers_but_for_results() -> None:
     mlps = [TinyMlp(torch.float32), TinyMlp(torch.float32)]
     mlps[1].norm = mlps[1].norm + 1
     x, residual = torch.randn(TOKENS, WIDTH), torch.randn(TOKENS, WIDTH)
-    buffers = ops.Buffers(TOKENS)
+    buffers = pass_graphs.Buffers(TOKENS)
     with torch.inference_mode():
-        recorded = [ops.record(lambda mlp=mlp: mlp(x, residual), buffers) for mlp in mlps]
+        recorded = [pass_graphs.record(lambda mlp=mlp: mlp(x, residual), buffers) for mlp in mlps]
     assert recorded[0][0].data_ptr() != recorded[1][0].data_ptr()
     for mlp, (hidden, tape) in zip(mlps * 2, recorded * 2, strict=True):
         assert tape is not None
@@ -84,12 +84,12 @@ def test_recordings_share_their_buffers_but_for_results() -> None:
 def test_a_result_that_has_no_room_is_refused() -> None:
     mlp = TinyMlp(torch.float32)
     with pytest.raises(ValueError, match="5 tokens; there is room for 4"):
-        ops.record(lambda: mlp(torch.randn(TOKENS, WIDTH), torch.randn(TOKENS, WIDTH)), ops.Buffers(4))
+        pass_graphs.record(lambda: mlp(torch.randn(TOKENS, WIDTH), torch.randn(TOKENS, WIDTH)), pass_graphs.Buffers(4))
 
 
 def test_a_call_that_is_not_for_all_tokens_is_not_recorded() -> None:
     values = torch.randn(TOKENS, WIDTH)
-    _, tape = ops.record(lambda: ops.largest(values).value, ops.Buffers(MOST))
+    _, tape = pass_graphs.record(lambda: ops.largest(values).value, pass_graphs.Buffers(MOST))
     assert tape is None
 
 
@@ -108,7 +108,7 @@ def test_a_pass_with_a_torch_op_is_not_recorded(alien: object) -> None:
         return y
 
     with torch.inference_mode():
-        _, tape = ops.record(forward, ops.Buffers(MOST))
+        _, tape = pass_graphs.record(forward, pass_graphs.Buffers(MOST))
     assert tape is None
 
 
@@ -116,7 +116,9 @@ def test_without_native_kernels_nothing_is_recorded() -> None:
     mlp = TinyMlp(torch.float32)
     ops.use_native(False)
     try:
-        _, tape = ops.record(lambda: mlp(torch.randn(TOKENS, WIDTH), torch.randn(TOKENS, WIDTH)), ops.Buffers(MOST))
+        _, tape = pass_graphs.record(
+            lambda: mlp(torch.randn(TOKENS, WIDTH), torch.randn(TOKENS, WIDTH)), pass_graphs.Buffers(MOST)
+        )
     finally:
         ops.use_native(True)
     assert tape is None
@@ -134,7 +136,7 @@ def test_the_low_rank_op_takes_its_segments_anew() -> None:
         lora_shrink_expand(y, x, table, own)
         return y
 
-    _, tape = ops.record(forward, ops.Buffers(MOST))
+    _, tape = pass_graphs.record(forward, pass_graphs.Buffers(MOST))
     assert tape is not None
     for tokens, slots, starts in [([4, 1], [1], [0, 2]), ([0, 3, 2], [0, 1], [0, 1, 3])]:
         segments = Segments(*(torch.tensor(part, dtype=torch.int32) for part in (tokens, slots, starts)))
@@ -151,7 +153,9 @@ def test_a_replay_reports_what_a_call_would() -> None:
     qkv = torch.randn(1, 3 * 16)
     positions, cells = torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
     k, v = torch.zeros(2, 1, 4, 16), torch.zeros(2, 1, 4, 16)
-    _, tape = ops.record(lambda: ops.rope_store_kv(qkv, positions, cells, k, v, ops.RopeParams(1, 1)), ops.Buffers(1))
+    _, tape = pass_graphs.record(
+        lambda: ops.rope_store_kv(qkv, positions, cells, k, v, ops.RopeParams(1, 1)), pass_graphs.Buffers(1)
+    )
     assert tape is not None
     cells.fill_(8)
     with pytest.raises(IndexError, match="recorded op 0"):

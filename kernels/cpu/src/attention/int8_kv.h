@@ -44,8 +44,17 @@ INLINE void store_int8_value(const typename E::Value* value, uint8_t* head, int6
   int8_t bytes[kMaxHeadDim];
   int32_t totals[1];
   const float scale = quantise_block<E>(value, dims, {bytes}, totals);
-  uint8_t* to = head + cell / kWordBytes * kWordBytes * dims + cell % kWordBytes;
-  for (int64_t d = 0; d < dims; d++) to[d * kWordBytes] = (uint8_t)bytes[d];
+  uint8_t* to = head + cell / kWordBytes * kWordBytes * dims;
+  const int64_t key = cell % kWordBytes;
+  int64_t d = 0;
+#if defined(__AVX512BW__)
+  for (; d + kWidth <= dims; d += kWidth) {  // each byte in a word of its own, of which nothing else is written
+    const __m512i words = _mm512_cvtepu8_epi32(load_as<__m128i>(bytes + d));
+    const __m512i placed = _mm512_sll_epi32(words, _mm_cvtsi64_si128(8 * key));
+    _mm512_mask_storeu_epi8(to + d * kWordBytes, 0x1111111111111111ull << key, placed);
+  }
+#endif
+  for (; d < dims; d++) to[d * kWordBytes + key] = (uint8_t)bytes[d];
   std::memcpy(head + int8_scale(cell, page_size, dims), &scale, sizeof(scale));
 }
 

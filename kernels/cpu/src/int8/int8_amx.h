@@ -44,8 +44,9 @@ class ChannelFinish {
 };
 
 // The same to the bit as multiply_channel_tile where words fill AMX's registers, stored when the finishing goes on or
-// ends; in an AmxScope of amx_shapes(rows, kAmxWords).
-void multiply_channel_amx(const ChannelProduct& product, const AmxRows& rows, int panels, ChannelFinish& finishing);
+// ends; in an AmxScope of amx_shapes(rows, kAmxWords). Two tiles of rows may take panels from the second cache.
+void multiply_channel_amx(const ChannelProduct& product, const AmxRows& rows, int panels, AmxReuse reuse,
+                          ChannelFinish& finishing);
 
 }  // namespace rootgraft
 

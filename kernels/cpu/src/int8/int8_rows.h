@@ -31,8 +31,43 @@ struct ChannelRow {
 
 constexpr int64_t kUsualValues = 64;  // of a group
 
+#if defined(__AVX512F__)
+// The same of so many at most, without a branch: the least that no more than half are above.
+template <int kVectors>
+INLINE uint32_t median_of_few(const uint32_t* all, int64_t count) {
+  __m512i values[kVectors], above[kVectors];
+  __mmask16 some[kVectors];
+#pragma GCC unroll 2
+  for (int v = 0; v < kVectors; v++) {
+    const int64_t left = count - v * kWidth;
+    some[v] = left < kWidth ? (1u << left) - 1 : 0xFFFF;
+    values[v] = _mm512_maskz_loadu_epi32(some[v], all + v * kWidth), above[v] = _mm512_setzero_si512();
+  }
+  for (int64_t i = 0; i < count; i++) {
+    const __m512i one = _mm512_set1_epi32((int)all[i]);
+#pragma GCC unroll 2
+    for (int v = 0; v < kVectors; v++) {
+      const __mmask16 less = _mm512_cmplt_epu32_mask(values[v], one);
+      above[v] = _mm512_mask_add_epi32(above[v], less, above[v], _mm512_set1_epi32(1));
+    }
+  }
+  __m512i least = _mm512_set1_epi32(-1);
+#pragma GCC unroll 2
+  for (int v = 0; v < kVectors; v++) {
+    const __m512i half = _mm512_set1_epi32((int)(count / 2));
+    const __mmask16 upper = _mm512_mask_cmple_epu32_mask(some[v], above[v], half);
+    least = _mm512_mask_min_epu32(least, upper, least, values[v]);
+  }
+  return _mm512_reduce_min_epu32(least);
+}
+#endif
+
 // The median of [count] bits of magnitudes, the lower one of two.
 inline uint32_t median(const uint32_t* all, int64_t count) {
+#if defined(__AVX512F__)
+  if (count <= kWidth) return median_of_few<1>(all, count);
+  if (count <= 2 * kWidth) return median_of_few<2>(all, count);
+#endif
   for (int64_t i = 0;; i++) {
     int above = 0, equal = 0;
     for (int64_t j = 0; j < count; j += kWidth) {
@@ -88,12 +123,10 @@ template <class E>
 ChannelRow quantise_row(const typename E::Value* from, int64_t count, int8_t* low, OutlierWord* outliers,
                         uint32_t* largest) {
   const int64_t groups = (count + kUsualValues - 1) / kUsualValues;
-  uint32_t top_bits = 0;
-  for (int64_t g = 0; g < groups; g++) {
-    const int64_t first = g * kUsualValues;
-    largest[g] = magnitude_bits<E>(from + first, std::min(kUsualValues, count - first));
-    top_bits = std::max(top_bits, largest[g]);
-  }
+  const int64_t whole = count / kUsualValues;
+  for (int64_t g = 0; g < whole; g++) largest[g] = magnitude_bits<E>(from + g * kUsualValues, kUsualValues);
+  if (whole < groups) largest[whole] = magnitude_bits<E>(from + whole * kUsualValues, count % kUsualValues);
+  const uint32_t top_bits = *std::max_element(largest, largest + groups);
   const uint32_t usual_bits = median(largest, groups);
   const float top = load_as<float>(&top_bits), usual = 1.25f * load_as<float>(&usual_bits);
   const float scale = usual < top ? std::max(usual / 127.0f, top / most_integer(2)) : top / 127.0f;
@@ -108,11 +141,11 @@ ChannelRow quantise_row(const typename E::Value* from, int64_t count, int8_t* lo
     Shorts rest = round_shorts<E>(from + i, broadcast(inverse));
     // The largest of the group is rounded as all of it are: if it fits a byte, they do.
     if (load_as<float>(&largest[i / kUsualValues]) * inverse > 127.0f) {
-      const __m512i high = pack_bytes(take_high(rest));
+      const __m512i high = pack_bytes<E>(take_high(rest));
       highs = add_bytes(highs, high);
       next = list_words(high, (uint32_t)(i / kWordBytes), next);
     }
-    const __m512i bytes = pack_bytes(rest);
+    const __m512i bytes = pack_bytes<E>(rest);
     _mm512_storeu_si512(low + i, bytes);
     lows = add_bytes(lows, bytes);
   }

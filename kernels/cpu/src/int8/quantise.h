@@ -32,8 +32,8 @@ INLINE uint32_t magnitude_bits(const typename E::Value* from, int64_t count) {
   if constexpr (std::is_same_v<E, Bf16>) {
     __m512i most = _mm512_setzero_si512();
     for (int64_t i = 0; i < count; i += kHalves) {
-      const __mmask32 some = count - i < kHalves ? (1u << (count - i)) - 1 : ~0u;
-      const __m512i halves = _mm512_maskz_loadu_epi16(some, from + i);
+      const __m512i halves = count - i >= kHalves ? _mm512_loadu_si512(from + i)
+                                                  : _mm512_maskz_loadu_epi16((1u << (count - i)) - 1, from + i);
       most = _mm512_max_epu16(most, _mm512_and_si512(halves, _mm512_set1_epi16(0x7FFF)));
     }
     const __m256i sixteen = _mm256_max_epu16(_mm512_castsi512_si256(most), _mm512_extracti64x4_epi64(most, 1));
@@ -75,8 +75,8 @@ INLINE void store_bytes(int8_t* to, const Ints& value) {
 #if defined(__AVX512BW__)
 constexpr int kRounded = 64;  // values that become bytes together
 
-// So many integers of 16 bits, or what fits them. In each quarter of the first register are four of the first 16 values
-// and four of the next, in the second those of the last 32.
+// So many integers of 16 bits, or what fits them: of bf16 in the order of the values, of fp32 four of the first 16 values
+// and four of the next in each quarter of the first register, and those of the last 32 so in the second.
 struct Shorts {
   __m512i part[2];
 };
@@ -84,14 +84,29 @@ struct Shorts {
 // Values times a factor, rounded to the nearest, ties to even.
 template <class E>
 INLINE Shorts round_shorts(const typename E::Value* from, const Floats& factor) {
-  const auto rounded = [&](int i) { return _mm512_cvtps_epi32((__m512)(E::load(from + i * kWidth) * factor).part[0]); };
-  return {{_mm512_packs_epi32(rounded(0), rounded(1)), _mm512_packs_epi32(rounded(2), rounded(3))}};
+  const auto rounded = [&](const Floats& some) { return _mm512_cvtps_epi32((__m512)(some * factor).part[0]); };
+  const auto packed = [&](const Floats& first, const Floats& second) {
+    return _mm512_packs_epi32(rounded(first), rounded(second));
+  };
+  if constexpr (std::is_same_v<E, Bf16>) {
+    const auto widened = [&](int i) {  // by halves of quarters, which come together again
+      const __m512i all = _mm512_loadu_si512(from + i * kHalves), zero = _mm512_setzero_si512();
+      return packed({{(FloatPart)_mm512_unpacklo_epi16(zero, all)}}, {{(FloatPart)_mm512_unpackhi_epi16(zero, all)}});
+    };
+    return {{widened(0), widened(1)}};
+  }
+  const auto sixteen = [&](int i) { return E::load(from + i * kWidth); };
+  return {{packed(sixteen(0), sixteen(1)), packed(sixteen(2), sixteen(3))}};
 }
 
 // As bytes, or what fits them, in the order of the values.
+template <class E>
 INLINE __m512i pack_bytes(const Shorts& values) {
-  const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-  return _mm512_permutexvar_epi32(order, _mm512_packs_epi16(values.part[0], values.part[1]));
+  const __m512i bytes = _mm512_packs_epi16(values.part[0], values.part[1]);
+  if constexpr (std::is_same_v<E, Bf16>) {
+    return _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7), bytes);
+  }
+  return _mm512_permutexvar_epi32(_mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15), bytes);
 }
 
 // In each lane sum + four bytes.
@@ -118,7 +133,7 @@ INLINE float quantise_block(const typename E::Value* from, int64_t count, int8_t
   int64_t i = 0;
 #if defined(__AVX512BW__)
   for (; kPlanes == 1 && i + kRounded <= count; i += kRounded) {
-    const __m512i bytes = pack_bytes(round_shorts<E>(from + i, broadcast(inverse)));
+    const __m512i bytes = pack_bytes<E>(round_shorts<E>(from + i, broadcast(inverse)));
     _mm512_storeu_si512(to[0] + i, bytes);
     sums[0] = add_bytes(sums[0], bytes);
   }

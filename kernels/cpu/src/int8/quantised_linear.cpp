@@ -239,16 +239,18 @@ void multiply_gated_channels(const ChannelPart& all) {
 }
 
 #if ROOTGRAFT_AMX
-// f(tile, rows, ahead) by AMX. The first rows fetch the panels for all; where a part's panels are used by many rows, they
+// f(tile, rows, ahead, reuse) by AMX. The first rows fetch the panels for all; where a part's panels are used by many rows, they
 // stay in the cache after that, and the next part's come meanwhile.
 template <class F>
 INLINE void for_channel_tiles(const ChannelPart& all, int most_panels, F f) {
   const ProductPart& part = all.part;
   const bool stays = stays_cached(part, channel_words(all.op) * (all.op.gate ? 2 : 1));
+  const AmxReuse reuse = reuse_of(part.row_count(), channel_words(all.op));
   const AmxScope scope(amx_shapes(amx_rows(part.row_count()), kAmxWords));
   const auto multiply = [&](int m, const AmxRows& rows, int p, int panels) {
     const TileSpan tile = {part.row + m, part.panel + p, rows.all(), panels};
-    f(tile, rows, stays ? part.due(all.next, tile) : m == 0 ? all.behind(tile) : Lines{all.op.panels, 0});
+    const Lines none = {all.op.panels, 0};
+    f(tile, rows, stays ? part.due(all.next, tile) : m == 0 ? all.behind(tile) : none, reuse);
   };
   for_amx_tiles(part.row_count(), part.panel_count(), multiply, most_panels);
 }
@@ -257,9 +259,9 @@ template <class Out>
 void multiply_channels_amx(const ChannelPart& all, Out& out) {
   alignas(64) float room[kMostAmxRows * kRoomStride];
   ChannelFinish finishing;
-  for_channel_tiles(all, kAmxPanels, [&](const TileSpan& tile, const AmxRows& rows, const Lines& ahead) {
+  for_channel_tiles(all, kAmxPanels, [&](const TileSpan& tile, const AmxRows& rows, const Lines& ahead, auto reuse) {
     const TileRows to = out.place(room, tile);
-    multiply_channel_amx(all.product(tile, to, ahead), rows, tile.panels, finishing);
+    multiply_channel_amx(all.product(tile, to, ahead), rows, tile.panels, reuse, finishing);
     if (to.first == room) finishing.finish_all();
     out.take(all.part.index, room, tile);
   });
@@ -269,10 +271,11 @@ void multiply_gated_channels_amx(const ChannelPart& all) {
   const QuantisedLinear& op = all.op;
   const TileRows out = {op.out, op.out_columns(), (bool)op.is_bf16};
   ChannelFinish finishing;
-  for_channel_tiles(all, kAmxPanels / 2, [&](const TileSpan& tile, const AmxRows& rows, const Lines& ahead) {
+  const auto multiply = [&](const TileSpan& tile, const AmxRows& rows, const Lines& ahead, AmxReuse reuse) {
     const TileRows to = out.right(tile.row * op.out_columns() + tile.panel * kWidth);
-    multiply_channel_amx(all.gated_product(tile, to, ahead), rows, 2 * tile.panels, finishing);
-  });
+    multiply_channel_amx(all.gated_product(tile, to, ahead), rows, 2 * tile.panels, reuse, finishing);
+  };
+  for_channel_tiles(all, kAmxPanels / 2, multiply);
 }
 #endif
 

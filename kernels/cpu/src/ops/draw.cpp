@@ -201,6 +201,41 @@ struct Race {
   }
 };
 
+// The largest logit of a line, or a NaN if there is one. Several at a time: each maximum waits for the one before.
+float largest_logit(const float* logits, int64_t columns) {
+  constexpr int kTogether = 4;
+  Floats best[kTogether];
+  Ints magnitude[kTogether];  // bits, in whose order a NaN is above all
+  for (int i = 0; i < kTogether; i++) best[i] = broadcast(kLeast), magnitude[i] = broadcast_int(0);
+  const auto take = [&](int i, const Floats& value) {
+    best[i] = max(value, best[i]);
+    magnitude[i] = map_ints([&](int p) {
+      const IntPart bits = (IntPart)value.part[p] & 0x7FFFFFFF, most = magnitude[i].part[p];
+      return bits > most ? bits : most;
+    });
+  };
+  int64_t column = 0;
+  for (; column + kTogether * kWidth <= columns; column += kTogether * kWidth) {
+#pragma GCC unroll 4
+    for (int i = 0; i < kTogether; i++) take(i, load(logits + column + i * kWidth));
+  }
+  for (; column < columns; column += kWidth) {
+    const int64_t left = std::min<int64_t>(columns - column, kWidth);
+    take(0, keep_lanes(load_some<Fp32>(logits + column, left), 0, (int)left, kLeast));
+  }
+  int32_t lane[kWidth];
+  for (int i = 1; i < kTogether; i++) {
+    best[0] = max(best[i], best[0]);
+    magnitude[0] = map_ints([&](int p) {
+      const IntPart a = magnitude[0].part[p], b = magnitude[i].part[p];
+      return a > b ? a : b;
+    });
+  }
+  std::memcpy(lane, &magnitude[0], sizeof(lane));
+  const bool has_nan = *std::max_element(lane, lane + kWidth) > 0x7F800000;
+  return has_nan ? std::numeric_limits<float>::quiet_NaN() : largest(best[0]);
+}
+
 // Draws a token by races among parts of the vocabulary, among blocks of the part that wins, among tokens of its block:
 // the sizes are fixed, so that a line draws the same whatever the width of the logits.
 int64_t race(const Line& line, const double* noise) {
@@ -228,11 +263,14 @@ int64_t race(const Line& line, const double* noise) {
 
 int64_t draw(const Draw& op, int64_t i) {
   const float* logits = op.logits + i * op.columns;
-  float best;
-  int64_t likeliest;
-  find_largest(logits, op.columns, best, likeliest);
+  if (op.temperature[i] == 0) {
+    float best;
+    int64_t likeliest;
+    find_largest(logits, op.columns, best, likeliest);
+    return std::isfinite(best) ? likeliest : -1;
+  }
+  const float best = largest_logit(logits, op.columns);
   if (!std::isfinite(best)) return -1;
-  if (op.temperature[i] == 0) return likeliest;
   const bool ranked = op.top_k[i] > 0 || op.top_p[i] < 1;  // then min-p comes after the share of all
   const Line line = {logits, op.columns, broadcast(best), broadcast(kLog2E / op.temperature[i]),
                      broadcast(ranked ? 0.0f : op.min_p[i])};
