@@ -24,16 +24,22 @@ inline bool takes_deep(const Linear& op) {
   return takes_amx(op.steps) && op.rows >= kPartRows && op.steps > 2 * kDeepSteps;
 }
 
-// The lines that come next in memory, shared among rows: each asks for some of one panel.
-inline Lines deep_lines(const Linear& op, const ProductPart& part, const ProductPart& after, const TileSpan& tile,
-                        int64_t step) {
+// The words along K that come next, of eight panels at a time, shared among tiles.
+inline Streams deep_streams(const Linear& op, const ProductPart& part, const ProductPart& after, const TileSpan& tile,
+                            int64_t step) {
+  constexpr int64_t kPanels = 2 * Streams::kHalf;
   const bool is_other = step == op.steps;  // the first words of the part after
-  const int64_t first = is_other ? 0 : step, count = std::min(kDeepSteps, op.steps - first), rows = part.row_count();
-  const int64_t done = (tile.row - part.row) * tile.panels, turn = done / rows, share = done % rows;
-  const int64_t panel = tile.panel + turn + (is_other ? after.panel - part.panel : 0);
-  if (panel >= (is_other ? after.panel_end : part.panel_end)) return {op.panels, 0};
-  const int64_t from = count * share / rows, to = std::min(count, count * (share + tile.rows * tile.panels) / rows);
-  return {op.panels + (panel * op.steps + first + from) * kWidth, to - from};
+  const ProductPart& next = is_other ? after : part;
+  const int64_t first = is_other ? 0 : step, count = std::min(kDeepSteps, op.steps - first), panel = op.steps * kWidth;
+  const int64_t panels = part.panel_count(), all = part.row_count() * panels;
+  const int64_t done = (tile.row - part.row) * panels + (tile.panel - part.panel) * tile.rows;
+  const int64_t lines = (next.panel_count() + kPanels - 1) / kPanels * count;
+  const auto edge = [&](int64_t done) { return lines * std::min(done, all) / all; };
+  const int64_t from = edge(done), to = edge(done + tile.rows * tile.panels);
+  const int64_t group = from / count, line = from % count;
+  Streams streams({op.panels + (next.panel + group * kPanels) * panel + (first + line) * kWidth, 0});
+  streams.length = std::min(to - from, count - line), streams.words = panel, streams.apart = Streams::kHalf * panel;
+  return streams;
 }
 
 // A part of such an op. False: there is no memory for its sums.
@@ -54,10 +60,9 @@ bool multiply_deep_amx(const Linear& op, const Cuts& cuts, int64_t index, Out& o
       const TileSpan tile = {part.row + m, part.panel + p, rows.all(), panels};
       const bool is_last = step + steps == op.steps;
       const TileRows c = is_last ? out.place(room, tile) : TileRows{room, kRoomStride};
-      const Lines ahead = deep_lines(op, part, after, tile, step + steps);
       Product product = {op.x + tile.row * op.steps + step, op.steps,
-                         op.panels + (tile.panel * op.steps + step) * kWidth, op.steps * kWidth, steps, c, nullptr,
-                         ahead.first, ahead.count};
+                         op.panels + (tile.panel * op.steps + step) * kWidth, op.steps * kWidth, steps, c, nullptr};
+      product.ask_for(deep_streams(op, part, after, tile, step + steps));
       if (step) product.start = room, product.start_stride = kRoomStride;
       if (c.is_bf16) multiply_amx(product, rows, panels, AmxReuse::kFirstCache, epilogue);
       else multiply_amx<AmxWords::kBf16>(product, rows, panels);

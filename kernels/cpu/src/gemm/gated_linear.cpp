@@ -54,23 +54,24 @@ void multiply_block(const GatedLinear& op, const ProductPart& part) {
 
 #if ROOTGRAFT_AMX
 // The same by AMX, a panel of gates beside that of its factors.
+template <class Act>
 void multiply_block_amx(const GatedLinear& op, const Cuts& cuts, int64_t index) {
-  const ProductPart part = cuts.part(index), after = cuts.part(cuts.is_last(index) ? index : index + 1);
-  const auto lines = [&](int64_t first, int64_t end) { return Lines{op.panel(first), (end - first) * op.steps}; };
-  const bool stays = stays_cached(part, kWeights * op.steps);
+  const ProductPart part = cuts.part(index);
+  const auto streams = [&](int64_t first, int64_t end) {
+    return Streams({op.panel(first), (end - first) * op.steps}, op.apart());
+  };
   const AmxScope scope(amx_shapes(amx_rows(part.row_count()), kAmxWords));
   const AmxReuse reuse = reuse_of(part.row_count(), op.steps);
-  AmxEpilogue<GatedRows> epilogue(gated_rows(op.kind));
-  for_amx_tiles(part.row_count(), part.panel_count(), [&](int m, const AmxRows& rows, int p, int) {
-    const int64_t row = part.row + m, panel = part.panel + p, next = panel + 1;
-    Lines ahead = lines(next, next);
-    if (stays) ahead = part.due(lines(after.panel, after.panel_end), {row, panel, rows.all(), 1});
-    else if (m == 0 && rows.second) ahead = lines(next, std::min(next + 1, part.panel_end));
-    const TileRows out = {static_cast<uint16_t*>(op.out) + row * op.width + panel * kWidth, op.width, true};
-    multiply_gated_amx({op.x + row * op.steps, op.steps, op.panel(panel), op.apart(), op.steps, out, nullptr,
-                        ahead.first, ahead.count, op.apart()},
-                       rows, reuse, epilogue);
-  }, 1);
+  AmxEpilogue<ActivatedRows<Act>> epilogue;
+  for_amx_slices(cuts, index, kWeights * op.steps, 1, [&](const PartSlice& slice) {
+    for_amx_tiles(part.row_count(), slice.part.panel_count(), [&](int m, const AmxRows& rows, int p, int) {
+      const int64_t row = part.row + m, panel = slice.part.panel + p;
+      const TileRows to = {static_cast<uint16_t*>(op.out) + row * op.width + panel * kWidth, op.width, true};
+      Product product = {op.x + row * op.steps, op.steps, op.panel(panel), op.apart(), op.steps, to, nullptr};
+      if (part.row_count() > kAmxRows) product.ask_for(slice.due(streams, {row, panel, rows.all(), 1}));
+      multiply_gated_amx(product, rows, reuse, epilogue);
+    }, 1);
+  });
 }
 #endif
 
@@ -80,10 +81,10 @@ void run(const GatedLinear& op) {
   const int64_t multiplications = op.rows * op.steps * op.width * kWeights;
   const bool by_amx = E::kPerWord == Bf16::kPerWord && takes_amx(op.steps);
   const Cuts cuts(threads_for(multiplications, kSmallProduct, op.threads), op.rows, op.width, 1, kTileRows,
-                  kManyProductRows, {op.steps, kWeights, by_amx});
+                  by_amx ? kManyAmxRows : kManyProductRows, {op.steps, kWeights, by_amx});
   parallel_shares(cuts.threads, cuts.count(), [&](int64_t i) {
 #if ROOTGRAFT_AMX
-    if (by_amx) return multiply_block_amx(op, cuts, i);
+    if (by_amx) return multiply_block_amx<Act>(op, cuts, i);
 #endif
     multiply_block<E, Act>(op, cuts.part(i));
   });

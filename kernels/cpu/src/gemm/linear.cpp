@@ -43,34 +43,32 @@ void multiply_block(const Linear& op, const ProductPart& part, Out& out) {
 }
 
 #if ROOTGRAFT_AMX
-// The same by AMX. The first rows fetch the panels for all; where a part's panels are used by many rows, they stay in
-// the cache after that, and the next part's come meanwhile.
+// The same by AMX, slice by slice; the panels of the next one come meanwhile. Few rows use a panel once.
 template <class Out>
 void multiply_block_amx(const Linear& op, const Cuts& cuts, int64_t index, Out& out) {
   const ProductPart part = cuts.part(index);
   const int64_t panel_size = op.steps * kWidth;
-  const auto lines = [&](int64_t first, int64_t end) {
-    return Lines{op.panels + first * panel_size, (end - first) * op.steps};
+  const auto streams = [&](int64_t first, int64_t end) {
+    return Streams({op.panels + first * panel_size, (end - first) * op.steps});
   };
-  const ProductPart after = cuts.part(cuts.is_last(index) ? index : index + 1);
-  const bool stays = stays_cached(part, op.steps);
   const AmxScope scope(amx_shapes(amx_rows(part.row_count()), kAmxWords));
   alignas(64) float room[kMostAmxRows * kRoomStride];
   const AmxReuse reuse = reuse_of(part.row_count(), op.steps);
   AmxEpilogue<RoundedRows> epilogue;
   const TileRows whole = out.place(room, {part.row, part.panel, part.row_count(), part.panel_count()});
-  for_amx_tiles(part.row_count(), part.panel_count(), [&](int m, const AmxRows& rows, int p, int panels) {
-    const TileSpan tile = {part.row + m, part.panel + p, rows.all(), panels};
-    const int64_t next = tile.panel + panels;
-    Lines ahead = lines(next, next);
-    if (stays) ahead = part.due(lines(after.panel, after.panel_end), tile);
-    else if (m == 0 && rows.second) ahead = lines(next, std::min<int64_t>(next + panels, part.panel_end));
-    const Product product = {op.x + tile.row * op.steps, op.steps, op.panels + tile.panel * panel_size, panel_size,
-                             op.steps, out.place(room, tile), nullptr, ahead.first, ahead.count};
-    if (product.c.is_bf16) multiply_amx(product, rows, panels, reuse, epilogue);
-    else multiply_amx<AmxWords::kBf16>(product, rows, panels, reuse);
-    out.take(part.index, room, tile);
-  }, whole.is_bf16 && reuse == AmxReuse::kSecondCache ? kAmxGroup : kAmxPanels);
+  const int some = part.row_count() > kAmxRows ? 2 : kAmxPanels;
+  const int most = whole.is_bf16 && reuse == AmxReuse::kSecondCache ? kAmxGroup : some;
+  for_amx_slices(cuts, index, op.steps, 2, [&](const PartSlice& slice) {
+    for_amx_tiles(part.row_count(), slice.part.panel_count(), [&](int m, const AmxRows& rows, int p, int panels) {
+      const TileSpan tile = {part.row + m, slice.part.panel + p, rows.all(), panels};
+      Product product = {op.x + tile.row * op.steps, op.steps, op.panels + tile.panel * panel_size, panel_size,
+                         op.steps, out.place(room, tile), nullptr};
+      if (part.row_count() > kAmxRows) product.ask_for(slice.due(streams, tile));
+      if (product.c.is_bf16) multiply_amx(product, rows, panels, reuse, epilogue);
+      else multiply_amx<AmxWords::kBf16>(product, rows, panels, reuse);
+      out.take(part.index, room, tile);
+    }, most);
+  });
 }
 #endif
 
@@ -140,7 +138,7 @@ void run(const Linear& op) {
   const int64_t multiplications = op.rows * op.steps * op.columns;
   const bool by_amx = E::kPerWord == Bf16::kPerWord && takes_amx(op.steps), is_deep = by_amx && takes_deep(op);
   const Cuts cuts(threads_for(multiplications, kSmallProduct, op.threads), op.rows, op.columns, 1,
-                  kByFma ? kFmaRows : kTileRows, kManyProductRows,
+                  kByFma ? kFmaRows : kTileRows, by_amx ? kManyAmxRows : kManyProductRows,
                   {op.steps, 1, by_amx && !is_deep, is_deep ? kDeepPanels : 0});
   Out out(op, cuts.count());
   std::atomic<bool> has_memory{true};

@@ -6,7 +6,8 @@
 namespace rootgraft {
 
 constexpr int64_t kSmallProduct = 1 << 14;  // multiplications below which one thread is faster
-constexpr int64_t kManyProductRows = 256;   // for a thread: it then multiplies its rows with all panels
+constexpr int64_t kManyProductRows = 256;  // for a thread: it then multiplies its rows with all panels
+constexpr int64_t kManyAmxRows = 128;      // the same by AMX
 
 // Argument structure packed by Python: fields of 8 bytes in this order.
 struct Linear {

@@ -23,4 +23,37 @@ struct Prefetches {
   }
 };
 
+// Lines to ask for beside products, evenly over so many steps: of one run, or of Streams.
+struct AheadLines {
+  const uint32_t* line;
+  ptrdiff_t stream, apart;  // words
+  ptrdiff_t lines, steps;
+  ptrdiff_t due = 0, owed = 0;  // lines of each stream in this step; of `steps`, what is owed of a line
+
+  AheadLines(const Product& p, ptrdiff_t steps)
+      : line(p.ahead), stream(p.ahead_stream), apart(p.ahead_apart), lines(p.ahead_lines), steps(steps) {}
+
+  INLINE void next_step() {
+    line += due * kWidth;
+    due = 0;
+    for (owed += lines; owed >= steps; owed -= steps) due++;
+  }
+
+  // Those of the I-th of so many products of a step.
+  template <int I, int Products>
+  INLINE void ask() const {
+    if (!stream) {
+      for (ptrdiff_t i = I; i < due; i += Products) __builtin_prefetch(line + i * kWidth, 0, 2);
+      return;
+    }
+    for (int s = I; s < Streams::kHalf; s += Products) {
+      const uint32_t* at = line + s * stream;
+      for (ptrdiff_t i = 0; i < due; i++, at += kWidth) {
+        __builtin_prefetch(at, 0, 2);
+        __builtin_prefetch(at + apart, 0, 2);
+      }
+    }
+  }
+};
+
 }  // namespace rootgraft

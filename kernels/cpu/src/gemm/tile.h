@@ -11,6 +11,7 @@
 #include <type_traits>
 
 #include "gemm/tile_rows.h"
+#include "simd/partition.h"
 
 namespace rootgraft {
 
@@ -26,9 +27,14 @@ struct Product {
   const uint32_t* ahead = nullptr;
   ptrdiff_t ahead_lines = 0;  // of 64 bytes
   ptrdiff_t ahead_apart = 0;  // words from there to as many more lines, 0: there are none
+  ptrdiff_t ahead_stream = 0;  // AMX: words from one of Streams to the next, each of so many lines; 0: one run
   // AMX: sums that are added to, rows of fp32 so many apart; null: none.
   const float* start = nullptr;
   ptrdiff_t start_stride = 0;
+
+  void ask_for(const Streams& lines) {
+    ahead = lines.first, ahead_lines = lines.length, ahead_stream = lines.words, ahead_apart = lines.apart;
+  }
 };
 
 // The largest tile: its sums, one row of B and a word of A fill the registers.

@@ -1,12 +1,41 @@
 #include "gemm/tile_amx.h"
 
-#include "gemm/gate.h"
 #include "gemm/prefetches.h"
 
 #if ROOTGRAFT_AMX
 
 namespace rootgraft {
 namespace {
+
+struct Panels {
+  const uint32_t* first;
+  ptrdiff_t stride;
+
+  INLINE const uint32_t* operator()(int i) const { return first + i * stride; }
+};
+
+// What is done beside products: lines are asked for, and rows of older sums finished. A local object without closures:
+// the compiler keeps it in registers, where members that a closure refers to go through memory before each product.
+template <int Products, bool kFinishes, class Rows>
+struct Beside {
+  AheadLines ahead;
+  const float* from;
+  uint16_t* to;
+  ptrdiff_t stride;
+  int panels;
+  Rows rows;
+
+  template <int I>
+  INLINE void before() {
+    ahead.template ask<I, Products>();
+    if constexpr (kFinishes && I % Rows::kProducts == 0) finish();
+  }
+
+  INLINE void finish() {
+    rows(from, panels, to, stride, 1);
+    from += kEpilogueStride, to += stride;
+  }
+};
 
 // The sums with which a product begins: those that it is to be added to, or zeros.
 template <int R, int P>
@@ -19,25 +48,24 @@ INLINE void begin_sums(const Product& p, const AmxRows& rows) {
 }
 
 // Adds to the sums of R tiles of rows and P panels in registers.
-template <AmxWords Kind, int R, int P, AmxReuse kReuse, class Each>
-INLINE void add_tiles(const Product& p, const AmxRows& rows, Each each) {
-  const uint32_t *a[R], *b = p.b;
-  const ptrdiff_t b_stride = p.b_stride;
+template <AmxWords Kind, int R, int P, AmxReuse kReuse>
+INLINE void add_tiles(const Product& p, const AmxRows& rows) {
+  const Panels panel = {p.b, p.b_stride};
+  const uint32_t* a[R];
   a[0] = p.a;
   if constexpr (R == 2) a[1] = p.a + rows.second * p.a_stride;
-  Prefetches prefetches(p, p.steps / kAmxWords * R * P);
-  const auto panel = [=](int i) { return b + i * b_stride; };
-  if (!p.ahead_lines) add_by_amx<Kind, R, P, kReuse>(a, p.a_stride, panel, p.steps, each);
-  else add_by_amx<Kind, R, P, kReuse>(a, p.a_stride, panel, p.steps, [&] {
-    prefetches.next_burst();
-    each();
-  });
+  if (!p.ahead_lines) return add_by_amx<Kind, R, P, kReuse>(a, p.a_stride, panel, p.steps, [] {});
+  Beside<R * P, false, RoundedRows> beside = {{p, p.steps / kAmxWords}};
+  for (ptrdiff_t k = 0; k < p.steps; k += kAmxWords) {
+    beside.ahead.next_step();
+    amx_products<Kind, R, P, kReuse>(a[0], a[R - 1], p.a_stride * sizeof(uint32_t), panel, k, beside);
+  }
 }
 
 template <AmxWords Kind, int R, int P, AmxReuse kReuse>
 void run(const Product& p, const AmxRows& rows) {
   begin_sums<R, P>(p, rows);
-  add_tiles<Kind, R, P, kReuse>(p, rows, [] {});
+  add_tiles<Kind, R, P, kReuse>(p, rows);
   for_constants<P>([&](auto i) {
     const auto to = [&](int row) { return static_cast<float*>(p.c.first) + row * p.c.stride + i.value * kWidth; };
     amx_store<i.value>(to(0), p.c.stride * sizeof(float));
@@ -45,14 +73,34 @@ void run(const Product& p, const AmxRows& rows) {
   });
 }
 
+// Adds to sums in registers, and finishes those that are pending.
+template <int R, int P, AmxReuse kReuse, class Rows>
+INLINE void add_finishing(const Product& p, const AmxRows& rows, PendingRows& pending, const Rows& finish) {
+  constexpr int kStepRows = R * P / Rows::kProducts;
+  const Panels panel = {p.b, p.b_stride};
+  const uint32_t *a = p.a, *second = p.a + rows.second * p.a_stride;
+  const ptrdiff_t a_bytes = p.a_stride * sizeof(uint32_t), steps = p.steps;
+  ptrdiff_t k = 0;
+  Beside<R * P, true, Rows> both = {{p, steps / kAmxWords}, pending.from, pending.to, pending.stride, P, finish};
+  for (; pending.left >= kStepRows && k < steps; pending.left -= kStepRows, k += kAmxWords) {
+    both.ahead.next_step();
+    amx_products<AmxWords::kBf16, R, P, kReuse>(a, second, a_bytes, panel, k, both);
+  }
+  for (; pending.left; pending.left--) both.finish();
+  Beside<R * P, false, Rows> alone = {both.ahead};
+  for (; k < steps; k += kAmxWords) {
+    alone.ahead.next_step();
+    amx_products<AmxWords::kBf16, R, P, kReuse>(a, second, a_bytes, panel, k, alone);
+  }
+}
+
 // One or two panels, to bf16.
 template <int R, int P, AmxReuse kReuse, class Rows>
 void run_finished(const Product& p, const AmxRows& rows, AmxEpilogue<Rows>& epilogue, const Piece<float>& piece) {
+  if (epilogue.pending.panels != P) epilogue.finish(epilogue.pending);
   if (p.start) begin_sums<R, P>(p, rows);
   else begin_piece<R * P>(piece);
-  PendingRows pending = epilogue.pending;
-  add_tiles<AmxWords::kBf16, R, P, kReuse>(p, rows, [&] { epilogue.step(pending); });
-  epilogue.pending = pending;
+  add_finishing<R, P, kReuse>(p, rows, epilogue.pending, epilogue.rows());
   if (piece.to) return end_piece<R * P>(piece);
   float* room = epilogue.begin(p.c, rows.all(), P);
   for_constants<P>([&](auto i) {
@@ -64,11 +112,8 @@ void run_finished(const Product& p, const AmxRows& rows, AmxEpilogue<Rows>& epil
 
 template <class Act>
 void store_gated_rows(const float* sums, uint16_t* to, ptrdiff_t stride, int rows) {
-  alignas(64) uint16_t rounded[2 * kWidth];
-  for (int r = 0; r < rows; r++, sums += kEpilogueStride, to += stride) {
-    Bf16::store_two(rounded, load(sums), load(sums + kWidth));
-    store_gated<Bf16, Act>(rounded, rounded + kWidth, to);
-  }
+  const ActivatedRows<Act> finish;
+  for (int r = 0; r < rows; r++, sums += kEpilogueStride, to += stride) finish(sums, 2, to, stride, 1);
 }
 
 // f(product, count) for two panels after two of a product.
@@ -146,9 +191,17 @@ void multiply_amx(const Product& product, const AmxRows& rows, int panels, AmxRe
   });
 }
 
-void multiply_gated_amx(const Product& product, const AmxRows& rows, AmxReuse reuse, AmxEpilogue<GatedRows>& epilogue) {
+template <class Act>
+void multiply_gated_amx(const Product& product, const AmxRows& rows, AmxReuse reuse,
+                        AmxEpilogue<ActivatedRows<Act>>& epilogue) {
   run_rows<2>(product, rows, reuse, epilogue, {});
 }
+
+#define MULTIPLY_GATED(Act) \
+  template void multiply_gated_amx<Act>(const Product&, const AmxRows&, AmxReuse, AmxEpilogue<ActivatedRows<Act>>&)
+MULTIPLY_GATED(Silu);
+MULTIPLY_GATED(GeluTanh);
+MULTIPLY_GATED(Relu2);
 
 GatedRows gated_rows(int64_t kind) {
   return {with_activation(kind, [](auto act) { return &store_gated_rows<decltype(act)>; })};

@@ -4,8 +4,10 @@
 #pragma once
 
 #include "simd/amx.h"
+#include "gemm/gate.h"
 #include "gemm/prefetches.h"
 #include "gemm/tile.h"
+#include "simd/partition.h"
 
 namespace rootgraft {
 
@@ -61,30 +63,44 @@ INLINE void with_reuse(AmxReuse reuse, F f) {
   else f(std::integral_constant<AmxReuse, AmxReuse::kFirstCache>{});
 }
 
-// Products over `steps` words of one or two tiles of rows, a[], with P panels, panel(p) being a pointer: the sums of
-// tile r and panel p are added to those in register r P + p. each() runs before every instruction that multiplies. Loads
-// stand between products, each right before its first use.
+// Products over kAmxWords words of one or two tiles of rows, at `a` and `second`, with P panels, panel(p) being a
+// pointer: the sums of tile r and panel p are added to those in register r P + p. each.before<i>() runs before the i-th
+// instruction that multiplies. Loads stand between products, each right before its first use.
+template <AmxWords Kind, int R, int P, AmxReuse kReuse, int I = 0, class Panel, class Each>
+INLINE void amx_products(const uint32_t* a, const uint32_t* second, ptrdiff_t a_bytes, const Panel& panel, ptrdiff_t k,
+                         Each& each) {
+  static_assert(R <= 2 && R * P <= kAmxSums);
+  constexpr int kRow = I / P, kPanel = kRow ? P - 1 - I % P : I, kColumns = kAmxB + kPanel % 2;
+  if constexpr (kRow == 0) {
+    const uint32_t* columns = panel(kPanel) + k * kWidth;
+    for (int line = kAmxWords; kReuse == AmxReuse::kNone && line < 2 * kAmxWords; line++) {
+      __builtin_prefetch(columns + line * kWidth, 0, 2);
+    }
+    if constexpr (kReuse == AmxReuse::kSecondCache) amx_load_passing<kColumns>(columns, kWidth * sizeof(uint32_t));
+    else amx_load<kColumns>(columns, kWidth * sizeof(uint32_t));
+  }
+  if constexpr (I % P == 0) amx_load<kAmxA + kRow>((kRow ? second : a) + k, a_bytes);
+  each.template before<I>();
+  amx_dot<Kind, kRow * P + kPanel, kAmxA + kRow, kColumns>();
+  if constexpr (I + 1 < R * P) amx_products<Kind, R, P, kReuse, I + 1>(a, second, a_bytes, panel, k, each);
+}
+
+template <class Each>
+struct BeforeProducts {
+  Each& each;
+
+  template <int>
+  INLINE void before() const {
+    each();
+  }
+};
+
+// The same over `steps` words; each() runs before every instruction that multiplies.
 template <AmxWords Kind, int R, int P, AmxReuse kReuse = AmxReuse::kFirstCache, class Panel, class Each>
 INLINE void add_by_amx(const uint32_t* const (&a)[R], ptrdiff_t a_stride, Panel panel, ptrdiff_t steps, Each each) {
-  static_assert(R <= 2 && R * P <= kAmxSums);
-  const ptrdiff_t a_bytes = a_stride * sizeof(uint32_t);
+  const BeforeProducts<Each> before = {each};
   for (ptrdiff_t k = 0; k < steps; k += kAmxWords) {
-    for_constants<R>([&](auto r) {
-      for_constants<P>([&](auto i) {
-        constexpr int kRow = r.value, kPanel = kRow % 2 ? P - 1 - i.value : i.value, kColumns = kAmxB + kPanel % 2;
-        if constexpr (kRow == 0) {
-          const uint32_t* columns = panel(kPanel) + k * kWidth;
-          for (int line = kAmxWords; kReuse == AmxReuse::kNone && line < 2 * kAmxWords; line++) {
-            __builtin_prefetch(columns + line * kWidth, 0, 2);
-          }
-          if constexpr (kReuse == AmxReuse::kSecondCache) amx_load_passing<kColumns>(columns, kWidth * sizeof(uint32_t));
-          else amx_load<kColumns>(columns, kWidth * sizeof(uint32_t));
-        }
-        if constexpr (i.value == 0) amx_load<kAmxA + kRow>(a[kRow] + k, a_bytes);
-        each();
-        amx_dot<Kind, kRow * P + kPanel, kAmxA + kRow, kColumns>();
-      });
-    });
+    amx_products<Kind, R, P, kReuse>(a[0], a[R - 1], a_stride * sizeof(uint32_t), panel, k, before);
   }
 }
 
@@ -122,7 +138,8 @@ INLINE void end_piece(const Piece<T>& piece) {
 
 // Rows of sums, of two panels or one, rounded to as many columns of bf16.
 struct RoundedRows {
-  static constexpr int kRows = 1;  // at a time
+  static constexpr int kRows = 1;      // at a time
+  static constexpr int kProducts = 1;  // beside which a row is finished
 
   INLINE void operator()(const float* sums, int panels, uint16_t* to, ptrdiff_t, int) const {
     if (panels == 2) Bf16::store_two(to, load(sums), load(sums + kWidth));
@@ -143,6 +160,19 @@ struct GatedRows {
 
 // The row function of an activation's kind.
 GatedRows gated_rows(int64_t kind);
+
+// The same of an activation that is known here.
+template <class Act>
+struct ActivatedRows {
+  static constexpr int kRows = 1;
+  static constexpr int kProducts = 2;
+
+  INLINE void operator()(const float* sums, int, uint16_t* to, ptrdiff_t, int) const {
+    alignas(64) uint16_t rounded[2 * kWidth];
+    Bf16::store_two(rounded, load(sums), load(sums + kWidth));
+    store_gated<Bf16, Act>(rounded, rounded + kWidth, to);
+  }
+};
 
 constexpr int kEpilogueStride = 2 * kWidth;  // floats from row to row of sums
 
@@ -171,9 +201,8 @@ class AmxEpilogue {
   // Room for the sums of two tiles of rows and two panels, which go to `c` from the next product on.
   float* begin(const TileRows& c, int rows, int panels) {
     finish(pending);
-    room_ ^= 1;
-    pending = {sums_[room_], static_cast<uint16_t*>(c.first), c.stride, rows, panels, 0};
-    return sums_[room_];
+    pending = {sums_, static_cast<uint16_t*>(c.first), c.stride, rows, panels, 0};
+    return sums_;
   }
 
   // Before an instruction that multiplies: one row before each, or several before as many pairs of them.
@@ -189,12 +218,13 @@ class AmxEpilogue {
     while (left.left) left.finish_some(rows_);
   }
 
+  const Rows& rows() const { return rows_; }
+
   PendingRows pending;
 
  private:
-  alignas(64) float sums_[2][2 * kAmxRows * kEpilogueStride];
+  alignas(64) float sums_[2 * kAmxRows * kEpilogueStride];
   Rows rows_;
-  int room_ = 0;
 };
 
 // A product without c_scale that takes_amx(); in an AmxScope of amx_shapes(rows, kAmxWords). One tile of rows may use
@@ -207,7 +237,9 @@ void multiply_amx(const Product& product, const AmxRows& rows, int panels, AmxRe
                   AmxEpilogue<RoundedRows>& epilogue);
 
 // The same of a panel of gates and one of their factors, b_stride apart, to one panel's columns.
-void multiply_gated_amx(const Product& product, const AmxRows& rows, AmxReuse reuse, AmxEpilogue<GatedRows>& epilogue);
+template <class Act>
+void multiply_gated_amx(const Product& product, const AmxRows& rows, AmxReuse reuse,
+                        AmxEpilogue<ActivatedRows<Act>>& epilogue);
 
 // How panels are used by so many rows of so many words. Two tiles' rows stay in the first cache, or those of many a piece
 // along K at a time, whose sums go through memory.
@@ -217,6 +249,18 @@ inline AmxReuse reuse_of(int rows, int64_t words) {
   if (rows <= kAmxRows) return AmxReuse::kNone;
   const bool rows_stay = kMostAmxRows * words * (int64_t)sizeof(uint32_t) <= kFirstCache;
   return rows >= kMany || (rows_stay && rows > kMostAmxRows) ? AmxReuse::kSecondCache : AmxReuse::kFirstCache;
+}
+
+// f(slice) for slices of an op's part. Of many rows a slice, the next one and the rows fit the second cache, and
+// loading rows again is little beside products. `panel_lines`: of 64 bytes, of a panel; `pair`: panels that are
+// multiplied together.
+template <class F>
+INLINE void for_amx_slices(const Cuts& cuts, int64_t index, int64_t panel_lines, int64_t pair, F f) {
+  constexpr int64_t kLines = 2304;                        // about as many,
+  constexpr int64_t kLeast = 6, kMostLines = kLeast << 10;  // but so many panels, if they have no more lines than that
+  const ProductPart part = cuts.part(index);
+  const int64_t most = std::max({pair, kLines / panel_lines, std::min(kLeast, kMostLines / panel_lines)});
+  for_slices(cuts, index, part.row_count() > kMostAmxRows ? most / pair * pair : part.panel_count(), f);
 }
 
 // Rows of each tile, where so many are cut into equal ones.

@@ -25,6 +25,32 @@ struct Lines {
   }
 };
 
+// Memory that is asked for in eight streams at once, a line of each after another. The hardware's own prefetcher into
+// the second cache follows each stream. One alone overtakes it, and then a line that is asked for occupies one of the
+// first cache's few fill buffers for as long as memory takes, while loads of panels wait for those.
+struct Streams {
+  static constexpr int kHalf = 4;
+
+  const uint32_t* first;
+  int64_t length;        // lines of a stream
+  int64_t words, apart;  // from a stream to the next one of the same half; from the first half to the second
+
+  // Of some lines, or of those and as many again so many words further.
+  explicit Streams(const Lines& lines, int64_t apart = 0) : first(lines.first) {
+    const int64_t streams = apart ? kHalf : 2 * kHalf;
+    length = (lines.count + streams - 1) / streams, words = length * kWidth;
+    this->apart = apart ? apart : kHalf * words;
+  }
+
+  // What is due of each stream while `done` becomes `done_end`, of `all`.
+  Streams between(int64_t done, int64_t done_end, int64_t all) const {
+    const Lines lines = Lines{first, length}.between(done, done_end, all);
+    Streams some = *this;
+    some.first = lines.first, some.length = lines.count;
+    return some;
+  }
+};
+
 // Rows [row, row_end) times panels [panel, panel_end).
 struct ProductPart {
   int64_t index, row, row_end, panel, panel_end;
@@ -135,6 +161,39 @@ class Cuts {
   int64_t even_ = 0;
   int64_t row_cuts_ = 1;
 };
+
+// A slice of a part, of some panels for all of its rows. `next`: panels to ask for meanwhile, of the part or of the one
+// after it; none where it is the last of a share.
+struct PartSlice {
+  ProductPart part;
+  int64_t next, next_end;
+
+  // What to ask for during a tile, streams(first, end) being those of some panels, where tiles take all panels of some
+  // rows before the next rows. A tile of all rows asks for the panels that are used next.
+  template <class F>
+  Streams due(F streams, const TileSpan& tile) const {
+    const int64_t end = tile.panel + tile.panels;
+    if (tile.rows == part.row_count()) return streams(end, std::min(end + tile.panels, part.panel_end));
+    const int64_t panels = part.panel_count(), all = part.row_count() * panels;
+    const int64_t done = (tile.row - part.row) * panels + (tile.panel - part.panel) * tile.rows;
+    return streams(next, next_end).between(done, done + tile.rows * tile.panels, all);
+  }
+};
+
+// f(slice) for slices of the index-th part, of at most so many panels.
+template <class F>
+void for_slices(const Cuts& cuts, int64_t index, int64_t most, F f) {
+  const ProductPart part = cuts.part(index);
+  PartSlice slice = {part};
+  for (int64_t panel = part.panel; panel < part.panel_end; panel = slice.part.panel_end) {
+    slice.part.panel = panel, slice.part.panel_end = std::min(panel + most, part.panel_end);
+    const bool goes_on = slice.part.panel_end < part.panel_end;
+    const ProductPart next = goes_on || cuts.is_last(index) ? part : cuts.part(index + 1);
+    slice.next = goes_on || cuts.is_last(index) ? slice.part.panel_end : next.panel;
+    slice.next_end = std::min(slice.next + most, next.panel_end);
+    f(slice);
+  }
+}
 
 // Whether a part's panels are used by so many rows that prefetching others meanwhile pays, and leave room for those in a
 // core's second cache. `panel_lines`: of 64 bytes, of a panel.
