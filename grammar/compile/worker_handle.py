@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from threading import Event
 
 from ..vocabulary import Vocabulary
 from .compile_worker import MAX_FRAME, NICE, READY, STARTED, encode_vocabulary
@@ -48,17 +49,21 @@ class WorkerHandle:
         num_jobs: jobs begun.
     """
 
-    def __init__(self, vocabulary: Vocabulary, *, yields: bool = False, is_first: bool = False) -> None:
+    def __init__(
+        self, vocabulary: Vocabulary, *, yields: bool = False, is_first: bool = False, ending: Event | None = None
+    ) -> None:
         """Start a worker and wait until it is ready, which may take long if it yields.
 
         Args:
             is_first: without it no grammar can be compiled: one that does not yield gets ready at the engine's
                 priority.
+            ending: once it is set, waits for the worker end as if it had died.
 
         Raises:
             WorkerDied: if it does not start.
         """
         self.yields = yields
+        self._ending = ending or Event()
         self.num_jobs = 0
         priority = _YIELD if yields else "pass" if is_first else _STEADY
         self._process = subprocess.Popen(
@@ -117,6 +122,7 @@ class WorkerHandle:
         Raises:
             WorkerStarved: if `starves` and it makes no progress.
             WorkerTimeout: past `seconds` of its processor time, or `patience` times that by the clock.
+            WorkerDied: if nobody wants an answer any more.
         """
         stream = self._process.stdin if writes else self._process.stdout
         assert stream is not None
@@ -124,6 +130,8 @@ class WorkerHandle:
         checked, before = time.monotonic(), self._processor_seconds()
         deadline, used, used_before = checked + patience * seconds, 0.0, 0.0
         while used < seconds and (now := time.monotonic()) < deadline:
+            if self._ending.is_set():
+                raise WorkerDied
             if now - checked >= HUNGRY_SECONDS:
                 if starves and used - used_before < FEWEST_SECONDS:
                     raise WorkerStarved

@@ -7,7 +7,7 @@ one started while all are busy, and returns whichever is free first.
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from threading import Condition
+from threading import Condition, Event
 
 from ..vocabulary import Vocabulary
 from .worker_handle import WorkerDied, WorkerHandle, WorkerStarved
@@ -37,7 +37,7 @@ class WorkerPool:
         self._starting = 0
         self._waiting = 0
         self._failures = 0  # of starts, not yet raised to a waiting thread
-        self._closed = False
+        self._ending = Event()
         self._num_started = 0
         self._was_ready = False  # any worker, ever
         self._starters = ThreadPoolExecutor(most, "grammar-compile-start")
@@ -62,7 +62,7 @@ class WorkerPool:
         """Return a worker to the pool; after `MOST_JOBS` it is replaced."""
         with self._changed:
             self._busy -= 1
-            if not self._closed and worker.num_jobs < MOST_JOBS:
+            if not self._ending.is_set() and worker.num_jobs < MOST_JOBS:
                 self._idle.append(worker)
                 self._changed.notify_all()
                 return
@@ -75,9 +75,9 @@ class WorkerPool:
         self._replace(worker)
 
     def close(self) -> None:
-        """End idle workers; busy ones end when they are released."""
+        """End all workers: also those that start or compile, which may take long on a busy machine."""
         with self._changed:
-            self._closed = True
+            self._ending.set()
             idle, self._idle = self._idle, []
             self._changed.notify_all()
         for worker in idle:
@@ -85,7 +85,7 @@ class WorkerPool:
         self._starters.shutdown(wait=True, cancel_futures=True)
 
     def _wait(self) -> WorkerHandle:
-        while not self._closed:
+        while not self._ending.is_set():
             while self._idle:
                 worker = self._idle.pop()
                 if worker.is_alive:
@@ -111,7 +111,7 @@ class WorkerPool:
 
     def _start_one(self) -> None:
         """Start a worker on a thread, unless there are `most`. The caller holds the lock."""
-        if not self._closed and self._busy + len(self._idle) + self._starting < self._most:
+        if not self._ending.is_set() and self._busy + len(self._idle) + self._starting < self._most:
             self._starting += 1
             self._starters.submit(self._start, not self._num_started)
             self._num_started += 1
@@ -119,11 +119,11 @@ class WorkerPool:
     def _start(self, is_first: bool) -> None:
         worker = None
         try:
-            worker = WorkerHandle(self._vocabulary, yields=self._yields, is_first=is_first)
+            worker = WorkerHandle(self._vocabulary, yields=self._yields, is_first=is_first, ending=self._ending)
         finally:
             with self._changed:
                 self._starting -= 1
-                closed = self._closed
+                closed = self._ending.is_set()
                 if worker is None:
                     self._failures += bool(self._waiting)
                 elif not closed:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from queue import SimpleQueue
+from threading import Event
 
 import pytest
 
@@ -27,7 +28,7 @@ class Starts:
         self.asked: SimpleQueue[Future[Exception | None]] = SimpleQueue()
         self.are_first: list[bool] = []
 
-    def __call__(self, vocabulary: Vocabulary, *, yields: bool = False, is_first: bool = False) -> FakeWorkerHandle:
+    def __call__(self, vocabulary: Vocabulary, *, yields: bool, is_first: bool, ending: Event) -> FakeWorkerHandle:
         self.are_first.append(is_first)
         outcome: Future[Exception | None] = Future()
         self.asked.put(outcome)

@@ -11,6 +11,7 @@ import time
 import traceback
 from collections.abc import Iterator
 
+import psutil
 import pytest
 
 from rootgraft.grammar.compile.compile_service import CompileQueueFull, CompileService
@@ -191,6 +192,35 @@ def test_a_worker_that_gets_no_processor_time_starves(vocabulary, monkeypatch):
         worker.kill()
 
 
+def test_a_worker_that_never_gets_ready_does_not_keep_a_pool_that_closes(vocabulary, monkeypatch):
+    """On a machine whose cores are busy one of low priority takes longer to start than an engine may take to end."""
+    monkeypatch.setattr(
+        "rootgraft.grammar.compile.worker_handle._SERVE", "import time; time.sleep(100_000) # {is_first}"
+    )
+    monkeypatch.setattr("rootgraft.grammar.compile.worker_handle.START_SECONDS", 10_000.0)
+    before = set(psutil.Process().children())
+    pool = WorkerPool(vocabulary, 1, yields=False)
+    while not set(psutil.Process().children()) - before:
+        time.sleep(0.01)
+    pool.close()
+    assert set(psutil.Process().children()) == before
+    with pytest.raises(WorkerDied):
+        pool.acquire()
+
+
+def test_a_worker_that_compiles_does_not_keep_a_service_that_closes(vocabulary):
+    service = CompileService(vocabulary, workers=1, seconds=10_000.0)
+    worker = service._steady.acquire()
+    os.kill(worker._process.pid, signal.SIGSTOP)
+    service._steady.release(worker)
+    service._steady_until = time.monotonic() + 1_000.0  # the worker that yields is not asked
+    future = service.compile(GrammarSpec.json_object())
+    while worker.num_jobs == 0:
+        time.sleep(0.01)
+    service.close()
+    assert isinstance(future.exception(WAIT), GrammarError) and not worker.is_alive
+
+
 @pytest.mark.parametrize(("yields", "error"), [(True, WorkerStarved), (False, WorkerDied)])
 def test_a_stopped_worker_that_reads_nothing_is_given_up(vocabulary, monkeypatch, yields, error):
     monkeypatch.setattr("rootgraft.grammar.compile.worker_handle._YIELD", _STEADY)
@@ -208,7 +238,7 @@ def test_a_stopped_worker_that_reads_nothing_is_given_up(vocabulary, monkeypatch
 def test_a_worker_that_starves_at_its_start_keeps_no_grammar_waiting(vocabulary, monkeypatch):
     init, go_on = WorkerHandle.__init__, threading.Event()
 
-    def starve(self: WorkerHandle, vocabulary: Vocabulary, *, yields: bool = False, is_first: bool = False) -> None:
+    def starve(self: WorkerHandle, vocabulary: Vocabulary, *, yields: bool, **_: object) -> None:
         if yields:
             go_on.wait(WAIT)
         init(self, vocabulary, yields=False)
