@@ -72,8 +72,8 @@ class EngineConfig:
     )
     quantization: str | None = option(
         None,
-        "How weights are kept (CPU only). Default: in --dtype, or a GGUF file's blocks as they are where that is "
-        "measured to be faster, with the same answers. gguf: blocks as they are, activations of 15 bits. "
+        "How weights are kept (CPU only). Default: in --dtype, and a GGUF file's blocks as they are beside that or "
+        "alone, where that is faster, with the same answers. gguf: blocks as they are, activations of 15 bits. "
         "int8_weight_only: rounded to 8 bits, a scale for each output. gguf_dynamic, int8_dynamic: as these, and "
         "activations rounded to 8 bits: faster, but answers change.",
         choices=QUANTIZATIONS,

@@ -37,11 +37,13 @@ __all__ = [
     "Format",
     "QuantisedLinear",
     "available",
+    "flush",
     "is_widened_only",
     "pack_block_rows",
     "pack_blocks",
     "pack_channels",
     "rows",
+    "with_widened",
 ]
 
 BlockType = Literal["Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q6_K"]
@@ -133,6 +135,34 @@ def pack_block_rows(
         in_blocks = (_with_minimum(piece) for piece in in_blocks)
     form, planes = Format.BYTES if block_type == "Q8_0" else Format.NIBBLES, 0 if widened else 1 if dynamic else 2
     return _kernels().pack_blocks(in_blocks, (columns, row_bytes // size), form, bias, planes)
+
+
+def with_widened(
+    layer: QuantisedLinear, dtype: torch.dtype, bias: Tensor | None = None, *, few_rows: int
+) -> QuantisedLinear:
+    """Return a weight in blocks with a second form beside them, widened, by which more rows are multiplied.
+
+    Both forms have the same bits.
+
+    Args:
+        layer: packed by ``pack_blocks`` with ``widened=True``.
+        dtype: of x: bfloat16 or float32.
+        bias: [N], as it was packed, or None.
+        few_rows: the most rows of x that are multiplied with the blocks.
+
+    Raises:
+        ValueError: rows of x are quantised for this weight, it has a second form, or x has another type.
+        RuntimeError: no native kernels.
+    """
+    is_blocks = not layer.planes and layer.format not in (Format.CHANNELS, Format.WIDENED)
+    if not is_blocks or layer.widened is not None or dtype not in (torch.bfloat16, torch.float32):
+        raise ValueError(f"a weight in {layer.format.description} has no widened form in {dtype} beside it")
+    return _kernels().with_widened(layer, dtype, bias, few_rows)
+
+
+def flush(layer: QuantisedLinear) -> None:
+    """Flush a weight from all caches, so that its next product reads memory, as those of a step mostly do."""
+    _kernels().flush(layer)
 
 
 def _with_minimum(blocks: Tensor) -> Tensor:

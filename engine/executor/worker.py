@@ -212,6 +212,7 @@ def _set_up_device(config: EngineConfig) -> torch.device:
 
 def _load(config: EngineConfig, checkpoint: Path | GgufFile, model_path: Path, device: torch.device) -> Weights:
     dtype = choose_dtype(config, device)
+    available = resources.memory().available if device.type == "cpu" else None
     model = load_by(
         config.model_impl,
         checkpoint,
@@ -219,8 +220,8 @@ def _load(config: EngineConfig, checkpoint: Path | GgufFile, model_path: Path, d
         device=device,
         max_positions=config.max_model_len,
         dummy=config.load_format == "dummy",
-        weights=choose_weight_form(config, device, dtype, checkpoint),
-        available=resources.memory().available if device.type == "cpu" else None,
+        weights=choose_weight_form(config, device, dtype, checkpoint, available=available),
+        available=available,
     )
     return Weights(model, load_draft(config, model, model_path))
 
@@ -240,8 +241,14 @@ def _number_formats(model: Model) -> str:
     """Describe the model's type, and the forms of quantised weights."""
     name = str(model.dtype).removeprefix("torch.")
     packed = model.weights if isinstance(model, DecoderModel) else ()
-    forms = sorted({part.format for part in packed if isinstance(part, ops.QuantisedLinear)})
-    return f"{name} with weights in {' and '.join(form.description for form in forms)}" if forms else name
+    quantised = [part for part in packed if isinstance(part, ops.QuantisedLinear)]
+    if not quantised:
+        return name
+    forms = {(part.format.description, part.widened and part.widened.few_rows) for part in quantised}
+    described = " and ".join(
+        form if few is None else f"{form} up to {few} rows of a step" for form, few in sorted(forms, key=str)
+    )
+    return f"{name} with weights in {described}{', widened for more' if any(few for _, few in forms) else ''}"
 
 
 def _slot_bytes(config: EngineConfig, layout: BaseLayout) -> int:

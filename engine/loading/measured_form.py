@@ -1,24 +1,28 @@
 """Measured choice between two forms of GGUF blocks with the same bits: as stored, or widened to the model's type.
 
 As stored they are a quarter or half as much to read, but must be widened in every product, which some machines hide
-and others do not. So both are measured at the numbers of rows that steps have.
+and others do not. Where memory has room both are kept, and a measurement says how many rows the blocks are faster for.
+Where it has not, both are measured at the numbers of rows that steps have, and one is kept.
 """
 
 from __future__ import annotations
 
 import math
+import operator
 import time
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cache
+from itertools import accumulate
 from typing import Final, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from ...kernels import ops, quantised_weights
-from ...kernels.ops import Linear
-from ...kernels.quantised_weights import BLOCK_SIZES, BlockType
+from ...kernels.ops import QuantisedLinear
+from ...kernels.quantised_weights import BLOCK_SIZES, BlockType, Format
 from ..checkpoint.gguf import GgufFile
 
 ROWS: Final = (1, 4, 16, 32, 128, 512)
@@ -28,9 +32,23 @@ LEAST_SPEED: Final = 0.8
 """Where blocks as stored are slower than this with some number of rows, they are widened."""
 
 LEAST_BYTES: Final = 256 << 20
-"""Fewer bytes of blocks are widened unmeasured: to measure takes half as long as to load them."""
+"""With fewer bytes of blocks, and memory for both forms, only few rows are measured: to measure all of ``ROWS`` takes
+half as long as to load them."""
 
+FEW_ROWS: Final = (1, 16, 64, 128, 256)
+"""Numbers of rows that are measured where both forms are kept."""
+
+_ALIKE: Final = 0.98  # times as fast, for which a second form is not worth its memory
+_FEW_ROUNDS: Final = 2
+_FEW_WIDTH: Final = 1024
+_FEW_SIZE: Final = 8 << 20  # values of the weight that few rows are measured with
 _SIZE: Final = 24 << 20  # values of the measured weight: more than caches of a core hold, in either form
+_TYPES: Final[dict[Format, BlockType]] = {
+    Format.NIBBLES: "Q4_1",
+    Format.BYTES: "Q8_0",
+    Format.SUPER_NIBBLES: "Q4_K",
+    Format.SUPER_BYTES: "Q6_K",
+}
 _MANY: Final = 128  # rows that are measured with an eighth of that: their products take long
 _ROUNDS: Final = 5
 
@@ -42,36 +60,42 @@ class FormSpeeds:
     speeds: tuple[float, ...]
 
     @property
+    def is_never_slower(self) -> bool:
+        """Whether blocks as stored are as fast for every number of rows, so that they are enough."""
+        return min(self.speeds) >= _ALIKE
+
+    @property
     def stored(self) -> bool:
-        """The rule: as stored where that is faster in the geometric mean, and ``LEAST_SPEED`` as fast at least."""
+        """Whether to keep blocks as stored alone: faster in the geometric mean, ``LEAST_SPEED`` as fast at least."""
         return math.prod(self.speeds) > 1.0 and min(self.speeds) >= LEAST_SPEED
 
     def __str__(self) -> str:
         speeds = ", ".join(f"{speed:.1f}" for speed in self.speeds)
         rows = ", ".join(map(str, ROWS))
         return (
-            f"Weights are kept {'as stored' if self.stored else 'widened'}: linear layers with blocks as stored are "
-            f"{speeds} times as fast as widened ones with {rows} rows (measured)"
+            f"linear layers with blocks as stored are {speeds} times as fast as widened ones with {rows} rows "
+            "(measured)"
         )
 
 
 class StoredBlocks(NamedTuple):
-    """Blocks that most bytes of a file have: their type, and the values of a row."""
+    """Blocks that most bytes of a file have: their type, the values of a row, and the bytes of all with a kernel."""
 
     type: BlockType
     width: int
+    num_bytes: int
 
 
 def blocks_of(file: GgufFile) -> StoredBlocks | None:
-    """Return what a file's blocks are, of those with a kernel; None where there are few or none."""
+    """Return what a file's blocks are, of those with a kernel; None where there are none."""
     sizes: Counter[tuple[str, int]] = Counter()
     for tensor in file.tensors.values():
         if tensor.type in BLOCK_SIZES and len(tensor.shape) > 1:
             sizes[tensor.type, tensor.shape[-1]] += tensor.num_bytes
-    if sizes.total() < LEAST_BYTES:
+    if not sizes:
         return None
     (block_type, width), _ = sizes.most_common(1)[0]
-    return StoredBlocks(cast(BlockType, block_type), width)
+    return StoredBlocks(cast(BlockType, block_type), width, sizes.total())
 
 
 @cache
@@ -84,6 +108,36 @@ def measure_forms(blocks: StoredBlocks, dtype: torch.dtype) -> FormSpeeds:
     return FormSpeeds(tuple(speed for part in _parts() for speed in _speeds(blocks, dtype, *part)))
 
 
+@cache
+def measure_few_rows(form: Format, dtype: torch.dtype) -> int:
+    """Measure the most rows for which blocks beside their widened form are to be used, see ``most_rows``.
+
+    Once in a process for each format: the lesser of two times each, in turn.
+
+    Args:
+        form: of blocks, not arranged.
+        dtype: of activations.
+    """
+    plain = quantised_weights.with_widened(_random_blocks(_TYPES[form], _FEW_WIDTH, _FEW_SIZE), dtype, few_rows=0)
+    assert plain.widened is not None
+    blocks = replace(plain, widened=plain.widened._replace(few_rows=FEW_ROWS[-1]))
+    speeds = []
+    for rows in FEW_ROWS:
+        of_plain, of_blocks = _least_times(torch.randn(rows, _FEW_WIDTH).to(dtype), (plain, blocks), _FEW_ROUNDS)
+        speeds.append(of_plain / of_blocks)
+    return most_rows(speeds)
+
+
+def most_rows(speeds: Sequence[float]) -> int:
+    """Return the number of ``FEW_ROWS`` up to which blocks are faster as a whole, 0 for none.
+
+    By the product of the speeds up to there, so that one that was disturbed decides little.
+    """
+    products = list(accumulate(speeds, operator.mul))
+    best = max(products)
+    return FEW_ROWS[products.index(best)] if best > 1.0 else 0
+
+
 def _parts() -> tuple[tuple[int, tuple[int, ...]], ...]:
     """Sizes of weights, and the rows that they are measured with."""
     few = tuple(rows for rows in ROWS if rows < _MANY)
@@ -91,22 +145,29 @@ def _parts() -> tuple[tuple[int, tuple[int, ...]], ...]:
 
 
 def _speeds(blocks: StoredBlocks, dtype: torch.dtype, size: int, rows: tuple[int, ...]) -> list[float]:
-    block_type, width = blocks
-    columns = max(1, size // width)
-    values, num_bytes = BLOCK_SIZES[block_type]
-    raw = torch.zeros(columns, width // values * num_bytes, dtype=torch.uint8)
-    stored = quantised_weights.pack_blocks(raw, block_type, widened=True)
-    plain = ops.pack_linear(torch.zeros(columns, width, dtype=dtype))
-    times = [_least_times(torch.zeros(count, width, dtype=dtype), plain, stored) for count in rows]
+    block_type, width, _ = blocks
+    stored = _random_blocks(block_type, width, size)
+    plain = quantised_weights.with_widened(_random_blocks(block_type, width, size), dtype, few_rows=0)
+    times = [_least_times(torch.randn(count, width).to(dtype), (plain, stored), _ROUNDS) for count in rows]
     return [of_plain / of_stored for of_plain, of_stored in times]
 
 
-def _least_times(x: Tensor, *layers: Linear) -> tuple[float, ...]:
+def _random_blocks(block_type: BlockType, width: int, size: int) -> QuantisedLinear:
+    """Return a weight of so many values. They are random, as AMX makes products of zeros in half of the time."""
+    values, num_bytes = BLOCK_SIZES[block_type]
+    below_half_infinity = 0x3F  # in each byte, so that scales are finite
+    shape = max(1, size // width), width // values * num_bytes
+    raw = torch.randint(below_half_infinity, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    return quantised_weights.pack_blocks(raw, block_type, widened=True)
+
+
+def _least_times(x: Tensor, layers: tuple[QuantisedLinear, ...], rounds: int) -> tuple[float, ...]:
     """Seconds of each layer."""
-    return tuple(map(min, zip(*(tuple(_seconds(x, layer) for layer in layers) for _ in range(_ROUNDS)), strict=True)))
+    return tuple(map(min, zip(*(tuple(_seconds(x, layer) for layer in layers) for _ in range(rounds)), strict=True)))
 
 
-def _seconds(x: Tensor, layer: Linear) -> float:
+def _seconds(x: Tensor, layer: QuantisedLinear) -> float:
+    quantised_weights.flush(layer)  # a step reads all layers before it reads one again
     begin = time.perf_counter()
     ops.linear(x, layer)
     return time.perf_counter() - begin

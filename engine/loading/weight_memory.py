@@ -39,7 +39,7 @@ def fitting_form(
     needed = weight_bytes(source, config, dtype, form)
     if needed <= available:
         return form
-    if form == "plain" and has_kernels(device, dtype):
+    if form in ("plain", "stored_both") and has_kernels(device, dtype):
         stored = weight_bytes(source, config, dtype, "stored_widened")
         if stored <= available:
             print(
@@ -74,8 +74,10 @@ def _tensor_bytes(
     name: str, shape: Shape, source: WeightSource, config: ModelConfig, dtype: torch.dtype, form: WeightForm
 ) -> int:
     count = math.prod(shape)
+    is_packed = len(shape) > 1 and (name != EMBEDDING or config.tied_head)
     if form.startswith("stored"):
         stored = source.stored(name)
-        return stored[1] if stored and stored[0] in quantised_weights.BLOCK_SIZES else count * dtype.itemsize
-    is_packed = len(shape) > 1 and (name != EMBEDDING or config.tied_head)
+        if not stored or stored[0] not in quantised_weights.BLOCK_SIZES:
+            return count * dtype.itemsize
+        return stored[1] + (count * dtype.itemsize if form == "stored_both" and is_packed else 0)
     return count if is_packed and form.startswith("int8") else count * dtype.itemsize

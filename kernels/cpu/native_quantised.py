@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from struct import Struct
 from typing import Final
 
 import torch
 from torch import Tensor
 
-from ..layouts.packed_weights import Format, Largest, QuantisedLinear
+from ..layouts.packed_weights import Format, Largest, QuantisedLinear, WidenedForm
 from .native_elementwise import KINDS
 from .native_library import Fields, NativeLibrary
 
@@ -27,6 +28,10 @@ _PACK_BLOCKS: Final = Struct("7q")  # of super-blocks too
 _PACK_CHANNELS: Final = Struct("7q")
 _ROWS: Final = Struct("9q")
 _QUANTISED: Final = Struct("16q")
+_BOTH_FORMS: Final = Struct("19q")
+_WIDEN_BLOCKS: Final = Struct("8q")
+_ARRANGE_BLOCKS: Final = Struct("4q")
+_FLUSH_LINES: Final = Struct("2q")
 _WIDENED: Final = Struct("11q")
 
 
@@ -40,6 +45,13 @@ class QuantisedKernels:
         self._pack_channels = library.bind("pack_channels", _PACK_CHANNELS)
         self._rows = library.bind("quantised_rows", _ROWS)
         self._quantised_linear = library.bind("quantised_linear", _QUANTISED, Fields((6,), following=14))
+        self._both_forms_linear = library.bind("both_forms_linear", _BOTH_FORMS, Fields((6,)))
+        self._widen_blocks = library.bind("widen_blocks", _WIDEN_BLOCKS)
+        self._arrange_blocks = library.bind("arrange_blocks", _ARRANGE_BLOCKS)
+        self._flush_lines = library.bind("flush_lines", _FLUSH_LINES)
+        self._arranges = bool(library.handle.arranges_blocks())
+        pays = library.handle.gated_linear_pays
+        self._gated_dtypes = {dtype for dtype in _TYPES if pays(dtype is _BF16)}
         self._widened_linear = library.bind("widened_linear", _WIDENED, Fields((5,)))
 
     @staticmethod
@@ -58,6 +70,8 @@ class QuantisedKernels:
         weight, scales = self._empty_panels(shape, *((2, 4) if is_nibbles else (1, 8)))
         if not self._packs_all(self._pack_blocks, pieces, shape, is_nibbles, weight, scales):
             raise ValueError("a block has a scale or a minimum that is infinite or not a number")
+        if not planes:
+            form = self._arrange(weight, form)
         return QuantisedLinear(blocks * BLOCK, columns, form, planes, weight, scales, _wide(bias), self)
 
     def pack_super_blocks(
@@ -69,7 +83,38 @@ class QuantisedKernels:
         weight, scales = self._empty_panels(shape, *((10, 32) if is_nibbles else (9, 64)))
         if not self._packs_all(self._pack_super_blocks, pieces, shape, is_nibbles, weight, scales):
             raise ValueError("a super-block has a factor that is infinite or not a number")
+        form = self._arrange(weight, form)
         return QuantisedLinear(supers * SUPER_BLOCK, columns, form, 0, weight, scales, _wide(bias), self)
+
+    def _arrange(self, weight: Tensor, form: Format) -> Format:
+        """Arrange blocks whose numbers are rounded in products, where few rows are then faster; return their format."""
+        if not self._arranges:
+            return form
+        blocks, is_nibbles = weight.numel() // PANEL_ROWS, form in (Format.NIBBLES, Format.SUPER_NIBBLES)
+        blocks //= BLOCK // _WORD // (2 if is_nibbles else 1)
+        self._arrange_blocks(_ARRANGE_BLOCKS.pack(weight.data_ptr(), blocks, is_nibbles, self._library.num_threads))
+        return form.arranged
+
+    def with_widened(
+        self, layer: QuantisedLinear, dtype: torch.dtype, bias: Tensor | None, few_rows: int
+    ) -> QuantisedLinear:
+        """Return blocks with their widened form beside them; see ``quantised_weights.with_widened``."""
+        pair = 2 if dtype is _BF16 else 1
+        panels = -(-layer.out_features // PANEL_ROWS)
+        wide = self._library.arena.empty((panels, layer.in_features // pair, PANEL_ROWS, pair), dtype)
+        addresses = (layer.weight.data_ptr(), layer.scales.data_ptr(), wide.data_ptr())
+        sizes = (layer.out_features, layer.in_features)
+        threads = self._library.num_threads
+        self._widen_blocks(_WIDEN_BLOCKS.pack(*addresses, *sizes, layer.format, dtype is _BF16, threads))
+        wide_bias = None if bias is None else bias.detach().to(dtype).contiguous()
+        return replace(layer, widened=WidenedForm(wide, wide_bias, few_rows))
+
+    def flush(self, layer: QuantisedLinear) -> None:
+        """See ``quantised_weights.flush``."""
+        parts = (layer.weight, layer.scales, None if layer.widened is None else layer.widened.weight)
+        for part in parts:
+            if part is not None:
+                self._flush_lines(_FLUSH_LINES.pack(part.data_ptr(), part.nbytes))
 
     def _empty_panels(self, shape: tuple[int, int], halves: int, words: int) -> tuple[Tensor, Tensor]:
         """Return room for the values and the scales of blocks, of so many words and halves for a row."""
@@ -133,11 +178,11 @@ class QuantisedKernels:
         self._multiply(x, layer, found.value, found.column.data_ptr())
         return found
 
-    @staticmethod
-    def takes_gated(layer: QuantisedLinear) -> bool:
+    def takes_gated(self, layer: QuantisedLinear) -> bool:
         """Return whether the weight's two halves are whole panels and without bias, and its products are made so."""
         fits = layer.bias is None and layer.out_features % (2 * PANEL_ROWS) == 0
-        return fits and (layer.format is Format.CHANNELS or not layer.planes)
+        has_op = layer.widened is None or layer.widened.weight.dtype in self._gated_dtypes
+        return fits and has_op and (layer.format is Format.CHANNELS or not layer.planes)
 
     def gated_linear(self, x: Tensor, layer: QuantisedLinear, kind: str) -> Tensor:
         """See ``kernels.ops.gated_linear``, for a layer that ``takes_gated``."""
@@ -170,6 +215,11 @@ class QuantisedKernels:
         flags = (x.dtype is _BF16, out.dtype is _BF16, self._library.num_threads)
         if layer.format is Format.WIDENED:
             failed = self._widened_linear(_WIDENED.pack(*addresses, *sizes, *flags))
+        elif layer.widened is not None and x.dtype is layer.widened.weight.dtype:
+            wide, bias, few_rows = layer.widened
+            fields = (*addresses, columns, *sizes, layer.format, layer.planes, *flags, 0, gate)
+            others = (wide.data_ptr(), 0 if bias is None else bias.data_ptr(), few_rows)
+            failed = self._both_forms_linear(_BOTH_FORMS.pack(*fields, *others))
         else:
             formats = (layer.format, layer.planes)
             failed = self._quantised_linear(_QUANTISED.pack(*addresses, columns, *sizes, *formats, *flags, 0, gate))

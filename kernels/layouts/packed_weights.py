@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -64,6 +64,7 @@ class Format(IntEnum):
     WIDENED: as CHANNELS, but x is not quantised: q is widened to the type of x (weight-only).
     SUPER_NIBBLES: blocks of 32 in super-blocks of 256, ``(d * s) * q - e * t`` with q of 4 bits (GGUF's Q4_K).
     SUPER_BYTES: blocks of 16 in super-blocks of 256, ``(d * s) * q`` with q of 6 bits in a byte (GGUF's Q6_K).
+    NIBBLE_ROWS, BYTE_ROWS, SUPER_NIBBLE_ROWS, SUPER_BYTE_ROWS: the same four, arranged for products of few rows by AMX.
 
     For NIBBLES and BYTES, x is quantised to 8 or 15 bits in blocks of 32, or the weight's numbers are rounded to its
     type, as those of super-blocks are; for CHANNELS x has 8 bits with outliers kept apart. See
@@ -76,12 +77,48 @@ class Format(IntEnum):
     WIDENED = 3
     SUPER_NIBBLES = 4
     SUPER_BYTES = 5
+    NIBBLE_ROWS = 6
+    BYTE_ROWS = 7
+    SUPER_NIBBLE_ROWS = 8
+    SUPER_BYTE_ROWS = 9
 
     @property
     def description(self) -> str:
         """The format in a few words for a log line."""
         names = ("4-bit blocks", "8-bit blocks", "8 bits (x too)", "8 bits", "4-bit super-blocks", "6-bit super-blocks")
-        return names[self]
+        return names[self.unarranged]
+
+    @property
+    def unarranged(self) -> Format:
+        """The format of the same numbers, not arranged for AMX."""
+        return {arranged: form for form, arranged in _ARRANGED.items()}.get(self, self)
+
+    @property
+    def arranged(self) -> Format:
+        """The format of the same numbers in blocks, arranged for AMX. Raises KeyError for one without blocks."""
+        return _ARRANGED[self]
+
+
+_ARRANGED: Final = {
+    Format.NIBBLES: Format.NIBBLE_ROWS,
+    Format.BYTES: Format.BYTE_ROWS,
+    Format.SUPER_NIBBLES: Format.SUPER_NIBBLE_ROWS,
+    Format.SUPER_BYTES: Format.SUPER_BYTE_ROWS,
+}
+
+
+class WidenedForm(NamedTuple):
+    """The second form of a weight in blocks, for products of more rows, with the same bits.
+
+    Attributes:
+        weight: panels as those of a ``PackedLinear``.
+        bias: [N] or None, of the weight's type.
+        few_rows: the most rows of x that are multiplied with the blocks.
+    """
+
+    weight: Tensor
+    bias: Tensor | None
+    few_rows: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +134,7 @@ class QuantisedLinear:
         scales: factors of the integers.
         bias: [N] fp32 or None.
         kernels: the native kernels that read it.
+        widened: the same weight in a second form, for x of its type; None for the blocks alone.
     """
 
     in_features: int
@@ -107,6 +145,7 @@ class QuantisedLinear:
     scales: Tensor
     bias: Tensor | None
     kernels: QuantisedPanelKernels
+    widened: WidenedForm | None = None
 
 
 Linear = PackedLinear | QuantisedLinear

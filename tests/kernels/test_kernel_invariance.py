@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.kernels.ragged_batches import RaggedBatch, ragged_batch
+from support.kernels.ragged_batches import RaggedBatch, assert_close, ragged_batch
 
 from rootgraft.kernels import ops
 
@@ -73,6 +73,18 @@ def test_attention_on_two_threads(dtype, rows):
     """Few tiles with long contexts are spread over threads by splits, many tiles one by one."""
     batch = ragged_batch(rows, dtype=dtype)
     assert same(on_two_threads(lambda: attend(batch)), attend(batch))
+
+
+@pytest.mark.parametrize("head_dim", [32, 64, 96, 160])
+@pytest.mark.parametrize("group", [1, 3, 4, 7])
+def test_few_queries_and_many(head_dim: int, group: int) -> None:
+    """Queries of a few tokens, which CPUs multiply in shapes of their own, have the bits that they have in a prompt."""
+    batch = ragged_batch([(40, 350)], heads=2 * group, kv_heads=2, head_dim=head_dim, page_size=32)
+    whole = attend(batch)
+    assert_close(whole, batch.expected(scale=0.125))
+    for count in range(1, 17 // group + 2):
+        for first in (0, 9, 40 - count):
+            assert same(attend(batch.pick(0, first, first + count)), whole[first : first + count])
 
 
 @pytest.mark.parametrize("kv_heads", [3, 8])

@@ -19,8 +19,9 @@ from torch.nn import functional
 
 from rootgraft.kernels import ops, quantised_weights
 from rootgraft.kernels.cpu import build
-from rootgraft.kernels.cpu.native_library import NativeLibrary
+from rootgraft.kernels.cpu.native_library import Buffers, NativeLibrary
 from rootgraft.kernels.cpu.native_quantised import QuantisedKernels
+from rootgraft.kernels.cpu.recorded_pass import record
 from rootgraft.kernels.layouts.packed_weights import Format, QuantisedLinear
 
 pytestmark = pytest.mark.usefixtures("kernels")
@@ -130,6 +131,75 @@ def test_widened_blocks_have_the_bits_of_a_plain_weight(block_type, tokens, num_
     for out_dtype in (dtype, torch.float32):
         assert torch.equal(ops.linear(x, layer, out_dtype), ops.linear(x, plain, out_dtype))
     assert_same_largest(ops.largest_linear(x, layer), ops.linear(x, plain, torch.float32))
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    block_type=st.sampled_from(BLOCKS + SUPER_BLOCKS),
+    tokens=st.one_of(st.integers(0, 20), st.sampled_from([32, 33, 47, 64, 65, 140])),
+    few_rows=st.sampled_from([0, 1, 4, 16, 64, 1000]),
+    num_blocks=st.integers(1, 7),
+    columns=st.one_of(st.integers(1, 200), st.sampled_from([32, 96])),
+    bias=st.booleans(),
+    dtype=TYPES,
+    seed=st.integers(0, 1 << 30),
+)
+def test_both_forms_have_the_bits_of_a_plain_weight(
+    block_type, tokens, few_rows, num_blocks, columns, bias, dtype, seed
+):
+    width = num_blocks * quantised_weights.BLOCK_SIZES[block_type][0]
+    raw, weight = random_blocks(block_type, seed, columns, width)
+    offset = randn(seed + 2, columns, dtype=dtype) if bias else None
+    packed = quantised_weights.pack_blocks(raw, block_type, offset, widened=True)
+    layer = quantised_weights.with_widened(packed, dtype, offset, few_rows=few_rows)
+    plain, x = ops.pack_linear(weight.to(dtype), offset), randn(seed + 3, tokens, width, dtype=dtype)
+    assert torch.equal(layer.widened.weight, plain.weight)
+    assert torch.equal(quantised_weights.rows(layer, torch.arange(columns)), weight)
+    assert layer.format.description == packed.format.description
+    for out_dtype in (dtype, torch.float32):
+        assert torch.equal(ops.linear(x, layer, out_dtype), ops.linear(x, plain, out_dtype))
+    assert_same_largest(ops.largest_linear(x, layer), ops.linear(x, plain, torch.float32))
+    if columns % 2 == 0:
+        assert torch.equal(ops.gated_linear(x, layer, "silu"), ops.gated_linear(x, plain, "silu"))
+
+
+@pytest.mark.parametrize("block_type", BLOCKS + SUPER_BLOCKS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_both_forms_on_more_threads_and_in_the_other_type(block_type, dtype):
+    """Rows of x of another type than the widened form are multiplied with the blocks."""
+    raw, weight = random_blocks(block_type, 7, 288, 1536)
+    layer = quantised_weights.with_widened(
+        quantised_weights.pack_blocks(raw, block_type, widened=True), dtype, few_rows=40
+    )
+    for x_dtype in (torch.bfloat16, torch.float32):
+        plain, x = ops.pack_linear(weight.to(x_dtype)), randn(3, 300, 1536, dtype=x_dtype)
+        for threads, count in itertools.product((1, 2, 3), (1, 3, 16, 17, 40, 41, 300)):
+            ops.set_threads(threads)
+            assert torch.equal(ops.linear(x[:count], layer), ops.linear(x[:count], plain))
+            assert torch.equal(ops.gated_linear(x[:count], layer, "relu2"), ops.gated_linear(x[:count], plain, "relu2"))
+
+
+def test_a_flushed_weight_is_the_same():
+    raw, weight = random_blocks("Q8_0", 7, 64, 96)
+    packed = quantised_weights.pack_blocks(raw, "Q8_0", widened=True)
+    layer = quantised_weights.with_widened(packed, torch.float32, few_rows=2)
+    for each in (packed, layer):
+        quantised_weights.flush(each)
+        assert torch.equal(quantised_weights.rows(each, torch.arange(64)), weight)
+    assert torch.equal(layer.widened.weight, ops.pack_linear(weight).weight)
+
+
+def test_a_recorded_product_takes_either_form_by_its_rows():
+    raw, weight = random_blocks("Q4_1", 7, 64, 96)
+    packed = quantised_weights.pack_blocks(raw, "Q4_1", widened=True)
+    layer = quantised_weights.with_widened(packed, torch.bfloat16, few_rows=4)
+    plain, x = ops.pack_linear(weight.bfloat16()), torch.empty(9, 96, dtype=torch.bfloat16)
+    out, replay = record(ops.native_kernels().library, lambda: ops.linear(x, layer), Buffers(9))
+    assert replay is not None
+    for count in (1, 4, 5, 9):
+        x.copy_(randn(count, 9, 96, dtype=torch.bfloat16))
+        replay.replay(count, count)
+        assert torch.equal(out[:count], ops.linear(x[:count], plain))
 
 
 @pytest.mark.parametrize("block_type", BLOCKS + SUPER_BLOCKS)
@@ -267,6 +337,14 @@ def test_refusals():
     with pytest.raises(ValueError, match="cannot be quantised by channels"):
         quantised_weights.pack_channels(torch.zeros(4, 7, dtype=torch.bfloat16), dynamic=True)
     layer = quantised_weights.pack_channels(randn(0, 20, 64), dynamic=True)
+    with pytest.raises(ValueError, match=r"in 8 bits .* has no widened form"):
+        quantised_weights.with_widened(layer, torch.bfloat16, few_rows=4)
+    packed = quantised_weights.pack_blocks(blocks("Q8_0", randn(0, 20, 64))[0], "Q8_0", widened=True)
+    with pytest.raises(ValueError, match="8-bit blocks has no widened form in torch"):
+        quantised_weights.with_widened(packed, torch.float16, few_rows=4)
+    both = quantised_weights.with_widened(packed, torch.bfloat16, few_rows=4)
+    with pytest.raises(ValueError, match=r"8-bit blocks has no widened form in .* beside it"):
+        quantised_weights.with_widened(both, torch.bfloat16, few_rows=4)
     for wrong in (20, -1):
         with pytest.raises(IndexError, match=r"not in 0 \.\. 19"):
             quantised_weights.rows(layer, torch.tensor([0, wrong]))
@@ -280,7 +358,7 @@ def test_refusals():
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="names of x86 instruction sets")
 @instruction_sets("avx2", "x86-64", "avx512")
-def test_lesser_instruction_sets(arch):
+def test_lesser_instruction_sets(arch, monkeypatch):
     """What other machines would compile, run on this one: integer sums are exact, so blocks give the same bits."""
     kernels = QuantisedKernels(load_level(arch))
     weight, x = randn(0, 70, 192), with_outliers(randn(1, 9, 192, dtype=torch.bfloat16), 0.02)
@@ -294,11 +372,15 @@ def test_lesser_instruction_sets(arch):
     x = randn(2, 9, 512, dtype=torch.bfloat16)
     for name in (*BLOCKS, *SUPER_BLOCKS):
         raw, exact = random_blocks(name, 3, 70, 512)
-        other = dataclasses.replace(quantised_weights.pack_blocks(raw, name, widened=True), kernels=kernels)
+        with monkeypatch.context() as patch:
+            patch.setattr(quantised_weights, "_kernels", lambda: kernels)
+            other = quantised_weights.pack_blocks(raw, name, widened=True)
         assert torch.equal(kernels.rows(other, torch.arange(70)), exact)
         rounded = exact.bfloat16().double()
         magnitudes = x.double().abs() @ rounded.abs().T
         assert_near(kernels.linear(x, other, torch.float32), x.double() @ rounded.T, magnitudes)
+        few, many = (kernels.with_widened(other, torch.bfloat16, None, few_rows) for few_rows in (9, 0))
+        assert torch.equal(kernels.linear(x, few, torch.float32), kernels.linear(x, many, torch.float32))
     x = with_outliers(randn(1, 9, 192, dtype=torch.bfloat16), 0.02)
     for form in (Format.CHANNELS, Format.WIDENED):
         other, layer = kernels.pack_channels(weight, form, None), quantised_weights.pack_channels(weight, dynamic=True)

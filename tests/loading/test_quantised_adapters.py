@@ -13,6 +13,7 @@ from support.models.small_gguf import HIDDEN, METADATA, SHAPES, VOCAB, tensors, 
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from rootgraft.engine.loading import weight_forms
 from rootgraft.engine.loading.base_layout import base_layout
 from rootgraft.engine.loading.load_model import load_model
 from rootgraft.engine.loading.weight_forms import WeightForm
@@ -81,13 +82,24 @@ def adapted(peft_model: PeftModel, module: str, x: Tensor, base: Tensor) -> Tens
 @pytest.mark.parametrize("use_dora", [False, True], ids=["lora", "dora"])
 @pytest.mark.parametrize(
     ("kind", "weights"),
-    [(KINDS.Q4_1, "stored"), (KINDS.Q8_0, "stored"), (KINDS.Q4_1, "int8_dynamic"), (KINDS.F32, "int8_weight_only")],
+    [
+        (KINDS.Q4_1, "stored"),
+        (KINDS.Q8_0, "stored"),
+        (KINDS.Q4_1, "stored_both"),
+        (KINDS.Q4_1, "int8_dynamic"),
+        (KINDS.F32, "int8_weight_only"),
+    ],
     ids=lambda value: getattr(value, "name", value),
 )
 @torch.inference_mode()
 def test_the_difference_is_the_low_rank_part(
-    kind: gguf.GGMLQuantizationType, weights: WeightForm, use_dora: bool, tmp_path: Path
+    kind: gguf.GGMLQuantizationType,
+    weights: WeightForm,
+    use_dora: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(weight_forms, "measure_few_rows", lambda *_: TOKENS)
     path = write(tmp_path / "model.gguf", tensors(), types=dict.fromkeys(MATRICES, kind))
     model = load_model(path, dtype=torch.bfloat16, device=CPU, weights=weights)
     layout = base_layout(model, path, dummy=False)

@@ -15,11 +15,13 @@ from rootgraft.engine.checkpoint.read_config import open_checkpoint, read_model_
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.errors import ConfigError
 from rootgraft.engine.executor.worker import Worker
+from rootgraft.engine.loading import weight_forms
 from rootgraft.engine.loading.load_model import load_model, open_source
 from rootgraft.engine.loading.weight_forms import WeightForm
 from rootgraft.engine.loading.weight_memory import weight_bytes
 from rootgraft.engine.machine import resources
 from rootgraft.kernels import ops, quantised_weights
+from rootgraft.kernels.layouts.packed_weights import Format
 
 CPU, KINDS = torch.device("cpu"), gguf.GGMLQuantizationType
 MATRICES = [name for name, shape in SHAPES.items() if len(shape) == 2]
@@ -47,9 +49,11 @@ def test_bytes_by_form(tmp_path: Path) -> None:
     assert size(q4, "plain") == 2 * (COUNT + VOCAB * HIDDEN)  # rows of the tied head are looked up in a second copy
     assert size(q4, "plain", torch.float32) == 4 * (COUNT + VOCAB * HIDDEN)
     assert size(q4, "stored") == size(q4, "stored_dynamic") == IN_MATRICES * 18 // 32 + 2 * vectors
+    assert size(q4, "stored_both") == IN_MATRICES * 18 // 32 + 2 * COUNT  # without that copy
     assert size(q4, "int8_dynamic") == size(q4, "int8_weight_only") == IN_MATRICES + 2 * vectors
     untied = file(tmp_path, KINDS.Q8_0, tied=False)
     assert size(untied, "plain") == 2 * (COUNT + VOCAB * HIDDEN)
+    assert size(untied, "stored_both") == size(untied, "stored") + 2 * IN_MATRICES
     assert size(untied, "int8_dynamic") == IN_MATRICES + 2 * (vectors + VOCAB * HIDDEN)
 
 
@@ -58,12 +62,12 @@ def test_blocks_without_a_kernel_count_as_plain(tmp_path: Path) -> None:
     assert size(path, "stored") == size(path, "plain")
 
 
-@pytest.mark.parametrize("form", ["plain", "stored", "int8_dynamic"])
+@pytest.mark.parametrize("form", ["plain", "stored", "stored_both", "int8_dynamic"])
 def test_weights_load_where_they_just_fit(tmp_path: Path, form: WeightForm) -> None:
     path = file(tmp_path, KINDS.Q4_0)
     needed = size(path, form)
     load_model(path, dtype=torch.bfloat16, device=CPU, weights=form, available=needed)
-    if form == "plain":  # then blocks are kept as stored
+    if form in ("plain", "stored_both"):  # then blocks are kept as stored
         needed = size(path, "stored_widened")
     with pytest.raises(ConfigError, match=r"^The weights need .* GiB .*; .* of memory are available\."):
         load_model(path, dtype=torch.bfloat16, device=CPU, weights=form, available=needed - 1)
@@ -101,3 +105,16 @@ def test_the_engine_asks_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(resources, "memory", lambda: found)
     with pytest.raises(ConfigError, match="The weights need"):
         Worker(EngineConfig(model=str(path), device="cpu", dtype="bfloat16"), path)
+
+
+def test_the_start_says_which_form_is_for_how_many_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weight_forms, "measure_few_rows", lambda form, _: 1 if form is Format.BYTES else 64)
+    types = dict.fromkeys(MATRICES, KINDS.Q4_1) | {"token_embd.weight": KINDS.Q8_0}
+    path = write(tmp_path / "model.gguf", tensors(), types=types)
+    both = Worker(EngineConfig(model=str(path), device="cpu", dtype="bfloat16", kv_cache_memory=0.01), path)
+    assert (
+        "bfloat16 with weights in 4-bit blocks up to 64 rows of a step and 8-bit blocks up to 1 rows of a step, "
+        "widened for more on cpu"
+    ) in both.summary[0]
+    config = EngineConfig(model=str(path), device="cpu", quantization="gguf", kv_cache_memory=0.01)
+    assert "bfloat16 with weights in 4-bit blocks and 8-bit blocks on cpu" in Worker(config, path).summary[0]

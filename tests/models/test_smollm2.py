@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from support.models.paged_run import CPU, PagedRun
 from torch import Tensor
 
 from rootgraft import LLM, SamplingParams
+from rootgraft.engine.loading import weight_forms
 from rootgraft.engine.loading.load_model import load_model
 
 STEM = "You are a careful assistant. Answer in one or two short sentences, and do not guess.\n\n"
@@ -80,3 +82,25 @@ def test_twenty_prompts_go_on_as_in_transformers(smollm2_gguf: Path, oracle: Any
         prompt = list(first.prompt_token_ids)
         choices = oracle_logits(oracle, prompt + answer).argmax(-1).tolist()
         assert choices[len(prompt) - 1 : -1] == answer
+
+
+def test_answers_do_not_depend_on_the_form_of_blocks_or_on_company(
+    smollm2_gguf: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sampled, with log probabilities: widened and one by one, then from blocks up to 3 rows and for all."""
+
+    def answers(few_rows: int, **options: Any) -> list[list[tuple[int, float]]]:
+        measure = Mock(return_value=few_rows)
+        monkeypatch.setattr(weight_forms, "measure_few_rows", measure)
+        llm = LLM(str(smollm2_gguf), device="cpu", kv_cache_memory=0.1, max_model_len=512, **options)
+        params = [SamplingParams(temperature=1.0, seed=i, max_tokens=12, logprobs=1) for i in range(len(STARTS))]
+        outputs = llm.generate(STARTS, params, use_tqdm=False)
+        llm.close()
+        measure.assert_called()
+        scores = [zip(each.outputs[0].token_ids, each.outputs[0].logprobs or (), strict=True) for each in outputs]
+        return [[(token, found[token].logprob) for token, found in each] for each in scores]
+
+    alone = answers(0, max_num_seqs=1, enable_prefix_caching=False, speculative_config='{"method": "off"}')
+    for few_rows in (3, 1000):
+        assert answers(few_rows) == alone
+        assert answers(few_rows, max_num_seqs=4, max_num_batched_tokens=16, threads=1) == alone

@@ -28,7 +28,7 @@ The same for all classes above, as each is one decoder over the same ops:
 |---|---|---|
 | weights of a folder: F32, F16, BF16 | native kernels in float32 and bfloat16 | Triton kernels in bfloat16 and float16 |
 | `--quantization int8_dynamic`, `int8_weight_only` | all linear modules | refused |
-| a GGUF file: {types} | dequantised, or as stored (Q4_0, Q4_1, Q4_K, Q6_K, Q8_0) where they are 256 MiB or more and a measurement at the start finds that faster: the same answers; with `--quantization gguf`, `gguf_dynamic` as stored in any case, activations of 15 or 8 bits (Q4_0, Q4_1, Q8_0) | dequantised |
+| a GGUF file: {types} | dequantised, and beside that as stored (Q4_0, Q4_1, Q4_K, Q6_K, Q8_0), from which few rows are computed, up to as many as a measurement at the start finds faster: the same answers ([which form](#forms-of-a-gguf-file)); with `--quantization gguf`, `gguf_dynamic` as stored in any case, activations of 15 or 8 bits (Q4_0, Q4_1, Q8_0) | dequantised |
 | `--kv-cache-dtype int8` | yes | refused |
 | LoRA adapters on every linear module, embedding and head; routers and shared experts | batched, native | batched, Triton |
 | LoRA adapters on experts, stacked (`target_parameters`) or one by one | batched, native | batched, Triton; steps with them run without CUDA graphs |
@@ -40,6 +40,19 @@ On a GPU, norms of all query heads together (OLMo 2 and 3), layer norms of heads
 Router and the shared expert's gate stay in the model's type under `--quantization`. Layers that predict further tokens (GLM-4.5, DeepSeek V3) are not loaded. Mixtures not in the table are refused by name.
 
 *Latent attention* (DeepSeek V2 and V3, R1, Kimi K2) keeps one vector of each token in the KV pool for all heads: `kv_lora_rank + qk_rope_head_dim` numbers a layer, 576 in all published models, where keys and values of 128 heads would be 40,960. Heads read it as it is (the absorbed form): `kv_b_proj` is applied to queries and to results, never to what is cached. LoRA on every linear module is exact, `kv_b_proj` included, which is computed at the adapter's own rank; on a GPU, with DoRA, and in an activated LoRA, `kv_b_proj` is refused by name. `--kv-cache-dtype int8` is refused.
+
+### Forms of a GGUF file
+
+Blocks of Q4_0, Q4_1, Q4_K, Q6_K and Q8_0 are a quarter or half of the bytes of bfloat16, and a step of one or a few streams takes as long as its weights take to read. All forms below have the same bits, so no answer depends on the choice, nor on how many others are served at the time:
+
+| | held in memory |
+|---|---|
+| less than 256 MiB of blocks, or blocks that are slower for some number of rows | both, blocks and bfloat16 (or float32), if half of the available memory holds them; a step of few rows is computed from blocks, a larger one from the others. How many rows are few is measured for each type of blocks at the start (0.1 s each) |
+| blocks that are as fast for one to 512 rows (measured, 0.3 s) | blocks |
+| both forms do not fit in half of the memory, or the model is a mixture of experts | blocks, where they are faster in the geometric mean of six numbers of rows and never below 0.8 times as fast; else bfloat16. Small files: bfloat16 |
+| bfloat16 does not fit at all | blocks |
+
+The line at the start says it: `bfloat16 with weights in 4-bit blocks up to 64 rows of a step and 8-bit blocks up to 16 rows of a step, widened for more`.
 """
 _RATIO = "on two cores of a CPU our decoder is 1.9 times as fast for one stream, and 1.5 times for four"
 _ROPE = """## Rotary embeddings

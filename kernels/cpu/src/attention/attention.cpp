@@ -15,6 +15,7 @@ namespace {
 constexpr int64_t kSmall = 1 << 17;    // multiplications below which one thread is faster
 constexpr int64_t kSmallMerge = 1 << 14;  // floats of partials below which one thread merges them sooner
 constexpr int64_t kPartsOfThread = 4;  // so many parts of all tiles for each thread
+constexpr int64_t kRunsOfThread = 16;  // so many runs of splits, where threads share tiles
 
 thread_local Room split_room;
 
@@ -81,13 +82,18 @@ void attend_in(const Int8Call& op, const Stretch& stretch, const Stretch& next, 
   attend_int8(op, stretch, next, result, resumes);
 }
 
+// A thread takes several items in a row, and knows which block comes next but at their end.
 template <class E, class Call>
 void attend_to_items(const Call& op, const std::vector<Item>& items, int threads) {
-  parallel_items(threads, (int64_t)items.size(), [&](int64_t i) {
-    const bool more = i + threads < (int64_t)items.size();  // what this thread will probably take next
-    prefetch_stretch(op, items[i].stretch);
-    const Stretch& next = more ? items[i + threads].stretch : kNoStretch;
-    attend_in<E>(op, items[i].stretch, next, items[i].result, items[i].resumes);
+  const int64_t count = (int64_t)items.size(), runs = std::min<int64_t>(count, kRunsOfThread * threads);
+  const auto start = [&](int64_t run) { return run < runs ? items[count * run / runs].stretch : kNoStretch; };
+  parallel_items(threads, runs, [&](int64_t run) {
+    const int64_t end = count * (run + 1) / runs;
+    prefetch_stretch(op, start(run));
+    for (int64_t i = count * run / runs; i < end; i++) {
+      const Stretch next = i + 1 < end ? items[i + 1].stretch : start(run + threads);
+      attend_in<E>(op, items[i].stretch, next, items[i].result, items[i].resumes);
+    }
   });
 }
 

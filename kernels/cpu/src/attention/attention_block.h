@@ -2,6 +2,7 @@
 #pragma once
 
 #include "attention/attention.h"
+#include "simd/amx.h"
 
 namespace rootgraft {
 
@@ -30,24 +31,25 @@ struct BlockRows {
     const int end = (int)std::clamp<int64_t>(tile->end - first_key, 0, kBlock);
     panels = (end + kWidth - 1) / kWidth;
     full = whole && begin == 0 && end == kBlock;
-    const int32_t* pages = op.pages(tile->parts->row);
-    const auto head_at = [&](int64_t key) {
-      return (pages[key / op.page_size] * op.kv_heads + tile->first_head) * head_bytes;
+    const int32_t* page = op.pages(tile->parts->row) + first_key / op.page_size;
+    int64_t cell = first_key % op.page_size;
+    const auto head = [&] { return (*page * op.kv_heads + tile->first_head) * head_bytes; };
+    const auto advance = [&](int64_t keys) {
+      if ((cell += keys) == op.page_size) page++, cell = 0;
     };
-    for (int panel = 0; whole && panel < panels; panel++) {
-      const int64_t key = first_key + panel * kWidth, cell = key % op.page_size, head = head_at(key);
-      start[panel] = head + cell * op.cell_bytes();
-      scales[panel] = head + int8_scale(cell, op.page_size, op.head_dim);
+    if (whole) {
+      for (int panel = 0; panel < panels; panel++, advance(kWidth)) {
+        start[panel] = head() + cell * op.cell_bytes();
+        scales[panel] = head() + int8_scale(cell, op.page_size, op.head_dim);
+        for (int i = 0; !op.kv_is_int8 && i < kWidth; i++) offset[panel * kWidth + i] = start[panel] + i * op.cell_bytes();
+      }
+    } else {
+      for (int i = 0, run; i < end; i += run, advance(run)) {
+        run = (int)std::min<int64_t>(op.page_size - cell, end - i);
+        for (int j = 0; j < run; j++) offset[i + j] = head() + (cell + j) * op.cell_bytes();
+      }
     }
-    if (op.kv_is_int8) return;
     std::fill_n(offset, begin, kNowhere);
-    for (int i = begin; i < end;) {
-      const int64_t cell = (first_key + i) % op.page_size;
-      const int64_t at = head_at(first_key + i) + cell * op.cell_bytes();
-      const int run = (int)std::min<int64_t>(op.page_size - cell, end - i);
-      for (int j = 0; j < run; j++) offset[i + j] = at + j * op.cell_bytes();
-      i += run;
-    }
     std::fill_n(offset + end, panels * kWidth - end, kNowhere);
   }
 
@@ -68,17 +70,26 @@ struct BlockRows {
   }
 };
 
+#if ROOTGRAFT_AMX
+constexpr bool kHasTurns = true;  // if the CPU has AMX, too
+#else
+constexpr bool kHasTurns = false;
+#endif
+
 // Prefetches the next block in small steps while the current one is computed: the hardware's prefetchers stop at page
-// ends, and many prefetches at once stall. KV heads of a page are prefetched in memory order. The target is the
-// second-level cache, because a block would evict too much from the first.
+// ends, and many prefetches at once stall. KV heads of a page are prefetched in memory order; with AMX panels take turns,
+// all of a head, keys and values, because such a CPU gets more out of several streams (others were not measured). The
+// target is the second-level cache, because a block would evict too much from the first.
 class Ahead {
  public:
   // To be spread over so many panels of the current block, one KV head's each.
   Ahead(const Attention& op, const BlockRows& next, int panels) : op_(op), next_(next), cell_bytes_(op.cell_bytes()) {
     const int rows = (op.values_are_keys() ? 1 : 2) * kWidth * next.panels * next.heads, steps = 2 * kWidth * panels;
     rate_ = (rows + steps - 1) / steps;
-    if (rows) start_panel();
-    else rate_ = 0;
+    turn_rows_ = !has_amx() || !next.whole ? 0 : cell_bytes_ <= 64 ? 4 : 2;
+    if (!rows) rate_ = 0;
+    else if (turn_rows_) start_turns();
+    else start_panel();
   }
 
   // For each panel of the current block kWidth steps while its keys are multiplied, as many while its values are.
@@ -92,6 +103,7 @@ class Ahead {
 
  private:
   void run(int rows) {
+    if (kHasTurns && turn_rows_) return run_in_turns(rows);
     while (rows > 0 && rate_) {
       const int count = std::min(rows, kWidth - row_);
       if (next_.whole) {
@@ -127,6 +139,31 @@ class Ahead {
     base_ = static_cast<const char*>(of_values_ ? op_.v_cache : op_.k_cache) + head_ * next_.head_bytes;
   }
 
+  __attribute__((noinline)) void run_in_turns(int rows) {
+    for (due_ += rows; due_ >= turn_rows_ && rate_; due_ -= turn_rows_) {
+      ask(turns_[turn_], turn_rows_ * cell_bytes_);
+      turns_[turn_] += turn_rows_ * cell_bytes_;
+      if (++turn_ < num_turns_) continue;
+      turn_ = 0;
+      if ((row_ += turn_rows_) < kWidth) continue;
+      row_ = 0;
+      if (++head_ == next_.heads) rate_ = 0;
+      else start_turns();
+    }
+  }
+
+  __attribute__((noinline)) void start_turns() {
+    num_turns_ = 0;
+    for (const void* cache : {op_.k_cache, op_.v_cache}) {
+      if (num_turns_ && op_.values_are_keys()) break;
+      const char* base = static_cast<const char*>(cache) + head_ * next_.head_bytes;
+      for (int panel = 0; panel < next_.panels; panel++) {
+        turns_[num_turns_++] = base + next_.start[panel];
+        if (op_.kv_is_int8) ask(base + next_.scales[panel], 1);
+      }
+    }
+  }
+
   const Attention& op_;
   const BlockRows& next_;
   const char* base_ = nullptr;
@@ -134,6 +171,10 @@ class Ahead {
   int rate_;  // rows for each step; 0: all were asked for
   int panel_ = 0, head_ = 0, row_ = 0;
   bool of_values_ = false;
+
+  int turn_rows_;  // so many rows of each panel of a head in turns; 0: panel by panel
+  int num_turns_ = 0, turn_ = 0, due_ = 0;
+  const char* turns_[2 * kBlock / kWidth];
 };
 
 }  // namespace rootgraft

@@ -23,6 +23,40 @@ void weigh_panels(const Block<E>& block) {
   for (int m = 0; m < block.tile.count; m++) weigh<E, W>(block, m);
 }
 
+// Adds values of `steps` words of keys, times weights, to MR queries' sums of kTilePanels panels, as multiply() does. Without
+// prefetches in its loop, around which the compiler would store all sums.
+template <class W, int MR>
+__attribute__((noinline)) void add_value_tile(const Product& p) {
+  Floats sums[MR][kTilePanels];
+  float* to = static_cast<float*>(p.c.first);
+#pragma GCC unroll 8
+  for (int m = 0; m < MR; m++) {
+#pragma GCC unroll 4
+    for (int v = 0; v < kTilePanels; v++) {
+      sums[m][v] = p.c_scale ? load(to + m * p.c.stride + v * kWidth) * broadcast(p.c_scale[m]) : broadcast(0.0f);
+    }
+  }
+  const uint32_t *a = p.a, *b = p.b;
+  const ptrdiff_t a_stride = p.a_stride, b_stride = p.b_stride, steps = p.steps;
+#pragma GCC unroll 2
+  for (ptrdiff_t k = 0; k < steps; k++) {
+    Words column[kTilePanels];
+#pragma GCC unroll 4
+    for (int v = 0; v < kTilePanels; v++) column[v] = load_words(b + v * b_stride + k * kWidth);
+#pragma GCC unroll 8
+    for (int m = 0; m < MR; m++) {
+      const Words weight = broadcast_word(a[m * a_stride + k]);
+#pragma GCC unroll 4
+      for (int v = 0; v < kTilePanels; v++) sums[m][v] = W::dot(weight, column[v], sums[m][v]);
+    }
+  }
+#pragma GCC unroll 8
+  for (int m = 0; m < MR; m++) {
+#pragma GCC unroll 4
+    for (int v = 0; v < kTilePanels; v++) store(to + m * p.c.stride + v * kWidth, sums[m][v]);
+  }
+}
+
 template <class E>
 void add_value_panels(const Block<E>& block) {
   using W = typename Operands<E>::Type;
@@ -30,9 +64,18 @@ void add_value_panels(const Block<E>& block) {
   const Attention& op = block.op;
   const int keys = block.rows.panels * kWidth;
   lay_out_values(block);
-  multiply<W>({reinterpret_cast<const uint32_t*>(block.scratch.scores), kBlock, block.scratch.values, kWords * kWidth,
-               keys / W::kPerWord, {block.result.values, op.value_dim}, block.shrink()},
-              block.tile.count, (int)(op.value_dim / kWidth));
+  const int panels = (int)(op.value_dim / kWidth);
+  const Product product = {reinterpret_cast<const uint32_t*>(block.scratch.scores), kBlock, block.scratch.values,
+                           kWords * kWidth, keys / W::kPerWord, {block.result.values, op.value_dim}, block.shrink()};
+  if (!kBlockFits || panels % kTilePanels) return multiply<W>(product, block.tile.count, panels);
+  for_tiles(block.tile.count, panels, [&](int m, int rows, int panel, int) {
+    Product tile = product;
+    tile.a += m * product.a_stride;
+    tile.b += panel * product.b_stride;
+    tile.c = {block.result.values + m * op.value_dim + panel * kWidth, op.value_dim};
+    if (product.c_scale) tile.c_scale += m;
+    with_constant<kTileRows>(rows, [&](auto count) { add_value_tile<W, count.value>(tile); });
+  });
 }
 
 template <class E, int N>

@@ -14,18 +14,6 @@ namespace {
 
 constexpr int kWeights = 2;
 
-// Argument structure packed by Python: fields of 8 bytes in this order.
-struct GatedLinear {
-  const uint32_t* x;       // [rows][steps] words
-  const uint32_t* panels;  // [2][width / 16][steps][16] words, those of gates first
-  void* out;               // [rows][width], of x's type
-  int64_t rows, width, steps, kind, is_bf16, threads;
-
-  int64_t panel_size() const { return steps * kWidth; }
-  int64_t apart() const { return width / kWidth * panel_size(); }  // words from a panel of gates to its factors'
-  const uint32_t* panel(int64_t index) const { return panels + index * panel_size(); }
-};
-
 // Gates and factors of a tile, one after the other, as `multiply_block` of a linear op makes them.
 template <class E, class Act>
 void multiply_block(const GatedLinear& op, const ProductPart& part) {

@@ -26,7 +26,20 @@ enum class Format : int64_t {
   kWidened,   // the same, for products in the type of x
   kSuperNibbles,  // blocks with common factors, for products that widen them; see super_blocks.h
   kSuperBytes,
+  // The four formats with blocks, whose words are arranged by columns; see block_rows.h.
+  kNibbleRows,
+  kByteRows,
+  kSuperNibbleRows,
+  kSuperByteRows,
 };
+
+template <Format F>
+constexpr bool kIsByRows = F >= Format::kNibbleRows;
+template <Format F>
+constexpr bool kIsSuper = F == Format::kSuperNibbles || F == Format::kSuperBytes || F >= Format::kSuperNibbleRows;
+template <Format F>
+constexpr bool kIsNibbles = F == Format::kNibbles || F == Format::kSuperNibbles || F == Format::kNibbleRows ||
+                            F == Format::kSuperNibbleRows;
 
 // A block of a row of A, aligned because AMX reads several at once: no word may straddle two cache lines.
 template <int kPlanes>
@@ -51,9 +64,9 @@ struct ByteProduct {
 
 // Sizes of a block of a panel: words, and halves of scales.
 template <Format F>
-constexpr int kPanelWords = kBlockWords * kWidth / (F == Format::kNibbles || F == Format::kSuperNibbles ? 2 : 1);
+constexpr int kPanelWords = kBlockWords * kWidth / (kIsNibbles<F> ? 2 : 1);
 template <Format F>
-constexpr int kPanelScales = kWidth * (F == Format::kNibbles ? 2 : 1);
+constexpr int kPanelScales = kWidth * (kIsNibbles<F> && !kIsSuper<F> ? 2 : 1);
 template <Format F>
 constexpr int kPanelLines = kPanelWords<F> / kWidth;
 

@@ -18,9 +18,7 @@ namespace rootgraft {
 constexpr int kSuperValues = 256, kSuperBlocks = kSuperValues / kBlockValues;
 
 template <Format F>
-constexpr bool kIsSuper = F == Format::kSuperNibbles || F == Format::kSuperBytes;
-template <Format F>
-constexpr int kFactorHalves = F == Format::kSuperNibbles ? 2 * kWidth : kWidth;  // d, or d and e
+constexpr int kFactorHalves = kIsNibbles<F> ? 2 * kWidth : kWidth;  // d, or d and e
 constexpr int kStepHalves = kWidth;                                             // two times 16 bytes
 template <Format F>
 constexpr int kSuperHalves = kFactorHalves<F> + kSuperBlocks * kStepHalves;

@@ -8,6 +8,7 @@
 #include "gemm/gate.h"
 #include "gemm/linear.h"
 #include "gemm/tile_amx.h"
+#include "gguf/block_rows_amx.h"
 #include "gguf/widening.h"
 #include "simd/parallel.h"
 #include "simd/partition.h"
@@ -239,6 +240,7 @@ template <class E, class Out>
 void multiply_part(const QuantisedLinear& op, const ProductPart& part, Out& out) {
   const WidenedPart<E> all = {op, part};
 #if ROOTGRAFT_AMX
+  if (BlockRowsPart::takes(op, part)) return BlockRowsPart(op, part).multiply(out);
   if (E::kPerWord == Bf16::kPerWord && takes_amx(all.steps)) {
     const AmxScope scope(amx_shapes(amx_rows(part.row_count()), kAmxWords));
     AmxEpilogue<RoundedRows> epilogue;
@@ -257,6 +259,9 @@ template <class E>
 void multiply_gated_part(const QuantisedLinear& op, const ProductPart& part) {
   const WidenedPart<E> all = {op, part};
 #if ROOTGRAFT_AMX
+  if (BlockRowsPart::takes(op, part)) {
+    return with_activation(op.gate - 1, [&](auto act) { BlockRowsPart(op, part).multiply_gated<decltype(act)>(); });
+  }
   if (E::kPerWord == Bf16::kPerWord && takes_amx(all.steps)) {
     const AmxScope scope(amx_shapes(amx_rows(part.row_count()), kAmxWords));
     AmxEpilogue<GatedRows> epilogue(gated_rows(op.gate - 1));

@@ -81,15 +81,13 @@ struct QuantisedRows {
   int64_t threads;
 };
 
-// Writes the numbers of a lane; block by block, those of all lanes are made.
+// Writes the numbers of a lane, block by block.
 template <Format F>
 void read_blocks(const QuantisedRows& op, int64_t panel, int64_t lane, float* out) {
   const int64_t blocks = op.width / kBlockValues;
   BlockPlace place = block_place<F>(op.panels, static_cast<const uint16_t*>(op.scales), panel * blocks);
   for (int64_t block = 0; block < blocks; block++, out += kBlockValues) {
-    float numbers[kBlockValues][kWidth];
-    store_numbers(next_block<F>(place), numbers);
-    for (int i = 0; i < kBlockValues; i++) out[i] = numbers[i][lane];
+    store_column(next_block<F>(place), (int)lane, out);
   }
 }
 

@@ -1,0 +1,54 @@
+// Arranges packed blocks by columns.
+#include "gguf/block_rows.h"
+
+#include "simd/parallel.h"
+
+using namespace rootgraft;
+
+namespace {
+
+// Argument structure packed by Python: fields of 8 bytes in this order.
+struct ArrangeBlocks {
+  uint32_t* panels;  // of kNibbles or kBytes, or of super-blocks: words lie alike; changed in place
+  int64_t blocks, is_nibbles, threads;
+};
+
+// The number of a column at a place along K, as four or eight bits.
+uint32_t nibble_at(const uint32_t* block, int column, int place) {
+  constexpr int kHalf = kBlockValues / 2;
+  return block[place % kHalf / kWordBytes * kWidth + column] >> (8 * (place % kWordBytes) + (place < kHalf ? 0 : 4)) & 15;
+}
+uint32_t byte_at(const uint32_t* block, int column, int place) {
+  return block[place / kWordBytes * kWidth + column] >> 8 * (place % kWordBytes) & 255;
+}
+
+void arrange_nibbles(uint32_t* block) {
+  uint16_t halves[4][kBlockValues] = {};
+  for (int column = 0; column < kWidth; column++) {
+    for (int k = 0; k < kBlockValues; k++) halves[column / 4][k] |= nibble_at(block, column, k) << 4 * (column % 4);
+  }
+  std::memcpy(block, halves, sizeof(halves));
+}
+
+void arrange_bytes(uint32_t* block) {
+  uint8_t bytes[4][kBlockValues][4];
+  for (int column = 0; column < kWidth; column++) {
+    for (int k = 0; k < kBlockValues; k++) bytes[column / 4][k][column % 4] = (uint8_t)byte_at(block, column, k);
+  }
+  std::memcpy(block, bytes, sizeof(bytes));
+}
+
+}  // namespace
+
+extern "C" int arrange_blocks(const ArrangeBlocks* op) {
+  const int64_t words = kBlockWords * kWidth / (op->is_nibbles ? 2 : 1);
+  parallel_ranges((int)op->threads, op->blocks, [&](int64_t i, int64_t end) {
+    for (; i < end; i++) (op->is_nibbles ? arrange_nibbles : arrange_bytes)(op->panels + i * words);
+  });
+  return 0;
+}
+
+extern "C" int64_t arrange_blocks_size() { return sizeof(ArrangeBlocks); }
+
+// Whether products with blocks so arranged are made faster here.
+extern "C" int arranges_blocks() { return has_amx(); }

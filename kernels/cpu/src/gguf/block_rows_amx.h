@@ -1,0 +1,169 @@
+// Products of a few rows of bf16 with blocks that are arranged by columns (block_rows.h), by AMX.
+#pragma once
+
+#include <vector>
+
+#include "gemm/epilogue.h"
+#include "gemm/gate.h"
+#include "gemm/tile_amx.h"
+#include "gguf/block_rows.h"
+#include "gguf/widening.h"
+#include "simd/partition.h"
+
+#if ROOTGRAFT_AMX
+
+namespace rootgraft {
+
+constexpr int kMostBlockRows = kAmxSums * kAmxRows;  // of x
+
+// Rows of x as columns of AMX's second operand: 16 of them side by side, K downwards; one row lies so as it is.
+class RowPanels {
+ public:
+  RowPanels(const uint32_t* x, int rows, int64_t words)
+      : tiles((rows + kAmxRows - 1) / kAmxRows), side(rows == 1 ? 1 : kAmxRows), words_(words), first_(x) {
+    if (rows == 1) return;
+    static thread_local std::vector<Words> room;
+    if ((int64_t)room.size() < tiles * words) room.resize(tiles * words);
+    auto* to = reinterpret_cast<uint32_t*>(room.data());
+    for (int tile = 0; tile < tiles; tile++) {
+      const uint32_t* each[kAmxRows];
+      for (int i = 0; i < kAmxRows; i++) each[i] = x + std::min(tile * kAmxRows + i, rows - 1) * words;
+      transpose_rows(each, (int)words, to + tile * words * kAmxRows);
+    }
+    first_ = to;
+  }
+
+  const uint32_t* at(int tile, int64_t block) const { return first_ + (tile * words_ + block * kAmxWords) * side; }
+  ptrdiff_t stride() const { return side * sizeof(uint32_t); }
+
+  AmxShapes shapes() const {
+    AmxShapes shapes;
+    for (int i = 0; i < kAmxSums; i++) shapes.set(i, kWidth, side);
+    for (int i = 0; i < 2; i++) shapes.set(kAmxA + i, kWidth, kAmxWords), shapes.set(kAmxB + i, kAmxWords, side);
+    return shapes;
+  }
+
+  const int tiles, side;
+
+ private:
+  int64_t words_;
+  const uint32_t* first_;
+};
+
+constexpr int kAheadRows = 16;  // blocks that are asked for before they are needed, from memory that a step reads once
+
+// Rows of x times panels of a part, one after the other.
+class BlockRowsPart {
+ public:
+  // Whether a part is of so few rows of bf16, and its blocks are so arranged.
+  static bool takes(const QuantisedLinear& op, const ProductPart& part) {
+    return op.format >= Format::kNibbleRows && op.is_bf16 && has_amx() && part.row_count() <= kMostBlockRows;
+  }
+
+  BlockRowsPart(const QuantisedLinear& op, const ProductPart& part)
+      : op_(op),
+        part_(part),
+        blocks_(op.width / kBlockValues),
+        x_(static_cast<const uint32_t*>(op.x) + part.row * (op.width / Bf16::kPerWord), part.row_count(),
+           op.width / Bf16::kPerWord) {}
+
+  template <class Out>
+  void multiply(Out& out) {
+    alignas(64) float room[kMostBlockRows * kRoomStride];
+    for_sums(1, [&](int64_t panel, int, const float* sums) {
+      const TileSpan tile = {part_.row, panel, part_.row_count(), 1};
+      const TileRows to = out.place(room, tile);
+      for (int row = 0; row < tile.rows; row++) {
+        const Floats one[1][1] = {{load(sums + row * kWidth)}};
+        to.right(row * to.stride).store(one);
+      }
+      out.take(part_.index, room, tile);
+    });
+  }
+
+  template <class Act>
+  void multiply_gated() {
+    alignas(64) uint16_t gates[kMostBlockRows][kWidth], factor[kWidth];
+    auto* out = static_cast<uint16_t*>(op_.out) + part_.row * op_.out_columns();
+    for_sums(2, [&](int64_t panel, int half, const float* sums) {
+      for (int row = 0; row < part_.row_count(); row++) {
+        Bf16::store(half ? factor : gates[row], load(sums + row * kWidth));
+        if (half) store_gated<Bf16, Act>(gates[row], factor, out + row * op_.out_columns() + panel * kWidth);
+      }
+    });
+  }
+
+ private:
+  // f(panel, half, sums [rows][16]) for all panels and halves of the weight, each while the next sums are made.
+  template <class Fn>
+  void for_sums(int halves, Fn f) {
+    const AmxScope scope(x_.shapes());
+    const int64_t count = part_.panel_count() * halves, apart = op_.out_columns() / kWidth;
+    const auto finish = [&](int64_t i) {
+      const uint32_t(*columns)[kTileSums] = columns_[i % 2];
+      if (x_.side > 1) transpose(columns);
+      f(part_.panel + i / halves, (int)(i % halves), reinterpret_cast<const float*>(x_.side > 1 ? rows_[0] : columns[0]));
+    };
+    with_block_format(op_.format, [&](auto format) {
+      constexpr Format F = format.value;
+      if constexpr (kIsByRows<F>) {
+        with_constant<kAmxSums>(x_.tiles, [&](auto tiles) {
+          for (int64_t i = 0; i < count; i++) {
+            sum_panel<F, tiles.value>(part_.panel + i / halves + i % halves * apart, columns_[i % 2]);
+            if (i) finish(i - 1);
+          }
+        });
+      }
+    });
+    finish(count - 1);
+  }
+
+  // A block is widened while AMX multiplies the one before.
+  template <Format F, int R>
+  void sum_panel(int64_t panel, uint32_t (*columns)[kTileSums]) {
+    BlockPlace place = block_place<F>(op_.panels, static_cast<const uint16_t*>(op_.scales), panel * blocks_);
+    const auto multiply = [&](int64_t block) {
+      amx_load<kAmxA>(widened_[block % 2], kAmxWords * sizeof(uint32_t));
+      for_constants<R>([&](auto tile) {
+        amx_load<kAmxB + tile.value % 2>(x_.at(tile.value, block), x_.stride());
+        amx_dot_bf16<tile.value, kAmxA, kAmxB + tile.value % 2>();
+      });
+    };
+    for_constants<R>([](auto tile) { amx_zero<tile.value>(); });
+    auto next = next_block<F>(place);
+    factors_[0].take(next);
+    for (int64_t block = 0; block < blocks_; block++) {
+      const auto here = next;
+      if (block + 1 < blocks_) {
+        prefetch_block<F>(place, kAheadRows);
+        next = next_block<F>(place);
+        factors_[(block + 1) % 2].take(next);
+      }
+      widen_rows(here, factors_[block % 2], widened_[block % 2]);
+      if (block) multiply(block - 1);
+    }
+    multiply(blocks_ - 1);
+    for_constants<R>([&](auto tile) { amx_store<tile.value>(columns[tile.value], x_.stride()); });
+  }
+
+  void transpose(const uint32_t (*columns)[kTileSums]) {
+    for (int tile = 0; tile < x_.tiles; tile++) {
+      const uint32_t* each[kWidth];
+      for (int i = 0; i < kWidth; i++) each[i] = columns[tile] + i * kAmxRows;
+      transpose_rows(each, kAmxRows, rows_[tile]);
+    }
+  }
+
+  const QuantisedLinear& op_;
+  const ProductPart& part_;
+  const int64_t blocks_;
+  const RowPanels x_;
+  RowFactors factors_[2];
+  alignas(64) uint32_t widened_[2][kRowWords];
+  alignas(64) uint32_t columns_[2][kAmxSums][kTileSums];  // sums as AMX makes them: rows of x side by side
+  alignas(64) uint32_t rows_[kAmxSums][kTileSums];
+};
+
+}  // namespace rootgraft
+
+#endif
