@@ -77,7 +77,7 @@ ChannelFinish::Row finishing_of(const ChannelProduct& product) {
 
 // What is done beside products: lines are asked for, and rows of the product before finished.
 template <int Products>
-struct Beside {
+struct BesideChannels {
   AheadLines ahead;
   int wait;
   ChannelFinish& finishing;
@@ -97,7 +97,7 @@ void sum(const ChannelProduct& p, int panel, const AmxRows& rows, AheadLines& ah
   const uint32_t* b[P];
   for (int i = 0; i < P; i++) b[i] = p.panel(panel + i);
   for_constants<R * P>([](auto i) { amx_zero<i.value>(); });
-  Beside<R * P> beside = {ahead, finishing.wait, finishing};
+  BesideChannels<R * P> beside = {ahead, finishing.wait, finishing};
   for (ptrdiff_t k = 0; k < p.words; k += kAmxWords) {
     beside.ahead.next_step();
     amx_products<AmxWords::kBytes, R, P, kReuse>(a, second, p.a_stride * sizeof(uint32_t),
