@@ -7,19 +7,13 @@ namespace rootgraft {
 
 struct Prefetches {
   const uint32_t *line, *end;
-  ptrdiff_t burst, apart;  // lines, words
+  ptrdiff_t burst;  // lines
 
-  // So many lines, and with `apart` as many again so many words further, to be asked for in so many bursts.
-  Prefetches(const uint32_t* first, ptrdiff_t lines, ptrdiff_t apart, ptrdiff_t bursts)
-      : line(first), end(first + lines * kWidth), burst((lines + bursts - 1) / bursts), apart(apart) {}
-
-  Prefetches(const Product& p, ptrdiff_t bursts) : Prefetches(p.ahead, p.ahead_lines, p.ahead_apart, bursts) {}
+  Prefetches(const Product& p, ptrdiff_t bursts)
+      : line(p.ahead), end(p.ahead + p.ahead_lines * kWidth), burst((p.ahead_lines + bursts - 1) / bursts) {}
 
   INLINE void next_burst() {
-    for (ptrdiff_t i = 0; i < burst && line < end; i++, line += kWidth) {
-      __builtin_prefetch(line, 0, 2);
-      if (apart) __builtin_prefetch(line + apart, 0, 2);
-    }
+    for (ptrdiff_t i = 0; i < burst && line < end; i++, line += kWidth) __builtin_prefetch(line, 0, 2);
   }
 };
 
@@ -30,7 +24,8 @@ struct AheadLines {
   ptrdiff_t lines, steps;
   ptrdiff_t due = 0, owed = 0;  // lines of each stream in this step; of `steps`, what is owed of a line
 
-  AheadLines(const Product& p, ptrdiff_t steps)
+  template <class AnyProduct>  // Product, ChannelProduct
+  AheadLines(const AnyProduct& p, ptrdiff_t steps)
       : line(p.ahead), stream(p.ahead_stream), apart(p.ahead_apart), lines(p.ahead_lines), steps(steps) {}
 
   INLINE void next_step() {

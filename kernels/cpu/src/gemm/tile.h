@@ -26,8 +26,8 @@ struct Product {
   // Memory to ask for while this runs, for a product soon to come.
   const uint32_t* ahead = nullptr;
   ptrdiff_t ahead_lines = 0;  // of 64 bytes
-  ptrdiff_t ahead_apart = 0;  // words from there to as many more lines, 0: there are none
-  ptrdiff_t ahead_stream = 0;  // AMX: words from one of Streams to the next, each of so many lines; 0: one run
+  // AMX: words from one of Streams to the next, each of so many lines, and between their halves; 0: one run.
+  ptrdiff_t ahead_stream = 0, ahead_apart = 0;
   // AMX: sums that are added to, rows of fp32 so many apart; null: none.
   const float* start = nullptr;
   ptrdiff_t start_stride = 0;

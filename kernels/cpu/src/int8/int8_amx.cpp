@@ -75,19 +75,35 @@ ChannelFinish::Row finishing_of(const ChannelProduct& product) {
   return finish_one;
 }
 
+// What is done beside products: lines are asked for, and rows of the product before finished.
+template <int Products>
+struct BesideChannels {
+  AheadLines ahead;
+  int wait;
+  ChannelFinish& finishing;
+
+  template <int I>
+  INLINE void before() {
+    ahead.template ask<I, Products>();
+    if (--wait == 0) wait = finishing.finish_one();
+  }
+};
+
 // The sums of R tiles of rows and P panels, the first of which is `panel` of the product, to `room`.
 template <int R, int P, AmxReuse kReuse>
-void sum(const ChannelProduct& p, int panel, const AmxRows& rows, Prefetches& prefetches, ChannelFinish& finishing,
+void sum(const ChannelProduct& p, int panel, const AmxRows& rows, AheadLines& ahead, ChannelFinish& finishing,
          int32_t* room) {
-  const uint32_t* a[R];
-  a[0] = p.a;
-  if constexpr (R == 2) a[1] = p.a + rows.second * p.a_stride;
+  const uint32_t *a = p.a, *second = p.a + rows.second * p.a_stride;
   const uint32_t* b[P];
   for (int i = 0; i < P; i++) b[i] = p.panel(panel + i);
-  sum_by_amx<AmxWords::kBytes, R, P, kReuse>(a, p.a_stride, [&](int i) { return b[i]; }, p.words, [&] {
-    prefetches.next_burst();
-    finishing.step();
-  });
+  for_constants<R * P>([](auto i) { amx_zero<i.value>(); });
+  BesideChannels<R * P> beside = {ahead, finishing.wait, finishing};
+  for (ptrdiff_t k = 0; k < p.words; k += kAmxWords) {
+    beside.ahead.next_step();
+    amx_products<AmxWords::kBytes, R, P, kReuse>(a, second, p.a_stride * sizeof(uint32_t),
+                                                 [&](int i) { return b[i]; }, k, beside);
+  }
+  ahead = beside.ahead, finishing.wait = beside.wait;
   for_constants<P>([&](auto i) {
     const auto to = [&](int row) { return room + row * ChannelFinish::kStride + (panel + i.value) * kWidth; };
     amx_store<i.value>(to(0), ChannelFinish::kStride * sizeof(int32_t));
@@ -103,25 +119,25 @@ void ChannelFinish::begin(const ChannelProduct& product, int rows, int panels, p
   with_constant<kAmxPanels>(panels, [&](auto count) { row_ = finishing_of<count.value>(product); });
   from_ = sums_[room_], room_ ^= 1;
   next_ = 0, rows_ = rows;
-  wait_ = every_ = (int)(products / rows);
+  wait = every_ = std::max(1, (int)(products / rows));
 }
 
 void multiply_channel_amx(const ChannelProduct& product, const AmxRows& rows, int panels, AmxReuse reuse,
                           ChannelFinish& finishing) {
   const ptrdiff_t products = product.words / kAmxWords * panels * (rows.second ? 2 : 1);
-  Prefetches prefetches(product.ahead, product.ahead_lines, product.ahead_apart, products);
+  AheadLines ahead(product, product.words / kAmxWords * (rows.second ? (panels + 1) / 2 : 1));
   int32_t* room = finishing.room();
   if (rows.second) {
     for (int first = 0; first < panels; first += 2) {
       with_constant<2>(std::min(2, panels - first), [&](auto count) {
         with_reuse<2>(reuse, [&](auto kind) {
-          sum<2, count.value, kind.value>(product, first, rows, prefetches, finishing, room);
+          sum<2, count.value, kind.value>(product, first, rows, ahead, finishing, room);
         });
       });
     }
   } else {
     with_constant<kAmxPanels>(panels, [&](auto count) {
-      sum<1, count.value, AmxReuse::kFirstCache>(product, 0, rows, prefetches, finishing, room);
+      sum<1, count.value, AmxReuse::kFirstCache>(product, 0, rows, ahead, finishing, room);
     });
   }
   finishing.begin(product, rows.all(), panels, products);

@@ -12,6 +12,7 @@ namespace rootgraft {
 class ChannelFinish {
  public:
   static constexpr int kStride = kAmxPanels * kWidth;  // sums from row to row
+  static constexpr int kNoneLeft = 1 << 30;
   using Row = void (*)(const ChannelProduct& product, const int32_t* sums, int row);
 
   ~ChannelFinish() { finish_all(); }
@@ -22,16 +23,17 @@ class ChannelFinish {
   // They are there, and go to product.c from now on. The next product has so many instructions that multiply.
   void begin(const ChannelProduct& product, int rows, int panels, ptrdiff_t products);
 
-  // Before an instruction that multiplies: finishes a row, or none.
-  INLINE void step() {
-    if (next_ == rows_ || --wait_ > 0) return;
-    wait_ = every_;
-    finish_next();
+  // Finishes a row. Returns how many instructions that multiply come before the next one is due.
+  INLINE int finish_one() {
+    if (next_ < rows_) finish_next();
+    return next_ < rows_ ? every_ : kNoneLeft;
   }
 
   void finish_all() {
     while (next_ < rows_) finish_next();
   }
+
+  int wait = kNoneLeft;  // instructions until a row is due
 
  private:
   INLINE void finish_next() { row_(product_, from_, next_++); }
@@ -40,7 +42,7 @@ class ChannelFinish {
   ChannelProduct product_;
   Row row_ = nullptr;
   const int32_t* from_ = nullptr;
-  int next_ = 0, rows_ = 0, room_ = 0, every_ = 1, wait_ = 1;
+  int next_ = 0, rows_ = 0, room_ = 0, every_ = 1;
 };
 
 // The same to the bit as multiply_channel_tile where words fill AMX's registers, stored when the finishing goes on or

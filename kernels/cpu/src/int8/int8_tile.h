@@ -9,6 +9,7 @@
 
 #include "int8/int8_rows.h"
 #include "gemm/tile_rows.h"
+#include "simd/partition.h"
 
 namespace rootgraft {
 
@@ -24,11 +25,16 @@ struct ChannelProduct {
   ptrdiff_t words;       // along K
   TileRows c;
   // Memory to ask for while this runs, for a product soon to come.
-  const uint32_t* ahead;
-  ptrdiff_t ahead_lines;  // of 64 bytes
-  ptrdiff_t ahead_apart;  // words from there to as many more lines, 0: there are none
-  int64_t gate;           // as of a QuantisedLinear: every second panel has the factors of the one before
-  ptrdiff_t apart;        // with a gate, panels from those to their factors
+  const uint32_t* ahead = nullptr;
+  ptrdiff_t ahead_lines = 0;                    // of 64 bytes
+  ptrdiff_t ahead_stream = 0, ahead_apart = 0;  // AMX: see Product
+  int64_t gate = 0;     // as of a QuantisedLinear: every second panel has the factors of the one before
+  ptrdiff_t apart = 0;  // with a gate, panels from those to their factors
+
+  void ask_for(const Lines& lines) { ahead = lines.first, ahead_lines = lines.count; }
+  void ask_for(const Streams& lines) {
+    ahead = lines.first, ahead_lines = lines.length, ahead_stream = lines.words, ahead_apart = lines.apart;
+  }
 
   // Which of the columns' panels is at a place, with a gate or without.
   template <bool kGated>

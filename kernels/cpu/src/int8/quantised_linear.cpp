@@ -139,8 +139,12 @@ Lines panels_of(const QuantisedLinear& op, int64_t panel, int64_t panel_end) {
   return {op.panels + panel * words * kWidth, (panel_end - panel) * words};
 }
 
-Lines panels_of(const QuantisedLinear& op, const ProductPart& part) {
-  return panels_of(op, part.panel, part.panel_end);
+// With a gate, panels from one half to the other.
+int64_t halves_apart(const QuantisedLinear& op) { return op.columns / 2 / kWidth; }
+
+// Panels by AMX; with a gate, those of both halves.
+Streams streams_of(const QuantisedLinear& op, int64_t panel, int64_t panel_end) {
+  return Streams(panels_of(op, panel, panel_end), op.gate ? halves_apart(op) * channel_words(op) * kWidth : 0);
 }
 
 Cuts channel_cuts(const QuantisedLinear& op) {
@@ -152,48 +156,54 @@ Cuts channel_cuts(const QuantisedLinear& op) {
 struct ChannelPart {
   const QuantisedLinear& op;
   const ChannelRows& x;
+  const Cuts& cuts;
   const ProductPart part;
-  const Lines next;  // panels that this thread will probably multiply after those of the part
+  // What this thread will probably multiply after the part: some of the same op, of the one after it, or nothing.
+  const QuantisedLinear* next_op = nullptr;
+  ProductPart next = {};
 
   ChannelPart(const QuantisedLinear& op, const ChannelRows& x, const Cuts& cuts, int64_t index)
-      : op(op), x(x), part(cuts.part(index)), next(after(op, cuts, index)) {}
+      : op(op), x(x), cuts(cuts), part(cuts.part(index)) {
+    if (!cuts.is_last(index)) {
+      next_op = &op, next = cuts.part(index + 1);
+    } else if (op.next && op.next->format == Format::kChannels) {
+      const Cuts others = channel_cuts(*op.next);
+      next_op = op.next, next = others.part(others.first_of(std::min(cuts.thread_of(index), others.threads - 1)));
+    }
+  }
 
-  // The product of a tile, which asks for lines in memory. With a gate: of half `half` of the weight.
-  ChannelProduct product(const TileSpan& tile, const TileRows& c, const Lines& ahead, int half = 0) const {
+  // The product of a tile. With a gate: of half `half` of the weight.
+  ChannelProduct product(const TileSpan& tile, const TileRows& c, int half = 0) const {
     const int64_t words = channel_words(op), panel_words = words * kWidth, panel = tile.panel + half * apart();
     return {x.low(tile.row), x.stride, x.row(tile.row), x.outliers(tile.row), x.outlier_stride,
             op.panels + panel * panel_words, panel_words, static_cast<const float*>(op.scales) + panel * kWidth, words,
-            c, ahead.first, ahead.count, 0, 0, 0};
+            c};
   }
 
   // The same of both halves, a panel of one and a panel of the other.
-  ChannelProduct gated_product(const TileSpan& tile, const TileRows& c, const Lines& ahead) const {
-    ChannelProduct both = product(tile, c, ahead);
-    const ptrdiff_t half = apart() * channel_words(op) * kWidth;
-    const bool is_own = ahead.first >= op.panels && ahead.first < op.panels + half;
-    both.ahead_apart = is_own ? half : 0;
+  ChannelProduct gated_product(const TileSpan& tile, const TileRows& c) const {
+    ChannelProduct both = product(tile, c);
     both.gate = op.gate, both.apart = apart();
     return both;
+  }
+
+  // Panels of the part to ask for, or some that come after it.
+  Streams ahead(int64_t panel, int64_t panel_end, int64_t most) const {
+    if (panel < panel_end) return streams_of(op, panel, panel_end);
+    if (!next_op) return Streams({op.panels, 0});
+    return streams_of(*next_op, next.panel, std::min(next.panel + most, next.panel_end));
   }
 
   // The panels after those of a tile, as many again.
   Lines behind(const TileSpan& tile) const {
     const int64_t end = tile.panel + tile.panels, left = part.panel_end - end;
     if (left) return panels_of(op, end, end + std::min<int64_t>(tile.panels, left));
-    return {next.first, std::min(next.count, tile.panels * channel_words(op))};
+    if (!next_op) return {op.panels, 0};
+    const Lines lines = panels_of(*next_op, next.panel, next.panel_end);
+    return {lines.first, std::min(lines.count, tile.panels * channel_words(op))};
   }
 
-  // With a gate, panels from one half to the other.
-  int64_t apart() const { return op.columns / 2 / kWidth; }
-
- private:
-  static Lines after(const QuantisedLinear& op, const Cuts& cuts, int64_t index) {
-    if (!cuts.is_last(index)) return panels_of(op, cuts.part(index + 1));
-    if (!op.next || op.next->format != Format::kChannels) return {op.panels, 0};
-    const Cuts others = channel_cuts(*op.next);
-    const int thread = std::min(cuts.thread_of(index), others.threads - 1);
-    return panels_of(*op.next, others.part(others.first_of(thread)));
-  }
+  int64_t apart() const { return halves_apart(op); }
 };
 
 // Several tiles of rows share the prefetch of the next panels, as for blocks.
@@ -206,7 +216,9 @@ void multiply_channels(const ChannelPart& all, Out& out) {
     const TileSpan tile = {part.row + m, part.panel + p, rows, panels};
     const Lines none = {all.op.panels, 0};
     const Lines ahead = row_count > kChannelRows ? all.behind(tile).between(m, m + rows, row_count) : none;
-    multiply_channel_tile(all.product(tile, out.place(room, tile), ahead), rows, panels);
+    ChannelProduct product = all.product(tile, out.place(room, tile));
+    product.ask_for(ahead);
+    multiply_channel_tile(product, rows, panels);
     out.take(part.index, room, tile);
   });
 }
@@ -225,7 +237,9 @@ void multiply_gated_channels(const ChannelPart& all) {
     Lines ahead = row_count > kChannelRows ? all.behind(tile).between(m, m + rows, row_count) : none;
     for (int half = 0; half < 2; half++) {
       const TileRows to = {room[half], kRoomStride, E::kPerWord == Bf16::kPerWord};
-      multiply_channel_tile(all.product(tile, to, ahead, half), rows, panels);
+      ChannelProduct product = all.product(tile, to, half);
+      product.ask_for(ahead);
+      multiply_channel_tile(product, rows, panels);
       ahead.first += all.apart() * channel_words(all.op) * kWidth;
     }
     for (int r = 0; r < rows; r++) {
@@ -239,29 +253,32 @@ void multiply_gated_channels(const ChannelPart& all) {
 }
 
 #if ROOTGRAFT_AMX
-// f(tile, rows, ahead, reuse) by AMX. The first rows fetch the panels for all; where a part's panels are used by many rows, they
-// stay in the cache after that, and the next part's come meanwhile.
+// f(tile, rows, ahead, reuse) by AMX, slice by slice; the panels of the next one come meanwhile.
 template <class F>
 INLINE void for_channel_tiles(const ChannelPart& all, int most_panels, F f) {
   const ProductPart& part = all.part;
-  const bool stays = stays_cached(part, channel_words(all.op) * (all.op.gate ? 2 : 1));
+  const int64_t panel_lines = channel_words(all.op) * (all.op.gate ? 2 : 1);
   const AmxReuse reuse = reuse_of(part.row_count(), channel_words(all.op));
   const AmxScope scope(amx_shapes(amx_rows(part.row_count()), kAmxWords));
-  const auto multiply = [&](int m, const AmxRows& rows, int p, int panels) {
-    const TileSpan tile = {part.row + m, part.panel + p, rows.all(), panels};
-    const Lines none = {all.op.panels, 0};
-    f(tile, rows, stays ? part.due(all.next, tile) : m == 0 ? all.behind(tile) : none, reuse);
-  };
-  for_amx_tiles(part.row_count(), part.panel_count(), multiply, most_panels);
+  for_amx_slices(all.cuts, part.index, panel_lines, most_panels, [&](const PartSlice& slice) {
+    for_amx_tiles(part.row_count(), slice.part.panel_count(), [&](int m, const AmxRows& rows, int p, int panels) {
+      const TileSpan tile = {part.row + m, slice.part.panel + p, rows.all(), panels};
+      const int64_t most = tile.rows == part.row_count() ? panels : slice.part.panel_count();
+      const auto streams = [&](int64_t first, int64_t end) { return all.ahead(first, end, most); };
+      f(tile, rows, slice.due(streams, tile), reuse);
+    }, most_panels);
+  });
 }
 
 template <class Out>
 void multiply_channels_amx(const ChannelPart& all, Out& out) {
   alignas(64) float room[kMostAmxRows * kRoomStride];
   ChannelFinish finishing;
-  for_channel_tiles(all, kAmxPanels, [&](const TileSpan& tile, const AmxRows& rows, const Lines& ahead, auto reuse) {
+  for_channel_tiles(all, kAmxPanels, [&](const TileSpan& tile, const AmxRows& rows, const Streams& ahead, auto reuse) {
     const TileRows to = out.place(room, tile);
-    multiply_channel_amx(all.product(tile, to, ahead), rows, tile.panels, reuse, finishing);
+    ChannelProduct product = all.product(tile, to);
+    product.ask_for(ahead);
+    multiply_channel_amx(product, rows, tile.panels, reuse, finishing);
     if (to.first == room) finishing.finish_all();
     out.take(all.part.index, room, tile);
   });
@@ -271,9 +288,10 @@ void multiply_gated_channels_amx(const ChannelPart& all) {
   const QuantisedLinear& op = all.op;
   const TileRows out = {op.out, op.out_columns(), (bool)op.is_bf16};
   ChannelFinish finishing;
-  const auto multiply = [&](const TileSpan& tile, const AmxRows& rows, const Lines& ahead, AmxReuse reuse) {
-    const TileRows to = out.right(tile.row * op.out_columns() + tile.panel * kWidth);
-    multiply_channel_amx(all.gated_product(tile, to, ahead), rows, 2 * tile.panels, reuse, finishing);
+  const auto multiply = [&](const TileSpan& tile, const AmxRows& rows, const Streams& ahead, AmxReuse reuse) {
+    ChannelProduct both = all.gated_product(tile, out.right(tile.row * op.out_columns() + tile.panel * kWidth));
+    both.ask_for(ahead);
+    multiply_channel_amx(both, rows, 2 * tile.panels, reuse, finishing);
   };
   for_channel_tiles(all, kAmxPanels / 2, multiply);
 }

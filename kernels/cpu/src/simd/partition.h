@@ -57,12 +57,6 @@ struct ProductPart {
 
   int row_count() const { return (int)(row_end - row); }
   int panel_count() const { return (int)(panel_end - panel); }
-
-  // What of `lines` to ask for during a tile, where tiles take all panels of some rows before the next rows.
-  Lines due(const Lines& lines, const TileSpan& tile) const {
-    const int64_t done = (tile.row - row) * panel_count() + (tile.panel - panel) * tile.rows;
-    return lines.between(done, done + tile.rows * tile.panels, (row_end - row) * panel_count());
-  }
 };
 
 // Slices of so many panels for `few` rows, which make one tile, or for more.
@@ -193,12 +187,6 @@ void for_slices(const Cuts& cuts, int64_t index, int64_t most, F f) {
     slice.next_end = std::min(slice.next + most, next.panel_end);
     f(slice);
   }
-}
-
-// Whether a part's panels are used by so many rows that prefetching others meanwhile pays, and leave room for those in a
-// core's second cache. `panel_lines`: of 64 bytes, of a panel.
-inline bool stays_cached(const ProductPart& part, int64_t panel_lines) {
-  return part.row_count() >= kPartRows && part.panel_count() * panel_lines <= kPartLines;
 }
 
 }  // namespace rootgraft
