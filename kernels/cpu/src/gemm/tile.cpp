@@ -7,8 +7,8 @@
 namespace rootgraft {
 namespace {
 
-// Steps between bursts of prefetches: of more than a line a step in shorter bursts, for which loads of panels wait less.
-// GCC 12 stores and loads the sums around a burst. Loops without that were no faster.
+// Steps between bursts of prefetches: loads of panels wait for a large burst, so those of many lines are shorter. (GCC
+// 12 keeps sums in memory during a burst; loops whose sums stay in registers were no faster.)
 ptrdiff_t run_steps(const Product& p) { return p.ahead_lines > p.steps ? 8 : 16; }
 
 template <class E, int MR, int NV>
