@@ -76,20 +76,25 @@ void multiply_block_amx(const Linear& op, const Cuts& cuts, int64_t index, Out& 
 // Rows and panels that are widened for a part, in memory that a thread keeps.
 struct WidenedOperands {
   explicit WidenedOperands(int64_t steps) : row(fma_row_floats(steps)), panel(steps * Bf16::kPerWord * kWidth) {
-    const size_t floats = most_rows() * row + kMostPanels * panel;
-    if (memory.size() < floats) memory.resize(floats);
+    const size_t lines = (most_rows() * row + kMostPanels * panel) / kWidth;
+    if (memory.size() < lines) memory.resize(lines);
   }
 
   int64_t most_rows() const { return std::max<int64_t>(kFloats / row, kFmaRows); }
-  float* rows_at(int64_t i) const { return memory.data() + i * row; }
+  float* rows_at(int64_t i) const { return memory.data()->floats + i * row; }
   float* panels() const { return rows_at(most_rows()); }
 
-  const int64_t row, panel;  // floats
+  const int64_t row, panel;  // floats, whole lines
 
  private:
   static constexpr int64_t kFloats = 64 << 10;  // of rows, which a core's second cache holds
   static constexpr int kMostPanels = kWidensPanels ? fma_panels(kFmaRows) : 0;
-  static thread_local inline std::vector<float> memory;
+
+  // Of a cache, so that no load of a panel lies in two of them.
+  struct alignas(64) Line {
+    float floats[kWidth];
+  };
+  static thread_local inline std::vector<Line> memory;
 };
 
 // The same of bf16 by multiply-adds of fp32, for as many rows as are widened at once, and then for the next. Returns

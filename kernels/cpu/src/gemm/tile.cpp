@@ -7,7 +7,9 @@
 namespace rootgraft {
 namespace {
 
-constexpr ptrdiff_t kRun = 16;  // steps between bursts of prefetches
+// Steps between bursts of prefetches: loads of panels wait for a large burst, so those of many lines are shorter. (GCC
+// 12 keeps sums in memory during a burst; loops whose sums stay in registers were no faster.)
+ptrdiff_t run_steps(const Product& p) { return p.ahead_lines > p.steps ? 8 : 16; }
 
 template <class E, int MR, int NV>
 void run_tile(const Product& p) {
@@ -22,11 +24,11 @@ void run_tile(const Product& p) {
     }
   }
   const uint32_t *a = p.a, *b = p.b;
-  const ptrdiff_t a_stride = p.a_stride, b_stride = p.b_stride, steps = p.steps;
-  Prefetches prefetches(p, (steps + kRun - 1) / kRun);
-  for (ptrdiff_t first = 0; first < steps; first += kRun) {
+  const ptrdiff_t a_stride = p.a_stride, b_stride = p.b_stride, steps = p.steps, run = run_steps(p);
+  Prefetches prefetches(p, (steps + run - 1) / run);
+  for (ptrdiff_t first = 0; first < steps; first += run) {
     prefetches.next_burst();
-    const ptrdiff_t end = first + kRun < steps ? first + kRun : steps;
+    const ptrdiff_t end = first + run < steps ? first + run : steps;
 #pragma GCC unroll 2
     for (ptrdiff_t k = first; k < end; k++) {
       Words column[NV];
