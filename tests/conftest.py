@@ -66,10 +66,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def steady_compile_workers() -> Iterator[None]:
-    """Low priority for compile workers in place of idle priority, which gets no time while tests keep all cores busy.
-
-    An engine waits at its end for workers that are starting.
-    """
+    """Low priority for compile workers in place of idle priority, which gets no time while tests keep cores busy."""
     with pytest.MonkeyPatch.context() as patch:
         if workers := sys.modules.get("rootgraft.grammar.compile.worker_handle"):
             patch.setattr(workers, "_YIELD", workers._STEADY)

@@ -15,7 +15,7 @@ from unittest import mock
 import psutil
 import pytest
 import torch
-from support.kernels.cpu_levels import load_level
+from support.kernels.cpu_levels import WITHOUT_AMX, load_level
 from support.kernels.ragged_batches import assert_close, instruction_sets, ragged_batch
 
 from rootgraft.kernels import ops, reference
@@ -143,7 +143,7 @@ def test_the_cache_follows_xdg(monkeypatch):
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="names of x86 instruction sets")
-@instruction_sets("avx2", "x86-64", "avx512")
+@instruction_sets("avx2", "x86-64", "avx512", WITHOUT_AMX)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_lesser_instruction_sets(arch, dtype):
     """What other machines would compile, run on this one."""

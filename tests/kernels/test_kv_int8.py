@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.kernels.cpu_levels import load_level
+from support.kernels.cpu_levels import WITHOUT_AMX, load_level
 from support.kernels.ragged_batches import (
     assert_close,
     assert_same_bits_as_alone,
@@ -193,7 +193,7 @@ def test_copies_are_of_whole_pages(copies, heads, head_dim, threads):
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="names of x86 instruction sets")
-@instruction_sets("avx2", "x86-64", "avx512")
+@instruction_sets("avx2", "x86-64", "avx512", WITHOUT_AMX)
 def test_lesser_instruction_sets(arch):
     """What other machines would compile, run on this one."""
     kernels = Kernels(load_level(arch))

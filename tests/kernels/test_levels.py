@@ -6,7 +6,7 @@ import platform
 
 import pytest
 import torch
-from support.kernels.cpu_levels import load_level
+from support.kernels.cpu_levels import WITHOUT_AMX, load_level
 from support.kernels.ragged_batches import instruction_sets
 
 from rootgraft.kernels.cpu.native_ops import Kernels
@@ -17,7 +17,7 @@ SHAPES = [(2, 1), (18, 33), (70, 50), (576, 192)]  # in, out: odd numbers of wor
 ROWS = (1, 2, 3, 4, 6, 7, 11, 12, 13, 25, 37, 130)  # about the edges of tiles, and more rows than are widened at once
 
 
-@instruction_sets("avx2", "avx512", "x86-64")
+@instruction_sets("avx2", "avx512", "x86-64", WITHOUT_AMX)
 @pytest.mark.parametrize(("width", "columns"), SHAPES)
 @pytest.mark.parametrize("biased", [False, True])
 def test_bf16_products(arch, width, columns, biased):

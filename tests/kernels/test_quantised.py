@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.kernels import quantised_reference
-from support.kernels.cpu_levels import load_level
+from support.kernels.cpu_levels import WITHOUT_AMX, load_level
 from support.kernels.ragged_batches import instruction_sets
 from torch import Tensor
 from torch.nn import functional
@@ -357,7 +357,7 @@ def test_refusals():
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="names of x86 instruction sets")
-@instruction_sets("avx2", "x86-64", "avx512")
+@instruction_sets("avx2", "x86-64", "avx512", WITHOUT_AMX)
 def test_lesser_instruction_sets(arch, monkeypatch):
     """What other machines would compile, run on this one: integer sums are exact, so blocks give the same bits."""
     kernels = QuantisedKernels(load_level(arch))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 from collections.abc import Iterator
 from contextlib import contextmanager
-from threading import Lock
+from threading import Event, Lock
 
 import pytest
 
@@ -30,15 +30,23 @@ class KeptWorker(WorkerHandle):
         self._is_busy = False
 
     @classmethod
-    def take(cls, vocabulary: Vocabulary, *, yields: bool = False, is_first: bool = False) -> KeptWorker:
-        """Return an idle worker, or a new one. None of them yields: tests keep all cores busy."""
-        key = _key(vocabulary)
+    def take(cls, vocabulary: Vocabulary, *, yields: bool, is_first: bool, ending: Event) -> KeptWorker:
+        """Return an idle worker, or a new one, whose start the end of its pool does not break off.
+
+        None of them yields: tests keep all cores busy.
+        """
+        worker = cls._kept(_key(vocabulary)) or cls(vocabulary, is_first)
+        worker._ending = ending
+        return worker
+
+    @classmethod
+    def _kept(cls, key: Key) -> KeptWorker | None:
         with cls._lock:
             for at, (other, worker) in enumerate(cls._idle):
                 if other == key and worker.is_alive:
                     del cls._idle[at]
                     return worker
-        return cls(vocabulary, is_first)
+        return None
 
     def compile(self, job: bytes, seconds: float) -> bytes:
         self._is_busy = True
