@@ -246,7 +246,8 @@ def _number_formats(model: Model) -> str:
         return name
     forms = {(part.format.description, part.widened and part.widened.few_rows) for part in quantised}
     described = " and ".join(
-        form if few is None else f"{form} up to {few} rows of a step" for form, few in sorted(forms, key=str)
+        form if few is None else f"{form} up to {few} {'row' if few == 1 else 'rows'} of a step"
+        for form, few in sorted(forms, key=str)
     )
     return f"{name} with weights in {described}{', widened for more' if any(few for _, few in forms) else ''}"
 

@@ -113,7 +113,7 @@ def test_the_start_says_which_form_is_for_how_many_rows(tmp_path: Path, monkeypa
     path = write(tmp_path / "model.gguf", tensors(), types=types)
     both = Worker(EngineConfig(model=str(path), device="cpu", dtype="bfloat16", kv_cache_memory=0.01), path)
     assert (
-        "bfloat16 with weights in 4-bit blocks up to 64 rows of a step and 8-bit blocks up to 1 rows of a step, "
+        "bfloat16 with weights in 4-bit blocks up to 64 rows of a step and 8-bit blocks up to 1 row of a step, "
         "widened for more on cpu"
     ) in both.summary[0]
     config = EngineConfig(model=str(path), device="cpu", quantization="gguf", kv_cache_memory=0.01)
