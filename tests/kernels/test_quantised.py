@@ -241,6 +241,23 @@ def test_channels(dynamic, tokens, width, columns, bias, outliers, weight_dtype,
     assert torch.equal(ops.linear(x, layer), out.to(dtype))
 
 
+@settings(max_examples=40, deadline=None)
+@given(
+    tokens=st.integers(1, 20),
+    width=st.integers(1, 1200),
+    outliers=st.sampled_from([0.0, 0.003, 0.05]),
+    spoiler=st.sampled_from([1.0, float("nan"), float("-inf"), 1e-33]),
+    seed=st.integers(0, 1 << 30),
+)
+def test_activations_of_both_types_make_the_same_integers(tokens, width, outliers, spoiler, seed):
+    width += width % 2
+    x = with_outliers(randn(seed, tokens, width, dtype=torch.bfloat16), outliers)
+    x[seed % tokens, seed % width] *= spoiler
+    layer = quantised_weights.pack_channels(randn(seed + 1, 40, width), None, dynamic=True)
+    of_bf16, of_fp32 = (ops.linear(each, layer, torch.float32) for each in (x, x.float()))
+    torch.testing.assert_close(of_bf16, of_fp32, rtol=0, atol=0, equal_nan=True)
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     form=st.sampled_from(["channels", *BLOCKS, *SUPER_BLOCKS]),
@@ -291,6 +308,17 @@ def test_a_row_does_not_depend_on_its_batch(dtype, width, columns):
             assert torch.equal(ops.linear(x, layer), whole)
             assert torch.equal(ops.linear(x[:1], layer), whole[:1])
         ops.set_threads(1)
+
+
+@pytest.mark.parametrize("columns", [40_000, 40_008])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_logits_too_large_for_caches(columns, threads):
+    x, weight = with_outliers(randn(0, 33, 64, dtype=torch.bfloat16), 0.02), randn(1, columns, 64)
+    layer = quantised_weights.pack_channels(weight, None, dynamic=True)
+    few = torch.cat([ops.linear(some, layer, torch.float32) for some in x.split(8)])
+    ops.set_threads(threads)
+    assert torch.equal(ops.linear(x, layer, torch.float32), few)
+    ops.set_threads(1)
 
 
 def assert_same_gated(x: Tensor, layer: QuantisedLinear) -> None:

@@ -117,21 +117,94 @@ INLINE OutlierWord* list_words(__m512i high, uint32_t at, OutlierWord* to) {
 }
 #endif
 
-// Writes `low` up to the next multiple of 16 values, and the outliers, for each word of the row one or none: but the
-// room behind the last is used too. `largest` has room for every group.
+// The largest of some bits of magnitudes.
+inline uint32_t most_bits(const uint32_t* all, int64_t count) {
+#if defined(__AVX512F__)
+  __m512i most = _mm512_setzero_si512();
+  for (int64_t i = 0; i < count; i += kWidth) {
+    const __mmask16 some = count - i < kWidth ? (1u << (count - i)) - 1 : 0xFFFF;
+    most = _mm512_max_epu32(most, _mm512_maskz_loadu_epi32(some, all + i));
+  }
+  return _mm512_reduce_max_epu32(most);
+#else
+  return *std::max_element(all, all + count);
+#endif
+}
+
+#if defined(__AVX512BW__)
+// The same as magnitude_bits of each of up to 16 groups of bf16: pairs of registers are folded into one, by halves.
+inline void magnitude_bits_of_groups(const uint16_t* from, int64_t groups, uint32_t* to) {
+  const auto fold = [](__m512i a, __m512i b) { return _mm512_max_epu16(a, b); };
+  const auto halves = [&](__m512i a, __m512i b) {
+    return fold(_mm512_shuffle_i64x2(a, b, 0x44), _mm512_shuffle_i64x2(a, b, 0xEE));
+  };
+  const auto quarters = [&](__m512i a, __m512i b) {
+    return fold(_mm512_shuffle_i64x2(a, b, 0x88), _mm512_shuffle_i64x2(a, b, 0xDD));
+  };
+  const auto group = [&](int i) {
+    if (i >= groups) return _mm512_setzero_si512();
+    const __m512i first = _mm512_loadu_si512(from + i * kUsualValues);
+    const __m512i second = _mm512_loadu_si512(from + i * kUsualValues + kHalves), sign = _mm512_set1_epi16(0x7FFF);
+    return fold(_mm512_and_si512(first, sign), _mm512_and_si512(second, sign));
+  };
+  const auto four = [&](int i) {  // a group in each quarter
+    return quarters(halves(group(i), group(i + 1)), halves(group(i + 2), group(i + 3)));
+  };
+  const auto eight = [&](int i) {  // of each quarter, one of the first four and one of the others
+    const __m512i first = four(i), second = four(i + 4);
+    return fold(_mm512_unpacklo_epi64(first, second), _mm512_unpackhi_epi64(first, second));
+  };
+  const __m512 first = _mm512_castsi512_ps(eight(0));
+  const __m512 second = _mm512_castsi512_ps(groups > 8 ? eight(8) : _mm512_setzero_si512());
+  const __m512i all = fold(_mm512_castps_si512(_mm512_shuffle_ps(first, second, 0x88)),
+                           _mm512_castps_si512(_mm512_shuffle_ps(first, second, 0xDD)));
+  // In each quarter: a group of each four.
+  const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+  const __m512i pairs = _mm512_permutexvar_epi32(order, all), high = _mm512_set1_epi32(0xFFFF0000);
+  const __m512i bits = _mm512_max_epu32(_mm512_and_si512(pairs, high), _mm512_slli_epi32(pairs, 16));
+  _mm512_mask_storeu_epi32(to, groups < kWidth ? (1u << groups) - 1 : 0xFFFF, bits);
+}
+#endif
+
+// The magnitudes of all groups of a row.
 template <class E>
-ChannelRow quantise_row(const typename E::Value* from, int64_t count, int8_t* low, OutlierWord* outliers,
-                        uint32_t* largest) {
-  const int64_t groups = (count + kUsualValues - 1) / kUsualValues;
+INLINE void find_largest(const typename E::Value* from, int64_t count, uint32_t* largest) {
   const int64_t whole = count / kUsualValues;
-  for (int64_t g = 0; g < whole; g++) largest[g] = magnitude_bits<E>(from + g * kUsualValues, kUsualValues);
-  if (whole < groups) largest[whole] = magnitude_bits<E>(from + whole * kUsualValues, count % kUsualValues);
-  const uint32_t top_bits = *std::max_element(largest, largest + groups);
+  int64_t g = 0;
+#if defined(__AVX512BW__)
+  if constexpr (std::is_same_v<E, Bf16>) {
+    for (; g < whole; g += kWidth) {
+      magnitude_bits_of_groups(from + g * kUsualValues, std::min<int64_t>(whole - g, kWidth), largest + g);
+    }
+    g = whole;
+  }
+#endif
+  for (; g < whole; g++) largest[g] = magnitude_bits<E>(from + g * kUsualValues, kUsualValues);
+  if (count % kUsualValues) largest[whole] = magnitude_bits<E>(from + whole * kUsualValues, count % kUsualValues);
+}
+
+struct RowScale {
+  float scale, inverse;
+};
+
+// Those of a row; writes the magnitudes of its groups.
+template <class E>
+RowScale row_scale(const typename E::Value* from, int64_t count, uint32_t* largest) {
+  const int64_t groups = (count + kUsualValues - 1) / kUsualValues;
+  find_largest<E>(from, count, largest);
+  const uint32_t top_bits = most_bits(largest, groups);
   const uint32_t usual_bits = median(largest, groups);
   const float top = load_as<float>(&top_bits), usual = 1.25f * load_as<float>(&usual_bits);
   const float scale = usual < top ? std::max(usual / 127.0f, top / most_integer(2)) : top / 127.0f;
-  const float inverse = top > 1e-30f ? 1.0f / scale : 0.0f;  // below that it may overflow: all integers 0
+  return {scale, top > 1e-30f ? 1.0f / scale : 0.0f};  // below that it may overflow: all integers 0
+}
 
+// Writes `low` up to the next multiple of 16 values, and the outliers, for each word of the row one or none: but the
+// room behind the last is used too. `largest`: the magnitudes of the groups.
+template <class E>
+ChannelRow quantise_row(const typename E::Value* from, int64_t count, const RowScale& row, const uint32_t* largest,
+                        int8_t* low, OutlierWord* outliers) {
+  const float inverse = row.inverse;
   OutlierWord* next = outliers;
   Ints lows = broadcast_int(0), highs = broadcast_int(0);
   int64_t i = 0;
@@ -171,7 +244,7 @@ ChannelRow quantise_row(const typename E::Value* from, int64_t count, int8_t* lo
     store_bytes(low + i, rest);
     lows = lows + rest;
   }
-  return {scale, kBiasedStart * sum(lows), kBiasedStart * sum(highs), (int32_t)(next - outliers)};
+  return {row.scale, kBiasedStart * sum(lows), kBiasedStart * sum(highs), (int32_t)(next - outliers)};
 }
 
 // All rows of x [rows][width].
@@ -195,15 +268,22 @@ class ChannelRows {
     grow(outliers_, count * outlier_stride);
     grow(largest_, count * groups);
     parallel_ranges(threads, count, [&](int64_t row, int64_t end) {
-      for (; row < end; row++) {
-        rows_[row] = quantise_row<E>(x + row * width, width, reinterpret_cast<int8_t*>(&lines_[row * lines]),
-                                     &outliers_[row * outlier_stride], &largest_[row * groups]);
+      for (int64_t first = row; first < end; first = row) {
+        // A scale is a long chain of instructions, of which those of a few rows fit side by side.
+        const int64_t last = std::min(first + kRowsTogether, end);
+        RowScale scales[kRowsTogether];
+        for (; row < last; row++) scales[row - first] = row_scale<E>(x + row * width, width, &largest_[row * groups]);
+        for (row = first; row < last; row++) {
+          auto* low = reinterpret_cast<int8_t*>(&lines_[row * lines]);
+          rows_[row] = quantise_row<E>(x + row * width, width, scales[row - first], &largest_[row * groups], low,
+                                       &outliers_[row * outlier_stride]);
+        }
       }
     });
   }
 
  private:
-  static constexpr int64_t kLineWords = 16;
+  static constexpr int64_t kLineWords = 16, kRowsTogether = 4;
   struct alignas(64) Line {
     uint32_t words[kLineWords];
   };
