@@ -30,6 +30,7 @@ struct ChannelProduct {
   ptrdiff_t ahead_stream = 0, ahead_apart = 0;  // AMX: see Product
   int64_t gate = 0;     // as of a QuantisedLinear: every second panel has the factors of the one before
   ptrdiff_t apart = 0;  // with a gate, panels from those to their factors
+  bool passes_caches = false;  // AMX: C, of fp32 in whole lines, is stored past the caches
 
   void ask_for(const Lines& lines) { ahead = lines.first, ahead_lines = lines.count; }
   void ask_for(const Streams& lines) {

@@ -270,18 +270,31 @@ INLINE void for_channel_tiles(const ChannelPart& all, int most_panels, F f) {
   });
 }
 
+// Whether the output is stored past the caches: one wider than x, which are logits, that the second caches of two cores
+// would not hold. Lines are then not read before they are written.
+bool passes_caches(const QuantisedLinear& op) {
+  constexpr int64_t kCached = 4 << 20;
+  constexpr int64_t kLine = kWidth * sizeof(float);
+  const bool has_lines = op.columns % kWidth == 0 && reinterpret_cast<uintptr_t>(op.out) % kLine == 0;
+  return op.is_bf16 && !op.out_is_bf16 && has_lines && op.rows * op.columns * (int64_t)sizeof(float) > kCached;
+}
+
 template <class Out>
 void multiply_channels_amx(const ChannelPart& all, Out& out) {
+  const bool passing = passes_caches(all.op);
   alignas(64) float room[kMostAmxRows * kRoomStride];
   ChannelFinish finishing;
   for_channel_tiles(all, kAmxPanels, [&](const TileSpan& tile, const AmxRows& rows, const Streams& ahead, auto reuse) {
     const TileRows to = out.place(room, tile);
     ChannelProduct product = all.product(tile, to);
     product.ask_for(ahead);
+    product.passes_caches = passing && to.first != room;
     multiply_channel_amx(product, rows, tile.panels, reuse, finishing);
     if (to.first == room) finishing.finish_all();
     out.take(all.part.index, room, tile);
   });
+  finishing.finish_all();
+  if (passing) _mm_sfence();  // such stores are ordered with no others
 }
 
 void multiply_gated_channels_amx(const ChannelPart& all) {
