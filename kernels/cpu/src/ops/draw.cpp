@@ -47,6 +47,7 @@ struct Line {
   const float* logits;
   int64_t columns;
   Floats best, scale, least;
+  const float* next;  // logits of the line that this thread probably draws from next, or null
 
   // Of 16 tokens from a column on; -infinity behind the last.
   INLINE Floats load_logits(int64_t column) const {
@@ -59,9 +60,12 @@ struct Line {
     return keep_from(exp2((load_logits(column) - best) * scale), least);
   }
 
+  // If `kAhead`, the next line's logits come meanwhile: weights are arithmetic, and finding the largest logit only reads.
+  template <bool kAhead = false>
   double sum_weights(int64_t first, int64_t count) const {
     Floats sum_of_lanes = broadcast(0.0f);
     for (int64_t column = first; column < std::min(first + count, columns); column += kWidth) {
+      if (kAhead) __builtin_prefetch(next + column, 0, 2);
       sum_of_lanes = sum_of_lanes + weights(column);
     }
     return sum(sum_of_lanes);
@@ -242,7 +246,9 @@ int64_t race(const Line& line, const double* noise) {
   const double *of_block = noise + kBlock, *of_part = of_block + kPart / kBlock;
   Race parts(0);
   for (int64_t part = 0; part * kPart < line.columns; part++) {
-    parts.enter(part, line.sum_weights(part * kPart, kPart), of_part[part]);
+    const int64_t first = part * kPart;
+    const double weight = line.next ? line.sum_weights<true>(first, kPart) : line.sum_weights(first, kPart);
+    parts.enter(part, weight, of_part[part]);
   }
   const int64_t first = parts.winner * kPart;
   Race blocks(0);
@@ -261,7 +267,7 @@ int64_t race(const Line& line, const double* noise) {
   return tokens.winner;
 }
 
-int64_t draw(const Draw& op, int64_t i) {
+int64_t draw(const Draw& op, int64_t i, int threads) {
   const float* logits = op.logits + i * op.columns;
   if (op.temperature[i] == 0) {
     float best;
@@ -272,8 +278,9 @@ int64_t draw(const Draw& op, int64_t i) {
   const float best = largest_logit(logits, op.columns);
   if (!std::isfinite(best)) return -1;
   const bool ranked = op.top_k[i] > 0 || op.top_p[i] < 1;  // then min-p comes after the share of all
+  const float* next = i + threads < op.lines ? logits + threads * op.columns : nullptr;
   const Line line = {logits, op.columns, broadcast(best), broadcast(kLog2E / op.temperature[i]),
-                     broadcast(ranked ? 0.0f : op.min_p[i])};
+                     broadcast(ranked ? 0.0f : op.min_p[i]), next};
   return ranked ? draw_kept(line, op.top_k[i], op.top_p[i], op.min_p[i], op.u[i]) : race(line, op.noise + i * op.num_noise);
 }
 
@@ -288,7 +295,7 @@ extern "C" int draw_tokens(const Draw* op) {
   const int threads = threads_for(op->lines * op->columns, kSmall, op->threads);
   parallel_items(threads, op->lines, [&](int64_t i) {
     try {
-      op->tokens[i] = draw(*op, i);
+      op->tokens[i] = draw(*op, i, threads);
     } catch (const std::bad_alloc&) {
       failed = kNoMemory;
     }
