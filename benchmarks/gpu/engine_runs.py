@@ -243,15 +243,20 @@ class Engine:
         return Submit(next(self.ids), prompt, params, adapter=adapter, grammar=grammar)
 
     def _run(self, submits: list[Submit], steps: int) -> list[float]:
-        """Seconds of the first steps that brought a token of every sequence; then the sequences are aborted."""
+        """Seconds of the first steps that brought a token of every sequence; then the sequences are aborted.
+
+        A step begins where the last one that brought tokens ended: a call may launch what the next one waits for.
+        """
         self.core.handle(submits)
         alive = {submit.id for submit in submits}
         times: list[float] = []
+        begin = time.perf_counter()
         while alive:
-            begin = time.perf_counter()
             messages = self.core.step()
-            took = time.perf_counter() - begin
-            if len({message.id for message in messages if isinstance(message, TokenOut)}) == len(submits):
+            got = {message.id for message in messages if isinstance(message, TokenOut)}
+            if got:
+                took, begin = time.perf_counter() - begin, time.perf_counter()
+            if len(got) == len(submits):
                 times.append(took)
                 if len(times) == steps:
                     self.core.handle([Abort(tuple(alive))])

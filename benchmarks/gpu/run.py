@@ -27,6 +27,7 @@ from benchmarks.gpu import (
     correctness,
     end_to_end,
     engine_correctness,
+    expert_correctness,
     kernel_times,
     lora_correctness,
     lora_times,
@@ -45,7 +46,7 @@ def _under_ceilings(run: Callable[..., Iterator[Line]]) -> Section:
 
 # The sections of each part; one that fails does not keep the next ones from running.
 PARTS: dict[str, tuple[Section, ...]] = {
-    "correctness": (correctness.run, lora_correctness.run),
+    "correctness": (correctness.run, lora_correctness.run, expert_correctness.run),
     "engine": (engine_correctness.run,),
     "ceilings": (lambda machine: ceilings.lines(ceilings.measure(machine)),),
     "kernels": (_under_ceilings(kernel_times.run),),
