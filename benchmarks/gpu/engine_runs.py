@@ -225,22 +225,19 @@ class Engine:
         prompts: Sequence[array[int]],
         steps: int,
         adapters: Sequence[str | None] = (None,),
-        grammar: tuple[str, bytes] | None = None,
     ) -> StepTime:
         """The steps in which all prompts get a token each."""
         most = self.longest_answer(len(prompts), len(prompts[0]), steps)
-        submits = [self._submit(prompt, most, adapters[i % len(adapters)], grammar) for i, prompt in enumerate(prompts)]
+        submits = [self._submit(prompt, most, adapters[i % len(adapters)]) for i, prompt in enumerate(prompts)]
         waiting = WaitingTimes(self.machine)
         with waiting.watch():
             times = self._run(submits, steps + 1)
         # The first of them may still hold the last piece of a prompt.
         return StepTime(statistics.median(times[1:]), waiting.median(steps))
 
-    def _submit(
-        self, prompt: array[int], most: int, adapter: str | None = None, grammar: tuple[str, bytes] | None = None
-    ) -> Submit:
-        params = SamplingParams(temperature=0.0, max_tokens=most, ignore_eos=grammar is None)
-        return Submit(next(self.ids), prompt, params, adapter=adapter, grammar=grammar)
+    def _submit(self, prompt: array[int], most: int, adapter: str | None = None) -> Submit:
+        params = SamplingParams(temperature=0.0, max_tokens=most, ignore_eos=True)
+        return Submit(next(self.ids), prompt, params, adapter=adapter)
 
     def _run(self, submits: list[Submit], steps: int) -> list[float]:
         """Seconds of the first steps that brought a token of every sequence; then the sequences are aborted.
