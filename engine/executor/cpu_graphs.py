@@ -38,7 +38,7 @@ class _Recording:
     Attributes:
         inputs: of the step that was recorded.
         queries: [most tokens, Hq, D], result of ``extend``.
-        seen: [most tokens, H] each, hidden states for a draft head, of ``extend`` too; none without one.
+        seen: [most tokens, H] each, inputs of layers for a draft head, of ``extend`` too; none without one.
         hidden: [most tokens, H], result of ``finish``.
     """
 
@@ -134,7 +134,7 @@ class CpuGraphs:
         """Leave the hidden states of a step to a draft head."""
         if self._kv.hidden is not None:
             kv_loc = to_device(step.kv_loc, self._residual.device)
-            self._kv.hidden.write([each[: step.num_tokens] for each in seen], kv_loc)
+            self._kv.hidden.write_seen([each[: step.num_tokens] for each in seen], kv_loc)
 
     def _fill(self, step: HostInputs) -> None:
         """Copy a step to the static inputs."""

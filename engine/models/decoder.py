@@ -55,7 +55,7 @@ class DecoderModel:
         residual = self.embed(inputs)
         q = self.extend(residual, inputs, kv)
         if kv.hidden is not None:
-            kv.hidden.write(kv.hidden.take_seen(), inputs.kv_loc)
+            kv.hidden.write_seen(kv.hidden.take_seen(), inputs.kv_loc)
         if inputs.kept is None or inputs.of_kept is None:
             return self.finish(q, residual, inputs, kv)
         if not len(inputs.kept):
