@@ -37,8 +37,8 @@ class SpeculativeConfig:
             A ``model`` makes draft_model of auto, and a head that it names is one all the same.
         num_speculative_tokens: most drafts of a sequence in one step, 1 to 64.
         model: the draft model, as ``--model``; None for none, and for mtp.
-        quantization: of the draft model, head or module; None for ``--quantization``, and beside a bfloat16 model without one for
-            gguf_dynamic of a GGUF file, else int8_dynamic.
+        quantization: of the draft model, head or module; None for ``--quantization``, and beside a bfloat16 model
+            without one for gguf_dynamic of a GGUF file, else int8_dynamic.
     """
 
     method: str = "auto"

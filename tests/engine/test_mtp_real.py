@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import copy
-import functools
 import json
-import math
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,73 +13,18 @@ from safetensors.torch import load_file, save_file
 from support.engine.core_hooks import worker_of
 from support.engine.draft_engine import always_drafting
 from support.engine.draft_pair import Asked, DraftPair, requests, watch_proposals
+from support.models.gguf_files import write_gguf
+from support.models.lora_models import base
+from support.models.mtp_models import BASES, HIDDEN, MODULE, PlainModule, save_mtp, save_mtp_adapter
 from torch import Tensor
-from torch.nn import functional
-from transformers import (
-    DeepseekV3Config,
-    DeepseekV3ForCausalLM,
-    Glm4MoeConfig,
-    Glm4MoeForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-    PreTrainedModel,
-)
 
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.core.engine_core import EngineCore
 from rootgraft.engine.errors import ConfigError, ModelError
 from rootgraft.kernels import ops
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # of importing it
-    from peft import LoraConfig, PeftModel, get_peft_model
-
 LENGTH = 3
-LAYERS, HIDDEN, VOCAB, EPS = 2, 64, 101, 1e-5
 MTP = {"method": "mtp"}
-COMMON: dict[str, Any] = {
-    "vocab_size": VOCAB,
-    "hidden_size": HIDDEN,
-    "intermediate_size": 96,
-    "moe_intermediate_size": 32,
-    "num_hidden_layers": LAYERS + 1,
-    "num_attention_heads": 4,
-    "max_position_embeddings": 128,
-    "rms_norm_eps": EPS,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "n_routed_experts": 8,
-    "num_experts_per_tok": 3,
-    "n_group": 2,
-    "topk_group": 1,
-    "n_shared_experts": 1,
-    "first_k_dense_replace": 1,
-    "routed_scaling_factor": 1.7,
-    "tie_word_embeddings": False,
-}
-BASES: dict[str, tuple[type[Any], type[Any], dict[str, Any], list[str]]] = {
-    "glm4_moe": (
-        Glm4MoeConfig,
-        Glm4MoeForCausalLM,
-        {"num_key_value_heads": 2, "head_dim": 16, "attention_bias": True, "use_qk_norm": True},
-        ["q_proj", "k_proj", "v_proj", "o_proj"],
-    ),
-    "deepseek_v3": (
-        DeepseekV3Config,
-        DeepseekV3ForCausalLM,
-        {
-            "num_key_value_heads": 4,
-            "q_lora_rank": 40,
-            "kv_lora_rank": 48,
-            "qk_nope_head_dim": 16,
-            "qk_rope_head_dim": 16,
-            "v_head_dim": 16,
-        },
-        ["q_a_proj", "q_b_proj", "kv_b_proj", "o_proj"],
-    ),
-}
-MODULE = f"model.layers.{LAYERS}"
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -101,112 +42,13 @@ def drafting() -> Iterator[None]:
         yield
 
 
-@functools.cache
-def deeper(name: str) -> PreTrainedModel:
-    """A random model with one layer more, which becomes that of the module."""
-    config_class, model_class, changes, _ = BASES[name]
-    config = config_class(**COMMON, **changes, attn_implementation="eager", experts_implementation="eager")
-    model = model_class(config).eval()
-    generator = torch.Generator().manual_seed(len(name))
-    with torch.no_grad():
-        for key, parameter in model.named_parameters():
-            parameter.normal_(1.0 if "norm" in key else 0.0, 0.2, generator=generator)
-        for key, buffer in model.named_buffers():
-            if key.endswith("e_score_correction_bias"):
-                buffer.normal_(0.0, 0.2, generator=generator)
-    return model
-
-
-def save_mtp(name: str, folder: Path, *, shared: bool) -> Path:
-    """Write a checkpoint with an MTP module, as published ones name its tensors.
-
-    Args:
-        shared: without an embedding and a head of the module's own.
-    """
-    deeper(name).save_pretrained(folder)
-    generator = torch.Generator().manual_seed(7)
-
-    def random(*sizes: int) -> Tensor:
-        return torch.randn(sizes, generator=generator) / math.sqrt(sizes[-1])
-
-    tensors = load_file(folder / "model.safetensors")
-    for norm in ("enorm", "hnorm", "shared_head.norm"):
-        tensors[f"{MODULE}.{norm}.weight"] = 1 + 2 * random(HIDDEN)
-    tensors[f"{MODULE}.eh_proj.weight"] = 2 * random(HIDDEN, 2 * HIDDEN)
-    if not shared:
-        tensors[f"{MODULE}.embed_tokens.weight"] = 2 * random(VOCAB, HIDDEN)
-        tensors[f"{MODULE}.shared_head.head.weight"] = random(VOCAB, HIDDEN)
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    fields = json.loads((folder / "config.json").read_text())
-    fields |= {"num_hidden_layers": LAYERS, "num_nextn_predict_layers": 1}
-    (folder / "config.json").write_text(json.dumps(fields))
-    return folder
-
-
-def shallow(name: str) -> PreTrainedModel:
-    """The model without the layer of its module."""
-    model = copy.deepcopy(deeper(name))
-    model.model.layers = model.model.layers[:LAYERS]
-    model.config.num_hidden_layers = LAYERS
-    return model
-
-
-class PlainModule:
-    """A module in plain torch, its layer from transformers: whole sequences, no cache, one token after another."""
-
-    def __init__(self, name: str, folder: Path, adapter: Path | None) -> None:
-        self.target: Any = shallow(name)
-        self.decoder: Any = deeper(name).model
-        tensors = load_file(folder / "model.safetensors")
-        self.weights = {key.removeprefix(f"{MODULE}."): value for key, value in tensors.items() if MODULE in key}
-        self.embedding = self.weights.get("embed_tokens.weight", tensors["model.embed_tokens.weight"])
-        self.head = self.weights.get("shared_head.head.weight", tensors["lm_head.weight"])
-        if adapter is not None:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                self.target = PeftModel.from_pretrained(self.target, adapter).eval()
-
-    @torch.no_grad()
-    def drafts(self, tokens: list[int], count: int) -> list[int]:
-        """Greedy drafts behind known tokens, of which the target has read all but the last."""
-        base = self.target.get_base_model() if isinstance(self.target, PeftModel) else self.target
-        given = base.model(input_ids=torch.tensor([tokens[:-1]])).last_hidden_state[0]  # behind the last norm
-        read, drafts = list(tokens[1:]), []
-        for _ in range(count):
-            out = self._layer(torch.tensor(read), given)
-            drafts.append(int((self._norm("shared_head.norm", out[-1]) @ self.head.T).argmax()))
-            read.append(drafts[-1])
-            given = torch.cat((given, out[-1:]))
-        return drafts
-
-    def _norm(self, name: str, x: Tensor) -> Tensor:
-        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + EPS) * self.weights[f"{name}.weight"]
-
-    def _layer(self, tokens: Tensor, given: Tensor) -> Tensor:
-        beside = torch.cat((self._norm("enorm", self.embedding[tokens]), self._norm("hnorm", given)), dim=-1)
-        x = functional.linear(beside, self.weights["eh_proj.weight"])[None]
-        positions = torch.arange(len(tokens))[None]
-        mask = torch.full((len(tokens), len(tokens)), torch.finfo(torch.float32).min).triu(1)[None, None]
-        rotary = self.decoder.rotary_emb(x, positions)
-        found = self.decoder.layers[LAYERS](
-            x, attention_mask=mask, position_ids=positions, position_embeddings=rotary
-        )
-        return found[0]
-
-
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """By family a folder with the checkpoint ``base`` and its adapter ``large``."""
     found = {name: tmp_path_factory.mktemp(name) for name in BASES}
     for name, folder in found.items():
         save_mtp(name, folder / "base", shared=name == "glm4_moe")
-        torch.manual_seed(3)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            options = {"r": 6, "lora_alpha": 9, "target_modules": BASES[name][3], "init_lora_weights": False}
-            get_peft_model(shallow(name), LoraConfig(task_type="CAUSAL_LM", **options)).save_pretrained(
-                folder / "large"
-            )
+        save_mtp_adapter(name, folder / "large")
     return found
 
 
@@ -258,3 +100,95 @@ def test_preempted_requests_get_the_same_tokens(folders: dict[str, Path], name: 
     asked: list[Asked] = [([number, 3, 5], {**GREEDY, "max_tokens": 60}, None) for number in range(4)]
     assert pair.run("on", asked) == pair.run("off", asked)
     assert pair.cores["on"].stats()["preemptions"] and pair.cores["on"].stats()["drafted_model"]
+
+
+def load(target: Path, speculative: dict[str, Any], **options: Any) -> EngineCore:
+    config = EngineConfig(
+        dtype="float32", device="cpu", max_num_seqs=2, threads=1, speculative_config=json.dumps(speculative), **options
+    )
+    return EngineCore.load(config, target)
+
+
+def test_the_start_tells_of_the_module_and_memory_holds_its_hidden_states(folders: dict[str, Path]) -> None:
+    target = folders["glm4_moe"] / "base"
+    plain, core = (load(target, each, kv_cache_memory=0.01) for each in ({"method": "off"}, MTP))
+    assert any(line.startswith(f"Draft model: MTP module, a layer of {HIDDEN}; KV") for line in core.ready.summary)
+    worker, without = worker_of(core), worker_of(plain)
+    page = 4 * 16 * (2 * 2 * 2 * 16)  # two layers, K and V, two heads of 16, float32
+    own, hidden = page // 2, 4 * 16 * HIDDEN
+    assert worker.num_pages * (page + hidden) + worker.draft.num_pages * own <= without.num_pages * page + 2 * page
+    core.close()
+    plain.close()
+
+
+def test_a_module_in_8_bits_changes_no_answer(folders: dict[str, Path]) -> None:
+    """Of a model in bfloat16 it is in 8 bits by default, of one in float32 where it is asked for."""
+    pair = DraftPair(folders["deepseek_v3"], native=True, drafts={**MTP, "quantization": "int8_dynamic"}, base="base")
+    asked = requests(5)
+    assert [each[0] for each in pair.run("on", asked)] == [each[0] for each in pair.run("off", asked)]
+    assert pair.cores["on"].stats()["drafted_model"]
+
+
+def changed(folder: Path, base: Path, config: dict[str, Any], **tensors: Tensor | None) -> Path:
+    """A checkpoint that is written anew with other fields and tensors of its module; None removes one."""
+    folder.mkdir()
+    found = load_file(base / "model.safetensors")
+    found |= {f"{MODULE}.{name.replace('__', '.')}": tensor for name, tensor in tensors.items()}
+    save_file({name: tensor for name, tensor in found.items() if tensor is not None}, folder / "model.safetensors")
+    fields = json.loads((base / "config.json").read_text()) | config
+    (folder / "config.json").write_text(json.dumps(fields))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("config", "tensors", "message"),
+    [
+        ({}, {"eh_proj__weight": None}, r"The checkpoint lacks model.layers.2.eh_proj.weight\."),
+        ({}, {"enorm__weight": torch.ones(32)}, r"model.layers.2.enorm.weight has shape \(32,\), but the config makes"),
+        ({}, {"mixer__weight": torch.ones(2)}, "does not use: model.layers.2.mixer.weight"),
+        (
+            {"num_nextn_predict_layers": 2},
+            {},
+            "config.json: num_nextn_predict_layers, the number of MTP modules, must be 1 to draft by one; it is 2",
+        ),
+    ],
+)
+def test_what_is_not_computed_is_refused_by_name(
+    folders: dict[str, Path], tmp_path: Path, config: dict[str, Any], tensors: dict[str, Any], message: str
+) -> None:
+    folder = changed(tmp_path / "model", folders["glm4_moe"] / "base", config, **tensors)
+    with pytest.raises(ModelError, match=f"^Method mtp of --speculative-config: .*{message}"):
+        load(folder, MTP, num_gpu_blocks_override=20)
+    load(folder, {"method": "ngram"}, num_gpu_blocks_override=20).close()
+
+
+def test_a_checkpoint_without_a_module_is_refused(folders: dict[str, Path], tmp_path: Path) -> None:
+    whole = folders["glm4_moe"] / "base"
+    tensors = {name: None for name in load_file(whole / "model.safetensors") if name.startswith(MODULE)}
+    folder = changed(tmp_path / "model", whole, {"num_nextn_predict_layers": 0})
+    found = {name: each for name, each in load_file(whole / "model.safetensors").items() if name not in tensors}
+    save_file(found, folder / "model.safetensors")
+    with pytest.raises(ModelError, match=r"num_nextn_predict_layers, the number of MTP modules, must be 1 .*; it is 0"):
+        load(folder, MTP, num_gpu_blocks_override=20)
+
+
+def test_random_weights_have_no_module(folders: dict[str, Path]) -> None:
+    message = "reads a module of the checkpoint, of which --load-format dummy makes nothing"
+    with pytest.raises(ConfigError, match=f"^Method mtp of --speculative-config {message}"):
+        load(folders["glm4_moe"] / "base", MTP, num_gpu_blocks_override=20, load_format="dummy")
+
+
+def test_models_of_other_kinds_are_refused(tmp_path: Path) -> None:
+    base("native_llama", tmp_path)
+    message = "MTP modules are computed of DeepseekV3ForCausalLM, Glm4MoeForCausalLM; LlamaForCausalLM has none"
+    with pytest.raises(ModelError, match=f"^Method mtp of --speculative-config: {message}"):
+        load(tmp_path / "native_llama", MTP, num_gpu_blocks_override=20)
+    message = "reads hidden states that --model-impl transformers does not give"
+    with pytest.raises(ConfigError, match=f"^Method mtp of --speculative-config {message}"):
+        load(tmp_path / "native_llama", MTP, num_gpu_blocks_override=20, model_impl="transformers")
+
+
+def test_gguf_files_are_refused(tmp_path: Path) -> None:
+    file = write_gguf("glm4_moe", tmp_path / "model.gguf")
+    with pytest.raises(ConfigError, match=r"^Method mtp of --speculative-config reads a folder .*; model\.gguf"):
+        load(file, MTP, num_gpu_blocks_override=20)
