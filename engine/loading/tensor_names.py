@@ -231,7 +231,7 @@ def _linears(prefix: str, modules: dict[str, int], in_features: int, bias: bool)
 
 
 def prediction_tensors(names: Iterable[str], config: ModelConfig) -> frozenset[str]:
-    """Return the tensors of layers that predict further tokens, which are not loaded."""
+    """Return the tensors of layers that predict further tokens, which are no part of the model: see ``load_mtp``."""
     first = config.num_layers
     behind = range(first, first + config.prediction_layers)
     prefixes = tuple(f"{layers}.{index}." for index in behind for layers in ("model.layers", "blk"))  # or of GGUF

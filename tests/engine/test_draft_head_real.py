@@ -14,8 +14,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from support.engine.core_hooks import worker_of
 from support.engine.draft_engine import always_drafting
-from support.engine.draft_pair import Asked, DraftPair, requests, watch_proposals
 from support.models.lora_models import LINEARS, base, make_adapter
+from support.speculation.draft_pair import Asked, DraftPair, requests, watch_proposals
 from torch import Tensor
 from torch.nn import functional
 

@@ -12,10 +12,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from support.engine.core_hooks import worker_of
 from support.engine.draft_engine import always_drafting
-from support.engine.draft_pair import Asked, DraftPair, requests, watch_proposals
 from support.models.gguf_files import write_gguf
 from support.models.lora_models import base
-from support.models.mtp_models import BASES, HIDDEN, MODULE, PlainModule, save_mtp, save_mtp_adapter
+from support.speculation.draft_pair import Asked, DraftPair, requests, watch_proposals
+from support.speculation.mtp_models import BASES, HIDDEN, MODULE, PlainModule, save_mtp, save_mtp_adapter
 from torch import Tensor
 
 from rootgraft.engine.config import EngineConfig

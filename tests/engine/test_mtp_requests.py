@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from support.engine.core_hooks import core_of
 from support.engine.draft_engine import drafting_despite_others
-from support.models.mtp_models import BASES, save_mtp, save_mtp_adapter
 from support.models.tiny_tokenizers import train_byte_level, write_folder
+from support.speculation.mtp_models import BASES, save_mtp, save_mtp_adapter
 
 from rootgraft import LLM, SamplingParams
 from rootgraft.grammar.spec import GrammarSpec

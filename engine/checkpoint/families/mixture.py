@@ -121,7 +121,7 @@ class MixtureFamily:
         gguf_renormalises: what "norm_topk_prob" would say in GGUF files, which have no key for it.
         mxfp4: experts may be stored in MXFP4.
         weighs_input: that of ``Mixture``.
-        prediction_layers_key: the number of layers behind the last that predict further tokens; they are not loaded.
+        prediction_layers_key: the number of layers behind the last that predict further tokens: MTP modules.
         optional: without experts all layers have an ordinary MLP, of the shared expert's size.
     """
 
