@@ -12,8 +12,8 @@ from .types import Priority
 METHODS = ("auto", "ngram", "draft_model", "eagle3", "mtp", "off")
 _WITH_MODEL = ("draft_model", "eagle3")
 _WITH_WEIGHTS = (*_WITH_MODEL, "mtp")
-# vLLM's older names of a method, by kind of model.
-_ALIASES = {"suffix": "auto", "deepseek_mtp": "mtp", "glm4_moe_mtp": "mtp"}
+# Other names of methods in vLLM: of its own suffix decoding, and of MTP by the kind of model.
+_ALIASES = {"suffix": "auto", "deepseek_mtp": "mtp", "glm4_moe_mtp": "mtp", "mimo_mtp": "mtp"}
 MAX_SPECULATIVE_TOKENS = 64
 QUANTIZATIONS = ("gguf", "gguf_dynamic", "int8_weight_only", "int8_dynamic")
 _SPECULATIVE = "--speculative-config"
@@ -84,8 +84,8 @@ class SpeculativeConfig:
             raise ConfigError(
                 f"model of {_SPECULATIVE} must be left out with method mtp: its module is in the checkpoint of --model."
             )
-        for key, methods in (("model", _WITH_MODEL), ("quantization", _WITH_WEIGHTS)):
-            if self.method not in methods and getattr(self, key) is not None:
+        for key, with_key in (("model", _WITH_MODEL), ("quantization", _WITH_WEIGHTS)):
+            if self.method not in with_key and getattr(self, key) is not None:
                 raise ConfigError(f"{key} of {_SPECULATIVE} is of a draft model; method {self.method} has none.")
         if self.quantization not in (None, *QUANTIZATIONS):
             forms = ", ".join(QUANTIZATIONS)

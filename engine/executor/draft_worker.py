@@ -105,7 +105,7 @@ class DraftModel:
         head = self.model
         if isinstance(head, DecoderModel):
             return None
-        return HiddenPool(num_pages, page_size, head.config.hidden_size, head.dtype, head.fused)
+        return HiddenPool(num_pages, page_size, head.config.hidden_size, head.dtype, head.reads)
 
     def hidden_bytes(self, page_size: int) -> int:
         """Return the bytes of a page of that pool."""
@@ -235,8 +235,9 @@ class DraftWorker:
         self.num_skipped = int(self._head is not None)
         self.run(single_row(1, (0,)), [(0,)])  # no request waits for what first use sets up
         shape = model.config
-        is_head = isinstance(model, DraftHead)
-        kind = f"{model.kind}, a layer" if is_head else f"{shape.family}, {shape.num_layers} layers"
+        kind = f"{shape.family}, {shape.num_layers} layers"
+        if isinstance(model, DraftHead):
+            kind = f"{model.kind}, a layer"
         self.summary = (
             f"Draft model: {kind} of {shape.hidden_size}; KV pool of "
             f"{num_pages * config.block_size:,} tokens ({num_pages * kv.page_bytes / 2**30:.2f} GiB)"

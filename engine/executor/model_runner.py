@@ -103,8 +103,6 @@ class ModelRunner:
         inputs = self._inputs.build(batch, self._drawn)
         step_timer.end("inputs")
         hidden = self.forward(inputs)
-        if self._kv.hidden is not None:
-            self._kv.hidden.write_last(hidden, to_device(inputs.kv_loc, hidden.device))
         step_timer.end("forward")
         return RunnerStep(self, batch, inputs, hidden, step_timer)
 

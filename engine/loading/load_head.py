@@ -81,7 +81,7 @@ def load_head(folder: Path, model: DecoderModel, weights: WeightForm) -> DraftHe
         layer=loader.layer(0, loader.norm(None), loader.norm("model.norm")),
         head=loader.projection("", {"lm_head": size}, bias=False),
         target_ids=_target_ids(source.shifts, size, config.vocab_size),
-        fused=FusedLayers(layers, loader.projection("model", {"fc": config.hidden_size}, bias=False)),
+        reads=FusedLayers(layers, loader.projection("model", {"fc": config.hidden_size}, bias=False)),
         vocab_size=config.vocab_size,
         max_positions=model.max_positions,
     )

@@ -15,7 +15,7 @@ from ...lora.lora_step import LoraStep
 from ...lora.own.own_weights import OwnStep
 from ..checkpoint.model_config import ModelConfig
 from .forward_inputs import ForwardInputs
-from .hidden_pool import FusedLayers
+from .hidden_pool import FusedLayers, LastHidden
 from .kv_pool import KvPool
 from .layers import DecoderLayer, Projection
 from .norms import Norm, normed
@@ -70,16 +70,18 @@ class Projected:
         hidden_norm: the norm of hidden states.
         product: [T, 2 H] -> [T, H].
         layer_norm: the norm in front of the layer.
+        hidden_first: hidden states come before embeddings.
     """
 
     token_norm: Norm
     hidden_norm: Norm
     product: Projection
     layer_norm: Norm
+    hidden_first: bool
 
     def __call__(self, embedded: Tensor, given: Tensor) -> tuple[Tensor, Tensor]:
-        both = torch.cat((normed(self.token_norm, embedded, None), normed(self.hidden_norm, given, None)), dim=1)
-        residual = self.product(both, None, torch.float32)
+        both = normed(self.token_norm, embedded, None), normed(self.hidden_norm, given, None)
+        residual = self.product(torch.cat(both[::-1] if self.hidden_first else both, dim=1), None, torch.float32)
         return normed(self.layer_norm, residual, None), residual
 
 
@@ -98,7 +100,7 @@ class DraftHead:
         layer: its layer.
         head: the projection to its own vocabulary [D].
         target_ids: [D] int64, ascending, the tokens of the model that are its own; None if they are the first ones.
-        fused: the layers of the model that it reads; None for the model's last hidden states.
+        reads: which hidden states of the model.
         vocab_size: rows of the model's logits; a token that it lacks has the logit -inf.
         max_positions: positions that the rotary table holds.
         states: hidden states beside the tokens of a pass.
@@ -113,7 +115,7 @@ class DraftHead:
     layer: DecoderLayer
     head: Projection
     target_ids: Tensor | None
-    fused: FusedLayers | None
+    reads: FusedLayers | LastHidden
     vocab_size: int
     max_positions: int
     states: HeadStates = field(default_factory=HeadStates)

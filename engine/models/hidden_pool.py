@@ -26,6 +26,17 @@ class FusedLayers:
     fuse: Projection
 
 
+@dataclass(frozen=True, slots=True)
+class LastHidden:
+    """Hidden states behind the last layer as a draft head reads them.
+
+    Attributes:
+        is_normed: behind the model's last norm, else in front of it.
+    """
+
+    is_normed: bool
+
+
 class HiddenPool:
     """Hidden states of every token in the KV pool, page by page as its K and V.
 
@@ -33,7 +44,7 @@ class HiddenPool:
 
     Args:
         width: H of the head.
-        fused: the layers that it reads; None for the last hidden states, after the model's last norm.
+        reads: which hidden states.
 
     Attributes:
         cells: [num_pages * page_size, H of the head].
@@ -42,18 +53,18 @@ class HiddenPool:
     """
 
     def __init__(
-        self, num_pages: int, page_size: int, width: int, dtype: torch.dtype, fused: FusedLayers | None
+        self, num_pages: int, page_size: int, width: int, dtype: torch.dtype, reads: FusedLayers | LastHidden
     ) -> None:
         self._pages = lazy_zeros((1, num_pages, 1, page_size, width), dtype)
         self.cells = self._pages.view(num_pages * page_size, width)
         self.page_bytes = page_size * width * dtype.itemsize
-        self.holds_last = fused is None
-        self._fused = fused
+        self.holds_last = isinstance(reads, LastHidden)
+        self._reads = reads
         self._seen: list[Tensor] = []
 
     def see(self, layer: int, residual: Tensor) -> None:
         """Keep a copy of the residual stream [T, H] in front of a layer, if that is one of those read."""
-        if self._fused is not None and layer in self._fused.layers:
+        if isinstance(self._reads, FusedLayers) and layer in self._reads.layers:
             self._seen.append(copy_residual(residual, self.cells.dtype))
 
     def take_seen(self) -> tuple[Tensor, ...]:
@@ -63,13 +74,18 @@ class HiddenPool:
 
     def write_seen(self, seen: Sequence[Tensor], kv_loc: Tensor) -> None:
         """Fuse the copies of a pass and write them to its cells, [T] int64."""
-        if self._fused is not None:
-            self.cells[kv_loc] = self._fused.fuse(torch.cat(list(seen), dim=1))
+        if isinstance(self._reads, FusedLayers):
+            self.cells[kv_loc] = self._reads.fuse(torch.cat(list(seen), dim=1))
 
-    def write_last(self, hidden: Tensor, kv_loc: Tensor) -> None:
-        """Write the last hidden states [T, H] of a pass to its cells, [T] int64, if it holds those."""
-        if self.holds_last:
-            self.cells[kv_loc] = hidden
+    def write_last(self, hidden: Tensor, residual: Tensor, kv_loc: Tensor) -> None:
+        """Write the last hidden states of a pass to its cells, [T] int64, if it holds those.
+
+        Args:
+            hidden: [T, H], behind the last norm.
+            residual: [T, H] fp32, in front of it.
+        """
+        if isinstance(self._reads, LastHidden):
+            self.cells[kv_loc] = hidden if self._reads.is_normed else residual.to(self.cells.dtype)
 
     def copy(self, source: Sequence[int], target: Sequence[int], count: Sequence[int]) -> None:
         """Copy cells from page to page: see ``kernels.memory.copy_pages``."""

@@ -15,7 +15,7 @@ from support.engine.draft_engine import always_drafting
 from support.models.gguf_files import write_gguf
 from support.models.lora_models import base
 from support.speculation.draft_pair import Asked, DraftPair, requests, watch_proposals
-from support.speculation.mtp_models import BASES, HIDDEN, MODULE, PlainModule, save_mtp, save_mtp_adapter
+from support.speculation.mtp_models import BASES, HIDDEN, PlainModule, save_mtp, save_mtp_adapter
 from torch import Tensor
 
 from rootgraft.engine.config import EngineConfig
@@ -24,6 +24,7 @@ from rootgraft.engine.errors import ConfigError, ModelError
 from rootgraft.kernels import ops
 
 LENGTH = 3
+MODULE = BASES["glm4_moe"].module
 MTP = {"method": "mtp"}
 
 
@@ -47,7 +48,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """By family a folder with the checkpoint ``base`` and its adapter ``large``."""
     found = {name: tmp_path_factory.mktemp(name) for name in BASES}
     for name, folder in found.items():
-        save_mtp(name, folder / "base", shared=name == "glm4_moe")
+        save_mtp(name, folder / "base", shared=name != "deepseek_v3")
         save_mtp_adapter(name, folder / "large")
     return found
 
@@ -180,7 +181,7 @@ def test_random_weights_have_no_module(folders: dict[str, Path]) -> None:
 
 def test_models_of_other_kinds_are_refused(tmp_path: Path) -> None:
     base("native_llama", tmp_path)
-    message = "MTP modules are computed of DeepseekV3ForCausalLM, Glm4MoeForCausalLM; LlamaForCausalLM has none"
+    message = "MTP modules are computed of DeepseekV3ForCausalLM, Glm4MoeForCausalLM, MiMoForCausalLM; Llama"
     with pytest.raises(ModelError, match=f"^Method mtp of --speculative-config: {message}"):
         load(tmp_path / "native_llama", MTP, num_gpu_blocks_override=20)
     message = "reads hidden states that --model-impl transformers does not give"
