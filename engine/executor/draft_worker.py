@@ -126,11 +126,10 @@ def load_draft(config: EngineConfig, target: Model, files: Path) -> DraftModel |
         ConfigError: it has another vocabulary, recurrent states, or is not on a CPU.
     """
     speculative = config.speculative
-    is_mtp = speculative.method == "mtp"
-    if speculative.model is None and not is_mtp:
+    if speculative.model is None and speculative.method != "mtp":
         return None
     device, dtype = target.device, target.dtype
-    subject = _MTP if is_mtp else _MODEL
+    subject = _subject(config)
     if device.type != "cpu":
         raise _refusal(f"drafts on --device cpu alone so far; this is {device.type}. Leave it out", subject)
     if target.config.has_states:
@@ -270,8 +269,14 @@ def draft_pages(config: EngineConfig, num_bytes: int, page_bytes: int, draft: Dr
         return config.num_gpu_blocks_override, 0
     pages = min(num_bytes // (page_bytes + own), num_bytes // _SHARE // own)
     if pages < 2:
-        raise _refusal(f"finds no memory for its KV in {num_bytes / 2**30:.2f} GiB. Try a larger --kv-cache-memory")
+        reason = f"finds no memory for its KV in {num_bytes / 2**30:.2f} GiB. Try a larger --kv-cache-memory"
+        raise _refusal(reason, _subject(config))
     return pages, pages * own
+
+
+def _subject(config: EngineConfig) -> str:
+    """What the options name, for refusals."""
+    return _MTP if config.speculative.method == "mtp" else _MODEL
 
 
 def _refusal(reason: str, subject: str = _MODEL) -> ConfigError:

@@ -21,6 +21,9 @@ from torch import Tensor
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.core.engine_core import EngineCore
 from rootgraft.engine.errors import ConfigError, ModelError
+from rootgraft.engine.executor.draft_worker import DraftModel, draft_pages
+from rootgraft.engine.loading.load_model import load_model
+from rootgraft.engine.loading.load_mtp import load_mtp
 from rootgraft.kernels import ops
 
 LENGTH = 3
@@ -120,6 +123,18 @@ def test_the_start_tells_of_the_module_and_memory_holds_its_hidden_states(folder
     assert worker.num_pages * (page + hidden) + worker.draft.num_pages * own <= without.num_pages * page + 2 * page
     core.close()
     plain.close()
+
+
+def test_too_little_memory_for_its_kv_is_refused(folders: dict[str, Path]) -> None:
+    folder, config = folders["glm4_moe"] / "base", EngineConfig(speculative_config=json.dumps(MTP))
+    model = load_model(folder, dtype=torch.float32, device=torch.device("cpu"))
+    draft = DraftModel(load_mtp(folder, model, "plain"), "")
+    page, own = 16 * 1024, 4096  # bytes of the model's pages and of the module's
+    assert draft_pages(config, 2 * (page + own), page, draft) == (2, 2 * own)
+    with pytest.raises(
+        ConfigError, match=r"^Method mtp of --speculative-config finds no memory for its KV in 0\.00 GiB"
+    ):
+        draft_pages(config, 2 * (page + own) - 1, page, draft)
 
 
 def test_a_module_in_8_bits_changes_no_answer(folders: dict[str, Path]) -> None:
