@@ -53,15 +53,17 @@ void copy(const Partial& to, const Partial& from, int count, int64_t value_dim) 
 template <class E>
 void write_out(const Attention& op, const QueryTile& tile, int kv_head_of_tile, const Partial& whole) {
   const int64_t group = op.group(), kv_head = tile.first_head + kv_head_of_tile;
+  const Queries& queries = *tile.parts;
+  int64_t token = op.query_start[queries.row] + queries.first / group, member = queries.first % group;
   for (int m = 0; m < tile.count; m++) {
-    const int64_t query = tile.parts->first + m;
-    const int64_t token = op.query_start[tile.parts->row] + query / group, head = kv_head * group + query % group;
+    const int64_t head = kv_head * group + member;
     auto* out = static_cast<typename E::Value*>(op.out) + (token * op.heads + head) * op.value_dim;
     const float sink = op.sinks ? first_lane(exp2(broadcast(op.sinks[head] * kLog2E - whole.reference[m]))) : 0.0f;
     const Floats share = broadcast(1.0f / (whole.total[m] + sink));
     for (int64_t d = 0; d < op.value_dim; d += kWidth) {
       E::store(out + d, load(whole.values + m * op.value_dim + d) * share);
     }
+    if (++member == group) member = 0, token++;
   }
 }
 
