@@ -19,7 +19,9 @@ struct Band {
 };
 
 struct Bands {
-  Band all[kTileQueries / kBandQueries + 1];
+  static constexpr int kMost = kTileQueries / kBandQueries + 1;
+
+  Band all[kMost];
   int count = 0;
 
   explicit Bands(int queries) {
@@ -82,7 +84,9 @@ class BandProduct {
 class BlockOfBands {
  public:
   BlockOfBands(const Bf16Block& block, const Bands& bands, bool unpacked, float* sums)
-      : block_(block), bands_(bands), unpacked_(unpacked), sums_(sums), value_dim_((int)block.op.value_dim) {}
+      : block_(block), bands_(bands), unpacked_(unpacked), sums_(sums), value_dim_((int)block.op.value_dim) {
+    for (int i = 0; i < bands.count; i++) panels_[i] = seen_panels(bands.all[i]);
+  }
 
   INLINE void attend() const {
     BandProduct scores = scores_of(0);
@@ -99,6 +103,14 @@ class BlockOfBands {
   }
 
  private:
+  // Panels of the keys that any query of a band sees; the others' weights would be zeros. One at least.
+  int seen_panels(const Band& band) const {
+    if (block_.plain) return block_.rows.panels;
+    int64_t end = 0;
+    for (int m = band.first; m < band.end; m++) end = std::max(end, block_.scratch.end[m]);
+    return (int)std::clamp<int64_t>((end - block_.first_key + kWidth - 1) / kWidth, 1, block_.rows.panels);
+  }
+
   float* room(int i) const { return block_.scratch.scores + i % 2 * kBandQueries * kBlock; }
 
   BandProduct scores_of(int i) const {
@@ -106,11 +118,11 @@ class BlockOfBands {
     const Band& band = bands_.all[i];
     const uint32_t* queries = block_.queries + band.row * words;
     return {{queries, words, block_.scratch.keys, words * kWidth, words, {room(i), kBlock}, nullptr}, band.rows,
-            block_.rows.panels};
+            panels_[i]};
   }
 
   BandProduct values_of(int i) const {
-    const int steps = (block_.rows.panels + kStepPanels - 1) / kStepPanels * kAmxWords;
+    const int steps = (panels_[i] + kStepPanels - 1) / kStepPanels * kAmxWords;
     const auto* weights = reinterpret_cast<const uint32_t*>(room(i));
     return {{weights, kBlock, block_.scratch.values, kBlockWords * kWidth, steps, {sums_, value_dim_}, nullptr},
             bands_.all[i].rows, value_dim_ / kWidth};
@@ -122,7 +134,7 @@ class BlockOfBands {
     const int groups = (band.end - band.first + kTakenRows - 1) / kTakenRows;
     const int pace = (values.steps() + scores.steps() + groups - 1) / groups;
     float* first = room(i) + (band.first - band.row) * kBlock;
-    with_constant<kBlock / kWidth>(block_.rows.panels, [&](auto panels) {
+    with_constant<kBlock / kWidth>(panels_[i], [&](auto panels) {
       const auto weigh = [&](auto rows, int m) {
         for (int step = 0; step < pace; step++) {
           if (!values.step()) scores.step();
@@ -141,7 +153,7 @@ class BlockOfBands {
       for (; m < band.end; m++) weigh(Constant<1>{}, m);
     });
     while (values.step() || scores.step()) continue;
-    clear_end(block_, first, band.end - band.first);
+    clear_end(panels_[i], first, band.end - band.first);
   }
 
   void add(int i) const {
@@ -152,6 +164,7 @@ class BlockOfBands {
 
   const Bf16Block& block_;
   const Bands& bands_;
+  int panels_[Bands::kMost];
   bool unpacked_;
   float* sums_;
   int value_dim_;

@@ -65,9 +65,8 @@ INLINE void weigh_rows(const Bf16Block& block, int m, Floats (&scores)[R][P], fl
   }
 }
 
-// Where the block ends within a step of AMX, zeros for so many rows' weights behind it.
-INLINE void clear_end(const Bf16Block& block, float* rows, int count) {
-  const int panels = block.rows.panels;
+// Where weights of so many panels end within a step of AMX, zeros behind those of so many rows.
+INLINE void clear_end(int panels, float* rows, int count) {
   if (panels % kStepPanels == 0) return;
   const size_t width = kWidth * sizeof(uint16_t);
   for (int m = 0; m < count; m++) std::memset(reinterpret_cast<char*>(rows + m * kBlock) + panels * width, 0, width);

@@ -116,7 +116,7 @@ void weigh_few(const Bf16Block& block, int columns, const float* from) {
       });
     }
   });
-  clear_end(block, block.scratch.scores, count);
+  clear_end(block.rows.panels, block.scratch.scores, count);
   clear_values_end(block);
 }
 
