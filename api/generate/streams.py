@@ -7,7 +7,7 @@ import time
 import uuid
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
-from contextlib import aclosing, nullcontext
+from contextlib import aclosing, nullcontext, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -43,18 +43,32 @@ class ClientGone(Exception):
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """Return the result of ``work``. When the client closes its connection, cancels it and raises ClientGone."""
-    task = asyncio.ensure_future(work)
-    watch = asyncio.ensure_future(_disconnected(receive))
-    try:
-        await asyncio.wait((task, watch), return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise ClientGone
-        return task.result()
-    finally:
-        watch.cancel()
+    """Return the result of ``work``. When the client closes its connection, cancels it and raises ClientGone.
+
+    The work begins at once, in the caller's task: of requests that come together, the engine gets the first while the
+    others are parsed.
+    """
+    task = asyncio.current_task()
+    assert task is not None
+    cancelling, is_gone = task.cancelling(), False
+
+    async def watch() -> None:
+        nonlocal is_gone
+        with suppress(Exception):  # where no more can be received, there is no client either
+            await _disconnected(receive)
+        is_gone = True
         task.cancel()
-        await asyncio.gather(task, watch, return_exceptions=True)
+
+    watcher = asyncio.ensure_future(watch())
+    try:
+        return await work
+    except (asyncio.CancelledError, Exception):
+        if is_gone and task.uncancel() <= cancelling:
+            raise ClientGone from None
+        raise
+    finally:
+        watcher.cancel()
+        await asyncio.gather(watcher, return_exceptions=True)
 
 
 async def _disconnected(receive: Receive) -> None:

@@ -6,7 +6,6 @@ import asyncio
 import itertools
 import json
 import os
-import signal
 import socket
 import subprocess
 import time
@@ -44,14 +43,14 @@ from ..messages import (
 )
 from ..snapshot import EngineSnapshot
 from ..types import AdapterInfo
-from .engine_spawn import EngineProcess, SpawnEngine, spawn_engine
+from .engine_spawn import EngineProcess, SpawnEngine, fault_of_start, spawn_engine
 from .output_processor import error_of
+from .submit_gatherer import SubmitGatherer
 from .watchdog import HEARTBEAT_TIMEOUT, TICK_SECONDS, WATCHDOG_TIMEOUT, Watchdog
 
 SOCKET_BUFFER = 4 << 20
 """Bytes of a channel's send buffer."""
 _ENDED = "The engine process has ended."
-_LAST_SECONDS = 2.0  # for a process that has closed its socket to end
 _SIGNS_AT_ONCE = 1 << 16  # bytes of signs of life in one read: all that a pipe holds
 
 Call = LoadAdapter | UnloadAdapter | ListAdapters | TakeSnapshot
@@ -103,6 +102,7 @@ class EngineClient(asyncio.Protocol):
         self._adapters: dict[str, AdapterInfo] = {}
         self._call_ids = itertools.count(1)
         self._calls: dict[int, asyncio.Future[CallReply]] = {}
+        self._gatherer = SubmitGatherer(self._send_held)
         self.on_frame: Callable[[list[Message]], None] = lambda messages: None
         self.on_heartbeat: Callable[[Heartbeat], None] = lambda heartbeat: None
         self.on_death: Callable[[EngineDead], None] = lambda error: None
@@ -166,7 +166,8 @@ class EngineClient(asyncio.Protocol):
 
     def submit(self, submits: Sequence[Submit]) -> None:
         """Start sequences; those of one call arrive in one frame. Raises EngineDead if the engine is gone."""
-        self._send(submits)
+        self._check_alive()
+        self._gatherer.add(submits)
 
     def prepare_grammar(self, message: PrepareGrammar) -> None:
         """Compile a grammar ahead of sequences that may come. Raises EngineDead if the engine is gone."""
@@ -241,6 +242,7 @@ class EngineClient(asyncio.Protocol):
             if any(isinstance(message, _HANDLED_HERE) for message in messages):
                 messages = [message for message in messages if not self._handle(message)]
             if messages:
+                self._gatherer.see(messages)
                 self.on_frame(messages)
             if isinstance(heartbeat, Heartbeat):
                 self.stats = heartbeat.stats
@@ -254,22 +256,8 @@ class EngineClient(asyncio.Protocol):
         self._end(EngineDead(self._fault_of_start() if is_starting else _ENDED))
 
     def _fault_of_start(self) -> str:
-        """Return how the process ended before its model was loaded. Waits for it, while nothing is served yet."""
         assert self._process is not None
-        try:
-            status = self._process.wait(_LAST_SECONDS)
-        except subprocess.TimeoutExpired:
-            return "The engine process has closed its connection while it was loading the model."
-        fault = "The engine process ended while it was loading the model"
-        if status == -signal.SIGKILL:
-            return (
-                f"{fault}: it was killed, as the system does when memory runs out. Take a smaller model, or less KV. "
-                "Try: rootgraft serve --quantization int8_weight_only --kv-cache-memory 0.5"
-            )
-        if status is None:
-            return f"{fault}; its own lines above say why. Try: rootgraft doctor"
-        how = f"by signal {-status} ({signal.Signals(-status).name})" if status < 0 else f"with exit status {status}"
-        return f"{fault}, {how}; its own lines above say why. Try: rootgraft doctor"
+        return fault_of_start(self._process)
 
     def _end(self, death: EngineDead) -> None:
         """Fail what waits for the engine, once: its start, calls, and through ``on_death`` all streams."""
@@ -345,10 +333,18 @@ class EngineClient(asyncio.Protocol):
     def _is_loading(self) -> bool:
         return self._ready is not None and (self._ready.cancelled() or not self._ready.done())
 
-    def _send(self, messages: Sequence[Message]) -> None:
+    def _check_alive(self) -> asyncio.Transport:
         if not self.is_alive or self._transport is None:
             raise EngineDead("The engine is not running." if self.death is None else str(self.death))
-        self._transport.write(frame(encode(messages)))
+        return self._transport
+
+    def _send(self, messages: Sequence[Message]) -> None:
+        """Send messages, behind the sequences that are held."""
+        self._check_alive().write(frame(encode([*self._gatherer.take(), *messages])))
+
+    def _send_held(self) -> None:
+        if self.is_alive:  # else ``on_death`` was told, or nobody is to be
+            self._send(())
 
     async def _call(self, call: Call) -> CallReply:
         """Send a call and wait for its reply. Raises the error that the reply carries."""

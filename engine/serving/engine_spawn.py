@@ -27,6 +27,8 @@ class EngineProcess(Protocol):
         ...
 
 
+_LAST_SECONDS = 2.0  # for a process that has closed its socket to end
+
 SpawnEngine = Callable[[int, int, str, str], EngineProcess]
 """As ``spawn_engine``."""
 
@@ -88,3 +90,21 @@ def _start(*arguments: str, **options: Any) -> subprocess.Popen[bytes]:
         return subprocess.Popen(command, **options)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def fault_of_start(process: EngineProcess) -> str:
+    """Return how a process ended before its model was loaded. Waits for it, while nothing is served yet."""
+    try:
+        status = process.wait(_LAST_SECONDS)
+    except subprocess.TimeoutExpired:
+        return "The engine process has closed its connection while it was loading the model."
+    fault = "The engine process ended while it was loading the model"
+    if status == -signal.SIGKILL:
+        return (
+            f"{fault}: it was killed, as the system does when memory runs out. Take a smaller model, or less KV. "
+            "Try: rootgraft serve --quantization int8_weight_only --kv-cache-memory 0.5"
+        )
+    if status is None:
+        return f"{fault}; its own lines above say why. Try: rootgraft doctor"
+    how = f"by signal {-status} ({signal.Signals(-status).name})" if status < 0 else f"with exit status {status}"
+    return f"{fault}, {how}; its own lines above say why. Try: rootgraft doctor"

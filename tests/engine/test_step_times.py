@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -11,11 +12,14 @@ from rootgraft.api.cli.bench_step import limit, table
 from rootgraft.api.cli.main import main
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.errors import ConfigError
+from rootgraft.engine.profiling import step_profiler
 from rootgraft.engine.profiling.step_profiler import measure_steps
 from rootgraft.engine.profiling.step_report import Part, StepLoad, StepTimes
-from rootgraft.kernels import machine_limits, ops
+from rootgraft.kernels import cpu, machine_limits, ops
 
 KERNELS = {"linear", "attention", "rope and KV", "norm"}  # the activation is in a linear op
+BESIDE = {"copy_pages", "draw_tokens", "flush_lines", "largest", "mask_logits"}  # a forward pass
+ONCE = ("arrange_", "pack_", "widen_")  # begin the names of what is called as weights are loaded
 FLAGS = ("--device", "cpu", "--num-gpu-blocks-override", "400", "--threads", "1")
 
 
@@ -87,3 +91,10 @@ def test_the_table() -> None:
     assert ["everything", "else", "2.00"] in lines
     assert ["tokens", "per", "second", "4000"] in lines
     assert ["%", "of", "limit", "50"] in lines
+
+
+def test_every_native_call_of_a_forward_pass_has_a_name_for_people() -> None:
+    sources = Path(cpu.__file__).parent.glob("*.py")
+    called = {name for path in sources for name in re.findall(r'\.bind\("(\w+)"', path.read_text())}
+    assert {"linear", "attention", "both_forms_linear"} <= called
+    assert {name for name in called - BESIDE if not name.startswith(ONCE)} == set(step_profiler._FAMILIES)

@@ -68,7 +68,9 @@ def test_decode_token_by_token_is_prefill():
 
 
 @pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize("rows", [[(1, 2000)], [(1, 900), (2, 1500)], [(1, 200)] * 9, [(300, 900), (1, 50)]])
+@pytest.mark.parametrize(
+    "rows", [[(1, 2000)], [(1, 900), (2, 1500)], [(1, 200)] * 9, [(300, 900), (1, 50)], [(1, 50), *[(90, 116)] * 5]]
+)
 def test_attention_on_two_threads(dtype, rows):
     """Few tiles with long contexts are spread over threads by splits, many tiles one by one."""
     batch = ragged_batch(rows, dtype=dtype)

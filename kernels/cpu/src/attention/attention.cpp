@@ -53,15 +53,17 @@ void copy(const Partial& to, const Partial& from, int count, int64_t value_dim) 
 template <class E>
 void write_out(const Attention& op, const QueryTile& tile, int kv_head_of_tile, const Partial& whole) {
   const int64_t group = op.group(), kv_head = tile.first_head + kv_head_of_tile;
+  const Queries& queries = *tile.parts;
+  int64_t token = op.query_start[queries.row] + queries.first / group, member = queries.first % group;
   for (int m = 0; m < tile.count; m++) {
-    const int64_t query = tile.parts->first + m;
-    const int64_t token = op.query_start[tile.parts->row] + query / group, head = kv_head * group + query % group;
+    const int64_t head = kv_head * group + member;
     auto* out = static_cast<typename E::Value*>(op.out) + (token * op.heads + head) * op.value_dim;
     const float sink = op.sinks ? first_lane(exp2(broadcast(op.sinks[head] * kLog2E - whole.reference[m]))) : 0.0f;
     const Floats share = broadcast(1.0f / (whole.total[m] + sink));
     for (int64_t d = 0; d < op.value_dim; d += kWidth) {
       E::store(out + d, load(whole.values + m * op.value_dim + d) * share);
     }
+    if (++member == group) member = 0, token++;
   }
 }
 
@@ -178,10 +180,23 @@ void walk_tiles(const Call& op, const Plan& plan, int64_t first, int64_t end, in
   }
 }
 
+// Each thread begins with tiles of its own, one by one. Their number differs, so that some parts of a share are empty.
+template <class E, class Call>
+void run_by_owner(const Call& op, const Plan& plan, int threads) {
+  int64_t most = 1;
+  for (int i = 0; i < threads; i++) most = std::max(most, plan.of_threads[i + 1] - plan.of_threads[i]);
+  parallel_shares(threads, threads * most, [&](int64_t i) {
+    const int64_t first = plan.of_threads[i / most], count = plan.of_threads[i / most + 1] - first, part = i % most;
+    const int64_t end = first + count * (part + 1) / most;
+    walk_tiles<E>(op, plan, first + count * part / most, end, end);
+  });
+}
+
 // A thread takes some tiles, or a large one, and walks their splits.
 template <class E, class Call>
 void run_by_tile(const Call& op, const Plan& plan, int threads) {
   const int64_t tiles = (int64_t)plan.tiles.size();
+  if (threads == (int64_t)plan.of_threads.size() - 1) return run_by_owner<E>(op, plan, threads);
   const int64_t parts = plan.are_small ? std::min<int64_t>(tiles, kPartsOfThread * threads) : tiles;
   const auto edge = [&](int64_t part) { return part < parts ? tiles * part / parts : tiles; };
   parallel_items(threads, parts, [&](int64_t i) { walk_tiles<E>(op, plan, edge(i), edge(i + 1), edge(i + threads)); });

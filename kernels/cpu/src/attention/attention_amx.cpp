@@ -8,54 +8,167 @@ namespace {
 
 thread_local AmxRoom amx_room;
 
-// A times B, rows of C c_stride apart, for all queries of a tile.
-void multiply_rows(int count, int panels, const Product& product) {
-  for_amx_tiles(count, panels, [&](int m, const AmxRows& rows, int p, int some) {
-    Product part = product;
-    part.a += m * product.a_stride;
-    part.b += p * product.b_stride;
-    part.c.first = static_cast<float*>(product.c.first) + m * product.c.stride + p * kWidth;
-    multiply_amx<AmxWords::kBf16>(part, rows, some);
-  });
-}
+constexpr int kBandQueries = 2 * kAmxRows;
+static_assert(kTileQueries >= 2 * kBandQueries);  // the scores of two bands have room
 
-void score_many(const Bf16Block& block) {
-  const int words = (int)block.op.head_dim / Bf16::kPerWord;
-  lay_out_keys(block);
-  multiply_rows(block.tile.count, block.rows.panels,
-                {block.queries, words, block.scratch.keys, words * kWidth, words, {block.scratch.scores, kBlock}, nullptr});
-}
+// Two tiles of queries. They may begin within the band before, since all tiles have as many rows.
+struct Band {
+  int first, end;  // the queries that are its own
+  int row;         // the first one of its tiles
+  AmxRows rows;
+};
 
-// Scores become weights.
-void weigh_all(const Bf16Block& block) {
-  with_constant<kBlock / kWidth>(block.rows.panels, [&](auto panels) {
-    const auto weigh = [&](auto rows, int m) {
-      Floats scores[rows.value][panels.value];
-#pragma GCC unroll 4
-      for (int r = 0; r < rows.value; r++) {
-#pragma GCC unroll 4
-        for (int v = 0; v < panels.value; v++) scores[r][v] = load(block.scratch.scores + (m + r) * kBlock + v * kWidth);
-      }
-      weigh_rows(block, m, scores);
-    };
-    int m = 0;
-    for (; m + kTakenRows <= block.tile.count; m += kTakenRows) weigh(Constant<kTakenRows>{}, m);
-    for (; m < block.tile.count; m++) weigh(Constant<1>{}, m);
-  });
-  clear_end(block);
-}
+struct Bands {
+  static constexpr int kMost = kTileQueries / kBandQueries + 1;
 
-void add_values(const Bf16Block& block, bool unpacked, float* sums) {
-  const int count = block.tile.count, value_dim = (int)block.op.value_dim;
-  const int steps = (block.rows.panels + kStepPanels - 1) / kStepPanels * kAmxWords;
-  const auto* weights = reinterpret_cast<const uint32_t*>(block.scratch.scores);
-  for (int dim = 0; dim < value_dim; dim += kSumDims) {
-    const int panels = std::min(kSumDims, value_dim - dim) / kWidth;
-    const uint32_t* values = block.scratch.values + dim / kWidth * kBlockWords * kWidth;
-    multiply_rows(count, panels, {weights, kBlock, values, kBlockWords * kWidth, steps, {sums, kSumDims}, nullptr});
-    add_sums(block, sums, dim, panels, unpacked);
+  Band all[kMost];
+  int count = 0;
+
+  explicit Bands(int queries) {
+    int end = 0;
+    for_amx_tiles(queries, 1, [&](int row, const AmxRows& rows, int, int) {
+      all[count++] = {end, row + rows.all(), row, rows};
+      end = row + rows.all();
+    });
   }
-}
+};
+
+// A product of a band's tiles and some panels, two by two, made a step along K at a time between other work.
+class BandProduct {
+ public:
+  BandProduct() : panels_(0) {}
+  BandProduct(const Product& p, const AmxRows& rows, int panels) : p_(p), rows_(rows), panels_(panels) {}
+
+  int steps() const { return (panels_ + 1) / 2 * (int)(p_.steps / kAmxWords); }
+
+  // False: all have been made.
+  INLINE bool step() {
+    if (panel_ >= panels_) return false;
+    with_constant<2>(panels_ - panel_ < 2 ? 1 : 2, [&](auto panels) {
+      if (rows_.second) step_of<2, panels.value>();
+      else step_of<1, panels.value>();
+    });
+    return true;
+  }
+
+ private:
+  struct Nothing {
+    template <int>
+    INLINE void before() {}
+  };
+
+  template <int R, int P>
+  INLINE void step_of() {
+    if (k_ == 0) for_constants<R * P>([](auto i) { amx_zero<i.value>(); });
+    const auto panel = [&](int i) { return p_.b + (panel_ + i) * p_.b_stride; };
+    Nothing nothing;
+    const ptrdiff_t a_bytes = p_.a_stride * sizeof(uint32_t);
+    const uint32_t* second = p_.a + rows_.second * p_.a_stride;
+    amx_products<AmxWords::kBf16, R, P, AmxReuse::kFirstCache>(p_.a, second, a_bytes, panel, k_, nothing);
+    if ((k_ += kAmxWords) < p_.steps) return;
+    for_constants<R * P>([&](auto i) {
+      auto* row = static_cast<float*>(p_.c.first) + i.value / P * rows_.second * p_.c.stride;
+      amx_store<i.value>(row + (panel_ + i.value % P) * kWidth, p_.c.stride * sizeof(float));
+    });
+    k_ = 0, panel_ += 2;
+  }
+
+  Product p_ = {};
+  AmxRows rows_ = {};
+  int panels_, panel_ = 0;
+  ptrdiff_t k_ = 0;
+};
+
+// All queries of a block, a band at a time: while vectors weigh the scores of one, AMX multiplies the values of the one
+// before and makes the scores of the next.
+class BlockOfBands {
+ public:
+  BlockOfBands(const Bf16Block& block, const Bands& bands, bool unpacked, float* sums)
+      : block_(block), bands_(bands), unpacked_(unpacked), sums_(sums), value_dim_((int)block.op.value_dim) {
+    for (int i = 0; i < bands.count; i++) panels_[i] = seen_panels(bands.all[i]);
+  }
+
+  INLINE void attend() const {
+    BandProduct scores = scores_of(0);
+    while (scores.step()) continue;
+    for (int i = 0; i < bands_.count; i++) {
+      BandProduct values = i ? values_of(i - 1) : BandProduct();
+      scores = i + 1 < bands_.count ? scores_of(i + 1) : BandProduct();
+      weigh(i, values, scores);
+      if (i) add(i - 1);
+    }
+    BandProduct values = values_of(bands_.count - 1);
+    while (values.step()) continue;
+    add(bands_.count - 1);
+  }
+
+ private:
+  // Panels of the keys that any query of a band sees; the others' weights would be zeros. One at least.
+  int seen_panels(const Band& band) const {
+    if (block_.plain) return block_.rows.panels;
+    int64_t end = 0;
+    for (int m = band.first; m < band.end; m++) end = std::max(end, block_.scratch.end[m]);
+    return (int)std::clamp<int64_t>((end - block_.first_key + kWidth - 1) / kWidth, 1, block_.rows.panels);
+  }
+
+  float* room(int i) const { return block_.scratch.scores + i % 2 * kBandQueries * kBlock; }
+
+  BandProduct scores_of(int i) const {
+    const int words = (int)block_.op.head_dim / Bf16::kPerWord;
+    const Band& band = bands_.all[i];
+    const uint32_t* queries = block_.queries + band.row * words;
+    return {{queries, words, block_.scratch.keys, words * kWidth, words, {room(i), kBlock}, nullptr}, band.rows,
+            panels_[i]};
+  }
+
+  BandProduct values_of(int i) const {
+    const int steps = (panels_[i] + kStepPanels - 1) / kStepPanels * kAmxWords;
+    const auto* weights = reinterpret_cast<const uint32_t*>(room(i));
+    return {{weights, kBlock, block_.scratch.values, kBlockWords * kWidth, steps, {sums_, value_dim_}, nullptr},
+            bands_.all[i].rows, value_dim_ / kWidth};
+  }
+
+  // The scores of a band become weights, between steps of both products, the first one's before the second's.
+  INLINE void weigh(int i, BandProduct& values, BandProduct& scores) const {
+    const Band& band = bands_.all[i];
+    const int groups = (band.end - band.first + kTakenRows - 1) / kTakenRows;
+    const int pace = (values.steps() + scores.steps() + groups - 1) / groups;
+    float* first = room(i) + (band.first - band.row) * kBlock;
+    with_constant<kBlock / kWidth>(panels_[i], [&](auto panels) {
+      const auto weigh = [&](auto rows, int m) {
+        for (int step = 0; step < pace; step++) {
+          if (!values.step()) scores.step();
+        }
+        float* at = first + (m - band.first) * kBlock;
+        Floats taken[rows.value][panels.value];
+#pragma GCC unroll 4
+        for (int r = 0; r < rows.value; r++) {
+#pragma GCC unroll 4
+          for (int v = 0; v < panels.value; v++) taken[r][v] = load(at + r * kBlock + v * kWidth);
+        }
+        weigh_rows(block_, m, taken, at);
+      };
+      int m = band.first;
+      for (; m + kTakenRows <= band.end; m += kTakenRows) weigh(Constant<kTakenRows>{}, m);
+      for (; m < band.end; m++) weigh(Constant<1>{}, m);
+    });
+    while (values.step() || scores.step()) continue;
+    clear_end(panels_[i], first, band.end - band.first);
+  }
+
+  void add(int i) const {
+    const Band& band = bands_.all[i];
+    const float* sums = sums_ + (band.first - band.row) * value_dim_;
+    add_sums(block_, sums, value_dim_, 0, value_dim_ / kWidth, unpacked_, band.first, band.end);
+  }
+
+  const Bf16Block& block_;
+  const Bands& bands_;
+  int panels_[Bands::kMost];
+  bool unpacked_;
+  float* sums_;
+  int value_dim_;
+};
 
 }  // namespace
 
@@ -67,14 +180,15 @@ void attend_by_amx(const Attention& op, const Stretch& stretch, const Stretch& n
   gather_queries<Bf16>(op, tile, scratch);
   if (are_few(op, tile)) return attend_few_by_amx(op, stretch, next, result, resumes, scratch, room);
   const AmxScope scope(amx_shapes(amx_rows(tile.count), kAmxWords));
+  const Bands bands(tile.count);
   walk_blocks(op, stretch, next, result, resumes, scratch.end, [&](const BlockWork& work) {
     for (int head = 0; head < tile.heads; head++) {
       const int first = head * tile.count;
       const Bf16Block block{work, head, result.from(first, op.value_dim), scratch.queries + first * words, scratch};
-      score_many(block);
+      lay_out_keys(block);
       const bool unpacked = take_values(block, kWidth);
-      weigh_all(block);
-      add_values(block, unpacked, room.sums);
+      clear_values_end(block);
+      BlockOfBands(block, bands, unpacked, room.sums).attend();
     }
   });
 }

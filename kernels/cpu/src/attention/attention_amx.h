@@ -18,14 +18,15 @@ constexpr int kTakenRows = 4;                                     // whose score
 constexpr int kStepPanels = kAmxWords * Bf16::kPerWord / kWidth;  // of keys, in a step of the sums of values
 
 struct alignas(64) AmxRoom {
-  float sums[kTileQueries * kSumDims];  // of weighted values; before that of few queries' scores, [key][query]
+  // Of few queries' scores, [key][query], and of their weighted values; of those of two tiles.
+  float sums[std::max(kAmxRows * kSumDims, 2 * kAmxRows * kMaxHeadDim)];
 };
 
-// Weights of R queries from m on, of a block of P panels, as weigh() makes them; but their total is that of the rounded
-// ones, by which values are multiplied. In the first block of a split, where each query finds its reference, there are no
+// Weights of R queries from m on, of a block of P panels, as weigh() makes them, in rows of kBlock words; but their total
+// is that of the rounded ones, by which values are multiplied. In the first block of a split, where each query finds its reference, there are no
 // sums to shrink.
 template <int R, int P>
-INLINE void weigh_rows(const Bf16Block& block, int m, Floats (&scores)[R][P]) {
+INLINE void weigh_rows(const Bf16Block& block, int m, Floats (&scores)[R][P], float* rows) {
   const Floats factor = broadcast(block.op.soft_cap ? 1.0f : (float)block.op.scale * kLog2E);
   Floats totals[R];
 #pragma GCC unroll 4
@@ -54,7 +55,7 @@ INLINE void weigh_rows(const Bf16Block& block, int m, Floats (&scores)[R][P]) {
 #pragma GCC unroll 4
   for (int r = 0; r < R; r++) {
     const Floats shift = broadcast(-block.result.reference[m + r]);
-    auto* weights = reinterpret_cast<uint16_t*>(block.scratch.scores + (m + r) * kBlock);
+    auto* weights = reinterpret_cast<uint16_t*>(rows + r * kBlock);
 #pragma GCC unroll 4
     for (int v = 0; v < P; v++) {
       Bf16::store(weights + v * kWidth, rough_exp2(fma(scores[r][v], factor, shift)));
@@ -64,16 +65,17 @@ INLINE void weigh_rows(const Bf16Block& block, int m, Floats (&scores)[R][P]) {
   }
 }
 
-// Where the block ends within a step of AMX, zeros for the weights and values behind it.
-inline void clear_end(const Bf16Block& block) {
-  const int panels = block.rows.panels;
+// Where weights of so many panels end within a step of AMX, zeros behind those of so many rows.
+INLINE void clear_end(int panels, float* rows, int count) {
   if (panels % kStepPanels == 0) return;
   const size_t width = kWidth * sizeof(uint16_t);
-  for (int m = 0; m < block.tile.count; m++) {
-    std::memset(reinterpret_cast<char*>(block.scratch.scores + m * kBlock) + panels * width, 0, width);
-  }
-  const int first = panels * kWidth / Bf16::kPerWord;
-  for (int64_t p = 0; p < block.op.value_dim / kWidth; p++) {
+  for (int m = 0; m < count; m++) std::memset(reinterpret_cast<char*>(rows + m * kBlock) + panels * width, 0, width);
+}
+
+// The same for the values.
+INLINE void clear_values_end(const Bf16Block& block) {
+  const int panels = block.rows.panels, first = panels * kWidth / Bf16::kPerWord;
+  for (int64_t p = 0; panels % kStepPanels && p < block.op.value_dim / kWidth; p++) {
     uint32_t* values = block.scratch.values + p * kBlockWords * kWidth;
     std::fill_n(values + first * kWidth, kWidth * kWidth / Bf16::kPerWord, 0u);
   }
@@ -115,11 +117,13 @@ INLINE void repack_sums(Floats& first, Floats& second) {
   second.part[0] = (FloatPart)_mm512_permutex2var_ps(a, high, b);
 }
 
-// Adds the sums of `panels` panels, kSumDims of a query, to the result's dimensions from `dim` on.
-INLINE void add_sums(const Bf16Block& block, const float* sums, int dim, int panels, bool unpacked) {
+// Adds the sums of `panels` panels of queries [begin, end), `stride` from one to the next, to the result's dimensions from
+// `dim` on.
+INLINE void add_sums(const Bf16Block& block, const float* sums, int stride, int dim, int panels, bool unpacked, int begin,
+                     int end) {
   const float* shrink = block.shrink();
-  const int count = block.tile.count, value_dim = (int)block.op.value_dim;
-  for (int m = 0; m < count; m++, sums += kSumDims) {
+  const int value_dim = (int)block.op.value_dim;
+  for (int m = begin; m < end; m++, sums += stride) {
     float* to = block.result.values + m * value_dim + dim;
     const auto add = [&](int p, const Floats& sum) {
       float* older = to + p * kWidth;

@@ -112,11 +112,12 @@ void weigh_few(const Bf16Block& block, int columns, const float* from) {
 #pragma GCC unroll 4
           for (int v = 0; v < panels.value; v++) scores[r][v] = turned[v][r];
         }
-        weigh_rows(block, m, scores);
+        weigh_rows(block, m, scores, block.scratch.scores + m * kBlock);
       });
     }
   });
-  clear_end(block);
+  clear_end(block.rows.panels, block.scratch.scores, count);
+  clear_values_end(block);
 }
 
 // Sums of weights and values over so many panels, kSumDims of a query.
@@ -150,7 +151,7 @@ void add_few_values(const Bf16Block& block, bool unpacked, float* sums) {
   for (int dim = 0; dim < value_dim; dim += kSumDims) {
     const int panels = std::min(kSumDims, value_dim - dim) / kWidth;
     sum_values(block, block.scratch.values + dim / kWidth * kBlockWords * kWidth, panels, pace, sums);
-    add_sums(block, sums, dim, panels, unpacked);
+    add_sums(block, sums, kSumDims, dim, panels, unpacked, 0, block.tile.count);
   }
 }
 

@@ -119,6 +119,25 @@ int heads_together(const Attention& op, const Queries& part, int64_t splits) {
 
 int64_t scores_of(const QueryTile& tile) { return tile.vectors() * (tile.end - tile.begin); }
 
+// The largest tiles first, so that no thread begins with one when the others are about to end. Of many tokens each thread
+// begins with those whose rows it has in linear ops and norms, so that neither queries nor results cross between caches.
+void order_tiles(const Attention& op, Plan& plan) {
+  constexpr int64_t kManyTokens = 128;  // of a thread
+  const bool has_owners = op.threads > 1 && op.tokens >= kManyTokens * op.threads;
+  const auto owner = [&](const QueryTile& tile) {
+    const Queries& queries = *tile.parts;
+    const int64_t middle = queries.first + queries.count / 2;
+    return has_owners ? (op.query_start[queries.row] + middle / op.group()) * op.threads / op.tokens : 0;
+  };
+  std::stable_sort(plan.tiles.begin(), plan.tiles.end(), [&](const QueryTile& a, const QueryTile& b) {
+    return std::make_pair(owner(a), -scores_of(a)) < std::make_pair(owner(b), -scores_of(b));
+  });
+  if (!has_owners) return;
+  plan.of_threads.assign(op.threads + 1, 0);
+  for (const QueryTile& tile : plan.tiles) plan.of_threads[owner(tile) + 1]++;
+  for (int64_t thread = 0; thread < op.threads; thread++) plan.of_threads[thread + 1] += plan.of_threads[thread];
+}
+
 void plan_tiles(const Attention& op, Plan& plan) {
   for (int64_t row = 0; row < op.rows; row++) {
     for (int64_t first = 0; first < op.queries(row); first += kTileQueries) {
@@ -145,11 +164,7 @@ void plan_tiles(const Attention& op, Plan& plan) {
     }
     plan.are_small &= part.count <= kTileRows;
   }
-  // So that no thread begins with a large one when the others are about to end.
-  if (!plan.are_small) {
-    std::stable_sort(plan.tiles.begin(), plan.tiles.end(),
-                     [](const QueryTile& a, const QueryTile& b) { return scores_of(a) > scores_of(b); });
-  }
+  if (!plan.are_small) order_tiles(op, plan);
   for (const QueryTile& tile : plan.tiles) {
     plan.work += scores_of(tile) * op.head_dim;
     plan.floats += (tile.end_split() - tile.first_split()) * Partial::floats(tile.vectors(), op.value_dim);

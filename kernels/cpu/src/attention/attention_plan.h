@@ -62,6 +62,7 @@ struct Plan {
   std::vector<Queries> queries;          // what the parts of tiles point to
   std::vector<QueryTile> tiles;          // over what no other row shares; maybe over nothing
   bool are_small = true;                 // whether all these are; else the largest are first
+  std::vector<int64_t> of_threads;       // edges of the tiles with which each thread begins; empty: they take turns
   int64_t floats = 0;                    // of partials, one for each split of a tile
   int64_t work = 0;                      // multiplications of the tiles, for each product
 };

@@ -46,6 +46,7 @@ void multiply_block(const Linear& op, const ProductPart& part, Out& out) {
 // The same by AMX, slice by slice; the panels of the next one come meanwhile. Few rows use a panel once.
 template <class Out>
 void multiply_block_amx(const Linear& op, const Cuts& cuts, int64_t index, Out& out) {
+  constexpr int64_t kLeastSlice = 4;  // panels
   const ProductPart part = cuts.part(index);
   const int64_t panel_size = op.steps * kWidth;
   const auto streams = [&](int64_t first, int64_t end) {
@@ -68,7 +69,7 @@ void multiply_block_amx(const Linear& op, const Cuts& cuts, int64_t index, Out& 
       else multiply_amx<AmxWords::kBf16>(product, rows, panels, reuse);
       out.take(part.index, room, tile);
     }, most);
-  });
+  }, kLeastSlice);
 }
 #endif
 

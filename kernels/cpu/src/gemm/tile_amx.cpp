@@ -145,8 +145,9 @@ void run_rows(const Product& p, const AmxRows& rows, AmxReuse reuse, AmxEpilogue
 // f(product, piece's begin, whether it is the last) for pieces along K.
 template <class F>
 INLINE void for_pieces(const Product& product, AmxReuse reuse, F f) {
-  const ptrdiff_t blocks = product.steps / kAmxWords, most = kPieceWords / kAmxWords;
-  const ptrdiff_t pieces = reuse == AmxReuse::kSecondCache ? (blocks + most - 1) / most : 1;
+  const ptrdiff_t blocks = product.steps / kAmxWords, most = kShortPieceWords / kAmxWords;
+  const bool is_cut = reuse == AmxReuse::kSecondCache && product.steps > kPieceWords;
+  const ptrdiff_t pieces = is_cut ? (blocks + most - 1) / most : 1;
   for (ptrdiff_t i = 0; i < pieces; i++) {
     const ptrdiff_t from = blocks * i / pieces, to = blocks * (i + 1) / pieces, lines = product.ahead_lines;
     Product part = product;

@@ -112,8 +112,8 @@ INLINE void sum_by_amx(const uint32_t* const (&a)[R], ptrdiff_t a_stride, Panel 
 }
 
 // Two tiles' rows of so many words stay in the first cache while panels pass: longer ones are multiplied in pieces along
-// K, of which the sums of a group of panels go through memory.
-constexpr ptrdiff_t kPieceWords = 18 * kAmxWords;
+// K, of which the sums of a group of panels go through memory. Shorter pieces leave room for these beside the rows.
+constexpr ptrdiff_t kPieceWords = 18 * kAmxWords, kShortPieceWords = 12 * kAmxWords;
 constexpr ptrdiff_t kTileSums = kAmxRows * kWidth;
 
 // Where sums of R tiles of rows and P panels, tile after tile, come from, null for zeros, and go to, null for the target
@@ -253,13 +253,12 @@ inline AmxReuse reuse_of(int rows, int64_t words) {
 
 // f(slice) for slices of an op's part. Of many rows a slice, the next one and the rows fit the second cache, and
 // loading rows again is little beside products. `panel_lines`: of 64 bytes, of a panel; `pair`: panels that are
-// multiplied together.
+// multiplied together; `least`: panels of a slice, if they are not very long.
 template <class F>
-INLINE void for_amx_slices(const Cuts& cuts, int64_t index, int64_t panel_lines, int64_t pair, F f) {
-  constexpr int64_t kLines = 2304;                        // about as many,
-  constexpr int64_t kLeast = 6, kMostLines = kLeast << 10;  // but so many panels, if they have no more lines than that
+INLINE void for_amx_slices(const Cuts& cuts, int64_t index, int64_t panel_lines, int64_t pair, F f, int64_t least = 6) {
+  constexpr int64_t kLines = 2304, kMostLines = 6 << 10;  // about so many lines, or of the least panels at most so many
   const ProductPart part = cuts.part(index);
-  const int64_t most = std::max({pair, kLines / panel_lines, std::min(kLeast, kMostLines / panel_lines)});
+  const int64_t most = std::max({pair, kLines / panel_lines, std::min(least, kMostLines / panel_lines)});
   for_slices(cuts, index, part.row_count() > kMostAmxRows ? most / pair * pair : part.panel_count(), f);
 }
 

@@ -18,11 +18,16 @@ struct RmsNorm {
   double eps, offset;
 };
 
-template <class E>
-float add_and_square(const typename E::Value* x, float* residual, int64_t count) {
+// The sum of squares of the new residual. Meanwhile the next row and the output, which are in no cache of this core where
+// there are many rows, are asked for: they would be waited for one after another.
+template <class E, class To>
+float add_and_square(const typename E::Value* x, float* residual, const typename To::Value* out, int64_t count) {
   Floats total = broadcast(0.0f);
   int64_t i = 0;
   for (; i + kWidth <= count; i += kWidth) {
+    __builtin_prefetch(residual + count + i, 1);
+    if (i / kWidth % E::kPerWord == 0) __builtin_prefetch(x + count + i);
+    if (i / kWidth % To::kPerWord == 0) __builtin_prefetch(out + i, 1);
     const Floats value = load(residual + i) + E::load(x + i);
     store(residual + i, value);
     total = fma(value, value, total);
@@ -41,7 +46,7 @@ void run_row(const RmsNorm& op, int64_t row) {
   const auto* weight = static_cast<const typename W::Value*>(op.weight);
   auto* out = static_cast<typename To::Value*>(op.out) + row * op.width;
   float* stream = op.residual ? op.residual + row * op.width : nullptr;
-  const float squares = stream ? add_and_square<E>(x, stream, op.width) : sum_of_squares<E>(x, op.width);
+  const float squares = stream ? add_and_square<E, To>(x, stream, out, op.width) : sum_of_squares<E>(x, op.width);
   const float scale = 1.0f / std::sqrt(squares / (float)op.width + (float)op.eps);
   if (stream) scale_by_weight<Fp32, W, To>(stream, weight, (float)op.offset, scale, out, op.width);
   else scale_by_weight<E, W, To>(x, weight, (float)op.offset, scale, out, op.width);

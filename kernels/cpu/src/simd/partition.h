@@ -82,7 +82,7 @@ struct Slicing {
 
   // Slices of `threads` threads, in which their panels, those of the next slice and the rows fit the second cache.
   int64_t fine_count(int threads, int64_t panels) const {
-    constexpr int64_t kLines = 2304, kLeast = 6, kMost = 16;  // panels
+    constexpr int64_t kLines = 2304, kLeast = 4, kMost = 16;  // panels
     return std::max<int64_t>(1, panels / (std::clamp(kLines / panel_lines, kLeast, kMost) * threads)) * threads;
   }
 
