@@ -363,6 +363,9 @@ void run(const QuantisedLinear& op) {
   switch (op.format) {
     case Format::kNibbles:
       return op.planes == 1 ? run_blocks<Format::kNibbles, 1, E, Out>(op) : run_blocks<Format::kNibbles, 2, E, Out>(op);
+    case Format::kSymmetric:
+      return op.planes == 1 ? run_blocks<Format::kSymmetric, 1, E, Out>(op)
+                            : run_blocks<Format::kSymmetric, 2, E, Out>(op);
     case Format::kBytes:
       return op.planes == 1 ? run_blocks<Format::kBytes, 1, E, Out>(op) : run_blocks<Format::kBytes, 2, E, Out>(op);
     case Format::kChannels: return run_channels<E, Out>(op);
