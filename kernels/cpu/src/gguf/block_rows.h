@@ -39,7 +39,10 @@ struct alignas(64) RowFactors {
     }
     stays_in_memory(of);
   }
-  INLINE void take(const SymmetricRowNumbers&) {}
+  INLINE void take(const SymmetricRowNumbers& block) {
+    store(of[0], block.scale);
+    stays_in_memory(of);
+  }
 
   static constexpr float kByteZero = 384.0f;
 };
@@ -72,7 +75,7 @@ class NibbleChoice {
   }
 };
 
-INLINE void widen_rows(const NibbleRowNumbers& block, const RowFactors& factors, uint32_t* to) {
+INLINE void widen_nibble_rows(const uint32_t* from, const RowFactors& factors, uint32_t* to) {
   const NibbleChoice choose;
   const auto numbers = [&](int column) {
     return _mm512_fmadd_ps(_mm512_set1_ps(factors.of[0][column]), sixteen_numbers(),
@@ -82,7 +85,7 @@ INLINE void widen_rows(const NibbleRowNumbers& block, const RowFactors& factors,
   const auto put = [&](int column, const __m512i& chosen) { _mm512_store_si512(to + column * kAmxWords, chosen); };
 #pragma GCC unroll 4
   for (int column = 0; column < kWidth; column += 4) {
-    const __m512i places = _mm512_loadu_si512(block.from + column / 4 * kWidth);
+    const __m512i places = _mm512_loadu_si512(from + column / 4 * kWidth);
     const __m512i low = both(column, column + 1), high = both(column + 3, column + 2);
     put(column, choose.first(places, low));
     put(column + 1, choose.second(places, low));
@@ -127,14 +130,14 @@ INLINE __m512i symmetric_numbers(const __m512i& eight) {
   return _mm512_maskz_add_epi16(kNotZero, odd, _mm512_load_si512(kAdded.of));
 }
 
-INLINE void widen_rows(const SymmetricRowNumbers& block, const RowFactors&, uint32_t* to) {
+INLINE void widen_symmetric_rows(const uint32_t* from, const RowFactors& factors, uint32_t* to) {
   const NibbleChoice choose;
-  const auto times = [&](float factor) { return (__m512)(block.scale * broadcast(factor)).part[0]; };
-  const auto one = (__m512)block.scale.part[0];
+  const __m512 one = _mm512_load_ps(factors.of[0]);
+  const auto times = [&](float factor) { return _mm512_mul_ps(one, _mm512_set1_ps(factor)); };
   const auto low = (__m512i)_mm512_cvtne2ps_pbh(times(3), one), high = (__m512i)_mm512_cvtne2ps_pbh(times(7), times(5));
   const auto put = [&](int column, const __m512i& chosen) { _mm512_store_si512(to + column * kAmxWords, chosen); };
   const auto four = [&](int column, const __m512i& first, const __m512i& second) {
-    const __m512i places = _mm512_loadu_si512(block.from + column / 4 * kWidth);
+    const __m512i places = _mm512_loadu_si512(from + column / 4 * kWidth);
     put(column, choose.first(places, first));
     put(column + 1, choose.second(places, first));
     put(column + 2, choose.third(places, second));
@@ -148,26 +151,34 @@ INLINE void widen_rows(const SymmetricRowNumbers& block, const RowFactors&, uint
   eight(8, _mm512_shuffle_i32x4(low, high, 0xDD));
 }
 
-INLINE void widen_rows(const ByteRowNumbers& block, const RowFactors& factors, uint32_t* to) {
+INLINE void widen_byte_rows(const uint32_t* from, const RowFactors& factors, uint32_t* to) {
   // A byte becomes a number as the digits behind those of 256, of which 384 is nothing: exact, as the product is.
   const __m512i base = _mm512_castps_si512(_mm512_set1_ps(256.0f)), digits = _mm512_set1_epi32(0x7F8000);
-  const auto number = [&](const __m512i& word, int half, int column, int64_t from) {
-    const __m512i shifted = _mm512_multishift_epi64_epi8(_mm512_set1_epi64(from), word);
+  const auto number = [&](const __m512i& word, int half, int column, int64_t bits) {
+    const __m512i shifted = _mm512_multishift_epi64_epi8(_mm512_set1_epi64(bits), word);
     const __m512 value = _mm512_castsi512_ps(_mm512_ternarylogic_epi32(shifted, digits, base, 0xEA));
     return _mm512_fmadd_ps(value, _mm512_set1_ps(factors.of[half][column]), _mm512_set1_ps(factors.of[2 + half][column]));
   };
 #pragma GCC unroll 4
   for (int column = 0; column < kWidth; column += 4) {
-    const __m512i first = _mm512_loadu_si512(block.from + column / 2 * kWidth);
-    const __m512i second = _mm512_loadu_si512(block.from + (column / 2 + 1) * kWidth);
+    const __m512i first = _mm512_loadu_si512(from + column / 2 * kWidth);
+    const __m512i second = _mm512_loadu_si512(from + (column / 2 + 1) * kWidth);
 #pragma GCC unroll 4
     for (int64_t place = 0; place < 4; place++) {
       // Bits 8 place .. of each word as bits 15 ..
-      const int64_t from = (8 * place + 57) % 64 << 8 | (8 * place + 1) << 16, both = from | (from + 0x202000) << 32;
+      const int64_t one = (8 * place + 57) % 64 << 8 | (8 * place + 1) << 16, both = one | (one + 0x202000) << 32;
       const __m512 low = number(first, 0, column + place, both), high = number(second, 1, column + place, both);
       _mm512_store_si512(to + (column + place) * kAmxWords, (__m512i)_mm512_cvtne2ps_pbh(high, low));
     }
   }
+}
+
+// A block's words to 16 rows of 32 numbers.
+template <Format F>
+INLINE void widen_rows(const uint32_t* from, const RowFactors& factors, uint32_t* to) {
+  if constexpr (kIsSymmetric<F>) widen_symmetric_rows(from, factors, to);
+  else if constexpr (kIsNibbles<F>) widen_nibble_rows(from, factors, to);
+  else widen_byte_rows(from, factors, to);
 }
 
 }  // namespace rootgraft

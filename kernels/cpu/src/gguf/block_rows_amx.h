@@ -183,17 +183,15 @@ class BlockRowsPart {
       });
     };
     for_constants<R>([](auto tile) { amx_zero<tile.value>(); });
-    auto next = next_block<F>(place);
-    factors_[0].take(next);
-    for (int64_t block = 0; block < blocks_; block++) {
-      const auto here = next;
+    const uint32_t* words = place.words;
+    factors_[0].take(next_block<F>(place));
+    for (int64_t block = 0; block < blocks_; block++, words += kPanelWords<F>) {
       if (block + 1 < blocks_) {
         prefetch_block<F>(place, kAheadRows);
         others.ask();
-        next = next_block<F>(place);
-        factors_[(block + 1) % 2].take(next);
+        factors_[(block + 1) % 2].take(next_block<F>(place));
       }
-      widen_rows(here, factors_[block % 2], widened_[block % 2]);
+      widen_rows<F>(words, factors_[block % 2], widened_[block % 2]);
       if (block) multiply(block - 1);
     }
     multiply(blocks_ - 1);
