@@ -65,7 +65,7 @@ template <Format F, int kPlanes, int MR>
 void run_tile(const ByteProduct<kPlanes>& product) {
   constexpr bool kMinimum = kIsNibbles<F>;
   const ByteProduct<kPlanes> p = product;  // where no store can change it
-  const ptrdiff_t next = p.blocks * kPanelWords<F>, next_scales = p.blocks * kPanelScales<F>;
+  const ptrdiff_t next = p.ahead * kPanelWords<F>, next_scales = p.ahead * kPanelScales<F>;
   Floats sums[MR][1];
 #pragma GCC unroll 8
   for (int m = 0; m < MR; m++) sums[m][0] = broadcast(0.0f);

@@ -62,9 +62,9 @@ struct ByteProduct {
   const uint16_t* b_scale;  // [blocks][16], of kNibbles with minima [blocks][2][16], in half precision
   ptrdiff_t blocks;
   TileRows c;
-  // Lines of 64 bytes to ask for while a block is multiplied: of the same block of the next panel, which lies behind
-  // this one as its scales do.
-  int64_t first_line = 0, end_line = 0;
+  // Lines of 64 bytes to ask for while a block is multiplied: of the block so many blocks further. The next panel lies
+  // behind this one, as its scales do.
+  int64_t first_line, end_line, ahead;
 };
 
 // Sizes of a block of a panel: words, and halves of scales.
