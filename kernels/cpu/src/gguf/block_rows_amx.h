@@ -172,11 +172,11 @@ class BlockRowsPart {
     finish(count - 1);
   }
 
-  // A block is widened while AMX multiplies the one before.
+  // A block is widened while AMX multiplies one before: not the last one, since a load of a tile waits for stores.
   template <Format F, int R>
   void sum_panel(BlockPlace place, NextPanels<F>& others, uint32_t (*columns)[kTileSums]) {
     const auto multiply = [&](int64_t block) {
-      amx_load<kAmxA>(widened_[block % 2], kAmxWords * sizeof(uint32_t));
+      amx_load<kAmxA>(widened_[block % (kWait + 1)], kAmxWords * sizeof(uint32_t));
       for_constants<R>([&](auto tile) {
         amx_load<kAmxB + tile.value % 2>(x_.at(tile.value, block), x_.stride());
         amx_dot_bf16<tile.value, kAmxA, kAmxB + tile.value % 2>();
@@ -191,10 +191,10 @@ class BlockRowsPart {
         others.ask();
         factors_[(block + 1) % 2].take(next_block<F>(place));
       }
-      widen_rows<F>(words, factors_[block % 2], widened_[block % 2]);
-      if (block) multiply(block - 1);
+      if (block >= kWait) multiply(block - kWait);
+      widen_rows<F>(words, factors_[block % 2], widened_[block % (kWait + 1)]);
     }
-    multiply(blocks_ - 1);
+    for (int64_t block = std::max<int64_t>(0, blocks_ - kWait); block < blocks_; block++) multiply(block);
     for_constants<R>([&](auto tile) { amx_store<tile.value>(columns[tile.value], x_.stride()); });
   }
 
@@ -206,12 +206,14 @@ class BlockRowsPart {
     }
   }
 
+  static constexpr int kWait = 3;  // blocks that are widened and not multiplied yet
+
   const QuantisedLinear& op_;
   const ProductPart& part_;
   const int64_t blocks_;
   const RowPanels x_;
   RowFactors factors_[2];
-  alignas(64) uint32_t widened_[2][kRowWords];
+  alignas(64) uint32_t widened_[kWait + 1][kRowWords];
   alignas(64) uint32_t columns_[2][kAmxSums][kTileSums];  // sums as AMX makes them: rows of x side by side
   alignas(64) uint32_t rows_[kAmxSums][kTileSums];
 };
