@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from rootgraft.api.cli.bench_step import limit, table
 from rootgraft.api.cli.main import main
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.errors import ConfigError
+from rootgraft.engine.profiling import step_profiler
 from rootgraft.engine.profiling.step_profiler import measure_steps
 from rootgraft.engine.profiling.step_report import Part, StepLoad, StepTimes
 from rootgraft.kernels import machine_limits, ops
@@ -48,6 +50,13 @@ def test_the_parts_are_the_step(tiny_llama: Path, load: StepLoad) -> None:
     assert {name for name, part in times.parts.items() if part.limit} == {"linear", "attention", "head"}
     assert {name for name, part in times.parts.items() if part.is_forward} >= KERNELS | {"head"}
     assert ops.native_kernels().library.listener is None
+
+
+def test_all_products_of_weights_are_linears_or_experts() -> None:
+    sources = (Path(ops.__file__).parent / "cpu").glob("native_*.py")
+    bound = {name for path in sources for name in re.findall(r'bind\("(\w*linear)"', path.read_text())}
+    assert bound > {"linear", "quantised_linear", "expert_linear"}
+    assert {step_profiler._FAMILIES.get(name) for name in bound} == {"linear", "experts"}
 
 
 @pytest.mark.parametrize(
