@@ -1,7 +1,8 @@
 """What all tests share: the small real model, one thread, and Hypothesis without deadlines.
 
 Tests use no GPU, even where there is one: the GPU's kernels run in Triton's interpreter, and are compiled in processes
-of their own. What needs the device itself is ``benchmarks/gpu``.
+of their own. With ``ROOTGRAFT_TEST_GPU=1`` those kernels run on the GPU instead (``support.kernels.gpu_copies``); the
+engine on one is checked by ``benchmarks/gpu``.
 """
 
 from __future__ import annotations
@@ -18,13 +19,22 @@ from support import benchmark_package
 from support.engine.interrupts import interrupts
 
 # Before anything imports Triton, which looks here when it is imported.
-os.environ["TRITON_INTERPRET"] = "1"
-os.environ["CUDA_VISIBLE_DEVICES"] = ""
+if os.environ.get("ROOTGRAFT_TEST_GPU") == "1":
+    os.environ["TRITON_F32_DEFAULT"] = "ieee"  # products of fp32 tests are not to be rounded to TF32
+else:
+    os.environ["TRITON_INTERPRET"] = "1"
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 # Before ours, which imports it without its checker of IRIs: it is the oracle of formats.
 import jsonschema  # noqa: F401
 
 from rootgraft.engine.checkpoint.locate import resolve_model
+
+USES_GPU = "TRITON_INTERPRET" not in os.environ
+if USES_GPU:
+    from support.kernels import gpu_copies
+
+    gpu_copies.install()
 
 benchmark_package.register()
 settings.register_profile("local", deadline=None)
@@ -122,12 +132,16 @@ def alarm() -> Iterator[Callable[[float], None]]:
 
 @pytest.fixture
 def interpreted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The GPU's kernels take tensors on the CPU, interpreted, and what is undefined on a GPU is found."""
+    """The GPU's kernels take tensors on the CPU, interpreted, and what is undefined on a GPU is found.
+
+    Where a GPU is asked for, it computes them, on copies.
+    """
     from support.kernels import triton_interpreter
 
     from rootgraft.kernels.triton import launch
 
-    triton_interpreter.install()
+    if not USES_GPU:
+        triton_interpreter.install()
     monkeypatch.setattr(launch, "DEVICE_TYPES", frozenset(("cuda", "cpu")))
     yield
     triton_interpreter.forget_allowed()

@@ -12,15 +12,15 @@ from benchmarks.gpu.engine_runs import Shape
 from benchmarks.gpu.measure import Machine
 
 
-def write_adapter(folder: Path, shape: Shape, rank: int, *, seed: int, machine: Machine) -> Path:
-    """Write one in the machine's type. Returns its folder."""
+def write_adapter(folder: Path, shape: Shape, rank: int, *, seed: int, machine: Machine, spread: float = 0.01) -> Path:
+    """Write one in the machine's type, with factors of this standard deviation. Returns its folder."""
     folder.mkdir()
     generator = torch.Generator(machine.device).manual_seed(seed)
     tensors = {}
     for layer in range(shape.layers):
         for module, (inputs, outputs) in shape.projections.items():
             for part, size in (("A", (rank, inputs)), ("B", (outputs, rank))):
-                values = torch.randn(size, generator=generator, device=machine.device) * 0.01
+                values = torch.randn(size, generator=generator, device=machine.device) * spread
                 name = f"base_model.model.model.layers.{layer}.{module}.lora_{part}.weight"
                 tensors[name] = values.to(machine.dtype).cpu()
     save_file(tensors, folder / "adapter_model.safetensors")

@@ -1,4 +1,4 @@
-"""The engine driven step by step with token ids, on random weights in the shape of Llama-3.1-8B."""
+"""The engine driven step by step with token ids, on random weights, by default in the shape of Llama-3.1-8B."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import time
 from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.core.engine_core import EngineCore
 from rootgraft.engine.executor.worker import Worker
 from rootgraft.engine.messages import Abort, Done, Failed, Submit, TokenOut, TokenTexts
-from rootgraft.engine.types import SamplingParams
+from rootgraft.engine.types import FinishReason, Logprob, SamplingParams
 
 PAGE_SIZE = 16
 
@@ -91,6 +91,7 @@ class Shape:
 
 
 LLAMA_8B = Shape(layers=32, hidden=4096, inner=14336, heads=32, kv_heads=8, dim=128, vocab=128256)
+SMALL = Shape(layers=4, hidden=256, inner=512, heads=8, kv_heads=2, dim=64, vocab=1024)
 TINY = Shape(layers=1, hidden=64, inner=96, heads=2, kv_heads=1, dim=32, vocab=300)
 
 
@@ -102,8 +103,35 @@ class StepTime:
     waiting: float
 
 
+@dataclass
+class Answer:
+    """A prompt and what an engine gave for it, with the log probabilities of both.
+
+    Attributes:
+        adapter: its name, None for the base model.
+        is_greedy: whether its tokens are the likeliest.
+        is_cut: whether it ended by its length.
+    """
+
+    prompt: array[int]
+    adapter: str | None
+    is_greedy: bool
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[Logprob] = field(default_factory=list)
+    prompt_logprobs: list[Logprob] = field(default_factory=list)
+    is_cut: bool = False
+
+    def positions(self) -> Iterator[tuple[int, Logprob]]:
+        """Each log probability with its token's position; the prompt's last ones come first, if there are any."""
+        yield from enumerate(self.prompt_logprobs, len(self.prompt) - len(self.prompt_logprobs))
+        yield from enumerate(self.logprobs, len(self.prompt))
+
+
 class Engine:
-    """An engine, and the times of its steps. It drafts nothing: a step is to bring one token of each row."""
+    """An engine, its answers, and the times of its steps.
+
+    By default its weights are random and it drafts nothing: a step is to bring one token of each row.
+    """
 
     def __init__(self, machine: Machine, shape: Shape, folder: Path, options: dict[str, Any]) -> None:
         self.machine = machine
@@ -112,10 +140,8 @@ class Engine:
         config = EngineConfig(
             device=machine.device.type,
             dtype=str(machine.dtype).removeprefix("torch."),
-            load_format="dummy",
             block_size=PAGE_SIZE,
-            speculative_config='{"method": "off"}',
-            **options,
+            **{"load_format": "dummy", "speculative_config": '{"method": "off"}', **options},
         )
         self.budget = config.max_num_batched_tokens
         worker = Worker(config, folder)
@@ -144,6 +170,45 @@ class Engine:
         lengths = array("i", [1] * 256 + [len(b"\x00%d" % i) for i in range(256, vocab)])
         self.core.handle([TokenTexts(lengths, bytes(range(256)) + rest, (vocab - 2, vocab - 1))])
 
+    def answers(
+        self,
+        requests: Sequence[tuple[array[int], str | None, float]],
+        most: int,
+        grammar: tuple[str, bytes] | None = None,
+    ) -> list[Answer]:
+        """Answers to prompts with their adapters and temperatures, computed together, of so many tokens at most.
+
+        Every other one also has the log probabilities of its prompt.
+        """
+        found: dict[int, Answer] = {}
+        submits = []
+        for number, (prompt, adapter, temperature) in enumerate(requests):
+            params = SamplingParams(
+                temperature=temperature,
+                top_p=0.9,
+                max_tokens=most,
+                ignore_eos=grammar is None,
+                logprobs=0,
+                prompt_logprobs=0 if number % 2 else None,
+            )
+            submits.append(Submit(next(self.ids), prompt, params, adapter=adapter, grammar=grammar))
+            found[submits[-1].id] = Answer(prompt, adapter, temperature == 0)
+        self.core.handle(submits)
+        alive = set(found)
+        while alive:
+            for message in self.core.step():
+                if isinstance(message, Failed):
+                    raise RuntimeError(f"the engine failed: {message}")
+                if isinstance(message, TokenOut):
+                    answer = found[message.id]
+                    answer.tokens += message.tokens
+                    answer.logprobs += message.logprobs
+                    answer.prompt_logprobs += message.prompt_logprobs
+                if isinstance(message, Done):
+                    found[message.id].is_cut = message.reason is FinishReason.LENGTH
+                    alive.remove(message.id)
+        return list(found.values())
+
     def first_token(self, prompt: array[int]) -> float:
         """Seconds from a prompt to its first token."""
         synchronize(self.machine)
@@ -160,33 +225,35 @@ class Engine:
         prompts: Sequence[array[int]],
         steps: int,
         adapters: Sequence[str | None] = (None,),
-        grammar: tuple[str, bytes] | None = None,
     ) -> StepTime:
         """The steps in which all prompts get a token each."""
         most = self.longest_answer(len(prompts), len(prompts[0]), steps)
-        submits = [self._submit(prompt, most, adapters[i % len(adapters)], grammar) for i, prompt in enumerate(prompts)]
+        submits = [self._submit(prompt, most, adapters[i % len(adapters)]) for i, prompt in enumerate(prompts)]
         waiting = WaitingTimes(self.machine)
         with waiting.watch():
             times = self._run(submits, steps + 1)
         # The first of them may still hold the last piece of a prompt.
         return StepTime(statistics.median(times[1:]), waiting.median(steps))
 
-    def _submit(
-        self, prompt: array[int], most: int, adapter: str | None = None, grammar: tuple[str, bytes] | None = None
-    ) -> Submit:
-        params = SamplingParams(temperature=0.0, max_tokens=most, ignore_eos=grammar is None)
-        return Submit(next(self.ids), prompt, params, adapter=adapter, grammar=grammar)
+    def _submit(self, prompt: array[int], most: int, adapter: str | None = None) -> Submit:
+        params = SamplingParams(temperature=0.0, max_tokens=most, ignore_eos=True)
+        return Submit(next(self.ids), prompt, params, adapter=adapter)
 
     def _run(self, submits: list[Submit], steps: int) -> list[float]:
-        """Seconds of the first steps that brought a token of every sequence; then the sequences are aborted."""
+        """Seconds of the first steps that brought a token of every sequence; then the sequences are aborted.
+
+        A step begins where the last one that brought tokens ended: a call may launch what the next one waits for.
+        """
         self.core.handle(submits)
         alive = {submit.id for submit in submits}
         times: list[float] = []
+        begin = time.perf_counter()
         while alive:
-            begin = time.perf_counter()
             messages = self.core.step()
-            took = time.perf_counter() - begin
-            if len({message.id for message in messages if isinstance(message, TokenOut)}) == len(submits):
+            got = {message.id for message in messages if isinstance(message, TokenOut)}
+            if got:
+                took, begin = time.perf_counter() - begin, time.perf_counter()
+            if len(got) == len(submits):
                 times.append(took)
                 if len(times) == steps:
                     self.core.handle([Abort(tuple(alive))])

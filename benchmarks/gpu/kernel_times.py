@@ -80,6 +80,9 @@ def _decode(machine: Machine, ceilings: Ceilings) -> Iterator[Line]:
         batches = _batches(machine, [(1, context)] * rows)
         yield _attend_line(machine, ceilings, name, batches)
         yield _sdpa_line(machine, ceilings, name, batches)
+    if not machine.tiny:
+        mixed = _batches(machine, [(1, 16384), *[(1, 512)] * 63])
+        yield _attend_line(machine, ceilings, "decode, 63 rows of 512 and one of 16384", mixed)
 
 
 def _extend(machine: Machine, ceilings: Ceilings) -> Iterator[Line]:

@@ -22,7 +22,17 @@ from typing import Any
 import torch
 import triton
 
-from benchmarks.gpu import ceilings, correctness, end_to_end, kernel_times, lora_correctness, lora_times, sampling_times
+from benchmarks.gpu import (
+    ceilings,
+    correctness,
+    end_to_end,
+    engine_correctness,
+    expert_correctness,
+    kernel_times,
+    lora_correctness,
+    lora_times,
+    sampling_times,
+)
 from benchmarks.gpu.measure import Line, Machine
 from rootgraft.kernels.triton import launch
 
@@ -36,13 +46,17 @@ def _under_ceilings(run: Callable[..., Iterator[Line]]) -> Section:
 
 # The sections of each part; one that fails does not keep the next ones from running.
 PARTS: dict[str, tuple[Section, ...]] = {
-    "correctness": (correctness.run, lora_correctness.run),
+    "correctness": (correctness.run, lora_correctness.run, expert_correctness.run),
+    "engine": (engine_correctness.run,),
     "ceilings": (lambda machine: ceilings.lines(ceilings.measure(machine)),),
     "kernels": (_under_ceilings(kernel_times.run),),
     "lora": (_under_ceilings(lora_times.run),),
     "sampling": (_under_ceilings(sampling_times.run),),
     "end_to_end": (_under_ceilings(end_to_end.run),),
 }
+
+CHECKS = ("correctness", "engine")
+"""Parts in which a value above 1 is a failure."""
 
 
 class Results:
@@ -84,7 +98,7 @@ class Results:
 
     def report(self) -> int:
         """Print what is wrong, last, where a cut output still shows it. Returns the exit code."""
-        wrong = [line["name"] for line in self.lines if line["part"] == "correctness" and not line["value"] <= 1]
+        wrong = [line["name"] for line in self.lines if line["part"] in CHECKS and not line["value"] <= 1]
         print(f"{len(self.lines)} results, written to {self._out}")
         print("".join(f"WRONG: {name}\n" for name in wrong), end="")
         print("".join(f"FAILED: {each['part']}: {each['error']}\n" for each in self.failures), end="", flush=True)

@@ -2,12 +2,13 @@
 
   extend   rows of several new tokens: a tile of queries walks all keys that it sees, and writes its result.
   decode   rows of one new token: few query vectors, so reading keys dominates. Keys are split among programs (flash
-           decoding), whose partial results, normalised values and log2 of their weight, a second kernel merges.
+           decoding), a row's by its share of all, so that one long row among short ones is not walked by a few. Partial
+           results, normalised values and log2 of their weight, are merged by a second kernel.
   shared   keys of a prefix that several rows have in common (cascade attention), read once for the queries of all
            these rows: further partial results of each row.
 
 Rows without tokens, which pad a captured batch, are skipped. Grids depend only on shapes and host numbers;
-``max_context`` only decides how finely decode splits, so a captured batch may give its upper bound.
+``max_context`` only bounds how finely decode splits, so a captured batch may give its upper bound.
 """
 
 from __future__ import annotations
@@ -46,8 +47,8 @@ CONFIGS = {
     ("decode", 2, 64): Config(16, 64, 4, 3),
     ("decode", 2, 128): Config(16, 64, 4, 3),
     ("decode", 2, 256): Config(16, 32, 4, 3),
-    ("extend", 2, 64): Config(128, 64, 8, 3),
-    ("extend", 2, 128): Config(128, 64, 8, 3),
+    ("extend", 2, 64): Config(64, 64, 4, 3),
+    ("extend", 2, 128): Config(128, 128, 8, 2),
     ("extend", 2, 256): Config(64, 32, 8, 2),
     ("shared", 2, 64): Config(64, 64, 4, 3),
     ("shared", 2, 128): Config(64, 64, 4, 3),
@@ -60,16 +61,21 @@ CONFIGS = {
     ("decode_many", 4, 512): Config(16, 32, 4, 1),
 }
 
-# Not tuned yet: programs per multiprocessor in decode, and the fewest keys that pay for a program.
+# Measured on an H200: more programs than are resident at once wait for the first ones to end.
 _PROGRAMS_PER_SM = 4
-_LEAST_KEYS = 128
 _MOST_SPLITS = 64
+_ROOM = 8  # programs that a grid has for each wanted one: those without keys end at once
 
 
-def num_splits(programs: int, max_context: int, sms: int) -> int:
-    """Return the parts to split each row's context into, so that ``programs`` times as many fill the device."""
-    wanted = cdiv(_PROGRAMS_PER_SM * sms, max(programs, 1))
-    return max(1, min(wanted, cdiv(max_context, _LEAST_KEYS), _MOST_SPLITS))
+def wanted_parts(programs: int, sms: int) -> int:
+    """Return the parts to split the keys of all rows into, of which each takes ``programs`` programs."""
+    return max(1, _PROGRAMS_PER_SM * sms // programs)
+
+
+def most_splits(programs: int, max_context: int, sms: int) -> int:
+    """Return the most parts of one row, where all rows take ``programs`` programs without a split."""
+    room = cdiv(_ROOM * _PROGRAMS_PER_SM * sms, max(programs, 1))
+    return max(1, min(room, cdiv(max_context, attention_kernels.LEAST_KEYS.value), _MOST_SPLITS))
 
 
 def takes(q: Tensor, k_cache: Tensor, v_cache: Tensor, page_table: Tensor, value_dim: int | None = None) -> bool:
@@ -204,22 +210,24 @@ class _Call:
         heads, dim = self.out.shape[1:]
         row_tiles = cdiv(self.group, self.config("decode").block_m)
         keys = min(self.batch.max_context, self.window, self.chunk)
-        splits = num_splits(self.rows * row_tiles * self.kv_heads, keys, num_sms(self.q.device))
+        programs, sms = row_tiles * self.kv_heads, num_sms(self.q.device)
+        splits = most_splits(self.rows * programs, keys, sms)
         slots = splits + (shared.most_results if shared else 0)
         kept = self.rows * slots * heads if slots > 1 else 0
         values = self.q.new_empty(kept, dim, dtype=torch.float32)
         weight = self.q.new_empty(kept, dtype=torch.float32)
+        parts = self.batch.context_len.new_empty(self.rows if slots > 1 else 0)
         if shared is not None:
             yield self.shared(shared, values, weight, splits, slots)
         args = (
             *(*self.tensors, self.batch.context_len, self.sinks, shared.end if shared else self.batch.context_len),
-            *(self.out, values, weight, *self.cache_shape),
-            *(self.window, self.chunk, *self.score, row_tiles, splits, slots, int(shared is not None)),
+            *(self.out, values, weight, parts, self.rows, *self.cache_shape, self.window, self.chunk, *self.score),
+            *(row_tiles, wanted_parts(programs, sms), splits, slots, int(shared is not None)),
         )
         grid = (self.rows * row_tiles, self.kv_heads, splits)
         yield self._walk(attention_kernels.decode, "decode", grid, args, self.counts_sinks)
         if slots > 1:
-            yield self.merge(values, weight, splits, slots)
+            yield self.merge(values, weight, parts, splits, slots)
 
     def shared(self, shared: SharedPrefixes, values: Tensor, weight: Tensor, splits: int, slots: int) -> Launch:
         """Partial results for the keys that rows of one token share."""
@@ -231,13 +239,13 @@ class _Call:
         grid = (shared.items.shape[0], self.kv_heads, tiles)
         return self._walk(attention_kernels.shared, "shared", grid, args)
 
-    def merge(self, values: Tensor, weight: Tensor, splits: int, slots: int) -> Launch:
+    def merge(self, values: Tensor, weight: Tensor, parts: Tensor, splits: int, slots: int) -> Launch:
         """Merge of the partial results of each row and head."""
         shared = self.shared_prefixes
         heads, dim = self.out.shape[1:]
         counts = shared.count if shared else self.batch.context_len
         numbers = (heads, dim, splits, slots, int(shared is not None))
-        args = (values, weight, self.batch.query_start, counts, self.out, *numbers)
+        args = (values, weight, parts, self.batch.query_start, counts, self.out, *numbers)
         constants = {"BLOCK_D": self.block_d}
         return Launch(attention_kernels.merge, (self.rows, heads, 1), args, constants)
 

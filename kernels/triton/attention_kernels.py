@@ -23,6 +23,8 @@ from .activation import tanh
 
 _NOTHING = tl.constexpr(-1e30)  # a maximum of no scores: finite, so that nothing minus nothing is 0
 _MERGED_AT_ONCE = tl.constexpr(16)
+_ROWS_AT_ONCE = tl.constexpr(128)
+LEAST_KEYS = tl.constexpr(128)  # the fewest that pay for a program
 _LOG2_E = tl.constexpr(1.4426950408889634)
 
 
@@ -200,20 +202,37 @@ def extend(
     tl.store(out + address, values.to(out.dtype.element_ty), mask)
 
 
+@triton.jit
+def _keys_of_all(query_start, context_len, shared_end, rows, window, chunk, is_shared):
+    """The keys that all rows of one token see, without those that they share."""
+    keys = 0
+    for first in range(0, rows, _ROWS_AT_ONCE):
+        row = first + tl.arange(0, _ROWS_AT_ONCE)
+        inside = row < rows
+        tokens = tl.load(query_start + row + 1, inside, other=0) - tl.load(query_start + row, inside, other=0)
+        last = tl.load(context_len + row, inside, other=0) - 1
+        begin = tl.load(shared_end + row, inside & (is_shared != 0), other=0)
+        begin = tl.maximum(begin, tl.maximum(_first_seen(last, window, chunk), 0))
+        keys += tl.sum(tl.where(inside & (tokens == 1), last + 1 - begin, 0), 0)
+    return keys
+
+
 @triton.jit(
     do_not_specialize=[
-        "group", "kv_heads", "page_bits", "table_width", "window", "chunk", "row_tiles", "splits", "slots", "is_shared",
+        "rows", "group", "kv_heads", "page_bits", "table_width", "window", "chunk", "row_tiles", "wanted", "splits",
+        "slots", "is_shared",
     ]
 )  # fmt: skip
 def decode(
     q, k_cache, v_cache, page_table, query_start, context_len, sinks, shared_end, out, partial_values, partial_weight,
-    group, kv_heads, page_bits, dim, table_width, window, chunk, factor, bound, row_tiles, splits, slots, is_shared,
-    BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CAPPED: tl.constexpr, SINKS: tl.constexpr,
-    PRECISION: tl.constexpr, VALUES: tl.constexpr, BLOCK_R: tl.constexpr,
+    parts, rows, group, kv_heads, page_bits, dim, table_width, window, chunk, factor, bound, row_tiles, wanted, splits,
+    slots, is_shared, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CAPPED: tl.constexpr,
+    SINKS: tl.constexpr, PRECISION: tl.constexpr, VALUES: tl.constexpr, BLOCK_R: tl.constexpr,
 ):  # fmt: skip
     """Program (t, h, s): part s of the keys of a row that has one token, for a tile of the heads that read KV head h.
 
-    The result is final where a row has one slot for partial results, and otherwise goes to slot s of the row.
+    A row has its share of the ``wanted`` parts of all keys, at most ``splits``; of several rows, parts [rows] keeps how
+    many. The result of a row's only part is final where it shares no prefix, and otherwise goes to slot s of the row.
     """
     row = tl.program_id(0) // row_tiles
     kv_head = tl.program_id(1)
@@ -224,8 +243,19 @@ def decode(
     head = tl.program_id(0) % row_tiles * BLOCK_M + tl.arange(0, BLOCK_M)  # within the group
     last = tl.load(context_len + row) - 1
     seen_from = tl.maximum(_first_seen(last, window, chunk), 0)
-    begin = tl.maximum(tl.load(shared_end + row, is_shared != 0, other=0), seen_from)
-    part = tl.cdiv(tl.cdiv(last + 1 - begin, splits), BLOCK_N) * BLOCK_N
+    own_from = tl.load(shared_end + row, is_shared != 0, other=0)
+    begin = tl.maximum(own_from, seen_from)
+    count = 1
+    if splits > 1:
+        keys = last + 1 - begin
+        of_all = _keys_of_all(query_start, context_len, shared_end, rows, window, chunk, is_shared)
+        share = (keys.to(tl.float32) * wanted / tl.maximum(of_all, 1)).to(tl.int32)
+        count = tl.maximum(tl.minimum(tl.minimum(share, tl.cdiv(keys, LEAST_KEYS)), splits), 1)
+    if split >= count:
+        return
+    if (slots > 1) & (split == 0):
+        tl.store(parts + row, count)
+    part = tl.cdiv(tl.cdiv(last + 1 - begin, count), BLOCK_N) * BLOCK_N
     begin += split * part
     end = tl.minimum(begin + part, last + 1)
     d = tl.arange(0, BLOCK_D)
@@ -245,7 +275,7 @@ def decode(
         begin, end, last, seen_from, tl.full([BLOCK_M], last, tl.int32), tl.full([BLOCK_M], seen_from, tl.int32),
         factor, bound, largest, total, BLOCK_D, BLOCK_M, BLOCK_N, CAPPED, PRECISION, False, VALUES, BLOCK_R,
     )  # fmt: skip
-    if slots == 1:
+    if (count == 1) & (own_from == 0):
         tl.store(out + address, values.to(out.dtype.element_ty), mask)
     else:
         slot = ((row.to(tl.int64) * slots + split) * kv_heads + kv_head) * group + head
@@ -301,24 +331,31 @@ def shared(
 
 @triton.jit(do_not_specialize=["heads", "splits", "slots", "is_shared"])
 def merge(
-    partial_values, partial_weight, query_start, shared_count, out, heads, dim, splits, slots, is_shared,
+    partial_values, partial_weight, parts, query_start, shared_count, out, heads, dim, splits, slots, is_shared,
     BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """Program (r, h): one result for head h of row r, if it has one token, from all of its partial results."""
+    """Program (r, h): one result for head h of row r, if it has one token and several partial results.
+
+    Those of its own keys, and from slot ``splits`` on those of a prefix that it shares.
+    """
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     token = tl.load(query_start + row).to(tl.int64)
     if tl.load(query_start + row + 1) - token != 1:
         return
-    count = splits + tl.load(shared_count + row, is_shared != 0, other=0)
+    own = tl.load(parts + row)
+    count = own + tl.load(shared_count + row, is_shared != 0, other=0)
+    if count == 1:
+        return
     d = tl.arange(0, BLOCK_D)
     values = tl.zeros([BLOCK_D], tl.float32)
     total = 0.0
     largest = _NOTHING
     for begin in range(0, count, _MERGED_AT_ONCE):
-        slot = begin + tl.arange(0, _MERGED_AT_ONCE)
+        number = begin + tl.arange(0, _MERGED_AT_ONCE)
+        slot = tl.where(number < own, number, splits + number - own)
         index = (row * slots + slot) * heads + head
-        weight = tl.load(partial_weight + index, slot < count, other=_NOTHING)
+        weight = tl.load(partial_weight + index, number < count, other=_NOTHING)
         some = weight != _NOTHING  # also true for NaN, which must propagate
         part = tl.load(
             partial_values + index[:, None] * dim + d[None, :], some[:, None] & (d < dim)[None, :], other=0.0

@@ -28,7 +28,7 @@ MOST_SPLITS = {SHORT: 8, LONG: 4}
 """By tile size: each expansion of a tile reads all parts, which is expensive for a long tile."""
 _NUM_WARPS = 4  # of a shrink
 _NUM_STAGES = 3
-_WAVES = 2  # programs wanted per multiprocessor
+_WAVES = 1  # programs wanted per multiprocessor
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,9 +123,9 @@ def expand_config(tile: int, num_tiles: int, columns: int, num_sms: int) -> Expa
         num_sms: multiprocessors.
     """
     if tile == LONG:
-        return _expand_config(tile, 128)
+        return _expand_config(128)
     is_enough = num_tiles * cdiv(columns, 128) >= _WAVES * num_sms
-    return _expand_config(tile, 128 if is_enough else 64)
+    return _expand_config(128 if is_enough else 64)
 
 
 def shrink_configs(tile: int, item_size: int) -> Iterator[ShrinkConfig]:
@@ -143,7 +143,7 @@ def numbers_of_splits(tile: int) -> list[int]:
 def expand_configs(tile: int) -> Iterator[ExpandConfig]:
     """Yield every result of ``expand_config`` for a tile size."""
     for columns in (64, 128) if tile == SHORT else (128,):
-        yield _expand_config(tile, columns)
+        yield _expand_config(columns)
 
 
 def _most_ranks(tile: int) -> int:
@@ -154,5 +154,5 @@ def _inputs(tile: int, item_size: int) -> int:
     return (512 if tile == SHORT else 128) // item_size
 
 
-def _expand_config(tile: int, columns: int) -> ExpandConfig:
-    return ExpandConfig(columns, 32, num_warps=4 if tile == SHORT else 8, num_stages=2)
+def _expand_config(columns: int) -> ExpandConfig:
+    return ExpandConfig(columns, 32, num_warps=4, num_stages=2)

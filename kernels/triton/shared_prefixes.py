@@ -20,10 +20,11 @@ from ..layouts.staging import refill
 
 Ints = NDArray[np.signedinteger[Any]]
 
-# Not tuned yet. Below these limits the second kernel and the merge cost more than the saved reads: rows of one launch
-# run close enough in time to find a short prefix in the device's cache.
+# Measured on an H200: below these limits the second kernel and the merge cost more than the saved reads, as rows of one
+# launch run close enough in time to find a short prefix in the device's cache.
 LEAST_SHARERS = 8
 LEAST_TOKENS = 1024
+LEAST_READS = 32768  # sharers times tokens
 
 ITEM_KEYS = 512  # keys of an item: enough programs for the device, few enough partial results
 
@@ -67,7 +68,7 @@ class StaticSharedPrefixes:
 
 
 def pays(sharers: int, tokens: int) -> bool:
-    return sharers >= LEAST_SHARERS and tokens >= LEAST_TOKENS
+    return sharers >= LEAST_SHARERS and tokens >= LEAST_TOKENS and sharers * tokens >= LEAST_READS
 
 
 def find_shared_prefixes(page_table: Ints, query_len: Ints, context_len: Ints, page_size: int) -> SharedPrefixes | None:

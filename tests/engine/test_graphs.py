@@ -83,6 +83,7 @@ def low_gate(monkeypatch: pytest.MonkeyPatch, interpreted: None) -> None:
     """Two rows that share two pages read them together."""
     monkeypatch.setattr(shared_prefixes, "LEAST_SHARERS", 2)
     monkeypatch.setattr(shared_prefixes, "LEAST_TOKENS", 2 * PAGE_SIZE)
+    monkeypatch.setattr(shared_prefixes, "LEAST_READS", 0)
     monkeypatch.setattr(shared_prefixes, "ITEM_KEYS", 2 * PAGE_SIZE)
     monkeypatch.setattr(shared_prefixes, "MOST_ITEMS", 4)
     monkeypatch.setattr(shared_prefixes, "MOST_RESULTS", 3)

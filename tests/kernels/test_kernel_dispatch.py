@@ -255,7 +255,7 @@ def test_tensors_of_other_types_or_layouts_are_not_taken() -> None:
 
 def test_what_else_is_chosen_for_a_device() -> None:
     cache, rows = caches(torch.bfloat16)[0], shared_prefixes.LEAST_SHARERS
-    pages = shared_prefixes.LEAST_TOKENS // PAGE
+    pages = max(shared_prefixes.LEAST_TOKENS, shared_prefixes.LEAST_READS // rows) // PAGE
     table = np.tile(np.arange(pages + 1, dtype=np.int32), (rows, 1))
     table[:, -1] += np.arange(rows, dtype=np.int32)  # each row's own page
     arguments = (table, np.ones(rows, np.int32), np.full(rows, pages * PAGE + 1, np.int32), PAGE)

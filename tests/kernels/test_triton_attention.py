@@ -91,12 +91,37 @@ def test_rows_and_tokens_that_pad_a_batch_are_skipped(max_query):
     assert_close(out[:-3], batch.expected(scale=0.15))
 
 
-def test_splits_fill_the_device_and_are_worth_a_program():
-    assert attention.num_splits(programs=8, max_context=4096, sms=132) == 32
-    assert attention.num_splits(programs=8, max_context=100, sms=132) == 1
-    assert attention.num_splits(programs=1, max_context=1 << 17, sms=132) == 64
-    assert attention.num_splits(programs=256, max_context=4096, sms=132) == 3
-    assert attention.num_splits(programs=4096, max_context=4096, sms=132) == 1
+def test_parts_fill_the_device_once_and_are_worth_a_program():
+    assert attention.wanted_parts(programs=8, sms=132) == 66
+    assert attention.wanted_parts(programs=4096, sms=132) == 1
+    assert attention.most_splits(programs=8, max_context=4096, sms=132) == 32
+    assert attention.most_splits(programs=8, max_context=100, sms=132) == 1
+    assert attention.most_splits(programs=1, max_context=1 << 17, sms=132) == 64
+    assert attention.most_splits(programs=256, max_context=4096, sms=132) == 17
+    assert attention.most_splits(programs=4096, max_context=4096, sms=132) == 2
+    assert attention.most_splits(programs=8192, max_context=4096, sms=132) == 1
+
+
+@pytest.mark.parametrize("window", [None, 300])
+@pytest.mark.parametrize("others", [1, 7, 140])
+def test_a_long_row_among_short_ones(others, window, monkeypatch):
+    """It has more parts than they, whose only part is final; 141 rows are summed up in two turns."""
+    rows = [(1, 1 + i % 9) for i in range(others)]
+    rows.insert(others // 2, (1, 1500))
+    made = []
+    store = attention._Call.merge
+
+    def merge(call, values, weight, parts, *rest):
+        made.append(parts)
+        return store(call, values, weight, parts, *rest)
+
+    monkeypatch.setattr(attention._Call, "merge", merge)
+    monkeypatch.setattr(attention, "num_sms", lambda _: 132)
+    assert_right(ragged_batch(rows, heads=2, kv_heads=1, dtype=torch.float16), window=window)
+    [parts] = made
+    expected = [1] * len(rows)
+    expected[others // 2] = 12 if window is None else 3
+    assert parts.tolist() == expected
 
 
 def test_what_no_kernel_computes_goes_to_torch():

@@ -34,7 +34,7 @@ def test_other_sizes_are_for_plain_torch(dim: int, value_dim: int) -> None:
 
 
 def test_a_prefix_that_rows_share(monkeypatch: pytest.MonkeyPatch) -> None:
-    for gate, value in (("LEAST_SHARERS", 2), ("LEAST_TOKENS", 16), ("ITEM_KEYS", 48)):
+    for gate, value in (("LEAST_SHARERS", 2), ("LEAST_TOKENS", 16), ("LEAST_READS", 0), ("ITEM_KEYS", 48)):
         monkeypatch.setattr(shared_prefixes, gate, value)
     batch = ragged_batch([(1, 300)] * 6, heads=4, kv_heads=1, head_dim=64, dtype=torch.float32)
     batch.page_table[1:, :16] = batch.page_table[0, :16]

@@ -206,7 +206,7 @@ H100 = 132
         (16, 1, 16, 4096, (16, 256, 8)),  # one adapter, o: too few programs, so the inputs are split
         (16, 1, 48, 4096, (32, 256, 8)),
         (16, 1, 16, 14336, (16, 256, 8)),
-        (16, 32, 48, 4096, (32, 256, 8)),  # 32 adapters: 64 programs, times 8
+        (16, 32, 48, 4096, (32, 256, 4)),  # 32 adapters: 64 programs, times 4
         (16, 128, 192, 4096, (32, 256, 1)),
         (64, 32, 48, 4096, (64, 64, 4)),  # a chunk of 2048 tokens
         (64, 512, 48, 4096, (64, 64, 1)),
@@ -222,7 +222,14 @@ def test_form_of_a_shrink(tile, num_tiles, ranks, width, expected):
 
 @pytest.mark.parametrize(
     ("tile", "num_tiles", "columns", "expected"),
-    [(16, 1, 4096, 64), (16, 1, 128_256, 128), (16, 8, 4096, 64), (16, 32, 6144, 128), (64, 32, 6144, 128)],
+    [
+        (16, 1, 4096, 64),
+        (16, 1, 128_256, 128),
+        (16, 2, 4096, 64),
+        (16, 8, 4096, 128),
+        (16, 32, 6144, 128),
+        (64, 32, 6144, 128),
+    ],
 )
 def test_form_of_an_expansion(tile, num_tiles, columns, expected):
     assert lora_config.expand_config(tile, num_tiles, columns, H100).columns == expected

@@ -23,6 +23,7 @@ PAGE = 16
 def low_gate(monkeypatch):
     monkeypatch.setattr(shared_prefixes, "LEAST_SHARERS", 2)
     monkeypatch.setattr(shared_prefixes, "LEAST_TOKENS", PAGE)
+    monkeypatch.setattr(shared_prefixes, "LEAST_READS", 0)
     monkeypatch.setattr(shared_prefixes, "ITEM_KEYS", 3 * PAGE)
 
 
@@ -79,17 +80,18 @@ def test_equal_pages_after_different_ones_are_no_shared_prefix():
 
 def test_the_gate_wants_many_rows_and_long_prefixes():
     pages = list(range(64))
-    assert find([pages] * 8, [1023] * 8) is None
-    assert find([[*pages, 1]] * 7, [1025] * 7) is None
-    assert find([[*pages, 1]] * 8, [1025] * 8) is not None
-    assert shared_prefixes.pays(8, 1024)
-    assert not shared_prefixes.pays(7, 4096)
+    assert find([pages] * 32, [1023] * 32) is None
+    assert find([[*pages, 1]] * 31, [1025] * 31) is None
+    assert find([[*pages, 1]] * 32, [1025] * 32) is not None
+    assert shared_prefixes.pays(8, 4096)
+    assert not shared_prefixes.pays(7, 1 << 17)
     assert not shared_prefixes.pays(64, 1023)
 
 
 def test_a_short_node_is_joined_to_its_children(monkeypatch):
     monkeypatch.setattr(shared_prefixes, "LEAST_SHARERS", 2)
     monkeypatch.setattr(shared_prefixes, "LEAST_TOKENS", 3 * PAGE)
+    monkeypatch.setattr(shared_prefixes, "LEAST_READS", 0)
     shared = find([[1, 2, 3, 4], [1, 2, 3, 5], [1, 6]], [60, 60, 30])
     assert readers(shared) == {(0, 48): {0, 1}}
 

@@ -69,6 +69,11 @@ def allow(*tensors: torch.Tensor) -> None:
     _reachable.extend(_extent(tensor) for tensor in tensors)
 
 
+def allowed() -> tuple[tuple[int, int], ...]:
+    """First and last address, the latter exclusive, of all tensors that ``allow`` was given."""
+    return tuple(_reachable)
+
+
 def forget_allowed() -> None:
     """Take back every ``allow``."""
     _reachable.clear()
