@@ -64,7 +64,7 @@ class QuantisedKernels:
     def pack_blocks(
         self, pieces: Iterable[Tensor], shape: tuple[int, int], form: Format, bias: Tensor | None, planes: int
     ) -> QuantisedLinear:
-        """Pack pieces [n, K / 32, 18, 20 or 34] uint8 of [N, K / 32]; raises ValueError for a scale that is not finite."""
+        """Pack pieces [n, K / 32, 18, 20 or 34] uint8 of [N, K / 32]; ValueError: a scale is not finite."""
         columns, blocks = shape
         weight, scales = self._empty_panels(shape, 2 if form is Format.NIBBLES else 1, 8 if form is Format.BYTES else 4)
         if not self._packs_all(self._pack_blocks, pieces, shape, form, weight, scales):

@@ -68,8 +68,8 @@ class Format(IntEnum):
     NIBBLE_ROWS, BYTE_ROWS, SUPER_NIBBLE_ROWS, SUPER_BYTE_ROWS, SYMMETRIC_ROWS: the same five, arranged for products of
         few rows by AMX.
 
-    For NIBBLES, SYMMETRIC and BYTES, x is quantised to 8 or 15 bits in blocks of 32, or the weight's numbers are rounded to its
-    type, as those of super-blocks are; for CHANNELS x has 8 bits with outliers kept apart. See
+    For NIBBLES, SYMMETRIC and BYTES, x is quantised to 8 or 15 bits in blocks of 32, or the weight's numbers are
+    rounded to its type, as those of super-blocks are; for CHANNELS x has 8 bits with outliers kept apart. See
     ``kernels.quantised_weights``.
     """
 
