@@ -9,14 +9,15 @@ from typing import Any
 from .errors import ConfigError
 from .types import Priority
 
-METHODS = ("auto", "ngram", "draft_model", "eagle3", "off")
+METHODS = ("auto", "ngram", "draft_model", "eagle3", "mtp", "off")
 _WITH_MODEL = ("draft_model", "eagle3")
+_WITH_WEIGHTS = (*_WITH_MODEL, "mtp")
+# Other names of methods in vLLM: of its own suffix decoding, and of MTP by the kind of model.
+_ALIASES = {"suffix": "auto", "deepseek_mtp": "mtp", "glm4_moe_mtp": "mtp", "mimo_mtp": "mtp"}
 MAX_SPECULATIVE_TOKENS = 64
 QUANTIZATIONS = ("gguf", "gguf_dynamic", "int8_weight_only", "int8_dynamic")
 _SPECULATIVE = "--speculative-config"
-_NO_HEADS = (
-    "EAGLE-1, EAGLE-2, MTP and Medusa heads are not computed. Without the option drafts come from lookups alone."
-)
+_NO_HEADS = "EAGLE-1, EAGLE-2 and Medusa heads are not computed. Without the option drafts come from lookups alone."
 _TARGET_ITL = "--target-itl-ms"
 MAX_TARGET_ITL_MS = 60_000
 # vLLM's keys that choose where drafts are looked for.
@@ -31,12 +32,13 @@ class SpeculativeConfig:
 
     Attributes:
         method: auto: grammars, prompt lookup, prefix cache and suffix decoding; ngram: prompt lookup alone; off;
-            draft_model: as auto, and a draft model; eagle3: as auto, and a head that reads the model's hidden states.
+            draft_model: as auto, and a draft model; eagle3: as auto, and a head that reads the model's hidden states;
+            mtp: as auto, and the MTP module of the model's own checkpoint.
             A ``model`` makes draft_model of auto, and a head that it names is one all the same.
         num_speculative_tokens: most drafts of a sequence in one step, 1 to 64.
-        model: the draft model, as ``--model``; None for none.
-        quantization: of the draft model; None for ``--quantization``, and beside a bfloat16 model without one for
-            gguf_dynamic of a GGUF file, else int8_dynamic.
+        model: the draft model, as ``--model``; None for none, and for mtp.
+        quantization: of the draft model, head or module; None for ``--quantization``, and beside a bfloat16 model
+            without one for gguf_dynamic of a GGUF file, else int8_dynamic.
     """
 
     method: str = "auto"
@@ -59,8 +61,10 @@ class SpeculativeConfig:
             if values.get(key, only) != only:
                 raise ConfigError(f"{key} of {_SPECULATIVE} must be {only}, not {values[key]}.")
         known = {key: value for key, value in values.items() if key in cls.__slots__}
-        if known.get("method", "auto") in ("auto", "suffix"):
-            known["method"] = "auto" if known.get("model") is None else "draft_model"
+        method = known.get("method", "auto")
+        known["method"] = _ALIASES.get(method, method) if isinstance(method, str) else method
+        if known["method"] == "auto" and known.get("model") is not None:
+            known["method"] = "draft_model"
         config = cls(**known)
         config._check()
         return config
@@ -76,8 +80,12 @@ class SpeculativeConfig:
             )
         if self.method in _WITH_MODEL and not (isinstance(self.model, str) and self.model):
             raise ConfigError(f"model of {_SPECULATIVE} must name the draft model, as --model does, not {self.model}.")
-        for key in ("model", "quantization"):
-            if self.method not in _WITH_MODEL and getattr(self, key) is not None:
+        if self.method == "mtp" and self.model is not None:
+            raise ConfigError(
+                f"model of {_SPECULATIVE} must be left out with method mtp: its module is in the checkpoint of --model."
+            )
+        for key, with_key in (("model", _WITH_MODEL), ("quantization", _WITH_WEIGHTS)):
+            if self.method not in with_key and getattr(self, key) is not None:
                 raise ConfigError(f"{key} of {_SPECULATIVE} is of a draft model; method {self.method} has none.")
         if self.quantization not in (None, *QUANTIZATIONS):
             forms = ", ".join(QUANTIZATIONS)

@@ -18,6 +18,7 @@ from .config_fields import Fields
 from .families.family import Family
 from .families.family_table import BY_GGUF_NAME
 from .families.mixture import Mixture, MixtureFamily
+from .families.prediction import COUNT_KEY
 from .gguf import GgufFile
 from .gguf_end_tokens import gguf_end_tokens
 from .hf_config import FULL, SLIDING, model_config, nearest
@@ -123,6 +124,7 @@ def _renamed(family: Family) -> dict[str, str]:
     own |= _LATENT if family.latent else {}
     own |= _SHORT_CONV if family.recurrent == "short_conv" else {}
     own |= {"feed_forward_length": family.mlp_size_key}
+    own |= {"nextn_predict_layers": COUNT_KEY} if family.prediction else {}
     return _RENAMED | own | (_renamed_of_experts(family.mixture) if family.mixture else {})
 
 
@@ -138,7 +140,6 @@ def _renamed_of_experts(mixture: MixtureFamily) -> dict[str, str]:
         "expert_weights_scale": "routed_scaling_factor" if mixture.scaled else None,
         "expert_group_count": "n_group" if mixture.grouped else None,
         "expert_group_used_count": "topk_group" if mixture.grouped else None,
-        "nextn_predict_layers": mixture.prediction_layers_key,
     }
     return {old: new for old, new in found.items() if new is not None}
 
@@ -164,7 +165,7 @@ def _experts(fields: Fields, family: Family) -> dict[str, Any]:
     if mixture.renormalises is not None and renormalises is not known:
         raise fields.wrong("expert_weights_norm", str(known).lower())
     config: dict[str, Any] = {"norm_topk_prob": renormalises}
-    if mixture.prediction_layers_key is not None:
+    if family.prediction is not None:
         behind = fields.integer("nextn_predict_layers", low=0, high=64, default=0)
         config["num_hidden_layers"] = fields.integer("block_count", low=behind + 1) - behind
     return config

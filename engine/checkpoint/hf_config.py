@@ -14,8 +14,9 @@ from ..errors import ModelError, UnknownArchitecture, quoted, shortened
 from .config_fields import Fields
 from .families.family import Family
 from .families.family_table import BY_ARCHITECTURE
+from .families.prediction import COUNT_KEY
 from .model_config import Activation, LatentConfig, LayerConfig, ModelConfig, QueryScaling, YarnScaling
-from .read_mixture import prediction_layers, read_mixtures
+from .read_mixture import read_mixtures
 from .read_recurrent import own_keys, read_recurrent
 from .rope_config import read_query_scaling, read_ropes
 from .text_config import MULTIMODAL_BY_ARCHITECTURE, TEXT, VISION, Multimodal, language_config, multimodal
@@ -117,7 +118,7 @@ def model_config(config: Mapping[str, Any]) -> ModelConfig:
         towers=towers,
         bos_token_id=next(iter(fields.token_ids("bos_token_id", vocab)), None),
         eos_token_ids=fields.token_ids("eos_token_id", vocab),
-        prediction_layers=prediction_layers(fields, family.mixture),
+        prediction_layers=fields.integer(COUNT_KEY, low=0, high=64, default=0) if family.prediction else 0,
         output_module=family.output_module,
         final_norm=family.final_norm,
         latent=latent,

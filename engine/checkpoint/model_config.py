@@ -240,7 +240,7 @@ class ModelConfig:
         towers: modules of the checkpoint beside the language model, which are not loaded.
         bos_token_id: the begin token, if there is one; the tokenizer decides whether prompts get it.
         eos_token_ids: the tokens that end an answer.
-        prediction_layers: layers behind the last in a checkpoint, which predict further tokens and are not loaded.
+        prediction_layers: MTP modules, layers behind the last that predict further tokens: no part of the model.
         output_module: name of attention's output projection.
         final_norm: the norm behind the last layer.
         latent: attention is latent, None for keys and values of their own.

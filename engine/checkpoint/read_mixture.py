@@ -105,10 +105,3 @@ def _listed_layers(fields: Fields, num_layers: int) -> list[bool]:
     if not isinstance(listed, list) or any(type(index) is not int for index in listed):
         raise fields.wrong("moe_layers", "a list of layers")
     return [index in listed for index in range(num_layers)]
-
-
-def prediction_layers(fields: Fields, family: MixtureFamily | None) -> int:
-    """Return the number of layers behind the last that predict further tokens. Raises ModelError."""
-    if family is None or family.prediction_layers_key is None:
-        return 0
-    return fields.integer(family.prediction_layers_key, low=0, high=64, default=0)

@@ -38,7 +38,7 @@ class _Recording:
     Attributes:
         inputs: of the step that was recorded.
         queries: [most tokens, Hq, D], result of ``extend``.
-        seen: [most tokens, H] each, hidden states for a draft head, of ``extend`` too; none without one.
+        seen: [most tokens, H] each, inputs of layers for a draft head, of ``extend`` too; none without one.
         hidden: [most tokens, H], result of ``finish``.
     """
 
@@ -101,10 +101,11 @@ class CpuGraphs:
         residual = self._embedded(replace(inputs, own=own))
         queries, extend = record(lambda: self._model.extend(residual, inputs, self._kv), self._buffers)
         seen = () if self._kv.hidden is None else self._kv.hidden.take_seen()
-        self._write_hidden(seen, step)
+        self._write_seen(seen, step)
         self._move_kept(queries, step)
         q, residual = queries[:num_kept], residual[:num_kept]
         hidden, finish = record(lambda: self._model.finish(q, residual, of_kept, self._kv), self._buffers)
+        self._write_last(hidden, step)
         if len(self._recordings) == _MOST_GRAPHS:
             self._recordings.popitem(last=False)
         if extend is None or finish is None:
@@ -124,17 +125,25 @@ class CpuGraphs:
         self._fill(step)
         self._embedded(replace(recording.inputs, token_ids=self._static.token_ids(step.num_tokens), own=own))
         recording.extend.replay(step.num_tokens, step.num_rows)
-        self._write_hidden(recording.seen, step)
+        self._write_seen(recording.seen, step)
         self._move_kept(recording.queries, step)
         if step.num_kept:
             recording.finish.replay(step.num_kept, step.num_rows)
-        return recording.hidden[: step.num_kept]
+        hidden = recording.hidden[: step.num_kept]
+        self._write_last(hidden, step)
+        return hidden
 
-    def _write_hidden(self, seen: tuple[Tensor, ...], step: HostInputs) -> None:
-        """Leave the hidden states of a step to a draft head."""
+    def _write_seen(self, seen: tuple[Tensor, ...], step: HostInputs) -> None:
+        """Leave inputs of layers to a draft head."""
         if self._kv.hidden is not None:
             kv_loc = to_device(step.kv_loc, self._residual.device)
-            self._kv.hidden.write([each[: step.num_tokens] for each in seen], kv_loc)
+            self._kv.hidden.write_seen([each[: step.num_tokens] for each in seen], kv_loc)
+
+    def _write_last(self, hidden: Tensor, step: HostInputs) -> None:
+        """Leave the last hidden states to a draft head, for which those of all tokens are kept."""
+        if self._kv.hidden is not None and step.kept is None:
+            kv_loc = to_device(step.kv_loc, hidden.device)
+            self._kv.hidden.write_last(hidden, self._residual[: step.num_tokens], kv_loc)
 
     def _fill(self, step: HostInputs) -> None:
         """Copy a step to the static inputs."""

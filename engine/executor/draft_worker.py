@@ -25,6 +25,7 @@ from ..config import EngineConfig
 from ..errors import ConfigError, ModelError
 from ..loading.load_head import is_draft_head, load_head
 from ..loading.load_model import load_model
+from ..loading.load_mtp import load_mtp
 from ..loading.weight_forms import WeightForm, choose_weight_form
 from ..models.decoder import DecoderModel
 from ..models.draft_head import DraftHead
@@ -40,6 +41,7 @@ from .head_inputs import HeadInputs
 from .input_builder import InputBuilder
 from .model_runner import ModelRunner
 
+_MODEL, _MTP = "The model of --speculative-config", "Method mtp of --speculative-config"
 _SHARE = 4  # the draft's KV takes at most one part in so many of the memory for KV
 
 
@@ -103,7 +105,7 @@ class DraftModel:
         head = self.model
         if isinstance(head, DecoderModel):
             return None
-        return HiddenPool(num_pages, page_size, head.layers, head.fuse, head.dtype)
+        return HiddenPool(num_pages, page_size, head.config.hidden_size, head.dtype, head.reads)
 
     def hidden_bytes(self, page_size: int) -> int:
         """Return the bytes of a page of that pool."""
@@ -113,7 +115,7 @@ class DraftModel:
 
 
 def load_draft(config: EngineConfig, target: Model, files: Path) -> DraftModel | None:
-    """Load the draft model, or the EAGLE-3 head, that the options name; None if they name none.
+    """Load the draft model, the EAGLE-3 head or the MTP module that the options name; None if they name none.
 
     Args:
         target: the model that it drafts for.
@@ -124,13 +126,17 @@ def load_draft(config: EngineConfig, target: Model, files: Path) -> DraftModel |
         ConfigError: it has another vocabulary, recurrent states, or is not on a CPU.
     """
     speculative = config.speculative
-    if speculative.model is None:
+    if speculative.model is None and speculative.method != "mtp":
         return None
     device, dtype = target.device, target.dtype
+    subject = _subject(config)
     if device.type != "cpu":
-        raise _refusal(f"drafts on --device cpu alone so far; this is {device.type}. Leave it out")
+        raise _refusal(f"drafts on --device cpu alone so far; this is {device.type}. Leave it out", subject)
     if target.config.has_states:
-        raise _refusal("cannot draft for recurrent states, in which a rejected draft would remain. Leave it out")
+        reason = "cannot draft for recurrent states, in which a rejected draft would remain. Leave it out"
+        raise _refusal(reason, subject)
+    if speculative.model is None:
+        return _load_mtp(config, target, files)
     try:
         path = resolve_model(speculative.model).path
         if speculative.method == "eagle3" or is_draft_head(path):
@@ -142,7 +148,7 @@ def load_draft(config: EngineConfig, target: Model, files: Path) -> DraftModel |
         form = _form(config, target, checkpoint)
         model = load_model(checkpoint, dtype=dtype, device=device, dummy=dummy, weights=form)
     except ModelError as error:
-        raise ModelError(str(error).replace("--model:", "The model of --speculative-config:", 1)) from error
+        raise ModelError(str(error).replace("--model:", f"{_MODEL}:", 1)) from error
     if not has_tokenizer(source) and model.config.vocab_size != target.config.vocab_size:
         sizes = f"{target.config.vocab_size:,} tokens there are {model.config.vocab_size:,} in the draft model"
         raise _refusal(f"must have the vocabulary of the model: {sizes}")
@@ -160,6 +166,20 @@ def _load_head(config: EngineConfig, target: Model, path: Path) -> DraftModel:
     if not path.is_dir() or not is_draft_head(path):
         raise _refusal(f"is no EAGLE-3 head: {path.name} has neither its architecture nor a draft_vocab_size")
     return DraftModel(load_head(path, target, _form(config, target, path)), base_digest(path))
+
+
+def _load_mtp(config: EngineConfig, target: Model, files: Path) -> DraftModel:
+    """Load the MTP module of a model from the model's own folder. Raises ModelError and ConfigError."""
+    if not isinstance(target, DecoderModel):
+        raise _refusal("reads hidden states that --model-impl transformers does not give", _MTP)
+    if config.load_format == "dummy":
+        raise _refusal("reads a module of the checkpoint, of which --load-format dummy makes nothing", _MTP)
+    if not files.is_dir():
+        raise _refusal(f"reads a folder in Hugging Face format; {files.name} is a GGUF file. Leave it out", _MTP)
+    try:
+        return DraftModel(load_mtp(files, target, _form(config, target, files)), base_digest(files))
+    except ModelError as error:
+        raise ModelError(f"{_MTP}: {error}") from error
 
 
 def _form(config: EngineConfig, target: Model, checkpoint: Path | GgufFile) -> WeightForm:
@@ -214,7 +234,9 @@ class DraftWorker:
         self.num_skipped = int(self._head is not None)
         self.run(single_row(1, (0,)), [(0,)])  # no request waits for what first use sets up
         shape = model.config
-        kind = "EAGLE-3 head, a layer" if self._head else f"{shape.family}, {shape.num_layers} layers"
+        kind = f"{shape.family}, {shape.num_layers} layers"
+        if isinstance(model, DraftHead):
+            kind = f"{model.kind}, a layer"
         self.summary = (
             f"Draft model: {kind} of {shape.hidden_size}; KV pool of "
             f"{num_pages * config.block_size:,} tokens ({num_pages * kv.page_bytes / 2**30:.2f} GiB)"
@@ -247,9 +269,15 @@ def draft_pages(config: EngineConfig, num_bytes: int, page_bytes: int, draft: Dr
         return config.num_gpu_blocks_override, 0
     pages = min(num_bytes // (page_bytes + own), num_bytes // _SHARE // own)
     if pages < 2:
-        raise _refusal(f"finds no memory for its KV in {num_bytes / 2**30:.2f} GiB. Try a larger --kv-cache-memory")
+        reason = f"finds no memory for its KV in {num_bytes / 2**30:.2f} GiB. Try a larger --kv-cache-memory"
+        raise _refusal(reason, _subject(config))
     return pages, pages * own
 
 
-def _refusal(reason: str) -> ConfigError:
-    return ConfigError(f"The model of --speculative-config {reason}.")
+def _subject(config: EngineConfig) -> str:
+    """What the options name, for refusals."""
+    return _MTP if config.speculative.method == "mtp" else _MODEL
+
+
+def _refusal(reason: str, subject: str = _MODEL) -> ConfigError:
+    return ConfigError(f"{subject} {reason}.")

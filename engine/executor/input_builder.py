@@ -142,6 +142,7 @@ class InputBuilder:
     Args:
         long_offset: ``DecoderModel.long_offset``.
         has_states: whether the model has recurrent states. The working state of a row has the slot of its number.
+        keeps_all: the hidden states of all tokens are wanted, as a draft head reads them.
 
     Attributes:
         bank: the adapters on the device, None for none.
@@ -156,8 +157,11 @@ class InputBuilder:
         bank: AdapterBank | None = None,
         long_offset: int = 0,
         has_states: bool = False,
+        *,
+        keeps_all: bool = False,
     ) -> None:
         self._page_size = page_size
+        self._keeps_all = keeps_all
         self._device = device
         self.bank = bank
         self._slots = np.full(max_num_seqs, BASE, np.int32)
@@ -276,6 +280,8 @@ class InputBuilder:
         self, rows: Sequence[Row], lengths: Ints, query_start: Ints, pages: Ints, context: Ints, slots: Ints | None
     ) -> KeptTokens | None:
         """Return the last tokens of each row that have a sampling position or a prompt target; None for all tokens."""
+        if self._keeps_all:
+            return None
         counts = np.fromiter((row.num_positions + len(row.prompt_targets) for row in rows), np.int32, len(rows))
         if (counts == lengths).all():
             return None

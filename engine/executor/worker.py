@@ -183,6 +183,7 @@ class Worker:
             bank,
             model.long_offset,
             model.config.has_states,
+            keeps_all=kv.hidden is not None and kv.hidden.holds_last,
         )
         sampler = Sampler(config.max_num_seqs, self.vocab_size, model.device)
         return ModelRunner(model, choose_forward(config, model, kv, inputs), kv, inputs, sampler, step_timer)

@@ -14,7 +14,8 @@ from ..checkpoint.model_config import ModelConfig
 from ..checkpoint.read_config import CONFIG, read_config_file
 from ..errors import ModelError
 from ..models.decoder import DecoderModel
-from ..models.draft_head import DraftHead
+from ..models.draft_head import DraftHead, SideBySide
+from ..models.hidden_pool import FusedLayers
 from .load_model import LayerLoader
 from .tensor_names import EMBEDDING, HEAD, Shape, check_tensors, expected_shapes, qkv_modules
 from .weight_forms import WeightForm, WeightReader
@@ -67,18 +68,20 @@ def load_head(folder: Path, model: DecoderModel, weights: WeightForm) -> DraftHe
     reader = WeightReader(source, model.dtype, model.device, weights)
     loader = LayerLoader(config, reader, model.max_positions)
     return DraftHead(
+        kind="EAGLE-3 head",
         config=config,
         dtype=model.dtype,
         device=model.device,
         embedding=loader.embedding() if own_embedding else model.embedding,
-        token_norm=loader.norm(f"{_LAYER}.input_layernorm"),
-        hidden_norm=loader.norm(_HIDDEN_NORM),
+        join=SideBySide(
+            token_norm=loader.norm(f"{_LAYER}.input_layernorm"),
+            hidden_norm=loader.norm(_HIDDEN_NORM),
+            normed_residual=fields.flag("norm_before_residual"),
+        ),
         layer=loader.layer(0, loader.norm(None), loader.norm("model.norm")),
         head=loader.projection("", {"lm_head": size}, bias=False),
         target_ids=_target_ids(source.shifts, size, config.vocab_size),
-        layers=layers,
-        fuse=loader.projection("model", {"fc": config.hidden_size}, bias=False),
-        normed_residual=fields.flag("norm_before_residual"),
+        reads=FusedLayers(layers, loader.projection("model", {"fc": config.hidden_size}, bias=False)),
         vocab_size=config.vocab_size,
         max_positions=model.max_positions,
     )

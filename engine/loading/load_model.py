@@ -128,10 +128,14 @@ class LayerLoader:
             long_offset=self.max_positions if self.has_two_ropes else 0,
         )
 
-    def layer(self, index: int, own_norm: Norm, next_norm: Norm) -> DecoderLayer:
-        """Read a layer, between the norm in front of it and the next one."""
+    def layer(self, index: int, own_norm: Norm, next_norm: Norm, prefix: str | None = None) -> DecoderLayer:
+        """Read a layer, between the norm in front of it and the next one.
+
+        Args:
+            prefix: what its tensors' names begin with; by default that of the model's layers.
+        """
         memory.trim_heap()  # buffers of the layer before: some hundred MiB in all
-        norms, prefix = self.config.norms, f"model.layers.{index}"
+        norms, prefix = self.config.norms, prefix or f"model.layers.{index}"
         is_parallel = self.config.parallel_block
         return DecoderLayer(
             attention=self.mixer(index, prefix),

@@ -231,11 +231,13 @@ def _linears(prefix: str, modules: dict[str, int], in_features: int, bias: bool)
 
 
 def prediction_tensors(names: Iterable[str], config: ModelConfig) -> frozenset[str]:
-    """Return the tensors of layers that predict further tokens, which are not loaded."""
-    first = config.num_layers
-    behind = range(first, first + config.prediction_layers)
-    prefixes = tuple(f"{layers}.{index}." for index in behind for layers in ("model.layers", "blk"))  # or of GGUF
-    return frozenset(name for name in names if name.startswith(prefixes))
+    """Return the tensors of layers that predict further tokens, which are no part of the model: see ``load_mtp``."""
+    if (module := BY_NAME[config.family].prediction) is None:
+        return frozenset()
+    first, count = config.num_layers, config.prediction_layers
+    stored = [f"{module.prefix(index, first)}." for index in range(count)]
+    in_gguf = [f"blk.{first + index}." for index in range(count)]
+    return frozenset(name for name in names if name.startswith((*stored, *in_gguf)))
 
 
 def check_tensors(expected: Mapping[str, Shape], found: Mapping[str, Shape], optional: frozenset[str]) -> None:

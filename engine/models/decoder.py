@@ -55,9 +55,12 @@ class DecoderModel:
         residual = self.embed(inputs)
         q = self.extend(residual, inputs, kv)
         if kv.hidden is not None:
-            kv.hidden.write(kv.hidden.take_seen(), inputs.kv_loc)
+            kv.hidden.write_seen(kv.hidden.take_seen(), inputs.kv_loc)
         if inputs.kept is None or inputs.of_kept is None:
-            return self.finish(q, residual, inputs, kv)
+            hidden = self.finish(q, residual, inputs, kv)
+            if kv.hidden is not None:
+                kv.hidden.write_last(hidden, residual, inputs.kv_loc)
+            return hidden
         if not len(inputs.kept):
             return q.new_empty((0, self.config.hidden_size))
         return self.finish(q[inputs.kept], residual[inputs.kept], inputs.of_kept, kv)

@@ -1,8 +1,9 @@
-"""``DraftHead``: an EAGLE-3 head, one decoder layer that predicts the model's next tokens from its hidden states."""
+"""``DraftHead``: an EAGLE-3 head or MTP module, one decoder layer that predicts next tokens from hidden states."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from ...lora.lora_step import LoraStep
 from ...lora.own.own_weights import OwnStep
 from ..checkpoint.model_config import ModelConfig
 from .forward_inputs import ForwardInputs
+from .hidden_pool import FusedLayers, LastHidden
 from .kv_pool import KvPool
 from .layers import DecoderLayer, Projection
 from .norms import Norm, normed
@@ -24,7 +26,7 @@ class HeadStates:
     """Hidden states beside the tokens of a pass of a draft head; both tensors are replaced by every pass.
 
     Attributes:
-        given: [T, H], of the token before each: the model's, fused, or behind a draft the head's own.
+        given: [T, H], of the token before each: the model's, or behind a draft the head's own.
         left: [S, H], the head's own for the kept tokens, before its last norm.
     """
 
@@ -32,41 +34,88 @@ class HeadStates:
     left: Tensor = field(default_factory=lambda: torch.empty(0))
 
 
+class HeadJoin(Protocol):
+    """How a head joins each token with the hidden states in front of it."""
+
+    def __call__(self, embedded: Tensor, given: Tensor) -> tuple[Tensor, Tensor]:
+        """Embeddings [T, H] fp32, hidden states [T, H] -> attention's input [T, ...], residual stream [T, H] fp32."""
+
+
+@dataclass(frozen=True, slots=True)
+class SideBySide:
+    """Both normed, side by side the input of attention [T, 2 H] (EAGLE-3).
+
+    Attributes:
+        token_norm: the norm of embeddings.
+        hidden_norm: the norm of hidden states.
+        normed_residual: the layer adds to the normed hidden states in place of the given ones.
+    """
+
+    token_norm: Norm
+    hidden_norm: Norm
+    normed_residual: bool
+
+    def __call__(self, embedded: Tensor, given: Tensor) -> tuple[Tensor, Tensor]:
+        hidden = normed(self.hidden_norm, given, None)
+        x = torch.cat((normed(self.token_norm, embedded, None), hidden), dim=1)
+        return x, (hidden if self.normed_residual else given).to(torch.float32, copy=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Projected:
+    """Both normed, side by side, and projected to the input [T, H] of an ordinary layer (MTP).
+
+    Attributes:
+        token_norm: the norm of embeddings.
+        hidden_norm: the norm of hidden states.
+        product: [T, 2 H] -> [T, H].
+        layer_norm: the norm in front of the layer.
+        hidden_first: hidden states come before embeddings.
+    """
+
+    token_norm: Norm
+    hidden_norm: Norm
+    product: Projection
+    layer_norm: Norm
+    hidden_first: bool
+
+    def __call__(self, embedded: Tensor, given: Tensor) -> tuple[Tensor, Tensor]:
+        both = normed(self.token_norm, embedded, None), normed(self.hidden_norm, given, None)
+        residual = self.product(torch.cat(both[::-1] if self.hidden_first else both, dim=1), None, torch.float32)
+        return normed(self.layer_norm, residual, None), residual
+
+
 @dataclass(frozen=True, slots=True)
 class DraftHead:
-    """Weights of an EAGLE-3 head, and its forward pass: of token t and the model's hidden states in front of it.
+    """Weights of a head, and its forward pass: of token t and the model's hidden states in front of it.
 
     Its first token is a sequence's second one, at position 0, as in its training.
 
     Attributes:
+        kind: what it is, for people.
         config: of its layer, and of the vocabulary that it reads.
         dtype: of hidden states and plain weights.
         embedding: [V, H], its own or the model's, plain or quantised.
-        token_norm: the norm of embeddings.
-        hidden_norm: the norm of hidden states.
-        layer: whose q, k and v are of both side by side, [T, 2 H].
+        join: what its layer reads.
+        layer: its layer.
         head: the projection to its own vocabulary [D].
         target_ids: [D] int64, ascending, the tokens of the model that are its own; None if they are the first ones.
-        layers: those of the model whose input it reads.
-        fuse: the product of these inputs side by side.
-        normed_residual: its layer adds to the normed hidden states in place of the given ones.
+        reads: which hidden states of the model.
         vocab_size: rows of the model's logits; a token that it lacks has the logit -inf.
         max_positions: positions that the rotary table holds.
         states: hidden states beside the tokens of a pass.
     """
 
+    kind: str
     config: ModelConfig
     dtype: torch.dtype
     device: torch.device
     embedding: Tensor | QuantisedLinear
-    token_norm: Norm
-    hidden_norm: Norm
+    join: HeadJoin
     layer: DecoderLayer
     head: Projection
     target_ids: Tensor | None
-    layers: tuple[int, ...]
-    fuse: Projection
-    normed_residual: bool
+    reads: FusedLayers | LastHidden
     vocab_size: int
     max_positions: int
     states: HeadStates = field(default_factory=HeadStates)
@@ -75,10 +124,7 @@ class DraftHead:
     @torch.inference_mode()
     def forward(self, inputs: ForwardInputs, kv: KvPool) -> Tensor:
         """Return the hidden states [S, H] of the kept tokens, ready for ``logits``. Reads and replaces ``states``."""
-        given = self.states.given
-        hidden = normed(self.hidden_norm, given, None)
-        x = torch.cat((normed(self.token_norm, self._embed(inputs.token_ids), None), hidden), dim=1)
-        residual = (hidden if self.normed_residual else given).to(torch.float32, copy=True)
+        x, residual = self.join(self._embed(inputs.token_ids), self.states.given)
         k_cache, v_cache = kv.k_layers[0], kv.v_layers[0]
         q = self.layer.attention.store(x, inputs, k_cache, v_cache)
         if inputs.kept is not None and inputs.of_kept is not None:

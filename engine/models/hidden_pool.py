@@ -1,8 +1,9 @@
-"""``HiddenPool``: for each KV cell what a draft head reads of the model there, fused hidden states of some layers."""
+"""``HiddenPool``: for each KV cell what a draft head reads of the model there, its last hidden states or fused ones."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -12,32 +13,58 @@ from ...kernels.ops import copy_residual
 from .layers import Projection
 
 
+@dataclass(frozen=True, slots=True)
+class FusedLayers:
+    """Hidden states of some layers as a draft head reads them.
+
+    Attributes:
+        layers: those whose input, the residual stream [T, H] in front of them, is read; ascending.
+        fuse: the product of these side by side, [T, H * len(layers)] -> [T, H of the head].
+    """
+
+    layers: tuple[int, ...]
+    fuse: Projection
+
+
+@dataclass(frozen=True, slots=True)
+class LastHidden:
+    """Hidden states behind the last layer as a draft head reads them.
+
+    Attributes:
+        is_normed: behind the model's last norm, else in front of it.
+    """
+
+    is_normed: bool
+
+
 class HiddenPool:
-    """Fused hidden states of every token in the KV pool, page by page as its K and V.
+    """Hidden states of every token in the KV pool, page by page as its K and V.
 
     A prefix hit brings them along, so a draft head reads a cached prompt like a computed one.
 
     Args:
-        layers: those whose input, the residual stream [T, H] in front of them, is read; ascending.
-        fuse: the product of these side by side, [T, H * len(layers)] -> [T, H of the head].
+        width: H of the head.
+        reads: which hidden states.
 
     Attributes:
         cells: [num_pages * page_size, H of the head].
         page_bytes: bytes of a page.
+        holds_last: it holds the last hidden states, so that a forward pass must keep those of all tokens.
     """
 
     def __init__(
-        self, num_pages: int, page_size: int, layers: tuple[int, ...], fuse: Projection, dtype: torch.dtype
+        self, num_pages: int, page_size: int, width: int, dtype: torch.dtype, reads: FusedLayers | LastHidden
     ) -> None:
-        self._pages = lazy_zeros((1, num_pages, 1, page_size, fuse.sizes[0]), dtype)
-        self.cells = self._pages.view(num_pages * page_size, fuse.sizes[0])
-        self.page_bytes = page_size * fuse.sizes[0] * dtype.itemsize
-        self._layers, self._fuse = layers, fuse
+        self._pages = lazy_zeros((1, num_pages, 1, page_size, width), dtype)
+        self.cells = self._pages.view(num_pages * page_size, width)
+        self.page_bytes = page_size * width * dtype.itemsize
+        self.holds_last = isinstance(reads, LastHidden)
+        self._reads = reads
         self._seen: list[Tensor] = []
 
     def see(self, layer: int, residual: Tensor) -> None:
         """Keep a copy of the residual stream [T, H] in front of a layer, if that is one of those read."""
-        if layer in self._layers:
+        if isinstance(self._reads, FusedLayers) and layer in self._reads.layers:
             self._seen.append(copy_residual(residual, self.cells.dtype))
 
     def take_seen(self) -> tuple[Tensor, ...]:
@@ -45,9 +72,20 @@ class HiddenPool:
         seen, self._seen = tuple(self._seen), []
         return seen
 
-    def write(self, seen: Sequence[Tensor], kv_loc: Tensor) -> None:
+    def write_seen(self, seen: Sequence[Tensor], kv_loc: Tensor) -> None:
         """Fuse the copies of a pass and write them to its cells, [T] int64."""
-        self.cells[kv_loc] = self._fuse(torch.cat(list(seen), dim=1))
+        if isinstance(self._reads, FusedLayers):
+            self.cells[kv_loc] = self._reads.fuse(torch.cat(list(seen), dim=1))
+
+    def write_last(self, hidden: Tensor, residual: Tensor, kv_loc: Tensor) -> None:
+        """Write the last hidden states of a pass to its cells, [T] int64, if it holds those.
+
+        Args:
+            hidden: [T, H], behind the last norm.
+            residual: [T, H] fp32, in front of it.
+        """
+        if isinstance(self._reads, LastHidden):
+            self.cells[kv_loc] = hidden if self._reads.is_normed else residual.to(self.cells.dtype)
 
     def copy(self, source: Sequence[int], target: Sequence[int], count: Sequence[int]) -> None:
         """Copy cells from page to page: see ``kernels.memory.copy_pages``."""

@@ -14,15 +14,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from support.engine.core_hooks import worker_of
 from support.engine.draft_engine import always_drafting
-from support.engine.draft_pair import Asked, DraftPair, requests
 from support.models.lora_models import LINEARS, base, make_adapter
+from support.speculation.draft_pair import Asked, DraftPair, requests, watch_proposals
 from torch import Tensor
 from torch.nn import functional
 
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.core.engine_core import EngineCore
 from rootgraft.engine.errors import ConfigError, ModelError
-from rootgraft.engine.speculation.model_drafter import ModelDrafter
 from rootgraft.kernels import ops
 
 LENGTH = 3
@@ -158,20 +157,7 @@ def head(adapted: Path) -> Path:
 
 @pytest.fixture
 def proposed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[int], str | None, list[int]]]:
-    """What a head proposes: behind which tokens, with which adapter's content, and the drafts."""
-    found: list[tuple[list[int], str | None, list[int]]] = []
-    inner = ModelDrafter.draft
-
-    def watched(self: ModelDrafter, wanted: Any) -> dict[int, list[int]]:
-        asked = {each.sequence.id: each.sequence for each in wanted}
-        drafts = inner(self, wanted)
-        for number, tokens in drafts.items():
-            namespace = asked[number].path.namespace
-            found.append((asked[number].tokens.tolist(), namespace.adapter, list(tokens)))
-        return drafts
-
-    monkeypatch.setattr(ModelDrafter, "draft", watched)
-    return found
+    return watch_proposals(monkeypatch)
 
 
 GREEDY = {"temperature": 0.0, "max_tokens": 14, "ignore_eos": True}

@@ -13,8 +13,8 @@ import pytest
 import torch
 from support.engine.core_hooks import worker_of
 from support.engine.draft_engine import always_drafting
-from support.engine.draft_pair import DraftPair, requests
 from support.models.tiny_models import VOCAB, save
+from support.speculation.draft_pair import DraftPair, requests
 from tokenizers import Tokenizer as Library
 from tokenizers.decoders import ByteLevel
 from tokenizers.models import WordLevel

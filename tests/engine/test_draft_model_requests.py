@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import math
 import warnings
 from collections.abc import Iterator
-from collections.abc import Sequence as Seq
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +13,11 @@ import torch
 from support.api.api_live import wait_until
 from support.api.real_server import RealServer, start
 from support.engine.core_hooks import core_of
-from support.engine.draft_engine import always_drafting
+from support.engine.draft_engine import drafting_despite_others
 from support.models.tiny_tokenizers import train_byte_level, write_folder
 
 from rootgraft import LLM, SamplingParams
 from rootgraft.engine.offline.request_output import RequestOutput
-from rootgraft.engine.speculation.draft_cost import DraftChoice
-from rootgraft.engine.speculation.proposer import Proposal, Proposer
 from rootgraft.grammar.spec import GrammarSpec
 
 TEMPLATE = "{% for message in messages %}<|im_start|>{{ message.content }}<|im_end|>{% endfor %}<|im_start|>"
@@ -67,15 +63,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module", autouse=True)
 def drafting() -> Iterator[None]:
-    """Have the draft model draft three tokens for every row, whatever that costs and whatever other sources know."""
-
-    def all_of(proposals: Seq[Proposal], limit: int) -> DraftChoice:
-        return DraftChoice([min(len(each.tokens), limit // len(proposals)) for each in proposals])
-
+    """Draft three tokens for every row, whatever that costs and whatever other sources know."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Proposer, "model_gain", lambda self, rate, limit, rows, seconds: math.inf)
-        patch.setattr(Proposer, "choose", lambda self, proposals, rows, limit: all_of(proposals, limit))
-        always_drafting(patch, 3)
+        drafting_despite_others(patch, 3)
         yield
 
 

@@ -182,9 +182,13 @@ def test_without_drafts_no_row_has_any(engine):
     [
         ("ngram", "must be a JSON object"),
         ("[]", "must be a JSON object"),
-        ('{"method": "eagle", "model": "m"}', "draft_model, eagle3, off, not eagle. EAGLE-1, EAGLE-2, MTP and Medusa"),
+        ('{"method": "eagle", "model": "m"}', "eagle3, mtp, off, not eagle. EAGLE-1, EAGLE-2 and Medusa"),
         ('{"method": "eagle3"}', "must name the draft model, as --model does, not None"),
-        ('{"method": "mtp", "model": "m"}', "must be one of auto, ngram, draft_model, eagle3, off, not mtp"),
+        ('{"method": "mtp", "model": "m"}', "model of --speculative-config must be left out with method mtp: its"),
+        ('{"method": "glm4_moe_mtp", "model": "m"}', "must be left out with method mtp"),
+        ('{"method": "ernie_mtp"}', "must be one of auto, ngram, draft_model, eagle3, mtp, off, not ernie_mtp"),
+        ('{"method": ["mtp"]}', "must be one of auto, ngram, draft_model, eagle3, mtp, off, not ['mtp']"),
+        ('{"method": "mtp", "quantization": "awq"}', "must be one of gguf, gguf_dynamic, int8_weight_only, int8_dyn"),
         (
             '{"method": "ngram", "model": "org/draft"}',
             "model of --speculative-config is of a draft model; method ngram",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.engine.draft_pair import DraftPair, requests
+from support.speculation.draft_pair import DraftPair, requests
 
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.core.engine_core import EngineCore

@@ -10,11 +10,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from support.models.paged_run import CPU, run_whole
 from support.models.tiny_models import save
+from support.speculation.mtp_models import save_mtp
 from torch import Tensor
 
 from rootgraft.engine.errors import ModelError
 from rootgraft.engine.loading.fp8_blocks import decode_fp8
 from rootgraft.engine.loading.load_model import load_model
+from rootgraft.engine.loading.load_mtp import load_mtp
 
 CONFIG = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128], "activation_scheme": "dynamic"}
 TOKENS = [5, 9, 100, 7, 64, 3]
@@ -39,9 +41,17 @@ def test_each_block_has_its_factor(shape: tuple[int, int]) -> None:
     assert torch.equal(decode_fp8(values, scales), meaning)
 
 
-def folders(tmp_path: Path) -> tuple[Path, Path, dict[str, Tensor]]:
-    """A model whose projections are in FP8, the same with what they mean, and the former's tensors."""
-    plain, packed = save("deepseek_v3", tmp_path / "plain"), tmp_path / "packed"
+def folders(tmp_path: Path, *, mtp: bool = False) -> tuple[Path, Path, dict[str, Tensor]]:
+    """A model whose projections are in FP8, the same with what they mean, and the former's tensors.
+
+    Args:
+        mtp: with an MTP module.
+    """
+    plain, packed = tmp_path / "plain", tmp_path / "packed"
+    if mtp:
+        save_mtp("deepseek_v3", plain, shared=True)
+    else:
+        save("deepseek_v3", plain)
     tensors = load_file(plain / "model.safetensors")
     stored = dict(tensors)
     for name in list(tensors):
@@ -62,6 +72,17 @@ def test_a_model_in_fp8_is_the_model_that_it_means(dtype: torch.dtype, tmp_path:
     assert sum(tensor.dtype is torch.float8_e4m3fn for tensor in stored.values()) > 40
     logits = [run_whole(load_model(folder, dtype=dtype, device=CPU), TOKENS) for folder in (plain, packed)]
     assert torch.equal(*logits)
+
+
+def test_an_mtp_module_in_fp8_is_the_module_that_it_means(tmp_path: Path) -> None:
+    plain, packed, stored = folders(tmp_path, mtp=True)
+    assert "model.layers.2.eh_proj.weight_scale_inv" in stored
+    model = load_model(plain, dtype=torch.float32, device=CPU)
+    modules = [load_mtp(folder, model, "plain") for folder in (plain, packed)]
+    products = [(each.join.product, *each.layer.projections) for each in modules]
+    for one, other in zip(*products, strict=True):
+        x = torch.randn(3, one.packed.in_features)
+        assert torch.equal(one(x), other(x))
 
 
 def test_factors_that_do_not_fit_are_refused(tmp_path: Path) -> None:

@@ -157,6 +157,47 @@ def test_published_gemma3_4b() -> None:
     assert config.tied_head and (config.bos_token_id, config.eos_token_ids) == (2, (1, 106))
 
 
+def test_published_mimo_7b() -> None:
+    """A Qwen 2 whose checkpoint names code of its own, and has an MTP module."""
+    config = model_config(
+        {
+            "architectures": ["MiMoForCausalLM"],
+            "attention_bias": True,
+            "attention_dropout": 0.0,
+            "auto_map": {
+                "AutoConfig": "configuration_mimo.MiMoConfig",
+                "AutoModel": "modeling_mimo.MiMoModel",
+                "AutoModelForCausalLM": "modeling_mimo.MiMoForCausalLM",
+            },
+            "head_dim": 128,
+            "hidden_act": "silu",
+            "hidden_size": 4096,
+            "initializer_range": 0.02,
+            "intermediate_size": 11008,
+            "max_position_embeddings": 32768,
+            "max_window_layers": 32,
+            "model_type": "mimo",
+            "num_attention_heads": 32,
+            "num_hidden_layers": 36,
+            "num_key_value_heads": 8,
+            "num_nextn_predict_layers": 1,
+            "rms_norm_eps": 1e-05,
+            "rope_theta": 640000,
+            "sliding_window": 32768,
+            "tie_word_embeddings": False,
+            "torch_dtype": "bfloat16",
+            "use_cache": True,
+            "use_mrope": False,
+            "use_sliding_window": False,
+            "vocab_size": 151680,
+        }
+    )
+    assert (config.num_layers, config.num_heads, config.num_kv_heads, config.head_dim) == (36, 32, 8, 128)
+    assert config.qkv_bias and not config.output_bias and not config.tied_head
+    assert {layer.window for layer in config.layers} == {None} and config.layers[0].rope == Rope(640_000.0, 128)
+    assert config.prediction_layers == 1
+
+
 @pytest.mark.parametrize(("outer", "inner", "tied"), [(None, None, False), (None, True, True), (False, True, False)])
 def test_what_the_whole_model_says_goes_before_its_language_model(outer: Any, inner: Any, tied: bool) -> None:
     text = LLAMA | {"tie_word_embeddings": inner}

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from .mixture import MixtureFamily
 from .norm_layout import PRE, HeadNorm, LayerNorms
+from .prediction import PredictionModule
 
 # Layers with a sliding window, where config.json has no "layer_types":
 #   never     no layer, and a "sliding_window" is refused
@@ -90,6 +91,7 @@ class Family:
         recurrent: what layers have in place of attention where "layer_types" does not name attention, with the keys
             of LFM2 ("short_conv") or of Granite 4 ("mamba2"); None for attention in all layers.
         output_module, mlp_block, final_norm: those of ``ModelConfig``.
+        prediction: how checkpoints store MTP modules, None where none is known.
     """
 
     name: str
@@ -143,3 +145,4 @@ class Family:
     recurrent: Literal["short_conv", "mamba2"] | None = None
     output_module: str = "o_proj"
     final_norm: str = "norm"
+    prediction: PredictionModule | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .family import ALL, ATTENTION, MLP, OUTPUT, QKV, Family
+from .prediction import PredictionModule
 
 LLAMA_FAMILIES = (
     Family(
@@ -57,6 +58,31 @@ LLAMA_FAMILIES = (
         defaults={"num_key_value_heads": 32, "sliding_window": 4096, "max_window_layers": 28},
         qkv_bias=True,
         gguf_name="qwen2",
+    ),
+    Family(
+        name="mimo",
+        models="MiMo 7B",
+        architecture="MiMoForCausalLM",
+        windows="late",
+        defaults={"num_key_value_heads": 32, "sliding_window": 4096, "max_window_layers": 28},
+        qkv_bias=True,
+        harmless={"attention_bias": (True,)},
+        remote_code=(
+            "configuration_mimo.MiMoConfig",
+            "modeling_mimo.MiMoModel",
+            "modeling_mimo.MiMoForCausalLM",
+        ),
+        prediction=PredictionModule(
+            block="model.mtp_layers",
+            token_norm="token_layernorm",
+            hidden_norm="hidden_layernorm",
+            product="input_proj",
+            last_norm="final_layernorm",
+            embedding=None,
+            head=None,
+            hidden_first=True,
+            reads_normed=False,
+        ),
     ),
     Family(
         name="qwen3",

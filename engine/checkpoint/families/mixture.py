@@ -121,7 +121,6 @@ class MixtureFamily:
         gguf_renormalises: what "norm_topk_prob" would say in GGUF files, which have no key for it.
         mxfp4: experts may be stored in MXFP4.
         weighs_input: that of ``Mixture``.
-        prediction_layers_key: the number of layers behind the last that predict further tokens; they are not loaded.
         optional: without experts all layers have an ordinary MLP, of the shared expert's size.
     """
 
@@ -143,5 +142,4 @@ class MixtureFamily:
     gguf_renormalises: bool = False
     mxfp4: bool = False
     weighs_input: bool = False
-    prediction_layers_key: str | None = None
     optional: bool = False

@@ -5,6 +5,7 @@ from __future__ import annotations
 from .family import ATTENTION, QKV, Family
 from .mixture import ExpertNames, MixtureFamily
 from .norm_layout import POST
+from .prediction import PredictionModule
 
 _LLAMA4 = MixtureFamily(
     names=ExpertNames(
@@ -140,6 +141,7 @@ MIXTURE_FAMILIES = (
         qk_norm="head",
         qk_norm_flag="use_qk_norm",
         partial_rotary=True,
+        prediction=PredictionModule(),
         mixture=MixtureFamily(
             names=ExpertNames(),
             count_keys=("n_routed_experts", "num_local_experts"),
@@ -152,7 +154,6 @@ MIXTURE_FAMILIES = (
             shared_size_key="moe_intermediate_size",
             shared_count_key="n_shared_experts",
             gguf_renormalises=True,
-            prediction_layers_key="num_nextn_predict_layers",
         ),
         gguf_name="glm4moe",
     ),
@@ -208,6 +209,7 @@ MIXTURE_FAMILIES = (
         latent=True,
         remote_code=_deepseek_code("V3"),
         gguf_name="deepseek2",
+        prediction=PredictionModule(),
         mixture=MixtureFamily(
             names=ExpertNames(),
             count_keys=("n_routed_experts", "num_experts"),
@@ -221,7 +223,6 @@ MIXTURE_FAMILIES = (
             gguf_renormalises=False,
             shared_size_key="moe_intermediate_size",
             shared_count_key="n_shared_experts",
-            prediction_layers_key="num_nextn_predict_layers",
         ),
     ),
     Family(

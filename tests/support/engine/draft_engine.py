@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from array import array
 from collections.abc import Callable, Iterator
@@ -18,8 +19,8 @@ from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.core.engine_core import EngineCore
 from rootgraft.engine.messages import Done, Failed, TokenOut
 from rootgraft.engine.sequence.sequence import Sequence
-from rootgraft.engine.speculation.draft_cost import DraftCost
-from rootgraft.engine.speculation.proposer import Proposer
+from rootgraft.engine.speculation.draft_cost import DraftChoice, DraftCost
+from rootgraft.engine.speculation.proposer import Proposal, Proposer
 from rootgraft.engine.types import SamplingParams
 from rootgraft.grammar.compile.compiler import CompiledGrammar, compile
 from rootgraft.grammar.spec import GrammarSpec
@@ -60,6 +61,17 @@ def always_drafting(monkeypatch: pytest.MonkeyPatch, length: int = 4) -> None:
     compute_all_drafts(monkeypatch)
     monkeypatch.setattr(DraftCost, "tokens_in", lambda self, seconds, num_rows: 0.0)
     monkeypatch.setattr(DraftCost, "draft_length", lambda self, rates, rows, seconds, most: min(length, most))
+
+
+def drafting_despite_others(monkeypatch: pytest.MonkeyPatch, length: int) -> None:
+    """The same, for every row whatever other sources promise."""
+
+    def all_of(proposals: Seq[Proposal], limit: int) -> DraftChoice:
+        return DraftChoice([min(len(each.tokens), limit // len(proposals)) for each in proposals])
+
+    monkeypatch.setattr(Proposer, "model_gain", lambda self, rate, limit, rows, seconds: math.inf)
+    monkeypatch.setattr(Proposer, "choose", lambda self, proposals, rows, limit: all_of(proposals, limit))
+    always_drafting(monkeypatch, length)
 
 
 def drafts_of(proposer: Proposer, sequence: Sequence, limit: int = 16) -> list[int]:

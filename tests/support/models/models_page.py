@@ -37,7 +37,7 @@ The same for all classes above, as each is one decoder over the same ops:
 
 On a GPU, norms of all query heads together (OLMo 2 and 3), layer norms of heads (Command R+) and additions that are no part of a norm are ops of their own in plain torch; all else is Triton. Of a mixture of experts the products are Triton; routing, and the sum of a token's experts, are plain torch.
 
-Router and the shared expert's gate stay in the model's type under `--quantization`. Layers that predict further tokens (GLM-4.5, DeepSeek V3) are not loaded. Mixtures not in the table are refused by name.
+Router and the shared expert's gate stay in the model's type under `--quantization`. Layers that predict further tokens (MTP modules of GLM-4.5, DeepSeek V3 and MiMo) are loaded where `--speculative-config '{{"method": "mtp"}}'` drafts by them, on a CPU and from a folder, else not. Mixtures not in the table are refused by name.
 
 *Latent attention* (DeepSeek V2 and V3, R1, Kimi K2) keeps one vector of each token in the KV pool for all heads: `kv_lora_rank + qk_rope_head_dim` numbers a layer, 576 in all published models, where keys and values of 128 heads would be 40,960. Heads read it as it is (the absorbed form): `kv_b_proj` is applied to queries and to results, never to what is cached. LoRA on every linear module is exact, `kv_b_proj` included, which is computed at the adapter's own rank; on a GPU, with DoRA, and in an activated LoRA, `kv_b_proj` is refused by name. `--kv-cache-dtype int8` is refused.
 

@@ -200,6 +200,7 @@ MODELS: dict[str, tuple[type[Any], type[Any], dict[str, Any]]] = {
         },
     ),
     "qwen2": (Qwen2Config, Qwen2ForCausalLM, {"tie_word_embeddings": True}),
+    "mimo": (Qwen2Config, Qwen2ForCausalLM, {**_NATIVE, "architectures": ["MiMoForCausalLM"]}),
     "qwen2_window": (
         Qwen2Config,
         Qwen2ForCausalLM,

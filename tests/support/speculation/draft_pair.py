@@ -8,9 +8,12 @@ from array import array
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.core.engine_core import EngineCore
 from rootgraft.engine.messages import Done, LoadAdapter, Submit, TokenOut
+from rootgraft.engine.speculation.model_drafter import ModelDrafter
 from rootgraft.engine.types import Logprob, SamplingParams
 from rootgraft.kernels import ops
 
@@ -22,12 +25,20 @@ class DraftPair:
     """Engines by ``"off"`` and ``"on"``, with the adapter "large".
 
     Args:
-        folder: of `support.models.adapted_llama`.
+        folder: of `support.models.adapted_llama`, or of another base beside an adapter of it.
         drafts: the speculative config of the second engine.
+        base: the folder of the base in it.
     """
 
     def __init__(
-        self, folder: Path, *, native: bool, drafts: dict[str, Any], pages: int = 200, eager: bool = False
+        self,
+        folder: Path,
+        *,
+        native: bool,
+        drafts: dict[str, Any],
+        pages: int = 200,
+        eager: bool = False,
+        base: str = "llama",
     ) -> None:
         self.native = native
         self.cores: dict[str, EngineCore] = {}
@@ -37,7 +48,7 @@ class DraftPair:
                 num_gpu_blocks_override=pages, native_kernels=native, enforce_eager=eager, enable_lora=True,
                 max_loras=2, speculative_config=json.dumps(speculative),
             )  # fmt: skip
-            self.cores[name] = EngineCore.load(config, folder / "llama")
+            self.cores[name] = EngineCore.load(config, folder / base)
             self.cores[name].handle([LoadAdapter(1000, "large", str(folder / "large"))])
             while self.cores[name].has_work:
                 self.cores[name].step()
@@ -59,6 +70,23 @@ class DraftPair:
                     ends[message.id] = message.reason
             core.check()
         return [(*got[i], ends[i]) for i in range(len(asked))]
+
+
+def watch_proposals(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[int], str | None, list[int]]]:
+    """What a head proposes from now on: behind which tokens, with which adapter's content, and the drafts."""
+    found: list[tuple[list[int], str | None, list[int]]] = []
+    inner = ModelDrafter.draft
+
+    def watched(self: ModelDrafter, wanted: Any) -> dict[int, list[int]]:
+        asked = {each.sequence.id: each.sequence for each in wanted}
+        drafts = inner(self, wanted)
+        for number, tokens in drafts.items():
+            namespace = asked[number].path.namespace
+            found.append((asked[number].tokens.tolist(), namespace.adapter, list(tokens)))
+        return drafts
+
+    monkeypatch.setattr(ModelDrafter, "draft", watched)
+    return found
 
 
 def requests(seed: int, vocab: int = 60) -> list[Asked]:

@@ -1,0 +1,38 @@
+"""``PredictionModule``: how a family's checkpoints store an MTP module, a layer that predicts further tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+COUNT_KEY = "num_nextn_predict_layers"  # of modules, in config.json
+
+
+@dataclass(frozen=True, slots=True)
+class PredictionModule:
+    """Names of an MTP module's tensors, and what it reads. Its layer has the names of the model's layers.
+
+    Attributes:
+        block: the modules, counted from 0; None where they are counted with the layers, behind the last.
+        token_norm: the norm of embeddings.
+        hidden_norm: the norm of hidden states.
+        product: of both side by side.
+        last_norm: the norm behind the layer.
+        embedding: its own, a copy of the model's that some checkpoints leave out; None where there is none.
+        head: the same of the head.
+        hidden_first: hidden states come before embeddings in the product's input.
+        reads_normed: it reads the model's hidden states behind the model's last norm.
+    """
+
+    block: str | None = None
+    token_norm: str = "enorm"
+    hidden_norm: str = "hnorm"
+    product: str = "eh_proj"
+    last_norm: str = "shared_head.norm"
+    embedding: str | None = "embed_tokens"
+    head: str | None = "shared_head.head"
+    hidden_first: bool = False
+    reads_normed: bool = True
+
+    def prefix(self, index: int, num_layers: int) -> str:
+        """Return what the names of a module's tensors begin with, in a model of so many layers."""
+        return f"model.layers.{num_layers + index}" if self.block is None else f"{self.block}.{index}"

@@ -1,0 +1,98 @@
+"""Load the MTP module of a checkpoint: the layer behind a model's last, as a ``DraftHead`` beside the model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from ..checkpoint.families.family_table import BY_NAME
+from ..checkpoint.families.prediction import COUNT_KEY, PredictionModule
+from ..checkpoint.model_config import ModelConfig
+from ..checkpoint.read_config import CONFIG
+from ..errors import ModelError
+from ..models.decoder import DecoderModel
+from ..models.draft_head import DraftHead, Projected
+from ..models.hidden_pool import LastHidden
+from .load_model import LayerLoader
+from .tensor_names import Shape, check_tensors, expected_shapes
+from .weight_forms import WeightForm, WeightReader
+from .weight_readers import SafetensorsFolder
+
+
+def load_mtp(folder: Path, model: DecoderModel, weights: WeightForm) -> DraftHead:
+    """Load the MTP module of a model from its own checkpoint.
+
+    Args:
+        folder: of the model.
+        model: whose hidden states it reads; also its embedding and head, where the module has none of its own.
+        weights: the form of matrices in memory.
+
+    Raises:
+        ModelError: there is no such module, there are several, or the files are malformed.
+    """
+    module = _module(model.config)
+    index, size = model.config.num_layers, model.config.hidden_size
+    layer = model.config.layers[-1]
+    config = replace(model.config, layers=(*model.config.layers, layer))
+    prefix = module.prefix(0, index)
+    source = SafetensorsFolder(folder, config.towers)
+    found = {name: shape for name, shape in source.shapes.items() if name.startswith(f"{prefix}.")}
+    embedding, head = (_copy(name, prefix, found) for name in (module.embedding, module.head))
+    copies: dict[str, Shape] = {f"{name}.weight": (config.vocab_size, size) for name in (embedding, head) if name}
+    check_tensors(_module_shapes(config, module, prefix) | copies, found, frozenset())
+    reader = WeightReader(source, model.dtype, model.device, weights)
+    loader = LayerLoader(config, reader, model.max_positions)
+    before = loader.norm(f"{prefix}.{config.norms.before_attention}")
+    last = loader.norm(f"{prefix}.{module.last_norm}")
+    return DraftHead(
+        kind="MTP module",
+        config=replace(config, layers=(layer,)),
+        dtype=model.dtype,
+        device=model.device,
+        embedding=reader.tensor(f"{embedding}.weight") if embedding else model.embedding,
+        join=Projected(
+            token_norm=loader.norm(f"{prefix}.{module.token_norm}"),
+            hidden_norm=loader.norm(f"{prefix}.{module.hidden_norm}"),
+            product=loader.projection(prefix, {module.product: size}, bias=False),
+            layer_norm=before,
+            hidden_first=module.hidden_first,
+        ),
+        layer=loader.layer(index, before, last, prefix),
+        head=loader.projection("", {head: config.vocab_size}, bias=False) if head else model.head,
+        target_ids=None,
+        reads=LastHidden(module.reads_normed),
+        vocab_size=config.vocab_size,
+        max_positions=model.max_positions,
+    )
+
+
+def _module(config: ModelConfig) -> PredictionModule:
+    """Return how the module is stored. Raises ModelError unless the checkpoint has one, of a form that is computed."""
+    if (module := BY_NAME[config.family].prediction) is None:
+        classes = ", ".join(sorted(each.architecture for each in BY_NAME.values() if each.prediction))
+        raise ModelError(f"MTP modules are computed of {classes}; {BY_NAME[config.family].architecture} has none.")
+    if config.prediction_layers != 1:
+        raise ModelError(
+            f"{CONFIG}: {COUNT_KEY}, the number of MTP modules, must be 1 to draft by one; "
+            f"it is {config.prediction_layers}."
+        )
+    return module
+
+
+def _copy(name: str | None, prefix: str, found: Mapping[str, Shape]) -> str | None:
+    """Return the full name of a module's own embedding or head; None where the model's is shared."""
+    return f"{prefix}.{name}" if name and f"{prefix}.{name}.weight" in found else None
+
+
+def _module_shapes(config: ModelConfig, module: PredictionModule, prefix: str) -> dict[str, Shape]:
+    """Return the names and shapes of what every module has: a layer of the model's kind, three norms, a product."""
+    size, last = config.hidden_size, f"model.layers.{config.num_layers - 1}."
+    shapes = {
+        f"{prefix}.{name.removeprefix(last)}": shape
+        for name, shape in expected_shapes(config).items()
+        if name.startswith(last)
+    }
+    for norm in (module.token_norm, module.hidden_norm, module.last_norm):
+        shapes[f"{prefix}.{norm}.weight"] = (size,)
+    return shapes | {f"{prefix}.{module.product}.weight": (size, 2 * size)}

@@ -1,0 +1,1 @@
+"""Engines with drafts and without on the same real model, and checkpoints with MTP modules."""
