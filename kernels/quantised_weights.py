@@ -57,9 +57,8 @@ BLOCK_SIZES: dict[BlockType, tuple[int, int]] = {
 }
 """Values and bytes of a block, by its name in GGUF."""
 
+_PLAIN: dict[BlockType, Format] = {"Q4_0": Format.SYMMETRIC, "Q4_1": Format.NIBBLES, "Q8_0": Format.BYTES}
 _SUPER: dict[BlockType, Format] = {"Q4_K": Format.SUPER_NIBBLES, "Q6_K": Format.SUPER_BYTES}
-
-_HALF = 2  # bytes
 
 
 def available() -> bool:
@@ -131,10 +130,8 @@ def pack_block_rows(
     in_blocks = (piece.contiguous().view(-1, row_bytes // size, size) for piece in pieces)
     if block_type in _SUPER:
         return _kernels().pack_super_blocks(in_blocks, (columns, row_bytes // size), _SUPER[block_type], bias)
-    if block_type == "Q4_0":
-        in_blocks = (_with_minimum(piece) for piece in in_blocks)
-    form, planes = Format.BYTES if block_type == "Q8_0" else Format.NIBBLES, 0 if widened else 1 if dynamic else 2
-    return _kernels().pack_blocks(in_blocks, (columns, row_bytes // size), form, bias, planes)
+    planes = 0 if widened else 1 if dynamic else 2
+    return _kernels().pack_blocks(in_blocks, (columns, row_bytes // size), _PLAIN[block_type], bias, planes)
 
 
 def with_widened(
@@ -163,13 +160,6 @@ def with_widened(
 def flush(layer: QuantisedLinear) -> None:
     """Flush a weight from all caches, so that its next product reads memory, as those of a step mostly do."""
     _kernels().flush(layer)
-
-
-def _with_minimum(blocks: Tensor) -> Tensor:
-    """Q4_0 as Q4_1: ``d * (q - 8)`` is ``d * q + m`` with m = -8 d, exact in half precision short of infinity."""
-    scale = blocks[:, :, :_HALF]
-    minimum = (scale.contiguous().view(torch.float16) * -8).view(torch.uint8)
-    return torch.cat((scale, minimum, blocks[:, :, _HALF:]), dim=2)
 
 
 def pack_channels(weight: Tensor, bias: Tensor | None = None, *, dynamic: bool) -> QuantisedLinear:

@@ -44,6 +44,7 @@ _FEW_WIDTH: Final = 1024
 _FEW_SIZE: Final = 8 << 20  # values of the weight that few rows are measured with
 _SIZE: Final = 24 << 20  # values of the measured weight: more than caches of a core hold, in either form
 _TYPES: Final[dict[Format, BlockType]] = {
+    Format.SYMMETRIC: "Q4_0",
     Format.NIBBLES: "Q4_1",
     Format.BYTES: "Q8_0",
     Format.SUPER_NIBBLES: "Q4_K",

@@ -41,6 +41,7 @@ _FAMILIES: Final = {  # of the native calls of a forward pass
     "linear": "linear",
     "gated_linear": "linear",
     "quantised_linear": "linear",
+    "both_forms_linear": "linear",
     "widened_linear": "linear",
     "both_forms_linear": "linear",
     "attention": "attention",

@@ -24,13 +24,13 @@ _BF16: Final = torch.bfloat16
 _TYPES: Final = (_BF16, torch.float32)
 _NO_MEMORY: Final = 2  # return code of a C function whose allocation failed
 
-_PACK_BLOCKS: Final = Struct("7q")  # of super-blocks too
+_PACK_BLOCKS: Final = Struct("7q")
 _PACK_CHANNELS: Final = Struct("7q")
 _ROWS: Final = Struct("9q")
 _QUANTISED: Final = Struct("16q")
 _BOTH_FORMS: Final = Struct("19q")
 _WIDEN_BLOCKS: Final = Struct("8q")
-_ARRANGE_BLOCKS: Final = Struct("4q")
+_ARRANGE_BLOCKS: Final = Struct("5q")
 _FLUSH_LINES: Final = Struct("2q")
 _WIDENED: Final = Struct("11q")
 
@@ -64,14 +64,13 @@ class QuantisedKernels:
     def pack_blocks(
         self, pieces: Iterable[Tensor], shape: tuple[int, int], form: Format, bias: Tensor | None, planes: int
     ) -> QuantisedLinear:
-        """Pack pieces [n, K / 32, 20 or 34] uint8 of [N, K / 32]; raises ValueError for a scale that is not finite."""
+        """Pack pieces [n, K / 32, 18, 20 or 34] uint8 of [N, K / 32]; ValueError: a scale is not finite."""
         columns, blocks = shape
-        is_nibbles = form is Format.NIBBLES
-        weight, scales = self._empty_panels(shape, *((2, 4) if is_nibbles else (1, 8)))
-        if not self._packs_all(self._pack_blocks, pieces, shape, is_nibbles, weight, scales):
+        weight, scales = self._empty_panels(shape, 2 if form is Format.NIBBLES else 1, 8 if form is Format.BYTES else 4)
+        if not self._packs_all(self._pack_blocks, pieces, shape, form, weight, scales):
             raise ValueError("a block has a scale or a minimum that is infinite or not a number")
         if not planes:
-            form = self._arrange(weight, form)
+            form = self._arrange(weight, scales, form)
         return QuantisedLinear(blocks * BLOCK, columns, form, planes, weight, scales, _wide(bias), self)
 
     def pack_super_blocks(
@@ -83,16 +82,16 @@ class QuantisedKernels:
         weight, scales = self._empty_panels(shape, *((10, 32) if is_nibbles else (9, 64)))
         if not self._packs_all(self._pack_super_blocks, pieces, shape, is_nibbles, weight, scales):
             raise ValueError("a super-block has a factor that is infinite or not a number")
-        form = self._arrange(weight, form)
+        form = self._arrange(weight, scales, form)
         return QuantisedLinear(supers * SUPER_BLOCK, columns, form, 0, weight, scales, _wide(bias), self)
 
-    def _arrange(self, weight: Tensor, form: Format) -> Format:
+    def _arrange(self, weight: Tensor, scales: Tensor, form: Format) -> Format:
         """Arrange blocks whose numbers are rounded in products, where few rows are then faster; return their format."""
         if not self._arranges:
             return form
-        blocks, is_nibbles = weight.numel() // PANEL_ROWS, form in (Format.NIBBLES, Format.SUPER_NIBBLES)
-        blocks //= BLOCK // _WORD // (2 if is_nibbles else 1)
-        self._arrange_blocks(_ARRANGE_BLOCKS.pack(weight.data_ptr(), blocks, is_nibbles, self._library.num_threads))
+        words = BLOCK // _WORD // (1 if form in (Format.BYTES, Format.SUPER_BYTES) else 2)
+        settings = (weight.numel() // PANEL_ROWS // words, form, self._library.num_threads)
+        self._arrange_blocks(_ARRANGE_BLOCKS.pack(weight.data_ptr(), scales.data_ptr(), *settings))
         return form.arranged
 
     def with_widened(
@@ -127,12 +126,16 @@ class QuantisedKernels:
         pack: Callable[[bytes], int],
         pieces: Iterable[Tensor],
         shape: tuple[int, int],
-        is_nibbles: bool,
+        kind: int,
         weight: Tensor,
         scales: Tensor,
     ) -> bool:
-        """Pack pieces of a weight's rows into their panels; False once ``pack`` finds a factor that is not finite."""
-        settings = (shape[1], is_nibbles, self._library.num_threads)
+        """Pack pieces of a weight's rows into their panels; False once ``pack`` finds a factor that is not finite.
+
+        Args:
+            kind: what ``pack`` takes behind the sizes.
+        """
+        settings = (shape[1], kind, self._library.num_threads)
         return not any(
             pack(_PACK_BLOCKS.pack(rows.data_ptr(), *addresses, rows.shape[0], *settings))
             for rows, addresses in _placed(pieces, shape[0], weight, scales)

@@ -58,16 +58,18 @@ class PackedLinear:
 class Format(IntEnum):
     """Storage format of a quantised weight, and the arithmetic of its product.
 
-    NIBBLES: blocks of 32 along K, ``d * q + m`` with q of 4 bits, d and m in half precision (GGUF's Q4_1 and Q4_0).
+    NIBBLES: blocks of 32 along K, ``d * q + m`` with q of 4 bits, d and m in half precision (GGUF's Q4_1).
     BYTES: blocks of 32 along K, ``d * q`` with q of 8 bits, d in half precision (GGUF's Q8_0).
     CHANNELS: rows, ``d * q`` with q of 8 bits, d in fp32.
     WIDENED: as CHANNELS, but x is not quantised: q is widened to the type of x (weight-only).
     SUPER_NIBBLES: blocks of 32 in super-blocks of 256, ``(d * s) * q - e * t`` with q of 4 bits (GGUF's Q4_K).
     SUPER_BYTES: blocks of 16 in super-blocks of 256, ``(d * s) * q`` with q of 6 bits in a byte (GGUF's Q6_K).
-    NIBBLE_ROWS, BYTE_ROWS, SUPER_NIBBLE_ROWS, SUPER_BYTE_ROWS: the same four, arranged for products of few rows by AMX.
+    SYMMETRIC: as NIBBLES, ``d * (q - 8)`` (GGUF's Q4_0).
+    NIBBLE_ROWS, BYTE_ROWS, SUPER_NIBBLE_ROWS, SUPER_BYTE_ROWS, SYMMETRIC_ROWS: the same five, arranged for products of
+        few rows by AMX.
 
-    For NIBBLES and BYTES, x is quantised to 8 or 15 bits in blocks of 32, or the weight's numbers are rounded to its
-    type, as those of super-blocks are; for CHANNELS x has 8 bits with outliers kept apart. See
+    For NIBBLES, SYMMETRIC and BYTES, x is quantised to 8 or 15 bits in blocks of 32, or the weight's numbers are
+    rounded to its type, as those of super-blocks are; for CHANNELS x has 8 bits with outliers kept apart. See
     ``kernels.quantised_weights``.
     """
 
@@ -77,16 +79,18 @@ class Format(IntEnum):
     WIDENED = 3
     SUPER_NIBBLES = 4
     SUPER_BYTES = 5
-    NIBBLE_ROWS = 6
-    BYTE_ROWS = 7
-    SUPER_NIBBLE_ROWS = 8
-    SUPER_BYTE_ROWS = 9
+    SYMMETRIC = 6
+    NIBBLE_ROWS = 7
+    BYTE_ROWS = 8
+    SUPER_NIBBLE_ROWS = 9
+    SUPER_BYTE_ROWS = 10
+    SYMMETRIC_ROWS = 11
 
     @property
     def description(self) -> str:
         """The format in a few words for a log line."""
-        names = ("4-bit blocks", "8-bit blocks", "8 bits (x too)", "8 bits", "4-bit super-blocks", "6-bit super-blocks")
-        return names[self.unarranged]
+        blocks = ("4-bit blocks", "8-bit blocks", "8 bits (x too)", "8 bits")
+        return (*blocks, "4-bit super-blocks", "6-bit super-blocks", "4-bit blocks")[self.unarranged]
 
     @property
     def unarranged(self) -> Format:
@@ -104,6 +108,7 @@ _ARRANGED: Final = {
     Format.BYTES: Format.BYTE_ROWS,
     Format.SUPER_NIBBLES: Format.SUPER_NIBBLE_ROWS,
     Format.SUPER_BYTES: Format.SUPER_BYTE_ROWS,
+    Format.SYMMETRIC: Format.SYMMETRIC_ROWS,
 }
 
 

@@ -54,6 +54,13 @@ def test_the_parts_are_the_step(tiny_llama: Path, load: StepLoad) -> None:
     assert ops.native_kernels().library.listener is None
 
 
+def test_all_products_of_weights_are_linears_or_experts() -> None:
+    sources = (Path(ops.__file__).parent / "cpu").glob("native_*.py")
+    bound = {name for path in sources for name in re.findall(r'bind\("(\w*linear)"', path.read_text())}
+    assert bound > {"linear", "quantised_linear", "expert_linear"}
+    assert {step_profiler._FAMILIES.get(name) for name in bound - {"pack_linear"}} == {"linear", "experts"}
+
+
 @pytest.mark.parametrize(
     ("load", "options", "message"),
     [

@@ -56,6 +56,8 @@ def random_blocks(
     raw = torch.randint(256, (columns, width // values, size), dtype=torch.uint8, generator=generator(seed))
     halves = {"Q4_1": (0, 4), "Q4_K": (0, 4), "Q6_K": (208, 210)}.get(block_type, (0, 2))
     factors = randn(seed + 1, columns, width // values, (halves[1] - halves[0]) // 2).half()
+    factors[1::5] *= torch.randint(2, factors[1::5].shape, generator=generator(seed + 2))  # some are 0 or -0
+    factors[2::5] *= 2.0**-18  # some have no leading digit
     raw[:, :, halves[0] : halves[1]] = factors.view(torch.uint8)
     raw = raw.flatten(1)
     return raw, torch.from_numpy(gguf.quants.dequantize(raw.numpy(), kind).copy())

@@ -29,6 +29,7 @@ from rootgraft.kernels.layouts.packed_weights import Format
 
 CPU = torch.device("cpu")
 KINDS = gguf.GGMLQuantizationType
+FORMATS = {KINDS.Q4_0: Format.SYMMETRIC, KINDS.Q4_1: Format.NIBBLES, KINDS.Q8_0: Format.BYTES}
 MATRICES = [name for name, shape in SHAPES.items() if len(shape) == 2]
 
 pytestmark = pytest.mark.skipif(not quantised_weights.available(), reason="no compiler")
@@ -61,7 +62,7 @@ def test_blocks_stay_as_they_are(
     monkeypatch.setattr(weight_readers, "_PIECE", piece)
     path = write(tmp_path / "model.gguf", tensors(), types=dict.fromkeys(MATRICES, kind))
     model, plain = load(path, "stored"), load(path, "plain", torch.float32)
-    assert forms(model) == [Format.BYTES if kind is KINDS.Q8_0 else Format.NIBBLES] * 5
+    assert forms(model) == [FORMATS[kind]] * 5
     assert model.embedding is model.head.packed
     assert model.dtype is torch.bfloat16
     assert_same_weights(model, plain)
@@ -77,7 +78,7 @@ def test_widened_blocks_give_the_bits_of_plain_weights(
 ) -> None:
     path = write(tmp_path / "model.gguf", tensors(), types=dict.fromkeys(MATRICES, kind))
     model, plain = load(path, "stored_widened", dtype), load(path, "plain", dtype)
-    assert forms(model) == [Format.BYTES if kind is KINDS.Q8_0 else Format.NIBBLES] * 5
+    assert forms(model) == [FORMATS[kind]] * 5
     tokens = [3, 0, VOCAB - 1, 7, 7, 12] * 6
     assert torch.equal(run_whole(model, tokens), run_whole(plain, tokens))
 
@@ -134,7 +135,7 @@ def test_a_head_of_its_own(tmp_path: Path) -> None:
     types = {"output.weight": KINDS.Q4_0, "token_embd.weight": KINDS.Q8_0}
     model = load(write(tmp_path / "model.gguf", content, types=types), "stored")
     assert isinstance(model.embedding, ops.QuantisedLinear) and isinstance(model.head.packed, ops.QuantisedLinear)
-    assert (model.embedding.format, model.head.packed.format) == (Format.BYTES, Format.NIBBLES)
+    assert (model.embedding.format, model.head.packed.format) == (Format.BYTES, Format.SYMMETRIC)
 
 
 def test_a_scale_that_is_not_finite_is_refused(tmp_path: Path) -> None:
@@ -187,7 +188,7 @@ def test_one_disturbed_measurement_decides_little() -> None:
     assert most_rows([1.4, 0.9, 0.9, 0.9, 1.0]) == 1
 
 
-@pytest.mark.parametrize("form", [Format.NIBBLES, Format.BYTES, Format.SUPER_NIBBLES, Format.SUPER_BYTES])
+@pytest.mark.parametrize("form", [*FORMATS.values(), Format.SUPER_NIBBLES, Format.SUPER_BYTES])
 def test_few_rows_are_measured(form: Format, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measured_form, "_FEW_SIZE", 1 << 16)
     assert measured_form.measure_few_rows.__wrapped__(form, torch.bfloat16) in (0, *FEW_ROWS)

@@ -46,7 +46,7 @@ INLINE Ints joined(const Room<kPlanes>& room, int row) {
 
 template <Format F, int kPlanes, int MR>
 void run_tile(const ByteProduct<kPlanes>& p, const SignedBlock<F>* panel) {
-  constexpr bool kMinimum = F == Format::kNibbles;
+  constexpr bool kMinimum = kIsNibbles<F>;
   const ByteBlock<kPlanes>*a = p.a, *a_begun = a;
   const ptrdiff_t blocks = p.blocks, a_rows = p.a_rows;
   const int64_t first_line = p.first_line, end_line = p.end_line;
@@ -97,15 +97,16 @@ void unpack_panel(const uint32_t* b, const uint16_t* b_scale, ptrdiff_t blocks, 
 #pragma GCC unroll 8
     for (int i = 0; i < kWords; i++) {
       const Words word = load_words(b + i * kWidth);
-      if constexpr (F == Format::kNibbles) {
+      if constexpr (kIsNibbles<F>) {
         store_words(to->words + i * kWidth, {word.part[0] & 0x0F0F0F0F});
         store_words(to->words + (kWords + i) * kWidth, {word.part[0] >> 4 & 0x0F0F0F0F});
       } else {
         store_words(to->words + i * kWidth, {word.part[0] ^ 0x80808080});
       }
     }
-#pragma GCC unroll 2
-    for (int i = 0; i < kPanelScales<F>; i += kWidth) store(to->scales + i, load_half(b_scale + i));
+    const Floats scale = load_half(b_scale);
+    store(to->scales, scale);
+    if constexpr (kIsNibbles<F>) store(to->scales + kWidth, minimum_of<F>(scale, b_scale));
     b += kPanelWords<F>;
     b_scale += kPanelScales<F>;
   }
@@ -117,9 +118,12 @@ void multiply_byte_amx(const ByteProduct<kPlanes>& product, const SignedBlock<F>
 }
 
 template void unpack_panel(const uint32_t*, const uint16_t*, ptrdiff_t, SignedBlock<Format::kNibbles>*);
+template void unpack_panel(const uint32_t*, const uint16_t*, ptrdiff_t, SignedBlock<Format::kSymmetric>*);
 template void unpack_panel(const uint32_t*, const uint16_t*, ptrdiff_t, SignedBlock<Format::kBytes>*);
 template void multiply_byte_amx(const ByteProduct<1>&, const SignedBlock<Format::kNibbles>*, int);
 template void multiply_byte_amx(const ByteProduct<2>&, const SignedBlock<Format::kNibbles>*, int);
+template void multiply_byte_amx(const ByteProduct<1>&, const SignedBlock<Format::kSymmetric>*, int);
+template void multiply_byte_amx(const ByteProduct<2>&, const SignedBlock<Format::kSymmetric>*, int);
 template void multiply_byte_amx(const ByteProduct<1>&, const SignedBlock<Format::kBytes>*, int);
 template void multiply_byte_amx(const ByteProduct<2>&, const SignedBlock<Format::kBytes>*, int);
 

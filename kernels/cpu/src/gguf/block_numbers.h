@@ -72,6 +72,8 @@ struct NibbleRowNumbers {
   }
 };
 
+struct SymmetricRowNumbers : NibbleRowNumbers {};
+
 struct ByteRowNumbers {
   const uint32_t* from;
   Floats scales[2];
@@ -147,7 +149,8 @@ template <Format F>
 INLINE void prefetch_block(const BlockPlace& place, int blocks) {
   const uint32_t* words = place.words + blocks * kPanelWords<F>;
   for (int i = 0; i < kPanelLines<F>; i++) __builtin_prefetch(words + i * kWidth, 0, 3);
-  __builtin_prefetch(place.scales + blocks * kPanelScales<F>, 0, 3);
+  const int halves = kIsSuper<F> ? kSuperHalves<F> + place.index * kBlockHalves<F> : blocks * kBlockHalves<F>;
+  __builtin_prefetch(place.scales + halves, 0, 3);
 }
 
 // Blocks of a format as numbers.
@@ -169,6 +172,11 @@ template <>
 struct BlockNumbers<Format::kSuperNibbleRows> : RowNumbers {};
 template <>
 struct BlockNumbers<Format::kSuperByteRows> : RowNumbers {};
+template <>
+struct BlockNumbers<Format::kSymmetricRows> {
+  using Nibbles = SymmetricRowNumbers;
+  using Bytes = ByteRowNumbers;
+};
 #endif
 
 // The block at a place, which moves on to the next.
@@ -189,7 +197,7 @@ INLINE auto next_block(BlockPlace& place) {
   } else {
     place.scales += kPanelScales<F>;
     const Floats scale = load_half(scales);
-    if constexpr (kIsNibbles<F>) return Nibbles{words, scale, load_half(scales + kWidth)};
+    if constexpr (kIsNibbles<F>) return Nibbles{words, scale, minimum_of<F>(scale, scales)};
     else return Bytes{words, {scale, scale}};
   }
 }
@@ -202,11 +210,13 @@ INLINE void with_block_format(Format format, Fn f) {
     case Format::kBytes: return f(std::integral_constant<Format, Format::kBytes>{});
     case Format::kSuperNibbles: return f(std::integral_constant<Format, Format::kSuperNibbles>{});
     case Format::kSuperBytes: return f(std::integral_constant<Format, Format::kSuperBytes>{});
+    case Format::kSymmetric: return f(std::integral_constant<Format, Format::kSymmetric>{});
 #if ROOTGRAFT_AMX
     case Format::kNibbleRows: return f(std::integral_constant<Format, Format::kNibbleRows>{});
     case Format::kByteRows: return f(std::integral_constant<Format, Format::kByteRows>{});
     case Format::kSuperNibbleRows: return f(std::integral_constant<Format, Format::kSuperNibbleRows>{});
     case Format::kSuperByteRows: return f(std::integral_constant<Format, Format::kSuperByteRows>{});
+    case Format::kSymmetricRows: return f(std::integral_constant<Format, Format::kSymmetricRows>{});
 #endif
     case Format::kChannels:
     case Format::kWidened:

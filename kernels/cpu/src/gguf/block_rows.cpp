@@ -9,8 +9,11 @@ namespace {
 
 // Argument structure packed by Python: fields of 8 bytes in this order.
 struct ArrangeBlocks {
-  uint32_t* panels;  // of kNibbles or kBytes, or of super-blocks: words lie alike; changed in place
-  int64_t blocks, is_nibbles, threads;
+  uint32_t* panels;  // changed in place
+  uint16_t* scales;  // the same of kSymmetric
+  int64_t blocks;
+  Format format;     // as they were packed: words of super-blocks lie as those of other blocks
+  int64_t threads;
 };
 
 // The number of a column at a place along K, as four or eight bits.
@@ -38,12 +41,28 @@ void arrange_bytes(uint32_t* block) {
   std::memcpy(block, bytes, sizeof(bytes));
 }
 
+// Numbers with a scale of zero become those of 8 and a scale of one: products make exponents of bits of the scale.
+void write_zeros(uint32_t* block, uint16_t* scales) {
+  constexpr uint16_t kOne = 0x3C00;
+  for (int column = 0; column < kWidth; column++) {
+    if (scales[column] & 0x7FFF) continue;
+    scales[column] = kOne;
+    for (int i = 0; i < kBlockWords / 2; i++) block[i * kWidth + column] = 0x88888888;
+  }
+}
+
 }  // namespace
 
 extern "C" int arrange_blocks(const ArrangeBlocks* op) {
-  const int64_t words = kBlockWords * kWidth / (op->is_nibbles ? 2 : 1);
-  parallel_ranges((int)op->threads, op->blocks, [&](int64_t i, int64_t end) {
-    for (; i < end; i++) (op->is_nibbles ? arrange_nibbles : arrange_bytes)(op->panels + i * words);
+  with_block_format(op->format, [&](auto format) {
+    constexpr Format F = format.value;
+    parallel_ranges((int)op->threads, op->blocks, [&](int64_t i, int64_t end) {
+      for (; i < end; i++) {
+        uint32_t* block = op->panels + i * kPanelWords<F>;
+        if constexpr (kIsSymmetric<F>) write_zeros(block, op->scales + i * kPanelScales<F>);
+        (kIsNibbles<F> ? arrange_nibbles : arrange_bytes)(block);
+      }
+    });
   });
   return 0;
 }

@@ -50,7 +50,49 @@ class RowPanels {
   const uint32_t* first_;
 };
 
-constexpr int kAheadRows = 16;  // blocks that are asked for before they are needed, from memory that a step reads once
+// Blocks that are asked for before they are needed, from the second cache, where they have been asked for before. Farther
+// ahead the first cache's few fill buffers are taken by lines that are still on their way from memory.
+constexpr int kAheadRows = 4;
+
+// Panels that are asked for while others are multiplied, see Streams.
+template <Format F>
+class NextPanels {
+ public:
+  static constexpr int64_t kBytes = 64 << 10;  // that are asked for at a time
+
+  NextPanels() = default;  // none
+
+  // So many blocks that begin with `first`, and where there are two halves, as many that begin with `second`.
+  NextPanels(const BlockPlace& first, const BlockPlace& second, int halves, int64_t blocks)
+      : scales_{first.scales, second.scales}, length_(blocks * kPanelLines<F> * halves / kStreams), halves_(halves) {
+    const int of_half = kStreams / halves;
+    for (int i = 0; i < kStreams; i++) {
+      streams_[i] = (i < of_half ? first : second).words + i % of_half * length_ * kWidth;
+    }
+  }
+
+  // Asks for a block's share.
+  INLINE void ask() {
+    constexpr int kLines = kPanelLines<F> / kStreams;
+    if (at_ == length_) return;
+#pragma GCC unroll 8
+    for (int i = 0; i < kPanelLines<F>; i++) {
+      __builtin_prefetch(streams_[i % kStreams] + (at_ + i / kStreams) * kWidth, 0, 2);
+    }
+    at_ += kLines;
+    __builtin_prefetch(scales_[half_], 0, 2);
+    scales_[half_] += kBlockHalves<F>;
+    half_ = halves_ - 1 - half_;
+  }
+
+ private:
+  static constexpr int kStreams = 4;
+
+  const uint32_t* streams_[kStreams] = {};
+  const uint16_t* scales_[2] = {};
+  int64_t length_ = 0, at_ = 0;  // lines of a stream
+  int halves_ = 1, half_ = 0;
+};
 
 // Rows of x times panels of a part, one after the other.
 class BlockRowsPart {
@@ -108,8 +150,20 @@ class BlockRowsPart {
       constexpr Format F = format.value;
       if constexpr (kIsByRows<F>) {
         with_constant<kAmxSums>(x_.tiles, [&](auto tiles) {
+          const auto place = [&](int64_t i) {
+            const int64_t panel = part_.panel + i / halves + i % halves * apart;
+            return block_place<F>(op_.panels, static_cast<const uint16_t*>(op_.scales), panel * blocks_);
+          };
+          const int64_t bytes = blocks_ * kPanelWords<F> * sizeof(uint32_t) * halves;
+          const int64_t group = std::max<int64_t>(1, NextPanels<F>::kBytes / bytes) * halves;
+          NextPanels<F> next;
           for (int64_t i = 0; i < count; i++) {
-            sum_panel<F, tiles.value>(part_.panel + i / halves + i % halves * apart, columns_[i % 2]);
+            if (i % group == 0) {
+              const int64_t from = i + group, panels = std::min(group, count - from) / halves;
+              next = {};
+              if (panels > 0) next = {place(from), place(from + 1), halves, panels * blocks_};
+            }
+            sum_panel<F, tiles.value>(place(i), next, columns_[i % 2]);
             if (i) finish(i - 1);
           }
         });
@@ -118,31 +172,29 @@ class BlockRowsPart {
     finish(count - 1);
   }
 
-  // A block is widened while AMX multiplies the one before.
+  // A block is widened while AMX multiplies one before: not the last one, since a load of a tile waits for stores.
   template <Format F, int R>
-  void sum_panel(int64_t panel, uint32_t (*columns)[kTileSums]) {
-    BlockPlace place = block_place<F>(op_.panels, static_cast<const uint16_t*>(op_.scales), panel * blocks_);
+  void sum_panel(BlockPlace place, NextPanels<F>& others, uint32_t (*columns)[kTileSums]) {
     const auto multiply = [&](int64_t block) {
-      amx_load<kAmxA>(widened_[block % 2], kAmxWords * sizeof(uint32_t));
+      amx_load<kAmxA>(widened_[block % (kWait + 1)], kAmxWords * sizeof(uint32_t));
       for_constants<R>([&](auto tile) {
         amx_load<kAmxB + tile.value % 2>(x_.at(tile.value, block), x_.stride());
         amx_dot_bf16<tile.value, kAmxA, kAmxB + tile.value % 2>();
       });
     };
     for_constants<R>([](auto tile) { amx_zero<tile.value>(); });
-    auto next = next_block<F>(place);
-    factors_[0].take(next);
-    for (int64_t block = 0; block < blocks_; block++) {
-      const auto here = next;
+    const uint32_t* words = place.words;
+    factors_[0].take(next_block<F>(place));
+    for (int64_t block = 0; block < blocks_; block++, words += kPanelWords<F>) {
       if (block + 1 < blocks_) {
         prefetch_block<F>(place, kAheadRows);
-        next = next_block<F>(place);
-        factors_[(block + 1) % 2].take(next);
+        others.ask();
+        factors_[(block + 1) % 2].take(next_block<F>(place));
       }
-      widen_rows(here, factors_[block % 2], widened_[block % 2]);
-      if (block) multiply(block - 1);
+      if (block >= kWait) multiply(block - kWait);
+      widen_rows<F>(words, factors_[block % 2], widened_[block % (kWait + 1)]);
     }
-    multiply(blocks_ - 1);
+    for (int64_t block = std::max<int64_t>(0, blocks_ - kWait); block < blocks_; block++) multiply(block);
     for_constants<R>([&](auto tile) { amx_store<tile.value>(columns[tile.value], x_.stride()); });
   }
 
@@ -154,12 +206,14 @@ class BlockRowsPart {
     }
   }
 
+  static constexpr int kWait = 3;  // blocks that are widened and not multiplied yet
+
   const QuantisedLinear& op_;
   const ProductPart& part_;
   const int64_t blocks_;
   const RowPanels x_;
   RowFactors factors_[2];
-  alignas(64) uint32_t widened_[2][kRowWords];
+  alignas(64) uint32_t widened_[kWait + 1][kRowWords];
   alignas(64) uint32_t columns_[2][kAmxSums][kTileSums];  // sums as AMX makes them: rows of x side by side
   alignas(64) uint32_t rows_[kAmxSums][kTileSums];
 };

@@ -19,8 +19,8 @@ struct Weights {
   Floats scale, minimum;
 
   INLINE Weights(const uint32_t* b, const uint16_t* b_scale) : scale(load_half(b_scale)) {
-    if constexpr (F == Format::kNibbles) {
-      minimum = load_half(b_scale + kWidth);
+    if constexpr (kIsNibbles<F>) {
+      minimum = minimum_of<F>(scale, b_scale);
 #pragma GCC unroll 4
       for (int i = 0; i < kHalf; i++) {
         const Words both = load_words(b + i * kWidth);
@@ -63,9 +63,9 @@ INLINE Ints joined(const Weights<F>& weights, const ByteBlock<kPlanes>& row) {
 
 template <Format F, int kPlanes, int MR>
 void run_tile(const ByteProduct<kPlanes>& product) {
-  constexpr bool kMinimum = F == Format::kNibbles;
+  constexpr bool kMinimum = kIsNibbles<F>;
   const ByteProduct<kPlanes> p = product;  // where no store can change it
-  const ptrdiff_t next = p.blocks * kPanelWords<F>, next_scales = p.blocks * kPanelScales<F>;
+  const ptrdiff_t next = p.ahead * kPanelWords<F>, next_scales = p.ahead * kPanelScales<F>;
   Floats sums[MR][1];
 #pragma GCC unroll 8
   for (int m = 0; m < MR; m++) sums[m][0] = broadcast(0.0f);
@@ -98,6 +98,8 @@ void multiply_byte_tile(const ByteProduct<kPlanes>& product, int rows) {
 
 template void multiply_byte_tile<Format::kNibbles, 1>(const ByteProduct<1>&, int);
 template void multiply_byte_tile<Format::kNibbles, 2>(const ByteProduct<2>&, int);
+template void multiply_byte_tile<Format::kSymmetric, 1>(const ByteProduct<1>&, int);
+template void multiply_byte_tile<Format::kSymmetric, 2>(const ByteProduct<2>&, int);
 template void multiply_byte_tile<Format::kBytes, 1>(const ByteProduct<1>&, int);
 template void multiply_byte_tile<Format::kBytes, 2>(const ByteProduct<2>&, int);
 

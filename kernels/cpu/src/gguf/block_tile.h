@@ -26,20 +26,25 @@ enum class Format : int64_t {
   kWidened,   // the same, for products in the type of x
   kSuperNibbles,  // blocks with common factors, for products that widen them; see super_blocks.h
   kSuperBytes,
-  // The four formats with blocks, whose words are arranged by columns; see block_rows.h.
+  kSymmetric,  // blocks of 32: d * (q - 8), words as those of kNibbles
+  // The five formats with blocks, whose words are arranged by columns; see block_rows.h.
   kNibbleRows,
   kByteRows,
   kSuperNibbleRows,
   kSuperByteRows,
+  kSymmetricRows,
 };
 
 template <Format F>
 constexpr bool kIsByRows = F >= Format::kNibbleRows;
 template <Format F>
-constexpr bool kIsSuper = F == Format::kSuperNibbles || F == Format::kSuperBytes || F >= Format::kSuperNibbleRows;
+constexpr bool kIsSuper = F == Format::kSuperNibbles || F == Format::kSuperBytes || F == Format::kSuperNibbleRows ||
+                          F == Format::kSuperByteRows;
+template <Format F>
+constexpr bool kIsSymmetric = F == Format::kSymmetric || F == Format::kSymmetricRows;
 template <Format F>
 constexpr bool kIsNibbles = F == Format::kNibbles || F == Format::kSuperNibbles || F == Format::kNibbleRows ||
-                            F == Format::kSuperNibbleRows;
+                            F == Format::kSuperNibbleRows || kIsSymmetric<F>;
 
 // A block of a row of A, aligned because AMX reads several at once: no word may straddle two cache lines.
 template <int kPlanes>
@@ -54,21 +59,28 @@ struct ByteProduct {
   const ByteBlock<kPlanes>* a;  // [blocks][a_rows]
   ptrdiff_t a_rows;
   const uint32_t* b;
-  const uint16_t* b_scale;  // [blocks][16], with minima [blocks][2][16], in half precision
+  const uint16_t* b_scale;  // [blocks][16], of kNibbles with minima [blocks][2][16], in half precision
   ptrdiff_t blocks;
   TileRows c;
-  // Lines of 64 bytes to ask for while a block is multiplied: of the same block of the next panel, which lies behind
-  // this one as its scales do.
-  int64_t first_line = 0, end_line = 0;
+  // Lines of 64 bytes to ask for while a block is multiplied: of the block so many blocks further. The next panel lies
+  // behind this one, as its scales do.
+  int64_t first_line, end_line, ahead;
 };
 
 // Sizes of a block of a panel: words, and halves of scales.
 template <Format F>
 constexpr int kPanelWords = kBlockWords * kWidth / (kIsNibbles<F> ? 2 : 1);
 template <Format F>
-constexpr int kPanelScales = kWidth * (kIsNibbles<F> && !kIsSuper<F> ? 2 : 1);
+constexpr int kPanelScales = kWidth * (F == Format::kNibbles || F == Format::kNibbleRows ? 2 : 1);
 template <Format F>
 constexpr int kPanelLines = kPanelWords<F> / kWidth;
+
+// The minimum of sixteen columns of a block of nibbles.
+template <Format F>
+INLINE Floats minimum_of(const Floats& scale, const uint16_t* scales) {
+  if constexpr (kIsSymmetric<F>) return scale * broadcast(-8.0f);
+  else return load_half(scales + kWidth);
+}
 
 #if defined(__AVX512F__)
 constexpr int kByteRows = 8;
@@ -81,11 +93,11 @@ template <Format F, int kPlanes>
 void multiply_byte_tile(const ByteProduct<kPlanes>& product, int rows);
 
 #if ROOTGRAFT_AMX
-// A block of a panel as AMX takes it.
+// A block of a panel as AMX takes it, with scales and, of nibbles, minima.
 template <Format F>
 struct alignas(64) SignedBlock {
   uint32_t words[kBlockWords * kWidth];
-  float scales[kPanelScales<F>];
+  float scales[kWidth * (kIsNibbles<F> ? 2 : 1)];
 };
 
 template <Format F>

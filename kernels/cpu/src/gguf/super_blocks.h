@@ -22,6 +22,8 @@ constexpr int kFactorHalves = kIsNibbles<F> ? 2 * kWidth : kWidth;  // d, or d a
 constexpr int kStepHalves = kWidth;                                             // two times 16 bytes
 template <Format F>
 constexpr int kSuperHalves = kFactorHalves<F> + kSuperBlocks * kStepHalves;
+template <Format F>
+constexpr int kBlockHalves = kIsSuper<F> ? kSuperHalves<F> / kSuperBlocks : kPanelScales<F>;  // of scales, on average
 
 // Sixteen bytes as numbers.
 template <class Byte>

@@ -18,13 +18,15 @@ constexpr int kRefused = 1, kNoMemory = 2;
 
 // ggml's blocks of 32 values to panels. Argument structure packed by Python: fields of 8 bytes in this order.
 struct PackBlocks {
-  const uint8_t* rows;  // [columns][blocks] of: half scale, half minimum, 16 bytes of nibbles; or half scale, 32 bytes
+  const uint8_t* rows;  // [columns][blocks] of: half scale, of kNibbles half minimum, 16 bytes of nibbles or 32 bytes
   uint32_t* panels;     // [ceil(columns / 16)][blocks][4 or 8][16] words; past the last column it is repeated
   uint16_t* scales;     // [ceil(columns / 16)][blocks][2 or 1][16]
-  int64_t columns, blocks, is_nibbles, threads;
+  int64_t columns, blocks;
+  Format format;        // kNibbles, kSymmetric or kBytes
+  int64_t threads;
 
-  int words() const { return is_nibbles ? kBlockWords / 2 : kBlockWords; }
-  int halves() const { return is_nibbles ? 2 : 1; }
+  int words() const { return format == Format::kBytes ? kBlockWords : kBlockWords / 2; }
+  int halves() const { return format == Format::kNibbles ? 2 : 1; }
   int64_t block_bytes() const { return halves() * sizeof(uint16_t) + words() * kWordBytes; }
 };
 
@@ -38,7 +40,7 @@ bool pack_column(const PackBlocks& op, const uint8_t* from, int lane, uint32_t* 
       finite &= (scales[lane] & 0x7C00) != 0x7C00;
     }
     for (int i = 0; i < words; i++, from += kWordBytes, panel += kWidth) {
-      panel[lane] = load_as<uint32_t>(from) ^ (op.is_nibbles ? 0 : kBias);
+      panel[lane] = load_as<uint32_t>(from) ^ (op.format == Format::kBytes ? kBias : 0);
     }
   }
   return finite;
