@@ -43,7 +43,6 @@ _FAMILIES: Final = {  # of the native calls of a forward pass
     "quantised_linear": "linear",
     "both_forms_linear": "linear",
     "widened_linear": "linear",
-    "both_forms_linear": "linear",
     "attention": "attention",
     "rope_store_kv": "rope and KV",
     "rope_store_latent": "rope and KV",
