@@ -63,7 +63,8 @@ def test_an_interrupted_call_is_aborted(llm: LLM, alarm: Callable[[float], None]
         session.user("?")
         with pytest.raises(KeyboardInterrupt):
             alarm(0.05)
-            session.gen("x", max_tokens=5000)
+            while True:  # one call may end sooner
+                session.gen("x", max_tokens=5000)
         assert session.begin().user("!").gen("y", max_tokens=3) is not None
     check_idle(llm)
 
