@@ -10,11 +10,17 @@ from typing import Any
 
 import orjson
 from fastapi import Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
 from starlette.types import Scope
 
+from ..engine.errors import EngineError
 from .errors import ErrorReply, reply_to
 
 MESSAGES_PATH = "/v1/messages"
+
+HANDLED = (EngineError, RequestValidationError, HTTPException)
+"""Errors that a route may raise; any other one is a bug."""
 
 _OVERLOADED = 529  # Anthropic's status of an overloaded server, which its clients retry
 _TYPES = {

@@ -91,16 +91,17 @@ async def chat_request(
             defaults, max_tokens=max_tokens, logprobs=body.num_logprobs, prompt_logprobs=body.prompt_logprobs
         )
         grammar = None if output_format is None else output_format.spec
-        request = _text_request(body, tokens, params, grammar, adapter, caller)
-        async_engine.limits.check(request)  # before the marks, each of which has a part of the prompt rendered again
+        # Checked before the marks, each of which has a part of the prompt rendered again.
+        request = async_engine.limits.check(_text_request(body, tokens, params, grammar, adapter, caller))
         encode = partial(_beginning, async_engine, dialect, body, _owner(body, caller))
-        request = replace(request, prefix_pins=await prefix_pins(body, tokens, encode))
+        if pins := await prefix_pins(body, tokens, encode):
+            request = async_engine.limits.check(replace(request, prefix_pins=pins))
         if output_format is not None and output_format.tools is not None:
             # A tool call may open with a special token, and the grammar permits no other special token.
             request = replace(request, skip_special_tokens=False)
         if thought is not None:
             request = _with_thought(request, thought, body.thought_budget, async_engine.tokenizer)
-        return PreparedChat(async_engine.limits.check(request), output_format, thought)
+        return PreparedChat(request, output_format, thought)
 
 
 async def _beginning(

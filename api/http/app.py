@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from fastapi import FastAPI, Request, Response
-from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel
-from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
-from ...engine.errors import EngineError
 from ..access.rate_limits import LIMIT_HEADERS
 from ..batches.internal_client import InternalClient
-from ..error_responses import handle
+from ..error_responses import HANDLED, handle
 from ..generate.model_router import ModelRouter
 from ..generate.server_state import ServerState
 from ..generate.streams import ClientGone
@@ -31,6 +28,7 @@ from ..routes import (
     ui,
 )
 from ..routes.unknown_fields import IGNORED_HEADER
+from .direct_routes import DirectRoutes
 from .guard import Guard, Identify
 from .root_path import StripRootPath
 
@@ -71,11 +69,12 @@ def create_app(served: ServerState | ModelRouter) -> FastAPI:
     generation, operation = (chat, completions, responses, anthropic, files, batches), (tokenize, health, ui)
     for module in (*generation, models, adapters, admin_models, replicas, *operation):
         app.include_router(module.router)
-    for kind in (EngineError, RequestValidationError, HTTPException):
+    for kind in HANDLED:
         app.add_exception_handler(kind, handle)
     app.add_exception_handler(ClientGone, _client_gone)
     state.internal_client = InternalClient(app.build_middleware_stack(), app)  # without the middleware added below
     # The middleware added last is outermost.
+    app.add_middleware(DirectRoutes, routes=[route for module in generation for route in module.router.routes])
     app.add_middleware(Guard, state=state)
     origins = state.options.allowed_origins
     if origins:

@@ -32,6 +32,8 @@ class Refusal:
 class StrictModel(BaseModel):
     """A JSON object with known fields only. An explicit null equals an absent field.
 
+    One that is a field's default should be frozen: pydantic copies a default that has no hash, for each request.
+
     Attributes:
         ignored: fields that never change the answer: accepted with any value.
         refused: fields that would change it: refused by name unless their value is neutral.

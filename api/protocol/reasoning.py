@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from .base import StrictModel, rejected
 from .structured import StructuredFields
@@ -23,6 +23,8 @@ class ThinkingConfig(StrictModel):
 
 class ReasoningOption(StrictModel):
     """OpenRouter's form. Thoughts are shown as they are, so there is no summary of any kind."""
+
+    model_config = ConfigDict(frozen=True)
 
     effort: Effort | None = None
     max_tokens: Annotated[int, Field(ge=0, le=MAX_THINKING_BUDGET)] | None = None

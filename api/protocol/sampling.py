@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal, TypeVar
 
-from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
+from pydantic import AfterValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 
 from ...engine.types import (
     MAX_LOGIT_BIAS,
@@ -92,6 +92,8 @@ class StreamOptions(StrictModel):
 
 class UsageOption(StrictModel):
     """OpenRouter's way to ask for usage at the end of a stream."""
+
+    model_config = ConfigDict(frozen=True)
 
     include: bool = False
 

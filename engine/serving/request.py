@@ -141,8 +141,8 @@ class RequestLimits:
         params = request.params
         if params.top_k == -1:
             params = replace(params, top_k=0)
-        for name in _BOUNDS:
-            check_parameter(name, getattr(params, name))
+        for name, bounds in _BOUNDS.items():
+            _check_number(name, getattr(params, name), *bounds)
         if (num_prompt := len(request.tokens)) + params.max_tokens > self.max_model_len:
             raise ContextTooLong(num_prompt, params.max_tokens, self.max_model_len)
         _check_number("n", request.n, int, 1, MAX_N)
@@ -177,8 +177,8 @@ class RequestLimits:
         if not tokens:
             raise RequestError("The prompt is empty: it needs at least one token.", param="prompt")
         ids = np.frombuffer(tokens, np.intc)
-        for token in (int(ids.min()), int(ids.max())):
-            self._check_token("prompt", token)
+        for extreme in (np.minimum, np.maximum):
+            self._check_token("prompt", int(extreme.reduce(ids)))
 
     def _check_tokens(self, params: SamplingParams) -> None:
         """Check the token ids in the parameters."""
