@@ -14,13 +14,13 @@ from ..messages import Done, Failed, Message, Submit
 
 GATHER_SECONDS = 0.004
 """For which a sequence is held at most while others come."""
-_ROUNDS = 3  # of the event loop from the bytes of a request to its sequences
+_ROUNDS = 5  # of the event loop from the bytes of a request to its sequences
 
 
 class SubmitGatherer:
     """Holds sequences for an engine that has no others, while more come. Belongs to one event loop.
 
-    The sequences of a request that comes alone are held for three rounds of the event loop, some 50 us.
+    The sequences of a request that comes alone are held for five rounds of the event loop, some 60 us.
 
     Args:
         send: called once for all that are held; it takes them by ``take``.

@@ -388,3 +388,19 @@ async def test_an_answer_in_time_leaves_no_timer(
     for timeout in (0.0, -1.0, float("nan"), float("inf"), True, 1e6):
         with pytest.raises(RequestError, match="timeout"):
             async_engine.limits.check(replace(REQUEST, timeout=timeout))
+
+
+async def test_requests_that_come_together_are_encoded_one_after_another(
+    async_engine: AsyncEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stages: list[str] = []
+    encode = Tokenizer.encode
+    monkeypatch.setattr(Tokenizer, "encode", lambda *given: (stages.append("encode"), encode(*given))[1])
+
+    async def request(text: str) -> None:
+        stages.append("prepare")
+        await async_engine.encode(text, add_special_tokens=False, owner=Owner())
+        stages.append("submit")
+
+    await asyncio.gather(*(request(text) for text in ("one", "two", "three")))
+    assert stages == ["prepare"] * 3 + ["encode"] * 3 + ["submit"] * 3
