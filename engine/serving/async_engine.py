@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from array import array
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from copy import copy
 from functools import partial
 
@@ -21,6 +21,7 @@ from .sequence_table import SequenceTable
 
 _NEUTRAL = SamplingDefaults()
 _LONG_TEXT = 2048  # characters; encoding fewer takes less time than handing them to a thread
+_LONGEST_CUT = 1 << 14  # characters, cut in less time than that
 
 
 class AsyncEngine:
@@ -72,7 +73,7 @@ class AsyncEngine:
             raise ContextTooLong(fewest, 0, self.max_model_len, at_least=True)
 
     async def encode(self, text: str, *, add_special_tokens: bool, owner: Owner) -> array[int]:
-        """Return the token ids of ``text``; long texts are cut and encoded on another thread.
+        """Return the token ids of ``text``; long texts are encoded on another thread, very long ones cut there too.
 
         The texts of requests that came together are encoded one after another, while what that needs is in the
         caches: before and after it the others have their turn. It halves the time of each of 32.
@@ -84,19 +85,23 @@ class AsyncEngine:
         Raises:
             RequestError: lone surrogates in the text.
         """
-        job = partial(self._encode, text, add_special_tokens, owner)
-        if len(text) >= _LONG_TEXT:
-            return await asyncio.to_thread(job)
+        if len(text) > _LONGEST_CUT:
+            return await asyncio.to_thread(lambda: self._encoding(text, add_special_tokens, owner)[0]())
         await asyncio.sleep(0)
-        tokens = job()
+        encode, num_new = self._encoding(text, add_special_tokens, owner)
+        if num_new >= _LONG_TEXT:
+            return await asyncio.to_thread(encode)
+        tokens = encode()
         await asyncio.sleep(0)
         return tokens
 
-    def _encode(self, text: str, add_special_tokens: bool, owner: Owner) -> array[int]:
+    def _encoding(self, text: str, add_special_tokens: bool, owner: Owner) -> tuple[Callable[[], array[int]], int]:
+        """Return what encodes a text, and how many of its characters were not encoded before."""
         check_unicode(text)
         if add_special_tokens:
-            return self.tokenizer.encode(text, True)
-        return self._prompts.encode(self._prompts.cut(text), owner)
+            return partial(self.tokenizer.encode, text, True), len(text)
+        parts = self._prompts.cut(text)
+        return partial(self._prompts.encode, parts, owner), self._prompts.num_new(parts, owner)
 
     async def stream(self, *requests: TextRequest) -> AsyncGenerator[list[TextDelta], None]:
         """Run checked requests together. The engine gets them when the first item is asked for.

@@ -48,6 +48,12 @@ class PromptEncoder:
                 begin = at
         return [*parts, text[begin:]]
 
+    def num_new(self, parts: Sequence[str], owner: Owner) -> int:
+        """Return the characters of the parts whose tokens are not known, or not yet."""
+        with self._lock:
+            known = [self._parts.get((owner, part)) for part in parts]
+        return sum(len(part) for part, tokens in zip(parts, known, strict=True) if tokens is None or not tokens.done())
+
     def encode(self, parts: Sequence[str], owner: Owner) -> array[int]:
         """Return the token ids of a text's parts, without special tokens around it.
 

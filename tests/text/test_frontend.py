@@ -353,6 +353,17 @@ async def test_short_texts_are_encoded_at_once(client: FakeClient, many_tokens: 
     assert many_tokens.threads == {threading.get_ident()}
 
 
+async def test_long_texts_with_little_new_are_encoded_at_once(client: FakeClient, many_tokens: Watched) -> None:
+    async_engine = AsyncEngine(cast(EngineClient, client), many_tokens, Ready(100, 6_820, 10, 16, ()))
+    known, new = "<unused17>" + "the fox " * 400, "<unused17> the end"
+    for text, is_quick in ((known, False), (known + new, True), (known + new + known[1:], False)):
+        many_tokens.threads.clear()
+        tokens = await async_engine.encode(text, add_special_tokens=False, owner=Owner())
+        encoding = many_tokens.threads - {threading.get_ident()}
+        assert bool(encoding) is not is_quick
+        assert tokens == Tokenizer.encode(many_tokens, text, False)
+
+
 async def test_time_that_is_up_before_the_first_token_is_an_error(
     async_engine: AsyncEngine, client: FakeClient
 ) -> None:

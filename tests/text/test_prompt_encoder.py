@@ -136,6 +136,23 @@ def test_nobody_notices_what_others_had_encoded(counting: Counting) -> None:
     assert counting.encoded == [LONG] * 4
 
 
+def test_new_are_parts_of_another_and_parts_that_are_being_encoded(
+    counting: Counting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoder, meanwhile = PromptEncoder(counting), []
+    tail = "<|im_end|>\n<|im_start|>assistant\n"
+    parts, others = encoder.cut(LONG + tail), encoder.cut(LONG + tail + LONG)
+    encode = Counting.encode
+    monkeypatch.setattr(
+        Counting, "encode", lambda *given: (meanwhile.append(encoder.num_new(parts, US)), encode(*given))[1]
+    )
+    assert encoder.num_new(parts, US) == len(LONG + tail)
+    encoder.encode(parts, US)
+    assert meanwhile == [len(LONG + tail), len(tail)]
+    assert (encoder.num_new(parts, US), encoder.num_new(parts, THEM)) == (len(tail), len(LONG + tail))
+    assert encoder.num_new(others, US) == len(tail + LONG)
+
+
 def test_parts_used_last_are_kept(counting: Counting) -> None:
     texts = [f"<|im_start|>{number}" + "x" * 300 for number in range(4)]
     encoder = PromptEncoder(counting, most=3 * len(texts[0]))
