@@ -92,7 +92,9 @@ def without_ids(body: bytes) -> Any:
     """Return the body with what differs between two answers to the same request left out."""
     if not body.startswith(b"{"):
         return body.count(b"data: ")
-    return {name: value for name, value in json.loads(body).items() if name not in ("id", "created", "created_at", "output")}
+    return {
+        name: value for name, value in json.loads(body).items() if name not in ("id", "created", "created_at", "output")
+    }
 
 
 @pytest.mark.parametrize("path", DIRECT)
@@ -121,6 +123,8 @@ def test_the_busiest_routes_are_direct_and_no_others() -> None:
 
 async def test_a_bug_behind_a_direct_route_is_told_as_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ServerState, "find_model", None)
-    status, headers, body = await answer(create_app(make_state()), "/v1/chat/completions", BODIES[10], b"application/json")
+    status, headers, body = await answer(
+        create_app(make_state()), "/v1/chat/completions", BODIES[10], b"application/json"
+    )
     assert status == 500 and (b"x-request-id", b"the-same") in headers
     assert json.loads(body)["error"]["code"] == "internal_error"
