@@ -1,6 +1,6 @@
-// Products of many rows of many words by AMX, in blocks along K: two tiles' rows of a block stay in the first cache while
-// panels pass. All rows of a part pass a block of its panels, which stays in the second cache; then come the panels' next
-// words. Sums wait in memory as they are, so that their bits are those of one product.
+// Products of many rows of many words by AMX, in blocks along K: two tiles' rows of a block stay in the first cache
+// while panels pass. All rows of a part pass a block of its panels, which stays in the second cache; then come the
+// panels' next words. Sums wait in memory as they are, so that their bits are those of one product.
 #pragma once
 
 #include <algorithm>
@@ -16,27 +16,9 @@
 namespace rootgraft {
 
 constexpr int64_t kDeepPanels = 16, kDeepPairs = 4;  // of a part; of gates and as many of factors
+constexpr int64_t kDeepRows = 320;                   // at most, of a part
 
-#if ROOTGRAFT_AMX
-
-constexpr int64_t kDeepSteps = 256;                          // words of a block
-constexpr int64_t kMostSteps = 1024, kMostGatedSteps = 512;  // that are as fast in one piece, or in short ones
-
-inline bool takes_deep(int64_t rows, int64_t steps, int64_t most) {
-  return takes_amx(steps) && rows >= kPartRows && steps > most;
-}
-
-// Whether an op of bf16 is made so.
-inline bool takes_deep(const Linear& op) { return takes_deep(op.rows, op.steps, kMostSteps); }
-inline bool takes_deep(const GatedLinear& op) { return takes_deep(op.rows, op.steps, kMostGatedSteps); }
-
-// Rows of a part: so many that those of its words that pass panels, of a block or all, stay in the second cache.
-inline int64_t most_amx_rows(int64_t steps, bool is_deep) {
-  constexpr int64_t kDeepRows = 320, kBytes = 1 << 20;
-  return is_deep ? kDeepRows : std::max<int64_t>(kPartRows, kBytes / (steps * (int64_t)sizeof(uint32_t)));
-}
-
-// Rows [rows][steps] of an op; or in blocks along K, [block][rows][words of the block].
+// Rows [rows][steps] of an op of bf16; or in blocks along K, [block][rows][words of the block].
 struct DeepRows {
   const uint32_t* words;
   int64_t rows, steps;
@@ -48,90 +30,95 @@ struct DeepRows {
   ptrdiff_t stride(int64_t count) const { return is_blocked ? count : steps; }
 };
 
-// Lays out rows in blocks along K where they lie a multiple of 2 KiB apart: those of two tiles then share so few sets of the
-// first cache that they do not stay there. The memory is the calling thread's, until its next call.
-inline DeepRows deep_rows(const uint32_t* x, int64_t rows, int64_t steps, int threads) try {
-  constexpr int64_t kApart = 2 << 10;
-  if (steps * (int64_t)sizeof(uint32_t) % kApart) return {x, rows, steps};
-  static thread_local std::vector<Words> room;
-  room.resize(std::max<size_t>(room.size(), rows * steps / kWidth));
-  auto* to = reinterpret_cast<uint32_t*>(room.data());
-  parallel_ranges(threads, rows, [&](int64_t row, int64_t end) {
-    for (; row < end; row++) {
-      for (int64_t step = 0; step < steps; step += kDeepSteps) {
-        const int64_t count = std::min(kDeepSteps, steps - step);
-        std::memcpy(to + rows * step + row * count, x + row * steps + step, count * sizeof(uint32_t));
-      }
-    }
-  });
-  return {to, rows, steps, true};
-} catch (const std::bad_alloc&) {
-  return {x, rows, steps};
+#if ROOTGRAFT_AMX
+
+constexpr int64_t kDeepSteps = 256;                          // at most, words of a block
+constexpr int64_t kMostSteps = 1024, kMostGatedSteps = 512;  // that are as fast in one piece, or in short ones
+
+// Whether a product of so many rows and words is made so.
+inline bool takes_deep(int64_t rows, int64_t steps, int64_t most = kMostSteps) {
+  return takes_amx(steps) && rows >= kPartRows && steps > most;
+}
+inline bool takes_deep(const Linear& op) { return takes_deep(op.rows, op.steps); }
+inline bool takes_deep(const GatedLinear& op) { return takes_deep(op.rows, op.steps, kMostGatedSteps); }
+
+// Rows of a part: so many that those of its words that pass panels, of a block or all, stay in the second cache.
+inline int64_t most_amx_rows(int64_t steps, bool is_deep) {
+  constexpr int64_t kBytes = 1 << 20;
+  return is_deep ? kDeepRows : std::max<int64_t>(kPartRows, kBytes / (steps * (int64_t)sizeof(uint32_t)));
 }
 
-// The operands of an op.
-struct DeepOperands {
-  DeepRows x;
+// The panels of an op, of `steps` words along K, and how many make a tile.
+struct DeepPanels {
   const uint32_t* panels;
   int64_t steps;
-  int tile_panels;     // at most, of a tile
-  int weights;         // with a gate two: a panel stands for one of each
-  ptrdiff_t b_stride;  // words from a panel of a tile to the next one
-  ptrdiff_t apart;     // words to the panels that are asked for beside Streams::kHalf others
-  int64_t group;       // panels that are asked for together
-
-  DeepOperands(const Linear& op, const DeepRows& x)
-      : x(x), panels(op.panels), steps(op.steps), tile_panels(kAmxPanels), weights(1), b_stride(panel_words()),
-        apart(Streams::kHalf * panel_words()), group(2 * Streams::kHalf) {}
-
-  DeepOperands(const GatedLinear& op, const DeepRows& x)
-      : x(x), panels(op.panels), steps(op.steps), tile_panels(1), weights(2), b_stride(op.apart()),
-        apart(op.apart()), group(Streams::kHalf) {}
+  int tile_panels;  // at most, of a tile
+  int weights;      // with a gate two: a panel stands for one of each
+  ptrdiff_t apart;  // with a gate: words from a panel to that of the other weight
 
   int64_t panel_words() const { return steps * kWidth; }
-  int sum_stride() const { return tile_panels * weights * (int)kWidth; }  // floats from row to row
+  int sum_stride() const { return tile_panels * weights * (int)kWidth; }  // sums from row to row
 
-  // Some words of eight panels after eight: what is due of `part`'s words from `step` on, or, behind its last ones, of the
-  // first words of the part after it, while a tile of `part` is multiplied.
+  // Words of a block: of all but the last.
+  int64_t block() const {
+    const int64_t words = steps / kAmxWords, blocks = (steps + kDeepSteps - 1) / kDeepSteps;
+    return (words + blocks - 1) / blocks * kAmxWords;
+  }
+
+  // Some words of eight panels after eight: what is due, while a tile of `part` is multiplied, of its words from `step`
+  // on, or behind its last ones of the first words of the part after it, if that is another.
   Streams ahead(const ProductPart& part, const ProductPart& after, const TileSpan& tile, int64_t step) const {
     const bool is_other = step == steps;
+    if (is_other && after.index == part.index) return Streams({panels, 0});
     const ProductPart& next = is_other ? after : part;
-    const int64_t first = is_other ? 0 : step, count = std::min(kDeepSteps, steps - first);
+    const int64_t first = is_other ? 0 : step, count = std::min(block(), steps - first);
     const int64_t columns = part.panel_count(), all = part.row_count() * columns;
     const int64_t done = (tile.row - part.row) * columns + (tile.panel - part.panel) * tile.rows;
-    const int64_t lines = (next.panel_count() + group - 1) / group * count;
+    const int64_t group = 2 * Streams::kHalf / weights, lines = (next.panel_count() + group - 1) / group * count;
     const auto edge = [&](int64_t done) { return lines * std::min(done, all) / all; };
     const int64_t from = edge(done), to = edge(done + tile.rows * tile.panels);
     const int64_t line = from % count, panel = next.panel + from / count * group;
     Streams streams({panels + panel * panel_words() + (first + line) * kWidth, 0});
-    streams.length = std::min(to - from, count - line), streams.words = panel_words(), streams.apart = apart;
+    streams.length = std::min(to - from, count - line), streams.words = panel_words();
+    streams.apart = weights > 1 ? apart : Streams::kHalf * panel_words();
     return streams;
   }
 };
 
-// Multiplies a part; finish(product, rows, tile, reuse, room) makes the last block of a tile, `room` being where its sums
-// wait. False: there is no memory for sums, and nothing was done.
+// A tile of a part, some words of it along K.
+struct DeepTile {
+  TileSpan tile;
+  AmxRows rows;
+  int64_t step, count;
+  bool is_last;   // of all words
+  void* room;     // the tile's sums of the words before, if there are some, and of these too unless they are the last
+  Streams ahead;  // to ask for meanwhile
+
+  AmxReuse reuse() const { return rows.second ? AmxReuse::kSecondCache : AmxReuse::kFirstCache; }
+};
+
+// So many words that a thread keeps, for sums.
+inline uint32_t* deep_rooms(int64_t words) {
+  static thread_local std::vector<Words> rooms;
+  rooms.resize(std::max<size_t>(rooms.size(), words / kWidth));
+  return reinterpret_cast<uint32_t*>(rooms.data());
+}
+
+// f(DeepTile) for a part, block after block. False: there is no memory for sums, and nothing was done.
 template <class F>
-bool multiply_deep_amx(const DeepOperands& op, const Cuts& cuts, int64_t index, F finish) try {
+bool for_deep_tiles(const DeepPanels& op, const Cuts& cuts, int64_t index, F f) try {
   const ProductPart part = cuts.part(index), after = cuts.part(cuts.is_last(index) ? index : index + 1);
   const int64_t tiles = (part.row_count() + kAmxRows - 1) / kAmxRows, size = kMostAmxRows * op.sum_stride();
-  const int64_t columns = (part.panel_count() + op.tile_panels - 1) / op.tile_panels;
-  static thread_local std::vector<Words> rooms;
-  rooms.resize(std::max<size_t>(rooms.size(), (tiles + 1) / 2 * columns * size / kWidth));
+  const int64_t columns = (part.panel_count() + op.tile_panels - 1) / op.tile_panels, block = op.block();
+  uint32_t* const rooms = deep_rooms((tiles + 1) / 2 * columns * size);
   const AmxScope scope(amx_shapes(amx_rows(part.row_count()), kAmxWords));
-  for (int64_t step = 0; step < op.steps; step += kDeepSteps) {
-    const int64_t steps = std::min(kDeepSteps, op.steps - step);
-    auto* room = reinterpret_cast<float*>(rooms.data());
+  for (int64_t step = 0; step < op.steps; step += block) {
+    const int64_t count = std::min(block, op.steps - step);
+    uint32_t* room = rooms;
     for_amx_tiles(part.row_count(), part.panel_count(), [&](int m, const AmxRows& rows, int p, int panels) {
       const TileSpan tile = {part.row + m, part.panel + p, rows.all(), panels};
-      Product product = {op.x.at(tile.row, step, steps), op.x.stride(steps),
-                         op.panels + (tile.panel * op.steps + step) * kWidth, op.b_stride, steps,
-                         TileRows{room, op.sum_stride()}, nullptr};
-      product.ask_for(op.ahead(part, after, tile, step + steps));
-      if (step) product.start = room, product.start_stride = op.sum_stride();
-      const AmxReuse reuse = rows.second ? AmxReuse::kSecondCache : AmxReuse::kFirstCache;
-      if (step + steps == op.steps) finish(product, rows, tile, reuse, room);
-      else multiply_amx<AmxWords::kBf16>(product, rows, panels * op.weights, reuse);
+      f(DeepTile{tile, rows, step, count, step + count == op.steps, room,
+                 op.ahead(part, after, tile, step + count)});
       room += size;
     }, op.tile_panels);
   }
@@ -140,13 +127,63 @@ bool multiply_deep_amx(const DeepOperands& op, const Cuts& cuts, int64_t index, 
   return false;
 }
 
-#else
+inline DeepPanels deep_panels(const Linear& op) { return {op.panels, op.steps, kAmxPanels, 1, 0}; }
+inline DeepPanels deep_panels(const GatedLinear& op) { return {op.panels, op.steps, 1, 2, op.apart()}; }
 
-struct DeepRows {};
+// Lays out rows in blocks along K, the i-th from word edge(i) on, where they lie a multiple of 2 KiB apart: those of two
+// tiles then share so few sets of the first cache that they do not stay there. The memory is the calling thread's, until
+// its next call.
+template <class Edge>
+DeepRows deep_rows(const DeepRows& x, int64_t blocks, const Edge& edge, int threads) try {
+  constexpr int64_t kApart = 2 << 10;
+  if (x.steps * (int64_t)sizeof(uint32_t) % kApart) return x;
+  static thread_local std::vector<Words> room;
+  room.resize(std::max<size_t>(room.size(), x.rows * x.steps / kWidth));
+  auto* to = reinterpret_cast<uint32_t*>(room.data());
+  parallel_ranges(threads, x.rows, [&](int64_t row, int64_t end) {
+    for (; row < end; row++) {
+      for (int64_t i = 0; i < blocks; i++) {
+        const int64_t step = edge(i), count = edge(i + 1) - step;
+        std::memcpy(to + x.rows * step + row * count, x.words + row * x.steps + step, count * sizeof(uint32_t));
+      }
+    }
+  });
+  return {to, x.rows, x.steps, true};
+} catch (const std::bad_alloc&) {
+  return x;
+}
+
+template <class Op>
+DeepRows deep_rows(const Op& op, int threads) {
+  const int64_t steps = op.steps, block = deep_panels(op).block();
+  const auto edge = [=](int64_t i) { return std::min(i * block, steps); };
+  return deep_rows({op.x, op.rows, steps}, (steps + block - 1) / block, edge, threads);
+}
+
+// Multiplies a part of bf16; finish(product, deep) makes the last block of a tile. False: see for_deep_tiles.
+template <class Op, class F>
+bool multiply_deep_amx(const Op& op, const DeepRows& x, const Cuts& cuts, int64_t index, F finish) {
+  const DeepPanels all = deep_panels(op);
+  return for_deep_tiles(all, cuts, index, [&](const DeepTile& deep) {
+    const TileSpan& tile = deep.tile;
+    Product product = {x.at(tile.row, deep.step, deep.count), x.stride(deep.count),
+                       op.panels + (tile.panel * op.steps + deep.step) * kWidth,
+                       all.weights > 1 ? all.apart : all.panel_words(), deep.count,
+                       TileRows{deep.room, all.sum_stride()}, nullptr};
+    product.ask_for(deep.ahead);
+    if (deep.step) product.start = static_cast<float*>(deep.room), product.start_stride = all.sum_stride();
+    if (deep.is_last) finish(product, deep);
+    else multiply_amx<AmxWords::kBf16>(product, deep.rows, tile.panels * all.weights, deep.reuse());
+  });
+}
+
+#else
 
 template <class Op>
 constexpr bool takes_deep(const Op&) { return false; }
-constexpr DeepRows deep_rows(const uint32_t*, int64_t, int64_t, int) { return {}; }
+constexpr bool takes_deep(int64_t, int64_t) { return false; }
+template <class Op>
+constexpr DeepRows deep_rows(const Op&, int) { return {}; }
 constexpr int64_t most_amx_rows(int64_t, bool) { return 0; }
 
 #endif

@@ -67,11 +67,11 @@ void multiply_block_amx(const GatedLinear& op, const Cuts& cuts, int64_t index) 
 template <class Act>
 bool multiply_block_deep(const GatedLinear& op, const DeepRows& x, const Cuts& cuts, int64_t index) {
   AmxEpilogue<ActivatedRows<Act>> epilogue;
-  const auto finish = [&](Product& product, const AmxRows& rows, const TileSpan& tile, AmxReuse reuse, float*) {
-    product.c = {static_cast<uint16_t*>(op.out) + tile.row * op.width + tile.panel * kWidth, op.width, true};
-    multiply_gated_amx(product, rows, reuse, epilogue);
-  };
-  return multiply_deep_amx(DeepOperands(op, x), cuts, index, finish);
+  return multiply_deep_amx(op, x, cuts, index, [&](Product& product, const DeepTile& deep) {
+    const int64_t at = deep.tile.row * op.width + deep.tile.panel * kWidth;
+    product.c = {static_cast<uint16_t*>(op.out) + at, op.width, true};
+    multiply_gated_amx(product, deep.rows, deep.reuse(), epilogue);
+  });
 }
 #endif
 
@@ -84,7 +84,7 @@ void run(const GatedLinear& op) {
                            by_amx ? most_amx_rows(op.steps, is_deep) : 0};
   const Cuts cuts(threads_for(multiplications, kSmallProduct, op.threads), op.rows, op.width, 1, kTileRows,
                   by_amx ? kManyAmxRows : kManyProductRows, slicing);
-  const DeepRows x = is_deep ? deep_rows(op.x, op.rows, op.steps, cuts.threads) : DeepRows{};
+  const DeepRows x = is_deep ? deep_rows(op, cuts.threads) : DeepRows{};
   parallel_shares(cuts.threads, cuts.count(), [&](int64_t i) {
 #if ROOTGRAFT_AMX
     if (is_deep && multiply_block_deep<Act>(op, x, cuts, i)) return;

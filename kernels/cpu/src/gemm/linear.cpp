@@ -78,13 +78,13 @@ void multiply_block_amx(const Linear& op, const Cuts& cuts, int64_t index, Out& 
 template <class Out>
 bool multiply_block_deep(const Linear& op, const DeepRows& x, const Cuts& cuts, int64_t index, Out& out) {
   AmxEpilogue<RoundedRows> epilogue;
-  const auto finish = [&](Product& product, const AmxRows& rows, const TileSpan& tile, AmxReuse reuse, float* room) {
-    product.c = out.place(room, tile);
-    if (product.c.is_bf16) multiply_amx(product, rows, tile.panels, reuse, epilogue);
-    else multiply_amx<AmxWords::kBf16>(product, rows, tile.panels, reuse);
-    out.take(index, room, tile);
-  };
-  return multiply_deep_amx(DeepOperands(op, x), cuts, index, finish);
+  return multiply_deep_amx(op, x, cuts, index, [&](Product& product, const DeepTile& deep) {
+    auto* room = static_cast<float*>(deep.room);
+    product.c = out.place(room, deep.tile);
+    if (product.c.is_bf16) multiply_amx(product, deep.rows, deep.tile.panels, deep.reuse(), epilogue);
+    else multiply_amx<AmxWords::kBf16>(product, deep.rows, deep.tile.panels, deep.reuse());
+    out.take(index, room, deep.tile);
+  });
 }
 #endif
 
@@ -164,7 +164,7 @@ void run(const Linear& op) {
                   kByFma ? kFmaRows : kTileRows, by_amx ? kManyAmxRows : kManyProductRows, slicing);
   Out out(op, cuts.count());
   std::atomic<bool> has_memory{true};
-  const DeepRows x = is_deep ? deep_rows(op.x, op.rows, op.steps, cuts.threads) : DeepRows{};
+  const DeepRows x = is_deep ? deep_rows(op, cuts.threads) : DeepRows{};
   parallel_shares(cuts.threads, cuts.count(), [&](int64_t i) {
 #if ROOTGRAFT_AMX
     if (is_deep && multiply_block_deep(op, x, cuts, i, out)) return;
