@@ -31,6 +31,7 @@ bool takes_pieces(const QuantisedLinear& op) {
 #endif
 }
 
+#if ROOTGRAFT_AMX
 // How many pieces along K, and the block of 32 values at which one begins.
 int64_t piece_count(const QuantisedLinear& op) {
   constexpr int64_t kBlocks = kPieceWords / kAmxWords;
@@ -38,7 +39,6 @@ int64_t piece_count(const QuantisedLinear& op) {
 }
 int64_t piece_edge(const QuantisedLinear& op, int64_t i) { return op.width / kBlockValues * i / piece_count(op); }
 
-#if ROOTGRAFT_AMX
 constexpr ptrdiff_t kPairSums = 4 * kTileSums;  // of two tiles of rows and two panels
 
 // One or two tiles of rows times one or two panels. step() runs before each instruction that multiplies.
