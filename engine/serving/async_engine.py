@@ -76,7 +76,7 @@ class AsyncEngine:
         """Return the token ids of ``text``; long texts are encoded on another thread, very long ones cut there too.
 
         The texts of requests that came together are encoded one after another, while what that needs is in the
-        caches: before and after it the others have their turn. It halves the time of each of 32.
+        caches: before and after it the others have their turn. Of 32 each then takes two thirds of the time.
 
         Args:
             add_special_tokens: see ``Tokenizer.encode``. False: parts that the owner had encoded before are reused.
