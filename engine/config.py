@@ -114,8 +114,9 @@ class EngineConfig:
     num_gpu_blocks_override: int | None = option(None, "Pages in the KV pool, whatever the memory says.", low=2)
     max_num_seqs: int = option(64, "Most sequences in one step.", low=1, high=4096)
     max_num_batched_tokens: int = option(
-        512,
-        "Most tokens computed in one step; beside running streams fewer, as --target-itl-ms says.",
+        640,
+        "Most tokens computed in one step. A step with streams or with a prompt's end computes four fifths as many of "
+        "prompts, more only to a prompt's end, and fewer beside streams as --target-itl-ms says.",
         low=1,
         high=1 << 20,
     )

@@ -13,6 +13,11 @@ from ..types import Priority
 from .step_plan import StepPlan
 
 
+MOST_TWICE = 1 / 6
+"""Share of a usual chunk that sequences compute again in a step sooner than wait for a prefix: about what a step costs
+beyond its tokens."""
+
+
 class AdapterSlots(Protocol):
     """Device slots of adapters, by load id and slot index: ``lora.device_slots.SlotPool``, or a fake in tests."""
 
@@ -121,24 +126,38 @@ def preemption_victims(
     return victims if pages_missing(sequence, cache.page_size) + reserved <= available else []
 
 
-def prefix_in_progress(cache: PrefixCache, sequence: Sequence, running: Iterable[Sequence]) -> bool:
-    """Return whether a running sequence will compute a page that this one needs too and the tree lacks.
+def waits_for_prefix(
+    cache: PrefixCache, sequence: Sequence, running: Iterable[Sequence], plan: StepPlan, num_waiting: int
+) -> bool:
+    """Return whether a sequence to admit is to wait until a running one has computed pages that both need.
 
-    Waiting is then cheaper than computing it twice, and bounded: the other sequence gets tokens in every step until its
-    prompt is done. So sequences that arrive together compute a common prefix once. No sequence waits for one of a later
-    priority class, which may be preempted.
+    Waiting is bounded, since the other sequence gets tokens in every step until its prompt is done, and sequences that
+    arrive together compute a common prefix once. But what a short prefix takes again is less than what it costs to
+    compute the other sequence in a step alone: a sequence waits only if all that could begin in this step would compute
+    more than ``MOST_TWICE`` of a usual chunk again. No sequence waits for one of a later priority class, which may be
+    preempted.
+
+    Args:
+        plan: of the step, as far as it is filled.
+        num_waiting: sequences in the queue, this one included, as if all shared the prefix.
     """
-    limit = sequence.reusable
-    if not cache.sharing:
+    num_saved, num_lacking = _in_progress(cache, sequence, running)
+    if not num_saved:
         return False
-    found = -1
-    for other in running:
-        if not other.prefilling or other.path != sequence.path or other.priority > sequence.priority:
-            continue
-        common = common_prefix(sequence.tokens, other.tokens, limit) // cache.page_size * cache.page_size
-        if common <= other.num_computed:
-            continue
-        found = cache.match(sequence.path, sequence.tokens, limit) if found < 0 else found
-        if common > found:
-            return True
-    return False
+    num_beginning = max(1, min(num_waiting, -(-plan.room // num_lacking)))
+    return num_saved * num_beginning > MOST_TWICE * plan.usual
+
+
+def _in_progress(cache: PrefixCache, sequence: Sequence, running: Iterable[Sequence]) -> tuple[int, int]:
+    """Return how many tokens that a sequence lacks are being computed in whole pages, and how many it lacks."""
+    limit = sequence.reusable
+    found = most = -1
+    if cache.sharing:
+        for other in running:
+            if not other.prefilling or other.path != sequence.path or other.priority > sequence.priority:
+                continue
+            common = common_prefix(sequence.tokens, other.tokens, limit) // cache.page_size * cache.page_size
+            if common > max(other.num_computed, most):
+                found = cache.match(sequence.path, sequence.tokens, limit) if found < 0 else found
+                most = common
+    return max(0, most - found), sequence.num_tokens - found

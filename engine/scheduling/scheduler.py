@@ -42,10 +42,10 @@ from .admission import (
     pages_missing,
     preemption_victims,
     prefetch,
-    prefix_in_progress,
     try_acquire,
+    waits_for_prefix,
 )
-from .chunk_budget import ChunkBudget
+from .chunk_budget import ChunkBudget, usual_chunk
 from .draft_budget import DraftBudget
 from .sequence_meter import SequenceMeter
 from .session_pins import SessionPins
@@ -92,7 +92,7 @@ class Scheduler:
         self._stats = stats
         self._slots = slots
         self._drafts = drafts
-        self._chunks = ChunkBudget(target_itl, max_num_batched_tokens)
+        self._chunks = ChunkBudget(target_itl, usual_chunk(max_num_batched_tokens))
         self._clock = clock
         self._meter = SequenceMeter(stats, cache.page_size, clock)
         self._committed = 0.0  # when the last step was committed
@@ -210,9 +210,9 @@ class Scheduler:
         ordered = plan.in_order(self._running)
         plan.allowance = self._chunks.begin(ordered)
         for sequence, start, wanted in ordered:
-            if wanted - start > plan.room(start, wanted):
-                self._admit(plan, plan.room() // 2, sequence.priority)
-            if plan.room(start, wanted) and sequence.status is Status.RUNNING:
+            if wanted - start > plan.share(start, wanted):
+                self._admit(plan, plan.room // 2, sequence.priority)
+            if plan.share(start, wanted) and sequence.status is Status.RUNNING:
                 self._extend(sequence, start, wanted, plan)
         self._admit(plan)
         if self._slots is not None:
@@ -239,7 +239,7 @@ class Scheduler:
 
     def _extend(self, sequence: Sequence, start: int, wanted: int, plan: StepPlan) -> None:
         """Give a running sequence tokens and their pages; preempt if pages are lacking."""
-        end = start + plan.room(start, wanted)
+        end = start + plan.share(start, wanted)
         while not self._cache.grow(lease_of(sequence), end):
             victim = max(reversed(self._running), key=lambda running: running.priority)
             self._preempt(victim, plan)
@@ -276,7 +276,8 @@ class Scheduler:
                 return
             if sequence.awaits_mask:
                 continue
-            if prefix_in_progress(self._cache, sequence, self._running) or lacks_more(self._cache, sequence, most):
+            waits = waits_for_prefix(self._cache, sequence, self._running, plan, len(self._queue))
+            if waits or lacks_more(self._cache, sequence, most):
                 passed_over += 1
                 continue
             if (slot := slots.acquire(sequence.adapter)) is None:
@@ -287,13 +288,13 @@ class Scheduler:
                 self._release_slot(sequence)
                 return
             self._start(sequence, lease, plan)
-            end = lease.num_tokens + plan.room(lease.num_tokens, sequence.num_tokens)
+            end = lease.num_tokens + plan.share(lease.num_tokens, sequence.num_tokens)
             if self._cache.grow(lease, end):
                 plan.give(sequence, lease.num_tokens, end, draws=end == sequence.num_tokens)
                 most -= end - lease.num_tokens
 
     def _has_room(self, plan: StepPlan) -> bool:
-        return bool(plan.room() and self._free_rows)
+        return bool(plan.room and self._free_rows)
 
     def _may_preempt_to_admit(self) -> bool:
         """Whether a waiting sequence may have a running one preempted. Cheap, as it is asked in every step."""
