@@ -115,8 +115,8 @@ class EngineConfig:
     max_num_seqs: int = option(64, "Most sequences in one step.", low=1, high=4096)
     max_num_batched_tokens: int = option(
         640,
-        "Most tokens computed in one step. A step with streams or with a prompt's end computes four fifths as many of "
-        "prompts, more only to a prompt's end, and fewer beside streams as --target-itl-ms says.",
+        "Most tokens computed in one step. Prompts take four fifths of it, more only up to the end of one or where one "
+        "is computed alone, and fewer beside running streams, as --target-itl-ms says.",
         low=1,
         high=1 << 20,
     )

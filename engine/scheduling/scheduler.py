@@ -210,7 +210,7 @@ class Scheduler:
         ordered = plan.in_order(self._running)
         plan.allowance = self._chunks.begin(ordered)
         for sequence, start, wanted in ordered:
-            if wanted - start > plan.share(start, wanted):
+            if wanted - start > max(1, min(plan.room, plan.share(start, wanted))):
                 self._admit(plan, plan.room // 2, sequence.priority)
             if plan.share(start, wanted) and sequence.status is Status.RUNNING:
                 self._extend(sequence, start, wanted, plan)

@@ -127,6 +127,15 @@ def test_of_two_long_prompts_the_later_one_gets_what_the_end_of_the_first_leaves
     assert [[len(row.tokens) for row in batch.rows] for batch in engine.run()] == [[640], [360, 152], [640], [208]]
 
 
+@pytest.mark.parametrize(("short", "wanted"), [(10, [10, 600]), (40, [40, 600]), (41, [41, 471]), (256, [256, 256])])
+def test_a_short_prompt_passes_one_whose_end_takes_more_than_a_usual_chunk(short: int, wanted: list[int]) -> None:
+    engine = Engine()
+    engine.submit(1240)
+    engine.step()
+    engine.submit(short)
+    assert [len(row.tokens) for row in engine.step().rows] == wanted
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     budget=st.integers(8, 90),
@@ -231,6 +240,6 @@ def test_a_prefix_worth_the_wait_is_computed_once(common: int, own: int, count: 
     pages=st.integers(1, 20), own=st.integers(1, 200), count=st.integers(2, 20), budget=st.sampled_from([64, 640, 2000])
 )
 def test_little_is_computed_again(pages: int, own: int, count: int, budget: int) -> None:
-    """A sixth of a usual chunk at most."""
+    """64 tokens, or an eighth of a usual chunk where that is less."""
     _, again = burst(pages * PAGE, own, count, budget)
-    assert 0 <= again <= usual(budget) / 6
+    assert 0 <= again <= min(64, usual(budget) // 8)
