@@ -12,7 +12,6 @@ from ..sequence.sequence import Sequence
 from ..types import Priority
 from .step_plan import StepPlan
 
-
 MOST_TWICE = 64
 """Tokens that the sequences of a step compute again sooner than wait for a prefix; at most an eighth of a usual chunk.
 With AMX a step costs as much as 140 tokens beyond its own, on Zen 4 as much as 20."""
