@@ -12,10 +12,6 @@ from ..sequence.sequence import Sequence
 from ..types import Priority
 from .step_plan import StepPlan
 
-MOST_TWICE = 64
-"""Tokens that the sequences of a step compute again sooner than wait for a prefix; at most an eighth of a usual chunk.
-With AMX a step costs as much as 140 tokens beyond its own, on Zen 4 as much as 20."""
-
 
 class AdapterSlots(Protocol):
     """Device slots of adapters, by load id and slot index: ``lora.device_slots.SlotPool``, or a fake in tests."""
@@ -125,37 +121,31 @@ def preemption_victims(
     return victims if pages_missing(sequence, cache.page_size) + reserved <= available else []
 
 
-def waits_for_prefix(
+def computed_twice(
     cache: PrefixCache, sequence: Sequence, running: Iterable[Sequence], plan: StepPlan, num_waiting: int
-) -> bool:
-    """Return whether a sequence to admit is to wait until a running one has computed pages that both need.
+) -> int:
+    """Return how many tokens a step would compute again if a sequence began that shares a prefix in progress.
 
-    Waiting is bounded, since the other sequence gets tokens in every step until its prompt is done, and sequences that
-    arrive together compute a common prefix once. But to compute a short prefix again takes less time than a step that
-    is not filled: a sequence waits only if all that could begin in this step would compute more than ``MOST_TWICE``
-    tokens again. No sequence waits for one of a later priority class, which may be preempted.
+    A running sequence computes whole pages that the waiting one needs too and the tree lacks. Sequences that arrive
+    together mostly share them all, so as many are counted as could begin in the step. To wait is bounded: the other one
+    gets tokens in every step until its prompt is done. No sequence waits for one of a later priority class, which may
+    be preempted: 0 then.
 
     Args:
         plan: of the step, as far as it is filled.
-        num_waiting: sequences in the queue, this one included, as if all shared the prefix.
+        num_waiting: sequences in the queue, this one included.
     """
-    num_saved, num_lacking = _in_progress(cache, sequence, running)
-    if not num_saved:
-        return False
-    num_beginning = max(1, min(num_waiting, -(-plan.room // num_lacking)))
-    return num_saved * num_beginning > min(MOST_TWICE, plan.usual // 8)
-
-
-def _in_progress(cache: PrefixCache, sequence: Sequence, running: Iterable[Sequence]) -> tuple[int, int]:
-    """Return how many tokens that a sequence lacks are being computed in whole pages, and how many it lacks."""
     limit = sequence.reusable
-    found = most = -1
-    if cache.sharing:
-        for other in running:
-            if not other.prefilling or other.path != sequence.path or other.priority > sequence.priority:
-                continue
-            common = common_prefix(sequence.tokens, other.tokens, limit) // cache.page_size * cache.page_size
-            if common > max(other.num_computed, most):
-                found = cache.match(sequence.path, sequence.tokens, limit) if found < 0 else found
-                most = common
-    return max(0, most - found), sequence.num_tokens - found
+    found = shared = -1
+    if not cache.sharing:
+        return 0
+    for other in running:
+        if not other.prefilling or other.path != sequence.path or other.priority > sequence.priority:
+            continue
+        common = common_prefix(sequence.tokens, other.tokens, limit) // cache.page_size * cache.page_size
+        if common > max(other.num_computed, shared):
+            found = cache.match(sequence.path, sequence.tokens, limit) if found < 0 else found
+            shared = common
+    if shared <= found:
+        return 0
+    return (shared - found) * max(1, min(num_waiting, -(-plan.room // (sequence.num_tokens - found))))

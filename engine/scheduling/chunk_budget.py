@@ -99,6 +99,14 @@ class ChunkBudget:
         usual = self._cost.prefill_seconds(start, start + self._usual)
         return PrefillAllowance(self._cost, max(AIM * target - own, least_seconds(own, usual, slowdown(target))))
 
+    @property
+    def most_twice(self) -> int:
+        """Tokens that the prompts of a step compute again sooner than wait for a prefix that another one computes.
+
+        They take half as long as what a further step costs beyond its rows; an eighth of a usual chunk at most.
+        """
+        return int(min(self._usual / 8, self._cost.overhead_tokens() / 2))
+
     def observe(self, batch: Batch, seconds: float) -> None:
         """Learn from a step that took ``seconds``."""
         self._cost.observe(work_of(batch), seconds)

@@ -37,13 +37,13 @@ from ..types import FinishReason, Priority
 from .admission import (
     AdapterSlots,
     SlotRequests,
+    computed_twice,
     lacks_more,
     num_reusable,
     pages_missing,
     preemption_victims,
     prefetch,
     try_acquire,
-    waits_for_prefix,
 )
 from .chunk_budget import ChunkBudget, usual_chunk
 from .draft_budget import DraftBudget
@@ -205,8 +205,7 @@ class Scheduler:
         return sequence if sequence and step.rows.get(sequence.id) is row else None
 
     def _fill(self, plan: StepPlan) -> None:
-        """Give running sequences their tokens, then admit waiting ones: short ones, in half of what is left, before a
-        prompt that takes the rest."""
+        """Give running sequences tokens, then admit others: short ones in half of what is left before a long prompt."""
         ordered = plan.in_order(self._running)
         plan.allowance = self._chunks.begin(ordered)
         for sequence, start, wanted in ordered:
@@ -259,9 +258,10 @@ class Scheduler:
     def _admit(self, plan: StepPlan, most: int = ENDLESS, latest: Priority = Priority.BATCH) -> None:
         """Admit from the queue while rows, pages and budget last; batch sequences may be preempted for others.
 
-        A sequence whose prefix is being computed by another is passed over, to find it in the cache later; at most as
-        many as there are rows, which bounds the work of a step. One whose adapter has no slot yet is passed over too,
-        and one that lacks more than ``most`` tokens, which all together may compute. ``latest`` is the last class.
+        A sequence whose prefix is being computed by another is passed over, to find it in the cache later, unless it is
+        short; at most as many as there are rows, which bounds the work of a step. One whose adapter has no slot yet is
+        passed over, and one that lacks more than ``most`` tokens, which all together may compute. ``latest`` is the
+        last class.
         """
         if not self._has_room(plan) and not self._may_preempt_to_admit():
             return
@@ -276,8 +276,8 @@ class Scheduler:
                 return
             if sequence.awaits_mask:
                 continue
-            waits = waits_for_prefix(self._cache, sequence, self._running, plan, len(self._queue))
-            if waits or lacks_more(self._cache, sequence, most):
+            twice = computed_twice(self._cache, sequence, self._running, plan, len(self._queue))
+            if twice > self._chunks.most_twice or lacks_more(self._cache, sequence, most):
                 passed_over += 1
                 continue
             if (slot := slots.acquire(sequence.adapter)) is None:
