@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from pathlib import Path
 
 import pytest
@@ -135,3 +137,27 @@ def test_few_unused_tokenizers_stay_in_memory(tokenizers, tmp_path, monkeypatch)
     first, *_ = [tokenizers.find(info.name, info) for info in infos]
     assert len(tokenizers._loaded) == 2
     assert tokenizers.find("a0", infos[0]).tokenizer is not first.tokenizer
+
+
+def test_tokenizers_of_all_adapters_that_were_ever_served_do_not_pile_up(tokenizers, tmp_path, monkeypatch):
+    """The one that no request has asked for longest makes room, whichever was read first."""
+    monkeypatch.setattr(adapter_tokenizers, "MOST_TOKENIZERS", 3)
+    infos = [adapter(tmp_path, f"a{number}", extended(f"<|{number}|>"), 421) for number in range(8)]
+    alive = []
+    for info in infos:
+        alive.append(weakref.ref(tokenizers.find(info.name, info).tokenizer))
+        assert tokenizers.known("a0", infos[0]) is not None
+    gc.collect()
+    assert [number for number, each in enumerate(alive) if each() is not None] == [0, 6, 7]
+    assert tokenizers.known("a1", infos[1]) is None
+    assert tokenizers.find("a1", infos[1]).tokenizer.encode("<|1|>", False).tolist() == [420]
+
+
+def test_names_of_adapters_that_were_ever_served_do_not_pile_up(tmp_path):
+    write_folder(tmp_path / "base", PLAIN, eos_token="<|im_end|>", chat_template=BASE_TEMPLATE)
+    config = EngineConfig(enable_lora=True, max_adapters=4, adapter_cache_dir=str(tmp_path / "cache"))
+    tokenizers = AdapterTokenizers(ServedTokenizer(Tokenizer.load(tmp_path / "base"), ROWS), config)
+    infos = [AdapterInfo(f"a{number}", str(tmp_path), "ready", "host", digest="d") for number in range(9)]
+    for info in infos:
+        tokenizers.find(info.name, info)
+    assert [info.name for info in infos if tokenizers.known(info.name, info)] == ["a5", "a6", "a7", "a8"]
