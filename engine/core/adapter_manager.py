@@ -249,6 +249,7 @@ class AdapterManager:
             hits=self._hits[version.name],
             digest=version.digest,
             vocab_size=version.vocab_size or 0,
+            loaded=version.loaded,
         )
 
     def names(self) -> dict[str, str]:

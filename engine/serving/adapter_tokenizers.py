@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -77,7 +78,7 @@ class _Loaded:
 class _Found:
     """What was found for a version of an adapter; ``loaded`` is None if it is not an own tokenizer."""
 
-    version: tuple[str, str, int]
+    version: tuple[str, float]
     served: ServedTokenizer
     loaded: _Loaded | None
 
@@ -117,6 +118,15 @@ class AdapterTokenizers:
         except AdapterError:
             return False
 
+    def check(self, name: str, path: str) -> None:
+        """Read the tokenizer in a folder below the folder of adapters that is to be loaded: not on the event loop.
+
+        Raises:
+            RequestError: it is malformed.
+        """
+        with suppress(AdapterError):  # the load tells what is wrong with the folder
+            self._own(name, find_folder(path, self._root))
+
     def find(self, name: str, info: AdapterInfo) -> ServedTokenizer:
         """Return the tokenizer of a loaded adapter, which is read if need be: not on the event loop.
 
@@ -141,14 +151,7 @@ class AdapterTokenizers:
                 del self._of_adapters[next(iter(self._of_adapters))]
 
     def _find(self, name: str, folder: Path, vocab_size: int) -> tuple[ServedTokenizer, _Loaded | None]:
-        try:
-            loaded = self._read(folder)
-        except (ModelError, OSError) as error:
-            reason = error if isinstance(error, ModelError) else f"{error.strerror}."
-            raise RequestError(
-                f"The tokenizer in the folder of the adapter {name!r}: {reason}", param="model"
-            ) from None
-        base = self._base
+        loaded, base = self._own(name, folder), self._base
         if loaded is None:
             size = vocab_size or base.vocab_size
             if size > base.vocab_size and folder.is_relative_to(self._downloads):
@@ -174,6 +177,16 @@ class AdapterTokenizers:
     @cached_property
     def _base_key(self) -> str:
         return _vocabulary_key(self._base.tokenizer)
+
+    def _own(self, name: str, folder: Path) -> _Loaded | None:
+        """Return the tokenizer in an adapter's folder, None without one. RequestError if it is malformed."""
+        try:
+            return self._read(folder)
+        except (ModelError, OSError) as error:
+            reason = error if isinstance(error, ModelError) else f"{error.strerror}."
+            raise RequestError(
+                f"The tokenizer in the folder of the adapter {name!r}: {reason}", param="model"
+            ) from None
 
     def _read(self, folder: Path) -> _Loaded | None:
         """Return an adapter's tokenizer; None for a folder without one."""
@@ -224,5 +237,6 @@ def _vocabulary_key(tokenizer: Tokenizer) -> str:
     return digest.hexdigest()
 
 
-def _version(info: AdapterInfo) -> tuple[str, str, int]:
-    return info.digest, info.path, info.vocab_size
+def _version(info: AdapterInfo) -> tuple[str, float]:
+    """Return what tells one load from another: the tokenizer may differ where the weights do not."""
+    return info.digest, info.loaded

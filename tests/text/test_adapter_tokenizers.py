@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -137,6 +138,24 @@ def test_few_unused_tokenizers_stay_in_memory(tokenizers, tmp_path, monkeypatch)
     first, *_ = [tokenizers.find(info.name, info) for info in infos]
     assert len(tokenizers._loaded) == 2
     assert tokenizers.find("a0", infos[0]).tokenizer is not first.tokenizer
+
+
+def test_a_load_of_the_same_weights_may_bring_another_template(tokenizers, tmp_path):
+    first = replace(adapter(tmp_path, "a", PLAIN, chat_template=OWN_TEMPLATE), loaded=1.0)
+    assert render(tokenizers.find("a", first)) == "own x"
+    second = replace(adapter(tmp_path, "a", PLAIN, chat_template="new {{ messages[0].content }}"), loaded=2.0)
+    assert tokenizers.known("a", second) is None
+    assert render(tokenizers.find("a", second)) == "new x"
+
+
+def test_a_malformed_tokenizer_is_found_before_the_load(tokenizers, tmp_path):
+    adapter(tmp_path, "a", PLAIN)
+    tokenizers.check("a", "a")
+    for path in ("none", "../base", "/"):
+        tokenizers.check("a", path)  # the load tells
+    (tmp_path / "adapters" / "a" / "tokenizer.json").write_text("{")
+    with pytest.raises(RequestError, match=r"tokenizer\.json"):
+        tokenizers.check("x", "a")
 
 
 def test_tokenizers_of_all_adapters_that_were_ever_served_do_not_pile_up(tokenizers, tmp_path, monkeypatch):
