@@ -308,14 +308,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _main(words: list[str]) -> int:
-    if not words or words[0] in ("-h", "--help", "help"):
+    if words[:1] == ["help"]:
+        words = [*words[1:], "--help"]
+    if not words or words[0] in ("-h", "--help"):
         print(_overview())
         return 0 if words else 2
     if words[0] in ("-V", "--version"):
         print(f"rootgraft {_version()}")
         return 0
     group = [command for command in COMMANDS if command.startswith(f"{words[0]} ")]
-    if group and words[1:2] in (["-h"], ["--help"], ["help"]):
+    if group and words[1:2] in (["-h"], ["--help"]):
         print(_overview(group))
         return 0
     name = " ".join(words[:2]) if group else words[0]

@@ -48,12 +48,24 @@ def test_help_shows_every_option_of_a_command(name: str, capsys) -> None:
             assert "--" + spec.name.replace("_", "-") in shown
 
 
-@pytest.mark.parametrize("word", ["-h", "--help", "help"])
-def test_help_of_a_group_lists_its_commands(word: str, capsys) -> None:
-    assert main(["models", word]) == 0
+@pytest.mark.parametrize("words", ["models -h", "models --help", "help models"])
+def test_help_of_a_group_lists_its_commands(words: str, capsys) -> None:
+    assert main(words.split()) == 0
     lines = capsys.readouterr().out.splitlines()
     shown = [line.split("  ")[1] for line in lines if line.startswith("  ")]
     assert shown == [name for name in COMMANDS if name.startswith("models ")]
+
+
+def test_help_takes_a_command(capsys) -> None:
+    for words, first in (
+        ("help models add", "usage: rootgraft models add"),
+        ("help key", "usage: rootgraft key"),
+        ("help", "usage: rootgraft COMMAND"),
+    ):
+        assert main(words.split()) == 0
+        assert capsys.readouterr().out.startswith(first)
+    assert main(["help", "serv"]) == 2
+    assert "Did you mean serve?" in capsys.readouterr().err
 
 
 def test_help_and_mistakes_load_nothing_heavy() -> None:
