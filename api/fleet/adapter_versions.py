@@ -117,7 +117,7 @@ class AdapterVersions:
         """Return a replica's adapters under their public names, without retired versions."""
         current = {each.version: each for each in self._current.values()}
         hidden = self._retired.keys() | self._loading.keys()
-        shown = {}
+        shown: dict[str, AdapterInfo] = {}
         for version, info in infos.items():
             if (loaded := current.get(version)) is not None:
                 shown[loaded.name] = replace(info, name=loaded.name, loaded=loaded.loaded)

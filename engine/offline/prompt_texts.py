@@ -64,7 +64,7 @@ class AdapterTexts:
         """Return those of an adapter, None for the model. RequestError if the adapter's tokenizer cannot be used."""
         if adapter is not None and not isinstance(adapter, str):
             raise RequestError(f"adapter must be a name, not {type(adapter).__name__}.", param="adapter")
-        if adapter is not None and adapter not in self._adapters and self._tokenizers.has_own(adapter):
+        if adapter is not None and adapter not in self._adapters and self._tokenizers.read_own(adapter, adapter):
             self._load(adapter)
         info = None if adapter is None else self._adapters.get(adapter)
         served = self._tokenizers.known(adapter if info else None, info)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import time
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -111,21 +110,20 @@ class AdapterTokenizers:
             found.loaded.used = time.monotonic()
         return found.served
 
-    def has_own(self, name: str) -> bool:
-        """Return whether the folder of an adapter below the folder of adapters has a tokenizer."""
-        try:
-            return self._root is not None and (find_folder(name, self._root) / DEFINITION).is_file()
-        except AdapterError:
-            return False
+    def read_own(self, name: str, path: str) -> bool:
+        """Read the tokenizer of an adapter below the folder of adapters that is to be loaded: not on the event loop.
 
-    def check(self, name: str, path: str) -> None:
-        """Read the tokenizer in a folder below the folder of adapters that is to be loaded: not on the event loop.
+        Returns:
+            Whether it has one; not if there is no such folder, as the load will tell.
 
         Raises:
             RequestError: it is malformed.
         """
-        with suppress(AdapterError):  # the load tells what is wrong with the folder
-            self._own(name, find_folder(path, self._root))
+        try:
+            folder = None if self._root is None else find_folder(path, self._root)
+        except AdapterError:
+            return False
+        return folder is not None and self._own(name, folder) is not None
 
     def find(self, name: str, info: AdapterInfo) -> ServedTokenizer:
         """Return the tokenizer of a loaded adapter, which is read if need be: not on the event loop.

@@ -317,6 +317,9 @@ def test_a_load_in_place_brings_the_template_of_now_or_changes_nothing(http: htt
     assert refused.status_code == 400 and "tokenizer.json" in refused.text
     assert rendered() == "<|user|>thefoxes run"
     assert http.post("/v1/unload_lora_adapter", json={"lora_name": "retold"}).status_code == 200
+    asked = http.post("/v1/completions", json={"model": "retold", "prompt": "a"})
+    assert (asked.status_code, asked.json()["error"]["param"]) == (400, "model")
+    assert "retold" not in {card["id"] for card in http.get("/v1/models").json()["data"]}
 
 
 def test_of_a_source_no_tokenizer_is_read(http: httpx.Client, folder: Path) -> None:

@@ -91,13 +91,13 @@ def test_tokens_beyond_the_base_models_rows_are_cut_from_grammars_and_ends(token
 def test_folders_without_a_tokenizer_have_the_models(tokenizers, tmp_path):
     (tmp_path / "adapters" / "bare").mkdir()
     base = tokenizers.known(None, None)
-    assert not tokenizers.has_own("bare") and not tokenizers.has_own("none") and not tokenizers.has_own("../base")
+    assert not any(tokenizers.read_own(name, name) for name in ("bare", "none", "../base"))
     assert tokenizers.find("bare", AdapterInfo("bare", "bare", "ready", "host")) is base
     assert tokenizers.find("gone", AdapterInfo("gone", "gone", "ready", "host")) is base
     wide = tokenizers.find("bare", AdapterInfo("bare", "bare", "ready", "host", vocab_size=430))
     assert (wide.tokenizer, wide.vocab_size, wide.key) == (base.tokenizer, 430, "@430")
     adapter(tmp_path, "own", PLAIN)
-    assert tokenizers.has_own("own")
+    assert tokenizers.read_own("own", "own")
 
 
 def test_what_is_wrong_is_said(tokenizers, tmp_path, monkeypatch):
@@ -150,12 +150,11 @@ def test_a_load_of_the_same_weights_may_bring_another_template(tokenizers, tmp_p
 
 def test_a_malformed_tokenizer_is_found_before_the_load(tokenizers, tmp_path):
     adapter(tmp_path, "a", PLAIN)
-    tokenizers.check("a", "a")
-    for path in ("none", "../base", "/"):
-        tokenizers.check("a", path)  # the load tells
+    assert tokenizers.read_own("a", "a")
+    assert not any(tokenizers.read_own("a", path) for path in ("none", "../base", "/"))  # which the load will tell
     (tmp_path / "adapters" / "a" / "tokenizer.json").write_text("{")
     with pytest.raises(RequestError, match=r"tokenizer\.json"):
-        tokenizers.check("x", "a")
+        tokenizers.read_own("x", "a")
 
 
 def test_tokenizers_of_all_adapters_that_were_ever_served_do_not_pile_up(tokenizers, tmp_path, monkeypatch):
