@@ -192,7 +192,7 @@ class ServerState:
 
     @property
     def is_ready(self) -> bool:
-        return self.is_healthy and not self.draining
+        return self.is_healthy and not self.draining and (self.gateways is None or self.gateways().serves)
 
     def death(self) -> EngineDead:
         """Return the error that says why the engine is not running."""
