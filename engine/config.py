@@ -116,8 +116,9 @@ class EngineConfig:
     )
     max_num_seqs: int = option(64, "Most sequences in one step.", low=1, high=4096)
     max_num_batched_tokens: int = option(
-        512,
-        "Most tokens computed in one step; beside running streams fewer, as --target-itl-ms says.",
+        640,
+        "Most tokens computed in one step. Prompts take four fifths of it, more only up to the end of one or where one "
+        "is computed alone, and fewer beside running streams, as --target-itl-ms says.",
         low=1,
         high=1 << 20,
     )
