@@ -14,6 +14,7 @@ import orjson
 from yarl import URL
 
 from ...engine.errors import ConfigError, EngineError
+from ..protocol.exact_json import dumps_exact
 from .options import RemoteOptions
 
 _LONGEST_LINE = 1 << 24
@@ -176,7 +177,7 @@ class RemoteServer:
         self, method: str, path: str, body: Mapping[str, Any] | None
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         headers = {} if body is None else {"Content-Type": "application/json"}
-        data = None if body is None else orjson.dumps(body)
+        data = None if body is None else dumps_exact(body)
         try:
             async with self._session.request(method, self._url / path, data=data, headers=headers) as response:
                 yield response
