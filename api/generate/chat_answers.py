@@ -50,7 +50,8 @@ def _choice(request: ChatRequest, index: int, output: SequenceOutput, plan: Tool
                 {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
                 for call in calls
             ]
-            _finish_with_calls(finish)
+            if calls[-1].is_whole:
+                _finish_with_calls(finish)
     if output.reasoning:
         message["content"] = message["content"] or None
     if request.echoed_text:
@@ -111,7 +112,7 @@ class ChatChunks:
             events.append(self._event(delta.index, {"content": delta.text}, logprobs))
         if delta.finish is not None:
             finish = finish_fields(delta.finish)
-            if delta.index in self._calling:
+            if delta.index in self._calling and not self._parsers[delta.index].is_inside_call:
                 _finish_with_calls(finish)
             events.append(self._event(delta.index, {}, None, finish))
         return b"".join(events)
