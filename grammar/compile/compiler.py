@@ -110,5 +110,7 @@ def _ebnf(spec: GrammarSpec, vocabulary: Vocabulary) -> GrammarArtifact:
 
 
 def _readable(message: str) -> str:
-    """Return the first line of a library's message, without positions in the library's source."""
-    return _NOISE.sub("", message.strip().split("\n")[0])[:300]
+    """Return the first line of a library's message, without positions in its source, and the last if it tells why."""
+    first, *rest = message.strip().split("\n")
+    why = f" {rest[-1].strip()}" if rest and first.endswith(":") else ""
+    return _NOISE.sub("", first)[:300] + why[:100]
