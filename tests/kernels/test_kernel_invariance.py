@@ -100,12 +100,12 @@ def test_kv_heads_together_and_apart(kv_heads):
 
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("biased", [True, False])
-@pytest.mark.parametrize("rows", [128, 145, 261])
-def test_linear_of_many_rows_and_inputs(dtype: torch.dtype, biased: bool, rows: int) -> None:
-    """Such products are made in blocks along K, and few panels at a time."""
+@pytest.mark.parametrize(("rows", "inputs"), [(128, 2080), (145, 3072), (261, 2080), (700, 1024)])
+def test_linear_of_many_rows_and_inputs(dtype: torch.dtype, biased: bool, rows: int, inputs: int) -> None:
+    """Such products are made in blocks along K, few panels and so many rows at a time as a cache keeps."""
     generator = torch.Generator().manual_seed(0)
-    x = torch.randn(rows, 2080, generator=generator).to(dtype)
-    weight = torch.randn(1208, 2080, generator=generator).to(dtype)
+    x = torch.randn(rows, inputs, generator=generator).to(dtype)
+    weight = torch.randn(1208, inputs, generator=generator).to(dtype)
     layer = ops.pack_linear(weight, torch.randn(1208, generator=generator).to(dtype) if biased else None)
     few = torch.cat([ops.linear(x[first : first + 7], layer) for first in range(0, rows, 7)])
     largest = torch.cat([ops.largest_linear(x[first : first + 7], layer).column for first in range(0, rows, 7)])
@@ -113,6 +113,21 @@ def test_linear_of_many_rows_and_inputs(dtype: torch.dtype, biased: bool, rows: 
         ops.set_threads(threads)
         assert same(ops.linear(x, layer), few)
         assert torch.equal(ops.largest_linear(x, layer).column, largest)
+    ops.set_threads(1)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("inputs", [1056, 2048, 3072])
+@pytest.mark.parametrize("rows", [128, 145, 330, 700])
+def test_gated_linear_of_many_rows_and_inputs(dtype: torch.dtype, inputs: int, rows: int) -> None:
+    """Such products are made in blocks along K; rows a multiple of 2 KiB apart are laid out anew for them."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(rows, inputs, generator=generator).to(dtype)
+    layer = ops.pack_linear(torch.randn(2 * 176, inputs, generator=generator).to(dtype))
+    few = torch.cat([ops.gated_linear(x[first : first + 7], layer, "silu") for first in range(0, rows, 7)])
+    for threads in (1, 2, 3, 16):
+        ops.set_threads(threads)
+        assert same(ops.gated_linear(x, layer, "silu"), few)
     ops.set_threads(1)
 
 

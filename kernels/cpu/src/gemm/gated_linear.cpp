@@ -2,6 +2,7 @@
 // The bits are those of the product and the activation as two ops.
 #include <algorithm>
 
+#include "gemm/deep_product.h"
 #include "gemm/gate.h"
 #include "gemm/linear.h"
 #include "gemm/tile_amx.h"
@@ -61,17 +62,32 @@ void multiply_block_amx(const GatedLinear& op, const Cuts& cuts, int64_t index) 
     }, 1);
   });
 }
+
+// The same in blocks along K. False: there is no memory for them.
+template <class Act>
+bool multiply_block_deep(const GatedLinear& op, const DeepRows& x, const Cuts& cuts, int64_t index) {
+  AmxEpilogue<ActivatedRows<Act>> epilogue;
+  return multiply_deep_amx(op, x, cuts, index, [&](Product& product, const DeepTile& deep) {
+    const int64_t at = deep.tile.row * op.width + deep.tile.panel * kWidth;
+    product.c = {static_cast<uint16_t*>(op.out) + at, op.width, true};
+    multiply_gated_amx(product, deep.rows, deep.reuse(), epilogue);
+  });
+}
 #endif
 
 template <class E, class Act>
 void run(const GatedLinear& op) {
   if (!op.rows) return;
   const int64_t multiplications = op.rows * op.steps * op.width * kWeights;
-  const bool by_amx = E::kPerWord == Bf16::kPerWord && takes_amx(op.steps);
+  const bool by_amx = E::kPerWord == Bf16::kPerWord && takes_amx(op.steps), is_deep = by_amx && takes_deep(op);
+  const Slicing slicing = {op.steps, kWeights, by_amx && !is_deep, is_deep ? kDeepPairs : 0,
+                           by_amx ? most_amx_rows(op.steps, is_deep) : 0};
   const Cuts cuts(threads_for(multiplications, kSmallProduct, op.threads), op.rows, op.width, 1, kTileRows,
-                  by_amx ? kManyAmxRows : kManyProductRows, {op.steps, kWeights, by_amx});
+                  by_amx ? kManyAmxRows : kManyProductRows, slicing);
+  const DeepRows x = is_deep ? deep_rows(op, cuts.threads) : DeepRows{};
   parallel_shares(cuts.threads, cuts.count(), [&](int64_t i) {
 #if ROOTGRAFT_AMX
+    if (is_deep && multiply_block_deep<Act>(op, x, cuts, i)) return;
     if (by_amx) return multiply_block_amx<Act>(op, cuts, i);
 #endif
     multiply_block<E, Act>(op, cuts.part(i));

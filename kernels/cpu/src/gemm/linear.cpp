@@ -73,6 +73,21 @@ void multiply_block_amx(const Linear& op, const Cuts& cuts, int64_t index, Out& 
 }
 #endif
 
+#if ROOTGRAFT_AMX
+// The same in blocks along K. False: there is no memory for them.
+template <class Out>
+bool multiply_block_deep(const Linear& op, const DeepRows& x, const Cuts& cuts, int64_t index, Out& out) {
+  AmxEpilogue<RoundedRows> epilogue;
+  return multiply_deep_amx(op, x, cuts, index, [&](Product& product, const DeepTile& deep) {
+    auto* room = static_cast<float*>(deep.room);
+    product.c = out.place(room, deep.tile);
+    if (product.c.is_bf16) multiply_amx(product, deep.rows, deep.tile.panels, deep.reuse(), epilogue);
+    else multiply_amx<AmxWords::kBf16>(product, deep.rows, deep.tile.panels, deep.reuse());
+    out.take(index, room, deep.tile);
+  });
+}
+#endif
+
 #if ROOTGRAFT_FMA
 // Rows and panels that are widened for a part, in memory that a thread keeps.
 struct WidenedOperands {
@@ -143,17 +158,16 @@ void run(const Linear& op) {
   constexpr bool kByFma = ROOTGRAFT_FMA && E::kPerWord == Bf16::kPerWord;
   const int64_t multiplications = op.rows * op.steps * op.columns;
   const bool by_amx = E::kPerWord == Bf16::kPerWord && takes_amx(op.steps), is_deep = by_amx && takes_deep(op);
+  const Slicing slicing = {op.steps, 1, by_amx && !is_deep, is_deep ? kDeepPanels : 0,
+                           by_amx ? most_amx_rows(op.steps, is_deep) : 0};
   const Cuts cuts(threads_for(multiplications, kSmallProduct, op.threads), op.rows, op.columns, 1,
-                  kByFma ? kFmaRows : kTileRows, by_amx ? kManyAmxRows : kManyProductRows,
-                  {op.steps, 1, by_amx && !is_deep, is_deep ? kDeepPanels : 0});
+                  kByFma ? kFmaRows : kTileRows, by_amx ? kManyAmxRows : kManyProductRows, slicing);
   Out out(op, cuts.count());
   std::atomic<bool> has_memory{true};
+  const DeepRows x = is_deep ? deep_rows(op, cuts.threads) : DeepRows{};
   parallel_shares(cuts.threads, cuts.count(), [&](int64_t i) {
 #if ROOTGRAFT_AMX
-    if (is_deep) {
-      if (!multiply_deep_amx(op, cuts, i, out)) has_memory = false;
-      return;
-    }
+    if (is_deep && multiply_block_deep(op, x, cuts, i, out)) return;
     if (by_amx) return multiply_block_amx(op, cuts, i, out);
 #endif
 #if ROOTGRAFT_FMA

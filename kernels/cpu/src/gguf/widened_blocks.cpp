@@ -4,6 +4,7 @@
 #include <new>
 #include <vector>
 
+#include "gemm/deep_product.h"
 #include "gemm/epilogue.h"
 #include "gemm/gate.h"
 #include "gemm/linear.h"
@@ -31,6 +32,13 @@ bool takes_pieces(const QuantisedLinear& op) {
 }
 
 #if ROOTGRAFT_AMX
+// How many pieces along K, and the block of 32 values at which one begins.
+int64_t piece_count(const QuantisedLinear& op) {
+  constexpr int64_t kBlocks = kPieceWords / kAmxWords;
+  return (op.width / kBlockValues + kBlocks - 1) / kBlocks;
+}
+int64_t piece_edge(const QuantisedLinear& op, int64_t i) { return op.width / kBlockValues * i / piece_count(op); }
+
 constexpr ptrdiff_t kPairSums = 4 * kTileSums;  // of two tiles of rows and two panels
 
 // One or two tiles of rows times one or two panels. step() runs before each instruction that multiplies.
@@ -69,6 +77,7 @@ INLINE void multiply_rows(const Product& p, const AmxRows& rows, AmxReuse reuse,
 template <class E>
 struct WidenedPart {
   const QuantisedLinear& op;
+  const DeepRows& x;
   const ProductPart& part;
   const int64_t steps = op.width / E::kPerWord, panel_words = steps * kWidth;
 
@@ -165,16 +174,16 @@ struct WidenedPart {
   // rows stay in the first cache, widened panels of this piece and the next one in the second, and sums wait in memory.
   template <class F>
   INLINE void for_pieces(F f) const {
-    constexpr int64_t kPanels = 16, kBlocks = kPieceWords / kAmxWords;
-    const int64_t blocks = op.width / kBlockValues, pieces = (blocks + kBlocks - 1) / kBlocks;
+    constexpr int64_t kPanels = 16;
+    const int64_t pieces = piece_count(op);
     const int64_t group = kPanels / halves(), room = kPanels * kPieceWords * kWidth;
     const int64_t all_sums = (row_tiles() + 1) / 2 * (kPanels / 2) * kPairSums;
     uint32_t *now = room_of(2 * room + all_sums), *next = now + room;
     float* sums = reinterpret_cast<float*>(now + 2 * room);
     Widening<E> widening;
     const auto span = [&](int64_t panel, int64_t i) {
-      const int64_t from = blocks * i / pieces;
-      return WidenedSpan{panel, std::min(group, part.panel_end - panel), apart(), from, blocks * (i + 1) / pieces - from};
+      const int64_t from = piece_edge(op, i);
+      return WidenedSpan{panel, std::min(group, part.panel_end - panel), apart(), from, piece_edge(op, i + 1) - from};
     };
     widening.begin(op, span(part.panel, 0), row_tiles(), now);
     for (int64_t panel = part.panel; panel < part.panel_end; panel += group) {
@@ -189,7 +198,7 @@ struct WidenedPart {
         for_amx_tiles(part.row_count(), (int)here.panels, [&](int m, const AmxRows& rows, int p, int panels) {
           const TileSpan tile = {part.row + m, panel + p, rows.all(), panels};
           Product one = product(tile, now + p * words * kWidth, {});
-          one.a += here.block * kAmxWords, one.steps = words;
+          one.a = x.at(tile.row, here.block * kAmxWords, words), one.a_stride = x.stride(words), one.steps = words;
           one.b_stride = (op.gate ? here.panels : 1) * words * kWidth;
           f(one, rows, tile, Piece<float>{i ? kept : nullptr, is_last ? nullptr : kept}, [&] { widening.step(); });
           kept += kPairSums;
@@ -237,8 +246,8 @@ struct WidenedPart {
 };
 
 template <class E, class Out>
-void multiply_part(const QuantisedLinear& op, const ProductPart& part, Out& out) {
-  const WidenedPart<E> all = {op, part};
+void multiply_part(const QuantisedLinear& op, const DeepRows& x, const ProductPart& part, Out& out) {
+  const WidenedPart<E> all = {op, x, part};
 #if ROOTGRAFT_AMX
   if (BlockRowsPart::takes(op, part)) return BlockRowsPart(op, part).multiply(out);
   if (E::kPerWord == Bf16::kPerWord && takes_amx(all.steps)) {
@@ -256,8 +265,8 @@ void multiply_part(const QuantisedLinear& op, const ProductPart& part, Out& out)
 }
 
 template <class E>
-void multiply_gated_part(const QuantisedLinear& op, const ProductPart& part) {
-  const WidenedPart<E> all = {op, part};
+void multiply_gated_part(const QuantisedLinear& op, const DeepRows& x, const ProductPart& part) {
+  const WidenedPart<E> all = {op, x, part};
 #if ROOTGRAFT_AMX
   if (BlockRowsPart::takes(op, part)) {
     return with_activation(op.gate - 1, [&](auto act) { BlockRowsPart(op, part).multiply_gated<decltype(act)>(); });
@@ -278,13 +287,25 @@ void multiply_gated_part(const QuantisedLinear& op, const ProductPart& part) {
   });
 }
 
-// f(part) on all threads. Throws std::bad_alloc where one does.
+// x, as pieces take it.
+DeepRows rows_of(const QuantisedLinear& op, int threads) {
+  const DeepRows x = {static_cast<const uint32_t*>(op.x), op.rows, op.width / Bf16::kPerWord};
+#if ROOTGRAFT_AMX
+  if (op.rows >= kPartRows && takes_pieces(op)) {
+    return deep_rows(x, piece_count(op), [&](int64_t i) { return piece_edge(op, i) * kAmxWords; }, threads);
+  }
+#endif
+  return x;
+}
+
+// f(x, part) on all threads. Throws std::bad_alloc where one does.
 template <class F>
 void for_parts(const QuantisedLinear& op, const Cuts& cuts, F f) {
+  const DeepRows x = rows_of(op, cuts.threads);
   std::atomic<bool> has_memory{true};
   parallel_shares(cuts.threads, cuts.count(), [&](int64_t i) {
     try {
-      f(cuts.part(i));
+      f(x, cuts.part(i));
     } catch (const std::bad_alloc&) {
       has_memory = false;
     }
@@ -301,7 +322,7 @@ template <class E, class Out>
 void run(const QuantisedLinear& op) {
   const Cuts cuts = cuts_of(op);
   Out out(op, cuts.count());
-  for_parts(op, cuts, [&](const ProductPart& part) { multiply_part<E>(op, part, out); });
+  for_parts(op, cuts, [&](const DeepRows& x, const ProductPart& part) { multiply_part<E>(op, x, part, out); });
   out.finish();
 }
 
@@ -311,7 +332,8 @@ void multiply_widened_blocks(const QuantisedLinear& op) {
   if (!op.rows) return;
   with_types([&](auto element, auto to) {
     using E = decltype(element);
-    if (op.gate) for_parts(op, cuts_of(op), [&](const ProductPart& part) { multiply_gated_part<E>(op, part); });
+    const auto gated = [&](const DeepRows& x, const ProductPart& part) { multiply_gated_part<E>(op, x, part); };
+    if (op.gate) for_parts(op, cuts_of(op), gated);
     else if (op.at) run<E, Searched<Fp32>>(op);
     else run<E, Stored<Fp32, decltype(to)>>(op);
   }, op.is_bf16, op.out_is_bf16);

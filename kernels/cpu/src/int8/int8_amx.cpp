@@ -102,26 +102,32 @@ struct BesideChannels {
   }
 };
 
-// The sums of R tiles of rows and P panels, the first of which is `panel` of the product, to `room`.
+// f(register, offset) for the sums of R tiles of rows and P panels, the first of which is `panel` of the product.
+template <int R, int P, class F>
+INLINE void for_sums(int panel, const AmxRows& rows, F f) {
+  for_constants<R * P>([&](auto i) {
+    f(i, i.value / P * rows.second * ChannelFinish::kStride + (panel + i.value % P) * kWidth);
+  });
+}
+
+// Adds to the sums of R tiles of rows and P panels, to `room`.
 template <int R, int P, AmxReuse kReuse>
 void sum(const ChannelProduct& p, int panel, const AmxRows& rows, AheadLines& ahead, ChannelFinish& finishing,
-         int32_t* room) {
-  const uint32_t *a = p.a, *second = p.a + rows.second * p.a_stride;
+         const ChannelPiece& piece, int32_t* room) {
+  constexpr ptrdiff_t kRow = ChannelFinish::kStride * sizeof(int32_t);
+  const uint32_t *a = p.a + piece.word, *second = a + rows.second * p.a_stride;
   const uint32_t* b[P];
-  for (int i = 0; i < P; i++) b[i] = p.panel(panel + i);
-  for_constants<R * P>([](auto i) { amx_zero<i.value>(); });
+  for (int i = 0; i < P; i++) b[i] = p.panel(panel + i) + piece.word * kWidth;
+  if (piece.from) for_sums<R, P>(panel, rows, [&](auto i, ptrdiff_t at) { amx_load<i.value>(piece.from + at, kRow); });
+  else for_constants<R * P>([](auto i) { amx_zero<i.value>(); });
   BesideChannels<R * P> beside = {ahead, finishing.wait, finishing};
-  for (ptrdiff_t k = 0; k < p.words; k += kAmxWords) {
+  for (ptrdiff_t k = 0; k < piece.words; k += kAmxWords) {
     beside.ahead.next_step();
     amx_products<AmxWords::kBytes, R, P, kReuse>(a, second, p.a_stride * sizeof(uint32_t),
                                                  [&](int i) { return b[i]; }, k, beside);
   }
   ahead = beside.ahead, finishing.wait = beside.wait;
-  for_constants<P>([&](auto i) {
-    const auto to = [&](int row) { return room + row * ChannelFinish::kStride + (panel + i.value) * kWidth; };
-    amx_store<i.value>(to(0), ChannelFinish::kStride * sizeof(int32_t));
-    if constexpr (R == 2) amx_store<P + i.value>(to(rows.second), ChannelFinish::kStride * sizeof(int32_t));
-  });
+  for_sums<R, P>(panel, rows, [&](auto i, ptrdiff_t at) { amx_store<i.value>(room + at, kRow); });
 }
 
 }  // namespace
@@ -136,24 +142,24 @@ void ChannelFinish::begin(const ChannelProduct& product, int rows, int panels, p
 }
 
 void multiply_channel_amx(const ChannelProduct& product, const AmxRows& rows, int panels, AmxReuse reuse,
-                          ChannelFinish& finishing) {
-  const ptrdiff_t products = product.words / kAmxWords * panels * (rows.second ? 2 : 1);
-  AheadLines ahead(product, product.words / kAmxWords * (rows.second ? (panels + 1) / 2 : 1));
-  int32_t* room = finishing.room();
+                          ChannelFinish& finishing, const ChannelPiece& piece) {
+  const ptrdiff_t steps = piece.words / kAmxWords, products = steps * panels * (rows.second ? 2 : 1);
+  AheadLines ahead(product, steps * (rows.second ? (panels + 1) / 2 : 1));
+  int32_t* room = piece.to ? piece.to : finishing.room();
   if (rows.second) {
     for (int first = 0; first < panels; first += 2) {
       with_constant<2>(std::min(2, panels - first), [&](auto count) {
         with_reuse<2>(reuse, [&](auto kind) {
-          sum<2, count.value, kind.value>(product, first, rows, ahead, finishing, room);
+          sum<2, count.value, kind.value>(product, first, rows, ahead, finishing, piece, room);
         });
       });
     }
   } else {
     with_constant<kAmxPanels>(panels, [&](auto count) {
-      sum<1, count.value, AmxReuse::kFirstCache>(product, 0, rows, ahead, finishing, room);
+      sum<1, count.value, AmxReuse::kFirstCache>(product, 0, rows, ahead, finishing, piece, room);
     });
   }
-  finishing.begin(product, rows.all(), panels, products);
+  if (!piece.to) finishing.begin(product, rows.all(), panels, products);
 }
 
 }  // namespace rootgraft

@@ -45,10 +45,18 @@ class ChannelFinish {
   int next_ = 0, rows_ = 0, room_ = 0, every_ = 1;
 };
 
+// Some words along K of a product: its sums of the words before, null for none, and where they go, null to be finished.
+// Rows of them lie ChannelFinish::kStride apart.
+struct ChannelPiece {
+  ptrdiff_t word, words;
+  const int32_t* from;
+  int32_t* to;
+};
+
 // The same to the bit as multiply_channel_tile where words fill AMX's registers, stored when the finishing goes on or
 // ends; in an AmxScope of amx_shapes(rows, kAmxWords). Two tiles of rows may take panels from the second cache.
 void multiply_channel_amx(const ChannelProduct& product, const AmxRows& rows, int panels, AmxReuse reuse,
-                          ChannelFinish& finishing);
+                          ChannelFinish& finishing, const ChannelPiece& piece);
 
 }  // namespace rootgraft
 

@@ -7,6 +7,7 @@
 #include "int8/int8_amx.h"
 #include "int8/int8_tile.h"
 #include "simd/partition.h"
+#include "gemm/deep_product.h"
 #include "gemm/epilogue.h"
 #include "gemm/gate.h"
 #include "simd/parallel.h"
@@ -32,9 +33,14 @@ Streams streams_of(const QuantisedLinear& op, int64_t panel, int64_t panel_end) 
   return Streams(panels_of(op, panel, panel_end), op.gate ? halves_apart(op) * channel_words(op) * kWidth : 0);
 }
 
+// Whether a product is made in blocks along K by AMX. Those of a gate, whose rows take longer to finish, are not.
+bool is_deep(const QuantisedLinear& op) { return !op.gate && takes_deep(op.rows, channel_words(op)); }
+
 Cuts channel_cuts(const QuantisedLinear& op) {
-  return Cuts(op.used_threads(), op.rows, op.out_columns(), 1, kChannelRows, kManyRows,
-              {channel_words(op), op.gate ? 2 : 1});
+  Slicing slicing = {channel_words(op), op.gate ? 2 : 1};
+  if (is_deep(op)) slicing.at_once = kDeepPanels;
+  if (takes_amx(channel_words(op))) slicing.most_rows = most_amx_rows(channel_words(op), is_deep(op));
+  return Cuts(op.used_threads(), op.rows, op.out_columns(), 1, kChannelRows, kManyRows, slicing);
 }
 
 // Some rows times the channels of a part; with a gate, a panel stands for two.
@@ -138,19 +144,28 @@ void multiply_gated_channels(const ChannelPart& all) {
 }
 
 #if ROOTGRAFT_AMX
-// f(tile, rows, ahead, reuse) by AMX, slice by slice; the panels of the next one come meanwhile.
+// f(tile, rows, ahead, reuse, piece) by AMX, in blocks along K or slice by slice; the panels of the next one come
+// meanwhile.
 template <class F>
 INLINE void for_channel_tiles(const ChannelPart& all, int most_panels, F f) {
   const ProductPart& part = all.part;
-  const int64_t panel_lines = channel_words(all.op) * (all.op.gate ? 2 : 1);
-  const AmxReuse reuse = reuse_of(part.row_count(), channel_words(all.op));
+  const int64_t words = channel_words(all.op), weights = all.op.gate ? 2 : 1, panel_lines = words * weights;
+  const DeepPanels panels = {all.op.panels, words, most_panels, (int)weights, all.apart() * words * kWidth};
+  const auto one = [&](const DeepTile& deep) {
+    auto* room = static_cast<int32_t*>(deep.room);
+    const ChannelPiece piece = {deep.step, deep.count, deep.step ? room : nullptr, deep.is_last ? nullptr : room};
+    f(deep.tile, deep.rows, deep.ahead, deep.reuse(), piece);
+  };
+  if (is_deep(all.op) && for_deep_tiles(panels, all.cuts, part.index, one)) return;
+  const AmxReuse reuse = reuse_of(part.row_count(), words);
+  const ChannelPiece whole = {0, words, nullptr, nullptr};
   const AmxScope scope(amx_shapes(amx_rows(part.row_count()), kAmxWords));
   for_amx_slices(all.cuts, part.index, panel_lines, most_panels, [&](const PartSlice& slice) {
     for_amx_tiles(part.row_count(), slice.part.panel_count(), [&](int m, const AmxRows& rows, int p, int panels) {
       const TileSpan tile = {part.row + m, slice.part.panel + p, rows.all(), panels};
       const int64_t most = tile.rows == part.row_count() ? panels : slice.part.panel_count();
       const auto streams = [&](int64_t first, int64_t end) { return all.ahead(first, end, most); };
-      f(tile, rows, slice.due(streams, tile), reuse);
+      f(tile, rows, slice.due(streams, tile), reuse, whole);
     }, most_panels);
   });
 }
@@ -169,15 +184,18 @@ void multiply_channels_amx(const ChannelPart& all, Out& out) {
   const bool passing = passes_caches(all.op);
   alignas(64) float room[kMostAmxRows * kRoomStride];
   ChannelFinish finishing;
-  for_channel_tiles(all, kAmxPanels, [&](const TileSpan& tile, const AmxRows& rows, const Streams& ahead, auto reuse) {
+  const auto multiply = [&](const TileSpan& tile, const AmxRows& rows, const Streams& ahead, AmxReuse reuse,
+                            const ChannelPiece& piece) {
     const TileRows to = out.place(room, tile);
     ChannelProduct product = all.product(tile, to);
     product.ask_for(ahead);
     product.passes_caches = passing && to.first != room;
-    multiply_channel_amx(product, rows, tile.panels, reuse, finishing);
+    multiply_channel_amx(product, rows, tile.panels, reuse, finishing, piece);
+    if (piece.to) return;
     if (to.first == room) finishing.finish_all();
     out.take(all.part.index, room, tile);
-  });
+  };
+  for_channel_tiles(all, kAmxPanels, multiply);
   finishing.finish_all();
   if (passing) _mm_sfence();  // such stores are ordered with no others
 }
@@ -186,10 +204,11 @@ void multiply_gated_channels_amx(const ChannelPart& all) {
   const QuantisedLinear& op = all.op;
   const TileRows out = {op.out, op.out_columns(), (bool)op.is_bf16};
   ChannelFinish finishing;
-  const auto multiply = [&](const TileSpan& tile, const AmxRows& rows, const Streams& ahead, AmxReuse reuse) {
+  const auto multiply = [&](const TileSpan& tile, const AmxRows& rows, const Streams& ahead, AmxReuse reuse,
+                            const ChannelPiece& piece) {
     ChannelProduct both = all.gated_product(tile, out.right(tile.row * op.out_columns() + tile.panel * kWidth));
     both.ask_for(ahead);
-    multiply_channel_amx(both, rows, 2 * tile.panels, reuse, finishing);
+    multiply_channel_amx(both, rows, 2 * tile.panels, reuse, finishing, piece);
   };
   for_channel_tiles(all, kAmxPanels / 2, multiply);
 }

@@ -79,6 +79,7 @@ struct Slicing {
   int64_t weights = 1;   // of these columns: a panel stands for one of each
   bool is_fine = false;  // by AMX, whose rows pass all panels of a slice again and again
   int64_t at_once = 0;   // panels of a part, 0: as many as leave room in the cache
+  int64_t most_rows = 0;  // of a part that a core's second cache keeps, 0: any
 
   // Slices of `threads` threads, in which their panels, those of the next slice and the rows fit the second cache.
   int64_t fine_count(int threads, int64_t panels) const {
@@ -117,6 +118,8 @@ class Cuts {
       const int64_t least = rows >= many * most_threads ? most_threads : 1;
       row_cuts_ = std::clamp<int64_t>(std::max(wanted, least), 1, most);
     }
+    // Rows that a core keeps pass all panels before the next rows do.
+    if (slicing.most_rows) row_cuts_ = std::max(row_cuts_, (rows + slicing.most_rows - 1) / slicing.most_rows);
     threads = (int)std::min<int64_t>(most_threads, count());
   }
 
