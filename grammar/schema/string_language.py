@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -44,14 +44,20 @@ def admits_any(strings: Strings) -> bool:
         return True
     if strings.least > MAX_LEAST or any(map(strings.admits, _guesses(strings))):
         return True
-    must, must_not = expressions(strings)
+    return has_string(*expressions(strings), strings.least, strings.most)
+
+
+def has_string(
+    must: Sequence[RegexNode], must_not: Sequence[Sequence[RegexNode]], least: int = 0, most: int | None = None
+) -> bool:
+    """Return whether any string has `string_automaton`'s properties; also True where that is too hard to find out."""
     if sum(map(repeat_product, (*must, *(node for group in must_not for node in group)))) > MAX_PLACES:
         return True
     try:
         found = string_automaton(must, must_not)
     except AutomatonTooLarge:
         return True
-    return _ends_within(found, strings.least, strings.most)
+    return _ends_within(found, least, most)
 
 
 def _guesses(strings: Strings) -> list[str]:
