@@ -111,11 +111,14 @@ class EngineConfig:
         low=0.001,
         high=1 << 20,
     )
-    num_gpu_blocks_override: int | None = option(None, "Pages in the KV pool, whatever the memory says.", low=2)
+    num_gpu_blocks_override: int | None = option(
+        None, "Pages in the KV pool, whatever the memory says.", low=2, high=(1 << 31) - 1
+    )
     max_num_seqs: int = option(64, "Most sequences in one step.", low=1, high=4096)
     max_num_batched_tokens: int = option(
-        512,
-        "Most tokens computed in one step; beside running streams fewer, as --target-itl-ms says.",
+        640,
+        "Most tokens computed in one step. Prompts take four fifths of it, more only up to the end of one or where one "
+        "is computed alone, and fewer beside running streams, as --target-itl-ms says.",
         low=1,
         high=1 << 20,
     )

@@ -181,6 +181,7 @@ class AdapterInfo:
         hits: requests that found it on the device.
         digest: identity of its content; "" while it is loading.
         vocab_size: tokens of its own vocabulary, 0 for the base model's.
+        loaded: when it was, in seconds since 1970; tells two loads of the same content apart.
     """
 
     name: str
@@ -196,3 +197,4 @@ class AdapterInfo:
     hits: int = 0
     digest: str = ""
     vocab_size: int = 0
+    loaded: float = 0.0

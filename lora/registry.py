@@ -8,6 +8,7 @@ A name refers to its current version; a sequence pins the version that was curre
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ class AdapterVersion:
         num_bytes: memory of its factors and its own weights.
         has_matrix: whether it brings a whole embedding or head.
         vocab_size: tokens of its vocabulary, None for the base model's.
+        loaded: when it was, in seconds since 1970.
         pins: running and waiting sequences that use it.
         retired: no longer the current version of its name.
     """
@@ -44,6 +46,7 @@ class AdapterVersion:
     num_bytes: int
     has_matrix: bool = False
     vocab_size: int | None = None
+    loaded: float = 0.0
     pins: int = 0
     retired: bool = False
 
@@ -71,7 +74,14 @@ class AdapterRegistry:
         """
         self.check_room(name)
         vocab_size = None if adapter.own is None else adapter.own.vocab_size
-        facts = (adapter.invocation_tokens, adapter.rank, adapter.num_bytes, adapter.has_matrix, vocab_size)
+        facts = (
+            adapter.invocation_tokens,
+            adapter.rank,
+            adapter.num_bytes,
+            adapter.has_matrix,
+            vocab_size,
+            time.time(),
+        )
         version = AdapterVersion(name, self._next_id, adapter.digest, path, trusted, *facts)
         self._next_id += 1
         self._alive[version.load_id] = version

@@ -38,7 +38,7 @@ class _Entry:
 
 
 def read_tensors(path: Path, most_bytes: int) -> dict[str, Tensor]:
-    """Read all tensors of a file by name, in their own types, all finite.
+    """Read all tensors of a file by name, in their own types, all finite. They share one piece of memory.
 
     Args:
         most_bytes: limit of the file.
@@ -51,39 +51,38 @@ def read_tensors(path: Path, most_bytes: int) -> dict[str, Tensor]:
             size = os.fstat(file.fileno()).st_size
             if size > most_bytes:
                 raise AdapterError(f"{path.name} has {size:,} bytes; at most {most_bytes:,} are read.")
+            head = file.read(min(size, 8 + MOST_HEADER_BYTES))
+            entries, start = _layout(head, size, path.name)  # before memory is taken for the tensors
             data = bytearray(size)
-            if file.readinto(data) != size or file.read(1):
+            data[: len(head)] = head
+            if file.readinto(memoryview(data)[len(head) :]) != size - len(head) or file.read(1):
                 raise AdapterError(f"{path.name} changed while it was read.")
     except OSError as error:
         raise AdapterError(f"{path.name} cannot be read: {error.strerror}.") from None
-    return parse_tensors(data, path.name)
-
-
-def parse_tensors(data: bytearray, name: str) -> dict[str, Tensor]:
-    """Parse the bytes of a file called ``name``; the tensors share its memory.
-
-    Raises:
-        AdapterError: as for ``read_tensors``.
-    """
-    header, start = _header(data, name)
-    entries = [_entry(tensor, value) for tensor, value in header.items() if tensor != "__metadata__"]
-    if not entries:
-        raise AdapterError(f"{name} holds no tensors.")
-    _check_layout(entries, len(data) - start, name)
     return {entry.name: _tensor(entry, data, start) for entry in entries}
 
 
-def _header(data: bytearray, name: str) -> tuple[dict[str, Any], int]:
+def _layout(head: bytes, size: int, name: str) -> tuple[list[_Entry], int]:
+    """Return the tensors of a file of ``size`` bytes that begins with ``head``, and the offset of the first."""
+    header, start = _header(head, size, name)
+    entries = [_entry(tensor, value) for tensor, value in header.items() if tensor != "__metadata__"]
+    if not entries:
+        raise AdapterError(f"{name} holds no tensors.")
+    _check_layout(entries, size - start, name)
+    return entries, start
+
+
+def _header(head: bytes, size: int, name: str) -> tuple[dict[str, Any], int]:
     """Parse the header; returns it and the offset of the tensors."""
-    if len(data) < 8:
-        raise AdapterError(f"{name} has {len(data)} bytes; a safetensors file has at least 8.")
-    length = int.from_bytes(data[:8], "little")
+    if size < 8:
+        raise AdapterError(f"{name} has {size} bytes; a safetensors file has at least 8.")
+    length = int.from_bytes(head[:8], "little")
     if length > MOST_HEADER_BYTES:
         raise AdapterError(f"{name} claims a header of {length:,} bytes; at most {MOST_HEADER_BYTES:,} are read.")
-    if length > len(data) - 8:
-        raise AdapterError(f"{name} claims a header of {length:,} bytes, but has only {len(data) - 8:,} behind it.")
+    if length > size - 8:
+        raise AdapterError(f"{name} claims a header of {length:,} bytes, but has only {size - 8:,} behind it.")
     try:
-        header = json.loads(data[8 : 8 + length].decode("utf-8"), object_pairs_hook=unique_keys)
+        header = json.loads(head[8 : 8 + length].decode("utf-8"), object_pairs_hook=unique_keys)
     except (ValueError, RecursionError) as error:
         reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
         raise AdapterError(f"{name} has a malformed header: {reason}.") from None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -308,22 +308,28 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _main(words: list[str]) -> int:
-    if not words or words[0] in ("-h", "--help", "help"):
+    if words[:1] == ["help"]:
+        words = [*words[1:], "--help"]
+    if not words or words[0] in ("-h", "--help"):
         print(_overview())
         return 0 if words else 2
     if words[0] in ("-V", "--version"):
         print(f"rootgraft {_version()}")
         return 0
-    groups = {command.partition(" ")[0] for command in COMMANDS if " " in command}
-    name = " ".join(words[:2]) if words[0] in groups else words[0]
+    group = [command for command in COMMANDS if command.startswith(f"{words[0]} ")]
+    if group and words[1:2] in (["-h"], ["--help"]):
+        print(_overview(group))
+        return 0
+    name = " ".join(words[:2]) if group else words[0]
     return _run(name, words[len(name.split()) :])
 
 
 def _run(name: str, argv: Sequence[str]) -> int:
     command = COMMANDS.get(name)
     if command is None:
-        inner = [each for each in COMMANDS if each.startswith(f"{name.partition(' ')[0]} ")]
-        hint = nearest(name, COMMANDS) or (f" There is {' and '.join(inner)}." if inner else "")
+        group, _, verb = name.partition(" ")
+        inner = [each for each in COMMANDS if each.startswith(f"{group} ")]
+        hint = nearest(name, inner if verb else () if inner else COMMANDS) or _there_is(inner)
         return _print_error("rootgraft", f"unknown command {name!r}.{hint}", 2)
     prog = f"rootgraft {name}"
     try:
@@ -352,9 +358,15 @@ def _print_error(prog: str, message: str, code: int) -> int:
     return code
 
 
-def _overview() -> str:
-    width = max(map(len, COMMANDS))
-    lines = [f"  {name:{width}}  {command.about}" for name, command in COMMANDS.items()]
+def _there_is(names: Sequence[str]) -> str:
+    """Return a sentence that names commands; an empty string for none."""
+    *others, last = names or [""]
+    return (f" There are {', '.join(others)} and {last}." if others else f" There is {last}.") if last else ""
+
+
+def _overview(names: Collection[str] = COMMANDS) -> str:
+    width = max(map(len, names))
+    lines = [f"  {name:{width}}  {COMMANDS[name].about}" for name in names]
     return "\n".join(
         ["usage: rootgraft COMMAND [options]", "", *lines, "", "'rootgraft COMMAND --help' lists a command's options."]
     )

@@ -5,6 +5,7 @@ They are separate from the commands' code, so that help and usage errors do not 
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -257,6 +258,10 @@ class KeyOptions:
     """Options of ``rootgraft key``."""
 
     name: str = option("default", "Name of the key, for the log.", group="key")
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"[A-Za-z0-9._@:-]{1,64}", self.name):
+            raise ConfigError(f"--name must be 1 to 64 letters, digits and ._@:-, not {self.name[:80]!r}.")
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,6 +87,8 @@ class RemoteServer:
             uds: Unix domain socket to connect to, whatever the host of the address.
         """
         url = _base_url(options.url)
+        if not (options.api_key or "").isprintable():
+            raise ConfigError("--api-key holds what no key may: a line break, another control character or no UTF-8.")
         headers = {} if options.api_key is None else {"Authorization": f"Bearer {options.api_key}"}
         async with aiohttp.ClientSession(
             headers=headers,
@@ -177,7 +179,10 @@ class RemoteServer:
         self, method: str, path: str, body: Mapping[str, Any] | None
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         headers = {} if body is None else {"Content-Type": "application/json"}
-        data = None if body is None else dumps_exact(body)
+        try:
+            data = None if body is None else dumps_exact(body)
+        except UnicodeEncodeError as error:  # bytes that are no UTF-8 come from the terminal as lone surrogates
+            raise RemoteError("no UTF-8", "The text is not UTF-8, as a request must be. Try: iconv -t UTF-8") from error
         try:
             async with self._session.request(method, self._url / path, data=data, headers=headers) as response:
                 yield response

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -18,6 +19,7 @@ _CONTROLS = dict.fromkeys(code for code in (*range(0x20), *range(0x7F, 0xA0)) if
 
 def chat(remote: RemoteOptions, sampling: SamplingOptions, options: ChatOptions) -> int:
     """Chat until the end of the input. Ctrl-C stops an answer, Ctrl-D leaves. Returns the exit code."""
+    _take_any_text()
     with asyncio.Runner() as runner, _connected(runner, remote) as server:
         messages: list[dict[str, str]] = []
         if options.system is not None:
@@ -42,6 +44,7 @@ def chat(remote: RemoteOptions, sampling: SamplingOptions, options: ChatOptions)
 
 def complete(remote: RemoteOptions, sampling: SamplingOptions, options: CompleteOptions) -> int:
     """Continue one text. Returns the exit code."""
+    _take_any_text()
     if options.prompt is None and sys.stdin.isatty():
         raise ConfigError("give the text to continue as an argument or on standard input.")
     prompt = sys.stdin.read() if options.prompt is None else options.prompt
@@ -49,6 +52,13 @@ def complete(remote: RemoteOptions, sampling: SamplingOptions, options: Complete
         body = {"prompt": prompt, **_fields(sampling, options.max_tokens)}
         succeeded = _stream_answer(runner, server, "completions", body, [])
     return 0 if succeeded else 1
+
+
+def _take_any_text() -> None:
+    """Let input that is not UTF-8 reach the request, which refuses it, and print ``?`` for what the output lacks."""
+    for stream, errors in ((sys.stdin, "surrogateescape"), (sys.stdout, "replace")):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors=errors)
 
 
 def _fields(sampling: SamplingOptions, max_tokens: int | None) -> dict[str, Any]:

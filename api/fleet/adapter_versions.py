@@ -6,9 +6,10 @@ on with it, also on another replica, until the last of them has ended.
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from ...engine.types import AdapterInfo
 
@@ -29,6 +30,7 @@ class LoadedVersion:
         path: its folder.
         trusted: the path may lead outside the folder of adapters.
         digest: of its content; "" where it is not known.
+        loaded: when its load began, in seconds since 1970, whenever a replica loaded it.
     """
 
     name: str
@@ -36,6 +38,7 @@ class LoadedVersion:
     path: str
     trusted: bool
     digest: str = ""
+    loaded: float = field(default_factory=time.time)
 
 
 class AdapterVersions:
@@ -112,10 +115,15 @@ class AdapterVersions:
 
     def public(self, infos: Mapping[str, AdapterInfo]) -> dict[str, AdapterInfo]:
         """Return a replica's adapters under their public names, without retired versions."""
-        names = {each.version: name for name, each in self._current.items()}
+        current = {each.version: each for each in self._current.values()}
         hidden = self._retired.keys() | self._loading.keys()
-        shown = {version: names.get(version, version) for version in infos if version not in hidden}
-        return {name: replace(infos[version], name=name) for version, name in shown.items()}
+        shown: dict[str, AdapterInfo] = {}
+        for version, info in infos.items():
+            if (loaded := current.get(version)) is not None:
+                shown[loaded.name] = replace(info, name=loaded.name, loaded=loaded.loaded)
+            elif version not in hidden:
+                shown[version] = info
+        return shown
 
 
 def _numbered(name: str, number: int) -> str:

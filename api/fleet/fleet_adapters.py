@@ -32,7 +32,7 @@ class FleetAdapters:
     def begin(self, infos: Iterable[AdapterInfo]) -> None:
         """Take the adapters that the operator has named."""
         for info in infos:
-            self._versions.add(LoadedVersion(info.name, info.name, info.path, True, info.digest))
+            self._versions.add(LoadedVersion(info.name, info.name, info.path, True, info.digest, info.loaded))
 
     @property
     def infos(self) -> dict[str, AdapterInfo]:

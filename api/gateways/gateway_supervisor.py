@@ -72,6 +72,7 @@ class GatewaySupervisor:
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._closing = False
+        self._serves = False
         self._num_started = 0
         self._num_lost = 0
 
@@ -97,6 +98,7 @@ class GatewaySupervisor:
             ),
             self._num_started,
             self._num_lost,
+            self._serves,
         )
 
     async def start(self) -> None:
@@ -107,12 +109,19 @@ class GatewaySupervisor:
         self._tick()
 
     async def serve(self, model: SharedModel, share: EngineShare) -> None:
-        """Let the gateways serve a model, which is loaded, and wait until one does."""
+        """Let the gateways serve a model, which is loaded, and wait until all that take connections already do.
+
+        Those that are started from now on take none before they serve.
+        """
         self._model = model.pack(), share
-        for member in self._members.values():
+        listening = tuple(self._members.values())
+        for member in listening:
             member.serve(*self._model)
-        while not any(member.serves for member in self._members.values()):
+        while not any(member.serves for member in self._members.values()) or any(
+            member.name in self._members and not member.serves for member in listening
+        ):
             await asyncio.sleep(TICK_SECONDS)
+        self._serves = True
 
     def drain(self) -> None:
         """Let the gateways take no new requests."""

@@ -192,7 +192,7 @@ class ServerState:
 
     @property
     def is_ready(self) -> bool:
-        return self.is_healthy and not self.draining
+        return self.is_healthy and not self.draining and (self.gateways is None or self.gateways().serves)
 
     def death(self) -> EngineDead:
         """Return the error that says why the engine is not running."""
@@ -288,7 +288,7 @@ class ServerState:
 
     async def _load_found(self, name: str, tokenizers: AdapterTokenizers) -> None:
         """Load an adapter of ``--lora-dir`` that has a tokenizer, whose vocabulary its prompts need."""
-        if self.client is None or not await asyncio.to_thread(tokenizers.has_own, name):
+        if self.client is None or not await asyncio.to_thread(tokenizers.read_own, name, name):
             return
         load = self._loading.get(name)
         if load is None:

@@ -31,11 +31,12 @@ class GatewayStatus:
 
 @dataclass(frozen=True, slots=True)
 class GatewaysStatus:
-    """All gateways that run, and how many were started, and lost, since the start."""
+    """All gateways that run, how many were started, and lost, since the start, and whether they serve the model yet."""
 
     gateways: tuple[GatewayStatus, ...]
     num_started: int
     num_lost: int
+    serves: bool = True
 
 
 def gateways_json(status: GatewaysStatus) -> dict[str, Any]:

@@ -27,7 +27,12 @@ def loads_exact(data: bytes) -> Any:
 
 
 def dumps_exact(value: Any) -> bytes:
-    """Return JSON without white space. Raises TypeError for what is no JSON."""
+    """Return JSON without white space.
+
+    Raises:
+        TypeError: for what is no JSON.
+        UnicodeEncodeError: for half of a surrogate pair.
+    """
     try:
         return orjson.dumps(value)
     except TypeError:

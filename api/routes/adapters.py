@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import asdict
 from typing import Any
 
@@ -79,6 +80,8 @@ async def load_lora_adapter(body: LoadAdapterRequest, state: State, models: Mode
         if state.remote is not None and source is not None:
             await state.remote.load(body.lora_name, source, replace=body.load_inplace)
         else:
+            if state.adapter_tokenizers is not None:  # a name in use keeps its adapter
+                await asyncio.to_thread(state.adapter_tokenizers.read_own, body.lora_name, body.lora_path)
             await client.load_adapter(body.lora_name, body.lora_path, replace=body.load_inplace)
             if state.remote is not None:
                 state.remote.forget(body.lora_name)

@@ -20,7 +20,7 @@ async def health(models: Models) -> Response:
     if sick is None:
         return json_response({"status": "draining" if models.main.draining else "ok"})
     if sick.async_engine is None:
-        return ErrorReply(503, "The model is still being loaded.", code="loading").response()
+        return _loading()
     return reply_to(sick.death()).response()
 
 
@@ -31,7 +31,12 @@ async def ready(models: Models) -> Response:
         return json_response({"status": "ready"})
     if models.main.draining:
         return ErrorReply(503, "The server is shutting down.", code="shutting_down").response()
-    return await health(models)
+    answer = await health(models)
+    return answer if answer.status_code != 200 else _loading()  # by gateways, of which each loads its tokenizer
+
+
+def _loading() -> Response:
+    return ErrorReply(503, "The model is still being loaded.", code="loading").response()
 
 
 @router.get("/version")

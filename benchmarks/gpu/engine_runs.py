@@ -23,6 +23,7 @@ from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.core.engine_core import EngineCore
 from rootgraft.engine.executor.worker import Worker
 from rootgraft.engine.messages import Abort, Done, Failed, Submit, TokenOut, TokenTexts
+from rootgraft.engine.scheduling.chunk_budget import usual_chunk
 from rootgraft.engine.types import FinishReason, Logprob, SamplingParams
 
 PAGE_SIZE = 16
@@ -218,7 +219,7 @@ class Engine:
 
     def longest_answer(self, rows: int, context: int, steps: int) -> int:
         """Tokens for each row so that the first one still runs when the last prompt is computed, and some steps on."""
-        return steps + 2 + -(-rows * context // (self.budget - rows))
+        return steps + 2 + -(-rows * context // min(self.budget - rows, usual_chunk(self.budget)))
 
     def decode_step(
         self,

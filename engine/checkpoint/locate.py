@@ -138,7 +138,7 @@ def _from_hub(model: str, revision: str | None) -> ModelFiles:
     if not _HUB_NAME.fullmatch(model):
         raise ModelError(
             f"--model: there is no folder or file {model}, and it is not a name on the hub (org/name). "
-            f"Try: ls -d {shlex.quote(str(Path(model).parent))}/*, or rootgraft list"
+            f"Try: ls {shlex.quote(str(Path(model).parent))}, or rootgraft list"
         )
     from huggingface_hub import snapshot_download
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 from collections.abc import Container, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from heapq import nlargest
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -78,13 +78,15 @@ class Loss:
     error: EngineError
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Load:
-    """A load in progress; ``call`` is to be replied to, None if a sequence requested it."""
+    """A load in progress, and the sequences that begin when it is done."""
 
     name: str
     path: str
-    call: int | None
+    call: int | None  # to be replied to; None if a sequence requested it
+    wanted: bool = True  # until its name is unloaded
+    waiting: list[Submit] = field(default_factory=list)
 
 
 class AdapterManager:
@@ -103,7 +105,6 @@ class AdapterManager:
         self._base_digest = base_digest
         self._folder = folder
         self._loads: deque[_Load] = deque()  # in the order in which the pool reports them
-        self._waiting: dict[str, list[Submit]] = {}
         self._pins: dict[int, AdapterVersion] = {}  # by sequence
         self._requests: Counter[str] = Counter()
         self._hits: Counter[str] = Counter()
@@ -115,7 +116,7 @@ class AdapterManager:
 
     @property
     def num_waiting(self) -> int:
-        return sum(map(len, self._waiting.values()))
+        return sum(len(load.waiting) for load in self._loads)
 
     def load_named(self, folders: Mapping[str, str]) -> tuple[AdapterInfo, ...]:
         """Load adapters by name, and wait for them. ConfigError for the first that cannot be loaded."""
@@ -146,6 +147,8 @@ class AdapterManager:
         except AdapterError:
             self._reply(message.id, UnknownModel(message.name))
             return
+        for load in self._loads:
+            load.wanted = load.wanted and load.name != message.name
         if loaded:
             self._gone(message.name)
         self._reply(message.id)
@@ -153,7 +156,7 @@ class AdapterManager:
     def tell(self, message: ListAdapters) -> None:
         """Reply with all adapters: ready, draining and loading."""
         registry = self._pool.registry
-        loading = (AdapterInfo(load.name, load.path, "loading", "disk") for load in self._loads)
+        loading = (AdapterInfo(load.name, load.path, "loading", "disk") for load in self._loads if load.wanted)
         self._outbox.append(Adapters(message.id, (*map(self.describe, (*registry, *registry.draining)), *loading)))
 
     def begin(self, submit: Submit) -> Adaptation | None:
@@ -206,11 +209,9 @@ class AdapterManager:
     def take_waiting(self, ids: Container[int] | None = None) -> list[Submit]:
         """Remove and return waiting sequences: those with these ids, or all."""
         taken = []
-        for name, submits in tuple(self._waiting.items()):
-            taken += [submit for submit in submits if ids is None or submit.id in ids]
-            self._waiting[name] = [submit for submit in submits if ids is not None and submit.id not in ids]
-            if not self._waiting[name]:
-                del self._waiting[name]
+        for load in self._loads:
+            taken += [submit for submit in load.waiting if ids is None or submit.id in ids]
+            load.waiting = [submit for submit in load.waiting if ids is not None and submit.id not in ids]
         return taken
 
     def take_messages(self) -> list[Message]:
@@ -248,6 +249,7 @@ class AdapterManager:
             hits=self._hits[version.name],
             digest=version.digest,
             vocab_size=version.vocab_size or 0,
+            loaded=version.loaded,
         )
 
     def names(self) -> dict[str, str]:
@@ -274,7 +276,8 @@ class AdapterManager:
         versions = {version.load_id: version for version in self._pins.values()}.values()
         running = {version.name for version in versions if self._pool.slots.pins(version.load_id)}
         waiting = {version.name for version in versions if version.pins > self._pool.slots.pins(version.load_id)}
-        return tuple(sorted(running)[:_MOST_NAMES]), tuple(sorted(waiting | self._waiting.keys())[:_MOST_NAMES])
+        waiting |= {load.name for load in self._loads if load.waiting}
+        return tuple(sorted(running)[:_MOST_NAMES]), tuple(sorted(waiting)[:_MOST_NAMES])
 
     def stats(self) -> dict[str, float]:
         """Return gauges and counters for metrics."""
@@ -303,7 +306,8 @@ class AdapterManager:
         Loads go on. One whose result was lost in that step is replied to with an error.
         """
         self._pool.slots.clear()
-        self._waiting.clear()
+        for load in self._loads:
+            load.waiting.clear()
         while len(self._loads) > self._pool.num_loading:
             load = self._loads.popleft()
             if load.call is not None:
@@ -329,25 +333,28 @@ class AdapterManager:
             raise ConfigError(f"--lora-modules {name}: {error}") from None
 
     def _is_known(self, name: str) -> bool:
-        return self._pool.registry.get(name) is not None or self._is_loading(name)
+        return self._pool.registry.get(name) is not None or self._loading(name) is not None
 
-    def _is_loading(self, name: str) -> bool:
-        return any(load.name == name for load in self._loads)
+    def _loading(self, name: str) -> _Load | None:
+        """Return the first load of a name that is wanted, None for none."""
+        return next((load for load in self._loads if load.name == name and load.wanted), None)
 
-    def _start(self, name: str, path: str, call: int | None, *, trusted: bool = False) -> None:
+    def _start(self, name: str, path: str, call: int | None, *, trusted: bool = False) -> _Load:
         try:
             self._pool.load(name, path, trusted=trusted)
         except AdapterError as error:
             raise _refusal(error) from None
         self._loads.append(_Load(name, path, call))
+        return self._loads[-1]
 
     def _wait(self, name: str, submit: Submit) -> None:
         """Keep a sequence until its adapter is loaded; begin the load if need be."""
-        if not self._is_loading(name):
+        load = self._loading(name)
+        if load is None:
             if self._folder is None or not _is_adapter(self._folder, name):
                 raise UnknownModel(name)
-            self._start(name, name, None)
-        self._waiting.setdefault(name, []).append(submit)
+            load = self._start(name, name, None)
+        load.waiting.append(submit)
 
     def _finish(self, load: _Load, result: LoadResult) -> list[Arrival]:
         error = None if result.error is None else _refusal(result.error)
@@ -355,7 +362,9 @@ class AdapterManager:
             self._outbox.append(AdapterChanged(load.name, self.describe(result.version)))
         if load.call is not None:
             self._reply(load.call, error)
-        return [Arrival(submit, error) for submit in self._waiting.pop(load.name, [])]
+        if isinstance(error, RequestError):  # of a sequence's request that is a wrong model, whatever is wrong with it
+            error = RequestError(str(error), param="model")
+        return [Arrival(submit, error) for submit in load.waiting]
 
     def _gone(self, name: str) -> None:
         del self._requests[name], self._hits[name]
@@ -383,9 +392,9 @@ def _is_adapter(folder: Path, name: str) -> bool:
 def _check_tokens(submit: Submit, vocab_size: int) -> None:
     """Raise RequestError for token ids that an adapter's vocabulary lacks."""
     biased = [token for token, _ in submit.params.logit_bias]
-    for field, tokens in (("prompt", submit.tokens), ("generated", submit.generated), ("logit_bias", biased)):
+    for name, tokens in (("prompt", submit.tokens), ("generated", submit.generated), ("logit_bias", biased)):
         if tokens and (largest := max(tokens)) >= vocab_size:
             raise RequestError(
-                f"{field} has the token id {largest}; the adapter {submit.adapter!r} has tokens 0 to {vocab_size - 1}.",
-                param=field,
+                f"{name} has the token id {largest}; the adapter {submit.adapter!r} has tokens 0 to {vocab_size - 1}.",
+                param=name,
             )

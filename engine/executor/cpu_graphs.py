@@ -25,7 +25,7 @@ from ..models.kv_pool import KvPool
 from .input_builder import HostInputs, InputBuilder
 from .static_inputs import StaticInputs
 
-_MOST_TOKENS: Final = 512  # of a recorded step: in a larger one Python takes a negligible part
+_MOST_TOKENS: Final = 640  # of a recorded step: in a larger one Python takes a negligible part
 _MOST_GRAPHS: Final = 64  # beyond that the least recently used is dropped
 
 _Projections = frozenset[str]  # those that adapters change in a step: a recording makes adapter calls for these alone

@@ -171,7 +171,14 @@ class Worker:
             self.draft = DraftWorker(config, draft, num_draft_pages, self.vocab_size, hidden)
         self.max_model_len = _max_model_len(config, model.config, self.num_pages)
         self.rope_switch = (model.config.rope_switch or ENDLESS) if model.long_offset else ENDLESS
-        return KvPool(model.config, self.num_pages, config.block_size, dtype, model.device, states, hidden)
+        try:
+            return KvPool(model.config, self.num_pages, config.block_size, dtype, model.device, states, hidden)
+        except OSError as error:
+            size = f"{self.num_pages * page_bytes / 2**30:,.1f} GiB"
+            raise ConfigError(
+                f"The system gives no {size} for the KV pool: {error.strerror}. Try: rootgraft serve --kv-cache-memory "
+                "4 (GiB)"
+            ) from error
 
     def _make_runner(self, config: EngineConfig, kv: KvPool, step_timer: Callable[[], StepTimer]) -> ModelRunner:
         model, bank = self.model, self.adapters.bank if self.adapters else None
@@ -275,7 +282,7 @@ def _slots(config: EngineConfig, slot_bytes: int) -> str:
 def _adapters(config: EngineConfig, layout: BaseLayout) -> AdapterPool:
     root = None if config.lora_dir is None else Path(config.lora_dir)
     if root is not None and not root.is_dir():
-        raise ConfigError("--lora-dir must be a folder.")
+        raise ConfigError(f"--lora-dir must be a folder, which {config.lora_dir} is not.")
     return AdapterPool(
         AdapterReader(layout, config.max_lora_rank, root=root),
         max_loras=config.max_loras,

@@ -38,7 +38,7 @@ half as long as to load them."""
 FEW_ROWS: Final = (1, 16, 64, 128, 256)
 """Numbers of rows that are measured where both forms are kept."""
 
-_ALIKE: Final = 0.98  # times as fast, for which a second form is not worth its memory
+_ALIKE: Final = 0.9  # times as fast, for which a second form is not worth its memory: three times as much
 _FEW_ROUNDS: Final = 2
 _FEW_WIDTH: Final = 1024
 _FEW_SIZE: Final = 8 << 20  # values of the weight that few rows are measured with

@@ -365,11 +365,9 @@ def _config(model: str | None, keywords: dict[str, Any]) -> EngineConfig:
 
 def _listed(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
     """Return a list of prompts, also for one text or one list of token ids. Raises RequestError for anything else."""
-    if not isinstance(prompts, str) and not hasattr(prompts, "__getitem__"):
-        kind = type(prompts).__name__
-        raise RequestError(
-            f"prompts must be a text, a list of token ids, or a list of these, not {kind}.", param="prompt"
-        )
+    if isinstance(prompts, (bytes, Mapping)) or not hasattr(prompts, "__getitem__"):
+        right = "a text, a list of token ids, or a list of these"
+        raise RequestError(f"prompts must be {right}, not {type(prompts).__name__}.", param="prompt")
     if isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int)):
         return [prompts]  # type: ignore[list-item]
     return prompts  # type: ignore[return-value]
@@ -384,6 +382,8 @@ def _one_for_each(
 ) -> Sequence[SamplingParams] | None:
     if params is None or isinstance(params, SamplingParams):
         return None if params is None else [params] * count
+    if not isinstance(params, Sequence) or not all(isinstance(each, SamplingParams) for each in params):
+        raise RequestError("params must be SamplingParams, or a list with one for each prompt.", param="params")
     if len(params) != count:
         raise RequestError(f"There are {len(params)} params for {count} prompts: give one, or one for each.")
     return params

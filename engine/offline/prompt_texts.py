@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 
+from ..errors import RequestError
 from ..serving.adapter_tokenizers import AdapterTokenizers, ServedTokenizer
 from ..serving.request import RequestLimits, token_array
 from ..text.prompt_cache import Owner, PromptEncoder
@@ -61,7 +62,9 @@ class AdapterTexts:
 
     def of(self, adapter: str | None) -> PromptTexts:
         """Return those of an adapter, None for the model. RequestError if the adapter's tokenizer cannot be used."""
-        if adapter is not None and adapter not in self._adapters and self._tokenizers.has_own(adapter):
+        if adapter is not None and not isinstance(adapter, str):
+            raise RequestError(f"adapter must be a name, not {type(adapter).__name__}.", param="adapter")
+        if adapter is not None and adapter not in self._adapters and self._tokenizers.read_own(adapter, adapter):
             self._load(adapter)
         info = None if adapter is None else self._adapters.get(adapter)
         served = self._tokenizers.known(adapter if info else None, info)

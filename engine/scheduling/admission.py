@@ -121,24 +121,31 @@ def preemption_victims(
     return victims if pages_missing(sequence, cache.page_size) + reserved <= available else []
 
 
-def prefix_in_progress(cache: PrefixCache, sequence: Sequence, running: Iterable[Sequence]) -> bool:
-    """Return whether a running sequence will compute a page that this one needs too and the tree lacks.
+def computed_twice(
+    cache: PrefixCache, sequence: Sequence, running: Iterable[Sequence], plan: StepPlan, num_waiting: int
+) -> int:
+    """Return how many tokens a step would compute again if a sequence began that shares a prefix in progress.
 
-    Waiting is then cheaper than computing it twice, and bounded: the other sequence gets tokens in every step until its
-    prompt is done. So sequences that arrive together compute a common prefix once. No sequence waits for one of a later
-    priority class, which may be preempted.
+    A running sequence computes whole pages that the waiting one needs too and the tree lacks. Sequences that arrive
+    together mostly share them all, so as many are counted as could begin in the step. To wait is bounded: the other one
+    gets tokens in every step until its prompt is done. No sequence waits for one of a later priority class, which may
+    be preempted: 0 then.
+
+    Args:
+        plan: of the step, as far as it is filled.
+        num_waiting: sequences in the queue, this one included.
     """
     limit = sequence.reusable
+    found = shared = -1
     if not cache.sharing:
-        return False
-    found = -1
+        return 0
     for other in running:
         if not other.prefilling or other.path != sequence.path or other.priority > sequence.priority:
             continue
         common = common_prefix(sequence.tokens, other.tokens, limit) // cache.page_size * cache.page_size
-        if common <= other.num_computed:
-            continue
-        found = cache.match(sequence.path, sequence.tokens, limit) if found < 0 else found
-        if common > found:
-            return True
-    return False
+        if common > max(other.num_computed, shared):
+            found = cache.match(sequence.path, sequence.tokens, limit) if found < 0 else found
+            shared = common
+    if shared <= found:
+        return 0
+    return (shared - found) * max(1, min(num_waiting, -(-plan.room // (sequence.num_tokens - found))))

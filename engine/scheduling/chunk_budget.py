@@ -5,8 +5,8 @@
 
 What the streams' rows take is predicted by ``StepCostModel``, and prompts get what is left of the target. Under load
 the streams alone take the target, and prompts would fall behind those that arrive. So the target makes a prompt at most
-``slowdown`` times slower than whole chunks beside the same streams: 1.15 times with 100 ms, 1.6 with 50, 4.8 with 20.
-It gets ``LEAST`` tokens of a step at any rate, and without streams nothing is cut.
+``slowdown`` times slower than usual chunks beside the same streams: 1.15 times with 100 ms, 1.6 with 50, 4.8 with 20.
+It gets ``LEAST`` tokens of a step at any rate, and without streams there is no target.
 """
 
 from __future__ import annotations
@@ -70,12 +70,12 @@ class ChunkBudget:
 
     Args:
         targets: inter-token latency in seconds by the priority class of a stream; a class without one has no limit.
-        most: tokens of a whole chunk.
+        usual: tokens of a usual chunk.
     """
 
-    def __init__(self, targets: Mapping[Priority, float], most: int) -> None:
+    def __init__(self, targets: Mapping[Priority, float], usual: int) -> None:
         self._targets = targets
-        self._most = most
+        self._usual = usual
         self._cost = StepCostModel()
 
     def begin(self, running: Iterable[tuple[Sequence, int, int]]) -> PrefillAllowance | None:
@@ -96,12 +96,25 @@ class ChunkBudget:
             return None
         own = self._cost.seconds(StepWork(len(streams), sum(end for _, end in streams)))
         start = starts[0] if starts else 0
-        whole = self._cost.prefill_seconds(start, start + self._most)
-        return PrefillAllowance(self._cost, max(AIM * target - own, least_seconds(own, whole, slowdown(target))))
+        usual = self._cost.prefill_seconds(start, start + self._usual)
+        return PrefillAllowance(self._cost, max(AIM * target - own, least_seconds(own, usual, slowdown(target))))
+
+    @property
+    def most_twice(self) -> int:
+        """Tokens that the prompts of a step compute again sooner than wait for a prefix that another one computes.
+
+        They take half as long as what a further step costs beyond its rows; an eighth of a usual chunk at most.
+        """
+        return int(min(self._usual / 8, self._cost.overhead_tokens() / 2))
 
     def observe(self, batch: Batch, seconds: float) -> None:
         """Learn from a step that took ``seconds``."""
         self._cost.observe(work_of(batch), seconds)
+
+
+def usual_chunk(most: int) -> int:
+    """Return the tokens of prompts in a usual step where one has ``most`` at most: the rest is for a prompt's end."""
+    return most - most // 5
 
 
 def slowdown(target: float) -> float:
@@ -109,10 +122,10 @@ def slowdown(target: float) -> float:
     return 1 + 0.15 * (0.1 / target) ** 2
 
 
-def least_seconds(own: float, whole: float, slower: float) -> float:
-    """Return the seconds of a step that prompts need so as to be computed ``slower`` times slower than in whole chunks.
+def least_seconds(own: float, usual: float, slower: float) -> float:
+    """Return the seconds of a step that prompts need so as to be computed ``slower`` times slower than in usual chunks.
 
     With s seconds for prompts beside ``own`` for streams a prompt takes (own + s) / s for each second of its own; in
-    whole chunks of ``whole`` seconds, (own + whole) / whole.
+    usual chunks of ``usual`` seconds, (own + usual) / usual.
     """
-    return own * whole / (slower * own + (slower - 1) * whole)
+    return own * usual / (slower * own + (slower - 1) * usual)

@@ -37,15 +37,15 @@ from ..types import FinishReason, Priority
 from .admission import (
     AdapterSlots,
     SlotRequests,
+    computed_twice,
     lacks_more,
     num_reusable,
     pages_missing,
     preemption_victims,
     prefetch,
-    prefix_in_progress,
     try_acquire,
 )
-from .chunk_budget import ChunkBudget
+from .chunk_budget import ChunkBudget, usual_chunk
 from .draft_budget import DraftBudget
 from .sequence_meter import SequenceMeter
 from .session_pins import SessionPins
@@ -92,7 +92,7 @@ class Scheduler:
         self._stats = stats
         self._slots = slots
         self._drafts = drafts
-        self._chunks = ChunkBudget(target_itl, max_num_batched_tokens)
+        self._chunks = ChunkBudget(target_itl, usual_chunk(max_num_batched_tokens))
         self._clock = clock
         self._meter = SequenceMeter(stats, cache.page_size, clock)
         self._committed = 0.0  # when the last step was committed
@@ -205,14 +205,13 @@ class Scheduler:
         return sequence if sequence and step.rows.get(sequence.id) is row else None
 
     def _fill(self, plan: StepPlan) -> None:
-        """Give running sequences their tokens, then admit waiting ones: short ones, in half of what is left, before a
-        prompt that takes the rest."""
+        """Give running sequences tokens, then admit others: short ones in half of what is left before a long prompt."""
         ordered = plan.in_order(self._running)
         plan.allowance = self._chunks.begin(ordered)
         for sequence, start, wanted in ordered:
-            if wanted - start > plan.room(start, wanted):
-                self._admit(plan, plan.room() // 2, sequence.priority)
-            if plan.room(start, wanted) and sequence.status is Status.RUNNING:
+            if wanted - start > max(1, min(plan.room, plan.share(start, wanted))):
+                self._admit(plan, plan.room // 2, sequence.priority)
+            if plan.share(start, wanted) and sequence.status is Status.RUNNING:
                 self._extend(sequence, start, wanted, plan)
         self._admit(plan)
         if self._slots is not None:
@@ -239,7 +238,7 @@ class Scheduler:
 
     def _extend(self, sequence: Sequence, start: int, wanted: int, plan: StepPlan) -> None:
         """Give a running sequence tokens and their pages; preempt if pages are lacking."""
-        end = start + plan.room(start, wanted)
+        end = start + plan.share(start, wanted)
         while not self._cache.grow(lease_of(sequence), end):
             victim = max(reversed(self._running), key=lambda running: running.priority)
             self._preempt(victim, plan)
@@ -259,9 +258,10 @@ class Scheduler:
     def _admit(self, plan: StepPlan, most: int = ENDLESS, latest: Priority = Priority.BATCH) -> None:
         """Admit from the queue while rows, pages and budget last; batch sequences may be preempted for others.
 
-        A sequence whose prefix is being computed by another is passed over, to find it in the cache later; at most as
-        many as there are rows, which bounds the work of a step. One whose adapter has no slot yet is passed over too,
-        and one that lacks more than ``most`` tokens, which all together may compute. ``latest`` is the last class.
+        A sequence whose prefix is being computed by another is passed over, to find it in the cache later, unless it is
+        short; at most as many as there are rows, which bounds the work of a step. One whose adapter has no slot yet is
+        passed over, and one that lacks more than ``most`` tokens, which all together may compute. ``latest`` is the
+        last class.
         """
         if not self._has_room(plan) and not self._may_preempt_to_admit():
             return
@@ -276,7 +276,8 @@ class Scheduler:
                 return
             if sequence.awaits_mask:
                 continue
-            if prefix_in_progress(self._cache, sequence, self._running) or lacks_more(self._cache, sequence, most):
+            twice = computed_twice(self._cache, sequence, self._running, plan, len(self._queue))
+            if twice > self._chunks.most_twice or lacks_more(self._cache, sequence, most):
                 passed_over += 1
                 continue
             if (slot := slots.acquire(sequence.adapter)) is None:
@@ -287,13 +288,13 @@ class Scheduler:
                 self._release_slot(sequence)
                 return
             self._start(sequence, lease, plan)
-            end = lease.num_tokens + plan.room(lease.num_tokens, sequence.num_tokens)
+            end = lease.num_tokens + plan.share(lease.num_tokens, sequence.num_tokens)
             if self._cache.grow(lease, end):
                 plan.give(sequence, lease.num_tokens, end, draws=end == sequence.num_tokens)
                 most -= end - lease.num_tokens
 
     def _has_room(self, plan: StepPlan) -> bool:
-        return bool(plan.room() and self._free_rows)
+        return bool(plan.room and self._free_rows)
 
     def _may_preempt_to_admit(self) -> bool:
         """Whether a waiting sequence may have a running one preempted. Cheap, as it is asked in every step."""

@@ -85,6 +85,10 @@ class StepCostModel:
         linear = per_token + per_pair * (start + 0.5)
         return int(2 * seconds / (linear + sqrt(linear * linear + 2 * per_pair * seconds)))
 
+    def overhead_tokens(self) -> float:
+        """Return how many prompt tokens take as long as what a step costs beyond its rows."""
+        return self._costs[0] / self._costs[3]
+
     def draft_tokens(self, seconds: float) -> int:
         """Return how many drafts add at most ``seconds`` to a step."""
         return int(seconds / self._costs[1])

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 from ..batch import Batch, PageCopy, Row, RowStart, placeholder_token
 from ..kv_cache.prefix_cache import Lease
 from ..sequence.sequence import Sequence
-from .chunk_budget import PrefillAllowance
+from .chunk_budget import PrefillAllowance, usual_chunk
 
 
 @dataclass(slots=True)
@@ -21,6 +21,16 @@ class StepPlan:
     The step before may still be in flight. Each of its rows that draws counts as drawing one token: its sequence then
     has one token more than is known.
 
+    Where the tokens of a step go::
+
+        |<------------------ budget ------------------->|
+        |                  |<--- usual chunk --->|      |
+        | single tokens    | prompts             | rest |
+
+    A prompt that ends within the budget is computed to its end, even beyond the usual chunk: cut there it would wait a
+    whole step for a few tokens. One that is longer is cut at the usual chunk, so that sequences which draw in this step
+    wait no longer for it; if none does, at the budget. Nothing begins beyond the usual chunk.
+
     Attributes:
         budget: tokens left to give.
         began: when planning began.
@@ -28,7 +38,10 @@ class StepPlan:
         rows: the rows planned, by sequence id.
         starts: rows taken by admitted sequences.
         copies: of pages.
-        allowance: seconds for prompts; None if nothing limits them but the budget.
+        allowance: seconds for prompts; None if nothing limits them but tokens.
+        num_prompt_tokens: tokens given to prompts.
+        num_drawing: rows that draw.
+        usual: tokens of a usual chunk, which the prompts of the step share.
     """
 
     budget: int
@@ -38,6 +51,12 @@ class StepPlan:
     starts: list[RowStart] = field(default_factory=list)
     copies: list[PageCopy] = field(default_factory=list)
     allowance: PrefillAllowance | None = None
+    num_prompt_tokens: int = 0
+    num_drawing: int = 0
+    usual: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.usual = usual_chunk(self.budget)
 
     @property
     def batch(self) -> Batch:
@@ -63,19 +82,36 @@ class StepPlan:
             return sequence.num_computed, sequence.num_tokens
         return sequence.num_computed + len(row.tokens), sequence.num_tokens + row.draws
 
-    def room(self, start: int = 0, wanted: int = 1 << 62) -> int:
+    @property
+    def room(self) -> int:
+        """Tokens that a new prompt may compute, if it is longer than that."""
+        return max(0, min(self._most(0), self.usual - self.num_prompt_tokens))
+
+    def share(self, start: int, wanted: int) -> int:
         """Return how many of the tokens from position ``start`` to ``wanted`` a sequence may compute.
 
         A single one is no chunk: it is cut by nothing but the budget.
         """
-        most = min(self.budget, wanted - start)
-        return most if self.allowance is None or wanted - start == 1 else min(most, self.allowance.room(start))
+        rest = wanted - start
+        if rest == 1:
+            return min(self.budget, 1)
+        most, usual = self._most(start), self.usual - self.num_prompt_tokens
+        if rest > most:
+            return max(0, min(most, usual)) if self.num_drawing else most
+        return rest if usual > 0 else 0
 
     def room_without(self, sequences: Iterable[Sequence]) -> int:
-        """Return the room of a new sequence if others gave back what they have."""
-        given = {each.id: self.num_given(each) for each in sequences}
-        most = self.budget + sum(given.values())
-        return most if self.allowance is None else min(most, self.allowance.room(0, given.keys()))
+        """Return ``room`` if sequences gave back what they have."""
+        rows = {each.id: self.rows[each.id] for each in sequences if each.id in self.rows}
+        most = self.budget + sum(len(row.tokens) for row in rows.values())
+        if self.allowance is not None:
+            most = min(most, self.allowance.room(0, rows.keys()))
+        others = self.num_prompt_tokens - sum(len(row.tokens) for row in rows.values() if _is_chunk(row))
+        return max(0, min(most, self.usual - others))
+
+    def _most(self, start: int) -> int:
+        """Return how many tokens of a prompt from position ``start`` on fit in the step."""
+        return self.budget if self.allowance is None else min(self.budget, self.allowance.room(start))
 
     def give(self, sequence: Sequence, start: int, end: int, *, draws: bool) -> None:
         """Let a sequence compute positions ``start`` to ``end``, for which its lease has pages.
@@ -98,8 +134,11 @@ class StepPlan:
             checkpoints=() if lease.states is None else lease.take_checkpoints(start, end),
         )
         self.budget -= end - start
-        if self.allowance is not None and (end - start > 1 or not draws):
-            self.allowance.take(sequence.id, start, end, is_cut=not draws)
+        self.num_drawing += draws
+        if _is_chunk(self.rows[sequence.id]):
+            self.num_prompt_tokens += end - start
+            if self.allowance is not None:
+                self.allowance.take(sequence.id, start, end, is_cut=not draws)
 
     def num_given(self, sequence: Sequence) -> int:
         """Return how many tokens a sequence computes in the step."""
@@ -115,6 +154,8 @@ class StepPlan:
         """Undo ``give``."""
         if row := self.rows.pop(sequence.id, None):
             self.budget += len(row.tokens)
+            self.num_drawing -= row.draws
+            self.num_prompt_tokens -= len(row.tokens) if _is_chunk(row) else 0
             if self.allowance is not None:
                 self.allowance.give_back(sequence.id)
 
@@ -180,6 +221,11 @@ class StepInFlight:
     @property
     def num_drawing(self) -> int:
         return sum(row.draws for row in self.rows.values())
+
+
+def _is_chunk(row: Row) -> bool:
+    """Whether a row without drafts computes a part of a prompt, and not a stream's next token."""
+    return len(row.tokens) > 1 or not row.draws
 
 
 def _prompt_targets(sequence: Sequence, start: int, end: int) -> Seq[int]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections import OrderedDict
+import time
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -65,6 +65,23 @@ class ServedTokenizer:
         return TokenTexts(lengths, texts.data[: sum(lengths)], special, self.key, self.ends)
 
 
+@dataclass(slots=True, eq=False)
+class _Loaded:
+    """A tokenizer that was read from files, and when a request last asked for it, in monotonic seconds."""
+
+    tokenizer: Tokenizer
+    used: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What was found for a version of an adapter; ``loaded`` is None if it is not an own tokenizer."""
+
+    version: tuple[str, float]
+    served: ServedTokenizer
+    loaded: _Loaded | None
+
+
 class AdapterTokenizers:
     """Finds and loads the tokenizers of adapters. Thread-safe.
 
@@ -78,22 +95,35 @@ class AdapterTokenizers:
         self._root = None if config.lora_dir is None else Path(config.lora_dir)
         self._downloads = adapter_cache_folder(config.adapter_cache_dir).resolve()
         self._lock = Lock()
-        self._of_adapters: dict[str, tuple[tuple[str, str, int], ServedTokenizer]] = {}  # by name, with the version
-        self._loaded: OrderedDict[str, Tokenizer] = OrderedDict()  # by digest of the files, least recently used first
+        self._most_names = config.max_adapters
+        self._of_adapters: dict[str, _Found] = {}  # by name, the one found last at the end
+        self._loaded: dict[str, _Loaded] = {}  # by digest of the files
 
     def known(self, name: str | None, info: AdapterInfo | None) -> ServedTokenizer | None:
         """Return the tokenizer of an adapter's version if it was found before, that of the base model for no name."""
         if name is None:
             return self._base
-        version, served = self._of_adapters.get(name, (None, None))
-        return served if info is not None and version == _version(info) else None
+        found = self._of_adapters.get(name)
+        if found is None or info is None or found.version != _version(info):
+            return None
+        if found.loaded is not None:
+            found.loaded.used = time.monotonic()
+        return found.served
 
-    def has_own(self, name: str) -> bool:
-        """Return whether the folder of an adapter below the folder of adapters has a tokenizer."""
+    def read_own(self, name: str, path: str) -> bool:
+        """Read the tokenizer of an adapter below the folder of adapters that is to be loaded: not on the event loop.
+
+        Returns:
+            Whether it has one; not if there is no such folder, as the load will tell.
+
+        Raises:
+            RequestError: it is malformed.
+        """
         try:
-            return self._root is not None and (find_folder(name, self._root) / DEFINITION).is_file()
+            folder = None if self._root is None else find_folder(path, self._root)
         except AdapterError:
             return False
+        return folder is not None and self._own(name, folder) is not None
 
     def find(self, name: str, info: AdapterInfo) -> ServedTokenizer:
         """Return the tokenizer of a loaded adapter, which is read if need be: not on the event loop.
@@ -102,22 +132,25 @@ class AdapterTokenizers:
             RequestError: its tokenizer is malformed, or has more tokens than its embedding.
         """
         try:
-            served = self._find(name, find_folder(str((self._root or Path()) / info.path), None), info.vocab_size)
+            folder = find_folder(str((self._root or Path()) / info.path), None)
+            served, loaded = self._find(name, folder, info.vocab_size)
         except AdapterError:  # the folder is gone
-            served = self._base
-        self._of_adapters[name] = _version(info), served
+            served, loaded = self._base, None
+        self._keep(name, _Found(_version(info), served, loaded))
         return served
 
-    def _find(self, name: str, folder: Path, vocab_size: int) -> ServedTokenizer:
-        try:
-            own = self._read(folder)
-        except (ModelError, OSError) as error:
-            reason = error if isinstance(error, ModelError) else f"{error.strerror}."
-            raise RequestError(
-                f"The tokenizer in the folder of the adapter {name!r}: {reason}", param="model"
-            ) from None
-        base = self._base
-        if own is None:
+    def _keep(self, name: str, found: _Found) -> None:
+        """Remember what was found, unless its tokenizer had to make room for others meanwhile."""
+        with self._lock:
+            self._of_adapters.pop(name, None)
+            if found.loaded is None or found.loaded in self._loaded.values():
+                self._of_adapters[name] = found
+            while len(self._of_adapters) > self._most_names:
+                del self._of_adapters[next(iter(self._of_adapters))]
+
+    def _find(self, name: str, folder: Path, vocab_size: int) -> tuple[ServedTokenizer, _Loaded | None]:
+        loaded, base = self._own(name, folder), self._base
+        if loaded is None:
             size = vocab_size or base.vocab_size
             if size > base.vocab_size and folder.is_relative_to(self._downloads):
                 raise RequestError(
@@ -126,7 +159,8 @@ class AdapterTokenizers:
                     param="model",
                     code="adapter_not_supported",
                 )
-            return base if size == base.vocab_size else ServedTokenizer(base.tokenizer, size, f"@{size}")
+            return (base if size == base.vocab_size else ServedTokenizer(base.tokenizer, size, f"@{size}")), None
+        own = loaded.tokenizer
         if vocab_size and own.vocab_size > vocab_size:
             raise RequestError(
                 f"tokenizer.json in the folder of the adapter {name!r} has {own.vocab_size:,} tokens, but its "
@@ -135,14 +169,24 @@ class AdapterTokenizers:
             )
         size, key = vocab_size or base.vocab_size, _vocabulary_key(own)
         if size == base.vocab_size and key == self._base_key:
-            return ServedTokenizer(own, size)  # with a chat template of its own, perhaps
-        return ServedTokenizer(own, size, f"{key}@{size}")
+            return ServedTokenizer(own, size), loaded  # with a chat template of its own, perhaps
+        return ServedTokenizer(own, size, f"{key}@{size}"), loaded
 
     @cached_property
     def _base_key(self) -> str:
         return _vocabulary_key(self._base.tokenizer)
 
-    def _read(self, folder: Path) -> Tokenizer | None:
+    def _own(self, name: str, folder: Path) -> _Loaded | None:
+        """Return the tokenizer in an adapter's folder, None without one. RequestError if it is malformed."""
+        try:
+            return self._read(folder)
+        except (ModelError, OSError) as error:
+            reason = error if isinstance(error, ModelError) else f"{error.strerror}."
+            raise RequestError(
+                f"The tokenizer in the folder of the adapter {name!r}: {reason}", param="model"
+            ) from None
+
+    def _read(self, folder: Path) -> _Loaded | None:
         """Return an adapter's tokenizer; None for a folder without one."""
         present = [file for name in _FILES if (file := folder / name).is_file()]
         if not present or present[0].name != DEFINITION:
@@ -162,11 +206,18 @@ class AdapterTokenizers:
         with self._lock:
             found = self._loaded.get(key)
             if found is None:
-                found = self._loaded[key] = self._load(folder)
-                if len(self._loaded) > MOST_TOKENIZERS:
-                    self._loaded.popitem(last=False)
-            self._loaded.move_to_end(key)
+                tokenizer = self._load(folder)
+                if len(self._loaded) >= MOST_TOKENIZERS:
+                    self._drop(min(self._loaded, key=lambda each: self._loaded[each].used))
+                found = self._loaded[key] = _Loaded(tokenizer, 0.0)
+            found.used = time.monotonic()
         return found
+
+    def _drop(self, key: str) -> None:
+        """Forget a tokenizer, and for which adapters it was found. With the lock held."""
+        dropped = self._loaded.pop(key)
+        kept = {name: found for name, found in self._of_adapters.items() if found.loaded is not dropped}
+        self._of_adapters = kept
 
     def _load(self, folder: Path) -> Tokenizer:
         with refusing_malformed():
@@ -184,5 +235,6 @@ def _vocabulary_key(tokenizer: Tokenizer) -> str:
     return digest.hexdigest()
 
 
-def _version(info: AdapterInfo) -> tuple[str, str, int]:
-    return info.digest, info.path, info.vocab_size
+def _version(info: AdapterInfo) -> tuple[str, float]:
+    """Return what tells one load from another: the tokenizer may differ where the weights do not."""
+    return info.digest, info.loaded

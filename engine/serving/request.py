@@ -138,6 +138,7 @@ class RequestLimits:
             ContextTooLong: prompt and ``max_tokens`` exceed the model's length.
             RequestError: another field is out of bounds; the message has field, value and bounds.
         """
+        _check_kinds(request)
         params = request.params
         if params.top_k == -1:
             params = replace(params, top_k=0)
@@ -203,6 +204,8 @@ def _wrapped(seed: int) -> int:
 def token_array(ids: Sequence[int]) -> array[int]:
     """Return token ids in the form of ``TextRequest.tokens``. Raises RequestError for entries that are no ids."""
     try:
+        if isinstance(ids, bytes) or bool in map(type, ids):
+            raise TypeError("neither bytes nor booleans are ids")
         return array("i", ids)
     except (TypeError, OverflowError):
         raise RequestError("A prompt of tokens must be a list of token ids.", param="prompt") from None
@@ -229,6 +232,19 @@ def _check_number(name: str, value: object, kind: type[int] | type[float], low: 
 
 def _bounds(name: str, low: float, high: float | None) -> str:
     return f"{'above' if name in _ABOVE_ZERO else 'at least'} {low}" + ("" if high is None else f" and at most {high}")
+
+
+def _check_kinds(request: TextRequest) -> None:
+    """Raise RequestError for what is of another type than Python callers must give it."""
+    kinds: dict[str, tuple[object, type]] = {
+        "params": (request.params, SamplingParams),
+        "session": (request.session, str),
+    }
+    if request.grammar is not None:
+        kinds["grammar"] = (request.grammar, GrammarSpec)
+    for name, (value, kind) in kinds.items():
+        if not isinstance(value, kind):
+            raise RequestError(f"{name} must be of type {kind.__name__}, not {type(value).__name__}.", param=name)
 
 
 def _check_count(name: str, values: tuple[object, ...], most: int) -> None:

@@ -157,7 +157,7 @@ def test_load_replace_and_unload(client: openai.OpenAI, http: httpx.Client, fold
     assert client.models.retrieve("new").root == "two"  # type: ignore[attr-defined]
     listed = {entry["name"]: entry for entry in http.get("/v1/adapters").json()["data"]}
     fields = ["name", "path", "state", "tier", "rank", "bytes", "activated", "pins", "running", "requests", "hits"]
-    assert list(listed["new"]) == [*fields, "digest", "vocab_size"]
+    assert list(listed["new"]) == [*fields, "digest", "vocab_size", "loaded"]
     assert listed["new"]["digest"] == listed["two"]["digest"] != listed["one"]["digest"]
     assert (listed["new"]["state"], listed["new"]["tier"], listed["new"]["rank"]) == ("ready", "device", 3)
     assert listed["new"]["requests"] >= listed["new"]["hits"] and listed["new"]["bytes"] > 0
@@ -293,6 +293,33 @@ def test_a_tokenizer_with_more_tokens_than_the_embedding_is_refused(http: httpx.
     assert "unfit" not in {each["name"] for each in http.get("/v1/adapters").json()["data"]}
     asked = http.post("/v1/completions", json={"model": "unfit", "prompt": "a"})
     assert asked.status_code == 400 and asked.json()["error"]["param"] == "model"
+
+
+def test_a_load_in_place_brings_the_template_of_now_or_changes_nothing(http: httpx.Client, folder: Path) -> None:
+    """The weights are the same; a tokenizer that cannot be used leaves the name what it was."""
+    shutil.copytree(folder / "adapters" / "chatty", folder / "adapters" / "retold")
+    template, definition = (folder / "adapters" / "retold" / name for name in ("chat_template.jinja", "tokenizer.json"))
+    load = {"lora_name": "retold", "lora_path": "retold", "load_inplace": True}
+    messages = [{"role": "user", "content": "foxes run"}]
+
+    def rendered() -> str:
+        tokens = http.post("/tokenize", json={"model": "retold", "messages": messages}).json()["tokens"]
+        return http.post("/detokenize", json={"model": "retold", "tokens": tokens}).json()["prompt"]
+
+    assert http.post("/v1/load_lora_adapter", json=load).status_code == 200
+    before = rendered()
+    template.write_text("<|user|>the{{ messages[0].content }}")
+    assert rendered() == before
+    assert http.post("/v1/load_lora_adapter", json=load).status_code == 200
+    assert rendered() == "<|user|>thefoxes run" != before
+    definition.write_text("{")
+    refused = http.post("/v1/load_lora_adapter", json=load)
+    assert refused.status_code == 400 and "tokenizer.json" in refused.text
+    assert rendered() == "<|user|>thefoxes run"
+    assert http.post("/v1/unload_lora_adapter", json={"lora_name": "retold"}).status_code == 200
+    asked = http.post("/v1/completions", json={"model": "retold", "prompt": "a"})
+    assert (asked.status_code, asked.json()["error"]["param"]) == (400, "model")
+    assert "retold" not in {card["id"] for card in http.get("/v1/models").json()["data"]}
 
 
 def test_of_a_source_no_tokenizer_is_read(http: httpx.Client, folder: Path) -> None:

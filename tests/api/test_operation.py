@@ -16,6 +16,7 @@ from support.api.api_live import Live, make_state, serve
 from support.api.reply_checks import scrape, value
 
 from rootgraft.api.config import ServerConfig
+from rootgraft.api.observe.replica_view import GatewaysStatus
 from rootgraft.engine.messages import Heartbeat
 
 HI = [{"role": "user", "content": "hi"}]
@@ -41,6 +42,16 @@ def test_probes(live: Live) -> None:
         assert "no sign of life" in http.post("/v1/completions", json={"prompt": "x"}).json()["error"]["message"]
     live.client.death = None
     assert statuses(live) == (503, 503, 503)
+
+
+def test_a_server_is_ready_once_its_gateways_serve(live: Live) -> None:
+    live.state.gateways = lambda: GatewaysStatus((), 2, 0, serves=False)
+    assert statuses(live) == (200, 503, 200)
+    with live.http() as http:
+        assert http.get("/ready").json()["error"]["code"] == "loading"
+    live.state.gateways = lambda: GatewaysStatus((), 2, 0)
+    assert statuses(live) == (200, 200, 200)
+    live.state.gateways = None
 
 
 def test_while_the_model_is_loading() -> None:

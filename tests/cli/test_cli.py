@@ -48,6 +48,26 @@ def test_help_shows_every_option_of_a_command(name: str, capsys) -> None:
             assert "--" + spec.name.replace("_", "-") in shown
 
 
+@pytest.mark.parametrize("words", ["models -h", "models --help", "help models"])
+def test_help_of_a_group_lists_its_commands(words: str, capsys) -> None:
+    assert main(words.split()) == 0
+    lines = capsys.readouterr().out.splitlines()
+    shown = [line.split("  ")[1] for line in lines if line.startswith("  ")]
+    assert shown == [name for name in COMMANDS if name.startswith("models ")]
+
+
+def test_help_takes_a_command(capsys) -> None:
+    for words, first in (
+        ("help models add", "usage: rootgraft models add"),
+        ("help key", "usage: rootgraft key"),
+        ("help", "usage: rootgraft COMMAND"),
+    ):
+        assert main(words.split()) == 0
+        assert capsys.readouterr().out.startswith(first)
+    assert main(["help", "serv"]) == 2
+    assert "Did you mean serve?" in capsys.readouterr().err
+
+
 def test_help_and_mistakes_load_nothing_heavy() -> None:
     script = (
         "import sys; from rootgraft.api.cli.main import main; main(['serve', '--help']);"
@@ -62,7 +82,11 @@ def test_help_and_mistakes_load_nothing_heavy() -> None:
     ("argv", "message"),
     [
         ("serv", "rootgraft: unknown command 'serv'. Did you mean serve?"),
-        ("bench", "rootgraft: unknown command 'bench'. Did you mean bench step?"),
+        ("bench", "rootgraft: unknown command 'bench'. There are bench serve and bench step."),
+        ("bench serv", "rootgraft: unknown command 'bench serv'. Did you mean bench serve?"),
+        ("models", "rootgraft: unknown command 'models'. There are models list, models add, "),
+        ("fleet what", "rootgraft: unknown command 'fleet what'. Did you mean fleet status?"),
+        ("key a/b", "rootgraft key: --name must be 1 to 64 letters, digits and ._@:-, not 'a/b'."),
         ("serve --prot 8001", "rootgraft serve: unknown option --prot. Did you mean --port?"),
         ("serve --prot=8001", "rootgraft serve: unknown option --prot. Did you mean --port?"),
         ("serve --port x", "rootgraft serve: --port: must be a whole number such as 4096"),
@@ -138,7 +162,7 @@ def test_several_adapters_follow_one_flag_as_with_vllm() -> None:
         request_rate=st.floats(0.001, allow_nan=False),
         max_concurrency=st.none() | st.integers(1, 99),
         ignore_eos=st.booleans(),
-        extra_body=st.none() | st.text(),
+        extra_body=st.none() | st.text().filter(lambda text: text != "None"),  # which is how no value is written
     )
 )
 def test_options_survive_the_way_through_the_command_line(options: BenchOptions) -> None:

@@ -152,6 +152,24 @@ def test_a_pool_that_is_too_small(wanted: int | None, num_pages: int, message: s
         worker._max_model_len(EngineConfig(max_model_len=wanted), model, num_pages)
 
 
+def test_a_pool_that_the_system_does_not_give(monkeypatch: pytest.MonkeyPatch, tiny_llama: Path) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    monkeypatch.setattr(worker, "KvPool", refuse)
+    config = EngineConfig(device="cpu", dtype="float32", kv_cache_memory=9999)
+    with pytest.raises(
+        ConfigError, match=r"no 9,9\d\d\.\d GiB for the KV pool: Cannot allocate memory\. Try: .*memory 4"
+    ):
+        worker.Worker(config, tiny_llama)
+
+
+def test_a_folder_of_adapters_that_is_not_there_is_named(tiny_llama: Path, tmp_path: Path) -> None:
+    config = EngineConfig(device="cpu", dtype="float32", enable_lora=True, lora_dir=str(tmp_path / "none"))
+    with pytest.raises(ConfigError, match=r"--lora-dir must be a folder, which .*/none is not\."):
+        worker.Worker(config, tiny_llama)
+
+
 def test_a_gpu_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     for built_for, reason in ((None, "this torch is built for CPUs"), ("13.0", "no CUDA device is visible")):

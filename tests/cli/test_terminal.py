@@ -63,6 +63,35 @@ def test_a_refused_turn_is_told_and_forgotten(fake_server: FakeServer, typed, ca
     assert [message["content"] for message in fake_server.asked[1]["messages"]] == ["two"]
 
 
+@pytest.mark.parametrize("command", ["complete", "chat"])
+def test_text_that_is_not_utf8_is_refused_in_one_line(fake_server: FakeServer, command: str) -> None:
+    words = [sys.executable, "-m", "rootgraft.api.cli.main", command, "--url", fake_server.url]
+    strict = {**os.environ, "PYTHONIOENCODING": "utf-8:strict"}  # as in most locales
+    done = subprocess.run(words, input=b"caf\xe9\n", cwd=ROOT, env=strict, capture_output=True)
+    assert done.stderr.startswith(b"rootgraft: The text is not UTF-8") and done.stderr.count(b"\n") == 1
+    assert done.returncode == (1 if command == "complete" else 0)  # a chat goes on
+    assert fake_server.asked == []
+
+
+def test_what_the_terminal_cannot_show_is_a_question_mark(fake_server: FakeServer) -> None:
+    words = [sys.executable, "-m", "rootgraft.api.cli.main", "complete", "x", "--url", fake_server.url]
+    ascii_only = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(words, cwd=ROOT, env=ascii_only, capture_output=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"Hello w?rld\n", b"")
+
+
+def test_an_option_that_is_not_utf8_is_refused_in_one_line(fake_server: FakeServer, capsys) -> None:
+    assert main(["complete", "caf\udce9", "--url", fake_server.url]) == 1
+    assert capsys.readouterr().err.startswith("rootgraft: The text is not UTF-8")
+
+
+@pytest.mark.parametrize("key", ["two\nlines", "caf\udce9", "nul\0"])
+def test_a_key_that_no_header_can_hold_is_named(fake_server: FakeServer, key: str, capsys) -> None:
+    assert main(["complete", "x", "--url", fake_server.url, "--api-key", key]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("rootgraft complete: --api-key ") and error.count("\n") == 1
+
+
 def test_a_stream_that_breaks_off_is_a_failure(fake_server: FakeServer, capsys) -> None:
     fake_server.cut = True
     assert main(["complete", "x", "--url", fake_server.url]) == 1

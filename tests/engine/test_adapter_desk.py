@@ -197,10 +197,36 @@ def test_a_folder_below_the_folder_of_adapters_is_loaded_when_it_is_named(made, 
         engine.codes[number] = code, 0
         engine.check_tokens(number)
         assert len(engine.tokens[number]) == 3
-    assert engine.ends[bad].kind == "RequestError"
+    assert (engine.ends[bad].kind, engine.ends[bad].param) == ("RequestError", "model")
     assert {engine.ends[number].kind for number in unknown} == {"UnknownModel"}
     assert engine.ends[aborted].reason is FinishReason.ABORT
     assert engine.names.keys() == {"team/one"}
+
+
+def test_a_name_that_was_unloaded_while_it_loads_can_be_loaded_again_at_once(made, tmp_path):
+    """Who waited for the load that was discarded is told so, who comes later gets the new one."""
+    write(tmp_path, "v1", 1)
+    write(tmp_path, "v2", 2)
+    engine = made(tmp_path)
+    engine.gate.clear()
+    engine.core.handle([LoadAdapter(501, "a", "v1")])
+    early = engine.submit(range(9), "a", max_tokens=3)
+    engine.core.handle([UnloadAdapter(502, "a")])
+    gone = engine.submit(range(9), "a", max_tokens=3)
+    assert [each.state for each in engine.call(ListAdapters).adapters] == []
+    engine.core.handle([LoadAdapter(503, "a", "v2")])
+    late = engine.submit(range(9), "a", max_tokens=3)
+    assert [each.path for each in engine.call(ListAdapters).adapters] == ["v2"]
+    engine.step()
+    engine.gate.set()
+    engine.run()
+    assert engine.replies[502].failure is None and engine.replies[503].failure is None
+    assert "was unloaded while" in engine.replies[501].failure.message
+    assert "was unloaded while" in engine.ends[early].message
+    assert engine.ends[gone].kind == "UnknownModel"
+    engine.codes[late] = adapter_code(engine.pool.registry.get("a").digest), 0
+    engine.check_tokens(late)
+    assert len(engine.tokens[late]) == 3
 
 
 def test_malformed_adapters_are_refused_and_touch_nobody(made, tmp_path):

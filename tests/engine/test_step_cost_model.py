@@ -122,6 +122,16 @@ def test_a_chunk_is_the_longest_that_fits(first: float, start: int, seconds: flo
     assert model.prefill_seconds(start, start + count + 1) >= seconds * (1 - 1e-6)
 
 
+@settings(max_examples=30, deadline=None)
+@given(overhead=st.floats(5, 500), seconds=st.floats(1e-5, 1e-2), seed=st.integers(0, 2**32))
+def test_what_a_step_costs_beyond_its_rows_is_told_in_tokens(overhead: float, seconds: float, seed: int) -> None:
+    rng, model = random.Random(seed), StepCostModel()
+    for _ in range(200):
+        work = chunk(0, rng.choice([10, 100, 500])) if rng.random() < 0.5 else StepWork(rng.randint(1, 30), 100)
+        model.observe(work, seconds * (overhead + work.prefill_tokens + 0.2 * work.decode_tokens))
+    assert model.overhead_tokens() == pytest.approx(overhead, rel=0.5, abs=5)
+
+
 def test_the_work_of_a_batch() -> None:
     """Rows: a decode row at 7, one with two drafts at 100, a prompt's first 20 tokens, its next 5."""
     rows = [(7, 1, 0), (100, 3, 2), (0, 20, 0), (20, 5, 0)]

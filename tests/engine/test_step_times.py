@@ -66,7 +66,7 @@ def test_all_products_of_weights_are_linears_or_experts() -> None:
     [
         (StepLoad(65, 8, 0, 0, 2), {}, "--rows"),
         (StepLoad(64, 8, 0, 1, 2), {}, "--rows"),
-        (StepLoad(2, 8, 0, 511, 2), {}, "--prefill"),
+        (StepLoad(2, 8, 0, 639, 2), {}, "--prefill"),
         (StepLoad(2, 1000, 0, 0, 2), {}, "--context"),
         (StepLoad(64, 50, 0, 0, 2), {}, "--context"),
     ],

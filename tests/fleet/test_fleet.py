@@ -7,6 +7,7 @@ import inspect
 import random
 from array import array
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -323,6 +324,18 @@ async def test_versions_of_long_names_are_names_too(make: Any, name: str) -> Non
     for version in made.serving[0].adapters:
         check_name(version)
     assert [(info.name, info.path) for info in made.fleet.adapters.values()] == [(name, "three")]
+
+
+async def test_a_load_is_told_from_the_next_one_and_is_one_for_all_replicas(make: Any) -> None:
+    """Tokenizers are kept by it: what another replica, or one that joins, calls its load is none."""
+    made = await make(2)
+    await made.fleet.load_adapter("sql", "one")
+    first = made.fleet.adapters["sql"].loaded
+    for member in made.serving:
+        member.adapters["sql"] = replace(member.adapters["sql"], loaded=random.random())
+        assert made.fleet.adapters["sql"].loaded == first > 1e9
+    await made.fleet.load_adapter("sql", "one", replace=True)
+    assert made.fleet.adapters["sql"].loaded > first
 
 
 async def test_loads_at_once_do_not_unload_each_other(make: Any) -> None:

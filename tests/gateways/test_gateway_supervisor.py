@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
+from types import SimpleNamespace
 from typing import Any
 
 import msgpack
@@ -83,6 +84,25 @@ async def test_one_that_ends_at_once_is_tried_again(supervise: Callable[..., Gat
     await until(lambda: len(supervisor.status().gateways) == 2)
     status = supervisor.status()
     assert status.num_lost == status.num_started - 2
+
+
+async def test_a_model_is_served_once_all_gateways_that_take_connections_serve_it(
+    supervise: Callable[..., GatewaySupervisor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gateway_supervisor, "TICK_SECONDS", 0.01)
+    monkeypatch.setattr(gateway_member.GatewayMember, "serve", lambda *_: None)
+    model: Any = SimpleNamespace(pack=dict)
+    started = Started(SLEEPS)
+    supervisor = supervise(started)
+    await supervisor.start()
+    first, second = supervisor._members.values()
+    serving = asyncio.create_task(supervisor.serve(model, model))
+    first.serves = True
+    await asyncio.sleep(0.1)
+    assert not serving.done() and not supervisor.status().serves
+    second.process.kill()  # its successor takes no connection before it serves
+    await asyncio.wait_for(serving, 30)
+    assert supervisor.status().serves
 
 
 async def test_none_outlives_its_supervisor(supervise: Callable[..., GatewaySupervisor]) -> None:

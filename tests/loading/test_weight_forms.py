@@ -205,8 +205,8 @@ def big_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> GgufFile:
     ("speeds", "form"),
     [
         ((3.0, 2.5, 1.9, 1.6, 1.1, 1.01), "stored_widened"),  # faster at every size
-        ((3.0, 2.5, 1.9, 1.6, 1.1, 0.98), "stored_widened"),  # and nowhere measurably slower
-        ((3.0, 2.5, 1.9, 1.6, 0.9, 0.81), "stored_widened"),  # in the mean, and nowhere much slower
+        ((3.0, 2.5, 1.9, 1.6, 1.1, 0.9), "stored_widened"),  # and nowhere much slower
+        ((3.0, 2.5, 1.9, 1.6, 0.9, 0.81), "stored_widened"),  # in the mean, and nowhere very much slower
         ((3.0, 2.5, 1.9, 1.6, 0.9, 0.79), "plain"),
         ((1.1, 1.1, 0.9, 0.9, 0.9, 0.9), "plain"),
         ((1.0,) * 6, "plain"),
@@ -228,7 +228,7 @@ def test_blocks_of_a_file_are_kept_where_that_is_faster(
         return FormSpeeds(speeds)
 
     available = 2 * both_bytes(big_file) - (0 if has_memory else 1)
-    if has_memory and min(speeds) < 0.98:
+    if has_memory and min(speeds) < 0.9:
         form = "stored_both"
     elif speeds == (1.0,) * 6:
         form = "plain"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from support.models.lora_folders import (
 
 from rootgraft.lora.adapter_pool import AdapterPool
 from rootgraft.lora.errors import AdapterError
+from rootgraft.lora.safetensors_file import read_tensors
 
 
 def test_the_corpus_is_large():
@@ -31,6 +33,25 @@ def test_refused(write, cause, tmp_path):
     assert str(tmp_path) not in str(refused.value)
     assert len(str(refused.value)) <= 600
     str(refused.value).encode()
+
+
+@pytest.mark.parametrize(
+    "head",
+    [bytes(8), (1 << 19).to_bytes(8, "little"), (2).to_bytes(8, "little") + b"{}"],
+    ids=["empty header", "header of zeros", "no tensors"],
+)
+def test_a_header_is_checked_before_memory_is_taken_for_the_tensors(head, tmp_path):
+    weights = tmp_path / "adapter_model.safetensors"
+    weights.write_bytes(head)
+    with weights.open("r+b") as file:
+        file.truncate(3 << 30)  # sparse
+    tracemalloc.start()
+    try:
+        with pytest.raises(AdapterError, match=r"malformed header|holds no tensors"):
+            read_tensors(weights, 4 << 30)
+        assert tracemalloc.get_traced_memory()[1] < 64 << 20
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -88,13 +91,13 @@ def test_tokens_beyond_the_base_models_rows_are_cut_from_grammars_and_ends(token
 def test_folders_without_a_tokenizer_have_the_models(tokenizers, tmp_path):
     (tmp_path / "adapters" / "bare").mkdir()
     base = tokenizers.known(None, None)
-    assert not tokenizers.has_own("bare") and not tokenizers.has_own("none") and not tokenizers.has_own("../base")
+    assert not any(tokenizers.read_own(name, name) for name in ("bare", "none", "../base"))
     assert tokenizers.find("bare", AdapterInfo("bare", "bare", "ready", "host")) is base
     assert tokenizers.find("gone", AdapterInfo("gone", "gone", "ready", "host")) is base
     wide = tokenizers.find("bare", AdapterInfo("bare", "bare", "ready", "host", vocab_size=430))
     assert (wide.tokenizer, wide.vocab_size, wide.key) == (base.tokenizer, 430, "@430")
     adapter(tmp_path, "own", PLAIN)
-    assert tokenizers.has_own("own")
+    assert tokenizers.read_own("own", "own")
 
 
 def test_what_is_wrong_is_said(tokenizers, tmp_path, monkeypatch):
@@ -135,3 +138,44 @@ def test_few_unused_tokenizers_stay_in_memory(tokenizers, tmp_path, monkeypatch)
     first, *_ = [tokenizers.find(info.name, info) for info in infos]
     assert len(tokenizers._loaded) == 2
     assert tokenizers.find("a0", infos[0]).tokenizer is not first.tokenizer
+
+
+def test_a_load_of_the_same_weights_may_bring_another_template(tokenizers, tmp_path):
+    first = replace(adapter(tmp_path, "a", PLAIN, chat_template=OWN_TEMPLATE), loaded=1.0)
+    assert render(tokenizers.find("a", first)) == "own x"
+    second = replace(adapter(tmp_path, "a", PLAIN, chat_template="new {{ messages[0].content }}"), loaded=2.0)
+    assert tokenizers.known("a", second) is None
+    assert render(tokenizers.find("a", second)) == "new x"
+
+
+def test_a_malformed_tokenizer_is_found_before_the_load(tokenizers, tmp_path):
+    adapter(tmp_path, "a", PLAIN)
+    assert tokenizers.read_own("a", "a")
+    assert not any(tokenizers.read_own("a", path) for path in ("none", "../base", "/"))  # which the load will tell
+    (tmp_path / "adapters" / "a" / "tokenizer.json").write_text("{")
+    with pytest.raises(RequestError, match=r"tokenizer\.json"):
+        tokenizers.read_own("x", "a")
+
+
+def test_tokenizers_of_all_adapters_that_were_ever_served_do_not_pile_up(tokenizers, tmp_path, monkeypatch):
+    """The one that no request has asked for longest makes room, whichever was read first."""
+    monkeypatch.setattr(adapter_tokenizers, "MOST_TOKENIZERS", 3)
+    infos = [adapter(tmp_path, f"a{number}", extended(f"<|{number}|>"), 421) for number in range(8)]
+    alive = []
+    for info in infos:
+        alive.append(weakref.ref(tokenizers.find(info.name, info).tokenizer))
+        assert tokenizers.known("a0", infos[0]) is not None
+    gc.collect()
+    assert [number for number, each in enumerate(alive) if each() is not None] == [0, 6, 7]
+    assert tokenizers.known("a1", infos[1]) is None
+    assert tokenizers.find("a1", infos[1]).tokenizer.encode("<|1|>", False).tolist() == [420]
+
+
+def test_names_of_adapters_that_were_ever_served_do_not_pile_up(tmp_path):
+    write_folder(tmp_path / "base", PLAIN, eos_token="<|im_end|>", chat_template=BASE_TEMPLATE)
+    config = EngineConfig(enable_lora=True, max_adapters=4, adapter_cache_dir=str(tmp_path / "cache"))
+    tokenizers = AdapterTokenizers(ServedTokenizer(Tokenizer.load(tmp_path / "base"), ROWS), config)
+    infos = [AdapterInfo(f"a{number}", str(tmp_path), "ready", "host", digest="d") for number in range(9)]
+    for info in infos:
+        tokenizers.find(info.name, info)
+    assert [info.name for info in infos if tokenizers.known(info.name, info)] == ["a5", "a6", "a7", "a8"]

@@ -146,13 +146,42 @@ def test_every_request_is_checked_before_the_first_starts(llm: LLM, core: FakeCo
 
 
 def test_what_is_no_prompt_and_no_stop_string_is_a_clear_error(llm: LLM, core: FakeCore) -> None:
-    wrong: tuple[Any, ...] = (None, 5, iter(["a"]), {1, 2})
+    wrong: tuple[Any, ...] = (None, 5, iter(["a"]), {1, 2}, {"prompt": "a"}, b"four")
     for prompts in wrong:
         with pytest.raises(RequestError, match="prompts must be a text, a list of token ids, or a list of these, not"):
             llm.generate(prompts, use_tqdm=False)
     stops: Any = [5]
     with pytest.raises(RequestError, match="stop must be a string or a list of strings, not 5"):
         llm.generate("a", stop=stops, use_tqdm=False)
+    assert core.seen == []
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"prompts": [b"four"]}, "A prompt of tokens must be a list of token ids"),
+        ({"prompts": [[1, True]]}, "A prompt of tokens must be a list of token ids"),
+        ({"prompts": [{"prompt": "a"}]}, "A prompt of tokens must be a list of token ids"),
+        ({"params": {"max_tokens": 3}}, "params must be SamplingParams, or a list with one for each prompt"),
+        ({"params": [None]}, "params must be SamplingParams"),
+        ({"params": 5}, "params must be SamplingParams"),
+        ({"grammar": {"type": "object"}}, "grammar must be of type GrammarSpec, not dict"),
+        ({"adapter": 5}, "adapter must be a name, not int"),
+    ],
+)
+def test_an_argument_of_another_type_is_a_clear_error(
+    llm: LLM, core: FakeCore, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(RequestError, match=message):
+        llm.generate(**{"prompts": "a", **options}, use_tqdm=False)
+    assert core.seen == []
+
+
+@pytest.mark.parametrize("name", ["session", "params", "adapter"])
+def test_a_request_beside_others_has_its_types_checked_too(llm: LLM, core: FakeCore, name: str) -> None:
+    options: Any = {name: {"a": 1}}
+    with pytest.raises(RequestError, match=f"{name} must be"):
+        llm.begin([1], **options)
     assert core.seen == []
 
 
