@@ -70,8 +70,8 @@ def spells_any(low: Decimal | None, high: Decimal | None, *, low_open: bool, hig
     Args:
         whole: only integers.
     """
-    scale = 1 if whole else 10 ** _fraction_digits(low, high)
-    last = 10**MAX_INT_DIGITS * scale - 1
+    scale: int = 1 if whole else 10 ** _fraction_digits(low, high)
+    last: int = 10**MAX_INT_DIGITS * scale - 1
     first = -last
     if low is not None:
         bound, is_open = _rounded(low, up=True, is_open=low_open)

@@ -124,7 +124,7 @@ _UNTIL = {"dependencies": 7}
 # Keywords whose meaning depends on the draft.
 DRAFTED = frozenset((*_SINCE, *_UNTIL, "exclusiveMinimum", "exclusiveMaximum"))
 
-_JSON_NAMES = {dict: "an object", list: "a list"}
+_JSON_NAMES: dict[type, str] = {dict: "an object", list: "a list"}
 _TYPE_NAMES = frozenset(("null", "boolean", "integer", "number", "string", "array", "object"))
 
 
