@@ -195,6 +195,8 @@ def _reply_to_invalid(errors: Sequence[Mapping[str, Any]]) -> ErrorReply:
 
 _WANTED = {
     "int_type": "an integer of at most 64 bits",
+    "int_parsing": "an integer",
+    "bool_parsing": "true or false",
     "float_type": "a number",
     "bool_type": "true or false",
     "string_type": "a string",

@@ -112,7 +112,9 @@ def parse_json(text: str | bytes) -> Any:
         GrammarError: also for repeated keys, NaN, lone surrogates and numbers beyond a double.
     """
     try:
-        return json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant, parse_float=_finite)
+        return json.loads(
+            text, object_pairs_hook=_unique, parse_constant=_no_constant, parse_float=_finite, parse_int=_short
+        )
     except GrammarError:
         raise
     except RecursionError:
@@ -139,6 +141,13 @@ def _finite(digits: str) -> float:
     if isinf(value):
         raise GrammarError("schema", "", f"the number {digits[:40]} is out of range")
     return value
+
+
+def _short(digits: str) -> int:
+    try:
+        return int(digits)
+    except ValueError:
+        raise GrammarError("schema", "", f"has an integer of {len(digits)} digits, too many to be read") from None
 
 
 def _canonical(value: Any) -> bytes:

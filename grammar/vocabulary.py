@@ -149,7 +149,7 @@ class Vocabulary:
 
     @cached_property
     def llguidance(self) -> llguidance.LLTokenizer:
-        return llguidance.LLTokenizer(_Wrapper(self), n_vocab=self.size, eos_token=list(self.eos), slices=_SLICES)
+        return llguidance.LLTokenizer(_Wrapper(self), eos_token=list(self.eos), slices=_SLICES)
 
     @cached_property
     def xgrammar(self) -> Any:
@@ -167,15 +167,20 @@ class _Wrapper(llguidance.TokenizerWrapper):
         self.is_tokenizer_wrapper = True
         self.bos_token_id = None
         self.eos_token_id = vocabulary.eos[0]
+        # The library's masks are as wide as its tokens are many, whatever it is told of the logits' width.
+        missing = vocabulary.size - len(vocabulary.tokens)
         self.tokens: Sequence[bytes] = [
-            token if token or i in vocabulary.special else b"<empty>" for i, token in enumerate(vocabulary.tokens)
+            *(token if token or i in vocabulary.special else b"<empty>" for i, token in enumerate(vocabulary.tokens)),
+            *[b"<empty>"] * missing,
         ]
         self.special_token_ids = sorted({*vocabulary.special, *vocabulary.eos, *self._blank(vocabulary)})
         self._tokenize = vocabulary.tokenize
 
     @staticmethod
     def _blank(vocabulary: Vocabulary) -> list[int]:
-        return [i for i, token in enumerate(vocabulary.tokens) if not token]
+        """Return the ids without a token: those that have no text, and those of logits beyond the tokens."""
+        blank = [i for i, token in enumerate(vocabulary.tokens) if not token]
+        return [*blank, *range(len(vocabulary.tokens), vocabulary.size)]
 
     def __call__(self, text: str | bytes) -> list[int]:
         return self._tokenize(text.encode() if isinstance(text, str) else text)

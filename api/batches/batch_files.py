@@ -17,6 +17,7 @@ from uuid import uuid4
 import orjson
 
 from ...engine.errors import ConfigError, quoted
+from ..protocol.exact_json import dumps_exact, loads_exact
 
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 _FIELDS = {"custom_id", "method", "url", "body"}
@@ -82,7 +83,7 @@ def read_requests(path: Path, endpoint: str | None = None) -> Iterator[BatchRequ
 def _request(line: bytes, urls: Sequence[str]) -> BatchRequest:
     """Parse one line. ValueError with the reason."""
     try:
-        fields = orjson.loads(line)
+        fields = loads_exact(line)
     except ValueError:
         fields = None
     if not isinstance(fields, dict):
@@ -138,7 +139,7 @@ class BatchOutput:
         """Append an answer with one write to the file. ConfigError if it cannot be written, also in part."""
         answer = {"status_code": response.status, "request_id": response.request_id, "body": response.body}
         fields = {"id": f"batch_req_{uuid4().hex}", "custom_id": request.custom_id, "response": answer, "error": None}
-        line = orjson.dumps(fields) + b"\n"
+        line = dumps_exact(fields) + b"\n"
         rest = memoryview(line)
         try:
             while rest:

@@ -7,8 +7,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-import orjson
-
+from ..protocol.exact_json import loads_exact
 from .batch_files import BatchRequest, BatchResponse
 
 Post = Callable[[BatchRequest], Awaitable[tuple[int, Mapping[str, str], bytes]]]
@@ -64,7 +63,7 @@ async def _answer(post: Post, request: BatchRequest, fields: Mapping[str, Any]) 
 
 def _json(raw: bytes) -> Any:
     try:
-        return orjson.loads(raw)
+        return loads_exact(raw)
     except ValueError:
         return raw.decode(errors="replace")
 

@@ -7,11 +7,11 @@ import uuid
 from collections.abc import Mapping
 from typing import Any
 
-import orjson
 from starlette.types import ASGIApp, Message, Scope
 
 from ..access.caller import Caller
 from ..errors import reply_to
+from ..protocol.exact_json import dumps_exact
 
 
 class InternalClient:
@@ -28,7 +28,7 @@ class InternalClient:
 
     async def post(self, path: str, body: Mapping[str, Any], caller: Caller) -> tuple[int, Mapping[str, str], bytes]:
         """Send a request and return (status, headers in lower case, body)."""
-        exchange = _Exchange(orjson.dumps(body))
+        exchange = _Exchange(dumps_exact(body))
         request_id = uuid.uuid4().hex
         try:
             await self._app(self._scope(path, request_id, caller), exchange.receive, exchange.send)

@@ -14,6 +14,7 @@ import orjson
 from yarl import URL
 
 from ...engine.errors import ConfigError, EngineError
+from ..protocol.exact_json import dumps_exact
 from .options import RemoteOptions
 
 _LONGEST_LINE = 1 << 24
@@ -179,8 +180,8 @@ class RemoteServer:
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         headers = {} if body is None else {"Content-Type": "application/json"}
         try:
-            data = None if body is None else orjson.dumps(body)
-        except TypeError as error:  # bytes that are no UTF-8 come from the terminal as lone surrogates
+            data = None if body is None else dumps_exact(body)
+        except UnicodeEncodeError as error:  # bytes that are no UTF-8 come from the terminal as lone surrogates
             raise RemoteError("no UTF-8", "The text is not UTF-8, as a request must be. Try: iconv -t UTF-8") from error
         try:
             async with self._session.request(method, self._url / path, data=data, headers=headers) as response:

@@ -50,7 +50,7 @@ def _choice(request: ChatRequest, index: int, output: SequenceOutput, plan: Tool
                 {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
                 for call in calls
             ]
-            _finish_with_calls(finish)
+            _finish_with_calls(finish, is_whole=calls[-1].is_whole)
     if output.reasoning:
         message["content"] = message["content"] or None
     if request.echoed_text:
@@ -65,8 +65,9 @@ def _reasoning_fields(text: str | None) -> dict[str, Any]:
     return {"reasoning_content": text, "reasoning": text}
 
 
-def _finish_with_calls(finish: dict[str, Any]) -> None:
-    if finish["finish_reason"] == "stop":
+def _finish_with_calls(finish: dict[str, Any], *, is_whole: bool) -> None:
+    """Set the finish reason of an answer with calls, unless the client's stop cut the last one."""
+    if finish["finish_reason"] == "stop" and (is_whole or finish["stop_reason"] is None):
         finish["finish_reason"] = "tool_calls"
 
 
@@ -112,7 +113,7 @@ class ChatChunks:
         if delta.finish is not None:
             finish = finish_fields(delta.finish)
             if delta.index in self._calling:
-                _finish_with_calls(finish)
+                _finish_with_calls(finish, is_whole=not self._parsers[delta.index].is_inside_call)
             events.append(self._event(delta.index, {}, None, finish))
         return b"".join(events)
 

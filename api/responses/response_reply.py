@@ -12,6 +12,7 @@ import orjson
 from ...engine.types import FinishReason, SamplingParams
 from ..errors import ErrorReply, reply_to
 from ..generate.streams import Deltas
+from ..protocol.exact_json import dumps_exact
 from ..protocol.responses import ResponseRequest
 from ..structured.output_format import OutputFormat, tool_parser
 from .conversation import new_id
@@ -144,9 +145,10 @@ def _usage(finish: Finish) -> dict[str, Any]:
 
 def _request_fields(body: ResponseRequest, params: SamplingParams, model: str, *, stored: bool) -> dict[str, Any]:
     """The request's fields that the response repeats, with their defaults."""
-    text_format = body.text.format.model_dump(by_alias=True, exclude_none=True)
-    if text_format["type"] != "json_schema":
-        text_format = {"type": text_format["type"]}
+    text_format: dict[str, Any] = {"type": body.text.format.type}
+    if body.text.format.type == "json_schema":
+        text_format = body.text.format.model_dump(by_alias=True, exclude_none=True)
+        text_format["schema"] = _written(body.text.format.schema_)
     choice = body.tool_choice if isinstance(body.tool_choice, str) else body.tool_choice.model_dump()
     return {
         "model": model,
@@ -178,7 +180,12 @@ def _request_fields(body: ResponseRequest, params: SamplingParams, model: str, *
 
 
 def _tool(tool: dict[str, Any]) -> dict[str, Any]:
-    return {**tool, "strict": bool(tool["strict"])}
+    return {**tool, "parameters": _written(tool["parameters"]), "strict": bool(tool["strict"])}
+
+
+def _written(schema: Any) -> orjson.Fragment:
+    """Return a schema for ``orjson.dumps``, which itself writes no integers beyond 64 bits."""
+    return orjson.Fragment(dumps_exact(schema))
 
 
 async def response_events(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from pathlib import PurePath
@@ -26,15 +25,15 @@ from ..generate.model_router import ModelRouter
 from ..generate.remote_adapters import RemoteAdapters
 from ..generate.server_state import ServerState
 from ..protocol.base import StrictModel
+from ..protocol.exact_json import loads_exact, may_be_inexact
 from .unknown_fields import IGNORED_HEADER, IgnoredFields, drop_field
 
 _WITH_SCHEMAS = frozenset(
-    ("response_format", "structured_outputs", "guided_json", "tools", "output_config", "output_format")
+    ("response_format", "structured_outputs", "guided_json", "tools", "text", "output_config", "output_format")
 )
 PICKED_STATE = "server"
 """Key in a request's state for the server state of the model that its body names, where there are several."""
 _MOST_ROUNDS = 8  # of dropping unknown fields: those inside a part show once the part is otherwise right
-_LONG_INTEGER = re.compile(rb"[0-9]{19}")
 
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
@@ -108,9 +107,8 @@ class _StrictRequest(Request):
             return self._pruned
         body = await self.body()
         value = orjson.loads(body)
-        if isinstance(value, dict) and not value.keys().isdisjoint(_WITH_SCHEMAS) and _LONG_INTEGER.search(body):
-            # orjson has checked the syntax, and that every number is within a double's range.
-            value |= {name: part for name, part in json.loads(body).items() if name in _WITH_SCHEMAS}
+        if isinstance(value, dict) and not value.keys().isdisjoint(_WITH_SCHEMAS) and may_be_inexact(body):
+            value |= {name: part for name, part in loads_exact(body).items() if name in _WITH_SCHEMAS}
         return value
 
     async def parsed(self) -> Any:

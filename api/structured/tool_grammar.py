@@ -120,16 +120,28 @@ def _required(
 
 
 def _embedded(schema: dict[str, Any], index: int) -> dict[str, Any]:
-    """Give the schema an ``$id`` of its own, so that its references resolve within it."""
-    return {"$id": f"http://tool-{index}.invalid/"} | {key: value for key, value in schema.items() if key != "$schema"}
+    """Give the schema an id of its own, so that its references resolve within it and its ``$schema`` counts.
+
+    Beside ``$ref``, an id would be none in the drafts up to 7: there the schema is read as of 2020-12, in which the
+    keywords around the reference, such as the type of arguments, hold too.
+    """
+    if "$ref" in schema:
+        schema = {key: value for key, value in schema.items() if key != "$schema"}
+    return {_id_keyword(schema): f"http://tool-{index}.invalid/"} | schema
+
+
+def _id_keyword(schema: Mapping[str, Any]) -> str:
+    return "id" if "draft-04" in str(schema.get("$schema")) else "$id"
 
 
 def _check_ids(schemas: Mapping[str, dict[str, Any]], fields: Mapping[str, str]) -> None:
-    """Refuse equal ``$id``s: references of one schema would resolve into the other."""
+    """Refuse equal ids: references of one schema would resolve into the other."""
     owners: dict[str, str] = {}
     for name, schema in schemas.items():
-        if owners.setdefault(str(schema["$id"]), name) != name:
-            raise RequestError(f"'{fields[name]}.$id' is that of another tool.", param=f"{fields[name]}.$id")
+        keyword = _id_keyword(schema)
+        if owners.setdefault(str(schema[keyword]), name) != name:
+            field = f"{fields[name]}.{keyword}"
+            raise RequestError(f"'{field}' is that of another tool.", param=field)
 
 
 def _triggered(

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 import uuid
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache
 
 from .argument_syntax import ArgumentReader, JsonReader, argument_reader
@@ -34,7 +35,10 @@ def read_calls(plan: ToolPlan, text: str) -> tuple[str, list[ParsedCall]]:
                 started.append((event, []))
             case Arguments():
                 started[event.index][1].append(event.text)
-    return "".join(content), [ParsedCall(start.id, start.name, "".join(parts)) for start, parts in started]
+    calls = [ParsedCall(start.id, start.name, "".join(parts)) for start, parts in started]
+    if parser.is_inside_call:
+        calls[-1] = replace(calls[-1], is_whole=False)
+    return "".join(content), calls
 
 
 class ToolParser:
@@ -61,6 +65,11 @@ class ToolParser:
             self._state = self._head
         elif plan.reading is Reading.ARGUMENTS:
             self._state = self._begin_named
+
+    @property
+    def is_inside_call(self) -> bool:
+        """Whether the arguments of a call have begun and not ended."""
+        return self._state == self._arguments
 
     def push(self, text: str) -> list[Event]:
         """Parse more text and return the new events."""

@@ -80,8 +80,9 @@ Event = Content | CallStart | Arguments
 
 @dataclass(frozen=True, slots=True)
 class ParsedCall:
-    """A complete call. ``arguments`` is JSON text, incomplete if the answer was cut off within it."""
+    """A call. ``arguments`` is JSON text, not whole if the answer was cut off within it."""
 
     id: str
     name: str
     arguments: str
+    is_whole: bool = True

@@ -25,6 +25,7 @@ from ..vocabulary import Vocabulary
 from . import dry_run
 from .compiled_grammar import CompiledGrammar
 
+_WHY = "error:"
 _NOISE = re.compile(r"^at \d+\(\d+\): |\[\d\d:\d\d:\d\d\] |/\S+?:\d+: |Check failed: ")
 
 
@@ -110,5 +111,7 @@ def _ebnf(spec: GrammarSpec, vocabulary: Vocabulary) -> GrammarArtifact:
 
 
 def _readable(message: str) -> str:
-    """Return the first line of a library's message, without positions in the library's source."""
-    return _NOISE.sub("", message.strip().split("\n")[0])[:300]
+    """Return the first line of a library's message, without positions in its source, and the line that tells why."""
+    first, *rest = message.strip().split("\n")
+    why = next((line for line in rest if line.startswith(_WHY)), "").removeprefix(_WHY)
+    return _NOISE.sub("", first)[:300] + why[:100]

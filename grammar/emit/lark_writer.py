@@ -17,6 +17,7 @@ from ..regex.string_formats import FORMATS
 from ..schema.constraints import ALWAYS, NO_STRINGS, Alternative, Conj, Objects, Strings
 from ..schema.json_types import ALL_TYPES, ARRAY, NUMBER, OBJECT, STRING
 from ..schema.shortest_instance import MAX_ANSWER, ShortestInstance
+from ..schema.string_language import admits_any
 from ..schema.subschemas import Subschemas
 from .container_members import Field, array_fields, object_fields
 from .key_classes import MAX_PATTERN_SETS, key_classes, key_patterns
@@ -133,7 +134,7 @@ def _scalars(rules: LarkRules, alternative: Alternative, types: int) -> list[str
     options = [rules.terminal(f"/{'|'.join(words)}/")] if words else []
     if types & NUMBER:
         options.append(number_terminal(rules, types & NUMBER, alternative.numbers))
-    if types & STRING:
+    if types & STRING and admits_any(alternative.strings):
         options.append(_string_value(rules, alternative.strings))
     return options
 
@@ -242,8 +243,11 @@ def _extras(rules: LarkRules, objects: Objects, listed: list[str]) -> list[str]:
     patterns = key_patterns(objects)
     by_value: dict[Conj, list[str]] = {}
     for matched, conj in key_classes(objects):
+        rest = [pattern for pattern in patterns if pattern not in matched]
+        keys = Strings(patterns=frozenset(matched), not_patterns=frozenset(rest), excluded=frozenset(listed))
+        if not _has_keys(rules, objects.names, keys):
+            continue
         if rules.satisfiability.is_satisfiable(conj):
-            rest = [pattern for pattern in patterns if pattern not in matched]
             by_value.setdefault(conj, []).append(" & ".join(_pattern_terms(matched, rest)))
         else:
             rules.check_not_narrowed(conj)
@@ -254,6 +258,12 @@ def _extras(rules: LarkRules, objects: Objects, listed: list[str]) -> list[str]:
         joined = "" if all_keys or "" in classes else " & (" + " | ".join(classes) + ")"
         items.append(f'{rules.terminal(f"{base}{joined}")} ":" {rules.rule(conj)}')
     return items
+
+
+def _has_keys(rules: LarkRules, names: Conj, keys: Strings) -> bool:
+    """Return whether some of these keys are permitted."""
+    permitted = [alternative.strings for alternative in _of_strings(rules, names)] if names != ALWAYS else [NO_STRINGS]
+    return any(admits_any(keys & strings) for strings in permitted)
 
 
 def _key_base(rules: LarkRules, names: Conj, listed: list[str]) -> str | None:

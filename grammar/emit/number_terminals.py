@@ -21,6 +21,7 @@ MAX_MULTIPLE_DIGITS = 15
 # The backend tracks as many remainders as the step has without its factors 2 and 5, which the last digits decide. From
 # some 8,000 on a mask may fail.
 MAX_REMAINDERS = 5_000
+_BOUNDS = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")
 
 
 def number_terminal(rules: LarkRules, types: int, numbers: Numbers) -> str:
@@ -29,9 +30,15 @@ def number_terminal(rules: LarkRules, types: int, numbers: Numbers) -> str:
     Raises:
         GrammarError: if no terminal expresses the constraints, such as values excluded from multiples.
     """
-    if numbers.values is not None:
-        values = [v for v in sorted(numbers.values) if types & (INTEGER if v == int(v) else FRACTION)]
-        return _list(rules, values)
+    listed = numbers.values
+    if listed is None and numbers.low is not None and numbers.low == numbers.high:
+        listed = frozenset(filter(numbers.admits, (numbers.low,)))
+    if listed is not None:
+        return _list(rules, [v for v in sorted(listed) if types & (INTEGER if v == int(v) else FRACTION)])
+    if not number_ranges.spells_any(
+        numbers.low, numbers.high, low_open=numbers.low_open, high_open=numbers.high_open, whole=types == INTEGER
+    ):
+        raise rules.unsupported(_BOUNDS, "no number within the bounds has few enough digits to be written")
     multiple = numbers.multiple
     if multiple is None or (types == INTEGER and multiple.numerator == 1 and _are_safe(numbers)):
         return _terminal(rules, _terms(types, numbers, None), numbers)
@@ -59,6 +66,8 @@ def _terminal(rules: LarkRules, terms: list[str], numbers: Numbers, failing: str
 
 
 def _list(rules: LarkRules, values: list[Decimal]) -> str:
+    if not values:
+        raise rules.unsupported((*_BOUNDS, "enum", "const"), "no number is left of those that are listed")
     return rules.terminal("/" + "|".join(rust_literal(number_ranges.spelling(v)) for v in values) + "/")
 
 

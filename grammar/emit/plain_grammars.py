@@ -10,6 +10,7 @@ from ..errors import GrammarError
 from ..regex.charset import rust_literal
 from ..regex.ecma_regex import parse, to_rust
 from ..regex.regex_parser import RegexError
+from ..schema.string_language import has_string
 from ..spec import GrammarKind, GrammarSpec
 from .string_rules import TOO_LARGE, has_too_many_states
 
@@ -34,6 +35,8 @@ def _regex(spec: GrammarSpec) -> Translation:
     except RegexError as error:
         raise GrammarError("regex", "", f"cannot be used: {error}") from None
     answers = [text for text in pattern.examples if pattern.matches(text)]
+    if not answers and not has_string(pattern.must, [[node] for node in pattern.must_not]):
+        raise GrammarError("regex", "", "matches no text")
     return f"{FREE}start: TEXT\nTEXT: {' & '.join(terms)}\n", tuple(sorted(answers, key=len))
 
 

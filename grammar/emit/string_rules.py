@@ -13,7 +13,6 @@ from functools import lru_cache
 from math import prod
 
 from ..errors import GrammarError
-from ..regex.charset import single
 from ..regex.ecma_regex import Pattern, read_pattern, repeat_product
 from ..regex.regex_parser import Alt, Cat, Chars, RegexError, RegexNode, Repeat
 from ..regex.string_automaton import MAX_STATES, START, AutomatonTooLarge, StringAutomaton, string_automaton
@@ -23,6 +22,7 @@ from ..schema.document import SchemaNode
 from ..schema.json_types import ARRAY, OBJECT, STRING
 from ..schema.satisfiability import Satisfiability
 from ..schema.scalars import MAX_LENGTH
+from ..schema.string_language import expressions
 from .key_classes import key_classes
 
 # In the grammar a string rule has two more spellings, which no text can have: what begins with `PROBE` is admitted
@@ -237,24 +237,11 @@ def automaton(strings: Strings) -> StringAutomaton | None:
     Raises:
         AutomatonTooLarge: if it would have too many states.
     """
-    must: list[RegexNode] = []
-    must_not: list[list[RegexNode]] = []
-    if strings.values is not None:
-        if sum(map(len, strings.values)) > MAX_VALUE_CHARS:
-            raise AutomatonTooLarge
-        must.append(_any_of(strings.values))
-    for pattern in (*map(read_pattern, sorted(strings.patterns)), *(FORMATS[name] for name in sorted(strings.formats))):
-        must += pattern.must
-        must_not += [[node] for node in pattern.must_not]
-    must_not += [list(read_pattern(source, True).must) for source in sorted(strings.not_patterns)]
-    if strings.excluded:
-        must_not.append([_any_of(sorted(strings.excluded))])
+    if strings.values is not None and sum(map(len, strings.values)) > MAX_VALUE_CHARS:
+        raise AutomatonTooLarge
+    must, must_not = expressions(strings)
     found = string_automaton(must, must_not, strings.least, strings.most)
     return found if found.can_finish[START, 0] else None
-
-
-def _any_of(texts: Iterable[str]) -> RegexNode:
-    return Alt(tuple(Cat(tuple(Chars(single(char)) for char in text)) for text in texts))
 
 
 def _strings_by_position(satisfiability: Satisfiability, root: Conj) -> list[dict[Strings, None]] | None:

@@ -53,9 +53,7 @@ def decimal_terms(low: Decimal | None, high: Decimal | None, *, low_open: bool, 
         low_open: the lower bound itself is excluded.
         high_open: the upper bound itself is excluded.
     """
-    bounds = [abs(bound) for bound in (low, high) if bound is not None]
-    whole = max((len(str(int(bound))) for bound in bounds), default=0)
-    digits = max(1, min(MAX_FRACTION_DIGITS, SIGNIFICANT_DIGITS - whole)) if bounds else MAX_FRACTION_DIGITS
+    digits = _fraction_digits(low, high)
     terms = [rf"-?{_INT}(?:\.[0-9]{{1,{digits}}})?"]
     if low is not None:
         low, low_open = _rounded(low, up=True, is_open=low_open)
@@ -66,9 +64,39 @@ def decimal_terms(low: Decimal | None, high: Decimal | None, *, low_open: bool, 
     return terms
 
 
+def spells_any(low: Decimal | None, high: Decimal | None, *, low_open: bool, high_open: bool, whole: bool) -> bool:
+    """Return whether any number of an interval is among those that are spelled: of few digits, and bounds rounded.
+
+    Args:
+        whole: only integers.
+    """
+    scale: int = 1 if whole else 10 ** _fraction_digits(low, high)
+    last: int = 10**MAX_INT_DIGITS * scale - 1
+    first = -last
+    if low is not None:
+        bound, is_open = _rounded(low, up=True, is_open=low_open)
+        at = Fraction(bound) * scale
+        first = max(first, -(-at.numerator // at.denominator) + (is_open and at.denominator == 1))
+    if high is not None:
+        bound, is_open = _rounded(high, up=False, is_open=high_open)
+        at = Fraction(bound) * scale
+        last = min(last, at.numerator // at.denominator - (is_open and at.denominator == 1))
+    return first <= last
+
+
+def _fraction_digits(low: Decimal | None, high: Decimal | None) -> int:
+    """Return the most digits after the point of numbers within bounds."""
+    bounds = [abs(bound) for bound in (low, high) if bound is not None]
+    whole = max((len(str(int(bound))) for bound in bounds), default=0)
+    return max(1, min(MAX_FRACTION_DIGITS, SIGNIFICANT_DIGITS - whole)) if bounds else MAX_FRACTION_DIGITS
+
+
 def spelling(value: Decimal) -> str:
-    """Return the JSON spelling of a number, integers without a point."""
-    if abs(value.adjusted()) > MAX_BOUND_DIGITS:
+    """Return the JSON spelling of a number, integers without a point.
+
+    A large one has an exponent where it was given with one: as an integer it is another number than as a double.
+    """
+    if abs(value.adjusted()) > MAX_BOUND_DIGITS and value.as_tuple().exponent != 0:
         return str(value.normalize())
     text = format(value, "f")
     return text.rstrip("0").rstrip(".") if "." in text else text

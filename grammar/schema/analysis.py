@@ -28,7 +28,7 @@ class Analysis(Subschemas):
         node = self.document.nodes[number]
         schema = node.schema
         self._check_keywords(node)
-        if "$ref" in schema and self.document.draft <= 7:
+        if "$ref" in schema and node.scope.draft <= 7:
             return list(self.reference(number, "$ref", negated=False))
         clauses = Alternative(arrays=array_clause(self, number), objects=object_clause(self, number))
         parts: list[Iterable[Alternative]] = [[scalars.holds(node) & clauses]]
@@ -45,7 +45,7 @@ class Analysis(Subschemas):
         node = self.document.nodes[number]
         schema = node.schema
         self._check_keywords(node)
-        if "$ref" in schema and self.document.draft <= 7:
+        if "$ref" in schema and node.scope.draft <= 7:
             return list(self.reference(number, "$ref", negated=True))
         found = [*scalars.denials(node), *array_denials(self, number), *object_denials(self, number)]
         missing = scalars.undeniable(schema)
@@ -69,7 +69,7 @@ class Analysis(Subschemas):
             refused = row.treatment is Treatment.REFUSED
             wrong = f"is not supported: {row.note}" if refused else shape_error(keyword, value)
             if keyword in DRAFTED and not wrong:
-                document = self.document
-                wrong = draft_error(keyword, node.schema, document.draft, negates=document.may_negate(node))
+                negates = self.document.may_negate(node)
+                wrong = draft_error(keyword, node.schema, node.scope.draft, negates=negates)
             if wrong:
                 raise node.error(keyword, wrong)

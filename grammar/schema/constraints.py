@@ -56,20 +56,41 @@ class Numbers:
 
     def admits(self, value: Decimal) -> bool:
         """Return whether a number satisfies everything but the enumeration."""
+        return value not in self.excluded and self._is_within(value)
+
+    def _is_within(self, value: Decimal) -> bool:
+        """Return whether a number is within the bounds and a multiple."""
         above = self.low is None or value > self.low or (value == self.low and not self.low_open)
         below = self.high is None or value < self.high or (value == self.high and not self.high_open)
-        return above and below and value not in self.excluded and all(divides(d, value) for d in self.divisors)
+        return above and below and all(divides(d, value) for d in self.divisors)
 
     def types(self) -> int:
         """Return the bits of the number types that are not ruled out."""
         if self.values is not None:
             return sum({INTEGER if value == int(value) else FRACTION for value in self.values})
-        if self.low is not None and self.high is not None:
-            if self.low > self.high or (self.low == self.high and (self.low_open or self.high_open)):
-                return 0
-            if self.low == self.high:
-                return INTEGER if self.low == int(self.low) else FRACTION
-        return INTEGER if self.multiple is not None and self.multiple.denominator == 1 else NUMBER
+        step = self.multiple
+        whole = Fraction(1) if step is None else Fraction(step.numerator)
+        if self.low is None or self.high is None:
+            return INTEGER if step == whole else NUMBER
+        if self.low > self.high or (self.low == self.high and (self.low_open or self.high_open)):
+            return 0
+        num_whole = self._num_multiples(whole)
+        excluded = sum(value == int(value) and self._is_within(value) for value in self.excluded)
+        found = INTEGER if num_whole > excluded else 0
+        if step is None:
+            has_fractions = self.low != self.high or not num_whole
+        else:
+            has_fractions = self._num_multiples(step) > num_whole
+        return found | (FRACTION if has_fractions else 0)
+
+    def _num_multiples(self, step: Fraction) -> int:
+        """Count the multiples of a step within two bounds."""
+        assert self.low is not None and self.high is not None
+        low, high = Fraction(self.low), Fraction(self.high)
+        first, last = -(-low // step), high // step
+        first += self.low_open and first * step == low
+        last -= self.high_open and last * step == high
+        return max(0, last - first + 1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,32 @@ _DRAFTS = {
 }  # fmt: skip
 
 
+class SchemaScope(NamedTuple):
+    """What a subschema's references are relative to, and the draft that its keywords are of.
+
+    Attributes:
+        base: the URI that references are relative to.
+        resource: the object that ``#`` refers to.
+        draft: 4, 6, 7, 2019 or 2020, as ``$schema`` of the resource says, or else as that around it.
+    """
+
+    base: str
+    resource: dict[str, Any]
+    draft: int
+
+    def enter(self, schema: dict[str, Any], pointer: str) -> SchemaScope:
+        """Return the scope of a subschema at a pointer: one of its own if it has an id.
+
+        Raises:
+            GrammarError: if it names a draft that is not read.
+        """
+        draft = _draft(schema, pointer, self.draft) if "$schema" in schema else self.draft
+        own = schema.get("id" if draft <= 4 else "$id")
+        if not isinstance(own, str) or own.startswith("#") or not own or (draft <= 7 and "$ref" in schema):
+            return self
+        return SchemaScope(urldefrag(urljoin(self.base, own))[0], schema, draft)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class SchemaNode:
     """One subschema.
@@ -33,24 +59,22 @@ class SchemaNode:
     Attributes:
         schema: the object itself (booleans are never nodes).
         pointer: JSON Pointer from the root of the document.
-        base: the URI that its references are relative to.
-        resource: the object that ``#`` refers to.
+        scope: its own, or that of the resource around it.
     """
 
     schema: dict[str, Any]
     pointer: str
-    base: str
-    resource: dict[str, Any]
+    scope: SchemaScope
 
     def error(self, keyword: str, reason: str) -> GrammarError:
         return GrammarError(keyword, pointer_join(self.pointer, keyword), reason)
 
 
 class _Identifiers(NamedTuple):
-    """Resources by URI (schema, pointer), anchors by resource and name (schema, pointer, base), dynamic anchors."""
+    """Resources by URI (scope, pointer), anchors by resource and name (schema, pointer, scope), dynamic anchors."""
 
-    resources: dict[str, tuple[dict[str, Any], str]]
-    anchors: dict[tuple[int, str], tuple[dict[str, Any], str, str]]
+    resources: dict[str, tuple[SchemaScope, str]]
+    anchors: dict[tuple[int, str], tuple[dict[str, Any], str, SchemaScope]]
     dynamic: Counter[str]
 
 
@@ -70,20 +94,18 @@ class Document:
     Attributes:
         nodes: the nodes visited so far, by number.
         root: the number of the whole schema.
-        draft: 4, 6, 7, 2019 or 2020, as ``$schema`` says.
         tracks_evaluation: whether the schema uses ``unevaluatedProperties`` or ``unevaluatedItems``.
     """
 
     def __init__(self, root: dict[str, Any]) -> None:
         self.nodes: list[SchemaNode] = []
-        self.draft = _draft(root)
         self._ids: dict[int, int] = {}
         self._keep: list[dict[str, Any]] = []
         keys = _keys(root)
         self.tracks_evaluation = not keys.isdisjoint(("unevaluatedProperties", "unevaluatedItems"))
         self._negates = not keys.isdisjoint(_NEGATING)
         self._refers = not keys.isdisjoint(("$ref", "$dynamicRef"))
-        self.root = self._add(root, "", "", root)
+        self.root = self._add(root, "", SchemaScope("", root, _draft(root, "", 2020)).enter(root, ""))
 
     def may_negate(self, node: SchemaNode) -> bool:
         """Return whether a node's negation may matter: it is in ``oneOf``, ``not`` or ``if``, or may be referred to."""
@@ -100,13 +122,14 @@ class Document:
         if known is not None:
             return known
         node = self.nodes[parent]
-        return self._add(schema, pointer_join(node.pointer, *tokens), node.base, node.resource)
+        pointer = pointer_join(node.pointer, *tokens)
+        return self._add(schema, pointer, node.scope.enter(schema, pointer))
 
     def synthetic(self, schema: dict[str, Any], like: int) -> int:
         """Return a node for a synthetic schema, located at an existing node."""
         self._keep.append(schema)
         node = self.nodes[like]
-        return self._add(schema, node.pointer, node.base, node.resource)
+        return self._add(schema, node.pointer, node.scope)
 
     def resolve(self, number: int, reference: str, keyword: str = "$ref") -> int | bool:
         """Return the node that a reference leads to, or a boolean schema.
@@ -119,65 +142,55 @@ class Document:
         resources = self._identifiers.resources
         uri, fragment = urldefrag(reference)
         if not uri:
-            resource, base = node.resource, node.base
-            pointer = next((pointer for schema, pointer in resources.values() if schema is resource), "")
+            scope = node.scope
+            pointer = next((pointer for each, pointer in resources.values() if each.resource is scope.resource), "")
         else:
-            base = urldefrag(urljoin(node.base, uri))[0]
+            base = urldefrag(urljoin(node.scope.base, uri))[0]
             if base not in resources:
                 raise GrammarError(keyword, where, f"{reference[:200]!r} is outside of the schema and is never fetched")
-            resource, pointer = resources[base]
+            scope, pointer = resources[base]
         fragment = unquote(fragment)
         if fragment and not fragment.startswith("/"):
-            return self._at_anchor(resource, fragment, keyword, where, reference)
-        return self._at_pointer(resource, pointer, base, fragment, keyword, where)
+            return self._at_anchor(scope, fragment, keyword, where, reference)
+        return self._at_pointer(scope, pointer, fragment, keyword, where)
 
     def dynamic_anchors(self, name: str) -> int:
         """Return how many subschemas declare a dynamic anchor of a name."""
         return self._identifiers.dynamic[name]
 
-    def _add(self, schema: dict[str, Any], pointer: str, base: str, resource: dict[str, Any]) -> int:
-        own = self._own_id(schema)
-        if own:
-            base, resource = urldefrag(urljoin(base, own))[0], schema
+    def _add(self, schema: dict[str, Any], pointer: str, scope: SchemaScope) -> int:
         self._ids[id(schema)] = len(self.nodes)
-        self.nodes.append(SchemaNode(schema, pointer, base, resource))
+        self.nodes.append(SchemaNode(schema, pointer, scope))
         return len(self.nodes) - 1
-
-    def _own_id(self, schema: dict[str, Any]) -> str:
-        value = schema.get("id" if self.draft <= 4 else "$id")
-        plain = isinstance(value, str) and not value.startswith("#") and not (self.draft <= 7 and "$ref" in schema)
-        return value if plain and value else ""
 
     @cached_property
     def _identifiers(self) -> _Identifiers:
-        root, found = self.nodes[self.root].schema, _Identifiers({}, {}, Counter())
-        for schema, pointer, base, resource in _walk_schemas(root, self._own_id):
-            if resource is schema:
-                found.resources.setdefault(base, (schema, pointer))
+        root, found = self.nodes[self.root], _Identifiers({}, {}, Counter())
+        for schema, pointer, scope in _walk_schemas(root):
+            if scope.resource is schema:
+                found.resources.setdefault(scope.base, (scope, pointer))
             names = [schema.get("$anchor"), schema.get("$dynamicAnchor")]
-            legacy = schema.get("id" if self.draft <= 4 else "$id")
+            legacy = schema.get("id" if scope.draft <= 4 else "$id")
             if isinstance(legacy, str) and legacy.startswith("#"):
                 names.append(legacy[1:])
             for name in names:
                 if isinstance(name, str):
-                    found.anchors.setdefault((id(resource), name), (schema, pointer, base))
+                    found.anchors.setdefault((id(scope.resource), name), (schema, pointer, scope))
             if isinstance(names[1], str):
                 found.dynamic[names[1]] += 1
-        found.resources.setdefault("", (root, ""))
+        found.resources.setdefault("", (root.scope, ""))
         return found
 
-    def _at_anchor(self, resource: dict[str, Any], name: str, keyword: str, where: str, reference: str) -> int:
-        found = self._identifiers.anchors.get((id(resource), name))
+    def _at_anchor(self, scope: SchemaScope, name: str, keyword: str, where: str, reference: str) -> int:
+        found = self._identifiers.anchors.get((id(scope.resource), name))
         if found is None:
             raise GrammarError(keyword, where, f"{reference[:200]!r} leads nowhere: there is no anchor {name[:100]!r}")
-        schema, pointer, base = found
+        schema, pointer, scope = found
         known = self._ids.get(id(schema))
-        return known if known is not None else self._add(schema, pointer, base, resource)
+        return known if known is not None else self._add(schema, pointer, scope)
 
-    def _at_pointer(
-        self, resource: dict[str, Any], pointer: str, base: str, fragment: str, keyword: str, where: str
-    ) -> int | bool:
-        at: Any = resource
+    def _at_pointer(self, scope: SchemaScope, pointer: str, fragment: str, keyword: str, where: str) -> int | bool:
+        at: Any = scope.resource
         for token in fragment.split("/")[1:]:
             token = token.replace("~1", "/").replace("~0", "~")
             if isinstance(at, dict) and token in at:
@@ -187,15 +200,14 @@ class Document:
             else:
                 raise GrammarError(keyword, where, f"'#{fragment[:200]}' leads nowhere: there is no {token[:100]!r}")
             pointer = pointer_join(pointer, token)
-            own = self._own_id(at) if isinstance(at, dict) else ""
-            if own:
-                base, resource = urldefrag(urljoin(base, own))[0], at
+            if isinstance(at, dict):
+                scope = scope.enter(at, pointer)
         if isinstance(at, bool):
             return at
         if not isinstance(at, dict):
             raise GrammarError(keyword, where, f"'#{fragment[:200]}' leads to {type(at).__name__}, not to a schema")
         known = self._ids.get(id(at))
-        return known if known is not None else self._add(at, pointer, base, resource)
+        return known if known is not None else self._add(at, pointer, scope)
 
 
 def _keys(root: dict[str, Any]) -> set[str]:
@@ -211,29 +223,28 @@ def _keys(root: dict[str, Any]) -> set[str]:
     return found
 
 
-def _draft(root: dict[str, Any]) -> int:
-    named = root.get("$schema")
+def _draft(schema: dict[str, Any], pointer: str, default: int) -> int:
+    """Return the draft that ``$schema`` of a schema at a pointer names, or the default."""
+    named = schema.get("$schema")
     if isinstance(named, str):
         if any(part in named for part in _UNSUPPORTED):
-            raise GrammarError("$schema", "/$schema", f"{named[:100]!r} is not read; drafts 4 to 2020-12 are")
+            where = pointer_join(pointer, "$schema")
+            raise GrammarError("$schema", where, f"{named[:100]!r} is not read; drafts 4 to 2020-12 are")
         for part, number in _DRAFTS.items():
             if part in named:
                 return number
-    return 2020
+    return default
 
 
-def _walk_schemas(root: dict[str, Any], own_id: Any) -> Iterator[tuple[dict[str, Any], str, str, dict[str, Any]]]:
-    """Yield every subschema with its pointer, base and resource; values of unknown keywords are no subschemas."""
-    start = urldefrag(urljoin("", own_id(root)))[0]
-    stack: list[tuple[dict[str, Any], str, str, dict[str, Any]]] = [(root, "", start, root)]
+def _walk_schemas(root: SchemaNode) -> Iterator[tuple[dict[str, Any], str, SchemaScope]]:
+    """Yield every subschema with its pointer and scope; values of unknown keywords are no subschemas."""
+    stack: list[tuple[dict[str, Any], str, SchemaScope]] = [(root.schema, "", root.scope)]
     while stack:
-        at, pointer, base, resource = stack.pop()
-        own = own_id(at)
-        if own:
-            base, resource = urldefrag(urljoin(base, own))[0], at
-        yield at, pointer, base, resource
+        at, pointer, scope = stack.pop()
+        yield at, pointer, scope
         for step, schema in _subschemas(at):
-            stack.append((schema, pointer_join(pointer, *step), base, resource))
+            where = pointer_join(pointer, *step)
+            stack.append((schema, where, scope.enter(schema, where)))
 
 
 def _subschemas(schema: dict[str, Any]) -> Iterator[tuple[tuple[str | int, ...], dict[str, Any]]]:

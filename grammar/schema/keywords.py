@@ -6,6 +6,7 @@ the documentation is generated from `KEYWORDS`.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -123,6 +124,7 @@ _UNTIL = {"dependencies": 7}
 # Keywords whose meaning depends on the draft.
 DRAFTED = frozenset((*_SINCE, *_UNTIL, "exclusiveMinimum", "exclusiveMaximum"))
 
+_JSON_NAMES: dict[type, str] = {dict: "an object", list: "a list"}
 _TYPE_NAMES = frozenset(("null", "boolean", "integer", "number", "string", "array", "object"))
 
 
@@ -196,5 +198,5 @@ def shape_error(keyword: str, value: Any) -> str | None:
     shape = KEYWORDS[keyword].shape
     if not shape or _CHECKS[shape](value):
         return None
-    given = type(value).__name__ if isinstance(value, dict | list) else repr(value)
+    given = _JSON_NAMES.get(type(value)) or json.dumps(value, ensure_ascii=False)
     return f"must be {shape}, not {given[:60]}"

@@ -7,6 +7,7 @@ from math import inf
 
 from .constraints import ALWAYS, Alternative, Arrays, Conj, Objects, Strings
 from .json_types import ARRAY, BOOLEAN, NULL, NUMBER, OBJECT, STRING
+from .string_language import admits_any
 from .subschemas import Subschemas
 
 
@@ -92,7 +93,7 @@ class Satisfiability:
             sizes.append(4)
         if alternative.types & NUMBER:
             sizes.append(1)
-        if alternative.types & STRING:
+        if alternative.types & STRING and admits_any(alternative.strings):
             sizes.append(2 + _string(alternative.strings))
         if alternative.types & ARRAY:
             sizes.append(self._array(alternative.arrays))

@@ -22,6 +22,7 @@ from rootgraft.api.routes import files as files_module
 from rootgraft.api.storage.file_store import FileStore, new_file_id
 from rootgraft.engine.errors import ConfigError
 from rootgraft.engine.types import Priority
+from rootgraft.grammar.spec import GrammarSpec
 
 CHAT = "/v1/chat/completions"
 
@@ -107,6 +108,17 @@ def test_other_endpoints(client: openai.OpenAI, endpoint: str, body: dict[str, A
     assert done.status == "completed" and done.request_counts.total == 1 and done.error_file_id is None
     assert answers(client, done.output_file_id)["r1"]["response"]["status_code"] == 200
     assert done.usage.output_tokens == 8
+
+
+def test_integers_beyond_64_bits_are_exact_in_schemas(live: Live, client: openai.OpenAI) -> None:
+    schema = {"type": "object", "properties": {"x": {"type": "integer", "maximum": 2**64 + 1}}}
+    text = {"format": {"type": "json_schema", "name": "n", "schema": schema}}
+    live.async_engine.say = lambda request, index: '{"x": 18446744073709551617}'
+    for endpoint, body in ((CHAT, {"guided_json": schema}), ("/v1/responses", {"input": "x", "text": text})):
+        done = ended(client, begin(client, line(1, endpoint, **body), endpoint=endpoint))
+        answer = answers(client, done.output_file_id)["r1"]["response"]
+        assert answer["status_code"] == 200 and live.async_engine.seen[-1].grammar == GrammarSpec.json_schema(schema)
+    assert answer["body"]["text"]["format"]["schema"] == schema
 
 
 def test_files(client: openai.OpenAI) -> None:

@@ -10,6 +10,8 @@ from support.api.reply_checks import check_error
 from support.api.responses_asks import ASKED, PATH, TOOLS, rendered, say
 from support.api.tool_asks import TWO
 
+from rootgraft.grammar.spec import GrammarSpec
+
 
 def test_items_become_messages(live: Live) -> None:
     items = [
@@ -153,3 +155,20 @@ def test_what_changes_nothing_is_taken(live: Live) -> None:
         reply = http.post(PATH, json={**ASKED, **taken})
     assert reply.status_code == 200, reply.text
     assert reply.json()["prompt_cache_key"] == "k" and reply.json()["safety_identifier"] == "s"
+
+
+def test_integers_beyond_64_bits_are_exact_in_schemas_and_come_back(live: Live) -> None:
+    """As a float, 2^64 + 1 would be 2^64; JSON that is written as a whole cannot hold it as an integer of 64 bits."""
+    schema = {"type": "object", "properties": {"x": {"type": "integer", "minimum": 2**64 + 1}}, "required": ["x"]}
+    live.async_engine.say = lambda request, index: '{"x": 18446744073709551617}'
+    asked = {"input": "hi", "text": {"format": {"type": "json_schema", "name": "n", "schema": schema}}}
+    with live.http() as http:
+        whole = http.post(PATH, json=asked)
+        assert live.async_engine.seen[-1].grammar == GrammarSpec.json_schema(schema)
+        kept = http.get(f"{PATH}/{whole.json()['id']}")
+        stream = http.post(PATH, json=asked | {"stream": True})
+        tools = http.post(
+            PATH, json={"input": "hi", "tools": [{"type": "function", "name": "f", "parameters": schema}]}
+        )
+    assert whole.status_code == 200 and kept.json() == whole.json() and "response.completed" in stream.text
+    assert whole.json()["text"]["format"]["schema"] == schema and tools.json()["tools"][0]["parameters"] == schema

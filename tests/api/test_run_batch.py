@@ -18,6 +18,7 @@ from support.api.api_live import Live
 
 from rootgraft.api.cli.main import main
 from rootgraft.engine.types import Priority
+from rootgraft.grammar.spec import GrammarSpec
 
 CHAT = "/v1/chat/completions"
 
@@ -64,6 +65,13 @@ def test_all_endpoints_in_the_batch_band(live: Live, tmp_path: Path, capsys: pyt
         *[Priority.BATCH] * 2,
     ]
     assert capsys.readouterr().out == "3 requests: 3 answered now, 0 before; 0 failed\n"
+
+
+def test_integers_beyond_64_bits_are_exact_in_schemas(live: Live, tmp_path: Path) -> None:
+    schema = {"type": "integer", "minimum": 2**64 + 1}
+    live.async_engine.say = lambda request, index: "18446744073709551617"
+    assert run(live, write(tmp_path / "in.jsonl", line(0, guided_json=schema)), tmp_path / "out.jsonl") == 0
+    assert live.async_engine.seen[-1].grammar == GrammarSpec.json_schema(schema)
 
 
 class Terminal(io.StringIO):

@@ -359,6 +359,19 @@ def test_a_call_cut_off_by_the_budget(live: Live) -> None:
     assert choice["message"]["tool_calls"][0]["function"]["arguments"] == '{"city": '
 
 
+@pytest.mark.parametrize(("text", "reason"), [('{"city": "U', "stop"), ('{"city": "Ulm"}', "tool_calls")])
+def test_a_call_that_a_stop_string_cuts_is_no_finished_call(live: Live, text: str, reason: str) -> None:
+    """What ends in tool_calls may be parsed: after a stop string that is so if the last call is whole."""
+    say(live, text)
+    asked: Any = {"messages": HI, "tools": TOOLS, "tool_choice": named("weather"), "stop": "m"}
+    with live.http() as http:
+        [whole] = http.post(CHAT, json=asked).json()["choices"]
+        stream = http.post(CHAT, json=asked | {"stream": True}).text
+    assert (whole["finish_reason"], whole["stop_reason"]) == (reason, "m")
+    assert whole["message"]["tool_calls"][0]["function"]["arguments"] == text
+    assert f'"finish_reason":"{reason}","stop_reason":"m"' in stream
+
+
 @pytest.mark.parametrize("choice", ["auto", "required", named("b")])
 def test_refused_schemas_name_tool_keyword_and_pointer(live: Live, choice: Any) -> None:
     tools = [tool("a"), tool("b", parameters={"type": "object", "properties": {"x": {"not": {}}}})]

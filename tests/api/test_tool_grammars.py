@@ -190,3 +190,33 @@ def test_what_the_grammar_lets_through_is_read(form: ToolFormat) -> None:
     assert output_format is not None and output_format.tools is not None
     _, calls = read_calls(output_format.tools, written(form, ULM))
     assert [(call.name, call.arguments) for call in calls] == [ULM]
+
+
+FOUR = {
+    "$schema": "http://json-schema.org/draft-04/schema#",
+    "properties": {"n": {"type": "integer", "minimum": 0, "exclusiveMinimum": True}},
+}
+SEVEN = {
+    "$schema": "http://json-schema.org/draft-07/schema#",
+    "properties": {"n": {"$ref": "#/definitions/n", "type": "string"}},
+    "definitions": {"n": {"type": "integer", "minimum": 1}},
+}
+WHOLE = {
+    "$schema": "http://json-schema.org/draft-07/schema#",
+    "$ref": "#/definitions/all",
+    "definitions": {"all": {"properties": {"n": {"type": "integer", "minimum": 1}}}},
+}
+
+
+@pytest.mark.parametrize("choice", ["auto", "required", NamedChoice(type="function", function={"name": "f"})], ids=str)
+@pytest.mark.parametrize("schema", [FOUR, SEVEN, WHOLE], ids=["4", "7", "a reference as a whole"])
+def test_a_tool_is_of_the_draft_that_its_schema_names(schema: dict[str, Any], choice: Any) -> None:
+    """Alone or among others: exclusiveMinimum is a boolean in draft 4, and nothing counts beside $ref up to draft 7."""
+    form = FORMATS["hermes"]
+    tools = [Tool(type="function", function=Function(name=name, parameters=schema)) for name in "fg"]
+    output_format = tool_output_format(tools, choice, form, None, parallel=True)
+    assert output_format is not None and output_format.tools is not None
+    grammar = compile(output_format.spec, VOCABULARY)
+    for arguments, valid in (('{"n": 1}', True), ('{"n": 0}', False), ('{"n": "1"}', False)):
+        text = {"auto": written(form, ("g", arguments)), "required": f'[{{"name": "g", "arguments": {arguments}}}]'}
+        assert lets_through(grammar, text.get(choice, arguments) if isinstance(choice, str) else arguments) == valid

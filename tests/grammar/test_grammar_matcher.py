@@ -234,6 +234,26 @@ def test_an_end_is_forced_whichever_token_makes_it(eos: tuple[int, ...]) -> None
         assert forced(*eos[1:]) == eos[1]
 
 
+@pytest.mark.parametrize("width", [274, 288, 289, 320, 1000])
+def test_logits_may_be_much_wider_than_the_vocabulary(grammars, vocabulary, width):
+    """By less than a word of the mask or by many, as models pad them: the masks hold the same tokens."""
+    wide = type(grammars)(Vocabulary(vocabulary.tokens, vocabulary.special, vocabulary.eos, width))
+    tag = {"type": "tag", "begin": "<a>", "content": {"type": "any_text"}, "end": "<b>"}
+    specs = (
+        GrammarSpec.json_schema({"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}),
+        GrammarSpec.json_schema({"type": "string", "pattern": r"^(?:\S+\s+){0,49}\S+$", "maxLength": 500}),
+        GrammarSpec.regex("[a-z]{1,9}"),
+        GrammarSpec.ebnf('root ::= "x" [0-9]+'),
+        GrammarSpec.structural_tag({"format": tag}),
+    )
+    for spec in specs:
+        compiled, as_known = compile(spec, wide.vocabulary), compile(spec, vocabulary)
+        for seed in range(3):
+            text = wide.draw(compiled.matcher(), random.Random(seed), 60)
+            assert text == grammars.draw(as_known.matcher(), random.Random(seed), 60)
+            assert text is not None
+
+
 def test_rows_of_a_batch(vocabulary):
     number = compile(GrammarSpec.json_schema({"const": 7}), vocabulary)
     broken = number.matcher()

@@ -115,3 +115,40 @@ def test_answers_of_a_large_schema_validate(grammars):
     compiled = grammars.schema({"type": "object", "properties": properties, "required": ["p299"]})
     assert grammars.admits(compiled, json.dumps({"p3": "abc", "p299": ""}))
     assert not grammars.admits(compiled, json.dumps({"p3": "abcd", "p299": ""}))
+
+
+INTEGER_N = {"$anchor": "n", "type": "integer"}
+
+
+def test_a_resource_inside_of_a_schema_is_of_the_draft_that_it_names(grammars):
+    draft4 = {"$schema": "http://json-schema.org/draft-04/schema#", "minimum": 0, "exclusiveMinimum": True}
+    compiled = grammars.schema({"type": "array", "items": {"type": "integer", "id": "http://inner/", **draft4}})
+    assert grammars.admits(compiled, "[1]") and not grammars.admits(compiled, "[0]")
+    old = {"$id": "http://inner/", "$schema": "http://json-schema.org/draft-03/schema#"}
+    no_id = {"$id": "http://inner/", **draft4}  # draft 4 has another keyword for it
+    for items, keyword in ((draft4, "exclusiveMinimum"), (no_id, "exclusiveMinimum"), (old, "$schema")):
+        with pytest.raises(GrammarError) as refused:
+            grammars.schema({"type": "array", "items": items})
+        assert (refused.value.keyword, refused.value.pointer) == (keyword, f"/items/{keyword}")
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"$id": "folder/whole.json", "$ref": "whole.json#/$defs/n", "$defs": {"n": {"type": "integer"}}},
+        {
+            "$id": "https://a.example/folder/whole.json",
+            "$ref": "#/$defs/part",
+            "$defs": {
+                "part": {
+                    "$id": "sub/part.json",
+                    "$ref": "part.json#n",
+                    "$defs": {"n": {"$anchor": "n", "type": "integer"}},
+                }
+            },
+        },
+    ],
+)
+def test_references_to_relative_ids(grammars, schema):
+    compiled = grammars.schema(schema)
+    assert grammars.admits(compiled, "1") and not grammars.admits(compiled, '"1"')

@@ -1,0 +1,92 @@
+"""Strings that constraints admit: the expressions of their automaton, and whether there are any such strings at all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+
+import numpy as np
+
+from ..regex.charset import single
+from ..regex.ecma_regex import read_pattern, repeat_product
+from ..regex.regex_parser import Alt, Cat, Chars, RegexNode
+from ..regex.string_automaton import START, AutomatonTooLarge, StringAutomaton, string_automaton
+from ..regex.string_formats import FORMATS
+from .constraints import Strings
+
+# Places of the expressions with their repeats written out, and characters of the shortest string, beyond which
+# strings count as there.
+MAX_PLACES = 2_000
+MAX_LEAST = 4_000
+
+
+def expressions(strings: Strings) -> tuple[list[RegexNode], list[list[RegexNode]]]:
+    """Return the expressions that all match, and groups of expressions of which not all match. Lengths are left out."""
+    must: list[RegexNode] = []
+    must_not: list[list[RegexNode]] = []
+    if strings.values is not None:
+        must.append(_any_of(strings.values))
+    for pattern in (*map(read_pattern, sorted(strings.patterns)), *(FORMATS[name] for name in sorted(strings.formats))):
+        must += pattern.must
+        must_not += [[node] for node in pattern.must_not]
+    must_not += [list(read_pattern(source, True).must) for source in sorted(strings.not_patterns)]
+    if strings.excluded:
+        must_not.append([_any_of(sorted(strings.excluded))])
+    return must, must_not
+
+
+@lru_cache(maxsize=4096)
+def admits_any(strings: Strings) -> bool:
+    """Return whether any string satisfies constraints; also True where that is too hard to find out."""
+    if strings.values is not None or strings.is_empty():
+        return not strings.is_empty()
+    if not (strings.patterns or strings.not_patterns or strings.formats or strings.excluded):
+        return True
+    if strings.least > MAX_LEAST or any(map(strings.admits, _guesses(strings))):
+        return True
+    return has_string(*expressions(strings), strings.least, strings.most)
+
+
+def has_string(
+    must: Sequence[RegexNode], must_not: Sequence[Sequence[RegexNode]], least: int = 0, most: int | None = None
+) -> bool:
+    """Return whether any string has `string_automaton`'s properties; also True where that is too hard to find out."""
+    if sum(map(repeat_product, (*must, *(node for group in must_not for node in group)))) > MAX_PLACES:
+        return True
+    try:
+        found = string_automaton(must, must_not)
+    except AutomatonTooLarge:
+        return True
+    return _ends_within(found, least, most)
+
+
+def _guesses(strings: Strings) -> list[str]:
+    """Return strings that are likely to satisfy constraints."""
+    guesses = ["a" * strings.least]
+    for pattern in (*map(read_pattern, strings.patterns), *map(FORMATS.__getitem__, strings.formats)):
+        for text in pattern.shortest:
+            guesses.append(text + text[-1:] * (strings.least - len(text)))
+    return guesses
+
+
+def _ends_within(automaton: StringAutomaton, least: int, most: int | None) -> bool:
+    """Return whether an automaton accepts a string of a length within bounds.
+
+    Of the accepted strings that are long enough, the shortest repeats no state after the least length.
+    """
+    delta = np.array(automaton.transitions, dtype=np.int32)
+    accepting = np.array(automaton.accepting, dtype=np.bool_)
+    reached = np.zeros(len(accepting), dtype=np.bool_)
+    reached[START] = True
+    longest = least + len(accepting)
+    for length in range((longest if most is None else min(most, longest)) + 1):
+        if length >= least and accepting[reached].any():
+            return True
+        after = np.zeros_like(reached)
+        after[delta[reached]] = True
+        reached = after
+    return False
+
+
+def _any_of(texts: Iterable[str]) -> RegexNode:
+    return Alt(tuple(Cat(tuple(Chars(single(char)) for char in text)) for text in texts))
