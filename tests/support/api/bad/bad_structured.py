@@ -122,7 +122,8 @@ ALIASES: list[tuple[dict[str, Any], str, str]] = [
     ({"regex": ""}, "regex", VALUE),
     ({"ebnf": 5}, "ebnf", TYPE),
     ({"ebnf": ""}, "ebnf", VALUE),
-    ({"guided_decoding_backend": "outlines"}, "guided_decoding_backend", UNKNOWN),
+    ({"guided_whitespace_pattern": " *"}, "guided_whitespace_pattern", "unsupported_parameter"),
+    ({"guided_temperature": 1}, "guided_temperature", UNKNOWN),
 ]
 
 # All that ask for a form, in the order in which they are named: any two contradict each other.
