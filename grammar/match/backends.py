@@ -110,7 +110,10 @@ class XgrammarBackend:
         return None
 
     def forced(self) -> bytes:
-        return bytes(self._matcher.find_jump_forward_string().encode())
+        try:
+            return bytes(self._matcher.find_jump_forward_string().encode())
+        except UnicodeDecodeError as error:  # it begins or ends inside of a character, which tokens may too
+            return bytes(error.object)
 
     def string_end(self) -> bytes:
         return b""

@@ -177,6 +177,27 @@ def test_ebnf_goes_to_xgrammar(grammars, vocabulary):
         assert "/project" not in str(caught.value)
 
 
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("grammar", "text"),
+    [
+        ('root ::= "x" ("é" | "yes")', "xé"),
+        ('root ::= "日本語" [0-9]', "日本語7"),
+        ('root ::= "à" | "é"', "é"),  # a first byte in common, and no character
+        ('root ::= ("😀" | "😁") "!"', "😁!"),
+    ],
+)
+def test_ebnf_has_text_beyond_ascii(grammars, vocabulary, grammar, text):
+    """Tokens may end inside of a character: text that is forced from there on is no text."""
+    compiled = compile(GrammarSpec.ebnf(grammar), vocabulary)
+    assert grammars.admits(compiled, text)
+    matcher, data = compiled.matcher(), text.encode()
+    for at, byte in enumerate(data):
+        forced = b"".join(vocabulary.tokens[token] for token in matcher.draft(len(data)))
+        assert data[at:].startswith(forced) or forced.startswith(data[at:])
+        assert matcher.accept(vocabulary.token_of(bytes([byte])))
+
+
 @pytest.mark.parametrize("make", [GrammarSpec.regex, lambda pattern: GrammarSpec.json_schema({"pattern": pattern})])
 def test_the_number_of_repeats_has_a_limit(vocabulary, make):
     """Of hundreds of optional letters in a row the library allows tokens that it then refuses."""
