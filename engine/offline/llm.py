@@ -41,7 +41,7 @@ logger = logging.getLogger("rootgraft.llm")
 
 
 class LLM:
-    """A model in this process. Not thread-safe.
+    """A model in this process. Not thread-safe, and of no use to processes forked from this one: each makes its own.
 
     The engine and all that belongs to a step run on a thread of their own (``EngineThread``). KeyboardInterrupt, or
     another exception of a signal handler, ends the wait for a step and never the step itself: ``generate`` and ``chat``
@@ -243,9 +243,14 @@ class LLM:
         self._call(UnloadAdapter(next(self._call_ids), name))
 
     def close(self) -> None:
-        """End the engine's threads and the processes that compile grammars. Requests that run fail with EngineDead."""
-        if not self._closed:
-            self._closed = True
+        """End the engine's threads and the processes that compile grammars. Requests that run fail with EngineDead.
+
+        In a process that was forked from the one that made the LLM nothing is ended.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        if self._thread.is_here:
             self._thread.run(lambda: self._sequences.take(self._core.close()))
             self._thread.close()
             self._fetcher.close()
