@@ -81,8 +81,8 @@ class BandProduct {
   ptrdiff_t k_ = 0;
 };
 
-// All queries of a block, a band at a time: while vectors weigh the scores of one, AMX multiplies the values of the one
-// before and makes the scores of the next.
+// All queries of a block, whose keys are laid out, a band at a time: while vectors weigh the scores of one, AMX multiplies
+// the values of the one before and makes the scores of the next. It makes those of the first while values are laid out.
 class BlockOfBands {
  public:
   BlockOfBands(const Bf16Block& block, const Bands& bands)
@@ -92,6 +92,7 @@ class BlockOfBands {
 
   INLINE void attend() const {
     BandProduct scores = scores_of(0);
+    take_values(block_, kWidth, [&] { scores.step(); });
     while (scores.step()) continue;
     for (int i = 0; i < bands_.count; i++) {
       BandProduct values = i ? values_of(i - 1) : BandProduct();
@@ -178,7 +179,6 @@ void attend_by_amx(const Attention& op, const Stretch& stretch, const Stretch& n
       const int first = head * tile.count;
       const Bf16Block block{work, head, result.from(first, op.value_dim), scratch.queries + first * words, scratch};
       lay_out_keys(block);
-      take_values(block, kWidth);
       BlockOfBands(block, bands).attend();
     }
   });

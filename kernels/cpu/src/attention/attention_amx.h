@@ -75,15 +75,16 @@ INLINE void clear_values_end(const Bf16Block& block) {
 }
 
 // Values of a block in pairs of keys, by unpacking: two panels share 32 dimensions, see are_unpacked().
-// `row(key)`: where those of a key lie.
-template <class Row>
-INLINE void unpack_values(const Bf16Block& block, int steps, Row row) {
+// `row(key)`: where those of a key lie. each() runs for every pair.
+template <class Row, class Each>
+INLINE void unpack_values(const Bf16Block& block, int steps, Row row, Each each) {
   const int64_t words = block.op.value_dim / Bf16::kPerWord;
   uint32_t* out = block.scratch.values;
   for (int p = 0; p < block.rows.panels; p++) {
     for (int pair = 0; pair < kWidth / Bf16::kPerWord; pair++, out += kWidth) {
       const uint32_t *first = row(p * kWidth + 2 * pair), *second = row(p * kWidth + 2 * pair + 1);
       uint32_t* to = out;
+      each();
       for (int64_t word = 0; word < words; word += kWidth, to += 2 * kBlockWords * kWidth) {
         const __m512i even = _mm512_loadu_si512(first + word), odd = _mm512_loadu_si512(second + word);
         _mm512_storeu_si512(to, _mm512_unpacklo_epi16(even, odd));
@@ -94,8 +95,10 @@ INLINE void unpack_values(const Bf16Block& block, int steps, Row row) {
   }
 }
 
-// Values of the block as the second product takes them. `steps`: of what is to come, for each panel of keys.
-INLINE void take_values(const Bf16Block& block, int steps) {
+// Values of the block as the second product takes them. `steps`: of what is to come, for each panel of keys. each() runs
+// now and then meanwhile.
+template <class Each>
+INLINE void take_values(const Bf16Block& block, int steps, Each each) {
   const void* cache = block.op.v_cache;
   const int64_t row_words = block.op.head_dim / Bf16::kPerWord;
   if (!are_unpacked(block.op)) {
@@ -103,9 +106,9 @@ INLINE void take_values(const Bf16Block& block, int steps) {
   } else if (block.rows.full) {
     unpack_values(block, steps, [&](int key) {
       return block.rows.panel(cache, block.head, key / kWidth) + key % kWidth * row_words;
-    });
+    }, each);
   } else {
-    unpack_values(block, steps, [&](int key) { return block.rows.row(cache, block.head, key); });
+    unpack_values(block, steps, [&](int key) { return block.rows.row(cache, block.head, key); }, each);
   }
   clear_values_end(block);
 }

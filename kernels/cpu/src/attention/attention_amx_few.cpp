@@ -169,7 +169,7 @@ void attend_few_by_amx(const Attention& op, const Stretch& stretch, const Stretc
       if (words == kHeldWords) score_keys<true>(block, columns, few_scores);
       else score_keys<false>(block, columns, few_scores);
       weigh_few(block, columns, few_scores);
-      take_values(block, kPanelSteps);
+      take_values(block, kPanelSteps, [] {});
       add_few_values(block);
     }
   });
