@@ -124,7 +124,7 @@ void run_shared(const Call& op, const Plan& plan) {
     for (int64_t split = tile.first_split(); split < tile.end_split(); split++) {
       const Stretch next = split + 1 < tile.end_split() ? Stretch{&tile, split + 1} : start(i + op.threads);
       const bool is_first = split == tile.first_split();
-      attend_in<E>(op, {&tile, split}, next, is_first ? whole : part, false);
+      attend_in<E>(op, {&tile, split, !is_first}, next, is_first ? whole : part, false);
       if (!is_first) merge(whole, part, tile.count, op.value_dim);
     }
   });
@@ -176,7 +176,8 @@ void walk_tiles(const Call& op, const Plan& plan, int64_t first, int64_t end, in
       const int64_t next_tile = i + 1 < end ? i + 1 : then;
       const Stretch next = split + 1 < tile.end_split() ? Stretch{&tile, split + 1} : start(next_tile);
       const Partial& result = started ? part : whole;
-      attend_in<E>(op, {&tile, split}, next, result, resume(op, plan, {&tile, split}, result));
+      const Stretch stretch = {&tile, split, split > tile.first_split()};
+      attend_in<E>(op, stretch, next, result, resume(op, plan, stretch, result));
       if (started) merge(whole, part, vectors, op.value_dim);
     }
     for (int head = 0; head < tile.heads; head++) {

@@ -70,6 +70,7 @@ struct QueryTile {
   int64_t first_head;    // of the KV heads
   int heads;
   int64_t begin, end;  // keys that any of the queries sees, and whose pages, those of the first row, serve them all
+  bool cached = false;  // whether the thread has read them for another tile, and has them in a cache
 
   int vectors() const { return heads * count; }
   int64_t first_split() const { return begin / kSplit; }
@@ -103,6 +104,7 @@ struct Partial {
 struct Stretch {
   const QueryTile* tile;
   int64_t split;
+  bool continues = false;  // whether the thread's last stretch was of this tile, so that the queries are laid out
 };
 constexpr Stretch kNoStretch = {nullptr, 0};
 

@@ -170,7 +170,7 @@ void attend_by_amx(const Attention& op, const Stretch& stretch, const Stretch& n
                    bool resumes, Scratch& scratch) {
   const QueryTile& tile = *stretch.tile;
   const int64_t words = op.head_dim / Bf16::kPerWord;
-  gather_queries<Bf16>(op, tile, scratch);
+  if (!stretch.continues) gather_queries<Bf16>(op, tile, scratch);
   if (are_few(op, tile)) return attend_few_by_amx(op, stretch, next, result, resumes, scratch);
   const AmxScope scope(amx_shapes(amx_rows(tile.count), kAmxWords));
   const Bands bands(tile.count);

@@ -160,7 +160,7 @@ void attend_few_by_amx(const Attention& op, const Stretch& stretch, const Stretc
   const QueryTile& tile = *stretch.tile;
   const int64_t words = op.head_dim / Bf16::kPerWord;
   const int columns = (tile.count + kTakenRows - 1) / kTakenRows * kTakenRows;
-  turn_queries(op, tile, columns, scratch);
+  if (!stretch.continues) turn_queries(op, tile, columns, scratch);
   const AmxScope scope(few_shapes(tile.count, columns));
   walk_blocks(op, stretch, next, result, resumes, scratch.end, [&](const BlockWork& work) {
     for (int head = 0; head < tile.heads; head++) {
