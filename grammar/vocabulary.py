@@ -55,7 +55,7 @@ class Vocabulary:
         return (self.size + 31) // 32
 
     def derived(self, compute: Callable[[Vocabulary], T]) -> T:
-        """Return what a function makes of all tokens: it is called once, and its result lives with the vocabulary."""
+        """Return the result of a function of all tokens, computed once and cached as long as the vocabulary lives."""
         found: T | None = self._derived.get(compute)
         return self._derived.setdefault(compute, compute(self)) if found is None else found
 
