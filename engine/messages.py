@@ -113,6 +113,7 @@ class LoadAdapter:
         path: its folder, below the folder of adapters if there is one.
         replace: whether the name may be in use; later sequences then get the new version.
         trusted: whether the path may lead outside the folder of adapters, as that of a downloaded adapter.
+        num_tokens: of the tokenizer in the folder, for which an embedding of its own must have rows; 0 without one.
     """
 
     id: int
@@ -120,6 +121,7 @@ class LoadAdapter:
     path: str
     replace: bool = False
     trusted: bool = False
+    num_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -206,12 +206,14 @@ class Fleet:
         self._dispatcher.abort(ids)
         self._pump()
 
-    async def load_adapter(self, name: str, path: str, *, replace: bool = False, trusted: bool = False) -> None:
+    async def load_adapter(
+        self, name: str, path: str, *, replace: bool = False, trusted: bool = False, num_tokens: int = 0
+    ) -> None:
         """Load an adapter on all replicas; new requests get it once all have it. Arguments and errors as there."""
         self._num_loads += 1
         try:
             await self._wait_for_replica()
-            await self._adapters.load(name, path, replace_name=replace, trusted=trusted)
+            await self._adapters.load(name, path, replace_name=replace, trusted=trusted, num_tokens=num_tokens)
         finally:
             self._num_loads -= 1
 

@@ -76,9 +76,8 @@ class EngineCore:
         self._outbox: list[Message] = []
         self._ahead: StepHandle | None = None  # launched while the step before it was in flight
         self._compiling: dict[int, tuple[Sequence, Compilation]] = {}
-        folder = None if config.lora_dir is None else Path(config.lora_dir)
         base = worker.base_digest, worker.vocab_size
-        self._adapters = AdapterManager(worker.adapters, *base, folder) if worker.adapters else None
+        self._adapters = AdapterManager(worker.adapters, *base, config) if worker.adapters else None
         self.ready = Ready(
             max_model_len=worker.max_model_len,
             vocab_size=worker.vocab_size,

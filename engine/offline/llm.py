@@ -229,8 +229,8 @@ class LLM:
         """
         source = named_source(path, self._lora_dir)
         if source is None:
-            self._call(LoadAdapter(next(self._call_ids), name, path, replace))
-            return
+            num_own = self._texts.num_own(name, path)
+            return self._call(LoadAdapter(next(self._call_ids), name, path, replace, num_tokens=num_own))
         fetched = self._fetcher.fetch(source, trusted=True)
         try:
             self._call(LoadAdapter(next(self._call_ids), name, str(fetched.folder), replace, trusted=True))

@@ -89,7 +89,9 @@ class CoreClient:
     def abort(self, ids: Iterable[int]) -> None:
         self._handle([Abort(tuple(ids))])
 
-    async def load_adapter(self, name: str, path: str, *, replace: bool = False, trusted: bool = False) -> None:
+    async def load_adapter(
+        self, name: str, path: str, *, replace: bool = False, trusted: bool = False, num_tokens: int = 0
+    ) -> None:
         await asyncio.sleep(0)
         if name in self.adapters and not replace:
             raise RequestError(f"The adapter {name!r} is loaded already.", param="name")
