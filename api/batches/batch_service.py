@@ -35,12 +35,14 @@ from .batch_files import (
     unanswered_lines,
 )
 from .batch_work import answer_all
+from .fair_slots import FairSlots
 from .internal_client import InternalClient
 
 MAX_UNFINISHED = 100  # batches of one owner
 MAX_RECORDS = 10_000  # of one owner
-MAX_AT_ONCE = 4  # batches in progress
+MAX_AT_ONCE = 4  # batches in progress of one owner
 WORKERS = 16  # requests in flight per batch
+MAX_IN_FLIGHT = 64  # requests of all batches, shared evenly by the owners
 _POLL_SECONDS = 0.5
 _RETRY_SECONDS = 30.0  # after the folder could not be written
 
@@ -78,7 +80,8 @@ class BatchService:
         self._find_caller = find_caller
         self._client: InternalClient | None = None
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._slots = asyncio.Semaphore(MAX_AT_ONCE)
+        self._slots = FairSlots(MAX_IN_FLIGHT)
+        self._turns: dict[str, asyncio.Semaphore] = {}  # of an owner's batches
 
     def resume(self, client: InternalClient) -> None:
         """Resume all unfinished batches, with requests through ``client``. Called once the server is ready."""
@@ -201,6 +204,10 @@ class BatchService:
         """Answer the requests without an answer, until all are done or the batch expires."""
 
         async def post(request: BatchRequest) -> tuple[int, Mapping[str, str], bytes]:
+            async with self._slots.hold(record.owner):
+                return await ask(request)
+
+        async def ask(request: BatchRequest) -> tuple[int, Mapping[str, str], bytes]:
             assert self._client is not None
             caller = self._find_caller(record.owner, record.key, request.url)
             if caller is None:
@@ -212,19 +219,22 @@ class BatchService:
         async def keep(request: BatchRequest, response: BatchResponse) -> None:
             await self._write(record, output, request, response)
 
-        remaining = (request for request in read_requests(path) if request.custom_id not in output.done)
-        async with self._slots:
-            work = asyncio.ensure_future(answer_all(post, remaining, keep, concurrency=WORKERS, fields={}))
-            try:
-                while not work.done() and not self.records.is_over(record):
-                    await asyncio.wait([work], timeout=_POLL_SECONDS)
-                if work.done():
-                    work.result()
-                else:
-                    record.outcome = "expired"
-            finally:
-                work.cancel()
-                await asyncio.gather(work, return_exceptions=True)
+        async def answer() -> None:
+            remaining = (request for request in read_requests(path) if request.custom_id not in output.done)
+            async with self._turns.setdefault(record.owner, asyncio.Semaphore(MAX_AT_ONCE)):
+                await answer_all(post, remaining, keep, concurrency=WORKERS, fields={})
+
+        work = asyncio.ensure_future(answer())
+        try:
+            while not work.done() and not self.records.is_over(record):
+                await asyncio.wait([work], timeout=_POLL_SECONDS)
+            if work.done():
+                work.result()
+            else:
+                record.outcome = "expired"
+        finally:
+            work.cancel()
+            await asyncio.gather(work, return_exceptions=True)
 
     async def _write(
         self, record: BatchRecord, output: BatchOutput, request: BatchRequest, response: BatchResponse

@@ -17,6 +17,7 @@ from support.api.api_live import Live, make_state, serve, wait_until
 from rootgraft.api.batches import batch_service as desk_module
 from rootgraft.api.batches.batch_files import BatchOutput
 from rootgraft.api.batches.batch_service import BatchService
+from rootgraft.api.batches.fair_slots import FairSlots
 from rootgraft.api.config import ServerConfig
 from rootgraft.api.routes import files as files_module
 from rootgraft.api.storage.file_store import FileStore, new_file_id
@@ -218,6 +219,44 @@ def test_a_batch_whose_time_is_up(live: Live, client: openai.OpenAI, monkeypatch
         client.batches.cancel(batch.id)
 
 
+def test_a_batch_whose_time_is_up_while_others_are_answered(
+    live: Live, client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(desk_module, "_POLL_SECONDS", 0.01)
+    monkeypatch.setattr(desk_module, "MAX_AT_ONCE", 1)
+    hold(live)
+    first, second = (begin(client, line(number)) for number in range(2))
+    wait_until(lambda: len(live.async_engine.seen) == 1)
+    late = first.expires_at
+    live.state.batches.records._clock = lambda: late
+    live.state.batches.records.get("", first.id).expires_at += 60
+    assert ended(client, second).status == "expired"
+    release(live)
+    assert ended(client, first).status == "completed" and len(live.async_engine.seen) == 1
+
+
+def test_a_tenant_with_many_batches_holds_no_other_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its share of the requests in flight is free for another tenant's as soon as a request of its own ends."""
+    monkeypatch.setattr(desk_module, "MAX_IN_FLIGHT", 4)
+    with (
+        start(tmp_path / "b", api_key=("one", "two")) as live,
+        live.openai(api_key="one") as mine,
+        live.openai(api_key="two") as other,
+    ):
+        first, second = (live.state.keys.find(key).tenant for key in (b"one", b"two"))
+        hold(live)
+        many = [begin(mine, *map(line, range(20))) for _ in range(6)]
+        wait_until(lambda: len(live.async_engine.seen) == 4)
+        few = begin(other, *map(line, range(6)))
+        wait_until(lambda: other.batches.retrieve(few.id).status == "in_progress")
+        release(live)
+        assert ended(other, few).status == "completed"
+        order = [request.tenant for request in live.async_engine.seen]
+        assert order[:4] == [first] * 4 and order[4:18].count(second) == 6, order
+        assert all(ended(mine, batch).status == "completed" for batch in many)
+        assert len(live.async_engine.seen) == 6 * 20 + 6
+
+
 def test_a_full_disk_loses_no_answer(live: Live, client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(desk_module, "_RETRY_SECONDS", 0.01)
     add, calls = BatchOutput.add, iter(range(100))
@@ -348,13 +387,13 @@ def begin_with(client: openai.OpenAI, file_id: str) -> Any:
 
 def test_a_key_that_is_taken_back_asks_nothing_more(tmp_path: Path) -> None:
     with start(tmp_path / "b", api_key=("one", "two")) as live, live.openai(api_key="one") as client:
-        live.state.batches._slots = asyncio.Semaphore(0)
+        live.state.batches._slots = slots = FairSlots(0)
         batch = begin(client, line(1))
         wait_until(lambda: client.batches.retrieve(batch.id).status == "in_progress")
         keys, owner = live.state.keys, live.state.keys.find(b"one")
-        batch_service, record = live.state.batches, live.state.batches.records.get(owner.tenant, batch.id)
+        record = live.state.batches.records.get(owner.tenant, batch.id)
         keys._keys = keys._given[1:]
-        live.loop.call_soon_threadsafe(batch_service._slots.release)
+        live.loop.call_soon_threadsafe(slots._give_back, "nobody")
         wait_until(lambda: record.has_ended)
         keys._keys = keys._given
         done = client.batches.retrieve(batch.id)
