@@ -1,7 +1,7 @@
 """Messages between the API and the engine process, encoded with msgpack.
 
-    to the engine:    TokenTexts, Submit, PrepareGrammar, Abort, LoadAdapter, UnloadAdapter, ListAdapters, TakeSnapshot,
-                      Shutdown
+    to the engine:    TokenTexts, ForgetTokens, Submit, PrepareGrammar, Abort, LoadAdapter, UnloadAdapter, ListAdapters,
+                      TakeSnapshot, Shutdown
     from the engine:  Ready, then TokenOut, Done, Failed, AdapterChanged, Reply, Adapters, SnapshotTaken, Heartbeat
 
 Every ``Submit`` ends in exactly one ``Done`` or ``Failed``; an ``Abort`` of a sequence that has ended is ignored.
@@ -42,6 +42,13 @@ class TokenTexts:
     special: tuple[int, ...]
     vocabulary: str = ""
     ends: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetTokens:
+    """Give up the bytes of a vocabulary that no later ``Submit`` uses before they are sent again."""
+
+    vocabulary: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,6 +266,7 @@ class Heartbeat:
 
 Message = (
     TokenTexts
+    | ForgetTokens
     | Submit
     | PrepareGrammar
     | Abort

@@ -20,6 +20,7 @@ from ..messages import (
     Abort,
     Done,
     Failed,
+    ForgetTokens,
     ListAdapters,
     LoadAdapter,
     Message,
@@ -118,6 +119,8 @@ class EngineCore:
                     self._grammars.prepare(message)
                 elif isinstance(message, TokenTexts):
                     self._grammars.learn(message)
+                elif isinstance(message, ForgetTokens):
+                    self._grammars.forget(message.vocabulary)
                 elif isinstance(message, (LoadAdapter, UnloadAdapter, ListAdapters)):
                     self._manage(message)
                 elif isinstance(message, TakeSnapshot):

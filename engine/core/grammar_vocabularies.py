@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -38,6 +39,7 @@ class GrammarVocabularies:
         self._max_lines = max_lines
         self._texts: dict[str, TokenTexts] = {}
         self._managers: OrderedDict[str, StructuredOutputManager] = OrderedDict()  # least recently used first
+        self._closer = ThreadPoolExecutor(1, "grammar-ends")  # which may have to wait for a thread or child process
         self._users: dict[int, str] = {}  # vocabularies of living sequences that do not use the model's own
 
     def learn(self, texts: TokenTexts) -> None:
@@ -45,6 +47,11 @@ class GrammarVocabularies:
         self._texts[texts.vocabulary] = texts
         if texts.vocabulary == OWN and self._ends(texts):
             self._manager(OWN)
+
+    def forget(self, vocabulary: str) -> None:
+        """Give up the bytes of a vocabulary, and its grammars once no living sequence uses them."""
+        self._texts.pop(vocabulary, None)
+        self._close_idle()
 
     def compile(self, submit: Submit, vocab_size: int) -> Compilation:
         """Begin to compile the grammar of a sequence. Its vocabulary stays until ``settle`` sees the sequence's end.
@@ -76,7 +83,9 @@ class GrammarVocabularies:
         if self._users:
             for message in messages:
                 if isinstance(message, (Done, Failed)):
-                    self._users.pop(message.id, None)
+                    key = self._users.pop(message.id, OWN)
+                    if key not in self._texts:
+                        self._close_idle()
 
     def prepare(self, message: PrepareGrammar) -> None:
         """Compile a grammar ahead if its vocabulary is in use."""
@@ -110,6 +119,7 @@ class GrammarVocabularies:
         """End all threads and child processes."""
         for manager in self._managers.values():
             manager.close()
+        self._closer.shutdown()
 
     def _ends(self, texts: TokenTexts) -> tuple[int, ...]:
         ends = dict.fromkeys((*texts.ends, *self._eos_ids))
@@ -130,8 +140,10 @@ class GrammarVocabularies:
     def _close_idle(self) -> None:
         in_use = {OWN, *self._users.values()}
         idle = [key for key in self._managers if key not in in_use]
-        for key in idle[: max(0, len(self._managers) - 1 - MOST_VOCABULARIES)]:
-            self._managers.pop(key).close()
+        extra = idle[: max(0, len(self._managers) - 1 - MOST_VOCABULARIES)]
+        for key in idle:
+            if key in extra or key not in self._texts:
+                self._closer.submit(self._managers.pop(key).close)
 
 
 def _joined(parts: Sequence[Masks]) -> Masks:

@@ -15,6 +15,7 @@ import openai
 import pytest
 import torch
 from support.api.real_server import free_port
+from support.engine.core_hooks import core_of, known_vocabularies
 from support.models.lora_models import LINEARS, base, make_adapter
 from support.models.resized_base import KINDS, ResizedOracle, make_resized_adapter
 from support.models.tiny_tokenizers import train_byte_level, write_folder
@@ -24,6 +25,7 @@ from rootgraft.api.config import ServerConfig
 from rootgraft.api.routes.dependencies import shown_path
 from rootgraft.engine.errors import RequestError, UnknownModel
 from rootgraft.engine.types import AdapterInfo
+from rootgraft.grammar.spec import GrammarSpec
 
 ROOT = Path(__file__).parents[2]
 NAMES = ("base", "one", "two")
@@ -399,4 +401,27 @@ def test_offline_an_adapter_has_its_own_tokens_too(folder: Path) -> None:
     assert still.outputs[0].token_ids == said.outputs[0].token_ids
     with pytest.raises(UnknownModel):
         llm.generate("the fox", adapter="new", use_tqdm=False)
+    llm.close()
+
+
+def test_the_engine_gives_up_the_tokens_of_an_adapter_that_goes(folder: Path) -> None:
+    """Unloaded or replaced; they are sent again for the next answer with a grammar."""
+    llm = LLM(str(folder / "worded"), dtype="float32", device="cpu", threads=1, enable_lora=True,
+              num_gpu_blocks_override=60, lora_dir=str(folder / "adapters"))  # fmt: skip
+
+    def known(name: str) -> set[str]:
+        params, grammar = SamplingParams(max_tokens=9, temperature=0), GrammarSpec.choice(["foxes", "dogs"])
+        [said] = llm.generate("the", params, adapter=name, grammar=grammar, use_tqdm=False)
+        assert said.outputs[0].text in ("foxes", "dogs")
+        return known_vocabularies(core_of(llm))[0]
+
+    llm.load_adapter("again", "chatty")
+    [own] = known("chatty") - {""}
+    assert known("one") == known("again") == {"", own}
+    llm.unload_adapter("chatty")
+    assert known_vocabularies(core_of(llm))[0] == {"", own}, "the other name has the same tokens"
+    llm.load_adapter("again", "one", replace=True)
+    assert known_vocabularies(core_of(llm)) == ({""}, {""})
+    llm.load_adapter("again", "chatty", replace=True)
+    assert known("again") == {"", own}
     llm.close()

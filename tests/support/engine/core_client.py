@@ -11,6 +11,7 @@ from rootgraft.engine.core.engine_core import EngineCore
 from rootgraft.engine.errors import EngineDead, RequestError, UnknownModel
 from rootgraft.engine.messages import (
     Abort,
+    ForgetTokens,
     Heartbeat,
     Message,
     PrepareGrammar,
@@ -75,8 +76,8 @@ class CoreClient:
             raise self.fails
         return self.core.ready
 
-    def describe_tokens(self, texts: TokenTexts) -> None:
-        self._handle([texts])
+    def describe_tokens(self, message: TokenTexts | ForgetTokens) -> None:
+        self._handle([message])
 
     def submit(self, submits: Sequence[Submit]) -> None:
         self.submits += submits
