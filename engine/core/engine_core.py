@@ -41,7 +41,7 @@ from ..types import FinishReason, Usage
 from .adapter_manager import Adaptation, AdapterManager
 from .debug_snapshot import take_snapshot
 from .draft_setup import make_drafts
-from .grammar_vocabularies import GrammarVocabularies
+from .grammar_vocabularies import GrammarVocabularies, check_minimum
 from .step_worker import Launched, StepWorker
 
 if TYPE_CHECKING:
@@ -342,8 +342,9 @@ class EngineCore:
             if outcome is None:
                 continue
             del self._compiling[number]
-            if isinstance(outcome, EngineError):
-                self._outbox.append(failure_of(number, outcome))
+            error = outcome if isinstance(outcome, EngineError) else check_minimum(sequence, outcome)
+            if error is not None:
+                self._outbox.append(failure_of(number, error))
             else:
                 self._scheduler.add(sequence, outcome)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Seq
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
@@ -13,8 +14,10 @@ from ..batch import Masks
 from ..errors import RequestError
 from ..messages import Done, Failed, Message, PrepareGrammar, Submit, TokenTexts
 from ..sequence.mask_jobs import MaskJob
+from ..sequence.sequence import Sequence
 
 if TYPE_CHECKING:
+    from ...grammar.match.reasoning_matcher import AnswerMatcher
     from .structured_output import Compilation, StructuredOutputManager
 
 MOST_VOCABULARIES = 4
@@ -22,6 +25,19 @@ MOST_VOCABULARIES = 4
 
 OWN = ""
 """Key of the model's own vocabulary."""
+
+
+def check_minimum(sequence: Sequence, matcher: AnswerMatcher) -> RequestError | None:
+    """Return the refusal of a ``min_tokens`` that the end of the answer within its budget may not leave room for."""
+    budget, least = sequence.remaining + sequence.num_generated, sequence.params.min_tokens
+    most = max(budget - matcher.end_margin, matcher.num_shortest or 0) if least else 0
+    if least <= most:
+        return None
+    return RequestError(
+        f"min_tokens must be at most {max(0, most)} with this grammar, not {least}: the last {budget - most} of the "
+        f"{budget} tokens that the answer may have are kept for its end, so that it is whole.",
+        param="min_tokens",
+    )
 
 
 class GrammarVocabularies:
@@ -92,7 +108,7 @@ class GrammarVocabularies:
         if (manager := self._managers.get(message.vocabulary)) is not None:
             manager.prepare(message.kind, message.content)
 
-    def fill(self, jobs: Sequence[MaskJob]) -> Callable[[], Masks]:
+    def fill(self, jobs: Seq[MaskJob]) -> Callable[[], Masks]:
         """Begin to fill masks. Returns a function that waits for them."""
         of_vocabulary: dict[str, list[MaskJob]] = {}
         for job in jobs:
@@ -146,7 +162,7 @@ class GrammarVocabularies:
                 self._closer.submit(self._managers.pop(key).close)
 
 
-def _joined(parts: Sequence[Masks]) -> Masks:
+def _joined(parts: Seq[Masks]) -> Masks:
     """Join masks of several widths; a narrower one allows no token beyond its vocabulary."""
     words = np.zeros((sum(len(part.words) for part in parts), max(part.words.shape[1] for part in parts)), np.int32)
     at = 0
