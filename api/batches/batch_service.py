@@ -69,7 +69,7 @@ class BatchService:
             folder.mkdir(parents=True, exist_ok=True)
             self._lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self.files = FileStore(folder / "files", max_bytes)
+            self.files = FileStore(folder / "files", max_bytes, lambda file: self.reader_of(file) is not None)
             self.records = BatchRecords(folder / "batches")
         except BlockingIOError:
             raise ConfigError(f"--batch-dir: another server uses {folder}. Try: rootgraft ps") from None

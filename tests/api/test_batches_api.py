@@ -206,6 +206,21 @@ def test_a_batch_that_is_cancelled_keeps_what_is_answered(
     assert client.files.delete(batch.input_file_id).deleted
 
 
+def test_a_file_stays_while_a_batch_reads_it(live: Live, client: openai.OpenAI) -> None:
+    """Its time may be up before the batch's: the answers so far would be lost with it."""
+    hold(live)
+    file = upload(client, *map(line, range(3)), expires_after={"anchor": "created_at", "seconds": 3600})
+    batch = begin_with(client, file.id)
+    wait_until(lambda: client.batches.retrieve(batch.id).status == "in_progress")
+    live.state.batches.files._clock = lambda: file.expires_at
+    assert client.files.retrieve(file.id).id == file.id
+    client.batches.cancel(batch.id)
+    done = ended(client, batch)
+    assert done.status == "cancelled" and len(answers(client, done.error_file_id)) == 3
+    with pytest.raises(openai.NotFoundError):
+        client.files.retrieve(file.id)
+
+
 def test_a_batch_whose_time_is_up(live: Live, client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(desk_module, "_POLL_SECONDS", 0.01)
     hold(live)
