@@ -16,6 +16,7 @@ import shlex
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -182,10 +183,9 @@ class BatchService:
             if not await self._validate(record, path):
                 return None
             self.records.move(record, "in_progress")
-        with BatchOutput(self.records.answers_path(record)) as output:
-            if record.status == "in_progress":
-                await self._answer(record, path, output)
-            self._count(record, output)
+        if record.status == "in_progress":
+            await self._answer(record, path)
+        await asyncio.to_thread(self._recount, record)
         await self._finalise(record, path)
         return None
 
@@ -200,8 +200,11 @@ class BatchService:
             self._fail(record, "The input file has no requests.", "empty_file")
         return record.total > 0
 
-    async def _answer(self, record: BatchRecord, path: Path, output: BatchOutput) -> None:
-        """Answer the requests without an answer, until all are done or the batch expires."""
+    async def _answer(self, record: BatchRecord, path: Path) -> None:
+        """Answer the requests without an answer, until all are done or the batch expires.
+
+        A batch that waits for its turn has no file open: there may be more of them than a process may have files.
+        """
 
         async def post(request: BatchRequest) -> tuple[int, Mapping[str, str], bytes]:
             async with self._slots.hold(record.owner):
@@ -216,13 +219,12 @@ class BatchService:
             caller = replace(caller, usage_id=_usage_id(record, request))
             return await self._client.post(request.url, request.body, caller)
 
-        async def keep(request: BatchRequest, response: BatchResponse) -> None:
-            await self._write(record, output, request, response)
-
         async def answer() -> None:
-            remaining = (request for request in read_requests(path) if request.custom_id not in output.done)
             async with self._turns.setdefault(record.owner, asyncio.Semaphore(MAX_AT_ONCE)):
-                await answer_all(post, remaining, keep, concurrency=WORKERS, fields={})
+                with BatchOutput(self.records.answers_path(record)) as output:
+                    remaining = (request for request in read_requests(path) if request.custom_id not in output.done)
+                    keep = partial(self._write, record, output)
+                    await answer_all(post, remaining, keep, concurrency=WORKERS, fields={})
 
         work = asyncio.ensure_future(answer())
         try:
@@ -251,6 +253,11 @@ class BatchService:
                 failed = True
             await asyncio.sleep(_RETRY_SECONDS)
         self._count(record, output)
+
+    def _recount(self, record: BatchRecord) -> None:
+        """Count the answers in the batch's file, which is made if there was no turn."""
+        with BatchOutput(self.records.answers_path(record)) as output:
+            self._count(record, output)
 
     def _count(self, record: BatchRecord, output: BatchOutput) -> None:
         record.completed, record.failed = len(output.done) - output.failed, output.failed

@@ -250,6 +250,34 @@ def test_a_batch_whose_time_is_up_while_others_are_answered(
     assert ended(client, first).status == "completed" and len(live.async_engine.seen) == 1
 
 
+def test_batches_that_wait_for_their_turn_have_no_file_open(
+    live: Live, client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hundred of each tenant may wait."""
+    counts = {"now": 0, "most": 0}
+
+    class Counted(BatchOutput):
+        def __enter__(self) -> Counted:
+            counts["now"] += 1
+            counts["most"] = max(counts.values())
+            return self
+
+        def __exit__(self, *error: Any) -> None:
+            counts["now"] -= 1
+            super().__exit__(*error)
+
+    monkeypatch.setattr(desk_module, "BatchOutput", Counted)
+    monkeypatch.setattr(desk_module, "MAX_AT_ONCE", 2)
+    hold(live)
+    batches = [begin(client, *map(line, range(3))) for _ in range(8)]
+    wait_until(lambda: all(client.batches.retrieve(batch.id).status == "in_progress" for batch in batches))
+    wait_until(lambda: len(live.async_engine.seen) == 6)
+    assert counts == {"now": 2, "most": 2}
+    assert client.batches.cancel(batches[-1].id) and ended(client, batches[-1]).status == "cancelled"
+    release(live)
+    assert {ended(client, batch).status for batch in batches[:-1]} == {"completed"}
+
+
 def test_a_tenant_with_many_batches_holds_no_other_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its share of the requests in flight is free for another tenant's as soon as a request of its own ends."""
     monkeypatch.setattr(desk_module, "MAX_IN_FLIGHT", 4)
