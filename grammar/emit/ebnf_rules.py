@@ -1,13 +1,12 @@
-"""Rules of a GBNF grammar: which of them derive no finite text, so that an answer that reaches one could never end."""
+"""Rules of a GBNF grammar, as XGrammar reads them, checked for rules that derive no finite text."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections import defaultdict
-from collections.abc import Iterator
+from typing import Any
 
-from ..errors import GrammarError
+from ..rule_ends import TEXT, AllOf, OneOf, RulePart, RuleRef, check_ends, optional
 
 FORMAT = "v16"
 """Of the library's serialised grammars, as it is read here."""
@@ -17,11 +16,10 @@ _CLASS, _RULE, _SEQUENCE, _CHOICES, _DISPATCH, _REPEAT = 1, 4, 5, 6, 7, 8
 _NAME = re.compile(r"([\w.-]+)\s*::=")
 
 
-def check_ends(text: str) -> None:
+def check_ebnf(text: str) -> None:
     """Raise GrammarError for a rule that the root reaches and that derives no finite text.
 
-    Args:
-        text: a grammar that is well formed; GrammarError of its own is left to the compiler otherwise.
+    What is no grammar, or has a format that later versions of the library may write, is left to the compiler.
     """
     import xgrammar
 
@@ -29,83 +27,40 @@ def check_ends(text: str) -> None:
         serialised = json.loads(xgrammar.Grammar.from_ebnf(text).serialize_json())
     except RuntimeError:
         return
-    if serialised["__VERSION__"] != FORMAT:
-        return
-    if names := _Rules(serialised).endless():
-        own = set(_NAME.findall(text))  # others are of parts that the library has made rules of
-        name = next((each for each in reversed(names) if each in own), names[-1])
-        raise GrammarError(
-            "ebnf",
-            "",
-            f"the rule {name!r} derives no finite text, so an answer that reaches it could never end: give it an "
-            "alternative that comes to an end without it",
-        )
+    if serialised["__VERSION__"] == FORMAT:
+        rules = _Rules(serialised)
+        # Others are of parts that the library has made rules of.
+        check_ends("ebnf", rules.all(), rules.root, frozenset(_NAME.findall(text)))
 
 
 class _Rules:
     """The rules of a serialised grammar."""
 
-    def __init__(self, serialised: dict[str, list[int]]) -> None:
+    def __init__(self, serialised: dict[str, Any]) -> None:
         data, starts = serialised["grammar_expr_data"], serialised["grammar_expr_indptr"]
         self._expressions = [data[start:end] for start, end in zip(starts, [*starts[1:], len(data)], strict=True)]
-        self._rules: list[list[int]] = serialised["rules"]  # type: ignore[assignment]
-        self._root: int = serialised["root_rule_id"]  # type: ignore[assignment]
-        self._used = [list(self._next(rule)) for rule in range(len(self._rules))]
+        self._rules = [(str(name), int(body)) for name, body, *_ in serialised["rules"]]
+        self.root = self._rules[serialised["root_rule_id"]][0]
 
-    def endless(self) -> list[str]:
-        """Return rules without a finite text that the root comes to, each going on with the next; [] for none."""
-        finite = self._finite()
-        first = next((rule for rule in self._reached() if rule not in finite), None)
-        path: dict[int, None] = {}
-        while first is not None:
-            path[first] = None
-            first = next((rule for rule in self._used[first] if rule not in finite and rule not in path), None)
-        return [str(self._rules[rule][0]) for rule in path]
+    def all(self) -> dict[str, RulePart]:
+        """Return all rules by name."""
+        return {name: self._part(body) for name, body in self._rules}
 
-    def _finite(self) -> set[int]:
-        """Return the rules that derive a finite text."""
-        users: dict[int, set[int]] = defaultdict(set)
-        for rule, used in enumerate(self._used):
-            for each in used:
-                users[each].add(rule)
-        finite: set[int] = set()
-        waiting = list(range(len(self._rules)))
-        while waiting:
-            rule = waiting.pop()
-            if rule not in finite and self._derives(self._rules[rule][1], finite):
-                finite.add(rule)
-                waiting += users[rule]
-        return finite
-
-    def _derives(self, number: int, finite: set[int]) -> bool:
-        """Return whether an expression derives a text in which no rule but the finite ones is used."""
+    def _part(self, number: int) -> RulePart:
         kind, _, *operands = self._expressions[number]
         if kind == _SEQUENCE:
-            return all(self._derives(each, finite) for each in operands)
+            return AllOf(tuple(map(self._part, operands)))
         if kind == _CHOICES:
-            return any(self._derives(each, finite) for each in operands)
-        if kind in (_RULE, _REPEAT):
-            return operands[0] in finite or (kind == _REPEAT and operands[1] == 0)
-        return kind != _CLASS or operands != [0]  # a class of no characters
+            return OneOf(tuple(map(self._part, operands)))
+        if kind == _RULE:
+            return self._ref(operands[0])
+        if kind == _REPEAT:
+            rule, least, most = operands
+            return self._ref(rule) if least else optional(self._ref(rule)) if most else TEXT
+        if kind == _DISPATCH:  # pairs of tag and rule, then two options
+            return AllOf(tuple(optional(self._ref(rule)) for rule in operands[1:-2:2]))
+        is_empty_class = kind == _CLASS and operands == [0]
+        return OneOf() if is_empty_class else TEXT
 
-    def _next(self, rule: int) -> Iterator[int]:
-        """Yield the rules that a rule may go on with."""
-        numbers = [self._rules[rule][1]]
-        for number in numbers:
-            kind, _, *operands = self._expressions[number]
-            if kind in (_SEQUENCE, _CHOICES):
-                numbers += operands
-            elif kind == _RULE or (kind == _REPEAT and operands[2] != 0):
-                yield operands[0]
-            elif kind == _DISPATCH:  # pairs of tag and rule, then two options
-                yield from operands[1:-2:2]
-
-    def _reached(self) -> list[int]:
-        """Return the rules that an answer may come to, in the order in which the root leads to them."""
-        found = {self._root: None}
-        waiting = [self._root]
-        for rule in waiting:
-            new = [each for each in self._used[rule] if each not in found]
-            found.update(dict.fromkeys(new))
-            waiting += dict.fromkeys(new)
-        return waiting
+    def _ref(self, rule: int) -> RuleRef:
+        return RuleRef(self._rules[rule][0])

@@ -1,4 +1,4 @@
-"""Rules of GBNF grammars without a finite text: named before the library follows them without an end."""
+"""Rules of GBNF and Lark grammars without a finite text: named before a library follows them without an end."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from rootgraft.grammar.emit.ebnf_rules import FORMAT, check_ends
+from rootgraft.grammar.emit.ebnf_rules import FORMAT, check_ebnf
+from rootgraft.grammar.emit.lark_text import check_lark
 from rootgraft.grammar.errors import GrammarError
 
 xgrammar = pytest.importorskip("xgrammar")
@@ -31,7 +32,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 )
 def test_a_rule_that_never_ends_is_named(text, name):
     with pytest.raises(GrammarError, match=f"the rule '{name}' derives no finite text") as caught:
-        check_ends(text)
+        check_ebnf(text)
     assert caught.value.keyword == "ebnf"
 
 
@@ -49,21 +50,66 @@ def test_a_rule_that_never_ends_is_named(text, name):
     ],
 )
 def test_rules_that_end_are_left_to_the_compiler(text):
-    check_ends(text)
+    check_ebnf(text)
 
 
 @pytest.mark.parametrize("text", ['root ::= "a', "root ::= b", 'other ::= "a"', "root ::= " + "(" * 30_000])
 def test_what_is_no_grammar_is_left_to_the_compiler(text):
-    check_ends(text)
+    check_ebnf(text)
 
 
 def test_long_chains_take_linear_time():
     """Some 3,000 rules fit the limit on bytes; a quadratic search would take a minute."""
     chain = ["root ::= r0", *(f'r{number} ::= "a" r{number + 1}' for number in range(3000))]
-    check_ends("\n".join([*chain, 'r3000 ::= "z"']))
+    check_ebnf("\n".join([*chain, 'r3000 ::= "z"']))
     with pytest.raises(GrammarError, match="'r3000'"):
-        check_ends("\n".join([*chain, "r3000 ::= r2999"]))
+        check_ebnf("\n".join([*chain, "r3000 ::= r2999"]))
 
 
 def test_the_librarys_format_is_the_one_that_is_read():
     assert json.loads(xgrammar.Grammar.from_ebnf('root ::= "a"').serialize_json())["__VERSION__"] == FORMAT
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ('start: "a" start', "start"),
+        ("start: start", "start"),
+        ('?start: "c" | "a" loop // loop: "x"\n!loop: "x" loop', "loop"),
+        ('start: "c"\n    | loop\n\nloop: ("x" | WORD) loop\nWORD: /[a-z]+/', "loop"),
+        ('start: (loop ",")* "x"\nloop: loop "y" | "z" loop+', "loop"),
+        ('start: loop ~ 2..3 | "x"\nloop: "x" loop{1,2}', "loop"),
+        ('start: [loop] "x"\nloop: "x" _other -> called\n_other: loop', "_other"),
+    ],
+)
+def test_a_lark_rule_that_never_ends_is_named(text, name):
+    with pytest.raises(GrammarError, match=f"the rule '{name}' derives no finite text") as caught:
+        check_lark(text)
+    assert caught.value.keyword == "lark"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'start: "a" start | "b"',
+        'start: "a" start?',
+        'start: "a" loop?start*"b"\nloop: "x" loop?',
+        'start: "a" start{,2} | start ~ 0 "x" | start{0} | [start]',
+        'start: "a"\nloop: "x" loop',
+        'start: "start: start" /loop|:/ # start: start\n%ignore / /\n%import common.WS',
+        'start: list\nlist: "(" list* ")"\n',
+        'start: "a".."z" expr\nexpr: expr "+" expr | NUMBER -> number\nNUMBER: /[0-9]+/',
+        'start: <|tool|> "x"',
+        "start:",
+        # These are not read, and left to the compiler.
+        'start: "a" start @other',
+        "start: none start",
+        "start: ( start",
+        "start: " + "(" * 500 + "start" + ")" * 500,
+        "other: other",
+        "start::_ : start",
+        "",
+    ],
+)
+def test_lark_rules_that_end_or_are_not_read_are_left_to_the_compiler(text):
+    check_lark(text)
