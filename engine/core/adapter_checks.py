@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...lora.errors import AdapterError
-from ...lora.safe_paths import check_name
+from ...lora.safe_paths import check_name, find_folder
 from ..adapter_sources.cached_adapters import adapter_cache_folder
 from ..config import EngineConfig
 from ..errors import RequestError
@@ -23,25 +23,25 @@ class VocabularyCheck:
     """Check of an adapter that has been read, before its name stands for it.
 
     Attributes:
-        num_tokens: of the tokenizer in its folder, 0 without one.
+        config: has the folders of adapters and of downloads.
+        path: of the adapter's folder.
         base_size: tokens of the base model.
-        is_download: whether it was downloaded.
+        num_tokens: of the tokenizer in its folder, 0 without one.
     """
 
-    num_tokens: int
+    config: EngineConfig
+    path: str
     base_size: int
-    is_download: bool
-
-    @classmethod
-    def of(cls, config: EngineConfig, path: str, base_size: int, num_tokens: int) -> VocabularyCheck:
-        """Return the check of an adapter in a folder."""
-        cache = adapter_cache_folder(config.adapter_cache_dir).resolve()
-        return cls(num_tokens, base_size, Path(path).resolve().is_relative_to(cache))
+    num_tokens: int = 0
 
     def __call__(self, adapter: PreparedAdapter) -> None:
         """Raise AdapterError if its embedding does not suit the tokenizer that it would be served with."""
         rows = (adapter.own.vocab_size if adapter.own else None) or 0
-        fault = vocabulary_fault(rows, self.num_tokens, self.base_size, is_download=self.is_download)
+        if not rows:
+            return
+        folder = find_folder(str(Path(self.config.lora_dir or "") / self.path), None)
+        is_download = folder.is_relative_to(adapter_cache_folder(self.config.adapter_cache_dir).resolve())
+        fault = vocabulary_fault(rows, self.num_tokens, self.base_size, is_download=is_download)
         if fault is not None:
             raise AdapterError(fault)
 

@@ -342,7 +342,7 @@ class AdapterManager:
         return next((load for load in self._loads if load.name == name and load.wanted), None)
 
     def _check_of(self, path: str, num_tokens: int = 0) -> VocabularyCheck:
-        return VocabularyCheck.of(self._config, path, self._vocab_size, num_tokens)
+        return VocabularyCheck(self._config, path, self._vocab_size, num_tokens)
 
     def _start(
         self, name: str, path: str, call: int | None = None, num_tokens: int = 0, *, trusted: bool = False
