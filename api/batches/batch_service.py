@@ -44,6 +44,7 @@ MAX_RECORDS = 10_000  # of one owner
 MAX_AT_ONCE = 4  # batches in progress of one owner
 WORKERS = 16  # requests in flight per batch
 MAX_IN_FLIGHT = 64  # requests of all batches, shared evenly by the owners
+LEAST_IN_FLIGHT = 4  # requests of an owner, while others have all of these in flight
 _POLL_SECONDS = 0.5
 _RETRY_SECONDS = 30.0  # after the folder could not be written
 
@@ -81,7 +82,7 @@ class BatchService:
         self._find_caller = find_caller
         self._client: InternalClient | None = None
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._slots = FairSlots(MAX_IN_FLIGHT)
+        self._slots = FairSlots(MAX_IN_FLIGHT, LEAST_IN_FLIGHT)
         self._turns: dict[str, asyncio.Semaphore] = {}  # of an owner's batches
 
     def resume(self, client: InternalClient) -> None:

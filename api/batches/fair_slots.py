@@ -16,10 +16,12 @@ class FairSlots:
 
     Args:
         count: the slots.
+        least: slots that each owner gets at once, also beyond the count: it begins while others hold all.
     """
 
-    def __init__(self, count: int) -> None:
-        self._free = count
+    def __init__(self, count: int, least: int = 0) -> None:
+        self._free = count  # below zero where owners got their least
+        self._least = least
         self._held: Counter[str] = Counter()
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
         self._last: dict[str, int] = {}  # which of all slots given an owner got last
@@ -41,8 +43,10 @@ class FairSlots:
                 self._leave(owner, turn)
 
     def _grant(self) -> None:
-        while self._free and self._waiting:
+        while self._waiting:
             owner = min(self._waiting, key=lambda each: (self._held[each], self._last.get(each, 0)))
+            if self._free <= 0 and self._held[owner] >= self._least:
+                return
             self._num_given += 1
             self._last[owner] = self._num_given
             turns = self._waiting[owner]

@@ -14,8 +14,8 @@ from rootgraft.api.batches.fair_slots import FairSlots
 class Crowd:
     """Requests of several owners that hold slots for a few passes of the event loop."""
 
-    def __init__(self, count: int) -> None:
-        self.slots = FairSlots(count)
+    def __init__(self, count: int, least: int = 0) -> None:
+        self.slots = FairSlots(count, least)
         self.held: Counter[str] = Counter()
         self.order: list[str] = []
         self.most = 0
@@ -47,6 +47,23 @@ async def test_an_owner_that_comes_late_has_its_share_at_once() -> None:
     await asyncio.gather(*tasks)
     assert crowd.order[:4] == ["a"] * 4
     assert Counter(crowd.order[4:24]) == {"a": 10, "b": 10}
+
+
+async def test_an_owner_begins_while_another_holds_all() -> None:
+    """With its least, and no more until some are given back; then the count holds again."""
+    crowd = Crowd(4, 2)
+    long = [asyncio.create_task(crowd.request("a", 50)) for _ in range(6)]
+    await asyncio.sleep(0)
+    short = [asyncio.create_task(crowd.request("b", 5)) for _ in range(6)]
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert crowd.held == {"a": 4, "b": 2}
+    await asyncio.gather(*short)
+    assert crowd.held["a"] == 4 and crowd.most == 6
+    await asyncio.gather(*long)
+    crowd.most = 0
+    await asyncio.gather(*(crowd.request("a") for _ in range(9)))
+    assert crowd.most == 4
 
 
 async def test_more_owners_than_slots_take_turns() -> None:
