@@ -40,7 +40,7 @@ class Session:
         for message in messages:
             if isinstance(message, TokenOut):
                 self.tokens[message.id] += message.tokens
-            else:
+            elif isinstance(message, (Done, Failed)):
                 self.ends[message.id].set_result(message)
 
 
