@@ -345,7 +345,7 @@ class EngineCore:
             error = outcome if isinstance(outcome, EngineError) else check_minimum(sequence, outcome)
             if error is not None:
                 self._outbox.append(failure_of(number, error))
-            else:
+            elif not isinstance(outcome, EngineError):
                 self._scheduler.add(sequence, outcome)
 
     def _abort(self, ids: tuple[int, ...]) -> None:
