@@ -7,11 +7,12 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from socket import SHUT_RDWR, socket
+from threading import Event, Lock
 from typing import Any
 from urllib.parse import urlsplit
 from uuid import uuid4
@@ -43,6 +44,9 @@ class HttpBackend:
         self._root = parts.path.rstrip("/").removesuffix("/v1")
         self._model = model
         self._session = uuid4().hex
+        self._closed = Event()
+        self._closing = Lock()  # so that no socket is added behind the last one that ``close`` shuts
+        self._sockets: set[socket] = set()
         self._headers = {"Content-Type": "application/json"}
         if api_key is not None:
             self._headers["Authorization"] = f"Bearer {api_key}"
@@ -93,7 +97,12 @@ class HttpBackend:
         return _report(self._json("POST", "/v1/chat/completions", body)["usage"])
 
     def close(self) -> None:
-        """Do nothing: each call has its own connection."""
+        """End the connections of all calls, which fail; the server aborts their requests."""
+        with self._closing:
+            self._closed.set()
+            for each in self._sockets:
+                with suppress(OSError):  # of one that the server has closed
+                    socket.shutdown(each, SHUT_RDWR)  # past TLS, which its reader still uses
 
     def _complete(self, prompt: Prompt, tokens: list[list[int]], fields: dict[str, Any]) -> dict[str, Any]:
         body = {"model": prompt.adapter or self._default_model, "prompt": tokens, "max_tokens": 0, **fields}
@@ -119,26 +128,44 @@ class HttpBackend:
     @contextmanager
     def _response(self, method: str, path: str, body: dict[str, Any] | None) -> Iterator[HTTPResponse]:
         """Send a request, retrying 429 and 503 after Retry-After; yield the response with status 200."""
-        connection = None
+        data = None if body is None else json.dumps(body).encode()
         try:
             for attempt in range(1, _ATTEMPTS + 1):
-                connection = self._kind(self._host)
-                data = None if body is None else json.dumps(body).encode()
-                connection.request(method, self._root + path, data, self._headers)
-                response = connection.getresponse()
-                if response.status == 200:
-                    yield response
-                    return
-                message = _message(response)
+                with self._connection() as connection:
+                    connection.request(method, self._root + path, data, self._headers)
+                    response = connection.getresponse()
+                    if response.status == 200:
+                        yield response
+                        return
+                    message = _message(response)
                 if response.status not in _RETRIED or attempt == _ATTEMPTS:
                     raise CallFailed(f"the server answers HTTP {response.status}: {message}")
-                connection.close()
-                time.sleep(_pause(response, attempt))
-        except (OSError, HTTPException) as error:
+                self._closed.wait(_pause(response, attempt))
+        except (OSError, HTTPException, CallFailed) as error:
+            if self._closed.is_set():
+                raise CallFailed("the session is closed") from error
+            if isinstance(error, CallFailed):
+                raise
             raise CallFailed(f"no answer from {self._host}: {error}") from error
+
+    @contextmanager
+    def _connection(self) -> Iterator[HTTPConnection]:
+        """Open a connection for one request, which ``close`` may end."""
+        connection = self._kind(self._host)
+        try:
+            connection.connect()
+            opened = connection.sock
+            with self._closing:
+                if self._closed.is_set():
+                    raise CallFailed("the session is closed")
+                self._sockets.add(opened)
+            try:
+                yield connection
+            finally:
+                with self._closing:
+                    self._sockets.discard(opened)
         finally:
-            if connection is not None:
-                connection.close()
+            connection.close()
 
 
 def _param_fields(params: CallParams) -> dict[str, Any]:
