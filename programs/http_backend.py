@@ -39,8 +39,10 @@ class HttpBackend:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(f"the address must be such as http://127.0.0.1:8000/v1, not {url!r}")
+        if "@" in parts.netloc or parts.query or parts.fragment:
+            raise ValueError("the address must hold neither user nor query: a key goes into api_key")
         self._kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
-        self._host = parts.netloc.rpartition("@")[2]
+        self._host = parts.netloc
         self._root = parts.path.rstrip("/").removesuffix("/v1")
         self._model = model
         self._session = uuid4().hex
@@ -53,7 +55,7 @@ class HttpBackend:
 
     @cached_property
     def _default_model(self) -> str:
-        return self._model or str(self._json("GET", "/v1/models", None)["data"][0]["id"])
+        return self._model if self._model is not None else str(self._json("GET", "/v1/models", None)["data"][0]["id"])
 
     def stream(self, prompt: Prompt, params: CallParams) -> Generator[str, None, Completion]:
         """Stream one chat completion."""
@@ -73,7 +75,7 @@ class HttpBackend:
         if not last:
             raise CallFailed("the server ended the answer before its end")
         shortest = last.get("min_completion_tokens")
-        return Completion("".join(texts), str(last["finish_reason"]), _report(usage), shortest)
+        return Completion("".join(texts), str(last["finish_reason"]), _report(usage), last.get("stop_reason"), shortest)
 
     def score(self, prompt: Prompt, choices: Sequence[str]) -> tuple[list[list[float]], Report]:
         """Echo the prompts with logprobs from the first differing token on."""
@@ -105,8 +107,11 @@ class HttpBackend:
                     socket.shutdown(each, SHUT_RDWR)  # past TLS, which its reader still uses
 
     def _complete(self, prompt: Prompt, tokens: list[list[int]], fields: dict[str, Any]) -> dict[str, Any]:
-        body = {"model": prompt.adapter or self._default_model, "prompt": tokens, "max_tokens": 0, **fields}
+        body = {"model": self._model_of(prompt), "prompt": tokens, "max_tokens": 0, **fields}
         return self._json("POST", "/v1/completions", body | self._key(prompt))
+
+    def _model_of(self, prompt: Prompt) -> str:
+        return self._default_model if prompt.adapter is None else prompt.adapter
 
     def _key(self, prompt: Prompt) -> dict[str, Any]:
         return {"prompt_cache_key": session_name(self._session, prompt.branch)}
@@ -115,7 +120,7 @@ class HttpBackend:
         return list(self._json("POST", "/tokenize", self._conversation(prompt))["tokens"])
 
     def _conversation(self, prompt: Prompt) -> dict[str, Any]:
-        body = {"model": prompt.adapter or self._default_model, "messages": list(prompt.messages)}
+        body = {"model": self._model_of(prompt), "messages": list(prompt.messages)}
         return body | ({"continue_final_message": True, "add_generation_prompt": False} if prompt.is_open else {})
 
     def _json(self, method: str, path: str, body: dict[str, Any] | None) -> dict[str, Any]:
@@ -128,7 +133,10 @@ class HttpBackend:
     @contextmanager
     def _response(self, method: str, path: str, body: dict[str, Any] | None) -> Iterator[HTTPResponse]:
         """Send a request, retrying 429 and 503 after Retry-After; yield the response with status 200."""
-        data = None if body is None else json.dumps(body).encode()
+        try:
+            data = None if body is None else json.dumps(body).encode()
+        except TypeError as error:
+            raise CallFailed(f"an argument is no JSON value: {error}") from error
         try:
             for attempt in range(1, _ATTEMPTS + 1):
                 with self._connection() as connection:

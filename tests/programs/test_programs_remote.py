@@ -108,7 +108,7 @@ def test_select_sums_what_the_server_scores(live: Live, remote: Session) -> None
     assert remote.select("y", ["ab", "abcd"], normalise=True) == "ab" and set(remote.scores["y"].values()) == {-0.25}
     assert remote.report().completion == 0
     for choices in ([], ["a", ""]):
-        with pytest.raises(ProgramError, match="root, select 'z': choices must be"):
+        with pytest.raises(ProgramError, match=r"root, select 'z': choices.* must"):
             remote.select("z", choices)
 
 
@@ -163,6 +163,23 @@ def test_errors_name_branch_and_step(live: Live, remote: Session) -> None:
     live.async_engine.say = lambda request, index: "no JSON"
     with pytest.raises(ProgramError, match="ended with 'error'"):
         remote.gen("x", schema=City)
+
+
+def test_a_stop_string_that_cuts_an_answer_of_a_form_is_an_error(live: Live, remote: Session) -> None:
+    live.async_engine.say = lambda request, index: "12"  # of which the fake says that the stop string ended it
+    remote.user("?")
+    with pytest.raises(ProgramError, match="gen 'x': the stop string '3' cut off the answer: '12'"):
+        remote.gen("x", regex="[0-9]{3}", stop="3")
+    assert remote.gen("x", stop="3") == "12" and "x" in remote.values
+
+
+def test_an_empty_answer_leaves_nothing_to_continue(live: Live, remote: Session) -> None:
+    remote.user("?")
+    answers = iter(["", "", "now"])
+    live.async_engine.say = lambda request, index: next(answers)
+    assert [remote.gen("x") for _ in range(3)] == ["", "", "now"]
+    assert set(prompts(live)) == {"<user>?\n<assistant>"}
+    assert remote.messages[1:] == [{"role": "assistant", "content": "now"}]
 
 
 def test_a_busy_server_is_asked_again(live: Live, remote: Session, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,3 +250,8 @@ def test_addresses_and_targets(unused_tcp_port: int) -> None:
         Session("localhost:8000")
     with pytest.raises(ProgramError, match="no answer from"):
         Session(f"http://127.0.0.1:{unused_tcp_port}").user("?").gen("x")
+    for url in ("http://user:secret@127.0.0.1:8000/v1", "http://127.0.0.1:8000/v1?key=secret"):
+        with pytest.raises(ValueError, match="neither user nor query: a key goes into api_key"):
+            Session(url)
+    with pytest.raises(ValueError, match="the address of a server, or an LLM, not NoneType"):
+        Session(None)  # type: ignore[arg-type]
