@@ -69,6 +69,7 @@ def error_response(reply: ErrorReply, scope: Scope) -> Response:
 
 
 async def handle(request: Request, error: Exception) -> Response:
+    """Answer an error of a route, or of a path or method that has none."""
     reply = reply_to(error)
     if reply.code == "unknown_url" and not isinstance(error, HTTPError):
         reply = replace(reply, message=_missing_route(request))
@@ -98,5 +99,6 @@ def _missing_route(request: Request) -> str:
 
 
 def _is_route(request: Request, method: str, path: str) -> bool:
+    """Whether the application that the request came to has such a route."""
     scope = {**request.scope, "method": method, "path": path}
     return any(route.matches(scope)[0] is Match.FULL for route in request.app.routes)

@@ -265,8 +265,8 @@ class Fork(Sequence[Branch]):
         """
         try:
             arguments = list(zip(self._branches, *items, strict=True))
-        except ValueError as error:
-            raise ValueError(f"items must be {len(self)}, one for each branch of the fork: {error}") from error
+        except ValueError as uneven:
+            raise ValueError(f"items must be {len(self)}, one for each branch of the fork: {uneven}") from uneven
         if not arguments:
             return []
         pool = ThreadPoolExecutor(min(len(arguments), _MOST_THREADS), thread_name_prefix="branch")
