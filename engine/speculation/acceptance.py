@@ -19,7 +19,7 @@ _OF_OTHERS = {"grammar": 0.9, "tree": 0.85, "model": 0.7}
 _LONGEST = 16  # match that is told apart
 _ENDLESS = 1 << 16  # drafts
 _GLOBAL_TRIALS, _MOST_GLOBAL_TRIALS = 20.0, 200.0
-_PRIOR_TRIALS, _MOST_TRIALS = 2.0, 20.0
+_PRIOR_TRIALS, _MOST_TRIALS = 4.0, 20.0
 _MODEL_TRIALS, _MOST_MODEL_TRIALS = 10.0, 100.0  # a draft model is right about as often in all texts
 
 
@@ -33,7 +33,7 @@ class AcceptanceRate:
     """
 
     hits: float
-    trials: float = _PRIOR_TRIALS
+    trials: float
     most: float = _MOST_TRIALS
     overall: AcceptanceRate | None = None
 
@@ -128,7 +128,7 @@ def _global_rate(prior: float) -> AcceptanceRate:
 
 def _initial_rate(overall: AcceptanceRate) -> AcceptanceRate:
     """Return the rate of a new sequence: that of all sequences, which few trials of its own outweigh."""
-    return AcceptanceRate(overall.value * _PRIOR_TRIALS, overall=overall)
+    return AcceptanceRate(overall.value * _PRIOR_TRIALS, _PRIOR_TRIALS, overall=overall)
 
 
 def _runs_of(length: int) -> list[tuple[int, int]]:

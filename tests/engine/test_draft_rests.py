@@ -141,9 +141,9 @@ def test_a_new_sequence_begins_with_what_the_others_learnt(proposer: Proposer) -
     assert behind_match(AcceptanceRates(proposer._rates), 16).value > 0.9
     draw = random.Random(5)
     for number in range(400):  # matches of three tokens that never go on the same way
-        each = sequence(number, [1, 2, 3])
-        for _ in range(10):
-            say(proposer, each, [*draw.sample(range(10, WORDS), 2), 1, 2, 3])
+        each = sequence(number, [1, 2, 3, *draw.sample(range(10, WORDS), 16)])
+        for _ in range(4):
+            say(proposer, each, [1, 2, 3, *draw.sample(range(10, WORDS), 16)])
         proposer.forget(number)
     after = behind_match(AcceptanceRates(proposer._rates), 3)
     assert after.value < before.value / 2

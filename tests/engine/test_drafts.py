@@ -26,7 +26,7 @@ from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.errors import ConfigError
 from rootgraft.engine.messages import Abort
 from rootgraft.engine.sequence.sequence import Sequence
-from rootgraft.engine.speculation.acceptance import HIGHEST_RATE, AcceptanceRate
+from rootgraft.engine.speculation.acceptance import AcceptanceRate
 from rootgraft.engine.speculation.proposer import DraftSource, Proposal, Proposer
 from rootgraft.engine.types import SamplingParams
 from rootgraft.radix.namespace import Namespace, Path
@@ -47,7 +47,7 @@ def guessing(monkeypatch, guess) -> None:
 
     def proposals(self, sequence, state):
         tokens = guess(sequence)
-        runs = [(AcceptanceRate(HIGHEST_RATE * 2), len(tokens))]
+        runs = [(AcceptanceRate(20.0, 20.0), len(tokens))]
         return [Proposal(DraftSource.NGRAM, runs, tokens, sequence.num_tokens)] if tokens else []
 
     monkeypatch.setattr(Proposer, "_proposals", proposals)
