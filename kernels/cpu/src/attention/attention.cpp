@@ -1,6 +1,6 @@
 // Paged causal attention of a ragged batch: distribution over threads, and merging of partials.
 #include "attention/attention_plan.h"
-#include "attention/attention_walk.h"
+#include "attention/attention_panels.h"
 
 #include <algorithm>
 #include <new>
@@ -53,6 +53,7 @@ void copy(const Partial& to, const Partial& from, int count, int64_t value_dim) 
 template <class E>
 void write_out(const Attention& op, const QueryTile& tile, int kv_head_of_tile, const Partial& whole) {
   const int64_t group = op.group(), kv_head = tile.first_head + kv_head_of_tile;
+  const bool unpacked = are_unpacked(op);
   const Queries& queries = *tile.parts;
   int64_t token = op.query_start[queries.row] + queries.first / group, member = queries.first % group;
   for (int m = 0; m < tile.count; m++) {
@@ -60,9 +61,13 @@ void write_out(const Attention& op, const QueryTile& tile, int kv_head_of_tile, 
     auto* out = static_cast<typename E::Value*>(op.out) + (token * op.heads + head) * op.value_dim;
     const float sink = op.sinks ? first_lane(exp2(broadcast(op.sinks[head] * kLog2E - whole.reference[m]))) : 0.0f;
     const Floats share = broadcast(1.0f / (whole.total[m] + sink));
-    for (int64_t d = 0; d < op.value_dim; d += kWidth) {
-      E::store(out + d, load(whole.values + m * op.value_dim + d) * share);
+    const float* values = whole.values + m * op.value_dim;
+    for (int64_t d = 0; unpacked && d < op.value_dim; d += 2 * kWidth) {
+      Floats first = load(values + d), second = load(values + d + kWidth);
+      repack_sums(first, second);
+      E::store_two(out + d, first * share, second * share);
     }
+    for (int64_t d = 0; !unpacked && d < op.value_dim; d += kWidth) E::store(out + d, load(values + d) * share);
     if (++member == group) member = 0, token++;
   }
 }
@@ -119,7 +124,7 @@ void run_shared(const Call& op, const Plan& plan) {
     for (int64_t split = tile.first_split(); split < tile.end_split(); split++) {
       const Stretch next = split + 1 < tile.end_split() ? Stretch{&tile, split + 1} : start(i + op.threads);
       const bool is_first = split == tile.first_split();
-      attend_in<E>(op, {&tile, split}, next, is_first ? whole : part, false);
+      attend_in<E>(op, {&tile, split, !is_first}, next, is_first ? whole : part, false);
       if (!is_first) merge(whole, part, tile.count, op.value_dim);
     }
   });
@@ -171,7 +176,8 @@ void walk_tiles(const Call& op, const Plan& plan, int64_t first, int64_t end, in
       const int64_t next_tile = i + 1 < end ? i + 1 : then;
       const Stretch next = split + 1 < tile.end_split() ? Stretch{&tile, split + 1} : start(next_tile);
       const Partial& result = started ? part : whole;
-      attend_in<E>(op, {&tile, split}, next, result, resume(op, plan, {&tile, split}, result));
+      const Stretch stretch = {&tile, split, split > tile.first_split()};
+      attend_in<E>(op, stretch, next, result, resume(op, plan, stretch, result));
       if (started) merge(whole, part, vectors, op.value_dim);
     }
     for (int head = 0; head < tile.heads; head++) {

@@ -16,10 +16,11 @@
 #include <vector>
 
 #include "attention/int8_kv.h"
+#include "simd/amx.h"
 
 namespace rootgraft {
 
-constexpr int kTileQueries = 96, kBlock = 64, kSplit = 256;
+constexpr int kTileQueries = 192, kBlock = 64, kSplit = 256;
 constexpr float kNothing = -3e38f;  // the reference of no scores: finite, so that nothing minus nothing is 0
 
 // Argument structure packed by Python: fields of 8 bytes in this order.
@@ -69,6 +70,7 @@ struct QueryTile {
   int64_t first_head;    // of the KV heads
   int heads;
   int64_t begin, end;  // keys that any of the queries sees, and whose pages, those of the first row, serve them all
+  bool cached = false;  // whether the thread has read them for another tile, and has them in a cache
 
   int vectors() const { return heads * count; }
   int64_t first_split() const { return begin / kSplit; }
@@ -81,21 +83,28 @@ struct Partial {
   float* reference;  // [count]
   float* total;      // [count]
   float* lanes;      // [count][16]: what total is the sum of, by which attention over more keys of the split goes on
-  float* values;     // [count][value_dim]
+  float* values;     // [count][value_dim], and room to the end of a tile of AMX; dimensions maybe as are_unpacked() says
 
-  static constexpr int64_t floats(int64_t count, int64_t value_dim) { return count * (2 + kWidth + value_dim); }
+  static constexpr int64_t floats(int64_t count, int64_t value_dim) {
+    return values_at(count) + (count > kAmxRows ? round_up(count, kAmxRows) : count) * value_dim;
+  }
   static Partial at(float* memory, int64_t count) {
-    return {memory, memory + count, memory + 2 * count, memory + (2 + kWidth) * count};
+    return {memory, memory + count, memory + 2 * count, memory + values_at(count)};
   }
   Partial from(int64_t query, int64_t value_dim) const {
     return {reference + query, total + query, lanes + query * kWidth, values + query * value_dim};
   }
+
+ private:
+  static constexpr int64_t round_up(int64_t count, int64_t unit) { return (count + unit - 1) / unit * unit; }
+  static constexpr int64_t values_at(int64_t count) { return round_up((2 + kWidth) * count, kWidth); }
 };
 
 // A tile over a split; empty without a tile.
 struct Stretch {
   const QueryTile* tile;
   int64_t split;
+  bool continues = false;  // whether the thread's last stretch was of this tile, so that the queries are laid out
 };
 constexpr Stretch kNoStretch = {nullptr, 0};
 

@@ -6,30 +6,26 @@
 namespace rootgraft {
 namespace {
 
-thread_local AmxRoom amx_room;
-
 constexpr int kBandQueries = 2 * kAmxRows;
 static_assert(kTileQueries >= 2 * kBandQueries);  // the scores of two bands have room
 
-// Two tiles of queries. They may begin within the band before, since all tiles have as many rows.
+// Two tiles of queries, or one. All tiles have as many rows, of which the last ones may be none.
 struct Band {
-  int first, end;  // the queries that are its own
-  int row;         // the first one of its tiles
+  int first, end;  // queries
   AmxRows rows;
 };
 
 struct Bands {
-  static constexpr int kMost = kTileQueries / kBandQueries + 1;
+  static constexpr int kMost = kTileQueries / kBandQueries;
 
   Band all[kMost];
   int count = 0;
 
   explicit Bands(int queries) {
-    int end = 0;
-    for_amx_tiles(queries, 1, [&](int row, const AmxRows& rows, int, int) {
-      all[count++] = {end, row + rows.all(), row, rows};
-      end = row + rows.all();
-    });
+    const int each = amx_rows(queries);
+    for (int first = 0; first < queries; first += 2 * each) {
+      all[count++] = {first, std::min(first + 2 * each, queries), {each, first + each < queries ? each : 0}};
+    }
   }
 };
 
@@ -37,7 +33,9 @@ struct Bands {
 class BandProduct {
  public:
   BandProduct() : panels_(0) {}
-  BandProduct(const Product& p, const AmxRows& rows, int panels) : p_(p), rows_(rows), panels_(panels) {}
+  // `adds`: to what the target holds.
+  BandProduct(const Product& p, const AmxRows& rows, int panels, bool adds)
+      : p_(p), rows_(rows), panels_(panels), adds_(adds) {}
 
   int steps() const { return (panels_ + 1) / 2 * (int)(p_.steps / kAmxWords); }
 
@@ -59,47 +57,50 @@ class BandProduct {
 
   template <int R, int P>
   INLINE void step_of() {
-    if (k_ == 0) for_constants<R * P>([](auto i) { amx_zero<i.value>(); });
+    const ptrdiff_t line = p_.c.stride * sizeof(float);
+    const auto target = [&](auto i) {
+      auto* row = static_cast<float*>(p_.c.first) + i.value / P * rows_.second * p_.c.stride;
+      return row + (panel_ + i.value % P) * kWidth;
+    };
+    if (k_ == 0 && adds_) for_constants<R * P>([&](auto i) { amx_load<i.value>(target(i), line); });
+    else if (k_ == 0) for_constants<R * P>([](auto i) { amx_zero<i.value>(); });
     const auto panel = [&](int i) { return p_.b + (panel_ + i) * p_.b_stride; };
     Nothing nothing;
     const ptrdiff_t a_bytes = p_.a_stride * sizeof(uint32_t);
     const uint32_t* second = p_.a + rows_.second * p_.a_stride;
     amx_products<AmxWords::kBf16, R, P, AmxReuse::kFirstCache>(p_.a, second, a_bytes, panel, k_, nothing);
     if ((k_ += kAmxWords) < p_.steps) return;
-    for_constants<R * P>([&](auto i) {
-      auto* row = static_cast<float*>(p_.c.first) + i.value / P * rows_.second * p_.c.stride;
-      amx_store<i.value>(row + (panel_ + i.value % P) * kWidth, p_.c.stride * sizeof(float));
-    });
+    for_constants<R * P>([&](auto i) { amx_store<i.value>(target(i), line); });
     k_ = 0, panel_ += 2;
   }
 
   Product p_ = {};
   AmxRows rows_ = {};
   int panels_, panel_ = 0;
+  bool adds_ = false;
   ptrdiff_t k_ = 0;
 };
 
-// All queries of a block, a band at a time: while vectors weigh the scores of one, AMX multiplies the values of the one
-// before and makes the scores of the next.
+// All queries of a block, whose keys are laid out, a band at a time: while vectors weigh the scores of one, AMX multiplies
+// the values of the one before and makes the scores of the next. It makes those of the first while values are laid out.
 class BlockOfBands {
  public:
-  BlockOfBands(const Bf16Block& block, const Bands& bands, bool unpacked, float* sums)
-      : block_(block), bands_(bands), unpacked_(unpacked), sums_(sums), value_dim_((int)block.op.value_dim) {
+  BlockOfBands(const Bf16Block& block, const Bands& bands)
+      : block_(block), bands_(bands), value_dim_((int)block.op.value_dim) {
     for (int i = 0; i < bands.count; i++) panels_[i] = seen_panels(bands.all[i]);
   }
 
   INLINE void attend() const {
     BandProduct scores = scores_of(0);
+    take_values(block_, kWidth, [&] { scores.step(); });
     while (scores.step()) continue;
     for (int i = 0; i < bands_.count; i++) {
       BandProduct values = i ? values_of(i - 1) : BandProduct();
       scores = i + 1 < bands_.count ? scores_of(i + 1) : BandProduct();
       weigh(i, values, scores);
-      if (i) add(i - 1);
     }
     BandProduct values = values_of(bands_.count - 1);
     while (values.step()) continue;
-    add(bands_.count - 1);
   }
 
  private:
@@ -116,16 +117,18 @@ class BlockOfBands {
   BandProduct scores_of(int i) const {
     const int words = (int)block_.op.head_dim / Bf16::kPerWord;
     const Band& band = bands_.all[i];
-    const uint32_t* queries = block_.queries + band.row * words;
+    const uint32_t* queries = block_.queries + band.first * words;
     return {{queries, words, block_.scratch.keys, words * kWidth, words, {room(i), kBlock}, nullptr}, band.rows,
-            panels_[i]};
+            panels_[i], false};
   }
 
   BandProduct values_of(int i) const {
     const int steps = (panels_[i] + kStepPanels - 1) / kStepPanels * kAmxWords;
     const auto* weights = reinterpret_cast<const uint32_t*>(room(i));
-    return {{weights, kBlock, block_.scratch.values, kBlockWords * kWidth, steps, {sums_, value_dim_}, nullptr},
-            bands_.all[i].rows, value_dim_ / kWidth};
+    const Band& band = bands_.all[i];
+    float* sums = block_.result.values + band.first * value_dim_;
+    return {{weights, kBlock, block_.scratch.values, kBlockWords * kWidth, steps, {sums, value_dim_}, nullptr}, band.rows,
+            value_dim_ / kWidth, !block_.begins};
   }
 
   // The scores of a band become weights, between steps of both products, the first one's before the second's.
@@ -133,7 +136,7 @@ class BlockOfBands {
     const Band& band = bands_.all[i];
     const int groups = (band.end - band.first + kTakenRows - 1) / kTakenRows;
     const int pace = (values.steps() + scores.steps() + groups - 1) / groups;
-    float* first = room(i) + (band.first - band.row) * kBlock;
+    float* first = room(i);
     with_constant<kBlock / kWidth>(panels_[i], [&](auto panels) {
       const auto weigh = [&](auto rows, int m) {
         for (int step = 0; step < pace; step++) {
@@ -153,20 +156,11 @@ class BlockOfBands {
       for (; m < band.end; m++) weigh(Constant<1>{}, m);
     });
     while (values.step() || scores.step()) continue;
-    clear_end(panels_[i], first, band.end - band.first);
-  }
-
-  void add(int i) const {
-    const Band& band = bands_.all[i];
-    const float* sums = sums_ + (band.first - band.row) * value_dim_;
-    add_sums(block_, sums, value_dim_, 0, value_dim_ / kWidth, unpacked_, band.first, band.end);
   }
 
   const Bf16Block& block_;
   const Bands& bands_;
   int panels_[Bands::kMost];
-  bool unpacked_;
-  float* sums_;
   int value_dim_;
 };
 
@@ -176,9 +170,8 @@ void attend_by_amx(const Attention& op, const Stretch& stretch, const Stretch& n
                    bool resumes, Scratch& scratch) {
   const QueryTile& tile = *stretch.tile;
   const int64_t words = op.head_dim / Bf16::kPerWord;
-  AmxRoom& room = amx_room;
-  gather_queries<Bf16>(op, tile, scratch);
-  if (are_few(op, tile)) return attend_few_by_amx(op, stretch, next, result, resumes, scratch, room);
+  if (!stretch.continues) gather_queries<Bf16>(op, tile, scratch);
+  if (are_few(op, tile)) return attend_few_by_amx(op, stretch, next, result, resumes, scratch);
   const AmxScope scope(amx_shapes(amx_rows(tile.count), kAmxWords));
   const Bands bands(tile.count);
   walk_blocks(op, stretch, next, result, resumes, scratch.end, [&](const BlockWork& work) {
@@ -186,9 +179,7 @@ void attend_by_amx(const Attention& op, const Stretch& stretch, const Stretch& n
       const int first = head * tile.count;
       const Bf16Block block{work, head, result.from(first, op.value_dim), scratch.queries + first * words, scratch};
       lay_out_keys(block);
-      const bool unpacked = take_values(block, kWidth);
-      clear_values_end(block);
-      BlockOfBands(block, bands, unpacked, room.sums).attend();
+      BlockOfBands(block, bands).attend();
     }
   });
 }

@@ -1,6 +1,7 @@
 // Attention over KV in bf16 by AMX: what tiles of many queries and of few have in common. Its sums have bits of their own
-// (gemm/tile_amx.h), so it makes those of few queries too. Products of weights and values start from nothing in each block
-// and are added by vectors: a sum then depends on its query alone, whichever queries share the tile.
+// (gemm/tile_amx.h), so it makes those of few queries too. Products of weights and values are added to the result's sums,
+// which are shrunk before where a query's reference has changed: a sum depends on its query alone, whichever queries share
+// the tile.
 #pragma once
 
 #include "attention/attention_panels.h"
@@ -13,21 +14,16 @@ namespace rootgraft {
 using Bf16Block = Block<Bf16>;
 
 constexpr int kBlockWords = kBlock / Bf16::kPerWord;              // of a block's keys
-constexpr int kSumDims = kAmxPanels * kWidth;                     // dimensions of values that are summed together
 constexpr int kTakenRows = 4;                                     // whose scores are weighted together
 constexpr int kStepPanels = kAmxWords * Bf16::kPerWord / kWidth;  // of keys, in a step of the sums of values
 
-struct alignas(64) AmxRoom {
-  // Of few queries' scores, [key][query], and of their weighted values; of those of two tiles.
-  float sums[std::max(kAmxRows * kSumDims, 2 * kAmxRows * kMaxHeadDim)];
-};
-
-// Weights of R queries from m on, of a block of P panels, as weigh() makes them, in rows of kBlock words; but their total
-// is that of the rounded ones, by which values are multiplied. In the first block of a split, where each query finds its reference, there are no
-// sums to shrink.
+// Weights of R queries from m on, of a block of P panels, as weigh() makes them, in rows of kBlock words, and zeros to the
+// end of a step of AMX; but their total is that of the rounded ones, by which values are multiplied. In the first block of
+// a split, where each query finds its reference, there are no sums to shrink.
 template <int R, int P>
 INLINE void weigh_rows(const Bf16Block& block, int m, Floats (&scores)[R][P], float* rows) {
   const Floats factor = broadcast(block.op.soft_cap ? 1.0f : (float)block.op.scale * kLog2E);
+  const int64_t value_dim = block.op.value_dim;
   Floats totals[R];
 #pragma GCC unroll 4
   for (int r = 0; r < R; r++) {
@@ -44,35 +40,32 @@ INLINE void weigh_rows(const Bf16Block& block, int m, Floats (&scores)[R][P], fl
       reference = std::max(reference, largest(best) * first_lane(factor));
       continue;
     }
-    block.scratch.shrink[m + r] = 1.0f;
     if (!any_above(best * factor, reference + kHeadroom)) continue;
     const float now = std::max(reference, largest(best) * first_lane(factor));
     const Floats less = exp2(broadcast(reference - now));
     totals[r] = totals[r] * less;
-    block.scratch.shrink[m + r] = first_lane(less);
+    float* values = block.result.values + (m + r) * value_dim;
+    for (int64_t d = 0; d < value_dim; d += kWidth) store(values + d, load(values + d) * less);
     reference = now;
   }
 #pragma GCC unroll 4
   for (int r = 0; r < R; r++) {
     const Floats shift = broadcast(-block.result.reference[m + r]);
     auto* weights = reinterpret_cast<uint16_t*>(rows + r * kBlock);
-#pragma GCC unroll 4
-    for (int v = 0; v < P; v++) {
-      Bf16::store(weights + v * kWidth, rough_exp2(fma(scores[r][v], factor, shift)));
-      totals[r] = totals[r] + Bf16::load(weights + v * kWidth);
+#pragma GCC unroll 2
+    for (int v = 0; v < P; v += 2) {
+      const Floats first = rough_exp2(fma(scores[r][v], factor, shift));
+      const Floats second = v + 1 < P ? rough_exp2(fma(scores[r][v + 1], factor, shift)) : broadcast(0.0f);
+      const auto both = _mm512_cvtne2ps_pbh((__m512)second.part[0], (__m512)first.part[0]);
+      const auto ones = (__m512bh)_mm512_set1_epi32(0x3F803F80);
+      __builtin_memcpy(weights + v * kWidth, &both, sizeof(both));
+      totals[r].part[0] = (FloatPart)_mm512_dpbf16_ps((__m512)totals[r].part[0], both, ones);
     }
     store(block.result.lanes + (m + r) * kWidth, totals[r]);
   }
 }
 
-// Where weights of so many panels end within a step of AMX, zeros behind those of so many rows.
-INLINE void clear_end(int panels, float* rows, int count) {
-  if (panels % kStepPanels == 0) return;
-  const size_t width = kWidth * sizeof(uint16_t);
-  for (int m = 0; m < count; m++) std::memset(reinterpret_cast<char*>(rows + m * kBlock) + panels * width, 0, width);
-}
-
-// The same for the values.
+// Where the keys' panels end within a step of AMX, zeros behind those of the values.
 INLINE void clear_values_end(const Bf16Block& block) {
   const int panels = block.rows.panels, first = panels * kWidth / Bf16::kPerWord;
   for (int64_t p = 0; panels % kStepPanels && p < block.op.value_dim / kWidth; p++) {
@@ -81,16 +74,19 @@ INLINE void clear_values_end(const Bf16Block& block) {
   }
 }
 
-// Values of a full block in pairs of keys. Two panels share 32 dimensions, four by four in turns, as unpacking leaves them.
-INLINE void unpack_values(const Bf16Block& block, int steps) {
-  const int64_t row_words = block.op.head_dim / Bf16::kPerWord, words = block.op.value_dim / Bf16::kPerWord;
+// Values of a block in pairs of keys, by unpacking: two panels share 32 dimensions, see are_unpacked().
+// `row(key)`: where those of a key lie. each() runs for every pair.
+template <class Row, class Each>
+INLINE void unpack_values(const Bf16Block& block, int steps, Row row, Each each) {
+  const int64_t words = block.op.value_dim / Bf16::kPerWord;
   uint32_t* out = block.scratch.values;
-  for (int p = 0; p < kBlock / kWidth; p++) {
-    const uint32_t* row = block.rows.panel(block.op.v_cache, block.head, p);
-    for (int pair = 0; pair < kWidth / Bf16::kPerWord; pair++, row += 2 * row_words, out += kWidth) {
+  for (int p = 0; p < block.rows.panels; p++) {
+    for (int pair = 0; pair < kWidth / Bf16::kPerWord; pair++, out += kWidth) {
+      const uint32_t *first = row(p * kWidth + 2 * pair), *second = row(p * kWidth + 2 * pair + 1);
       uint32_t* to = out;
+      each();
       for (int64_t word = 0; word < words; word += kWidth, to += 2 * kBlockWords * kWidth) {
-        const __m512i even = _mm512_loadu_si512(row + word), odd = _mm512_loadu_si512(row + row_words + word);
+        const __m512i even = _mm512_loadu_si512(first + word), odd = _mm512_loadu_si512(second + word);
         _mm512_storeu_si512(to, _mm512_unpacklo_epi16(even, odd));
         _mm512_storeu_si512(to + kBlockWords * kWidth, _mm512_unpackhi_epi16(even, odd));
       }
@@ -99,44 +95,22 @@ INLINE void unpack_values(const Bf16Block& block, int steps) {
   }
 }
 
-// Values of the block as the second product takes them; returns whether they were unpacked, which is faster than to lay
-// them out key by key. `steps`: of what is to come, for each panel of keys.
-INLINE bool take_values(const Bf16Block& block, int steps) {
-  const bool unpacked = block.rows.full && block.op.value_dim % (2 * kWidth) == 0;
-  if (unpacked) unpack_values(block, steps);
-  else lay_out_values(block);
-  return unpacked;
-}
-
-// Sums of two panels of unpack_values(), in the order of dimensions.
-INLINE void repack_sums(Floats& first, Floats& second) {
-  const __m512i low = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
-  const __m512i high = _mm512_setr_epi32(8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31);
-  const __m512 a = (__m512)first.part[0], b = (__m512)second.part[0];
-  first.part[0] = (FloatPart)_mm512_permutex2var_ps(a, low, b);
-  second.part[0] = (FloatPart)_mm512_permutex2var_ps(a, high, b);
-}
-
-// Adds the sums of `panels` panels of queries [begin, end), `stride` from one to the next, to the result's dimensions from
-// `dim` on.
-INLINE void add_sums(const Bf16Block& block, const float* sums, int stride, int dim, int panels, bool unpacked, int begin,
-                     int end) {
-  const float* shrink = block.shrink();
-  const int value_dim = (int)block.op.value_dim;
-  for (int m = begin; m < end; m++, sums += stride) {
-    float* to = block.result.values + m * value_dim + dim;
-    const auto add = [&](int p, const Floats& sum) {
-      float* older = to + p * kWidth;
-      store(older, shrink ? fma(load(older), broadcast(shrink[m]), sum) : sum);
-    };
-    for (int p = 0; !unpacked && p < panels; p++) add(p, load(sums + p * kWidth));
-    for (int p = 0; unpacked && p < panels; p += 2) {
-      Floats first = load(sums + p * kWidth), second = load(sums + (p + 1) * kWidth);
-      repack_sums(first, second);
-      add(p, first);
-      add(p + 1, second);
-    }
+// Values of the block as the second product takes them. `steps`: of what is to come, for each panel of keys. each() runs
+// now and then meanwhile.
+template <class Each>
+INLINE void take_values(const Bf16Block& block, int steps, Each each) {
+  const void* cache = block.op.v_cache;
+  const int64_t row_words = block.op.head_dim / Bf16::kPerWord;
+  if (!are_unpacked(block.op)) {
+    lay_out_values(block);
+  } else if (block.rows.full) {
+    unpack_values(block, steps, [&](int key) {
+      return block.rows.panel(cache, block.head, key / kWidth) + key % kWidth * row_words;
+    }, each);
+  } else {
+    unpack_values(block, steps, [&](int key) { return block.rows.row(cache, block.head, key); }, each);
   }
+  clear_values_end(block);
 }
 
 // Whether so few queries have tiles of their own shapes.
@@ -147,7 +121,7 @@ inline bool are_few(const Attention& op, const QueryTile& tile) {
 
 // attend_by_amx() of a tile of few queries, which are gathered.
 void attend_few_by_amx(const Attention& op, const Stretch& stretch, const Stretch& next, const Partial& result,
-                       bool resumes, Scratch& scratch, AmxRoom& room);
+                       bool resumes, Scratch& scratch);
 
 }  // namespace rootgraft
 

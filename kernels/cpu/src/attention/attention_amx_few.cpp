@@ -14,6 +14,8 @@ constexpr int kHeldWords = 2 * kAmxWords;  // of a head, whose queries stay in r
 // Of what is to come, for each panel of keys, in each of: scores, weights, values, their sums.
 constexpr int kPanelSteps = kWidth / 2;
 
+alignas(64) thread_local float few_scores[kBlock * kWidth];  // of a block, [key][query]
+
 AmxShapes few_shapes(int count, int columns) {
   AmxShapes shapes;
   shapes.set(kScoreSums, kAmxRows, columns);
@@ -116,18 +118,25 @@ void weigh_few(const Bf16Block& block, int columns, const float* from) {
       });
     }
   });
-  clear_end(block.rows.panels, block.scratch.scores, count);
-  clear_values_end(block);
 }
 
-// Sums of weights and values over so many panels, kSumDims of a query.
-INLINE void sum_values(const Bf16Block& block, const uint32_t* values, int panels, int pace, float* sums) {
+// Adds the block's values, times weights.
+INLINE void add_few_values(const Bf16Block& block) {
   constexpr int kLine = kWidth * sizeof(uint32_t);
-  const auto* weights = reinterpret_cast<const uint32_t*>(block.scratch.scores);
+  const int value_dim = (int)block.op.value_dim, panels = value_dim / kWidth, stride = value_dim * (int)sizeof(float);
   const int steps = (block.rows.panels + kStepPanels - 1) / kStepPanels;
+  const int pace = std::max(1, kPanelSteps * block.rows.panels / (panels * steps));
+  const auto* weights = reinterpret_cast<const uint32_t*>(block.scratch.scores);
+  const uint32_t* values = block.scratch.values;
   for (int panel = 0; panel < panels; panel += 2, values += 2 * kBlockWords * kWidth) {
     const bool both = panel + 1 < panels;
-    for_constants<2>([](auto i) { amx_zero<kValueSums + i.value>(); });
+    float* to = block.result.values + panel * kWidth;
+    if (block.begins) {
+      for_constants<2>([](auto i) { amx_zero<kValueSums + i.value>(); });
+    } else {
+      amx_load<kValueSums>(to, stride);
+      if (both) amx_load<kValueSums + 1>(to + kWidth, stride);
+    }
     for (int step = 0; step < steps; step++) {
       const uint32_t* pairs = values + step * kAmxWords * kWidth;
       amx_load<kWeights>(weights + step * kAmxWords, kBlock * sizeof(float));
@@ -139,39 +148,29 @@ INLINE void sum_values(const Bf16Block& block, const uint32_t* values, int panel
       amx_dot_bf16<kValueSums + 1, kWeights, kRows + 1>();
       block.ahead.step(pace);
     }
-    amx_store<kValueSums>(sums + panel * kWidth, kSumDims * sizeof(float));
-    if (both) amx_store<kValueSums + 1>(sums + (panel + 1) * kWidth, kSumDims * sizeof(float));
-  }
-}
-
-void add_few_values(const Bf16Block& block, bool unpacked, float* sums) {
-  const int value_dim = (int)block.op.value_dim;
-  const int products = value_dim / kWidth * ((block.rows.panels + kStepPanels - 1) / kStepPanels);
-  const int pace = std::max(1, kPanelSteps * block.rows.panels / products);
-  for (int dim = 0; dim < value_dim; dim += kSumDims) {
-    const int panels = std::min(kSumDims, value_dim - dim) / kWidth;
-    sum_values(block, block.scratch.values + dim / kWidth * kBlockWords * kWidth, panels, pace, sums);
-    add_sums(block, sums, kSumDims, dim, panels, unpacked, 0, block.tile.count);
+    amx_store<kValueSums>(to, stride);
+    if (both) amx_store<kValueSums + 1>(to + kWidth, stride);
   }
 }
 
 }  // namespace
 
 void attend_few_by_amx(const Attention& op, const Stretch& stretch, const Stretch& next, const Partial& result,
-                       bool resumes, Scratch& scratch, AmxRoom& room) {
+                       bool resumes, Scratch& scratch) {
   const QueryTile& tile = *stretch.tile;
   const int64_t words = op.head_dim / Bf16::kPerWord;
   const int columns = (tile.count + kTakenRows - 1) / kTakenRows * kTakenRows;
-  turn_queries(op, tile, columns, scratch);
+  if (!stretch.continues) turn_queries(op, tile, columns, scratch);
   const AmxScope scope(few_shapes(tile.count, columns));
   walk_blocks(op, stretch, next, result, resumes, scratch.end, [&](const BlockWork& work) {
     for (int head = 0; head < tile.heads; head++) {
       const int first = head * tile.count;
       const Bf16Block block{work, head, result.from(first, op.value_dim), scratch.queries + first * words, scratch};
-      if (words == kHeldWords) score_keys<true>(block, columns, room.sums);
-      else score_keys<false>(block, columns, room.sums);
-      weigh_few(block, columns, room.sums);
-      add_few_values(block, take_values(block, kPanelSteps), room.sums);
+      if (words == kHeldWords) score_keys<true>(block, columns, few_scores);
+      else score_keys<false>(block, columns, few_scores);
+      weigh_few(block, columns, few_scores);
+      take_values(block, kPanelSteps, [] {});
+      add_few_values(block);
     }
   });
 }

@@ -16,6 +16,7 @@ struct BlockRows {
   int64_t head_bytes;      // from there to the next head
   int heads, panels;       // panels of 16 keys in use
 
+  bool cached = false;     // whether there is nothing to ask for
   bool full = false;       // whether every key of the block is in use, and panels are whole
   bool whole;              // whether panels lie in one page each, where their keys follow each other
   int64_t start[kBlock / kWidth];   // of each panel, where they are whole; perhaps of a masked key
@@ -27,6 +28,7 @@ struct BlockRows {
     whole = op.page_size % kWidth == 0;
     if (!tile) return;
     heads = tile->heads;
+    cached = tile->cached;
     const int begin = (int)std::clamp<int64_t>(tile->begin - first_key, 0, kBlock);
     const int end = (int)std::clamp<int64_t>(tile->end - first_key, 0, kBlock);
     panels = (end + kWidth - 1) / kWidth;
@@ -87,7 +89,7 @@ class Ahead {
     const int rows = (op.values_are_keys() ? 1 : 2) * kWidth * next.panels * next.heads, steps = 2 * kWidth * panels;
     rate_ = (rows + steps - 1) / steps;
     turn_rows_ = !has_amx() || !next.whole ? 0 : cell_bytes_ <= 64 ? 4 : 2;
-    if (!rows) rate_ = 0;
+    if (!rows || next.cached) rate_ = 0;
     else if (turn_rows_) start_turns();
     else start_panel();
   }

@@ -225,7 +225,7 @@ Int8Call::Int8Call(const Attention& op) : Attention(op) {
 
 void attend_int8(const Int8Call& op, const Stretch& stretch, const Stretch& next, const Partial& result, bool resumes) {
   thread_local Int8Scratch scratch;
-  gather_queries(op, *stretch.tile, scratch);
+  if (!stretch.continues) gather_queries(op, *stretch.tile, scratch);
 #if ROOTGRAFT_AMX
   if (takes_amx(op, *stretch.tile)) return attend_int8_by_amx(op, stretch, next, result, resumes, scratch);
 #endif

@@ -69,9 +69,26 @@ void lay_out_values(const Block<E>& block) {
 // Whether AMX makes the sums of a call in bf16: of all its queries, for these sums have bits of their own.
 inline bool attends_by_amx(const Attention& op) { return op.head_dim / Bf16::kPerWord % kAmxWords == 0 && has_amx(); }
 
+// Whether sums of values lie as values are unpacked: two panels share 32 dimensions, four by four in turns.
+inline bool are_unpacked(const Attention& op) {
+  return op.is_bf16 && !op.kv_is_int8 && op.value_dim % (2 * kWidth) == 0 && attends_by_amx(op);
+}
+
+// Two such panels in the order of dimensions.
+INLINE void repack_sums(Floats& first, Floats& second) {
+  const __m512i low = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
+  const __m512i high = _mm512_setr_epi32(8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31);
+  const __m512 a = (__m512)first.part[0], b = (__m512)second.part[0];
+  first.part[0] = (FloatPart)_mm512_permutex2var_ps(a, low, b);
+  second.part[0] = (FloatPart)_mm512_permutex2var_ps(a, high, b);
+}
+
 // attend() of such a call.
 void attend_by_amx(const Attention& op, const Stretch& stretch, const Stretch& next, const Partial& result,
                    bool resumes, Scratch& scratch);
+#else
+constexpr bool are_unpacked(const Attention&) { return false; }
+INLINE void repack_sums(Floats&, Floats&) {}
 #endif
 
 }  // namespace rootgraft

@@ -138,6 +138,21 @@ void order_tiles(const Attention& op, Plan& plan) {
   for (int64_t thread = 0; thread < op.threads; thread++) plan.of_threads[thread + 1] += plan.of_threads[thread];
 }
 
+// Tiles of the same keys follow the largest one of their thread, which has read them. Not where they displace each other,
+// nor where it is not known which thread takes a tile.
+void find_cached(const Attention& op, Plan& plan) {
+  if (op.threads > 1 && plan.of_threads.empty()) return;
+  constexpr int64_t kCachedBytes = 512 << 10;  // of a row's keys and values
+  std::map<std::pair<int64_t, int64_t>, int64_t> read;  // of a row and a KV head: keys from where on
+  for (size_t i = 0, thread = 0; i < plan.tiles.size(); i++) {
+    for (; !plan.of_threads.empty() && (int64_t)i == plan.of_threads[thread + 1]; thread++) read.clear();
+    QueryTile& tile = plan.tiles[i];
+    const auto [known, is_new] = read.try_emplace({tile.parts->row, tile.first_head}, tile.begin);
+    const int64_t bytes = 2 * (tile.end - tile.begin) * op.kv_heads * op.cell_bytes();
+    tile.cached = !is_new && known->second <= tile.begin && bytes <= kCachedBytes;
+  }
+}
+
 void plan_tiles(const Attention& op, Plan& plan) {
   for (int64_t row = 0; row < op.rows; row++) {
     for (int64_t first = 0; first < op.queries(row); first += kTileQueries) {
@@ -164,7 +179,10 @@ void plan_tiles(const Attention& op, Plan& plan) {
     }
     plan.are_small &= part.count <= kTileRows;
   }
-  if (!plan.are_small) order_tiles(op, plan);
+  if (!plan.are_small) {
+    order_tiles(op, plan);
+    find_cached(op, plan);
+  }
   for (const QueryTile& tile : plan.tiles) {
     plan.work += scores_of(tile) * op.head_dim;
     plan.floats += (tile.end_split() - tile.first_split()) * Partial::floats(tile.vectors(), op.value_dim);

@@ -11,20 +11,25 @@ namespace rootgraft {
 
 constexpr int64_t kMostPartials = 1 << 24;  // floats of partials held at once
 
-// Floats for partials, kept from call to call: fresh memory of this size would come from the operating system, zeroed.
+// Floats for partials in whole lines, kept from call to call: fresh memory of this size would come from the operating system, zeroed.
 class Room {
  public:
   float* take(int64_t floats) {
-    if (size_ < floats) {
-      memory_.reset(new float[floats]);
-      size_ = floats;
+    const int64_t lines = (floats + kWidth - 1) / kWidth;
+    if (lines_ < lines) {
+      memory_.reset(new Line[lines]);
+      lines_ = lines;
     }
-    return memory_.get();
+    return reinterpret_cast<float*>(memory_.get());
   }
 
  private:
-  std::unique_ptr<float[]> memory_;
-  int64_t size_ = 0;
+  struct alignas(64) Line {
+    float lanes[kWidth];
+  };
+
+  std::unique_ptr<Line[]> memory_;
+  int64_t lines_ = 0;
 };
 
 // Results of a row from a shared split, or from several: its queries start at `query` of `count`, in the partials of some

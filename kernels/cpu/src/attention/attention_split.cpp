@@ -139,8 +139,8 @@ void attend(const Attention& op, const Stretch& stretch, const Stretch& next, co
   const QueryTile& tile = *stretch.tile;
   const bool few = tile.count <= kFewQueries;
   const int64_t words = op.head_dim / (few ? E::kPerWord : W::kPerWord);
-  if (few) gather_queries<E>(op, tile, scratch);
-  else gather_queries<E, W>(op, tile, scratch);
+  if (few && !stretch.continues) gather_queries<E>(op, tile, scratch);
+  if (!few && !stretch.continues) gather_queries<E, W>(op, tile, scratch);
   walk_blocks(op, stretch, next, result, resumes, scratch.end, [&](const BlockWork& work) {
     for (int head = 0; head < tile.heads; head++) {
       const int first = head * tile.count;

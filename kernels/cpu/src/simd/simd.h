@@ -213,10 +213,9 @@ INLINE Floats keep_lanes(const Floats& value, int first, int end, float other) {
 template <class Polynomial>
 INLINE Floats exp2_by(const Floats& x, Polynomial p) {
 #if defined(__AVX512DQ__)
-  const Floats clamped = max(broadcast(-127.0f), x);  // infinity less itself is no number
   constexpr int kRounding = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;  // takes as long as two instructions to give
-  const Floats fraction = {{(FloatPart)_mm512_reduce_ps((__m512)clamped.part[0], kRounding)}};  // the integer itself
-  const auto whole = (__m512)(clamped - fraction).part[0];
+  const Floats fraction = {{(FloatPart)_mm512_reduce_ps((__m512)x.part[0], kRounding)}};  // the integer itself; 0 of infinity
+  const auto whole = (__m512)(x - fraction).part[0];
   // A lane whose result underflows makes the whole instruction take 36 times as long (Granite Rapids).
   const __mmask16 counts = _mm512_cmp_ps_mask(whole, _mm512_set1_ps(-127.0f), _CMP_NLE_UQ);
   return Floats{{(FloatPart)_mm512_maskz_scalef_ps(counts, (__m512)p(fraction).part[0], whole)}};
