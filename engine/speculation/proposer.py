@@ -248,7 +248,7 @@ class Proposer:
         outputs = OutputIndex(self._outputs, sequence.path.namespace, tokens, sequence.num_prompt)
         state = _Speculation(NgramIndex(tokens), outputs, AcceptanceRates(self._rates))
         if self._useful.value < _RARELY:
-            state.num_useless = 2 * _PATIENCE
+            state.num_useless = 3 * _PATIENCE
         self._sequences[sequence.id] = state
         return state
 
