@@ -11,7 +11,7 @@ from .token_cost import TokenCost
 _MARGIN = 1.1  # by which a draft's probability must exceed its cost, which is an estimate
 _LOWEST_COST = 0.01  # no draft is free
 _SHARED = 0.5  # part of what an accepted draft saves of the steps' fixed cost, if there are other rows
-_LEAST_GAIN = 0.02  # of a step without drafts; below that a measure cannot tell gain from loss
+_LEAST_GAIN = 0.05  # of a step without drafts; below that a measure cannot tell gain from loss
 _TRIAL_STEPS = 32  # steps with drafts after which what they brought is judged
 _MOST_LOST = 4.0  # steps' worth of time that a trial may lose before
 _SHORTEST_WAIT = 64  # steps without drafts after a trial that failed; they double
