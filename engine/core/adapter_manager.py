@@ -330,7 +330,7 @@ class AdapterManager:
             if results[0].error is not None:
                 raise results[0].error
         except AdapterError as error:
-            raise ConfigError(f"--lora-modules {name}: {error}") from None
+            raise ConfigError(f"--lora-modules {name}={folder}: {error}") from None
 
     def _is_known(self, name: str) -> bool:
         return self._pool.registry.get(name) is not None or self._loading(name) is not None
