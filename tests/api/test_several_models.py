@@ -101,7 +101,7 @@ def test_an_adapter_is_loaded_into_the_base_model_that_the_call_names() -> None:
         for state in (door.tiny, door.big):
             state.finds_adapters = True
 
-            async def load(name: str, path: str, *, replace: bool = False, base: str = state.names[0]) -> None:
+            async def load(name: str, path: str, *, base: str = state.names[0], **_: object) -> None:
                 loaded.append((base, name))
 
             state.client.load_adapter = load
