@@ -12,16 +12,19 @@ import orjson
 from fastapi import Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.routing import Match
 from starlette.types import Scope
 
-from ..engine.errors import EngineError
-from .errors import ErrorReply, reply_to
+from ..engine.errors import EngineError, shortened
+from .errors import ErrorReply, HTTPError, reply_to
 
 MESSAGES_PATH = "/v1/messages"
 
 HANDLED = (EngineError, RequestValidationError, HTTPException)
 """Errors that a route may raise; any other one is a bug."""
 
+_LONGEST_PATH = 100
+_METHODS = ("DELETE", "GET", "PATCH", "POST", "PUT")
 _OVERLOADED = 529  # Anthropic's status of an overloaded server, which its clients retry
 _TYPES = {
     401: "authentication_error",
@@ -66,4 +69,36 @@ def error_response(reply: ErrorReply, scope: Scope) -> Response:
 
 
 async def handle(request: Request, error: Exception) -> Response:
-    return error_response(reply_to(error), request.scope)
+    """Answer an error of a route, or of a path or method that has none."""
+    reply = reply_to(error)
+    if reply.code == "unknown_url" and not isinstance(error, HTTPError):
+        reply = replace(reply, message=_missing_route(request))
+    elif reply.code == "method_not_allowed":
+        reply = _with_methods(reply, request)
+    return error_response(reply, request.scope)
+
+
+def _with_methods(reply: ErrorReply, request: Request) -> ErrorReply:
+    """Name all methods of the path, each of which is a route of its own."""
+    methods = ", ".join(method for method in _METHODS if _is_route(request, method, request.scope["path"]))
+    message = f"There is no {request.method} of this route, which takes {methods}."
+    return replace(reply, message=message, headers={"allow": methods}) if methods else reply
+
+
+def _missing_route(request: Request) -> str:
+    """Name the route that is not there, and the one that a client with another base URL or a final slash asks for."""
+    path = request.scope["path"]
+    missing = f"There is no route {request.method} {shortened(path, _LONGEST_PATH)}"
+    bare = "/" + path.strip("/").removeprefix("v1/")
+    for near in (f"/v1{bare}", bare):
+        if _is_route(request, request.method, near):
+            is_of_openai = near.startswith("/v1/") and near != path.rstrip("/")
+            end = " The base URL of OpenAI's clients ends in /v1." if is_of_openai else ""
+            return f"{missing}; there is {shortened(near, _LONGEST_PATH)}.{end}"
+    return f"{missing}."
+
+
+def _is_route(request: Request, method: str, path: str) -> bool:
+    """Whether the application that the request came to has such a route."""
+    scope = {**request.scope, "method": method, "path": path}
+    return any(route.matches(scope)[0] is Match.FULL for route in request.app.routes)

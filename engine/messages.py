@@ -1,7 +1,7 @@
 """Messages between the API and the engine process, encoded with msgpack.
 
-    to the engine:    TokenTexts, Submit, PrepareGrammar, Abort, LoadAdapter, UnloadAdapter, ListAdapters, TakeSnapshot,
-                      Shutdown
+    to the engine:    TokenTexts, ForgetTokens, Submit, PrepareGrammar, Abort, LoadAdapter, UnloadAdapter, ListAdapters,
+                      TakeSnapshot, Shutdown
     from the engine:  Ready, then TokenOut, Done, Failed, AdapterChanged, Reply, Adapters, SnapshotTaken, Heartbeat
 
 Every ``Submit`` ends in exactly one ``Done`` or ``Failed``; an ``Abort`` of a sequence that has ended is ignored.
@@ -42,6 +42,13 @@ class TokenTexts:
     special: tuple[int, ...]
     vocabulary: str = ""
     ends: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetTokens:
+    """Give up the bytes of a vocabulary that no later ``Submit`` uses before they are sent again."""
+
+    vocabulary: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +120,7 @@ class LoadAdapter:
         path: its folder, below the folder of adapters if there is one.
         replace: whether the name may be in use; later sequences then get the new version.
         trusted: whether the path may lead outside the folder of adapters, as that of a downloaded adapter.
+        num_tokens: of the tokenizer in the folder, for which an embedding of its own must have rows; 0 without one.
     """
 
     id: int
@@ -120,6 +128,7 @@ class LoadAdapter:
     path: str
     replace: bool = False
     trusted: bool = False
+    num_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,6 +266,7 @@ class Heartbeat:
 
 Message = (
     TokenTexts
+    | ForgetTokens
     | Submit
     | PrepareGrammar
     | Abort

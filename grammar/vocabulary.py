@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 import llguidance
+
+T = TypeVar("T")
 
 # How llguidance writes a special token among forced bytes.
 _SPECIAL = re.compile(rb"\xff\[(\d+)\]")
@@ -38,6 +40,7 @@ class Vocabulary:
     eos: tuple[int, ...]
     size: int = 0
     _by_bytes: dict[bytes, int] = field(init=False, repr=False)
+    _derived: dict[Callable[[Vocabulary], Any], Any] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         if not self.eos or not all(0 <= token < len(self.tokens) for token in self.eos):
@@ -50,6 +53,11 @@ class Vocabulary:
     def num_words(self) -> int:
         """32-bit words in one row of a mask."""
         return (self.size + 31) // 32
+
+    def derived(self, compute: Callable[[Vocabulary], T]) -> T:
+        """Return the result of a function of all tokens, computed once and cached as long as the vocabulary lives."""
+        found: T | None = self._derived.get(compute)
+        return self._derived.setdefault(compute, compute(self)) if found is None else found
 
     def tokenize(self, text: bytes) -> list[int]:
         """Tokenize a text greedily, longest token first: the same text as by the tokenizer, perhaps other tokens.

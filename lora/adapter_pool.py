@@ -10,6 +10,7 @@ over their results once a step.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from threading import Semaphore
@@ -49,6 +50,7 @@ class _Load:
 
     name: str
     path: str
+    check: Callable[[PreparedAdapter], None]
     trusted: bool
     future: Future[PreparedAdapter]
     wanted: bool = True
@@ -108,11 +110,21 @@ class AdapterPool:
     def num_loading(self) -> int:
         return len(self._loads)
 
-    def load(self, name: str, path: str, *, trusted: bool = False) -> None:
+    def load(
+        self,
+        name: str,
+        path: str,
+        check: Callable[[PreparedAdapter], None] = lambda adapter: None,
+        *,
+        trusted: bool = False,
+    ) -> None:
         """Start loading the adapter in a folder under a new or used name; ``poll`` returns the result.
 
-        Until then, and after an error, the name keeps its version. A trusted path may lead outside the folder of
-        adapters.
+        Until then, and after an error, the name keeps its version.
+
+        Args:
+            check: raises AdapterError if the name must not come to stand for what was read.
+            trusted: whether the path may lead outside the folder of adapters.
 
         Raises:
             AdapterError: the name is invalid.
@@ -122,7 +134,7 @@ class AdapterPool:
         self.registry.check_room(name)
         if len(self._loads) >= self.registry.max_adapters:
             raise AdapterLimit(f"{len(self._loads)} adapters are being loaded: ask again later.")
-        self._loads.append(_Load(name, path, trusted, self._loader.submit(self._read, path, trusted)))
+        self._loads.append(_Load(name, path, check, trusted, self._loader.submit(self._read, path, trusted)))
 
     def unload(self, name: str) -> None:
         """Remove a name. Sequences that use its version go on; loads of it in progress are discarded.
@@ -182,6 +194,7 @@ class AdapterPool:
                 )
             if not load.wanted:
                 raise AdapterError(f"The adapter {load.name!r} was unloaded while it was being loaded.", "name")
+            load.check(adapter)
             version = self.registry.add(load.name, load.path, adapter, trusted=load.trusted)
         except AdapterError as error:
             return LoadResult(load.name, None, error)

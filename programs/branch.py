@@ -11,6 +11,7 @@ from typing import Any, Self, TypeVar, overload
 
 from pydantic import ValidationError
 
+from ..engine.types import MAX_PIN_SECONDS
 from .branch_calls import (
     AnswerFormat,
     CallParams,
@@ -19,6 +20,9 @@ from .branch_calls import (
     ModelBackend,
     Prompt,
     answer_format,
+    check_choices,
+    check_text,
+    check_texts,
     parse_value,
 )
 from .errors import CallFailed, ProgramError
@@ -28,6 +32,8 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 _MOST_THREADS = 64
+_LONGEST_PIN = int(MAX_PIN_SECONDS)
+_EMPTY_ANSWER: Message = {"role": "assistant", "content": ""}
 
 
 class Branch:
@@ -68,7 +74,8 @@ class Branch:
 
     def assistant(self, text: str) -> Self:
         """Append text to the assistant's message, which the next answer continues."""
-        self.messages = list(self._prompt(None).followed_by(text).messages)
+        with self._naming_branch("assistant"):
+            self.messages = list(Prompt(tuple(self.messages)).followed_by(check_text("text", text)).messages)
         return self
 
     @overload
@@ -88,7 +95,8 @@ class Branch:
             An instance of ``schema`` if that is a type, parsed JSON if it is a JSON Schema, else the text.
 
         Raises:
-            ProgramError: the call failed, or the answer was cut off before its format was complete.
+            ProgramError: an argument is wrong, the call failed, or the answer was cut off before its format was
+                complete.
         """
         for _ in self.stream(name, **options):
             pass
@@ -127,9 +135,11 @@ class Branch:
                 format,
                 self._defaults["max_tokens"] if max_tokens is None else max_tokens,
                 self._defaults["temperature"] if temperature is None else temperature,
-                (stop,) if isinstance(stop, str) else tuple(stop),
+                tuple(check_texts("stop", [stop] if isinstance(stop, str) else stop)),
                 seed,
             )
+            if isinstance(params.temperature, float) and not math.isfinite(params.temperature):
+                raise ValueError(f"temperature must be at least 0 and at most 2, not {params.temperature}")
             answer = yield from _closed(self._backend.stream(self._prompt(adapter), params))
             self._totals.add(answer.report)
             self._check(answer, format, params.max_tokens)
@@ -146,16 +156,15 @@ class Branch:
             normalise: divide each sum by the number of tokens, which removes the bias against long choices.
 
         Raises:
-            ProgramError: the call failed, or ``choices`` is empty or holds an empty text.
+            ProgramError: the call failed, or ``choices`` is no list of strings, empty, or holds an empty one.
         """
         with self._naming_branch(f"select {name!r}"):
-            if not choices or not all(choices):
-                raise ValueError("choices must be at least one text, none of them empty")
-            tokens, report = self._backend.score(self._prompt(adapter), choices)
+            listed = check_choices(choices)
+            tokens, report = self._backend.score(self._prompt(adapter), listed)
         self._totals.add(report)
         sums = [math.fsum(each) / (len(each) if normalise else 1) for each in tokens]
-        self.scores[name] = dict(zip(choices, sums, strict=True))
-        best = choices[sums.index(max(sums))]
+        self.scores[name] = dict(zip(listed, sums, strict=True))
+        best = listed[sums.index(max(sums))]
         self.values[name] = best
         self.assistant(best)
         return best
@@ -164,14 +173,23 @@ class Branch:
         """Compute the conversation so far into the prefix cache, for all branches that extend it.
 
         Args:
-            pin: seconds for which it is not evicted.
+            pin: seconds for which it is not evicted, at most 86,400.
         """
         with self._naming_branch("warm"):
+            if type(pin) is not int or not 0 <= pin <= _LONGEST_PIN:
+                raise ValueError(f"pin must be an integer of 0 to {_LONGEST_PIN} seconds, not {pin!r}")
             self._totals.add(self._backend.warm(self._prompt(adapter), pin))
         return self
 
     def fork(self, count: int) -> Fork:
-        """Create branches, each with a copy of the conversation and the values."""
+        """Create branches, each with a copy of the conversation and the values.
+
+        Raises:
+            ProgramError: ``count`` is no integer of at least 0.
+        """
+        with self._naming_branch("fork"):
+            if not isinstance(count, int) or count < 0:
+                raise ValueError(f"count must be an integer of at least 0, not {count!r}")
         return Fork(self, [self._child() for _ in range(count)])
 
     def map(self, function: Callable[[Branch, T], R], items: Iterable[T]) -> list[R]:
@@ -185,11 +203,19 @@ class Branch:
         return child
 
     def _say(self, role: str, text: str) -> Self:
-        self.messages.append({"role": role, "content": text})
+        with self._naming_branch(role):
+            self.messages.append({"role": role, "content": check_text("text", text)})
         return self
 
     def _prompt(self, adapter: str | None) -> Prompt:
-        return Prompt(tuple(self.messages), adapter, self.path)
+        if adapter is not None and not check_text("adapter", adapter):
+            raise ValueError("adapter must be the name of one, or None for the model of the session")
+        messages = self.messages
+        if messages[-1:] == [_EMPTY_ANSWER]:
+            messages = messages[:-1]  # there is nothing to continue
+        if not messages:
+            raise ValueError("the conversation is empty: begin it with system or user")
+        return Prompt(tuple(messages), adapter, self.path)
 
     @contextmanager
     def _naming_branch(self, step: str) -> Iterator[None]:
@@ -200,9 +226,11 @@ class Branch:
             raise ProgramError(self.path, step, str(error)) from error
 
     def _check(self, answer: Completion, format: AnswerFormat | None, max_tokens: int) -> None:
-        """Raise CallFailed for an aborted answer, or a structured one cut off at ``max_tokens``."""
+        """Raise CallFailed for an aborted answer, or a structured one cut off at ``max_tokens`` or a stop string."""
         if answer.finish_reason not in ("stop", "length"):
             raise CallFailed(f"the answer ended with {answer.finish_reason!r}: {answer.text!r}")
+        if format is not None and answer.stop is not None:
+            raise CallFailed(f"the stop string {answer.stop!r} cut off the answer: {answer.text!r}")
         if format is not None and answer.finish_reason == "length":
             least = f"; the shortest takes {answer.shortest} tokens" if answer.shortest else ""
             raise CallFailed(f"max_tokens={max_tokens} is too little for an answer of this form{least}")
@@ -235,7 +263,10 @@ class Fork(Sequence[Branch]):
             KeyboardInterrupt: at once; branches that run go on, at the latest until the session is closed.
             ValueError: the number of items is not the number of branches.
         """
-        arguments = list(zip(self._branches, *items, strict=True))
+        try:
+            arguments = list(zip(self._branches, *items, strict=True))
+        except ValueError as uneven:
+            raise ValueError(f"items must be {len(self)}, one for each branch of the fork: {uneven}") from uneven
         if not arguments:
             return []
         pool = ThreadPoolExecutor(min(len(arguments), _MOST_THREADS), thread_name_prefix="branch")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Protocol
 
-from pydantic import TypeAdapter
+from pydantic import PydanticUserError, TypeAdapter
+from pydantic_core import SchemaError
 
 from .errors import CallFailed
 from .token_report import Report
@@ -82,12 +83,14 @@ class Completion:
 
     Attributes:
         finish_reason: as in OpenAI's API.
+        stop: the stop string that ended the answer, None for another end.
         shortest: number of tokens of the shortest answer in the format, if the answer was cut off and it is known.
     """
 
     text: str
     finish_reason: str
     report: Report
+    stop: str | int | None = None
     shortest: int | None = None
 
 
@@ -137,16 +140,45 @@ def first_difference(base: Sequence[int], wholes: Sequence[Sequence[int]]) -> in
     return start
 
 
-def answer_format(schema: Any, regex: str | None, choices: Sequence[str] | None) -> AnswerFormat | None:
-    """Return the answer format that is given, None for free text. Raises ValueError for more than one.
+def check_text(name: str, value: Any) -> str:
+    """Return a text. Raises ValueError, with the name of the argument, for anything else."""
+    if not isinstance(value, str):
+        raise ValueError(f"{name} must be a string, not {type(value).__name__}")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{name} holds half of a surrogate pair, at position {error.start}") from error
+    return value
+
+
+def check_texts(name: str, values: Any) -> list[str]:
+    """Return texts, none of them empty, as a list. Raises ValueError, with the name of the argument."""
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        raise ValueError(f"{name} must be a list of strings, not {type(values).__name__}")
+    listed = [check_text(f"{name}[{index}]", each) for index, each in enumerate(values)]
+    if not all(listed):
+        raise ValueError(f"{name}[{listed.index('')}] must not be empty")
+    return listed
+
+
+def check_choices(choices: Any) -> list[str]:
+    """Return the choices as a list. Raises ValueError for none, an empty one, or what is no list of strings."""
+    listed = check_texts("choices", choices)
+    if not listed:
+        raise ValueError("choices must be at least one string")
+    return listed
+
+
+def answer_format(schema: Any, regex: str | None, choices: Iterable[str] | None) -> AnswerFormat | None:
+    """Return the answer format that is given, None for free text. Raises ValueError for more than one, or a wrong one.
 
     Args:
         schema: a JSON Schema as a mapping, or any type that pydantic supports: a model, a dataclass, ``list[int]``.
     """
     given = {
         FormatKind.SCHEMA: None if schema is None else _json_schema(schema),
-        FormatKind.REGEX: regex,
-        FormatKind.CHOICES: None if choices is None else list(choices),
+        FormatKind.REGEX: None if regex is None else check_text("regex", regex),
+        FormatKind.CHOICES: None if choices is None else check_choices(choices),
     }
     formats = [AnswerFormat(kind, value) for kind, value in given.items() if value is not None]
     if len(formats) > 1:
@@ -155,7 +187,19 @@ def answer_format(schema: Any, regex: str | None, choices: Sequence[str] | None)
 
 
 def _json_schema(schema: Any) -> Any:
-    return dict(schema) if isinstance(schema, Mapping) else TypeAdapter(schema).json_schema()
+    if isinstance(schema, Mapping):
+        try:
+            json.dumps(dict(schema), allow_nan=False)
+            return dict(schema)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"schema is no JSON: {error}") from error
+    wanted = "must be a type that pydantic supports, or a JSON Schema as a dict"
+    if isinstance(schema, str):  # pydantic would evaluate it as an annotation
+        raise ValueError(f"schema {wanted}, not str")
+    try:
+        return TypeAdapter(schema).json_schema()
+    except (PydanticUserError, SchemaError) as error:
+        raise ValueError(f"schema {wanted}: {str(error).splitlines()[0]}") from error
 
 
 def parse_value(text: str, schema: Any) -> Any:

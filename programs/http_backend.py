@@ -7,11 +7,12 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from socket import SHUT_RDWR, socket
+from threading import Event, Lock
 from typing import Any
 from urllib.parse import urlsplit
 from uuid import uuid4
@@ -38,18 +39,23 @@ class HttpBackend:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(f"the address must be such as http://127.0.0.1:8000/v1, not {url!r}")
+        if "@" in parts.netloc or parts.query or parts.fragment:
+            raise ValueError("the address must hold neither user nor query: a key goes into api_key")
         self._kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
-        self._host = parts.netloc.rpartition("@")[2]
+        self._host = parts.netloc
         self._root = parts.path.rstrip("/").removesuffix("/v1")
         self._model = model
         self._session = uuid4().hex
+        self._closed = Event()
+        self._closing = Lock()  # so that no socket is added behind the last one that ``close`` shuts
+        self._sockets: set[socket] = set()
         self._headers = {"Content-Type": "application/json"}
         if api_key is not None:
             self._headers["Authorization"] = f"Bearer {api_key}"
 
     @cached_property
     def _default_model(self) -> str:
-        return self._model or str(self._json("GET", "/v1/models", None)["data"][0]["id"])
+        return self._model if self._model is not None else str(self._json("GET", "/v1/models", None)["data"][0]["id"])
 
     def stream(self, prompt: Prompt, params: CallParams) -> Generator[str, None, Completion]:
         """Stream one chat completion."""
@@ -69,7 +75,7 @@ class HttpBackend:
         if not last:
             raise CallFailed("the server ended the answer before its end")
         shortest = last.get("min_completion_tokens")
-        return Completion("".join(texts), str(last["finish_reason"]), _report(usage), shortest)
+        return Completion("".join(texts), str(last["finish_reason"]), _report(usage), last.get("stop_reason"), shortest)
 
     def score(self, prompt: Prompt, choices: Sequence[str]) -> tuple[list[list[float]], Report]:
         """Echo the prompts with logprobs from the first differing token on."""
@@ -93,11 +99,19 @@ class HttpBackend:
         return _report(self._json("POST", "/v1/chat/completions", body)["usage"])
 
     def close(self) -> None:
-        """Do nothing: each call has its own connection."""
+        """End the connections of all calls, which fail; the server aborts their requests."""
+        with self._closing:
+            self._closed.set()
+            for each in self._sockets:
+                with suppress(OSError):  # of one that the server has closed
+                    socket.shutdown(each, SHUT_RDWR)  # past TLS, which its reader still uses
 
     def _complete(self, prompt: Prompt, tokens: list[list[int]], fields: dict[str, Any]) -> dict[str, Any]:
-        body = {"model": prompt.adapter or self._default_model, "prompt": tokens, "max_tokens": 0, **fields}
+        body = {"model": self._model_of(prompt), "prompt": tokens, "max_tokens": 0, **fields}
         return self._json("POST", "/v1/completions", body | self._key(prompt))
+
+    def _model_of(self, prompt: Prompt) -> str:
+        return self._default_model if prompt.adapter is None else prompt.adapter
 
     def _key(self, prompt: Prompt) -> dict[str, Any]:
         return {"prompt_cache_key": session_name(self._session, prompt.branch)}
@@ -106,7 +120,7 @@ class HttpBackend:
         return list(self._json("POST", "/tokenize", self._conversation(prompt))["tokens"])
 
     def _conversation(self, prompt: Prompt) -> dict[str, Any]:
-        body = {"model": prompt.adapter or self._default_model, "messages": list(prompt.messages)}
+        body = {"model": self._model_of(prompt), "messages": list(prompt.messages)}
         return body | ({"continue_final_message": True, "add_generation_prompt": False} if prompt.is_open else {})
 
     def _json(self, method: str, path: str, body: dict[str, Any] | None) -> dict[str, Any]:
@@ -119,26 +133,47 @@ class HttpBackend:
     @contextmanager
     def _response(self, method: str, path: str, body: dict[str, Any] | None) -> Iterator[HTTPResponse]:
         """Send a request, retrying 429 and 503 after Retry-After; yield the response with status 200."""
-        connection = None
+        try:
+            data = None if body is None else json.dumps(body).encode()
+        except TypeError as error:
+            raise CallFailed(f"an argument is no JSON value: {error}") from error
         try:
             for attempt in range(1, _ATTEMPTS + 1):
-                connection = self._kind(self._host)
-                data = None if body is None else json.dumps(body).encode()
-                connection.request(method, self._root + path, data, self._headers)
-                response = connection.getresponse()
-                if response.status == 200:
-                    yield response
-                    return
-                message = _message(response)
+                with self._connection() as connection:
+                    connection.request(method, self._root + path, data, self._headers)
+                    response = connection.getresponse()
+                    if response.status == 200:
+                        yield response
+                        return
+                    message = _message(response)
                 if response.status not in _RETRIED or attempt == _ATTEMPTS:
                     raise CallFailed(f"the server answers HTTP {response.status}: {message}")
-                connection.close()
-                time.sleep(_pause(response, attempt))
-        except (OSError, HTTPException) as error:
+                self._closed.wait(_pause(response, attempt))
+        except (OSError, HTTPException, CallFailed) as error:
+            if self._closed.is_set():
+                raise CallFailed("the session is closed") from error
+            if isinstance(error, CallFailed):
+                raise
             raise CallFailed(f"no answer from {self._host}: {error}") from error
+
+    @contextmanager
+    def _connection(self) -> Iterator[HTTPConnection]:
+        """Open a connection for one request, which ``close`` may end."""
+        connection = self._kind(self._host)
+        try:
+            connection.connect()
+            opened = connection.sock
+            with self._closing:
+                if self._closed.is_set():
+                    raise CallFailed("the session is closed")
+                self._sockets.add(opened)
+            try:
+                yield connection
+            finally:
+                with self._closing:
+                    self._sockets.discard(opened)
         finally:
-            if connection is not None:
-                connection.close()
+            connection.close()
 
 
 def _param_fields(params: CallParams) -> dict[str, Any]:

@@ -88,7 +88,7 @@ class OfflineBackend:
         with self._sent([call]):
             output = yield from call.read()
         [answer], [usage] = output.outputs, output.usage
-        return Completion(answer.text, answer.finish_reason, _report(usage), usage.shortest)
+        return Completion(answer.text, answer.finish_reason, _report(usage), answer.stop_reason, usage.shortest)
 
     def score(self, prompt: Prompt, choices: Sequence[str]) -> tuple[list[list[float]], Report]:
         """Score all choices in parallel, one sequence each."""

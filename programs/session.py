@@ -68,6 +68,9 @@ def _backend(target: str | LLM, model: str | None, api_key: str | None) -> Model
         return HttpBackend(target, model, api_key)
     if model is not None or api_key is not None:
         raise ValueError("model and api_key are for servers: an LLM has its model already")
+    from ..engine.offline.llm import LLM
     from .offline_backend import OfflineBackend
 
+    if not isinstance(target, LLM):
+        raise ValueError(f"target must be the address of a server, or an LLM, not {type(target).__name__}")
     return OfflineBackend(target)

@@ -176,10 +176,10 @@ def _parse(path: Path) -> Any:
         if path.stat().st_size > _MAX_FILE_BYTES:
             raise ConfigError(f"--api-key-file is larger than {_MAX_FILE_BYTES} bytes.")
         text = path.read_text("utf-8")
-    except (OSError, UnicodeDecodeError):
-        raise ConfigError(
-            f"--api-key-file cannot be read as a text file. Try: rootgraft key team-a > {shlex.quote(str(path))}"
-        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not text in UTF-8"
+        mend = f" Try: rootgraft key team-a > {shlex.quote(str(path))}" if isinstance(error, FileNotFoundError) else ""
+        raise ConfigError(f"--api-key-file: {path} cannot be read: {reason}.{mend}") from None
     try:
         return parsers[path.suffix](text)
     except ValueError:

@@ -6,6 +6,7 @@ A line of the input is ``{"custom_id", "method": "POST", "url", "body"}``. A lin
 
 from __future__ import annotations
 
+import codecs
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -52,7 +53,7 @@ class WrongLine(ConfigError):
 
 
 def read_requests(path: Path, endpoint: str | None = None) -> Iterator[BatchRequest]:
-    """Yield the requests of a file; empty lines are skipped.
+    """Yield the requests of a file; empty lines and a byte order mark are skipped.
 
     Args:
         endpoint: the only ``url`` allowed; None for any of ``ENDPOINTS``.
@@ -66,6 +67,7 @@ def read_requests(path: Path, endpoint: str | None = None) -> Iterator[BatchRequ
     try:
         with path.open("rb") as file:
             for number, line in enumerate(file, 1):
+                line = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
                 if line.strip():
                     try:
                         request = _request(line, urls)

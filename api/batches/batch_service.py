@@ -16,6 +16,7 @@ import shlex
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +36,15 @@ from .batch_files import (
     unanswered_lines,
 )
 from .batch_work import answer_all
+from .fair_slots import FairSlots
 from .internal_client import InternalClient
 
 MAX_UNFINISHED = 100  # batches of one owner
 MAX_RECORDS = 10_000  # of one owner
-MAX_AT_ONCE = 4  # batches in progress
+MAX_AT_ONCE = 4  # batches in progress of one owner
 WORKERS = 16  # requests in flight per batch
+MAX_IN_FLIGHT = 64  # requests of all batches, shared evenly by the owners
+LEAST_IN_FLIGHT = 4  # requests of an owner, while others have all of these in flight
 _POLL_SECONDS = 0.5
 _RETRY_SECONDS = 30.0  # after the folder could not be written
 
@@ -67,7 +71,7 @@ class BatchService:
             folder.mkdir(parents=True, exist_ok=True)
             self._lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self.files = FileStore(folder / "files", max_bytes)
+            self.files = FileStore(folder / "files", max_bytes, lambda file: self.reader_of(file) is not None)
             self.records = BatchRecords(folder / "batches")
         except BlockingIOError:
             raise ConfigError(f"--batch-dir: another server uses {folder}. Try: rootgraft ps") from None
@@ -78,7 +82,8 @@ class BatchService:
         self._find_caller = find_caller
         self._client: InternalClient | None = None
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._slots = asyncio.Semaphore(MAX_AT_ONCE)
+        self._slots = FairSlots(MAX_IN_FLIGHT, LEAST_IN_FLIGHT)
+        self._turns: dict[str, asyncio.Semaphore] = {}  # of an owner's batches
 
     def resume(self, client: InternalClient) -> None:
         """Resume all unfinished batches, with requests through ``client``. Called once the server is ready."""
@@ -179,10 +184,9 @@ class BatchService:
             if not await self._validate(record, path):
                 return None
             self.records.move(record, "in_progress")
-        with BatchOutput(self.records.answers_path(record)) as output:
-            if record.status == "in_progress":
-                await self._answer(record, path, output)
-            self._count(record, output)
+        if record.status == "in_progress":
+            await self._answer(record, path)
+        await asyncio.to_thread(self._recount, record)
         await self._finalise(record, path)
         return None
 
@@ -197,10 +201,17 @@ class BatchService:
             self._fail(record, "The input file has no requests.", "empty_file")
         return record.total > 0
 
-    async def _answer(self, record: BatchRecord, path: Path, output: BatchOutput) -> None:
-        """Answer the requests without an answer, until all are done or the batch expires."""
+    async def _answer(self, record: BatchRecord, path: Path) -> None:
+        """Answer the requests without an answer, until all are done or the batch expires.
+
+        A batch that waits for its turn has no file open: there may be more of them than a process may have files.
+        """
 
         async def post(request: BatchRequest) -> tuple[int, Mapping[str, str], bytes]:
+            async with self._slots.hold(record.owner):
+                return await ask(request)
+
+        async def ask(request: BatchRequest) -> tuple[int, Mapping[str, str], bytes]:
             assert self._client is not None
             caller = self._find_caller(record.owner, record.key, request.url)
             if caller is None:
@@ -209,22 +220,24 @@ class BatchService:
             caller = replace(caller, usage_id=_usage_id(record, request))
             return await self._client.post(request.url, request.body, caller)
 
-        async def keep(request: BatchRequest, response: BatchResponse) -> None:
-            await self._write(record, output, request, response)
+        async def answer() -> None:
+            async with self._turns.setdefault(record.owner, asyncio.Semaphore(MAX_AT_ONCE)):
+                with BatchOutput(self.records.answers_path(record)) as output:
+                    remaining = (request for request in read_requests(path) if request.custom_id not in output.done)
+                    keep = partial(self._write, record, output)
+                    await answer_all(post, remaining, keep, concurrency=WORKERS, fields={})
 
-        remaining = (request for request in read_requests(path) if request.custom_id not in output.done)
-        async with self._slots:
-            work = asyncio.ensure_future(answer_all(post, remaining, keep, concurrency=WORKERS, fields={}))
-            try:
-                while not work.done() and not self.records.is_over(record):
-                    await asyncio.wait([work], timeout=_POLL_SECONDS)
-                if work.done():
-                    work.result()
-                else:
-                    record.outcome = "expired"
-            finally:
-                work.cancel()
-                await asyncio.gather(work, return_exceptions=True)
+        work = asyncio.ensure_future(answer())
+        try:
+            while not work.done() and not self.records.is_over(record):
+                await asyncio.wait([work], timeout=_POLL_SECONDS)
+            if work.done():
+                work.result()
+            else:
+                record.outcome = "expired"
+        finally:
+            work.cancel()
+            await asyncio.gather(work, return_exceptions=True)
 
     async def _write(
         self, record: BatchRecord, output: BatchOutput, request: BatchRequest, response: BatchResponse
@@ -241,6 +254,11 @@ class BatchService:
                 failed = True
             await asyncio.sleep(_RETRY_SECONDS)
         self._count(record, output)
+
+    def _recount(self, record: BatchRecord) -> None:
+        """Count the answers in the batch's file, which is made if there was no turn."""
+        with BatchOutput(self.records.answers_path(record)) as output:
+            self._count(record, output)
 
     def _count(self, record: BatchRecord, output: BatchOutput) -> None:
         record.completed, record.failed = len(output.done) - output.failed, output.failed

@@ -31,6 +31,7 @@ class LoadedVersion:
         trusted: the path may lead outside the folder of adapters.
         digest: of its content; "" where it is not known.
         loaded: when its load began, in seconds since 1970, whenever a replica loaded it.
+        num_tokens: of the tokenizer in the folder, 0 without one.
     """
 
     name: str
@@ -39,6 +40,7 @@ class LoadedVersion:
     trusted: bool
     digest: str = ""
     loaded: float = field(default_factory=time.time)
+    num_tokens: int = 0
 
 
 class AdapterVersions:

@@ -21,8 +21,10 @@ from dataclasses import replace
 from ...engine.errors import AdapterUnavailable, CapacityError, EngineDead, EngineError
 from ...engine.messages import (
     Abort,
+    AdapterChanged,
     Done,
     Failed,
+    ForgetTokens,
     Heartbeat,
     Message,
     PrepareGrammar,
@@ -107,13 +109,16 @@ class Dispatcher:
         """Memory that the journal has reserved."""
         return self._journal.num_bytes
 
-    def describe_tokens(self, texts: TokenTexts) -> None:
-        """Send the bytes of a vocabulary's tokens to all replicas, those to come included."""
-        self._texts[texts.vocabulary] = texts
-        self._sent += [(name, texts) for name in self.replicas]
+    def describe_tokens(self, message: TokenTexts | ForgetTokens) -> None:
+        """Send the bytes of a vocabulary's tokens to all replicas, those to come included, or let them give them up."""
+        self._texts.pop(message.vocabulary, None)
+        if isinstance(message, TokenTexts):
+            self._texts[message.vocabulary] = message
+        self._sent += [(name, message) for name in self.replicas]
 
     def name_adapter(self, name: str, version: str | None) -> None:
         """Let an adapter's name stand for a version from now on, None for itself. Open sequences keep theirs."""
+        self._delivered.append(AdapterChanged(name, None))
         if version is None:
             self._versions.pop(name, None)
         else:
@@ -209,8 +214,7 @@ class Dispatcher:
 
     def take(self, name: str, number: int, messages: Sequence[Message], now: float) -> None:
         """Take a frame of a replica, in any order of their numbers. Frames of replicas that are gone are ignored."""
-        info = self.replicas.get(name)
-        if info is None:
+        if (info := self.replicas.get(name)) is None:
             return
         self._table.hear(info, now)
         try:
@@ -356,15 +360,12 @@ class Dispatcher:
 
     def _take(self, info: ReplicaInfo, message: Message, now: float) -> None:
         if isinstance(message, TokenOut):  # most messages are
-            entry = self._journal.find(info.name, message.id)
-            if entry is not None:
+            if (entry := self._journal.find(info.name, message.id)) is not None:
                 self._take_tokens(info, entry, message, now)
         elif isinstance(message, Heartbeat):
             self._table.beat(info, message.stats)
-        elif isinstance(message, (Done, Failed)):
-            entry = self._journal.find(info.name, message.id)
-            if entry is not None:
-                self._take_end(info, entry, message, now)
+        elif isinstance(message, (Done, Failed)) and (entry := self._journal.find(info.name, message.id)) is not None:
+            self._take_end(info, entry, message, now)
 
     def _take_tokens(self, info: ReplicaInfo, entry: JournalEntry, message: TokenOut, now: float) -> None:
         num_generated = len(entry.generated)

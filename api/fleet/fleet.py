@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 from ...engine.errors import EngineDead, EngineError
-from ...engine.messages import Heartbeat, Message, Ready, Submit, TokenTexts
+from ...engine.messages import ForgetTokens, Heartbeat, Message, Ready, Submit, TokenTexts
 from ...engine.serving.replica_status import FleetStatus, ReplicaStatus
 from ...engine.snapshot import EngineSnapshot
 from ...engine.types import AdapterInfo
@@ -179,9 +179,9 @@ class Fleet:
             self._dispatcher.reopen(member.name, time.monotonic())
         self._pump()
 
-    def describe_tokens(self, texts: TokenTexts) -> None:
-        """Send the bytes of all tokens to the replicas, before the first sequence with a grammar."""
-        self._dispatcher.describe_tokens(texts)
+    def describe_tokens(self, message: TokenTexts | ForgetTokens) -> None:
+        """Send the bytes of all tokens to the replicas, before the first sequence with a grammar, or give them up."""
+        self._dispatcher.describe_tokens(message)
         self._pump()
 
     def submit(self, submits: Sequence[Submit]) -> None:
@@ -206,12 +206,14 @@ class Fleet:
         self._dispatcher.abort(ids)
         self._pump()
 
-    async def load_adapter(self, name: str, path: str, *, replace: bool = False, trusted: bool = False) -> None:
+    async def load_adapter(
+        self, name: str, path: str, *, replace: bool = False, trusted: bool = False, num_tokens: int = 0
+    ) -> None:
         """Load an adapter on all replicas; new requests get it once all have it. Arguments and errors as there."""
         self._num_loads += 1
         try:
             await self._wait_for_replica()
-            await self._adapters.load(name, path, replace_name=replace, trusted=trusted)
+            await self._adapters.load(name, path, replace_name=replace, trusted=trusted, num_tokens=num_tokens)
         finally:
             self._num_loads -= 1
 
@@ -291,8 +293,7 @@ class Fleet:
         if self._autoscaler is None or self._closing or self._num_loads:
             return
         load = FleetLoad(self._dispatcher.num_open, self._dispatcher.queue_seconds, self._count)
-        wanted = self._autoscaler.decide(load, now)
-        if wanted != self._count:
+        if (wanted := self._autoscaler.decide(load, now)) != self._count:
             logger.info("%d replicas in the place of %d, for %d sequences", wanted, self._count, load.busy)
             self.scale(wanted)
 

@@ -69,14 +69,14 @@ class FleetAdapters:
         used = {version: loaded for version, loaded in retired if self._dispatcher.uses_adapter(version)}
         return self._versions.wanted | used
 
-    async def load(self, name: str, path: str, *, replace_name: bool, trusted: bool) -> None:
+    async def load(self, name: str, path: str, *, replace_name: bool, trusted: bool, num_tokens: int) -> None:
         """Load an adapter on all replicas; new requests get it once all have it. Raises as ``EngineClient``."""
         if not replace_name and (self._versions.has(name) or name in self.infos):
             raise RequestError(
                 f"The adapter {name!r} is loaded already; unload it, or ask to replace it.", param="name"
             )
         version = self._versions.begin(name, {each for member in self._roster for each in member.client.adapters})
-        loaded = LoadedVersion(name, version, path, trusted)
+        loaded = LoadedVersion(name, version, path, trusted, num_tokens=num_tokens)
         try:
             digest = await load_on_all(lambda: self._roster.clients.values(), loaded)
         finally:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from ...engine.errors import EngineDead
-from ...engine.messages import Abort, Message, PrepareGrammar, Submit, TokenTexts
+from ...engine.messages import Abort, ForgetTokens, Message, PrepareGrammar, Submit, TokenTexts
 from ...engine.serving.engine_like import EngineLike
 
 
@@ -29,7 +29,7 @@ def send(client: ReplicaClient, messages: Sequence[Message]) -> None:
     ended = [number for message in messages if isinstance(message, Abort) for number in message.ids]
     try:
         for message in messages:
-            if isinstance(message, TokenTexts):
+            if isinstance(message, (TokenTexts, ForgetTokens)):
                 client.describe_tokens(message)
         if submits:
             client.submit(submits)

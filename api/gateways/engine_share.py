@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 from ...engine.errors import EngineDead
-from ...engine.messages import Done, Failed, Message, Submit, TokenOut, TokenTexts
+from ...engine.messages import AdapterChanged, Done, Failed, ForgetTokens, Message, Submit, TokenOut, TokenTexts
 from ...engine.serving.engine_like import SequenceEngine
 
 
@@ -27,7 +28,7 @@ class EngineShare:
         self.engine = engine
         self._numbers = itertools.count(1)
         self._owners: dict[int, tuple[SharedEngine, int]] = {}  # by the engine's number: client, and its own number
-        self._described: set[str] = set()
+        self._described: dict[str, set[SharedEngine]] = {}  # by vocabulary: clients that have sent its tokens
         self._clients: list[SharedEngine] = []
         engine.on_frame = self._take
         engine.on_death = self._fail
@@ -38,11 +39,18 @@ class EngineShare:
         self._clients.append(client)
         return client
 
-    def describe_tokens(self, texts: TokenTexts) -> None:
-        """Send the tokens of a vocabulary once, whichever client is the first to need them."""
-        if texts.vocabulary not in self._described:
-            self.engine.describe_tokens(texts)
-            self._described.add(texts.vocabulary)
+    def describe_tokens(self, client: SharedEngine, message: TokenTexts | ForgetTokens) -> None:
+        """Send the tokens of a vocabulary once for all clients; they are given up when all have given them up."""
+        clients = self._described.get(message.vocabulary, set())
+        if isinstance(message, TokenTexts):
+            if not clients:
+                self.engine.describe_tokens(message)
+            self._described[message.vocabulary] = clients | {client}
+        elif clients and not clients - {client}:
+            del self._described[message.vocabulary]
+            self.engine.describe_tokens(message)
+        else:
+            clients.discard(client)
 
     def number(self, client: SharedEngine, own: int) -> int:
         """Return a new number of the engine's for a client's sequence."""
@@ -54,11 +62,20 @@ class EngineShare:
         self._owners.pop(number, None)
 
     def leave(self, client: SharedEngine) -> None:
+        """Let a client go, with the vocabularies that it alone has described."""
         self._clients.remove(client)
+        for vocabulary in [key for key, clients in self._described.items() if client in clients]:
+            if vocabulary:  # the model's own stays
+                with suppress(EngineDead):
+                    self.describe_tokens(client, ForgetTokens(vocabulary))
+        self._described.get("", set()).discard(client)
 
     def _take(self, messages: list[Message]) -> None:
         by_client: dict[SharedEngine, list[Message]] = {}
         for message in messages:
+            if isinstance(message, AdapterChanged):
+                for each in self._clients:
+                    by_client.setdefault(each, []).append(message)
             if not isinstance(message, (TokenOut, Done, Failed)):
                 continue
             owner = self._owners.get(message.id)
@@ -81,7 +98,7 @@ class SharedEngine:
     """One client's view of a shared engine.
 
     Attributes:
-        on_frame: called with the messages of the client's own sequences, in order.
+        on_frame: called with the messages of the client's own sequences and changes of adapters, in order.
         on_death: called once if the engine ends or hangs.
     """
 
@@ -95,9 +112,9 @@ class SharedEngine:
         """Sequences that have not ended."""
         return len(self._numbers)
 
-    def describe_tokens(self, texts: TokenTexts) -> None:
-        """Send the bytes of all tokens, before the first sequence with a grammar. Raises EngineDead."""
-        self._share.describe_tokens(texts)
+    def describe_tokens(self, message: TokenTexts | ForgetTokens) -> None:
+        """Send the bytes of all tokens, before sequences with a grammar, or give them up. Raises EngineDead."""
+        self._share.describe_tokens(self, message)
 
     def submit(self, submits: Sequence[Submit]) -> None:
         """Start sequences. Raises what the engine does; then none of them runs."""

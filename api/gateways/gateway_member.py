@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 
 from ...engine.errors import EngineDead, EngineError
-from ...engine.messages import Abort, Message, Submit, TokenTexts, failure_of
+from ...engine.messages import Abort, ForgetTokens, Message, Submit, TokenTexts, failure_of
 from ...engine.serving.watchdog import Watchdog
 from ...engine.types import Priority
 from ..access.api_keys import Key
@@ -120,7 +120,7 @@ class GatewayMember:
             if self.engine is None:
                 raise EngineDead("The engine is not running.")
             for message in messages:
-                if isinstance(message, TokenTexts):
+                if isinstance(message, (TokenTexts, ForgetTokens)):
                     self.engine.describe_tokens(message)
                 elif isinstance(message, Abort):
                     self.engine.abort(message.ids)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from ...engine.errors import EngineDead
-from ...engine.messages import Abort, Message, Submit, TokenTexts
+from ...engine.messages import Abort, ForgetTokens, Message, Submit, TokenTexts
 from .call_errors import unpack_error
 from .gateway_link import GatewayLink
 
@@ -47,9 +47,9 @@ class MainClient:
         self.ended = asyncio.Event()
         self.death: EngineDead | None = None
 
-    def describe_tokens(self, texts: TokenTexts) -> None:
-        """Send the bytes of all tokens, before the first sequence with a grammar."""
-        self._link.send([texts])
+    def describe_tokens(self, message: TokenTexts | ForgetTokens) -> None:
+        """Send the bytes of all tokens, before the first sequence with a grammar, or give them up."""
+        self._link.send([message])
 
     def submit(self, submits: Sequence[Submit]) -> None:
         """Start sequences. Raises EngineDead if the main process or the engine is gone."""

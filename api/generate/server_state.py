@@ -207,8 +207,7 @@ class ServerState:
     def stats(self) -> dict[str, float]:
         """Return gauges and counters for the metrics: the engine's last ones and the server's own."""
         queue = self.admission.queue_limits
-        waits = {f"queue_seconds_{priority.name.lower()}": queue.drain_seconds(priority) for priority in Priority}
-        own: dict[str, float] = {**waits}
+        own = {f"queue_seconds_{priority.name.lower()}": queue.drain_seconds(priority) for priority in Priority}
         if self.is_main:
             own |= self._server_stats()
         if self.client is None or self.removed:
@@ -288,11 +287,12 @@ class ServerState:
 
     async def _load_found(self, name: str, tokenizers: AdapterTokenizers) -> None:
         """Load an adapter of ``--lora-dir`` that has a tokenizer, whose vocabulary its prompts need."""
-        if self.client is None or not await asyncio.to_thread(tokenizers.read_own, name, name):
+        if not (num_tokens := await asyncio.to_thread(tokenizers.read_own, name, name)) or self.client is None:
             return
         load = self._loading.get(name)
         if load is None:
-            load = self._loading[name] = asyncio.ensure_future(self.client.load_adapter(name, name))
+            call = self.client.load_adapter(name, name, num_tokens=num_tokens)
+            load = self._loading[name] = asyncio.ensure_future(call)
             load.add_done_callback(lambda _: self._loading.pop(name, None))
         try:
             await asyncio.shield(load)

@@ -18,12 +18,18 @@ _MAX_HEAD_BYTES = 2 * MAX_HEADER_BYTES
 
 
 class _LastingTransport:
-    """A transport whose ``close`` is the connection's, which may first drain what the client still sends."""
+    """A transport whose ``close`` is the connection's, which may first drain what the client still sends.
+
+    What is written once it is closed is dropped: uvloop would raise until it has told of the end of the connection.
+    """
 
     def __init__(self, transport: asyncio.Transport, connection: Connection) -> None:
         self._transport = transport
         self._connection = connection
-        self.write = transport.write
+
+    def write(self, data: bytes) -> None:
+        if not self._transport.is_closing():
+            self._transport.write(data)
 
     def close(self) -> None:
         self._connection.close()

@@ -156,7 +156,7 @@ class _Service:
             logger.warning("second signal: ending at once")
             self._http.force_exit = True
         else:
-            logger.info("finishing %d requests, at most %g s", self._num_active, self._options.shutdown_timeout)
+            logger.info("%s", _ending(self._num_active, self._options.shutdown_timeout))
         self._models.drain()
         if self._gateways is not None:
             self._gateways.drain()
@@ -210,7 +210,7 @@ class _Service:
             await asyncio.sleep(_WATCH_SECONDS)
         if (sick := models.sick) is None:
             if num_active := self._num_active:
-                logger.warning("cutting off %d requests", num_active)
+                logger.warning("cutting off %s", _requests(num_active))
             return EXIT_CUT_OFF if num_active else 0
         logger.error("%s The server ends.", sick.death())
         models.kill()
@@ -260,6 +260,17 @@ class _Service:
             await self._state.ledger.close()
         if self._state.tracer is not None:
             await asyncio.to_thread(self._state.tracer.close)
+
+
+def _requests(count: int) -> str:
+    return "1 request" if count == 1 else f"{count} requests"
+
+
+def _ending(num_active: int, timeout: float) -> str:
+    """What is said at the first signal."""
+    if not num_active:
+        return "ending: no request runs"
+    return f"finishing {_requests(num_active)}, at most {timeout:g} s; a second signal cuts off what runs"
 
 
 def _version() -> str:

@@ -80,9 +80,10 @@ async def load_lora_adapter(body: LoadAdapterRequest, state: State, models: Mode
         if state.remote is not None and source is not None:
             await state.remote.load(body.lora_name, source, replace=body.load_inplace)
         else:
-            if state.adapter_tokenizers is not None:  # a name in use keeps its adapter
-                await asyncio.to_thread(state.adapter_tokenizers.read_own, body.lora_name, body.lora_path)
-            await client.load_adapter(body.lora_name, body.lora_path, replace=body.load_inplace)
+            num_tokens = 0
+            if (tokenizers := state.adapter_tokenizers) is not None:
+                num_tokens = await asyncio.to_thread(tokenizers.read_own, body.lora_name, body.lora_path)
+            await client.load_adapter(body.lora_name, body.lora_path, replace=body.load_inplace, num_tokens=num_tokens)
             if state.remote is not None:
                 state.remote.forget(body.lora_name)
         await _check_tokenizer(state, body.lora_name)
@@ -95,7 +96,7 @@ async def load_lora_adapter(body: LoadAdapterRequest, state: State, models: Mode
 
 
 async def _check_tokenizer(state: ServerState, name: str) -> None:
-    """Load an adapter's own tokenizer; unload the adapter and raise RequestError if it cannot be used."""
+    """Load an adapter's own tokenizer; unload the adapter and raise RequestError if its files broke meanwhile."""
     try:
         await state.engine_for(name)
     except RequestError:

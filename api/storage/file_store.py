@@ -51,13 +51,21 @@ class FileStore:
     Args:
         folder: created if missing; no other process may use it.
         max_bytes: limit on all files together; with keys, half of it for each owner.
+        is_read: whether a file is in use, and so stays beyond its time.
         clock: seconds since 1970.
     """
 
-    def __init__(self, folder: Path, max_bytes: int, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        max_bytes: int,
+        is_read: Callable[[StoredFile], bool] = lambda file: False,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
         self._max_bytes = max_bytes
+        self._is_read = is_read
         self._clock = clock
         self._files: dict[str, StoredFile] = {}
         self._load()
@@ -129,7 +137,8 @@ class FileStore:
     def _forget_expired(self) -> None:
         now = self._clock()
         for file in [file for file in self._files.values() if file.expires_at <= now]:
-            self.delete(file)
+            if not self._is_read(file):
+                self.delete(file)
 
     def _load(self) -> None:
         """Load the index and delete partly written files."""

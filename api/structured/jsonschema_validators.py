@@ -6,15 +6,17 @@ An IRI is one if its mapping to a URI (RFC 3987, 3.1) is one, so the checker of 
 
 from __future__ import annotations
 
+import ipaddress
 import re
 import sys
-from collections.abc import Iterator
+import uuid
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 
 from rfc3986_validator import validate_rfc3986
 
-from ...grammar.regex.string_formats import FORMATS
+from ...grammar.regex.string_formats import FORMATS, UUID_VERSIONS
 
 
 @contextmanager
@@ -66,10 +68,33 @@ def is_iri(text: object, rule: str = "URI") -> bool:
     return mapped.isascii() and validate_rfc3986(mapped, rule=rule) is not None
 
 
+_ADDRESSES: dict[str, Callable[[str], object]] = {
+    "ipv4interface": ipaddress.IPv4Interface,
+    "ipv6interface": ipaddress.IPv6Interface,
+    "ipv4network": ipaddress.IPv4Network,
+    "ipv6network": ipaddress.IPv6Network,
+    "ipvanyaddress": ipaddress.ip_address,
+    "ipvanyinterface": ipaddress.ip_interface,
+}
+
+
+def _is_uuid(value: object, version: int) -> bool:
+    return not isinstance(value, str) or uuid.UUID(value).version == version
+
+
+def _is_made(value: object, make: Callable[[str], object]) -> bool:
+    return not isinstance(value, str) or make(value) is not None
+
+
 def _format_checker() -> FormatChecker:
     """Format checker for the formats that grammars enforce, in every draft; all others are annotations."""
     checker = FormatChecker(())
-    own = {"iri": (is_iri, ()), "iri-reference": (partial(is_iri, rule="URI_reference"), ())}
+    own: dict[str, tuple[Callable[[object], bool], tuple[type[Exception], ...]]] = {
+        "iri": (is_iri, ()),
+        "iri-reference": (partial(is_iri, rule="URI_reference"), ()),
+        **{f"uuid{version}": (partial(_is_uuid, version=version), (ValueError,)) for version in UUID_VERSIONS},
+        **{name: (partial(_is_made, make=make), (ValueError,)) for name, make in _ADDRESSES.items()},
+    }
     checkers = {**Draft202012Validator.FORMAT_CHECKER.checkers, **own}
     checker.checkers = {name: checkers[name] for name in FORMATS}
     return checker

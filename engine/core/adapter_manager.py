@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 
 from ...lora.activated_lora import activation_position
 from ...lora.errors import AdapterError, AdapterLimit
-from ...lora.safe_paths import check_name
 from ...radix.namespace import Namespace
 from ...radix.namespace import Path as PrefixPath
+from ..config import EngineConfig
 from ..errors import AdapterUnavailable, ConfigError, EngineError, RequestError, UnknownModel
 from ..messages import (
     AdapterChanged,
@@ -36,6 +36,7 @@ from ..messages import (
 )
 from ..snapshot import SlotView
 from ..types import AdapterInfo
+from .adapter_checks import VocabularyCheck, check_tokens, is_adapter
 
 if TYPE_CHECKING:
     from ...lora.adapter_pool import AdapterPool, LoadResult
@@ -96,14 +97,15 @@ class AdapterManager:
         pool: names, versions, slots and memory.
         base_digest: of the base model, a part of every namespace.
         vocab_size: tokens of the base model's vocabulary.
-        folder: an adapter below it is loaded when a sequence names it; None for no such folder.
+        config: has the folder whose adapters are loaded when a sequence names them.
     """
 
-    def __init__(self, pool: AdapterPool, base_digest: str, vocab_size: int, folder: Path | None) -> None:
+    def __init__(self, pool: AdapterPool, base_digest: str, vocab_size: int, config: EngineConfig) -> None:
         self._pool = pool
         self._vocab_size = vocab_size
         self._base_digest = base_digest
-        self._folder = folder
+        self._config = config
+        self._folder = None if config.lora_dir is None else Path(config.lora_dir)
         self._loads: deque[_Load] = deque()  # in the order in which the pool reports them
         self._pins: dict[int, AdapterVersion] = {}  # by sequence
         self._requests: Counter[str] = Counter()
@@ -135,7 +137,7 @@ class AdapterManager:
                 raise RequestError(
                     f"The adapter {message.name!r} is loaded already; unload it, or ask to replace it.", param="name"
                 )
-            self._start(message.name, message.path, message.id, trusted=message.trusted)
+            self._start(message.name, message.path, message.id, message.num_tokens, trusted=message.trusted)
         except EngineError as error:
             self._reply(message.id, error)
 
@@ -176,7 +178,7 @@ class AdapterManager:
         if version is None:
             self._wait(name, submit)
             return None
-        _check_tokens(submit, version.vocab_size or self._vocab_size)
+        check_tokens(submit, version.vocab_size or self._vocab_size)
         self._requests[name] += 1
         self._hits[name] += self._pool.slots.is_ready(version.load_id)
         start = activation_position(submit.tokens, version.invocation_tokens) if version.invocation_tokens else 0
@@ -324,13 +326,13 @@ class AdapterManager:
     def _await(self, name: str, folder: str) -> None:
         """Load one adapter before the engine is ready, without other loads in progress."""
         try:
-            self._pool.load(name, folder, trusted=True)
+            self._pool.load(name, folder, self._check_of(folder), trusted=True)
             while not (results := self._pool.poll()):
                 time.sleep(_PAUSE)
             if results[0].error is not None:
                 raise results[0].error
         except AdapterError as error:
-            raise ConfigError(f"--lora-modules {name}: {error}") from None
+            raise ConfigError(f"--lora-modules {name}={folder}: {error}") from None
 
     def _is_known(self, name: str) -> bool:
         return self._pool.registry.get(name) is not None or self._loading(name) is not None
@@ -339,9 +341,14 @@ class AdapterManager:
         """Return the first load of a name that is wanted, None for none."""
         return next((load for load in self._loads if load.name == name and load.wanted), None)
 
-    def _start(self, name: str, path: str, call: int | None, *, trusted: bool = False) -> _Load:
+    def _check_of(self, path: str, num_tokens: int = 0) -> VocabularyCheck:
+        return VocabularyCheck(self._config, path, self._vocab_size, num_tokens)
+
+    def _start(
+        self, name: str, path: str, call: int | None = None, num_tokens: int = 0, *, trusted: bool = False
+    ) -> _Load:
         try:
-            self._pool.load(name, path, trusted=trusted)
+            self._pool.load(name, path, self._check_of(path, num_tokens), trusted=trusted)
         except AdapterError as error:
             raise _refusal(error) from None
         self._loads.append(_Load(name, path, call))
@@ -351,9 +358,9 @@ class AdapterManager:
         """Keep a sequence until its adapter is loaded; begin the load if need be."""
         load = self._loading(name)
         if load is None:
-            if self._folder is None or not _is_adapter(self._folder, name):
+            if self._folder is None or not is_adapter(self._folder, name):
                 raise UnknownModel(name)
-            load = self._start(name, name, None)
+            load = self._start(name, name)
         load.waiting.append(submit)
 
     def _finish(self, load: _Load, result: LoadResult) -> list[Arrival]:
@@ -378,23 +385,3 @@ def _refusal(error: AdapterError) -> EngineError:
     if isinstance(error, AdapterLimit):
         return AdapterUnavailable(str(error))
     return RequestError(str(error), param=error.option)
-
-
-def _is_adapter(folder: Path, name: str) -> bool:
-    """Return whether the folder of adapters has a folder of that name; the loader checks its content."""
-    try:
-        check_name(name)
-        return (folder / name).is_dir()
-    except (AdapterError, OSError):
-        return False
-
-
-def _check_tokens(submit: Submit, vocab_size: int) -> None:
-    """Raise RequestError for token ids that an adapter's vocabulary lacks."""
-    biased = [token for token, _ in submit.params.logit_bias]
-    for name, tokens in (("prompt", submit.tokens), ("generated", submit.generated), ("logit_bias", biased)):
-        if tokens and (largest := max(tokens)) >= vocab_size:
-            raise RequestError(
-                f"{name} has the token id {largest}; the adapter {submit.adapter!r} has tokens 0 to {vocab_size - 1}.",
-                param=name,
-            )

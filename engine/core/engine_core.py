@@ -20,6 +20,7 @@ from ..messages import (
     Abort,
     Done,
     Failed,
+    ForgetTokens,
     ListAdapters,
     LoadAdapter,
     Message,
@@ -40,7 +41,7 @@ from ..types import FinishReason, Usage
 from .adapter_manager import Adaptation, AdapterManager
 from .debug_snapshot import take_snapshot
 from .draft_setup import make_drafts
-from .grammar_vocabularies import GrammarVocabularies
+from .grammar_vocabularies import GrammarVocabularies, check_minimum
 from .step_worker import Launched, StepWorker
 
 if TYPE_CHECKING:
@@ -76,9 +77,8 @@ class EngineCore:
         self._outbox: list[Message] = []
         self._ahead: StepHandle | None = None  # launched while the step before it was in flight
         self._compiling: dict[int, tuple[Sequence, Compilation]] = {}
-        folder = None if config.lora_dir is None else Path(config.lora_dir)
         base = worker.base_digest, worker.vocab_size
-        self._adapters = AdapterManager(worker.adapters, *base, folder) if worker.adapters else None
+        self._adapters = AdapterManager(worker.adapters, *base, config) if worker.adapters else None
         self.ready = Ready(
             max_model_len=worker.max_model_len,
             vocab_size=worker.vocab_size,
@@ -119,6 +119,8 @@ class EngineCore:
                     self._grammars.prepare(message)
                 elif isinstance(message, TokenTexts):
                     self._grammars.learn(message)
+                elif isinstance(message, ForgetTokens):
+                    self._grammars.forget(message.vocabulary)
                 elif isinstance(message, (LoadAdapter, UnloadAdapter, ListAdapters)):
                     self._manage(message)
                 elif isinstance(message, TakeSnapshot):
@@ -340,9 +342,10 @@ class EngineCore:
             if outcome is None:
                 continue
             del self._compiling[number]
-            if isinstance(outcome, EngineError):
-                self._outbox.append(failure_of(number, outcome))
-            else:
+            error = outcome if isinstance(outcome, EngineError) else check_minimum(sequence, outcome)
+            if error is not None:
+                self._outbox.append(failure_of(number, error))
+            elif not isinstance(outcome, EngineError):
                 self._scheduler.add(sequence, outcome)
 
     def _abort(self, ids: tuple[int, ...]) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Seq
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,8 +14,10 @@ from ..batch import Masks
 from ..errors import RequestError
 from ..messages import Done, Failed, Message, PrepareGrammar, Submit, TokenTexts
 from ..sequence.mask_jobs import MaskJob
+from ..sequence.sequence import Sequence
 
 if TYPE_CHECKING:
+    from ...grammar.match.reasoning_matcher import AnswerMatcher
     from .structured_output import Compilation, StructuredOutputManager
 
 MOST_VOCABULARIES = 4
@@ -21,6 +25,19 @@ MOST_VOCABULARIES = 4
 
 OWN = ""
 """Key of the model's own vocabulary."""
+
+
+def check_minimum(sequence: Sequence, matcher: AnswerMatcher) -> RequestError | None:
+    """Return the refusal of a ``min_tokens`` that the end of the answer within its budget may not leave room for."""
+    budget, least = sequence.remaining + sequence.num_generated, sequence.params.min_tokens
+    most = max(budget - matcher.end_margin, matcher.num_shortest or 0) if least else 0
+    if least <= most:
+        return None
+    return RequestError(
+        f"min_tokens must be at most {max(0, most)} with this grammar, not {least}: the last {budget - most} of the "
+        f"{budget} tokens that the answer may have are kept for its end, so that it is whole.",
+        param="min_tokens",
+    )
 
 
 class GrammarVocabularies:
@@ -38,6 +55,7 @@ class GrammarVocabularies:
         self._max_lines = max_lines
         self._texts: dict[str, TokenTexts] = {}
         self._managers: OrderedDict[str, StructuredOutputManager] = OrderedDict()  # least recently used first
+        self._closer = ThreadPoolExecutor(1, "grammar-ends")  # which may have to wait for a thread or child process
         self._users: dict[int, str] = {}  # vocabularies of living sequences that do not use the model's own
 
     def learn(self, texts: TokenTexts) -> None:
@@ -45,6 +63,11 @@ class GrammarVocabularies:
         self._texts[texts.vocabulary] = texts
         if texts.vocabulary == OWN and self._ends(texts):
             self._manager(OWN)
+
+    def forget(self, vocabulary: str) -> None:
+        """Give up the bytes of a vocabulary, and its grammars once no living sequence uses them."""
+        self._texts.pop(vocabulary, None)
+        self._close_idle()
 
     def compile(self, submit: Submit, vocab_size: int) -> Compilation:
         """Begin to compile the grammar of a sequence. Its vocabulary stays until ``settle`` sees the sequence's end.
@@ -76,14 +99,16 @@ class GrammarVocabularies:
         if self._users:
             for message in messages:
                 if isinstance(message, (Done, Failed)):
-                    self._users.pop(message.id, None)
+                    key = self._users.pop(message.id, OWN)
+                    if key not in self._texts:
+                        self._close_idle()
 
     def prepare(self, message: PrepareGrammar) -> None:
         """Compile a grammar ahead if its vocabulary is in use."""
         if (manager := self._managers.get(message.vocabulary)) is not None:
             manager.prepare(message.kind, message.content)
 
-    def fill(self, jobs: Sequence[MaskJob]) -> Callable[[], Masks]:
+    def fill(self, jobs: Seq[MaskJob]) -> Callable[[], Masks]:
         """Begin to fill masks. Returns a function that waits for them."""
         of_vocabulary: dict[str, list[MaskJob]] = {}
         for job in jobs:
@@ -110,6 +135,7 @@ class GrammarVocabularies:
         """End all threads and child processes."""
         for manager in self._managers.values():
             manager.close()
+        self._closer.shutdown()
 
     def _ends(self, texts: TokenTexts) -> tuple[int, ...]:
         ends = dict.fromkeys((*texts.ends, *self._eos_ids))
@@ -130,11 +156,13 @@ class GrammarVocabularies:
     def _close_idle(self) -> None:
         in_use = {OWN, *self._users.values()}
         idle = [key for key in self._managers if key not in in_use]
-        for key in idle[: max(0, len(self._managers) - 1 - MOST_VOCABULARIES)]:
-            self._managers.pop(key).close()
+        extra = idle[: max(0, len(self._managers) - 1 - MOST_VOCABULARIES)]
+        for key in idle:
+            if key in extra or key not in self._texts:
+                self._closer.submit(self._managers.pop(key).close)
 
 
-def _joined(parts: Sequence[Masks]) -> Masks:
+def _joined(parts: Seq[Masks]) -> Masks:
     """Join masks of several widths; a narrower one allows no token beyond its vocabulary."""
     words = np.zeros((sum(len(part.words) for part in parts), max(part.words.shape[1] for part in parts)), np.int32)
     at = 0

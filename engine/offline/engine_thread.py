@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import TypeVar
+
+from ..errors import EngineDead
 
 T = TypeVar("T")
 _Jobs = SimpleQueue[Callable[[], None] | None]
@@ -25,14 +28,26 @@ class EngineThread:
         # A daemon, as it waits for calls for ever; at the interpreter's exit the call that runs is waited for.
         self._thread = threading.Thread(target=_work, args=(self._jobs,), name="engine", daemon=True)
         self._thread.start()
+        self._process = os.getpid()
         self._end = weakref.finalize(self, _end, self._jobs, self._thread)
+
+    @property
+    def is_here(self) -> bool:
+        """Whether the thread is in this process, and not in the one that this was forked from: threads do not fork."""
+        return os.getpid() == self._process
 
     def run(self, call: Callable[[], T]) -> T:
         """Return or raise what a call does. If the wait is interrupted, the call is still made, before all later ones.
 
         Raises:
+            EngineDead: this process is a fork of the one that has the thread.
             RuntimeError: the thread was closed.
         """
+        if not self.is_here:
+            raise EngineDead(
+                f"The engine of this LLM runs in process {self._process}, which process {os.getpid()} was forked from: "
+                "make another LLM after the fork, or start processes by multiprocessing's method spawn."
+            )
         if not self._end.alive:
             raise RuntimeError("the engine thread is closed")
         outcome: Future[T] = Future()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 from array import array
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,7 @@ from ..checkpoint.locate import resolve_model
 from ..config import EngineConfig
 from ..core.engine_core import EngineCore
 from ..errors import EngineDead, EngineError, RequestError
-from ..messages import Abort, AdapterChanged, LoadAdapter, Reply, Submit, TokenTexts, UnloadAdapter
+from ..messages import AdapterChanged, LoadAdapter, Reply, UnloadAdapter
 from ..peer_options import engine_keywords
 from ..serving.adapter_tokenizers import AdapterTokenizers, ServedTokenizer
 from ..serving.output_processor import TextDelta, error_of
@@ -27,6 +27,7 @@ from ..serving.sampling_defaults import default_params, read_sampling_defaults
 from ..serving.sequence_table import SequenceTable
 from ..text.tokenizer import Tokenizer
 from ..types import SamplingDefaults, SamplingParams
+from .core_link import CoreLink
 from .engine_thread import EngineThread
 from .progress_bar import ProgressBar
 from .prompt_texts import AdapterTexts, PromptTexts
@@ -41,7 +42,7 @@ logger = logging.getLogger("rootgraft.llm")
 
 
 class LLM:
-    """A model in this process. Not thread-safe.
+    """A model in this process. Not thread-safe, and of no use to processes forked from this one: each makes its own.
 
     The engine and all that belongs to a step run on a thread of their own (``EngineThread``). KeyboardInterrupt, or
     another exception of a signal handler, ends the wait for a step and never the step itself: ``generate`` and ``chat``
@@ -84,7 +85,7 @@ class LLM:
         self._texts = AdapterTexts(
             tokenizers, self._adapters, lambda name: self.load_adapter(name, name), ready.max_model_len
         )
-        self._sequences = SequenceTable(_CoreLink(self._core))
+        self._sequences = SequenceTable(CoreLink(self._core))
         self._callbacks = DeltaCallbacks()
         self._call_ids = itertools.count(1)
         self._replies: dict[int, Reply | None] = {}  # to the calls that wait for one
@@ -229,8 +230,8 @@ class LLM:
         """
         source = named_source(path, self._lora_dir)
         if source is None:
-            self._call(LoadAdapter(next(self._call_ids), name, path, replace))
-            return
+            num_own = self._texts.num_own(name, path)
+            return self._call(LoadAdapter(next(self._call_ids), name, path, replace, num_tokens=num_own))
         fetched = self._fetcher.fetch(source, trusted=True)
         try:
             self._call(LoadAdapter(next(self._call_ids), name, str(fetched.folder), replace, trusted=True))
@@ -243,9 +244,14 @@ class LLM:
         self._call(UnloadAdapter(next(self._call_ids), name))
 
     def close(self) -> None:
-        """End the engine's threads and the processes that compile grammars. Requests that run fail with EngineDead."""
-        if not self._closed:
-            self._closed = True
+        """End the engine's threads and the processes that compile grammars. Requests that run fail with EngineDead.
+
+        In a process that was forked from the one that made the LLM nothing is ended.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        if self._thread.is_here:
             self._thread.run(lambda: self._sequences.take(self._core.close()))
             self._thread.close()
             self._fetcher.close()
@@ -317,22 +323,6 @@ class LLM:
             finally:
                 progress.close()
         return call.outputs()
-
-
-@dataclass(frozen=True, slots=True)
-class _CoreLink:
-    """The ``EngineLink`` of an engine in this process."""
-
-    core: EngineCore
-
-    def describe_tokens(self, texts: TokenTexts) -> None:
-        self.core.handle([texts])
-
-    def submit(self, submits: Sequence[Submit]) -> None:
-        self.core.handle(submits)
-
-    def abort(self, ids: Iterable[int]) -> None:
-        self.core.handle([Abort(tuple(ids))])
 
 
 @dataclass(frozen=True, slots=True)

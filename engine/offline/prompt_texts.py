@@ -60,11 +60,20 @@ class AdapterTexts:
         self._max_model_len = max_model_len
         self._texts: dict[ServedTokenizer, PromptTexts] = {}  # least recently made first
 
+    def num_own(self, name: str, path: str) -> int:
+        """Return the number of tokens of an adapter's own tokenizer. Raises as ``AdapterTokenizers.read_own``."""
+        return self._tokenizers.read_own(name, path)
+
     def of(self, adapter: str | None) -> PromptTexts:
         """Return those of an adapter, None for the model. RequestError if the adapter's tokenizer cannot be used."""
         if adapter is not None and not isinstance(adapter, str):
             raise RequestError(f"adapter must be a name, not {type(adapter).__name__}.", param="adapter")
-        if adapter is not None and adapter not in self._adapters and self._tokenizers.read_own(adapter, adapter):
+        if (
+            adapter is not None
+            and adapter not in self._adapters
+            and self._tokenizers.has_folder
+            and self.num_own(adapter, adapter)
+        ):
             self._load(adapter)
         info = None if adapter is None else self._adapters.get(adapter)
         served = self._tokenizers.known(adapter if info else None, info)

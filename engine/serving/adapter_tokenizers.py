@@ -20,6 +20,7 @@ from ..adapter_sources.cached_adapters import adapter_cache_folder
 from ..config import EngineConfig
 from ..errors import ModelError, RequestError
 from ..messages import TokenTexts
+from ..text.adapter_vocabulary import vocabulary_fault
 from ..text.tokenizer import Tokenizer
 from ..text.tokenizer_files import DEFINITION, read_folder, refusing_malformed
 from ..types import AdapterInfo
@@ -99,6 +100,11 @@ class AdapterTokenizers:
         self._of_adapters: dict[str, _Found] = {}  # by name, the one found last at the end
         self._loaded: dict[str, _Loaded] = {}  # by digest of the files
 
+    @property
+    def has_folder(self) -> bool:
+        """Whether there is a folder of adapters."""
+        return self._root is not None
+
     def known(self, name: str | None, info: AdapterInfo | None) -> ServedTokenizer | None:
         """Return the tokenizer of an adapter's version if it was found before, that of the base model for no name."""
         if name is None:
@@ -110,20 +116,23 @@ class AdapterTokenizers:
             found.loaded.used = time.monotonic()
         return found.served
 
-    def read_own(self, name: str, path: str) -> bool:
-        """Read the tokenizer of an adapter below the folder of adapters that is to be loaded: not on the event loop.
+    def read_own(self, name: str, path: str) -> int:
+        """Read the tokenizer of an adapter that is to be loaded: not on the event loop.
+
+        Args:
+            path: below the folder of adapters, if there is one.
 
         Returns:
-            Whether it has one; not if there is no such folder, as the load will tell.
+            The number of its tokens; 0 without one, and if there is no such folder, as the load will tell.
 
         Raises:
             RequestError: it is malformed.
         """
         try:
-            folder = None if self._root is None else find_folder(path, self._root)
+            loaded = self._own(name, find_folder(path, self._root))
         except AdapterError:
-            return False
-        return folder is not None and self._own(name, folder) is not None
+            return 0
+        return 0 if loaded is None else loaded.tokenizer.vocab_size
 
     def find(self, name: str, info: AdapterInfo) -> ServedTokenizer:
         """Return the tokenizer of a loaded adapter, which is read if need be: not on the event loop.
@@ -150,24 +159,15 @@ class AdapterTokenizers:
 
     def _find(self, name: str, folder: Path, vocab_size: int) -> tuple[ServedTokenizer, _Loaded | None]:
         loaded, base = self._own(name, folder), self._base
+        num_tokens = 0 if loaded is None else loaded.tokenizer.vocab_size
+        is_download = folder.is_relative_to(self._downloads)
+        if fault := vocabulary_fault(vocab_size, num_tokens, base.vocab_size, is_download=is_download):
+            raise RequestError(fault, param="model", code="adapter_not_supported" if is_download else None)
+        size = vocab_size or base.vocab_size
         if loaded is None:
-            size = vocab_size or base.vocab_size
-            if size > base.vocab_size and folder.is_relative_to(self._downloads):
-                raise RequestError(
-                    f"The adapter {name!r} has {size - base.vocab_size:,} tokens more than the base model, and of a "
-                    "source no tokenizer is read: download its files to a folder, and load it from there.",
-                    param="model",
-                    code="adapter_not_supported",
-                )
             return (base if size == base.vocab_size else ServedTokenizer(base.tokenizer, size, f"@{size}")), None
         own = loaded.tokenizer
-        if vocab_size and own.vocab_size > vocab_size:
-            raise RequestError(
-                f"tokenizer.json in the folder of the adapter {name!r} has {own.vocab_size:,} tokens, but its "
-                f"embed_tokens {vocab_size:,} rows: save the adapter with the tokenizer that it was trained with.",
-                param="model",
-            )
-        size, key = vocab_size or base.vocab_size, _vocabulary_key(own)
+        key = _vocabulary_key(own)
         if size == base.vocab_size and key == self._base_key:
             return ServedTokenizer(own, size), loaded  # with a chat template of its own, perhaps
         return ServedTokenizer(own, size, f"{key}@{size}"), loaded

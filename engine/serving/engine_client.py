@@ -25,6 +25,7 @@ from ..messages import (
     AdapterChanged,
     Adapters,
     Failed,
+    ForgetTokens,
     Heartbeat,
     ListAdapters,
     LoadAdapter,
@@ -55,7 +56,7 @@ _SIGNS_AT_ONCE = 1 << 16  # bytes of signs of life in one read: all that a pipe 
 
 Call = LoadAdapter | UnloadAdapter | ListAdapters | TakeSnapshot
 CallReply = Reply | Adapters | SnapshotTaken
-_HANDLED_HERE = (AdapterChanged, Reply, Adapters, SnapshotTaken)
+_REPLIES = (Reply, Adapters, SnapshotTaken)
 
 
 class EngineClient(asyncio.Protocol):
@@ -69,7 +70,7 @@ class EngineClient(asyncio.Protocol):
         spawn: starts the process; None for ``spawn_engine``.
 
     Attributes:
-        on_frame: called with each frame's messages about sequences, in order. Set before ``start``.
+        on_frame: called with each frame's messages about sequences and adapters, in order. Set before ``start``.
         on_heartbeat: called with each heartbeat, after the messages of its frame.
         on_death: called once if the engine ends without a ``close``, or hangs.
         death: why it is gone; None while it runs.
@@ -160,9 +161,9 @@ class EngineClient(asyncio.Protocol):
             self._process = self._spawn(theirs.fileno(), signs.fileno(), str(self._model_path), options)
         return ours, liveness
 
-    def describe_tokens(self, texts: TokenTexts) -> None:
-        """Send the bytes of all tokens, needed before the first sequence with a grammar."""
-        self._send([texts])
+    def describe_tokens(self, message: TokenTexts | ForgetTokens) -> None:
+        """Send the bytes of all tokens, needed before the first sequence with a grammar, or let them be given up."""
+        self._send([message])
 
     def submit(self, submits: Sequence[Submit]) -> None:
         """Start sequences; those of one call arrive in one frame. Raises EngineDead if the engine is gone."""
@@ -178,17 +179,20 @@ class EngineClient(asyncio.Protocol):
         if self.is_alive:
             self._send([Abort(tuple(ids))])
 
-    async def load_adapter(self, name: str, path: str, *, replace: bool = False, trusted: bool = False) -> None:
+    async def load_adapter(
+        self, name: str, path: str, *, replace: bool = False, trusted: bool = False, num_tokens: int = 0
+    ) -> None:
         """Load an adapter under a name, which may be in use with ``replace``. Returns when requests can name it.
 
         Args:
             trusted: the path may lead outside the folder of adapters.
+            num_tokens: of the tokenizer in the folder, for which an embedding of its own must have rows; 0 without one.
 
         Raises:
             RequestError: the adapter cannot be loaded.
             EngineDead: the engine is gone, before the call or before its reply.
         """
-        await self._call(LoadAdapter(next(self._call_ids), name, path, replace, trusted))
+        await self._call(LoadAdapter(next(self._call_ids), name, path, replace, trusted, num_tokens))
 
     async def unload_adapter(self, name: str) -> None:
         """Unload an adapter; running requests keep it. Raises UnknownModel, and EngineDead as ``load_adapter``."""
@@ -239,7 +243,7 @@ class EngineClient(asyncio.Protocol):
             if not self._ready.done():
                 self._finish_start(messages.pop(0))
             heartbeat = messages.pop() if messages and isinstance(messages[-1], Heartbeat) else None
-            if any(isinstance(message, _HANDLED_HERE) for message in messages):
+            if any(isinstance(message, (AdapterChanged, *_REPLIES)) for message in messages):
                 messages = [message for message in messages if not self._handle(message)]
             if messages:
                 self._gatherer.see(messages)
@@ -372,17 +376,17 @@ class EngineClient(asyncio.Protocol):
             self._ready.set_exception(kind(message.message))
 
     def _handle(self, message: Message) -> bool:
-        """Take a reply to a call or a change of an adapter. Returns whether ``message`` was one."""
+        """Take a reply to a call, or a change of an adapter. Returns whether ``message`` was a reply."""
         if isinstance(message, AdapterChanged):
             if message.info is None:
                 self._adapters.pop(message.name, None)
             else:
                 self._adapters[message.name] = message.info
-        elif isinstance(message, (Reply, Adapters, SnapshotTaken)):
+        elif isinstance(message, _REPLIES):
             future = self._calls.get(message.id)
             if future is not None and not future.done():
                 future.set_result(message)
-        return isinstance(message, _HANDLED_HERE)
+        return isinstance(message, _REPLIES)
 
 
 def _reap(process: EngineProcess) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from ..errors import EngineDead
-from ..messages import Heartbeat, Message, Ready, Submit, TokenTexts
+from ..messages import ForgetTokens, Heartbeat, Message, Ready, Submit, TokenTexts
 from ..snapshot import EngineSnapshot
 from ..types import AdapterInfo
 
@@ -20,7 +20,7 @@ class SequenceEngine(Protocol):
     on_frame: Callable[[list[Message]], None]
     on_death: Callable[[EngineDead], None]
 
-    def describe_tokens(self, texts: TokenTexts) -> None: ...
+    def describe_tokens(self, message: TokenTexts | ForgetTokens) -> None: ...
 
     def submit(self, submits: Sequence[Submit]) -> None: ...
 
@@ -49,7 +49,9 @@ class EngineLike(SequenceEngine, Protocol):
 
     async def start(self) -> Ready: ...
 
-    async def load_adapter(self, name: str, path: str, *, replace: bool = False, trusted: bool = False) -> None: ...
+    async def load_adapter(
+        self, name: str, path: str, *, replace: bool = False, trusted: bool = False, num_tokens: int = 0
+    ) -> None: ...
 
     async def unload_adapter(self, name: str) -> None: ...
 

@@ -8,17 +8,16 @@ from dataclasses import replace
 from typing import Protocol
 
 from ..errors import EngineDead
-from ..messages import Done, Failed, Message, Submit, TokenOut, TokenTexts
+from ..messages import AdapterChanged, Done, Failed, Message, Submit, TokenOut
 from ..text.stop_strings import StopStrings
 from .adapter_tokenizers import ServedTokenizer
+from .described_vocabularies import DescribedVocabularies, TokenReceiver
 from .output_processor import OutputProcessor, TextDelta, error_of
 from .request import TextRequest
 
 
-class EngineLink(Protocol):
+class EngineLink(TokenReceiver, Protocol):
     """What a table sends to an engine, in this process or in another."""
-
-    def describe_tokens(self, texts: TokenTexts) -> None: ...
 
     def submit(self, submits: Sequence[Submit]) -> None: ...
 
@@ -50,7 +49,7 @@ class SequenceTable:
         self._engine = engine
         self._ids = itertools.count(1)
         self._receivers: dict[int, DeltaReceiver] = {}
-        self._described: set[str] = set()  # vocabularies of whose tokens the engine has the bytes
+        self._vocabularies = DescribedVocabularies(engine)
 
     def __len__(self) -> int:
         return len(self._receivers)
@@ -65,9 +64,6 @@ class SequenceTable:
             EngineDead: the engine is gone.
         """
         try:
-            if served.key not in self._described and any(each.grammar or each.reasoning for each in requests):
-                self._engine.describe_tokens(served.texts())
-                self._described.add(served.key)
             submits = []
             for prompt, request in enumerate(requests):
                 stops = StopStrings(request.stop) if request.stop else None
@@ -75,6 +71,9 @@ class SequenceTable:
                     receiver.running[submit.id] = OutputProcessor(served.tokenizer, request, stops, index, prompt)
                     submits.append(replace(submit, vocabulary=served.key, ends=served.ends) if served.key else submit)
             self._receivers.update(dict.fromkeys(receiver.running, receiver))
+            if any(each.grammar or each.reasoning for each in requests):
+                names = {each.adapter for each in requests if each.adapter is not None}
+                self._vocabularies.use(served, names, receiver.running)
             self._engine.submit(submits)
         except BaseException:
             self.stop(receiver)
@@ -90,6 +89,8 @@ class SequenceTable:
         failed: list[DeltaReceiver] = []
         for message in messages:
             if not isinstance(message, (TokenOut, Done, Failed)):
+                if isinstance(message, AdapterChanged):
+                    self._vocabularies.adapter_changed(message.name)
                 continue
             receiver = self._receivers.get(message.id)
             if receiver is None:
@@ -114,15 +115,17 @@ class SequenceTable:
 
     def stop(self, receiver: DeltaReceiver) -> None:
         """Abort what still runs of a receiver's sequences and forget all of them."""
-        unfinished = _unfinished(receiver)
+        unfinished, ids = _unfinished(receiver), tuple(receiver.running)
         self._forget(receiver)
         if unfinished:
             self._engine.abort(unfinished)
+        self._vocabularies.end(ids)
 
     def fail_all(self, error: EngineDead) -> None:
         """Fail all receivers: the engine is gone."""
         receivers = {id(receiver): receiver for receiver in self._receivers.values()}.values()
         for receiver in receivers:
+            self._vocabularies.end(tuple(receiver.running))
             self._forget(receiver)
             receiver.fail(EngineDead(str(error)))  # one for each, as raising adds a traceback
 
@@ -135,6 +138,7 @@ class SequenceTable:
         processor = receiver.running[message.id]
         if has_ended := isinstance(message, (Done, Failed)):
             del receiver.running[message.id], self._receivers[message.id]
+            self._vocabularies.end((message.id,))
         was_ending = processor.is_ending
         if isinstance(message, Failed):
             raise error_of(message)

@@ -11,7 +11,7 @@ from .token_cost import TokenCost
 _MARGIN = 1.1  # by which a draft's probability must exceed its cost, which is an estimate
 _LOWEST_COST = 0.01  # no draft is free
 _SHARED = 0.5  # part of what an accepted draft saves of the steps' fixed cost, if there are other rows
-_LEAST_GAIN = 0.02  # of a step without drafts; below that a measure cannot tell gain from loss
+_LEAST_GAIN = 0.05  # of a step without drafts; below that a measure cannot tell gain from loss
 _TRIAL_STEPS = 32  # steps with drafts after which what they brought is judged
 _MOST_LOST = 4.0  # steps' worth of time that a trial may lose before
 _SHORTEST_WAIT = 64  # steps without drafts after a trial that failed; they double
@@ -110,21 +110,21 @@ class DraftCost:
         trial = self._trials.get(_size(num_rows))
         return num_rows * max(_LEAST_GAIN, trial.bar if trial else 0.0)
 
-    def choose(self, runs: Seq[tuple[float, int]], num_rows: int, limit: int) -> DraftChoice:
+    def choose(self, runs: Seq[Seq[float]], num_rows: int, limit: int) -> DraftChoice:
         """Return the drafts that maximise expected tokens a second: none if they do not gain enough.
 
         Of R rows and D drafts of which A are expected to be accepted, a step draws R + A tokens in base + slope (R + D)
         seconds, where A counts as ``worth`` says. The likeliest draft comes first, as long as it raises the quotient.
 
         Args:
-            runs: acceptance rate and length of each run of drafts: its i-th is accepted with probability rate^i.
+            runs: of each run of drafts, for each draft the probability that it is accepted if those before it are.
             num_rows: rows that draw, R.
             limit: most drafts.
         """
         choice = DraftChoice([0] * len(runs))
         price = self.threshold(num_rows) / num_rows  # of a draft, as a share of a step without
         worth = self.worth(num_rows)
-        heap = [(-rate, index) for index, (rate, length) in enumerate(runs) if length]
+        heap = [(-rates[0], index) for index, rates in enumerate(runs) if rates]
         heapify(heap)
         tokens, cost = float(num_rows), 1.0
         while heap and limit:
@@ -133,9 +133,9 @@ class DraftCost:
                 break
             tokens, cost, limit = tokens + worth * chance, cost + price, limit - 1
             choice.counts[index] += 1
-            rate, length = runs[index]
-            if choice.counts[index] < length:
-                heapreplace(heap, (-chance * rate, index))
+            count, rates = choice.counts[index], runs[index]
+            if count < len(rates):
+                heapreplace(heap, (-chance * rates[count], index))
             else:
                 heappop(heap)
         choice.gain = tokens - cost * num_rows

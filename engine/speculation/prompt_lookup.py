@@ -1,16 +1,19 @@
-"""Prompt lookup (n-gram drafts): an index of a sequence's own tokens by trigram, and the tokens that followed."""
+"""Prompt lookup (n-gram drafts): an index of a sequence's own tokens by n-grams of one to three, and what followed."""
 
 from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
+from operator import eq
 
 import numpy as np
 
 WINDOW = 1 << 16  # last tokens of the prompt that are indexed
 _CHOICES = 4  # earlier positions that are compared
 _LONGEST = 16  # tokens of context that are compared
+_AGREED = 4  # tokens that agree before a match, which make it longer by one
+_LONGEST_KEY = 3  # tokens of the longest n-grams that are indexed
 TOKEN_BITS = 20  # of a token in a key; keys of larger ids may collide, which the comparison detects
 TOKEN = (1 << TOKEN_BITS) - 1
 KEY = (1 << 3 * TOKEN_BITS) - 1
@@ -19,7 +22,7 @@ KEY = (1 << 3 * TOKEN_BITS) - 1
 class NgramIndex:
     """Finds earlier occurrences of a sequence's last tokens, and returns the tokens that followed.
 
-    The prompt is sorted once by numpy; each later token costs a fixed number of steps and one entry.
+    The prompt is sorted by numpy, once for each order; each later token costs a fixed number of steps.
 
     Args:
         tokens: int32 tokens of the sequence, which grows at its end and is only read.
@@ -27,34 +30,38 @@ class NgramIndex:
 
     def __init__(self, tokens: array[int]) -> None:
         self._tokens = tokens
-        self._keys, self._ends = _sorted_keys(tokens)
-        self._key = key_of(tokens[-3:])  # of the last indexed trigram
+        self._orders = [_Order(tokens, order) for order in range(_LONGEST_KEY, 0, -1)]
+        self._key = key_of(tokens[-_LONGEST_KEY:])  # of the last indexed trigram
         self._num_indexed = len(tokens)
-        self._first_end = len(tokens)
-        self._last: dict[int, int] = {}  # trigram key -> its last end, since the index was made
-        self._earlier = array("i")  # by position: the earlier end of the trigram that ends there, or -1
-        self._source = -1  # the position after the last match
+        self._source = -1  # the position after the last match, which goes on where a token differs
 
     def lookup(self, limit: int) -> tuple[int, array[int]]:
-        """Return the tokens that followed the longest earlier match of the last tokens.
+        """Return the tokens that followed the best earlier match of the last tokens.
 
         A match that overlaps the end of the sequence is a period, which the draft repeats.
 
         Returns:
-            The length of the match (3 to 16, or 0) and up to ``limit`` tokens.
+            The length of the match (1 to 16, or 0) and up to ``limit`` tokens. Of the last 16 tokens those before the
+            match count for a fourth where they agree: a copy that differs here and there has long matches too.
         """
         self._extend()
-        end = len(self._tokens)
+        tokens, end = self._tokens, len(self._tokens)
         best, source = 0, -1
+        last = tokens[-_LONGEST:]
+        last.reverse()
         for position in self._candidates():
-            length = match_length(self._tokens, position, self._tokens, end, min(_LONGEST, position))
+            length = match_length(tokens, position, tokens, end, min(_LONGEST, position))
+            if 0 < length < _LONGEST:
+                before = tokens[max(0, position - _LONGEST) : position]
+                before.reverse()
+                length += (sum(map(eq, before, last)) - length) // _AGREED
             if length > best:
                 best, source = length, position
                 if best == _LONGEST:
                     break
-        self._source = source
-        if best < 3:
+        if not best:
             return 0, array("i")
+        self._source = source
         found = self._tokens[source : source + limit]
         while len(found) < limit:
             found += found[: limit - len(found)]
@@ -62,38 +69,61 @@ class NgramIndex:
 
     def _extend(self) -> None:
         """Index the tokens appended since the last call."""
-        tokens, key, source = self._tokens, self._key, self._source
-        last, earlier = self._last, self._earlier
-        position = self._num_indexed
-        for token in tokens[position:]:
-            position += 1
-            if source >= 0:
-                source = source + 1 if tokens[source] == token else -1
-            key = (key << TOKEN_BITS | token & TOKEN) & KEY
-            earlier.append(last.get(key, -1))
-            last[key] = position
-        self._num_indexed, self._key, self._source = position, key, source
+        added = self._tokens[self._num_indexed :]
+        if self._source >= 0:
+            self._source += len(added)
+        for token in added:
+            self._key = (self._key << TOKEN_BITS | token & TOKEN) & KEY
+            self._num_indexed += 1
+            for order in self._orders:
+                order.add(self._key, self._num_indexed)
 
     def _candidates(self) -> Iterator[int]:
-        """Yield earlier ends of the last trigram: the continuation of the last match, then the latest first."""
+        """Yield earlier ends of the last tokens: where the last match goes on, then those of the longest key."""
         end = len(self._tokens)
-        if end < 3:
-            return
-        left = 2 * _CHOICES
         if self._source >= 0:
             yield self._source
-            left -= 1
+        for order in self._orders:
+            found = order.earlier(self._key, end)
+            if found:
+                yield from found
+                return
+
+
+class _Order:
+    """Earlier ends of a sequence's n-grams of one length."""
+
+    def __init__(self, tokens: array[int], order: int) -> None:
+        self._order = order
+        self._mask = (1 << order * TOKEN_BITS) - 1
+        self._keys, self._ends = _sorted_keys(tokens, order)
+        self._first_end = len(tokens)
+        self._last: dict[int, int] = {}  # key -> its last end, since the index was made
+        self._earlier = array("i")  # by position: the earlier end of the n-gram that ends there, or -1
+
+    def add(self, key: int, end: int) -> None:
+        """Add the n-gram of the next position."""
+        key &= self._mask
+        self._earlier.append(self._last.get(key, -1))
+        self._last[key] = end
+
+    def earlier(self, key: int, end: int) -> list[int]:
+        """Return earlier ends of the n-gram at ``end``: the latest since the index was made, then the latest before."""
+        if end < self._order:
+            return []
+        key &= self._mask
+        found: list[int] = []
         position = self._earlier[-1] if end > self._first_end else -1
-        while position >= 0 and left > _CHOICES:
-            yield position
-            left -= 1
+        while position >= 0 and len(found) < _CHOICES:
+            found.append(position)
             position = self._earlier[position - self._first_end - 1]
-        after = bisect_right(self._keys, self._key)
-        while left and after and self._keys[after - 1] == self._key:
+        after = bisect_right(self._keys, key)
+        most = len(found) + _CHOICES
+        while len(found) < most and after and self._keys[after - 1] == key:
             after -= 1
-            left -= 1
             if self._ends[after] < end:
-                yield self._ends[after]
+                found.append(self._ends[after])
+        return found
 
 
 def key_of(tokens: Iterable[int]) -> int:
@@ -112,11 +142,14 @@ def match_length(left: array[int], left_end: int, right: array[int], right_end: 
     return length
 
 
-def _sorted_keys(tokens: array[int]) -> tuple[array[int], array[int]]:
-    """Return the sorted keys of all trigrams in the window, and the end of each; equal keys in order."""
+def _sorted_keys(tokens: array[int], order: int) -> tuple[array[int], array[int]]:
+    """Return the sorted keys of all n-grams in the window, and the end of each; equal keys in order."""
     known = np.frombuffer(tokens, np.int32).astype(np.int64)
     start = max(0, len(known) - WINDOW)
     known = known[start:] & TOKEN
-    keys = known[:-2] << 2 * TOKEN_BITS | known[1:-1] << TOKEN_BITS | known[2:]
-    order = np.argsort(keys, kind="stable")
-    return array("q", keys[order].tobytes()), array("q", (order + start + 3).tobytes())
+    count = max(0, len(known) - order + 1)
+    keys = np.zeros(count, np.int64)
+    for place in range(order):
+        keys = keys << TOKEN_BITS | known[place : place + count]
+    ends = np.argsort(keys, kind="stable")
+    return array("q", keys[ends].tobytes()), array("q", (ends + start + order).tobytes())

@@ -1,6 +1,6 @@
 """Draft proposer: model-free speculative decoding from four sources, and what each of them is worth.
 
-Each source has its own acceptance rate for each sequence:
+Each source has its own acceptance rates for each sequence:
 
     grammar   text that the grammar forces, and its shortest end once the token budget forces that
     tree      tokens that followed in the radix tree, in the same namespace
@@ -8,9 +8,8 @@ Each source has its own acceptance rate for each sequence:
     answer    output lookup (suffix decoding): tokens that followed a match in another recent output of the namespace
 
 Proposals are compared with the tokens drawn whether they were computed or not, so a wrong source costs only its lookup,
-and is used again as soon as it is right. With acceptance rate p, the i-th draft is accepted with probability p^i; p is
-the lower confidence bound of what was measured. A new sequence starts with the recent rates of all sequences, capped at
-the priors. ``DraftCost`` chooses among the proposals of all rows of a step.
+and is used again as soon as it is right. A lookup's rates are by the length of its match (``AcceptanceRates``). A new
+sequence starts with the recent rates of all sequences. ``DraftCost`` chooses among the proposals of all rows of a step.
 
 A lookup costs about 20 us a row of a step of 10 ms. A sequence whose proposals were not computed for long backs off and
 looks up only once in several tokens; where that is so of nearly all, a new one begins backed off, and goes further.
@@ -19,7 +18,6 @@ Grammars are asked in every step: forced text is short.
 
 from __future__ import annotations
 
-import math
 from array import array
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
@@ -29,16 +27,12 @@ from ..engine_stats import EngineStats
 from ..json_options import SpeculativeConfig
 from ..kv_cache.prefix_cache import PrefixCache
 from ..sequence.sequence import Sequence
+from .acceptance import AcceptanceRate, AcceptanceRates, Runs, chances, observe
 from .draft_cost import DraftChoice, DraftCost
 from .output_lookup import OutputIndex, OutputLookup
 from .prompt_lookup import NgramIndex
 
-_LONG_MATCH = 8  # tokens
-_PRIOR_TRIALS = 2.0
-_MOST_TRIALS = 20.0
-_MODEL_TRIALS, _MOST_MODEL_TRIALS = 10.0, 100.0  # a draft model is right about as often in all texts
-_MOST_GLOBAL_TRIALS = 200.0
-_HIGHEST_RATE = 0.99
+_LOOKUPS, _MOST_LOOKUPS = 20.0, 200.0  # that count in the share of useful ones: at first, and later
 _OVERLAP_GAIN = 0.1  # of a step: the time that overlap scheduling saves
 _PATIENCE = 4  # useless lookups after which the interval doubles
 _LONGEST_BACKOFF = 8  # tokens
@@ -60,71 +54,18 @@ _ALWAYS_ASKED = (DraftSource.GRAMMAR, DraftSource.MODEL)  # whatever the back-of
 
 
 @dataclass(slots=True)
-class _Rate:
-    """Acceptance rate of a source: the probability that a draft is accepted if those before it are.
-
-    Attributes:
-        most: trials that count, the last ones (exponential decay).
-        overall: the rate of all sequences, which is updated too.
-    """
-
-    hits: float
-    trials: float = _PRIOR_TRIALS
-    most: float = _MOST_TRIALS
-    overall: _Rate | None = None
-
-    @property
-    def value(self) -> float:
-        return min(self.hits / self.trials, _HIGHEST_RATE)
-
-    @property
-    def lower_bound(self) -> float:
-        """The value less a standard error."""
-        value = self.value
-        return max(0.0, value - math.sqrt(value * (1 - value) / (self.trials + 1)))
-
-    def observe(self, hits: int, trials: int) -> None:
-        self.hits, self.trials = self.hits + hits, self.trials + trials
-        if self.trials > self.most:
-            self.hits, self.trials = self.hits * self.most / self.trials, self.most
-        if self.overall:
-            self.overall.observe(hits, trials)
-
-
-_PRIORS = {  # lookups have one rate for long and one for short matches
-    "grammar": 0.9,
-    "tree": 0.7,
-    "long_match": 0.7,
-    "short_match": 0.4,
-    "long_answer": 0.7,
-    "short_answer": 0.4,
-    "model": 0.7,
-}
-_Rates = dict[str, _Rate]
-
-
-def _global_rates() -> _Rates:
-    """Return the acceptance rates of all sequences, at their priors."""
-    return {name: _Rate(prior * _MOST_TRIALS, _MOST_TRIALS, _MOST_GLOBAL_TRIALS) for name, prior in _PRIORS.items()}
-
-
-def _initial_rates(overall: _Rates) -> _Rates:
-    """Return initial acceptance rates for a sequence: global rates capped at the priors, a draft model's uncapped."""
-    values = {name: min(overall[name].value, prior) for name, prior in _PRIORS.items()}
-    rates = {name: _Rate(value * _PRIOR_TRIALS, overall=overall[name]) for name, value in values.items()}
-    rate = overall["model"]
-    rates["model"] = _Rate(rate.value * _MODEL_TRIALS, _MODEL_TRIALS, _MOST_MODEL_TRIALS, rate)
-    return rates
-
-
-@dataclass(slots=True)
 class Proposal:
     """At least one token that a source expects next; ``position`` is that of the first."""
 
     source: DraftSource
-    rate: _Rate
+    runs: Runs
     tokens: Seq[int]
     position: int
+
+    def observe(self, drawn: Seq[int]) -> None:
+        """Update the acceptance rates by the tokens drawn at the proposal's positions, as many as are known."""
+        hits = _num_common(self.tokens, drawn)
+        observe(self.runs, hits, min(hits + 1, len(drawn)))
 
 
 @dataclass(slots=True)
@@ -140,7 +81,7 @@ class _Speculation:
 
     index: NgramIndex
     outputs: OutputIndex
-    rates: _Rates
+    rates: AcceptanceRates
     proposals: list[Proposal] = field(default_factory=list)
     due: int = 0
     num_useless: int = 0
@@ -151,9 +92,7 @@ class _Speculation:
         proposals, self.proposals = self.proposals, []
         for proposal in proposals:
             if every or proposal.source in _ALWAYS_ASKED:
-                drawn = tokens[proposal.position : proposal.position + len(proposal.tokens)]
-                hits = _num_common(proposal.tokens, drawn)
-                proposal.rate.observe(hits, min(hits + 1, len(drawn)))
+                proposal.observe(tokens[proposal.position : proposal.position + len(proposal.tokens)])
             else:
                 self.proposals.append(proposal)
 
@@ -178,8 +117,8 @@ class Proposer:
         self._stats = stats
         self._cost = DraftCost()
         self._outputs = OutputLookup()
-        self._rates = _global_rates()
-        self._useful = _Rate(_MOST_TRIALS, _MOST_TRIALS, _MOST_GLOBAL_TRIALS)  # lookups of which drafts were computed
+        self._rates = AcceptanceRates()
+        self._useful = AcceptanceRate(_LOOKUPS, _LOOKUPS, _MOST_LOOKUPS)  # lookups of which drafts were computed
         self._sequences: dict[int, _Speculation] = {}
 
     def in_backoff(self, sequence: Sequence) -> bool:
@@ -206,7 +145,7 @@ class Proposer:
     def gain(self, proposal: Proposal, limit: int, num_rows: int) -> float:
         """Return the tokens that a proposal is expected to gain, less the cost of its drafts; see ``propose``."""
         most = min(len(proposal.tokens), limit, self._most)
-        return _gain(proposal.rate.lower_bound, most, self._cost.threshold(num_rows))
+        return _gain(chances(proposal.runs, most), self._cost.threshold(num_rows))
 
     def model_gain(self, rate: float, limit: int, num_rows: int, seconds: float) -> float:
         """Return the same for drafts of a draft model, each of which takes so many seconds.
@@ -215,12 +154,12 @@ class Proposer:
             rate: see ``model_rate``.
         """
         cost = self._cost.threshold(num_rows) + self._cost.tokens_in(seconds, num_rows)
-        return _gain(rate, min(limit, self._most), cost)
+        return _gain([rate] * min(limit, self._most), cost)
 
     def choose(self, proposals: Seq[Proposal], num_rows: int, limit: int) -> DraftChoice:
         """Return how many drafts of each proposal pay, at most ``limit`` together; see ``DraftCost.choose``."""
-        runs = [(each.rate.lower_bound, min(len(each.tokens), self._most)) for each in proposals]
-        return self._cost.choose(runs, num_rows, limit)
+        rates = [chances(each.runs, min(len(each.tokens), self._most)) for each in proposals]
+        return self._cost.choose(rates, num_rows, limit)
 
     def use(self, sequence: Sequence, proposal: Proposal, count: int) -> Seq[int]:
         """Return the drafts of a proposal that are computed: text that the grammar admits, without stop tokens."""
@@ -236,7 +175,7 @@ class Proposer:
         """Return the acceptance rate of a draft model's drafts for a sequence, the lower bound."""
         state = self._sequences.get(sequence.id) or self._begin(sequence)
         state.compare(sequence.tokens, every=False)
-        return state.rates["model"].lower_bound
+        return state.rates.model.lower_bound
 
     def draft_length(self, rates: Seq[float], num_rows: int, seconds: float) -> int:
         """Return how many drafts of a draft model pay; see ``DraftCost.draft_length``."""
@@ -249,9 +188,9 @@ class Proposer:
         """
         state = self._sequences[sequence.id]
         if not drafts:
-            state.rates["model"].observe(0, 1)
+            state.rates.model.observe(0, 1)
             return None
-        proposal = Proposal(DraftSource.MODEL, state.rates["model"], drafts, sequence.num_tokens)
+        proposal = Proposal(DraftSource.MODEL, state.rates.of_model(), drafts, sequence.num_tokens)
         state.proposals.append(proposal)
         return proposal
 
@@ -307,9 +246,9 @@ class Proposer:
     def _begin(self, sequence: Sequence) -> _Speculation:
         tokens = sequence.tokens
         outputs = OutputIndex(self._outputs, sequence.path.namespace, tokens, sequence.num_prompt)
-        state = _Speculation(NgramIndex(tokens), outputs, _initial_rates(self._rates))
+        state = _Speculation(NgramIndex(tokens), outputs, AcceptanceRates(self._rates))
         if self._useful.value < _RARELY:
-            state.num_useless = 2 * _PATIENCE
+            state.num_useless = 3 * _PATIENCE
         self._sequences[sequence.id] = state
         return state
 
@@ -318,29 +257,34 @@ class Proposer:
         rates, end, is_auto = state.rates, len(sequence.tokens), self._method != "ngram"
         proposals = []
         if sequence.matcher and is_auto and (forced := sequence.matcher.draft(self._most)):
-            proposals.append(Proposal(DraftSource.GRAMMAR, rates["grammar"], forced, end))
+            proposals.append(Proposal(DraftSource.GRAMMAR, rates.of_grammar(), forced, end))
         if end < state.due:
             return proposals
         length, tokens = state.index.lookup(self._most)
         if length:
-            rate = rates["long_match" if length >= _LONG_MATCH else "short_match"]
-            proposals.append(Proposal(DraftSource.NGRAM, rate, tokens, end))
+            proposals.append(Proposal(DraftSource.NGRAM, rates.of_match(length), tokens, end))
         if sequence.lease and is_auto and (after := self._cache.following(sequence.lease, sequence.tokens, self._most)):
-            proposals.append(Proposal(DraftSource.TREE, rates["tree"], after, end))
+            proposals.append(Proposal(DraftSource.TREE, rates.of_tree(), after, end))
         if self._cache.sharing and is_auto:
             length, tokens = state.outputs.lookup(self._most)
             if length:
-                rate = rates["long_answer" if length >= _LONG_MATCH else "short_answer"]
-                proposals.append(Proposal(DraftSource.ANSWER, rate, tokens, end))
+                proposals.append(Proposal(DraftSource.ANSWER, rates.of_answer(length), tokens, end))
         return proposals
 
 
-def _gain(rate: float, most: int, cost: float) -> float:
-    """Return the expected gain of drafts in tokens, of as many as pay: rate^i > cost."""
-    if rate <= cost:
-        return 0.0
-    count = max(0, min(most, int(math.log(cost) / math.log(rate))))
-    return rate * (1 - rate**count) / (1 - rate) - count * cost
+def _gain(rates: Seq[float], cost: float) -> float:
+    """Return the expected gain of drafts in tokens, of as many as pay: those accepted with more than their cost.
+
+    Args:
+        rates: of each draft, the probability that it is accepted if those before it are.
+    """
+    gain, chance = 0.0, 1.0
+    for rate in rates:
+        chance *= rate
+        if chance <= cost:
+            break
+        gain += chance - cost
+    return gain
 
 
 def _admitted(sequence: Sequence, tokens: Seq[int]) -> Seq[int]:

@@ -228,4 +228,5 @@ def _read_template(chat_template: str) -> str:
     try:
         return Path(chat_template).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
-        raise ConfigError(f"--chat-template: {chat_template} cannot be read as text.") from error
+        reason = error.strerror if isinstance(error, OSError) else "it is not text in UTF-8"
+        raise ConfigError(f"--chat-template: {chat_template} cannot be read: {reason}.") from error

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..emit import plain_grammars
+from ..emit.ebnf_rules import check_ebnf
 from ..emit.grammar_artifact import Backend, GrammarArtifact
 from ..emit.lark_writer import to_lark
 from ..emit.structural_tags import structural_tag_grammar
@@ -99,6 +100,7 @@ def _schema(schema: Any, vocabulary: Vocabulary) -> GrammarArtifact:
 
 
 def _ebnf(spec: GrammarSpec, vocabulary: Vocabulary) -> GrammarArtifact:
+    check_ebnf(spec.text)
     info = vocabulary.xgrammar
     import xgrammar
 

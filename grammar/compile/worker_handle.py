@@ -17,6 +17,9 @@ START_SECONDS = 120.0
 PATIENCE = 20
 # A worker that yields is starved if it gets less than the first in processor time within the second in seconds.
 FEWEST_SECONDS, HUNGRY_SECONDS = 0.01, 0.2
+# A longer time between two looks at a worker counts as this: this process stood still meanwhile, and so may the worker
+# have, as when the container or the machine is paused.
+MOST_BETWEEN_LOOKS = 1.0
 # The worker lowers its priority before it imports anything. It stays in the session of its parent: where the kernel
 # groups processes by session (autogroup), a scheduling class counts only within one.
 _YIELD = "import os; os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))"
@@ -127,19 +130,21 @@ class WorkerHandle:
         stream = self._process.stdin if writes else self._process.stdout
         assert stream is not None
         read, write = ([], [stream]) if writes else ([stream], [])
-        checked, before = time.monotonic(), self._processor_seconds()
-        deadline, used, used_before = checked + patience * seconds, 0.0, 0.0
-        while used < seconds and (now := time.monotonic()) < deadline:
+        looked, before = time.monotonic(), self._processor_seconds()
+        waited, limit, checked, used, used_before = 0.0, patience * seconds, 0.0, 0.0, 0.0
+        while used < seconds and waited < limit:
             if self._ending.is_set():
                 raise WorkerDied
-            if now - checked >= HUNGRY_SECONDS:
+            if waited - checked >= HUNGRY_SECONDS:
                 if starves and used - used_before < FEWEST_SECONDS:
                     raise WorkerStarved
-                checked, used_before = now, used
-            most = min(seconds - used, deadline - now, HUNGRY_SECONDS)
+                checked, used_before = waited, used
+            most = min(seconds - used, limit - waited, HUNGRY_SECONDS)
             if any(select.select(read, write, [], most)):
                 return
             used = self._processor_seconds() - before
+            waited += min((now := time.monotonic()) - looked, MOST_BETWEEN_LOOKS)
+            looked = now
         raise WorkerTimeout
 
     def _processor_seconds(self) -> float:

@@ -12,6 +12,7 @@ from ..regex.ecma_regex import parse, to_rust
 from ..regex.regex_parser import RegexError
 from ..schema.string_language import has_string
 from ..spec import GrammarKind, GrammarSpec
+from .lark_text import check_lark
 from .string_rules import TOO_LARGE, has_too_many_states
 
 Translation: TypeAlias = tuple[str, tuple[str, ...]]
@@ -55,6 +56,7 @@ def _lark(spec: GrammarSpec) -> Translation:
         match = pattern.search(spec.text)
         if match:
             raise GrammarError("lark", "", f"{match[0].strip()!r}: {reason}")
+    check_lark(spec.text)
     return f"{spec.text}\n{FREE}", ()
 
 

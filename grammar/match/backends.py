@@ -110,7 +110,11 @@ class XgrammarBackend:
         return None
 
     def forced(self) -> bytes:
-        return bytes(self._matcher.find_jump_forward_string().encode())
+        """Return the jump-forward string, which may begin or end inside of a character, as tokens do."""
+        try:
+            return bytes(self._matcher.find_jump_forward_string().encode())
+        except UnicodeDecodeError as error:  # the library makes a string of it
+            return bytes(error.object)
 
     def string_end(self) -> bytes:
         return b""

@@ -65,6 +65,11 @@ class BudgetClose:
         self._positions = [_Position(FREE if free else OUTSIDE)]
 
     @property
+    def margin(self) -> int:
+        """Tokens before the end of a budget within which a plan may end the answer."""
+        return self._texts.jump
+
+    @property
     def is_free(self) -> bool:
         """Whether this is free text outside of its structured parts."""
         return self._positions[-1].lexical == FREE

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cached_property, lru_cache
+from functools import cached_property
 
 import numpy as np
 
@@ -103,9 +103,12 @@ def _lexical(state: int, text: bytes) -> int:
     return state
 
 
-@lru_cache(maxsize=4)
 def ranks(vocabulary: Vocabulary) -> Row:
     """Return for each token kind * 256 + preference within the kind; tokens of kind `NEVER` are never tried."""
+    return vocabulary.derived(_ranks)
+
+
+def _ranks(vocabulary: Vocabulary) -> Row:
     rank: Row = np.full(vocabulary.size, NEVER << 8, dtype=np.int32)
     for token, text in enumerate(vocabulary.tokens):
         if text and token not in vocabulary.special and token not in vocabulary.eos:

@@ -176,6 +176,11 @@ class Matcher:
         """Tokens of the shortest answer, its end token excluded: the least budget that completes; None if unknown."""
         return self._budget_close.num_shortest
 
+    @property
+    def end_margin(self) -> int:
+        """Tokens before the end of the budget within which the answer may be ended, so that it is whole."""
+        return 0 if self._open_ended else self._budget_close.margin
+
     def accept(self, token: int) -> bool:
         """Advance by a token. Returns False, and changes nothing, if the grammar does not allow it here."""
         return self._accept(token, self._advance)

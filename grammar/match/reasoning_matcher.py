@@ -150,6 +150,11 @@ class ReasoningMatcher:
         shortest = self._answer.num_shortest
         return shortest if shortest is None or not self._is_open else shortest + len(self._end.tokens)
 
+    @property
+    def end_margin(self) -> int:
+        """Tokens before the end of the budget within which the answer may be ended: see `Matcher.end_margin`."""
+        return self._answer.matcher.end_margin if self._answer.matcher else 0
+
     def fill_mask(self, row: Row, remaining: int | None = None) -> None:
         """Write the bitmask of the tokens that may come next: see `Matcher.fill_mask`. Raises GrammarFailure."""
         place = self._place

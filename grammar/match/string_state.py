@@ -374,6 +374,5 @@ def _before_quotes(vocabulary: Vocabulary, lead_ins: str) -> dict[int, tuple[byt
     return found
 
 
-@lru_cache(maxsize=4)
 def _special_tokens(vocabulary: Vocabulary) -> _SpecialTokens:
-    return _SpecialTokens(vocabulary)
+    return vocabulary.derived(_SpecialTokens)

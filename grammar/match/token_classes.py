@@ -107,9 +107,12 @@ def token_classes(vocabulary: Vocabulary, classes: CharClasses, state: int = CLE
 _Bytes = tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
 
 
-@lru_cache(maxsize=4)
 def text_bytes(vocabulary: Vocabulary) -> _Bytes:
     """Return the bytes of all tokens that are text, one after the other, their starts, lengths and ids."""
+    return vocabulary.derived(_text_bytes)
+
+
+def _text_bytes(vocabulary: Vocabulary) -> _Bytes:
     ids = [i for i, text in enumerate(vocabulary.tokens) if text and i not in vocabulary.special]
     lengths = np.array([len(vocabulary.tokens[i]) for i in ids], dtype=np.int64)
     data = np.frombuffer(b"".join(vocabulary.tokens[i] for i in ids), dtype=np.uint8)

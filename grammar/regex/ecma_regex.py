@@ -290,7 +290,8 @@ def _ends(node: RegexNode, text: str, starts: set[int]) -> set[int]:
 
 def _repeat_ends(node: Repeat, text: str, starts: set[int]) -> set[int]:
     reached = starts if node.least == 0 else set()
-    for count in range(1, (node.most or node.least + len(text) + 1) + 1):
+    most = node.least + len(text) + 1 if node.most is None else node.most
+    for count in range(1, most + 1):
         starts = _ends(node.item, text, starts)
         if count >= node.least:
             if starts <= reached:

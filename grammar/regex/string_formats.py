@@ -1,10 +1,13 @@
 r"""JSON Schema's ``format``: a pattern over the whole string for each asserted format; others are annotations.
 
 A pattern matches only what both the standard and python-jsonschema's checkers admit, so a finished answer passes
-either. `NARROWER` lists the patterns that match less.
+either. `NARROWER` lists the patterns that match less. Beside those of the standard there are the formats that pydantic
+writes for UUIDs of one version and for networks.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 from .ecma_regex import Pattern, parse
 
@@ -39,6 +42,29 @@ _IPV6 = "(?:" + "|".join(
     )
 ) + ")"  # fmt: skip
 _HEX2 = "%[0-9A-Fa-f]{2}"
+UUID_VERSIONS = (1, 3, 4, 5, 6, 7, 8)
+"""Of UUIDs whose version a format may name."""
+
+
+def _one_of(numbers: Iterable[int]) -> str:
+    return f"(?:{'|'.join(map(str, numbers))})"
+
+
+def _ipv4_networks() -> str:
+    """Return the pattern of addresses whose bits after the given number are zero."""
+    found = [rf"{_IPV4}(?:/32)?"]
+    for bits in range(32):
+        octets, rest = divmod(bits, 8)
+        parts = [_OCTET] * octets + [_one_of(range(0, 256, 1 << (8 - rest)))] + ["0"] * (3 - octets)
+        found.append(rf"{r'[.]'.join(parts)}/{bits}")
+    return f"(?:{'|'.join(found)})"
+
+
+def _ipv6_networks() -> str:
+    """Return the pattern of addresses with at most so many leading groups as the given number of bits has."""
+    found = [f"{_IPV6}(?:/128)?", f"::/{_one_of(range(129))}"]
+    found += [f"{_H16}(?::{_H16}){{{groups - 1}}}::/{_one_of(range(16 * groups, 129))}" for groups in range(1, 8)]
+    return f"(?:{'|'.join(found)})"
 
 
 def _uri(letters: str, ipv6: str) -> tuple[str, str]:
@@ -62,6 +88,8 @@ def _name(label: str, short: str) -> str:
     return rf"{short}(?:\.{short}){{0,9}}|{label}(?:\.{label}){{0,2}}"
 
 
+_INTERFACE4 = f"{_IPV4}(?:/{_one_of(range(33))})?"
+_INTERFACE6 = f"{_IPV6}(?:/{_one_of(range(129))})?"
 _URI, _URI_REFERENCE = _uri("a-zA-Z", _IPV6)
 # The ucschar ranges of the basic plane.
 _IRI, _IRI_REFERENCE = _uri(r"a-zA-Z\u00a0-\ud7ff\uf900-\ufdcf\ufdf0-\uffef", f"(?:{_H16}:){{6}}{_LS32}")
@@ -94,6 +122,17 @@ SOURCES: dict[str, str] = {
     "uri-template": rf"(?:[A-Za-z0-9_.~!$&()*+,;=:@/?#\[\]\-]|{_HEX2}|\{{[+#./;?&]?{_TEMPLATE_NAME}"
     rf"(?:,{_TEMPLATE_NAME})*\}})*",
     "uuid": "[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}",
+    **{
+        f"uuid{version}": f"[0-9a-fA-F]{{8}}-[0-9a-fA-F]{{4}}-{version}[0-9a-fA-F]{{3}}-[89abAB][0-9a-fA-F]{{3}}"
+        "-[0-9a-fA-F]{12}"
+        for version in UUID_VERSIONS
+    },
+    "ipv4interface": _INTERFACE4,
+    "ipv6interface": _INTERFACE6,
+    "ipv4network": _ipv4_networks(),
+    "ipv6network": _ipv6_networks(),
+    "ipvanyaddress": f"(?:{_IPV4}|{_IPV6})",
+    "ipvanyinterface": f"(?:{_INTERFACE4}|{_INTERFACE6})",
     "json-pointer": _POINTER,
     "relative-json-pointer": f"(?:0|[1-9]{{1,9}}0?)(?:#|{_POINTER})",
     "regex": rf"\^?(?:{_REGEX_GROUP}(?:\|{_REGEX_GROUP})?)*\$?",
@@ -113,6 +152,10 @@ NARROWER: dict[str, str] = {
     "iri": "characters of the basic plane, private ones left out; IPv6 addresses in full",
     "iri-reference": "as iri",
     "uri-template": "ASCII literals, prefixes of at most 999 characters",
+    "ipv4interface": "no network mask; the prefix in plain digits",
+    "ipv4network": "as ipv4interface; no bits after the prefix",
+    "ipv6network": "an address, or at most seven groups and `::`, with a prefix of at least these groups",
+    "ipvanyinterface": "as ipv4interface",
     "relative-json-pointer": "no digit after a zero",
     "regex": "groups one level deep, no lookaround, no back-reference",
 }

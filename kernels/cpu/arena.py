@@ -26,20 +26,22 @@ _POPULATE_WRITE: Final = 23  # MADV_POPULATE_WRITE of madvise(2), since Linux 5.
 
 
 class WeightArena:
-    """Allocator of tensors in shared blocks; a block is freed with the last of its tensors."""
+    """Allocator of tensors in shared blocks; a block is freed with the last of its tensors. Thread-safe."""
 
     def __init__(self) -> None:
         self._block: mmap.mmap | None = None
         self._used = 0
+        self._lock = threading.Lock()
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """An uninitialised CPU tensor."""
         count = math.prod(shape)
         size = count * dtype.itemsize
-        if self._block is None or self._used + size > len(self._block):
-            self._block, self._used = _map_block(max(size, _BLOCK)), 0
-        tensor = torch.frombuffer(self._block, dtype=dtype, count=count, offset=self._used)
-        self._used += -(-size // _ALIGNMENT) * _ALIGNMENT
+        with self._lock:
+            if self._block is None or self._used + size > len(self._block):
+                self._block, self._used = _map_block(max(size, _BLOCK)), 0
+            tensor = torch.frombuffer(self._block, dtype=dtype, count=count, offset=self._used)
+            self._used += -(-size // _ALIGNMENT) * _ALIGNMENT
         return tensor.view(shape)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import math
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -89,6 +90,12 @@ class Recording:
     calls: list[Call] = field(default_factory=list)
 
 
+class _OfThread(threading.local):
+    """State of one thread: each engine of a process computes on its own, at the same time as the others."""
+
+    recording: Recording | None = None
+
+
 class NativeLibrary:
     """A compiled library with the state that its ops share.
 
@@ -112,7 +119,7 @@ class NativeLibrary:
         self._reused = ReusedMemory()
         self.num_threads = torch.get_num_threads()
         self.listener: Listener | None = None
-        self._recording: Recording | None = None
+        self._of_thread = _OfThread()
 
     def bind(self, name: str, layout: Struct, fields: Fields = _NO_FIELDS) -> Callable[[bytes], int]:
         """Return a C function as a Python function of its packed arguments.
@@ -131,10 +138,11 @@ class NativeLibrary:
         function.argtypes, function.restype = [ctypes.c_char_p], ctypes.c_int
         address = ctypes.cast(function, ctypes.c_void_p).value
         assert address is not None
+        of_thread = self._of_thread
 
         def call(arguments: bytes) -> int:
-            if self._recording is not None:
-                self._recording.calls.append(Call(name, address, arguments, fields))
+            if (recording := of_thread.recording) is not None:
+                recording.calls.append(Call(name, address, arguments, fields))
             if self.listener is not None:
                 return run_timed(name, lambda: function(arguments), self.listener)
             return function(arguments)  # type: ignore[no-any-return]
@@ -143,19 +151,19 @@ class NativeLibrary:
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Return an uninitialised CPU tensor for the result of an op, from the buffers of a recording in progress."""
-        if self._recording is None:
+        if (recording := self._of_thread.recording) is None:
             large = math.prod(shape) * dtype.itemsize > _LARGE
             return self._reused.empty(shape, dtype) if large else torch.empty(shape, dtype=dtype)
-        return self._recording.buffers.empty(shape, dtype)
+        return recording.buffers.empty(shape, dtype)
 
     @contextmanager
     def recorded(self, buffers: Buffers) -> Iterator[Recording]:
-        """Record every native call made inside. Only one thread may make calls meanwhile."""
-        self._recording = recording = Recording(buffers)
+        """Record every native call that this thread makes inside."""
+        self._of_thread.recording = recording = Recording(buffers)
         try:
             yield recording
         finally:
-            self._recording = None
+            self._of_thread.recording = None
 
     @contextmanager
     def timed(self, listener: Listener) -> Iterator[None]:

@@ -48,7 +48,9 @@ class Engine(FakeClient):
         self.most = most
         self.loads: list[tuple[str, bool]] = []
 
-    async def load_adapter(self, name: str, path: str, *, replace: bool = False, trusted: bool = False) -> None:
+    async def load_adapter(
+        self, name: str, path: str, *, replace: bool = False, trusted: bool = False, num_tokens: int = 0
+    ) -> None:
         assert trusted and not (name in self.adapters and not replace)
         if name not in self.adapters and len(self.adapters) >= self.most:
             raise AdapterUnavailable(f"{self.most} adapters are loaded, which is the limit (--max-adapters).")

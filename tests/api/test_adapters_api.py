@@ -15,6 +15,7 @@ import openai
 import pytest
 import torch
 from support.api.real_server import free_port
+from support.engine.core_hooks import core_of, known_vocabularies
 from support.models.lora_models import LINEARS, base, make_adapter
 from support.models.resized_base import KINDS, ResizedOracle, make_resized_adapter
 from support.models.tiny_tokenizers import train_byte_level, write_folder
@@ -24,6 +25,7 @@ from rootgraft.api.config import ServerConfig
 from rootgraft.api.routes.dependencies import shown_path
 from rootgraft.engine.errors import RequestError, UnknownModel
 from rootgraft.engine.types import AdapterInfo
+from rootgraft.grammar.spec import GrammarSpec
 
 ROOT = Path(__file__).parents[2]
 NAMES = ("base", "one", "two")
@@ -205,6 +207,8 @@ def test_where_an_adapter_lies_outside_the_folder_is_nobodys_business(path: str,
         ({"lora_name": "x"}, "lora_path"),
         ({"lora_name": "x", "lora_path": ".."}, "lora_path"),
         ({"lora_name": "x", "lora_path": "none"}, "lora_path"),
+        ({"lora_name": "x", "lora_path": "one\0"}, "lora_path"),
+        ({"lora_name": "x", "lora_path": "o" * 300}, "lora_path"),
         ({"lora_name": "base", "lora_path": "one"}, "lora_name"),
         ({"lora_name": "no name", "lora_path": "one"}, "lora_name"),
         ({"lora_name": "x", "lora_path": "one", "is_3d_lora_weight": True}, "is_3d_lora_weight"),
@@ -322,6 +326,52 @@ def test_a_load_in_place_brings_the_template_of_now_or_changes_nothing(http: htt
     assert "retold" not in {card["id"] for card in http.get("/v1/models").json()["data"]}
 
 
+REFUSED = {
+    "tokenizer of more tokens than the embedding": ("chatty", lambda folder, root: _copy(root / "unfit", folder)),
+    "broken weights": ("one", lambda folder, _: (folder / "adapter_model.safetensors").write_bytes(b"x" * 99)),
+    "no weights": ("one", lambda folder, _: (folder / "adapter_model.safetensors").unlink()),
+    "broken configuration": ("one", lambda folder, _: (folder / "adapter_config.json").write_text("{")),
+    "rank above the limit": ("one", lambda folder, _: make_adapter("worded", folder.parents[1], folder, 0, r=65)),
+    "shapes of another rank": ("one", lambda folder, root: _copy(root / "two" / "adapter_config.json", folder)),
+    "broken tokenizer": ("chatty", lambda folder, _: (folder / "tokenizer.json").write_text("{")),
+    "broken template": ("chatty", lambda folder, _: (folder / "chat_template.jinja").write_text("{% if %}")),
+}
+
+
+def _copy(source: Path, folder: Path) -> None:
+    if source.is_dir():
+        shutil.copytree(source, folder, dirs_exist_ok=True)
+    else:
+        shutil.copy(source, folder)
+
+
+@pytest.mark.parametrize("fault", [*REFUSED, "more tokens than the base model, and no tokenizer"])
+def test_a_load_in_place_that_is_refused_changes_nothing(
+    client: openai.OpenAI, http: httpx.Client, folder: Path, fault: str
+) -> None:
+    """The version before goes on under its name, whatever is wrong with the one that was to come."""
+
+    def listed() -> Any:
+        infos = {each["name"]: each for each in http.get("/v1/adapters").json()["data"]}
+        return [infos["kept"][name] for name in ("state", "digest", "loaded", "path")]
+
+    root = folder / "adapters"
+    base_of, spoil = REFUSED.get(fault, ("one", None))
+    shutil.rmtree(root / "kept", ignore_errors=True)
+    shutil.copytree(root / base_of, root / "kept")
+    body = {"lora_name": "kept", "lora_path": "kept"}
+    assert http.post("/v1/load_lora_adapter", json=body).status_code == 200
+    before, text = listed(), ask(client, "kept")
+    if spoil is None:
+        body["lora_path"] = f"file://{folder}/elsewhere/chatty"
+    else:
+        spoil(root / "kept", root)
+    refused = http.post("/v1/load_lora_adapter", json={**body, "load_inplace": True})
+    assert refused.status_code == 400, refused.text
+    assert listed() == before and ask(client, "kept") == text
+    assert http.post("/v1/unload_lora_adapter", json={"lora_name": "kept"}).status_code == 200
+
+
 def test_of_a_source_no_tokenizer_is_read(http: httpx.Client, folder: Path) -> None:
     body = {"lora_name": "far", "lora_path": f"file://{folder}/elsewhere/chatty"}
     loaded = http.post("/v1/load_lora_adapter", json=body)
@@ -346,4 +396,34 @@ def test_offline_an_adapter_has_its_own_tokens_too(folder: Path) -> None:
         llm.generate([[444]], params, adapter="chatty", use_tqdm=False)
     with pytest.raises(RequestError):
         llm.generate([[443]], params, adapter="one", use_tqdm=False)
+    for replace, name in ((True, "chatty"), (False, "new")):
+        with pytest.raises(RequestError, match="445 tokens, but its embed_tokens 444 rows"):
+            llm.load_adapter(name, "unfit", replace=replace)
+    [still] = llm.chat([{"role": "user", "content": "foxes"}], params, adapter="chatty", use_tqdm=False)
+    assert still.outputs[0].token_ids == said.outputs[0].token_ids
+    with pytest.raises(UnknownModel):
+        llm.generate("the fox", adapter="new", use_tqdm=False)
+    llm.close()
+
+
+def test_the_engine_gives_up_the_tokens_of_an_adapter_that_goes(folder: Path) -> None:
+    """Unloaded or replaced; they are sent again for the next answer with a grammar."""
+    llm = LLM(str(folder / "worded"), dtype="float32", device="cpu", threads=1, enable_lora=True,
+              num_gpu_blocks_override=60, lora_dir=str(folder / "adapters"))  # fmt: skip
+
+    def known(name: str) -> set[str]:
+        params, grammar = SamplingParams(max_tokens=9, temperature=0), GrammarSpec.choice(["foxes", "dogs"])
+        [said] = llm.generate("the", params, adapter=name, grammar=grammar, use_tqdm=False)
+        assert said.outputs[0].text in ("foxes", "dogs")
+        return known_vocabularies(core_of(llm))[0]
+
+    llm.load_adapter("again", "chatty")
+    [own] = known("chatty") - {""}
+    assert known("one") == known("again") == {"", own}
+    llm.unload_adapter("chatty")
+    assert known_vocabularies(core_of(llm))[0] == {"", own}, "the other name has the same tokens"
+    llm.load_adapter("again", "one", replace=True)
+    assert known_vocabularies(core_of(llm)) == ({""}, {""})
+    llm.load_adapter("again", "chatty", replace=True)
+    assert known("again") == {"", own}
     llm.close()

@@ -135,6 +135,51 @@ def test_routes_that_are_not_there(live: Live, method: str, path: str, status: i
         check_error(http.request(method, path), status, None, code)
 
 
+ENDS_IN_V1 = "The base URL of OpenAI's clients ends in /v1."
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "hint"),
+    [
+        ("POST", "/chat/completions", f"; there is {CHAT}. {ENDS_IN_V1}"),
+        ("POST", "/v1/v1/completions", f"; there is {COMPLETIONS}. {ENDS_IN_V1}"),
+        ("GET", "/models/tiny", f"; there is /v1/models/tiny. {ENDS_IN_V1}"),
+        ("POST", "/v1/tokenize", "; there is /tokenize."),
+        ("POST", "/v1/chat/completions/", f"; there is {CHAT}."),
+        ("GET", CHAT + "/", "."),
+        ("POST", "/v1/embeddings", "."),
+        ("GET", "/", "."),
+        ("GET", "/v1", "."),
+        ("GET", "/%ff", None),
+    ],
+)
+def test_a_route_that_is_not_there_is_named_with_the_one_that_was_meant(
+    live: Live, method: str, path: str, hint: str | None
+) -> None:
+    with live.http() as http:
+        message = check_error(http.request(method, path), 404, None, "unknown_url")
+        long = http.get("/" + "x" * 5000)
+    assert hint is None or message == f"There is no route {method} {path}{hint}"
+    assert len(long.content) < 400
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "methods"),
+    [
+        ("GET", CHAT, "POST"),
+        ("POST", "/v1/responses/input_tokens", "DELETE, GET"),
+        ("PUT", "/v1/files", "GET, POST"),
+        ("POST", "/ui", "GET"),
+    ],
+)
+def test_all_methods_of_a_route_are_named(live: Live, method: str, path: str, methods: str) -> None:
+    with live.http() as http:
+        reply = http.request(method, path)
+    message = check_error(reply, 405, None, "method_not_allowed")
+    assert message == f"There is no {method} of this route, which takes {methods}."
+    assert reply.headers["allow"] == methods
+
+
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS, "/tokenize", "/detokenize"])
 def test_unknown_models(live: Live, path: str) -> None:
     body = {"/tokenize": {"prompt": "x"}, "/detokenize": {"tokens": [97]}}.get(path) or complete(path, {})

@@ -17,6 +17,7 @@ from support.api.api_live import Live, make_state, serve, wait_until
 from rootgraft.api.batches import batch_service as desk_module
 from rootgraft.api.batches.batch_files import BatchOutput
 from rootgraft.api.batches.batch_service import BatchService
+from rootgraft.api.batches.fair_slots import FairSlots
 from rootgraft.api.config import ServerConfig
 from rootgraft.api.routes import files as files_module
 from rootgraft.api.storage.file_store import FileStore, new_file_id
@@ -108,6 +109,11 @@ def test_other_endpoints(client: openai.OpenAI, endpoint: str, body: dict[str, A
     assert done.status == "completed" and done.request_counts.total == 1 and done.error_file_id is None
     assert answers(client, done.output_file_id)["r1"]["response"]["status_code"] == 200
     assert done.usage.output_tokens == 8
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_line(client: openai.OpenAI) -> None:
+    done = ended(client, begin(client, "\ufeff" + line(1), line(2)))
+    assert done.status == "completed" and done.request_counts.completed == 2
 
 
 def test_integers_beyond_64_bits_are_exact_in_schemas(live: Live, client: openai.OpenAI) -> None:
@@ -205,6 +211,21 @@ def test_a_batch_that_is_cancelled_keeps_what_is_answered(
     assert client.files.delete(batch.input_file_id).deleted
 
 
+def test_a_file_stays_while_a_batch_reads_it(live: Live, client: openai.OpenAI) -> None:
+    """Its time may be up before the batch's: the answers so far would be lost with it."""
+    hold(live)
+    file = upload(client, *map(line, range(3)), expires_after={"anchor": "created_at", "seconds": 3600})
+    batch = begin_with(client, file.id)
+    wait_until(lambda: client.batches.retrieve(batch.id).status == "in_progress")
+    live.state.batches.files._clock = lambda: file.expires_at
+    assert client.files.retrieve(file.id).id == file.id
+    client.batches.cancel(batch.id)
+    done = ended(client, batch)
+    assert done.status == "cancelled" and len(answers(client, done.error_file_id)) == 3
+    with pytest.raises(openai.NotFoundError):
+        client.files.retrieve(file.id)
+
+
 def test_a_batch_whose_time_is_up(live: Live, client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(desk_module, "_POLL_SECONDS", 0.01)
     hold(live)
@@ -216,6 +237,73 @@ def test_a_batch_whose_time_is_up(live: Live, client: openai.OpenAI, monkeypatch
     assert {each["error"]["code"] for each in answers(client, done.error_file_id).values()} == {"batch_expired"}
     with pytest.raises(openai.BadRequestError, match="status 'expired'"):
         client.batches.cancel(batch.id)
+
+
+def test_a_batch_whose_time_is_up_while_others_are_answered(
+    live: Live, client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(desk_module, "_POLL_SECONDS", 0.01)
+    monkeypatch.setattr(desk_module, "MAX_AT_ONCE", 1)
+    hold(live)
+    first, second = (begin(client, line(number)) for number in range(2))
+    wait_until(lambda: len(live.async_engine.seen) == 1)
+    late = first.expires_at
+    live.state.batches.records._clock = lambda: late
+    live.state.batches.records.get("", first.id).expires_at += 60
+    assert ended(client, second).status == "expired"
+    release(live)
+    assert ended(client, first).status == "completed" and len(live.async_engine.seen) == 1
+
+
+def test_batches_that_wait_for_their_turn_have_no_file_open(
+    live: Live, client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hundred of each tenant may wait."""
+    counts = {"now": 0, "most": 0}
+
+    class Counted(BatchOutput):
+        def __enter__(self) -> Counted:
+            counts["now"] += 1
+            counts["most"] = max(counts.values())
+            return self
+
+        def __exit__(self, *error: Any) -> None:
+            counts["now"] -= 1
+            super().__exit__(*error)
+
+    monkeypatch.setattr(desk_module, "BatchOutput", Counted)
+    monkeypatch.setattr(desk_module, "MAX_AT_ONCE", 2)
+    hold(live)
+    batches = [begin(client, *map(line, range(3))) for _ in range(8)]
+    wait_until(lambda: all(client.batches.retrieve(batch.id).status == "in_progress" for batch in batches))
+    wait_until(lambda: len(live.async_engine.seen) == 6)
+    assert counts == {"now": 2, "most": 2}
+    assert client.batches.cancel(batches[-1].id) and ended(client, batches[-1]).status == "cancelled"
+    release(live)
+    assert {ended(client, batch).status for batch in batches[:-1]} == {"completed"}
+
+
+def test_a_tenant_with_many_batches_holds_no_other_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its share of the requests in flight is free for another tenant's as soon as a request of its own ends."""
+    monkeypatch.setattr(desk_module, "MAX_IN_FLIGHT", 4)
+    monkeypatch.setattr(desk_module, "LEAST_IN_FLIGHT", 2)
+    with (
+        start(tmp_path / "b", api_key=("one", "two")) as live,
+        live.openai(api_key="one") as mine,
+        live.openai(api_key="two") as other,
+    ):
+        first, second = (live.state.keys.find(key).tenant for key in (b"one", b"two"))
+        hold(live)
+        many = [begin(mine, *map(line, range(20))) for _ in range(6)]
+        wait_until(lambda: len(live.async_engine.seen) == 4)
+        few = begin(other, *map(line, range(6)))
+        wait_until(lambda: len(live.async_engine.seen) == 6)
+        release(live)
+        assert ended(other, few).status == "completed"
+        order = [request.tenant for request in live.async_engine.seen]
+        assert order[:6] == [first] * 4 + [second] * 2 and order[6:18].count(second) == 4, order
+        assert all(ended(mine, batch).status == "completed" for batch in many)
+        assert len(live.async_engine.seen) == 6 * 20 + 6
 
 
 def test_a_full_disk_loses_no_answer(live: Live, client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -348,13 +436,13 @@ def begin_with(client: openai.OpenAI, file_id: str) -> Any:
 
 def test_a_key_that_is_taken_back_asks_nothing_more(tmp_path: Path) -> None:
     with start(tmp_path / "b", api_key=("one", "two")) as live, live.openai(api_key="one") as client:
-        live.state.batches._slots = asyncio.Semaphore(0)
+        live.state.batches._slots = slots = FairSlots(0)  # for nobody
         batch = begin(client, line(1))
         wait_until(lambda: client.batches.retrieve(batch.id).status == "in_progress")
         keys, owner = live.state.keys, live.state.keys.find(b"one")
-        batch_service, record = live.state.batches, live.state.batches.records.get(owner.tenant, batch.id)
+        record = live.state.batches.records.get(owner.tenant, batch.id)
         keys._keys = keys._given[1:]
-        live.loop.call_soon_threadsafe(batch_service._slots.release)
+        live.loop.call_soon_threadsafe(slots._give_back, "nobody")
         wait_until(lambda: record.has_ended)
         keys._keys = keys._given
         done = client.batches.retrieve(batch.id)

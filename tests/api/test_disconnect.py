@@ -10,8 +10,11 @@ from typing import Any
 
 import pytest
 from support.api.api_live import Live, wait_until
+from uvicorn import Config
+from uvicorn.server import ServerState
 
 from rootgraft.api.generate import sse
+from rootgraft.api.http.connection import uvicorn_options
 
 
 @pytest.fixture
@@ -109,3 +112,33 @@ def test_one_failing_prompt_ends_the_others(live: Live) -> None:
         assert "internal_error" in stream and "[DONE]" not in stream
     assert live.state.active == 0
     assert len(live.async_engine.aborted) == len(live.async_engine.seen)
+
+
+class ClosedTransport(asyncio.Transport):
+    """As uvloop's, between the end of a connection and the call that tells of it."""
+
+    def is_closing(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> None:
+        raise RuntimeError("unable to perform operation, the handler is closed")
+
+
+async def test_an_answer_whose_client_has_just_left_is_no_error() -> None:
+    answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body", "body": b"late"})
+            answered.set_result(None)
+        except Exception as error:
+            answered.set_exception(error)
+
+    config = Config(app, **uvicorn_options())
+    config.load()
+    connection = uvicorn_options()["http"](config, ServerState(), {})
+    connection.connection_made(ClosedTransport())
+    connection.data_received(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+    await asyncio.wait_for(answered, 20)
+    connection.connection_lost(None)

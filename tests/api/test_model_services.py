@@ -47,7 +47,9 @@ class Engine(FakeClient):
     async def close(self) -> None:
         self.closed = True
 
-    async def load_adapter(self, name: str, path: str, *, replace: bool = False, trusted: bool = False) -> None:
+    async def load_adapter(
+        self, name: str, path: str, *, replace: bool = False, trusted: bool = False, num_tokens: int = 0
+    ) -> None:
         if f"no adapter of {self.digest}" in Path(path, WEIGHTS).read_text():
             raise RequestError("It is no adapter of this model.", param="path")
         self.adapters = {**self.adapters, name: AdapterInfo(name, path, "ready", "host")}

@@ -160,7 +160,7 @@ def test_a_ledger_or_traces_that_cannot_be(engine: Engine, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("how", ["time is up", "second signal"])
-def test_what_does_not_finish_gets_an_error(engine: Engine, how: str) -> None:
+def test_what_does_not_finish_gets_an_error(engine: Engine, how: str, caplog: pytest.LogCaptureFixture) -> None:
     engine.loaded.set()
     engine.async_engine.gate = asyncio.Event()
     replies: list[Any] = []
@@ -175,7 +175,11 @@ def test_what_does_not_finish_gets_an_error(engine: Engine, how: str) -> None:
             interrupt()
         running.join(20)
 
-    assert run(steps, shutdown_timeout=0.2 if how == "time is up" else 600) == server.EXIT_CUT_OFF == 1
+    timeout = 0.25 if how == "time is up" else 600
+    with caplog.at_level(logging.INFO, logger="rootgraft.server"):
+        assert run(steps, shutdown_timeout=timeout) == server.EXIT_CUT_OFF == 1
+    assert f"finishing 1 request, at most {timeout:g} s; a second signal cuts off what runs" in caplog.messages
+    assert "cutting off 1 request" in caplog.messages
     [reply] = replies
     assert isinstance(reply, httpx.HTTPError) or reply.json()["error"]["code"] == "engine_dead"
     assert engine.closed

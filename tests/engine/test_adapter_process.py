@@ -40,7 +40,7 @@ class Session:
         for message in messages:
             if isinstance(message, TokenOut):
                 self.tokens[message.id] += message.tokens
-            else:
+            elif isinstance(message, (Done, Failed)):
                 self.ends[message.id].set_result(message)
 
 
@@ -86,7 +86,7 @@ async def test_adapters_of_the_start_and_of_the_folder(adapted_llama):
 
 async def test_a_bad_adapter_stops_the_start(adapted_llama):
     client = EngineClient(replace(CONFIG, lora_modules=(f"bad={adapted_llama / 'llama'}",)), adapted_llama / "llama")
-    with pytest.raises(ConfigError, match="--lora-modules bad"):
+    with pytest.raises(ConfigError, match="--lora-modules bad="):
         await client.start()
     await client.close()
 

@@ -35,7 +35,7 @@ def test_the_chosen_drafts_maximise_expected_tokens_a_second(rates, spare_rows, 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(DraftCost, "threshold", lambda self, num_rows: threshold)
         patch.setattr(DraftCost, "least_gain", lambda self, num_rows: -1.0)
-        choice = DraftCost().choose([(rate, 3) for rate in rates], rows, limit)
+        choice = DraftCost().choose([[rate] * 3 for rate in rates], rows, limit)
     worth = 1.0 if rows == 1 else (1 + threshold) / 2  # with other rows, half of the steps' fixed cost is saved
 
     def speed(counts: tuple[int, ...]) -> float:
@@ -83,7 +83,7 @@ def simulated_rate(
         for _ in range(3):
             cost.observe(size, size, seconds(size) * draw.uniform(0.95, 1.05), size, 0.0)
     for _ in range(steps):
-        choice = cost.choose([(believed, MOST)] * rows, rows, 64)
+        choice = cost.choose([[believed] * MOST] * rows, rows, 64)
         num_drawn = rows
         for count in choice.counts:
             accepted = 0

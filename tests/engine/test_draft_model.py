@@ -149,6 +149,7 @@ class WithoutWords(FakeDraft):
 
 def test_one_without_the_tokens_of_a_grammar_is_soon_left(engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     """It draws nothing there, which counts as a wrong draft does."""
+    monkeypatch.setattr(Proposer, "_proposals", lambda self, sequence, state: [])
     monkeypatch.setattr(DraftCost, "draft_length", lambda self, rates, *_: 4 if max(rates) > 0.3 else 0)
     draft = WithoutWords(200, 4)
     drafted = engine(draft=draft)

@@ -15,8 +15,9 @@ from rootgraft.engine.engine_stats import EngineStats
 from rootgraft.engine.json_options import SpeculativeConfig
 from rootgraft.engine.kv_cache.prefix_cache import PrefixCache
 from rootgraft.engine.sequence.sequence import Sequence
+from rootgraft.engine.speculation.acceptance import HIGHEST_RATE, AcceptanceRate, AcceptanceRates, chances, observe
 from rootgraft.engine.speculation.prompt_lookup import NgramIndex
-from rootgraft.engine.speculation.proposer import DraftSource, Proposer, _initial_rates
+from rootgraft.engine.speculation.proposer import DraftSource, Proposer
 from rootgraft.engine.types import SamplingParams
 from rootgraft.radix.namespace import Namespace, Path
 
@@ -91,10 +92,10 @@ def test_what_a_guess_was_right_in_between_is_counted(proposer: Proposer) -> Non
     """A guess of 16 tokens whose first eight are drawn before the next look has been right eight times, not once."""
     document = list(range(100, 140))
     each = sequence(1, [*document, 1, 2, 3])
-    proposer._rates["short_match"].hits = 0.0  # nobody believes a short match
+    distrust(proposer._rates)
     say(proposer, each, random.Random(3).sample(range(WORDS), 200))
     state = proposer._sequences[1]
-    state.rates["short_match"].hits = 0.0
+    distrust(state.rates)
     each.tokens.extend(document[:3])
     state.due = each.num_tokens
     assert not drafts_of(proposer, each)
@@ -102,7 +103,17 @@ def test_what_a_guess_was_right_in_between_is_counted(proposer: Proposer) -> Non
     each.tokens.extend(document[3:11])
     drafts = drafts_of(proposer, each)
     assert drafts and drafts == document[11 : 11 + len(drafts)]
-    assert state.rates["short_match"].hits == pytest.approx(8)
+    assert sum(rate.hits for rate in state.rates._matches) == pytest.approx(8)
+
+
+def distrust(rates: AcceptanceRates) -> None:
+    for rate in rates._matches:
+        rate.hits = 0.0
+
+
+def behind_match(rates: AcceptanceRates, length: int) -> AcceptanceRate:
+    """The rate of the first draft behind a match of so many tokens."""
+    return rates.of_match(length)[0][0]
 
 
 def test_the_grammar_is_asked_while_the_other_sources_rest(proposer: Proposer, looks: list[int]) -> None:
@@ -123,18 +134,40 @@ def test_the_grammar_is_asked_while_the_other_sources_rest(proposer: Proposer, l
 
 
 def test_a_new_sequence_begins_with_what_the_others_learnt(proposer: Proposer) -> None:
-    before = _initial_rates(proposer._rates)["short_match"].value
+    before = behind_match(AcceptanceRates(proposer._rates), 3)
     document = list(range(100, 140))
     for number in range(100, 140):  # matches that always go on the same way
         say(proposer, sequence(number, [*document, 1, 2, 3]), document)
-    assert proposer._rates["short_match"].value > 0.9
-    assert _initial_rates(proposer._rates)["short_match"].value == before
+    assert behind_match(AcceptanceRates(proposer._rates), 16).value > 0.9
     draw = random.Random(5)
-    for number in range(400):  # short matches that never go on the same way
-        each = sequence(number, [1, 2, 3])
-        for _ in range(10):
-            say(proposer, each, [*draw.sample(range(10, WORDS), 2), 1, 2, 3])
+    for number in range(400):  # matches of three tokens that never go on the same way
+        each = sequence(number, [1, 2, 3, *draw.sample(range(10, WORDS), 16)])
+        for _ in range(4):
+            say(proposer, each, [1, 2, 3, *draw.sample(range(10, WORDS), 16)])
         proposer.forget(number)
-    after = _initial_rates(proposer._rates)["short_match"]
-    assert after.value < before / 2
+    after = behind_match(AcceptanceRates(proposer._rates), 3)
+    assert after.value < before.value / 2
     assert after.trials < 5  # a few hits of its own outweigh that
+    assert behind_match(AcceptanceRates(proposer._rates), 1).value > 0.5, "behind one token they went on the same way"
+
+
+def test_each_draft_has_the_rate_of_the_match_that_it_would_make() -> None:
+    """Behind two tokens: the third draft follows a match of four, and so on; all are counted where they belong."""
+    rates = AcceptanceRates()
+    runs = rates.of_match(2)
+    told = [rate for rate, count in runs for _ in range(min(count, 20))]
+    lengths = [2 + place for place in range(20)]
+    assert all(rate is behind_match(rates, length) for rate, length in zip(told, lengths, strict=False))
+    assert chances(runs, 16) == [rate.value for rate in told[:16]]
+    before = [(rate.hits, rate.trials) for rate in rates._matches]
+    observe(runs, 4, 5)
+    gained = [
+        (rate.hits - hits, rate.trials - trials) for rate, (hits, trials) in zip(rates._matches, before, strict=True)
+    ]
+    assert gained == [(0, 0), (1, 1), (1, 1), (2, 2), (0, 1), (0, 0), (0, 0)]  # 1, 2, 3, 4 to 5, 6 to 8, 9, 16 tokens
+
+
+def test_no_draft_is_certain() -> None:
+    rate = AcceptanceRate(50.0, 50.0)
+    assert rate.value == HIGHEST_RATE
+    assert 0 < rate.lower_bound < rate.value

@@ -26,7 +26,8 @@ from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.errors import ConfigError
 from rootgraft.engine.messages import Abort
 from rootgraft.engine.sequence.sequence import Sequence
-from rootgraft.engine.speculation.proposer import _HIGHEST_RATE, DraftSource, Proposal, Proposer, _Rate
+from rootgraft.engine.speculation.acceptance import AcceptanceRate
+from rootgraft.engine.speculation.proposer import DraftSource, Proposal, Proposer
 from rootgraft.engine.types import SamplingParams
 from rootgraft.radix.namespace import Namespace, Path
 
@@ -46,7 +47,8 @@ def guessing(monkeypatch, guess) -> None:
 
     def proposals(self, sequence, state):
         tokens = guess(sequence)
-        return [Proposal(DraftSource.NGRAM, _Rate(_HIGHEST_RATE * 2), tokens, sequence.num_tokens)] if tokens else []
+        runs = [(AcceptanceRate(20.0, 20.0), len(tokens))]
+        return [Proposal(DraftSource.NGRAM, runs, tokens, sequence.num_tokens)] if tokens else []
 
     monkeypatch.setattr(Proposer, "_proposals", proposals)
 

@@ -27,12 +27,15 @@ def index_of(prompt: list[int], generated: list[int], *, each: bool) -> NgramInd
 def test_a_guess_goes_on_where_the_last_tokens_stood_before(prompt, generated, each):
     tokens = [*prompt, *generated]
     length, guess = index_of(prompt, generated, each=each).lookup(5)
-    places = [end for end in range(3, len(tokens)) if tokens[end - 3 : end] == tokens[-3:]]
-    if not places:
+    known = [
+        next((n for n in (3, 2, 1) if end >= n and tokens[end - n : end] == tokens[-n:]), 0)
+        for end in range(len(tokens))
+    ]
+    if not any(known):
         assert (length, list(guess)) == (0, [])
         return
-    assert 3 <= length <= 16 and len(guess) == 5
-    sources = [end for end in places if tokens[max(0, end - length) : end] == tokens[len(tokens) - length :]]
+    assert max(known) <= length <= 16 and len(guess) == 5
+    sources = [end for end in range(1, len(tokens)) if tokens[end - 1] == tokens[-1]]
     endless = [(tokens[end:] * 5)[:5] for end in sources]
     assert list(guess) in endless
 
@@ -58,6 +61,21 @@ def test_few_tokens_and_large_ids_are_no_trouble():
         length, guess = index.lookup(3)
         assert list(guess) in ([], prompt[:3])
         assert length <= len(prompt)
+
+
+def test_a_copy_goes_on_behind_a_token_that_was_replaced():
+    """Of all places with the last token, the one is guessed at which the source goes on that the copy has left."""
+    row = [[1, 2, 10 + n, 3, 4, 50 + n, 5] for n in range(9)]
+    text = [token for each in row for token in each]
+    tokens = array("i", [*text, 99])
+    index = NgramIndex(tokens)
+    for token in text[:9]:
+        index.lookup(4)
+        tokens.append(token)
+    index.lookup(4)
+    tokens.extend([77, 3])  # in place of 11
+    # One token, and a fourth of the nine that agree before: of all places with a 3 this is the likeliest.
+    assert index.lookup(4) == (3, array("i", text[11:15]))
 
 
 def test_a_period_is_gone_on_with():

@@ -13,12 +13,13 @@ from typing import Any
 
 import pytest
 import torch
+from support.engine.core_hooks import known_vocabularies
 from support.models.lora_models import VOCAB, base, make_adapter
 from support.models.resized_base import ADDED, KINDS, ResizedOracle, make_resized_adapter
 
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.core.engine_core import EngineCore
-from rootgraft.engine.messages import Done, Failed, Submit, TokenOut, TokenTexts
+from rootgraft.engine.messages import Done, Failed, ForgetTokens, Submit, TokenOut, TokenTexts
 from rootgraft.engine.types import SamplingParams
 from rootgraft.grammar.spec import GrammarSpec
 
@@ -231,6 +232,29 @@ def test_grammars_over_both_vocabularies_in_one_batch(engine) -> None:
         number: message.stop_token for number, each in found.items() for message in each if isinstance(message, Done)
     }
     assert ends[1] == ends[2] == 2 and ends[0] in (2, NEW_END)
+
+
+def test_a_vocabulary_is_given_up_when_its_last_answer_has_ended(engine) -> None:
+    """Bytes go at once, grammars with the sequence that uses them, which ends as it would have."""
+    core = engine().core
+    asked = {"vocabulary": "wide", "ends": (NEW_END,), "grammar": GrammarSpec.regex("[0-9]{6}"), "ignore_eos": False}
+    core.handle([submit(0, prompt_of("trl"), "trl", **asked, max_tokens=40)])
+    found: list[Any] = []
+    while not tokens_of(found):
+        found += [each for each in core.step() if isinstance(each, (TokenOut, Done, Failed))]
+    core.handle([ForgetTokens("wide"), ForgetTokens("never told")])
+    assert known_vocabularies(core) == ({""}, {"", "wide"})
+    while core.has_work:
+        found += [each for each in core.step() if isinstance(each, (TokenOut, Done, Failed))]
+    assert isinstance(found[-1], Done) and len(tokens_of(found)) >= 2
+    assert known_vocabularies(core) == ({""}, {""})
+    core.handle([submit(1, prompt_of("trl"), "trl", **asked, max_tokens=40)])
+    assert any(isinstance(each, Failed) for each in core.step()), "a client tells the tokens first"
+    core.handle([WIDE_TEXTS, submit(2, prompt_of("trl"), "trl", **asked, max_tokens=40)])
+    again: list[Any] = []
+    while core.has_work:
+        again += [each for each in core.step() if isinstance(each, (TokenOut, Done, Failed))]
+    assert tokens_of(again) == tokens_of(found)
 
 
 @pytest.mark.parametrize("adapter", [None, "lora", "trl"])

@@ -73,7 +73,7 @@ async def test_a_heartbeat_is_taken_after_the_messages_of_its_frame(tiny_llama):
     client.on_frame = lambda messages: taken.extend(type(message).__name__ for message in messages)
     client.on_heartbeat = lambda heartbeat: taken.append(f"{type(heartbeat).__name__} {heartbeat.stats['steps']:g}")
     client.data_received(frame(encode([TokenOut(7, (1,)), AdapterChanged("none", None), Heartbeat({"steps": 3}, {})])))
-    assert taken == ["TokenOut", "Heartbeat 3"] and client.stats == {"steps": 3}
+    assert taken == ["TokenOut", "AdapterChanged", "Heartbeat 3"] and client.stats == {"steps": 3}
     await client.close()
 
 

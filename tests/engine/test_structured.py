@@ -143,6 +143,38 @@ def test_min_tokens_hold_as_long_as_the_grammar_goes_on(engine):
     assert all(end.reason is FinishReason.STOP for end in structured.ends.values())
 
 
+ENDLESS = {
+    "regex": GrammarSpec.regex("(ab|c)*"),
+    "grammar": GrammarSpec.lark('start: ("<" /[a-z]*/ ">")*'),
+    "list": GrammarSpec.json_schema({"type": "array", "items": {"type": "integer"}}),
+}
+
+
+@pytest.mark.parametrize("form", ENDLESS)
+def test_min_tokens_are_refused_where_the_end_is_planned_within_the_budget(engine, form):
+    """The engine itself ends no answer before them: only a grammar that allows nothing more does, as after a list."""
+    structured = engine(num_pages=600)
+    budgets = dict(enumerate(range(30, 60, 3)))
+    for number, most in budgets.items():
+        structured.submit(number, ENDLESS[form], max_tokens=most, min_tokens=most)
+    structured.run()
+    bounds = {}
+    for number, most in budgets.items():
+        failed = structured.ends[number]
+        assert isinstance(failed, Failed) and (failed.kind, failed.param) == ("RequestError", "min_tokens")
+        bounds[number] = int(re.search(r"at most (\d+)", failed.message)[1])
+        assert 0 < bounds[number] < most, failed.message
+        fields = {"max_tokens": most, "seed": number}
+        structured.submit(100 + number, ENDLESS[form], **fields, min_tokens=bounds[number])
+        structured.submit(200 + number, ENDLESS[form], **fields, min_tokens=bounds[number] + 1)
+    structured.run()
+    for number, bound in bounds.items():
+        assert structured.ends[100 + number].reason is FinishReason.STOP
+        assert isinstance(structured.ends[200 + number], Failed)
+        text = structured.texts[100 + number]
+        assert len(text) >= bound or (form == "list" and isinstance(json.loads(text), list))
+
+
 def test_a_refused_grammar_fails_alone_and_names_its_keyword(engine):
     structured = engine()
     structured.submit(0, GrammarSpec.json_schema({"type": "string", "$dynamicRef": "#x"}), max_tokens=5)

@@ -13,7 +13,18 @@ from rootgraft.api.fleet.dispatcher_limits import DispatcherLimits
 from rootgraft.api.fleet.frame_order import MOST_EARLY, FrameGap, FrameOrder
 from rootgraft.api.fleet.journal import Journal
 from rootgraft.engine.errors import CapacityError
-from rootgraft.engine.messages import Abort, Done, Failed, Message, Ready, Submit, TokenOut, TokenTexts
+from rootgraft.engine.messages import (
+    Abort,
+    AdapterChanged,
+    Done,
+    Failed,
+    ForgetTokens,
+    Message,
+    Ready,
+    Submit,
+    TokenOut,
+    TokenTexts,
+)
 from rootgraft.engine.types import FinishReason, Logprob, Priority, SamplingParams, SequenceStats, Usage
 
 
@@ -344,6 +355,22 @@ def test_the_bytes_of_tokens_precede_the_sequences_on_every_replica() -> None:
     fleet.join("b")
     (_, first), (_, second) = fleet.sent()
     assert first is texts and isinstance(second, Submit)
+
+
+def test_the_bytes_of_tokens_are_given_up_on_every_replica_and_not_sent_to_later_ones() -> None:
+    fleet, texts = Fleet("a", "b"), TokenTexts(array("i", [1]), b"a", (), "wide")
+    fleet.dispatcher.describe_tokens(texts)
+    fleet.dispatcher.describe_tokens(ForgetTokens("wide"))
+    assert fleet.sent()[2:] == [("a", ForgetTokens("wide")), ("b", ForgetTokens("wide"))]
+    fleet.join("c")
+    assert fleet.sent() == []
+
+
+def test_clients_are_told_that_a_name_stands_for_another_version() -> None:
+    fleet = Fleet("a")
+    fleet.dispatcher.name_adapter("sql", "sql@2")
+    fleet.dispatcher.name_adapter("sql", None)
+    assert fleet.dispatcher.take_delivered() == [AdapterChanged("sql", None)] * 2
 
 
 def test_the_journal_reserves_the_memory_of_whole_answers() -> None:

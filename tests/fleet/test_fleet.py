@@ -22,7 +22,7 @@ from rootgraft.api.fleet.replica_launcher import ProcessLauncher
 from rootgraft.api.fleet.scaling import autoscaling
 from rootgraft.api.fleet.scaling.autoscaling import AutoscalePolicy
 from rootgraft.engine.errors import EngineDead, RequestError, UnknownModel
-from rootgraft.engine.messages import Done, Failed, Heartbeat, Message, Submit, TokenOut
+from rootgraft.engine.messages import AdapterChanged, Done, Failed, Heartbeat, Message, Submit, TokenOut
 from rootgraft.engine.serving.engine_client import EngineClient
 from rootgraft.engine.types import FinishReason, SamplingParams
 from rootgraft.lora.safe_paths import check_name
@@ -36,6 +36,7 @@ class Made:
         self.options = options
         self.tokens: dict[int, list[int]] = {}
         self.ends: dict[int, Done | Failed] = {}
+        self.changed: list[str] = []  # names of adapters
         self.heartbeats = 0
         limits = DispatcherLimits(heartbeat_seconds=30.0)
         self.fleet = Fleet(ProcessLauncher(self._make), count, limits, policy=policy)
@@ -51,6 +52,8 @@ class Made:
             if isinstance(message, TokenOut):
                 assert message.id not in self.ends
                 self.tokens.setdefault(message.id, []).extend(message.tokens)
+            elif isinstance(message, AdapterChanged):
+                self.changed.append(message.name)
             else:
                 assert isinstance(message, (Done, Failed)) and message.id not in self.ends
                 self.ends[message.id] = message
@@ -205,6 +208,7 @@ async def test_adapters_are_the_same_on_all_replicas(make: Any) -> None:
     await asyncio.sleep(2 * fleet_module.TICK_SECONDS)
     assert all([info.path for info in client.adapters.values()] == ["two"] for client in made.serving)
     await made.fleet.unload_adapter("sql")
+    await made.until(lambda: made.changed == ["sql"] * 3)
     assert not any(client.adapters for client in made.serving)
     with pytest.raises(UnknownModel):
         await made.fleet.unload_adapter("sql")

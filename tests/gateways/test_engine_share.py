@@ -13,7 +13,7 @@ from support.engine.fake_worker import expected_tokens
 
 from rootgraft.api.gateways.engine_share import EngineShare, SharedEngine
 from rootgraft.engine.errors import CapacityError, EngineDead
-from rootgraft.engine.messages import Done, Failed, Message, Submit, TokenOut
+from rootgraft.engine.messages import AdapterChanged, Done, Failed, ForgetTokens, Message, Submit, TokenOut, TokenTexts
 from rootgraft.engine.types import SamplingParams
 
 PROMPTS = ([1, 2, 3, 4, 5], [5, 4, 3], [7, 7])
@@ -122,3 +122,35 @@ async def test_all_clients_hear_of_the_engines_death_but_those_that_have_left() 
     clients[1].engine.close()
     core.die()
     assert [len(client.deaths) for client in clients] == [1, 0, 1]
+
+
+async def test_tokens_are_sent_once_and_given_up_when_no_client_uses_them() -> None:
+    """A client that leaves gives up what it alone has used, but for the model's own tokens."""
+    core = CoreClient()
+    share = EngineShare(core)
+    sent: list[Message] = []
+    core.describe_tokens = sent.append  # type: ignore[method-assign]
+    first, second = Client(share), Client(share)
+    own, wide = (TokenTexts(array("i", [1]), b"a", (), key) for key in ("", "wide"))
+    for client in (first, second):
+        client.engine.describe_tokens(own)
+        client.engine.describe_tokens(wide)
+    assert sent == [own, wide]
+    first.engine.describe_tokens(ForgetTokens("wide"))
+    assert sent == [own, wide]
+    first.engine.describe_tokens(wide)
+    second.engine.describe_tokens(ForgetTokens("wide"))
+    assert sent == [own, wide]
+    first.engine.close()
+    second.engine.close()
+    assert sent == [own, wide, ForgetTokens("wide")]
+
+
+async def test_every_client_hears_of_changed_adapters() -> None:
+    core = CoreClient()
+    share = EngineShare(core)
+    heard: list[list[Message]] = []
+    for _ in range(2):
+        share.open().on_frame = heard.append
+    core.on_frame([AdapterChanged("a", None)])
+    assert heard == [[AdapterChanged("a", None)]] * 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import random
 from pathlib import Path
@@ -15,7 +16,9 @@ from rootgraft.grammar.compile.compiled_grammar import CompiledGrammar
 from rootgraft.grammar.compile.compiler import compile
 from rootgraft.grammar.errors import GrammarError
 from rootgraft.grammar.match.budget_close import BudgetClose
+from rootgraft.grammar.match.closing_texts import ranks
 from rootgraft.grammar.match.matcher import Matcher
+from rootgraft.grammar.match.token_classes import text_bytes
 from rootgraft.grammar.spec import GrammarSpec
 from rootgraft.grammar.vocabulary import Vocabulary
 
@@ -209,3 +212,11 @@ def test_a_way_to_the_end_that_is_known_is_not_searched_again(grammars, vocabula
         assert matcher.accept(token)
     assert matcher.can_end
     assert len(searches) < len(answer) / 25  # one for each few tokens would be a fifth of them
+
+
+def test_what_is_made_of_a_vocabulary_lasts_as_long_as_it(vocabulary):
+    """Adapters bring vocabularies of their own, all in use at once; a search asks again and again."""
+    several = [dataclasses.replace(vocabulary) for _ in range(9)]
+    for compute in (ranks, text_bytes):
+        first = [compute(each) for each in several]
+        assert all(compute(each) is made for each, made in zip(several, first, strict=True))

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from queue import SimpleQueue
 from threading import Event
+from types import SimpleNamespace
 
 import pytest
 
-from rootgraft.grammar.compile import worker_pool
+from rootgraft.grammar.compile import worker_handle, worker_pool
 from rootgraft.grammar.compile.compile_service import CompileService
-from rootgraft.grammar.compile.worker_handle import WorkerDied, WorkerStarved
+from rootgraft.grammar.compile.worker_handle import (
+    HUNGRY_SECONDS,
+    PATIENCE,
+    WorkerDied,
+    WorkerHandle,
+    WorkerStarved,
+    WorkerTimeout,
+)
 from rootgraft.grammar.compile.worker_pool import WorkerPool
 from rootgraft.grammar.spec import GrammarSpec
 from rootgraft.grammar.vocabulary import Vocabulary
@@ -184,3 +193,36 @@ def test_grammars_are_compiled_by_fresh_processes_in_the_end(vocabulary, monkeyp
             assert service.compile(GrammarSpec.json_schema({"const": value})).result(WAIT)
     finally:
         service.close()
+
+
+@pytest.fixture
+def answers_after(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[list[float]], WorkerHandle]]:
+    """Make a worker that answers after some looks, each of which takes so many seconds and the worker no time."""
+
+    def make(looks: list[float]) -> WorkerHandle:
+        now = [5.0]
+
+        def select(read: list[object], *_: object) -> tuple[list[object], ...]:
+            if not looks:
+                return (read,)
+            now[0] += looks.pop(0)
+            return ([],)
+
+        monkeypatch.setattr(worker_handle, "time", SimpleNamespace(monotonic=lambda: now[0]))
+        monkeypatch.setattr(worker_handle, "select", SimpleNamespace(select=select))
+        monkeypatch.setattr(WorkerHandle, "_processor_seconds", lambda self: 0.0)
+        handle = object.__new__(WorkerHandle)
+        handle._process = SimpleNamespace(stdout=object(), pid=os.getpid())  # type: ignore[assignment]
+        handle._ending = Event()
+        return handle
+
+    yield make
+
+
+def test_a_pause_of_all_processes_is_no_time_that_a_worker_took(answers_after):
+    """A container that is paused for minutes, a process that is stopped: nothing ran meanwhile."""
+    answers_after([0.1, 900.0, 0.1])._wait(2.0, PATIENCE, starves=False)
+    with pytest.raises(WorkerTimeout):
+        answers_after([HUNGRY_SECONDS] * 1000)._wait(2.0, PATIENCE, starves=False)
+    with pytest.raises(WorkerStarved):
+        answers_after([HUNGRY_SECONDS] * 2)._wait(2.0, PATIENCE, starves=True)

@@ -65,7 +65,7 @@ def test_annotations_and_unknown_words_constrain_nothing(grammars):
 def test_every_format_of_the_specification_is_asserted_or_said_to_be_none():
     known = set(jsonschema.Draft202012Validator.FORMAT_CHECKER.checkers)
     asserted = set(FORMATS)
-    assert asserted <= known
+    assert all(name.startswith(("uuid", "ipv")) for name in asserted - known), "pydantic's"
     assert known - asserted <= {"color", "ip-address", "host-name"}, "named by older drafts only"
     text = PAGE.read_text("utf-8")
     assert all(f"| `{name}` |" in text for name in asserted)

@@ -44,7 +44,7 @@ def test_grammars_of_llguidance(grammars, vocabulary, spec, admitted, other):
         (GrammarSpec.lark('start: "a"\nx[max_tokens=3]: "b"'), "max_tokens"),
         (GrammarSpec.lark("start: %json {}"), "use a JSON schema"),
         (GrammarSpec.lark("start: <[5]>"), "tokens by number"),
-        (GrammarSpec.lark("start: start"), "too complex to follow"),
+        (GrammarSpec.lark("start: start"), "'start' derives no finite text"),
     ],
 )
 def test_wrong_grammars_are_refused(vocabulary, spec, reason):
@@ -169,12 +169,34 @@ def test_ebnf_goes_to_xgrammar(grammars, vocabulary):
         assert grammars.draw(compiled.matcher(), random.Random(seed), 20) is not None
     for text, reason in (
         ('root ::= "a" b', "not defined"),
-        ("root ::= root", "no token is allowed"),
+        ("root ::= root", "'root' derives no finite text"),
+        ('root ::= "a" root', "'root' derives no finite text"),
         ("root ::= " + "(" * 30_000, "EBNF"),
     ):
         with pytest.raises(GrammarError, match=reason) as caught:
             compile(GrammarSpec.ebnf(text), vocabulary)
         assert "/project" not in str(caught.value)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("grammar", "text"),
+    [
+        ('root ::= "x" ("é" | "yes")', "xé"),
+        ('root ::= "日本語" [0-9]', "日本語7"),
+        ('root ::= "à" | "é"', "é"),  # a first byte in common, and no character
+        ('root ::= ("😀" | "😁") "!"', "😁!"),
+    ],
+)
+def test_ebnf_has_text_beyond_ascii(grammars, vocabulary, grammar, text):
+    """Tokens may end inside of a character: text that is forced from there on is no text."""
+    compiled = compile(GrammarSpec.ebnf(grammar), vocabulary)
+    assert grammars.admits(compiled, text)
+    matcher, data = compiled.matcher(), text.encode()
+    for at, byte in enumerate(data):
+        forced = b"".join(vocabulary.tokens[token] for token in matcher.draft(len(data)))
+        assert data[at:].startswith(forced) or forced.startswith(data[at:])
+        assert matcher.accept(vocabulary.token_of(bytes([byte])))
 
 
 @pytest.mark.parametrize("make", [GrammarSpec.regex, lambda pattern: GrammarSpec.json_schema({"pattern": pattern})])

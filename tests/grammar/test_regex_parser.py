@@ -66,6 +66,7 @@ def test_examples_match(pattern):
         (r"^[\]\\^-]+$", ["]\\^-"], ["["]),
         (r"(^a|b)c$", ["ac", "xbc"], ["xac"]),
         (r"^$", [""], ["a"]),
+        (r"^ab{0}(?:cd){0,0}e$", ["ae"], ["abe", "abbe", "acde"]),
         (r"^a{,}{x$", ["a{,}{x"], ["aa"]),
     ],
 )

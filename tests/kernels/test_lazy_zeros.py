@@ -5,13 +5,15 @@ from __future__ import annotations
 import mmap
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import torch
 
 from rootgraft.kernels import memory
-from rootgraft.kernels.cpu.arena import ReusedMemory
+from rootgraft.kernels.cpu.arena import ReusedMemory, WeightArena
 
 
 def resident() -> int:
@@ -115,3 +117,16 @@ def test_pages_of_a_file_are_released_and_read_again(tmp_path):
     memory.release_mapped(whole)
     assert torch.equal(mapped, whole)
     memory.release_mapped(mapped[:10])
+
+
+def test_weights_that_are_packed_on_several_threads_do_not_overlap() -> None:
+    """Two engines of one process may load at the same time."""
+    arena, interval = WeightArena(), sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(4) as threads:
+            packed = list(threads.map(lambda size: arena.empty((size,), torch.uint8), [64, 192, 64, 4096] * 1000))
+    finally:
+        sys.setswitchinterval(interval)
+    ends = sorted((tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes) for tensor in packed)
+    assert all(end <= begin for (_, end), (begin, _) in pairwise(ends))

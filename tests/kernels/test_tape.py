@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -79,6 +81,50 @@ def test_recordings_share_their_buffers_but_for_results() -> None:
         expected = mlp(x, residual.clone())
         tape.replay(TOKENS, 1)
         assert torch.equal(hidden, expected)
+
+
+def test_passes_of_several_threads_do_not_mix() -> None:
+    """Two engines of one process, on a thread each: one records a pass, the other computes or records one meanwhile."""
+    with torch.inference_mode():
+        mlps = [TinyMlp(torch.float32), TinyMlp(torch.float32)]
+        x, residual = torch.randn(TOKENS, WIDTH), torch.randn(TOKENS, WIDTH)
+        expected = [mlp(x, residual.clone()) for mlp in mlps]
+    is_inside, may_go_on = threading.Event(), threading.Event()
+
+    def interrupted(residual: Tensor) -> Tensor:
+        mlps[0](x, residual)
+        is_inside.set()
+        assert may_go_on.wait(60)
+        return mlps[0](x, residual)
+
+    @torch.inference_mode()
+    def record(forward: Callable[[Tensor], Tensor]) -> tuple[Tensor, pass_graphs.RecordedPass | None, Tensor]:
+        own = residual.clone()
+        return *pass_graphs.record(lambda: forward(own), pass_graphs.Buffers(TOKENS)), own
+
+    @torch.inference_mode()
+    def replayed(hidden: Tensor, tape: pass_graphs.RecordedPass | None, own: Tensor) -> Tensor:
+        assert tape is not None
+        own.copy_(residual)
+        tape.replay(TOKENS, 1)
+        return hidden.clone()
+
+    with ThreadPoolExecutor(1) as other:
+        recording = other.submit(record, interrupted)
+        assert is_inside.wait(60)
+        try:
+            with torch.inference_mode():
+                computed = mlps[1](x, residual.clone())
+            recorded = record(lambda own: mlps[1](x, own))
+        finally:
+            may_go_on.set()
+        interrupted_pass = recording.result(60)
+    assert torch.equal(computed, expected[1])
+    assert torch.equal(replayed(*recorded), expected[1])
+    with torch.inference_mode():
+        own = residual.clone()
+        twice = (mlps[0](x, own), mlps[0](x, own))[1]
+    assert torch.equal(replayed(*interrupted_pass), twice)
 
 
 def test_a_result_that_has_no_room_is_refused() -> None:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from http.client import HTTPResponse
 from typing import Any
 
 import pytest
 from pydantic import BaseModel
-from support.api.api_live import Live
+from support.api.api_live import Live, wait_until
+from support.engine.interrupts import interrupted
 
 from rootgraft.engine.errors import CapacityError
 from rootgraft.engine.types import AdapterInfo
@@ -102,7 +108,7 @@ def test_select_sums_what_the_server_scores(live: Live, remote: Session) -> None
     assert remote.select("y", ["ab", "abcd"], normalise=True) == "ab" and set(remote.scores["y"].values()) == {-0.25}
     assert remote.report().completion == 0
     for choices in ([], ["a", ""]):
-        with pytest.raises(ProgramError, match="root, select 'z': choices must be"):
+        with pytest.raises(ProgramError, match=r"root, select 'z': choices.* must"):
             remote.select("z", choices)
 
 
@@ -159,17 +165,84 @@ def test_errors_name_branch_and_step(live: Live, remote: Session) -> None:
         remote.gen("x", schema=City)
 
 
+def test_a_stop_string_that_cuts_an_answer_of_a_form_is_an_error(live: Live, remote: Session) -> None:
+    live.async_engine.say = lambda request, index: "12"  # of which the fake says that the stop string ended it
+    remote.user("?")
+    with pytest.raises(ProgramError, match="gen 'x': the stop string '3' cut off the answer: '12'"):
+        remote.gen("x", regex="[0-9]{3}", stop="3")
+    assert remote.gen("x", stop="3") == "12" and "x" in remote.values
+
+
+def test_an_empty_answer_leaves_nothing_to_continue(live: Live, remote: Session) -> None:
+    remote.user("?")
+    answers = iter(["", "", "now"])
+    live.async_engine.say = lambda request, index: next(answers)
+    assert [remote.gen("x") for _ in range(3)] == ["", "", "now"]
+    assert set(prompts(live)) == {"<user>?\n<assistant>"}
+    assert remote.messages[1:] == [{"role": "assistant", "content": "now"}]
+
+
 def test_a_busy_server_is_asked_again(live: Live, remote: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    pauses: list[float] = []
+    pauses: list[int] = []
 
-    def pause(seconds: float) -> None:
-        pauses.append(seconds)
+    def pause(response: HTTPResponse, attempt: int) -> float:
+        pauses.append(attempt)
         live.state.draining = len(pauses) < 2
+        return 0
 
-    monkeypatch.setattr("rootgraft.programs.http_backend.time.sleep", pause)
+    monkeypatch.setattr("rootgraft.programs.http_backend._pause", pause)
     live.state.draining = True
     assert Session(live.url, model="tiny").user("?").gen("x") == "answer 0"
-    assert len(pauses) == 2
+    assert pauses == [1, 2]
+
+
+def ask(branch: Branch, number: int) -> str:
+    return branch.user(f"{number}?").gen("x")
+
+
+def test_closing_the_session_ends_the_calls_that_run(live: Live) -> None:
+    live.async_engine.gate = asyncio.Event()  # never set
+    session = Session(live.url, model="tiny")
+    with ThreadPoolExecutor() as pool:
+        asked = pool.submit(session.map, ask, range(3))
+        wait_until(lambda: len(live.async_engine.seen) == 3)
+        session.close()
+        with pytest.raises(ProgramError, match="gen 'x': the session is closed"):
+            asked.result(20)
+    wait_until(lambda: len(live.async_engine.aborted) == 3)
+    with pytest.raises(ProgramError, match="the session is closed"):
+        session.user("?").gen("y")
+
+
+def test_closing_the_session_ends_the_wait_for_a_busy_server(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits = threading.Event()
+
+    def pause(response: HTTPResponse, attempt: int) -> float:
+        waits.set()
+        return 1000
+
+    monkeypatch.setattr("rootgraft.programs.http_backend._pause", pause)
+    live.state.draining = True
+    session = Session(live.url, model="tiny")
+    with ThreadPoolExecutor() as pool:
+        asked = pool.submit(ask, session, 1)
+        assert waits.wait(20)
+        session.close()
+        with pytest.raises(ProgramError, match="the session is closed"):
+            asked.result(20)
+
+
+@interrupted
+def test_an_interrupt_ends_the_calls_of_all_branches(live: Live, alarm: Callable[[float], None]) -> None:
+    live.async_engine.gate = asyncio.Event()  # never set
+    with pytest.raises(KeyboardInterrupt), Session(live.url, model="tiny") as session:
+        alarm(0.2)
+        session.map(ask, range(4))
+    for thread in threading.enumerate():
+        if thread.name.startswith("branch"):
+            thread.join(20)
+            assert not thread.is_alive()
+    wait_until(lambda: len(live.async_engine.aborted) == len(live.async_engine.seen))
 
 
 def test_addresses_and_targets(unused_tcp_port: int) -> None:
@@ -177,3 +250,8 @@ def test_addresses_and_targets(unused_tcp_port: int) -> None:
         Session("localhost:8000")
     with pytest.raises(ProgramError, match="no answer from"):
         Session(f"http://127.0.0.1:{unused_tcp_port}").user("?").gen("x")
+    for url in ("http://user:secret@127.0.0.1:8000/v1", "http://127.0.0.1:8000/v1?key=secret"):
+        with pytest.raises(ValueError, match="neither user nor query: a key goes into api_key"):
+            Session(url)
+    with pytest.raises(ValueError, match="the address of a server, or an LLM, not NoneType"):
+        Session(None)  # type: ignore[arg-type]

@@ -52,7 +52,10 @@ def _table(treatment: Treatment) -> str:
 
 
 def _formats() -> str:
-    lead = "These are asserted, on strings of any draft. Any other format is an annotation and constrains nothing.\n\n"
+    lead = (
+        "These are asserted, on strings of any draft: those of the standard, and those that pydantic writes for UUIDs of "
+        "one version and for networks. Any other format is an annotation and constrains nothing.\n\n"
+    )
     rows = [f"| `{name}` | {NARROWER.get(name, '')} |" for name in FORMATS]
     return lead + "\n".join(["| format | narrower than the standard |", "|---|---|", *rows]) + "\n"
 

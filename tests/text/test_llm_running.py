@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import gc
+import multiprocessing
+import os
 import random
+import signal
 import sys
 import threading
 import weakref
@@ -231,6 +234,33 @@ def test_an_llm_that_nobody_has_any_more_ends_its_thread(make: Make) -> None:
     gc.collect()  # which also ends the threads of executors that earlier tests left in cycles
     thread.join(60)
     assert gone() is None and not thread.is_alive()
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+@pytest.mark.timeout(60)
+def test_a_fork_is_told_that_the_engine_is_elsewhere(make: Make) -> None:
+    """Threads do not fork: a call would wait for the engine's for ever."""
+    llm = make()
+    running = llm.begin([5, 6], PARAMS)
+    ours, theirs = multiprocessing.Pipe()
+    if (child := os.fork()) == 0:
+        told = []
+        for call in (llm.step, lambda: llm.generate([[7]], PARAMS, use_tqdm=False), llm.close, llm.step):
+            try:
+                told.append(str(call()))
+            except EngineDead as error:
+                told.append(str(error))
+        theirs.send(told)
+        os._exit(0)
+    has_ended = ours.poll(30)
+    if not has_ended:
+        os.kill(child, signal.SIGKILL)
+    assert os.waitpid(child, 0)[1] == 0 and has_ended
+    step, generate, closed, after = ours.recv()
+    assert step == generate and step.startswith(f"The engine of this LLM runs in process {os.getpid()}, which process")
+    assert closed == "None" and "was closed" in after
+    finish(llm, running)
+    assert tokens_of(running) == expected_tokens([5, 6], 40, VOCAB)
 
 
 @pytest.mark.parametrize("overlaps", [False, True])

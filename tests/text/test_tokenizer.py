@@ -230,8 +230,11 @@ def test_templates_of_a_folder(tmp_path: Path, tiny_folder: Path) -> None:
     assert Tokenizer.load(folder, chat_template=str(tmp_path / "mine.jinja")).render_chat(message) == "mine"
     assert Tokenizer.load(folder, chat_template="{{ 'given' }}").render_chat(message) == "given"
     assert Tokenizer.load(folder, tokenizer_path=tiny_folder).render_chat(message).startswith("<|im_start|>")
-    with pytest.raises(ConfigError, match="--chat-template"):
+    with pytest.raises(ConfigError, match=r"--chat-template: .*/none\.jinja cannot be read: No such file"):
         Tokenizer.load(folder, chat_template=str(tmp_path / "none.jinja"))
+    (tmp_path / "mine.jinja").write_bytes(b"\xff")
+    with pytest.raises(ConfigError, match=r"mine\.jinja cannot be read: it is not text in UTF-8"):
+        Tokenizer.load(folder, chat_template=str(tmp_path / "mine.jinja"))
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from rootgraft.api.fleet.dispatcher import MOST_DEATHS, Dispatcher
 from rootgraft.api.fleet.dispatcher_limits import DispatcherLimits
 from rootgraft.api.fleet.scaling.autoscaling import AutoscalePolicy, FleetLoad, ScaleState
 from rootgraft.engine.errors import CapacityError
-from rootgraft.engine.messages import Abort, Done, Failed, Heartbeat, Message, Ready, Submit, TokenOut
+from rootgraft.engine.messages import Abort, AdapterChanged, Done, Failed, Heartbeat, Message, Ready, Submit, TokenOut
 from rootgraft.engine.types import FinishReason, Logprob, SamplingParams, Usage
 
 SECONDS = 40.0  # in which requests come
@@ -237,7 +237,8 @@ class Simulation:
         for name, message in self.dispatcher.take_sent():
             self.at(self._delay(self.replicas[name]), self._to_replica(name, message))
         for said in self.dispatcher.take_delivered():
-            self.clients[said.id].take(said)  # type: ignore[union-attr]
+            if not isinstance(said, AdapterChanged):
+                self.clients[said.id].take(said)  # type: ignore[union-attr]
         for name in self.dispatcher.take_lost():
             self.counts["lost"] += 1
             self.at(self.random.uniform(0, 8), lambda name=name: self._kill(name))  # type: ignore[misc]

@@ -11,6 +11,7 @@ from rootgraft.engine.core.engine_core import EngineCore
 from rootgraft.engine.errors import EngineDead, RequestError, UnknownModel
 from rootgraft.engine.messages import (
     Abort,
+    ForgetTokens,
     Heartbeat,
     Message,
     PrepareGrammar,
@@ -75,8 +76,8 @@ class CoreClient:
             raise self.fails
         return self.core.ready
 
-    def describe_tokens(self, texts: TokenTexts) -> None:
-        self._handle([texts])
+    def describe_tokens(self, message: TokenTexts | ForgetTokens) -> None:
+        self._handle([message])
 
     def submit(self, submits: Sequence[Submit]) -> None:
         self.submits += submits
@@ -89,7 +90,9 @@ class CoreClient:
     def abort(self, ids: Iterable[int]) -> None:
         self._handle([Abort(tuple(ids))])
 
-    async def load_adapter(self, name: str, path: str, *, replace: bool = False, trusted: bool = False) -> None:
+    async def load_adapter(
+        self, name: str, path: str, *, replace: bool = False, trusted: bool = False, num_tokens: int = 0
+    ) -> None:
         await asyncio.sleep(0)
         if name in self.adapters and not replace:
             raise RequestError(f"The adapter {name!r} is loaded already.", param="name")

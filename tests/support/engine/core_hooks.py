@@ -70,6 +70,11 @@ def adapter_pins(core: EngineCore) -> Mapping[int, Any]:
     return core._adapters._pins
 
 
+def known_vocabularies(core: EngineCore) -> tuple[set[str], set[str]]:
+    """Return the vocabularies of which the core has the bytes, and those whose grammars it keeps."""
+    return set(core._grammars._texts), set(core._grammars._managers)
+
+
 def core_of(llm: LLM) -> EngineCore:
     return llm._core
 

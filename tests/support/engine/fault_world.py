@@ -24,6 +24,7 @@ from rootgraft.engine.messages import (
     Abort,
     Done,
     Failed,
+    ForgetTokens,
     Heartbeat,
     Message,
     Submit,
@@ -153,8 +154,8 @@ class Link:
         if self.is_alive:
             self._send([Abort(tuple(ids))])
 
-    def describe_tokens(self, texts: TokenTexts) -> None:
-        self._send([texts])
+    def describe_tokens(self, message: TokenTexts | ForgetTokens) -> None:
+        self._send([message])
 
     def _send(self, messages: Sequence[Message]) -> None:
         if not self.is_alive:

@@ -1,0 +1,70 @@
+"""Fair slots: requests in flight of all batches together, shared evenly by the tenants that have some to send."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
+
+class FairSlots:
+    """A number of slots. Belongs to one event loop.
+
+    A free one goes to the waiting owner that holds the fewest; of several, to the one that got its last one longest
+    ago. So an owner that comes late has its share as soon as others give slots back, and one alone has all.
+
+    Args:
+        count: the slots.
+        least: slots that each owner gets at once, also beyond the count: it begins while others hold all.
+    """
+
+    def __init__(self, count: int, least: int = 0) -> None:
+        self._free = count  # below zero where owners got their least
+        self._least = least
+        self._held: Counter[str] = Counter()
+        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
+        self._last: dict[str, int] = {}  # which of all slots given an owner got last
+        self._num_given = 0
+
+    @asynccontextmanager
+    async def hold(self, owner: str) -> AsyncGenerator[None, None]:
+        """Wait for a slot, and hold it inside the block."""
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(owner, deque()).append(turn)
+        self._grant()
+        try:
+            await turn
+            yield
+        finally:
+            if turn.done() and not turn.cancelled():
+                self._give_back(owner)
+            else:
+                self._leave(owner, turn)
+
+    def _grant(self) -> None:
+        while self._waiting:
+            owner = min(self._waiting, key=lambda each: (self._held[each], self._last.get(each, 0)))
+            if self._free <= 0 and self._held[owner] >= self._least:
+                return
+            self._num_given += 1
+            self._last[owner] = self._num_given
+            turns = self._waiting[owner]
+            turns.popleft().set_result(None)
+            if not turns:
+                del self._waiting[owner]
+            self._held[owner] += 1
+            self._free -= 1
+
+    def _give_back(self, owner: str) -> None:
+        self._held[owner] -= 1
+        if not self._held[owner]:
+            del self._held[owner]
+        self._free += 1
+        self._grant()
+
+    def _leave(self, owner: str, turn: asyncio.Future[None]) -> None:
+        """Forget one that waits no longer."""
+        self._waiting[owner].remove(turn)
+        if not self._waiting[owner]:
+            del self._waiting[owner]
