@@ -7,8 +7,9 @@ Weights are random, in the shapes of Qwen2.5-1.5B and Llama-3.1-8B; tokenizer an
 model. Each form is measured in a process of its own: seconds of its load and the most memory meanwhile; a step of one
 stream (W1) over the time of reading its weights; a prompt of 511 tokens over the time of its products; a step of 32
 streams; and W2, 32 prompts of 100 tokens and 128 steps, with eight adapters over W2 without. Shares are of rates that
-are measured in the same process: 1 is the limit. Products are those of the form: the model's own layers, packed as they
-are, with 512 rows again and again, of which the fastest counts; and beside it those of bfloat16.
+are measured in the same process, that of products right before each prompt: 1 is the limit. Products are those of the
+form: the model's own layers, packed as they are, with 512 rows again and again, of which the fastest counts; and beside
+it those of bfloat16.
 """
 
 from __future__ import annotations

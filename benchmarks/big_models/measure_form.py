@@ -19,13 +19,14 @@ from rootgraft.engine.checkpoint.model_config import ModelConfig
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.executor.device import choose_kv_dtype
 from rootgraft.engine.models.decoder import DecoderModel
-from rootgraft.engine.profiling.step_profiler import StepRates, least_times, measure_rates
+from rootgraft.engine.profiling.step_profiler import StepRates, fastest_layer_rate, least_times, measure_rates
 from rootgraft.engine.profiling.step_report import StepLoad
 from rootgraft.kernels import machine_limits, ops
 
 ROWS, PROMPT, ANSWER = 32, 100, 128  # of W2
 CHUNK = 511  # tokens of a prompt whose step has 512 positions at most
 _CONTEXT = 128  # of one stream
+_PROMPTS = 5  # of which medians are taken
 _GIB = 1 << 30
 
 
@@ -44,7 +45,7 @@ class FormTimes:
         decode: a step of one stream.
         decode_share: the time of reading its weights and KV, over its own.
         prefill: a prompt of ``CHUNK`` tokens, first token included.
-        prefill_share: the time of its products at that rate, over its own.
+        prefill_share: the time of its products over its own, at the rate of the form right before; a median.
         prefill_speed: the same at the rate of bfloat16, so that forms can be compared.
         batch: a step of ``ROWS`` streams.
         batch_share: the time of its bytes or products, over its own.
@@ -115,9 +116,11 @@ def _measure(
     engine.start([engine.prompt(_CONTEXT)])
     decode = engine.step_seconds(steps)
     engine.stop()
-    prefill = []
-    for _ in range(3):
+    prefill, prefill_shares = [], []
+    for _ in range(_PROMPTS):  # each right after the rate that it is compared with: machines change by the minute
+        products = fastest_layer_rate(model, budget=0.1)
         prefill.append(engine.start([engine.prompt(CHUNK)]))
+        prefill_shares.append(least(rates._replace(products=products), 0, 0, CHUNK) / prefill[-1])
         engine.stop()
     filling, batch = _batch(engine, (None,), steps)
     ratio = None
@@ -137,9 +140,9 @@ def _measure(
         plain_products=plain.products / 1e9,
         decode=decode,
         decode_share=least(rates, 1, _CONTEXT, 0) / decode,
-        prefill=(took := statistics.median(prefill)),
-        prefill_share=least(rates, 0, 0, CHUNK) / took,
-        prefill_speed=least(plain, 0, 0, CHUNK) / took,
+        prefill=statistics.median(prefill),
+        prefill_share=statistics.median(prefill_shares),
+        prefill_speed=least(plain, 0, 0, CHUNK) / statistics.median(prefill),
         batch=batch,
         batch_share=least(rates, ROWS, PROMPT, 0) / batch,
         with_adapters=ratio,

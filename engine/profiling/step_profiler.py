@@ -260,17 +260,23 @@ class StepRates(NamedTuple):
 
 
 def measure_rates(model: DecoderModel, kv_dtype: torch.dtype) -> StepRates:
-    """Measure the machine's rates for a model's forms of weights and KV, with all threads.
+    """Measure the machine's rates for a model's forms of weights and KV, with all threads."""
+    return StepRates(
+        machine_limits.reading_rate(),
+        fastest_layer_rate(model),
+        machine_limits.products_rate(model.dtype, bytewise=kv_dtype is int8_kv_layout.DTYPE),
+    )
 
-    Products of linear layers are those of the model's own, of which the fastest counts.
+
+def fastest_layer_rate(model: DecoderModel, *, budget: float = 0.3) -> float:
+    """Measure multiplications per second of each kind of linear layer of a model, and return those of the fastest.
+
+    Args:
+        budget: seconds for each kind.
     """
     *inner, _ = (part.packed for part in model.projections)
     kinds = {(layer.in_features, layer.out_features, _form(layer)): layer for layer in inner}
-    return StepRates(
-        machine_limits.reading_rate(),
-        max(machine_limits.layer_rate(layer, model.dtype) for layer in kinds.values()),
-        machine_limits.products_rate(model.dtype, bytewise=kv_dtype is int8_kv_layout.DTYPE),
-    )
+    return max(machine_limits.layer_rate(layer, model.dtype, budget=budget) for layer in kinds.values())
 
 
 def _form(layer: Linear) -> tuple[Format, int] | None:
