@@ -28,7 +28,7 @@ def known_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that need not be measured."""
     monkeypatch.setattr(machine_limits, "reading_rate", lambda: 20e9)
     monkeypatch.setattr(machine_limits, "products_rate", lambda dtype, bytewise=False: 200e9)
-    monkeypatch.setattr(machine_limits, "layer_rate", lambda layer, dtype: 200e9)
+    monkeypatch.setattr(machine_limits, "layer_rate", lambda layer, dtype, budget: 200e9)
 
 
 def config(model: Path, **options: object) -> EngineConfig:
