@@ -99,9 +99,14 @@ def test_what_a_killed_server_left_is_removed(tmp_path: Path, monkeypatch: pytes
     old, own, other = (tmp_path / name for name in names)
     for folder in (old, own, other):
         folder.mkdir()
-    left = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", str(old / "socket")])
-    ray_cluster.remove_old_sessions()
-    assert left.wait(10) < 0
+    code = "import time; print('runs', flush=True); time.sleep(600)"
+    with subprocess.Popen([sys.executable, "-c", code, str(old / "socket")], stdout=subprocess.PIPE) as left:
+        try:
+            assert left.stdout is not None and left.stdout.readline() == b"runs\n"  # its command line is there by now
+            ray_cluster.remove_old_sessions()
+            assert left.wait(60) < 0
+        finally:
+            left.kill()
     assert not old.exists() and own.exists() and other.exists()
 
 
