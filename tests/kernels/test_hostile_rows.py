@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import get_args
 
+import numpy as np
 import pytest
 import torch
 from support.kernels.ragged_batches import RaggedBatch, ragged_batch
@@ -15,7 +16,10 @@ from torch import Tensor
 
 from rootgraft.kernels import expert_ops, ops, quantised_weights, sampling_ops
 from rootgraft.kernels.layouts.draw_params import DrawParams
+from rootgraft.kernels.lora_ops import Factors, Segments, SlotTable, lora_shrink_expand, pack_expansion
 from rootgraft.kernels.quantised_weights import BLOCK_SIZES, BlockType
+from rootgraft.kernels.state_ops import ConvParams, SsmParams, StateBatch, causal_conv, gated_norm, ssm_scan
+from rootgraft.lora.segments import make_segments
 
 pytestmark = pytest.mark.usefixtures("kernels")
 
@@ -74,6 +78,46 @@ def test_experts(dtype: torch.dtype) -> None:
             picks = torch.randint(4, (rows, 2), dtype=torch.int32)
             op = functools.partial(expert_ops.expert_linear, weights=weights, experts=picks)
             assert_others_keep_bits(op, torch.randn(rows, 64).to(dtype))
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_adapters(dtype: torch.dtype) -> None:
+    """Of two slots, the tokens of which lie in turns."""
+    table = SlotTable((70,), 38, 2, dtype)
+    for slot, rank in ((0, 3), (1, 17)):
+        b = pack_expansion(torch.randn(70, rank)).to(dtype)
+        table.put(slot, Factors(torch.randn(rank, 38).to(dtype), torch.ones(rank), (rank,), b))
+    for rows in ROWS:
+        segments = make_segments(np.arange(rows, dtype=np.int32) % 2, torch.device("cpu"))
+        assert segments is not None
+
+        def adapt(x: Tensor, rows: int = rows, segments: Segments = segments) -> Tensor:
+            y = torch.zeros(rows, 70, dtype=dtype)
+            lora_shrink_expand(y, x, table, segments)
+            return y
+
+        assert_others_keep_bits(adapt, torch.randn(rows, 38).to(dtype))
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_states(dtype: torch.dtype) -> None:
+    """Of rows with one token each."""
+    rows, weight = 9, torch.randn(64).to(dtype)
+    index = (
+        torch.arange(rows + 1).int(),
+        torch.arange(rows).int(),
+        torch.arange(rows).int(),
+        torch.full((rows,), -1).int(),
+    )
+    batch, conv = StateBatch(*index), ConvParams(torch.randn(4, 64).to(dtype), None, gated=False)
+    inputs, states = torch.randn(rows, 3, 64).to(dtype), torch.randn(rows, 4, 24, 16)
+    scan = SsmParams(4, 16, 2, 24, -torch.rand(4), torch.randn(4), torch.randn(4))
+    steps = torch.randn(rows, 4).to(dtype)
+    assert_others_keep_bits(lambda x: causal_conv(x, inputs.clone(), batch, conv), torch.randn(rows, 64).to(dtype))
+    assert_others_keep_bits(
+        lambda x: ssm_scan(x, steps, 0, states.clone(), batch, scan), torch.randn(rows, scan.columns).to(dtype)
+    )
+    assert_others_keep_bits(lambda x: gated_norm(x, x, weight, 1e-5, 2), torch.randn(rows, 64).to(dtype))
 
 
 @pytest.mark.parametrize("kind", ["softmax", "sigmoid"])
