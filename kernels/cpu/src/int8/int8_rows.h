@@ -224,8 +224,10 @@ ChannelRow quantise_row(const typename E::Value* from, int64_t count, const RowS
   }
 #endif
   for (; i < count; i += kWidth) {
+    // What is no number becomes the least integer, so that sums stay in range.
+    const Floats scaled = max(load_some<E>(from + i, count - i) * broadcast(inverse), broadcast(-most_integer(2)));
     // 1.5 * 2^23: adding it leaves the nearest integer in the low bits.
-    const Floats shifted = load_some<E>(from + i, count - i) * broadcast(inverse) + broadcast(12582912.0f);
+    const Floats shifted = scaled + broadcast(12582912.0f);
     Ints rest = map_ints([&](int p) { return (IntPart)shifted.part[p] - 0x4B400000; });
     const Ints beyond = map_ints([&](int p) { return (IntPart)((WordPart)(rest.part[p] + 127) > 254u); });
     if (any(beyond)) {

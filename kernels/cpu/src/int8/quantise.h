@@ -139,7 +139,8 @@ INLINE float quantise_block(const typename E::Value* from, int64_t count, int8_t
   }
 #endif
   for (; i < count; i += kWidth) {
-    const Floats scaled = load_some<E>(from + i, count - i) * broadcast(inverse);
+    // What is no number becomes the least integer, so that sums stay in range.
+    const Floats scaled = max(load_some<E>(from + i, count - i) * broadcast(inverse), broadcast(-kMost));
     // 1.5 * 2^23: adding it leaves the nearest integer in the low bits.
     const Floats shifted = scaled + broadcast(12582912.0f);
     const Ints whole = map_ints([&](int p) { return (IntPart)shifted.part[p] - 0x4B400000; });
