@@ -62,8 +62,8 @@ def test_shared_kv_of_different_adapters_is_found(fuzzer: Fuzzer, monkeypatch: p
 def test_a_fault_is_narrowed_down_to_its_requests(fuzzer: Fuzzer, monkeypatch: pytest.MonkeyPatch) -> None:
     inner = Fuzzer._say_alone
 
-    def wrong(self: Fuzzer, world: Any, submit: Any) -> Said:
-        said = inner(self, world, submit)
+    def wrong(self: Fuzzer, world: Any, submit: Any, version: str | None) -> Said:
+        said = inner(self, world, submit, version)
         return said if submit.id // MOST_ANSWERS != 5 else Said([*said.tokens, 3], [], [], ("stop", None, 1))
 
     monkeypatch.setattr(Fuzzer, "_say_alone", wrong)
