@@ -95,6 +95,19 @@ def test_an_earlier_band_comes_first() -> None:
     assert start(queue, 6) == [2, 5, 1, 4, 0, 3]
 
 
+def test_it_tells_whether_one_of_an_earlier_band_waits() -> None:
+    queue, first = WaitingQueue(), sequence(0)
+    queue.push(sequence(1, priority=B))
+    assert not queue.has_before(B)
+    queue.push(first)
+    assert [queue.has_before(band) for band in Priority] == [False, False, True]
+    assert start(queue) == [0] and not queue.has_before(B)
+    queue.requeue(first)
+    assert [queue.has_before(band) for band in Priority] == [False, False, True]
+    queue.remove(first)
+    assert not queue.has_before(B)
+
+
 def test_a_preempted_sequence_is_the_first_of_its_band() -> None:
     queue = WaitingQueue()
     first, second = sequence(0), sequence(1)
