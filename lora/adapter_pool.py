@@ -240,10 +240,6 @@ class AdapterPool:
         self.bank.clear(slot)
         self.cache.unpin(self._pinned.pop(slot))
 
-    def _has_matrix(self, load_id: int) -> bool:
-        version = self.registry.version(load_id)
-        return version is not None and version.has_matrix
-
     def _version(self, load_id: int) -> AdapterVersion:
         version = self.registry.version(load_id)
         if version is None:

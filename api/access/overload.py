@@ -190,7 +190,7 @@ class QueueLimits:
     def _check_share(self, load: Load) -> None:
         own = sum(count for (tenant, _), (count, _) in self._waiting.items() if tenant == load.tenant)
         left = self._max_sequences - self.sequences
-        if load.tenant and own and own + load.sequences > left:
+        if load.tenant and own + load.sequences > left:
             text = f"Too many requests with keys of yours are waiting: {own}, where {left} places are left."
             raise Rejection(429, text, "tenant_share", self._until_room())
 

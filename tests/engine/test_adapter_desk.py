@@ -70,6 +70,25 @@ def test_a_salt_that_equals_a_digest_is_not_the_adapter(made, tmp_path):
     engine.check_tokens(other)
 
 
+def test_kv_is_shared_within_a_tenant_and_a_salt_alone(made, tmp_path):
+    """Of a LoRA, of an activated one, whose part before the invocation is the base model's, and of the base model."""
+    engine = made(num_pages=400)
+    engine.load("plain", write(tmp_path, "plain", 1))
+    engine.load("activated", write(tmp_path, "activated", 2, [7, 8]))
+
+    def cached(salt: str, tenant: str) -> list[int]:
+        found = []
+        for adapter in ("plain", "activated", None):
+            number = engine.submit([1, 2, 3, 4, 5, 6, 7, 8, 9], adapter, salt, tenant, max_tokens=2)
+            engine.run()
+            found.append(engine.ends[number].usage.cached)
+        return found
+
+    scopes = [(salt, tenant) for salt in ("", "a", "b") for tenant in ("", "a", "b")]
+    assert [cached(*scope) for scope in scopes] == [[0, 0, 6]] * len(scopes)
+    assert [cached(*scope) for scope in scopes] == [[8, 8, 8]] * len(scopes)
+
+
 def test_new_bytes_under_an_old_name(made, tmp_path):
     """Running sequences end on their version, later ones begin on the new one, and the old KV goes in the end."""
     engine = made(num_pages=2000)

@@ -406,3 +406,46 @@ def test_a_gap_in_the_frames_of_a_replica_is_its_death() -> None:
     for number in range(MOST_EARLY + 1):
         fleet.dispatcher.take(name, 1 + number, [], 0.0)
     assert fleet.one()[0] != name
+
+
+def test_no_sequence_goes_where_its_adapter_cannot_be() -> None:
+    """Nor waits for a replica that has it, where one is there that lacks it; others are served by all."""
+    fleet = Fleet("a")
+    fleet.dispatcher.join("b", ready(), fleet.now, lacking=["sql@2"])
+    fleet.submit(*(replace(submit(number), adapter="sql@2") for number in range(6)))
+    assert {name for name, _ in fleet.sent()} == {"a"}
+    fleet.submit(submit(6))
+    assert fleet.one()[0] == "b"
+    ended = fleet.kill("a")
+    assert [(each.id, each.kind) for each in ended] == [(n, "AdapterUnavailable") for n in range(6)]  # type: ignore[union-attr]
+    assert not fleet.sent()
+    fleet.join("c")
+    fleet.submit(replace(submit(20), adapter="sql@2"))
+    assert fleet.one()[0] == "c"
+    fleet.dispatcher.drain("c")
+    fleet.submit(replace(submit(21), adapter="sql@2"))
+    [failed] = fleet.dispatcher.take_delivered()
+    assert isinstance(failed, Failed) and failed.kind == "AdapterUnavailable" and not fleet.sent()
+
+
+def test_a_replica_that_drains_takes_what_waits_when_it_is_opened_again() -> None:
+    fleet = Fleet("a")
+    fleet.dispatcher.drain("a")
+    fleet.submit(submit(1))
+    assert not fleet.sent() and fleet.dispatcher.num_held == 1
+    fleet.dispatcher.reopen("gone", fleet.now)
+    fleet.dispatcher.reopen("a", fleet.now)
+    assert fleet.one()[0] == "a" and fleet.dispatcher.num_held == 0
+
+
+def test_a_replica_that_is_not_wanted_any_more_is_no_loss() -> None:
+    """Its sequences go on, however often that happens to them."""
+    fleet = Fleet("r0")
+    fleet.submit(submit(1))
+    for number in range(MOST_DEATHS + 1):
+        name, _ = fleet.one()
+        assert name == f"r{number}"
+        fleet.join(f"r{number + 1}")
+        fleet.dispatcher.retire(name, fleet.now)
+        assert fleet.dispatcher.take_delivered() == [] and name not in fleet.dispatcher.replicas
+    assert fleet.dispatcher.num_lost == 0 and fleet.dispatcher.take_lost() == []
