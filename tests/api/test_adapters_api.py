@@ -23,7 +23,8 @@ from support.models.tiny_tokenizers import train_byte_level, write_folder
 from rootgraft import LLM, SamplingParams
 from rootgraft.api.config import ServerConfig
 from rootgraft.api.routes.dependencies import shown_path
-from rootgraft.engine.errors import RequestError, UnknownModel
+from rootgraft.engine.errors import AdapterUnavailable, RequestError, UnknownModel
+from rootgraft.engine.offline.prompt_texts import AdapterTexts
 from rootgraft.engine.types import AdapterInfo
 from rootgraft.grammar.spec import GrammarSpec
 
@@ -403,6 +404,32 @@ def test_offline_an_adapter_has_its_own_tokens_too(folder: Path) -> None:
     assert still.outputs[0].token_ids == said.outputs[0].token_ids
     with pytest.raises(UnknownModel):
         llm.generate("the fox", adapter="new", use_tqdm=False)
+    llm.close()
+
+
+def test_a_prompt_made_before_a_load_in_place_is_not_read_by_the_tokens_of_after(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor the answer. Both tokenizers have as many tokens, so that no id is out of range."""
+    for name, word in (("before", "foxes"), ("after", "hound")):
+        shutil.copytree(folder / "adapters" / "chatty", folder / "adapters" / name)
+        definition = folder / "adapters" / name / "tokenizer.json"
+        definition.write_text(definition.read_text().replace("foxes", word))
+    llm = LLM(str(folder / "worded"), dtype="float32", device="cpu", threads=1, enable_lora=True,
+              num_gpu_blocks_override=60, lora_dir=str(folder / "adapters"))  # fmt: skip
+    params = SamplingParams(max_tokens=4, temperature=0, ignore_eos=True)
+    llm.load_adapter("word", "before")
+    found: list[Any] = []
+    texts_of = AdapterTexts.of
+    monkeypatch.setattr(AdapterTexts, "of", lambda *asked: found.append(texts_of(*asked)) or found[0])
+    [said] = llm.generate("foxes", params, adapter="word", use_tqdm=False)
+    assert list(said.prompt_token_ids) == [443]
+    llm.load_adapter("word", "after", replace=True)
+    with pytest.raises(AdapterUnavailable, match="'word' has another tokenizer"):
+        llm.generate("foxes", params, adapter="word", use_tqdm=False)
+    monkeypatch.setattr(AdapterTexts, "of", texts_of)
+    [said] = llm.generate("hound", params, adapter="word", use_tqdm=False)
+    assert list(said.prompt_token_ids) == [443]
     llm.close()
 
 
