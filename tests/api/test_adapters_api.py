@@ -59,7 +59,7 @@ def folder(bases: Path) -> Path:
 def url(folder: Path) -> Iterator[str]:
     port = free_port()
     options = (
-        f"--port {port} --served-model-name base --dtype float32 --device cpu --threads 1 "
+        f"--port {port} --served-model-name base alias --dtype float32 --device cpu --threads 1 "
         f"--num-gpu-blocks-override 60 --enable-lora --lora-dir {folder / 'adapters'} "
         f"--lora-modules one=one sourced=file://{folder}/adapters/two --adapter-cache-dir {folder / 'cache'} "
         f"--adapter-sources file://{folder}/elsewhere"
@@ -168,6 +168,15 @@ def test_load_replace_and_unload(client: openai.OpenAI, http: httpx.Client, fold
     gone = http.post("/v1/unload_lora_adapter", json={"lora_name": "new"})
     assert (gone.status_code, gone.json()["error"]["param"]) == (404, "lora_name")
     assert "new" not in {card.id for card in client.models.list()}
+
+
+@pytest.mark.parametrize(("name", "told"), [("base", "'base' is the base model,"), ("alias", "also called base,")])
+def test_the_base_model_is_not_unloaded(client: openai.OpenAI, http: httpx.Client, name: str, told: str) -> None:
+    refused = http.post("/v1/unload_lora_adapter", json={"lora_name": name})
+    error = refused.json()["error"]
+    assert (refused.status_code, error["param"], error["code"]) == (400, "lora_name", "invalid_value")
+    assert told in error["message"]
+    assert ask(client, name)
 
 
 def test_adapters_from_sources_answer_as_those_from_folders(
