@@ -5,27 +5,21 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-import re
 import socket
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 from support.api.api_live import Live, make_state, serve, wait_until
+from support.api.connection_asks import LIMIT, OPTIONS, asked, check_order
 from support.api.raw_http import Wire, chunked, request
 
-from rootgraft.api.config import ServerConfig
 from rootgraft.api.http import connection
-
-LIMIT = 4096
-ORIGIN = "http://page.example"
 
 
 @pytest.fixture(scope="module")
 def strict_session() -> Iterator[Live]:
-    options = ServerConfig(max_request_bytes=LIMIT, api_key=("right",), allowed_origins=(ORIGIN,))
-    yield from serve(make_state(options))
+    yield from serve(make_state(OPTIONS))
 
 
 @pytest.fixture
@@ -41,11 +35,6 @@ def gate(strict: Live) -> Iterator[Callable[[], object]]:
     opened = strict.async_engine.gate
     yield lambda: strict.loop.call_soon_threadsafe(opened.set)
     strict.loop.call_soon_threadsafe(opened.set)
-
-
-def asked(name: str, **fields: Any) -> bytes:
-    """A completion that is named by its request id, and whose answer takes as long as the gate is shut."""
-    return request(name, "POST", "/v1/completions", {"prompt": name, **fields})
 
 
 GARBAGE = {
@@ -205,83 +194,9 @@ def test_a_client_that_leaves_with_a_request_behind_it_is_noticed(strict: Live, 
     assert len(strict.async_engine.seen) == 1
 
 
-WELL = {
-    "tokenize": lambda name: (request(name, "POST", "/tokenize", {"prompt": name}), 200),
-    "in chunks": lambda name: (
-        request(name, "POST", "/tokenize", chunks=chunked(b'{"prompt": "x"}', 3, b"0\r\nX-Key: y\r\n\r\n")),
-        200,
-    ),
-    "stream": lambda name: (asked(name, stream=True), 200),
-    "no JSON": lambda name: (request(name, "POST", "/v1/completions", b"{"), 400),
-    "not declared as JSON": lambda name: (
-        request(name, "POST", "/tokenize", b"{}", headers={"Content-Type": "text/plain"}),
-        415,
-    ),
-    "wrong key": lambda name: (request(name, "POST", "/tokenize", b"x" * 3000, key="wrong"), 401),
-    "no route": lambda name: (request(name, "POST", "/nowhere", b"x" * 3000), 404),
-    "a body that nobody reads": lambda name: (request(name, "GET", "/version", b"GET / HTTP/1.1\r\n\r\n"), 200),
-    "head": lambda name: (request(name, "HEAD", "/version"), 405),
-    "options": lambda name: (request(name, "OPTIONS", "/version"), 405),
-    "preflight": lambda name: (
-        request(
-            name,
-            "OPTIONS",
-            "/v1/completions",
-            b"GET / HTTP/1.1\r\n\r\n",
-            key=None,
-            headers={"Origin": ORIGIN, "Access-Control-Request-Method": "POST"},
-        ),
-        200,
-    ),
-    "refused preflight": lambda name: (
-        request(
-            name,
-            "OPTIONS",
-            "/v1/completions",
-            key=None,
-            headers={"Origin": "http://other", "Access-Control-Request-Method": "POST"},
-        ),
-        400,
-    ),
-}
-LAST = {
-    "too large": lambda name: (request(name, "POST", "/tokenize", b"x" * (LIMIT + 1)), 413),
-    "too large in chunks": lambda name: (
-        request(name, "POST", "/tokenize", chunks=chunked(b"x" * LIMIT * 2, 1000)),
-        413,
-    ),
-    "compressed": lambda name: (request(name, "POST", "/tokenize", b"x", headers={"Content-Encoding": "gzip"}), 415),
-    "close": lambda name: (request(name, "GET", "/version", headers={"Connection": "close"}), 200),
-    "broken": lambda name: (b"nonsense\r\n\r\n", 400),
-}
-
-
 @pytest.mark.parametrize("seed", range(12))
 def test_answers_are_in_order_however_requests_are_cut(strict: Live, seed: int) -> None:
-    """Of each connection, random requests in random pieces; what ends it comes last, and more behind that."""
-    draw = random.Random(seed)
-    for _ in range(10):
-        kinds = [draw.choice(list(WELL)) for _ in range(draw.randrange(1, 6))]
-        made = [WELL[kind](f"{number}") for number, kind in enumerate(kinds)]
-        if end := draw.choice([None, *LAST]):
-            made.append(LAST[end](f"{len(kinds)}"))
-        data = b"".join(sent for sent, _ in made)
-        behind = b"" if end is None else draw.choice([b"", asked("behind"), b"\r\n", b"x" * 300])
-        methods = [re.match(rb"[A-Z]+", sent) for sent, _ in made]
-        with Wire(strict.url) as wire:
-            wire.heads = [number for number, match in enumerate(methods) if match and match[0] == b"HEAD"]
-            cuts = sorted(draw.randrange(len(data + behind)) for _ in range(draw.randrange(4)))
-            for begin, stop in zip([0, *cuts], [*cuts, None], strict=True):
-                wire.send((data + behind)[begin:stop])
-                time.sleep(draw.choice([0, 0, 0.002]))
-            answers = wire.read(len(made)) if end is None else wire.read_all()
-        wanted = [(None if sent.startswith(b"nonsense") else f"{at}", status) for at, (sent, status) in enumerate(made)]
-        got = [(answer.name if answer.name != "" else None, answer.status) for answer in answers]
-        where = f"{kinds} {end} {behind!r}"
-        if end == "broken" and len(kinds) == len(got):
-            wanted.pop()  # an answer to what is no request may be left out where others were unanswered
-        assert [status for _, status in got] == [status for _, status in wanted], where
-        assert all(name in (None, told) for (told, _), (name, _) in zip(got, wanted, strict=True)), where
+    check_order(strict.url, random.Random(seed))
 
 
 def test_a_half_closed_connection_is_closed(strict: Live, gate: Callable[[], object]) -> None:
