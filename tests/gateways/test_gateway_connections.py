@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 from support.api.api_live import make_state, run_app
-from support.api.connection_asks import LIMIT, OPTIONS, asked, check_order
-from support.api.raw_http import Wire, chunked, request
+from support.api.wire.connection_asks import LIMIT, OPTIONS, asked, check_order
+from support.api.wire.raw_http import Wire, chunked, request
 
 from rootgraft.api.gateways.main_proxy import MainProxy
 from rootgraft.api.http.app import create_app

@@ -9,7 +9,7 @@ from random import Random
 from typing import Any
 
 from rootgraft.api.config import ServerConfig
-from support.api.raw_http import Wire, chunked, request
+from support.api.wire.raw_http import Wire, chunked, request
 
 LIMIT = 4096
 ORIGIN = "http://page.example"
