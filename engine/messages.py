@@ -71,6 +71,7 @@ class Submit:
             on after them, with the tokens that the other would have drawn next. Fewer than ``params.max_tokens``.
         vocabulary: of the grammar, as in ``TokenTexts``.
         ends: tokens that end an answer, beside the model's: of an adapter's own tokenizer.
+        tokenizer: identity of the tokenizer that its adapter must have, which made its tokens; "" for the model's.
     """
 
     id: int
@@ -89,6 +90,7 @@ class Submit:
     generated: array[int] = field(default_factory=lambda: array("i"))
     vocabulary: str = ""
     ends: tuple[int, ...] = ()
+    tokenizer: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -318,7 +318,7 @@ def test_a_draining_replica_ends_what_it_has() -> None:
 def test_a_name_means_the_same_version_until_the_end() -> None:
     fleet = Fleet("a", "b")
     fleet.dispatcher.name_adapter("sql", "digest-1")
-    named = replace(submit(1), adapter="sql")
+    named = replace(submit(1), adapter="sql", tokenizer="of digest-1")
     fleet.submit(named)
     name, sent = fleet.one()
     fleet.dispatcher.name_adapter("sql", "digest-2")
@@ -326,6 +326,7 @@ def test_a_name_means_the_same_version_until_the_end() -> None:
     fleet.submit(replace(named, id=2))
     (_, again), (_, other) = fleet.sent()
     assert (sent.adapter, again.adapter, other.adapter) == ("digest-1", "digest-1", "digest-2")  # type: ignore[union-attr]
+    assert again.tokenizer == other.tokenizer == "of digest-1", "by which the replica refuses the last one"  # type: ignore[union-attr]
     fleet.dispatcher.name_adapter("sql", None)
     fleet.submit(replace(named, id=3))
     assert fleet.one()[1].adapter == "sql"
