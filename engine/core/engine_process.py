@@ -118,9 +118,9 @@ def parse_config(options: str) -> EngineConfig:
 
 def set_up_process() -> None:
     """Set what an engine process needs before it starts a thread."""
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGHUP})
     sys.setswitchinterval(SWITCH_SECONDS)
     process_memory.share_heap()
 
