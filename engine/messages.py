@@ -117,10 +117,10 @@ class LoadAdapter:
     """Load an adapter under a name. ``id`` is the client's, unique among its unanswered calls.
 
     Attributes:
-        path: its folder, below the folder of adapters if there is one.
+        path: its folder, below the folder of adapters unless it is trusted, as that of a downloaded adapter.
         replace: whether the name may be in use; later sequences then get the new version.
-        trusted: whether the path may lead outside the folder of adapters, as that of a downloaded adapter.
         num_tokens: of the tokenizer in the folder, for which an embedding of its own must have rows; 0 without one.
+        of: the name that it is a version of, with which it counts as one name; "" for ``name``.
     """
 
     id: int
@@ -129,6 +129,7 @@ class LoadAdapter:
     replace: bool = False
     trusted: bool = False
     num_tokens: int = 0
+    of: str = ""
 
 
 @dataclass(frozen=True, slots=True)

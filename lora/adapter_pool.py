@@ -52,6 +52,7 @@ class _Load:
     path: str
     check: Callable[[PreparedAdapter], None]
     trusted: bool
+    public: str
     future: Future[PreparedAdapter]
     wanted: bool = True
 
@@ -117,6 +118,7 @@ class AdapterPool:
         check: Callable[[PreparedAdapter], None] = lambda adapter: None,
         *,
         trusted: bool = False,
+        public: str = "",
     ) -> None:
         """Start loading the adapter in a folder under a new or used name; ``poll`` returns the result.
 
@@ -125,16 +127,17 @@ class AdapterPool:
         Args:
             check: raises AdapterError if the name must not come to stand for what was read.
             trusted: whether the path may lead outside the folder of adapters.
+            public: the name that counts against the limit; "" for the name itself.
 
         Raises:
             AdapterError: the name is invalid.
             AdapterLimit: as many names as there may be are loaded, or are being loaded.
         """
         check_name(name)
-        self.registry.check_room(name)
+        self.registry.check_room(name, public)
         if len(self._loads) >= self.registry.max_adapters:
             raise AdapterLimit(f"{len(self._loads)} adapters are being loaded: ask again later.")
-        self._loads.append(_Load(name, path, check, trusted, self._loader.submit(self._read, path, trusted)))
+        self._loads.append(_Load(name, path, check, trusted, public, self._loader.submit(self._read, path, trusted)))
 
     def unload(self, name: str) -> None:
         """Remove a name. Sequences that use its version go on; loads of it in progress are discarded.
@@ -195,7 +198,7 @@ class AdapterPool:
             if not load.wanted:
                 raise AdapterError(f"The adapter {load.name!r} was unloaded while it was being loaded.", "name")
             load.check(adapter)
-            version = self.registry.add(load.name, load.path, adapter, trusted=load.trusted)
+            version = self.registry.add(load.name, load.path, adapter, trusted=load.trusted, public=load.public)
         except AdapterError as error:
             return LoadResult(load.name, None, error)
         self.cache.put(adapter)

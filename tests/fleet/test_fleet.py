@@ -21,7 +21,7 @@ from rootgraft.api.fleet.replica_client import ReplicaClient
 from rootgraft.api.fleet.replica_launcher import ProcessLauncher
 from rootgraft.api.fleet.scaling import autoscaling
 from rootgraft.api.fleet.scaling.autoscaling import AutoscalePolicy
-from rootgraft.engine.errors import EngineDead, RequestError, UnknownModel
+from rootgraft.engine.errors import AdapterUnavailable, EngineDead, RequestError, UnknownModel
 from rootgraft.engine.messages import AdapterChanged, Done, Failed, Heartbeat, Message, Submit, TokenOut
 from rootgraft.engine.serving.engine_client import EngineClient
 from rootgraft.engine.types import FinishReason, SamplingParams
@@ -191,6 +191,19 @@ async def test_another_base_model_is_no_replacement(make: Any) -> None:
     await made.until(lambda: len(made.clients) == 3 and made.clients[2].closed)
     assert len(made.serving) == 1
     made.options = {}
+
+
+async def test_a_name_is_replaced_where_no_other_is_free(make: Any) -> None:
+    made = await make(2)
+    for client in made.serving:
+        client.most_adapters = 2
+    for name in ("sql", "fr"):
+        await made.fleet.load_adapter(name, "one")
+    await made.fleet.load_adapter("sql", "two", replace=True)
+    with pytest.raises(AdapterUnavailable, match="the limit"):
+        await made.fleet.load_adapter("es", "three")
+    await made.fleet.load_adapter("sql", "three", replace=True)
+    assert {name: info.path for name, info in made.fleet.adapters.items()} == {"sql": "three", "fr": "one"}
 
 
 async def test_adapters_are_the_same_on_all_replicas(make: Any) -> None:
