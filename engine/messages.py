@@ -254,15 +254,19 @@ class SnapshotTaken:
 class Heartbeat:
     """Gauges and counters, sent between two steps, at least twice a second while steps are short.
 
+    One is also sent before a step that computes what ``waiting`` has named: what it names last no step has computed.
+
     Attributes:
         stats: name -> number, names as in ``EngineStats``.
         histograms: name -> observations since the last heartbeat.
         adapters: names of adapters that have running and that have waiting sequences, in order.
+        waiting: sequences in the queue, and those whose grammar is being compiled.
     """
 
     stats: dict[str, float]
     histograms: dict[str, list[float]]
     adapters: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
+    waiting: tuple[int, ...] = ()
 
 
 Message = (
@@ -328,9 +332,7 @@ def _params(row: list[Any]) -> SamplingParams:
 
 
 def _tokens(data: bytes) -> array[int]:
-    tokens = array("i")
-    tokens.frombytes(data)
-    return tokens
+    return array("i", data)
 
 
 def _infos(rows: list[list[Any]]) -> tuple[AdapterInfo, ...]:
@@ -350,20 +352,16 @@ def _snapshot(row: list[Any]) -> EngineSnapshot:
 # Decoders of fields that msgpack cannot restore by itself, by message and field.
 _DECODERS: dict[tuple[type[Any], str], Callable[[Any], Any]] = {
     (TokenTexts, "lengths"): _tokens,
-    (TokenTexts, "special"): tuple,
-    (TokenTexts, "ends"): tuple,
+    **dict.fromkeys(((TokenTexts, "special"), (TokenTexts, "ends"), (Submit, "ends"), (Abort, "ids")), tuple),
+    **dict.fromkeys(((Ready, "summary"), (TokenOut, "tokens"), (Heartbeat, "waiting")), tuple),
     (Submit, "tokens"): _tokens,
     (Submit, "generated"): _tokens,
-    (Submit, "ends"): tuple,
     (Submit, "grammar"): lambda pair: tuple(pair) if pair else None,
     (Submit, "params"): _params,
     (Submit, "priority"): Priority,
     (Submit, "prefix_pins"): lambda rows: tuple((tokens, seconds) for tokens, seconds in rows),
     (Submit, "reasoning"): lambda row: ThoughtRules(*row) if row else None,
-    (Abort, "ids"): tuple,
-    (Ready, "summary"): tuple,
     (Ready, "adapters"): _infos,
-    (TokenOut, "tokens"): tuple,
     (TokenOut, "logprobs"): _logprobs,
     (TokenOut, "prompt_logprobs"): _logprobs,
     (Done, "reason"): FinishReason,
