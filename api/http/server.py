@@ -131,6 +131,7 @@ class _Service:
             asyncio.get_running_loop().add_signal_handler(number, self._on_signal)
         if self._may_reload or signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup ignores it
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._on_hangup)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
         self._write_record()
         http = asyncio.create_task(self._http.serve([self._http_socket]))
         end = asyncio.create_task(self._signalled.wait())
