@@ -122,13 +122,16 @@ async def test_counters_never_go_back(make: Any) -> None:
     assert after.get("pages", 0) == after.get("running", 0) == 0  # of replicas that have not said anything yet
 
 
-async def test_requests_wait_for_a_replica_to_come_back(make: Any) -> None:
+async def test_requests_wait_for_a_replica_to_come_back(make: Any, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "rootgraft.fleet")
     made = await make(1)
     made.serving[0].die()
     assert made.fleet.is_alive and not made.serving
     made.fleet.submit([submit(1, [1, 2])])
     await made.until(lambda: 1 in made.ends)
     assert made.tokens[1] == expected_tokens([1, 2], 40, VOCAB)
+    said = [record.getMessage() for record in caplog.records]
+    assert said == ["replica-1 is lost: The engine process has ended.", "another replica has started: here"]
 
 
 @pytest.mark.parametrize(("seconds", "waits"), [(60.0, True), (0.0, False)])
