@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import pty
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -187,3 +188,16 @@ def test_a_thought_is_dim_before_its_answer(fake_server: FakeServer) -> None:
     assert seen == "\n\x1b[2mThey[2J \x1b[0m\x1b[2mgreet.\x1b[0m\n\nHello wörld"
     terminal.screen.until("> ")
     terminal.leave()
+
+
+@pytest.mark.parametrize("words", ["fleet status", "models list", "complete text --model m", "complete text", "chat"])
+def test_a_server_that_takes_a_connection_and_says_nothing(
+    words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As one that is stopped: the system takes the connection, and the request."""
+    monkeypatch.setattr("rootgraft.api.cli.remote_server._HEALTH_TIMEOUT", 0.2)
+    monkeypatch.setattr("rootgraft.api.cli.remote_server._SILENT_SECONDS", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        assert main([*words.split(), "--url", url]) == 1
+    assert f"The server at {url}/v1 takes a connection, and then says nothing." in capsys.readouterr().err

@@ -366,6 +366,24 @@ def test_a_limit_of_names_may_be_asked_again(made, tmp_path):
     assert engine.call(LoadAdapter, "a", path, True).failure is None
 
 
+def test_versions_of_one_name_count_as_one(made, tmp_path):
+    """As those of a fleet, which loads the new one beside the old: no free name is needed, and none is gained."""
+    engine = made(max_adapters=2)
+    path = write(tmp_path, "a", 1)
+    engine.load("a", path)
+    engine.load("b", path)
+    for version in ("a@2", "a@3"):
+        assert engine.call(LoadAdapter, version, path, False, False, 0, "a").failure is None
+    engine.call(UnloadAdapter, "a")
+    assert engine.call(LoadAdapter, "c", path).failure.kind == "AdapterUnavailable"
+    assert engine.call(LoadAdapter, "a", path).failure is None
+    for version in ("a", "a@2"):
+        engine.call(UnloadAdapter, version)
+    assert engine.call(LoadAdapter, "c", path).failure.kind == "AdapterUnavailable"
+    engine.call(UnloadAdapter, "a@3")
+    assert engine.call(LoadAdapter, "c", path).failure is None
+
+
 def test_the_list_tells_what_loads_and_what_drains(made, tmp_path):
     """One name three times: what it stands for, what it stood for when a running sequence came, what is on its way."""
     engine = made(num_pages=2000)
