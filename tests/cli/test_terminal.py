@@ -140,16 +140,19 @@ def test_ctrl_c_stops_the_answer_and_ctrl_d_leaves(fake_server: FakeServer) -> N
         "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
     )
     command = [sys.executable, "-c", launch, "-m", "rootgraft.api.cli.main", "chat", "--url", fake_server.url]
-    process = subprocess.Popen(command, cwd=ROOT, stdin=its, stdout=its, stderr=its)
-    os.close(its)
-    screen = Screen(terminal)
-    screen.until("> ")
-    os.write(terminal, b"hello\n")
-    assert "\x1b[2J" not in screen.until("tick[2J tick"), "a model must not steer the terminal"
-    os.write(terminal, b"\x03")
-    screen.until("(stopped)")
-    screen.until("> ")
-    assert fake_server.left.wait(10), "the server must see that nobody listens"
-    os.write(terminal, b"\x04")
-    assert process.wait(10) == 0
-    os.close(terminal)
+    with subprocess.Popen(command, cwd=ROOT, stdin=its, stdout=its, stderr=its) as process:
+        os.close(its)
+        screen = Screen(terminal)
+        try:
+            screen.until("> ")
+            os.write(terminal, b"hello\n")
+            assert "\x1b[2J" not in screen.until("tick[2J tick"), "a model must not steer the terminal"
+            os.write(terminal, b"\x03")
+            screen.until("(stopped)")
+            screen.until("> ")
+            assert fake_server.left.wait(60), "the server must see that nobody listens"
+            os.write(terminal, b"\x04")
+            assert process.wait(60) == 0
+        finally:
+            process.kill()
+            os.close(terminal)
