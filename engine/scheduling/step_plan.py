@@ -72,7 +72,7 @@ class StepPlan:
         return left > 0 and not (sequence.matcher and sequence.matcher.is_slow(left))
 
     def in_order(self, running: Iterable[Sequence]) -> list[tuple[Sequence, int, int]]:
-        """Return the sequences that can go on and the span they want: single tokens, then prompts, batches' own last."""
+        """Return the sequences that can go on and the span they want: single tokens, then prompts, batches last."""
         ready = [(each, *self.span(each)) for each in running if self.can_go_on(each)]
         return sorted(ready, key=lambda want: want[2] - want[1] > 1 and 1 + (want[0].priority is Priority.BATCH))
 
