@@ -98,8 +98,8 @@ def test_a_stream_that_breaks_off_is_a_failure(fake_server: FakeServer, capsys) 
     assert "before its last event" in capsys.readouterr().err
 
 
-def test_no_server_says_how_to_start_one(unused_tcp_port: int, capsys) -> None:
-    assert main(["complete", "x", "--url", f"http://127.0.0.1:{unused_tcp_port}/v1"]) == 1
+def test_no_server_says_how_to_start_one(closed_port: int, capsys) -> None:
+    assert main(["complete", "x", "--url", f"http://127.0.0.1:{closed_port}/v1"]) == 1
     error = capsys.readouterr().err
     assert error.count("\n") == 1
     assert "rootgraft serve" in error

@@ -241,11 +241,11 @@ def test_an_interrupt_ends_the_calls_of_all_branches(live: Live, alarm: Callable
     wait_until(lambda: len(live.async_engine.aborted) == len(live.async_engine.seen))
 
 
-def test_addresses_and_targets(unused_tcp_port: int) -> None:
+def test_addresses_and_targets(closed_port: int) -> None:
     with pytest.raises(ValueError, match="must be such as http"):
         Session("localhost:8000")
     with pytest.raises(ProgramError, match="no answer from"):
-        Session(f"http://127.0.0.1:{unused_tcp_port}").user("?").gen("x")
+        Session(f"http://127.0.0.1:{closed_port}").user("?").gen("x")
     for url in ("http://user:secret@127.0.0.1:8000/v1", "http://127.0.0.1:8000/v1?key=secret"):
         with pytest.raises(ValueError, match="neither user nor query: a key goes into api_key"):
             Session(url)
