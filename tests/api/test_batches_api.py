@@ -40,7 +40,7 @@ def start(folder: Path, **options: Any) -> Iterator[Live]:
     for live in serve(state):
         live.loop.call_soon_threadsafe(state.batches.resume, state.internal_client)
         yield live
-        asyncio.run_coroutine_threadsafe(state.batches.close(), live.loop).result(20)
+        asyncio.run_coroutine_threadsafe(state.batches.close(), live.loop).result(60)
 
 
 @pytest.fixture
