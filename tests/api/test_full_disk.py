@@ -49,10 +49,12 @@ def start(folder: Path, ledger: Path | None = None) -> Iterator[Live]:
     state.ledger = None if ledger is None else UsageLedger(ledger)
     for live in serve(state):
         live.loop.call_soon_threadsafe(state.batches.resume, state.internal_client)
-        yield live
-        for ending in (state.batches, state.ledger):
-            if ending is not None:
-                asyncio.run_coroutine_threadsafe(ending.close(), live.loop).result(60)
+        try:
+            yield live
+        finally:
+            for ending in (state.batches, state.ledger):
+                if ending is not None:
+                    asyncio.run_coroutine_threadsafe(ending.close(), live.loop).result(60)
 
 
 def line(number: int) -> str:
