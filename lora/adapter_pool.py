@@ -58,6 +58,7 @@ class _Load:
     name: str
     path: str
     trusted: bool
+    public: str
     future: Future[tuple[PreparedAdapter, str]]
     wanted: bool = True
 
@@ -123,6 +124,7 @@ class AdapterPool:
         check: AdapterCheck = lambda adapter: "",
         *,
         trusted: bool = False,
+        public: str = "",
     ) -> None:
         """Start loading the adapter in a folder under a new or used name; ``poll`` returns the result.
 
@@ -131,16 +133,18 @@ class AdapterPool:
         Args:
             check: of what was read, on the thread that has read it.
             trusted: whether the path may lead outside the folder of adapters.
+            public: the name that counts against the limit; "" for the name itself.
 
         Raises:
             AdapterError: the name is invalid.
             AdapterLimit: as many names as there may be are loaded, or are being loaded.
         """
         check_name(name)
-        self.registry.check_room(name)
+        self.registry.check_room(name, public)
         if len(self._loads) >= self.registry.max_adapters:
             raise AdapterLimit(f"{len(self._loads)} adapters are being loaded: ask again later.")
-        self._loads.append(_Load(name, path, trusted, self._loader.submit(self._read, path, check, trusted)))
+        future = self._loader.submit(self._read, path, check, trusted)
+        self._loads.append(_Load(name, path, trusted, public, future))
 
     def unload(self, name: str) -> None:
         """Remove a name. Sequences that use its version go on; loads of it in progress are discarded.
@@ -201,7 +205,9 @@ class AdapterPool:
                 )
             if not load.wanted:
                 raise AdapterError(f"The adapter {load.name!r} was unloaded while it was being loaded.", "name")
-            version = self.registry.add(load.name, load.path, adapter, trusted=load.trusted, tokenizer=tokenizer)
+            version = self.registry.add(
+                load.name, load.path, adapter, trusted=load.trusted, tokenizer=tokenizer, public=load.public
+            )
         except AdapterError as error:
             return LoadResult(load.name, None, error)
         self.cache.put(adapter)
@@ -245,10 +251,6 @@ class AdapterPool:
     def _clear(self, slot: int, _load_id: int) -> None:
         self.bank.clear(slot)
         self.cache.unpin(self._pinned.pop(slot))
-
-    def _has_matrix(self, load_id: int) -> bool:
-        version = self.registry.version(load_id)
-        return version is not None and version.has_matrix
 
     def _version(self, load_id: int) -> AdapterVersion:
         version = self.registry.version(load_id)

@@ -72,6 +72,25 @@ def test_a_salt_that_equals_a_digest_is_not_the_adapter(made, tmp_path):
     engine.check_tokens(other)
 
 
+def test_kv_is_shared_within_a_tenant_and_a_salt_alone(made, tmp_path):
+    """Of a LoRA, of an activated one, whose part before the invocation is the base model's, and of the base model."""
+    engine = made(num_pages=400)
+    engine.load("plain", write(tmp_path, "plain", 1))
+    engine.load("activated", write(tmp_path, "activated", 2, [7, 8]))
+
+    def cached(salt: str, tenant: str) -> list[int]:
+        found = []
+        for adapter in ("plain", "activated", None):
+            number = engine.submit([1, 2, 3, 4, 5, 6, 7, 8, 9], adapter, salt, tenant, max_tokens=2)
+            engine.run()
+            found.append(engine.ends[number].usage.cached)
+        return found
+
+    scopes = [(salt, tenant) for salt in ("", "a", "b") for tenant in ("", "a", "b")]
+    assert [cached(*scope) for scope in scopes] == [[0, 0, 6]] * len(scopes)
+    assert [cached(*scope) for scope in scopes] == [[8, 8, 8]] * len(scopes)
+
+
 def test_new_bytes_under_an_old_name(made, tmp_path):
     """Running sequences end on their version, later ones begin on the new one, and the old KV goes in the end."""
     engine = made(num_pages=2000)
@@ -345,6 +364,24 @@ def test_a_limit_of_names_may_be_asked_again(made, tmp_path):
     failure = engine.call(LoadAdapter, "b", path).failure
     assert (failure.kind, failure.param) == ("AdapterUnavailable", None) and "--max-adapters" in failure.message
     assert engine.call(LoadAdapter, "a", path, True).failure is None
+
+
+def test_versions_of_one_name_count_as_one(made, tmp_path):
+    """As those of a fleet, which loads the new one beside the old: no free name is needed, and none is gained."""
+    engine = made(max_adapters=2)
+    path = write(tmp_path, "a", 1)
+    engine.load("a", path)
+    engine.load("b", path)
+    for version in ("a@2", "a@3"):
+        assert engine.call(LoadAdapter, version, path, False, False, 0, "a").failure is None
+    engine.call(UnloadAdapter, "a")
+    assert engine.call(LoadAdapter, "c", path).failure.kind == "AdapterUnavailable"
+    assert engine.call(LoadAdapter, "a", path).failure is None
+    for version in ("a", "a@2"):
+        engine.call(UnloadAdapter, version)
+    assert engine.call(LoadAdapter, "c", path).failure.kind == "AdapterUnavailable"
+    engine.call(UnloadAdapter, "a@3")
+    assert engine.call(LoadAdapter, "c", path).failure is None
 
 
 def test_the_list_tells_what_loads_and_what_drains(made, tmp_path):
