@@ -68,12 +68,16 @@ def url(folder: Path) -> Iterator[str]:
         [sys.executable, "-m", "rootgraft.api.cli.main", "serve", str(folder / "worded"), *options.split()], cwd=ROOT
     )
     address = f"http://127.0.0.1:{port}"
-    while not _is_ready(address):
-        assert process.poll() is None
-        time.sleep(0.1)
-    yield address
-    process.terminate()
-    assert process.wait(30) == 0
+    with process:
+        try:
+            while not _is_ready(address):
+                assert process.poll() is None
+                time.sleep(0.1)
+            yield address
+            process.terminate()
+            assert process.wait(60) == 0
+        finally:
+            process.kill()
 
 
 def _is_ready(address: str) -> bool:

@@ -192,7 +192,7 @@ def test_what_another_thread_encodes_is_waited_for(counting: Counting, monkeypat
 
     def slow(text: str, add_special_tokens: bool) -> array[int]:
         begun.set()
-        go_on.wait(10)
+        go_on.wait(60)
         return encode(text, add_special_tokens)
 
     monkeypatch.setattr(counting, "encode", slow)
@@ -200,10 +200,10 @@ def test_what_another_thread_encodes_is_waited_for(counting: Counting, monkeypat
     threads = [threading.Thread(target=lambda: answers.append(encoder.encode([LONG], US))) for _ in range(3)]
     for thread in threads:
         thread.start()
-    assert begun.wait(10)
+    assert begun.wait(60)
     go_on.set()
     for thread in threads:
-        thread.join(10)
+        thread.join(60)
     assert answers == [Tokenizer.encode(counting, LONG, False)] * 3
     assert counting.encoded == [LONG]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from array import array
 from pathlib import Path
 
@@ -118,11 +119,12 @@ class Engine:
             assert (sequence.slot >= 0) == (sequence.adapter >= 0)
         assert self.pool.slots.num_pinned <= len(scheduler_of(self.core).running)
 
-    def wait(self, condition, limit=20_000) -> None:
+    def wait(self, condition) -> None:
+        """Step until another thread has got there."""
+        end = time.monotonic() + 60
         while not condition():
-            assert limit, "does not come to it"
+            assert time.monotonic() < end, "does not come to it"
             self.step()
-            limit -= 1
 
     def run(self) -> None:
         self.wait(lambda: not self.core.has_work)
