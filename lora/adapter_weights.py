@@ -64,6 +64,19 @@ def sort_tensors(
         AdapterError: a tensor is unknown or has another shape than the config and the base model give it, a part of a
             pair is missing, or the adapter comes with a base weight that is not this model's.
     """
+    modules, saved = _sort(tensors, config, layout, most_rank)
+    return AdapterWeights(modules, saved, config.invocation_tokens, _digest(modules, saved, config.invocation_tokens))
+
+
+def check_tensors(shapes: Mapping[str, Tensor], config: AdapterConfig, layout: BaseLayout, most_rank: int) -> None:
+    """Check an adapter's tensors, given on the meta device, as ``sort_tensors``, but for what depends on values."""
+    _sort(shapes, config, layout, most_rank)
+
+
+def _sort(
+    tensors: Mapping[str, Tensor], config: AdapterConfig, layout: BaseLayout, most_rank: int
+) -> tuple[dict[str, ModuleWeights], SavedModules]:
+    """Return LoRA and whole weights by module; see ``sort_tensors``."""
     if not layout.experts and any(OF_EXPERTS.search(name) for name in config.parameters):
         raise AdapterError(
             "target_parameters names experts, which this base model does not have. Train LoRA on its linear modules.",
@@ -94,8 +107,7 @@ def sort_tensors(
     modules |= biased_modules(found.saved, modules, config, layout)
     if not modules and not saved.tensors():
         raise AdapterError("The adapter adapts no module.")
-    modules = {name: modules[name] for name in sorted(modules)}
-    return AdapterWeights(modules, saved, config.invocation_tokens, _digest(modules, saved, config.invocation_tokens))
+    return {name: modules[name] for name in sorted(modules)}, saved
 
 
 @dataclass(slots=True)
@@ -164,13 +176,17 @@ def _add(parts: dict[str, Tensor], part: str, tensor: Tensor, name: str) -> None
 def _check_base(module: str, part: str, tensor: Tensor, layout: BaseLayout) -> None:
     """Check a whole weight of a linear module, which is computed for all adapters alike, against the base model's."""
     base = layout.read_weight(module)
-    if tensor.shape != base.shape or not torch.equal(tensor.to(layout.dtype), base.to(layout.dtype).cpu()):
+    if tensor.shape != base.shape or not (tensor.is_meta or _equal(tensor, base, layout)):
         raise AdapterError(
             f"The adapter comes with a tensor {module}.{part} that is not this base model's ({list(tensor.shape)} "
             f"against {list(base.shape)}, or other values). embed_tokens, lm_head and norms are computed for one "
             "adapter (modules_to_save), no other whole matrix; train it with LoRA.",
             "modules_to_save",
         )
+
+
+def _equal(tensor: Tensor, base: Tensor, layout: BaseLayout) -> bool:
+    return torch.equal(tensor.to(layout.dtype), base.to(layout.dtype).cpu())
 
 
 def _tie(parts: dict[str, dict[str, Tensor]], config: AdapterConfig, layout: BaseLayout) -> None:

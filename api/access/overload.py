@@ -68,7 +68,7 @@ class DrainRate:
 
     def seconds_for(self, sequences: int, num_tokens: int) -> float | None:
         """Return the seconds until so many sequences and tokens have left; None while the rate is unknown."""
-        if self._seconds < _LEAST_SECONDS or self._seen < _LEAST_SEQUENCES:
+        if self._seconds < _LEAST_SECONDS or self._seen < _LEAST_SEQUENCES or not self._sequences:
             return None
         seconds = self._seconds + self._longest_pause - self._pause
         by_count = sequences * seconds / self._sequences
@@ -193,7 +193,7 @@ class QueueLimits:
     def _check_share(self, load: Load) -> None:
         own = sum(count for (tenant, _), (count, _) in self._waiting.items() if tenant == load.tenant)
         left = self._max_sequences - self.sequences
-        if load.tenant and own and own + load.sequences > left:
+        if load.tenant and own + load.sequences > left:
             text = f"Too many requests with keys of yours are waiting: {own}, where {left} places are left."
             raise Rejection(429, text, "tenant_share", self._until_room())
 

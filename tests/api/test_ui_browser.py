@@ -24,6 +24,7 @@ from rootgraft.engine.snapshot import EngineSnapshot, NamespaceView, NodeView, S
 from rootgraft.engine.types import AdapterInfo
 
 pytestmark = pytest.mark.heavy
+expect.set_options(timeout=60_000)
 
 Open = Callable[..., Page]
 ADAPTERS = Path(__file__).parents[2] / "examples" / "adapters"
@@ -259,7 +260,7 @@ def test_a_server_that_goes_and_comes_back(live: Live, open_page: Open) -> None:
     expect(page.locator("#notice")).to_have_text("The engine is not running.")
     expect(page.locator(".node")).to_have_count(4)
     live.client.is_alive = True
-    expect(page.locator("#status")).to_have_text("live", timeout=20_000)
+    expect(page.locator("#status")).to_have_text("live")
     expect(page.locator("#notice")).to_be_hidden()
 
 
@@ -372,29 +373,29 @@ def busy() -> Iterator[RealServer]:
 
 def test_a_server_under_load(busy: RealServer, open_page: Open) -> None:
     page = open_page(str(busy.http.base_url).rstrip("/"))
-    expect(page.locator("#legend")).to_contain_text("pirate", timeout=60_000)
-    expect(page.locator("#legend")).to_contain_text("shell", timeout=60_000)
-    expect(page.locator(".node.leased").first).to_be_visible(timeout=60_000)
-    expect(page.locator(".head").first).to_be_attached(timeout=60_000)
-    expect(page.locator("#sequences tbody tr").first).to_be_visible(timeout=60_000)
-    expect(page.locator(".slot:not(.vacant)")).to_have_count(2, timeout=60_000)
-    expect(page.locator(".node").nth(5)).to_be_attached(timeout=60_000)
+    expect(page.locator("#legend")).to_contain_text("pirate")
+    expect(page.locator("#legend")).to_contain_text("shell")
+    expect(page.locator(".node.leased").first).to_be_visible()
+    expect(page.locator(".head").first).to_be_attached()
+    expect(page.locator("#sequences tbody tr").first).to_be_visible()
+    expect(page.locator(".slot:not(.vacant)")).to_have_count(2)
+    expect(page.locator(".node").nth(5)).to_be_attached()
     expect(page.locator("#step .parts")).to_contain_text("forward")
 
 
 def test_the_playground_on_the_real_model(busy: RealServer, open_page: Open) -> None:
     page = open_page(str(busy.http.base_url).rstrip("/"))
-    page.select_option("#ask-model", "pirate", timeout=60_000)
+    page.select_option("#ask-model", "pirate")
     page.fill("#ask-max", "60")
     for _ in range(2):
         page.click("#ask-go")
-        expect(page.locator("#ask-usage")).to_contain_text("in the answer", timeout=60_000)
-        expect(page.locator("#prompt span").first).to_be_visible(timeout=60_000)
+        expect(page.locator("#ask-usage")).to_contain_text("in the answer")
+        expect(page.locator("#prompt span").first).to_be_visible()
     assert page.locator("#answer").inner_text().strip()
     assert "Vera Hughes" in page.locator("#prompt .cached").inner_text()
     assert page.locator("#prompt .computed").inner_text().strip() == "↵"  # the prompt's last token
     page.click("#ask-form summary")
     page.check("#ask-structured")
     page.click("#ask-go")
-    expect(page.locator("#answer-check")).to_have_text("valid JSON", timeout=60_000)
+    expect(page.locator("#answer-check")).to_have_text("valid JSON")
     assert json.loads(page.locator("#answer").inner_text()).keys() == {"name", "company", "email", "phone"}

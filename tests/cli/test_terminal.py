@@ -5,8 +5,11 @@ from __future__ import annotations
 import io
 import os
 import pty
+import socket
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -106,8 +109,8 @@ def test_a_stream_that_breaks_off_is_a_failure(fake_server: FakeServer, capsys) 
     assert "before its last event" in capsys.readouterr().err
 
 
-def test_no_server_says_how_to_start_one(unused_tcp_port: int, capsys) -> None:
-    assert main(["complete", "x", "--url", f"http://127.0.0.1:{unused_tcp_port}/v1"]) == 1
+def test_no_server_says_how_to_start_one(closed_port: int, capsys) -> None:
+    assert main(["complete", "x", "--url", f"http://127.0.0.1:{closed_port}/v1"]) == 1
     error = capsys.readouterr().err
     assert error.count("\n") == 1
     assert "rootgraft serve" in error
@@ -141,49 +144,58 @@ class Screen:
         return seen + found
 
 
-class Terminal:
-    """``rootgraft chat`` in a terminal of its own."""
-
-    def __init__(self, url: str) -> None:
-        self.end, its = pty.openpty()
-        launch = (
-            "import os, signal, sys; os.login_tty(0); signal.signal(signal.SIGINT, signal.SIG_DFL);"  # xdist ignores it
-            "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
-        )
-        command = [sys.executable, "-c", launch, "-m", "rootgraft.api.cli.main", "chat", "--url", url]
-        self.process = subprocess.Popen(command, cwd=ROOT, stdin=its, stdout=its, stderr=its)
+@contextmanager
+def chat_terminal(url: str) -> Iterator[Screen]:
+    """Run ``rootgraft chat`` in a terminal of its own, up to its first question; it is left with Ctrl-D."""
+    terminal, its = pty.openpty()
+    launch = (
+        "import os, signal, sys; os.login_tty(0); signal.signal(signal.SIGINT, signal.SIG_DFL);"  # xdist ignores it
+        "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
+    )
+    command = [sys.executable, "-c", launch, "-m", "rootgraft.api.cli.main", "chat", "--url", url]
+    with subprocess.Popen(command, cwd=ROOT, stdin=its, stdout=its, stderr=its) as process:
         os.close(its)
-        self.screen = Screen(self.end)
-        self.screen.until("> ")
-
-    def type(self, text: bytes) -> None:
-        os.write(self.end, text)
-
-    def leave(self) -> None:
-        self.type(b"\x04")
-        assert self.process.wait(10) == 0
-        os.close(self.end)
+        screen = Screen(terminal)
+        try:
+            screen.until("> ")
+            yield screen
+            os.write(terminal, b"\x04")
+            assert process.wait(60) == 0
+        finally:
+            process.kill()
+            os.close(terminal)
 
 
 def test_ctrl_c_stops_the_answer_and_ctrl_d_leaves(fake_server: FakeServer) -> None:
     fake_server.endless = True
     fake_server.pieces = ("tick\x1b[2J ",)
-    terminal = Terminal(fake_server.url)
-    terminal.type(b"hello\n")
-    assert "\x1b[2J" not in terminal.screen.until("tick[2J tick"), "a model must not steer the terminal"
-    terminal.type(b"\x03")
-    terminal.screen.until("(stopped)")
-    terminal.screen.until("> ")
-    assert fake_server.left.wait(10), "the server must see that nobody listens"
-    terminal.leave()
+    with chat_terminal(fake_server.url) as screen:
+        os.write(screen.terminal, b"hello\n")
+        assert "\x1b[2J" not in screen.until("tick[2J tick"), "a model must not steer the terminal"
+        os.write(screen.terminal, b"\x03")
+        screen.until("(stopped)")
+        screen.until("> ")
+        assert fake_server.left.wait(60), "the server must see that nobody listens"
 
 
 def test_a_thought_is_dim_before_its_answer(fake_server: FakeServer) -> None:
     fake_server.thoughts = ("They\x1b[2J ", "greet.")
-    terminal = Terminal(fake_server.url)
-    terminal.type(b"hello\n")
-    terminal.screen.until("hello")
-    seen = terminal.screen.until("Hello wörld").replace("\r", "")
-    assert seen == "\n\x1b[2mThey[2J \x1b[0m\x1b[2mgreet.\x1b[0m\n\nHello wörld"
-    terminal.screen.until("> ")
-    terminal.leave()
+    with chat_terminal(fake_server.url) as screen:
+        os.write(screen.terminal, b"hello\n")
+        screen.until("hello")
+        seen = screen.until("Hello wörld").replace("\r", "")
+        assert seen == "\n\x1b[2mThey[2J \x1b[0m\x1b[2mgreet.\x1b[0m\n\nHello wörld"
+        screen.until("> ")
+
+
+@pytest.mark.parametrize("words", ["fleet status", "models list", "complete text --model m", "complete text", "chat"])
+def test_a_server_that_takes_a_connection_and_says_nothing(
+    words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As one that is stopped: the system takes the connection, and the request."""
+    monkeypatch.setattr("rootgraft.api.cli.remote_server._HEALTH_TIMEOUT", 0.2)
+    monkeypatch.setattr("rootgraft.api.cli.remote_server._SILENT_SECONDS", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        assert main([*words.split(), "--url", url]) == 1
+    assert f"The server at {url}/v1 takes a connection, and then says nothing." in capsys.readouterr().err

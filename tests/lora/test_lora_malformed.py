@@ -22,6 +22,11 @@ from rootgraft.lora.adapter_pool import AdapterPool
 from rootgraft.lora.errors import AdapterError
 from rootgraft.lora.safetensors_file import read_tensors
 
+OF_VALUES = [
+    CASES[name][0]
+    for name in ("a whole linear", "a full matrix", "a base weight of another model", "values NaN", "values infinite")
+]
+
 
 def test_the_corpus_is_large():
     assert len(CASES) >= 120
@@ -35,6 +40,10 @@ def test_refused(write, cause, tmp_path):
     with pytest.raises(AdapterError, match=cause) as refused:
         small_reader(root).read("bad")
     assert str(tmp_path) not in str(refused.value)
+    if write not in OF_VALUES:  # all others are told before the base model is loaded
+        with pytest.raises(AdapterError) as early:
+            small_reader(root).check("bad")
+        assert str(early.value) == str(refused.value)
     assert len(str(refused.value)) <= 600
     str(refused.value).encode()
 
