@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from itertools import count
 
 import pytest
@@ -186,6 +187,17 @@ def test_the_order_stays_as_small_as_the_tenants_are_many(world):
     world.evict(9999)
     world.check()
     assert not world.tree.tenant_eviction._shares and not world.tree.tenant_eviction._active
+
+
+@given(st.lists(st.integers(1, 20), min_size=2, max_size=6), st.integers(1, 60))
+def test_many_pages_at_once_are_taken_from_whoever_has_the_most_as_one_by_one(sizes, num_pages):
+    world, left = World(), dict(zip("abcdef", sizes, strict=False))
+    for tenant, size in left.items():
+        world.put(tenant, size)
+    lost = Counter(world.evict(num_pages))
+    assert lost.total() == min(num_pages, sum(sizes))
+    left = {tenant: size - lost[tenant] for tenant, size in left.items()}
+    assert all(left[tenant] >= max(left.values()) - 1 for tenant in lost)
 
 
 @settings(max_examples=100)
