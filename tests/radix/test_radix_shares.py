@@ -96,6 +96,27 @@ def test_a_tenant_alone_has_all_of_it_in_the_order_of_use(world):
     assert world.tree.evict(4) == [2, 3, 4, 5] and world.found("a", first) == 2
 
 
+@settings(max_examples=20)
+@given(st.lists(st.integers(0, 39), min_size=200, max_size=300))
+def test_the_least_recently_used_goes_first_however_often_leaves_are_used_again(uses):
+    """Entries that have gone stale are dropped from the queue meanwhile."""
+    world = World()
+    prompts: dict[int, bytes] = {}  # in the order of use
+
+    def evict_oldest():
+        oldest = prompts.pop(next(iter(prompts)))
+        assert world.tree.evict(1) == array("i", oldest).tolist()
+
+    for step, number in enumerate(uses):
+        if tokens := prompts.pop(number, None):
+            world.tree.unlock(world.tree.lock(world.tree.match(path_of("a"), tokens)))
+        prompts[number] = tokens or world.put("a", 1)
+        if step % 5 == 4:
+            evict_oldest()
+    while prompts:
+        evict_oldest()
+
+
 def test_adapters_of_a_tenant_share_what_is_its_own(world):
     for adapter in ("x", "y", "z"):
         world.put("a", 2, adapter)
