@@ -192,6 +192,22 @@ def test_an_old_rate_is_forgotten_while_one_waits_alone() -> None:
     assert 1 <= queue_limits.expected_wait("", B) < 2, "ten a second, not one in two seconds"
 
 
+def test_the_first_of_a_shared_prompt_says_nothing_about_the_rate() -> None:
+    """Fifteen wait for what one computes in six seconds; a slow machine must not refuse who comes then."""
+    clock = Clock()
+    queue_limits = QueueLimits(10**6, 10**9, 60, clock)
+    for _ in range(16):
+        queue_limits.join(load())
+    clock.now += 6
+    queue_limits.leave(load(), 10, begun=True)
+    assert queue_limits.expected_wait("", I) == 0
+    for _ in range(3):
+        clock.now += 0.5
+        queue_limits.leave(load(), 10, begun=True)
+        queue_limits.check(load())
+    assert 12 < queue_limits.expected_wait("", I) < 60
+
+
 def request(num_prompt: int = 10, n: int = 1, max_tokens: int = 20) -> TextRequest:
     return TextRequest(array("i", range(num_prompt)), SamplingParams(max_tokens=max_tokens), n=n)
 

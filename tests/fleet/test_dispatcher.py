@@ -19,6 +19,7 @@ from rootgraft.engine.messages import (
     Done,
     Failed,
     ForgetTokens,
+    Heartbeat,
     Message,
     Ready,
     Submit,
@@ -261,6 +262,54 @@ def test_sequences_wait_for_the_first_replica_within_a_bound() -> None:
     assert fleet.one()[0] == "a"
 
 
+def beat(*waiting: int) -> Heartbeat:
+    return Heartbeat({}, {}, waiting=waiting)
+
+
+def test_who_waits_in_the_queue_is_not_blamed_for_its_replica() -> None:
+    """However many are lost while it waits: it is in no quarantine, where one would go on after the other."""
+    fleet = Fleet("r0")
+    fleet.submit(*(submit(number, max_tokens=100) for number in range(4)))
+    for lost in range(MOST_REPLAYS):
+        numbers = [message.id for _, message in fleet.sent() if isinstance(message, Submit)]
+        assert len(numbers) == 4, "all go on at once"
+        fleet.say(f"r{lost}", beat(*numbers[1:]), out(numbers[0], 5))
+        fleet.join(f"r{lost + 1}")
+        fleet.now += 1
+        assert fleet.kill(f"r{lost}") == []
+    ended = fleet.kill(f"r{MOST_REPLAYS}")
+    assert all(isinstance(end, Failed) and f"failed {MOST_REPLAYS + 1} times," in end.message for end in ended)
+    assert len(ended) == 4
+
+
+def test_who_has_begun_is_blamed() -> None:
+    fleet = Fleet(*(f"r{number}" for number in range(MOST_DEATHS)))
+    fleet.submit(submit(1))
+    for _ in range(MOST_DEATHS):
+        name, sent = fleet.one()
+        fleet.say(name, beat(sent.id), beat())
+        ended = fleet.kill(name)
+    [failed] = ended
+    assert isinstance(failed, Failed) and f"failed {MOST_DEATHS} times in a row" in failed.message
+
+
+@pytest.mark.parametrize("is_proven", [True, False])
+def test_a_grammar_that_is_compiled_is_blamed_until_an_answer_has_begun_under_it(*, is_proven: bool) -> None:
+    fleet = Fleet(*(f"r{number}" for number in range(9)))
+    asked = replace(submit(1), grammar=("regex", b"[0-9]+"))
+    if is_proven:
+        fleet.submit(replace(asked, id=9))
+        name, sent = next((name, each) for name, each in fleet.sent() if isinstance(each, Submit))
+        fleet.say(name, out(sent.id, 5), done(sent.id, 1))
+    fleet.submit(asked)
+    ended: list[Message] = []
+    for _ in range(MOST_DEATHS):
+        [(name, sent)] = [(name, each) for name, each in fleet.sent() if isinstance(each, Submit)]
+        fleet.say(name, beat(sent.id))
+        ended += fleet.kill(name)
+    assert [isinstance(end, Failed) for end in ended] == ([] if is_proven else [True])
+
+
 def test_an_abort_ends_a_sequence_once_wherever_it_is() -> None:
     fleet = Fleet("a", "b")
     fleet.submit(submit(1), submit(2))
@@ -318,7 +367,7 @@ def test_a_draining_replica_ends_what_it_has() -> None:
 def test_a_name_means_the_same_version_until_the_end() -> None:
     fleet = Fleet("a", "b")
     fleet.dispatcher.name_adapter("sql", "digest-1")
-    named = replace(submit(1), adapter="sql")
+    named = replace(submit(1), adapter="sql", tokenizer="of digest-1")
     fleet.submit(named)
     name, sent = fleet.one()
     fleet.dispatcher.name_adapter("sql", "digest-2")
@@ -326,6 +375,7 @@ def test_a_name_means_the_same_version_until_the_end() -> None:
     fleet.submit(replace(named, id=2))
     (_, again), (_, other) = fleet.sent()
     assert (sent.adapter, again.adapter, other.adapter) == ("digest-1", "digest-1", "digest-2")  # type: ignore[union-attr]
+    assert again.tokenizer == other.tokenizer == "of digest-1", "by which the replica refuses the last one"  # type: ignore[union-attr]
     fleet.dispatcher.name_adapter("sql", None)
     fleet.submit(replace(named, id=3))
     assert fleet.one()[1].adapter == "sql"
