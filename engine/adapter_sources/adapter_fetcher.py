@@ -103,7 +103,7 @@ class AdapterFetcher:
         """Return the fetcher that the options describe.
 
         Raises:
-            ConfigError: an entry of ``--adapter-sources`` is malformed or needs a package that is not installed, or what
+            ConfigError: an entry of ``--adapter-sources`` is malformed or needs a package that is missing, or what
                 requests will ask for cannot be kept.
         """
         policy = SourcePolicy(config.adapter_sources)
