@@ -71,6 +71,7 @@ class Submit:
             on after them, with the tokens that the other would have drawn next. Fewer than ``params.max_tokens``.
         vocabulary: of the grammar, as in ``TokenTexts``.
         ends: tokens that end an answer, beside the model's: of an adapter's own tokenizer.
+        tokenizer: identity of the tokenizer that its adapter must have, which made its tokens; "" for the model's.
     """
 
     id: int
@@ -89,6 +90,7 @@ class Submit:
     generated: array[int] = field(default_factory=lambda: array("i"))
     vocabulary: str = ""
     ends: tuple[int, ...] = ()
+    tokenizer: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,11 +353,9 @@ def _snapshot(row: list[Any]) -> EngineSnapshot:
 
 # Decoders of fields that msgpack cannot restore by itself, by message and field.
 _DECODERS: dict[tuple[type[Any], str], Callable[[Any], Any]] = {
-    (TokenTexts, "lengths"): _tokens,
+    **dict.fromkeys(((TokenTexts, "lengths"), (Submit, "tokens"), (Submit, "generated")), _tokens),
     **dict.fromkeys(((TokenTexts, "special"), (TokenTexts, "ends"), (Submit, "ends"), (Abort, "ids")), tuple),
     **dict.fromkeys(((Ready, "summary"), (TokenOut, "tokens"), (Heartbeat, "waiting")), tuple),
-    (Submit, "tokens"): _tokens,
-    (Submit, "generated"): _tokens,
     (Submit, "grammar"): lambda pair: tuple(pair) if pair else None,
     (Submit, "params"): _params,
     (Submit, "priority"): Priority,

@@ -31,6 +31,7 @@ class AdapterVersion:
         num_bytes: memory of its factors and its own weights.
         has_matrix: whether it brings a whole embedding or head.
         vocab_size: tokens of its vocabulary, None for the base model's.
+        tokenizer: identity of the tokenizer of its sequences; "" for the base model's.
         loaded: when it was, in seconds since 1970.
         pins: running and waiting sequences that use it.
         retired: no longer the current version of its name.
@@ -47,6 +48,7 @@ class AdapterVersion:
     num_bytes: int
     has_matrix: bool = False
     vocab_size: int | None = None
+    tokenizer: str = ""
     loaded: float = 0.0
     pins: int = 0
     retired: bool = False
@@ -70,11 +72,19 @@ class AdapterRegistry:
         self._next_id = 0
 
     def add(
-        self, name: str, path: str, adapter: PreparedAdapter, *, trusted: bool = False, public: str = ""
+        self,
+        name: str,
+        path: str,
+        adapter: PreparedAdapter,
+        *,
+        trusted: bool = False,
+        tokenizer: str = "",
+        public: str = "",
     ) -> AdapterVersion:
         """Make an adapter the current version of a name; the version before it is retired.
 
         Args:
+            tokenizer: identity of the tokenizer of its sequences.
             public: see ``AdapterVersion``; "" for the name itself.
 
         Raises:
@@ -89,6 +99,7 @@ class AdapterRegistry:
             adapter.num_bytes,
             adapter.has_matrix,
             vocab_size,
+            tokenizer,
             time.time(),
         )
         version = AdapterVersion(name, self._next_id, adapter.digest, path, trusted, *facts, public=public)

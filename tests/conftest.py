@@ -8,13 +8,14 @@ engine on one is checked by ``benchmarks/gpu``.
 from __future__ import annotations
 
 import os
+import socket
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from support import benchmark_package
 from support.engine.interrupts import interrupts
 
@@ -37,8 +38,9 @@ if USES_GPU:
     gpu_copies.install()
 
 benchmark_package.register()
-settings.register_profile("local", deadline=None)
-settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
+BUSY = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}  # a machine may be: no test is to blame
+settings.register_profile("local", **BUSY)
+settings.register_profile("ci", **BUSY, derandomize=True, print_blob=True)
 settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 
@@ -121,6 +123,14 @@ def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from support.models.tiny_llama import save_tiny_llama
 
     return save_tiny_llama(tmp_path_factory.mktemp("tiny_llama"))
+
+
+@pytest.fixture
+def closed_port() -> Iterator[int]:
+    """A port on which nobody listens, and which nobody else is given meanwhile."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        yield held.getsockname()[1]
 
 
 @pytest.fixture

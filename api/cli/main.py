@@ -166,8 +166,8 @@ def _fetch(model: str | None, revision: str | None) -> ModelFiles:
                 unit="B",
                 unit_scale=True,
                 disable=not in_terminal,
-                ncols=shutil.get_terminal_size().columns,
-                bar_format="{desc}  {percentage:3.0f}% {bar:30} {n_fmt}/{total_fmt}B  {rate_fmt}",
+                ncols=min(shutil.get_terminal_size().columns, 110),
+                bar_format="{desc}  {percentage:3.0f}% {bar} {n_fmt}/{total_fmt}B  {rate_fmt}",
             )
         bars[file].update(done - bars[file].n)
 

@@ -202,7 +202,11 @@ class RemoteServer:
 
 
 async def timed(
-    server: RemoteServer, path: str, body: dict[str, Any], on_text: Callable[[str], None] | None = None
+    server: RemoteServer,
+    path: str,
+    body: dict[str, Any],
+    on_text: Callable[[str], None] | None = None,
+    on_thought: Callable[[str], None] | None = None,
 ) -> Timing:
     """Send one request and measure it. Failures are recorded in the timing, not raised.
 
@@ -210,6 +214,7 @@ async def timed(
         path: endpoint below the server's base address.
         body: request body without the fields that ``RemoteServer.stream`` adds.
         on_text: called with each piece of the answer.
+        on_thought: called with each piece of the thought before it, whose tokens count in the times as well.
     """
     timing = Timing(started=time.perf_counter())
     arrivals, last = 0, 0.0
@@ -217,16 +222,22 @@ async def timed(
         async for event in server.stream(path, body):
             for choice in event.get("choices") or ():
                 timing.finish = choice.get("finish_reason") or timing.finish
-                if text := choice.get("text") or (choice.get("delta") or {}).get("content"):
-                    now = time.perf_counter()
-                    arrivals += 1
-                    if timing.ttft is None:
-                        timing.ttft = now - timing.started
-                    else:
-                        timing.gaps.append(now - last)
-                    last = now
-                    if on_text:
-                        on_text(text)
+                delta = choice.get("delta") or {}
+                thought = delta.get("reasoning_content") or delta.get("reasoning")
+                text = choice.get("text") or delta.get("content")
+                if not (thought or text):
+                    continue
+                now = time.perf_counter()
+                arrivals += 1
+                if timing.ttft is None:
+                    timing.ttft = now - timing.started
+                else:
+                    timing.gaps.append(now - last)
+                last = now
+                if thought and on_thought:
+                    on_thought(thought)
+                if text and on_text:
+                    on_text(text)
             if usage := event.get("usage"):
                 timing.prompt = usage.get("prompt_tokens") or 0
                 timing.completion = usage.get("completion_tokens") or 0

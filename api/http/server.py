@@ -210,7 +210,9 @@ class _Service:
         if state.batches is not None and state.internal_client is not None:
             state.batches.resume(state.internal_client)
         names = [name for each in self._models.router.states for name in each.names]
-        logger.info("ready: %s at %s/v1", ", ".join(names), self._listener.url)
+        url = self._listener.url
+        page = f"; live page: {url}/ui" if url.startswith("http") else ""
+        logger.info("ready: %s at %s/v1%s", ", ".join(names), url, page)
         notify("READY=1")
 
     async def _watch(self) -> int:

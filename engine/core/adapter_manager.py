@@ -171,7 +171,7 @@ class AdapterManager:
         Raises:
             UnknownModel: no such adapter.
             RequestError: the adapter cannot be loaded.
-            AdapterUnavailable: it has no room now.
+            AdapterUnavailable: it has no room now, or another tokenizer has made the sequence's tokens.
         """
         name, base = submit.adapter, Namespace(self._base_digest, None, submit.salt, submit.cache_tenant)
         assert name is not None
@@ -179,7 +179,7 @@ class AdapterManager:
         if version is None:
             self._wait(name, submit)
             return None
-        check_tokens(submit, version.vocab_size or self._vocab_size)
+        check_tokens(submit, version, self._vocab_size)
         self._requests[name] += 1
         self._hits[name] += self._pool.slots.is_ready(version.load_id)
         start = activation_position(submit.tokens, version.invocation_tokens) if version.invocation_tokens else 0

@@ -121,7 +121,7 @@ class Worker:
         self._kv_prefault = KvPrefault(kv) if device.type == "cpu" else None
         kv_format = " of 8 bits" if kv.k.dtype is int8_kv_layout.DTYPE else ""
         self.summary = (
-            f"{_shape(model.config)}, {_number_formats(model)} on {device}, "
+            f"{_shape(model.config)}; {_number_formats(model, device)}; "
             f"loaded in {loaded - started:.1f} s, warm after {time.monotonic() - loaded:.1f} s more",
             f"KV pool: {kv.num_pages * kv.page_size:,} tokens{kv_format} "
             f"in pages of {kv.page_size} ({kv.num_pages * kv.page_bytes / 2**30:.2f} GiB); "
@@ -251,25 +251,26 @@ def _end_tokens(config: EngineConfig, model: ModelShape, model_path: Path) -> tu
 
 
 def _shape(config: ModelShape) -> str:
+    kv_heads = "1 KV head" if config.num_kv_heads == 1 else f"{config.num_kv_heads} KV heads"
     return (
         f"{config.family}: {config.num_layers} layers of {config.hidden_size}, "
-        f"{config.num_heads} heads over {config.num_kv_heads}, vocabulary {config.vocab_size:,}"
+        f"{config.num_heads} heads over {kv_heads}, vocabulary {config.vocab_size:,}"
     )
 
 
-def _number_formats(model: Model) -> str:
-    """Describe the model's type, and the forms of quantised weights."""
-    name = str(model.dtype).removeprefix("torch.")
+def _number_formats(model: Model, device: torch.device) -> str:
+    """Describe the model's type and device, and the forms of quantised weights."""
+    name = f"{str(model.dtype).removeprefix('torch.')} on {device}"
     packed = model.weights if isinstance(model, DecoderModel) else ()
     quantised = [part for part in packed if isinstance(part, ops.QuantisedLinear)]
     if not quantised:
         return name
     forms = {(part.format.description, part.widened and part.widened.few_rows) for part in quantised}
     described = " and ".join(
-        form if few is None else f"{form} up to {few} {'row' if few == 1 else 'rows'} of a step"
+        form if few is None else f"{form} for steps of {'1 row' if few == 1 else f'up to {few} rows'}"
         for form, few in sorted(forms, key=str)
     )
-    return f"{name} with weights in {described}{', widened for more' if any(few for _, few in forms) else ''}"
+    return f"{name}, weights in {described}{', else widened' if any(few for _, few in forms) else ''}"
 
 
 def _slot_bytes(config: EngineConfig, layout: BaseLayout) -> int:

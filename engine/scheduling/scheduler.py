@@ -3,7 +3,7 @@
 One rule: a sequence has ``num_computed`` tokens in the KV pool and wants all ``num_tokens`` there; a step gives it
 ``min(want, budget)``. Decode wants one token, a new sequence its prompt less the prefix hit (chunked prefill), a
 preempted one whatever was evicted. No branch below asks which of these it is, but for the order: single tokens go
-first, prompts get what these leave of the target inter-token latency (``ChunkBudget``), then drafts.
+first, prompts get what these leave of the target inter-token latency (``ChunkBudget``), batches' last, then drafts.
 
 Overlap scheduling: a step may be planned while the one before is in flight. Each row of that one draws a token, so the
 row's next input is "the token drawn before". If its sequence turns out to have ended, its part of the next step is

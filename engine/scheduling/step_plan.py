@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 from ..batch import Batch, PageCopy, Row, RowStart, placeholder_token
 from ..kv_cache.prefix_cache import Lease
 from ..sequence.sequence import Sequence
+from ..types import Priority
 from .chunk_budget import PrefillAllowance, usual_chunk
 
 
@@ -71,9 +72,9 @@ class StepPlan:
         return left > 0 and not (sequence.matcher and sequence.matcher.is_slow(left))
 
     def in_order(self, running: Iterable[Sequence]) -> list[tuple[Sequence, int, int]]:
-        """Return the sequences that can go on and the span they want: single tokens first, else in their order."""
+        """Return the sequences that can go on and the span they want: single tokens, then prompts, batches last."""
         ready = [(each, *self.span(each)) for each in running if self.can_go_on(each)]
-        return sorted(ready, key=lambda want: want[2] - want[1] > 1)
+        return sorted(ready, key=lambda want: want[2] - want[1] > 1 and 1 + (want[0].priority is Priority.BATCH))
 
     def span(self, sequence: Sequence) -> tuple[int, int]:
         """Return the positions, start and end, that a sequence wants computed: all without KV when the step begins."""

@@ -73,17 +73,16 @@ def test_what_another_process_uses_stays_until_it_ends_however_it_ends(tmp_path:
         f"cache = DownloadCache(pathlib.Path({str(tmp_path)!r}), {SIZE}); print(cache.use({digest!r}), flush=True)\n"
         "sys.stdin.read()"
     )
-    process = subprocess.Popen([sys.executable, "-P", "-c", code], stdin=-1, stdout=-1, text=True)
-    assert process.stdout is not None and process.stdin is not None
-    theirs = Path(process.stdout.readline().strip())
-    assert (theirs / WEIGHTS).read_bytes() == adapter_files(0)[WEIGHTS]
-    cache.release(folder)
-    with pytest.raises(CacheFull):
-        put(cache, 1)
-    process.kill()
-    process.wait()
-    process.stdin.close()
-    process.stdout.close()
+    with subprocess.Popen([sys.executable, "-P", "-c", code], stdin=-1, stdout=-1, text=True) as process:
+        try:
+            assert process.stdout is not None
+            theirs = Path(process.stdout.readline().strip())
+            assert (theirs / WEIGHTS).read_bytes() == adapter_files(0)[WEIGHTS]
+            cache.release(folder)
+            with pytest.raises(CacheFull):
+                put(cache, 1)
+        finally:
+            process.kill()
     put(cache, 1)
     assert not cache.holds(digest) and not theirs.exists()
     cache.close()

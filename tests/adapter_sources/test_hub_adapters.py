@@ -191,7 +191,8 @@ def test_a_client_that_blocks_holds_up_neither_the_timeout_nor_the_end(
 ) -> None:
     answer = threading.Event()
     monkeypatch.setattr(huggingface_hub, "get_hf_file_metadata", lambda *_, **__: answer.wait())
-    watchdog = threading.Timer(20, answer.set)  # without the cure, both wait for the client
+    watchdog = threading.Timer(120, answer.set)  # without the cure, both wait for the client
+    watchdog.daemon = True
     watchdog.start()
     with pytest.raises(AdapterUnavailable, match=r"within 0\.2 seconds"):
         fetcher("hf", LOCAL, seconds=0.2).fetch(parse_source(NAME))

@@ -39,8 +39,10 @@ def start(folder: Path, **options: Any) -> Iterator[Live]:
     state.batches = BatchService(folder, state.options.max_stored_file_bytes, state.caller_named)
     for live in serve(state):
         live.loop.call_soon_threadsafe(state.batches.resume, state.internal_client)
-        yield live
-        asyncio.run_coroutine_threadsafe(state.batches.close(), live.loop).result(20)
+        try:
+            yield live
+        finally:
+            asyncio.run_coroutine_threadsafe(state.batches.close(), live.loop).result(60)
 
 
 @pytest.fixture

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import socket
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from support.api.api_live import Live, wait_until
+from support.api.api_live import Live, ask, wait_until
 from uvicorn import Config
 from uvicorn.server import ServerState
 
@@ -23,16 +22,6 @@ def gate(live: Live) -> Iterator[asyncio.Event]:
     live.async_engine.gate = asyncio.Event()
     yield live.async_engine.gate
     live.loop.call_soon_threadsafe(live.async_engine.gate.set)
-
-
-def ask(live: Live, path: str, body: dict[str, Any]) -> socket.socket:
-    """Send a request and leave the answer unread."""
-    host, port = live.url.removeprefix("http://").split(":")
-    sock = socket.create_connection((host, int(port)), timeout=20)
-    data = json.dumps(body).encode()
-    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
-    sock.sendall(head.encode() + data)
-    return sock
 
 
 BODIES = [
@@ -115,10 +104,12 @@ def test_one_failing_prompt_ends_the_others(live: Live) -> None:
 
 
 class ClosedTransport(asyncio.Transport):
-    """As uvloop's, between the end of a connection and the call that tells of it."""
+    """As uvloop's, between the end of a connection, once there is a request, and the call that tells of it."""
+
+    closed = False
 
     def is_closing(self) -> bool:
-        return True
+        return self.closed
 
     def write(self, data: Any) -> None:
         raise RuntimeError("unable to perform operation, the handler is closed")
@@ -138,7 +129,9 @@ async def test_an_answer_whose_client_has_just_left_is_no_error() -> None:
     config = Config(app, **uvicorn_options())
     config.load()
     connection = uvicorn_options()["http"](config, ServerState(), {})
-    connection.connection_made(ClosedTransport())
+    transport = ClosedTransport()
+    connection.connection_made(transport)
     connection.data_received(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
-    await asyncio.wait_for(answered, 20)
+    transport.closed = True
+    await asyncio.wait_for(answered, 60)
     connection.connection_lost(None)

@@ -49,10 +49,12 @@ def start(folder: Path, ledger: Path | None = None) -> Iterator[Live]:
     state.ledger = None if ledger is None else UsageLedger(ledger)
     for live in serve(state):
         live.loop.call_soon_threadsafe(state.batches.resume, state.internal_client)
-        yield live
-        for ending in (state.batches, state.ledger):
-            if ending is not None:
-                asyncio.run_coroutine_threadsafe(ending.close(), live.loop).result(20)
+        try:
+            yield live
+        finally:
+            for ending in (state.batches, state.ledger):
+                if ending is not None:
+                    asyncio.run_coroutine_threadsafe(ending.close(), live.loop).result(60)
 
 
 def line(number: int) -> str:
@@ -288,7 +290,7 @@ async def test_only_the_first_answers_wait_for_a_ledger_on_a_full_disk(
         return await wait(*args, **options)
 
     ledger = UsageLedger(disk.path / "usage.db")
-    await ledger.until_written(ledger.put(record(0, 0)))
+    await ledger.put(record(0, 0))
     disk.fill()
     monkeypatch.setattr(usage_ledger.asyncio, "wait", counted)
     await ledger.until_written(ledger.put(record(0, 1)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import _sqlite3
 import asyncio
 import ctypes
+import gc
 import multiprocessing
 import random
 import sqlite3
@@ -170,6 +171,7 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
     if not hasattr(library, "sqlite3_memory_used"):
         pytest.skip("this Python has SQLite linked in without its symbols")
     library.sqlite3_memory_used.restype = ctypes.c_int64
+    gc.collect()  # of what other tests have left
     before = library.sqlite3_memory_used()
     file = LedgerFile(tmp_path / "usage.db")
     rng = random.Random(7)

@@ -8,10 +8,9 @@ from dataclasses import replace
 from typing import Any
 
 import anthropic
-import httpx
 import pydantic
 import pytest
-from support.api.api_live import Live, wait_until
+from support.api.api_live import Live, ask, wait_until
 from support.api.messages_asks import ASKED, COUNT, HI, PATH, PING, TOOLS, client_of, events_of, post, prompt, say
 from support.api.tool_asks import CASES, ONE, TWO
 
@@ -457,6 +456,6 @@ def test_ends_that_are_errors(live: Live) -> None:
 
 def test_a_client_that_leaves_is_noticed(live: Live) -> None:
     live.async_engine.gate = asyncio.Event()
-    with live.http() as http, pytest.raises(httpx.ReadTimeout):
-        http.post(PATH, json=ASKED, timeout=0.2)
+    with ask(live, PATH, ASKED):
+        wait_until(lambda: len(live.async_engine.seen) == 1)
     wait_until(lambda: len(live.async_engine.aborted) == 1)

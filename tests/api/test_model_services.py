@@ -143,7 +143,8 @@ def test_a_changed_model_takes_its_name_and_running_requests_end_with_the_old_on
         assert [await world.ask(name) for name in ("small", "big")] == ["digest of small", "digest of big"]
         gate = world.frontends["digest of small"].gate = asyncio.Event()
         running = asyncio.create_task(world.ask("small"))
-        await asyncio.sleep(0.01)
+        while not world.frontends["digest of small"].seen[1:]:
+            await asyncio.sleep(0.001)
         world.digests["small"] = "new digest of small"
         await world.reload()
         assert [await world.ask(name) for name in ("small", "big")] == ["new digest of small", "digest of big"]

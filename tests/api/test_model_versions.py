@@ -261,19 +261,20 @@ def test_a_version_is_loaded_anew_if_its_unload_has_begun(tmp_path: Path, monkey
     async def job() -> None:
         monkeypatch.setattr(model_versions, "UNLOAD_SECONDS", 0.0)
         state = make(tmp_path)
-        admin, client, gate = Admin(state), state.client, asyncio.Event()
+        admin, client, begun, gate = Admin(state), state.client, asyncio.Event(), asyncio.Event()
         assert client is not None
         source = adapter_folder(tmp_path, "one")
         one = await admin.add(source)
         unload = client.unload_adapter
 
         async def slow(name: str) -> None:
+            begun.set()
             await gate.wait()
             await unload(name)
 
         client.unload_adapter = slow  # type: ignore[method-assign]
         await admin.call("remove", version=one)
-        await asyncio.sleep(0.01)  # the engine is asked to unload it
+        await begun.wait()
         again = asyncio.create_task(admin.add(source))
         await asyncio.sleep(0.01)
         gate.set()

@@ -230,7 +230,7 @@ def test_the_ledger_and_the_counters_say_what_the_answers_said(tmp_path: Path, s
     names = ("key_requests", "key_prompt_tokens", "key_prompt_tokens_cached", "key_generation_tokens")
     for key, counts in expected.items():
         assert [value(families, name, "_total", key=key) for name in names] == counts
-    asyncio.run_coroutine_threadsafe(live.state.ledger.close(), live.loop).result(10)
+    asyncio.run_coroutine_threadsafe(live.state.ledger.close(), live.loop).result(60)
 
 
 def test_what_a_client_that_leaves_got_is_counted(tmp_path: Path, live: Live) -> None:
@@ -248,8 +248,8 @@ def test_what_a_client_that_leaves_got_is_counted(tmp_path: Path, live: Live) ->
     live.state.ledger = UsageLedger(tmp_path / "usage.db")
     with live.http() as http, http.stream("POST", COMPLETIONS, json={"prompt": "abc", "stream": True}) as reply:
         next(reply.iter_lines())
-    wait_until(lambda: bool(live.async_engine.aborted))
-    asyncio.run_coroutine_threadsafe(live.state.ledger.close(), live.loop).result(10)
+    wait_until(lambda: bool(live.async_engine.aborted) and live.state.active == 0)
+    asyncio.run_coroutine_threadsafe(live.state.ledger.close(), live.loop).result(60)
     live.state.ledger = None
     db = sqlite3.connect(tmp_path / "usage.db")
     [(requests, prompt, completion)] = db.execute("SELECT requests, prompt_tokens, completion_tokens FROM usage")

@@ -46,7 +46,7 @@ def fuzzed() -> Any:
     database=None,
 )
 def test_whatever_the_document_allows_or_forbids(case: Any, fuzzed: Live) -> None:
-    reply = case.call(base_url=fuzzed.url, timeout=20)
+    reply = case.call(base_url=fuzzed.url, timeout=60)
     assert reply.status_code < 500, (reply.status_code, reply.text)
     if reply.status_code >= 400:
         keys = {"type", "error", "request_id"} if speaks_anthropic(case.operation.path) else {"error"}

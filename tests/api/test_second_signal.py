@@ -26,11 +26,11 @@ def test_a_signal_while_it_closes_ends_the_process(tmp_path: Path, monkeypatch: 
 
     def look_for_model(*_: Any, **__: Any) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
-        closing.wait(10)
+        closing.wait(60)
 
     def close(_: AdapterFetcher) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
-        closing.wait(10)
+        closing.wait(60)
 
     def leave(code: int) -> None:
         exits.append((code, (tmp_path / "socket").exists(), list((tmp_path / "run").iterdir())))

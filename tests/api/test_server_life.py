@@ -111,7 +111,7 @@ def test_draining_finishes_what_runs_and_takes_nothing_new(engine: Engine) -> No
         assert (refused.headers["retry-after"], refused.headers["connection"]) == ("1", "close")
         assert not replies and not engine.closed
         gate.set()
-        running.join(20)
+        running.join(60)
 
     assert run(steps) == 0
     assert [reply.json()["choices"][0]["text"] for reply in replies] == ["answer 0"]
@@ -247,7 +247,7 @@ def test_what_does_not_finish_gets_an_error(engine: Engine, how: str, caplog: py
         if how == "second signal":
             wait_until(lambda: http.get("/ready").status_code == 503)
             interrupt()
-        running.join(20)
+        running.join(60)
 
     timeout = 0.25 if how == "time is up" else 600
     with caplog.at_level(logging.INFO, logger="rootgraft.server"):

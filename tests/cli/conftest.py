@@ -33,7 +33,7 @@ def fake_server() -> Iterator[FakeServer]:
 
     thread = threading.Thread(target=loop.run_until_complete, args=(serve(),))
     thread.start()
-    assert ready.wait(10)
+    assert ready.wait(60)
     yield server
     loop.call_soon_threadsafe(end.set)
     thread.join()

@@ -136,12 +136,19 @@ def test_a_level_without_an_answer_fails_the_run(fake_server: FakeServer, tmp_pa
 def test_an_interrupt_leaves_what_was_measured(fake_server: FakeServer, tmp_path: Path) -> None:
     fake_server.stall_after = PROBES + 16 + 5
     path, chart = tmp_path / "sweep.json", tmp_path / "sweep.svg"
-    command = [sys.executable, "-m", "rootgraft.api.cli.main", "bench", "serve", "--url", fake_server.url]
-    command += ["--sweep", "1,2,4", "--output-json", str(path), "--output-chart", str(chart)]
-    running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd="/")
-    wait_until(lambda: len(fake_server.asked) == PROBES + 16 + 5 + 2 or running.poll() is not None)
-    running.send_signal(signal.SIGINT)
-    out, err = running.communicate(timeout=30)
+    # A shell has what it runs in the background ignore the signal, and this process would hand that down.
+    launch = "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL);"
+    launch += "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
+    words = ["-m", "rootgraft.api.cli.main", "bench", "serve", "--url", fake_server.url, "--sweep", "1,2,4"]
+    words += ["--output-json", str(path), "--output-chart", str(chart)]
+    command = [sys.executable, "-c", launch, *words]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd="/") as running:
+        try:
+            wait_until(lambda: len(fake_server.asked) == PROBES + 16 + 5 + 2 or running.poll() is not None)
+            running.send_signal(signal.SIGINT)
+            out, err = running.communicate(timeout=60)
+        finally:
+            running.kill()
     assert running.returncode == 130, err
     levels = json.loads(path.read_text())["levels"]
     told = [(level["clients"], level["figures"]["completed"], level["interrupted"]) for level in levels]

@@ -8,6 +8,8 @@ import pty
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -56,6 +58,14 @@ def test_chat_keeps_the_conversation(fake_server: FakeServer, typed, capsys) -> 
     assert fake_server.asked[1]["temperature"] == 0
 
 
+def test_a_thought_stays_out_of_pipes_and_of_the_conversation(fake_server: FakeServer, typed, capsys) -> None:
+    fake_server.thoughts = ("They ", "greet.")
+    typed("one\ntwo\n")
+    assert main(["chat", "--url", fake_server.url]) == 0
+    assert capsys.readouterr().out == "Hello wörld\nHello wörld\n"
+    assert fake_server.asked[1]["messages"][1] == {"role": "assistant", "content": "Hello wörld"}
+
+
 def test_a_refused_turn_is_told_and_forgotten(fake_server: FakeServer, typed, capsys) -> None:
     fake_server.refuse = [503]
     typed("one\ntwo\n")
@@ -99,8 +109,8 @@ def test_a_stream_that_breaks_off_is_a_failure(fake_server: FakeServer, capsys) 
     assert "before its last event" in capsys.readouterr().err
 
 
-def test_no_server_says_how_to_start_one(unused_tcp_port: int, capsys) -> None:
-    assert main(["complete", "x", "--url", f"http://127.0.0.1:{unused_tcp_port}/v1"]) == 1
+def test_no_server_says_how_to_start_one(closed_port: int, capsys) -> None:
+    assert main(["complete", "x", "--url", f"http://127.0.0.1:{closed_port}/v1"]) == 1
     error = capsys.readouterr().err
     assert error.count("\n") == 1
     assert "rootgraft serve" in error
@@ -116,6 +126,8 @@ def test_an_address_that_is_none(url: str, capsys) -> None:
 def test_the_summary_counts_tokens_and_hits() -> None:
     timing = Timing(ttft=0.5, gaps=[0.25, 0.75], prompt=9, cached=8, completion=3)
     assert summary(timing) == "3 tokens, first after 0.50 s, 2.0 tokens/s, 8 of 9 prompt tokens cached"
+    timing.gaps = [1e-5, 2e-5]
+    assert summary(timing) == "3 tokens, first after 0.50 s, 8 of 9 prompt tokens cached", "one piece has no speed"
 
 
 class Screen:
@@ -132,28 +144,48 @@ class Screen:
         return seen + found
 
 
-def test_ctrl_c_stops_the_answer_and_ctrl_d_leaves(fake_server: FakeServer) -> None:
-    fake_server.endless = True
-    fake_server.pieces = ("tick\x1b[2J ",)
+@contextmanager
+def chat_terminal(url: str) -> Iterator[Screen]:
+    """Run ``rootgraft chat`` in a terminal of its own, up to its first question; it is left with Ctrl-D."""
     terminal, its = pty.openpty()
     launch = (
         "import os, signal, sys; os.login_tty(0); signal.signal(signal.SIGINT, signal.SIG_DFL);"  # xdist ignores it
         "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
     )
-    command = [sys.executable, "-c", launch, "-m", "rootgraft.api.cli.main", "chat", "--url", fake_server.url]
-    process = subprocess.Popen(command, cwd=ROOT, stdin=its, stdout=its, stderr=its)
-    os.close(its)
-    screen = Screen(terminal)
-    screen.until("> ")
-    os.write(terminal, b"hello\n")
-    assert "\x1b[2J" not in screen.until("tick[2J tick"), "a model must not steer the terminal"
-    os.write(terminal, b"\x03")
-    screen.until("(stopped)")
-    screen.until("> ")
-    assert fake_server.left.wait(10), "the server must see that nobody listens"
-    os.write(terminal, b"\x04")
-    assert process.wait(10) == 0
-    os.close(terminal)
+    command = [sys.executable, "-c", launch, "-m", "rootgraft.api.cli.main", "chat", "--url", url]
+    with subprocess.Popen(command, cwd=ROOT, stdin=its, stdout=its, stderr=its) as process:
+        os.close(its)
+        screen = Screen(terminal)
+        try:
+            screen.until("> ")
+            yield screen
+            os.write(terminal, b"\x04")
+            assert process.wait(60) == 0
+        finally:
+            process.kill()
+            os.close(terminal)
+
+
+def test_ctrl_c_stops_the_answer_and_ctrl_d_leaves(fake_server: FakeServer) -> None:
+    fake_server.endless = True
+    fake_server.pieces = ("tick\x1b[2J ",)
+    with chat_terminal(fake_server.url) as screen:
+        os.write(screen.terminal, b"hello\n")
+        assert "\x1b[2J" not in screen.until("tick[2J tick"), "a model must not steer the terminal"
+        os.write(screen.terminal, b"\x03")
+        screen.until("(stopped)")
+        screen.until("> ")
+        assert fake_server.left.wait(60), "the server must see that nobody listens"
+
+
+def test_a_thought_is_dim_before_its_answer(fake_server: FakeServer) -> None:
+    fake_server.thoughts = ("They\x1b[2J ", "greet.")
+    with chat_terminal(fake_server.url) as screen:
+        os.write(screen.terminal, b"hello\n")
+        screen.until("hello")
+        seen = screen.until("Hello wörld").replace("\r", "")
+        assert seen == "\n\x1b[2mThey[2J \x1b[0m\x1b[2mgreet.\x1b[0m\n\nHello wörld"
+        screen.until("> ")
 
 
 @pytest.mark.parametrize("words", ["fleet status", "models list", "complete text --model m", "complete text", "chat"])

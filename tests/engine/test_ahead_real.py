@@ -27,6 +27,7 @@ from rootgraft.engine.types import Logprob, SamplingParams
 from rootgraft.grammar.spec import GrammarSpec
 
 METHODS = ("off", "auto")
+NUM_SEEDS = 4
 MODES = [(method, overlaps) for method in METHODS for overlaps in (False, True)]
 
 
@@ -142,12 +143,23 @@ def run(core: EngineCore, asked: list[Submit], seed: int) -> tuple[Said, set[int
     return said, aborted
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_answers_are_the_same_ahead_or_not(cores: dict[tuple[str, bool], EngineCore], seed: int) -> None:
+@pytest.fixture(scope="module")
+def runs(cores: dict[tuple[str, bool], EngineCore]) -> list[tuple[dict[tuple[str, bool], Said], set[int]]]:
+    """By seed, what all engines said to the same, and what was aborted."""
+    made = []
+    for seed in range(NUM_SEEDS):
+        ran = {mode: run(core, submits(seed), seed) for mode, core in cores.items()}
+        made.append(({mode: said for mode, (said, _) in ran.items()}, ran["off", False][1]))
+    return made
+
+
+@pytest.mark.parametrize("seed", range(NUM_SEEDS))
+def test_answers_are_the_same_ahead_or_not(
+    runs: list[tuple[dict[tuple[str, bool], Said], set[int]]], seed: int
+) -> None:
     """Where torch computes, the last bits of a logprob may depend on the batch."""
     asked = submits(seed)
-    results = {mode: run(core, asked, seed)[0] for mode, core in cores.items()}
-    _, aborted = run(cores["off", False], asked, seed)
+    results, aborted = runs[seed]
     plain = results["off", False]
     for mode, said in results.items():
         assert said.ends.keys() == plain.ends.keys(), mode
@@ -165,6 +177,7 @@ def test_answers_are_the_same_ahead_or_not(cores: dict[tuple[str, bool], EngineC
                     assert mine.logprob == pytest.approx(other.logprob, abs=1e-4)
 
 
+@pytest.mark.usefixtures("runs")
 def test_all_that_could_go_wrong_was_there(cores: dict[tuple[str, bool], EngineCore]) -> None:
     """Otherwise the tests above have shown less than they say."""
     for (method, _), core in cores.items():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from array import array
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support.engine.core_hooks import scheduler_of, set_clock, set_queue_clock, worker_of
 from support.engine.fake_worker import FakeWorker, expected_tokens
@@ -16,6 +16,7 @@ from rootgraft.engine.core.engine_core import EngineCore
 from rootgraft.engine.engine_stats import EngineStats
 from rootgraft.engine.kv_cache.prefix_cache import PrefixCache
 from rootgraft.engine.messages import Done, Submit, TokenOut
+from rootgraft.engine.scheduling.chunk_budget import usual_chunk
 from rootgraft.engine.scheduling.scheduler import Scheduler
 from rootgraft.engine.scheduling.waiting_queue import PATIENCE
 from rootgraft.engine.sequence.sequence import Sequence, Status
@@ -79,6 +80,8 @@ class Engine:
             assert self.tokens[number] == expected_tokens(prompt, len(self.tokens[number]), VOCAB)
 
 
+# A batch's long prompt that is under way, and another's short one: both had the second step before the arrived one.
+@example(seed=39, num_pages=34, page_size=4, rows=4, budget=30, band=Priority.REALTIME, sharing=False, before=39)
 @settings(max_examples=60, deadline=None)
 @given(
     seed=st.integers(0, 2**32),
@@ -107,7 +110,8 @@ def test_one_that_arrives_in_a_full_engine_begins_at_once(
         engine.step()
     arrived = prompt()
     number = engine.submit(arrived, 1, band)
-    a_step = max(rows, budget) - (rows - 1)  # what the others leave, of whom each may draw a token
+    # What the others leave, of whom each may draw a token: for a prompt beside them a usual chunk at most.
+    a_step = min(max(rows, budget) - (rows - 1), usual_chunk(max(rows, budget)))
     engine.steps_until_a_token(number, 1 + -(-len(arrived) // a_step))
     engine.run()
 

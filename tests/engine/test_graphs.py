@@ -183,7 +183,12 @@ def test_in_the_types_of_a_gpu(folder: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.heavy
 @pytest.mark.usefixtures("low_gate")
-@settings(max_examples=3, deadline=None, phases=PHASES, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=3,
+    deadline=None,
+    phases=PHASES,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 @given(steps=st.lists(Counts, min_size=2, max_size=2))
 def test_padded_steps_are_steps(folder: Path, steps: list[list[int]]) -> None:
     world = World(model_of(folder))
@@ -195,7 +200,12 @@ def test_padded_steps_are_steps(folder: Path, steps: list[list[int]]) -> None:
 
 @pytest.mark.heavy
 @pytest.mark.usefixtures("low_gate")
-@settings(max_examples=3, deadline=None, phases=PHASES, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=3,
+    deadline=None,
+    phases=PHASES,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 @given(steps=st.lists(Counts, min_size=2, max_size=2))
 def test_padded_steps_with_adapters_are_steps(folder: Path, steps: list[list[int]]) -> None:
     world = World(model_of(folder), bank_of(model_of(folder), folder))

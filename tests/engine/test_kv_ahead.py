@@ -100,7 +100,7 @@ def test_while_there_is_work_only_what_is_needed_soon_is_taken(clock: Clock) -> 
     assert later == [*range(20, 32)]
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(num_pages=st.integers(1, 99), steps=st.lists(st.lists(st.integers(0, 98), max_size=3), max_size=9))
 def test_pages_in_use_are_followed(clock: Clock, num_pages: int, steps: list[list[int]]) -> None:
     pool = Pool(num_pages, clock)

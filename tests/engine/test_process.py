@@ -18,6 +18,7 @@ from rootgraft.engine.errors import ConfigError, EngineDead, ModelError
 from rootgraft.engine.ipc import frame
 from rootgraft.engine.messages import AdapterChanged, Done, Failed, Heartbeat, Submit, TokenOut, encode
 from rootgraft.engine.serving.engine_client import EngineClient
+from rootgraft.engine.serving.watchdog import HEARTBEAT_TIMEOUT
 from rootgraft.engine.types import FinishReason, SamplingParams
 
 CONFIG = EngineConfig(dtype="float32", device="cpu", num_gpu_blocks_override=40, threads=1, max_num_seqs=8)
@@ -199,7 +200,7 @@ async def test_a_step_without_end_is_found(tiny_llama, monkeypatch):
     listener = Listener(client)
     monkeypatch.setattr(client._watchdog, "sign_of_life", lambda passes, take=client._watchdog.sign_of_life: take(7))
     await client.start()
-    assert "--watchdog-timeout" in str(await listener.death) and client.silent_seconds < 1
+    assert "--watchdog-timeout" in str(await listener.death) and client.silent_seconds < HEARTBEAT_TIMEOUT
     await client.close()
 
 

@@ -177,5 +177,5 @@ def test_a_reader_that_sleeps_or_leaves_does_not_keep_the_thread(monkeypatch: py
     while len(os.read(reader, 1 << 20)) < 1 << 16:
         time.sleep(0.1)  # the pipe fills: the thread goes on, and drops what finds no room
     os.close(reader)
-    thread._thread.join(20)
+    thread._thread.join(60)
     assert not thread._thread.is_alive()

@@ -82,6 +82,7 @@ async def test_a_gpu_is_used_again_once_its_replica_has_ended(monkeypatch: pytes
     assert made == ["a", "b"]
     with pytest.raises(EngineDead, match="None of the 2 GPUs is free"):
         await launcher.launch()
+    monkeypatch.setattr(gpu_launcher, "FREE_SECONDS", 60.0)
     waiting = asyncio.create_task(launcher.launch())
     await launcher.stop(one)
     third, _ = await waiting

@@ -101,8 +101,11 @@ async def test_a_stopped_engine_is_found_and_killed_through_its_host(tiny_llama:
     assert hosted.status == -signal.SIGKILL and hosted.released == 1
 
 
-async def test_the_end_of_the_process_is_told_at_once_and_that_of_the_gateway_ends_it(tiny_llama: Path) -> None:
-    hosted, left = Hosted(tiny_llama), Hosted(tiny_llama)
+async def test_the_end_of_the_process_is_told_at_once_and_that_of_the_gateway_ends_it(
+    tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(handover, "_END_SECONDS", 60.0)
+    hosted = Hosted(tiny_llama)
     await hosted.client.start()
     hosted.process().kill()
     await hosted.death
@@ -110,6 +113,7 @@ async def test_the_end_of_the_process_is_told_at_once_and_that_of_the_gateway_en
         hosted.client.submit([])
     await hosted.client.close()
     await asyncio.to_thread(hosted.thread.join)
+    left = Hosted(tiny_llama)
     await left.client.start()
     assert left.client._transport is not None and left.client._control is not None
     left.client._control.close()  # as if this process were gone: nothing asks the engine to end
@@ -149,7 +153,6 @@ async def test_a_host_that_is_gone_cannot_be_reached() -> None:
 
 @pytest.fixture
 def host(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[EngineHost, bytes]]:
-    monkeypatch.setattr(handover, "ACCEPT_SECONDS", 1.0)
     monkeypatch.setattr(handover, "_HELLO_SECONDS", 0.1)
     token = secrets.token_bytes(TOKEN_BYTES)
     made = EngineHost("127.0.0.1", token)
@@ -180,7 +183,7 @@ def test_connections_without_the_token_are_closed(host: Any, hello: Any) -> None
         purpose: end.getsockname() for purpose, end in zip((LIVENESS, CHANNEL, CONTROL), ours, strict=True)
     }
     for stranger in strangers:
-        stranger.settimeout(1.0)
+        stranger.settimeout(60.0)
         with suppress(ConnectionError):
             assert stranger.recv(1) == b""
         stranger.close()
@@ -199,6 +202,7 @@ def test_a_purpose_is_given_once(host: Any) -> None:
         end.close()
 
 
-def test_a_host_waits_only_so_long(host: Any) -> None:
+def test_a_host_waits_only_so_long(host: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handover, "ACCEPT_SECONDS", 0.2)
     with pytest.raises(TimeoutError):
         host[0].run("m", "{}")

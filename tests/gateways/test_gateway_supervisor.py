@@ -55,7 +55,7 @@ async def supervise(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Callable[[
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not condition():
             await asyncio.sleep(0.01)
 
@@ -101,7 +101,7 @@ async def test_a_model_is_served_once_all_gateways_that_take_connections_serve_i
     await asyncio.sleep(0.1)
     assert not serving.done() and not supervisor.status().serves
     second.process.kill()  # its successor takes no connection before it serves
-    await asyncio.wait_for(serving, 30)
+    await asyncio.wait_for(serving, 60)
     assert supervisor.status().serves
 
 

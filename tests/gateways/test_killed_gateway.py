@@ -36,13 +36,14 @@ LINES = 12
 class Scene:
     """A server of two gateways and two fake replicas."""
 
-    def __init__(self, url: str, process: subprocess.Popen[bytes], ledger: Path) -> None:
+    def __init__(self, url: str, process: subprocess.Popen[bytes], ledger: Path, hold: Path) -> None:
         self.url = url
         self.process = process
         self.ledger = ledger
+        self._hold = hold
 
     def http(self, key: str = "admin") -> httpx.Client:
-        return httpx.Client(base_url=self.url, timeout=30, trust_env=False, headers={"authorization": f"Bearer {key}"})
+        return httpx.Client(base_url=self.url, timeout=60, trust_env=False, headers={"authorization": f"Bearer {key}"})
 
     def fleet(self) -> dict[str, Any]:
         with self.http() as http:
@@ -57,13 +58,23 @@ class Scene:
     @contextmanager
     def only(self, number: int) -> Iterator[httpx.Client]:
         """Let only one of the gateways take connections."""
-        stopped = pid_of(self.gateways()[1 - number])
-        os.kill(stopped, signal.SIGSTOP)
+        stopped = psutil.Process(pid_of(self.gateways()[1 - number]))
+        stopped.suspend()
         try:
+            wait_for(lambda: stopped.status() == psutil.STATUS_STOPPED)
             with self.http() as http:
                 yield http
         finally:
-            os.kill(stopped, signal.SIGCONT)
+            stopped.resume()
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Let no replica compute meanwhile."""
+        self._hold.touch()
+        try:
+            yield
+        finally:
+            self._hold.unlink()
 
     def rows(self) -> dict[str, tuple[int, int]]:
         """Requests and tokens of answers in the ledger, by key."""
@@ -73,7 +84,7 @@ class Scene:
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
-    wait_until(condition, seconds=60, pause=0.05)
+    wait_until(condition, seconds=120, pause=0.05)
 
 
 def pid_of(gateway: dict[str, Any]) -> int:
@@ -97,7 +108,7 @@ def started(folder: Path) -> Iterator[Scene]:
         env={**os.environ, "PYTHONPATH": str(ROOT / "tests")},
         stdin=subprocess.DEVNULL,
     )
-    made = Scene(f"http://127.0.0.1:{port}", process, ledger)
+    made = Scene(f"http://127.0.0.1:{port}", process, ledger, model / "hold")
     try:
         wait_for(lambda: is_ready(made))
         wait_for(made.serve_both)
@@ -113,8 +124,8 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
         yield made
         gateways = [pid_of(each) for each in made.gateways()]
         made.process.send_signal(signal.SIGTERM)
-        assert made.process.wait(30) == 0
-        assert not [pid for pid in gateways if psutil.pid_exists(pid)]
+        assert made.process.wait(60) == 0
+        wait_for(lambda: not any(map(runs, gateways)))
 
 
 def is_ready(scene: Scene) -> bool:
@@ -176,7 +187,7 @@ def test_a_keys_limit_is_one_for_both(scene: Scene) -> None:
     assert [reply.status_code for reply in replies] == [200, 200, 429]
     assert left == ["3", "2", "1", "0", "0"]
     assert wrong.status_code == 400 and wrong.headers["x-ratelimit-limit-requests"] == "4"
-    assert scene.rows()[LIMITED][0] == 4
+    wait_for(lambda: LIMITED in scene.rows() and scene.rows()[LIMITED][0] == 4)
 
 
 def test_a_client_that_leaves_ends_what_the_main_process_generates_for_it(scene: Scene) -> None:
@@ -195,7 +206,7 @@ def test_an_early_answer_to_a_large_body_arrives(scene: Scene) -> None:
         assert reply.status_code == 401 and reply.json()["error"]["code"] == "invalid_api_key"
 
 
-def stream(scene: Scene, number: int, results: dict[int, str]) -> None:
+def stream(scene: Scene, number: int, begun: set[int], results: dict[int, str]) -> None:
     """Read a stream to its end; one that is broken off leaves no result."""
     text, ended = "", False
     try:
@@ -208,6 +219,7 @@ def stream(scene: Scene, number: int, results: dict[int, str]) -> None:
                     ended = True
                 elif line.startswith("data: "):
                     text += json.loads(line[6:])["choices"][0]["text"]
+                    begun.add(number)
     except httpx.TransportError:
         return
     if ended:
@@ -216,6 +228,7 @@ def stream(scene: Scene, number: int, results: dict[int, str]) -> None:
 
 def test_a_killed_gateway_costs_its_own_streams_and_nothing_else(scene: Scene) -> None:
     before, rows = scene.fleet(), scene.rows()
+    begun: set[int] = set()
     results: dict[int, str] = {}
     with scene.http() as http:
         prompts = [body(number)["prompt"] for number in range(6)]
@@ -233,12 +246,14 @@ def test_a_killed_gateway_costs_its_own_streams_and_nothing_else(scene: Scene) -
             "/v1/responses", json={"model": "tiny", "input": "x", "background": True, "max_output_tokens": 200}
         ).json()
     assert response["status"] in ("queued", "in_progress")
-    threads = [threading.Thread(target=stream, args=(scene, number, results)) for number in range(6)]
+    threads = [threading.Thread(target=stream, args=(scene, number, begun, results)) for number in range(6)]
     for thread in threads:
         thread.start()
-    wait_for(lambda: sum(each["active"] for each in scene.gateways()) == 6)
-    victim = max(scene.gateways(), key=lambda each: each["active"])
-    os.kill(pid_of(victim), signal.SIGKILL)
+    wait_until(lambda: bool(begun))
+    with scene.held():  # or streams might end before the kill
+        wait_for(lambda: sum(each["active"] for each in scene.gateways()) == 6)
+        victim = max(scene.gateways(), key=lambda each: each["active"])
+        os.kill(pid_of(victim), signal.SIGKILL)
     with scene.http() as http:
         for number in range(4):
             assert http.post("/v1/completions", json=body(number)).status_code == 200
@@ -261,11 +276,13 @@ def test_a_killed_gateway_costs_its_own_streams_and_nothing_else(scene: Scene) -
     assert victim["id"] not in [each["id"] for each in after["gateways"]["data"]]
     assert (after["lost"], after["replays"]) == (before["lost"], before["replays"])
     wait_for(lambda: [each["running"] for each in scene.fleet()["data"]] == [0, 0])
+    later = (LINES + 1, LINES * 60 + 200)
+    wait_for(lambda: scene.rows()["streams"][0] >= 6 and scene.rows()["later"] >= later)
     counted = scene.rows()
     # The requests that were cut off count as well, each once, with the tokens that had come.
     assert counted["streams"][0] == 6
     assert len(results) * 150 <= counted["streams"][1] < 6 * 150 + 1
-    assert counted["later"] == (LINES + 1, LINES * 60 + 200)
+    assert counted["later"] == later
     assert counted["admin"][0] == rows.get("admin", (0, 0))[0] + 1 + 4
 
 

@@ -25,7 +25,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
     fleet = ["--gateways", "2", "--replicas", "2", "--threads", "1", "--kv-cache-memory", "0.25"]
     server = start(*adapters, *fleet, "--model-catalog", str(catalog), "--log-level", "warning")
     try:
-        wait_until(lambda: states(server) == ["serving", "serving"], seconds=60, pause=0.1)
+        wait_until(lambda: states(server) == ["serving", "serving"], seconds=120, pause=0.1)
         yield server
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(60) == 0
@@ -50,13 +50,14 @@ def pids(server: RealServer) -> set[int]:
 @contextmanager
 def only(server: RealServer, number: int) -> Iterator[httpx.Client]:
     """Let only one of the gateways take connections: the other one is stopped."""
-    numbers = sorted(pids(server))
-    os.kill(numbers[1 - number], signal.SIGSTOP)
+    stopped = psutil.Process(sorted(pids(server))[1 - number])
+    stopped.suspend()
     try:
+        wait_until(lambda: stopped.status() == psutil.STATUS_STOPPED)
         with httpx.Client(base_url=server.http.base_url, timeout=60, trust_env=False) as http:
             yield http
     finally:
-        os.kill(numbers[1 - number], signal.SIGCONT)
+        stopped.resume()
 
 
 def ask(http: httpx.Client, model: str) -> httpx.Response:
@@ -111,7 +112,7 @@ def test_they_are_forked_from_one_that_has_imported_all(server: RealServer) -> N
     before = pids(server)
     killed = min(before)
     os.kill(killed, signal.SIGKILL)
-    wait_until(lambda: killed not in pids(server) and states(server) == ["serving", "serving"], seconds=60, pause=0.1)
+    wait_until(lambda: killed not in pids(server) and states(server) == ["serving", "serving"], seconds=120, pause=0.1)
     [template] = {psutil.Process(pid).ppid() for pid in before - {killed} | pids(server)}
     assert psutil.Process(template).ppid() == server.process.pid
     with httpx.Client(base_url=server.http.base_url, timeout=60, trust_env=False) as http:

@@ -174,9 +174,11 @@ _run_nice(work, LOADING_NICE)
 @pytest.mark.parametrize("is_first", [True, False])
 def test_a_worker_that_is_ready_is_nicer_than_its_engine(vocabulary, is_first):
     worker = WorkerHandle(vocabulary, is_first=is_first)
-    own = os.getpriority(os.PRIO_PROCESS, 0)
-    assert os.getpriority(os.PRIO_PROCESS, worker._process.pid) == min(own + NICE, MOST_NICE)
-    worker.kill()
+    try:
+        own = os.getpriority(os.PRIO_PROCESS, 0)
+        assert os.getpriority(os.PRIO_PROCESS, worker._process.pid) == min(own + NICE, MOST_NICE)
+    finally:
+        worker.kill()
 
 
 def test_a_worker_that_gets_no_processor_time_starves(vocabulary, monkeypatch):
@@ -203,7 +205,7 @@ def test_a_worker_that_never_gets_ready_does_not_keep_a_pool_that_closes(vocabul
     while not set(psutil.Process().children()) - before:
         time.sleep(0.01)
     pool.close()
-    assert set(psutil.Process().children()) == before
+    assert set(psutil.Process().children()) <= before  # of which some may have ended
     with pytest.raises(WorkerDied):
         pool.acquire()
 

@@ -78,9 +78,11 @@ def adapters(reader: GatedReader) -> Iterator[AdapterPool]:
 def pool(reader: GatedReader, **options: int) -> Iterator[AdapterPool]:
     fields = {"max_loras": 2, "max_adapters": 20, "max_cpu_bytes": 1 << 20, "patience": 5, **options}
     made = AdapterPool(reader, **fields)  # type: ignore[arg-type]
-    yield made
-    reader.gate.set()
-    made.close()
+    try:
+        yield made
+    finally:
+        reader.gate.set()
+        made.close()
     made.registry.check()
     made.slots.check()
 

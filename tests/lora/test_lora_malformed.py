@@ -6,10 +6,14 @@ import tracemalloc
 from typing import Any
 
 import pytest
+import torch
 from support.models.bad_adapters import (
     CASES,
 )
 from support.models.lora_folders import (
+    file_of,
+    good_config,
+    good_tensors,
     small_reader,
     write_folder,
 )
@@ -42,6 +46,26 @@ def test_refused(write, cause, tmp_path):
         assert str(early.value) == str(refused.value)
     assert len(str(refused.value)) <= 600
     str(refused.value).encode()
+
+
+@pytest.mark.parametrize(
+    ("base", "told"),
+    [
+        ("Qwen/Qwen2.5-0.5B", " was trained on Qwen/Qwen2.5-0.5B."),
+        ("/home/ann/models/qwen/", " was trained on qwen."),
+        ("C:\\models\\qwen", " was trained on qwen."),
+        (None, "sizes it must be [2, 6]."),
+        (7, "sizes it must be [2, 6]."),
+    ],
+)
+def test_an_adapter_of_another_base_names_it(base, told, tmp_path):
+    tensors = good_tensors()
+    name = next(iter(tensors))
+    tensors[name] = torch.ones(2, tensors[name].shape[1] + 1)
+    write_folder(tmp_path / "bad", good_config(base_model_name_or_path=base), file_of(tensors))
+    with pytest.raises(AdapterError) as refused:
+        small_reader(tmp_path).read("bad")
+    assert str(refused.value).endswith(told)
 
 
 @pytest.mark.parametrize(

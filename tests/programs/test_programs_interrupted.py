@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import threading
+import time
+import weakref
 from collections.abc import Callable
 
 import pytest
 from support.engine.core_hooks import core_of
 from support.engine.fake_worker import FakeWorker
 from support.engine.injected_faults import Fault
-from support.engine.interrupts import interrupted
+from support.engine.interrupts import wait_for_branches
 
 from rootgraft import LLM
 from rootgraft.programs import Branch, ProgramError, Session
-
-pytestmark = interrupted
 
 
 @pytest.fixture
@@ -22,6 +21,25 @@ def llm(offline: Session) -> LLM:
     """The engine of a session that is closed."""
     offline.close()
     return offline._backend._llm  # type: ignore[attr-defined,no-any-return]
+
+
+def test_an_interrupt_that_reaches_no_caller_comes_again(alarm: Callable[[float], None]) -> None:
+    class Gone:
+        pass
+
+    gone, ended = Gone(), False
+
+    def callback(_: object) -> None:
+        nonlocal ended
+        time.sleep(60)
+        ended = True
+
+    kept = weakref.ref(gone, callback)
+    with pytest.raises(KeyboardInterrupt):
+        alarm(0.01)
+        del gone
+        time.sleep(60)
+    assert kept() is None and not ended
 
 
 def check_idle(llm: LLM) -> None:
@@ -49,9 +67,7 @@ def test_an_interrupt_leaves_nothing_behind(llm: LLM, alarm: Callable[[float], N
             while True:
                 session.gen("x", max_tokens=60)
         alarm(0)
-        for thread in threading.enumerate():
-            if thread.name.startswith("branch"):
-                thread.join()
+        wait_for_branches()
         check_idle(llm)
     with Session(llm) as session:
         assert session.user("?").gen("x", max_tokens=3) is not None

@@ -6,9 +6,10 @@ import asyncio
 import json
 import threading
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 from typing import Any, cast
 
 import pytest
@@ -374,13 +375,24 @@ async def test_time_that_is_up_before_the_first_token_is_an_error(
 
 
 async def test_time_that_is_up_later_ends_what_has_begun(
-    async_engine: AsyncEngine, client: FakeClient, tiny: Tokenizer
+    async_engine: AsyncEngine, client: FakeClient, tiny: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    task = await started(async_engine, client, replace(REQUEST, n=3, timeout=0.01))
+    timers: list[tuple[float, Callable[[], None]]] = []
+    loop = asyncio.get_running_loop()
+    with monkeypatch.context() as patch:
+        call_later = loop.call_later
+
+        def noted(delay: float, callback: Callable[..., None], *args: Any) -> asyncio.TimerHandle:
+            timers.append((delay, partial(callback, *args)))
+            return call_later(delay, callback, *args)
+
+        patch.setattr(loop, "call_later", noted)
+        task = await started(async_engine, client, replace(REQUEST, n=3, timeout=60.0))
     first, second, third = client.ids
     client.send(out(first, tiny, "Hel"), out(second, tiny, "a"), end(second))
-    while not client.aborted:
-        await asyncio.sleep(0)
+    [(delay, expire)] = timers
+    assert delay == 60.0 and not client.aborted
+    expire()  # as the loop does then
     assert client.aborted == [[first, third]]
     client.send(end(first, FinishReason.ABORT), end(third, FinishReason.LENGTH))
     finishes = {delta.index: delta.finish for deltas in await task for delta in deltas if delta.finish}

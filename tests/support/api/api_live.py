@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import socket
 import threading
 import time
@@ -38,7 +39,7 @@ class Live:
     loop: asyncio.AbstractEventLoop
 
     def http(self, **options: Any) -> httpx.Client:
-        return httpx.Client(base_url=self.url, timeout=20, trust_env=False, **options)
+        return httpx.Client(base_url=self.url, timeout=60, trust_env=False, **options)
 
     def openai(self, **options: Any) -> openai.OpenAI:
         """OpenAI's client; close it, or use it in a ``with``."""
@@ -85,18 +86,36 @@ class _Server(uvicorn.Server):
         self.up.set()
 
 
-def serve(state: ServerState) -> Iterator[Live]:
-    server = _Server(uvicorn.Config(create_app(state), **uvicorn_options(), timeout_graceful_shutdown=1))
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        thread = threading.Thread(target=server.run, args=([sock],))
-        thread.start()
-        assert server.up.wait(20)
-        yield Live(f"http://127.0.0.1:{sock.getsockname()[1]}", state, state.async_engine, state.client, server.loop)
+@contextlib.contextmanager
+def run_app(app: Any, sock: socket.socket) -> Iterator[asyncio.AbstractEventLoop]:
+    """Answer on a listening socket within the block, which gets the event loop."""
+    server = _Server(uvicorn.Config(app, **uvicorn_options(), timeout_graceful_shutdown=1))
+    thread = threading.Thread(target=server.run, args=([sock],))
+    thread.start()
+    try:
+        assert server.up.wait(60)
+        yield server.loop
+    finally:
         server.should_exit = True
-        thread.join(20)
+        thread.join(60)
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 20.0, pause: float = 0.002) -> None:
+def serve(state: ServerState) -> Iterator[Live]:
+    with socket.create_server(("127.0.0.1", 0)) as sock, run_app(create_app(state), sock) as loop:
+        yield Live(f"http://127.0.0.1:{sock.getsockname()[1]}", state, state.async_engine, state.client, loop)
+
+
+def ask(live: Live, path: str, body: dict[str, Any], key: str = "none") -> socket.socket:
+    """Send a request and leave the answer unread: a client that leaves when it is told to, and not by the clock."""
+    host, port = live.url.removeprefix("http://").split(":")
+    sock = socket.create_connection((host, int(port)), timeout=60)
+    data = json.dumps(body).encode()
+    lines = [f"POST {path} HTTP/1.1", "Host: x", f"Authorization: Bearer {key}", "Content-Type: application/json"]
+    sock.sendall("\r\n".join([*lines, f"Content-Length: {len(data)}", "", ""]).encode() + data)
+    return sock
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 60.0, pause: float = 0.002) -> None:
     """Look again and again until another thread, or process, has got there."""
     deadline = time.monotonic() + seconds
     while not condition():

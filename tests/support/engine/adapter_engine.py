@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from array import array
 from pathlib import Path
 
@@ -82,10 +83,11 @@ class Engine:
         self.replies: dict[int, Reply | Adapters] = {}
         self.names: dict[str, object] = {info.name: info for info in self.core.ready.adapters}
 
-    def submit(self, prompt, adapter=None, salt="", **params) -> int:
+    def submit(self, prompt, adapter=None, salt="", cache_tenant="", tokenizer="", **params) -> int:
         number = len(self.prompts)
         self.prompts[number], self.tokens[number] = list(prompt), []
-        self.core.handle([Submit(number, array("i", prompt), SamplingParams(**params), adapter, salt)])
+        fields = {"adapter": adapter, "salt": salt, "cache_tenant": cache_tenant, "tokenizer": tokenizer}
+        self.core.handle([Submit(number, array("i", prompt), SamplingParams(**params), **fields)])
         version = adapter and self.pool.registry.get(adapter)
         self.codes[number] = (adapter_code(version.digest), 0) if version else (0, 0)
         return number
@@ -117,11 +119,12 @@ class Engine:
             assert (sequence.slot >= 0) == (sequence.adapter >= 0)
         assert self.pool.slots.num_pinned <= len(scheduler_of(self.core).running)
 
-    def wait(self, condition, limit=20_000) -> None:
+    def wait(self, condition) -> None:
+        """Step until another thread has got there."""
+        end = time.monotonic() + 60
         while not condition():
-            assert limit, "does not come to it"
+            assert time.monotonic() < end, "does not come to it"
             self.step()
-            limit -= 1
 
     def run(self) -> None:
         self.wait(lambda: not self.core.has_work)

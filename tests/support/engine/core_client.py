@@ -28,7 +28,7 @@ VOCAB = 11
 
 
 class CoreClient:
-    """Computes a step in each turn of the loop, or after so many seconds, while it has work.
+    """Computes a step in each turn of the loop, or after so many seconds, while it has work and does not rest.
 
     Attributes:
         refused: folders of adapters that cannot be loaded.
@@ -48,9 +48,11 @@ class CoreClient:
         fails: EngineDead | None = None,
         vocab_size: int = VOCAB,
         step_seconds: float = 0.0,
+        rests: Callable[[], bool] = lambda: False,
     ) -> None:
         worker = FakeWorker(400, 4, vocab_size=vocab_size)
         self._step_seconds = step_seconds
+        self._rests = rests
         worker.base_digest = base
         self.core = EngineCore(EngineConfig(block_size=4, max_num_seqs=4, max_num_batched_tokens=32), worker)
         self.most_adapters = 1000
@@ -142,6 +144,9 @@ class CoreClient:
     def _step(self) -> None:
         self._running = self.is_alive and self.core.has_work
         if not self._running:
+            return
+        if self._rests():
+            asyncio.get_running_loop().call_later(self._step_seconds, self._step)
             return
         messages = self.core.step()
         self.core.check()

@@ -3,25 +3,50 @@
 from __future__ import annotations
 
 import signal
+import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
-import pytest
+from support.api.api_live import wait_until
 
-interrupted = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-"""Mark of tests with interrupts: one that comes inside of the garbage collector's callbacks is printed, not raised."""
+if TYPE_CHECKING:
+    from sys import UnraisableHookArgs
+
+AGAIN_SECONDS = 0.001
 
 
 @contextmanager
 def interrupts() -> Iterator[Callable[[float], None]]:
-    """Yield a function that has KeyboardInterrupt raised after some seconds; 0 for never."""
-    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    """Yield a function that has KeyboardInterrupt raised after some seconds; 0 for never.
+
+    One that comes inside of a callback of the garbage collector, as Hypothesis has them, or of a weak reference reaches
+    no caller. It comes again then.
+    """
+    before, unraisable = signal.signal(signal.SIGALRM, signal.default_int_handler), sys.unraisablehook
+    is_set = False
 
     def set_alarm(seconds: float) -> None:
+        nonlocal is_set
+        is_set = seconds > 0
         signal.setitimer(signal.ITIMER_REAL, seconds)
 
+    def come_again(told: UnraisableHookArgs) -> None:
+        if not isinstance(told.exc_value, KeyboardInterrupt):
+            unraisable(told)
+        elif is_set:
+            signal.setitimer(signal.ITIMER_REAL, AGAIN_SECONDS)
+
+    sys.unraisablehook = come_again
     try:
         yield set_alarm
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        set_alarm(0)
+        sys.unraisablehook = unraisable
         signal.signal(signal.SIGALRM, before)
+
+
+def wait_for_branches() -> None:
+    """Wait for the threads of branches. One whose start was interrupted may begin late: it finds its session closed."""
+    wait_until(lambda: not any(each.name.startswith("branch") and each.is_alive() for each in threading.enumerate()))

@@ -16,13 +16,13 @@ import pytest
 
 from rootgraft.api.config import ServerConfig
 from rootgraft.api.http import model_service, server
-from rootgraft.api.http.listener import listening
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.errors import EngineDead
 from rootgraft.engine.messages import Ready
 from rootgraft.engine.types import SamplingDefaults
 from support.api.api_fakes import FakeClient, FakeFrontend
 from support.api.api_live import wait_until
+from support.api.real_server import free_port
 
 
 class Engine:
@@ -94,7 +94,7 @@ class Script:
                 interrupt()
 
     def finish(self) -> None:
-        self._thread.join(20)
+        self._thread.join(60)
         if self._error is not None:
             raise self._error
 
@@ -119,10 +119,9 @@ def run(
     **options: Any,
 ) -> int:
     """Serve while ``steps`` happen, with a client of this ``connection``; the exit code."""
-    with listening(ServerConfig(port=0)) as probe:
-        port = probe.socket.getsockname()[1]
+    port = free_port()
     url = f"{scheme}://127.0.0.1:{port}"
-    script = Script(steps, httpx.Client(base_url=url, timeout=20, trust_env=False, **(connection or {})))
+    script = Script(steps, httpx.Client(base_url=url, timeout=60, trust_env=False, **(connection or {})))
     try:
         return server.serve(engine or EngineConfig(model="m"), ServerConfig(port=port, **options))
     finally:

@@ -1,10 +1,13 @@
-"""A server with files and batches in a process of its own, to be killed: ``batch_child.py FOLDER ASKED``.
+"""A server with files and batches in a process of its own, to be killed: ``batch_child.py FOLDER ASKED [MOST]``.
 
-Each request that reaches the engine adds its text as a line to ASKED.
+Each request that reaches the engine adds its text as a line to ASKED. As the last of MOST arrives, it stops, as by
+SIGSTOP: whoever kills it meanwhile finds it in the middle.
 """
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,13 +17,18 @@ from rootgraft.api.config import ServerConfig
 from support.api.api_live import make_state, serve
 
 
-def main(folder: str, asked: str) -> None:
+def main(folder: str, asked: str, most: str = "0") -> None:
+    left = int(most)
     state: Any = make_state(ServerConfig(batch_dir=folder))
     state.batches = BatchService(Path(folder), 1 << 30, state.caller_named)
 
     def say(request: Any, index: int) -> str:
+        nonlocal left
         with open(asked, "a") as file:
             file.write(bytes(token for token in request.tokens if token < 256).decode().split("\n")[0] + "\n")
+        left -= 1
+        if left == 0:
+            os.kill(os.getpid(), signal.SIGSTOP)
         return "answer" * 4
 
     state.async_engine.say = say

@@ -1,6 +1,7 @@
 """A server with gateways in a process of its own, over two fake replicas: ``gateway_child.py FOLDER MODEL OPTIONS``.
 
-FOLDER: a tokenizer's. MODEL: the name of the base model. OPTIONS: of the server, as JSON.
+FOLDER: a tokenizer's; while it has a file ``hold``, no replica computes. MODEL: the name of the base model. OPTIONS: of
+the server, as JSON.
 """
 
 from __future__ import annotations
@@ -15,18 +16,22 @@ from rootgraft.api.config import ServerConfig
 from rootgraft.api.fleet.dispatcher_limits import DispatcherLimits
 from rootgraft.api.fleet.fleet import Fleet
 from rootgraft.api.fleet.replica_launcher import ProcessLauncher
+from rootgraft.api.gateways import gateway_member
 from rootgraft.api.http import model_service, server
 from rootgraft.engine.config import EngineConfig
 from support.engine.core_client import CoreClient
 
 STEP_SECONDS = 0.01
+STOPPED_SECONDS = 300.0  # that a test may stop a gateway for
 
 
 def main(folder: str, model: str, words: str) -> int:
     vocabulary = len(json.loads((Path(folder) / "tokenizer.json").read_text())["model"]["vocab"])
+    hold = Path(folder) / "hold"
+    gateway_member.SILENT_SECONDS = STOPPED_SECONDS
 
     def make() -> Any:
-        return CoreClient(vocab_size=vocabulary, step_seconds=STEP_SECONDS)
+        return CoreClient(vocab_size=vocabulary, step_seconds=STEP_SECONDS, rests=hold.exists)
 
     def fleet(*_args: Any) -> Any:
         return Fleet(ProcessLauncher(make), 2, DispatcherLimits(heartbeat_seconds=60.0))
