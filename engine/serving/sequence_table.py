@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import Any, Protocol
 
 from ..errors import EngineDead
 from ..messages import AdapterChanged, Done, Failed, Message, Submit, TokenOut
@@ -65,7 +65,7 @@ class SequenceTable:
         """
         try:
             submits = []
-            described = {"vocabulary": served.key, "ends": served.ends, "tokenizer": served.identity}
+            described: dict[str, Any] = {"vocabulary": served.key, "ends": served.ends, "tokenizer": served.identity}
             for prompt, request in enumerate(requests):
                 stops = StopStrings(request.stop) if request.stop else None
                 for index, submit in enumerate(request.submits(self._ids)):
