@@ -353,11 +353,9 @@ def _snapshot(row: list[Any]) -> EngineSnapshot:
 
 # Decoders of fields that msgpack cannot restore by itself, by message and field.
 _DECODERS: dict[tuple[type[Any], str], Callable[[Any], Any]] = {
-    (TokenTexts, "lengths"): _tokens,
+    **dict.fromkeys(((TokenTexts, "lengths"), (Submit, "tokens"), (Submit, "generated")), _tokens),
     **dict.fromkeys(((TokenTexts, "special"), (TokenTexts, "ends"), (Submit, "ends"), (Abort, "ids")), tuple),
     **dict.fromkeys(((Ready, "summary"), (TokenOut, "tokens"), (Heartbeat, "waiting")), tuple),
-    (Submit, "tokens"): _tokens,
-    (Submit, "generated"): _tokens,
     (Submit, "grammar"): lambda pair: tuple(pair) if pair else None,
     (Submit, "params"): _params,
     (Submit, "priority"): Priority,

@@ -13,6 +13,7 @@ import asyncio
 import errno
 import hashlib
 import logging
+import shlex
 import shutil
 import threading
 import time
@@ -102,14 +103,21 @@ class AdapterFetcher:
         """Return the fetcher that the options describe.
 
         Raises:
-            ConfigError: an entry of ``--adapter-sources`` is malformed, or needs a package that is not installed.
+            ConfigError: an entry of ``--adapter-sources`` is malformed or needs a package that is missing, or what
+                requests will ask for cannot be kept.
         """
         policy = SourcePolicy(config.adapter_sources)
         if policy.names_buckets and find_spec("s3fs") is None:
             raise ConfigError(f"--adapter-sources: {NEEDS_EXTRA}")
         root = adapter_cache_folder(config.adapter_cache_dir)
         limits = DownloadLimits(config.max_adapter_bytes, config.adapter_download_timeout)
-        return cls(policy, root, config.max_adapter_cache_bytes, limits)
+        fetcher = cls(policy, root, config.max_adapter_cache_bytes, limits)
+        if config.adapter_sources:
+            try:
+                fetcher._opened_cache()
+            except AdapterUnavailable as error:
+                raise ConfigError(f"{error} Try: ls -ld {shlex.quote(str(root))}") from error
+        return fetcher
 
     def begin(self, source: AdapterSource, *, trusted: bool = False, for_request: bool = False) -> Download:
         """Begin to fetch an adapter.

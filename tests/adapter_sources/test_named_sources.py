@@ -75,10 +75,16 @@ def test_options_make_a_fetcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     for folder, place in ((None, tmp_path / "xdg" / "rootgraft" / "adapters"), (str(tmp_path / "c"), tmp_path / "c")):
         config = EngineConfig(enable_lora=True, adapter_sources=(url,), adapter_cache_dir=folder, **limits)
         fetcher = AdapterFetcher.of(config)
-        assert not place.exists()
+        assert place.exists()
         source = named_source(url, None)
         assert source is not None and fetcher.policy.allows(source)
         assert fetcher.fetch(source).folder.is_relative_to(place)
         fetcher.close()
+    AdapterFetcher.of(EngineConfig(enable_lora=True, adapter_cache_dir=str(tmp_path / "unused")))
+    assert not (tmp_path / "unused").exists()
+    (tmp_path / "file").touch()
+    config = EngineConfig(enable_lora=True, adapter_sources=(url,), adapter_cache_dir=str(tmp_path / "file"))
+    with pytest.raises(ConfigError, match=r"\(--adapter-cache-dir\) cannot be written: .*\. Try: ls -ld .*/file$"):
+        AdapterFetcher.of(config)
     with pytest.raises(ConfigError, match="--adapter-sources must be"):
         AdapterFetcher.of(EngineConfig(enable_lora=True, adapter_sources=("http://host",)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -185,6 +186,20 @@ def test_a_reader_that_leaves_early_gets_no_traceback() -> None:
     command = f"{sys.executable} -c '{program}' | true"
     done = subprocess.run(command, shell=True, cwd=ROOT, capture_output=True, text=True, check=True)
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_standard_descriptors_are_opened(closed: str, tmp_path: Path) -> None:
+    """Else the engine's socket would be the standard error of its process, and a command without output fail."""
+    program = (
+        "import os, sys; from rootgraft.api.cli.main import main; code = main(['--version']); "
+        "print('', file=sys.stderr); links = [os.readlink(f'/proc/self/fd/{number}') for number in range(3)]; "
+        "open(sys.argv[1], 'w').write(' '.join(links)); sys.exit(code)"
+    )
+    command = f"exec {sys.executable} -P -c {shlex.quote(program)} {tmp_path / 'links'} {closed}"
+    nothing = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    assert subprocess.run(command, shell=True, check=False, **nothing).returncode == 0
+    assert (tmp_path / "links").read_text() == "/dev/null /dev/null /dev/null"
 
 
 @pytest.mark.parametrize("columns", [80, 100, 200])
