@@ -1,12 +1,16 @@
 """Random requests in a cramped engine, each against the same request alone: tokens, logprobs and ends, bit for bit.
 
-    python -m benchmarks.fuzz [--seed N] [--requests 2000] [--minutes M]
+    python -m benchmarks.fuzz [--seed N] [--requests 2000] [--minutes M] [--fake]
 
 Each *world* is an engine with options drawn from the seed: model family, types of weights and KV, page size, few pages
 and rows, small steps, drafts, steps planned ahead, fewer adapter slots than adapters. Its requests are drawn too, with
 shared prefixes, adapters, grammars, penalties, seeds, scored prompts, several answers; some are aborted. After each
 step every equation of cache, adapters and slots is checked. The engine in which each request is alone has no prefix
 cache, no drafts, room for all and no recorded passes.
+
+With ``--fake`` the worlds are over the tests' device of integers, which computes no model: the control plane alone, a
+hundred times as many requests in the same time, and beside all of the above recurrent states, longrope, a draft model,
+a target inter-token latency, adapters replaced under their name, clocks that jump and sudden evictions.
 
 Where a world fails, it is run again with fewer and fewer requests; the seed and the last ones that still fail are
 printed as a command. Exit code 1 then.
@@ -23,8 +27,8 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.fuzzing.fake_fuzzer import FakeFuzzer
 from benchmarks.fuzzing.fuzzer import OF_A_WORLD, Fuzzer, fuzz, report
-from benchmarks.fuzzing.worlds import draw_world
 
 
 def main() -> int:
@@ -36,18 +40,19 @@ def main() -> int:
     parser.add_argument(
         "--only", help="requests of that world, such as 4,17", type=lambda text: [*map(int, text.split(","))]
     )
+    parser.add_argument("--fake", action="store_true", help="worlds over the fake device")
     options = parser.parse_args()
     seed = random.SystemRandom().randrange(1 << 32) if options.seed is None else options.seed
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
-        fuzzer = Fuzzer(Path(folder))
+        fuzzer = (FakeFuzzer if options.fake else Fuzzer)(Path(folder))
         if options.world:
             wrong = fuzzer.check_world(options.world, options.only or range(OF_A_WORLD))
             print(wrong or "nothing is wrong")
             return int(wrong is not None)
         print(f"seed {seed}")
         for name, wrong in fuzz(fuzzer, seed, options.requests, time.monotonic() + 60 * options.minutes):
-            print(f"{name}: {draw_world(name)}: {'WRONG' if wrong else 'right'}", flush=True)
+            print(f"{name}: {fuzzer.draw_world(name)}: {'WRONG' if wrong else 'right'}", flush=True)
             if wrong:
                 print(report(fuzzer, name, wrong))
                 return 1

@@ -246,6 +246,9 @@ class EngineConfig:
                 raise ConfigError(f"--{spec.name.replace('_', '-')} needs --enable-lora.")
         if len(self.named_adapters) < len(self.lora_modules):
             raise ConfigError("--lora-modules gives one name to two adapters.")
+        if len(self.lora_modules) > self.max_adapters:
+            count = len(self.lora_modules)
+            raise ConfigError(f"--lora-modules names {count} adapters, more than --max-adapters ({self.max_adapters}).")
         if self.max_adapter_cache_bytes < self.max_adapter_bytes:
             raise ConfigError(
                 f"--max-adapter-cache-bytes ({self.max_adapter_cache_bytes}) must be at least --max-adapter-bytes "

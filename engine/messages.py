@@ -71,6 +71,7 @@ class Submit:
             on after them, with the tokens that the other would have drawn next. Fewer than ``params.max_tokens``.
         vocabulary: of the grammar, as in ``TokenTexts``.
         ends: tokens that end an answer, beside the model's: of an adapter's own tokenizer.
+        tokenizer: identity of the tokenizer that its adapter must have, which made its tokens; "" for the model's.
     """
 
     id: int
@@ -89,6 +90,7 @@ class Submit:
     generated: array[int] = field(default_factory=lambda: array("i"))
     vocabulary: str = ""
     ends: tuple[int, ...] = ()
+    tokenizer: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,10 +119,10 @@ class LoadAdapter:
     """Load an adapter under a name. ``id`` is the client's, unique among its unanswered calls.
 
     Attributes:
-        path: its folder, below the folder of adapters if there is one.
+        path: its folder, below the folder of adapters unless it is trusted, as that of a downloaded adapter.
         replace: whether the name may be in use; later sequences then get the new version.
-        trusted: whether the path may lead outside the folder of adapters, as that of a downloaded adapter.
         num_tokens: of the tokenizer in the folder, for which an embedding of its own must have rows; 0 without one.
+        of: the name that it is a version of, with which it counts as one name; "" for ``name``.
     """
 
     id: int
@@ -129,6 +131,7 @@ class LoadAdapter:
     replace: bool = False
     trusted: bool = False
     num_tokens: int = 0
+    of: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,15 +256,19 @@ class SnapshotTaken:
 class Heartbeat:
     """Gauges and counters, sent between two steps, at least twice a second while steps are short.
 
+    One is also sent before a step that computes what ``waiting`` has named: what it names last no step has computed.
+
     Attributes:
         stats: name -> number, names as in ``EngineStats``.
         histograms: name -> observations since the last heartbeat.
         adapters: names of adapters that have running and that have waiting sequences, in order.
+        waiting: sequences in the queue, and those whose grammar is being compiled.
     """
 
     stats: dict[str, float]
     histograms: dict[str, list[float]]
     adapters: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
+    waiting: tuple[int, ...] = ()
 
 
 Message = (
@@ -327,9 +334,7 @@ def _params(row: list[Any]) -> SamplingParams:
 
 
 def _tokens(data: bytes) -> array[int]:
-    tokens = array("i")
-    tokens.frombytes(data)
-    return tokens
+    return array("i", data)
 
 
 def _infos(rows: list[list[Any]]) -> tuple[AdapterInfo, ...]:
@@ -349,20 +354,16 @@ def _snapshot(row: list[Any]) -> EngineSnapshot:
 # Decoders of fields that msgpack cannot restore by itself, by message and field.
 _DECODERS: dict[tuple[type[Any], str], Callable[[Any], Any]] = {
     (TokenTexts, "lengths"): _tokens,
-    (TokenTexts, "special"): tuple,
-    (TokenTexts, "ends"): tuple,
+    **dict.fromkeys(((TokenTexts, "special"), (TokenTexts, "ends"), (Submit, "ends"), (Abort, "ids")), tuple),
+    **dict.fromkeys(((Ready, "summary"), (TokenOut, "tokens"), (Heartbeat, "waiting")), tuple),
     (Submit, "tokens"): _tokens,
     (Submit, "generated"): _tokens,
-    (Submit, "ends"): tuple,
     (Submit, "grammar"): lambda pair: tuple(pair) if pair else None,
     (Submit, "params"): _params,
     (Submit, "priority"): Priority,
     (Submit, "prefix_pins"): lambda rows: tuple((tokens, seconds) for tokens, seconds in rows),
     (Submit, "reasoning"): lambda row: ThoughtRules(*row) if row else None,
-    (Abort, "ids"): tuple,
-    (Ready, "summary"): tuple,
     (Ready, "adapters"): _infos,
-    (TokenOut, "tokens"): tuple,
     (TokenOut, "logprobs"): _logprobs,
     (TokenOut, "prompt_logprobs"): _logprobs,
     (Done, "reason"): FinishReason,

@@ -51,7 +51,8 @@ def lora_embed(y: Tensor, token_ids: Tensor, table: SlotTable, segments: Segment
 
     Raises:
         IndexError: a segment or a token id is out of range; nothing is written.
-        ValueError: y or token_ids has another shape than the table's, or segments lack the slots that this path reads.
+        ValueError: y or token_ids has another shape than the table's, or token_ids another type, or segments lack the
+            slots that this path reads.
     """
     _run(y, None, token_ids, table, segments)
 
@@ -117,8 +118,8 @@ def _run(y: Tensor, x: Tensor | None, token_ids: Tensor | None, table: SlotTable
         raise ValueError(f"y is {list(y.shape)}; the projection has {sum(table.sizes)} columns")
     if x is not None and (x.shape != (rows, table.width) or x.dtype is not table.dtype):
         raise ValueError(f"x is {x.dtype} {list(x.shape)}, not {table.dtype} [{rows}, {table.width}]")
-    if token_ids is not None and token_ids.shape != (rows,):
-        raise ValueError(f"token_ids is {list(token_ids.shape)}, not [{rows}]")
+    if token_ids is not None and (token_ids.shape != (rows,) or token_ids.dtype is not torch.int64):
+        raise ValueError(f"token_ids is {token_ids.dtype} {list(token_ids.shape)}, not torch.int64 [{rows}]")
     floats = (y,) if x is None else (y, x)
     if segments.tiles is not None and _takes_triton(table, *floats):
         from .triton import lora_kernels

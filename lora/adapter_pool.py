@@ -14,6 +14,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from threading import Semaphore
+from typing import TypeVar
 
 from .device_slots import SlotPool
 from .errors import AdapterError, AdapterLimit
@@ -23,6 +24,8 @@ from .prepare_factors import PreparedAdapter
 from .read_adapter import AdapterReader
 from .registry import AdapterRegistry, AdapterVersion
 from .safe_paths import check_name
+
+T = TypeVar("T")
 
 _MOST_UNPOLLED = 4  # loaded adapters that wait for ``poll``; later loads are held back to bound memory
 
@@ -44,15 +47,19 @@ class Broken:
     error: AdapterError
 
 
+AdapterCheck = Callable[[PreparedAdapter], str]
+"""Returns the identity of an adapter's tokenizer; raises AdapterError if its name must not come to stand for it."""
+
+
 @dataclass(slots=True)
 class _Load:
     """A load in progress; ``wanted`` until its name is unloaded."""
 
     name: str
     path: str
-    check: Callable[[PreparedAdapter], None]
     trusted: bool
-    future: Future[PreparedAdapter]
+    public: str
+    future: Future[tuple[PreparedAdapter, str]]
     wanted: bool = True
 
 
@@ -114,27 +121,30 @@ class AdapterPool:
         self,
         name: str,
         path: str,
-        check: Callable[[PreparedAdapter], None] = lambda adapter: None,
+        check: AdapterCheck = lambda adapter: "",
         *,
         trusted: bool = False,
+        public: str = "",
     ) -> None:
         """Start loading the adapter in a folder under a new or used name; ``poll`` returns the result.
 
         Until then, and after an error, the name keeps its version.
 
         Args:
-            check: raises AdapterError if the name must not come to stand for what was read.
+            check: of what was read, on the thread that has read it.
             trusted: whether the path may lead outside the folder of adapters.
+            public: the name that counts against the limit; "" for the name itself.
 
         Raises:
             AdapterError: the name is invalid.
             AdapterLimit: as many names as there may be are loaded, or are being loaded.
         """
         check_name(name)
-        self.registry.check_room(name)
+        self.registry.check_room(name, public)
         if len(self._loads) >= self.registry.max_adapters:
             raise AdapterLimit(f"{len(self._loads)} adapters are being loaded: ask again later.")
-        self._loads.append(_Load(name, path, check, trusted, self._loader.submit(self._read, path, trusted)))
+        future = self._loader.submit(self._read, path, check, trusted)
+        self._loads.append(_Load(name, path, trusted, public, future))
 
     def unload(self, name: str) -> None:
         """Remove a name. Sequences that use its version go on; loads of it in progress are discarded.
@@ -179,14 +189,15 @@ class AdapterPool:
         for thread in (self._loader, self._fetcher):
             thread.shutdown(wait=True, cancel_futures=True)
 
-    def _read(self, path: str, trusted: bool) -> PreparedAdapter:
+    def _read(self, path: str, check: AdapterCheck, trusted: bool) -> tuple[PreparedAdapter, str]:
         self._room.acquire()
-        return self._reader.read(path, trusted=trusted)
+        adapter = self._reader.read(path, trusted=trusted)
+        return adapter, check(adapter)
 
     def _finish_load(self, load: _Load) -> LoadResult:
         self._room.release()
         try:
-            adapter = _outcome(load.future)
+            adapter, tokenizer = _outcome(load.future)
             if adapter.has_matrix and not self._max_own:
                 raise AdapterError(
                     "The adapter brings an embedding or a head of its own, and no memory is kept for such adapters: "
@@ -194,8 +205,9 @@ class AdapterPool:
                 )
             if not load.wanted:
                 raise AdapterError(f"The adapter {load.name!r} was unloaded while it was being loaded.", "name")
-            load.check(adapter)
-            version = self.registry.add(load.name, load.path, adapter, trusted=load.trusted)
+            version = self.registry.add(
+                load.name, load.path, adapter, trusted=load.trusted, tokenizer=tokenizer, public=load.public
+            )
         except AdapterError as error:
             return LoadResult(load.name, None, error)
         self.cache.put(adapter)
@@ -240,10 +252,6 @@ class AdapterPool:
         self.bank.clear(slot)
         self.cache.unpin(self._pinned.pop(slot))
 
-    def _has_matrix(self, load_id: int) -> bool:
-        version = self.registry.version(load_id)
-        return version is not None and version.has_matrix
-
     def _version(self, load_id: int) -> AdapterVersion:
         version = self.registry.version(load_id)
         if version is None:
@@ -251,7 +259,7 @@ class AdapterPool:
         return version
 
 
-def _outcome(future: Future[PreparedAdapter]) -> PreparedAdapter:
+def _outcome(future: Future[T]) -> T:
     """Return the result of a background thread. Any exception becomes this adapter's error."""
     try:
         return future.result()

@@ -64,6 +64,19 @@ def sort_tensors(
         AdapterError: a tensor is unknown or has another shape than the config and the base model give it, a part of a
             pair is missing, or the adapter comes with a base weight that is not this model's.
     """
+    modules, saved = _sort(tensors, config, layout, most_rank)
+    return AdapterWeights(modules, saved, config.invocation_tokens, _digest(modules, saved, config.invocation_tokens))
+
+
+def check_tensors(shapes: Mapping[str, Tensor], config: AdapterConfig, layout: BaseLayout, most_rank: int) -> None:
+    """Check an adapter's tensors, given on the meta device, as ``sort_tensors``, but for what depends on values."""
+    _sort(shapes, config, layout, most_rank)
+
+
+def _sort(
+    tensors: Mapping[str, Tensor], config: AdapterConfig, layout: BaseLayout, most_rank: int
+) -> tuple[dict[str, ModuleWeights], SavedModules]:
+    """Return LoRA and whole weights by module; see ``sort_tensors``."""
     if not layout.experts and any(OF_EXPERTS.search(name) for name in config.parameters):
         raise AdapterError(
             "target_parameters names experts, which this base model does not have. Train LoRA on its linear modules.",
@@ -71,7 +84,7 @@ def sort_tensors(
         )
     found = _Sorted()
     for name, tensor in tensors.items():
-        found.add(name, tensor, layout)
+        found.add(name, tensor, layout, config)
     saved = saved_modules(found.saved, config, layout)
     whole = {name: rows for name, rows in ((EMBEDDING, saved.embedding), (HEAD, saved.head)) if rows is not None}
     _tie(found.parts, config, layout)
@@ -94,8 +107,7 @@ def sort_tensors(
     modules |= biased_modules(found.saved, modules, config, layout)
     if not modules and not saved.tensors():
         raise AdapterError("The adapter adapts no module.")
-    modules = {name: modules[name] for name in sorted(modules)}
-    return AdapterWeights(modules, saved, config.invocation_tokens, _digest(modules, saved, config.invocation_tokens))
+    return {name: modules[name] for name in sorted(modules)}, saved
 
 
 @dataclass(slots=True)
@@ -114,7 +126,7 @@ class _Sorted:
     saved: dict[str, dict[str, Tensor]] = field(default_factory=dict)
     trained: dict[str, str] = field(default_factory=dict)
 
-    def add(self, name: str, tensor: Tensor, layout: BaseLayout) -> None:
+    def add(self, name: str, tensor: Tensor, layout: BaseLayout, config: AdapterConfig) -> None:
         """Add a tensor of this name in the file. Raises AdapterError if nothing is known of it."""
         trained, part, is_saved = _split(name)
         if in_tower(trained, layout.towers):
@@ -124,7 +136,7 @@ class _Sorted:
             return
         module = layout.module_of(trained) or (layout.norm_of(trained) if is_saved else None)
         if module is None:
-            raise _unknown(name, trained)
+            raise _unknown(name, trained, config)
         self.trained[module] = trained
         if not is_saved:
             if not part.startswith("lora_monteclora_sampler."):  # used in training only
@@ -135,10 +147,15 @@ class _Sorted:
             _add(self.saved.setdefault(module, {}), part, tensor, name)
 
 
-def _unknown(name: str, trained: str) -> AdapterError:
+def _unknown(name: str, trained: str, config: AdapterConfig) -> AdapterError:
+    lacks = f"a module {trained} that the base model does not have"
     if OF_EXPERTS.search(trained):
-        return AdapterError(f"The tensor {name} is for experts, which this base model does not have.", name)
-    return AdapterError(f"The tensor {name} is for a module {trained} that the base model does not have.", name)
+        lacks = "experts, which this base model does not have"
+    return AdapterError(f"The tensor {name} is for {lacks}.{_trained_on(config)}", name)
+
+
+def _trained_on(config: AdapterConfig) -> str:
+    return f" By its config the adapter was trained on {config.base}." if config.base else ""
 
 
 def _split(name: str) -> tuple[str, str, bool]:
@@ -159,13 +176,17 @@ def _add(parts: dict[str, Tensor], part: str, tensor: Tensor, name: str) -> None
 def _check_base(module: str, part: str, tensor: Tensor, layout: BaseLayout) -> None:
     """Check a whole weight of a linear module, which is computed for all adapters alike, against the base model's."""
     base = layout.read_weight(module)
-    if tensor.shape != base.shape or not torch.equal(tensor.to(layout.dtype), base.to(layout.dtype).cpu()):
+    if tensor.shape != base.shape or not (tensor.is_meta or _equal(tensor, base, layout)):
         raise AdapterError(
             f"The adapter comes with a tensor {module}.{part} that is not this base model's ({list(tensor.shape)} "
             f"against {list(base.shape)}, or other values). embed_tokens, lm_head and norms are computed for one "
             "adapter (modules_to_save), no other whole matrix; train it with LoRA.",
             "modules_to_save",
         )
+
+
+def _equal(tensor: Tensor, base: Tensor, layout: BaseLayout) -> bool:
+    return torch.equal(tensor.to(layout.dtype), base.to(layout.dtype).cpu())
 
 
 def _tie(parts: dict[str, dict[str, Tensor]], config: AdapterConfig, layout: BaseLayout) -> None:
@@ -212,13 +233,13 @@ def _module(
     if rank > most_rank:
         raise AdapterError(f"{name} has rank {rank}; at most {most_rank} is taken (--max-lora-rank).", "r")
     a, b = parts[f"lora_{middle}A"], parts[f"lora_{middle}B"]
-    _check_shape(name, "A", a, (rank, inputs))
-    _check_shape(name, "B", b, (outputs, rank))
+    _check_shape(name, "A", a, (rank, inputs), config)
+    _check_shape(name, "B", b, (outputs, rank), config)
     bias, magnitude = parts.get("lora_B.bias"), parts.get("lora_magnitude_vector")
     if bias is not None:
-        _check_shape(name, "bias of B", bias, (outputs,))
+        _check_shape(name, "bias of B", bias, (outputs,), config)
     if magnitude is not None:
-        _check_shape(name, "magnitude", magnitude, (outputs,))
+        _check_shape(name, "magnitude", magnitude, (outputs,), config)
     return ModuleWeights(config.scale_of(pattern, rank), a, b, bias, magnitude)
 
 
@@ -243,11 +264,11 @@ def _ends_with(name: str, suffixes: frozenset[str]) -> bool:
     return any(name == suffix or name.endswith(f".{suffix}") for suffix in suffixes)
 
 
-def _check_shape(name: str, what: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
+def _check_shape(name: str, what: str, tensor: Tensor, shape: tuple[int, ...], config: AdapterConfig) -> None:
     if tensor.shape != shape:
         raise AdapterError(
             f"{what} of {name} has shape {list(tensor.shape)}; by the config's rank and the base model's sizes it must "
-            f"be {list(shape)}.",
+            f"be {list(shape)}.{_trained_on(config)}",
             name,
         )
 

@@ -28,7 +28,6 @@ _MOST_TRAINED_TOKENS = 65536
 _IGNORED = frozenset(
     {
         "auto_mapping",
-        "base_model_name_or_path",
         "corda_config",
         "eva_config",
         "fan_in_fan_out",  # of the base's matrices; PEFT ignores it for linear layers
@@ -52,6 +51,7 @@ _READ = frozenset(
     {
         "alora_invocation_tokens",
         "alpha_pattern",
+        "base_model_name_or_path",
         "bias",
         "ensure_weight_tying",
         "exclude_modules",
@@ -113,6 +113,7 @@ class AdapterConfig:
         token_indices: end of the name of an embedding or head, and the tokens whose rows do.
         bias: whose biases do: of no module, of all, or of those with LoRA.
         ties_weights: where the base model's head is its embedding, the adapter's are one as well.
+        base: name of the base model that it was trained on, as far as the config tells; only errors tell it.
     """
 
     rank: int
@@ -131,6 +132,7 @@ class AdapterConfig:
     token_indices: tuple[tuple[str, tuple[int, ...]], ...] = ()
     bias: Bias = "none"
     ties_weights: bool = False
+    base: str = ""
 
     def rank_of(self, module: str) -> int:
         return next((rank for pattern, rank in self.ranks if pattern.matches(module)), self.rank)
@@ -166,6 +168,7 @@ def read_config(text: bytes) -> AdapterConfig:
         token_indices=_token_indices(fields),
         bias=_bias(fields.get("bias")),
         ties_weights=_flag(fields, "ensure_weight_tying"),
+        base=_base(fields.get("base_model_name_or_path")),
     )
     _refuse_combinations(config)
     return config
@@ -312,6 +315,15 @@ def _names(value: Any, key: str) -> frozenset[str] | None:
     if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
         raise AdapterError(f"{key} must be a list of module names or a string, not {_shown(value)}.", key)
     return frozenset(value)
+
+
+def _base(value: Any) -> str:
+    """Return ``org/name``, or of a path its last part: where it lay elsewhere helps nobody here."""
+    if not isinstance(value, str):
+        return ""
+    return (
+        value if re.fullmatch(r"[\w.-]+/[\w.-]+", value) else value.rstrip("/\\").replace("\\", "/").rpartition("/")[2]
+    )
 
 
 def _parameters(fields: Mapping[str, Any]) -> frozenset[str]:

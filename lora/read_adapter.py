@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from .adapter_weights import sort_tensors
+from .adapter_weights import check_tensors, sort_tensors
 from .base_projections import BaseLayout
-from .config import MOST_BYTES, read_config
+from .config import MOST_BYTES, AdapterConfig, read_config
 from .errors import AdapterError
 from .own.own_weights_maker import OwnWeightsMaker
 from .prepare_factors import PreparedAdapter, prepare
 from .safe_paths import CONFIG, find_files, find_folder
-from .safetensors_file import read_tensors
+from .safetensors_file import read_shapes, read_tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,15 +48,22 @@ class AdapterReader:
         Raises:
             AdapterError: malformed, unsupported, or it does not fit the base model.
         """
-        given, limit = (str((self.root or Path()) / path), None) if trusted else (path, self.root)
-        config_file, weights_file = find_files(find_folder(given, limit), limit)
-        config = read_config(_bytes(config_file))
+        config, weights_file = self._find(path, trusted=trusted)
         try:
             tensors = read_tensors(weights_file, self.max_file_bytes)
             weights = sort_tensors(tensors, config, self.layout, self.max_rank)
             return prepare(weights, self.layout, self.own_weights.make(weights.saved, weights.modules))
         except (MemoryError, RuntimeError):  # torch's allocator raises the latter
             raise AdapterError("There is not enough memory to load the adapter.") from None
+
+    def check(self, path: str, *, trusted: bool = False) -> None:
+        """Check the config, and names and shapes of the tensors, of the adapter in a folder; values are not read.
+
+        Raises:
+            AdapterError: what ``read`` would raise for them.
+        """
+        config, weights_file = self._find(path, trusted=trusted)
+        check_tensors(read_shapes(weights_file, self.max_file_bytes), config, self.layout, self.max_rank)
 
     def read_again(self, path: str, digest: str, *, trusted: bool = False) -> PreparedAdapter:
         """Read an adapter again and check that its content is unchanged.
@@ -68,6 +75,12 @@ class AdapterReader:
         if adapter.digest != digest:
             raise AdapterError("The adapter's files have changed since it was loaded; load it again under its name.")
         return adapter
+
+    def _find(self, path: str, *, trusted: bool) -> tuple[AdapterConfig, Path]:
+        """Return the config and the weights file of the adapter in a folder. Raises AdapterError."""
+        given, limit = (str((self.root or Path()) / path), None) if trusted else (path, self.root)
+        config_file, weights_file = find_files(find_folder(given, limit), limit)
+        return read_config(_bytes(config_file)), weights_file
 
 
 def _bytes(config: Path) -> bytes:

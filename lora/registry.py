@@ -31,9 +31,11 @@ class AdapterVersion:
         num_bytes: memory of its factors and its own weights.
         has_matrix: whether it brings a whole embedding or head.
         vocab_size: tokens of its vocabulary, None for the base model's.
+        tokenizer: identity of the tokenizer of its sequences; "" for the base model's.
         loaded: when it was, in seconds since 1970.
         pins: running and waiting sequences that use it.
         retired: no longer the current version of its name.
+        public: the name that counts against the limit: versions of one are one name there.
     """
 
     name: str
@@ -46,33 +48,50 @@ class AdapterVersion:
     num_bytes: int
     has_matrix: bool = False
     vocab_size: int | None = None
+    tokenizer: str = ""
     loaded: float = 0.0
     pins: int = 0
     retired: bool = False
+    public: str = ""
 
 
 class AdapterRegistry:
     """The only writer of names and versions. Every operation except iteration takes constant time.
 
     Args:
-        max_adapters: limit of names.
+        max_adapters: limit of names, of which those with one public name are one.
     """
 
     def __init__(self, max_adapters: int) -> None:
         self.max_adapters = max_adapters
         self._current: dict[str, AdapterVersion] = {}
         self._alive: dict[int, AdapterVersion] = {}
+        self._publics: Counter[str] = Counter()  # of current versions
         self._digests: Counter[str] = Counter()
         self._ended: list[AdapterVersion] = []
         self._next_id = 0
 
-    def add(self, name: str, path: str, adapter: PreparedAdapter, *, trusted: bool = False) -> AdapterVersion:
+    def add(
+        self,
+        name: str,
+        path: str,
+        adapter: PreparedAdapter,
+        *,
+        trusted: bool = False,
+        tokenizer: str = "",
+        public: str = "",
+    ) -> AdapterVersion:
         """Make an adapter the current version of a name; the version before it is retired.
+
+        Args:
+            tokenizer: identity of the tokenizer of its sequences.
+            public: see ``AdapterVersion``; "" for the name itself.
 
         Raises:
             AdapterLimit: the limit of names is reached.
         """
-        self.check_room(name)
+        public = public or name
+        self.check_room(name, public)
         vocab_size = None if adapter.own is None else adapter.own.vocab_size
         facts = (
             adapter.invocation_tokens,
@@ -80,20 +99,23 @@ class AdapterRegistry:
             adapter.num_bytes,
             adapter.has_matrix,
             vocab_size,
+            tokenizer,
             time.time(),
         )
-        version = AdapterVersion(name, self._next_id, adapter.digest, path, trusted, *facts)
+        version = AdapterVersion(name, self._next_id, adapter.digest, path, trusted, *facts, public=public)
         self._next_id += 1
         self._alive[version.load_id] = version
         self._digests[version.digest] += 1
         if name in self._current:
             self._retire(self._current[name])
         self._current[name] = version
+        self._publics[public] += 1
         return version
 
-    def check_room(self, name: str) -> None:
-        """Raise ``AdapterLimit`` if the limit of names leaves no room for this one."""
-        if name not in self._current and len(self._current) >= self.max_adapters:
+    def check_room(self, name: str, public: str = "") -> None:
+        """Raise ``AdapterLimit`` if the limit of names leaves no room for this one, or this public name."""
+        is_new = name not in self._current and (public or name) not in self._publics
+        if is_new and len(self._publics) >= self.max_adapters:
             raise AdapterLimit(
                 f"{self.max_adapters} adapters are loaded, which is the limit (--max-adapters): unload one with "
                 "/v1/unload_lora_adapter, or start the server with a higher limit."
@@ -155,12 +177,16 @@ class AdapterRegistry:
         """Raise AssertionError if names and versions contradict each other."""
         for name, version in self._current.items():
             assert version.name == name and not version.retired, f"{name} stands for {version}"
+        assert self._publics == Counter(version.public for version in self._current.values())
         for version in self._alive.values():
             assert version.pins or not version.retired, f"{version} should have ended"
         assert self._digests == Counter(version.digest for version in self._alive.values())
 
     def _retire(self, version: AdapterVersion) -> None:
         version.retired = True
+        self._publics[version.public] -= 1
+        if not self._publics[version.public]:
+            del self._publics[version.public]
         self._end_if_unused(version)
 
     def _end_if_unused(self, version: AdapterVersion) -> None:

@@ -13,7 +13,7 @@ import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor
@@ -48,10 +48,7 @@ def read_tensors(path: Path, most_bytes: int) -> dict[str, Tensor]:
     """
     try:
         with path.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            if size > most_bytes:
-                raise AdapterError(f"{path.name} has {size:,} bytes; at most {most_bytes:,} are read.")
-            head = file.read(min(size, 8 + MOST_HEADER_BYTES))
+            head, size = _read_head(file, path.name, most_bytes)
             entries, start = _layout(head, size, path.name)  # before memory is taken for the tensors
             data = bytearray(size)
             data[: len(head)] = head
@@ -60,6 +57,25 @@ def read_tensors(path: Path, most_bytes: int) -> dict[str, Tensor]:
     except OSError as error:
         raise AdapterError(f"{path.name} cannot be read: {error.strerror}.") from None
     return {entry.name: _tensor(entry, data, start) for entry in entries}
+
+
+def read_shapes(path: Path, most_bytes: int) -> dict[str, Tensor]:
+    """Read the header of a file: tensors of the meta device by name. Raises AdapterError as ``read_tensors``."""
+    try:
+        with path.open("rb") as file:
+            head, size = _read_head(file, path.name, most_bytes)
+    except OSError as error:
+        raise AdapterError(f"{path.name} cannot be read: {error.strerror}.") from None
+    entries, _ = _layout(head, size, path.name)
+    return {entry.name: torch.empty(entry.shape, dtype=entry.dtype, device="meta") for entry in entries}
+
+
+def _read_head(file: BinaryIO, name: str, most_bytes: int) -> tuple[bytes, int]:
+    """Return the begin of a file, in which its header is, and its size. Raises AdapterError if it is too large."""
+    size = os.fstat(file.fileno()).st_size
+    if size > most_bytes:
+        raise AdapterError(f"{name} has {size:,} bytes; at most {most_bytes:,} are read.")
+    return file.read(min(size, 8 + MOST_HEADER_BYTES)), size
 
 
 def _layout(head: bytes, size: int, name: str) -> tuple[list[_Entry], int]:

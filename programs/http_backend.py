@@ -25,6 +25,7 @@ _MOST_PROMPTS = 64
 _ATTEMPTS = 6
 _LONGEST_PAUSE = 30.0  # seconds
 _RETRIED = (429, 503)
+_CONNECT_SECONDS = 10.0
 
 
 class HttpBackend:
@@ -33,9 +34,10 @@ class HttpBackend:
     Args:
         url: address of the server, with or without ``/v1``.
         model: None for the first that the server lists.
+        timeout: seconds for which the server may say nothing while a call waits for it.
     """
 
-    def __init__(self, url: str, model: str | None, api_key: str | None) -> None:
+    def __init__(self, url: str, model: str | None, api_key: str | None, timeout: float) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(f"the address must be such as http://127.0.0.1:8000/v1, not {url!r}")
@@ -45,6 +47,7 @@ class HttpBackend:
         self._host = parts.netloc
         self._root = parts.path.rstrip("/").removesuffix("/v1")
         self._model = model
+        self._timeout = timeout
         self._session = uuid4().hex
         self._closed = Event()
         self._closing = Lock()  # so that no socket is added behind the last one that ``close`` shuts
@@ -154,15 +157,21 @@ class HttpBackend:
                 raise CallFailed("the session is closed") from error
             if isinstance(error, CallFailed):
                 raise
+            if isinstance(error, TimeoutError):
+                raise CallFailed(f"{self._host} has said nothing for {self._timeout:g} s (timeout)") from error
             raise CallFailed(f"no answer from {self._host}: {error}") from error
 
     @contextmanager
     def _connection(self) -> Iterator[HTTPConnection]:
         """Open a connection for one request, which ``close`` may end."""
-        connection = self._kind(self._host)
+        connection = self._kind(self._host, timeout=min(_CONNECT_SECONDS, self._timeout))
         try:
-            connection.connect()
+            try:
+                connection.connect()
+            except TimeoutError as error:
+                raise CallFailed(f"{self._host} takes no connection within {connection.timeout:g} s") from error
             opened = connection.sock
+            opened.settimeout(self._timeout)
             with self._closing:
                 if self._closed.is_set():
                     raise CallFailed("the session is closed")

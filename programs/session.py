@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from ..engine.offline.llm import LLM
 
 
+_TIMEOUT, _LONGEST_TIMEOUT = 600.0, 86_400.0
+
+
 class Session(Branch):
     """A conversation with a model, from which branches are forked.
 
@@ -22,6 +25,8 @@ class Session(Branch):
             exclusively until it is closed.
         model: name of the model on the server. Default: the first that it lists.
         api_key: API key of the server.
+        timeout: seconds for which the server may say nothing before a call fails: until the first token and from one
+            to the next, or until a whole answer of ``select`` and ``warm``. Default: 600.
         max_tokens: default limit for an answer.
         temperature: default temperature; 0 is greedy.
 
@@ -35,10 +40,11 @@ class Session(Branch):
         *,
         model: str | None = None,
         api_key: str | None = None,
+        timeout: float | None = None,
         max_tokens: int = 256,
         temperature: float = 0.0,
     ) -> None:
-        backend = _backend(target, model, api_key)
+        backend = _backend(target, model, api_key, timeout)
         super().__init__("root", backend, TokenTotals(), {"max_tokens": max_tokens, "temperature": temperature})
 
     def begin(self) -> Branch:
@@ -63,14 +69,21 @@ class Session(Branch):
         self.close()
 
 
-def _backend(target: str | LLM, model: str | None, api_key: str | None) -> ModelBackend:
+def _backend(target: str | LLM, model: str | None, api_key: str | None, timeout: float | None) -> ModelBackend:
     if isinstance(target, str):
-        return HttpBackend(target, model, api_key)
-    if model is not None or api_key is not None:
-        raise ValueError("model and api_key are for servers: an LLM has its model already")
+        return HttpBackend(target, model, api_key, _TIMEOUT if timeout is None else _check_timeout(timeout))
+    if model is not None or api_key is not None or timeout is not None:
+        raise ValueError("model, api_key and timeout are for servers: an LLM has its model already")
     from ..engine.offline.llm import LLM
     from .offline_backend import OfflineBackend
 
     if not isinstance(target, LLM):
         raise ValueError(f"target must be the address of a server, or an LLM, not {type(target).__name__}")
     return OfflineBackend(target)
+
+
+def _check_timeout(timeout: float) -> float:
+    is_number = isinstance(timeout, (int, float)) and not isinstance(timeout, bool)
+    if not (is_number and 0 < timeout <= _LONGEST_TIMEOUT):
+        raise ValueError(f"timeout must be above 0 and at most {_LONGEST_TIMEOUT:g} seconds, not {timeout!r}")
+    return float(timeout)

@@ -254,15 +254,15 @@ class RadixTree:
         """
         freed: list[int] = []
         for top in tuple(self.tops.get(namespace, ())):
-            if top.parent and not top.dropped:
-                nodes = tuple(descendants(top))
-                for node in nodes:
-                    self.pins.forget(node)
-                self._detach(top)
-                if top.parent.evictable:
-                    self.tenant_eviction.push(top.parent)
-                for node in nodes:
-                    freed += self._give_up(node)
+            parent, nodes = top.parent, tuple(descendants(top))
+            assert parent, "of a namespace's tops none is below another"
+            for node in nodes:
+                self.pins.forget(node)
+            self._detach(top)
+            if parent.evictable:
+                self.tenant_eviction.push(parent)
+            for node in nodes:
+                freed += self._give_up(node)
         return freed
 
     def _give_up(self, node: Node) -> list[int]:
@@ -376,8 +376,7 @@ def _begun(node: Node) -> set[Namespace]:
 def _inseparable(parent: Node, child: Node) -> bool:
     """Return whether ``parent`` and its only child could be one node: same leases, pins and use, no switch between."""
     return (
-        parent.parent is not None
-        and parent.lock == child.lock
+        parent.lock == child.lock
         and parent.pins == child.pins
         and parent.last_use == child.last_use
         and parent.namespace == child.namespace

@@ -24,6 +24,7 @@ ROOM = {Priority.REALTIME: 1.0, Priority.INTERACTIVE: 0.9, Priority.BATCH: 0.5}
 
 MEMORY_SECONDS = 10.0
 _LEAST_SECONDS = 0.5  # of observation before a rate means anything
+_LEAST_SEQUENCES = 4  # that have left before it does: the first of a shared prompt keeps all others waiting
 _BUNCH_SECONDS = 0.1  # between sequences of one bunch
 
 
@@ -44,6 +45,7 @@ class DrainRate:
         self._longest_pause = _LEAST_SECONDS
         self._sequences = 0.0
         self._tokens = 0.0
+        self._seen = 0  # sequences that have ever left
 
     def wait(self, seconds: float) -> None:
         """Count time with several sequences in the queue."""
@@ -62,10 +64,11 @@ class DrainRate:
         self._pause = 0.0
         self._sequences += 1
         self._tokens += num_tokens
+        self._seen += 1
 
     def seconds_for(self, sequences: int, num_tokens: int) -> float | None:
         """Return the seconds until so many sequences and tokens have left; None while the rate is unknown."""
-        if self._seconds < _LEAST_SECONDS or not self._sequences:
+        if self._seconds < _LEAST_SECONDS or self._seen < _LEAST_SEQUENCES or not self._sequences:
             return None
         seconds = self._seconds + self._longest_pause - self._pause
         by_count = sequences * seconds / self._sequences
@@ -190,7 +193,7 @@ class QueueLimits:
     def _check_share(self, load: Load) -> None:
         own = sum(count for (tenant, _), (count, _) in self._waiting.items() if tenant == load.tenant)
         left = self._max_sequences - self.sequences
-        if load.tenant and own and own + load.sequences > left:
+        if load.tenant and own + load.sequences > left:
             text = f"Too many requests with keys of yours are waiting: {own}, where {left} places are left."
             raise Rejection(429, text, "tenant_share", self._until_room())
 

@@ -36,7 +36,6 @@ class TokenBucket:
 
     def add(self, amount: float, now: float) -> None:
         self._level = self.level(now) + amount
-        self._level = min(self._level, self.per_minute)
 
     def seconds_until(self, amount: float, now: float) -> float:
         """Return the seconds until the level is ``amount``, without further use."""

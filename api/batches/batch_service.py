@@ -36,7 +36,7 @@ from .batch_files import (
     unanswered_lines,
 )
 from .batch_work import answer_all
-from .fair_slots import FairSlots
+from .fair_slots import FairSlots, OwnerTurns
 from .internal_client import InternalClient
 
 MAX_UNFINISHED = 100  # batches of one owner
@@ -83,7 +83,7 @@ class BatchService:
         self._client: InternalClient | None = None
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._slots = FairSlots(MAX_IN_FLIGHT, LEAST_IN_FLIGHT)
-        self._turns: dict[str, asyncio.Semaphore] = {}  # of an owner's batches
+        self._turns = OwnerTurns(MAX_AT_ONCE)
 
     def resume(self, client: InternalClient) -> None:
         """Resume all unfinished batches, with requests through ``client``. Called once the server is ready."""
@@ -221,7 +221,7 @@ class BatchService:
             return await self._client.post(request.url, request.body, caller)
 
         async def answer() -> None:
-            async with self._turns.setdefault(record.owner, asyncio.Semaphore(MAX_AT_ONCE)):
+            async with self._turns.hold(record.owner):
                 with BatchOutput(self.records.answers_path(record)) as output:
                     remaining = (request for request in read_requests(path) if request.custom_id not in output.done)
                     keep = partial(self._write, record, output)

@@ -1,4 +1,7 @@
-"""Fair slots: requests in flight of all batches together, shared evenly by the tenants that have some to send."""
+"""Fair slots: requests in flight of all batches together, shared evenly by the tenants that have some to send.
+
+Beside them the turns of each tenant's batches. Both forget a tenant that has none any more.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,32 @@ import asyncio
 from collections import Counter, deque
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from weakref import WeakValueDictionary
+
+
+class OwnerTurns:
+    """A number of turns of each owner. Belongs to one event loop.
+
+    Args:
+        count: the turns.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()  # those held or waited for
+
+    def __len__(self) -> int:
+        """Owners that have a turn, or wait for one."""
+        return len(self._turns)
+
+    @asynccontextmanager
+    async def hold(self, owner: str) -> AsyncGenerator[None, None]:
+        """Wait for a turn, and hold it inside the block."""
+        turns = self._turns.get(owner)
+        if turns is None:
+            turns = self._turns[owner] = asyncio.Semaphore(self._count)
+        async with turns:
+            yield
 
 
 class FairSlots:
@@ -24,8 +53,12 @@ class FairSlots:
         self._least = least
         self._held: Counter[str] = Counter()
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
-        self._last: dict[str, int] = {}  # which of all slots given an owner got last
+        self._last: dict[str, int] = {}  # which of all slots given an owner got last, as far as it tells owners apart
         self._num_given = 0
+
+    def __len__(self) -> int:
+        """Owners that are known."""
+        return len(self._held.keys() | self._waiting.keys() | self._last.keys())
 
     @asynccontextmanager
     async def hold(self, owner: str) -> AsyncGenerator[None, None]:
@@ -58,10 +91,17 @@ class FairSlots:
 
     def _give_back(self, owner: str) -> None:
         self._held[owner] -= 1
+        self._free += 1
         if not self._held[owner]:
             del self._held[owner]
-        self._free += 1
+            self._forget_old()
         self._grant()
+
+    def _forget_old(self) -> None:
+        """Forget of owners without a slot those that got theirs before any owner that waits now: they count as new."""
+        oldest = min((self._last.get(owner, 0) for owner in self._waiting), default=self._num_given + 1)
+        kept = {owner: last for owner, last in self._last.items() if last >= oldest or owner in self._held}
+        self._last = kept
 
     def _leave(self, owner: str, turn: asyncio.Future[None]) -> None:
         """Forget one that waits no longer."""

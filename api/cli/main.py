@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import sys
 from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
@@ -74,6 +75,9 @@ def _serve(models: ParsedModels, read_again: Callable[[], ParsedModels]) -> int:
     from ...engine.serving.engine_spawn import EnginePreload
 
     with ExitStack() as stack:
+        if models[0][0].options is not None:  # a SIGHUP has the file read again, once the server can do it
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+            stack.callback(signal.pthread_sigmask, signal.SIG_UNBLOCK, {signal.SIGHUP})
         spawn = stack.enter_context(EnginePreload()).spawn if _is_single_engine(models) else None
         served = _checked(models)
         with uncollected():
@@ -162,8 +166,8 @@ def _fetch(model: str | None, revision: str | None) -> ModelFiles:
                 unit="B",
                 unit_scale=True,
                 disable=not in_terminal,
-                ncols=shutil.get_terminal_size().columns,
-                bar_format="{desc}  {percentage:3.0f}% {bar:30} {n_fmt}/{total_fmt}B  {rate_fmt}",
+                ncols=min(shutil.get_terminal_size().columns, 110),
+                bar_format="{desc}  {percentage:3.0f}% {bar} {n_fmt}/{total_fmt}B  {rate_fmt}",
             )
         bars[file].update(done - bars[file].n)
 

@@ -19,6 +19,8 @@ from .options import RemoteOptions
 
 _LONGEST_LINE = 1 << 24
 _HEALTH_SECONDS, _HEALTH_TIMEOUT = 10.0, 60.0  # between two questions for a server's health; for an answer
+_SILENT_SECONDS = 600.0  # before the first token of a streamed answer, and from one to the next
+_CONNECT_SECONDS = 10.0
 
 
 class RemoteError(EngineError):
@@ -92,7 +94,7 @@ class RemoteServer:
         headers = {} if options.api_key is None else {"Authorization": f"Bearer {options.api_key}"}
         async with aiohttp.ClientSession(
             headers=headers,
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=10),
+            timeout=_timeout(),
             connector=aiohttp.TCPConnector(limit=0) if uds is None else aiohttp.UnixConnector(uds, limit=0),
             read_bufsize=1 << 18,
         ) as session:
@@ -103,7 +105,7 @@ class RemoteServer:
 
     async def _first_model(self) -> str:
         try:
-            async with self._session.get(self._url / "models") as response:
+            async with self._session.get(self._url / "models", timeout=_timeout(_HEALTH_TIMEOUT)) as response:
                 await _raise_for_status(response)
                 models = orjson.loads(await response.read())
             return str(models["data"][0]["id"])
@@ -115,7 +117,7 @@ class RemoteServer:
     async def get(self, path: str) -> dict[str, Any]:
         """Return the JSON object at a path. Raises RemoteError for a refusal, no answer, or anything else."""
         try:
-            async with self._session.get(self._url / path) as response:
+            async with self._session.get(self._url / path, timeout=_timeout(_HEALTH_TIMEOUT)) as response:
                 await _raise_for_status(response)
                 found = orjson.loads(await response.read())
         except aiohttp.ClientError as error:
@@ -133,7 +135,8 @@ class RemoteServer:
 
     async def call(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
         """Send a request and return the JSON of its answer. Raises RemoteError for a refusal, or without an answer."""
-        async with self._sent(method, path, body) as response:
+        silent = _HEALTH_TIMEOUT if method == "GET" else None  # a download of an adapter takes as long as it takes
+        async with self._sent(method, path, body, silent) as response:
             await _raise_for_status(response)
             raw = await response.read()
         try:
@@ -152,7 +155,7 @@ class RemoteServer:
             RemoteError: no connection, a refusal, an error event, or a stream that breaks off.
         """
         full_body = {"model": self.model, **body, "stream": True, "stream_options": {"include_usage": True}}
-        async with self._sent("POST", path, full_body) as response:
+        async with self._sent("POST", path, full_body, _SILENT_SECONDS) as response:
             await _raise_for_status(response)
             async for event in _events(response.content):
                 yield event
@@ -176,24 +179,34 @@ class RemoteServer:
 
     @asynccontextmanager
     async def _sent(
-        self, method: str, path: str, body: Mapping[str, Any] | None
+        self, method: str, path: str, body: Mapping[str, Any] | None, silent: float | None = None
     ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """Send a request. Raises RemoteError, also if the server says nothing for ``silent`` seconds."""
         headers = {} if body is None else {"Content-Type": "application/json"}
         try:
             data = None if body is None else dumps_exact(body)
         except UnicodeEncodeError as error:  # bytes that are no UTF-8 come from the terminal as lone surrogates
             raise RemoteError("no UTF-8", "The text is not UTF-8, as a request must be. Try: iconv -t UTF-8") from error
         try:
-            async with self._session.request(method, self._url / path, data=data, headers=headers) as response:
+            timeout = _timeout(silent)
+            async with self._session.request(
+                method, self._url / path, data=data, headers=headers, timeout=timeout
+            ) as response:
                 yield response
-        except aiohttp.ClientConnectorError as error:
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             raise _unreachable(self._url, error) from error
+        except aiohttp.SocketTimeoutError as error:
+            raise _silent(self._url) from error
         except aiohttp.ClientError as error:
             raise RemoteError("broken off", f"The connection to {self._url} broke off: {_cause(error)}.") from error
 
 
 async def timed(
-    server: RemoteServer, path: str, body: dict[str, Any], on_text: Callable[[str], None] | None = None
+    server: RemoteServer,
+    path: str,
+    body: dict[str, Any],
+    on_text: Callable[[str], None] | None = None,
+    on_thought: Callable[[str], None] | None = None,
 ) -> Timing:
     """Send one request and measure it. Failures are recorded in the timing, not raised.
 
@@ -201,6 +214,7 @@ async def timed(
         path: endpoint below the server's base address.
         body: request body without the fields that ``RemoteServer.stream`` adds.
         on_text: called with each piece of the answer.
+        on_thought: called with each piece of the thought before it, whose tokens count in the times as well.
     """
     timing = Timing(started=time.perf_counter())
     arrivals, last = 0, 0.0
@@ -208,16 +222,22 @@ async def timed(
         async for event in server.stream(path, body):
             for choice in event.get("choices") or ():
                 timing.finish = choice.get("finish_reason") or timing.finish
-                if text := choice.get("text") or (choice.get("delta") or {}).get("content"):
-                    now = time.perf_counter()
-                    arrivals += 1
-                    if timing.ttft is None:
-                        timing.ttft = now - timing.started
-                    else:
-                        timing.gaps.append(now - last)
-                    last = now
-                    if on_text:
-                        on_text(text)
+                delta = choice.get("delta") or {}
+                thought = delta.get("reasoning_content") or delta.get("reasoning")
+                text = choice.get("text") or delta.get("content")
+                if not (thought or text):
+                    continue
+                now = time.perf_counter()
+                arrivals += 1
+                if timing.ttft is None:
+                    timing.ttft = now - timing.started
+                else:
+                    timing.gaps.append(now - last)
+                last = now
+                if thought and on_thought:
+                    on_thought(thought)
+                if text and on_text:
+                    on_text(text)
             if usage := event.get("usage"):
                 timing.prompt = usage.get("prompt_tokens") or 0
                 timing.completion = usage.get("completion_tokens") or 0
@@ -227,6 +247,11 @@ async def timed(
     timing.ended = time.perf_counter()
     timing.completion = timing.completion or arrivals
     return timing
+
+
+def _timeout(silent: float | None = None) -> aiohttp.ClientTimeout:
+    """Return the limits of a request whose server may say nothing for so many seconds; None for ever."""
+    return aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS, sock_read=silent)
 
 
 def _base_url(text: str) -> URL:
@@ -242,8 +267,14 @@ def _base_url(text: str) -> URL:
 
 
 def _unreachable(url: URL, error: Exception) -> RemoteError:
+    if isinstance(error, aiohttp.SocketTimeoutError):
+        return _silent(url)
     advice = " Start one with: rootgraft serve" if url.host in ("127.0.0.1", "localhost", "::1") else ""
     return RemoteError("not reachable", f"No server answers at {url} ({_cause(error)}).{advice}")
+
+
+def _silent(url: URL) -> RemoteError:
+    return RemoteError("not answering", f"The server at {url} takes a connection, and then says nothing.")
 
 
 def _cause(error: Exception) -> str:

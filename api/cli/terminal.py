@@ -7,6 +7,7 @@ import contextlib
 import io
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 from ...engine.errors import ConfigError
@@ -15,6 +16,7 @@ from .remote_server import RemoteServer, Timing, timed
 
 # Generated text must not control the terminal: tab and newline are the only control characters printed.
 _CONTROLS = dict.fromkeys(code for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\t\n")
+_LEAST_SECONDS = 0.01  # from first to last token for a speed: a short answer may arrive as one piece
 
 
 def chat(remote: RemoteOptions, sampling: SamplingOptions, options: ChatOptions) -> int:
@@ -29,14 +31,14 @@ def chat(remote: RemoteOptions, sampling: SamplingOptions, options: ChatOptions)
         fields = _fields(sampling, options.max_tokens)
         for line in _lines():
             messages.append({"role": "user", "content": line})
-            pieces: list[str] = []
+            answer = _Answer()
             try:
-                succeeded = _stream_answer(runner, server, "chat/completions", {"messages": messages, **fields}, pieces)
+                succeeded = _stream_answer(runner, server, "chat/completions", {"messages": messages, **fields}, answer)
             except KeyboardInterrupt:
                 succeeded = True
-                _dim("\n(stopped)" if pieces else "(stopped)")
+                _dim("\n(stopped)" if answer.begun else "(stopped)")
             if succeeded:
-                messages.append({"role": "assistant", "content": "".join(pieces)})
+                messages.append({"role": "assistant", "content": "".join(answer.pieces)})
             else:
                 messages.pop()
     return 0
@@ -50,7 +52,7 @@ def complete(remote: RemoteOptions, sampling: SamplingOptions, options: Complete
     prompt = sys.stdin.read() if options.prompt is None else options.prompt
     with asyncio.Runner() as runner, _connected(runner, remote) as server:
         body = {"prompt": prompt, **_fields(sampling, options.max_tokens)}
-        succeeded = _stream_answer(runner, server, "completions", body, [])
+        succeeded = _stream_answer(runner, server, "completions", body, _Answer())
     return 0 if succeeded else 1
 
 
@@ -102,20 +104,43 @@ def _lines() -> Iterator[str]:
             yield line
 
 
-def _stream_answer(
-    runner: asyncio.Runner, server: RemoteServer, path: str, body: dict[str, Any], pieces: list[str]
-) -> bool:
-    """Print the answer and append it to ``pieces`` as it arrives. If the server fails, print the error: False."""
+@dataclass(slots=True)
+class _Answer:
+    """An answer as it is printed.
 
-    def on_text(text: str) -> None:
-        pieces.append(text)
+    Attributes:
+        pieces: its text so far, without the thought.
+        has_thought: a thought was printed. It is dim, and only where somebody reads: pipes get the answer alone.
+    """
+
+    pieces: list[str] = field(default_factory=list)
+    has_thought: bool = False
+
+    @property
+    def begun(self) -> bool:
+        return bool(self.pieces) or self.has_thought
+
+    def print_text(self, text: str) -> None:
+        if self.has_thought and not self.pieces:
+            print("\n")
+        self.pieces.append(text)
         print(text.translate(_CONTROLS) if sys.stdout.isatty() else text, end="", flush=True)
 
-    timing = runner.run(timed(server, path, body, on_text))
+    def print_thought(self, text: str) -> None:
+        if _in_terminal():
+            self.has_thought = True
+            print(f"\x1b[2m{text.translate(_CONTROLS)}\x1b[0m", end="", flush=True)
+
+
+def _stream_answer(
+    runner: asyncio.Runner, server: RemoteServer, path: str, body: dict[str, Any], answer: _Answer
+) -> bool:
+    """Print the answer as it arrives. If the server fails, print the error: False."""
+    timing = runner.run(timed(server, path, body, answer.print_text, answer.print_thought))
     if timing.error is not None:
-        print(f"{chr(10) if pieces else ''}rootgraft: {timing.message}", file=sys.stderr)
+        print(f"{chr(10) if answer.begun else ''}rootgraft: {timing.message}", file=sys.stderr)
         return False
-    if not pieces or not pieces[-1].endswith("\n"):
+    if not answer.pieces or not answer.pieces[-1].endswith("\n"):
         print()
     if _in_terminal() and (line := summary(timing)):
         _dim(line)
@@ -127,7 +152,7 @@ def summary(timing: Timing) -> str:
     if not timing.prompt or timing.ttft is None:
         return ""
     parts = [f"{timing.completion} tokens", f"first after {timing.ttft:.2f} s"]
-    if timing.tpot:
+    if timing.tpot and sum(timing.gaps) >= _LEAST_SECONDS:
         parts.append(f"{1 / timing.tpot:.1f} tokens/s")
     if timing.cached is not None:
         parts.append(f"{timing.cached} of {timing.prompt} prompt tokens cached")

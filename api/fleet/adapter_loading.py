@@ -18,7 +18,8 @@ logger = logging.getLogger("rootgraft.fleet")
 
 async def load(client: ReplicaClient, loaded: LoadedVersion) -> None:
     """Load a version on a replica. Raises as ``EngineClient.load_adapter``."""
-    await client.load_adapter(loaded.version, loaded.path, trusted=loaded.trusted, num_tokens=loaded.num_tokens)
+    trusted, num_tokens = loaded.trusted, loaded.num_tokens
+    await client.load_adapter(loaded.version, loaded.path, trusted=trusted, num_tokens=num_tokens, of=loaded.name)
 
 
 async def load_on_all(clients: Callable[[], Iterable[ReplicaClient]], loaded: LoadedVersion) -> str:

@@ -9,7 +9,8 @@ that one undisturbed replica would have sent.
 
 *Quarantine*: a sequence that kills replicas must not take others with it. One that was on two lost replicas in a row
 without a token in between goes on where no other such sequence is and no new one joins it; after the third it fails.
-Those that only happened to be there get a token on the way and are free again.
+Those that only happened to be there get a token on the way and are free again. Who waits in the queue is not blamed,
+nor who waits for a grammar, unless no answer has begun under it yet: its compile may be what kills.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import random
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from ...engine.errors import AdapterUnavailable, CapacityError, EngineDead, EngineError
+from ...engine.errors import AdapterUnavailable, CapacityError, EngineDead
 from ...engine.messages import (
     Abort,
     AdapterChanged,
@@ -37,7 +38,7 @@ from ...engine.messages import (
 from ...engine.types import Priority
 from .dispatcher_limits import DispatcherLimits
 from .frame_order import FrameGap, FrameOrder
-from .journal import Journal, JournalEntry, aborted, is_loss
+from .journal import Journal, JournalEntry, aborted, given_up, is_loss
 from .placement.grammar_index import grammar_key
 from .placement.prefix_chain import KvScope, prefix_chain
 from .placement.replica_table import ReplicaInfo, ReplicaTable
@@ -338,14 +339,12 @@ class Dispatcher:
 
     def _replay(self, entry: JournalEntry, now: float) -> None:
         """Go on with a sequence whose replica was lost, unless it has lost too many."""
-        entry.deaths += not entry.is_late
+        entry.deaths += not (entry.is_late or (entry.waits and self._table.grammars.is_proven(entry.grammar)))
         entry.replays += 1
         if entry.aborted:
             self._end(entry, aborted(entry))
         elif entry.deaths >= MOST_DEATHS or entry.replays > MOST_REPLAYS:
-            row = f"{entry.deaths} times in a row" if entry.deaths >= MOST_DEATHS else f"{entry.replays} times"
-            error = f"The replica of this request failed {row}, so it is not tried again."
-            self._end(entry, failure_of(entry.submit.id, EngineError(error)))
+            self._end(entry, given_up(entry, in_a_row=entry.deaths >= MOST_DEATHS))
         else:
             self.num_replays += 1
             # It has waited its turn once, and the sooner it has a token the sooner it is free of suspicion.
@@ -364,6 +363,7 @@ class Dispatcher:
                 self._take_tokens(info, entry, message, now)
         elif isinstance(message, Heartbeat):
             self._table.beat(info, message.stats)
+            self._journal.take_waiting(info.name, message.waiting)
         elif isinstance(message, (Done, Failed)) and (entry := self._journal.find(info.name, message.id)) is not None:
             self._take_end(info, entry, message, now)
 
@@ -378,6 +378,7 @@ class Dispatcher:
         entry.deaths = 0
         if entry.began is None:
             entry.began = now
+            self._table.grammars.prove(entry.grammar)
         if self._suspects:
             self._acquit(info, entry, now)
 

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import itertools
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
-from ...engine.errors import CapacityError
-from ...engine.messages import Done, Failed, Submit, TokenOut
+from ...engine.errors import CapacityError, EngineError
+from ...engine.messages import Done, Failed, Submit, TokenOut, failure_of
 from ...engine.types import FinishReason, Usage
 
 _ENTRY_BYTES = 2048  # of an entry beside its tokens, about
@@ -42,6 +42,7 @@ class JournalEntry:
         deaths: replicas lost in a row while it was there and got no token.
         replays: replicas lost while it was there, in all.
         began: when its first token came; None before that.
+        waits: its replica has said that no step computes it: it waits in the queue, or for its grammar.
         is_late: its replica was silent already when it came there: it is not the reason if that is lost.
     """
 
@@ -58,6 +59,7 @@ class JournalEntry:
     deaths: int = 0
     replays: int = 0
     began: float | None = None
+    waits: bool = False
     is_late: bool = False
 
     @property
@@ -122,7 +124,7 @@ class Journal:
         """
         if entry.base_digest not in ("", base_digest):
             raise ValueError(f"tokens of base model {entry.base_digest} cannot go on with {base_digest}")
-        entry.replica, entry.number = replica, next(self._numbers)
+        entry.replica, entry.number, entry.waits = replica, next(self._numbers), False
         self._placed.setdefault(replica, {})[entry.number] = entry
         # A replica draws at least one token: who has all tokens, but no end, gets the last one again.
         sent = entry.generated[: entry.submit.params.max_tokens - 1]
@@ -141,6 +143,12 @@ class Journal:
         """Return the sequence with a number of a replica; None if it is there no more."""
         placed = self._placed.get(replica)
         return None if placed is None else placed.get(number)
+
+    def take_waiting(self, replica: str, numbers: Iterable[int]) -> None:
+        """Record which sequences of a replica no step computes, as it says."""
+        waiting = frozenset(numbers)
+        for number, entry in self._placed.get(replica, {}).items():
+            entry.waits = number in waiting
 
     def take_tokens(self, entry: JournalEntry, message: TokenOut, base_digest: str) -> TokenOut | None:
         """Record tokens of a replica. Returns those that the client has not yet; None if it has them all."""
@@ -191,6 +199,13 @@ def _skip(entry: JournalEntry, message: TokenOut) -> TokenOut:
 def aborted(entry: JournalEntry) -> Done:
     """Return the end of a sequence that its client has aborted while no replica had it."""
     return Done(entry.submit.id, FinishReason.ABORT, entry.usage)
+
+
+def given_up(entry: JournalEntry, *, in_a_row: bool) -> Failed:
+    """Return the end of a sequence that has lost too many replicas, in a row or in all."""
+    row = f"{entry.deaths} times in a row" if in_a_row else f"{entry.replays} times"
+    error = EngineError(f"The replica of this request failed {row}, so it is not tried again.")
+    return failure_of(entry.submit.id, error)
 
 
 def is_loss(message: Done | Failed) -> bool:

@@ -18,6 +18,12 @@ class ReplicaClient(EngineLike, Protocol):
         """Where it runs, for people."""
         ...
 
+    async def load_adapter(
+        self, name: str, path: str, *, replace: bool = False, trusted: bool = False, num_tokens: int = 0, of: str = ""
+    ) -> None:
+        """Load an adapter; see ``EngineClient.load_adapter``."""
+        ...
+
     def prepare_grammar(self, message: PrepareGrammar) -> None:
         """Compile a grammar ahead of sequences that may come."""
         ...

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 
 from ...engine.errors import EngineDead
@@ -10,6 +11,8 @@ from .adapter_loading import load_others
 from .adapter_versions import LoadedVersion
 from .replica_client import ReplicaClient
 from .replica_launcher import ReplicaLauncher
+
+logger = logging.getLogger("rootgraft.fleet")
 
 
 async def start_beside(
@@ -31,7 +34,9 @@ async def start_beside(
     try:
         if ready.max_model_len < first.max_model_len or ready.base_digest != first.base_digest:
             raise EngineDead("The replica has another model, or a shorter context than the others.")
-        return client, ready, await load_others(client, wanted)
+        lacking = await load_others(client, wanted)
+        logger.info("another replica has started: %s", client.place)
+        return client, ready, lacking
     except BaseException:  # the fleet may be closed in the meantime
         client.kill()
         await launcher.stop(client)

@@ -35,7 +35,7 @@ from .remote_adapters import RemoteAdapters
 from .template_formats import TemplateFormats
 
 if TYPE_CHECKING:
-    from ...engine.serving.adapter_tokenizers import AdapterTokenizers, ServedTokenizer
+    from ...engine.serving.adapter_tokenizers import AdapterTokenizers
     from ...engine.serving.async_engine import AsyncEngine
     from ...engine.serving.engine_like import EngineLike
     from ...engine.serving.request import TextRequest
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from ..structured.reasoning_formats import ReasoningFormat
     from ..structured.tool_dialects import Dialect
 
-_MOST_VIEWS = 32  # engines with tokenizers of adapters, which hold caches of encoded prompts
 _RETRY_ELSEWHERE = {"retry-after": "1", "connection": "close"}
 
 
@@ -105,7 +104,6 @@ class ServerState:
     gateways: Callable[[], GatewaysStatus] | None = None
     adapter_tokenizers: AdapterTokenizers | None = None
     _formats: TemplateFormats = field(init=False)
-    _of_adapters: dict[ServedTokenizer, AsyncEngine] = field(default_factory=dict)
     _loading: dict[str, asyncio.Future[None]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -276,14 +274,7 @@ class ServerState:
         served = tokenizers.known(adapter, info)
         if served is None:
             served = await asyncio.to_thread(tokenizers.find, adapter, info)
-        if served is engine.served:
-            return engine
-        view = self._of_adapters.get(served)
-        if view is None:
-            if len(self._of_adapters) >= _MOST_VIEWS:
-                del self._of_adapters[next(iter(self._of_adapters))]
-            view = self._of_adapters[served] = engine.with_tokenizer(served)
-        return view
+        return engine if served is engine.served else engine.with_tokenizer(served)
 
     async def _load_found(self, name: str, tokenizers: AdapterTokenizers) -> None:
         """Load an adapter of ``--lora-dir`` that has a tokenizer, whose vocabulary its prompts need."""

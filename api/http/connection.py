@@ -6,7 +6,8 @@ import asyncio
 import uuid
 from typing import Any, cast
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+import httptools
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from ..errors import ErrorReply
 from .guard import MAX_HEADER_BYTES
@@ -15,6 +16,7 @@ HEAD_TIMEOUT = 10.0
 DRAIN_SECONDS = 30.0
 DRAIN_BYTES = 256 << 20
 _MAX_HEAD_BYTES = 2 * MAX_HEADER_BYTES
+_MOST_WAITING = 4  # requests behind one that is being answered, before no more is read
 
 
 class _LastingTransport:
@@ -28,7 +30,7 @@ class _LastingTransport:
         self._connection = connection
 
     def write(self, data: bytes) -> None:
-        if not self._transport.is_closing():
+        if not self.is_closing():
             self._transport.write(data)
 
     def close(self) -> None:
@@ -44,7 +46,11 @@ class _LastingTransport:
 class Connection(HttpToolsProtocol):
     """Closes a connection whose request line and headers are too slow or do not end, and drains what is not read.
 
-    ``Guard`` refuses a complete head that is too large; the limit here protects memory while the head arrives.
+    ``Guard`` refuses a complete head that is too large; the limit here protects memory while the head arrives, and
+    while trailers do, which are dropped: what looks at headers must not find them there.
+
+    An answer is never that of another request: what is malformed or too slow behind requests without an answer ends the
+    connection after their answers.
 
     A request may be answered before its body has come: it is too large, its key is wrong. Ordinary clients send all of
     a body before they read the answer, and a socket that is closed with unread bytes resets the connection, so that
@@ -59,7 +65,9 @@ class Connection(HttpToolsProtocol):
     _head_bytes = 0
     _in_head = True
     _in_body = False
+    _found_body = False  # in the data that are being parsed
     _refused = False  # nothing more is parsed
+    _running: RequestResponseCycle | None = None  # the request that was begun last
     _drain_timer: asyncio.TimerHandle | None = None
     _drain_bytes = 0
     is_closing = False
@@ -74,37 +82,95 @@ class Connection(HttpToolsProtocol):
         """End all timers with the connection."""
         self._stop_timer()
         self._stop_draining()
+        if self._running is not None and not self._running.response_complete:  # others may wait behind it
+            self._running.disconnected = True
+            self._running.message_event.set()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Parse data, and count the bytes of a head and those that are drained."""
+        """Parse data, and count the bytes of a head, of trailers and those that are drained."""
         if self._drain_timer is not None:
             self._drain_bytes += len(data)
             if self._drain_bytes > DRAIN_BYTES:
                 return self._socket.close()
-            if self._refused:
-                return None
-        in_head = self._in_head
-        super().data_received(data)
-        if in_head and self._in_head and not self.transport.is_closing():
+        if self._refused:
+            return None
+        in_head, self._found_body = self._in_head, False
+        self._parse(data)
+        if in_head != self._in_head or self._found_body or not (in_head or self._in_body):
+            self._head_bytes = 0
+        elif not self.is_closing and not self._refused:
             self._head_bytes += len(data)
             if self._head_bytes > _MAX_HEAD_BYTES:
-                self._refuse(ErrorReply(431, f"The request's head is longer than {_MAX_HEAD_BYTES} bytes."))
+                part = "head is" if in_head else "trailers are"
+                self._refuse(ErrorReply(431, f"The request's {part} longer than {_MAX_HEAD_BYTES} bytes."))
         return None
+
+    def _parse(self, data: bytes) -> None:
+        """Parse data, and call the methods of what is found."""
+        self._unset_keepalive_if_required()
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            if self.parser.get_method() == b"CONNECT":
+                self.send_400_response("This server is no proxy.")
+            else:
+                self._parse(self._without_upgrade() + data[upgrade.args[0] :])
+        except httptools.HttpParserError:
+            self.send_400_response("Invalid HTTP request received.")
+
+    def _without_upgrade(self) -> bytes:
+        """Return the head of a request to upgrade without that, for a new parser.
+
+        Such a request is answered in HTTP/1.1, as servers may; but the parser takes all behind its head for the other
+        protocol, the body too. Java's client asks for HTTP/2 in that way, with whatever it sends first.
+        """
+        lines = [b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())]
+        for name, value in self.headers:
+            if name == b"connection":
+                value = b",".join(token for token in value.split(b",") if token.strip().lower() != b"upgrade")
+            if name != b"upgrade":
+                lines.append(b"%b: %b" % (name, value))
+        self.parser = httptools.HttpRequestParser(self)
+        return b"\r\n".join(lines) + b"\r\n\r\n"
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._await_head()
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Take a header, and drop a trailer."""
+        if self._in_head:
+            super().on_header(name, value)
+
     def on_headers_complete(self) -> None:
-        """End the time limit of the head."""
+        """End the time limit of the head, and begin the request unless the connection is being closed."""
         self._stop_timer()
-        self._in_head, self._in_body = False, True
+        self._in_head = False
+        if self.parser.should_upgrade() or self.transport.is_closing():
+            return
         super().on_headers_complete()
+        self._in_body = True
+        if self.expect_100_continue:  # and if it is answered before, nobody knows whether the body comes
+            self.cycle.keep_alive = False
+        if self.pipeline and len(self.pipeline) <= _MOST_WAITING:  # or a client that leaves is not noticed
+            self.flow.resume_reading()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def on_body(self, body: bytes) -> None:
+        self._found_body = True
+        super().on_body(body)
 
     def on_message_complete(self) -> None:
         """End the draining of a body: its connection is closed now, or waits for the next request."""
+        if self.parser.should_upgrade():  # which has not come yet
+            return
         self._in_body = False
+        if self.expect_100_continue and not self.cycle.response_started:
+            self.cycle.keep_alive = self.parser.get_http_version() != "1.0" and self.parser.should_keep_alive()
         super().on_message_complete()
         if self._drain_timer is not None:
             self._stop_draining()
@@ -140,19 +206,17 @@ class Connection(HttpToolsProtocol):
         if self._drain_timer is not None:
             self._socket.close()
         else:
+            self.expect_100_continue = False  # whether its body comes or not, the connection ends with this request
             super().shutdown()
 
     def send_400_response(self, msg: str) -> None:
-        """Answer malformed HTTP in the shape of all other errors; in a body that is drained it has been answered."""
-        if self._drain_timer is None:
-            self._refuse(ErrorReply(400, msg, code="invalid_http"))
-        else:
-            self._socket.close()
+        """Answer malformed HTTP in the shape of all other errors."""
+        self._refuse(ErrorReply(400, msg, code="invalid_http"))
 
     def _await_head(self) -> None:
         self._stop_timer()
         self._in_head, self._head_bytes = True, 0
-        self._head_timer = self.loop.call_later(HEAD_TIMEOUT, self.transport.close)
+        self._head_timer = self.loop.call_later(HEAD_TIMEOUT, self._refuse)
 
     def _stop_timer(self) -> None:
         if self._head_timer is not None:
@@ -169,10 +233,37 @@ class Connection(HttpToolsProtocol):
             self._drain_timer.cancel()
             self._drain_timer = None
 
-    def _refuse(self, reply: ErrorReply) -> None:
-        """Write a whole response to the socket, as there is no request for it, and close."""
+    def _refuse(self, reply: ErrorReply | None = None) -> None:
+        """Parse nothing more and close: after a response where none is there yet, or after those of requests before.
+
+        Args:
+            reply: response to what is being received; None for none.
+        """
         self._stop_timer()
-        self._refused = True
+        broken = self.cycle if self._in_body else None
+        if broken is not None and self.pipeline and self.pipeline[0][0] is broken:
+            self.pipeline.popleft()
+        if (before := self._last_unanswered()) not in (None, broken):
+            self._refused, before.keep_alive = True, False
+            self.flow.resume_reading()
+        elif reply is None or self._drain_timer is not None or (broken is not None and broken.response_started):
+            self._socket.close()
+        else:
+            self._refused = True
+            if broken is not None:
+                broken.disconnected = True
+                broken.message_event.set()
+            self._write(reply)
+            self.transport.close()
+
+    def _last_unanswered(self) -> RequestResponseCycle | None:
+        """Return the last request of those that wait for an answer, or get one; None without any."""
+        if self.pipeline:
+            return self.pipeline[0][0]
+        return None if self._running is None or self._running.response_complete else self._running
+
+    def _write(self, reply: ErrorReply) -> None:
+        """Write a whole response to the socket, as there is no request for it."""
         body = reply.body()
         head = [
             b"HTTP/1.1 %d Refused" % reply.status,
@@ -182,7 +273,6 @@ class Connection(HttpToolsProtocol):
             b"x-request-id: %b" % uuid.uuid4().hex.encode(),
         ]
         self.transport.write(b"\r\n".join(head) + b"\r\n\r\n" + body)
-        self.transport.close()
 
 
 def uvicorn_options() -> dict[str, Any]:

@@ -47,7 +47,7 @@ logger = logging.getLogger("rootgraft.gateways")
 
 def set_up_process() -> None:
     """Set what a gateway needs before it starts a thread."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # of a terminal or a unit, which signal all processes
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # of a terminal or a unit, which signal all processes
         signal.signal(number, signal.SIG_IGN)
     process_memory.share_heap()
 

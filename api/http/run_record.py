@@ -87,6 +87,8 @@ class RunRecordFile:
             return
         with suppress(OSError):
             _make_folder(self._path.parent)
+            if before is None:
+                _remove_ended(self._path)
             handle, name = tempfile.mkstemp(prefix=".record-", dir=self._path.parent)
             try:
                 with os.fdopen(handle, "w") as out:
@@ -184,6 +186,14 @@ def _record(content: Any) -> RunRecord:
 def _shown(text: Any) -> str:
     """Return a text, which another user may have written, as our terminal may show it."""
     return printable(str(text)[:_MOST_CHARACTERS])
+
+
+def _remove_ended(own: Path) -> None:
+    """Remove the records beside ours of servers that were killed. Raises OSError if the folder cannot be read."""
+    for path in own.parent.glob("*.json"):
+        if path != own and path.stem.isdecimal() and not any(_read(path, {os.getuid()})):
+            with suppress(OSError):
+                path.unlink()
 
 
 def _make_folder(folder: Path) -> None:

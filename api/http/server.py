@@ -2,9 +2,9 @@
 
 The port answers from the start: /health and /ready return 503 until the model is loaded. After the first SIGTERM or
 SIGINT running requests may finish within ``--shutdown-timeout``; the second one cuts them off, and one that comes while
-engine and stores are being closed ends the process without waiting for them. The exit code
-is 0 if every request was finished, 1 if answers were cut off, and 70 when the engine ends or hangs, so that a
-supervisor restarts the server.
+engine and stores are being closed ends the process without waiting for them. SIGHUP has the models of a models file
+read again; without such a file it is a terminal's end, and as a first SIGTERM. The exit code is 0 if every request was
+finished, 1 if answers were cut off, and 70 when the engine ends or hangs, so that a supervisor restarts the server.
 """
 
 from __future__ import annotations
@@ -119,6 +119,8 @@ class _Service:
         self._http = HttpServer(create_app(self._models.router), tls)
         self._signalled = asyncio.Event()
         self._closing = False
+        self._is_loaded = False
+        self._reloads = False  # a SIGHUP has come while the models were loading
         self._code = 0
         self._record = RunRecordFile(run_folder())
         self._started = started_at(os.getpid())
@@ -127,6 +129,9 @@ class _Service:
         """Load, serve, drain and close. Returns the exit code."""
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, self._on_signal)
+        if self._may_reload or signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup ignores it
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._on_hangup)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
         self._write_record()
         http = asyncio.create_task(self._http.serve([self._http_socket]))
         end = asyncio.create_task(self._signalled.wait())
@@ -138,8 +143,9 @@ class _Service:
             await asyncio.wait((load, end), return_when=asyncio.FIRST_COMPLETED)
             if load.done():
                 load.result()
-                if self._may_reload:
-                    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._models.begin_reload)
+                self._is_loaded = True
+                if self._reloads:
+                    self._models.begin_reload()
                 self._code = await self._watch()
             return self._code
         finally:
@@ -148,6 +154,17 @@ class _Service:
                 task.cancel()
             await asyncio.gather(*others, return_exceptions=True)
             await self._close(http)
+
+    def _on_hangup(self) -> None:
+        """Read a models file again, once its models are loaded; without one let what runs finish, and end."""
+        if self._state.draining:
+            return
+        if not self._may_reload:
+            self._on_signal()
+        elif self._is_loaded:
+            self._models.begin_reload()
+        else:
+            self._reloads = True
 
     def _on_signal(self) -> None:
         if self._closing:
@@ -193,7 +210,9 @@ class _Service:
         if state.batches is not None and state.internal_client is not None:
             state.batches.resume(state.internal_client)
         names = [name for each in self._models.router.states for name in each.names]
-        logger.info("ready: %s at %s/v1", ", ".join(names), self._listener.url)
+        url = self._listener.url
+        page = f"; live page: {url}/ui" if url.startswith("http") else ""
+        logger.info("ready: %s at %s/v1%s", ", ".join(names), url, page)
         notify("READY=1")
 
     async def _watch(self) -> int:

@@ -1,4 +1,4 @@
-"""Request body of ``POST /v1/responses``."""
+"""Request bodies of ``POST /v1/responses`` and ``POST /v1/responses/input_tokens``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .cache_control import CacheControl
 from .chat import TemplateKwargs
 from .foreign_fields import foreign_rules
 from .reasoning import Budget, Effort
-from .response_items import Input
+from .response_items import Input, InputItem
 from .sampling import CacheKey, ModelName, PriorityName, Salt, Stop
 from .structured import Schema
 from .tools import BY_CHOICE_FORM, MAX_TOOLS, check_tool_type
@@ -124,7 +124,30 @@ class ResponseStreamOptions(StrictModel):
     include_obfuscation: bool = False
 
 
-class ResponseRequest(StrictModel):
+_PROMPT_REFUSED = {
+    "conversation": Refusal("go on from a response with 'previous_response_id'."),
+    "truncation": Refusal("nothing is left out of a conversation here.", ("disabled",)),
+}
+
+
+class ResponsePrompt(StrictModel):
+    """Fields of both routes: what the prompt and its tokens follow from."""
+
+    model: ModelName | None = None
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    reasoning: ReasoningConfig = Field(default_factory=ReasoningConfig)
+    thinking_token_budget: Budget | None = None
+    text: TextConfig = Field(default_factory=TextConfig)
+    tools: Tools = Field(default_factory=list)
+    tool_choice: Choice = "auto"
+    parallel_tool_calls: bool = True
+    prompt_cache_key: CacheKey | None = None
+    cache_salt: Salt | None = None
+    chat_template_kwargs: TemplateKwargs = Field(default_factory=dict)
+
+
+class ResponseRequest(ResponsePrompt):
     """OpenAI's fields that change the answer or are repeated in it, and some of vLLM's extensions."""
 
     ignored: ClassVar[frozenset[str]] = _FOREIGN.ignored | {
@@ -132,30 +155,20 @@ class ResponseRequest(StrictModel):
     }
     refused: ClassVar[Mapping[str, Refusal]] = {
         **_FOREIGN.refused,
+        **_PROMPT_REFUSED,
         "access_programs": Refusal("there are none here."),
         "background_options": Refusal("background responses begin at once."),
         "context_management": Refusal("nothing is left out of a conversation here.", ([],)),
-        "conversation": Refusal("go on from a response with 'previous_response_id'."),
         "image": Refusal("only text can be produced."),
         "moderation": Refusal("there is no moderation model here."),
         "prompt": Refusal("there are no stored prompts here: give 'instructions' and 'input'."),
-        "truncation": Refusal("nothing is left out of a conversation here.", ("disabled",)),
     }
 
-    model: ModelName | None = None
     input: Input
-    instructions: str | None = None
-    previous_response_id: str | None = None
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] = 0
-    reasoning: ReasoningConfig = Field(default_factory=ReasoningConfig)
-    thinking_token_budget: Budget | None = None
-    text: TextConfig = Field(default_factory=TextConfig)
-    tools: Tools = Field(default_factory=list)
-    tool_choice: Choice = "auto"
-    parallel_tool_calls: bool = True
     include: list[Includable] = Field(default_factory=list)
     store: bool = True
     background: bool = False
@@ -164,7 +177,6 @@ class ResponseRequest(StrictModel):
     metadata: Annotated[dict[str, str], AfterValidator(check_metadata)] = Field(default_factory=dict)
     user: str | None = None
     safety_identifier: str | None = None
-    prompt_cache_key: CacheKey | None = None
     cache_control: CacheControl | None = None
     top_k: int | None = None
     min_p: float | None = None
@@ -174,9 +186,7 @@ class ResponseRequest(StrictModel):
     seed: int | None = None
     stop: Stop = Field(default_factory=list)
     ignore_eos: bool = False
-    cache_salt: Salt | None = None
     priority: PriorityName | None = None
-    chat_template_kwargs: TemplateKwargs = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _check_pairs(self) -> ResponseRequest:
@@ -186,11 +196,32 @@ class ResponseRequest(StrictModel):
             raise rejected("cannot be streamed: ask for the response by its id", "background")
         if self.background and not self.store:
             raise rejected("needs 'store': it is how the response is found again", "background")
-        if self.input == [] and self.instructions is None and self.previous_response_id is None:
-            raise rejected("must not be empty", "input")
+        _check_input(self, self.input)
         return self
 
     @property
     def num_logprobs(self) -> int | None:
         """Number of top logprobs per token; None for no logprobs."""
         return self.top_logprobs if self.top_logprobs or LOGPROBS in self.include else None
+
+
+class CountInputTokensRequest(ResponsePrompt):
+    """The fields of a response that the number of its input tokens follows from."""
+
+    refused: ClassVar[Mapping[str, Refusal]] = {
+        **_PROMPT_REFUSED,
+        "personality": Refusal("write it into 'instructions'."),
+    }
+
+    input: Input = Field(default_factory=list)
+
+    @model_validator(mode="after")
+    def _check_pairs(self) -> CountInputTokensRequest:
+        _check_input(self, self.input)
+        return self
+
+
+def _check_input(prompt: ResponsePrompt, given: str | list[InputItem]) -> None:
+    """Refuse an empty input of a prompt that has nothing else."""
+    if given == [] and prompt.instructions is None and prompt.previous_response_id is None:
+        raise rejected("must not be empty", "input")

@@ -7,8 +7,8 @@ from typing import Annotated
 from pydantic import Field, model_validator
 
 from .base import StrictModel, rejected
-from .chat import TemplateKwargs, check_continuation
-from .chat_messages import Messages
+from .chat import ChatRequest, TemplateKwargs, check_continuation
+from .chat_messages import ChatMessage, Messages
 from .sampling import ModelName
 from .tools import Tools, check_tools
 
@@ -30,6 +30,17 @@ class TokenizeRequest(StrictModel):
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
     chat_template_kwargs: TemplateKwargs = Field(default_factory=dict)
+
+    def chat(self, messages: list[ChatMessage]) -> ChatRequest:
+        """Return the chat whose prompt is asked for."""
+        return ChatRequest(
+            messages=messages,
+            tools=self.tools,
+            add_special_tokens=self.add_special_tokens or False,
+            add_generation_prompt=self.add_generation_prompt,
+            continue_final_message=self.continue_final_message,
+            chat_template_kwargs=self.chat_template_kwargs,
+        )
 
     @model_validator(mode="after")
     def _check_input(self) -> TokenizeRequest:

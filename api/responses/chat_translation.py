@@ -7,7 +7,7 @@ from typing import Any
 from ..generate.field_names import FieldNames
 from ..protocol.chat import ChatRequest
 from ..protocol.chat_messages import ChatMessage
-from ..protocol.responses import AllowedFunctions, NamedFunction, ResponseRequest, TextFormat
+from ..protocol.responses import AllowedFunctions, NamedFunction, ResponsePrompt, ResponseRequest, TextFormat
 
 FIELD_NAMES = FieldNames(
     (r"\bmessages\b(?=$|['.\[])", "input"),
@@ -17,28 +17,34 @@ FIELD_NAMES = FieldNames(
     (r"\b(tools\[\d+\])\.function\b", r"\1"),
     parts={"function": None},
 )
-_SHARED_FIELDS = (
-    *("model", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "ignore_eos"),
-    *("presence_penalty", "frequency_penalty", "repetition_penalty"),
-    *("parallel_tool_calls", "cache_salt", "priority", "chat_template_kwargs", "prompt_cache_key"),
+_PROMPT_FIELDS = (
+    *("model", "parallel_tool_calls", "cache_salt", "chat_template_kwargs", "prompt_cache_key"),
     "thinking_token_budget",
+)
+_SAMPLING_FIELDS = (
+    *("temperature", "top_p", "top_k", "min_p", "seed", "stop", "ignore_eos", "priority"),
+    *("presence_penalty", "frequency_penalty", "repetition_penalty"),
 )
 
 
-def chat_request_of(body: ResponseRequest, messages: list[ChatMessage]) -> ChatRequest:
+def chat_request_of(body: ResponsePrompt, messages: list[ChatMessage]) -> ChatRequest:
     """Translate a response request to a chat request. Raises RequestValidationError for malformed tools."""
     fields: dict[str, Any] = {
-        **{name: getattr(body, name) for name in _SHARED_FIELDS},
+        **{name: getattr(body, name) for name in _PROMPT_FIELDS},
         "messages": messages,
-        "cache_control": None if body.cache_control is None else body.cache_control.model_dump(),
-        "max_completion_tokens": body.max_output_tokens,
         "response_format": _response_format(body.text.format),
         "tools": [_tool(tool.model_dump(exclude_none=True)) for tool in body.tools],
         "tool_choice": _tool_choice(body.tool_choice),
         "reasoning_effort": body.reasoning.effort,
-        "logprobs": body.num_logprobs is not None,
-        "top_logprobs": body.num_logprobs,
     }
+    if isinstance(body, ResponseRequest):
+        fields |= {name: getattr(body, name) for name in _SAMPLING_FIELDS}
+        fields |= {
+            "cache_control": None if body.cache_control is None else body.cache_control.model_dump(),
+            "max_completion_tokens": body.max_output_tokens,
+            "logprobs": body.num_logprobs is not None,
+            "top_logprobs": body.num_logprobs,
+        }
     with FIELD_NAMES.naming_invalid():
         return ChatRequest.model_validate(fields)
 

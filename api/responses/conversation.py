@@ -20,7 +20,7 @@ from ..protocol.response_items import (
     ReferenceItem,
     text_of,
 )
-from ..protocol.responses import ResponseRequest
+from ..protocol.responses import CountInputTokensRequest, ResponseRequest
 from ..storage.response_store import ResponseStore, packed
 
 _ITEMS: TypeAdapter[list[Any]] = TypeAdapter(list[InputItem])
@@ -95,7 +95,9 @@ def _add_call(messages: list[ChatMessage], item: CallItem, thought: str | None) 
         messages.append(ChatMessage(role="assistant", tool_calls=[call], reasoning_content=thought))
 
 
-def load_conversation(body: ResponseRequest, store: ResponseStore, owner: str) -> Conversation:
+def load_conversation(
+    body: ResponseRequest | CountInputTokensRequest, store: ResponseStore, owner: str
+) -> Conversation:
     """Load the conversation of a request.
 
     Raises:

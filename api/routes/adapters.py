@@ -110,6 +110,12 @@ async def _check_tokenizer(state: ServerState, name: str) -> None:
 async def unload_lora_adapter(body: UnloadAdapterRequest, state: State) -> PlainTextResponse:
     """Unload an adapter; requests that run with it go on. 404 if there is none of that name."""
     _check_not_in_catalog(state, body.lora_name)
+    if body.lora_name in state.names:
+        also = "" if body.lora_name == state.names[0] else f", also called {state.names[0]}"
+        raise RequestError(
+            f"{quoted(body.lora_name)} is the base model{also}, which is not unloaded as adapters are.",
+            param="lora_name",
+        )
     try:
         await _client(state).unload_adapter(body.lora_name)
     except UnknownModel as error:

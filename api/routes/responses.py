@@ -1,4 +1,4 @@
-"""``/v1/responses``: create, get, list input items of, cancel and delete responses."""
+"""``/v1/responses``: create, get, list input items of, cancel and delete responses; count input tokens."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from fastapi import APIRouter, Query, Request, Response
 from ...engine.errors import CapacityError, RequestError
 from ..access.caller import Caller
 from ..errors import HTTPError, reply_to
-from ..generate.build_request import chat_request
+from ..generate.build_request import chat_prompt, chat_request
 from ..generate.envelope import json_response
 from ..generate.server_state import ServerState
 from ..generate.sse import EventStream
 from ..generate.streams import Deltas, at_intervals, generate, take_all, while_connected
-from ..protocol.responses import ResponseRequest
+from ..protocol.responses import CountInputTokensRequest, ResponseRequest
 from ..responses.chat_translation import FIELD_NAMES, chat_request_of
 from ..responses.conversation import Conversation, load_conversation
 from ..responses.response_reply import ResponseReply, response_events
@@ -60,6 +60,25 @@ async def create_response(body: ResponseRequest, request: Request, state: State,
     await while_connected(request.receive, take_all(deltas, reply.take))
     keep(reply)
     return json_response(reply.body())
+
+
+@router.post("/v1/responses/input_tokens")
+async def count_input_tokens(body: CountInputTokensRequest, state: State, caller: CallerOf) -> Response:
+    """Count the tokens of a response's input: those that its usage will say."""
+    _, adapter = state.resolve(body.model, caller, session=body.prompt_cache_key)
+    engine = await state.engine_for(adapter)
+    conversation = load_conversation(body, state.responses, caller.key.tenant)
+    with FIELD_NAMES.naming_errors():
+        chat = chat_request_of(body, conversation.messages(body.instructions))
+        prompt = await chat_prompt(engine, state.dialect(engine), state.reasoning_format(engine), chat, caller)
+    return json_response({"object": "response.input_tokens", "input_tokens": len(prompt.tokens)})
+
+
+@router.post("/v1/responses/compact")
+async def compact_response() -> Response:
+    """Refused: nothing is left out of a conversation."""
+    reason = "nothing is left out of a conversation here. Send one that is shorter, or go on from a response"
+    raise HTTPError(404, f"Conversations are not compacted: {reason}.", code="unknown_url")
 
 
 def _record(

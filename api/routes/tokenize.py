@@ -10,7 +10,7 @@ from fastapi import APIRouter
 
 from ...engine.text.prompt_cache import Owner
 from ..errors import HTTPError
-from ..generate.build_request import render, token_array
+from ..generate.build_request import chat_prompt, token_array
 from ..protocol.tokenize import DetokenizeRequest, TokenizeRequest
 from .dependencies import CallerOf, JsonRoute, State
 
@@ -24,22 +24,13 @@ async def tokenize(body: TokenizeRequest, state: State, caller: CallerOf) -> dic
     """The tokens of a text or of a conversation."""
     _, adapter = state.resolve(body.model, caller)
     async_engine = await state.engine_for(adapter)
-    owner = Owner(caller.cache_tenant)
     if body.messages is not None:
-        text = await render(
-            async_engine,
-            state.dialect(async_engine),
-            body.messages,
-            tools=body.tools,
-            add_generation_prompt=body.add_generation_prompt,
-            continue_final_message=body.continue_final_message,
-            template_kwargs=body.chat_template_kwargs,
-        )
-        add_special_tokens = body.add_special_tokens or False
+        formats = state.dialect(async_engine), state.reasoning_format(async_engine)
+        tokens = (await chat_prompt(async_engine, *formats, body.chat(body.messages), caller)).tokens
     else:
-        text = body.prompt or ""
         add_special_tokens = True if body.add_special_tokens is None else body.add_special_tokens
-    tokens = await async_engine.encode(text, add_special_tokens=add_special_tokens, owner=owner)
+        owner = Owner(caller.cache_tenant)
+        tokens = await async_engine.encode(body.prompt or "", add_special_tokens=add_special_tokens, owner=owner)
     strings = None
     if body.return_token_strs:
         strings = async_engine.tokenizer.pieces(tokens)

@@ -1,6 +1,6 @@
 // Stacked bars: parts of a step's time, and owners of the KV pool's pages.
 
-import { byId, el } from "./dom.js";
+import { byId, el, update } from "./dom.js";
 import { milliseconds, percent, plural, whole } from "./format.js";
 
 const PARTS = ["schedule", "inputs", "forward", "masks", "head", "sample", "commit"];
@@ -29,14 +29,14 @@ export function showStep(stats) {
   const grown = (name) => (stats[name] ?? 0) - (since[name] ?? 0);
   const steps = grown("steps");
   if (!steps) {
-    byId("step").replaceChildren(el("p", "empty", "No step yet."));
+    update(byId("step"), el("p", "empty", "No step yet."));
     return;
   }
   const step = grown("seconds_step") / steps;
   const parts = PARTS.map((name) => ({ name, size: grown(`seconds_${name}`) / steps }));
   const named = parts.reduce((sum, part) => sum + part.size, 0);
   parts.push({ name: "other", size: Math.max(0, step - named) });
-  byId("step").replaceChildren(...bar(parts, step, milliseconds));
+  update(byId("step"), ...bar(parts, step, milliseconds));
   byId("step-caption").textContent =
     `${milliseconds(step)} · ${plural(grown("computed_tokens") / steps, "token")} · ${recent ? "mean of the last 10 s" : "mean since the start"}`;
 }
@@ -49,7 +49,7 @@ export function showPool(stats, pageSize) {
     { name: "kept for reuse", size: Math.max(0, stats.pages - inUse - stats.pages_free), hue: 5, about: "the tree holds them; given up when room is needed" },
     { name: "free", size: stats.pages_free, hue: 7, about: "nobody holds them" },
   ];
-  byId("pool").replaceChildren(...bar(parts, stats.pages, (pages) => percent(pages / stats.pages)));
+  update(byId("pool"), ...bar(parts, stats.pages, (pages) => percent(pages / stats.pages)));
   byId("pool-caption").textContent = `${whole(stats.pages * pageSize)} tokens in pages of ${pageSize}`;
 }
 

@@ -20,11 +20,42 @@ export function svg(name, attributes = {}, ...children) {
   return element;
 }
 
-/** Set attributes that differ. */
+/** Set attributes that differ; returns the element. */
 export function set(element, attributes) {
   for (const [name, value] of Object.entries(attributes)) {
     if (element.getAttribute(name) !== String(value)) element.setAttribute(name, value);
   }
+  return element;
+}
+
+/** Show a text; nothing is announced again that stands there already. */
+export function say(element, text) {
+  if (element.textContent !== text) element.textContent = text;
+}
+
+/**
+ * Make these the children of an element, and keep those that are alike: what the pointer or a selection is on stays.
+ * Attributes and children of kept elements follow the new ones; they have no listeners.
+ */
+export function update(element, ...children) {
+  const old = [...element.childNodes];
+  const made = children.map((child) => (child instanceof Node ? child : document.createTextNode(child)));
+  made.forEach((child, i) => {
+    const kept = old[i];
+    if (!kept) element.append(child);
+    else if (kept.nodeName !== child.nodeName) kept.replaceWith(child);
+    else if (kept instanceof Text) kept.data = child.data;
+    else follow(kept, child);
+  });
+  old.slice(made.length).forEach((gone) => gone.remove());
+}
+
+function follow(kept, made) {
+  if (kept.isEqualNode(made)) return;
+  for (const { name } of [...kept.attributes]) if (!made.hasAttribute(name)) kept.removeAttribute(name);
+  for (const { name, value } of made.attributes) if (name !== "style") set(kept, { [name]: value });
+  kept.style.cssText = made.style.cssText; // The attribute is not allowed by the page's policy.
+  update(kept, ...made.childNodes);
 }
 
 /** A table: heads with a class each, and rows of cells. */
@@ -33,7 +64,7 @@ export function table(heads, rows) {
   return el(
     "table",
     "",
-    el("thead", "", el("tr", "", ...heads.map(([title, kind]) => cell("th", title, kind)))),
+    el("thead", "", el("tr", "", ...heads.map(([title, kind]) => set(cell("th", title, kind), { scope: "col" })))),
     el("tbody", "", ...rows.map((row) => el("tr", "", ...row.map((content, i) => cell("td", content, heads[i][1]))))),
   );
 }

@@ -2,7 +2,7 @@
 
 import { showPool, showStep } from "./bars.js";
 import { forgetCurves, newest, showCurves } from "./curves.js";
-import { byId } from "./dom.js";
+import { byId, say } from "./dom.js";
 import { whole } from "./format.js";
 import { offerModels } from "./playground.js";
 import { showReplicas } from "./replicas.js";
@@ -44,7 +44,7 @@ function show({ server, history, engine, fleet }) {
   }
   status(server.draining ? "closed" : "live", server.draining ? "shutting down" : "live");
   notice("");
-  byId("model").textContent = `${server.model} · context ${whole(server.max_model_len)} · version ${server.version}`;
+  say(byId("model"), `${server.model} · context ${whole(server.max_model_len)} · version ${server.version}`);
   showCurves(history);
   showReplicas(fleet);
   if (!engine) return; // No replica runs.
@@ -63,15 +63,15 @@ function show({ server, history, engine, fleet }) {
 function explain(error) {
   if (!(error instanceof Refusal)) {
     status("connecting", "reconnecting");
-    notice(failures > 2 ? "The server does not answer. This page goes on asking." : "");
+    notice(failures > 2 ? "The server does not answer. This page will be live again once it does." : "");
   } else if (error.status === 401) {
     status("locked", "locked");
     byId("key-error").textContent = byId("key-form").hidden ? "" : "That key is not valid here.";
     byId("key-form").hidden = false;
     byId("key").focus();
   } else if (error.status === 403) {
-    status("closed", "no insight");
-    notice("This key has no scope 'admin', which tree, sequences and adapters need. The playground works with the scope 'inference'.");
+    status("closed", "playground only");
+    notice("Tree, sequences and adapters need a key with the scope 'admin', which this one lacks. The playground works with the scope 'inference'.");
     offerModels().catch(() => {});
   } else {
     status("connecting", "reconnecting");
@@ -82,12 +82,12 @@ function explain(error) {
 /** Dim numbers that are not current. */
 function status(state, text) {
   byId("status").dataset.state = state;
-  byId("status").textContent = text;
+  say(byId("status"), text);
   document.body.toggleAttribute("data-stale", state !== "live");
 }
 
 function notice(text) {
-  byId("notice").textContent = text;
+  say(byId("notice"), text);
   byId("notice").hidden = !text;
 }
 

@@ -1,6 +1,6 @@
 // Playground: send one prompt, stream the answer, and shade the cached part of the prompt.
 
-import { byId, el } from "./dom.js";
+import { byId, el, say } from "./dom.js";
 import { seconds, whole } from "./format.js";
 import { events, get, post } from "./server.js";
 
@@ -17,6 +17,7 @@ const EXAMPLE = {
 };
 const ANOTHER = ""; // An adapter loaded on its first use is not listed before.
 const answer = byId("answer");
+const thought = byId("thought");
 const check = byId("answer-check");
 let running = null;
 
@@ -37,6 +38,12 @@ byId("ask-system").value = "You are a helpful assistant. Answer in one or two se
 byId("ask-user").value = "At the fair I talked with Vera Hughes of Copper Hill; her number is 555-0142.";
 byId("ask-model").addEventListener("change", (event) => {
   byId("ask-other-label").hidden = event.target.value !== ANOTHER;
+  byId("ask-other").required = event.target.value === ANOTHER;
+});
+byId("ask").addEventListener("keydown", (event) => {
+  const asks = event.key === "Enter" && (event.ctrlKey || event.metaKey);
+  if (asks && !running) byId("ask").requestSubmit();
+  if (event.key === "Escape") running?.abort();
 });
 byId("ask-stop").addEventListener("click", () => running?.abort());
 byId("ask").addEventListener("submit", (event) => {
@@ -48,14 +55,14 @@ async function ask() {
   begin();
   try {
     const body = question();
-    const [usage, times] = await stream(body);
-    tell(usage, times);
+    const [usage, times, finish] = await stream(body);
+    tell(usage, times, finish);
     if (body.response_format) judge();
     await shade(body, usage);
   } catch (error) {
     const stopped = error.name === "AbortError";
     byId("ask-usage").classList.toggle("bad", !stopped);
-    byId("ask-usage").textContent = stopped ? "stopped" : error.message;
+    say(byId("ask-usage"), stopped ? "stopped" : error.message);
   } finally {
     end();
   }
@@ -91,43 +98,65 @@ function parsed(text) {
 function begin() {
   running = new AbortController();
   answer.textContent = "";
+  answer.ariaBusy = "true"; // It is read aloud once, when it is whole.
+  thought.textContent = "";
+  byId("thought-box").hidden = true;
   byId("prompt").replaceChildren();
   byId("ask-usage").classList.remove("bad");
-  byId("ask-usage").textContent = "asking";
+  say(byId("ask-usage"), "asking");
   check.hidden = true;
-  byId("ask-go").disabled = true;
   byId("ask-stop").hidden = false;
+  if (document.activeElement === byId("ask-go")) byId("ask-stop").focus();
+  byId("ask-go").disabled = true;
 }
 
 function end() {
   running = null;
+  answer.ariaBusy = "false";
   byId("ask-go").disabled = false;
+  if (document.activeElement === byId("ask-stop")) byId("ask-go").focus();
   byId("ask-stop").hidden = true;
 }
 
-/** Stream the answer to the page; return its usage and the times of start, first and last text. */
+/** Stream thought and answer to the page; return usage, times of start, first and last text, and the finish reason. */
 async function stream(body) {
   const times = { begin: performance.now(), first: null, last: null };
   let usage = null;
+  let finish = null;
   for await (const event of events("v1/chat/completions", body, running.signal)) {
     usage = event.usage ?? usage;
-    const text = event.choices[0]?.delta.content;
-    if (!text) continue;
+    const [choice] = event.choices;
+    finish = choice?.finish_reason ?? finish;
+    const { reasoning_content: thinking, content } = choice?.delta ?? {};
+    if (!thinking && !content) continue;
     times.last = performance.now();
+    if (!times.first) say(byId("ask-usage"), "answering");
     times.first ??= times.last;
-    answer.append(text);
-    answer.scrollTop = answer.scrollHeight;
+    if (thinking) {
+      byId("thought-box").hidden = false;
+      extend(thought, thinking);
+    }
+    if (content) extend(answer, content);
   }
-  return [usage, times];
+  return [usage, times, finish];
 }
 
-function tell(usage, { begin: started, first, last }) {
+/** Append text, and scroll along where the end was in sight. */
+function extend(box, text) {
+  const atEnd = box.scrollHeight - box.scrollTop - box.clientHeight < 8;
+  box.append(text);
+  if (atEnd) box.scrollTop = box.scrollHeight;
+}
+
+function tell(usage, { begin: started, first, last }, finish) {
   const cached = usage.prompt_tokens_details?.cached_tokens ?? 0;
-  byId("ask-usage").textContent = [
+  const told = [
+    finish === "length" ? "cut off at Max tokens" : null,
     `${whole(cached)} of ${whole(usage.prompt_tokens)} prompt tokens cached`,
     `${whole(usage.completion_tokens)} in the answer`,
     first ? `first after ${seconds((first - started) / 1000)}, last after ${seconds((last - started) / 1000)}` : null,
-  ].filter(Boolean).join(" · ");
+  ];
+  say(byId("ask-usage"), told.filter(Boolean).join(" · "));
 }
 
 /** Show whether a structured answer is JSON; the server enforces the schema. */
@@ -143,6 +172,7 @@ function judge() {
   check.textContent = valid ? "valid JSON" : "cut off";
 }
 
+/** Show the prompt, and which of it was cached; a character whose tokens were so in part counts as computed. */
 async function shade(body, usage) {
   const cached = usage.prompt_tokens_details?.cached_tokens ?? 0;
   const { tokens } = await post("tokenize", {
@@ -150,11 +180,12 @@ async function shade(body, usage) {
     messages: body.messages,
     add_generation_prompt: true,
   });
-  const part = async (kind, from, to) => {
-    const { prompt } = await post("detokenize", { model: body.model, tokens: tokens.slice(from, to) });
-    return el("span", kind, prompt.replaceAll("\n", "↵\n"));
-  };
-  const spans = await Promise.all([part("cached", 0, cached), part("computed", cached)]);
+  const textOf = async (count) => (await post("detokenize", { model: body.model, tokens: tokens.slice(0, count) })).prompt;
+  const [head, text] = await Promise.all([textOf(cached), textOf(tokens.length)]);
+  let shared = head.length;
+  while (!text.startsWith(head.slice(0, shared))) shared -= 1; // The first bytes of a character are another one alone.
+  const part = (kind, from, to) => el("span", kind, text.slice(from, to).replaceAll("\n", "↵\n"));
+  const spans = [part("cached", 0, shared), part("computed", shared)];
   const box = byId("prompt");
   box.replaceChildren(...spans);
   box.scrollTop = spans[1].offsetTop - box.offsetTop - box.clientHeight / 2; // the end of the cached part

@@ -1,6 +1,6 @@
 // Replicas of a fleet: a table with their load, and what has happened to them. Hidden where one process is all.
 
-import { byId, el, table } from "./dom.js";
+import { byId, el, table, update } from "./dom.js";
 import { percent, plural, seconds, whole } from "./format.js";
 
 const HEADS = [
@@ -29,8 +29,7 @@ export function showReplicas(fleet) {
     each.place,
     each.adapters.join(", ") || "–",
   ]);
-  byId("replicas").replaceChildren(
-    rows.length ? table(HEADS, rows) : el("p", "empty", "No replica runs now; the first request starts one."),
+  update(byId("replicas"), rows.length ? table(HEADS, rows) : el("p", "empty", "No replica runs now; the first request starts one."),
   );
 }
 

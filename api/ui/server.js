@@ -42,13 +42,20 @@ export async function* events(path, body, signal) {
       yield event;
     }
   }
-  throw new Error("The answer broke off.");
+  throw new Error("The answer broke off; it is not whole.");
 }
 
 async function* textOf(body) {
   const reader = body.pipeThrough(new TextDecoderStream()).getReader();
-  for (let piece = await reader.read(); !piece.done; piece = await reader.read()) yield piece.value;
+  const next = () => named(reader.read(), "The connection broke off; the answer is not whole.");
+  for (let piece = await next(); !piece.done; piece = await next()) yield piece.value;
 }
+
+/** The promise, with these words for a failure of the network, which browsers word each in their own way. */
+const named = (promise, words) =>
+  promise.catch((error) => {
+    throw error instanceof TypeError ? new Error(words) : error;
+  });
 
 const posting = (body, signal) => ({
   method: "POST",
@@ -60,7 +67,7 @@ const posting = (body, signal) => ({
 async function request(path, options) {
   const key = sessionStorage.getItem(KEY);
   const headers = { ...options.headers, ...(key ? { authorization: `Bearer ${key}` } : {}) };
-  const reply = await fetch(path, { ...options, headers });
+  const reply = await named(fetch(path, { ...options, headers }), "The server cannot be reached.");
   if (reply.ok) return reply;
   const body = await reply.json().catch(() => null);
   throw new Refusal(reply.status, body?.error);

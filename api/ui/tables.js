@@ -1,6 +1,6 @@
 // Tables of running sequences, and of adapters with their slots.
 
-import { byId, el, table } from "./dom.js";
+import { byId, el, set, table, update } from "./dom.js";
 import { bytes, percent, plural, seconds, whole } from "./format.js";
 import { hue, namespaceOf } from "./palette.js";
 
@@ -25,8 +25,7 @@ export function showSequences(engine) {
     each.structured ? el("span", "tag", "grammar") : "",
     seconds(each.seconds),
   ]);
-  byId("sequences").replaceChildren(
-    sequences.length ? table(heads, rows) : el("p", "empty", "Nobody is asking right now."),
+  update(byId("sequences"), sequences.length ? table(heads, rows) : el("p", "empty", "No sequence is running."),
   );
 }
 
@@ -45,27 +44,28 @@ function reach({ prompt, cached, computed }, color) {
 
 export function showAdapters(engine) {
   const { adapters, slots, stats } = engine;
+  const unseen = stats.adapters - adapters.length;
   byId("adapters-caption").textContent = slots.length
-    ? `${plural(slots.length, "slot")}, ${whole(stats.adapters)} loaded, ${bytes(stats.adapters_host_bytes)} on the host`
+    ? `${plural(slots.length, "slot")}, ${whole(stats.adapters)} loaded, ${bytes(stats.adapters_host_bytes)} on the host` + (unseen > 0 ? `; the ${adapters.length} busiest` : "")
     : "";
-  byId("slots").replaceChildren(...slots.map(slot));
+  update(byId("slots"), ...slots.map(slot));
   if (!slots.length) {
-    byId("adapters").replaceChildren(el("p", "empty", "Started without adapters; --enable-lora grafts them."));
+    update(byId("adapters"), el("p", "empty", "Adapters are off. Start with --enable-lora to serve them."));
     return;
   }
-  const heads = [["name"], ["where"], ["rank", "number"], ["size", "number"], ["asked", "number"], ["found ready", "number"], ["running", "number"]];
+  const heads = [["name"], ["where"], ["rank", "number"], ["size", "number"], ["requests", "number"], ["in a slot", "number"], ["running", "number"]];
   const rows = adapters.map((each) => [
-    [el("span", `dot ${colorOf(each.name, engine)}`), each.name, each.activated ? el("span", "tag", "activated") : null],
+    [el("span", `dot ${colorOf(each.name, engine)}`), set(el("span", "", each.name), { title: each.name }), each.activated ? el("span", "tag", "activated") : null],
     each.state === "ready" ? each.tier : each.state,
     each.rank, bytes(each.bytes), whole(each.requests),
     each.requests ? percent(each.hits / each.requests) : "–", whole(each.running),
   ]);
-  byId("adapters").replaceChildren(rows.length ? table(heads, rows) : el("p", "empty", "No adapter is loaded yet; name one and it comes."));
+  update(byId("adapters"), rows.length ? table(heads, rows) : el("p", "empty", "No adapter is loaded yet. One of --lora-dir is loaded when a request names it."));
 
   function slot({ adapter, ready, running, closing }) {
-    if (adapter === null) return el("div", "slot vacant", el("b", "muted", "empty"), el("small", "", "a free slot"));
+    if (adapter === null) return el("div", "slot vacant", el("b", "muted", "free"), el("small", "", "no adapter"));
     const state = closing ? "closing" : ready ? (running ? `${whole(running)} running` : "idle") : "loading";
-    return el("div", `slot ${colorOf(adapter, engine)}`, el("b", "", adapter), el("small", "", state));
+    return set(el("div", `slot ${colorOf(adapter, engine)}`, el("b", "", adapter), el("small", "", state)), { title: adapter });
   }
 }
 

@@ -1,6 +1,6 @@
 // Drawing of the prefix tree: boxes that move to their places of `layout`, with labels.
 
-import { byId, el, set, svg } from "./dom.js";
+import { byId, el, set, svg, update } from "./dom.js";
 import { plural, whole } from "./format.js";
 import { layout } from "./layout.js";
 import { hue, namespaceOf, title } from "./palette.js";
@@ -31,7 +31,7 @@ function empty() {
   picture = null;
   shapes.clear();
   byId("tree-caption").textContent = "";
-  holder.replaceChildren(el("p", "empty", "The tree is empty: the first request plants it. Ask something below."));
+  holder.replaceChildren(el("p", "empty", "The tree is empty; the first request fills it. Ask something below."));
 }
 
 function draw() {
@@ -57,7 +57,7 @@ function draw() {
 
 function begin() {
   const made = { grid: svg("g"), boxes: svg("g"), labels: svg("g") };
-  const root = svg("svg", { role: "img", "aria-label": "The prefix tree" }, made.grid, made.boxes, made.labels);
+  const root = svg("svg", { role: "img", "aria-label": "The prefix tree", "aria-describedby": "tree-caption" }, made.grid, made.boxes, made.labels);
   made.tip = el("div", "tip");
   made.tip.hidden = true;
   holder.replaceChildren(root, made.tip);
@@ -184,7 +184,7 @@ function legend() {
   );
   if (all.length > NAMED) chips.push(el("li", "muted", `and ${plural(all.length - NAMED, "smaller one")}`));
   const marks = chips.length ? el("li", "marks", el("span", "sample idle"), "kept", el("span", "sample"), "in use", el("span", "corner"), "pinned") : null;
-  byId("legend").replaceChildren(...[...chips, marks].filter(Boolean));
+  update(byId("legend"), ...[...chips, marks].filter(Boolean));
 }
 
 function caption(left) {

@@ -7,9 +7,10 @@ import time
 import traceback
 from array import array
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -24,11 +25,11 @@ from support.engine.core_hooks import (
 )
 from support.models.lora_models import VOCAB, base, make_adapter
 
-from benchmarks.fuzzing.worlds import ADAPTERS, MAX_LEN, Model, Request, World, draw_request, draw_world
+from benchmarks.fuzzing.worlds import ADAPTERS, MAX_LEN, Model, Request, draw_request, draw_world
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.core.engine_core import EngineCore
 from rootgraft.engine.executor.worker import Worker
-from rootgraft.engine.messages import Abort, Done, Failed, Submit, TokenOut
+from rootgraft.engine.messages import Abort, Done, Failed, Reply, Submit, TokenOut
 from rootgraft.engine.types import Logprob
 from rootgraft.grammar.compile.compiled_grammar import CompiledGrammar
 from rootgraft.grammar.compile.compiler import compile
@@ -98,21 +99,48 @@ def make_core(model: Model, folder: Path, overlaps: bool, **options: Any) -> Eng
     )  # fmt: skip
     worker = Worker(config, folder / family)
     worker.overlaps = overlaps
-    core = EngineCore(config, worker)
+    return compile_in_process(EngineCore(config, worker), config)
+
+
+def compile_in_process(core: EngineCore, config: EngineConfig) -> EngineCore:
+    """Have a core take grammars that are compiled here, each once."""
     grammars: Any = structured_output_in_process(config.max_num_seqs + config.max_drafts, VOCABULARY)
     grammars.compile = lambda grammar, reasoning: Ready(_compiled(*grammar))
     set_structured_output(core, grammars)
     return core
 
 
+class Run:
+    """Requests in an engine, and what they have said; everything is checked after each step."""
+
+    def __init__(self, core: EngineCore, requests: Sequence[Request]) -> None:
+        self.core = core
+        self.said = {submit.id: Said() for request in requests for submit in request.submits}
+        self.replied: set[int] = set()  # ids of calls that were answered
+        self._num_steps = 0
+
+    def step(self) -> None:
+        for message in self.core.step():
+            if isinstance(message, (TokenOut, Done, Failed)):
+                self.said[message.id].take(message)
+            elif isinstance(message, Reply):
+                assert message.failure is None, message.failure
+                self.replied.add(message.id)
+        self.core.check()
+        self._num_steps += 1
+        assert self._num_steps < MOST_STEPS, "it does not come to an end"
+
+
 class Fuzzer:
     """Runs worlds over models in a folder, which are made as they are needed."""
+
+    option = ""  # of the command
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.counts: Counter[str] = Counter()
         self._families: set[str] = set()
-        self._alone: dict[Model, EngineCore] = {}
+        self._alone: dict[Any, EngineCore] = {}
         self._said_alone: dict[int, Said] = {}  # by the sequences of the world that is run
 
     def prepare(self, family: str) -> None:
@@ -123,15 +151,20 @@ class Fuzzer:
             for seed, (name, options) in enumerate(ADAPTERS.items()):
                 make_adapter(family, self.folder, self.folder / f"{family}_adapters" / name, seed, **options)
 
+    def draw_world(self, seed: str) -> Any:
+        return draw_world(seed)
+
+    def draw_request(self, world: Any, seed: str, number: int, arrival: int) -> Request:
+        return draw_request(world, seed, number, arrival)
+
     def check_world(self, seed: str, numbers: Sequence[int]) -> str | None:
         """Run some requests of a world; returns what is wrong, None for nothing."""
-        world = draw_world(seed)
-        self.prepare(world.family)
+        world = self.draw_world(seed)
         rng, step = random.Random(f"{seed} arrivals"), 0
         requests = []
         for number in range(max(numbers, default=-1) + 1):
             step += rng.choice((0, 0, 0, 0, 1, 3))
-            requests.append(draw_request(world, seed, number, step))
+            requests.append(self.draw_request(world, seed, number, step))
         requests = [requests[number] for number in numbers]
         self._said_alone.clear()
         try:
@@ -145,23 +178,23 @@ class Fuzzer:
             self._alone.clear()  # one of them may be in the middle of a request
             return traceback.format_exc()
 
-    def _cut(self, world: World, request: Request) -> Request:
+    def _cut(self, world: Any, request: Request) -> Request:
         """The request as it goes on after a part of what it says alone."""
         if request.cut is None:
             return request
         submits = []
         for submit in request.submits:
-            said = self._said_alone[submit.id] = self._say_alone(world, submit)
+            said = self._said_alone[submit.id] = self._say_alone(world, submit, request.version)
             kept = min(int(request.cut * (len(said.tokens) + 1)), submit.params.max_tokens - 1)
             submits.append(replace(submit, generated=array("i", said.tokens[:kept])))
             self.counts["resumed"] += kept > 0
         return replace(request, submits=tuple(submits))
 
-    def _together(self, world: World, requests: Sequence[Request]) -> dict[int, Said]:
-        core = make_core(world.model, self.folder, world.overlaps, **world.options)
+    def _together(self, world: Any, requests: Sequence[Request]) -> dict[int, Said]:
+        core = self.make_core(world)
         try:
-            with patch.object(matcher, "SLOW_SECONDS", 0.0 if world.slow_masks else matcher.SLOW_SECONDS):
-                said = _run(core, requests, random.Random(0), 0.0 if world.overlaps else PREEMPTED)
+            with self.faults(world):
+                said = self._run(Run(core, requests), requests, partial(self.disturb, core, world, random.Random(0)))
         finally:
             core.close()
         stats = core.stats()
@@ -172,23 +205,69 @@ class Fuzzer:
         self.counts["aborted"] += sum(each.end is not None and each.end[0] == "abort" for each in said.values())
         return said
 
-    def _difference(self, world: World, submit: Submit, request: Request, said: dict[int, Said]) -> str | None:
-        whole = self._said_alone.get(submit.id) or self._say_alone(world, replace(submit, generated=array("i")))
+    def make_core(self, world: Any) -> EngineCore:
+        """Return the cramped engine of a world."""
+        self.prepare(world.family)
+        return make_core(world.model, self.folder, world.overlaps, **world.options)
+
+    def make_alone(self, world: Any) -> EngineCore:
+        """Return an engine in which each request of a world is alone."""
+        self.prepare(world.family)
+        return make_core(
+            world.model, self.folder, False, block_size=16, num_gpu_blocks_override=10, max_num_seqs=1,
+            max_num_batched_tokens=512, enable_prefix_caching=False, speculative_config='{"method": "off"}',
+            max_loras=len(ADAPTERS), enforce_eager=True, threads=1,
+        )  # fmt: skip
+
+    def faults(self, world: Any) -> AbstractContextManager[Any]:
+        """Return a context in which a world's masks take long, if they are to."""
+        return patch.object(matcher, "SLOW_SECONDS", 0.0 if world.slow_masks else matcher.SLOW_SECONDS)
+
+    def disturb(self, core: EngineCore, world: Any, rng: random.Random) -> None:
+        """Preempt a sequence before some steps, beside those that lack pages."""
+        if not world.overlaps and rng.random() < PREEMPTED:
+            running = [each for each in scheduler_of(core).running if each.num_tokens <= each.rope_switch]
+            if running:
+                preempt(core, rng.choice(running))
+
+    def arrive(self, run: Run, request: Request) -> None:
+        run.core.handle(request.submits)
+
+    def _difference(self, world: Any, submit: Submit, request: Request, said: dict[int, Said]) -> str | None:
+        whole = self._said_alone.get(submit.id) or self._say_alone(world, submit, request.version)
         ours, alone = said[submit.id], whole.after(len(submit.generated))
         was_aborted = request.abort is not None and ours.end is not None and ours.end[0] == "abort"
         if ours.begins(alone) if was_aborted else ours == alone:
             return None
         return f"request {request.number}, {submit}\ntogether {ours}\nalone    {alone}"
 
-    def _say_alone(self, world: World, submit: Submit) -> Said:
+    def _say_alone(self, world: Any, submit: Submit, version: str | None) -> Said:
+        """Return what a request says alone, with the adapter for which its name stood."""
         core = self._alone.get(world.model)
         if core is None:
-            core = self._alone[world.model] = make_core(
-                world.model, self.folder, False, block_size=16, num_gpu_blocks_override=10, max_num_seqs=1,
-                max_num_batched_tokens=512, enable_prefix_caching=False, speculative_config='{"method": "off"}',
-                max_loras=len(ADAPTERS), enforce_eager=True, threads=1,
-            )  # fmt: skip
-        return _run(core, [Request(0, (submit,), 0, None)], random.Random(0), 0.0)[submit.id]
+            core = self._alone[world.model] = self.make_alone(world)
+        whole = replace(submit, generated=array("i"), adapter=version or submit.adapter)
+        requests = [Request(0, (whole,), 0, None)]
+        return self._run(Run(core, requests), requests, lambda: None)[submit.id]
+
+    def _run(self, run: Run, requests: Sequence[Request], disturb: Callable[[], None]) -> dict[int, Said]:
+        """Run requests to their ends; ``disturb`` is called before each step."""
+        coming = sorted(requests, key=lambda request: request.arrival)
+        aborts = sorted((each.abort, each.number) for each in requests if each.abort is not None)
+        by_number = {request.number: request for request in requests}
+        step = 0
+        while coming or run.core.has_work:
+            if not run.core.has_work:
+                step = max(step, coming[0].arrival)
+            while coming and coming[0].arrival <= step:
+                self.arrive(run, coming.pop(0))
+            while aborts and aborts[0][0] <= step:
+                run.core.handle([Abort(tuple(submit.id for submit in by_number[aborts.pop(0)[1]].submits))])
+            disturb()
+            run.step()
+            step += 1
+        assert all(each.end is not None for each in run.said.values()), "a sequence has no end"
+        return run.said
 
     def close(self) -> None:
         for core in self._alone.values():
@@ -210,36 +289,6 @@ class Fuzzer:
         return kept
 
 
-def _run(core: EngineCore, requests: Sequence[Request], rng: random.Random, preempted: float) -> dict[int, Said]:
-    """Run requests to their ends, and check everything after each step.
-
-    Args:
-        preempted: share of the steps before which some sequence is preempted, beside those that lack pages.
-    """
-    said = {submit.id: Said() for request in requests for submit in request.submits}
-    coming = sorted(requests, key=lambda request: request.arrival)
-    aborts = sorted((each.abort, each.number) for each in requests if each.abort is not None)
-    by_number = {request.number: request for request in requests}
-    step = 0
-    while coming or core.has_work:
-        if not core.has_work:
-            step = max(step, coming[0].arrival)
-        while coming and coming[0].arrival <= step:
-            core.handle(coming.pop(0).submits)
-        while aborts and aborts[0][0] <= step:
-            core.handle([Abort(tuple(submit.id for submit in by_number[aborts.pop(0)[1]].submits))])
-        if rng.random() < preempted and (running := list(scheduler_of(core).running)):
-            preempt(core, rng.choice(running))
-        for message in core.step():
-            if isinstance(message, (TokenOut, Done, Failed)):
-                said[message.id].take(message)
-        core.check()
-        step += 1
-        assert step < MOST_STEPS, "it does not come to an end"
-    assert all(each.end is not None for each in said.values()), "a sequence has no end"
-    return said
-
-
 def fuzz(fuzzer: Fuzzer, seed: int, requests: int, until: float = float("inf")) -> Iterator[tuple[str, str | None]]:
     """Run worlds; yields the seed of each, and what is wrong in it."""
     for number in count():
@@ -254,4 +303,5 @@ def report(fuzzer: Fuzzer, name: str, wrong: str, requests: int = OF_A_WORLD) ->
     numbers = fuzzer.minimised(name, range(requests))
     shown = ",".join(map(str, numbers))
     again = fuzzer.check_world(name, numbers) or wrong
-    return f"world {name}: {draw_world(name)}\n{again}\nAgain: python -m benchmarks.fuzz --world {name} --only {shown}"
+    command = f"python -m benchmarks.fuzz{fuzzer.option} --world {name} --only {shown}"
+    return f"world {name}: {fuzzer.draw_world(name)}\n{again}\nAgain: {command}"

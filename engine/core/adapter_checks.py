@@ -1,4 +1,4 @@
-"""Adapter checks: an adapter's vocabulary against its tokenizer, and a sequence's tokens against the vocabulary."""
+"""Adapter checks: an adapter's vocabulary against its tokenizer, and a sequence's tokens against both."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from ...lora.errors import AdapterError
 from ...lora.safe_paths import check_name, find_folder
 from ..adapter_sources.cached_adapters import adapter_cache_folder
 from ..config import EngineConfig
-from ..errors import RequestError
+from ..errors import AdapterUnavailable, ModelError, RequestError
 from ..messages import Submit
-from ..text.adapter_vocabulary import vocabulary_fault
+from ..text.adapter_vocabulary import digest_tokenizer_files, tokenizer_identity, vocabulary_fault
 
 if TYPE_CHECKING:
     from ...lora.prepare_factors import PreparedAdapter
+    from ...lora.registry import AdapterVersion
 
 
 @dataclass(frozen=True, slots=True)
 class VocabularyCheck:
-    """Check of an adapter that has been read, before its name stands for it.
+    """Check of an adapter that has been read, before its name stands for it: on the thread that reads adapters.
 
     Attributes:
         config: has the folders of adapters and of downloads.
@@ -34,16 +35,25 @@ class VocabularyCheck:
     base_size: int
     num_tokens: int = 0
 
-    def __call__(self, adapter: PreparedAdapter) -> None:
-        """Raise AdapterError if its embedding does not suit the tokenizer that it would be served with."""
+    def __call__(self, adapter: PreparedAdapter) -> str:
+        """Return the identity of the tokenizer in its folder.
+
+        Raises:
+            AdapterError: its embedding does not suit the tokenizer that it would be served with, or the tokenizer's
+                files cannot be read.
+        """
         rows = (adapter.own.vocab_size if adapter.own else None) or 0
-        if not rows:
-            return
-        folder = find_folder(str(Path(self.config.lora_dir or "") / self.path), None)
+        root = None if self.config.lora_dir is None else Path(self.config.lora_dir)
+        folder = find_folder(str((root or Path()) / self.path), None)
         is_download = folder.is_relative_to(adapter_cache_folder(self.config.adapter_cache_dir).resolve())
-        fault = vocabulary_fault(rows, self.num_tokens, self.base_size, is_download=is_download)
-        if fault is not None:
+        if rows and (fault := vocabulary_fault(rows, self.num_tokens, self.base_size, is_download=is_download)):
             raise AdapterError(fault)
+        try:
+            files = digest_tokenizer_files(folder, root)
+        except (ModelError, OSError) as error:
+            reason = error if isinstance(error, ModelError) else f"{error.strerror}."
+            raise AdapterError(f"The tokenizer in its folder: {reason}") from None
+        return tokenizer_identity(files, rows or self.base_size, self.base_size)
 
 
 def is_adapter(folder: Path, name: str) -> bool:
@@ -55,8 +65,24 @@ def is_adapter(folder: Path, name: str) -> bool:
         return False
 
 
-def check_tokens(submit: Submit, vocab_size: int) -> None:
-    """Raise RequestError for token ids that an adapter's vocabulary lacks."""
+def check_tokens(submit: Submit, version: AdapterVersion, base_size: int) -> None:
+    """Check that a sequence's tokens are those of its adapter.
+
+    Args:
+        version: of the adapter, which the sequence would pin.
+        base_size: tokens of the base model.
+
+    Raises:
+        AdapterUnavailable: another tokenizer has made them.
+        RequestError: there are token ids that its vocabulary lacks.
+    """
+    if submit.tokenizer != version.tokenizer:
+        raise AdapterUnavailable(
+            f"The adapter {submit.adapter!r} has another tokenizer than the one that this request was read with: it "
+            "was replaced meanwhile, so ask again; or its tokenizer's files have changed since it was loaded, so load "
+            "it again."
+        )
+    vocab_size = version.vocab_size or base_size
     biased = [token for token, _ in submit.params.logit_bias]
     for name, tokens in (("prompt", submit.tokens), ("generated", submit.generated), ("logit_bias", biased)):
         if tokens and (largest := max(tokens)) >= vocab_size:

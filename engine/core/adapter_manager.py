@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from ...lora.registry import AdapterVersion
 
 _PAUSE = 0.001  # seconds between two polls of the loads at the start
+_NO_CALL = -1
 _MOST_NAMES = 64  # in a heartbeat, of adapters in use
 
 
@@ -137,7 +138,7 @@ class AdapterManager:
                 raise RequestError(
                     f"The adapter {message.name!r} is loaded already; unload it, or ask to replace it.", param="name"
                 )
-            self._start(message.name, message.path, message.id, message.num_tokens, trusted=message.trusted)
+            self._start(message)
         except EngineError as error:
             self._reply(message.id, error)
 
@@ -170,7 +171,7 @@ class AdapterManager:
         Raises:
             UnknownModel: no such adapter.
             RequestError: the adapter cannot be loaded.
-            AdapterUnavailable: it has no room now.
+            AdapterUnavailable: it has no room now, or another tokenizer has made the sequence's tokens.
         """
         name, base = submit.adapter, Namespace(self._base_digest, None, submit.salt, submit.cache_tenant)
         assert name is not None
@@ -178,7 +179,7 @@ class AdapterManager:
         if version is None:
             self._wait(name, submit)
             return None
-        check_tokens(submit, version.vocab_size or self._vocab_size)
+        check_tokens(submit, version, self._vocab_size)
         self._requests[name] += 1
         self._hits[name] += self._pool.slots.is_ready(version.load_id)
         start = activation_position(submit.tokens, version.invocation_tokens) if version.invocation_tokens else 0
@@ -344,14 +345,14 @@ class AdapterManager:
     def _check_of(self, path: str, num_tokens: int = 0) -> VocabularyCheck:
         return VocabularyCheck(self._config, path, self._vocab_size, num_tokens)
 
-    def _start(
-        self, name: str, path: str, call: int | None = None, num_tokens: int = 0, *, trusted: bool = False
-    ) -> _Load:
+    def _start(self, call: LoadAdapter) -> _Load:
+        """Begin a load, of which nobody is told if the call's id is negative."""
         try:
-            self._pool.load(name, path, self._check_of(path, num_tokens), trusted=trusted)
+            check = self._check_of(call.path, call.num_tokens)
+            self._pool.load(call.name, call.path, check, trusted=call.trusted, public=call.of)
         except AdapterError as error:
             raise _refusal(error) from None
-        self._loads.append(_Load(name, path, call))
+        self._loads.append(_Load(call.name, call.path, call.id if call.id >= 0 else None))
         return self._loads[-1]
 
     def _wait(self, name: str, submit: Submit) -> None:
@@ -360,7 +361,7 @@ class AdapterManager:
         if load is None:
             if self._folder is None or not is_adapter(self._folder, name):
                 raise UnknownModel(name)
-            load = self._start(name, name)
+            load = self._start(LoadAdapter(_NO_CALL, name, name))
         load.waiting.append(submit)
 
     def _finish(self, load: _Load, result: LoadResult) -> list[Arrival]:

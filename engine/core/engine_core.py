@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...radix.namespace import ENDLESS, Namespace
+from ...radix.namespace import Namespace
 from ...radix.namespace import Path as PrefixPath
 from ..batch import Batch, Masks, StepHandle, StepResult
 from ..config import EngineConfig
@@ -42,6 +42,7 @@ from .adapter_manager import Adaptation, AdapterManager
 from .debug_snapshot import take_snapshot
 from .draft_setup import make_drafts
 from .grammar_vocabularies import GrammarVocabularies, check_minimum
+from .new_sequence import new_sequence
 from .step_worker import Launched, StepWorker
 
 if TYPE_CHECKING:
@@ -207,6 +208,11 @@ class EngineCore:
         """Return the names of adapters that have running and that have waiting sequences, as in ``Heartbeat``."""
         return self._adapters.in_use() if self._adapters else ((), ())
 
+    @property
+    def waiting(self) -> tuple[int, ...]:
+        """Sequences that no step computes: in the queue, or while their grammar is being compiled."""
+        return (*self._compiling, *self._scheduler.waiting)
+
     def take_observations(self) -> dict[str, list[float]]:
         return self._stats.take_observations() | self._grammars.take_observations()
 
@@ -293,7 +299,7 @@ class EngineCore:
             adaptation = self._adapt(submit)
             if adaptation is None:
                 return
-            sequence = self._sequence(submit, adaptation)
+            sequence = new_sequence(submit, adaptation, self._worker, self._seeds)
             if submit.grammar is None and submit.reasoning is None:
                 self._scheduler.add(sequence)
             else:
@@ -363,37 +369,3 @@ class EngineCore:
         """Begin to fill the token masks of a step on another thread; None if no row needs one."""
         jobs = self._scheduler.mask_jobs(batch)
         return self._grammars.fill(jobs) if jobs else None
-
-    def _sequence(self, submit: Submit, adaptation: Adaptation) -> Sequence:
-        params, room = submit.params, self._worker.max_model_len - len(submit.tokens)
-        if len(submit.generated) >= min(params.max_tokens, room) and submit.generated:
-            raise RequestError(
-                f"generated must be fewer tokens than max_tokens ({params.max_tokens}) and than fit the model "
-                f"({room}), not {len(submit.generated)}.",
-                param="generated",
-            )
-        ends = () if params.ignore_eos else (*self._worker.eos_ids, *submit.ends)
-        seed = params.seed if params.seed is not None else self._seeds.getrandbits(63)
-        tokens = submit.tokens + submit.generated
-        switch = self._worker.rope_switch
-        is_long = len(tokens) > switch
-        return Sequence(
-            id=submit.id,
-            tokens=tokens,
-            num_prompt=len(submit.tokens),
-            params=params,
-            path=adaptation.path.as_long() if is_long else adaptation.path,
-            stop_ids=frozenset((*ends, *params.stop_token_ids)),
-            seed=seed,
-            arrival=time.monotonic(),
-            max_model_len=self._worker.max_model_len,
-            rope_switch=ENDLESS if is_long else switch,
-            adapter=adaptation.adapter,
-            adapted_from=adaptation.adapted_from,
-            vocabulary=submit.vocabulary,
-            vocab_size=adaptation.vocab_size,
-            tenant=submit.tenant,
-            priority=submit.priority,
-            session=submit.session,
-            pins=(*submit.prefix_pins, (len(submit.tokens), submit.pin_seconds)),
-        )

@@ -50,6 +50,7 @@ def serve(core: EngineCore, channel: Channel, liveness: LivenessThread) -> None:
     takes them while one thread plans the next step, before all cores compute.
     """
     due = 0.0
+    told: frozenset[int] = frozenset()  # the sequences that the last heartbeat said to wait
     out: list[Message] = []
     while True:
         liveness.num_passes += 1
@@ -60,8 +61,10 @@ def serve(core: EngineCore, channel: Channel, liveness: LivenessThread) -> None:
             channel.send(encode(out + core.close()))
             return channel.drain(GOODBYE_SECONDS)
         launched = core.launch() if core.has_work else None
-        if time.monotonic() >= due:
-            out.append(Heartbeat(core.stats(), core.take_observations(), core.adapters_in_use()))
+        waiting = core.waiting if told or time.monotonic() >= due else ()
+        if time.monotonic() >= due or not told.issubset(waiting):
+            out.append(Heartbeat(core.stats(), core.take_observations(), core.adapters_in_use(), waiting))
+            told = frozenset(waiting)
             due = time.monotonic() + HEARTBEAT_SECONDS
         if out:
             channel.send(encode(out))
@@ -118,9 +121,9 @@ def parse_config(options: str) -> EngineConfig:
 
 def set_up_process() -> None:
     """Set what an engine process needs before it starts a thread."""
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGHUP})
     sys.setswitchinterval(SWITCH_SECONDS)
     process_memory.share_heap()
 

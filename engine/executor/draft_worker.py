@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -19,13 +21,13 @@ from ..batch import Batch, Masks, StepResult
 from ..checkpoint.base_digest import base_digest
 from ..checkpoint.gguf import GgufFile
 from ..checkpoint.locate import resolve_model
-from ..checkpoint.model_config import ModelShape
-from ..checkpoint.read_config import open_checkpoint
+from ..checkpoint.model_config import ModelConfig, ModelShape
+from ..checkpoint.read_config import open_checkpoint, read_model_config
 from ..config import EngineConfig
 from ..errors import ConfigError, ModelError
 from ..loading.load_head import is_draft_head, load_head
 from ..loading.load_model import load_model
-from ..loading.load_mtp import load_mtp
+from ..loading.load_mtp import load_mtp, prediction_module
 from ..loading.weight_forms import WeightForm, choose_weight_form
 from ..models.decoder import DecoderModel
 from ..models.draft_head import DraftHead
@@ -114,8 +116,18 @@ class DraftModel:
         return page_size * self.model.config.hidden_size * self.model.dtype.itemsize
 
 
-def load_draft(config: EngineConfig, target: Model, files: Path) -> DraftModel | None:
-    """Load the draft model, the EAGLE-3 head or the MTP module that the options name; None if they name none.
+@dataclass(frozen=True, slots=True)
+class DraftFiles:
+    """Where the weights of a draft model are: a folder or a GGUF file; of an MTP module the target's own folder."""
+
+    kind: Literal["model", "head", "mtp"]
+    path: Path
+
+
+def find_draft(config: EngineConfig, target: ModelShape, device: torch.device, files: Path) -> DraftFiles | None:
+    """Find the draft model, the EAGLE-3 head or the MTP module that the options name; None if they name none.
+
+    Configurations and tokenizers are read, and no weights, so that what is wrong is told before any are.
 
     Args:
         target: the model that it drafts for.
@@ -128,56 +140,95 @@ def load_draft(config: EngineConfig, target: Model, files: Path) -> DraftModel |
     speculative = config.speculative
     if speculative.model is None and speculative.method != "mtp":
         return None
-    device, dtype = target.device, target.dtype
     subject = _subject(config)
     if device.type != "cpu":
         raise _refusal(f"drafts on --device cpu alone so far; this is {device.type}. Leave it out", subject)
-    if target.config.has_states:
+    if target.has_states:
         reason = "cannot draft for recurrent states, in which a rejected draft would remain. Leave it out"
         raise _refusal(reason, subject)
     if speculative.model is None:
-        return _load_mtp(config, target, files)
-    try:
+        return _find_module(config, target, files)
+    with _naming_draft():
         path = resolve_model(speculative.model).path
         if speculative.method == "eagle3" or is_draft_head(path):
-            return _load_head(config, target, path)
+            return _find_head(config, target, path)
         source = Path(config.tokenizer) if config.tokenizer else files
         if difference := vocabulary_difference(source, path):
             raise _refusal(f"must have the vocabulary of the model: {difference}")
-        checkpoint, dummy = open_checkpoint(path), config.load_format == "dummy"
-        form = _form(config, target, checkpoint)
-        model = load_model(checkpoint, dtype=dtype, device=device, dummy=dummy, weights=form)
-    except ModelError as error:
-        raise ModelError(str(error).replace("--model:", f"{_MODEL}:", 1)) from error
-    if not has_tokenizer(source) and model.config.vocab_size != target.config.vocab_size:
-        sizes = f"{target.config.vocab_size:,} tokens there are {model.config.vocab_size:,} in the draft model"
+        shape = read_model_config(open_checkpoint(path))
+    if not has_tokenizer(source) and shape.vocab_size != target.vocab_size:
+        sizes = f"{target.vocab_size:,} tokens there are {shape.vocab_size:,} in the draft model"
         raise _refusal(f"must have the vocabulary of the model: {sizes}")
-    if model.config.has_states:
+    if shape.has_states:
         raise _refusal("must have attention in all layers: a rejected draft would remain in its recurrent states")
-    return DraftModel(model, base_digest(checkpoint, dummy=dummy))
+    return DraftFiles("model", path)
 
 
-def _load_head(config: EngineConfig, target: Model, path: Path) -> DraftModel:
-    """Load the EAGLE-3 head of a model. Raises ModelError and ConfigError."""
-    if not isinstance(target, DecoderModel):
+def _find_head(config: EngineConfig, target: ModelShape, path: Path) -> DraftFiles:
+    """Find the EAGLE-3 head of a model. Raises ModelError and ConfigError."""
+    if not isinstance(target, ModelConfig):
         raise _refusal("is a head, which reads hidden states that --model-impl transformers does not give")
     if config.load_format == "dummy":
         raise _refusal("is a head, of which --load-format dummy makes nothing")
     if not path.is_dir() or not is_draft_head(path):
         raise _refusal(f"is no EAGLE-3 head: {path.name} has neither its architecture nor a draft_vocab_size")
-    return DraftModel(load_head(path, target, _form(config, target, path)), base_digest(path))
+    return DraftFiles("head", path)
 
 
-def _load_mtp(config: EngineConfig, target: Model, files: Path) -> DraftModel:
-    """Load the MTP module of a model from the model's own folder. Raises ModelError and ConfigError."""
-    if not isinstance(target, DecoderModel):
+def _find_module(config: EngineConfig, target: ModelShape, files: Path) -> DraftFiles:
+    """Find the MTP module of a model in the model's own folder. Raises ModelError and ConfigError."""
+    if not isinstance(target, ModelConfig):
         raise _refusal("reads hidden states that --model-impl transformers does not give", _MTP)
     if config.load_format == "dummy":
         raise _refusal("reads a module of the checkpoint, of which --load-format dummy makes nothing", _MTP)
     if not files.is_dir():
         raise _refusal(f"reads a folder in Hugging Face format; {files.name} is a GGUF file. Leave it out", _MTP)
+    with _naming_module():
+        prediction_module(target)
+    return DraftFiles("mtp", files)
+
+
+def load_draft(config: EngineConfig, target: Model, found: DraftFiles) -> DraftModel:
+    """Load the weights of a draft.
+
+    Args:
+        target: the model that it drafts for.
+        found: by ``find_draft``.
+
+    Raises:
+        ModelError: the files are malformed, or a head is of another model.
+        ConfigError: no kernel computes the form of weights that the options name.
+    """
+    device, dtype = target.device, target.dtype
+    if found.kind == "model":
+        with _naming_draft():
+            checkpoint, dummy = open_checkpoint(found.path), config.load_format == "dummy"
+            form = _form(config, target, checkpoint)
+            model = load_model(checkpoint, dtype=dtype, device=device, dummy=dummy, weights=form)
+        return DraftModel(model, base_digest(checkpoint, dummy=dummy))
+    assert isinstance(target, DecoderModel)
+    form = _form(config, target, found.path)
+    if found.kind == "head":
+        with _naming_draft():
+            return DraftModel(load_head(found.path, target, form), base_digest(found.path))
+    with _naming_module():
+        return DraftModel(load_mtp(found.path, target, form), base_digest(found.path))
+
+
+@contextmanager
+def _naming_draft() -> Iterator[None]:
+    """Let a ModelError name the option of the draft model in place of the model's."""
     try:
-        return DraftModel(load_mtp(files, target, _form(config, target, files)), base_digest(files))
+        yield
+    except ModelError as error:
+        raise ModelError(str(error).replace("--model:", f"{_MODEL}:", 1)) from error
+
+
+@contextmanager
+def _naming_module() -> Iterator[None]:
+    """Let a ModelError name the method."""
+    try:
+        yield
     except ModelError as error:
         raise ModelError(f"{_MTP}: {error}") from error
 

@@ -14,7 +14,6 @@ from ...kernels import ops
 from ...kernels.layouts import int8_kv_layout
 from ...lora.adapter_pool import AdapterPool
 from ...lora.base_projections import BaseLayout
-from ...lora.read_adapter import AdapterReader
 from ...radix.namespace import ENDLESS
 from ..batch import Batch, Masks, StepHandle, StepResult
 from ..checkpoint.base_digest import base_digest
@@ -23,9 +22,9 @@ from ..checkpoint.model_config import ModelShape
 from ..checkpoint.read_config import open_checkpoint
 from ..config import EngineConfig
 from ..errors import ConfigError
-from ..kv_cache.state_cache import StateSlots, share_budget
+from ..kv_cache.state_cache import StateSlots
 from ..loading.base_layout import adapter_bytes, matrix_bytes
-from ..loading.model_impl import layout_of, load_by, notices
+from ..loading.model_impl import layout_of, load_by, notices, own_config
 from ..loading.weight_forms import choose_weight_form
 from ..machine import resources
 from ..machine.software import install_command
@@ -36,11 +35,13 @@ from ..models.state_pool import StatePool, state_bytes
 from ..sampling.sampler import Sampler
 from ..step_timer import StepTimer
 from ..text.end_tokens import read_end_tokens
-from .device import choose_device, choose_dtype, choose_kv_dtype, kv_bytes, place_threads
-from .draft_worker import DraftModel, DraftWorker, draft_pages, load_draft
+from .adapter_options import adapter_reader, check_adapters, check_folder
+from .device import choose_device, choose_dtype, choose_kv_dtype, place_threads
+from .draft_worker import DraftModel, DraftWorker, draft_pages, find_draft, load_draft
 from .forward_pass import choose_forward
 from .gpu_memory import StepMemory, measure_steps, single_row
 from .input_builder import InputBuilder
+from .kv_budget import check_budget, longest_sequence, pool_bytes, share_states
 from .model_runner import ModelRunner
 
 _SLOT_PATIENCE = 64  # steps that an adapter waits for a slot before one is closed for it
@@ -120,7 +121,7 @@ class Worker:
         self._kv_prefault = KvPrefault(kv) if device.type == "cpu" else None
         kv_format = " of 8 bits" if kv.k.dtype is int8_kv_layout.DTYPE else ""
         self.summary = (
-            f"{_shape(model.config)}, {_number_formats(model)} on {device}, "
+            f"{_shape(model.config)}; {_number_formats(model, device)}; "
             f"loaded in {loaded - started:.1f} s, warm after {time.monotonic() - loaded:.1f} s more",
             f"KV pool: {kv.num_pages * kv.page_size:,} tokens{kv_format} "
             f"in pages of {kv.page_size} ({kv.num_pages * kv.page_bytes / 2**30:.2f} GiB); "
@@ -161,7 +162,9 @@ class Worker:
         states = None
         self.states: StateSlots | None = None
         if isinstance(model, DecoderModel) and model.config.has_states:
-            self.num_pages, self.states = _share(config, num_bytes, page_bytes, state_bytes(model.config, model.dtype))
+            self.num_pages, self.states = share_states(
+                config, num_bytes, page_bytes, state_bytes(model.config, model.dtype)
+            )
             states = StatePool(model.config, self.states.total, model.dtype, model.device)
         else:
             self.num_pages = config.num_gpu_blocks_override or num_bytes // page_bytes
@@ -169,7 +172,7 @@ class Worker:
         if draft is not None:
             hidden = draft.hidden_pool(self.num_pages, config.block_size)
             self.draft = DraftWorker(config, draft, num_draft_pages, self.vocab_size, hidden)
-        self.max_model_len = _max_model_len(config, model.config, self.num_pages)
+        self.max_model_len = longest_sequence(config, model.config, self.num_pages)
         self.rope_switch = (model.config.rope_switch or ENDLESS) if model.long_offset else ENDLESS
         try:
             return KvPool(model.config, self.num_pages, config.block_size, dtype, model.device, states, hidden)
@@ -219,7 +222,14 @@ def _set_up_device(config: EngineConfig) -> torch.device:
 
 
 def _load(config: EngineConfig, checkpoint: Path | GgufFile, model_path: Path, device: torch.device) -> Weights:
-    dtype = choose_dtype(config, device)
+    dtype, dummy = choose_dtype(config, device), config.load_format == "dummy"
+    check_folder(config)
+    shape = own_config(config.model_impl, checkpoint)
+    draft = None
+    if shape is not None:
+        check_budget(config, shape, device, dtype)
+        check_adapters(config, checkpoint, dtype)
+        draft = find_draft(config, shape, device, model_path)
     available = resources.memory().available if device.type == "cpu" else None
     model = load_by(
         config.model_impl,
@@ -227,11 +237,13 @@ def _load(config: EngineConfig, checkpoint: Path | GgufFile, model_path: Path, d
         dtype=dtype,
         device=device,
         max_positions=config.max_model_len,
-        dummy=config.load_format == "dummy",
+        dummy=dummy,
         weights=choose_weight_form(config, device, dtype, checkpoint, available=available),
         available=available,
     )
-    return Weights(model, load_draft(config, model, model_path))
+    if shape is None:  # of the transformers library, which tells its shape with its weights
+        draft = find_draft(config, model.config, device, model_path)
+    return Weights(model, None if draft is None else load_draft(config, model, draft))
 
 
 def _end_tokens(config: EngineConfig, model: ModelShape, model_path: Path) -> tuple[int, ...]:
@@ -239,25 +251,26 @@ def _end_tokens(config: EngineConfig, model: ModelShape, model_path: Path) -> tu
 
 
 def _shape(config: ModelShape) -> str:
+    kv_heads = "1 KV head" if config.num_kv_heads == 1 else f"{config.num_kv_heads} KV heads"
     return (
         f"{config.family}: {config.num_layers} layers of {config.hidden_size}, "
-        f"{config.num_heads} heads over {config.num_kv_heads}, vocabulary {config.vocab_size:,}"
+        f"{config.num_heads} heads over {kv_heads}, vocabulary {config.vocab_size:,}"
     )
 
 
-def _number_formats(model: Model) -> str:
-    """Describe the model's type, and the forms of quantised weights."""
-    name = str(model.dtype).removeprefix("torch.")
+def _number_formats(model: Model, device: torch.device) -> str:
+    """Describe the model's type and device, and the forms of quantised weights."""
+    name = f"{str(model.dtype).removeprefix('torch.')} on {device}"
     packed = model.weights if isinstance(model, DecoderModel) else ()
     quantised = [part for part in packed if isinstance(part, ops.QuantisedLinear)]
     if not quantised:
         return name
     forms = {(part.format.description, part.widened and part.widened.few_rows) for part in quantised}
     described = " and ".join(
-        form if few is None else f"{form} up to {few} {'row' if few == 1 else 'rows'} of a step"
+        form if few is None else f"{form} for steps of {'1 row' if few == 1 else f'up to {few} rows'}"
         for form, few in sorted(forms, key=str)
     )
-    return f"{name} with weights in {described}{', widened for more' if any(few for _, few in forms) else ''}"
+    return f"{name}, weights in {described}{', else widened' if any(few for _, few in forms) else ''}"
 
 
 def _slot_bytes(config: EngineConfig, layout: BaseLayout) -> int:
@@ -280,45 +293,14 @@ def _slots(config: EngineConfig, slot_bytes: int) -> str:
 
 
 def _adapters(config: EngineConfig, layout: BaseLayout) -> AdapterPool:
-    root = None if config.lora_dir is None else Path(config.lora_dir)
-    if root is not None and not root.is_dir():
-        raise ConfigError(f"--lora-dir must be a folder, which {config.lora_dir} is not.")
     return AdapterPool(
-        AdapterReader(layout, config.max_lora_rank, root=root),
+        adapter_reader(config, layout),
         max_loras=config.max_loras,
         max_adapters=config.max_adapters,
         max_cpu_bytes=(config.max_cpu_loras or 4 * config.max_loras) * adapter_bytes(layout, config.max_lora_rank),
         patience=_SLOT_PATIENCE,
         max_own=_most_own(config, layout),
     )
-
-
-def pool_bytes(config: EngineConfig, device: torch.device, steps: StepMemory, slot_bytes: int) -> int:
-    """Return the bytes of the KV pool: on a GPU its share minus weights, steps and full adapter slots.
-
-    ``--kv-cache-memory`` is taken as it is. On a CPU slots are the host's copies, and steps take little.
-    """
-    is_shared = device.type == "cuda" and config.kv_cache_memory is None
-    return max(0, kv_bytes(config, device) - (steps.total + slot_bytes if is_shared else 0))
-
-
-def _share(config: EngineConfig, num_bytes: int, page_bytes: int, state_bytes: int) -> tuple[int, StateSlots]:
-    """Return the number of pages and the slots of states; states beside a given number of pages come on top.
-
-    Raises:
-        ConfigError: the states of all sequences leave nothing for KV.
-    """
-    sharing, size, rows = config.enable_prefix_caching, config.block_size, config.max_num_seqs
-    if (num_pages := config.num_gpu_blocks_override) is not None:
-        run = -(-state_bytes // page_bytes)
-        return num_pages, StateSlots(rows, max(rows, num_pages // run) if sharing else 0, run * size)
-    most = (num_bytes - 2 * page_bytes) // (2 * state_bytes)
-    if rows * state_bytes > num_bytes - 2 * page_bytes and most > 0:
-        raise ConfigError(
-            f"A sequence has a recurrent state of {state_bytes / 2**20:.1f} MiB, and those of --max-num-seqs {rows} "
-            f"leave no memory for KV of {num_bytes / 2**30:.1f} GiB. Try: rootgraft serve --max-num-seqs {most}"
-        )
-    return share_budget(num_bytes, size, page_bytes, state_bytes, rows, sharing=sharing)
 
 
 def _states(slots: StateSlots, state_bytes: int) -> str:
@@ -335,28 +317,3 @@ def _kernel_status(device: torch.device) -> str:
         return ops.triton_status()
     status = ops.native_status()
     return f"{status}. Try: {install_command('g++')}" if "no C++ compiler" in status else status
-
-
-def _max_model_len(config: EngineConfig, model: ModelShape, num_pages: int) -> int:
-    """Return the length of the longest sequence, checked against the model and the pool (one page is for copies)."""
-    pool = (num_pages - 1) * config.block_size - 1
-    if pool < 1:
-        raise ConfigError(
-            f"No memory is left for the KV pool: {num_pages} pages of {config.block_size} tokens. Free some, or take a "
-            "smaller model or --quantization. Try: rootgraft serve --kv-cache-memory 0.5 (GiB)"
-        )
-    wanted = config.max_model_len
-    if wanted is None:
-        return min(model.max_position_embeddings, pool)
-    if wanted > model.max_position_embeddings:
-        limit = model.max_position_embeddings
-        raise ConfigError(
-            f"--max-model-len {wanted} is beyond the model's own limit, {limit}. "
-            f"Try: rootgraft serve --max-model-len {limit}"
-        )
-    if wanted > pool:
-        raise ConfigError(
-            f"--max-model-len {wanted} does not fit the KV pool, which holds {pool} tokens; --kv-cache-memory makes it "
-            f"larger. Try: rootgraft serve --max-model-len {pool}"
-        )
-    return wanted

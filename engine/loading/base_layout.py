@@ -24,7 +24,7 @@ from ..checkpoint.gguf import GgufFile
 from ..models.decoder import DecoderModel
 from ..models.experts import Experts
 from ..models.latent_attention import LatentAttention
-from .load_model import open_source
+from .load_model import load_model, open_source
 from .tensor_names import EMBEDDING as EMBEDDING_WEIGHT
 from .tensor_names import HEAD as HEAD_WEIGHT
 from .tensor_names import norm_shapes
@@ -47,6 +47,17 @@ def base_layout(model: DecoderModel, checkpoint: Path | GgufFile, *, dummy: bool
         norms=norm_shapes(model.config),
         tied=model.config.tied_head,
     )
+
+
+def planned_layout(checkpoint: Path | GgufFile, dtype: torch.dtype, *, dummy: bool) -> BaseLayout:
+    """Return the layout that a model will have, by its configuration alone: no weight is read, nothing is computed.
+
+    Raises:
+        ModelError: the model is not supported.
+    """
+    meta = torch.device("meta")
+    model = load_model(checkpoint, dtype=dtype, device=meta, max_positions=1, dummy=True)
+    return base_layout(model, checkpoint, dummy=dummy)
 
 
 def adapter_bytes(layout: BaseLayout, rank: int) -> int:

@@ -249,7 +249,7 @@ class LayerLoader:
             kinds = (False, True) if self.has_two_ropes else (False,)
             device = self.weights.device
             parts = [cos_sin_table(rope, self.max_positions, device, is_long=is_long) for is_long in kinds]
-            self.tables[rope] = torch.cat(parts)
+            self.tables[rope] = torch.cat(parts) if self.has_two_ropes else parts[0]
         return self.tables[rope]
 
     def query_scale(self, scaling: QueryScaling) -> Tensor:

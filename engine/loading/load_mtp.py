@@ -31,7 +31,7 @@ def load_mtp(folder: Path, model: DecoderModel, weights: WeightForm) -> DraftHea
     Raises:
         ModelError: there is no such module, there are several, or the files are malformed.
     """
-    module = _module(model.config)
+    module = prediction_module(model.config)
     index, size = model.config.num_layers, model.config.hidden_size
     layer = model.config.layers[-1]
     config = replace(model.config, layers=(*model.config.layers, layer))
@@ -67,8 +67,8 @@ def load_mtp(folder: Path, model: DecoderModel, weights: WeightForm) -> DraftHea
     )
 
 
-def _module(config: ModelConfig) -> PredictionModule:
-    """Return how the module is stored. Raises ModelError unless the checkpoint has one, of a form that is computed."""
+def prediction_module(config: ModelConfig) -> PredictionModule:
+    """Return how a model's MTP module is stored. Raises ModelError unless it has one, of a form that is computed."""
     if (module := BY_NAME[config.family].prediction) is None:
         classes = ", ".join(sorted(each.architecture for each in BY_NAME.values() if each.prediction))
         raise ModelError(f"MTP modules are computed of {classes}; {BY_NAME[config.family].architecture} has none.")

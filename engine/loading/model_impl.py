@@ -9,6 +9,7 @@ import torch
 
 from ...lora.base_projections import BaseLayout
 from ..checkpoint.gguf import GgufFile
+from ..checkpoint.model_config import ModelConfig
 from ..checkpoint.read_config import read_config_file, read_model_config
 from ..errors import ModelError, UnknownArchitecture
 from ..models.decoder import DecoderModel
@@ -39,7 +40,7 @@ def load_by(
         ModelError: the implementation does not have the model, or the library is not installed.
         ConfigError: see ``load_model``.
     """
-    if not _takes_transformers(model_impl, checkpoint):
+    if own_config(model_impl, checkpoint) is not None:
         return load_model(
             checkpoint,
             dtype=dtype,
@@ -62,6 +63,28 @@ def load_by(
     return load_transformers_model(checkpoint, dtype=dtype, device=device, max_positions=max_positions, dummy=dummy)
 
 
+def own_config(model_impl: str, checkpoint: Path | GgufFile) -> ModelConfig | None:
+    """Return the configuration of a model that our decoder computes; None for one of the transformers library.
+
+    Raises:
+        ModelError: neither has the model, or its configuration is malformed.
+    """
+    if model_impl == "transformers":
+        return None
+    try:
+        return read_model_config(checkpoint)
+    except UnknownArchitecture as error:
+        if model_impl != "auto" or not isinstance(checkpoint, Path):
+            raise
+        if find_spec("transformers") is None:
+            raise ModelError(f"{error} The transformers library may have it. {_INSTALL}") from error
+        from ..models.transformers.transformers_config import has_class
+
+        if not has_class(read_config_file(checkpoint)):
+            raise
+        return None
+
+
 def layout_of(model: Model, checkpoint: Path | GgufFile, *, dummy: bool) -> BaseLayout:
     """Return the layout of a model for adapters; see ``base_layout``."""
     if isinstance(model, DecoderModel):
@@ -80,20 +103,3 @@ def notices(model: Model) -> list[str]:
 
     assert isinstance(model, TransformersModel)
     return [model.notice]
-
-
-def _takes_transformers(model_impl: str, checkpoint: Path | GgufFile) -> bool:
-    """Return whether the library computes a model; raises ModelError if neither has it."""
-    if model_impl != "auto" or not isinstance(checkpoint, Path):
-        return model_impl == "transformers"
-    try:
-        read_model_config(checkpoint)
-    except UnknownArchitecture as error:
-        if find_spec("transformers") is None:
-            raise ModelError(f"{error} The transformers library may have it. {_INSTALL}") from error
-        from ..models.transformers.transformers_config import has_class
-
-        if not has_class(read_config_file(checkpoint)):
-            raise
-        return True
-    return False

@@ -8,24 +8,25 @@ from collections.abc import Callable, Mapping, Sequence
 from ..errors import RequestError
 from ..serving.adapter_tokenizers import AdapterTokenizers, ServedTokenizer
 from ..serving.request import RequestLimits, token_array
-from ..text.prompt_cache import Owner, PromptEncoder
+from ..text.prompt_cache import Owner, PromptCache, PromptEncoder
 from ..types import AdapterInfo
-
-_MOST = 32  # of adapters, in memory
 
 
 class PromptTexts:
     """Encodes prompts with one tokenizer.
+
+    Args:
+        cache: of parts of prompts.
 
     Attributes:
         served: the tokenizer.
         limits: bounds of requests.
     """
 
-    def __init__(self, served: ServedTokenizer, max_model_len: int) -> None:
+    def __init__(self, served: ServedTokenizer, max_model_len: int, cache: PromptCache) -> None:
         self.served = served
         self.limits = RequestLimits(max_model_len, served.vocab_size)
-        self._encoder = PromptEncoder(served.tokenizer)
+        self._encoder = PromptEncoder(served.tokenizer, cache, served.identity)
 
     def encode(self, prompt: str | Sequence[int]) -> array[int]:
         """Return the tokens of a prompt, with special tokens around a text."""
@@ -58,7 +59,7 @@ class AdapterTexts:
         self._adapters = adapters
         self._load = load
         self._max_model_len = max_model_len
-        self._texts: dict[ServedTokenizer, PromptTexts] = {}  # least recently made first
+        self._cache = PromptCache()
 
     def num_own(self, name: str, path: str) -> int:
         """Return the number of tokens of an adapter's own tokenizer. Raises as ``AdapterTokenizers.read_own``."""
@@ -80,9 +81,4 @@ class AdapterTexts:
         if served is None:
             assert adapter is not None and info is not None
             served = self._tokenizers.find(adapter, info)
-        texts = self._texts.get(served)
-        if texts is None:
-            if len(self._texts) > _MOST:
-                del self._texts[next(iter(self._texts))]
-            texts = self._texts[served] = PromptTexts(served, self._max_model_len)
-        return texts
+        return PromptTexts(served, self._max_model_len, self._cache)

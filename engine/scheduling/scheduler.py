@@ -97,14 +97,11 @@ class Scheduler:
         self._meter = SequenceMeter(stats, cache.page_size, clock)
         self._committed = 0.0  # when the last step was committed
         self._in_flight: deque[StepInFlight] = deque()  # at most two, the later one planned ahead
-        self.session_pins = SessionPins(cache, clock)
-        self.slow_masks = SlowMasks()
+        self.session_pins, self.slow_masks = SessionPins(cache, clock), SlowMasks()
         self._queue = WaitingQueue(partial(num_reusable, cache) if cache.sharing else None, clock)
         self._running: list[Sequence] = []  # in order of admission
-        self._alive: dict[int, Sequence] = {}
-        self._by_row: dict[int, Sequence] = {}
-        self._num_rows = max_num_seqs
-        self._free_rows = list(range(max_num_seqs - 1, -1, -1))
+        self._alive, self._by_row = dict[int, Sequence](), dict[int, Sequence]()
+        self._num_rows, self._free_rows = max_num_seqs, list(range(max_num_seqs - 1, -1, -1))
 
     @property
     def num_waiting(self) -> int:
@@ -117,6 +114,10 @@ class Scheduler:
     @property
     def running(self) -> tuple[Sequence, ...]:
         return tuple(self._running)
+
+    @property
+    def waiting(self) -> tuple[int, ...]:
+        return tuple(number for number, sequence in self._alive.items() if sequence.row < 0)
 
     def add(self, sequence: Sequence, matcher: AnswerMatcher | None = None) -> None:
         """Queue a sequence, with the matcher of its grammar if it has one. ValueError if its id is alive already.

@@ -20,21 +20,13 @@ from ..adapter_sources.cached_adapters import adapter_cache_folder
 from ..config import EngineConfig
 from ..errors import ModelError, RequestError
 from ..messages import TokenTexts
-from ..text.adapter_vocabulary import vocabulary_fault
+from ..text.adapter_vocabulary import digest_tokenizer_files, tokenizer_identity, vocabulary_fault
 from ..text.tokenizer import Tokenizer
-from ..text.tokenizer_files import DEFINITION, read_folder, refusing_malformed
+from ..text.tokenizer_files import read_folder, refusing_malformed
 from ..types import AdapterInfo
-
-MOST_BYTES = 64 << 20
-"""Of all tokenizer files of an adapter."""
 
 MOST_TOKENIZERS = 16
 """Tokenizers of adapters in memory; those that requests use stay beyond that."""
-
-_FILES = (
-    *(DEFINITION, "tokenizer_config.json", "special_tokens_map.json", "generation_config.json"),
-    *("chat_template.jinja", "chat_template.json"),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +37,13 @@ class ServedTokenizer:
         tokenizer: the model's, or an adapter's own.
         vocab_size: token ids are below this.
         key: names tokens and end tokens to the engine; "" for the model's own.
+        identity: which an adapter must have whose sequences are made with it: see ``tokenizer_identity``.
     """
 
     tokenizer: Tokenizer
     vocab_size: int
     key: str = ""
+    identity: str = ""
 
     @property
     def ends(self) -> tuple[int, ...]:
@@ -68,9 +62,10 @@ class ServedTokenizer:
 
 @dataclass(slots=True, eq=False)
 class _Loaded:
-    """A tokenizer that was read from files, and when a request last asked for it, in monotonic seconds."""
+    """A tokenizer that was read from files, their digest, and when a request last asked for it: monotonic seconds."""
 
     tokenizer: Tokenizer
+    digest: str
     used: float
 
 
@@ -164,13 +159,15 @@ class AdapterTokenizers:
         if fault := vocabulary_fault(vocab_size, num_tokens, base.vocab_size, is_download=is_download):
             raise RequestError(fault, param="model", code="adapter_not_supported" if is_download else None)
         size = vocab_size or base.vocab_size
+        identity = tokenizer_identity("" if loaded is None else loaded.digest, size, base.vocab_size)
         if loaded is None:
-            return (base if size == base.vocab_size else ServedTokenizer(base.tokenizer, size, f"@{size}")), None
+            wider = ServedTokenizer(base.tokenizer, size, f"@{size}", identity)
+            return (base if size == base.vocab_size else wider), None
         own = loaded.tokenizer
         key = _vocabulary_key(own)
         if size == base.vocab_size and key == self._base_key:
-            return ServedTokenizer(own, size), loaded  # with a chat template of its own, perhaps
-        return ServedTokenizer(own, size, f"{key}@{size}"), loaded
+            return ServedTokenizer(own, size, "", identity), loaded  # with a chat template of its own, perhaps
+        return ServedTokenizer(own, size, f"{key}@{size}", identity), loaded
 
     @cached_property
     def _base_key(self) -> str:
@@ -188,28 +185,15 @@ class AdapterTokenizers:
 
     def _read(self, folder: Path) -> _Loaded | None:
         """Return an adapter's tokenizer; None for a folder without one."""
-        present = [file for name in _FILES if (file := folder / name).is_file()]
-        if not present or present[0].name != DEFINITION:
+        if not (key := digest_tokenizer_files(folder, self._root)):
             return None
-        root = None if self._root is None else self._root.resolve()
-        if root is not None and folder.is_relative_to(root):
-            for file in present:
-                if not file.resolve().is_relative_to(root):
-                    raise ModelError(f"{file.name} is a link that leads outside the folder of adapters.")
-        if (size := sum(file.stat().st_size for file in present)) > MOST_BYTES:
-            raise ModelError(f"its files have {size:,} bytes; at most {MOST_BYTES:,} are read.")
-        digest = hashlib.sha256()
-        for file in present:
-            data = file.read_bytes()
-            digest.update(f"{file.name} {len(data)} ".encode() + data)
-        key = digest.hexdigest()
         with self._lock:
             found = self._loaded.get(key)
             if found is None:
                 tokenizer = self._load(folder)
                 if len(self._loaded) >= MOST_TOKENIZERS:
                     self._drop(min(self._loaded, key=lambda each: self._loaded[each].used))
-                found = self._loaded[key] = _Loaded(tokenizer, 0.0)
+                found = self._loaded[key] = _Loaded(tokenizer, key, 0.0)
             found.used = time.monotonic()
         return found
 

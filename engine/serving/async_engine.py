@@ -10,7 +10,7 @@ from functools import partial
 
 from ..errors import ContextTooLong, DeadlineExceeded
 from ..messages import Ready
-from ..text.prompt_cache import Owner, PromptEncoder
+from ..text.prompt_cache import Owner, PromptCache, PromptEncoder
 from ..text.tokenizer import Tokenizer, check_unicode
 from ..types import SamplingDefaults
 from .adapter_tokenizers import ServedTokenizer
@@ -44,6 +44,7 @@ class AsyncEngine:
     ) -> None:
         self.defaults = defaults
         self.max_model_len = ready.max_model_len
+        self._cache = PromptCache()
         self._take(ServedTokenizer(tokenizer, ready.vocab_size))
         self._sequences = SequenceTable(client)
         client.on_frame = self._sequences.take
@@ -53,10 +54,10 @@ class AsyncEngine:
         self.served = served
         self.tokenizer, self.vocab_size = served.tokenizer, served.vocab_size
         self.limits = RequestLimits(self.max_model_len, served.vocab_size)
-        self._prompts = PromptEncoder(served.tokenizer)
+        self._prompts = PromptEncoder(served.tokenizer, self._cache, served.identity)
 
     def with_tokenizer(self, served: ServedTokenizer) -> AsyncEngine:
-        """Return the same engine, with the same sequences, for requests of an adapter with its own vocabulary."""
+        """Return the same engine, with the same sequences, for requests of an adapter with its own tokenizer."""
         other = copy(self)
         other._take(served)
         return other

@@ -180,19 +180,20 @@ class EngineClient(asyncio.Protocol):
             self._send([Abort(tuple(ids))])
 
     async def load_adapter(
-        self, name: str, path: str, *, replace: bool = False, trusted: bool = False, num_tokens: int = 0
+        self, name: str, path: str, *, replace: bool = False, trusted: bool = False, num_tokens: int = 0, of: str = ""
     ) -> None:
         """Load an adapter under a name, which may be in use with ``replace``. Returns when requests can name it.
 
         Args:
             trusted: the path may lead outside the folder of adapters.
             num_tokens: of the tokenizer in the folder, for which an embedding of its own must have rows; 0 without one.
+            of: the name that it is a version of, with which it counts as one name; "" for ``name``.
 
         Raises:
             RequestError: the adapter cannot be loaded.
             EngineDead: the engine is gone, before the call or before its reply.
         """
-        await self._call(LoadAdapter(next(self._call_ids), name, path, replace, trusted, num_tokens))
+        await self._call(LoadAdapter(next(self._call_ids), name, path, replace, trusted, num_tokens, of))
 
     async def unload_adapter(self, name: str) -> None:
         """Unload an adapter; running requests keep it. Raises UnknownModel, and EngineDead as ``load_adapter``."""

@@ -82,10 +82,10 @@ class EnginePreload:
 
 
 def _start(*arguments: str, **options: Any) -> subprocess.Popen[bytes]:
-    """Start an engine process, which takes no SIGINT until it ignores it: Ctrl-C in a terminal is for its parent."""
+    """Start an engine process, which takes no signals of a terminal until it ignores them: they are for its parent."""
     # -P: without the working directory on its path, which may hold an `engine/` or `http.py` of the user's own.
     command = [sys.executable, "-P", "-m", "rootgraft.engine.core.engine_process", *arguments]
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
     try:
         return subprocess.Popen(command, **options)
     finally:

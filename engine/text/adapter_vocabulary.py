@@ -1,6 +1,58 @@
-"""Adapter vocabulary: whether an adapter's own embedding suits the tokenizer that the adapter is served with."""
+"""Adapter vocabulary: the files of an adapter's own tokenizer, and whether its embedding suits them."""
 
 from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+from ..errors import ModelError
+from .tokenizer_files import DEFINITION
+
+MOST_BYTES = 64 << 20
+"""Of all tokenizer files of an adapter."""
+
+_FILES = (
+    *(DEFINITION, "tokenizer_config.json", "special_tokens_map.json", "generation_config.json"),
+    *("chat_template.jinja", "chat_template.json"),
+)
+
+
+def digest_tokenizer_files(folder: Path, root: Path | None) -> str:
+    """Return the SHA-256 of the files of an adapter's tokenizer; "" for a folder without one.
+
+    Args:
+        root: of the folder of adapters, below which links must not lead outside of it; None for no such folder.
+
+    Raises:
+        ModelError: a link does, or the files are too large.
+        OSError: they cannot be read.
+    """
+    present = [file for name in _FILES if (file := folder / name).is_file()]
+    if not present or present[0].name != DEFINITION:
+        return ""
+    root = None if root is None else root.resolve()
+    if root is not None and folder.is_relative_to(root):
+        for file in present:
+            if not file.resolve().is_relative_to(root):
+                raise ModelError(f"{file.name} is a link that leads outside the folder of adapters.")
+    if (size := sum(file.stat().st_size for file in present)) > MOST_BYTES:
+        raise ModelError(f"its files have {size:,} bytes; at most {MOST_BYTES:,} are read.")
+    digest = hashlib.sha256()
+    for file in present:
+        data = file.read_bytes()
+        digest.update(f"{file.name} {len(data)} ".encode() + data)
+    return digest.hexdigest()
+
+
+def tokenizer_identity(files: str, vocab_size: int, base_size: int) -> str:
+    """Return what tells an adapter's tokenizer from others; "" where it is the model's, with the model's vocabulary.
+
+    Args:
+        files: digest of its files, "" without any.
+        vocab_size: tokens of the adapter's vocabulary.
+        base_size: tokens of the base model.
+    """
+    return f"{files}@{vocab_size}" if files or vocab_size != base_size else ""
 
 
 def vocabulary_fault(rows: int, num_tokens: int, base_size: int, *, is_download: bool) -> str | None:

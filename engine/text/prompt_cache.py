@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from threading import Lock
 from typing import Final, NamedTuple
@@ -22,22 +22,79 @@ class Owner(NamedTuple):
     salt: str = ""
 
 
+class _Key(NamedTuple):
+    """A part of a text, by tokenizer and owner."""
+
+    tokenizer: str
+    owner: Owner
+    part: str
+
+
+class PromptCache:
+    """LRU cache of the tokens of text parts, of all tokenizers together. Thread-safe.
+
+    Args:
+        most: characters of all cached parts.
+    """
+
+    def __init__(self, most: int = _MOST_CHARACTERS) -> None:
+        self._most = most
+        self._size = 0
+        self._parts: OrderedDict[_Key, Future[array[int]]] = OrderedDict()
+        self._lock = Lock()
+
+    def num_new(self, keys: Iterable[_Key]) -> int:
+        """Return the characters of the parts whose tokens are not known, or not yet."""
+        with self._lock:
+            known = [(key, self._parts.get(key)) for key in keys]
+        return sum(len(key.part) for key, tokens in known if tokens is None or not tokens.done())
+
+    def tokens(self, key: _Key, encode: Callable[[str], array[int]]) -> array[int]:
+        """Return the tokens of a part, which is encoded if need be. Waits where another thread is encoding it."""
+        with self._lock:
+            tokens = self._parts.get(key)
+            if is_new := tokens is None:
+                tokens = self._parts[key] = Future()
+                self._size += len(key.part)
+                self._evict()
+            else:
+                self._parts.move_to_end(key)
+        if is_new:
+            try:
+                tokens.set_result(encode(key.part))
+            except BaseException as error:
+                tokens.set_exception(error)
+                self._forget(key, tokens)
+        return tokens.result()
+
+    def _forget(self, key: _Key, tokens: Future[array[int]]) -> None:
+        """Remove a part whose encoding failed, unless it was evicted already."""
+        with self._lock:
+            if self._parts.get(key) is tokens:
+                del self._parts[key]
+                self._size -= len(key.part)
+
+    def _evict(self) -> None:
+        while self._size > self._most:
+            key, _ = self._parts.popitem(last=False)
+            self._size -= len(key.part)
+
+
 class PromptEncoder:
-    """LRU cache of the tokens of text parts. Thread-safe.
+    """Encodes texts with one tokenizer, their shared parts once.
 
     A text is cut before special tokens only, where tokenizers cut it too, so its tokens are those of its parts, joined.
     Cuts depend on the text before them alone, so a conversation that grows at its end keeps its parts.
 
     Args:
-        most: characters of all cached parts together.
+        cache: of the parts; None for one of its own.
+        name: of the tokenizer in the cache.
     """
 
-    def __init__(self, tokenizer: Tokenizer, most: int = _MOST_CHARACTERS) -> None:
+    def __init__(self, tokenizer: Tokenizer, cache: PromptCache | None = None, name: str = "") -> None:
         self._tokenizer = tokenizer
-        self._most = most
-        self._size = 0
-        self._parts: OrderedDict[tuple[Owner, str], Future[array[int]]] = OrderedDict()
-        self._lock = Lock()
+        self._cache = PromptCache() if cache is None else cache
+        self._name = name
 
     def cut(self, text: str) -> list[str]:
         """Return the parts of a text, each but the last long enough for the cache."""
@@ -50,9 +107,7 @@ class PromptEncoder:
 
     def num_new(self, parts: Sequence[str], owner: Owner) -> int:
         """Return the characters of the parts whose tokens are not known, or not yet."""
-        with self._lock:
-            known = [self._parts.get((owner, part)) for part in parts]
-        return sum(len(part) for part, tokens in zip(parts, known, strict=True) if tokens is None or not tokens.done())
+        return self._cache.num_new(_Key(self._name, owner, part) for part in parts)
 
     def encode(self, parts: Sequence[str], owner: Owner) -> array[int]:
         """Return the token ids of a text's parts, without special tokens around it.
@@ -61,35 +116,10 @@ class PromptEncoder:
         """
         tokens: array[int] = array("i")
         for part in parts:
-            tokens += self._tokens(owner, part) if len(part) >= _PART else self._tokenizer.encode(part, False)
+            is_kept = len(part) >= _PART
+            key = _Key(self._name, owner, part)
+            tokens += self._cache.tokens(key, self._encode) if is_kept else self._encode(part)
         return tokens
 
-    def _tokens(self, owner: Owner, part: str) -> array[int]:
-        key = owner, part
-        with self._lock:
-            tokens = self._parts.get(key)
-            if is_new := tokens is None:
-                tokens = self._parts[key] = Future()
-                self._size += len(part)
-                self._evict()
-            else:
-                self._parts.move_to_end(key)
-        if is_new:
-            try:
-                tokens.set_result(self._tokenizer.encode(part, False))
-            except BaseException as error:
-                tokens.set_exception(error)
-                self._forget(key, tokens)
-        return tokens.result()
-
-    def _forget(self, key: tuple[Owner, str], tokens: Future[array[int]]) -> None:
-        """Remove a part whose encoding failed, unless it was evicted already."""
-        with self._lock:
-            if self._parts.get(key) is tokens:
-                del self._parts[key]
-                self._size -= len(key[1])
-
-    def _evict(self) -> None:
-        while self._size > self._most:
-            (_, part), _ = self._parts.popitem(last=False)
-            self._size -= len(part)
+    def _encode(self, part: str) -> array[int]:
+        return self._tokenizer.encode(part, False)

@@ -64,11 +64,15 @@ class Tokenizer:
 
         Raises:
             ModelError: no tokenizer, or one that is not supported exactly.
-            ConfigError: the chat template cannot be read.
+            ConfigError: the other tokenizer or the chat template cannot be read.
         """
-        source = tokenizer_path or path
-        with refusing_malformed():
-            files = read_folder(source) if source.is_dir() else read_gguf(source)
+        if tokenizer_path is None:
+            files = _read_files(path)
+        else:
+            try:
+                files = _read_files(tokenizer_path)
+            except ModelError as error:
+                raise ConfigError(f"--tokenizer: {tokenizer_path} cannot be used: {error}") from error
         if chat_template is not None:
             files = dataclasses.replace(files, chat_templates={"default": _read_template(chat_template)})
         return cls(files)
@@ -219,6 +223,12 @@ def _marked_first_tokens(backend: tokenizers.Tokenizer, rules: DecoderRules) -> 
         return {}
     pieces = backend.get_vocab(with_added_tokens=True).items()
     return {token: rules.bytes_of(piece.replace(mark, "")) for piece, token in pieces if mark in piece}
+
+
+def _read_files(source: Path) -> TokenizerFiles:
+    """Read the files of a tokenizer from a folder or a GGUF file. Raises ModelError."""
+    with refusing_malformed():
+        return read_folder(source) if source.is_dir() else read_gguf(source)
 
 
 def _read_template(chat_template: str) -> str:

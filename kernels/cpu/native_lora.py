@@ -11,8 +11,8 @@ from torch import Tensor
 from ..layouts.lora_arguments import MOST_MODULES, Segments, SlotTable
 from .native_library import Fields, NativeLibrary
 
-_OP: Final = Struct("17q")
-_EXPERTS: Final = Struct("21q")
+_OP: Final = Struct("18q")
+_EXPERTS: Final = Struct("22q")
 _TYPES: Final = (torch.bfloat16, torch.float32)
 _NO_MEMORY: Final = 2  # return code of a C function whose allocation failed
 
@@ -22,8 +22,8 @@ class LoraKernels:
 
     def __init__(self, library: NativeLibrary) -> None:
         self._library = library
-        self._shrink_expand = library.bind("lora_shrink_expand", _OP, Fields((10, 12)))
-        self._experts = library.bind("expert_lora", _EXPERTS, Fields((10, 13)))
+        self._shrink_expand = library.bind("lora_shrink_expand", _OP, Fields((10, 12, 14)))
+        self._experts = library.bind("expert_lora", _EXPERTS, Fields((10, 13, 15)))
 
     @staticmethod
     def takes(table: SlotTable, *tensors: Tensor) -> bool:
@@ -59,6 +59,7 @@ class LoraKernels:
                 table.width,
                 segments.slots.shape[0],
                 num_slots,
+                segments.tokens.shape[0],
                 table.dtype is torch.bfloat16,
                 y.dtype is torch.bfloat16,
                 self._library.num_threads,
@@ -67,7 +68,10 @@ class LoraKernels:
         if failed == _NO_MEMORY:
             raise MemoryError("the low-rank op could not allocate its intermediate")
         if failed:
-            raise IndexError(f"a token is not in 0 .. {y.shape[0] - 1}, or a slot not in 0 .. {num_slots - 1}")
+            raise IndexError(
+                f"a token is not in 0 .. {y.shape[0] - 1}, a slot not in 0 .. {num_slots - 1}, or a start not in 0 .. "
+                f"{segments.tokens.shape[0]}"
+            )
 
     def expert_shrink_expand(
         self, y: Tensor, x: Tensor, experts: Tensor, table: SlotTable, num_experts: int, segments: Segments
@@ -110,6 +114,7 @@ class LoraKernels:
                 table.width,
                 segments.slots.shape[0],
                 num_slots,
+                segments.tokens.shape[0],
                 num_experts,
                 experts is not None and x.dim() == 2,
                 table.dtype is torch.bfloat16,
@@ -122,6 +127,6 @@ class LoraKernels:
             raise MemoryError("the low-rank op on experts could not allocate its intermediates")
         if failed:
             raise IndexError(
-                f"a token is not in 0 .. {y.shape[0] - 1}, a slot not in 0 .. {num_slots - 1}, or an expert not in "
-                f"0 .. {num_experts - 1}"
+                f"a token is not in 0 .. {y.shape[0] - 1}, a slot not in 0 .. {num_slots - 1}, a start not in 0 .. "
+                f"{segments.tokens.shape[0]}, or an expert not in 0 .. {num_experts - 1}"
             )

@@ -170,6 +170,9 @@ def _shape(name: str, layout: BaseLayout) -> tuple[int, int]:
 
 
 def _is_base(name: str, weight: Tensor, layout: BaseLayout) -> bool:
+    """Return whether a whole matrix is the base model's; False for one of which only the shape is known."""
+    if weight.is_meta:
+        return False
     return torch.equal(weight.to(layout.dtype), layout.read_weight(name).to(layout.dtype).cpu())
 
 
@@ -241,6 +244,8 @@ def _merged(whole: Tensor | None, rows: TokenRows | None) -> TokenRows | None:
     if whole is None or rows is None:
         return rows if whole is None else TokenRows(whole)
     assert rows.ids is not None
+    if whole.is_meta:
+        return TokenRows(whole)
     merged = whole.to(torch.promote_types(whole.dtype, rows.rows.dtype), copy=True)
     merged[rows.ids] = rows.rows.to(merged.dtype)
     return TokenRows(merged)

@@ -23,7 +23,8 @@ from support.models.tiny_tokenizers import train_byte_level, write_folder
 from rootgraft import LLM, SamplingParams
 from rootgraft.api.config import ServerConfig
 from rootgraft.api.routes.dependencies import shown_path
-from rootgraft.engine.errors import RequestError, UnknownModel
+from rootgraft.engine.errors import AdapterUnavailable, RequestError, UnknownModel
+from rootgraft.engine.offline.prompt_texts import AdapterTexts
 from rootgraft.engine.types import AdapterInfo
 from rootgraft.grammar.spec import GrammarSpec
 
@@ -58,7 +59,7 @@ def folder(bases: Path) -> Path:
 def url(folder: Path) -> Iterator[str]:
     port = free_port()
     options = (
-        f"--port {port} --served-model-name base --dtype float32 --device cpu --threads 1 "
+        f"--port {port} --served-model-name base alias --dtype float32 --device cpu --threads 1 "
         f"--num-gpu-blocks-override 60 --enable-lora --lora-dir {folder / 'adapters'} "
         f"--lora-modules one=one sourced=file://{folder}/adapters/two --adapter-cache-dir {folder / 'cache'} "
         f"--adapter-sources file://{folder}/elsewhere"
@@ -171,6 +172,15 @@ def test_load_replace_and_unload(client: openai.OpenAI, http: httpx.Client, fold
     gone = http.post("/v1/unload_lora_adapter", json={"lora_name": "new"})
     assert (gone.status_code, gone.json()["error"]["param"]) == (404, "lora_name")
     assert "new" not in {card.id for card in client.models.list()}
+
+
+@pytest.mark.parametrize(("name", "told"), [("base", "'base' is the base model,"), ("alias", "also called base,")])
+def test_the_base_model_is_not_unloaded(client: openai.OpenAI, http: httpx.Client, name: str, told: str) -> None:
+    refused = http.post("/v1/unload_lora_adapter", json={"lora_name": name})
+    error = refused.json()["error"]
+    assert (refused.status_code, error["param"], error["code"]) == (400, "lora_name", "invalid_value")
+    assert told in error["message"]
+    assert ask(client, name)
 
 
 def test_adapters_from_sources_answer_as_those_from_folders(
@@ -407,6 +417,32 @@ def test_offline_an_adapter_has_its_own_tokens_too(folder: Path) -> None:
     assert still.outputs[0].token_ids == said.outputs[0].token_ids
     with pytest.raises(UnknownModel):
         llm.generate("the fox", adapter="new", use_tqdm=False)
+    llm.close()
+
+
+def test_a_prompt_made_before_a_load_in_place_is_not_read_by_the_tokens_of_after(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor the answer. Both tokenizers have as many tokens, so that no id is out of range."""
+    for name, word in (("before", "foxes"), ("after", "hound")):
+        shutil.copytree(folder / "adapters" / "chatty", folder / "adapters" / name)
+        definition = folder / "adapters" / name / "tokenizer.json"
+        definition.write_text(definition.read_text().replace("foxes", word))
+    llm = LLM(str(folder / "worded"), dtype="float32", device="cpu", threads=1, enable_lora=True,
+              num_gpu_blocks_override=60, lora_dir=str(folder / "adapters"))  # fmt: skip
+    params = SamplingParams(max_tokens=4, temperature=0, ignore_eos=True)
+    llm.load_adapter("word", "before")
+    found: list[Any] = []
+    texts_of = AdapterTexts.of
+    monkeypatch.setattr(AdapterTexts, "of", lambda *asked: found.append(texts_of(*asked)) or found[0])
+    [said] = llm.generate("foxes", params, adapter="word", use_tqdm=False)
+    assert list(said.prompt_token_ids) == [443]
+    llm.load_adapter("word", "after", replace=True)
+    with pytest.raises(AdapterUnavailable, match="'word' has another tokenizer"):
+        llm.generate("foxes", params, adapter="word", use_tqdm=False)
+    monkeypatch.setattr(AdapterTexts, "of", texts_of)
+    [said] = llm.generate("hound", params, adapter="word", use_tqdm=False)
+    assert list(said.prompt_token_ids) == [443]
     llm.close()
 
 

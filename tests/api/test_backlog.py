@@ -172,6 +172,42 @@ def test_one_that_waits_alone_says_nothing_about_the_rate() -> None:
     assert 3 < queue_limits.expected_wait("", B) < 6, "eight in a second, and in the next again after a second's pause"
 
 
+def test_an_old_rate_is_forgotten_while_one_waits_alone() -> None:
+    clock = Clock()
+    queue_limits = QueueLimits(10**6, 10**9, 60, clock)
+
+    def drain(seconds: float) -> None:
+        """Ten waited, and leave one by one but the last."""
+        while queue_limits.sequences < 10:
+            queue_limits.join(load())
+        for _ in range(9):
+            clock.now += seconds
+            queue_limits.leave(load(), 10, begun=True)
+
+    drain(2.0)
+    clock.now += 1000
+    drain(0.1)
+    for _ in range(9):
+        queue_limits.join(load())
+    assert 1 <= queue_limits.expected_wait("", B) < 2, "ten a second, not one in two seconds"
+
+
+def test_the_first_of_a_shared_prompt_says_nothing_about_the_rate() -> None:
+    """Fifteen wait for what one computes in six seconds; a slow machine must not refuse who comes then."""
+    clock = Clock()
+    queue_limits = QueueLimits(10**6, 10**9, 60, clock)
+    for _ in range(16):
+        queue_limits.join(load())
+    clock.now += 6
+    queue_limits.leave(load(), 10, begun=True)
+    assert queue_limits.expected_wait("", I) == 0
+    for _ in range(3):
+        clock.now += 0.5
+        queue_limits.leave(load(), 10, begun=True)
+        queue_limits.check(load())
+    assert 12 < queue_limits.expected_wait("", I) < 60
+
+
 def request(num_prompt: int = 10, n: int = 1, max_tokens: int = 20) -> TextRequest:
     return TextRequest(array("i", range(num_prompt)), SamplingParams(max_tokens=max_tokens), n=n)
 
@@ -194,7 +230,9 @@ def test_a_ticket_holds_places_until_first_tokens_and_tokens_until_its_end() -> 
     assert (queue_limits.sequences, queue_limits.tokens, left()) == (3, 15, str(1000 - 15 - 60))
     observer.observe([delta(0, 3), delta(1, 0)])
     assert (queue_limits.sequences, queue_limits.tokens) == (2, 5)
-    observer.observe([delta(0), delta(1, 0, ended=True), delta(0, 2, prompt=1)])
+    observer.observe([delta(0), delta(1, 0, ended=True)])
+    assert (queue_limits.sequences, queue_limits.tokens) == (1, 5), "a prompt's tokens count once, however many answers"
+    observer.observe([delta(0, 2, prompt=1)])
     assert (queue_limits.sequences, queue_limits.tokens) == (0, 0)
     observer.end("abort")
     assert left() == str(1000 - 15 - 6)

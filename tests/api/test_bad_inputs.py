@@ -167,7 +167,7 @@ def test_a_route_that_is_not_there_is_named_with_the_one_that_was_meant(
     ("method", "path", "methods"),
     [
         ("GET", CHAT, "POST"),
-        ("POST", "/v1/responses/input_tokens", "DELETE, GET"),
+        ("POST", "/v1/responses/resp_1", "DELETE, GET"),
         ("PUT", "/v1/files", "GET, POST"),
         ("POST", "/ui", "GET"),
     ],

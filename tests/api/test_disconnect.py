@@ -104,10 +104,12 @@ def test_one_failing_prompt_ends_the_others(live: Live) -> None:
 
 
 class ClosedTransport(asyncio.Transport):
-    """As uvloop's, between the end of a connection and the call that tells of it."""
+    """As uvloop's, between the end of a connection, once there is a request, and the call that tells of it."""
+
+    closed = False
 
     def is_closing(self) -> bool:
-        return True
+        return self.closed
 
     def write(self, data: Any) -> None:
         raise RuntimeError("unable to perform operation, the handler is closed")
@@ -127,7 +129,9 @@ async def test_an_answer_whose_client_has_just_left_is_no_error() -> None:
     config = Config(app, **uvicorn_options())
     config.load()
     connection = uvicorn_options()["http"](config, ServerState(), {})
-    connection.connection_made(ClosedTransport())
+    transport = ClosedTransport()
+    connection.connection_made(transport)
     connection.data_received(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+    transport.closed = True
     await asyncio.wait_for(answered, 60)
     connection.connection_lost(None)

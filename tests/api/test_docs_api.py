@@ -17,7 +17,7 @@ from rootgraft.api.protocol.chat import ChatRequest
 from rootgraft.api.protocol.chat_messages import ChatMessage, TextPart, ToolCall
 from rootgraft.api.protocol.completions import CompletionRequest
 from rootgraft.api.protocol.foreign_fields import ForeignField, foreign_table
-from rootgraft.api.protocol.responses import ResponseRequest
+from rootgraft.api.protocol.responses import CountInputTokensRequest, ResponseRequest
 from rootgraft.api.protocol.tokenize import DetokenizeRequest, TokenizeRequest
 from rootgraft.api.protocol.tools import Tool
 from rootgraft.api.routes import (
@@ -41,6 +41,7 @@ MODELS: dict[str, type[StrictModel]] = {
     "POST /v1/chat/completions": ChatRequest,
     "POST /v1/completions": CompletionRequest,
     "POST /v1/responses": ResponseRequest,
+    "POST /v1/responses/input_tokens": CountInputTokensRequest,
     "POST /v1/messages": MessagesRequest,
     "POST /v1/messages/count_tokens": CountTokensRequest,
     "POST /v1/batches": BatchBody,

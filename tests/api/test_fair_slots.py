@@ -8,7 +8,7 @@ from collections import Counter
 
 import pytest
 
-from rootgraft.api.batches.fair_slots import FairSlots
+from rootgraft.api.batches.fair_slots import FairSlots, OwnerTurns
 
 
 class Crowd:
@@ -36,6 +36,49 @@ async def test_one_owner_alone_has_all_slots_in_order() -> None:
     crowd = Crowd(4)
     await asyncio.gather(*(crowd.request("a") for _ in range(20)))
     assert crowd.most == 4 and crowd.order == ["a"] * 20
+
+
+async def test_owners_that_have_none_any_more_are_forgotten() -> None:
+    crowd, turns = Crowd(2), OwnerTurns(2)
+    most = 0
+
+    async def take_turn(owner: str, running: Counter[str]) -> None:
+        nonlocal most
+        async with turns.hold(owner):
+            running[owner] += 1
+            most = max(most, running[owner])
+            try:
+                await asyncio.sleep(0)
+            finally:
+                running[owner] -= 1
+
+    running: Counter[str] = Counter()
+    for number in range(50):
+        owners = [f"{number}", f"{number}", f"{number}", "steady"]
+        asked = [asyncio.create_task(crowd.request(owner)) for owner in owners]
+        asked += [asyncio.create_task(take_turn(owner, running)) for owner in owners]
+        given_up = asyncio.create_task(take_turn("steady", running))
+        await asyncio.sleep(0)
+        given_up.cancel()
+        await asyncio.gather(*asked)
+        await asyncio.gather(given_up, return_exceptions=True)
+        assert len(crowd.slots) == len(turns) == 0
+    assert most == 2
+
+
+async def test_who_sends_one_after_another_holds_up_nobody_that_waits() -> None:
+    """Though it has no slot in between, and counts as one that waits no more."""
+    crowd = Crowd(1)
+
+    async def one_by_one(owner: str) -> None:
+        for _ in range(20):
+            await crowd.request(owner)
+
+    await asyncio.gather(*(one_by_one(owner) for owner in "abcd"))
+    firsts = [crowd.order.index(owner) for owner in "abcd"]
+    assert max(firsts) < 4
+    for at in range(0, len(crowd.order) - 8, 4):
+        assert set(crowd.order[at : at + 8]) == set("abcd"), crowd.order
 
 
 async def test_an_owner_that_comes_late_has_its_share_at_once() -> None:

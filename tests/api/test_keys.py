@@ -215,6 +215,25 @@ def test_every_route_is_guarded(guarded: Live) -> None:
                 assert name in reply.json()["error"].values() and scope is not needed_scope(path)
 
 
+@pytest.mark.parametrize(
+    ("path", "scope"),
+    [
+        ("/metrics", Scope.METRICS),
+        ("/v1/chat/completions", Scope.INFERENCE),
+        ("/v1/models", Scope.INFERENCE),
+        ("/v1/load_lora_adapter", Scope.ADMIN),
+        ("/v1/adapters", Scope.ADMIN),
+        ("/v1/adapters/sql", Scope.ADMIN),
+        ("/v1/admin/models", Scope.ADMIN),
+        ("/v1/fleet", Scope.ADMIN),
+        ("/ui/state", Scope.ADMIN),
+        ("/none/of/ours", Scope.INFERENCE),
+    ],
+)
+def test_what_a_path_needs(path: str, scope: Scope) -> None:
+    assert needed_scope(path) is scope
+
+
 def test_what_changes_adapters_or_shows_all_tenants_is_for_admins(guarded: Live) -> None:
     for _, path in routes(guarded):
         named = "adapter" in path or "/admin/" in path or path in ("/ui/state", "/v1/fleet")

@@ -21,7 +21,13 @@ from support.api.tool_asks import TWO
 from rootgraft.api.protocol.chat import ChatRequest
 from rootgraft.api.protocol.completions import CompletionRequest
 from rootgraft.api.protocol.response_items import CallItem, MessageItem, OutputItem, ResponseTextPart
-from rootgraft.api.protocol.responses import FunctionTool, ResponseRequest, TextConfig, TextFormat
+from rootgraft.api.protocol.responses import (
+    CountInputTokensRequest,
+    FunctionTool,
+    ResponseRequest,
+    TextConfig,
+    TextFormat,
+)
 from rootgraft.engine.errors import EngineDead
 
 EVENT: pydantic.TypeAdapter[Any] = pydantic.TypeAdapter(sdk.ResponseStreamEvent)
@@ -41,6 +47,7 @@ UNKNOWN = {
         (chats.CompletionCreateParamsBase, ChatRequest),
         (completions.CompletionCreateParamsBase, CompletionRequest),
         (responses.ResponseCreateParamsBase, ResponseRequest),
+        (sdk.InputTokenCountParams, CountInputTokensRequest),
         (sdk.ResponseTextConfigParam, TextConfig),
         (sdk.ResponseFormatTextJSONSchemaConfigParam, TextFormat),
         (sdk.FunctionToolParam, FunctionTool),

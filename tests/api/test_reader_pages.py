@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.api.real_server import RealServer, start
@@ -23,6 +24,7 @@ from rootgraft.engine.config import EngineConfig
 
 ROOT = Path(__file__).parents[2]
 PAGES = ("from-vllm", "from-ollama", "from-openai", "agents", "adapters-per-customer")
+WITH_PYTHON = ("README.md", "docs/structured-outputs.md", "docs/adapters.md")
 ADDRESS = "http://127.0.0.1:8000"
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _SERVE = "rootgraft serve "
@@ -41,7 +43,7 @@ class Example:
 
 
 def examples(page: str) -> list[Example]:
-    text = (ROOT / "docs" / f"{page}.md").read_text("utf-8")
+    text = (ROOT / (page if page.endswith(".md") else f"docs/{page}.md")).read_text("utf-8")
     return [Example(language, code) for language, code in _BLOCK.findall(text)]
 
 
@@ -88,3 +90,21 @@ def test_the_examples_run(server: RealServer, tmp_path: Path, monkeypatch: pytes
                 done = subprocess.run(["sh", "-ec", code], env=environment, capture_output=True, text=True, timeout=120)
                 assert done.returncode == 0 and '"error"' not in done.stdout, (page, code, done.stdout, done.stderr)
                 assert done.stdout, (page, code)
+
+
+@pytest.mark.heavy
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("page", WITH_PYTHON)
+def test_the_python_of_a_page_runs(
+    server: RealServer, page: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("NO_PROXY", "*")
+    monkeypatch.chdir(ROOT)
+    names: dict[str, Any] = {"__name__": page}
+    codes = [example.code for example in examples(page) if example.language == "python"]
+    for code in codes:
+        exec(compile(code.replace(ADDRESS, str(server.http.base_url).rstrip("/")), page, "exec"), names)
+        assert capsys.readouterr().out.strip(), code
+    if "llm" in names:
+        names["llm"].close()
+    assert codes

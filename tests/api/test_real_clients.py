@@ -99,6 +99,28 @@ def test_langchain(base_url: str) -> None:
             assert isinstance(model.with_structured_output(Person, method=method).invoke(QUESTION), Person)
 
 
+def test_llama_index(base_url: str) -> None:
+    llms = pytest.importorskip("llama_index.llms.openai_like")
+    tools = pytest.importorskip("llama_index.core.tools")
+    message = pytest.importorskip("llama_index.core.llms").ChatMessage(role="user", content=QUESTION)
+    prompt = pytest.importorskip("llama_index.core.prompts").PromptTemplate(QUESTION)
+
+    def weather(city: str) -> str:
+        """Return the weather of a city."""
+        return city
+
+    options: Any = {"model": "small", "api_base": base_url, "api_key": "none", "max_tokens": 60}
+    model = llms.OpenAILike(**options, is_chat_model=True, is_function_calling_model=True)
+    assert model.chat([message]).message.content and list(model.stream_chat([message]))
+    asked: Any = {"tools": [tools.FunctionTool.from_defaults(weather)], "user_msg": QUESTION, "tool_required": True}
+    *_, last = model.stream_chat_with_tools(**asked)
+    for reply in (model.chat_with_tools(**asked), last):
+        assert {call.tool_name for call in model.get_tool_calls_from_response(reply)} == {"weather"}
+    assert isinstance(model.structured_predict(Person, prompt), Person)
+    plain = llms.OpenAILike(**options, is_chat_model=False)
+    assert plain.complete(QUESTION).text and list(plain.stream_complete(QUESTION))
+
+
 def test_litellm(base_url: str) -> None:
     litellm = pytest.importorskip("litellm")
     asked: Any = {"model": "openai/small", "api_base": base_url, "api_key": "none", "max_tokens": 100}

@@ -9,6 +9,7 @@ from typing import Any
 import openai
 import pytest
 from support.api.api_live import Live, wait_until
+from support.api.reply_checks import check_error
 from support.api.responses_asks import ASKED, TOOLS, events_of, rendered, say
 from support.api.tool_asks import FORCED
 
@@ -30,6 +31,68 @@ def test_going_on_from_a_response(live: Live) -> None:
         with pytest.raises(openai.BadRequestError) as caught:
             client.responses.create(model="tiny", input="x", previous_response_id=first.id)
     assert caught.value.code == "previous_response_not_found" and caught.value.param == "previous_response_id"
+
+
+def test_input_tokens_are_counted_as_usage_says(live: Live) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    items = [
+        {"role": "user", "content": [{"type": "input_text", "text": "é" * 9}]},
+        {"type": "function_call", "call_id": "c1", "name": "ping", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c1", "output": "pong"},
+    ]
+    asks: list[dict[str, Any]] = [
+        {"input": "hi"},
+        {"input": items, "instructions": "Be brief.", "tools": TOOLS, "truncation": "disabled"},
+        {"input": "hi", "tools": TOOLS, "tool_choice": {"type": "function", "name": "ping"}},
+        {"input": "hi", "tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False},
+        {"input": [], "instructions": "Be brief."},
+        {"input": "hi", "text": {"format": {"type": "json_schema", "name": "n", "schema": schema}}},
+    ]
+    with live.openai() as client:
+        for thinks in (None, "qwen3", "gemma4"):
+            live.async_engine.tokenizer.thinks = thinks
+            said: Any = None
+            for fields in asks + ([] if thinks is None else [{"input": "hi", "reasoning": {"effort": "high"}}]):
+                for earlier in (None, said and said.id):
+                    fields = {"model": "tiny", "previous_response_id": earlier, **fields}
+                    count = client.responses.input_tokens.count(**fields)
+                    num_seen = len(live.async_engine.seen)
+                    said = client.responses.create(max_output_tokens=20, **fields)
+                    assert count.object == "response.input_tokens" and count.input_tokens == said.usage.input_tokens > 0
+                    assert len(live.async_engine.seen) == num_seen + 1, "nothing is generated to count"
+        live.async_engine.tokenizer.thinks = None
+        whole = client.responses.input_tokens.count(model="tiny", instructions="Be brief.")
+        said = client.responses.create(model="tiny", input=[], instructions="Be brief.")
+        assert whole.input_tokens == said.usage.input_tokens
+        longer = client.responses.input_tokens.count(model="tiny", input="x" * 5000)
+        assert longer.input_tokens > 5000, "more than the model's length"
+        with pytest.raises(openai.BadRequestError) as caught:
+            client.responses.input_tokens.count(model="tiny", input="x", previous_response_id="resp_none")
+        assert caught.value.code == "previous_response_not_found"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "code"),
+    [
+        ({}, "input", "invalid_value"),
+        ({"input": "x", "truncation": "auto"}, "truncation", "unsupported_parameter"),
+        ({"input": "x", "conversation": "conv_1"}, "conversation", "unsupported_parameter"),
+        ({"input": "x", "personality": "friendly"}, "personality", "unsupported_parameter"),
+        ({"input": "x", "max_output_tokens": 5}, "max_output_tokens", "unknown_parameter"),
+        ({"input": "x", "tools": [{"type": "web_search"}]}, "tools[0].type", "invalid_value"),
+        ({"input": "x", "tools": [{"type": "function", "name": "a b"}]}, "tools[0].name", "invalid_value"),
+        ({"input": "x", "tool_choice": "required"}, "tool_choice", "invalid_value"),
+    ],
+)
+def test_what_is_wrong_with_a_count_is_said(live: Live, fields: dict[str, Any], param: str, code: str) -> None:
+    with live.http() as http:
+        check_error(http.post("/v1/responses/input_tokens", json={"model": "tiny", **fields}), 400, param, code)
+
+
+def test_conversations_are_not_compacted(live: Live) -> None:
+    with live.openai() as client, pytest.raises(openai.NotFoundError, match="nothing is left out") as caught:
+        client.responses.compact(model="tiny", input="hi")
+    assert caught.value.code == "unknown_url"
 
 
 def test_what_is_kept_takes_no_more_memory_than_is_counted(live: Live) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import signal
 import sqlite3
 import threading
 from collections.abc import Iterator
@@ -14,11 +15,12 @@ from typing import Any
 import httpx
 import pytest
 from support.api.api_live import wait_until
-from support.machine.server_process import Engine, interrupt, replace_engine, run
+from support.machine.server_process import Engine, Script, interrupt, replace_engine, run
 
 from rootgraft.api.config import ServerConfig
 from rootgraft.api.http import server
 from rootgraft.api.http.listener import listening
+from rootgraft.api.models_file import ModelEntry, ServedModel
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.errors import ConfigError, ModelError
 
@@ -114,6 +116,78 @@ def test_draining_finishes_what_runs_and_takes_nothing_new(engine: Engine) -> No
     assert run(steps) == 0
     assert [reply.json()["choices"][0]["text"] for reply in replies] == ["answer 0"]
     assert len(engine.async_engine.seen) == 1 and engine.closed
+
+
+def test_a_terminal_that_is_closed_lets_what_runs_finish(engine: Engine) -> None:
+    """The system and the shell may both tell of it: the second one cuts off nothing."""
+    engine.loaded.set()
+    engine.async_engine.gate = gate = asyncio.Event()
+    replies: list[Any] = []
+
+    def steps(http: httpx.Client) -> None:
+        wait_until(lambda: http.get("/ready").status_code == 200)
+        running = in_thread(http, replies)
+        wait_until(lambda: bool(engine.async_engine.seen))
+        for _ in range(2):
+            interrupt(signal.SIGHUP)
+            wait_until(lambda: http.get("/ready").status_code == 503)
+        assert http.get("/health").json() == {"status": "draining"}
+        gate.set()
+        running.join(20)
+
+    before = signal.getsignal(signal.SIGHUP)
+    try:
+        assert run(steps) == 0
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert [reply.json()["choices"][0]["text"] for reply in replies] == ["answer 0"]
+
+
+def test_nohup_is_respected(engine: Engine) -> None:
+    engine.loaded.set()
+
+    def steps(http: httpx.Client) -> None:
+        wait_until(lambda: http.get("/ready").status_code == 200)
+        interrupt(signal.SIGHUP)
+        assert http.post("/v1/completions", json={"prompt": "x"}).status_code == 200
+        interrupt()
+
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert run(steps) == 0
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_a_models_file_is_read_again_after_a_signal_while_its_models_load(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with listening(ServerConfig(port=0)) as probe:
+        port = probe.socket.getsockname()[1]
+    entry = ModelEntry("models[0]", {"model": "m"})
+    model = ServedModel(entry, EngineConfig(model="m"), ServerConfig(port=port))
+    reads: list[bool] = []
+
+    def read_again() -> list[ServedModel]:
+        reads.append(engine.loaded.is_set())
+        raise ConfigError("It holds a mistake.")
+
+    def steps(http: httpx.Client) -> None:
+        wait_until(lambda: engine.client is not None)
+        interrupt(signal.SIGHUP)
+        assert http.get("/ready").status_code == 503 and not reads
+        engine.loaded.set()
+        wait_until(lambda: reads == [True])
+        interrupt(signal.SIGHUP)
+        wait_until(lambda: reads == [True, True])
+        assert http.get("/ready").status_code == 200
+        interrupt()
+
+    script = Script(steps, httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=20, trust_env=False))
+    with caplog.at_level("ERROR", "rootgraft.server"):
+        assert server.serve_models([model], read_again) == 0
+    script.finish()
+    assert caplog.text.count("the models stay as they are: It holds a mistake.") == 2
 
 
 def test_draining_finishes_a_response_that_nobody_waits_for(engine: Engine) -> None:

@@ -52,6 +52,39 @@ def test_nothing_comes_from_elsewhere_and_nothing_reads_html() -> None:
         assert set(imported) <= FILES.keys(), name
 
 
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_text_stands_out_from_what_is_behind_it(theme: str) -> None:
+    """Contrasts of WCAG 2, level AA: 4.5 for text, 3 for the edges of fields."""
+    light, dark = (
+        dict(re.findall(r"--([\w-]+): #(\w{6});", block))
+        for block in re.findall(r":root \{(.*?)\}", FILES["page.css"].decode(), re.DOTALL)
+    )
+    colours = {name: bytes.fromhex(value) for name, value in (light if theme == "light" else dark).items()}
+    pairs = [(text, back) for text in ("text", "muted") for back in ("card", "back", "faint")]
+    pairs += [("accent-text", "accent"), ("good", "card"), ("bad", "card"), ("card", "text")]
+    assert {pair: ratio for pair in pairs if (ratio := _contrast(*(colours[name] for name in pair))) < 4.5} == {}
+    assert _contrast(colours["edge"], colours["card"]) >= 3
+    on = colours["text"] if theme == "light" else bytes.fromhex("0b1015")  # .label.on
+    for number in range(9):
+        hue = colours[f"ns-{number}"]
+        idle, leased = (
+            bytes(round(share * a + (1 - share) * b) for a, b in zip(hue, colours["card"], strict=True))
+            for share in (0.3, 0.82)
+        )
+        assert _contrast(colours["text"], idle) >= 4.5 and _contrast(on, leased) >= 4.5, number
+
+
+def _contrast(one: bytes, other: bytes) -> float:
+    """Contrast ratio of two sRGB colours, by WCAG 2."""
+
+    def luminance(colour: bytes) -> float:
+        linear = [x / 12.92 if (x := byte / 255) <= 0.04045 else ((x + 0.055) / 1.055) ** 2.4 for byte in colour]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    darker, lighter = sorted((luminance(one), luminance(other)))
+    return (lighter + 0.05) / (darker + 0.05)
+
+
 def test_the_files_are_in_the_package() -> None:
     text = (Path(__file__).parents[2] / "setup.py").read_text()
     assert '"rootgraft.api": ["ui/*"]' in text

@@ -151,7 +151,7 @@ def test_an_empty_server_says_so(live: Live, open_page: Open) -> None:
     page = open_page(live.url)
     expect(page.locator("#tree")).to_contain_text("The tree is empty")
     expect(page.locator("#step")).to_contain_text("No step yet")
-    expect(page.locator("#sequences")).to_contain_text("Nobody is asking")
+    expect(page.locator("#sequences")).to_contain_text("No sequence is running")
     expect(page.locator("#adapters")).to_contain_text("--enable-lora")
 
 
@@ -261,6 +261,88 @@ def test_a_server_that_goes_and_comes_back(live: Live, open_page: Open) -> None:
     live.client.is_alive = True
     expect(page.locator("#status")).to_have_text("live")
     expect(page.locator("#notice")).to_be_hidden()
+
+
+STREAM = """() => {
+    window.encoder = new TextEncoder();
+    const real = window.fetch;
+    window.fetch = (path, options) => {
+      if (path !== "v1/chat/completions") return real(path, options);
+      const body = new ReadableStream({ start: (controller) => (window.stream = controller) });
+      return Promise.resolve(new Response(body, { headers: { "content-type": "text/event-stream" } }));
+    };
+    window.send = (event) => window.stream.enqueue(encoder.encode(`data: ${JSON.stringify(event)}\\n\\n`));
+    window.delta = (delta, finish_reason = null) => window.send({ choices: [{ index: 0, delta, finish_reason }] });
+}"""  # a chat whose events a test sends
+
+
+def end_stream(page: Page, cached: int) -> None:
+    usage = {"prompt_tokens": 3, "completion_tokens": 9, "prompt_tokens_details": {"cached_tokens": cached}}
+    page.evaluate("delta({}, 'length')")
+    page.evaluate("usage => send({ choices: [], usage })", usage)
+    page.evaluate("stream.enqueue(encoder.encode('data: [DONE]\\n\\n'))")
+
+
+def test_a_streamed_answer(live: Live, open_page: Open) -> None:
+    """A thought apart from it, scrolled along only at its end, and read aloud once; the keyboard is enough."""
+    live.client.snapshot = small_snapshot()
+    page = open_page(live.url)
+    expect(page.locator("#ask-model option")).to_have_count(3)
+    page.evaluate(STREAM)
+    answer = page.locator("#answer")
+    page.focus("#ask-user")
+    page.keyboard.press("Control+Enter")
+    expect(answer).to_have_attribute("aria-busy", "true")
+    page.evaluate("delta({ reasoning_content: '<i>so</i>' })")
+    expect(page.locator("#thought")).to_have_text("<i>so</i>")
+    for number in range(60):
+        page.evaluate("number => delta({ content: `line ${number}\\n` })", number)
+    expect(answer).to_contain_text("line 59")
+    assert answer.evaluate("box => box.scrollHeight - box.scrollTop - box.clientHeight") < 8
+    answer.evaluate("box => (box.scrollTop = 40)")
+    page.evaluate("delta({ content: 'the end' })")
+    expect(answer).to_contain_text("the end")
+    assert answer.evaluate("box => box.scrollTop") == 40, "who reads above stays there"
+    page.route("**/tokenize", lambda route: route.fulfill(json={"tokens": [1, 2, 3]}))
+    texts = {2: "ab\ufffd", 3: "ab\u4f60"}  # the second token is a part of a character
+    page.route(
+        "**/detokenize",
+        lambda route: route.fulfill(json={"prompt": texts[len(route.request.post_data_json["tokens"])]}),
+    )
+    end_stream(page, cached=2)
+    expect(page.locator("#ask-usage")).to_contain_text("cut off at Max tokens · 2 of 3 prompt tokens cached")
+    expect(answer).to_have_attribute("aria-busy", "false")
+    expect(page.locator("#prompt .cached")).to_have_text("ab")
+    expect(page.locator("#prompt .computed")).to_have_text("\u4f60")
+    page.focus("#ask-go")
+    page.keyboard.press("Enter")
+    expect(page.locator("#ask-stop")).to_be_focused()
+    expect(page.locator("#thought-box")).to_be_hidden()
+    page.evaluate("stream.error(new TypeError('of the browser'))")
+    expect(page.locator("#ask-usage")).to_have_text("The connection broke off; the answer is not whole.")
+    expect(page.locator("#ask-go")).to_be_focused()
+
+
+def test_what_has_not_changed_stays_on_the_page(live: Live, open_page: Open) -> None:
+    """So a tooltip stays, and a text that somebody selects."""
+    live.client.snapshot = small_snapshot()
+    page = open_page(live.url)
+    expect(page.locator("#adapters tbody tr")).to_have_count(1)
+    parts = [page.locator(path).first.element_handle() for path in ("#step .parts li", "#slots .slot", "#adapters td")]
+    live.client.snapshot = replace(small_snapshot(), adapters=(), stats={**STATS, "pages_free": 10})
+    expect(page.locator("#pool .parts")).to_contain_text("free10%")
+    expect(page.locator("#adapters")).to_contain_text("No adapter is loaded yet")
+    assert [part.evaluate("part => part.isConnected") for part in parts] == [True, True, False]
+    assert page.locator("#pool .bar span").last.evaluate("part => part.style.flexGrow") == "0.1"
+
+
+def test_a_server_that_cannot_be_reached(live: Live, open_page: Open) -> None:
+    live.client.snapshot = small_snapshot()
+    page = open_page(live.url, "ERR_FAILED")
+    expect(page.locator("#ask-model option")).to_have_count(3)
+    page.route("**/v1/chat/completions", lambda route: route.abort())
+    page.click("#ask-go")
+    expect(page.locator("#ask-usage")).to_have_text("The server cannot be reached.")
 
 
 @pytest.fixture(scope="module")

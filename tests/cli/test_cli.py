@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from rootgraft.api.cli.main import COMMANDS, main
 from rootgraft.api.cli.options import BenchOptions, SamplingOptions
 from rootgraft.api.config import ServerConfig
 from rootgraft.api.models_file import ModelEntry, ServedModel
+from rootgraft.engine.checkpoint.locate import ModelFiles
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.errors import ConfigError
 from rootgraft.engine.types import MAX_SEED, MIN_SEED
@@ -183,6 +185,22 @@ def test_a_reader_that_leaves_early_gets_no_traceback() -> None:
     command = f"{sys.executable} -c '{program}' | true"
     done = subprocess.run(command, shell=True, cwd=ROOT, capture_output=True, text=True, check=True)
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("columns", [80, 100, 200])
+def test_the_line_of_a_download_fits_its_terminal(columns: int, monkeypatch, capsys) -> None:
+    def resolve(model: str | None, *, revision: str | None, progress: Callable[[str, int, int], None]) -> ModelFiles:
+        for done in (0, 40_000_000, 92_871_040):
+            progress("Downloading SmolLM2-135M-Instruct.Q4_1.gguf", done, 92_871_040)
+        return ModelFiles(Path("model.gguf"), "model")
+
+    monkeypatch.setattr("rootgraft.engine.checkpoint.locate.resolve_model", resolve)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    assert main(["pull"]) == 0
+    lines = capsys.readouterr().err.strip().split("\r")
+    assert all(len(line.rstrip("\n")) <= columns and line.endswith("B/s") for line in lines if line)
+    assert "100%" in lines[-1] and "92.9M/92.9MB" in lines[-1]
 
 
 def test_serve_fetches_the_model_before_it_starts(tmp_path: Path, monkeypatch) -> None:

@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -241,6 +241,25 @@ def test_records_of_others_and_of_the_dead_are_left_out(run_folder: Path) -> Non
         )
         (run_folder / f"{number}.json").write_text(text)
     assert len(running_servers()) == 1
+
+
+def test_a_server_removes_the_records_of_those_that_were_killed(run_folder: Path) -> None:
+    """A thousand of them would hide the one that runs from `ps`, and from `rm`."""
+    first = RunRecord(os.getpid(), started_at(os.getpid()), "http://x")
+    neighbour = replace(first, pid=os.getppid(), started=started_at(os.getppid()))
+    run_folder.mkdir(exist_ok=True)
+    kept = {"notes.txt": "", "4711.json.old": "", "settings.json": "{}", f"{neighbour.pid}.json": neighbour}
+    gone = {f"{1 << 30}.json": replace(first, pid=1 << 30), "1.json": replace(first, pid=1, started=7.0), "2.json": "{"}
+    for name, content in (kept | gone).items():
+        text = content if isinstance(content, str) else json.dumps(asdict(content))
+        (run_folder / name).write_text(text)
+    file = RunRecordFile(run_folder)
+    file.write(first)
+    names = {each.name for each in run_folder.iterdir()}
+    assert names == {*kept, f"{os.getpid()}.json"}
+    (run_folder / "1.json").write_text("{")
+    file.write(replace(first, status="ready"))
+    assert (run_folder / "1.json").exists()  # looked for once
 
 
 def test_records_that_would_hang_or_crash_the_reader_are_left_out(run_folder: Path) -> None:

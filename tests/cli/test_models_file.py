@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -108,6 +111,27 @@ def checked(tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch, text: 
     path.write_text(text)
     assert command_line.main(["serve", "--config", str(path)]) == 1
     return str(capsys.readouterr().err)
+
+
+@pytest.mark.parametrize("has_list", [True, False])
+def test_a_hangup_waits_until_the_server_can_read_the_file_again(
+    *, has_list: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_llama: Path
+) -> None:
+    """The server's modules take a second to import. Without a list it is a terminal's end, and ends what starts."""
+    blocked: list[bool] = []
+
+    def serve_models(*_: Any) -> int:
+        blocked.append(signal.SIGHUP in signal.pthread_sigmask(signal.SIG_BLOCK, ()))
+        return 0
+
+    monkeypatch.setattr("rootgraft.api.http.server.serve_models", serve_models)
+    preloaded = SimpleNamespace(spawn=None)
+    monkeypatch.setattr("rootgraft.engine.serving.engine_spawn.EnginePreload", lambda: nullcontext(preloaded))
+    path = tmp_path / "fleet.yaml"
+    path.write_text(f"models: [{{model: {tiny_llama}}}]" if has_list else f"model: {tiny_llama}")
+    assert command_line.main(["serve", "--config", str(path)]) == 0
+    assert blocked == [has_list]
+    assert signal.SIGHUP not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
 
 def test_two_models_of_one_name(tmp_path: Path, capsys: Any, monkeypatch: Any, tiny_llama: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import json
 import sys
 import threading
 from collections.abc import Iterator
@@ -17,13 +18,15 @@ import huggingface_hub
 import huggingface_hub.constants
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from rootgraft.engine.checkpoint.locate import resolve_model
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.core import engine_process
 from rootgraft.engine.errors import ConfigError, EngineDead, EngineError, ModelError
-from rootgraft.engine.executor import device, worker
+from rootgraft.engine.executor import device, kv_budget, worker
 from rootgraft.engine.serving.engine_client import EngineClient
+from rootgraft.engine.text.tokenizer import Tokenizer
 
 
 @pytest.fixture
@@ -149,7 +152,7 @@ def test_a_model_beyond_the_memory(fault: Exception, monkeypatch: pytest.MonkeyP
 def test_a_pool_that_is_too_small(wanted: int | None, num_pages: int, message: str) -> None:
     model: Any = SimpleNamespace(max_position_embeddings=128)
     with pytest.raises(ConfigError, match=message):
-        worker._max_model_len(EngineConfig(max_model_len=wanted), model, num_pages)
+        kv_budget.longest_sequence(EngineConfig(max_model_len=wanted), model, num_pages)
 
 
 def test_a_pool_that_the_system_does_not_give(monkeypatch: pytest.MonkeyPatch, tiny_llama: Path) -> None:
@@ -168,6 +171,63 @@ def test_a_folder_of_adapters_that_is_not_there_is_named(tiny_llama: Path, tmp_p
     config = EngineConfig(device="cpu", dtype="float32", enable_lora=True, lora_dir=str(tmp_path / "none"))
     with pytest.raises(ConfigError, match=r"--lora-dir must be a folder, which .*/none is not\."):
         worker.Worker(config, tiny_llama)
+
+
+def test_a_tokenizer_that_is_not_there_is_named_by_its_option(tiny_llama: Path, tmp_path: Path) -> None:
+    for name, reason in (("none", "No such file or directory"), ("empty", "must be a tokenizer.json")):
+        (tmp_path / "empty").mkdir(exist_ok=True)
+        with pytest.raises(ConfigError, match=rf"--tokenizer: .*/{name} cannot be used: .*{reason}"):
+            Tokenizer.load(tiny_llama, tokenizer_path=tmp_path / name)
+
+
+def save_adapter(folder: Path, width: int) -> None:
+    """Write an adapter of rank 3 for the queries of a Llama of this width."""
+    folder.mkdir()
+    fields = {"peft_type": "LORA", "r": 3, "lora_alpha": 3, "target_modules": ["q_proj"]}
+    (folder / "adapter_config.json").write_text(json.dumps(fields))
+    module = "base_model.model.model.layers.0.self_attn.q_proj"
+    tensors = {f"{module}.lora_A.weight": torch.zeros(3, width), f"{module}.lora_B.weight": torch.zeros(96, 3)}
+    save_file(tensors, folder / "adapter_model.safetensors")
+
+
+WRONG_OPTIONS: dict[str, tuple[dict[str, Any], str]] = {
+    "no folder of adapters": ({"enable_lora": True, "lora_dir": "none"}, r"--lora-dir must be a folder, which none "),
+    "no adapter": (
+        {"enable_lora": True, "lora_modules": ("sql=none",)},
+        r"--lora-modules sql=none: There is no folder at the adapter's path\.",
+    ),
+    "a rank": (
+        {"enable_lora": True, "lora_modules": ("sql=fitting",), "max_lora_rank": 1},
+        r"--lora-modules sql=.*: model\.layers\.0\..* has rank 3; at most 1 is taken \(--max-lora-rank\)\.",
+    ),
+    "another base": (
+        {"enable_lora": True, "lora_modules": ("sql=wider",)},
+        r"--lora-modules sql=.*: A of .* has shape \[3, 64\]; by the config's rank .* it must be \[3, 48\]\.",
+    ),
+    "a name": ({"enable_lora": True, "lora_modules": ("a b=fitting",)}, r"--lora-modules a b=.*cannot name an adapter"),
+    "length": ({"max_model_len": 9999}, r"--max-model-len 9999 is beyond the model's own limit, 512\. Try: "),
+    "pool": ({"max_model_len": 100, "num_gpu_blocks_override": 5}, r"does not fit the KV pool, which holds 63 tokens"),
+    "no pool": ({"num_gpu_blocks_override": 2, "block_size": 1}, r"No memory is left for the KV pool: 2 pages"),
+    "KV of 8 bits": ({"kv_cache_dtype": "int8", "block_size": 8}, r"needs a --block-size of a multiple of 16, not 8\."),
+    "draft": ({"speculative_config": '{"model": "/none"}'}, r"The model of --speculative-config: there is no folder"),
+    "module": ({"speculative_config": '{"method": "mtp"}'}, r"Method mtp of --speculative-config: MTP modules are "),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_OPTIONS)
+def test_options_that_do_not_fit_the_model_are_told_before_its_weights_are_read(
+    case: str, tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a server says in seconds must not wait until a large model has been loaded, nor in a fleet's template."""
+    options, message = WRONG_OPTIONS[case]
+    monkeypatch.setattr(worker, "load_by", lambda *_, **__: pytest.fail("weights are read"))
+    monkeypatch.chdir(tmp_path)
+    save_adapter(tmp_path / "fitting", 48)
+    save_adapter(tmp_path / "wider", 64)
+    config = EngineConfig(device="cpu", dtype="float32", threads=1, **options)
+    for start in (lambda: worker.Worker(config, tiny_llama), lambda: worker.load_weights(config, tiny_llama)):
+        with pytest.raises((ConfigError, ModelError), match=message):
+            start()
 
 
 def test_a_gpu_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:

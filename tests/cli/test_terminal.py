@@ -5,8 +5,11 @@ from __future__ import annotations
 import io
 import os
 import pty
+import socket
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -53,6 +56,14 @@ def test_chat_keeps_the_conversation(fake_server: FakeServer, typed, capsys) -> 
     assert [message["role"] for message in fake_server.asked[1]["messages"]] == ["system", "user", "assistant", "user"]
     assert fake_server.asked[1]["messages"][2]["content"] == "Hello wörld"
     assert fake_server.asked[1]["temperature"] == 0
+
+
+def test_a_thought_stays_out_of_pipes_and_of_the_conversation(fake_server: FakeServer, typed, capsys) -> None:
+    fake_server.thoughts = ("They ", "greet.")
+    typed("one\ntwo\n")
+    assert main(["chat", "--url", fake_server.url]) == 0
+    assert capsys.readouterr().out == "Hello wörld\nHello wörld\n"
+    assert fake_server.asked[1]["messages"][1] == {"role": "assistant", "content": "Hello wörld"}
 
 
 def test_a_refused_turn_is_told_and_forgotten(fake_server: FakeServer, typed, capsys) -> None:
@@ -115,6 +126,8 @@ def test_an_address_that_is_none(url: str, capsys) -> None:
 def test_the_summary_counts_tokens_and_hits() -> None:
     timing = Timing(ttft=0.5, gaps=[0.25, 0.75], prompt=9, cached=8, completion=3)
     assert summary(timing) == "3 tokens, first after 0.50 s, 2.0 tokens/s, 8 of 9 prompt tokens cached"
+    timing.gaps = [1e-5, 2e-5]
+    assert summary(timing) == "3 tokens, first after 0.50 s, 8 of 9 prompt tokens cached", "one piece has no speed"
 
 
 class Screen:
@@ -131,28 +144,58 @@ class Screen:
         return seen + found
 
 
-def test_ctrl_c_stops_the_answer_and_ctrl_d_leaves(fake_server: FakeServer) -> None:
-    fake_server.endless = True
-    fake_server.pieces = ("tick\x1b[2J ",)
+@contextmanager
+def chat_terminal(url: str) -> Iterator[Screen]:
+    """Run ``rootgraft chat`` in a terminal of its own, up to its first question; it is left with Ctrl-D."""
     terminal, its = pty.openpty()
     launch = (
         "import os, signal, sys; os.login_tty(0); signal.signal(signal.SIGINT, signal.SIG_DFL);"  # xdist ignores it
         "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
     )
-    command = [sys.executable, "-c", launch, "-m", "rootgraft.api.cli.main", "chat", "--url", fake_server.url]
+    command = [sys.executable, "-c", launch, "-m", "rootgraft.api.cli.main", "chat", "--url", url]
     with subprocess.Popen(command, cwd=ROOT, stdin=its, stdout=its, stderr=its) as process:
         os.close(its)
         screen = Screen(terminal)
         try:
             screen.until("> ")
-            os.write(terminal, b"hello\n")
-            assert "\x1b[2J" not in screen.until("tick[2J tick"), "a model must not steer the terminal"
-            os.write(terminal, b"\x03")
-            screen.until("(stopped)")
-            screen.until("> ")
-            assert fake_server.left.wait(60), "the server must see that nobody listens"
+            yield screen
             os.write(terminal, b"\x04")
             assert process.wait(60) == 0
         finally:
             process.kill()
             os.close(terminal)
+
+
+def test_ctrl_c_stops_the_answer_and_ctrl_d_leaves(fake_server: FakeServer) -> None:
+    fake_server.endless = True
+    fake_server.pieces = ("tick\x1b[2J ",)
+    with chat_terminal(fake_server.url) as screen:
+        os.write(screen.terminal, b"hello\n")
+        assert "\x1b[2J" not in screen.until("tick[2J tick"), "a model must not steer the terminal"
+        os.write(screen.terminal, b"\x03")
+        screen.until("(stopped)")
+        screen.until("> ")
+        assert fake_server.left.wait(60), "the server must see that nobody listens"
+
+
+def test_a_thought_is_dim_before_its_answer(fake_server: FakeServer) -> None:
+    fake_server.thoughts = ("They\x1b[2J ", "greet.")
+    with chat_terminal(fake_server.url) as screen:
+        os.write(screen.terminal, b"hello\n")
+        screen.until("hello")
+        seen = screen.until("Hello wörld").replace("\r", "")
+        assert seen == "\n\x1b[2mThey[2J \x1b[0m\x1b[2mgreet.\x1b[0m\n\nHello wörld"
+        screen.until("> ")
+
+
+@pytest.mark.parametrize("words", ["fleet status", "models list", "complete text --model m", "complete text", "chat"])
+def test_a_server_that_takes_a_connection_and_says_nothing(
+    words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As one that is stopped: the system takes the connection, and the request."""
+    monkeypatch.setattr("rootgraft.api.cli.remote_server._HEALTH_TIMEOUT", 0.2)
+    monkeypatch.setattr("rootgraft.api.cli.remote_server._SILENT_SECONDS", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        assert main([*words.split(), "--url", url]) == 1
+    assert f"The server at {url}/v1 takes a connection, and then says nothing." in capsys.readouterr().err

@@ -19,10 +19,12 @@ from rootgraft.engine.core.engine_core import EngineCore
 from rootgraft.engine.errors import ConfigError
 from rootgraft.engine.messages import (
     Abort,
+    Failed,
     ListAdapters,
     LoadAdapter,
     UnloadAdapter,
 )
+from rootgraft.engine.text.adapter_vocabulary import digest_tokenizer_files, tokenizer_identity
 from rootgraft.engine.types import FinishReason
 
 LINKS = {number for number, name in enumerate(CASES) if "link" in name}  # these need a folder that they lead out of
@@ -70,6 +72,25 @@ def test_a_salt_that_equals_a_digest_is_not_the_adapter(made, tmp_path):
     engine.check_tokens(other)
 
 
+def test_kv_is_shared_within_a_tenant_and_a_salt_alone(made, tmp_path):
+    """Of a LoRA, of an activated one, whose part before the invocation is the base model's, and of the base model."""
+    engine = made(num_pages=400)
+    engine.load("plain", write(tmp_path, "plain", 1))
+    engine.load("activated", write(tmp_path, "activated", 2, [7, 8]))
+
+    def cached(salt: str, tenant: str) -> list[int]:
+        found = []
+        for adapter in ("plain", "activated", None):
+            number = engine.submit([1, 2, 3, 4, 5, 6, 7, 8, 9], adapter, salt, tenant, max_tokens=2)
+            engine.run()
+            found.append(engine.ends[number].usage.cached)
+        return found
+
+    scopes = [(salt, tenant) for salt in ("", "a", "b") for tenant in ("", "a", "b")]
+    assert [cached(*scope) for scope in scopes] == [[0, 0, 6]] * len(scopes)
+    assert [cached(*scope) for scope in scopes] == [[8, 8, 8]] * len(scopes)
+
+
 def test_new_bytes_under_an_old_name(made, tmp_path):
     """Running sequences end on their version, later ones begin on the new one, and the old KV goes in the end."""
     engine = made(num_pages=2000)
@@ -88,6 +109,37 @@ def test_new_bytes_under_an_old_name(made, tmp_path):
     assert engine.ends[new].usage.cached == 0
     namespaces = tree_of(engine.core).tops
     assert {namespace.adapter for namespace in namespaces} == {engine.pool.registry.get("a").digest}
+
+
+def test_tokens_of_another_tokenizer_are_refused(made, tmp_path):
+    """Those made just before the name came to stand for another version, and those that waited for its first load."""
+    engine = made(tmp_path)
+    for name, definition in (("old", "{}"), ("new", "{ }")):
+        write(tmp_path, name, 1)
+        (tmp_path / name / "tokenizer.json").write_text(definition)
+    size = engine.worker.vocab_size
+    old, new = (
+        tokenizer_identity(digest_tokenizer_files(tmp_path / name, None), size, size) for name in ("old", "new")
+    )
+    write(tmp_path, "plain", 1)
+    engine.load("a", "old")
+    running = engine.submit([1, 2], "a", tokenizer=old, max_tokens=5)
+    engine.step()
+    engine.load("a", "new", replace=True)
+    late, base = (engine.submit([1, 2], "a", tokenizer=each, max_tokens=2) for each in (old, ""))
+    right = engine.submit([1, 2], "a", tokenizer=new, max_tokens=2)
+    engine.run()
+    for number in (late, base):
+        assert engine.ends[number].kind == "AdapterUnavailable" and not engine.tokens[number]
+        assert "another tokenizer" in engine.ends[number].message
+    for number, count in ((running, 5), (right, 2)):
+        engine.check_tokens(number)
+        assert len(engine.tokens[number]) == count
+    engine.load("a", "plain", replace=True)
+    found = [engine.submit([1, 2], name, tokenizer=each, max_tokens=2) for name, each in
+             (("a", new), ("a", ""), ("old", ""), ("old", old), ("plain", ""), ("plain", old))]  # fmt: skip
+    engine.run()
+    assert [isinstance(engine.ends[number], Failed) for number in found] == [True, False, True, False, False, True]
 
 
 def test_unloading_drains_and_drops_the_kv_of_every_salt(made, tmp_path):
@@ -312,6 +364,24 @@ def test_a_limit_of_names_may_be_asked_again(made, tmp_path):
     failure = engine.call(LoadAdapter, "b", path).failure
     assert (failure.kind, failure.param) == ("AdapterUnavailable", None) and "--max-adapters" in failure.message
     assert engine.call(LoadAdapter, "a", path, True).failure is None
+
+
+def test_versions_of_one_name_count_as_one(made, tmp_path):
+    """As those of a fleet, which loads the new one beside the old: no free name is needed, and none is gained."""
+    engine = made(max_adapters=2)
+    path = write(tmp_path, "a", 1)
+    engine.load("a", path)
+    engine.load("b", path)
+    for version in ("a@2", "a@3"):
+        assert engine.call(LoadAdapter, version, path, False, False, 0, "a").failure is None
+    engine.call(UnloadAdapter, "a")
+    assert engine.call(LoadAdapter, "c", path).failure.kind == "AdapterUnavailable"
+    assert engine.call(LoadAdapter, "a", path).failure is None
+    for version in ("a", "a@2"):
+        engine.call(UnloadAdapter, version)
+    assert engine.call(LoadAdapter, "c", path).failure.kind == "AdapterUnavailable"
+    engine.call(UnloadAdapter, "a@3")
+    assert engine.call(LoadAdapter, "c", path).failure is None
 
 
 def test_the_list_tells_what_loads_and_what_drains(made, tmp_path):

@@ -385,6 +385,19 @@ def test_a_short_prompt_need_not_wait_for_a_long_one(
     timed.run()
 
 
+def test_a_prompt_that_lacks_little_of_its_kv_need_not_wait_either() -> None:
+    """The next turn of a long conversation, beside a prompt that is new."""
+    timed = TimedCore(ZEN_4)
+    conversation = timed.submit(2000, 1)
+    timed.run()
+    timed.submit(3000, 1)
+    timed.step()
+    number = timed.submit(0, 1, prompt=timed.prompts[conversation] + array("i", [5, 6, 7]))
+    timed.step()
+    assert timed.tokens[number]
+    timed.run()
+
+
 def test_a_later_class_passes_no_prompt_of_an_earlier_one() -> None:
     timed = TimedCore(ZEN_4)
     timed.submit(3000, 1)

@@ -22,7 +22,7 @@ from tokenizers.models import WordLevel
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.core.engine_core import EngineCore
 from rootgraft.engine.errors import ConfigError, ModelError
-from rootgraft.engine.executor.draft_worker import DraftModel, draft_pages, load_draft
+from rootgraft.engine.executor.draft_worker import DraftModel, draft_pages, find_draft, load_draft
 from rootgraft.engine.loading.load_model import load_model
 from rootgraft.engine.messages import Done, Submit, TokenOut
 from rootgraft.engine.types import SamplingParams
@@ -172,8 +172,9 @@ def test_a_draft_model_beside_bfloat16_is_of_8_bits_by_default(tmp_path: Path, d
     target = save_llama(tmp_path / "target", 90)
     config = EngineConfig(dtype=dtype, device="cpu", speculative_config=json.dumps({"model": str(target)}))
     model = load_model(target, dtype=getattr(torch, dtype), device=torch.device("cpu"))
-    draft = load_draft(config, model, target)
-    assert draft is not None
+    found = find_draft(config, model.config, model.device, target)
+    assert found is not None
+    draft = load_draft(config, model, found)
     assert isinstance(draft.model.head.packed, QuantisedLinear) is is_rounded
     assert not isinstance(model.head.packed, QuantisedLinear)
 

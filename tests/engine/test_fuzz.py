@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.fuzzing.fake_fuzzer import FakeFuzzer
 from benchmarks.fuzzing.fuzzer import Fuzzer, Said, fuzz, report
 from benchmarks.fuzzing.worlds import MOST_ANSWERS
 from rootgraft.engine.core import adapter_manager
@@ -15,6 +16,7 @@ from rootgraft.radix.namespace import Namespace
 
 SEED = 1
 HEAVY_REQUESTS = 2000
+HEAVY_FAKE_REQUESTS = 4000
 
 
 @pytest.fixture(scope="module")
@@ -25,6 +27,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def fuzzer(folder: Path) -> Iterator[Fuzzer]:
     made = Fuzzer(folder)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def fake_fuzzer(tmp_path: Path) -> Iterator[FakeFuzzer]:
+    made = FakeFuzzer(tmp_path)
     yield made
     made.close()
 
@@ -47,8 +56,23 @@ def test_two_thousand_requests(fuzzer: Fuzzer) -> None:
     run(fuzzer, SEED + 1, HEAVY_REQUESTS)
 
 
-def test_shared_kv_of_different_adapters_is_found(fuzzer: Fuzzer, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.sample
+def test_some_requests_on_the_fake_device(fake_fuzzer: FakeFuzzer) -> None:
+    run(fake_fuzzer, SEED, 500)
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(900)
+def test_four_thousand_requests_on_the_fake_device(fake_fuzzer: FakeFuzzer) -> None:
+    run(fake_fuzzer, SEED + 1, HEAVY_FAKE_REQUESTS)
+
+
+@pytest.mark.parametrize("fuzzers", ["fuzzer", "fake_fuzzer"])
+def test_shared_kv_of_different_adapters_is_found(
+    fuzzers: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A fault that is made on purpose: all adapters have the same namespace."""
+    fuzzer = request.getfixturevalue(fuzzers)
 
     def mixed(revision: str, adapter: str | None, *rest: Any) -> Namespace:
         return Namespace(revision, adapter and "any", *rest)
@@ -62,8 +86,8 @@ def test_shared_kv_of_different_adapters_is_found(fuzzer: Fuzzer, monkeypatch: p
 def test_a_fault_is_narrowed_down_to_its_requests(fuzzer: Fuzzer, monkeypatch: pytest.MonkeyPatch) -> None:
     inner = Fuzzer._say_alone
 
-    def wrong(self: Fuzzer, world: Any, submit: Any) -> Said:
-        said = inner(self, world, submit)
+    def wrong(self: Fuzzer, world: Any, submit: Any, version: str | None) -> Said:
+        said = inner(self, world, submit, version)
         return said if submit.id // MOST_ANSWERS != 5 else Said([*said.tokens, 3], [], [], ("stop", None, 1))
 
     monkeypatch.setattr(Fuzzer, "_say_alone", wrong)

@@ -54,7 +54,7 @@ def test_a_page_holds_one_vector_of_each_token(folder: Path) -> None:
     assert kv.v is None and kv.k.shape == (3, 7, 1, 16, 48 + 16)
     assert all(v is k for k, v in zip(kv.k_layers, kv.v_layers, strict=True))
     assert kv.page_bytes * 7 == kv.k.nbytes
-    assert "6 heads over 1" in worker.summary[0]
+    assert "6 heads over 1 KV head," in worker.summary[0]
 
 
 def test_kv_of_8_bits_is_refused_by_name(folder: Path) -> None:

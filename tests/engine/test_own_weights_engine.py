@@ -20,6 +20,7 @@ from support.models.resized_base import ADDED, KINDS, ResizedOracle, make_resize
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.core.engine_core import EngineCore
 from rootgraft.engine.messages import Done, Failed, ForgetTokens, Submit, TokenOut, TokenTexts
+from rootgraft.engine.text.adapter_vocabulary import tokenizer_identity
 from rootgraft.engine.types import SamplingParams
 from rootgraft.grammar.spec import GrammarSpec
 
@@ -84,6 +85,7 @@ def submit(number: int, prompt: list[int], adapter: str | None, **fields: Any) -
     keys = {key: fields.pop(key) for key in ("vocabulary", "ends") if key in fields}
     params = SamplingParams(**{"temperature": 0.0, "max_tokens": 12, "ignore_eos": True, **fields})
     packed = grammar and (grammar.kind.value, grammar.content)
+    keys["tokenizer"] = tokenizer_identity("", WIDE if adapter in WIDER else VOCAB, VOCAB)
     return Submit(number, array("i", prompt), params, adapter, grammar=packed, **keys)
 
 

@@ -95,6 +95,19 @@ def test_an_earlier_band_comes_first() -> None:
     assert start(queue, 6) == [2, 5, 1, 4, 0, 3]
 
 
+def test_it_tells_whether_one_of_an_earlier_band_waits() -> None:
+    queue, first = WaitingQueue(), sequence(0)
+    queue.push(sequence(1, priority=B))
+    assert not queue.has_before(B)
+    queue.push(first)
+    assert [queue.has_before(band) for band in Priority] == [False, False, True]
+    assert start(queue) == [0] and not queue.has_before(B)
+    queue.requeue(first)
+    assert [queue.has_before(band) for band in Priority] == [False, False, True]
+    queue.remove(first)
+    assert not queue.has_before(B)
+
+
 def test_a_preempted_sequence_is_the_first_of_its_band() -> None:
     queue = WaitingQueue()
     first, second = sequence(0), sequence(1)
@@ -124,6 +137,28 @@ def test_who_waits_for_long_goes_over_to_the_first_band(priority: Priority) -> N
     assert 0 in start(queue, 3)
 
 
+@pytest.mark.parametrize("priority", [I, B])
+def test_waits_before_a_preemption_count_and_the_time_in_between_does_not(priority: Priority) -> None:
+    clock = Clock()
+    queue = WaitingQueue(clock=clock)
+    first, patience = sequence(0, priority=priority), PATIENCE[priority]
+    queue.push(first)
+    clock.now = patience / 2
+    assert start(queue) == [0]
+    clock.now = 10 * patience
+    queue.requeue(first)
+    clock.now += patience / 4
+    assert start(queue) == [0] and first.priority is priority
+    clock.now = 20 * patience
+    queue.requeue(first)
+    queue.push(sequence(1, priority=R))
+    clock.now += patience / 4 - 1
+    assert [each.id for each in in_order(queue)] == [1, 0] and first.priority is priority
+    clock.now += 1
+    queue.push(sequence(2, priority=R))
+    assert [each.id for each in in_order(queue)] == [1, 2, 0] and first.priority is R
+
+
 def test_a_flood_of_earlier_bands_holds_nobody_up_for_ever() -> None:
     clock = Clock()
     queue = WaitingQueue(clock=clock)
@@ -145,6 +180,19 @@ def test_the_tenant_who_was_served_least_comes_next() -> None:
         queue.push(sequence(number, "few", num_prompt=5))
     # Lifted to what "many" has been served, it takes turns with it from here on.
     assert start(queue, 4) == [2, 8, 3, 9]
+
+
+def test_one_that_comes_when_all_others_have_left_begins_where_they_were() -> None:
+    """A tenant whose sequences have all begun is not behind one that was never there."""
+    queue = WaitingQueue()
+    for number in range(3):
+        queue.push(sequence(number, "many", num_prompt=5))
+    assert start(queue, 3) == [0, 1, 2]
+    for number in range(3, 6):
+        queue.push(sequence(number, "new", num_prompt=5))
+    for number in range(6, 9):
+        queue.push(sequence(number, "many", num_prompt=5))
+    assert start(queue, 6) == [3, 6, 4, 7, 5, 8]
 
 
 def test_a_pause_is_not_saved_up() -> None:

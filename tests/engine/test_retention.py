@@ -123,6 +123,14 @@ def test_beginnings_of_a_prompt_are_pinned_each_for_its_time(world: World) -> No
     assert world.ask(A, prefix_pins=((3, 60.0), (16, 0.0))).pinned == 0
 
 
+def test_each_pin_ends_with_its_own_time(world: World) -> None:
+    for number, seconds in enumerate((30.0, 10.0, 40.0, 20.0)):
+        world.ask([number] * 4, pin_seconds=seconds, tenant=str(number % 3))
+    for now, left in ((9.9, 4), (10.0, 3), (20.0, 2), (29.9, 2), (30.0, 1), (40.0, 0)):
+        world.now = now
+        assert world.stats()["pins"] == left
+
+
 def test_pins_stop_no_request_that_fits_alone(world: World) -> None:
     world.ask(A, pin_seconds=600.0)
     world.ask(B, pin_seconds=600.0, tenant="other")

@@ -11,7 +11,7 @@ import torch
 from rootgraft.engine.batch import Batch, StepResult
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.errors import ConfigError
-from rootgraft.engine.executor import device, gpu_memory, worker
+from rootgraft.engine.executor import device, gpu_memory, kv_budget, worker
 from rootgraft.engine.executor.gpu_memory import StepMemory
 
 GIB = 2**30
@@ -98,10 +98,12 @@ def test_the_pool_gets_what_is_left(tiny_llama, books, monkeypatch):
     steps = StepMemory(activations=GIB // 2, graphs=GIB // 4)
     left = device.kv_bytes(config, cuda) - steps.total
     assert left == 0.75 * 10 * GIB - 4 * GIB - GIB // 2 - GIB // 4
-    assert worker.pool_bytes(config, cuda, steps, slot_bytes=GIB) == left - GIB
+    assert kv_budget.pool_bytes(config, cuda, steps, slot_bytes=GIB) == left - GIB
     fixed = EngineConfig(kv_cache_memory=1.5)
-    assert worker.pool_bytes(fixed, cuda, StepMemory(), slot_bytes=GIB) == 1.5 * GIB, "what is named is taken as it is"
-    assert worker.pool_bytes(EngineConfig(gpu_memory_utilization=0.4), cuda, steps, slot_bytes=0) == 0
+    assert kv_budget.pool_bytes(fixed, cuda, StepMemory(), slot_bytes=GIB) == 1.5 * GIB, (
+        "what is named is taken as it is"
+    )
+    assert kv_budget.pool_bytes(EngineConfig(gpu_memory_utilization=0.4), cuda, steps, slot_bytes=0) == 0
 
 
 def test_a_pool_of_nothing_is_refused(tiny_llama):

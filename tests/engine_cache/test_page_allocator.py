@@ -1,4 +1,6 @@
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rootgraft.engine.kv_cache.page_allocator import PageAllocator
 
@@ -23,3 +25,18 @@ def test_refuses_pages_that_nobody_can_own(page, message):
     allocator = PageAllocator(2)
     with pytest.raises(ValueError, match=message):
         allocator.free([page])
+
+
+@given(st.lists(st.tuples(st.sampled_from(["allocate", "free"]), st.integers(-1, 5)), max_size=40))
+def test_it_does_what_a_stack_of_free_pages_does(calls):
+    allocator, free = PageAllocator(4), [3, 2, 1, 0]
+    for name, number in calls:
+        if name == "allocate" and 0 <= number <= len(free):
+            assert allocator.allocate(number) == [free.pop() for _ in range(number)]
+        elif name == "free" and 0 <= number < 4 and number not in free:
+            allocator.free([number])
+            free.append(number)
+        else:
+            with pytest.raises(ValueError, match=r"cannot allocate|there is no page|freed twice"):
+                getattr(allocator, name)(number if name == "allocate" else [number])
+        assert allocator.free_pages == tuple(free) and allocator.num_free == len(free)

@@ -19,6 +19,7 @@ from rootgraft.engine.messages import (
     Done,
     Failed,
     ForgetTokens,
+    Heartbeat,
     Message,
     Ready,
     Submit,
@@ -261,6 +262,54 @@ def test_sequences_wait_for_the_first_replica_within_a_bound() -> None:
     assert fleet.one()[0] == "a"
 
 
+def beat(*waiting: int) -> Heartbeat:
+    return Heartbeat({}, {}, waiting=waiting)
+
+
+def test_who_waits_in_the_queue_is_not_blamed_for_its_replica() -> None:
+    """However many are lost while it waits: it is in no quarantine, where one would go on after the other."""
+    fleet = Fleet("r0")
+    fleet.submit(*(submit(number, max_tokens=100) for number in range(4)))
+    for lost in range(MOST_REPLAYS):
+        numbers = [message.id for _, message in fleet.sent() if isinstance(message, Submit)]
+        assert len(numbers) == 4, "all go on at once"
+        fleet.say(f"r{lost}", beat(*numbers[1:]), out(numbers[0], 5))
+        fleet.join(f"r{lost + 1}")
+        fleet.now += 1
+        assert fleet.kill(f"r{lost}") == []
+    ended = fleet.kill(f"r{MOST_REPLAYS}")
+    assert all(isinstance(end, Failed) and f"failed {MOST_REPLAYS + 1} times," in end.message for end in ended)
+    assert len(ended) == 4
+
+
+def test_who_has_begun_is_blamed() -> None:
+    fleet = Fleet(*(f"r{number}" for number in range(MOST_DEATHS)))
+    fleet.submit(submit(1))
+    for _ in range(MOST_DEATHS):
+        name, sent = fleet.one()
+        fleet.say(name, beat(sent.id), beat())
+        ended = fleet.kill(name)
+    [failed] = ended
+    assert isinstance(failed, Failed) and f"failed {MOST_DEATHS} times in a row" in failed.message
+
+
+@pytest.mark.parametrize("is_proven", [True, False])
+def test_a_grammar_that_is_compiled_is_blamed_until_an_answer_has_begun_under_it(*, is_proven: bool) -> None:
+    fleet = Fleet(*(f"r{number}" for number in range(9)))
+    asked = replace(submit(1), grammar=("regex", b"[0-9]+"))
+    if is_proven:
+        fleet.submit(replace(asked, id=9))
+        name, sent = next((name, each) for name, each in fleet.sent() if isinstance(each, Submit))
+        fleet.say(name, out(sent.id, 5), done(sent.id, 1))
+    fleet.submit(asked)
+    ended: list[Message] = []
+    for _ in range(MOST_DEATHS):
+        [(name, sent)] = [(name, each) for name, each in fleet.sent() if isinstance(each, Submit)]
+        fleet.say(name, beat(sent.id))
+        ended += fleet.kill(name)
+    assert [isinstance(end, Failed) for end in ended] == ([] if is_proven else [True])
+
+
 def test_an_abort_ends_a_sequence_once_wherever_it_is() -> None:
     fleet = Fleet("a", "b")
     fleet.submit(submit(1), submit(2))
@@ -318,7 +367,7 @@ def test_a_draining_replica_ends_what_it_has() -> None:
 def test_a_name_means_the_same_version_until_the_end() -> None:
     fleet = Fleet("a", "b")
     fleet.dispatcher.name_adapter("sql", "digest-1")
-    named = replace(submit(1), adapter="sql")
+    named = replace(submit(1), adapter="sql", tokenizer="of digest-1")
     fleet.submit(named)
     name, sent = fleet.one()
     fleet.dispatcher.name_adapter("sql", "digest-2")
@@ -326,6 +375,7 @@ def test_a_name_means_the_same_version_until_the_end() -> None:
     fleet.submit(replace(named, id=2))
     (_, again), (_, other) = fleet.sent()
     assert (sent.adapter, again.adapter, other.adapter) == ("digest-1", "digest-1", "digest-2")  # type: ignore[union-attr]
+    assert again.tokenizer == other.tokenizer == "of digest-1", "by which the replica refuses the last one"  # type: ignore[union-attr]
     fleet.dispatcher.name_adapter("sql", None)
     fleet.submit(replace(named, id=3))
     assert fleet.one()[1].adapter == "sql"
@@ -406,3 +456,46 @@ def test_a_gap_in_the_frames_of_a_replica_is_its_death() -> None:
     for number in range(MOST_EARLY + 1):
         fleet.dispatcher.take(name, 1 + number, [], 0.0)
     assert fleet.one()[0] != name
+
+
+def test_no_sequence_goes_where_its_adapter_cannot_be() -> None:
+    """Nor waits for a replica that has it, where one is there that lacks it; others are served by all."""
+    fleet = Fleet("a")
+    fleet.dispatcher.join("b", ready(), fleet.now, lacking=["sql@2"])
+    fleet.submit(*(replace(submit(number), adapter="sql@2") for number in range(6)))
+    assert {name for name, _ in fleet.sent()} == {"a"}
+    fleet.submit(submit(6))
+    assert fleet.one()[0] == "b"
+    ended = fleet.kill("a")
+    assert [(each.id, each.kind) for each in ended] == [(n, "AdapterUnavailable") for n in range(6)]  # type: ignore[union-attr]
+    assert not fleet.sent()
+    fleet.join("c")
+    fleet.submit(replace(submit(20), adapter="sql@2"))
+    assert fleet.one()[0] == "c"
+    fleet.dispatcher.drain("c")
+    fleet.submit(replace(submit(21), adapter="sql@2"))
+    [failed] = fleet.dispatcher.take_delivered()
+    assert isinstance(failed, Failed) and failed.kind == "AdapterUnavailable" and not fleet.sent()
+
+
+def test_a_replica_that_drains_takes_what_waits_when_it_is_opened_again() -> None:
+    fleet = Fleet("a")
+    fleet.dispatcher.drain("a")
+    fleet.submit(submit(1))
+    assert not fleet.sent() and fleet.dispatcher.num_held == 1
+    fleet.dispatcher.reopen("gone", fleet.now)
+    fleet.dispatcher.reopen("a", fleet.now)
+    assert fleet.one()[0] == "a" and fleet.dispatcher.num_held == 0
+
+
+def test_a_replica_that_is_not_wanted_any_more_is_no_loss() -> None:
+    """Its sequences go on, however often that happens to them."""
+    fleet = Fleet("r0")
+    fleet.submit(submit(1))
+    for number in range(MOST_DEATHS + 1):
+        name, _ = fleet.one()
+        assert name == f"r{number}"
+        fleet.join(f"r{number + 1}")
+        fleet.dispatcher.retire(name, fleet.now)
+        assert fleet.dispatcher.take_delivered() == [] and name not in fleet.dispatcher.replicas
+    assert fleet.dispatcher.num_lost == 0 and fleet.dispatcher.take_lost() == []

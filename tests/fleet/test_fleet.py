@@ -21,7 +21,7 @@ from rootgraft.api.fleet.replica_client import ReplicaClient
 from rootgraft.api.fleet.replica_launcher import ProcessLauncher
 from rootgraft.api.fleet.scaling import autoscaling
 from rootgraft.api.fleet.scaling.autoscaling import AutoscalePolicy
-from rootgraft.engine.errors import EngineDead, RequestError, UnknownModel
+from rootgraft.engine.errors import AdapterUnavailable, EngineDead, RequestError, UnknownModel
 from rootgraft.engine.messages import AdapterChanged, Done, Failed, Heartbeat, Message, Submit, TokenOut
 from rootgraft.engine.serving.engine_client import EngineClient
 from rootgraft.engine.types import FinishReason, SamplingParams
@@ -124,13 +124,16 @@ async def test_counters_never_go_back(make: Any) -> None:
     assert after.get("pages", 0) == after.get("running", 0) == 0  # of replicas that have not said anything yet
 
 
-async def test_requests_wait_for_a_replica_to_come_back(make: Any) -> None:
+async def test_requests_wait_for_a_replica_to_come_back(make: Any, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "rootgraft.fleet")
     made = await make(1)
     made.serving[0].die()
     assert made.fleet.is_alive and not made.serving
     made.fleet.submit([submit(1, [1, 2])])
     await made.until(lambda: 1 in made.ends)
     assert made.tokens[1] == expected_tokens([1, 2], 40, VOCAB)
+    said = [record.getMessage() for record in caplog.records]
+    assert said == ["replica-1 is lost: The engine process has ended.", "another replica has started: here"]
 
 
 @pytest.mark.parametrize(("seconds", "waits"), [(60.0, True), (0.0, False)])
@@ -193,6 +196,19 @@ async def test_another_base_model_is_no_replacement(make: Any) -> None:
     await made.until(lambda: len(made.clients) == 3 and made.clients[2].closed)
     assert len(made.serving) == 1
     made.options = {}
+
+
+async def test_a_name_is_replaced_where_no_other_is_free(make: Any) -> None:
+    made = await make(2)
+    for client in made.serving:
+        client.most_adapters = 2
+    for name in ("sql", "fr"):
+        await made.fleet.load_adapter(name, "one")
+    await made.fleet.load_adapter("sql", "two", replace=True)
+    with pytest.raises(AdapterUnavailable, match="the limit"):
+        await made.fleet.load_adapter("es", "three")
+    await made.fleet.load_adapter("sql", "three", replace=True)
+    assert {name: info.path for name, info in made.fleet.adapters.items()} == {"sql": "three", "fr": "one"}
 
 
 async def test_adapters_are_the_same_on_all_replicas(make: Any) -> None:
@@ -356,7 +372,9 @@ def test_it_has_the_methods_of_an_engine_client() -> None:
     for name, method in vars(EngineClient).items():
         if inspect.isfunction(method) and not name.startswith("_") and not hasattr(asyncio.Protocol, name):
             if name != "prepare_grammar":  # which a fleet asks of its replicas
-                assert inspect.signature(getattr(Fleet, name)) == inspect.signature(method), name
+                signature = inspect.signature(method)
+                asked = [each for each in signature.parameters.values() if each.name != "of"]  # likewise
+                assert inspect.signature(getattr(Fleet, name)) == signature.replace(parameters=asked), name
             assert inspect.signature(getattr(ReplicaClient, name)) == inspect.signature(method), name
 
 

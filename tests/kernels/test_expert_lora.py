@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -91,6 +93,9 @@ def test_what_is_out_of_range_is_refused() -> None:
         lora_experts(y, x, experts, table, EXPERTS, segments_of([0, 3]))
     with pytest.raises(IndexError, match=r"a token is not in 0 \.\. 1"):
         lora_experts(y, x, experts, table, EXPERTS, segments_of([0, 1, 1]))
+    beyond = segments_of([0, 0])
+    with pytest.raises(IndexError, match=r"a start not in 0 \.\. 1"):
+        lora_experts(y, x, experts, table, EXPERTS, replace(beyond, tokens=beyond.tokens[:1]))
     with pytest.raises(ValueError, match="do not fit"):
         lora_experts(y, x[:, 1:], experts, table, EXPERTS, segments_of([0, 1]))
     with pytest.raises(ValueError, match="bfloat16"):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
+import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -9,9 +12,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.kernels.guarded_memory import GuardedMemory
 from support.kernels.ragged_batches import ragged_batch
 
-from rootgraft.kernels import ops
+from rootgraft.kernels import memory, ops
 from rootgraft.kernels.layouts import int8_kv_layout
 
 pytestmark = pytest.mark.usefixtures("kernels")
@@ -116,76 +120,43 @@ def test_linear_refuses_what_does_not_fit():
         ops.linear(torch.zeros(2, 6, dtype=torch.bfloat16), layer)
 
 
-GUARDED = '''
-"""Every tensor ends (or starts) where unmapped memory starts (or ends): a step outside ends the process."""
-import ctypes, mmap, sys
-import torch
-from rootgraft.kernels import ops
-
-AT_END = sys.argv[1] == "end"
-libc = ctypes.CDLL(None)
-libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-kept = []
-
-
-def guarded(shape, dtype):
-    size = max(1, torch.Size(shape).numel()) * dtype.itemsize
-    pages = -(-size // mmap.PAGESIZE)
-    memory = mmap.mmap(-1, (pages + 2) * mmap.PAGESIZE)
-    kept.append(memory)
-    base = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-    for page in (0, pages + 1):
-        assert libc.mprotect(base + page * mmap.PAGESIZE, mmap.PAGESIZE, 0) == 0
-    start = mmap.PAGESIZE + (pages * mmap.PAGESIZE - size if AT_END else 0)
-    return torch.frombuffer(memory, dtype=dtype, count=torch.Size(shape).numel(), offset=start).view(shape)
-
-
-def guard(tensor):
-    copy = guarded(tensor.shape, tensor.dtype)
-    copy.copy_(tensor)
-    return copy
-
-
-empty = torch.empty
-torch.empty = lambda shape, dtype: guarded(shape, dtype)
-torch.empty_like = lambda tensor: guarded(tensor.shape, tensor.dtype)
-torch.Tensor.new_empty = lambda tensor, shape: guarded(shape, tensor.dtype)
-ops.set_threads(int(sys.argv[2]))
-
-for dtype in (torch.bfloat16, torch.float32):
-    for rows, width, columns in ((1, 2, 1), (3, 34, 17), (7, 62, 70), (100, 256, 130), (140, 1216, 9)):
-        layer = ops.pack_linear(guard(torch.randn(columns, width).to(dtype)), guard(torch.randn(columns).to(dtype)))
-        assert layer.kernels is not None
-        ops.linear(guard(torch.randn(rows, width).to(dtype)), layer)
-        ops.linear(guard(torch.randn(rows, width).to(dtype)), layer, torch.float32)
-        gated = ops.pack_linear(guard(torch.randn(32 * columns, width).to(dtype)))
-        ops.gated_linear(guard(torch.randn(rows, width).to(dtype)), gated, "silu")
-        x, weight = guard(torch.randn(rows, width).to(dtype)), guard(torch.randn(width).to(dtype))
-        ops.rms_norm(x, weight, 1e-5)
-        ops.add_rms_norm(x, guard(x.float()), weight, 1e-5)
-        ops.gated_activation(x, "silu")
-    for page, head_dim, lengths in ((1, 16, [5, 1]), (16, 80, [33, 16]), (3, 256, [65, 300]), (128, 64, [129, 500])):
-        pages = [-(-length // page) for length in lengths]
-        table = torch.zeros(2, max(pages), dtype=torch.int32)
-        table[0, : pages[0]] = torch.arange(pages[0])
-        table[1, : pages[1]] = torch.arange(pages[1]) + pages[0]
-        k, v = (guard(torch.randn(sum(pages), 2, page, head_dim).to(dtype)) for _ in range(2))
-        queries = [min(length, 40) for length in lengths]
-        start = guard(torch.tensor([0, queries[0], sum(queries)], dtype=torch.int32))
-        q = guard(torch.randn(sum(queries), 6, head_dim).to(dtype))
-        batch = ops.PagedBatch(guard(table), start, guard(torch.tensor(lengths, dtype=torch.int32)), 40, 500)
-        ops.attention(q, k, v, batch, ops.AttentionParams(1.0))
-        qkv, norm = guard(torch.randn(3, 10 * head_dim).to(dtype)), guard(torch.randn(head_dim).to(dtype))
-        where = guard(torch.tensor([0, 1, sum(pages) * page - 1]))
-        positions, cos_sin = guard(torch.tensor([0, 2, 4])), guard(torch.randn(5, head_dim // 2))
-        ops.rope_store_kv(qkv, positions, where, k, v, ops.RopeParams(6, 2, cos_sin, norm, norm, 1e-6))
-print("whole")
-'''
-
-
 @pytest.mark.parametrize("side", ["start", "end"])
 @pytest.mark.parametrize("threads", ["1", "2"])
 def test_no_access_outside(side, threads):
-    command = [sys.executable, "-c", GUARDED, side, threads]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    command = [sys.executable, "-m", "support.kernels.guarded_memory", side, threads]
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "tests")}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "whole\n"), done.stderr
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+@pytest.mark.parametrize("at_end", [False, True])
+def test_guarded_memory_ends_where_it_says(at_end):
+    """Else no access outside would be seen."""
+    tensor = GuardedMemory(at_end=at_end).empty((3, 5), torch.bfloat16)
+    for place, is_inside in ((0, True), (29, True), (30 if at_end else -1, False)):
+        if (child := os.fork()) == 0:
+            signal.signal(signal.SIGSEGV, signal.SIG_DFL)
+            ctypes.memset(tensor.data_ptr() + place, 0, 1)
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == (0 if is_inside else signal.SIGSEGV)
+
+
+def test_places_beyond_32_bits():
+    """Of cells of KV, in memory that is committed only where it is written."""
+    qkv, tokens = torch.randn(40, 8 * 128).bfloat16(), torch.arange(40)
+    for width, kind in ((128, torch.bfloat16), (128 + int8_kv_layout.SCALE_BYTES, int8_kv_layout.DTYPE)):
+        found = []
+        for num_pages in (8, (1 << 31) // (2 * 16 * width) + 9):
+            k, v = (memory.lazy_zeros((num_pages, 2, 16, width), kind) for _ in range(2))
+            pages = torch.tensor([[num_pages - 3, num_pages - 1, num_pages - 6]], dtype=torch.int32)
+            loc = (pages[0, tokens // 16] * 16 + tokens % 16).long()
+            q = ops.rope_store_kv(qkv, tokens, loc, k, v, ops.RopeParams(4, 2))
+            memory.copy_pages(k[None], v[None], [num_pages - 3], [num_pages - 2], [16])
+            pages[0, 0] += 1
+            for first in (0, 39):
+                ends = (torch.tensor(each, dtype=torch.int32) for each in ([0, 40 - first], [40]))
+                batch = ops.PagedBatch(pages, *ends, 40 - first, 40)
+                found.append(ops.attention(q[first:], k, v, batch, ops.AttentionParams(0.1)))
+        assert torch.equal(found[0], found[2]) and torch.equal(found[1], found[3])

@@ -113,8 +113,8 @@ def test_the_start_says_which_form_is_for_how_many_rows(tmp_path: Path, monkeypa
     path = write(tmp_path / "model.gguf", tensors(), types=types)
     both = Worker(EngineConfig(model=str(path), device="cpu", dtype="bfloat16", kv_cache_memory=0.01), path)
     assert (
-        "bfloat16 with weights in 4-bit blocks up to 64 rows of a step and 8-bit blocks up to 1 row of a step, "
-        "widened for more on cpu"
+        "; bfloat16 on cpu, weights in 4-bit blocks for steps of up to 64 rows and 8-bit blocks for steps of 1 row, "
+        "else widened; "
     ) in both.summary[0]
     config = EngineConfig(model=str(path), device="cpu", quantization="gguf", kv_cache_memory=0.01)
-    assert "bfloat16 with weights in 4-bit blocks and 8-bit blocks on cpu" in Worker(config, path).summary[0]
+    assert "; bfloat16 on cpu, weights in 4-bit blocks and 8-bit blocks; " in Worker(config, path).summary[0]

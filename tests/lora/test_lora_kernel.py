@@ -160,6 +160,26 @@ def test_a_segment_out_of_range(slots, starts):
         )
 
 
+def test_segments_beyond_their_tokens():
+    """Where a start leads, there are other numbers, which would do."""
+    y, segments = torch.zeros(3, 8), raw([0, 1, 2], [0], [0, 3])
+    with pytest.raises(IndexError, match=r"a start not in 0 \.\. 2"):
+        lora_shrink_expand(
+            y,
+            torch.ones(3, 8),
+            table_of((8,), 8, [(2,)], torch.float32),
+            Segments(segments.tokens[:2], segments.slots, segments.starts),
+        )
+    assert not y.any()
+
+
+def test_token_ids_of_another_type():
+    with pytest.raises(ValueError, match=r"token_ids is torch.int32 \[1\], not torch.int64 \[1\]"):
+        lora_embed(
+            torch.zeros(1, 4), torch.zeros(1, dtype=torch.int32), SlotTable((4,), 5, 1, torch.float32), segments_of([0])
+        )
+
+
 def test_a_token_id_out_of_range():
     table = SlotTable((4,), 5, 1, torch.float32)
     table.put(0, factors((4,), 5, (2,), torch.float32, 0, embed=True))

@@ -6,10 +6,14 @@ import tracemalloc
 from typing import Any
 
 import pytest
+import torch
 from support.models.bad_adapters import (
     CASES,
 )
 from support.models.lora_folders import (
+    file_of,
+    good_config,
+    good_tensors,
     small_reader,
     write_folder,
 )
@@ -17,6 +21,11 @@ from support.models.lora_folders import (
 from rootgraft.lora.adapter_pool import AdapterPool
 from rootgraft.lora.errors import AdapterError
 from rootgraft.lora.safetensors_file import read_tensors
+
+OF_VALUES = [
+    CASES[name][0]
+    for name in ("a whole linear", "a full matrix", "a base weight of another model", "values NaN", "values infinite")
+]
 
 
 def test_the_corpus_is_large():
@@ -31,8 +40,32 @@ def test_refused(write, cause, tmp_path):
     with pytest.raises(AdapterError, match=cause) as refused:
         small_reader(root).read("bad")
     assert str(tmp_path) not in str(refused.value)
+    if write not in OF_VALUES:  # all others are told before the base model is loaded
+        with pytest.raises(AdapterError) as early:
+            small_reader(root).check("bad")
+        assert str(early.value) == str(refused.value)
     assert len(str(refused.value)) <= 600
     str(refused.value).encode()
+
+
+@pytest.mark.parametrize(
+    ("base", "told"),
+    [
+        ("Qwen/Qwen2.5-0.5B", " was trained on Qwen/Qwen2.5-0.5B."),
+        ("/home/ann/models/qwen/", " was trained on qwen."),
+        ("C:\\models\\qwen", " was trained on qwen."),
+        (None, "sizes it must be [2, 6]."),
+        (7, "sizes it must be [2, 6]."),
+    ],
+)
+def test_an_adapter_of_another_base_names_it(base, told, tmp_path):
+    tensors = good_tensors()
+    name = next(iter(tensors))
+    tensors[name] = torch.ones(2, tensors[name].shape[1] + 1)
+    write_folder(tmp_path / "bad", good_config(base_model_name_or_path=base), file_of(tensors))
+    with pytest.raises(AdapterError) as refused:
+        small_reader(tmp_path).read("bad")
+    assert str(refused.value).endswith(told)
 
 
 @pytest.mark.parametrize(

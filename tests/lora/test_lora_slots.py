@@ -94,6 +94,13 @@ class Slots(RuleBasedStateMachine):
             self.pool.drop(adapter)
             assert adapter not in self.device.held.values()
 
+    @rule()
+    def clear(self):
+        """After a step that raised: nobody holds a slot, and loads go on."""
+        self.pool.clear()
+        self.running.clear()
+        assert not self.device.held and not self.pool.num_resident
+
     @invariant()
     def agrees(self):
         self.pool.check()
@@ -162,6 +169,47 @@ def test_a_waiter_that_is_gone_closes_no_slot():
     for _ in range(PATIENCE + 1):
         device.pool.tick()
     assert device.pool.acquire(1) == 0  # 2 has not asked for long
+
+
+def test_the_slot_that_fewest_sequences_hold_is_closed():
+    device = Device(2, at_once=True)
+    slots = [device.pool.acquire(adapter) for adapter in (1, 1, 2)]
+    device.pool.tick()
+    device.pool.release(slots[2])
+    assert device.pool.acquire(2) == slots[2]  # used last, and by one
+    for _ in range(PATIENCE + 1):
+        assert device.pool.acquire(3) == WAIT
+        device.pool.tick()
+    assert [state.closing for state in device.pool.states()] == [False, True]
+
+
+def test_who_gets_another_slot_first_leaves_the_one_that_was_closed_for_it():
+    device = Device(2, at_once=True)
+    first, second = device.pool.acquire(1), device.pool.acquire(2)
+    for _ in range(PATIENCE + 1):
+        assert device.pool.acquire(3) == WAIT
+        device.pool.tick()
+    assert [state.closing for state in device.pool.states()] == [True, False]
+    device.pool.release(second)
+    assert device.pool.acquire(3) == second
+    assert device.pool.acquire(1) == first, "it is open again"
+    device.pool.release(first)
+    device.pool.release(first)
+    device.pool.check()
+    assert device.held == {first: 1, second: 3}
+
+
+def test_who_waited_before_all_slots_were_emptied_waits_anew():
+    device = Device(1, at_once=True)
+    device.pool.acquire(1)
+    for _ in range(PATIENCE - 1):
+        assert device.pool.acquire(2) == WAIT
+        device.pool.tick()
+    device.pool.clear()
+    assert device.pool.acquire(1) == 0
+    assert device.pool.acquire(2) == WAIT
+    device.pool.tick()
+    assert device.pool.acquire(2) == WAIT and device.pool.acquire(1) == 0  # not closed for 2 yet
 
 
 def test_adapters_with_own_embeddings_take_turns_in_the_slots_that_are_theirs():

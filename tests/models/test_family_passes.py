@@ -17,7 +17,7 @@ from torch import Tensor
 from rootgraft.engine.batch import Batch, Row
 from rootgraft.engine.executor.cpu_graphs import CpuGraphs
 from rootgraft.engine.executor.input_builder import InputBuilder
-from rootgraft.engine.loading.base_layout import base_layout
+from rootgraft.engine.loading.base_layout import base_layout, planned_layout
 from rootgraft.engine.loading.load_model import load_model
 from rootgraft.kernels import ops
 from rootgraft.kernels.layouts import int8_kv_layout
@@ -101,6 +101,10 @@ def test_an_adapter_on_every_linear_module(family: tuple[str, Path], tmp_path: P
         oracle.save_pretrained(tmp_path)
     model = load_model(folder, dtype=torch.float32, device=CPU)
     layout = base_layout(model, folder, dummy=False)
+    planned = planned_layout(folder, torch.float32, dummy=False)
+    for field in ("projections", "modules", "experts", "norms", "towers", "tied"):
+        assert getattr(planned, field) == getattr(layout, field)
+    AdapterReader(planned, max_rank=8).check(str(tmp_path))
     bank = AdapterBank(layout, 1)
     bank.install(0, AdapterReader(layout, max_rank=8).read(str(tmp_path)))
     run = AdaptedRun(model, bank, [0, -1], [0, 0])

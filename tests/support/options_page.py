@@ -108,7 +108,7 @@ def _about(option: PeerOption) -> str:
 
 
 def _sentence(text: str) -> str:
-    return text[0].upper() + text[1:]
+    return text if text.startswith("rootgraft ") else text[0].upper() + text[1:]
 
 
 def _variables(options: Iterable[PeerOption]) -> Iterator[str]:

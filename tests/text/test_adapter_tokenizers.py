@@ -6,16 +6,20 @@ import gc
 import weakref
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from support.models.tiny_tokenizers import train_byte_level, write_folder
 
 from rootgraft.engine.config import EngineConfig
+from rootgraft.engine.core.adapter_checks import VocabularyCheck
 from rootgraft.engine.errors import RequestError
 from rootgraft.engine.serving import adapter_tokenizers
 from rootgraft.engine.serving.adapter_tokenizers import AdapterTokenizers, ServedTokenizer
+from rootgraft.engine.text import adapter_vocabulary
 from rootgraft.engine.text.tokenizer import Tokenizer
 from rootgraft.engine.types import AdapterInfo
+from rootgraft.lora.errors import AdapterError
 
 ROWS = 424
 BASE_TEMPLATE, OWN_TEMPLATE = "base {{ messages[0].content }}", "own {{ messages[0].content }}"
@@ -96,8 +100,38 @@ def test_folders_without_a_tokenizer_have_the_models(tokenizers, tmp_path):
     assert tokenizers.find("gone", AdapterInfo("gone", "gone", "ready", "host")) is base
     wide = tokenizers.find("bare", AdapterInfo("bare", "bare", "ready", "host", vocab_size=430))
     assert (wide.tokenizer, wide.vocab_size, wide.key) == (base.tokenizer, 430, "@430")
+    assert (base.identity, wide.identity) == ("", "@430")
     adapter(tmp_path, "own", PLAIN)
     assert tokenizers.read_own("own", "own")
+
+
+def test_the_engine_knows_a_tokenizer_by_the_same_identity(tokenizers, tmp_path):
+    """Whatever tells two adapters' tokens apart, and their templates: files, or the size of the vocabulary."""
+    config = EngineConfig(enable_lora=True, lora_dir=str(tmp_path / "adapters"))
+
+    def known(name: str, definition: str | None, rows: int = 0, **fields: str) -> str:
+        (tmp_path / "adapters" / name).mkdir()
+        info = AdapterInfo(name, name, "ready", "host", digest="d", vocab_size=rows)
+        if definition is not None:
+            info = adapter(tmp_path, name, definition, rows, **fields)
+        prepared = SimpleNamespace(own=SimpleNamespace(vocab_size=rows) if rows else None)
+        check = VocabularyCheck(config, name, ROWS)
+        assert check(prepared) == tokenizers.find(name, info).identity
+        return check(prepared)
+
+    bare, plain = known("bare", None), known("plain", PLAIN)
+    assert (bare, known("wide", None, 430)) == ("", "@430") and known("again", PLAIN) == plain
+    others = (
+        known("added", extended("<|a|>")),
+        known("told", PLAIN, chat_template=OWN_TEMPLATE),
+        known("wider", PLAIN, 430),
+        known("ended", PLAIN, eos_token="<|im_start|>"),
+    )
+    assert len({bare, "@430", plain, *others}) == 7
+    (tmp_path / "adapters/plain/tokenizer.json").unlink()
+    (tmp_path / "adapters/plain/tokenizer.json").symlink_to(tmp_path / "base" / "tokenizer.json")
+    with pytest.raises(AdapterError, match="a link that leads outside"):
+        VocabularyCheck(config, "plain", ROWS)(SimpleNamespace(own=None))
 
 
 def test_what_is_wrong_is_said(tokenizers, tmp_path, monkeypatch):
@@ -122,9 +156,9 @@ def test_what_is_wrong_is_said(tokenizers, tmp_path, monkeypatch):
     (tmp_path / "adapters/linked/tokenizer.json").symlink_to(tmp_path / "base/tokenizer.json")
     assert "leads outside" in refused("linked", linked)
     size = sum(file.stat().st_size for file in (tmp_path / "adapters/more").iterdir())
-    monkeypatch.setattr(adapter_tokenizers, "MOST_BYTES", size - 1)
+    monkeypatch.setattr(adapter_vocabulary, "MOST_BYTES", size - 1)
     assert f"{size:,} bytes; at most {size - 1:,}" in refused("more", more)
-    monkeypatch.setattr(adapter_tokenizers, "MOST_BYTES", size)
+    monkeypatch.setattr(adapter_vocabulary, "MOST_BYTES", size)
     assert "422 tokens" in refused("more", more)
     far = tmp_path / "cache" / "content"
     far.mkdir(parents=True)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from support.models.tiny_tokenizers import SPECIAL, TEXTS, sentencepiece_definition, train_byte_level, write_folder
 
 from rootgraft.engine.errors import RequestError
-from rootgraft.engine.text.prompt_cache import Owner, PromptEncoder
+from rootgraft.engine.text.prompt_cache import Owner, PromptCache, PromptEncoder
 from rootgraft.engine.text.tokenizer import Tokenizer
 
 US, THEM = Owner("us"), Owner("them")
@@ -98,7 +98,7 @@ def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tokenizer]
 @pytest.mark.parametrize("kind", KINDS)
 @given(texts=st.lists(st.lists(PIECES, max_size=12).map("".join), min_size=1, max_size=3))
 def test_tokens_are_those_of_the_whole_text(tokenizers: dict[str, Tokenizer], kind: str, texts: list[str]) -> None:
-    encoder = PromptEncoder(tokenizers[kind], most=1000)
+    encoder = PromptEncoder(tokenizers[kind], PromptCache(1000))
     conversation = ""
     for text in texts * 2:
         conversation += text
@@ -155,7 +155,7 @@ def test_new_are_parts_of_another_and_parts_that_are_being_encoded(
 
 def test_parts_used_last_are_kept(counting: Counting) -> None:
     texts = [f"<|im_start|>{number}" + "x" * 300 for number in range(4)]
-    encoder = PromptEncoder(counting, most=3 * len(texts[0]))
+    encoder = PromptEncoder(counting, PromptCache(3 * len(texts[0])))
     for number in (0, 1, 2, 0, 3):
         encoder.encode(encoder.cut(texts[number]), US)
     counting.encoded.clear()
@@ -169,6 +169,21 @@ def test_parts_used_last_are_kept(counting: Counting) -> None:
     for text in texts:
         encoder.encode([text], US)
     assert counting.encoded == [huge, huge, *texts]
+
+
+def test_the_parts_of_all_tokenizers_have_one_bound_and_no_tokens_in_common(
+    counting: Counting, tokenizers: dict[str, Tokenizer]
+) -> None:
+    cache = PromptCache(3 * len(LONG))
+    encoders = {name: PromptEncoder(each, cache, name) for name, each in tokenizers.items()}
+    first = PromptEncoder(counting, cache)
+    first.encode([LONG], US)
+    for name, encoder in encoders.items():
+        assert encoder.num_new([LONG], US) == len(LONG)
+        assert encoder.encode([LONG], US) == tokenizers[name].encode(LONG, False)
+        assert PromptEncoder(tokenizers[name], cache, name).num_new([LONG], US) == 0, "of the same one"
+    assert len(encoders) >= 3 and first.num_new([LONG], US) == len(LONG), "it had to go for those of others"
+    assert sum(not each.num_new([LONG], US) for each in encoders.values()) == 3
 
 
 def test_what_another_thread_encodes_is_waited_for(counting: Counting, monkeypatch: pytest.MonkeyPatch) -> None:

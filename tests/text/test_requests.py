@@ -5,14 +5,17 @@ from __future__ import annotations
 import itertools
 import math
 from array import array
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
 
 from rootgraft.engine.errors import ContextTooLong, RequestError
+from rootgraft.engine.messages import Submit
 from rootgraft.engine.serving.request import RequestLimits, TextRequest, token_array
-from rootgraft.engine.types import MAX_SEED, MIN_SEED, SamplingParams
+from rootgraft.engine.types import MAX_SEED, MIN_SEED, Priority, SamplingParams
+from rootgraft.grammar.spec import GrammarSpec
+from rootgraft.grammar.thought_rules import ThoughtRules
 
 LIMITS = RequestLimits(max_model_len=100, vocab_size=50)
 REQUEST = TextRequest(array("i", [1, 2, 3]), SamplingParams(max_tokens=10))
@@ -148,6 +151,29 @@ def test_one_submit_for_each_sequence() -> None:
     assert [submit.params.seed for submit in below] == [-2, -1, 0]
     assert {(submit.adapter, submit.salt) for submit in submits} == {("sql", "t")}
     assert [submit.params.seed for submit in replace(REQUEST, n=2).submits(itertools.count())] == [None, None]
+
+
+def test_each_sequence_has_every_field_of_its_request() -> None:
+    """Of the same name, and unlike the default: one that is forgotten is a tenant's KV for all, or a lost priority."""
+    common = {each.name for each in fields(TextRequest)} & {each.name for each in fields(Submit)}
+    values: dict[str, Any] = {
+        "tokens": array("i", [4, 5]),
+        "params": SamplingParams(max_tokens=3, seed=None),
+        "adapter": "sql",
+        "salt": "salt",
+        "grammar": GrammarSpec.regex("a+"),
+        "tenant": "tenant",
+        "cache_tenant": "cache tenant",
+        "priority": Priority.BATCH,
+        "session": "session",
+        "pin_seconds": 5.0,
+        "prefix_pins": ((1, 2.0),),
+        "reasoning": ThoughtRules("<think>", "</think>", is_open=True),
+    }
+    assert values.keys() == common
+    submits = TextRequest(n=2, **values).submits(itertools.count())
+    expected = values | {"grammar": (values["grammar"].kind.value, values["grammar"].content)}
+    assert [{name: getattr(submit, name) for name in common} for submit in submits] == [expected] * 2
 
 
 def test_prompts_of_token_ids() -> None:

@@ -31,6 +31,7 @@ class GrammarIndex:
         self._num_slots = num_slots
         self._holders: dict[int, npt.NDArray[np.bool_]] = {}
         self._held: dict[int, OrderedDict[int, None]] = {}
+        self._proven: OrderedDict[int, None] = OrderedDict()
 
     def __len__(self) -> int:
         """Grammars of all replicas."""
@@ -54,6 +55,17 @@ class GrammarIndex:
         held.move_to_end(key)
         if len(held) > MOST_GRAMMARS:
             self._drop(replica, held.popitem(last=False)[0])
+
+    def prove(self, key: int) -> None:
+        """Note that an answer has begun under a grammar: its compile harms no replica."""
+        self._proven[key] = None
+        self._proven.move_to_end(key)
+        if len(self._proven) > MOST_GRAMMARS:
+            self._proven.popitem(last=False)
+
+    def is_proven(self, key: int) -> bool:
+        """Return whether a grammar has been compiled and used; True for none."""
+        return not key or key in self._proven
 
     def holders(self, key: int) -> npt.NDArray[np.bool_]:
         """Return for each replica whether it is likely to have a grammar compiled."""

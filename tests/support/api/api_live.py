@@ -86,18 +86,23 @@ class _Server(uvicorn.Server):
         self.up.set()
 
 
+@contextlib.contextmanager
+def run_app(app: Any, sock: socket.socket) -> Iterator[asyncio.AbstractEventLoop]:
+    """Answer on a listening socket within the block, which gets the event loop."""
+    server = _Server(uvicorn.Config(app, **uvicorn_options(), timeout_graceful_shutdown=1))
+    thread = threading.Thread(target=server.run, args=([sock],))
+    thread.start()
+    try:
+        assert server.up.wait(60)
+        yield server.loop
+    finally:
+        server.should_exit = True
+        thread.join(60)
+
+
 def serve(state: ServerState) -> Iterator[Live]:
-    server = _Server(uvicorn.Config(create_app(state), **uvicorn_options(), timeout_graceful_shutdown=1))
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        thread = threading.Thread(target=server.run, args=([sock],))
-        thread.start()
-        try:
-            assert server.up.wait(60)
-            url = f"http://127.0.0.1:{sock.getsockname()[1]}"
-            yield Live(url, state, state.async_engine, state.client, server.loop)
-        finally:
-            server.should_exit = True
-            thread.join(60)
+    with socket.create_server(("127.0.0.1", 0)) as sock, run_app(create_app(state), sock) as loop:
+        yield Live(f"http://127.0.0.1:{sock.getsockname()[1]}", state, state.async_engine, state.client, loop)
 
 
 def ask(live: Live, path: str, body: dict[str, Any], key: str = "none") -> socket.socket:

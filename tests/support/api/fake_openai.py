@@ -17,6 +17,7 @@ class FakeServer:
 
     Attributes:
         refuse: each request takes the first entry: None answers, a status refuses with it. Empty: all are answered.
+        thoughts: pieces of a thought before a chat's answer.
         endless: send pieces until the client goes away, then set ``left``.
         cut: end the stream before its last events.
         counts: whether the server reports usage.
@@ -26,6 +27,7 @@ class FakeServer:
 
     url: str = ""
     pieces: tuple[str, ...] = ("Hel", "lo ", "wörld")
+    thoughts: tuple[str, ...] = ()
     refuse: list[int | None] = field(default_factory=list)
     endless: bool = False
     cut: bool = False
@@ -74,6 +76,9 @@ class FakeServer:
         await response.prepare(request)
         count = 0
         try:
+            for thought in self.thoughts if "messages" in body else ():
+                delta = {"reasoning_content": thought, "reasoning": thought}
+                await self.event(response, {"choices": [{"index": 0, "finish_reason": None, "delta": delta}]})
             while self.endless or count < len(self.pieces):
                 piece = self.pieces[count % len(self.pieces)]
                 count += 1

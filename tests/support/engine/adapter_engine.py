@@ -83,10 +83,11 @@ class Engine:
         self.replies: dict[int, Reply | Adapters] = {}
         self.names: dict[str, object] = {info.name: info for info in self.core.ready.adapters}
 
-    def submit(self, prompt, adapter=None, salt="", **params) -> int:
+    def submit(self, prompt, adapter=None, salt="", cache_tenant="", tokenizer="", **params) -> int:
         number = len(self.prompts)
         self.prompts[number], self.tokens[number] = list(prompt), []
-        self.core.handle([Submit(number, array("i", prompt), SamplingParams(**params), adapter, salt)])
+        fields = {"adapter": adapter, "salt": salt, "cache_tenant": cache_tenant, "tokenizer": tokenizer}
+        self.core.handle([Submit(number, array("i", prompt), SamplingParams(**params), **fields)])
         version = adapter and self.pool.registry.get(adapter)
         self.codes[number] = (adapter_code(version.digest), 0) if version else (0, 0)
         return number

@@ -8,7 +8,7 @@ from typing import Any
 
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.core.engine_core import EngineCore
-from rootgraft.engine.errors import EngineDead, RequestError, UnknownModel
+from rootgraft.engine.errors import AdapterUnavailable, EngineDead, RequestError, UnknownModel
 from rootgraft.engine.messages import (
     Abort,
     ForgetTokens,
@@ -36,6 +36,7 @@ class CoreClient:
         submits: all that came.
         prepared: grammars that it was to compile ahead.
         trusted: of each load, whether its path was trusted.
+        most_adapters: names that it takes; versions of one are one.
     """
 
     def __init__(
@@ -54,6 +55,8 @@ class CoreClient:
         self._rests = rests
         worker.base_digest = base
         self.core = EngineCore(EngineConfig(block_size=4, max_num_seqs=4, max_num_batched_tokens=32), worker)
+        self.most_adapters = 1000
+        self.public_names: dict[str, str] = {}  # by version
         self.refused = refused
         self.changed = changed
         self.fails = fails
@@ -93,9 +96,13 @@ class CoreClient:
         self._handle([Abort(tuple(ids))])
 
     async def load_adapter(
-        self, name: str, path: str, *, replace: bool = False, trusted: bool = False, num_tokens: int = 0
+        self, name: str, path: str, *, replace: bool = False, trusted: bool = False, num_tokens: int = 0, of: str = ""
     ) -> None:
         await asyncio.sleep(0)
+        names = {version: self.public_names.get(version, version) for version in self.adapters}
+        if (of or name) not in names.values() and len({*names.values()}) >= self.most_adapters:
+            raise AdapterUnavailable(f"{self.most_adapters} adapters are loaded, which is the limit.")
+        self.public_names[name] = of or name
         if name in self.adapters and not replace:
             raise RequestError(f"The adapter {name!r} is loaded already.", param="name")
         if path in self.refused:

@@ -106,8 +106,8 @@ def responds(http: httpx.Client) -> bool:
         return False
 
 
-def interrupt() -> None:
-    os.kill(os.getpid(), signal.SIGTERM)
+def interrupt(number: signal.Signals = signal.SIGTERM) -> None:
+    os.kill(os.getpid(), number)
 
 
 def run(

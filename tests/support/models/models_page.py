@@ -52,7 +52,7 @@ Blocks of Q4_0, Q4_1, Q4_K, Q6_K and Q8_0 are a quarter or half of the bytes of 
 | both forms do not fit in half of the memory, or the model is a mixture of experts | blocks, where they are faster in the geometric mean of six numbers of rows and never below 0.8 times as fast; else bfloat16. Small files: bfloat16 |
 | bfloat16 does not fit at all | blocks |
 
-The line at the start says it: `bfloat16 with weights in 4-bit blocks up to 64 rows of a step and 8-bit blocks up to 16 rows of a step, widened for more`.
+The line at the start says it: `bfloat16 on cpu, weights in 4-bit blocks for steps of up to 64 rows and 8-bit blocks for steps of up to 16 rows, else widened`.
 """
 _RATIO = "on two cores of a CPU our decoder is 1.9 times as fast for one stream, and 1.5 times for four"
 _ROPE = """## Rotary embeddings

@@ -166,6 +166,7 @@ def cell(family: str, option: str, bases: Path, out: Path) -> str:
         config.write_text(json.dumps(json.loads(config.read_text()) | EDITS[option]))
     try:
         adapter = reader(family, bases).read(str(out))
+        reader(family, bases).check(str(out))  # must raise for none that can be read
     except AdapterError as error:
         return f"refused: {error.option}"
     # The invocation of an activated adapter is in the text; other adapters do not care.

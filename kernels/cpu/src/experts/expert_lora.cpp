@@ -20,7 +20,7 @@ struct ExpertLora {
   const int32_t* starts;   // [segments + 1]
   const Slot* table;       // [num_slots][num_experts]
   int64_t columns[kModules];
-  int64_t rows, picks, width, segments, num_slots, num_experts, shares_x, is_bf16, threads, x_stride, y_stride;
+  int64_t rows, picks, width, segments, num_slots, num_tokens, num_experts, shares_x, is_bf16, threads, x_stride, y_stride;
 
   int64_t value_bytes() const { return is_bf16 ? 2 : 4; }
   int64_t x_bytes() const { return width * value_bytes(); }
@@ -37,7 +37,7 @@ struct Pick {
 bool valid(const ExpertLora& op) {
   const auto below = [](int64_t value, int64_t count) { return value >= 0 && value < count; };
   for (int64_t g = 0; g < op.segments; g++) {
-    if (op.starts[g] < 0 || op.starts[g + 1] < op.starts[g]) return false;
+    if (op.starts[g] < 0 || op.starts[g + 1] < op.starts[g] || op.starts[g + 1] > op.num_tokens) return false;
     if (op.starts[g + 1] > op.starts[g] && !below(op.slots[g], op.num_slots)) return false;
     for (int64_t i = op.starts[g]; i < op.starts[g + 1]; i++) {
       if (!below(op.tokens[i], op.rows)) return false;
@@ -93,7 +93,7 @@ extern "C" int expert_lora(const ExpertLora* op) try {
   LoraOp part = {x.data(), nullptr, y.data(), tokens.data(), slots.data(), starts.data(), op->table};
   std::copy_n(op->columns, kModules, part.columns);
   part.rows = count, part.width = op->width, part.segments = (int64_t)slots.size();
-  part.num_slots = op->num_slots * op->num_experts;
+  part.num_slots = op->num_slots * op->num_experts, part.num_tokens = count;
   part.is_bf16 = part.y_is_bf16 = op->is_bf16, part.threads = op->threads;
   const int failed = lora_shrink_expand(&part);
   for (int64_t i = 0; i < count; i++) std::memcpy(op->y_of(picks[i].pick), &y[i * y_bytes], y_bytes);

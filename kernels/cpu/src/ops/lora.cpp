@@ -237,6 +237,7 @@ bool valid(const LoraOp& op) {
   }
   if (op.segments && op.starts[0] != 0) return false;
   const int64_t count = op.segments ? op.starts[op.segments] : 0;
+  if (count > op.num_tokens) return false;
   for (int64_t i = 0; i < count; i++) {
     const int32_t token = op.tokens[i];
     if (token < 0 || token >= op.rows) return false;

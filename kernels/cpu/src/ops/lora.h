@@ -30,6 +30,7 @@ struct LoraOp {
   const Slot* table;       // [num_slots]
   int64_t columns[kModules];
   int64_t rows, width, segments, num_slots;
+  int64_t num_tokens;  // room of `tokens`
   int64_t is_bf16;    // x, A and B; else fp32
   int64_t y_is_bf16;  // y; else fp32
   int64_t threads;

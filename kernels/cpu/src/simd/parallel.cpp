@@ -143,11 +143,16 @@ class Pool {
   alignas(64) std::atomic<int> sleepers_{0};
 };
 
+Pool* pool = nullptr;  // never destroyed: workers use it until the process ends
+
+void make_pool() { pool = new Pool; }
+
 }  // namespace
 
 void run_items(int threads, int64_t count, int shares, void (*run)(const void*, int64_t), const void* context) {
-  static Pool& pool = *new Pool;  // never destroyed: workers use it until the process ends
-  pool.run(threads, count, shares, run, context);
+  // A forked process has no workers, and may find one inside that was about to leave, or the pool busy: it gets a new one.
+  [[maybe_unused]] static const bool is_made = (make_pool(), pthread_atfork(nullptr, nullptr, make_pool), true);
+  pool->run(threads, count, shares, run, context);
 }
 
 }  // namespace rootgraft

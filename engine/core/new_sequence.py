@@ -1,0 +1,57 @@
+"""New sequences: what a ``Submit`` asks for, as the scheduler takes it."""
+
+from __future__ import annotations
+
+import random
+import time
+
+from ...radix.namespace import ENDLESS
+from ..errors import RequestError
+from ..messages import Submit
+from ..sequence.sequence import Sequence
+from .adapter_manager import Adaptation
+from .step_worker import StepWorker
+
+
+def new_sequence(submit: Submit, adaptation: Adaptation, worker: StepWorker, seeds: random.Random) -> Sequence:
+    """Make the sequence of a ``Submit``.
+
+    Args:
+        adaptation: its adapter.
+        seeds: of sequences that name none.
+
+    Raises:
+        RequestError: it has as many generated tokens as it may have.
+    """
+    params, room = submit.params, worker.max_model_len - len(submit.tokens)
+    if len(submit.generated) >= min(params.max_tokens, room) and submit.generated:
+        raise RequestError(
+            f"generated must be fewer tokens than max_tokens ({params.max_tokens}) and than fit the model "
+            f"({room}), not {len(submit.generated)}.",
+            param="generated",
+        )
+    ends = () if params.ignore_eos else (*worker.eos_ids, *submit.ends)
+    seed = params.seed if params.seed is not None else seeds.getrandbits(63)
+    tokens = submit.tokens + submit.generated
+    switch = worker.rope_switch
+    is_long = len(tokens) > switch
+    return Sequence(
+        id=submit.id,
+        tokens=tokens,
+        num_prompt=len(submit.tokens),
+        params=params,
+        path=adaptation.path.as_long() if is_long else adaptation.path,
+        stop_ids=frozenset((*ends, *params.stop_token_ids)),
+        seed=seed,
+        arrival=time.monotonic(),
+        max_model_len=worker.max_model_len,
+        rope_switch=ENDLESS if is_long else switch,
+        adapter=adaptation.adapter,
+        adapted_from=adaptation.adapted_from,
+        vocabulary=submit.vocabulary,
+        vocab_size=adaptation.vocab_size,
+        tenant=submit.tenant,
+        priority=submit.priority,
+        session=submit.session,
+        pins=(*submit.prefix_pins, (len(submit.tokens), submit.pin_seconds)),
+    )

@@ -1,0 +1,82 @@
+"""KV budget: how many pages the memory for KV holds, and how long a sequence may be with them."""
+
+from __future__ import annotations
+
+import torch
+
+from ..checkpoint.model_config import ModelConfig, ModelShape
+from ..config import EngineConfig
+from ..errors import ConfigError
+from ..kv_cache.state_cache import StateSlots, share_budget
+from ..models.kv_pool import bytes_per_page
+from ..models.state_pool import state_bytes
+from .device import choose_kv_dtype, kv_bytes
+from .gpu_memory import StepMemory
+
+
+def check_budget(config: EngineConfig, model: ModelConfig, device: torch.device, dtype: torch.dtype) -> None:
+    """Check the options of the KV pool before the weights are loaded, which can only leave it less memory.
+
+    Raises:
+        ConfigError: as the pool and ``longest_sequence`` would say later.
+    """
+    page_bytes = bytes_per_page(model, config.block_size, choose_kv_dtype(config, model, device, dtype))
+    num_bytes = pool_bytes(config, device, StepMemory(), 0)
+    if model.has_states:
+        num_pages, _ = share_states(config, num_bytes, page_bytes, state_bytes(model, dtype))
+    else:
+        num_pages = config.num_gpu_blocks_override or num_bytes // page_bytes
+    longest_sequence(config, model, num_pages)
+
+
+def pool_bytes(config: EngineConfig, device: torch.device, steps: StepMemory, slot_bytes: int) -> int:
+    """Return the bytes of the KV pool: on a GPU its share minus weights, steps and full adapter slots.
+
+    ``--kv-cache-memory`` is taken as it is. On a CPU slots are the host's copies, and steps take little.
+    """
+    is_shared = device.type == "cuda" and config.kv_cache_memory is None
+    return max(0, kv_bytes(config, device) - (steps.total + slot_bytes if is_shared else 0))
+
+
+def share_states(config: EngineConfig, num_bytes: int, page_bytes: int, state_size: int) -> tuple[int, StateSlots]:
+    """Return the number of pages and the slots of states; states beside a given number of pages come on top.
+
+    Raises:
+        ConfigError: the states of all sequences leave nothing for KV.
+    """
+    sharing, size, rows = config.enable_prefix_caching, config.block_size, config.max_num_seqs
+    if (num_pages := config.num_gpu_blocks_override) is not None:
+        run = -(-state_size // page_bytes)
+        return num_pages, StateSlots(rows, max(rows, num_pages // run) if sharing else 0, run * size)
+    most = (num_bytes - 2 * page_bytes) // (2 * state_size)
+    if rows * state_size > num_bytes - 2 * page_bytes and most > 0:
+        raise ConfigError(
+            f"A sequence has a recurrent state of {state_size / 2**20:.1f} MiB, and those of --max-num-seqs {rows} "
+            f"leave no memory for KV of {num_bytes / 2**30:.1f} GiB. Try: rootgraft serve --max-num-seqs {most}"
+        )
+    return share_budget(num_bytes, size, page_bytes, state_size, rows, sharing=sharing)
+
+
+def longest_sequence(config: EngineConfig, model: ModelShape, num_pages: int) -> int:
+    """Return the length of the longest sequence, checked against the model and the pool (one page is for copies)."""
+    pool = (num_pages - 1) * config.block_size - 1
+    if pool < 1:
+        raise ConfigError(
+            f"No memory is left for the KV pool: {num_pages} pages of {config.block_size} tokens. Free some, or take a "
+            "smaller model or --quantization. Try: rootgraft serve --kv-cache-memory 0.5 (GiB)"
+        )
+    wanted = config.max_model_len
+    if wanted is None:
+        return min(model.max_position_embeddings, pool)
+    if wanted > model.max_position_embeddings:
+        limit = model.max_position_embeddings
+        raise ConfigError(
+            f"--max-model-len {wanted} is beyond the model's own limit, {limit}. "
+            f"Try: rootgraft serve --max-model-len {limit}"
+        )
+    if wanted > pool:
+        raise ConfigError(
+            f"--max-model-len {wanted} does not fit the KV pool, which holds {pool} tokens; --kv-cache-memory makes it "
+            f"larger. Try: rootgraft serve --max-model-len {pool}"
+        )
+    return wanted
