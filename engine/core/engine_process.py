@@ -61,10 +61,10 @@ def serve(core: EngineCore, channel: Channel, liveness: LivenessThread) -> None:
             channel.send(encode(out + core.close()))
             return channel.drain(GOODBYE_SECONDS)
         launched = core.launch() if core.has_work else None
-        waiting = core.waiting if told or time.monotonic() >= due else ()
-        if time.monotonic() >= due or not told.issubset(waiting):
-            out.append(Heartbeat(core.stats(), core.take_observations(), core.adapters_in_use(), waiting))
-            told = frozenset(waiting)
+        queued = core.waiting if told or time.monotonic() >= due else ()
+        if time.monotonic() >= due or not told.issubset(queued):
+            out.append(Heartbeat(core.stats(), core.take_observations(), core.adapters_in_use(), queued))
+            told = frozenset(queued)
             due = time.monotonic() + HEARTBEAT_SECONDS
         if out:
             channel.send(encode(out))

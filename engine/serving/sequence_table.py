@@ -65,12 +65,14 @@ class SequenceTable:
         """
         try:
             submits = []
-            described = {"vocabulary": served.key, "ends": served.ends, "tokenizer": served.identity}
+            vocabulary, ends, identity = served.key, served.ends, served.identity
             for prompt, request in enumerate(requests):
                 stops = StopStrings(request.stop) if request.stop else None
                 for index, submit in enumerate(request.submits(self._ids)):
                     receiver.running[submit.id] = OutputProcessor(served.tokenizer, request, stops, index, prompt)
-                    submits.append(replace(submit, **described) if served.identity else submit)
+                    if identity:
+                        submit = replace(submit, vocabulary=vocabulary, ends=ends, tokenizer=identity)
+                    submits.append(submit)
             self._receivers.update(dict.fromkeys(receiver.running, receiver))
             if any(each.grammar or each.reasoning for each in requests):
                 names = {each.adapter for each in requests if each.adapter is not None}
