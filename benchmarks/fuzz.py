@@ -8,8 +8,8 @@ shared prefixes, adapters, grammars, penalties, seeds, scored prompts, several a
 step every equation of cache, adapters and slots is checked. The engine in which each request is alone has no prefix
 cache, no drafts, room for all and no recorded passes.
 
-With ``--fake`` the worlds are over the tests' device of integers, which computes no model: the control plane alone, a
-hundred times as many requests in the same time, and beside all of the above recurrent states, longrope, a draft model,
+With ``--fake`` the worlds are over the tests' device of integers, which computes no model: the control plane alone,
+some ten times as many requests in the same time, and beside all of the above recurrent states, longrope, a draft model,
 a target inter-token latency, adapters replaced under their name, clocks that jump and sudden evictions.
 
 Where a world fails, it is run again with fewer and fewer requests; the seed and the last ones that still fail are

@@ -57,8 +57,8 @@ class EngineConfig:
     chat_template: str | None = option(None, "File with a Jinja chat template, if not the model's.", group="model")
     generation_config: str = option(
         "auto",
-        "Sampling parameters of requests that name none. auto: those of the model's generation_config.json; vllm: "
-        "neutral ones.",
+        "Sampling parameters of requests that name none. auto: those of the model's generation_config.json, or "
+        "of its GGUF file; vllm: neutral ones.",
         choices=("auto", "vllm"),
         group="model",
     )

@@ -19,6 +19,10 @@ _MAX_HEAD_BYTES = 2 * MAX_HEADER_BYTES
 _MOST_WAITING = 4  # requests behind one that is being answered, before no more is read
 
 
+class _UnreadCoding(ValueError):
+    """A body in a transfer coding that is not read, which the parser takes for its content."""
+
+
 class _LastingTransport:
     """A transport whose ``close`` is the connection's, which may first drain what the client still sends.
 
@@ -116,8 +120,9 @@ class Connection(HttpToolsProtocol):
                 self.send_400_response("This server is no proxy.")
             else:
                 self._parse(self._without_upgrade() + data[upgrade.args[0] :])
-        except httptools.HttpParserError:
-            self.send_400_response("Invalid HTTP request received.")
+        except httptools.HttpParserError as error:
+            is_coded = isinstance(error.__context__, _UnreadCoding)
+            self.send_400_response(str(error.__context__) if is_coded else "Invalid HTTP request received.")
 
     def _without_upgrade(self) -> bytes:
         """Return the head of a request to upgrade without that, for a new parser.
@@ -140,6 +145,8 @@ class Connection(HttpToolsProtocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Take a header, and drop a trailer."""
+        if name.lower() == b"transfer-encoding" and value.lower() != b"chunked":
+            raise _UnreadCoding("Compressed bodies are not read: Transfer-Encoding may be chunked alone.")
         if self._in_head:
             super().on_header(name, value)
 

@@ -13,7 +13,9 @@ router = APIRouter(tags=["operation"])
 
 
 @router.get("/health")
+@router.head("/health", include_in_schema=False)
 @router.get("/ping", include_in_schema=False)
+@router.head("/ping", include_in_schema=False)
 async def health(models: Models) -> Response:
     """200 as long as the engines run and do not hang, also while the server finishes its last requests."""
     sick = next((state for state in models.states if not state.is_healthy), None)
@@ -25,6 +27,7 @@ async def health(models: Models) -> Response:
 
 
 @router.get("/ready")
+@router.head("/ready", include_in_schema=False)
 async def ready(models: Models) -> Response:
     """200 while new requests are taken: not before the models are loaded, not once the server is shutting down."""
     if all(state.is_ready for state in models.states):

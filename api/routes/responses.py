@@ -74,7 +74,7 @@ async def count_input_tokens(body: CountInputTokensRequest, state: State, caller
     return json_response({"object": "response.input_tokens", "input_tokens": len(prompt.tokens)})
 
 
-@router.post("/v1/responses/compact")
+@router.post("/v1/responses/compact", include_in_schema=False)
 async def compact_response() -> Response:
     """Refused: nothing is left out of a conversation."""
     reason = "nothing is left out of a conversation here. Send one that is shorter, or go on from a response"

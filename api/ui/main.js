@@ -70,7 +70,7 @@ function explain(error) {
     byId("key-form").hidden = false;
     byId("key").focus();
   } else if (error.status === 403) {
-    status("closed", "playground only");
+    status("partial", "playground only");
     notice("Tree, sequences and adapters need a key with the scope 'admin', which this one lacks. The playground works with the scope 'inference'.");
     offerModels().catch(() => {});
   } else {
@@ -79,9 +79,9 @@ function explain(error) {
   }
 }
 
-/** Dim numbers that are not current. */
+/** Dim numbers that are not current; page.css hides what the key has no access to. */
 function status(state, text) {
-  byId("status").dataset.state = state;
+  byId("status").dataset.state = document.body.dataset.state = state;
   say(byId("status"), text);
   document.body.toggleAttribute("data-stale", state !== "live");
 }

@@ -2,7 +2,8 @@
 
 A model that is computed has recurrent states or longrope or a draft model; here one world may have them all, with
 adapters that are replaced under their name, clocks that jump and pages that are evicted all at once, and a request
-takes a millisecond. The device's cells hold hashes, so that a wrong page, state or adapter changes every later token.
+takes a few milliseconds. The device's cells hold hashes, so that a wrong page, state or adapter changes every later
+token.
 """
 
 from __future__ import annotations

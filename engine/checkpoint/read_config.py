@@ -7,6 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ..errors import ModelError
 from .config_fields import Fields
 from .gguf import GgufFile, begins_as_gguf
@@ -17,6 +19,14 @@ from .text_config import shared_value
 
 CONFIG = "config.json"
 GENERATION_CONFIG = "generation_config.json"
+GGUF_SAMPLING = "general.sampling"
+_GGUF_SAMPLING_KEYS = {
+    "temperature": "temp",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "repetition_penalty": "penalty_repeat",
+}
 
 
 def open_checkpoint(path: Path) -> Path | GgufFile:
@@ -50,14 +60,36 @@ def read_config_file(folder: Path) -> dict[str, Any]:
     return _read_json(folder / CONFIG)
 
 
-def read_generation_config(path: Path) -> dict[str, Any]:
-    """Return the content of a folder's ``generation_config.json``; an empty one for none, and for a GGUF file.
+def read_generation_config(folder: Path) -> dict[str, Any]:
+    """Return the content of a folder's ``generation_config.json``; an empty one for none.
 
     Raises:
         ModelError: it is malformed.
     """
-    file = path / GENERATION_CONFIG
-    return _read_json(file) if path.is_dir() and file.is_file() else {}
+    file = folder / GENERATION_CONFIG
+    return _read_json(file) if file.is_file() else {}
+
+
+def read_gguf_sampling(path: Path) -> dict[str, Any]:
+    """Return what the metadata of a GGUF file recommend for sampling, as llama.cpp's converter writes it there.
+
+    Returns:
+        Values by their keys in ``generation_config.json``, from which the converter takes them; 32-bit numbers as they
+        were written there.
+
+    Raises:
+        ModelError: no GGUF file, or a malformed header.
+    """
+    metadata = _open_gguf(path).metadata
+    found = {key: metadata.get(f"{GGUF_SAMPLING}.{name}") for key, name in _GGUF_SAMPLING_KEYS.items()}
+    return {key: _plain(value) for key, value in found.items()}
+
+
+def _plain(value: Any) -> Any:
+    """Return a value of GGUF metadata without what 32 bits add to its decimals."""
+    if isinstance(value, float):
+        return float(f"{value:.7g}")
+    return value.tolist() if isinstance(value, np.ndarray) else value
 
 
 def config_end_tokens(path: Path, vocab_size: int) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""Sampling defaults: what ``generation_config.json`` recommends for requests that name no value (as in vLLM)."""
+"""Sampling defaults: what ``generation_config.json``, or a GGUF file, recommends for requests that name no value."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..checkpoint.read_config import GENERATION_CONFIG, read_generation_config
+from ..checkpoint.read_config import GENERATION_CONFIG, GGUF_SAMPLING, read_generation_config, read_gguf_sampling
 from ..config import EngineConfig
 from ..errors import RequestError
 from ..types import SamplingDefaults, SamplingParams
@@ -32,14 +32,17 @@ class DefaultsRead(NamedTuple):
 
 
 def read_sampling_defaults(config: EngineConfig, model: Path) -> DefaultsRead:
-    """Read the sampling defaults of a model's folder, unless ``--generation-config`` is ``vllm``.
+    """Read the sampling defaults of a model's folder or GGUF file, unless ``--generation-config`` is ``vllm``.
 
-    A value that is out of a request's bounds is ignored, with a line about it. A GGUF file has no such values.
+    A value that is out of a request's bounds is ignored, with a line about it.
 
     Raises:
-        ModelError: the file is not a JSON object.
+        ModelError: the file is not a JSON object, or no GGUF file.
     """
-    content = read_generation_config(model) if config.generation_config == "auto" else {}
+    if config.generation_config != "auto":
+        return DefaultsRead(SamplingDefaults())
+    source = GGUF_SAMPLING if model.is_file() else GENERATION_CONFIG
+    content = read_gguf_sampling(model) if model.is_file() else read_generation_config(model)
     values: dict[str, Any] = {}
     ignored = []
     for key, name in _APPLIED.items():
@@ -50,13 +53,13 @@ def read_sampling_defaults(config: EngineConfig, model: Path) -> DefaultsRead:
         try:
             check_parameter(name, value)
         except RequestError as error:
-            ignored.append(f"{GENERATION_CONFIG}: ignored: {str(error).replace(name, key, 1)}")
+            ignored.append(f"{source}: ignored: {str(error).replace(name, key, 1)}")
         else:
             values[name] = value
     if not values:
         return DefaultsRead(SamplingDefaults(), ignored=tuple(ignored))
     shown = ", ".join(f"{key} {values[name]:g}" for key, name in _APPLIED.items() if name in values)
-    applied = f"sampling defaults of {GENERATION_CONFIG}: {shown} (--generation-config vllm: none)"
+    applied = f"sampling defaults of {source}: {shown} (--generation-config vllm: none)"
     return DefaultsRead(SamplingDefaults(**values), applied, tuple(ignored))
 
 

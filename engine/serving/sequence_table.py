@@ -65,14 +65,11 @@ class SequenceTable:
         """
         try:
             submits = []
-            vocabulary, ends, identity = served.key, served.ends, served.identity
             for prompt, request in enumerate(requests):
                 stops = StopStrings(request.stop) if request.stop else None
                 for index, submit in enumerate(request.submits(self._ids)):
                     receiver.running[submit.id] = OutputProcessor(served.tokenizer, request, stops, index, prompt)
-                    if identity:
-                        submit = replace(submit, vocabulary=vocabulary, ends=ends, tokenizer=identity)
-                    submits.append(submit)
+                    submits.append(_of_tokenizer(submit, served) if served.identity else submit)
             self._receivers.update(dict.fromkeys(receiver.running, receiver))
             if any(each.grammar or each.reasoning for each in requests):
                 names = {each.adapter for each in requests if each.adapter is not None}
@@ -154,6 +151,11 @@ class SequenceTable:
         for number in receiver.running:
             self._receivers.pop(number, None)
         receiver.running.clear()
+
+
+def _of_tokenizer(submit: Submit, served: ServedTokenizer) -> Submit:
+    """Return the sequence with what the engine has to know of an adapter's tokenizer."""
+    return replace(submit, vocabulary=served.key, ends=served.ends, tokenizer=served.identity)
 
 
 def _unfinished(receiver: DeltaReceiver) -> list[int]:

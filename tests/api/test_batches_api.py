@@ -241,25 +241,22 @@ def test_a_batch_whose_time_is_up(live: Live, client: openai.OpenAI, monkeypatch
         client.batches.cancel(batch.id)
 
 
-def test_a_batch_whose_time_is_up_while_others_are_answered(
-    live: Live, client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_batch_whose_time_is_up_while_others_are_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(desk_module, "_POLL_SECONDS", 0.01)
     monkeypatch.setattr(desk_module, "MAX_AT_ONCE", 1)
-    hold(live)
-    first, second = (begin(client, line(number)) for number in range(2))
-    wait_until(lambda: len(live.async_engine.seen) == 1)
-    late = first.expires_at
-    live.state.batches.records._clock = lambda: late
-    live.state.batches.records.get("", first.id).expires_at += 60
-    assert ended(client, second).status == "expired"
-    release(live)
-    assert ended(client, first).status == "completed" and len(live.async_engine.seen) == 1
+    with start(tmp_path / "b") as live, live.openai() as client:
+        hold(live)
+        first, second = (begin(client, line(number)) for number in range(2))
+        wait_until(lambda: len(live.async_engine.seen) == 1)
+        late = first.expires_at
+        live.state.batches.records._clock = lambda: late
+        live.state.batches.records.get("", first.id).expires_at += 60
+        assert ended(client, second).status == "expired"
+        release(live)
+        assert ended(client, first).status == "completed" and len(live.async_engine.seen) == 1
 
 
-def test_batches_that_wait_for_their_turn_have_no_file_open(
-    live: Live, client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_batches_that_wait_for_their_turn_have_no_file_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A hundred of each tenant may wait."""
     counts = {"now": 0, "most": 0}
 
@@ -275,14 +272,15 @@ def test_batches_that_wait_for_their_turn_have_no_file_open(
 
     monkeypatch.setattr(desk_module, "BatchOutput", Counted)
     monkeypatch.setattr(desk_module, "MAX_AT_ONCE", 2)
-    hold(live)
-    batches = [begin(client, *map(line, range(3))) for _ in range(8)]
-    wait_until(lambda: all(client.batches.retrieve(batch.id).status == "in_progress" for batch in batches))
-    wait_until(lambda: len(live.async_engine.seen) == 6)
-    assert counts == {"now": 2, "most": 2}
-    assert client.batches.cancel(batches[-1].id) and ended(client, batches[-1]).status == "cancelled"
-    release(live)
-    assert {ended(client, batch).status for batch in batches[:-1]} == {"completed"}
+    with start(tmp_path / "b") as live, live.openai() as client:
+        hold(live)
+        batches = [begin(client, *map(line, range(3))) for _ in range(8)]
+        wait_until(lambda: all(client.batches.retrieve(batch.id).status == "in_progress" for batch in batches))
+        wait_until(lambda: len(live.async_engine.seen) == 6)
+        assert counts == {"now": 2, "most": 2}
+        assert client.batches.cancel(batches[-1].id) and ended(client, batches[-1]).status == "cancelled"
+        release(live)
+        assert {ended(client, batch).status for batch in batches[:-1]} == {"completed"}
 
 
 def test_a_tenant_with_many_batches_holds_no_other_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,6 +41,9 @@ GARBAGE = {
     "no HTTP": b"nonsense\r\n\r\n",
     "head of two lengths": b"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n{}",
     "length and chunks": request("broken", "POST", "/", b"12345", headers={"Transfer-Encoding": "chunked"}),
+    "compressed in transfer": request(
+        "broken", "POST", "/tokenize", headers={"Transfer-Encoding": "gzip, chunked"}, chunks=chunked(b"{}")
+    ),
     "no address": b"GET http://[ HTTP/1.1\r\nHost: x\r\n\r\n",
     "no proxy": b"CONNECT x:80 HTTP/1.1\r\nHost: x\r\n\r\nabc",
     "another protocol": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
@@ -57,7 +60,7 @@ def test_what_is_malformed_is_answered_once(strict: Live, kind: str) -> None:
         wire.send(GARBAGE[kind] + request("b", "GET", "/version"))
         [answer] = wire.read_all()
     assert answer.status == 400 and json.loads(answer.body)["error"]["code"] == "invalid_http"
-    assert answer.headers["connection"] == "close"
+    assert answer.headers["connection"] == "close" and ("compressed" in kind) == (b"Compressed bodies" in answer.body)
 
 
 @pytest.mark.parametrize("kind", GARBAGE)

@@ -45,6 +45,8 @@ def test_without_the_right_key(locked: Live, value: str | None) -> None:
             assert http.get(path).status_code == 401
         for path in ("/health", "/ready", "/ping"):
             assert http.get(path).status_code == 200
+            head = http.head(path)
+            assert (head.status_code, head.content) == (200, b""), "as some load balancers ask"
 
 
 @pytest.mark.parametrize("value", ["Bearer first-key", "bearer zweiter", "Bearer  zweiter"])

@@ -192,6 +192,7 @@ def test_the_openapi_document(live: Live) -> None:
         "/v1/chat/completions": {"post"},
         "/v1/completions": {"post"},
         "/v1/responses": {"post"},
+        "/v1/responses/input_tokens": {"post"},
         "/v1/responses/{response_id}": {"get", "delete"},
         "/v1/responses/{response_id}/cancel": {"post"},
         "/v1/responses/{response_id}/input_items": {"get"},

@@ -130,6 +130,14 @@ def test_the_tenant_with_the_most_checkpoints_loses_them_first() -> None:
     assert cache.states.num_kept == 5
 
 
+def test_of_one_tenant_the_checkpoints_used_least_recently_go_first() -> None:
+    cache = make(checkpoints=2, interval=2 * PAGE)
+    first, second, third = (array("i", range(start, start + 9)) for start in (0, 20, 40))
+    for tokens in (first, second, first, third):
+        end(cache, compute(cache, tokens)[0], tokens)
+    assert [cache.match(BASE, tokens, 8) for tokens in (first, second, third)] == [8, 0, 8]
+
+
 def test_both_of_two_that_compute_the_same_keep_one_checkpoint() -> None:
     cache, tokens = make(), array("i", range(9))
     leases = [cache.acquire(BASE, tokens, 8) for _ in range(2)]
@@ -156,7 +164,8 @@ def test_the_budget_holds(state_bytes: int) -> None:
     run = slots.interval // PAGE
     assert run * page_bytes >= state_bytes > (run - 1) * page_bytes
     assert slots.num_checkpoints * state_bytes <= pages * page_bytes
-    assert pages * page_bytes + slots.total * state_bytes <= budget or pages == slots.num_checkpoints == 0
+    left = budget - pages * page_bytes - slots.total * state_bytes
+    assert 0 <= left < run * page_bytes + state_bytes or pages == slots.num_checkpoints == 0 > left
     alone, without = share_budget(budget, PAGE, page_bytes, state_bytes, 2, sharing=False)
     assert alone >= pages
     assert without.num_checkpoints == 0

@@ -267,6 +267,43 @@ def test_rows_of_a_batch(vocabulary):
     assert (buffer.words[1] == -1).all()
 
 
+@given(schema=st.sampled_from(SCHEMAS), seed=st.integers(0, 2**32), spare=st.none() | st.integers(0, 30))
+def test_masks_along_drafts_are_those_of_one_token_after_another(grammars, vocabulary, schema, seed, spare):
+    """Each draft leaves the next one a token less; behind one that is refused nothing is allowed."""
+    rng, walk = random.Random(seed), grammars.schema(schema).matcher()
+    budget = None if spare is None else (walk.num_shortest or 1) + spare
+    rows: list[np.ndarray] = []
+    drafts: list[int] = []
+    while True:
+        rows.append(np.zeros(vocabulary.num_words, dtype=np.int32))
+        walk.fill_mask(rows[-1], None if budget is None else budget - len(drafts))
+        if len(drafts) == 15 or walk.is_done or budget == len(drafts) + 1:
+            break
+        drafts.append(int(rng.choice(np.flatnonzero(np.unpackbits(rows[-1].view(np.uint8), bitorder="little")))))
+        assert walk.accept(drafts[-1])
+
+    def filled(tokens: list[int]) -> np.ndarray:
+        buffer = MaskBuffer(18, vocabulary)
+        assert buffer.fill([MaskFill(1, grammars.schema(schema).matcher(), budget, tokens)]) == {}
+        assert (buffer.words[0] == -1).all() and (buffer.words[len(tokens) + 2 :] == -1).all()
+        return buffer.words[1 : len(tokens) + 2]
+
+    assert (filled(drafts) == rows).all()
+    if drafts:
+        at = rng.randrange(len(drafts))
+        bits = np.unpackbits(rows[at].view(np.uint8), count=len(vocabulary.tokens), bitorder="little")
+        refused = int(rng.choice(np.flatnonzero(bits == 0)))
+        if not _follower(grammars.schema(schema).matcher(), drafts[:at]).accept(refused):  # a budget alone refuses some
+            some = filled([*drafts[:at], refused, *drafts[at + 1 :]])
+            assert (some[: at + 1] == rows[: at + 1]).all() and not some[at + 1 :].any()
+
+
+def _follower(matcher: Matcher, tokens: list[int]) -> Matcher:
+    for token in tokens:
+        assert matcher.accept(token)
+    return matcher
+
+
 def _fail(row: np.ndarray, remaining: int | None = None) -> None:
     raise GrammarFailure("too complex")
 

@@ -104,7 +104,7 @@ def test_the_engine_asks_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyP
     found = replace(resources.memory(), available=1000)
     monkeypatch.setattr(resources, "memory", lambda: found)
     with pytest.raises(ConfigError, match="The weights need"):
-        Worker(EngineConfig(model=str(path), device="cpu", dtype="bfloat16"), path)
+        Worker(EngineConfig(model=str(path), device="cpu", dtype="bfloat16", kv_cache_memory=0.01), path)
 
 
 def test_the_start_says_which_form_is_for_how_many_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

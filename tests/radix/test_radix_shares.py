@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from itertools import count
 
 import pytest
@@ -93,6 +94,27 @@ def test_a_tenant_alone_has_all_of_it_in_the_order_of_use(world):
     first, *_ = (world.put("a", 2, adapter) for adapter in (None, "x", "y"))
     world.end(world.lease(path_of("a"), first))
     assert world.tree.evict(4) == [2, 3, 4, 5] and world.found("a", first) == 2
+
+
+@settings(max_examples=20)
+@given(st.lists(st.integers(0, 39), min_size=200, max_size=300))
+def test_the_least_recently_used_goes_first_however_often_leaves_are_used_again(uses):
+    """Entries that have gone stale are dropped from the queue meanwhile."""
+    world = World()
+    prompts: dict[int, bytes] = {}  # in the order of use
+
+    def evict_oldest():
+        oldest = prompts.pop(next(iter(prompts)))
+        assert world.tree.evict(1) == array("i", oldest).tolist()
+
+    for step, number in enumerate(uses):
+        if tokens := prompts.pop(number, None):
+            world.tree.unlock(world.tree.lock(world.tree.match(path_of("a"), tokens)))
+        prompts[number] = tokens or world.put("a", 1)
+        if step % 5 == 4:
+            evict_oldest()
+    while prompts:
+        evict_oldest()
 
 
 def test_adapters_of_a_tenant_share_what_is_its_own(world):
@@ -186,6 +208,17 @@ def test_the_order_stays_as_small_as_the_tenants_are_many(world):
     world.evict(9999)
     world.check()
     assert not world.tree.tenant_eviction._shares and not world.tree.tenant_eviction._active
+
+
+@given(st.lists(st.integers(1, 20), min_size=2, max_size=6), st.integers(1, 60))
+def test_many_pages_at_once_are_taken_from_whoever_has_the_most_as_one_by_one(sizes, num_pages):
+    world, left = World(), dict(zip("abcdef", sizes, strict=False))
+    for tenant, size in left.items():
+        world.put(tenant, size)
+    lost = Counter(world.evict(num_pages))
+    assert lost.total() == min(num_pages, sum(sizes))
+    left = {tenant: size - lost[tenant] for tenant, size in left.items()}
+    assert all(left[tenant] >= max(left.values()) - 1 for tenant in lost)
 
 
 @settings(max_examples=100)

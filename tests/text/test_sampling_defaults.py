@@ -1,4 +1,4 @@
-"""Sampling defaults of ``generation_config.json``: what is read, what is left out, and who gets them offline."""
+"""Sampling defaults of a model's files: what is read, what is left out, and who gets them offline."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import logging
 from pathlib import Path
 from typing import Any
 
+import gguf
+import numpy as np
 import pytest
 from transformers import GenerationConfig
 
@@ -96,6 +98,44 @@ def test_values_out_of_bounds_are_left_out_with_a_line(tmp_path: Path, key: str,
     [line] = found.ignored
     assert line.startswith(f"generation_config.json: ignored: {reason}") and len(line) < 250
     assert f"{key} {value}" not in found.applied
+
+
+def gguf_file(path: Path, **recommended: Any) -> Path:
+    """A GGUF file with the writer's keys of sampling; a list in place of a number is written as an array."""
+    writer = gguf.GGUFWriter(path, "llama")
+    for name, value in recommended.items():
+        if isinstance(value, list):
+            writer.add_array(f"general.sampling.{name}", value)
+        else:
+            getattr(writer, f"add_sampling_{name}")(value)
+    writer.add_tensor("token_embd.weight", np.zeros((2, 8), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def test_what_a_gguf_file_recommends(tmp_path: Path) -> None:
+    """By the keys under which the converter writes what ``generation_config.json`` says."""
+    path = gguf_file(tmp_path / "m.gguf", temp=0.7, top_p=0.8, top_k=20, min_p=0.05, penalty_repeat=1.05, mirostat=2)
+    found = read_sampling_defaults(EngineConfig(), path)
+    assert found.defaults == SamplingDefaults(**QWEN, min_p=0.05) and found.ignored == ()
+    assert found.applied == (
+        "sampling defaults of general.sampling: temperature 0.7, top_p 0.8, top_k 20, min_p 0.05, "
+        "repetition_penalty 1.05 (--generation-config vllm: none)"
+    )
+    neutral = DefaultsRead(SamplingDefaults())
+    assert read_sampling_defaults(EngineConfig(generation_config="vllm"), path) == neutral
+    assert read_sampling_defaults(EngineConfig(), gguf_file(tmp_path / "n.gguf")) == neutral
+
+
+def test_values_of_a_gguf_file_out_of_bounds(tmp_path: Path) -> None:
+    path = gguf_file(tmp_path / "m.gguf", temp=2.5, top_p=float("nan"), top_k=[1, 2], min_p=0.1)
+    found = read_sampling_defaults(EngineConfig(), path)
+    assert found.defaults == SamplingDefaults(min_p=0.1)
+    starts = [f"general.sampling: ignored: {key} must be" for key in ("temperature", "top_p", "top_k")]
+    assert [line[: len(start)] for line, start in zip(found.ignored, starts, strict=True)] == starts
 
 
 @pytest.mark.parametrize("content", ["{", "[1]"])
