@@ -161,7 +161,7 @@ def test_both_answer_with_one_model_list_one_metric_and_one_stock_of_files(scene
     for number in (0, 1):
         with scene.only(number) as http:
             assert {file["filename"] for file in http.get("/v1/files").json()["data"]} == {"0.jsonl", "1.jsonl"}
-            assert http.head("/health").status_code == 405
+            assert (http.head("/health").status_code, http.head("/version").status_code) == (200, 405)
             unknown = http.get("/v1/nothing?a=%2F")
             assert unknown.status_code == 404 and unknown.json()["error"]["code"] == "unknown_url"
             assert unknown.headers["x-request-id"]
