@@ -30,7 +30,7 @@ SANITIZERS = {
 SETTINGS = {
     "ASAN_OPTIONS": "detect_leaks=0",
     "UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=1",
-    "TSAN_OPTIONS": "report_signal_unsafe=0",
+    "TSAN_OPTIONS": "report_signal_unsafe=0:ignore_noninstrumented_modules=1",
     "PYTHONMALLOC": "malloc",
 }
 

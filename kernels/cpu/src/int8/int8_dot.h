@@ -23,8 +23,9 @@ INLINE Ints load_ints(const int32_t* from) {
   return map_ints([&](int i) { return load_part<IntPart>(from, i); });
 }
 
+// Modulo 2^32: lanes that nobody uses hold anything.
 INLINE Ints operator+(const Ints& a, const Ints& b) {
-  return map_ints([&](int i) { return a.part[i] + b.part[i]; });
+  return map_ints([&](int i) { return (IntPart)((WordPart)a.part[i] + (WordPart)b.part[i]); });
 }
 
 INLINE Ints broadcast_int(int32_t value) {

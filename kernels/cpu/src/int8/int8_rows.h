@@ -199,11 +199,15 @@ RowScale row_scale(const typename E::Value* from, int64_t count, uint32_t* large
   return {scale, top > 1e-30f ? 1.0f / scale : 0.0f};  // below that it may overflow: all integers 0
 }
 
-// Writes `low` up to the next multiple of 16 values, and the outliers, for each word of the row one or none: but the
-// room behind the last is used too. `largest`: the magnitudes of the groups.
+// Writes `low` up to the next multiple of 16 values, zeros where the scale is not finite, and the outliers, for each word
+// of the row one or none: but the room behind the last is used too. `largest`: the magnitudes of the groups.
 template <class E>
 ChannelRow quantise_row(const typename E::Value* from, int64_t count, const RowScale& row, const uint32_t* largest,
                         int8_t* low, OutlierWord* outliers) {
+  if (!std::isfinite(row.scale)) {  // sums of what are no integers could leave their range
+    std::memset(low, 0, (count + kWidth - 1) / kWidth * kWidth);
+    return {row.scale, 0, 0, 0};
+  }
   const float inverse = row.inverse;
   OutlierWord* next = outliers;
   Ints lows = broadcast_int(0), highs = broadcast_int(0);

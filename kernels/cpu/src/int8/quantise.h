@@ -8,6 +8,7 @@
 // it. Two planes hold more of a block than bf16 does, but for values below a 64th of its largest.
 #pragma once
 
+#include <cmath>
 #include <type_traits>
 
 #include "int8/int8_dot.h"
@@ -119,14 +120,21 @@ constexpr int kPlaneBits = 7;  // of the low plane where there are two
 
 constexpr float most_integer(int planes) { return planes == 1 ? 127.0f : 127.0f * (1 << kPlaneBits); }
 
-// Writes `count` bytes to each plane, high before low, and zeros up to the next multiple of 16. Returns the scale;
-// totals[i] is the sum of the bytes of plane i.
+// Writes `count` bytes to each plane, high before low, and zeros up to the next multiple of 16: zeros alone where the
+// scale is not finite. Returns the scale; totals[i] is the sum of the bytes of plane i.
 template <class E, int kPlanes = 1>
 INLINE float quantise_block(const typename E::Value* from, int64_t count, int8_t* const (&to)[kPlanes],
                             int32_t (&totals)[kPlanes]) {
   constexpr float kMost = most_integer(kPlanes);
   const uint32_t bits = magnitude_bits<E>(from, count);
   const auto most = load_as<float>(&bits);
+  if (!std::isfinite(most)) {  // sums of what are no integers could leave their range
+    for (int plane = 0; plane < kPlanes; plane++) {
+      std::memset(to[plane], 0, (count + kWidth - 1) / kWidth * kWidth);
+      totals[plane] = 0;
+    }
+    return most / kMost;
+  }
   const float inverse = most > 1e-30f ? kMost / most : 0.0f;  // below that the quotient may overflow: all bytes 0
   Ints sums[kPlanes];
   for (Ints& plane : sums) plane = broadcast_int(0);
