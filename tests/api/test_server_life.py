@@ -15,6 +15,7 @@ from typing import Any
 import httpx
 import pytest
 from support.api.api_live import wait_until
+from support.api.real_server import free_port
 from support.machine.server_process import Engine, Script, interrupt, replace_engine, run
 
 from rootgraft.api.config import ServerConfig
@@ -133,7 +134,7 @@ def test_a_terminal_that_is_closed_lets_what_runs_finish(engine: Engine) -> None
             wait_until(lambda: http.get("/ready").status_code == 503)
         assert http.get("/health").json() == {"status": "draining"}
         gate.set()
-        running.join(20)
+        running.join(60)
 
     before = signal.getsignal(signal.SIGHUP)
     try:
@@ -162,8 +163,7 @@ def test_nohup_is_respected(engine: Engine) -> None:
 def test_a_models_file_is_read_again_after_a_signal_while_its_models_load(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with listening(ServerConfig(port=0)) as probe:
-        port = probe.socket.getsockname()[1]
+    port = free_port()
     entry = ModelEntry("models[0]", {"model": "m"})
     model = ServedModel(entry, EngineConfig(model="m"), ServerConfig(port=port))
     reads: list[bool] = []
@@ -183,10 +183,12 @@ def test_a_models_file_is_read_again_after_a_signal_while_its_models_load(
         assert http.get("/ready").status_code == 200
         interrupt()
 
-    script = Script(steps, httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=20, trust_env=False))
-    with caplog.at_level("ERROR", "rootgraft.server"):
-        assert server.serve_models([model], read_again) == 0
-    script.finish()
+    script = Script(steps, httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60, trust_env=False))
+    try:
+        with caplog.at_level("ERROR", "rootgraft.server"):
+            assert server.serve_models([model], read_again) == 0
+    finally:
+        script.finish()
     assert caplog.text.count("the models stay as they are: It holds a mistake.") == 2
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from support.engine.draft_engine import compute_all_drafts
 from support.speculation.draft_pair import DraftPair, requests
 
 from rootgraft.engine.config import EngineConfig
@@ -21,6 +23,14 @@ def native_kernels_again():
     """The choice is the process's: leave it to the tests that follow as it was."""
     yield
     ops.use_native(True)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def drafting() -> Iterator[None]:
+    """Drafts are computed whatever they cost here."""
+    with pytest.MonkeyPatch.context() as patch:
+        compute_all_drafts(patch)
+        yield
 
 
 @pytest.fixture(scope="module", params=[True, False], ids=["native", "torch"])

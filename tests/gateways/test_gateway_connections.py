@@ -27,7 +27,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         proxy = MainProxy(create_app(make_state(OPTIONS)), path, "")
         with run_app(create_app(make_state(OPTIONS)), main), run_app(proxy, sock) as loop:
             yield f"http://127.0.0.1:{sock.getsockname()[1]}"
-            asyncio.run_coroutine_threadsafe(proxy.close(), loop).result(10)
+            asyncio.run_coroutine_threadsafe(proxy.close(), loop).result(60)
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -51,12 +51,12 @@ def test_a_grammar_is_compiled_once(service, grammars):
 
 def test_a_refusal_is_remembered_with_its_pointer(service):
     spec = GrammarSpec.json_schema({"items": {"type": "nope"}})
+    refused, hits = service.stats.refused, service.stats.hits
     for _ in range(2):
         with pytest.raises(GrammarError) as caught:
             service.compile(spec).result(WAIT)
         assert (caught.value.keyword, caught.value.pointer) == ("type", "/items/type")
-    assert service.stats.refused == 1
-    assert service.stats.hits >= 1
+    assert (service.stats.refused, service.stats.hits) == (refused + 1, hits + 1)
 
 
 def test_a_refusal_that_is_asked_for_again_and_again_keeps_no_frames(service):

@@ -42,11 +42,13 @@ def test_a_server_that_stops_in_the_middle_of_an_answer(listener: socket.socket)
         opened.append(listener.accept()[0])
         opened[0].sendall(HEAD + PIECE + PIECE)
 
-    threading.Thread(target=answer, daemon=True).start()
+    thread = threading.Thread(target=answer, daemon=True)
+    thread.start()
     pieces, asked = [], session(listener)
     with pytest.raises(ProgramError, match=r"gen 'x': .* has said nothing for 0\.2 s"):
         pieces.extend(asked.stream("x"))
     assert "x" not in asked.values and len(asked.messages) == 1
+    thread.join(60)
     opened[0].close()
 
 

@@ -68,7 +68,7 @@ class Wire:
 
     def __post_init__(self) -> None:
         host, port = self.url.removeprefix("http://").split(":")
-        self.socket = socket.create_connection((host, int(port)), timeout=20)
+        self.socket = socket.create_connection((host, int(port)), timeout=60)
         self._data = b""
         self._num_read = 0
 
