@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import random
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import llguidance
 import numpy as np
 import pytest
+from rfc3987_syntax import is_valid_syntax
 
 from benchmarks.grammar.spelling import MISSING, spell
 from rootgraft.engine.text.tokenizer import Tokenizer
@@ -21,6 +24,16 @@ from rootgraft.grammar.schema.analysis import Analysis
 from rootgraft.grammar.schema.document import Document
 from rootgraft.grammar.spec import GrammarSpec
 from rootgraft.grammar.vocabulary import Vocabulary
+
+
+def _is_iri(instance: object, *, rule: str) -> bool:
+    return not isinstance(instance, str) or is_valid_syntax(rule, instance)
+
+
+# Where the server was imported first, jsonschema did not find this package: the server leaves its seconds aside.
+for each in ("iri", "iri-reference"):
+    checker = jsonschema.Draft202012Validator.FORMAT_CHECKER
+    checker.checks(each, ValueError)(partial(_is_iri, rule=each.replace("-", "_")))
 
 LONGER = (
     b'{"',
