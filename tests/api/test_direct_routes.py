@@ -93,9 +93,8 @@ def without_ids(body: bytes) -> Any:
     """Return the body with what differs between two answers to the same request left out."""
     if not body.startswith(b"{"):
         return body.count(b"data: ")
-    return {
-        name: value for name, value in json.loads(body).items() if name not in ("id", "created", "created_at", "output")
-    }
+    differing = ("id", "created", "created_at", "completed_at", "output")
+    return {name: value for name, value in json.loads(body).items() if name not in differing}
 
 
 @pytest.mark.parametrize("path", DIRECT)
