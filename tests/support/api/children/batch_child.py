@@ -6,9 +6,9 @@ SIGSTOP: whoever kills it meanwhile finds it in the middle.
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ def main(folder: str, asked: str, most: str = "0") -> None:
             file.write(bytes(token for token in request.tokens if token < 256).decode().split("\n")[0] + "\n")
         left -= 1
         if left == 0:
-            os.kill(os.getpid(), signal.SIGSTOP)
+            signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)  # this thread, so at once
         return "answer" * 4
 
     state.async_engine.say = say
