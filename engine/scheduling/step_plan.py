@@ -74,7 +74,7 @@ class StepPlan:
     def in_order(self, running: Iterable[Sequence]) -> list[tuple[Sequence, int, int]]:
         """Return the sequences that can go on and the span they want: single tokens, then prompts, batches last."""
         ready = [(each, *self.span(each)) for each in running if self.can_go_on(each)]
-        return sorted(ready, key=lambda want: want[2] - want[1] > 1 and 1 + (want[0].priority is Priority.BATCH))
+        return sorted(ready, key=_turn)
 
     def span(self, sequence: Sequence) -> tuple[int, int]:
         """Return the positions, start and end, that a sequence wants computed: all without KV when the step begins."""
@@ -222,6 +222,14 @@ class StepInFlight:
     @property
     def num_drawing(self) -> int:
         return sum(row.draws for row in self.rows.values())
+
+
+def _turn(want: tuple[Sequence, int, int]) -> int:
+    """Return when in a step a sequence gets the span that it wants: 0 is first."""
+    sequence, start, end = want
+    if end - start <= 1:
+        return 0
+    return 2 if sequence.priority is Priority.BATCH else 1
 
 
 def _is_chunk(row: Row) -> bool:
