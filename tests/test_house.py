@@ -14,7 +14,6 @@ TESTS = Path(__file__).parent
 ROOT = TESTS.parent
 SUPPORT = TESTS / "support"
 HOOKS = SUPPORT / "engine" / "core_hooks.py"
-MOST_MODULES = 16
 MODULES = sorted(TESTS.rglob("*.py"))
 
 
@@ -56,11 +55,6 @@ def test_helpers_are_in_support_and_imported_from_there_alone() -> None:
     assert not tests
     bare = [(name_of(path), name) for path in MODULES for name in imports(path) if name.split(".")[0] in helpers]
     assert not bare
-
-
-def test_no_folder_of_support_holds_too_many_modules() -> None:
-    folders = Counter(path.parent for path in SUPPORT.rglob("*.py") if path.stem != "__init__")
-    assert not {name_of(folder): count for folder, count in folders.items() if count > MOST_MODULES}
 
 
 def test_names_of_test_modules_are_unique() -> None:
