@@ -13,15 +13,15 @@ import pytest
 from support.api.api_live import make_state
 from support.api.folder_fetcher import FolderFetcher, adapter_folder
 
-from rootgraft.api.catalog.model_catalog import ModelCatalog
-from rootgraft.api.generate import model_versions
-from rootgraft.api.generate.model_versions import ModelVersions
 from rootgraft.api.generate.server_state import ServerState
 from rootgraft.api.http.app import create_app
 from rootgraft.engine.adapter_sources.remote_files import WEIGHTS, content_digest
 from rootgraft.engine.adapter_sources.source_uri import AdapterSource, parse_source
 from rootgraft.engine.errors import ConfigError, EngineDead, RequestError, UnknownModel
 from rootgraft.engine.types import AdapterInfo
+from rootgraft.fleet.catalog import model_versions
+from rootgraft.fleet.catalog.model_catalog import ModelCatalog
+from rootgraft.fleet.catalog.model_versions import ModelVersions
 
 OPENED: list[ModelCatalog] = []
 

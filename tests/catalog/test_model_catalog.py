@@ -16,10 +16,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from rootgraft.api.catalog.model_catalog import ModelCatalog, VersionState
-from rootgraft.api.catalog.traffic_split import pick_version, sticky_point
-from rootgraft.api.errors import HTTPError
+from rootgraft.api.errors import reply_to
 from rootgraft.engine.errors import ConfigError, RequestError, UnknownModel
+from rootgraft.fleet.catalog.model_catalog import ModelCatalog, VersionState
+from rootgraft.fleet.catalog.traffic_split import pick_version, sticky_point
+from rootgraft.fleet.errors import CatalogUnavailable
 
 DIGESTS = [hashlib.sha256(str(number).encode()).hexdigest() for number in range(5)]
 A, B, C = DIGESTS[:3]
@@ -185,7 +186,7 @@ def test_one_writes_and_many_read(catalog: ModelCatalog, tmp_path: Path) -> None
     reader = ModelCatalog.read(tmp_path / "models.db")
     catalog.promote("sql", A)
     assert reader.weights("sql") == {A: 100}
-    with pytest.raises(HTTPError, match="readonly"):
+    with pytest.raises(CatalogUnavailable, match="readonly"):
         reader.promote("sql", A)
     reader.close()
 
@@ -258,8 +259,9 @@ def test_a_disk_without_space_changes_nothing_and_is_told(catalog: ModelCatalog)
     add(catalog, "sql", A)
     pages = catalog._db.execute("PRAGMA page_count").fetchone()[0]
     catalog._db.execute(f"PRAGMA max_page_count = {pages}")
-    with pytest.raises(HTTPError) as refused:
+    with pytest.raises(CatalogUnavailable) as refused:
         for number in range(1000):
             catalog.begin("sql", hashlib.sha256(f"x{number}".encode()).hexdigest(), "file:///" + "x" * 500)
-    assert (refused.value.status_code, refused.value.code) == (507, "storage_full")
+    reply = reply_to(refused.value)
+    assert (reply.status, reply.code, reply.type) == (507, "storage_full", "server_error")
     catalog.check()

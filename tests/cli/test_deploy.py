@@ -18,8 +18,8 @@ import yaml
 from rootgraft.api.cli.flag_parser import parse
 from rootgraft.api.cli.main import COMMANDS
 from rootgraft.api.config import ServerConfig
-from rootgraft.api.fleet.on_ray.ray_cluster import VERSIONS, check_address
 from rootgraft.engine.config import EngineConfig
+from rootgraft.fleet.on_ray.ray_cluster import VERSIONS, check_address
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"

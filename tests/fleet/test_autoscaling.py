@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rootgraft.api.fleet.scaling.autoscaling import (
+from rootgraft.fleet.scaling.autoscaling import (
     DOWN_AFTER_SECONDS,
     SLOW_QUEUE_SECONDS,
     UP_AFTER_SECONDS,

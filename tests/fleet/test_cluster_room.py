@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from rootgraft.api.config import ServerConfig
-from rootgraft.api.fleet.on_ray import ray_cluster
-from rootgraft.api.fleet.on_ray.cluster_room import GIB, ReplicaResources, check_room
-from rootgraft.api.fleet.on_ray.ray_cluster import RayCluster, check_address, check_ray
-from rootgraft.api.fleet.on_ray.ray_fleet import ray_fleet, resources_of
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.errors import ConfigError
+from rootgraft.fleet.on_ray import ray_cluster
+from rootgraft.fleet.on_ray.cluster_room import GIB, ReplicaResources, check_room
+from rootgraft.fleet.on_ray.ray_cluster import RayCluster, check_address, check_ray
+from rootgraft.fleet.on_ray.ray_fleet import ray_fleet, resources_of
 
 SMALL = ReplicaResources(num_cpus=2, num_gpus=0, memory=GIB)
 
@@ -112,7 +112,7 @@ def test_what_a_killed_server_left_is_removed(tmp_path: Path, monkeypatch: pytes
 
 def test_a_server_with_ray_imports_none_before_its_start() -> None:
     code = (
-        "import sys; from pathlib import Path; from rootgraft.api.fleet.on_ray import ray_launcher, ray_fleet;"
+        "import sys; from pathlib import Path; from rootgraft.fleet.on_ray import ray_launcher, ray_fleet;"
         "print([name for name in sys.modules if name.split('.')[0] == 'ray'])"
     )
     ended = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
@@ -127,4 +127,4 @@ def test_the_option_is_none_by_default() -> None:
 def test_a_cluster_is_told_what_its_replicas_compute_on(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metadata, "version", lambda name: "2.60.0")
     with pytest.raises(ConfigError, match="--device is auto; with --ray-address it is cpu or cuda"):
-        ray_fleet(EngineConfig(), Path("m"), ServerConfig(ray_address=address))
+        ray_fleet(EngineConfig(), Path("m"), ServerConfig(ray_address=address).fleet_options)

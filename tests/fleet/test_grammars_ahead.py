@@ -6,12 +6,12 @@ from array import array
 
 import pytest
 
-from rootgraft.api.fleet.dispatcher import Dispatcher
-from rootgraft.api.fleet.dispatcher_limits import DispatcherLimits
-from rootgraft.api.fleet.placement import grammar_index
-from rootgraft.api.fleet.placement.grammar_index import GrammarIndex, grammar_key
 from rootgraft.engine.messages import Message, PrepareGrammar, Ready, Submit, TokenOut
 from rootgraft.engine.types import SamplingParams
+from rootgraft.fleet.dispatcher import Dispatcher
+from rootgraft.fleet.dispatcher_limits import DispatcherLimits
+from rootgraft.fleet.placement import grammar_index
+from rootgraft.fleet.placement.grammar_index import GrammarIndex, grammar_key
 
 REGEX = ("regex", b"[a-z]+")
 

@@ -19,13 +19,13 @@ from typing import Any
 import psutil
 import pytest
 
-from rootgraft.api.fleet.on_ray import handover
-from rootgraft.api.fleet.on_ray.handover import CHANNEL, CONTROL, LIVENESS, TOKEN_BYTES, EngineHost
-from rootgraft.api.fleet.on_ray.ray_replica import HostAddress, RayReplica
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.errors import ConfigError, EngineDead
 from rootgraft.engine.messages import Done, Message, Submit, TokenOut
 from rootgraft.engine.types import SamplingParams
+from rootgraft.fleet.on_ray import handover
+from rootgraft.fleet.on_ray.handover import CHANNEL, CONTROL, LIVENESS, TOKEN_BYTES, EngineHost
+from rootgraft.fleet.on_ray.ray_replica import HostAddress, RayReplica
 
 CONFIG = EngineConfig(dtype="float32", device="cpu", threads=1, num_gpu_blocks_override=40)
 

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rootgraft.api.fleet.placement.prefix_chain import BLOCK, KvScope, prefix_chain
-from rootgraft.api.fleet.placement.prefix_index import PrefixIndex
-from rootgraft.api.fleet.placement.replica_table import FIRST_RATE, ReplicaTable
 from rootgraft.engine.messages import Ready
+from rootgraft.fleet.placement.prefix_chain import BLOCK, KvScope, prefix_chain
+from rootgraft.fleet.placement.prefix_index import PrefixIndex
+from rootgraft.fleet.placement.replica_table import FIRST_RATE, ReplicaTable
 
 SCOPE = KvScope("base")
 

@@ -11,9 +11,9 @@ from benchmarks.fleet.simulated import simulation
 from benchmarks.fleet.simulated.routing_cost import decide, place_adapters
 from benchmarks.fleet.simulated.simulate import MOST_UNLUCKY
 from benchmarks.fleet.simulated.simulation import simulate
-from rootgraft.api.fleet.dispatcher import Dispatcher
-from rootgraft.api.fleet.frame_order import FrameOrder
-from rootgraft.api.fleet.journal import Journal, JournalEntry
+from rootgraft.fleet.dispatcher import Dispatcher
+from rootgraft.fleet.frame_order import FrameOrder
+from rootgraft.fleet.journal import Journal, JournalEntry
 
 SEEDS = range(60)
 

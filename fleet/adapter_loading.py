@@ -9,7 +9,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping
 
-from ...engine.errors import EngineDead, RequestError
+from ..engine.errors import EngineDead, RequestError
 from .adapter_versions import LoadedVersion
 from .replica_client import ReplicaClient
 

@@ -24,8 +24,8 @@ from ...engine.errors import (
     RequestError,
     quoted,
 )
-from ..catalog.model_catalog import ModelCatalog, ModelVersion, VersionState, check_name
-from ..catalog.traffic_split import pick_version, sticky_point
+from .model_catalog import ModelCatalog, ModelVersion, VersionState, check_name
+from .traffic_split import pick_version, sticky_point
 
 if TYPE_CHECKING:
     from ...engine.adapter_sources.adapter_fetcher import AdapterFetcher, FetchedAdapter

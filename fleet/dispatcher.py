@@ -19,8 +19,8 @@ import random
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from ...engine.errors import AdapterUnavailable, CapacityError, EngineDead
-from ...engine.messages import (
+from ..engine.errors import AdapterUnavailable, CapacityError, EngineDead
+from ..engine.messages import (
     Abort,
     AdapterChanged,
     Done,
@@ -35,7 +35,7 @@ from ...engine.messages import (
     TokenTexts,
     failure_of,
 )
-from ...engine.types import Priority
+from ..engine.types import Priority
 from .dispatcher_limits import DispatcherLimits
 from .frame_order import FrameGap, FrameOrder
 from .journal import Journal, JournalEntry, aborted, given_up, is_loss

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from ...engine.errors import EngineDead
-from ...engine.messages import Abort, ForgetTokens, Message, PrepareGrammar, Submit, TokenTexts
-from ...engine.serving.engine_like import EngineLike
+from ..engine.errors import EngineDead
+from ..engine.messages import Abort, ForgetTokens, Message, PrepareGrammar, Submit, TokenTexts
+from ..engine.serving.engine_like import EngineLike
 
 
 class ReplicaClient(EngineLike, Protocol):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ....engine.config import EngineConfig
-from ....engine.errors import ConfigError
-from ....engine.machine.resources import cores
-from ...config import ServerConfig
+from ...engine.config import EngineConfig
+from ...engine.errors import ConfigError
+from ...engine.machine.resources import cores
 from ..fleet import Fleet
+from ..fleet_options import FleetOptions
 from ..local_fleet import limits_of, shared_config
 from .cluster_room import GIB, ReplicaResources
 from .ray_cluster import LOCAL, RayCluster, check_address, check_ray
@@ -17,7 +17,7 @@ from .ray_launcher import RayLauncher
 _WEIGHTS = (".safetensors", ".gguf")
 
 
-def ray_fleet(config: EngineConfig, path: Path, options: ServerConfig) -> Fleet:
+def ray_fleet(config: EngineConfig, path: Path, options: FleetOptions) -> Fleet:
     """Return a fleet of ``options.replicas`` actors, which is not started.
 
     Raises:

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from ...engine.errors import EngineDead, RequestError, UnknownModel
-from ...engine.types import AdapterInfo
+from ..engine.errors import EngineDead, RequestError, UnknownModel
+from ..engine.types import AdapterInfo
 from .adapter_loading import load_on_all
 from .adapter_versions import AdapterVersions, BusyAdapters, LoadedVersion
 from .dispatcher import Dispatcher

@@ -10,9 +10,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ....engine.config import EngineConfig
-from ....engine.errors import EngineDead
-from ....engine.messages import Ready
+from ...engine.config import EngineConfig
+from ...engine.errors import EngineDead
+from ...engine.messages import Ready
 from ..replica_client import ReplicaClient
 from .cluster_room import ReplicaResources
 from .handover import TOKEN_BYTES

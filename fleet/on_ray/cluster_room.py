@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ....engine.errors import ConfigError
+from ...engine.errors import ConfigError
 
 GIB = 1 << 30
 

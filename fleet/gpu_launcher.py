@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 
-from ...engine.config import EngineConfig
-from ...engine.errors import ConfigError, EngineDead
-from ...engine.machine.visible_gpus import VARIABLE, torch_takes_gpus, visible_gpus
-from ...engine.messages import Ready
-from ..config import ServerConfig
+from ..engine.config import EngineConfig
+from ..engine.errors import ConfigError, EngineDead
+from ..engine.machine.visible_gpus import VARIABLE, torch_takes_gpus, visible_gpus
+from ..engine.messages import Ready
+from .fleet_options import FleetOptions
 from .replica_client import ReplicaClient
 from .replica_launcher import ReplicaLauncher
 
@@ -59,7 +59,7 @@ class GpuLauncher:
         await asyncio.gather(*(launcher.close() for launcher in self._launchers.values()))
 
 
-def gpus_of(config: EngineConfig, options: ServerConfig, num_engines: int) -> tuple[str, ...]:
+def gpus_of(config: EngineConfig, options: FleetOptions, num_engines: int) -> tuple[str, ...]:
     """Return the GPUs for the replicas of a server, one for each; none where they compute on the CPU.
 
     Several models share the first GPU: none of them has one to itself.
@@ -73,7 +73,8 @@ def gpus_of(config: EngineConfig, options: ServerConfig, num_engines: int) -> tu
     if config.device == "auto" and not torch_takes_gpus():
         return ()
     if len(gpus) < options.most_replicas:
-        named = f"--autoscale {options.autoscale}" if options.autoscale else f"--replicas {options.replicas}"
+        bounds = options.autoscale_bounds
+        named = f"--replicas {options.replicas}" if bounds is None else f"--autoscale {bounds[0]}:{bounds[1]}"
         raise ConfigError(
             f"{named}: each replica takes a GPU of its own, and {len(gpus)} can be seen ({VARIABLE} may name others): "
             f"take at most {len(gpus)}, or --device cpu."

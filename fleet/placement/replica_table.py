@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ....engine.messages import Ready
+from ...engine.messages import Ready
 from .grammar_index import GrammarIndex
 from .prefix_index import PrefixIndex
 from .routing import AdapterColumns, ReplicaColumns, Route, choose_replica, rendezvous

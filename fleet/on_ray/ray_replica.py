@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, cast
 
-from ....engine.config import EngineConfig
-from ....engine.errors import EngineDead
-from ....engine.serving.engine_client import EngineClient
+from ...engine.config import EngineConfig
+from ...engine.errors import EngineDead
+from ...engine.serving.engine_client import EngineClient
 from .handover import CHANNEL, CONTROL, LIVENESS, REPORT, prepare
 
 CONNECT_SECONDS = 10.0

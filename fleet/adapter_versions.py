@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from ...engine.types import AdapterInfo
+from ..engine.types import AdapterInfo
 
 MOST_NAME = 256
 """Characters of a name that the engine takes."""

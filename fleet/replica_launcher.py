@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from ...engine.messages import Ready
-from ...engine.serving.template_client import EngineTemplate
+from ..engine.messages import Ready
+from ..engine.serving.template_client import EngineTemplate
 from .replica_client import ReplicaClient
 
 

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import IO, Self
 
 from ...engine.errors import ConfigError, RequestError, UnknownModel, quoted
-from ..errors import HTTPError
+from ..errors import CatalogUnavailable
 from .traffic_split import FULL_WEIGHT, shares
 
 MAX_NAME = 64
@@ -388,11 +388,11 @@ def _check_owner(db: sqlite3.Connection) -> None:
         raise sqlite3.DatabaseError("it is a database of something else")
 
 
-def _unwritable(error: sqlite3.OperationalError) -> HTTPError:
-    """Return the answer to a change that the disk did not take; the file is as it was before."""
+def _unwritable(error: sqlite3.OperationalError) -> CatalogUnavailable:
+    """Return the error of a change that the disk did not take; the file is as it was before."""
     if error.sqlite_errorname == "SQLITE_FULL":
-        return HTTPError(507, "The server's disk has no space for the catalogue of models.", code="storage_full")
-    return HTTPError(503, f"The catalogue of models cannot be written: {error}.", code="storage_unavailable")
+        return CatalogUnavailable("The server's disk has no space for the catalogue of models.", is_full=True)
+    return CatalogUnavailable(f"The catalogue of models cannot be written: {error}.", is_full=False)
 
 
 def _unusable(path: Path, why: str) -> ConfigError:

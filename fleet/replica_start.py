@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 
-from ...engine.errors import EngineDead
-from ...engine.messages import Ready
+from ..engine.errors import EngineDead
+from ..engine.messages import Ready
 from .adapter_loading import load_others
 from .adapter_versions import LoadedVersion
 from .replica_client import ReplicaClient

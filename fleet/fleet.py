@@ -15,11 +15,11 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from ...engine.errors import EngineDead, EngineError
-from ...engine.messages import ForgetTokens, Heartbeat, Message, Ready, Submit, TokenTexts
-from ...engine.serving.replica_status import FleetStatus, ReplicaStatus
-from ...engine.snapshot import EngineSnapshot
-from ...engine.types import AdapterInfo
+from ..engine.errors import EngineDead, EngineError
+from ..engine.messages import ForgetTokens, Heartbeat, Message, Ready, Submit, TokenTexts
+from ..engine.serving.replica_status import FleetStatus, ReplicaStatus
+from ..engine.snapshot import EngineSnapshot
+from ..engine.types import AdapterInfo
 from .dispatcher import Dispatcher
 from .dispatcher_limits import DispatcherLimits
 from .fleet_adapters import FleetAdapters, first_of

@@ -15,9 +15,9 @@ from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
-from ...engine.errors import CapacityError, EngineError
-from ...engine.messages import Done, Failed, Submit, TokenOut, failure_of
-from ...engine.types import FinishReason, Usage
+from ..engine.errors import CapacityError, EngineError
+from ..engine.messages import Done, Failed, Submit, TokenOut, failure_of
+from ..engine.types import FinishReason, Usage
 
 _ENTRY_BYTES = 2048  # of an entry beside its tokens, about
 _TOKEN_BYTES = 4

@@ -18,7 +18,7 @@ from typing import Any
 
 import psutil
 
-from ....engine.errors import ConfigError
+from ...engine.errors import ConfigError
 from .cluster_room import ReplicaResources, check_room
 
 LOCAL = "local"

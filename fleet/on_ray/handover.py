@@ -20,8 +20,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from ....engine.serving.engine_client import SOCKET_BUFFER
-from ....engine.serving.engine_spawn import spawn_engine
+from ...engine.serving.engine_client import SOCKET_BUFFER
+from ...engine.serving.engine_spawn import spawn_engine
 
 CONTROL, CHANNEL, LIVENESS = b"C", b"M", b"L"
 """Purposes of a connection."""

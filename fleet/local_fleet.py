@@ -6,14 +6,14 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from ...engine.config import EngineConfig
-from ...engine.machine.resources import cores
-from ...engine.serving.engine_client import EngineClient
-from ...engine.serving.engine_spawn import spawn_engine
-from ...engine.serving.template_client import EngineTemplate
-from ..config import ServerConfig
+from ..engine.config import EngineConfig
+from ..engine.machine.resources import cores
+from ..engine.serving.engine_client import EngineClient
+from ..engine.serving.engine_spawn import spawn_engine
+from ..engine.serving.template_client import EngineTemplate
 from .dispatcher_limits import DispatcherLimits
 from .fleet import Fleet
+from .fleet_options import FleetOptions
 from .gpu_launcher import GpuLauncher, gpus_of
 from .replica_launcher import ProcessLauncher, ReplicaLauncher
 from .scaling.autoscaling import AutoscalePolicy
@@ -25,7 +25,7 @@ START_SECONDS = 600.0
 """That sequences wait for a replica, as one that starts loads the model first."""
 
 
-def local_fleet(config: EngineConfig, path: Path, options: ServerConfig, num_engines: int) -> Fleet:
+def local_fleet(config: EngineConfig, path: Path, options: FleetOptions, num_engines: int) -> Fleet:
     """Return a fleet of processes, which is not started: of ``--replicas``, or of as many as ``--autoscale`` says.
 
     Args:
@@ -41,7 +41,7 @@ def local_fleet(config: EngineConfig, path: Path, options: ServerConfig, num_eng
     return Fleet(launcher, count, limits_of(config, options), seed=config.seed, policy=policy)
 
 
-def _launcher(config: EngineConfig, path: Path, options: ServerConfig, num_engines: int) -> ReplicaLauncher:
+def _launcher(config: EngineConfig, path: Path, options: FleetOptions, num_engines: int) -> ReplicaLauncher:
     """Return what starts the processes: forked ones that share a CPU, or one for each GPU."""
     gpus = gpus_of(config, options, num_engines)
     shared = shared_config(config, num_engines, cores().usable)
@@ -58,7 +58,7 @@ def _launcher(config: EngineConfig, path: Path, options: ServerConfig, num_engin
     return ProcessLauncher(make, template, keeps_template=is_always_there)
 
 
-def policy_of(config: EngineConfig, options: ServerConfig) -> AutoscalePolicy | None:
+def policy_of(config: EngineConfig, options: FleetOptions) -> AutoscalePolicy | None:
     """Return the policy of ``--autoscale``; None without it.
 
     A replica is meant to have half of the sequences that it can run at once: another one takes seconds to start.
@@ -69,7 +69,7 @@ def policy_of(config: EngineConfig, options: ServerConfig) -> AutoscalePolicy | 
     return AutoscalePolicy(least, most, rows=max(1, config.max_num_seqs // 2))
 
 
-def limits_of(config: EngineConfig, options: ServerConfig) -> DispatcherLimits:
+def limits_of(config: EngineConfig, options: FleetOptions) -> DispatcherLimits:
     """Return the dispatcher's limits for the replicas of a server."""
     return DispatcherLimits(
         most_replicas=2 * options.most_replicas,  # with those that take the place of others that drain
