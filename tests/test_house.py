@@ -1,4 +1,4 @@
-"""The tests' own order: shared helpers live in `support`, tests import no test, and core privates have one hook."""
+"""The order of the tests: they mirror the product, import no test, share helpers in `support`, and see no privates."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ ROOT = TESTS.parent
 SUPPORT = TESTS / "support"
 HOOKS = SUPPORT / "engine" / "core_hooks.py"
 MODULES = sorted(TESTS.rglob("*.py"))
+# Folders whose tests name no module: behaviour that spans modules, the real model behind a server, pages of docs/.
+FREE_FOLDERS = {"scenarios", "real", "docs"}
 
 
 @cache
@@ -60,6 +62,21 @@ def test_helpers_are_in_support_and_imported_from_there_alone() -> None:
 def test_names_of_test_modules_are_unique() -> None:
     names = Counter(path.name for path in MODULES if path.name not in ("__init__.py", "conftest.py"))
     assert not [name for name, count in names.items() if count > 1]
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in MODULES if path.name.startswith("test_") and path.parent != TESTS], ids=name_of
+)
+def test_a_test_lies_where_its_module_does(path: Path) -> None:
+    """``tests/<folder>/test_<module>.py`` tests ``<folder>/<module>.py``; a further word may tell what of it."""
+    folder = path.parent.relative_to(TESTS)
+    if folder.parts[0] in FREE_FOLDERS:
+        return
+    subject = path.stem.removeprefix("test_")
+    modules = {module.stem for module in (ROOT / folder).glob("*.py")}
+    assert any(subject == module or subject.startswith(f"{module}_") for module in modules), (
+        f"{folder} has no module of that name: name the test after one, or move it to tests/scenarios or tests/real"
+    )
 
 
 def private_attributes(path: Path) -> set[str]:
