@@ -75,11 +75,13 @@ class EndingTree:
     Attributes:
         reads: its sequences; parents come before their children.
         num_path_tokens: tokens that are computed behind the prompt, each once.
+        num_label_tokens: tokens of all endings together.
     """
 
     def __init__(self, prompt: array[int], endings: Sequence[Sequence[int]]) -> None:
         self.reads: list[EndingRead] = []
         self.num_path_tokens = 0
+        self.num_label_tokens = sum(map(len, endings))
         self._num_edges = 0
         self._paths: list[list[int]] = [[] for _ in endings]  # the edges of each ending
         self._grow(prompt, endings)
