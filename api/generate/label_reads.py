@@ -107,7 +107,7 @@ async def asked_models(
     """
     name, adapter = await state.find_model(model, caller, None, session)
     version = caller.facts.version
-    found = {None: AskedModel(adapter, await state.engine_for(adapter))}
+    found: dict[str | None, AskedModel] = {None: AskedModel(adapter, await state.engine_for(adapter))}
     for index, each in enumerate(named):
         if each not in found:
             try:
@@ -181,10 +181,10 @@ class QuestionPlanner:
         tokens = encoder.encode(text, question)
         longest = max(map(len, tokens.endings))
         if len(tokens.prompt) + longest > engine.max_model_len:
-            error = ContextTooLong(len(tokens.prompt), longest, engine.max_model_len)
+            too_long = ContextTooLong(len(tokens.prompt), longest, engine.max_model_len)
             # The question's labels are too long, or else what stands before them.
-            error.param = question.field if len(tokens.prompt) < engine.max_model_len else self._input_field
-            raise error
+            too_long.param = question.field if len(tokens.prompt) < engine.max_model_len else self._input_field
+            raise too_long
         request = replace(self._base, tokens=tokens.prompt, adapter=model.adapter)
         engine.limits.check(request)
         return PlannedQuestion(EndingTree(tokens.prompt, tokens.endings), request, tokens.num_ends, model)

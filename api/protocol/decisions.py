@@ -239,14 +239,14 @@ class ChoiceQuestion(QuestionFields):
     choices: Annotated[list[Choice], Field(min_length=2, max_length=MAX_CHOICES), AfterValidator(_check_choices)]
 
 
-class Level(StrictModel):
+class ScoreLevel(StrictModel):
     """A level of a scale."""
 
     label: str
     description: str = ""
 
 
-def _check_levels(levels: list[Level]) -> list[Level]:
+def _check_levels(levels: list[ScoreLevel]) -> list[ScoreLevel]:
     seen: set[str] = set()
     for index, level in enumerate(levels):
         if not level.label.strip():
@@ -261,7 +261,7 @@ class ScoreQuestion(QuestionFields):
     """A level of an ordered scale, the first one being 0."""
 
     type: Literal["score"]
-    levels: Annotated[list[Level], Field(min_length=2, max_length=MAX_LEVELS), AfterValidator(_check_levels)]
+    levels: Annotated[list[ScoreLevel], Field(min_length=2, max_length=MAX_LEVELS), AfterValidator(_check_levels)]
 
 
 Question = Annotated[

@@ -46,12 +46,14 @@ class Finish:
         stop_reason: the stop string or the one of ``stop_token_ids`` that ended the sequence; None for the model's own
             end token and for every other reason (vLLM's field of that name).
         stats: what the engine measured of it.
+        stop_token: the token that ended it, the model's own included; None for every other end.
     """
 
     reason: FinishReason
     usage: Usage
     stop_reason: str | int | None = None
     stats: SequenceStats | None = None
+    stop_token: int | None = None
 
 
 @dataclass(slots=True)
@@ -98,6 +100,11 @@ class SequenceOutput:
     def reasoning(self) -> str:
         return "".join(self.thoughts)
 
+    @property
+    def token_ids(self) -> list[int]:
+        """The tokens with the one that ended the sequence."""
+        return [*self.tokens, *end_tokens(self.finish)]
+
     def add(self, delta: TextDelta) -> None:
         """Append a delta."""
         self.texts.append(delta.text)
@@ -106,6 +113,11 @@ class SequenceOutput:
         self.logprobs += delta.logprobs
         self.prompt_logprobs += delta.prompt_logprobs
         self.finish = delta.finish
+
+
+def end_tokens(finish: Finish | None) -> tuple[int, ...]:
+    """Return the token that ended a sequence, if there is one."""
+    return () if finish is None or finish.stop_token is None else (finish.stop_token,)
 
 
 class OutputProcessor:
@@ -201,7 +213,7 @@ class OutputProcessor:
         if self._expired and done.reason is FinishReason.ABORT:
             return Finish(FinishReason.TIMEOUT, done.usage, stats=done.stats)
         is_requested = done.stop_token in self._request.params.stop_token_ids
-        return Finish(done.reason, done.usage, done.stop_token if is_requested else None, done.stats)
+        return Finish(done.reason, done.usage, done.stop_token if is_requested else None, done.stats, done.stop_token)
 
 
 def _cut(usage: Usage, completion: int) -> Usage:

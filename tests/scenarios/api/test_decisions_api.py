@@ -324,3 +324,26 @@ def test_choices_of_the_same_tokens_are_refused(http: httpx.Client) -> None:
     reply = http.post("/v1/decisions", json={**body, "answer_with": "values"})
     assert reply.status_code == 400
     assert reply.json()["error"]["param"] == "questions[0].choices"
+
+
+def test_ids_and_named_logprobs_of_a_real_answer(client: openai.OpenAI, oracle: Oracle, folder: Path) -> None:
+    """Of allowed tokens one is drawn each time; the end token is among the ids, which have its place in no text."""
+    tokenizer = Tokenizer.load(folder / "wordy")
+    [end] = tokenizer.eos_ids
+    extra = {"allowed_token_ids": [70, 71, end], "return_token_ids": True, "logprob_token_ids": [70, end, 3]}
+    answer: Any = client.completions.create(
+        model="one", prompt="the fox", max_tokens=60, temperature=1.0, seed=3, logprobs=0, extra_body=extra
+    )
+    [choice] = answer.choices
+    assert choice.finish_reason == "stop"
+    assert choice.token_ids[-1] == end
+    assert set(choice.token_ids[:-1]) <= {70, 71}
+    prompt = choice.prompt_token_ids
+    assert prompt == list(tokenizer.encode("the fox", True))
+    right = (
+        PeftOracle("wordy", folder).logits(folder / "adapters" / "one", [*prompt, *choice.token_ids]).log_softmax(-1)
+    )
+    shown = {tokenizer.token_bytes(token).decode(): token for token in (70, end, 3)}
+    for at, top in enumerate(choice.logprobs.top_logprobs):
+        for name, token in shown.items():
+            assert top[name] == pytest.approx(float(right[len(prompt) + at - 1, token]), abs=1e-4)
