@@ -6,6 +6,8 @@ import os
 
 import torch
 
+from ...kernels.cpu.build import BuildError
+from ...kernels.cpu.portable_build import has_avx512
 from ...kernels.layouts import int8_kv_layout
 from ..checkpoint.model_config import ModelShape
 from ..config import EngineConfig
@@ -28,11 +30,23 @@ def choose_device(config: EngineConfig) -> torch.device:
 
 
 def choose_dtype(config: EngineConfig, device: torch.device) -> torch.dtype:
-    """Return the number format of weights: the option's, or bfloat16 where the device computes it natively."""
+    """Return the number format of weights: the option's, or bfloat16 where the device computes it natively.
+
+    Raises:
+        ConfigError: the environment holds the CPU down to a level that there is not.
+    """
     if config.dtype != "auto":
         return _DTYPES[config.dtype]
-    native = torch.cuda.is_bf16_supported() if device.type == "cuda" else torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    native = torch.cuda.is_bf16_supported() if device.type == "cuda" else _has_bfloat16()
     return torch.bfloat16 if native else torch.float32
+
+
+def _has_bfloat16() -> bool:
+    """Whether the CPU, or what the environment holds it down to, computes bfloat16. Raises ConfigError."""
+    try:
+        return has_avx512() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    except BuildError as error:
+        raise ConfigError(f"{error}.") from None
 
 
 def choose_kv_dtype(config: EngineConfig, model: ModelShape, device: torch.device, dtype: torch.dtype) -> torch.dtype:

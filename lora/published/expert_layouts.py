@@ -9,8 +9,8 @@ its rule has changed twice, and depends on how transformers stores the experts w
     [E, K, N]                     inputs           inputs    outputs
     [E, K, N], is_transposed      inputs           outputs   inputs
 
-No adapter tells which version of transformers trained it, and gpt-oss and Qwen3-VL are stored in two ways by these. There
-the shapes of another tensor of the file decide: gpt-oss's ``down_proj`` is square, its ``gate_up_proj`` never is.
+No adapter tells which version of transformers trained it, and gpt-oss and Qwen3-VL are stored in two ways by these.
+There the shapes of another tensor of the file decide: gpt-oss's ``down_proj`` is square, its ``gate_up_proj`` is not.
 """
 
 from __future__ import annotations

@@ -116,5 +116,5 @@ def test_the_start_says_which_form_is_for_how_many_rows(tmp_path: Path, monkeypa
         "; bfloat16 on cpu, weights in 4-bit blocks for steps of up to 64 rows and 8-bit blocks for steps of 1 row, "
         "else widened; "
     ) in both.summary[0]
-    config = EngineConfig(model=str(path), device="cpu", quantization="gguf", kv_cache_memory=0.01)
+    config = EngineConfig(model=str(path), device="cpu", dtype="bfloat16", quantization="gguf", kv_cache_memory=0.01)
     assert "; bfloat16 on cpu, weights in 4-bit blocks and 8-bit blocks; " in Worker(config, path).summary[0]
