@@ -27,17 +27,21 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from ...kernels.quantised_weights import BlockType
 from ..checkpoint.quantization_config import Layout, Quantization, Scheme
 from ..errors import ModelError, shortened
 from . import mxfp4
 
 _PIECE: Final = 1 << 23  # values that are decoded at once
 _WORD: Final = 32
+BLOCK: Final = 32
+"""Inputs of a block that native kernels multiply with as it is."""
 _AWQ_ORDER: Final = (0, 4, 1, 5, 2, 6, 3, 7)  # where the integer of each of eight columns is in an AWQ word
 _NVFP4_GROUP: Final = 16
 _FLOAT8: Final = "F8_E4M3"
 _FLOAT8_BLOCK: Final = 128
 _FLOATS: Final = ("F32", "F16", "BF16")
+_INTEGERS: Final = ("gptq", "gptq_v2", "awq_gemm", "awq_gemv", "packed", "int8")
 
 PARTS: Final[dict[Layout, frozenset[str]]] = {
     "gptq": frozenset({"qweight", "qzeros", "scales", "g_idx"}),
@@ -118,15 +122,113 @@ class QuantisedTensor:
 
     def pieces(self) -> Iterator[tuple[int, Tensor]]:
         """Yield some rows [n, K] fp32 at a time, with the number of the first."""
+        opened = self._opened()
+        decode = opened.decode if isinstance(opened, Integers) else opened
+        for first, end in self._ranges():
+            yield first, decode(first, end)
+
+    def blocks(self) -> tuple[BlockType, Iterator[Tensor]] | None:
+        """Return the type of blocks that have the same numbers, and rows of them [n, bytes]; None where none have."""
+        if self.likely_blocks() is None:
+            return None
+        opened = self._opened()
+        found = opened.block_type(self._scheme.bits, self.shape[1]) if isinstance(opened, Integers) else None
+        if found is None or not isinstance(opened, Integers):
+            return None
+        return found, (opened.blocks(first, end, found) for first, end in self._ranges())
+
+    def likely_blocks(self) -> BlockType | None:
+        """Return the type of blocks that the scheme's numbers have unless scales or groups are unusual."""
+        scheme, width = self._scheme, self.shape[1]
+        if scheme.layout not in _INTEGERS or width % BLOCK or (scheme.group or width) % BLOCK:
+            return None
+        if scheme.bits == 8:
+            return "Q8_0" if scheme.symmetric else None
+        if scheme.bits != 4:
+            return None
+        return "Q4_0" if scheme.symmetric else "U4_ZERO_POINT"
+
+    def _ranges(self) -> Iterator[tuple[int, int]]:
         count, width = self.shape
-        decode = self._open(_Checked(self._name, self._scheme, self._parts))
         step = max(1, _PIECE // width // _WORD) * _WORD
         for first in range(0, count, step):
-            yield first, decode(first, min(count, first + step))
+            yield first, min(count, first + step)
+
+    def _opened(self) -> Opened:
+        return self._open(_Checked(self._name, self._scheme, self._parts))
 
 
-Decode = Callable[[int, int], Tensor]
-"""Rows [first, end) of a matrix, decoded: [n, K] fp32."""
+Rows = Callable[[int, int], Tensor]
+"""Some rows [first, end) of a matrix."""
+
+
+@dataclass(frozen=True, slots=True)
+class Integers:
+    """A matrix of integers with a scale and a zero point for each group of inputs: ``s (q - z)``.
+
+    Attributes:
+        numbers: q, rows [n, K] of uint8, or of int8.
+        zeros: z, [N, groups of a row] fp32.
+        scales: s, [N, groups of a row] fp32.
+        group_of: the group of each input [K] where they are not in order, None where they are.
+    """
+
+    numbers: Rows
+    zeros: Tensor
+    scales: Tensor
+    group_of: Tensor | None = None
+
+    def decode(self, first: int, end: int) -> Tensor:
+        """Return rows [n, K] in fp32."""
+        numbers = self.numbers(first, end).float()
+        each = (_in_groups(part[first:end], numbers.shape[1], self.group_of) for part in (self.zeros, self.scales))
+        zero, scale = each
+        return (numbers - zero) * scale
+
+    def block_type(self, bits: int, width: int) -> BlockType | None:
+        """Return the type of blocks of 32 inputs that have the same numbers, None where there is none.
+
+        There is none for groups out of order or of another size, and for scales with more digits than half precision.
+        """
+        groups = self.scales.shape[1]
+        is_in_order = self.group_of is None and width % BLOCK == 0 and (width // groups) % BLOCK == 0
+        if not is_in_order or not torch.equal(self.scales.half().float(), self.scales):
+            return None
+        if bits == 8:
+            return "Q8_0" if bool((self.zeros == self.zeros[0, 0]).all()) and self._byte_zero() is not None else None
+        if bits != 4:
+            return None
+        return "Q4_0" if bool((self.zeros == 8).all()) else "U4_ZERO_POINT"
+
+    def _byte_zero(self) -> int | None:
+        """Return what is subtracted from bytes to make them signed, None for a zero point that is not the middle."""
+        zero = int(self.zeros[0, 0])
+        is_signed = self.numbers(0, 1).dtype is torch.int8
+        return zero if zero == (0 if is_signed else 128) else None
+
+    def blocks(self, first: int, end: int, block_type: BlockType) -> Tensor:
+        """Return rows as blocks, [n, bytes of a row] uint8."""
+        numbers = self.numbers(first, end)
+        blocks = numbers.shape[1] // BLOCK
+        in_blocks = numbers.unflatten(1, (blocks, BLOCK))
+        if block_type == "Q8_0":
+            signed = numbers if numbers.dtype is torch.int8 else (numbers ^ 128).view(torch.int8)
+            packed = signed.contiguous().view(torch.uint8).unflatten(1, (blocks, BLOCK))
+        else:
+            low, high = in_blocks.unflatten(2, (2, BLOCK // 2)).unbind(2)
+            packed = low | (high << 4)
+        factors = [self.scales] if block_type != "U4_ZERO_POINT" else [self.scales, self.zeros]
+        halves = [_of_blocks(part[first:end].half(), blocks).unsqueeze(-1).view(torch.uint8) for part in factors]
+        return torch.cat((*halves, packed), dim=2).flatten(1)
+
+
+Opened = Integers | Rows
+"""The parts of a matrix: integers, or its decoded rows [n, K] fp32."""
+
+
+def _of_blocks(values: Tensor, blocks: int) -> Tensor:
+    """Repeat the value of a group for its blocks: [n, G] -> [n, blocks], contiguous."""
+    return values.repeat_interleave(blocks // values.shape[1], dim=1).contiguous()
 
 
 class _Checked:
@@ -231,19 +333,16 @@ def _gptq_shape(parts: _Checked) -> tuple[int, int]:
     return columns, width
 
 
-def _open_gptq(parts: _Checked) -> Decode:
+def _open_gptq(parts: _Checked) -> Opened:
     bits, (columns, width) = parts.scheme.bits, _gptq_shape(parts)
     words, scales = parts.tensor("qweight"), parts.scales("scales")
     zeros = _gptq_zeros(parts, bits, columns).float()
-    group_of = _group_indices(parts, width, len(scales))
-
-    def decode(first: int, end: int) -> Tensor:
-        numbers = unpacked(words[:, first:end].T, bits, width).float()
-        of_rows = (part[:, first:end].T.contiguous() for part in (zeros, scales))
-        zero, scale = (_in_groups(part, width, group_of) for part in of_rows)
-        return (numbers - zero) * scale
-
-    return decode
+    return Integers(
+        numbers=lambda first, end: unpacked(words[:, first:end].T, bits, width),
+        zeros=zeros.T.contiguous(),
+        scales=scales.T.contiguous(),
+        group_of=_group_indices(parts, width, len(scales)),
+    )
 
 
 def _gptq_zeros(parts: _Checked, bits: int, columns: int) -> Tensor:
@@ -283,17 +382,14 @@ def _awq_shape(parts: _Checked) -> tuple[int, int]:
     return columns, width
 
 
-def _open_awq(parts: _Checked) -> Decode:
-    _, width = _awq_shape(parts)
+def _open_awq(parts: _Checked) -> Opened:
+    _awq_shape(parts)
     words, scales = parts.tensor("qweight"), parts.scales("scales")
-    zeros = _awq_unpacked(parts.tensor("qzeros"))
-
-    def decode(first: int, end: int) -> Tensor:
-        numbers = _awq_unpacked(words[:, first // 8 : end // 8]).T.float()
-        zero, scale = (part[:, first:end].T.contiguous().float() for part in (zeros, scales))
-        return (numbers - _in_groups(zero, width, None)) * _in_groups(scale, width, None)
-
-    return decode
+    return Integers(
+        numbers=lambda first, end: _awq_unpacked(words[:, first // 8 : end // 8]).T,
+        zeros=_awq_unpacked(parts.tensor("qzeros")).T.float().contiguous(),
+        scales=scales.T.contiguous(),
+    )
 
 
 def _awq_unpacked(words: Tensor) -> Tensor:
@@ -318,17 +414,15 @@ def _awq_gemv_words(groups: int, size: int) -> int:
     return math.ceil(words / multiple) * multiple
 
 
-def _open_awq_gemv(parts: _Checked) -> Decode:
+def _open_awq_gemv(parts: _Checked) -> Opened:
     _, width = _awq_gemv_shape(parts)
     groups = parts.groups(width, "qweight")
     words, scales = parts.tensor("qweight"), parts.scales("scales")[:, :groups]
-    zeros = unpacked(parts.tensor("qzeros"), 4, groups).float()
-
-    def decode(first: int, end: int) -> Tensor:
-        zero, scale = (_in_groups(part[first:end], width, None) for part in (zeros, scales))
-        return (unpacked(words[first:end], 4, width).float() - zero) * scale
-
-    return decode
+    return Integers(
+        numbers=lambda first, end: unpacked(words[first:end], 4, width),
+        zeros=unpacked(parts.tensor("qzeros"), 4, groups).float(),
+        scales=scales,
+    )
 
 
 # compressed-tensors, FP8
@@ -366,7 +460,7 @@ def _row_scales(parts: _Checked, rows: int) -> Tensor:
     return found.reshape(1, 1).expand(rows, 1) if found.numel() == 1 else found.reshape(rows, -1)
 
 
-def _open_packed(parts: _Checked) -> Decode:
+def _open_packed(parts: _Checked) -> Opened:
     bits, (rows, width) = parts.scheme.bits, _packed_shape(parts)
     words, scales, middle = parts.tensor("weight_packed"), _row_scales(parts, rows), 1 << (bits - 1)
     zeros = torch.full_like(scales, middle)
@@ -376,12 +470,7 @@ def _open_packed(parts: _Checked) -> Decode:
     if parts.has("weight_g_idx"):
         found = parts.tensor("weight_g_idx").long()
         group_of = _packed_groups(parts, found, width, scales.shape[1])
-
-    def decode(first: int, end: int) -> Tensor:
-        zero, scale = (_in_groups(part[first:end], width, group_of) for part in (zeros, scales))
-        return (unpacked(words[first:end], bits, width).float() - zero) * scale
-
-    return decode
+    return Integers(lambda first, end: unpacked(words[first:end], bits, width), zeros, scales, group_of)
 
 
 def _packed_groups(parts: _Checked, found: Tensor, width: int, groups: int) -> Tensor | None:
@@ -404,19 +493,14 @@ def _int8_shape(parts: _Checked) -> tuple[int, int]:
     return rows, width
 
 
-def _open_int8(parts: _Checked) -> Decode:
-    rows, width = _int8_shape(parts)
+def _open_int8(parts: _Checked) -> Opened:
+    rows, _ = _int8_shape(parts)
     numbers, scales = parts.tensor("weight"), _row_scales(parts, rows)
     zeros = torch.zeros_like(scales)
     if not parts.scheme.symmetric:
         found = parts.tensor("weight_zero_point").float()
         zeros = found.reshape(1, 1).expand(rows, 1) if found.numel() == 1 else found.reshape(rows, -1)
-
-    def decode(first: int, end: int) -> Tensor:
-        zero, scale = (_in_groups(part[first:end], width, None) for part in (zeros, scales))
-        return (numbers[first:end].float() - zero) * scale
-
-    return decode
+    return Integers(lambda first, end: numbers[first:end], zeros, scales)
 
 
 def _blocks_shape(shape: tuple[int, int]) -> tuple[int, int]:
@@ -435,7 +519,7 @@ def _float8_shape(parts: _Checked) -> tuple[int, int]:
     return rows, width
 
 
-def _open_float8(parts: _Checked) -> Decode:
+def _open_float8(parts: _Checked) -> Opened:
     rows, width = _float8_shape(parts)
     numbers, scales = parts.tensor("weight"), parts.scales("weight_scale")
     is_in_blocks = scales.dim() == 2 and scales.shape[0] != rows and scales.numel() > 1
@@ -451,7 +535,7 @@ def _float8_blocks_shape(parts: _Checked) -> tuple[int, int]:
     return rows, width
 
 
-def _in_blocks(numbers: Tensor, scales: Tensor) -> Decode:
+def _in_blocks(numbers: Tensor, scales: Tensor) -> Opened:
     """Decode E4M3 numbers with a scale for each block of 128 by 128."""
     wide = scales.repeat_interleave(_FLOAT8_BLOCK, dim=1)[:, : numbers.shape[1]]
 
@@ -462,7 +546,7 @@ def _in_blocks(numbers: Tensor, scales: Tensor) -> Decode:
     return decode
 
 
-def _open_float8_blocks(parts: _Checked) -> Decode:
+def _open_float8_blocks(parts: _Checked) -> Opened:
     return _in_blocks(parts.tensor("weight"), parts.scales("weight_scale_inv"))
 
 
@@ -485,7 +569,7 @@ def _nvfp4_names(parts: _Checked) -> tuple[str, str]:
     return ("weight", "weight_scale_2") if is_modelopt else ("weight_packed", "weight_global_scale")
 
 
-def _open_nvfp4(parts: _Checked) -> Decode:
+def _open_nvfp4(parts: _Checked) -> Opened:
     _, width = _nvfp4_shape(parts)
     weight, total = _nvfp4_names(parts)
     numbers, scales, factor = parts.tensor(weight), parts.scales("weight_scale"), parts.scales(total).reshape(())
@@ -516,7 +600,7 @@ def _mxfp4_packed_shape(parts: _Checked) -> tuple[int, int]:
     return rows, 2 * packed
 
 
-def _open_mxfp4_packed(parts: _Checked) -> Decode:
+def _open_mxfp4_packed(parts: _Checked) -> Opened:
     _, width = _mxfp4_packed_shape(parts)
     numbers, exponents = parts.tensor("weight_packed"), parts.tensor("weight_scale")
 
@@ -592,7 +676,7 @@ def _check_bnb_bytes(parts: _Checked, packed: int) -> None:
     parts.check("weight", (-(-packed // size), 1), (1, -(-packed // size)), dtypes=tuple(sizes))
 
 
-def _open_bnb_4bit(parts: _Checked) -> Decode:
+def _open_bnb_4bit(parts: _Checked) -> Opened:
     state, (_, width) = _bnb_state(parts), _bnb_4bit_shape(parts)
     packed = parts.tensor("weight").contiguous().view(torch.uint8).reshape(-1)
     table, scales = parts.scales("weight.quant_map"), _bnb_scales(parts, state)
@@ -622,7 +706,7 @@ def _bnb_int8_shape(parts: _Checked) -> tuple[int, int]:
     return rows, width
 
 
-def _open_bnb_int8(parts: _Checked) -> Decode:
+def _open_bnb_int8(parts: _Checked) -> Opened:
     if parts.has("weight_format") and int(parts.tensor("weight_format").reshape(-1)[0]) != 0:
         raise parts.wrong("weight_format", "0, which is plain rows,")
     numbers, scales = parts.tensor("weight"), parts.scales("SCB") / 127
@@ -645,7 +729,7 @@ _SHAPES: Final[dict[Layout, Callable[[_Checked], tuple[int, int]]]] = {
     "bnb_int8": _bnb_int8_shape,
 }
 
-_OPENERS: Final[dict[Layout, Callable[[_Checked], Decode]]] = {
+_OPENERS: Final[dict[Layout, Callable[[_Checked], Opened]]] = {
     "gptq": _open_gptq,
     "gptq_v2": _open_gptq,
     "awq_gemm": _open_awq,

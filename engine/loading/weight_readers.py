@@ -6,6 +6,7 @@ on its device: a checkpoint is never in memory as a whole beside the model.
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -18,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ...kernels.memory import release_mapped
-from ...kernels.quantised_weights import PANEL_ROWS
+from ...kernels.quantised_weights import BLOCK_SIZES, PANEL_ROWS
 from ...lora.base_projections import in_tower, language_model_name
 from ..checkpoint.families.family_table import BY_NAME
 from ..checkpoint.gguf import GgufFile
@@ -55,14 +56,14 @@ class WeightSource(Protocol):
         """Write a tensor, or a part of it along its first dimension, into ``out``, of its shape and contiguous."""
 
     def blocks(self, name: str) -> tuple[str, Iterator[Tensor]] | None:
-        """Return a matrix [N, K] in GGUF blocks, None if it is not stored so: their type, and its rows in pieces.
+        """Return a matrix [N, K] in blocks, None if there are none with its numbers: their type, and rows in pieces.
 
         Pieces are [n, bytes of a row] uint8, n a multiple of ``PANEL_ROWS`` in all but the last; each is read from the
         file when it is asked for.
         """
 
     def stored(self, name: str) -> tuple[str, int] | None:
-        """Return GGUF's type of a tensor and its bytes in the file, without reading it; None if not stored so."""
+        """Return a tensor's type of blocks and their bytes, without reading it; None if it has none."""
 
 
 class SafetensorsFolder:
@@ -164,11 +165,17 @@ class SafetensorsFolder:
         out.copy_(found)
         release_mapped(found)
 
-    def blocks(self, name: str) -> None:
-        return None
+    def blocks(self, name: str) -> tuple[str, Iterator[Tensor]] | None:
+        """Return a quantised matrix in blocks with the same numbers; None where there are none."""
+        return self._quantised[name].blocks() if name in self._quantised else None
 
-    def stored(self, name: str) -> None:
-        return None
+    def stored(self, name: str) -> tuple[str, int] | None:
+        """Return the type of blocks that a quantised matrix has in memory, and their bytes."""
+        found = self._quantised[name].likely_blocks() if name in self._quantised else None
+        if found is None:
+            return None
+        values, size = BLOCK_SIZES[found]
+        return found, math.prod(self.shapes[name]) // values * size
 
 
 def _in_order(parts: Mapping[str, tuple[Any, str]]) -> tuple[tuple[Any, str], tuple[Any, str]]:
