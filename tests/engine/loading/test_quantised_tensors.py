@@ -23,11 +23,16 @@ from safetensors.torch import load_file, save_file
 from support.models.paged_run import CPU, run_whole
 from support.models.tiny_models import save
 from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from rootgraft.engine.checkpoint.quantization_config import Layout, Scheme, read_quantization
-from rootgraft.engine.errors import ModelError
+from rootgraft.engine.config import EngineConfig
+from rootgraft.engine.errors import ConfigError, ModelError
+from rootgraft.engine.loading.base_layout import base_layout
 from rootgraft.engine.loading.load_model import load_model
 from rootgraft.engine.loading.quantised_tensors import QuantisedTensor, View, unpacked
+from rootgraft.engine.loading.weight_forms import WeightForm, choose_weight_form
+from rootgraft.kernels.layouts.packed_weights import Format, QuantisedLinear
 
 WORDS = Path(__file__).parent / "data" / "packed_words.safetensors"
 CASES = sorted({name.rpartition(".")[0] for name in load_file(WORDS)})
@@ -192,10 +197,23 @@ def test_eight_bits_of_bitsandbytes(tmp_path: Path) -> None:
     torch.testing.assert_close(decoded(Scheme("bnb_int8"), stored, tmp_path), want, rtol=1e-6, atol=1e-7)
 
 
+def save_llama(folder: Path) -> None:
+    """A tiny model whose widths are whole blocks."""
+    config = LlamaConfig(
+        vocab_size=256, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, tie_word_embeddings=True, bos_token_id=1, eos_token_id=2,
+    )  # fmt: skip
+    torch.manual_seed(4)
+    LlamaForCausalLM(config).save_pretrained(folder)
+
+
 def quantised_folder(tmp_path: Path, kind: str, family: str) -> tuple[Path, Path]:
     """A model whose projections compressed-tensors has quantised, and the same with what they mean."""
     plain, packed = tmp_path / "plain", tmp_path / "packed"
-    save(family, plain)
+    if family == "whole blocks":
+        save_llama(plain)
+    else:
+        save(family, plain)
     form, args = COMPRESSED[kind]
     tensors = load_file(plain / "model.safetensors")
     stored = dict(tensors)
@@ -220,6 +238,54 @@ def test_a_quantised_model_is_the_model_that_it_means(family: str, kind: str, tm
     plain, packed = quantised_folder(tmp_path, kind, family)
     logits = [run_whole(load_model(folder, dtype=torch.float32, device=CPU), TOKENS) for folder in (plain, packed)]
     torch.testing.assert_close(*logits, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("form", ["stored_widened", "stored_both"])
+@pytest.mark.parametrize(
+    ("kind", "blocks"),
+    [("w4a16", Format.SYMMETRIC), ("w4a16 asymmetric", Format.ZERO_POINTS), ("w8a16 by channel", Format.BYTES)],
+)
+def test_blocks_of_a_quantised_folder_have_the_bits_of_their_widened_form(
+    kind: str, blocks: Format, form: WeightForm, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    _, packed = quantised_folder(tmp_path, kind, "whole blocks")
+    halve_scales(packed / "model.safetensors")
+    plain = load_model(packed, dtype=dtype, device=CPU)
+    model = load_model(packed, dtype=dtype, device=CPU, weights=form)
+    formats = {each.packed.format.unarranged for each in model.projections if isinstance(each.packed, QuantisedLinear)}
+    assert formats == {blocks}
+    assert torch.equal(run_whole(model, TOKENS), run_whole(plain, TOKENS))
+
+
+def halve_scales(file: Path) -> None:
+    """Store scales in half precision, as the tools do for models in it."""
+    tensors = load_file(file)
+    save_file({name: part.half() if name.endswith("scale") else part for name, part in tensors.items()}, file)
+
+
+def test_the_form_of_a_quantised_folder_is_chosen_as_that_of_a_gguf_file(tmp_path: Path) -> None:
+    plain, packed = quantised_folder(tmp_path, "w4a16 asymmetric", "whole blocks")
+
+    def choose(folder: Path, available: int | None = None) -> WeightForm:
+        return choose_weight_form(EngineConfig(), CPU, torch.bfloat16, folder, available=available)
+
+    assert [choose(plain), choose(packed), choose(packed, 1)] == ["plain", "stored_both", "plain"]
+    assert choose_weight_form(EngineConfig(quantization="gguf"), CPU, torch.bfloat16, packed) == "stored"
+    with pytest.raises(ConfigError, match=r"The weights need .* GiB"):
+        load_model(packed, dtype=torch.bfloat16, device=CPU, available=1)
+
+
+def test_an_adapter_over_a_quantised_base_is_exact(tmp_path: Path) -> None:
+    """Products of adapters take x alone; the norms of DoRA are those of the dequantised base."""
+    plain, packed = quantised_folder(tmp_path, "w4a16", "whole blocks")
+    layouts = []
+    for folder in (plain, packed):
+        model = load_model(folder, dtype=torch.float32, device=CPU)
+        layouts.append(base_layout(model, folder, dummy=False))
+    for module in ("model.layers.0.self_attn.q_proj", "model.layers.1.mlp.down_proj"):
+        one, other = (layout.read_weight(module) for layout in layouts)
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-7)
 
 
 def test_malformed_parts_are_refused_by_name(tmp_path: Path) -> None:
