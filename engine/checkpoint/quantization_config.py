@@ -171,9 +171,10 @@ def _only(fields: Fields, key: str, *wanted: Any) -> None:
 
 
 def _gptq(fields: Fields) -> tuple[_Rule, ...]:
-    form = fields.values.get("checkpoint_format") or fields.values.get("format") or "gptq"
-    if form not in ("gptq", "gptq_v2"):
+    name = fields.values.get("checkpoint_format") or fields.values.get("format") or "gptq"
+    if name not in ("gptq", "gptq_v2"):
         raise fields.wrong("checkpoint_format", "gptq or gptq_v2")
+    form: Layout = "gptq" if name == "gptq" else "gptq_v2"
     base = _gptq_scheme(fields, form, {})
     return (*_gptq_overrides(fields, form), *_everywhere(base))
 

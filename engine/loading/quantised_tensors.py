@@ -394,7 +394,7 @@ def _open_awq(parts: _Checked) -> Opened:
 
 def _awq_unpacked(words: Tensor) -> Tensor:
     """[n, W] int32 -> [n, 8 W] uint8: each word's eight integers in the order of their columns."""
-    in_words = unpacked(words, 4, words.shape[1] * 8).unflatten(1, (-1, 8))
+    in_words = unpacked(words, 4, words.shape[1] * 8).view(len(words), -1, 8)
     return in_words[..., torch.tensor(_AWQ_ORDER)].flatten(1)
 
 
