@@ -14,6 +14,7 @@ from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.errors import ConfigError
 from rootgraft.engine.executor.device import choose_dtype
 from rootgraft.engine.machine.kernel_state import kernel_state
+from rootgraft.kernels.backend import LIBRARY
 from rootgraft.kernels.cpu import portable_build
 from rootgraft.kernels.cpu.build import BuildError, default_cache
 from rootgraft.kernels.cpu.native_library import NativeLibrary
@@ -69,7 +70,10 @@ def test_a_cpu_is_held_down_to_a_level(held: str, says: str, monkeypatch: pytest
     assert library.instruction_set == load_level(held).instruction_set
     assert says in library.instruction_set and "AVX-512" not in library.instruction_set
     assert kernel_state().status == "built" and kernel_state().instruction_set == library.instruction_set
+    monkeypatch.setitem(LIBRARY.__dict__, "native", Kernels(library))
     config = EngineConfig(model="x", device="cpu")
+    assert choose_dtype(config, torch.device("cpu")) == (torch.bfloat16 if held == "avx2" else torch.float32)
+    monkeypatch.setitem(LIBRARY.__dict__, "native", BuildError("none"))
     assert choose_dtype(config, torch.device("cpu")) == torch.float32
 
 
