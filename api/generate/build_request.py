@@ -112,7 +112,7 @@ async def _beginning(
         async_engine,
         dialect,
         messages,
-        tools=body.tools,
+        tools=body.functions,
         add_generation_prompt=False,
         continue_final_message=False,
         template_kwargs={**body.thinking_kwargs, **body.chat_template_kwargs},
@@ -125,7 +125,7 @@ async def chat_prompt(
 ) -> ChatPrompt:
     """Return the tokens of a chat as its request would have them. Raises as ``chat_request`` does."""
     output_format = requested_format(body)
-    if body.tools:
+    if body.functions:
         output_format = tool_output_format(
             body.tools, body.tool_choice, dialect.format, output_format, parallel=body.parallel_tool_calls
         )
@@ -144,7 +144,7 @@ async def chat_prompt(
             async_engine,
             dialect,
             body.messages,
-            tools=body.tools,
+            tools=body.functions,
             add_generation_prompt=body.add_generation_prompt,
             continue_final_message=body.continue_final_message,
             template_kwargs={**body.thinking_kwargs, **body.chat_template_kwargs},

@@ -26,13 +26,14 @@ from ..generate.remote_adapters import RemoteAdapters
 from ..generate.server_state import ServerState
 from ..protocol.base import StrictModel
 from ..protocol.exact_json import loads_exact, may_be_inexact
-from .unknown_fields import IGNORED_HEADER, IgnoredFields, drop_field
+from .unknown_fields import IGNORED_HEADER, LEFT_OUT_HEADER, IgnoredFields, drop_field, named
 
 _WITH_SCHEMAS = frozenset(
     ("response_format", "structured_outputs", "guided_json", "tools", "text", "output_config", "output_format")
 )
 PICKED_STATE = "server"
 """Key in a request's state for the server state of the model that its body names, where there are several."""
+_LEFT_OUT_STATE = "left_out"
 _MOST_ROUNDS = 8  # of dropping unknown fields: those inside a part show once the part is otherwise right
 
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
@@ -164,6 +165,8 @@ class JsonRoute(APIRoute):
                     break
             if strict.ignored:
                 response.headers[IGNORED_HEADER] = str(strict.ignored)
+            if left_out := getattr(strict.state, _LEFT_OUT_STATE, ()):
+                response.headers[LEFT_OUT_HEADER] = named(left_out)
             return response
 
         return handle_strictly
@@ -215,10 +218,13 @@ async def _validated_body(model: type[StrictModel], request: Request) -> StrictM
     except Exception as error:
         raise HTTPException(400, "There was an error parsing the body") from error
     try:
-        return model.model_validate(value, from_attributes=True)
+        body = model.model_validate(value, from_attributes=True)
     except ValidationError as error:
         faults = error.errors(include_url=False)
         raise RequestValidationError([{**fault, "loc": ("body", *fault["loc"])} for fault in faults]) from error
+    if left_out := body.left_out:
+        setattr(request.state, _LEFT_OUT_STATE, left_out)
+    return body
 
 
 def page(items: list[dict[str, Any]], after: str | None, limit: int, kind: str = "list") -> dict[str, Any]:

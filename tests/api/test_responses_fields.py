@@ -74,7 +74,8 @@ BAD: list[tuple[dict[str, Any], str | None, str | None]] = [
     ({"input": []}, "input", "invalid_value"),
     ({"input": 5}, "input", "invalid_value"),
     ({"input": [5]}, "input[0]", "invalid_value"),
-    ({"input": [{"type": "web_search_call", "id": "x", "status": "completed"}]}, "input[0]", "invalid_value"),
+    ({"input": [{"type": "web_search_call", "id": "x", "status": "completed"}]}, "input", "invalid_value"),
+    ({"input": [{"type": "compaction", "encrypted_content": "x"}]}, "input[0]", "invalid_value"),
     ({"input": [{"role": "robot", "content": "x"}]}, "input[0].role", "invalid_value"),
     ({"input": [{"role": "user"}]}, "input[0].content", "missing_required_parameter"),
     (
@@ -108,7 +109,7 @@ BAD: list[tuple[dict[str, Any], str | None, str | None]] = [
     ({"text": {"verbosity": "low"}}, "text.verbosity", "invalid_value"),
     ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema", "invalid_value"),
     ({"text": {"format": {"type": "json_schema", "name": "x", "schema": LARGE}}}, "text.format", "invalid_value"),
-    ({"tools": [{"type": "web_search"}]}, "tools[0].type", "invalid_value"),
+    ({"tools": [{"type": 5}]}, "tools[0].type", "invalid_value"),
     ({"tools": [{"type": "function", "name": "a b"}]}, "tools[0].name", "invalid_value"),
     ({"tools": [TOOLS[1], TOOLS[1]]}, "tools[1].name", "invalid_value"),
     ({"tools": [tool("ping")]}, "tools[0].name", "missing_required_parameter"),
