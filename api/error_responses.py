@@ -49,8 +49,11 @@ def anthropic_body(reply: ErrorReply, request_id: str) -> bytes:
     """Serialize an error in Anthropic's shape."""
     default = "api_error" if reply.status >= 500 else "invalid_request_error"
     message = reply.message
-    if reply.code == "context_length_exceeded":
-        message = f"prompt is too long: {message}"  # the words by which clients know that they have to shorten it
+    if reply.overflow is not None:
+        # Clients parse these words of Anthropic's, and cut off as many tokens as the numbers differ by. A prompt of the
+        # model's length leaves no room for an answer: it is one token too long.
+        num_prompt, limit = reply.overflow
+        message = f"prompt is too long: {max(num_prompt, limit + 1)} tokens > {limit} maximum"
     error: dict[str, Any] = {"type": _TYPES.get(reply.status, default), "message": message}
     if (reply.param, reply.code) == ("thread", "unsupported_parameter"):
         error["details"] = _NO_THREADS

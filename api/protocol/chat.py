@@ -103,6 +103,11 @@ class ChatRequest(ReasoningFields):
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     @property
+    def length_field(self) -> str:
+        """The field that says how long the answer may be."""
+        return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
+
+    @property
     def echoed_text(self) -> str:
         """The last message's text for ``echo``: of the assistant's, or of one that no new answer's header follows."""
         last, adds_header = self.messages[-1], self.add_generation_prompt

@@ -203,7 +203,7 @@ def test_a_conversation_as_the_template_gets_it(live: Live) -> None:
         {"role": "tool", "content": "Error: gone", "tool_call_id": "t2", "name": "ping"},
         {"role": "user", "content": "e"},
         {"role": "system", "content": "f"},
-        {"role": "assistant", "content": "", "tool_calls": calls[1:]},
+        {"role": "assistant", "tool_calls": calls[1:]},
         {"role": "tool", "content": "", "tool_call_id": "t2", "name": "ping"},
     ]
     assert rendered["tools"][0]["function"]["parameters"] == TOOLS[0]["input_schema"]

@@ -112,7 +112,7 @@ def test_models_and_lengths(live: Live) -> None:
             client.messages.create(**{**ASKED, "model": "gpt-9"})  # type: ignore[dict-item]
         with pytest.raises(anthropic.NotFoundError, match="gpt-9"):
             client.messages.count_tokens(model="gpt-9", messages=HI)  # type: ignore[arg-type]
-        with pytest.raises(anthropic.BadRequestError, match="prompt is too long: "):
+        with pytest.raises(anthropic.BadRequestError, match=r"prompt is too long[^0-9]*(\d+)\s*tokens?\s*>\s*(\d+)"):
             client.messages.create(**{**ASKED, "messages": [{"role": "user", "content": "x" * 3000}]})  # type: ignore
 
 
@@ -260,7 +260,6 @@ WRONG: list[Row] = [
         "thinking.budget_tokens",
     ),
     ({"thinking": {"type": "enabled", "budget_tokens": 99, "display": "x"}}, "thinking.display"),
-    ({"thinking": {"type": "enabled", "budget_tokens": 99}}, "thinking.budget_tokens"),  # the model does not think
     ({"output_config": {"effort": "huge"}}, "output_config.effort"),
     ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format.schema"),
     ({"output_config": {"format": {"type": "json_schema", "schema": LONG}}}, "output_config.format"),
