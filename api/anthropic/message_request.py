@@ -9,7 +9,7 @@ from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 
 from ..protocol.base import Refusal, StrictModel, rejected
 from ..protocol.cache_control import CacheControl
-from ..protocol.call_ids import CallIdError, CallIds
+from ..protocol.call_ids import CallIdError, ToolCallIds
 from ..protocol.chat import TemplateKwargs
 from ..protocol.chat_messages import MAX_MESSAGES
 from ..protocol.reasoning import MAX_THINKING_BUDGET
@@ -173,7 +173,7 @@ class PromptFields(StrictModel):
 
     def _check_calls(self) -> None:
         """Refuse the result of a call that is not there, or that has one."""
-        calls = CallIds()
+        calls = ToolCallIds()
         for number, message in enumerate(self.messages):
             if message.role != "assistant":
                 calls.end_turn()

@@ -28,7 +28,7 @@ class CallPlace(NamedTuple):
     number: int
 
 
-class CallIds:
+class ToolCallIds:
     """The calls of a conversation, in the order in which it has them.
 
     A turn of the assistant ends with a result or a message of somebody else. A later turn may use an id again: results
@@ -77,7 +77,7 @@ def in_call_order(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
     Raises:
         PydanticCustomError: an id is unknown or doubled.
     """
-    calls = CallIds()
+    calls = ToolCallIds()
     places: dict[int, list[tuple[int, int]]] = defaultdict(list)
     for number, message in enumerate(messages):
         if message.role == "tool" and message.tool_call_id is not None:

@@ -10,7 +10,7 @@ import orjson
 from pydantic import TypeAdapter
 
 from ...engine.errors import RequestError
-from ..protocol.call_ids import CallIdError, CallIds
+from ..protocol.call_ids import CallIdError, ToolCallIds
 from ..protocol.chat_messages import ChatMessage, FunctionCall, ToolCall
 from ..protocol.response_items import (
     CallItem,
@@ -59,7 +59,7 @@ class Conversation:
             RequestError: an output is of no call before it, or of one that has its output; there is no message.
         """
         messages = [] if instructions is None else [ChatMessage(role="system", content=instructions)]
-        calls, left_out = CallIds(), set[str | None]()
+        calls, left_out = ToolCallIds(), set[str | None]()
         thought: str | None = None  # of the assistant's next message
         items = _ITEMS.validate_python([*self._earlier, *self._turn])
         for position, item in enumerate(items, -len(self._earlier)):
