@@ -92,7 +92,7 @@ def _missing_route(request: Request) -> str:
     """Name the route that is not there, and the one that a client with another base URL or a final slash asks for."""
     path = request.scope["path"]
     missing = f"There is no route {request.method} {shortened(path, _LONGEST_PATH)}"
-    bare = "/" + path.strip("/").removeprefix("v1/")
+    bare = "/" + "/".join(filter(None, path.split("/"))).removeprefix("v1/")
     for near in (f"/v1{bare}", bare):
         if _is_route(request, request.method, near):
             is_of_openai = near.startswith("/v1/") and near != path.rstrip("/")

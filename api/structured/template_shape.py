@@ -6,7 +6,7 @@ that do not alternate. Each is probed once; what a template takes is never chang
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING, Any
@@ -32,6 +32,8 @@ _TEXTS = {
 _ROLES = {"U": "user", "V": "user", "W": "user", "A": "assistant", "B": "assistant"}
 _CALL_ID = "probe0000"
 _BETWEEN = "\n\n"
+# A key that no template sees: the message is what instructions became.
+_SAID = "said"
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,48 +162,42 @@ def _with_content(messages: Sequence[Message], shape: TemplateShape) -> Sequence
 
 
 def _instructed(messages: Sequence[Message], shape: TemplateShape) -> list[Message]:
-    """Return the messages with instructions where the template takes them."""
+    """Return the messages with instructions that the template does not take as turns of a user's, marked as ``_SAID``."""
     number = _num_leading(messages)
     leading = list(messages[:number])
-    if len(leading) > 1 and not shape.several_systems:
-        leading = [{**leading[0], "content": _BETWEEN.join(each["content"] for each in leading)}]
-    done: list[Message] = leading if shape.system else []
-    # Text in front of the next turn of a user's.
-    waiting = "" if shape.system or not leading else leading[0]["content"]
-    for message in messages[number:]:
-        role = message["role"]
-        if role in _INSTRUCTIONS and not shape.late_systems:
-            text = f"<system>\n{message['content']}\n</system>"
-            if done and done[-1]["role"] == "user" and not waiting:
-                done[-1] = {**done[-1], "content": _joined(done[-1]["content"], text)}
-            else:
-                waiting = _joined(waiting, text)
-        elif role == "user":
-            done.append({**message, "content": _joined(waiting, message["content"])})
-            waiting = ""
-        else:
-            if waiting:
-                done.append({"role": "user", "content": waiting})
-                waiting = ""
-            done.append(message)
-    return [*done, {"role": "user", "content": waiting}] if waiting else done
+    if leading and not shape.system:
+        leading = [{"role": "user", "content": _joined(each["content"] for each in leading), _SAID: True}]
+    elif len(leading) > 1 and not shape.several_systems:
+        leading = [{**leading[0], "content": _joined(each["content"] for each in leading)}]
+    rest = messages[number:]
+    if not shape.late_systems:
+        rest = [_said(message) if message["role"] in _INSTRUCTIONS else message for message in rest]
+    return [*leading, *rest]
+
+
+def _said(message: Message) -> Message:
+    return {"role": "user", "content": f"<system>\n{message['content']}\n</system>", _SAID: True}
 
 
 def _alternating(messages: Sequence[Message], shape: TemplateShape) -> list[Message]:
-    """Return the messages with turns that alternate as far as the template wants it."""
+    """Return the messages with turns that alternate as far as the template wants it.
+
+    What is ``_SAID`` joins the user's turn before it, or else the one behind it.
+    """
     joined = {
         role for role, may in (("user", shape.repeated_users), ("assistant", shape.repeated_assistants)) if not may
     }
-    done: list[Message] = []
+    turns: list[list[Message]] = []
     for message in _begun(messages, shape):
-        role, before = message["role"], done[-1]["role"] if done else None
-        if before == role and role in joined:
-            done[-1] = _one_turn(done[-1], message)
+        last, role = turns[-1] if turns else [], message["role"]
+        before = last[-1]["role"] if last else None
+        if before == role and (role in joined or _SAID in message or all(_SAID in each for each in last)):
+            last.append(message)
             continue
         if role == "user" and before == "tool" and not shape.user_after_results:
-            done.append({"role": "assistant", "content": ""})
-        done.append(message)
-    return done
+            turns.append([{"role": "assistant", "content": ""}])
+        turns.append([message])
+    return list(map(_one_turn, turns))
 
 
 def _begun(messages: Sequence[Message], shape: TemplateShape) -> list[Message]:
@@ -219,16 +215,18 @@ def _num_leading(messages: Sequence[Message]) -> int:
     return next((n for n, each in enumerate(messages) if each["role"] not in _INSTRUCTIONS), len(messages))
 
 
-def _one_turn(first: Message, second: Message) -> Message:
-    """Return two messages of one role as one: texts and thoughts joined, all calls."""
-    turn = {**first, **second}
+def _one_turn(messages: Sequence[Message]) -> Message:
+    """Return messages of one role as one: texts and thoughts joined, all calls."""
+    turn = {key: value for message in messages for key, value in message.items() if key != _SAID}
+    if len(messages) == 1:
+        return turn
     for key in ("content", "reasoning_content", "reasoning", "thinking"):
         if key in turn:
-            turn[key] = _joined(first.get(key), second.get(key))
+            turn[key] = _joined(message.get(key) for message in messages)
     if "tool_calls" in turn:
-        turn["tool_calls"] = [*first.get("tool_calls", ()), *second.get("tool_calls", ())]
+        turn["tool_calls"] = [call for message in messages for call in message.get("tool_calls", ())]
     return turn
 
 
-def _joined(*texts: str | None) -> str:
+def _joined(texts: Iterable[str | None]) -> str:
     return _BETWEEN.join(text for text in texts if text)

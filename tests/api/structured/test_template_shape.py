@@ -224,3 +224,13 @@ def test_the_words_of_another_way() -> None:
     assert as_taken([user, answer, late], strict) == [user, answer, {"role": "user", "content": block}]
     gemma = TemplateShape(system=False, several_systems=False, late_systems=False)
     assert as_taken([system, user], gemma) == [{"role": "user", "content": "system\n\nuser"}]
+
+
+def test_long_runs_become_one_turn() -> None:
+    shape = SHAPES["no system (Gemma)"][1]
+    roles = ("system", "user", "user", "system", "user")
+    messages = [{"role": roles[n % 5], "content": f"<{n}>"} for n in range(4096)]
+    [turn] = as_taken(messages, shape)
+    assert turn.keys() == {"role", "content"} and turn["role"] == "user"
+    places = [turn["content"].find(f"<{n}>") for n in range(4096)]
+    assert places[0] == 0 and places == sorted(places)
