@@ -92,10 +92,11 @@ def _missing_route(request: Request) -> str:
     """Name the route that is not there, and the one that a client with another base URL or a final slash asks for."""
     path = request.scope["path"]
     missing = f"There is no route {request.method} {shortened(path, _LONGEST_PATH)}"
-    bare = "/" + "/".join(filter(None, path.split("/"))).removeprefix("v1/")
+    whole = "/" + "/".join(filter(None, path.split("/")))
+    bare = "/" + whole.removeprefix("/").removeprefix("v1/")
     for near in (f"/v1{bare}", bare):
         if _is_route(request, request.method, near):
-            is_of_openai = near.startswith("/v1/") and near != path.rstrip("/")
+            is_of_openai = near.startswith("/v1/") and near != whole
             end = " The base URL of OpenAI's clients ends in /v1." if is_of_openai else ""
             return f"{missing}; there is {shortened(near, _LONGEST_PATH)}.{end}"
     return f"{missing}."

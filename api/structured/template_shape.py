@@ -162,7 +162,7 @@ def _with_content(messages: Sequence[Message], shape: TemplateShape) -> Sequence
 
 
 def _instructed(messages: Sequence[Message], shape: TemplateShape) -> list[Message]:
-    """Return the messages with instructions that the template does not take as turns of a user's, marked as ``_SAID``."""
+    """Return the messages with instructions that the template does not take as turns of a user's, marked ``_SAID``."""
     number = _num_leading(messages)
     leading = list(messages[:number])
     if leading and not shape.system:

@@ -148,6 +148,7 @@ ENDS_IN_V1 = "The base URL of OpenAI's clients ends in /v1."
         ("GET", "/models/tiny", f"; there is /v1/models/tiny. {ENDS_IN_V1}"),
         ("POST", "/v1/tokenize", "; there is /tokenize."),
         ("POST", "/v1/chat/completions/", f"; there is {CHAT}."),
+        ("GET", "/v1//models", "; there is /v1/models."),
         ("GET", CHAT + "/", "."),
         ("POST", "/v1/embeddings", "."),
         ("GET", "/", "."),
