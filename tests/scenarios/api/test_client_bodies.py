@@ -1,4 +1,7 @@
-"""What clients send at their defaults, as it was seen on the wire (texts shortened): all of it is taken."""
+"""What clients send at their defaults, as it was seen on the wire (texts shortened): all of it is taken.
+
+Goose's was written as its source makes it (block/goose, crates/goose/src/providers/formats/openai.rs).
+"""
 
 from __future__ import annotations
 
@@ -63,6 +66,6 @@ def test_it_is_taken(live: Live, path: str, body: dict[str, Any]) -> None:
 def test_every_client_is_there() -> None:
     assert {path.stem for path in FOLDER.glob("*.json")} == {
         *("ai_sdk", "dspy", "guidance", "instructor", "langchain_openai", "litellm", "llm", "lm_eval", "openai"),
-        *("codex", "claude_code", "qwen_code", "opencode"),
+        *("codex", "claude_code", "qwen_code", "opencode", "goose"),
         *("openai_agents", "pydantic_ai", "open_webui", "cline", "continue", "openrouter"),
     }
