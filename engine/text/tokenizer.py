@@ -169,15 +169,27 @@ class Tokenizer:
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
         kwargs: Mapping[str, Any] | None = None,
+        template: str | None = None,
     ) -> str:
-        """Return the text of a conversation, to be encoded without special tokens. See ``ChatTemplates.render``."""
-        return self._templates.render(
+        """Return the text of a conversation, to be encoded without special tokens. See ``ChatTemplates.render``.
+
+        Args:
+            template: a Jinja template in place of the model's. RequestError if it is not valid.
+        """
+        templates = self._templates if template is None else self._own_templates(template)
+        return templates.render(
             messages,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             tools=tools,
             kwargs=kwargs,
         )
+
+    def _own_templates(self, source: str) -> ChatTemplates:
+        try:
+            return ChatTemplates({"default": source}, self.special_tokens)
+        except ModelError as error:
+            raise RequestError(str(error), param="chat_template") from None
 
     def _id_of(self, text: str | None) -> int | None:
         return None if text is None else self._backend.token_to_id(text)
