@@ -92,7 +92,7 @@ class ServerConfig:
     )
     max_queue_seconds: float = option(
         60.0,
-        "A request that would wait longer for its first token, by the measured rate, is refused at once.",
+        "A request is refused at once if it would surely wait longer, by what was measured: 1.5 times by the estimate.",
         low=0.01,
         high=86400,
         group="overload",

@@ -18,6 +18,7 @@ from ..access.caller import Caller, RequestFacts
 from ..access.overload import QueueLimits
 from ..access.rate_limits import RateLimits
 from ..access.request_admission import Demand, HeldTicket, RequestAdmission
+from ..access.wait_estimate import Capacity
 from ..batches.batch_service import BatchService
 from ..config import ServerConfig
 from ..errors import HTTPError
@@ -109,7 +110,8 @@ class ServerState:
     def __post_init__(self) -> None:
         options = self.options
         self.keys = KeyRing(options.api_key, None if options.api_key_file is None else Path(options.api_key_file))
-        queue_limits = QueueLimits(options.max_queued_requests, options.max_queued_tokens, options.max_queue_seconds)
+        limits = options.max_queued_requests, options.max_queued_tokens, options.max_queue_seconds
+        queue_limits = QueueLimits(*limits, capacity=self.capacity)
         self.admission = RequestAdmission(queue_limits, RateLimits())
         self.watch = EngineWatch()
         self._formats = TemplateFormats(options)
@@ -212,6 +214,10 @@ class ServerState:
             return own
         health = {"engine_healthy": float(self.is_healthy), "engine_silent_seconds": self.client.silent_seconds}
         return own | health | self.client.stats
+
+    def capacity(self) -> Capacity:
+        """Return what the engine says of itself, on which the expected wait of a request depends."""
+        return Capacity() if self.client is None else Capacity.told_by(self.client.stats)
 
     def _server_stats(self) -> dict[str, float]:
         """Return what is counted once, however many models there are."""

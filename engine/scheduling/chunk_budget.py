@@ -107,6 +107,10 @@ class ChunkBudget:
         """
         return int(min(self._usual / 8, self._cost.overhead_tokens() / 2))
 
+    def prefill_rates(self) -> tuple[float, float]:
+        """Return the most prompt tokens and query-key pairs that are computed in a second."""
+        return self._cost.prefill_rates(self._usual)
+
     def observe(self, batch: Batch, seconds: float) -> None:
         """Learn from a step that took ``seconds``."""
         self._cost.observe(work_of(batch), seconds)

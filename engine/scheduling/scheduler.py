@@ -50,6 +50,7 @@ from .draft_budget import DraftBudget
 from .sequence_meter import SequenceMeter
 from .session_pins import SessionPins
 from .slow_masks import SlowMasks
+from .step_cost_model import num_pairs
 from .step_plan import NO_DRAFTS, Drafting, StepInFlight, StepPlan, lease_of
 from .waiting_queue import WaitingQueue
 
@@ -102,6 +103,7 @@ class Scheduler:
         self._running: list[Sequence] = []  # in order of admission
         self._alive, self._by_row = dict[int, Sequence](), dict[int, Sequence]()
         self._num_rows, self._free_rows = max_num_seqs, list(range(max_num_seqs - 1, -1, -1))
+        self._lacks_pages = False  # for the sequence that was next when the last step was planned
 
     @property
     def num_waiting(self) -> int:
@@ -118,6 +120,24 @@ class Scheduler:
     @property
     def waiting(self) -> tuple[int, ...]:
         return tuple(number for number, sequence in self._alive.items() if sequence.row < 0)
+
+    def capacity(self) -> dict[str, float]:
+        """Return what a new sequence's wait depends on, as gauges by name.
+
+        ``rows_usable`` are the rows that there are pages for. Rates of prompts are upper bounds, and a prompt of
+        ``prefill_short_tokens`` passes longer ones: it fits in the half that these leave of a step.
+        """
+        tokens_rate, pairs_rate = self._chunks.prefill_rates()
+        computed = [each.num_computed for each in self._running if each.prefilling]
+        return {
+            "rows": self._num_rows,
+            "rows_usable": len(self._running) if self._lacks_pages else self._num_rows,
+            "prefill_tokens_per_second": tokens_rate,
+            "prefill_pairs_per_second": pairs_rate,
+            "prefill_short_tokens": usual_chunk(self._max_tokens) // 2,
+            "prefilling_tokens": sum(computed),
+            "prefilling_pairs": sum(num_pairs(0, each) for each in computed),
+        }
 
     def add(self, sequence: Sequence, matcher: AnswerMatcher | None = None) -> None:
         """Queue a sequence, with the matcher of its grammar if it has one. ValueError if its id is alive already.
@@ -207,6 +227,7 @@ class Scheduler:
 
     def _fill(self, plan: StepPlan) -> None:
         """Give running sequences tokens, then admit others: short ones in half of what is left before a long prompt."""
+        self._lacks_pages = False
         ordered = plan.in_order(self._running)
         plan.allowance = self._chunks.begin(ordered)
         for sequence, start, wanted in ordered:
@@ -286,6 +307,7 @@ class Scheduler:
             sequence.slot = slot
             lease = self._make_room(sequence, plan)
             if lease is None:
+                self._lacks_pages = self._has_room(plan)
                 self._release_slot(sequence)
                 return
             self._start(sequence, lease, plan)
