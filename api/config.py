@@ -156,6 +156,12 @@ class ServerConfig:
     max_stored_file_bytes: int = option(
         4 << 30, "Most bytes of all such files.", low=1024, high=1 << 50, group="server"
     )
+    allowed_hosts: tuple[str, ...] = option(
+        (),
+        "Names in Host and Origin that are served besides loopback's own, *.NAME for all below one, * for any. Default: "
+        "without keys, names that the public DNS does not have, on loopback only its own; with keys, any.",
+        group="server",
+    )
     allowed_origins: tuple[str, ...] = option(
         (), "Origins whose web pages may ask this server; * for all. Default: none.", group="server"
     )

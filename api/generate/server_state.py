@@ -131,7 +131,8 @@ class ServerState:
         if options.usage_ledger is not None:
             state.ledger = UsageLedger(Path(options.usage_ledger))
         if options.batch_dir is not None:
-            state.batches = BatchService(Path(options.batch_dir), options.max_stored_file_bytes, state.caller_named)
+            limits = options.max_stored_file_bytes, state.caller_named, options.max_file_bytes
+            state.batches = BatchService(Path(options.batch_dir), *limits)
         if options.otlp_traces_endpoint is not None:
             state.tracer = open_tracer(options.otlp_traces_endpoint, version)
         return state

@@ -23,6 +23,7 @@ from ..generate.server_state import ServerState
 from ..observe.live_page import PATHS
 from ..observe.log import FIELDS
 from ..routes.dependencies import PICKED_STATE
+from ..storage.file_store import FORM_BYTES
 
 OPEN_PATHS = frozenset({"/health", "/ready", "/ping"}) | PATHS
 MAX_HEADER_BYTES = 32 << 10
@@ -30,7 +31,6 @@ MAX_HEADERS = 100
 BODY_TIMEOUT = 30.0
 FILES_PATH = "/v1/files"
 FILE_TIMEOUT = 600.0
-_FORM_BYTES = 64 << 10  # of a form, beside its file
 
 _SECONDS = re.compile(rb"[0-9]{1,6}(\.[0-9]{1,6})?")
 _QUIET_PATHS = OPEN_PATHS | {"/metrics", "/ui/state"}
@@ -128,7 +128,7 @@ class Guard:
         """Return a body's most bytes, and the seconds in which it must arrive."""
         options = self._state.options
         if scope["path"] == FILES_PATH and options.batch_dir is not None:
-            return options.max_file_bytes + _FORM_BYTES, FILE_TIMEOUT
+            return options.max_file_bytes + FORM_BYTES, FILE_TIMEOUT
         return options.max_request_bytes, BODY_TIMEOUT
 
     def _check_headers(self, scope: Scope) -> None:

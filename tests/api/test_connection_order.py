@@ -39,13 +39,13 @@ def gate(strict: Live) -> Iterator[Callable[[], object]]:
 
 GARBAGE = {
     "no HTTP": b"nonsense\r\n\r\n",
-    "head of two lengths": b"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n{}",
+    "head of two lengths": b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n{}",
     "length and chunks": request("broken", "POST", "/", b"12345", headers={"Transfer-Encoding": "chunked"}),
     "compressed in transfer": request(
         "broken", "POST", "/tokenize", headers={"Transfer-Encoding": "gzip, chunked"}, chunks=chunked(b"{}")
     ),
-    "no address": b"GET http://[ HTTP/1.1\r\nHost: x\r\n\r\n",
-    "no proxy": b"CONNECT x:80 HTTP/1.1\r\nHost: x\r\n\r\nabc",
+    "no address": b"GET http://[ HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    "no proxy": b"CONNECT x:80 HTTP/1.1\r\nHost: localhost\r\n\r\nabc",
     "another protocol": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
     "broken chunk": request("broken", "POST", "/v1/completions", chunks=b"zz\r\nnonsense\r\n"),
     "broken second chunk": request("broken", "POST", "/v1/completions", chunks=b"1\r\n{\r\n-5\r\n"),

@@ -131,7 +131,7 @@ async def test_an_answer_whose_client_has_just_left_is_no_error() -> None:
     connection = uvicorn_options()["http"](config, ServerState(), {})
     transport = ClosedTransport()
     connection.connection_made(transport)
-    connection.data_received(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+    connection.data_received(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
     transport.closed = True
     await asyncio.wait_for(answered, 60)
     connection.connection_lost(None)
