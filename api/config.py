@@ -158,8 +158,8 @@ class ServerConfig:
     )
     allowed_hosts: tuple[str, ...] = option(
         (),
-        "Names in Host and Origin that are served besides loopback's own, *.NAME for all below one, * for any. Default: "
-        "without keys, names that the public DNS does not have, on loopback only its own; with keys, any.",
+        "Names in Host and Origin that are served besides loopback's own; *.NAME is all below one, * any. Default: "
+        "with keys any; without, names that the public DNS does not have, and on loopback its own.",
         group="server",
     )
     allowed_origins: tuple[str, ...] = option(

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, model_validator
 
-from ..protocol.base import Refusal, StrictModel, rejected
+from ..protocol.base import Id, Refusal, StrictModel, rejected
 from ..protocol.cache_control import CacheControl
 from ..protocol.chat import TemplateKwargs
 from ..protocol.chat_messages import MAX_MESSAGES
@@ -38,7 +38,7 @@ class CustomTool(StrictModel):
     """A tool of the client's. ``input_schema`` is enforced whether it is ``strict`` or not."""
 
     type: Literal["custom"] = "custom"
-    name: str
+    name: Id
     description: str | None = None
     input_schema: dict[str, Any]
     strict: bool = False
@@ -66,7 +66,7 @@ class OneToolChoice(StrictModel):
     """Forces a call of one tool."""
 
     type: Literal["tool"]
-    name: str
+    name: Id
     disable_parallel_tool_use: bool = False
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
 
-from .base import Refusal, StrictModel, rejected
+from .base import Id, Refusal, StrictModel, rejected
 from .cache_control import CacheControl
 from .foreign_fields import foreign_rules
 
@@ -38,7 +38,7 @@ def check_tool_type(value: Any) -> Any:
 class FunctionName(StrictModel):
     """Name of the chosen function."""
 
-    name: str
+    name: Id
 
 
 class Function(StrictModel):

@@ -103,10 +103,9 @@ def _begin(
     if jobs.total >= jobs.most:
         raise CapacityError(f"{jobs.most} background responses are under way already.")
     if jobs.left_for(owner) < 1:
-        text = (
-            f"{jobs.held(owner)} background responses with keys of yours are under way, where {jobs.most - jobs.total}"
-        )
-        raise HTTPError(429, f"{text} places are left.", code="rate_limit_exceeded", headers={"retry-after": "5"})
+        text = f"{jobs.held(owner)} background responses with keys of yours are under way"
+        text += f", where {jobs.most - jobs.total} places are left."
+        raise HTTPError(429, text, code="rate_limit_exceeded", headers={"retry-after": "5"})
 
     def take(delta: TextDelta) -> None:
         if reply.status == "queued":
