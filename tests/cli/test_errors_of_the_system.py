@@ -12,7 +12,6 @@ import pytest
 from rootgraft.api.cli import main
 from rootgraft.api.http.run_record import run_folder
 
-
 NO_FOLDER = "no folder for temporary files can be written. Try: TMPDIR=FOLDER, with one that can be"
 
 
