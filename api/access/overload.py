@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from ...engine.types import Priority
@@ -138,6 +138,11 @@ class QueueLimits:
         self._deferrable = Work()  # all that waits and may be deferred
         self._young = _Young()
         self._sequences = self._tokens = 0
+
+    @classmethod
+    def before_engine(cls, limits: tuple[int, int, float], stats: Callable[[], Mapping[str, float]]) -> QueueLimits:
+        """Return the limits of the queue before an engine: sequences, tokens, seconds; with its last statistics."""
+        return cls(*limits, capacity=lambda: Capacity.told_by(stats()))
 
     @property
     def sequences(self) -> int:

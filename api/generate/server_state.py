@@ -19,7 +19,6 @@ from ..access.caller import Caller, RequestFacts
 from ..access.overload import QueueLimits
 from ..access.rate_limits import RateLimits
 from ..access.request_admission import Demand, HeldTicket, RequestAdmission
-from ..access.wait_estimate import Capacity
 from ..batches.batch_service import BatchService
 from ..config import ServerConfig
 from ..errors import HTTPError
@@ -111,7 +110,7 @@ class ServerState:
         options = self.options
         self.keys = KeyRing(options.api_key, None if options.api_key_file is None else Path(options.api_key_file))
         limits = options.max_queued_requests, options.max_queued_tokens, options.max_queue_seconds
-        queue_limits = QueueLimits(*limits, capacity=self.capacity)
+        queue_limits = QueueLimits.before_engine(limits, lambda: {} if self.client is None else self.client.stats)
         self.admission = RequestAdmission(queue_limits, RateLimits())
         self.watch = EngineWatch()
         self._formats = TemplateFormats(options)
@@ -215,10 +214,6 @@ class ServerState:
             return own
         health = {"engine_healthy": float(self.is_healthy), "engine_silent_seconds": self.client.silent_seconds}
         return own | health | self.client.stats
-
-    def capacity(self) -> Capacity:
-        """Return what the engine says of itself, on which the expected wait of a request depends."""
-        return Capacity() if self.client is None else Capacity.told_by(self.client.stats)
 
     def _server_stats(self) -> dict[str, float]:
         """Return what is counted once, however many models there are."""

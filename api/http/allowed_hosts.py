@@ -67,13 +67,14 @@ class AllowedHosts:
         self._origins = frozenset(origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and (reply := self._fault(scope)) is not None:
+        if scope["type"] == "http" and (reply := self.fault(scope)) is not None:
             scope["state"] = {"request_id": uuid.uuid4().hex, "facts": RequestFacts()} | scope.get("state", {})
             await error_response(reply, scope)(scope, receive, send)
         else:
             await self._app(scope, receive, send)
 
-    def _fault(self, scope: Scope) -> ErrorReply | None:
+    def fault(self, scope: Scope) -> ErrorReply | None:
+        """Return the refusal of a request by its headers; None if it may be served."""
         server = scope.get("server")
         is_open = (self._keys.in_use and not self._names) or "*" in self._names or scope["path"] in PROBES
         if is_open or server is None or server[1] is None:

@@ -28,7 +28,6 @@ from ..routes import (
     ui,
 )
 from ..routes.unknown_fields import IGNORED_HEADER
-from .allowed_hosts import AllowedHosts
 from .direct_routes import DirectRoutes
 from .guard import Guard, Identify
 from .root_path import StripRootPath
@@ -88,8 +87,6 @@ def create_app(served: ServerState | ModelRouter) -> FastAPI:
             allow_credentials=state.options.allow_credentials,
             expose_headers=["x-request-id", "request-id", "retry-after", IGNORED_HEADER, *LIMIT_HEADERS],
         )
-    hosts = {"names": state.options.allowed_hosts, "origins": state.options.allowed_origins}
-    app.add_middleware(AllowedHosts, keys=state.keys, **hosts)
     app.add_middleware(Identify, state=state)
     if root_path := state.options.root_path.rstrip("/"):
         app.add_middleware(StripRootPath, root_path=root_path)

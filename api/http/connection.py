@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
@@ -72,13 +72,10 @@ class Connection(HttpToolsProtocol):
 
     Attributes:
         is_closing: whether it is to be closed once the request has been received.
-        most: connections of the process; None: as many as the limit on descriptors allows when the first one comes.
         idle_since: time of the last answer's end, or of the connection's begin.
     """
 
-    most: ClassVar[int | None] = None
     idle_since = 0.0
-    _probe_timer: asyncio.TimerHandle | None = None
     _head_timer: asyncio.TimerHandle | None = None
     _head_bytes = 0
     _in_head = True
@@ -96,9 +93,7 @@ class Connection(HttpToolsProtocol):
         self._socket = transport
         self.idle_since = self.loop.time()
         self._await_head()
-        if Connection.most is None:
-            Connection.most = most_connections()
-        if len(self.connections) > Connection.most:
+        if len(self.connections) > most_connections():
             self._make_room()
 
     def eof_received(self) -> bool:  # type: ignore[override]
@@ -115,7 +110,6 @@ class Connection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """End all timers with the connection."""
         self._stop_timer()
-        self._stop_probing()
         self._stop_draining()
         if self._running is not None and not self._running.response_complete:  # others may wait behind it
             self._running.disconnected = True
@@ -283,12 +277,7 @@ class Connection(HttpToolsProtocol):
         if running is None or running.response_started or self._socket.is_closing():
             return
         self._socket.write(_PROBE)
-        self._probe_timer = self.loop.call_later(seconds, self._probe, _PROBE_SECONDS[1])
-
-    def _stop_probing(self) -> None:
-        if self._probe_timer is not None:
-            self._probe_timer.cancel()
-            self._probe_timer = None
+        self.loop.call_later(seconds, self._probe, _PROBE_SECONDS[1])
 
     def _drain(self) -> None:
         if self._drain_timer is None:

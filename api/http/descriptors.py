@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+from functools import cache
 
 WANTED = 1 << 16  # descriptors of a process, where its hard limit allows them
 _RESERVE = 64
@@ -17,8 +18,9 @@ def raise_limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
+@cache
 def most_connections() -> int:
-    """Return how many connections may be open beside the descriptors in use now and a reserve."""
+    """Return how many connections may be open beside the descriptors in use at the first call and a reserve."""
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     soft = WANTED if soft == resource.RLIM_INFINITY else soft
     return max(1, soft - len(os.listdir("/proc/self/fd")) - min(_RESERVE, soft // 4))

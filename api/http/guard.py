@@ -25,6 +25,7 @@ from ..observe.live_page import PATHS
 from ..observe.log import FIELDS
 from ..routes.dependencies import PICKED_STATE
 from ..storage.file_store import FORM_BYTES
+from .allowed_hosts import AllowedHosts
 
 OPEN_PATHS = frozenset({"/health", "/ready", "/ping"}) | PATHS
 MAX_HEADER_BYTES = 32 << 10
@@ -146,10 +147,15 @@ class Guard:
     def __init__(self, app: ASGIApp, *, state: ServerState) -> None:
         self._app = app
         self._state = state
+        options = state.options
+        self._hosts = AllowedHosts(app, keys=state.keys, names=options.allowed_hosts, origins=options.allowed_origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
+            return
+        if (refusal := self._hosts.fault(scope)) is not None:
+            await error_response(refusal, scope)(scope, receive, send)
             return
         try:
             self._check_headers(scope)

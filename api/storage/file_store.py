@@ -19,8 +19,8 @@ from uuid import uuid4
 
 import orjson
 
-from ..access.tenant_shares import TenantShares
 from ..errors import HTTPError
+from ..tenant_shares import TenantShares
 
 MAX_FILES = 10_000  # of one owner
 DEFAULT_EXPIRY = 30 * 86400

@@ -39,6 +39,7 @@ from .admission import (
     SlotRequests,
     computed_twice,
     lacks_more,
+    lacks_pages,
     num_reusable,
     pages_missing,
     preemption_victims,
@@ -50,7 +51,6 @@ from .draft_budget import DraftBudget
 from .sequence_meter import SequenceMeter
 from .session_pins import SessionPins
 from .slow_masks import SlowMasks
-from .step_cost_model import num_pairs
 from .step_plan import NO_DRAFTS, Drafting, StepInFlight, StepPlan, lease_of
 from .waiting_queue import WaitingQueue
 
@@ -103,7 +103,6 @@ class Scheduler:
         self._running: list[Sequence] = []  # in order of admission
         self._alive, self._by_row = dict[int, Sequence](), dict[int, Sequence]()
         self._num_rows, self._free_rows = max_num_seqs, list(range(max_num_seqs - 1, -1, -1))
-        self._lacks_pages = False  # for the sequence that was next when the last step was planned
 
     @property
     def num_waiting(self) -> int:
@@ -127,16 +126,12 @@ class Scheduler:
         ``rows_usable`` are the rows that there are pages for. Rates of prompts are upper bounds, and a prompt of
         ``prefill_short_tokens`` passes longer ones: it fits in the half that these leave of a step.
         """
-        tokens_rate, pairs_rate = self._chunks.prefill_rates()
-        computed = [each.num_computed for each in self._running if each.prefilling]
+        is_short = any(lacks_pages(self._cache, each, self._running) for each in self._queue.head(1))
         return {
             "rows": self._num_rows,
-            "rows_usable": len(self._running) if self._lacks_pages else self._num_rows,
-            "prefill_tokens_per_second": tokens_rate,
-            "prefill_pairs_per_second": pairs_rate,
+            "rows_usable": len(self._running) if is_short else self._num_rows,
             "prefill_short_tokens": usual_chunk(self._max_tokens) // 2,
-            "prefilling_tokens": sum(computed),
-            "prefilling_pairs": sum(num_pairs(0, each) for each in computed),
+            **self._chunks.prefill_stats(self._running),
         }
 
     def add(self, sequence: Sequence, matcher: AnswerMatcher | None = None) -> None:
@@ -227,7 +222,6 @@ class Scheduler:
 
     def _fill(self, plan: StepPlan) -> None:
         """Give running sequences tokens, then admit others: short ones in half of what is left before a long prompt."""
-        self._lacks_pages = False
         ordered = plan.in_order(self._running)
         plan.allowance = self._chunks.begin(ordered)
         for sequence, start, wanted in ordered:
@@ -307,7 +301,6 @@ class Scheduler:
             sequence.slot = slot
             lease = self._make_room(sequence, plan)
             if lease is None:
-                self._lacks_pages = self._has_room(plan)
                 self._release_slot(sequence)
                 return
             self._start(sequence, lease, plan)
