@@ -106,10 +106,10 @@ class Capacity:
     @classmethod
     def told_by(cls, stats: Mapping[str, float]) -> Capacity:
         """Return what an engine's statistics say, or the sums of several engines'."""
-        if not stats.get("rows"):
+        if not stats.get("row_limit"):
             return cls()
         return cls(
-            rows=stats["rows"],
+            rows=stats["row_limit"],
             usable=stats["rows_usable"],
             running=stats["running"],
             deferred=stats["waiting_deferred"],

@@ -128,7 +128,7 @@ class Scheduler:
         """
         is_short = any(lacks_pages(self._cache, each, self._running) for each in self._queue.head(1))
         return {
-            "rows": self._num_rows,
+            "row_limit": self._num_rows,
             "rows_usable": len(self._running) if is_short else self._num_rows,
             "prefill_short_tokens": usual_chunk(self._max_tokens) // 2,
             **self._chunks.prefill_stats(self._running),
