@@ -109,7 +109,8 @@ class ServerState:
     def __post_init__(self) -> None:
         options = self.options
         self.keys = KeyRing(options.api_key, None if options.api_key_file is None else Path(options.api_key_file))
-        queue_limits = QueueLimits(options.max_queued_requests, options.max_queued_tokens, options.max_queue_seconds)
+        limits = options.max_queued_requests, options.max_queued_tokens, options.max_queue_seconds
+        queue_limits = QueueLimits.before_engine(limits, lambda: {} if self.client is None else self.client.stats)
         self.admission = RequestAdmission(queue_limits, RateLimits())
         self.watch = EngineWatch()
         self._formats = TemplateFormats(options)
@@ -129,7 +130,8 @@ class ServerState:
         if options.usage_ledger is not None:
             state.ledger = UsageLedger(Path(options.usage_ledger))
         if options.batch_dir is not None:
-            state.batches = BatchService(Path(options.batch_dir), options.max_stored_file_bytes, state.caller_named)
+            limits = options.max_stored_file_bytes, state.caller_named, options.max_file_bytes
+            state.batches = BatchService(Path(options.batch_dir), *limits)
         if options.otlp_traces_endpoint is not None:
             state.tracer = open_tracer(options.otlp_traces_endpoint, version)
         return state

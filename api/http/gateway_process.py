@@ -33,6 +33,7 @@ from ..gateways.main_client import MainClient
 from ..gateways.main_proxy import MainProxy
 from ..gateways.shared_model import SharedModel
 from ..observe.log import set_up_log
+from .allowed_hosts import AllowedHosts
 from .app import create_app
 from .http_server import HttpServer
 from .model_service import load_tokenizer
@@ -95,7 +96,8 @@ class _Gateway:
         self._state = GatewayState(options, client, settings["version"], enable_lora=config.enable_lora)
         self._tls = tls_context(options)
         self._proxy = MainProxy(create_app(self._state), settings["main_socket"], options.root_path)
-        self._http = HttpServer(self._proxy, self._tls)
+        hosts = {"names": options.allowed_hosts, "origins": options.allowed_origins}
+        self._http = HttpServer(AllowedHosts(self._proxy, keys=self._state.keys, **hosts), self._tls)
         self._is_loaded: bool = settings["is_loaded"]
         self._has_failed = False
         self._tasks: set[asyncio.Task[None]] = set()

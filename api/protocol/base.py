@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
+
+MAX_ID = 256
+Id = Annotated[str, Field(max_length=MAX_ID)]
+"""Id or name that a request gives, or gives back."""
+MAX_FORMAT_NAME = 64  # as OpenAI's
+FormatName = Annotated[str, Field(max_length=MAX_FORMAT_NAME)]
 
 
 @dataclass(frozen=True, slots=True)

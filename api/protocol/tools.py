@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag
 
-from .base import Refusal, StrictModel, rejected
+from .base import Id, Refusal, StrictModel, rejected
 from .cache_control import CacheControl
 from .foreign_fields import foreign_rules
 
@@ -56,7 +56,7 @@ def by_tool_type(served: str) -> Discriminator:
 class FunctionName(StrictModel):
     """Name of the chosen function."""
 
-    name: str
+    name: Id
 
 
 class Function(StrictModel):

@@ -188,15 +188,20 @@ class EngineCore:
     def stats(self) -> dict[str, float]:
         """Return gauges and counters by name, as in ``Heartbeat``."""
         cache = self._cache
-        deferred = len(self._compiling) + (self._adapters.num_waiting if self._adapters else 0)
+        loading = self._adapters.waiting_tokens if self._adapters else []
+        compiling = [sequence.num_tokens for sequence, _ in self._compiling.values()]
+        deferred = len(loading) + len(compiling)
         return {
             **self._stats.counters(),
+            **self._scheduler.capacity(),
             **self._scheduler.session_pins.stats(),
             **self._grammars.stats(),
             **(self._adapters.stats() if self._adapters else {}),
             "running": self._scheduler.num_running,
             "waiting": self._scheduler.num_waiting + deferred,
             "waiting_deferred": deferred,
+            "waiting_deferred_tokens": sum(loading) + sum(compiling),
+            "engines": 1,
             "pages": cache.num_pages,
             "pages_free": cache.num_free,
             "pages_available": cache.available(),

@@ -39,6 +39,7 @@ from .admission import (
     SlotRequests,
     computed_twice,
     lacks_more,
+    lacks_pages,
     num_reusable,
     pages_missing,
     preemption_victims,
@@ -118,6 +119,20 @@ class Scheduler:
     @property
     def waiting(self) -> tuple[int, ...]:
         return tuple(number for number, sequence in self._alive.items() if sequence.row < 0)
+
+    def capacity(self) -> dict[str, float]:
+        """Return what a new sequence's wait depends on, as gauges by name.
+
+        ``rows_usable`` are the rows that there are pages for. Rates of prompts are upper bounds, and a prompt of
+        ``prefill_short_tokens`` passes longer ones: it fits in the half that these leave of a step.
+        """
+        is_short = any(lacks_pages(self._cache, each, self._running) for each in self._queue.head(1))
+        return {
+            "row_limit": self._num_rows,
+            "rows_usable": len(self._running) if is_short else self._num_rows,
+            "prefill_short_tokens": usual_chunk(self._max_tokens) // 2,
+            **self._chunks.prefill_stats(self._running),
+        }
 
     def add(self, sequence: Sequence, matcher: AnswerMatcher | None = None) -> None:
         """Queue a sequence, with the matcher of its grammar if it has one. ValueError if its id is alive already.
