@@ -12,6 +12,7 @@ from ..regex.charset import rust_literal
 from ..regex.multiple_of import is_binary, is_safe, multiple_terms, nearest_multiples
 from ..schema.constraints import Numbers
 from ..schema.json_types import FRACTION, INTEGER, NUMBER
+from ..schema.scalars import EXACT_INTEGERS
 from .lark_rules import WHITESPACE, LarkRules
 
 # Multiples to list where no regular expression holds all of them.
@@ -129,14 +130,19 @@ def _multiples(rules: LarkRules, types: int, numbers: Numbers, multiple: Fractio
     if (remainders := _without_factors(multiple.numerator)) > MAX_REMAINDERS:
         reason = f"all in all a step of {multiple}, which without its factors 2 and 5 is {remainders}"
         raise rules.unsupported(("multipleOf",), f"too hard to follow: {reason}; at most {MAX_REMAINDERS}")
-    schema: dict[str, Any] = {"type": "integer" if types == INTEGER else "number"}
     low, high = numbers.low, numbers.high
+    if (low is not None and low > EXACT_INTEGERS) or (high is not None and high < -EXACT_INTEGERS):
+        return _list(rules, _some_multiples(rules, types, numbers, multiple))
+    schema: dict[str, Any] = {"type": "integer" if types == INTEGER else "number"}
     most = 10**MAX_MULTIPLE_DIGITS - 1
-    schema |= {"minimum": -most} if low is None else {}
-    schema |= {"maximum": most} if high is None else {}
-    if low is not None:
+    # The library reads bounds as doubles, which are exact up to 2^53.
+    if low is None or low < -EXACT_INTEGERS:
+        schema["minimum"] = -most if low is None else -EXACT_INTEGERS
+    else:
         schema["exclusiveMinimum" if numbers.low_open else "minimum"] = _plain(low)
-    if high is not None:
+    if high is None or high > EXACT_INTEGERS:
+        schema["maximum"] = most if high is None else EXACT_INTEGERS
+    else:
         schema["exclusiveMaximum" if numbers.high_open else "maximum"] = _plain(high)
     schema["multipleOf"] = float(multiple) if multiple.denominator > 1 else int(multiple)
     schema["x-guidance"] = {"whitespace_pattern": WHITESPACE}

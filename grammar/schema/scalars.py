@@ -17,6 +17,8 @@ from .json_types import ALL_TYPES, ARRAY, BOOLEAN, FALSE, NULL, NUMBER, OBJECT, 
 # Longer than an answer can be: a larger maximum changes nothing, a larger minimum cannot be met.
 MAX_LENGTH = 8192
 MAX_MULTIPLE = 10_000
+# From here on every double is an integer, and most integers are none.
+EXACT_INTEGERS = 2**53
 _OF_NUMBERS = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum", "multipleOf")
 _OF_STRINGS = ("pattern", "format", "minLength", "maxLength")
 _OF_ARRAYS = ("minItems", "maxItems", "uniqueItems")
@@ -24,8 +26,15 @@ _OF_OBJECTS = ("required", "minProperties", "maxProperties")
 
 
 def decimal(value: Any) -> Decimal:
-    """Return a JSON number as the decimal of its shortest spelling."""
-    return Decimal(value) if isinstance(value, int) else Decimal(repr(value))
+    """Return a JSON number as the decimal that validators compare answers with.
+
+    A double of 2^53 and more is an integer, often another one than its shortest spelling: 1e23 is less than 10^23, and
+    validators compare integers of any length with it exactly. Below, its shortest spelling is read as the same double,
+    and so stands for it among answers, which are doubles too where they are no integers.
+    """
+    if isinstance(value, int) or abs(value) >= EXACT_INTEGERS:
+        return Decimal(value)
+    return Decimal(repr(value))
 
 
 def type_mask(schema: dict[str, Any]) -> int:
