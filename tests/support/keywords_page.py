@@ -25,10 +25,10 @@ _SPELLING = f"""## How answers are spelled
 Every finished answer validates; some valid JSON texts are never produced. Besides what the tables say:
 
 - Keys that a schema declares come in the order of the schema, before all others, and none of them twice.
-- Each character of a string has one spelling: itself, or a short escape where JSON asks for one. `\\u0061` for `a` is never written.
+- Each character of a string has one spelling: itself, or, where JSON asks for an escape, the shortest one. `\\u0061` for `a` is never written.
 - Integers have no fraction and no exponent, and at most {MAX_INT_DIGITS} digits. Only numbers without bounds may have an exponent, of at most two digits.
 - Between the parts there are at most {MAX_WHITESPACE} blanks, tabs and line breaks.
-- Integers in a schema are exact at any length; other numbers are read as doubles, as validators do. NaN, infinities, repeated keys (in schemas given as text) and halves of surrogate pairs are refused.
+- Integers in a schema are exact at any length; other numbers are read as doubles and compared by value, as validators do: `1e23` is 99999999999999991611392, and is written so. NaN, infinities, repeated keys (in schemas given as text) and halves of surrogate pairs are refused.
 """
 
 
