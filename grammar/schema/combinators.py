@@ -15,6 +15,7 @@ from .arrays_objects import forbids, has
 from .constraints import Alternative, without_evaluation
 from .document import pointer_join
 from .json_types import OBJECT
+from .literal_unions import merged, of_one_branch
 from .subschemas import Alternatives, Subschemas
 
 # A branch of oneOf that takes more alternatives than this to exclude the other branches loses the last ones.
@@ -198,8 +199,33 @@ def _not_dependencies(analysis: Subschemas, number: int, keyword: str) -> Altern
 
 
 def _branches(analysis: Subschemas, number: int, keyword: str, *, negated: bool = False) -> list[Alternatives]:
-    schemas = enumerate(_get(analysis, number, keyword))
-    return [analysis.branch(number, schema, keyword, index, negated=negated) for index, schema in schemas]
+    """Return the alternatives of each branch; branches of one literal each are one, an enumeration."""
+    schemas: Any = enumerate(_get(analysis, number, keyword))
+    union = _union(analysis, number, keyword)
+    if union is not None:
+        schemas, values = union
+        enumeration = analysis.alternatives(2 * values + negated)
+    found = [analysis.branch(number, schema, keyword, index, negated=negated) for index, schema in schemas]
+    return found if union is None else [*found, enumeration]
+
+
+def _union(analysis: Subschemas, number: int, keyword: str) -> tuple[list[tuple[int, Any]], int] | None:
+    """Return the branches of a union that are no literals, and the node of one ``enum`` of those that are.
+
+    None where they are not merged: where there are few, or where values of two branches count in ``oneOf``.
+    """
+    if keyword not in ("anyOf", "oneOf"):
+        return None
+    known = analysis.unions.get((number, keyword))
+    if known is None:
+        node = analysis.document.nodes[number]
+        others, literals = merged(node.schema[keyword])
+        # In draft 4 `const` is a keyword of another draft.
+        if len(literals) < 2 or node.scope.draft <= 4 or (keyword == "oneOf" and others):
+            return None
+        values = of_one_branch(literals) if keyword == "oneOf" else [value for each in literals for value in each]
+        known = analysis.unions[number, keyword] = others, analysis.document.synthetic({"enum": values}, number)
+    return known
 
 
 def _get(analysis: Subschemas, number: int, keyword: str) -> Any:

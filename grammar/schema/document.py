@@ -9,14 +9,9 @@ from functools import cached_property
 from typing import Any, NamedTuple
 from urllib.parse import unquote, urldefrag, urljoin
 
+from ..annotations import SUBSCHEMA, SUBSCHEMAS
 from ..errors import GrammarError
 
-# Keywords whose value is a subschema (or a list of them), and keywords whose value is an object of subschemas.
-_IN_VALUE = frozenset(
-    ("additionalItems", "additionalProperties", "allOf", "anyOf", "contains", "contentSchema", "else", "if", "items",
-     "not", "oneOf", "prefixItems", "propertyNames", "then", "unevaluatedItems", "unevaluatedProperties")
-)  # fmt: skip
-_IN_VALUES = frozenset(("$defs", "definitions", "dependencies", "dependentSchemas", "patternProperties", "properties"))
 _CONTAINERS = (dict, list)
 _NEGATING = ("oneOf", "not", "if")
 # Drafts whose keywords differ too much from those of the others.
@@ -250,9 +245,9 @@ def _walk_schemas(root: SchemaNode) -> Iterator[tuple[dict[str, Any], str, Schem
 def _subschemas(schema: dict[str, Any]) -> Iterator[tuple[tuple[str | int, ...], dict[str, Any]]]:
     """Yield the direct subschemas of a schema, each with the tokens that lead to it."""
     for keyword, value in schema.items():
-        if keyword in _IN_VALUE and isinstance(value, dict):
+        if keyword in SUBSCHEMA and isinstance(value, dict):
             yield (keyword,), value
-        elif keyword in _IN_VALUE and isinstance(value, list):
+        elif keyword in SUBSCHEMA and isinstance(value, list):
             yield from (((keyword, index), item) for index, item in enumerate(value) if isinstance(item, dict))
-        elif keyword in _IN_VALUES and isinstance(value, dict):
+        elif keyword in SUBSCHEMAS and isinstance(value, dict):
             yield from (((keyword, name), item) for name, item in value.items() if isinstance(item, dict))

@@ -42,11 +42,13 @@ class Subschemas(ABC):
     Attributes:
         document: the schema.
         narrowings: what was left out so far.
+        unions: for a node and keyword, the branches that are no literals, and the node that enumerates the literals.
     """
 
     def __init__(self, document: Document) -> None:
         self.document = document
         self.narrowings: list[Narrowing] = []
+        self.unions: dict[tuple[int, str], tuple[list[tuple[int, Any]], int]] = {}
         self._by_literal: dict[int, tuple[Alternative, ...]] = {}
         self._by_conj: dict[Conj, tuple[Alternative, ...]] = {}
         self._narrowed: dict[int, tuple[Narrowing, ...]] = {}

@@ -61,7 +61,11 @@ def _formats() -> str:
 
 
 def _limits() -> str:
-    lead = "A schema beyond one of these is refused before anything is compiled.\n\n"
+    lead = (
+        "A schema beyond one of these is refused before anything is compiled. Annotations and unknown keywords are cut "
+        "off before anything is measured, unless a reference leads into them; all tools of a request together are one "
+        "structural tag or schema.\n\n"
+    )
     limits = Limits()
     described = dict(line.strip().split(": ", 1) for line in (Limits.__doc__ or "").splitlines() if ": " in line)
     rows = [f"| {described[field.name].rstrip('.')} | {getattr(limits, field.name):,} |" for field in fields(limits)]
