@@ -13,7 +13,7 @@ from ..errors import GrammarError
 from . import scalars
 from .arrays_objects import forbids, has
 from .constraints import Alternative, without_evaluation
-from .document import pointer_join
+from .document import RECURSIVE, pointer_join
 from .json_types import OBJECT
 from .literal_unions import merged, of_one_branch
 from .subschemas import Alternatives, Subschemas
@@ -172,6 +172,12 @@ def _reference(analysis: Subschemas, number: int, keyword: str, *, negated: bool
         if not name.startswith("/") and analysis.document.dynamic_anchors(name) > 1:
             reason = f"there is more than one dynamic anchor {name[:100]!r}: the target depends on the path"
             raise GrammarError(*_location(analysis, number, keyword), reason)
+    elif keyword == "$recursiveRef":
+        target = analysis.document.resolve(number, _get(analysis, number, keyword), keyword)
+        is_anchor = not isinstance(target, bool) and analysis.document.nodes[target].schema.get("$recursiveAnchor")
+        if is_anchor is True and analysis.document.dynamic_anchors(RECURSIVE) > 1:
+            reason = "there is more than one recursive anchor: the target depends on the path"
+            raise GrammarError(*_location(analysis, number, keyword), reason)
     return analysis.reference(number, keyword, negated=negated)
 
 
@@ -245,7 +251,7 @@ HOLDS: dict[str, _Holds] = {
     "oneOf": _one_of,
     "not": _not,
     "if": _if,
-    **dict.fromkeys(("$ref", "$dynamicRef"), _ref),
+    **dict.fromkeys(("$ref", "$dynamicRef", "$recursiveRef"), _ref),
     **dict.fromkeys(_DEPENDENCIES, _dependencies),
 }
 
@@ -256,6 +262,6 @@ FAILS: dict[str, _Fails] = {
     "oneOf": _not_one_of,
     "not": _not_not,
     "if": _not_if,
-    **dict.fromkeys(("$ref", "$dynamicRef"), _not_ref),
+    **dict.fromkeys(("$ref", "$dynamicRef", "$recursiveRef"), _not_ref),
     **dict.fromkeys(_DEPENDENCIES, _not_dependencies),
 }

@@ -11,8 +11,11 @@ from urllib.parse import unquote, urldefrag, urljoin
 
 from ..annotations import SUBSCHEMA, SUBSCHEMAS
 from ..errors import GrammarError
+from .keywords import of_draft
 
 _CONTAINERS = (dict, list)
+# Stands for ``"$recursiveAnchor": true`` among the names of dynamic anchors.
+RECURSIVE = ""
 _NEGATING = ("oneOf", "not", "if")
 # Drafts whose keywords differ too much from those of the others.
 _UNSUPPORTED = ("draft-00", "draft-01", "draft-02", "draft-03", "draft/next")
@@ -52,7 +55,7 @@ class SchemaNode:
     """One subschema.
 
     Attributes:
-        schema: the object itself (booleans are never nodes).
+        schema: the object (booleans are never nodes), without keywords that its draft passes over.
         pointer: JSON Pointer from the root of the document.
         scope: its own, or that of the resource around it.
     """
@@ -99,12 +102,15 @@ class Document:
         keys = _keys(root)
         self.tracks_evaluation = not keys.isdisjoint(("unevaluatedProperties", "unevaluatedItems"))
         self._negates = not keys.isdisjoint(_NEGATING)
-        self._refers = not keys.isdisjoint(("$ref", "$dynamicRef"))
+        self._refers = not keys.isdisjoint(("$ref", "$dynamicRef", "$recursiveRef"))
         self.root = self._add(root, "", SchemaScope("", root, _draft(root, "", 2020)).enter(root, ""))
 
     def may_negate(self, node: SchemaNode) -> bool:
         """Return whether a node's negation may matter: it is in ``oneOf``, ``not`` or ``if``, or may be referred to."""
-        return self._negates and (self._refers or not set(_NEGATING).isdisjoint(node.pointer.split("/")))
+        return self._may_negate(node.pointer)
+
+    def _may_negate(self, pointer: str) -> bool:
+        return self._negates and (self._refers or not set(_NEGATING).isdisjoint(pointer.split("/")))
 
     def child(self, parent: int, schema: dict[str, Any], *tokens: str | int) -> int:
         """Return the node of a subschema.
@@ -155,7 +161,8 @@ class Document:
 
     def _add(self, schema: dict[str, Any], pointer: str, scope: SchemaScope) -> int:
         self._ids[id(schema)] = len(self.nodes)
-        self.nodes.append(SchemaNode(schema, pointer, scope))
+        kept = of_draft(schema, scope.draft, negates=self._may_negate(pointer))
+        self.nodes.append(SchemaNode(kept, pointer, scope))
         return len(self.nodes) - 1
 
     @cached_property
@@ -173,6 +180,7 @@ class Document:
                     found.anchors.setdefault((id(scope.resource), name), (schema, pointer, scope))
             if isinstance(names[1], str):
                 found.dynamic[names[1]] += 1
+            found.dynamic[RECURSIVE] += schema.get("$recursiveAnchor") is True
         found.resources.setdefault("", (root.scope, ""))
         return found
 

@@ -18,7 +18,7 @@ _INTRODUCTION = """# What we promise, keyword by keyword
 
 This page is written from the tables that the analysis of schemas uses: `tests/support/keywords_page.py`. A test compares them.
 
-A keyword is **enforced** (a finished answer holds it), an **annotation** (it constrains nothing, by the specification), or **refused** (a schema that uses it gets status 400, naming keyword, JSON Pointer and reason). Keywords that are in no table are annotations, as the specification says. All drafts from 4 to 2020-12 are read; `$schema` chooses, and 2020-12 is the default. A keyword of another draft is enforced too, or refused where validators would disagree about it: within `oneOf`, `not` or `if`, as those that do not know it pass over it. What an enforced keyword cannot do in some combination is refused by name too, never passed over.
+A keyword is **enforced** (a finished answer holds it) or an **annotation** (it constrains nothing, by the specification). Keywords that are in no table are annotations, as the specification says. What an enforced keyword cannot do in some combination is **refused**: the schema gets status 400, naming keyword, JSON Pointer and reason. All drafts from 4 to 2020-12 are read; `$schema` chooses, and 2020-12 is the default. A keyword of another draft means what the draft says, nothing, where it would make a difference to a validator of that draft: within `oneOf`, `not` or `if`, and beside keywords that have taken its place. Elsewhere it is enforced too. `dependencies` of drafts up to 7, which many validators know in later ones, is refused within `oneOf`, `not` or `if` there.
 """
 _SPELLING = f"""## How answers are spelled
 
@@ -35,8 +35,7 @@ Every finished answer validates; some valid JSON texts are never produced. Besid
 def page() -> str:
     """The whole page, in Markdown."""
     parts = [_INTRODUCTION]
-    for treatment in (Treatment.ENFORCED, Treatment.REFUSED):
-        parts.append(f"## {treatment.value.capitalize()}\n\n{_table(treatment)}")
+    parts.append(f"## Enforced\n\n{_table()}")
     names = ", ".join(f"`{name}`" for name, row in KEYWORDS.items() if row.treatment is Treatment.ANNOTATION)
     parts.append(f"## Annotations\n\n{names}. So is every `format` but those below, and every unknown keyword.\n")
     parts.append(f"## Formats\n\n{_formats()}")
@@ -45,10 +44,9 @@ def page() -> str:
     return "\n".join(parts)
 
 
-def _table(treatment: Treatment) -> str:
-    rows = [f"| `{name}` | {row.note} |" for name, row in KEYWORDS.items() if row.treatment is treatment]
-    head = "why" if treatment is Treatment.REFUSED else "narrower or refused where"
-    return "\n".join([f"| keyword | {head} |", "|---|---|", *rows]) + "\n"
+def _table() -> str:
+    rows = [f"| `{name}` | {row.note} |" for name, row in KEYWORDS.items() if row.treatment is Treatment.ENFORCED]
+    return "\n".join(["| keyword | narrower or refused where |", "|---|---|", *rows]) + "\n"
 
 
 def _formats() -> str:
