@@ -11,12 +11,12 @@ from typing import Any, TypeAlias
 
 from ..errors import GrammarError
 from . import scalars
-from .arrays_objects import forbids, has
+from .arrays_objects import forbids, has, is_closed, key_denials, referred
 from .constraints import Alternative, without_evaluation
 from .document import RECURSIVE, pointer_join
 from .json_types import OBJECT
 from .literal_unions import merged, of_one_branch
-from .subschemas import Alternatives, Subschemas
+from .subschemas import Alternatives, Narrowing, Subschemas
 
 # A branch of oneOf that takes more alternatives than this to exclude the other branches loses the last ones.
 MAX_BRANCH_ALTERNATIVES = 48
@@ -96,18 +96,39 @@ def _exclusive(analysis: Subschemas, number: int, branches: list[Alternatives], 
     for other, theirs in enumerate(branches):
         if other == index or not _overlap(analysis, kept, theirs):
             continue
-        schema = _get(analysis, number, "oneOf")[other]
-        failing = analysis.branch(number, schema, "oneOf", other, negated=True)
+        failing, narrowings = _failures(analysis, number, other, kept)
         found: list[Alternative] = []
         for each in kept:
             found += _intersections(analysis, each, failing) if _overlap(analysis, [each], theirs) else [each]
         if len(found) > MAX_BRANCH_ALTERNATIVES:
             analysis.narrow(number, "oneOf", f"branch {index} needs more than {MAX_BRANCH_ALTERNATIVES} alternatives")
-        elif not found and analysis.narrowings_of(analysis.literal(number, schema, "oneOf", other, negated=True)):
+        elif not found and narrowings:
             reason = "overlap, and what is in the first alone cannot be written as a grammar"
             raise GrammarError(*_location(analysis, number, "oneOf"), f"branches {index} and {other} {reason}")
         kept = list(dict.fromkeys(found))[:MAX_BRANCH_ALTERNATIVES]
     return kept
+
+
+def _failures(
+    analysis: Subschemas, number: int, other: int, kept: Alternatives
+) -> tuple[list[Alternative], tuple[Narrowing, ...]]:
+    """Return alternatives in which a branch of ``oneOf`` fails, and what is left out of them that matters.
+
+    Args:
+        kept: the alternatives that these are for, whose keys may tell the two apart.
+    """
+    schema = _get(analysis, number, "oneOf")[other]
+    found = [*analysis.branch(number, schema, "oneOf", other, negated=True)]
+    narrowings = analysis.narrowings_of(analysis.literal(number, schema, "oneOf", other, negated=True))
+    if isinstance(schema, dict):
+        objects = [each.objects for each in kept if each.types & OBJECT]
+        target = referred(analysis, analysis.document.child(number, schema, "oneOf", other))
+        found += key_denials(analysis, target, dict.fromkeys(name for each in objects for name in each.declared()))
+        if all(map(is_closed, objects)):
+            at = analysis.document.nodes[target].pointer
+            denied = [pointer_join(at, keyword) for keyword in ("additionalProperties", "patternProperties")]
+            narrowings = tuple(each for each in narrowings if each.pointer not in denied)
+    return found, narrowings
 
 
 def _overlap(analysis: Subschemas, ours: Alternatives, theirs: Alternatives) -> bool:

@@ -99,7 +99,11 @@ KEYWORDS: dict[str, Keyword] = {
         "or refused if a whole branch would be",
         "a list of schemas",
     ),
-    "not": Keyword(_E, "not over multipleOf, format, uniqueItems, propertyNames or undeclared keys", "a schema"),
+    "not": Keyword(
+        _E,
+        "not over multipleOf, uniqueItems, propertyNames or undeclared keys; over format, what looks alike is left out",
+        "a schema",
+    ),
     "if": Keyword(_E, "as not", "a schema"),
     "then": Keyword(_E, "", "a schema"),
     "else": Keyword(_E, "", "a schema"),

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..regex.ecma_regex import read_pattern
 from ..regex.regex_parser import RegexError
-from ..regex.string_formats import FORMATS
+from ..regex.string_formats import FORMATS, LOOKALIKES
 from .constraints import NO_ARRAYS, NO_NUMBERS, NO_OBJECTS, NO_STRINGS, Alternative, Arrays, Numbers, Objects, Strings
 from .document import SchemaNode
 from .json_types import ALL_TYPES, ARRAY, BOOLEAN, FALSE, NULL, NUMBER, OBJECT, STRING, TRUE, TYPE_BITS
@@ -75,6 +75,8 @@ def denials(node: SchemaNode) -> Iterator[Alternative]:
     if "pattern" in schema:
         _check_pattern(schema["pattern"], node, wide=True)
         yield Alternative(STRING, strings=Strings(not_patterns=strings.patterns))
+    if schema.get("format") in LOOKALIKES:
+        yield Alternative(STRING, strings=Strings(not_patterns=frozenset((LOOKALIKES[schema["format"]],))))
     if alternative.arrays.least:
         yield Alternative(ARRAY, arrays=Arrays(most=alternative.arrays.least - 1))
     if alternative.arrays.most is not None:
