@@ -13,7 +13,7 @@ from ..errors import GrammarError
 from . import scalars
 from .arrays_objects import forbids, has, is_closed, key_denials, referred
 from .constraints import Alternative, without_evaluation
-from .document import RECURSIVE, pointer_join
+from .document import pointer_join
 from .json_types import OBJECT
 from .literal_unions import merged, of_one_branch
 from .subschemas import Alternatives, Narrowing, Subschemas
@@ -188,18 +188,12 @@ def _not_ref(analysis: Subschemas, number: int, keyword: str) -> Alternatives:
 
 
 def _reference(analysis: Subschemas, number: int, keyword: str, *, negated: bool) -> Alternatives:
-    if keyword == "$dynamicRef":
-        name = _get(analysis, number, keyword).rpartition("#")[2]
-        if not name.startswith("/") and analysis.document.dynamic_anchors(name) > 1:
-            reason = f"there is more than one dynamic anchor {name[:100]!r}: the target depends on the path"
-            raise GrammarError(*_location(analysis, number, keyword), reason)
-    elif keyword == "$recursiveRef":
-        target = analysis.document.resolve(number, _get(analysis, number, keyword), keyword)
-        is_anchor = not isinstance(target, bool) and analysis.document.nodes[target].schema.get("$recursiveAnchor")
-        if is_anchor is True and analysis.document.dynamic_anchors(RECURSIVE) > 1:
-            reason = "there is more than one recursive anchor: the target depends on the path"
-            raise GrammarError(*_location(analysis, number, keyword), reason)
-    return analysis.reference(number, keyword, negated=negated)
+    reference = _get(analysis, number, keyword)
+    if keyword == "$ref":
+        target = analysis.document.resolve(number, reference)
+    else:
+        target = analysis.document.dynamic_target(number, reference, keyword)
+    return analysis.referred(target, negated=negated)
 
 
 def _dependencies(analysis: Subschemas, number: int, keyword: str) -> list[Alternatives]:

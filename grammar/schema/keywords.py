@@ -108,7 +108,7 @@ KEYWORDS: dict[str, Keyword] = {
     "then": Keyword(_E, "", "a schema"),
     "else": Keyword(_E, "", "a schema"),
     # references
-    "$ref": Keyword(_E, "within the schema only", "a string"),
+    "$ref": Keyword(_E, "within the schema, or to a meta-schema of the standard", "a string"),
     "$dynamicRef": Keyword(_E, "where it can only mean one place", "a string"),
     "$recursiveRef": Keyword(_E, "of 2019-09, as $dynamicRef; of any other draft an annotation", "'#'"),
     # annotations and bookkeeping

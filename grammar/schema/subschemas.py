@@ -179,7 +179,10 @@ class Subschemas(ABC):
     def reference(self, number: int, keyword: str, *, negated: bool) -> tuple[Alternative, ...]:
         """Return the alternatives of a reference's target, or of its negation."""
         schema = self.document.nodes[number].schema
-        target = self.document.resolve(number, schema[keyword], keyword)
+        return self.referred(self.document.resolve(number, schema[keyword], keyword), negated=negated)
+
+    def referred(self, target: int | bool, *, negated: bool) -> tuple[Alternative, ...]:
+        """Return the alternatives of a node, or of a boolean schema, or of its negation."""
         if isinstance(target, bool):
             return (ANYTHING,) if target != negated else ()
         return self.alternatives(2 * target + negated)
