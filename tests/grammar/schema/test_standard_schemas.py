@@ -28,9 +28,9 @@ PARTS = [
     "http://json-schema.org/draft-06/schema#/properties/format",
 ]  # fmt: skip
 SCHEMAS: list[Any] = [
-    True, {}, {"$anchor": "a"}, {"$anchor": "1 a"}, {"properties": {"a": {"$anchor": "b"}}}, {"properties": {"a": 1}}, 5,
-    -1, {"properties": {"a": {"$id": 5}}}, {"allOf": []}, {"title": 5}, {"title": "t"}, {"items": {"items": {"not": 7}}},
-    "a",
+    True, {}, 5, -1, "a", {"$anchor": "a"}, {"$anchor": "1 a"}, {"properties": {"a": {"$anchor": "b"}}},
+    {"properties": {"a": 1}}, {"properties": {"a": {"$id": 5}}}, {"allOf": []}, {"title": 5}, {"title": "t"},
+    {"items": {"items": {"not": 7}}},
 ]  # fmt: skip
 
 
