@@ -101,7 +101,8 @@ KEYWORDS: dict[str, Keyword] = {
     ),
     "not": Keyword(
         _E,
-        "not over multipleOf, uniqueItems, propertyNames or undeclared keys; over format, what looks alike is left out",
+        "over multipleOf only of integers without other prime factors than 2, 5 and one 3; not over uniqueItems, "
+        "propertyNames or undeclared keys; over format, what looks alike is left out",
         "a schema",
     ),
     "if": Keyword(_E, "as not", "a schema"),

@@ -7,6 +7,7 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
+from ..regex.divisibility import divisible_terms
 from ..regex.ecma_regex import read_pattern
 from ..regex.regex_parser import RegexError
 from ..regex.string_formats import FORMATS, LOOKALIKES
@@ -68,6 +69,8 @@ def denials(node: SchemaNode) -> Iterator[Alternative]:
         yield Alternative(NUMBER, numbers=Numbers(high=numbers.low, high_open=not numbers.low_open))
     if numbers.high is not None:
         yield Alternative(NUMBER, numbers=Numbers(low=numbers.high, low_open=not numbers.high_open))
+    if _is_deniable_multiple(schema):
+        yield Alternative(NUMBER, numbers=Numbers(not_divisors=frozenset((schema["multipleOf"],))))
     if strings.least:
         yield Alternative(STRING, strings=Strings(most=strings.least - 1))
     if "maxLength" in schema and strings.most is not None:
@@ -89,11 +92,17 @@ def denials(node: SchemaNode) -> Iterator[Alternative]:
 
 def undeniable(schema: dict[str, Any]) -> str | None:
     """Return a scalar keyword of a schema whose failure cannot be written as a grammar, or None."""
-    if "multipleOf" in schema:
+    if "multipleOf" in schema and not _is_deniable_multiple(schema):
         return "multipleOf"
     if schema.get("uniqueItems") is True:
         return "uniqueItems"
     return "format" if schema.get("format") in FORMATS else None
+
+
+def _is_deniable_multiple(schema: dict[str, Any]) -> bool:
+    """Return whether the numbers that are no multiples can be written. Validators divide by doubles as doubles."""
+    step = schema.get("multipleOf")
+    return isinstance(step, int) and divisible_terms(step) is not None
 
 
 def scalar_values(values: list[Any]) -> Alternative:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from typing import Any
 
 import jsonschema
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from rootgraft.api.structured.jsonschema_validators import FORMAT_CHECKER
 from rootgraft.grammar.errors import GrammarError
+from rootgraft.grammar.regex.divisibility import divisible_terms
 from rootgraft.grammar.regex.ecma_regex import pattern_matches
 from rootgraft.grammar.regex.string_formats import FORMATS, LOOKALIKES
 
@@ -106,3 +108,42 @@ def test_what_does_not_look_like_a_format_is_not_in_it(grammars, name, seed, ins
                 text
             )
         assert not FORMATS[name].matches(text) or pattern_matches(LOOKALIKES[name], text, wide=True), text
+
+
+STEPS = st.sampled_from([1, 2, 3, 4, 5, 6, 8, 10, 15, 25])
+
+
+@settings(max_examples=60)
+@given(
+    kind=st.sampled_from(["integer", "number"]), steps=st.lists(STEPS, min_size=2, max_size=3, unique=True),
+    low=st.none() | st.integers(-40, 10), high=st.none() | st.integers(-10, 40), form=st.sampled_from(["oneOf", "not"]),
+    seed=st.integers(0, 99),
+)  # fmt: skip
+def test_multiples_are_told_apart(grammars, kind, steps, low, high, form, seed):
+    first, *others = [{"multipleOf": step} for step in steps]
+    schema: dict[str, Any] = {"type": kind}
+    schema |= {"oneOf": [first, *others]} if form == "oneOf" else first | {"not": {"anyOf": others}}
+    schema |= ({} if low is None else {"minimum": low}) | ({} if high is None else {"maximum": high})
+    validator = jsonschema.Draft202012Validator(schema)
+    values = [*range(-45, 46), 10**15 + 1, 3 * 10**15, 0.5, -1.5, 2.25]
+    valid = [value for value in values if validator.is_valid(value)]
+    try:
+        compiled = grammars.schema(schema)
+    except GrammarError:
+        assert not valid
+        return
+    for value in values:
+        assert grammars.admits(compiled, json.dumps(value)) == (value in valid), (schema, value)
+        if isinstance(value, int) and value not in valid:
+            assert not grammars.admits(compiled, f"{value}.0") and not grammars.admits(compiled, f"{value}e0")
+    text = grammars.draw(compiled.matcher(), random.Random(seed), 80)
+    assert text is None or validator.is_valid(json.loads(text)), (schema, text)
+
+
+def test_divisibility_of_digits():
+    for number in (1, 2, 3, 4, 5, 6, 8, 10, 12, 15, 25, 75, 375, 1000):
+        terms = divisible_terms(number)
+        assert terms is not None
+        for value in (*range(1_200), *range(10**12, 10**12 + 60)):
+            assert all(re.fullmatch(term, str(value)) for term in terms) == (value % number == 0), (number, value)
+    assert divisible_terms(7) is divisible_terms(9) is divisible_terms(2**11) is None

@@ -209,7 +209,7 @@ REFUSALS: list[tuple[Any, str, str]] = [
     ({"$schema": DRAFT4, "oneOf": [{"const": 1}, {"const": 2}]}, "oneOf", "/oneOf"),
     ({"$schema": DRAFT4, "not": {"$ref": "#/a"}, "a": {"if": {}, "then": False}}, "not", "/not"),
     ({"not": {"dependencies": {"a": ["b"]}}}, "dependencies", "/not/dependencies"),
-    ({"type": "integer", "not": {"multipleOf": 3}}, "multipleOf", "/not/multipleOf"),
+    ({"type": "integer", "not": {"multipleOf": 7}}, "multipleOf", "/not/multipleOf"),
     ({"enum": []}, "enum", "/enum"),
     ({"allOf": [{"type": "string"}, {"type": "integer"}]}, "allOf", "/allOf"),
     (False, "false", ""),
