@@ -226,7 +226,9 @@ def _branches(analysis: Subschemas, number: int, keyword: str, *, negated: bool 
     if union is not None:
         schemas, values = union
         enumeration = analysis.alternatives(2 * values + negated)
-    found = [analysis.branch(number, schema, keyword, index, negated=negated) for index, schema in schemas]
+    found: list[Alternatives] = [
+        analysis.branch(number, schema, keyword, index, negated=negated) for index, schema in schemas
+    ]
     return found if union is None else [*found, enumeration]
 
 

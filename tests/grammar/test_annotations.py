@@ -9,7 +9,7 @@ import jsonschema
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_schema_properties import SCHEMAS, VALUES
+from support.grammar.random_schemas import SCHEMAS, VALUES
 
 from rootgraft.grammar.annotations import EFFECTIVE, without_annotations
 from rootgraft.grammar.errors import GrammarError
