@@ -31,6 +31,11 @@ Every finished answer validates; some valid JSON texts are never produced. Besid
 - Integers in a schema are exact at any length; other numbers are read as doubles and compared by value, as validators do: `1e23` is 99999999999999991611392, and is written so. NaN, infinities, repeated keys (in schemas given as text) and halves of surrogate pairs are refused.
 """
 
+_COMPILES = """A compile may take 2 seconds of processor time and 512 MiB of memory; a grammar beyond one of them is refused too. How busy the machine is decides nothing: a request that has waited 120 seconds for its grammar gets status 503 with `retry-after` while the compile goes on, and asking again finds its result. So does a request whose compile was killed from outside twice.
+
+Of tools, a refusal names the place in the schema of one of them (`tools[1].function.parameters`), or `tools` where all together exceed a limit.
+"""
+
 
 def page() -> str:
     """The whole page, in Markdown."""
@@ -68,7 +73,8 @@ def _limits() -> str:
     described = dict(line.strip().split(": ", 1) for line in (Limits.__doc__ or "").splitlines() if ": " in line)
     rows = [f"| {described[field.name].rstrip('.')} | {getattr(limits, field.name):,} |" for field in fields(limits)]
     rows = [row.replace("``", "`") for row in rows]
-    return lead + "\n".join(["| at most | |", "|---|---|", *rows]) + "\n"
+    table = "\n".join(["| at most | |", "|---|---|", *rows])
+    return f"{lead}{table}\n\n{_COMPILES}"
 
 
 if __name__ == "__main__":
