@@ -8,8 +8,8 @@ from typing import Any
 
 from ..rule_ends import TEXT, AllOf, OneOf, RulePart, RuleRef, check_ends, optional
 
-FORMATS = frozenset(("v16", "v18"))
-"""Of the library's serialised grammars, as they are read here: what is read is alike in them."""
+FORMATS = ("v16", "v18")
+"""Versions of the library's serialised grammars that are read here; their expressions are the same."""
 
 # Kinds of expressions in that format: [kind, number of operands, operand, ...]. All others are text of some length.
 _CLASS, _RULE, _SEQUENCE, _CHOICES, _DISPATCH, _REPEAT = 1, 4, 5, 6, 7, 8

@@ -64,8 +64,8 @@ def _terminal(rules: LarkRules, terms: list[str], numbers: Numbers, failing: str
         written.append("~/" + "|".join(map(number_ranges.any_spelling, sorted(numbers.excluded))) + "/")
     for divisor in sorted(numbers.not_divisors):
         terms_of_divisor = divisible_terms(divisor)
-        if terms_of_divisor:
-            written.append("~(" + " & ".join(rf"/-?{term}(?:\.0+)?/" for term in terms_of_divisor) + ")")
+        found = [rf"/-?{term}(?:\.0+)?/" for term in terms_of_divisor or ()]
+        written += [f"~({' & '.join(found)})"] if len(found) > 1 else [f"~{each}" for each in found]
     if failing:
         written.append(f"~/{failing}/")
     return rules.terminal(" & ".join(written))

@@ -59,7 +59,7 @@ def has_string(
     must: Sequence[RegexNode], must_not: Sequence[Excluded], least: int = 0, most: int | None = None
 ) -> bool:
     """Return whether any string has `string_automaton`'s properties; also True where that is too hard to find out."""
-    left_out = (node for group in must_not for node in (*group.all_of, *group.none_of))
+    left_out = (node for group in must_not for node in group.nodes)
     if sum(map(repeat_product, (*must, *left_out))) > MAX_PLACES:
         return True
     try:
