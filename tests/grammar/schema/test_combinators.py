@@ -94,6 +94,14 @@ def test_formats_that_do_not_look_alike_are_told_apart(grammars, pair):
 ALPHABET = st.text(st.sampled_from("0123456789abcdefTtZWPp-:.@/+%{} _\n"), max_size=12)
 
 
+def conforms(checker: jsonschema.FormatChecker, text: str, name: str) -> bool:
+    """Return whether a checker takes a text; some raise errors of their own over absurd numbers."""
+    try:
+        return name in checker.checkers and checker.conforms(text, name)
+    except ArithmeticError:
+        return False
+
+
 @pytest.mark.parametrize("name", LOOKALIKES)
 @settings(max_examples=20)
 @given(seed=st.integers(0, 10**6), inserted=ALPHABET, at=st.integers(0, 40))
@@ -102,12 +110,9 @@ def test_what_does_not_look_like_a_format_is_not_in_it(grammars, name, seed, ins
     drawn = grammars.draw(compiled.matcher(), random.Random(seed), 60)
     texts = [inserted, *FORMATS[name].shortest] if drawn is None else [inserted, json.loads(drawn)]
     for text in (*texts, *(text[:at] + inserted + text[at:] for text in texts), *(text.lower() for text in texts)):
-        for checker in (FORMAT_CHECKER, jsonschema.Draft202012Validator.FORMAT_CHECKER):
-            known = name in checker.checkers
-            assert not (known and checker.conforms(text, name)) or pattern_matches(LOOKALIKES[name], text, wide=True), (
-                text
-            )
-        assert not FORMATS[name].matches(text) or pattern_matches(LOOKALIKES[name], text, wide=True), text
+        checkers = (FORMAT_CHECKER, jsonschema.Draft202012Validator.FORMAT_CHECKER)
+        if any(conforms(checker, text, name) for checker in checkers) or FORMATS[name].matches(text):
+            assert pattern_matches(LOOKALIKES[name], text, wide=True), text
 
 
 STEPS = st.sampled_from([1, 2, 3, 4, 5, 6, 8, 10, 15, 25])
