@@ -12,7 +12,7 @@ from .base import Id, Refusal, StrictModel, rejected
 from .cache_control import CacheControl
 from .foreign_fields import foreign_rules
 
-MAX_TOOLS = 128
+MAX_TOOLS = 256
 MAX_QUOTED = 128
 _NOT_HERE = "cannot be called here"
 _NAME = re.compile(r"[a-zA-Z0-9_.-]{1,128}")

@@ -17,7 +17,7 @@ from functools import cache
 from math import isinf
 from typing import TYPE_CHECKING, Any
 
-from referencing import Registry
+from jsonschema_specifications import REGISTRY
 
 from ...engine.types import FinishReason
 from ...grammar.regex.ecma_regex import pattern_matches
@@ -107,7 +107,7 @@ class OutputValidators:
 
 def _validator(spec: GrammarSpec) -> Validator:
     schema = {"type": "object"} if spec.kind is GrammarKind.JSON_OBJECT else spec.value()
-    return _with_our_keywords(validator_for(schema, default=Draft202012Validator))(schema, registry=Registry())
+    return _with_our_keywords(validator_for(schema, default=Draft202012Validator))(schema, registry=REGISTRY)
 
 
 @cache

@@ -7,14 +7,14 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from itertools import accumulate, pairwise
-from time import perf_counter
+from time import monotonic, perf_counter
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...grammar.compile.compile_service import CompileQueueFull, CompileService
 from ...grammar.compile.compiled_grammar import CompiledGrammar
-from ...grammar.errors import GrammarError
+from ...grammar.errors import CompileUnavailable, GrammarError
 from ...grammar.match.closing_texts import ranks
 from ...grammar.match.mask_buffer import MaskBuffer, MaskFill
 from ...grammar.match.matcher import GrammarFailure, Matcher
@@ -27,6 +27,9 @@ from ..errors import CapacityError, EngineError, GrammarRefused, ModelError
 from ..messages import TokenTexts
 from ..sequence.mask_jobs import MaskJob
 
+MOST_WAITED = 120.0
+"""Seconds that a request waits for its grammar, by the clock: for a worker, and for what the compile takes beside
+other work. How much a grammar may take is another limit, on processor time."""
 MOST_AHEAD = 8
 """Compiles that wait beyond which none is made ahead: those that a request waits for come first."""
 
@@ -170,6 +173,7 @@ class Compilation:
         self._spec = spec
         self._reasoning = reasoning
         self._compiled: Future[CompiledGrammar] | None = None
+        self._since = monotonic()
 
     def poll(self) -> AnswerMatcher | EngineError | None:
         """Return a matcher at the start of an output, the error, or None while the compile runs."""
@@ -181,17 +185,25 @@ class Compilation:
             if self._compiled is None:
                 self._compiled = self._built.result()[0].compile(self._spec)
             if not self._compiled.done():
-                return None
+                return self._late()
             # Not raised: the exception would refer to this frame, and so to the future that refers to the exception.
             error = self._compiled.exception()
             if isinstance(error, GrammarError):
                 return GrammarRefused(error.keyword, error.pointer, error.reason)
+            if isinstance(error, CompileUnavailable):
+                return CapacityError(str(error))
             return self._after_thought(self._compiled.result().matcher())
         except CompileQueueFull:
             return CapacityError("Too many grammars wait to be compiled.")
         except Exception as error:  # of a library, or a bug: it fails this request alone
             logger.error("A grammar could not be loaded; its request ends", exc_info=error)
             return ModelError(f"The grammar of this request could not be loaded: {type(error).__name__}.")
+
+    def _late(self) -> CapacityError | None:
+        """Return the error of a request that has waited too long; its compile goes on, and asking again finds it."""
+        if monotonic() - self._since < MOST_WAITED:
+            return None
+        return CapacityError(f"The grammar is not compiled within {MOST_WAITED:g} s, as the server is busy.")
 
     def _after_thought(self, matcher: Matcher | None) -> AnswerMatcher:
         """Return the matcher of an answer, or of the thought and the answer after it."""

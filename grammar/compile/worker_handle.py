@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import subprocess
 import sys
 import time
@@ -13,8 +14,13 @@ from threading import Event
 from ..vocabulary import Vocabulary
 from .compile_worker import MAX_FRAME, NICE, READY, STARTED, encode_vocabulary
 
+# Processor time in which a worker gets ready, or takes or sends a frame. No limit is by the clock, as a busy machine
+# would exceed it.
 START_SECONDS = 120.0
-PATIENCE = 20
+# A worker that gets no processor time at all for so long hangs.
+STUCK_SECONDS = 120.0
+# Signals by which a process ends itself: those of memory that cannot be had, of a stack that is full, of a bug.
+_OWN_SIGNALS = frozenset((signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE))
 # A worker that yields is starved if it gets less than the first in processor time within the second in seconds.
 FEWEST_SECONDS, HUNGRY_SECONDS = 0.01, 0.2
 # A longer time between two looks at a worker counts as this: this process stood still meanwhile, and so may the worker
@@ -29,11 +35,15 @@ CAN_YIELD = hasattr(os, "SCHED_IDLE")
 
 
 class WorkerDied(Exception):
-    """The worker process ended by itself."""
+    """The worker process was ended from outside, or hangs."""
+
+
+class WorkerCrashed(WorkerDied):
+    """The worker process ended itself, as by an abort when its memory was used up."""
 
 
 class WorkerTimeout(Exception):
-    """The worker did not answer in time."""
+    """The worker used up its processor time."""
 
 
 class WorkerStarved(Exception):
@@ -83,8 +93,7 @@ class WorkerHandle:
         os.set_blocking(self._process.stdin.fileno(), False)  # our end alone
         try:
             self._send(encode_vocabulary(vocabulary), starves=False)
-            self._wait(START_SECONDS, 1, starves=False)
-            if self._receive(time.monotonic() + START_SECONDS) != READY:
+            if self._receive(START_SECONDS, starves=False) != READY:
                 raise WorkerDied
         except (WorkerDied, WorkerTimeout):
             self.kill()
@@ -98,18 +107,15 @@ class WorkerHandle:
         """Return the answer to a job, as the worker sent it.
 
         Raises:
-            WorkerTimeout: if the worker takes more than `seconds` of processor time after it has started the job, or
-                `PATIENCE` times that by the clock, as it waits for its turn on a busy machine.
+            WorkerTimeout: if the worker takes more than `seconds` of processor time after it has started the job.
             WorkerDied: if the worker ends.
             WorkerStarved: if it yields and makes no progress.
         """
         self.num_jobs += 1
         self._send(job, starves=self.yields)
-        self._wait(START_SECONDS, 1, starves=self.yields)
-        if self._receive(time.monotonic() + START_SECONDS) != STARTED:
+        if self._receive(START_SECONDS, starves=self.yields) != STARTED:
             raise WorkerDied
-        self._wait(seconds, PATIENCE, starves=self.yields)
-        return self._receive(time.monotonic() + START_SECONDS)
+        return self._receive(seconds, starves=self.yields)
 
     def kill(self) -> None:
         """Kill the process and reap it."""
@@ -119,32 +125,33 @@ class WorkerHandle:
                 stream.close()
         self._process.wait()
 
-    def _wait(self, seconds: float, patience: int, *, starves: bool, writes: bool = False) -> None:
+    def _wait(self, seconds: float, *, starves: bool, writes: bool = False) -> None:
         """Wait until the worker answers, or with `writes` reads, or ends.
 
         Raises:
             WorkerStarved: if `starves` and it makes no progress.
-            WorkerTimeout: past `seconds` of its processor time, or `patience` times that by the clock.
-            WorkerDied: if nobody wants an answer any more.
+            WorkerTimeout: past `seconds` of its processor time.
+            WorkerDied: if it hangs, or nobody wants an answer any more.
         """
         stream = self._process.stdin if writes else self._process.stdout
         assert stream is not None
         read, write = ([], [stream]) if writes else ([stream], [])
         looked, before = time.monotonic(), self._processor_seconds()
-        waited, limit, checked, used, used_before = 0.0, patience * seconds, 0.0, 0.0, 0.0
-        while used < seconds and waited < limit:
-            if self._ending.is_set():
+        waited, checked, advanced, used, used_before = 0.0, 0.0, 0.0, 0.0, 0.0
+        while used < seconds:
+            if self._ending.is_set() or waited - advanced >= STUCK_SECONDS:
                 raise WorkerDied
             if waited - checked >= HUNGRY_SECONDS:
                 if starves and used - used_before < FEWEST_SECONDS:
                     raise WorkerStarved
                 checked, used_before = waited, used
-            most = min(seconds - used, limit - waited, HUNGRY_SECONDS)
-            if any(select.select(read, write, [], most)):
+            if any(select.select(read, write, [], min(seconds - used, HUNGRY_SECONDS))):
                 return
-            used = self._processor_seconds() - before
+            used_last, used = used, self._processor_seconds() - before
             waited += min((now := time.monotonic()) - looked, MOST_BETWEEN_LOOKS)
             looked = now
+            if used > used_last:
+                advanced = waited
         raise WorkerTimeout
 
     def _processor_seconds(self) -> float:
@@ -156,32 +163,42 @@ class WorkerHandle:
         return (int(times[11]) + int(times[12])) / os.sysconf("SC_CLK_TCK")
 
     def _send(self, body: bytes, *, starves: bool) -> None:
-        """Write a frame. Raises WorkerDied too if the worker leaves the pipe full for `START_SECONDS`."""
+        """Write a frame. Raises WorkerDied too if the worker leaves the pipe full."""
         assert self._process.stdin is not None
         rest = memoryview(len(body).to_bytes(4, "little") + body)
         try:
             while rest:
-                self._wait(START_SECONDS, 1, starves=starves, writes=True)
+                self._wait(START_SECONDS, starves=starves, writes=True)
                 rest = rest[os.write(self._process.stdin.fileno(), rest) :]
         except (BrokenPipeError, ValueError, WorkerTimeout):
             raise WorkerDied from None
 
-    def _receive(self, deadline: float) -> bytes:
-        size = int.from_bytes(self._read(4, deadline), "little")
+    def _receive(self, seconds: float, *, starves: bool) -> bytes:
+        """Read a frame that takes the worker at most so many seconds of processor time to begin."""
+        self._wait(seconds, starves=starves)
+        size = int.from_bytes(self._read(4), "little")
         if size > MAX_FRAME:
             raise WorkerDied
-        return self._read(size, deadline)
+        return self._read(size)
 
-    def _read(self, size: int, deadline: float) -> bytes:
+    def _read(self, size: int) -> bytes:
         assert self._process.stdout is not None
         source = self._process.stdout.fileno()
         data = bytearray()
         while len(data) < size:
-            ready, _, _ = select.select([source], [], [], max(0.0, deadline - time.monotonic()))
-            if not ready:
-                raise WorkerTimeout
+            self._wait(START_SECONDS, starves=False)
             chunk = os.read(source, size - len(data))
             if not chunk:
-                raise WorkerDied
+                raise self._end()
             data += chunk
         return bytes(data)
+
+    def _end(self) -> Exception:
+        """Return what has ended a worker that has closed its output."""
+        try:
+            ended_by = -self._process.wait(STUCK_SECONDS)
+        except subprocess.TimeoutExpired:
+            return WorkerDied()
+        if ended_by == signal.SIGXCPU:  # the kernel looked sooner than this process
+            return WorkerTimeout()
+        return WorkerCrashed() if ended_by <= 0 or ended_by in _OWN_SIGNALS else WorkerDied()

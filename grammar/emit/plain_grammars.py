@@ -10,6 +10,7 @@ from ..errors import GrammarError
 from ..regex.charset import rust_literal
 from ..regex.ecma_regex import parse, to_rust
 from ..regex.regex_parser import RegexError
+from ..regex.string_automaton import each_excluded
 from ..schema.string_language import has_string
 from ..spec import GrammarKind, GrammarSpec
 from .lark_text import check_lark
@@ -36,7 +37,7 @@ def _regex(spec: GrammarSpec) -> Translation:
     except RegexError as error:
         raise GrammarError("regex", "", f"cannot be used: {error}") from None
     answers = [text for text in pattern.examples if pattern.matches(text)]
-    if not answers and not has_string(pattern.must, [[node] for node in pattern.must_not]):
+    if not answers and not has_string(pattern.must, each_excluded(pattern.must_not)):
         raise GrammarError("regex", "", "matches no text")
     return f"{FREE}start: TEXT\nTEXT: {' & '.join(terms)}\n", tuple(sorted(answers, key=len))
 

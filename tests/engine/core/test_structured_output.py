@@ -13,6 +13,7 @@ from support.engine.fake_worker import FakeWorker
 from support.engine.structured_engine import TEXTS, VOCAB, Structured
 
 from rootgraft.engine.config import EngineConfig
+from rootgraft.engine.core import structured_output
 from rootgraft.engine.core.engine_core import EngineCore
 from rootgraft.engine.core.structured_output import MOST_AHEAD
 from rootgraft.engine.messages import Abort, Failed, PrepareGrammar, Submit
@@ -184,6 +185,23 @@ def test_a_refused_grammar_fails_alone_and_names_its_keyword(engine):
     assert isinstance(failed, Failed) and failed.kind == "GrammarRefused"
     assert "$dynamicRef" in failed.message
     assert structured.ends[1].reason is FinishReason.LENGTH
+
+
+def test_a_compile_that_the_clock_overtakes_goes_on_and_the_grammar_is_found_when_asked_for_again(engine, monkeypatch):
+    structured = engine()
+    spec = GrammarSpec.json_schema(SCHEMA)
+    wait_for_vocabulary(structured.core)
+    with monkeypatch.context() as patched:
+        patched.setattr(structured_output, "MOST_WAITED", 0.0)
+        structured.submit(0, spec, max_tokens=80)
+        structured.run()
+    failed = structured.ends[0]
+    assert isinstance(failed, Failed) and failed.kind == "CapacityError"
+    assert "not compiled within 0 s" in failed.message
+    structured.submit(1, spec, max_tokens=80)
+    structured.run()
+    assert json.loads(structured.texts[1]).keys() == {"name", "age"}
+    assert structured.core.stats()["grammar_compiled"] == 1 and not structured.core.stats()["grammar_refused"]
 
 
 def test_an_abort_while_the_grammar_compiles(engine):
