@@ -261,8 +261,18 @@ class ServerState:
 
         Raises:
             EngineError: as ``serving``.
-            RequestError: the adapter's tokenizer is malformed, or does not fit its embedding.
+            RequestError: the adapter's tokenizer is malformed, or does not fit its embedding; its chat template takes
+                too long.
         """
+        engine = await self._engine_for(adapter)
+        try:
+            await self._formats.prepare(engine.tokenizer)
+        except RequestError as error:
+            whose = "" if adapter is None else f"The adapter {adapter!r} cannot be used. "
+            raise RequestError(f"{whose}{error}", param="model") from None
+        return engine
+
+    async def _engine_for(self, adapter: str | None) -> AsyncEngine:
         engine, tokenizers = self.serving(), self.adapter_tokenizers
         if adapter is None or tokenizers is None:
             return engine

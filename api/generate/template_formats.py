@@ -6,6 +6,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
+from ...engine.errors import RequestError
+from ...engine.sandbox.program_pool import POOL
+from ...engine.text.chat_template import TemplateStopped, no_waiting
+from ...engine.text.template_environment import TemplateDeferred
 from ..config import ServerConfig
 from ..structured.reasoning_formats import ReasoningFormat, reasoning_format_of
 from ..structured.tool_dialects import Dialect, dialect_of
@@ -25,6 +29,27 @@ class TemplateFormats:
         self._options = options
         self._dialects: WeakKeyDictionary[Tokenizer, Dialect] = WeakKeyDictionary()
         self._reasoning: WeakKeyDictionary[Tokenizer, ReasoningFormat | None] = WeakKeyDictionary()
+        self._stopped: WeakKeyDictionary[Tokenizer, str] = WeakKeyDictionary()
+
+    async def prepare(self, tokenizer: Tokenizer) -> None:
+        """Find out what the other methods return, in another process if the template takes long.
+
+        Raises:
+            RequestError: the template was ended at a limit, now or before.
+        """
+        if tokenizer in self._dialects:
+            return
+        if (reason := self._stopped.get(tokenizer)) is None:
+            try:
+                try:
+                    with no_waiting():
+                        self.dialect(tokenizer)
+                except TemplateDeferred:
+                    await POOL.off_loop(lambda: self.dialect(tokenizer))
+                return
+            except TemplateStopped as error:
+                reason = self._stopped[tokenizer] = str(error)
+        raise RequestError(reason, param="model")
 
     def dialect(self, tokenizer: Tokenizer) -> Dialect:
         """Return the tool call format, read from the chat template at the first call."""

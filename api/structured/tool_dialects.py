@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from ...engine.errors import RequestError
+from ...engine.text.chat_template import TemplateStopped
 from .tool_formats import ALIASES, FORMATS, ToolFormat, formats_of
 
 if TYPE_CHECKING:
@@ -60,6 +61,10 @@ def dialect_of(tokenizer: Tokenizer, parser: str) -> Dialect:
 
     Args:
         parser: name of a format to use whatever the template renders, or ``auto`` (``--tool-call-parser``).
+
+    Raises:
+        TemplateStopped: the template takes too long.
+        TemplateDeferred: as ``ChatTemplates.render``.
     """
     possible = formats_of(parser)
     default = FORMATS["generic" if parser == "auto" else ALIASES.get(parser, parser)]
@@ -88,6 +93,8 @@ def _probe_call(*, as_text: bool) -> dict[str, Any]:
 def _render(tokenizer: Tokenizer, messages: Sequence[dict[str, Any]]) -> str:
     try:
         return tokenizer.render_chat(messages, add_generation_prompt=False, tools=[_PROBE_TOOL])
+    except TemplateStopped:
+        raise
     except RequestError:
         return ""
 

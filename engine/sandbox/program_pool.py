@@ -7,11 +7,14 @@ started when the first job comes, and are kept.
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import json
 import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from threading import Event, Lock
-from typing import Any
+from typing import Any, TypeVar
 
 from ...grammar.compile.compile_worker import DONE
 from ...grammar.compile.worker_handle import WorkerDied, WorkerProcess, WorkerTimeout
@@ -27,7 +30,11 @@ VALIDATION_SECONDS = 2.0
 MEMORY_BYTES = 512 << 20
 """Address space that one job may add."""
 MOST_WORKERS = min(4, os.cpu_count() or 1)
+_MOST_THREADS = 32  # that wait for processes, or for their turn
 _MAIN = "from rootgraft.engine.sandbox.program_worker import main; main()"
+
+
+T = TypeVar("T")
 
 
 class ProgramRefused(Exception):
@@ -53,6 +60,11 @@ class ProgramPool:
         self._most = most
         self._lock = Lock()
         self._workers: WorkerPool[WorkerProcess] | None = None
+        self._threads = ThreadPoolExecutor(_MOST_THREADS, "programs")
+
+    async def off_loop(self, call: Callable[[], T]) -> T:
+        """Await a call that may run programs, made on a thread of its own: no other work of the loop waits for it."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, call)
 
     def run(self, program: str, seconds: float, arguments: Any, data: bytes = b"", *, memory: int = 0) -> bytes:
         """Return what a function makes of its arguments.

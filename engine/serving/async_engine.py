@@ -10,6 +10,7 @@ from functools import partial
 
 from ..errors import ContextTooLong, DeadlineExceeded
 from ..messages import Ready
+from ..sandbox.program_pool import POOL
 from ..text.prompt_cache import Owner, PromptCache, PromptEncoder
 from ..text.tokenizer import Tokenizer, check_unicode
 from ..types import SamplingDefaults
@@ -86,6 +87,8 @@ class AsyncEngine:
         Raises:
             RequestError: lone surrogates in the text.
         """
+        if self.tokenizer.waits:
+            return await POOL.off_loop(lambda: self._encoding(text, add_special_tokens, owner)[0]())
         if len(text) > _LONGEST_CUT:
             return await asyncio.to_thread(lambda: self._encoding(text, add_special_tokens, owner)[0]())
         await asyncio.sleep(0)

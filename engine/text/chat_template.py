@@ -17,7 +17,7 @@ from typing import Any
 from jinja2 import Template, TemplateError, TemplateSyntaxError, nodes
 
 from ..errors import ModelError, RequestError
-from ..sandbox.program_pool import POOL, TEMPLATE_SECONDS, ProgramFailed, ProgramRefused
+from ..sandbox.program_pool import POOL, TEMPLATE_SECONDS, ProgramFailed, ProgramRefused, ProgramStopped
 from .template_environment import UNITS, ChatEnvironment, TemplateDeferred, counted_work
 
 MAX_TEXT = 1 << 24  # characters; more than any model's context
@@ -35,6 +35,10 @@ _CALLED: Message = {
     "content": "",
     "tool_calls": [{"id": "probe0000", "type": "function", "function": {"name": "probe", "arguments": {}}}],
 }
+
+
+class TemplateStopped(RequestError):
+    """A chat template was ended at a limit on its time or memory."""
 
 
 class _Thread(local):
@@ -114,6 +118,8 @@ class ChatTemplates:
         for messages in ([probe, _ASKED], [_ASKED, probe], [_ASKED, _CALLED, probe]):
             try:
                 text = self.render(messages, add_generation_prompt=False)
+            except TemplateStopped:
+                raise
             except RequestError:
                 continue
             others = text.replace(_PROBE, "").replace(_ASKED["content"], "").replace("probe", "")
@@ -142,7 +148,8 @@ class ChatTemplates:
             kwargs: further variables of the template, before special tokens of the same name.
 
         Raises:
-            RequestError: no template, or the template refuses these messages, fails on them or takes too long.
+            RequestError: no template, or the template refuses these messages or fails on them.
+            TemplateStopped: it takes too long.
             TemplateDeferred: it has to be made in another process, and this thread must not wait (``no_waiting``).
         """
         if add_generation_prompt and continue_final_message:
@@ -177,6 +184,8 @@ class ChatTemplates:
             return POOL.run(_JOB, TEMPLATE_SECONDS, arguments).decode("utf-8", "surrogatepass")
         except ProgramFailed as error:
             raise _refusal(str(error)) from None
+        except ProgramStopped as error:
+            raise TemplateStopped(f"The chat template {error} on the messages.", param="messages") from None
         except ProgramRefused as error:
             raise _refusal(f"The chat template {error}") from None
         except (TypeError, ValueError) as error:

@@ -46,7 +46,7 @@ def refusing_malformed() -> Iterator[None]:
     """Within the block, an entry of a tokenizer's files that is missing or of another type raises ModelError."""
     try:
         yield
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise ModelError(f"The tokenizer's files are malformed: {quoted(error)}.") from error
 
 
@@ -87,7 +87,7 @@ def _read_json(path: Path) -> dict[str, Any] | None:
         value = json.loads(path.read_bytes())
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"{path.name} cannot be read as JSON.") from error
     if not isinstance(value, dict):
         raise ModelError(f"{path.name} does not hold a JSON object.")
