@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import ctypes
-import os
 import signal
 import sys
 
 _PR_SET_PDEATHSIG = 1
 
 
-def end_with_parent(parent: int | None = None) -> None:
-    """Have the kernel kill this process when the thread that has started it ends. Linux only; elsewhere nothing.
+def end_with_parent() -> None:
+    """Have the kernel kill this process when the thread that has started it ends. Linux only; elsewhere nothing."""
+    _set(signal.SIGKILL)
 
-    Args:
-        parent: number of the parent process, where it is known: if that has ended already this process ends too.
-    """
-    if sys.platform != "linux":
-        return
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if parent is not None and os.getppid() != parent:
-        os._exit(1)
+
+def outlive_parent() -> None:
+    """Undo ``end_with_parent``."""
+    _set(0)
+
+
+def _set(number: int) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)

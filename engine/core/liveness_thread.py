@@ -6,11 +6,18 @@ import os
 import threading
 from contextlib import suppress
 
+from ..end_limit import EndLimit
 from ..ipc import LIVENESS_SECONDS, pack_liveness
+
+ORPHAN_SECONDS = 4.0
+"""For a process whose reader is gone to end by itself."""
+EXIT_ORPHAN = 70
 
 
 class LivenessThread:
     """Writes the number of the step loop's passes to a pipe, several times a second, until the reader is gone.
+
+    A process whose reader is gone has no use: it ends ``ORPHAN_SECONDS`` later, whatever its other threads are doing.
 
     The interpreter gives it its turn while the step loop waits, or computes in code that releases the interpreter.
 
@@ -41,6 +48,6 @@ class LivenessThread:
                     os.write(self._fd, pack_liveness(self.num_passes))
                 self._ending.wait(LIVENESS_SECONDS)
         except OSError:
-            return  # the reader is gone
+            EndLimit(ORPHAN_SECONDS, EXIT_ORPHAN, "An engine whose server is gone")
         finally:
             os.close(self._fd)
