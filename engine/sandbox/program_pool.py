@@ -30,6 +30,8 @@ VALIDATION_SECONDS = 2.0
 MEMORY_BYTES = 512 << 20
 """Address space that one job may add."""
 MOST_WORKERS = min(4, os.cpu_count() or 1)
+PATIENCE = 5
+"""Times the processor time that a job may take by the clock, as it waits for its turn on a busy machine."""
 _MOST_THREADS = 32  # that wait for processes, or for their turn
 _MAIN = "from rootgraft.engine.sandbox.program_worker import main; main()"
 
@@ -86,7 +88,7 @@ class ProgramPool:
         except WorkerDied:
             raise ProgramRefused("cannot be run: no process for it can be started") from None
         try:
-            answer = worker.run(job, seconds)
+            answer = worker.run(job, seconds, PATIENCE)
         except WorkerTimeout:
             workers.discard(worker)
             raise ProgramStopped(f"takes longer than {seconds:g} s") from None

@@ -88,12 +88,12 @@ class WorkerProcess:
     def is_alive(self) -> bool:
         return self._process.poll() is None
 
-    def run(self, job: bytes, seconds: float) -> bytes:
+    def run(self, job: bytes, seconds: float, patience: int = PATIENCE) -> bytes:
         """Return the answer to a job, as the worker sent it.
 
         Raises:
             WorkerTimeout: if the worker takes more than `seconds` of processor time after it has started the job, or
-                `PATIENCE` times that by the clock, as it waits for its turn on a busy machine.
+                `patience` times that by the clock, as it waits for its turn on a busy machine.
             WorkerDied: if the worker ends.
             WorkerStarved: if it yields and makes no progress.
         """
@@ -102,7 +102,7 @@ class WorkerProcess:
         self._wait(START_SECONDS, 1, starves=self.yields)
         if self._receive(time.monotonic() + START_SECONDS) != STARTED:
             raise WorkerDied
-        self._wait(seconds, PATIENCE, starves=self.yields)
+        self._wait(seconds, patience, starves=self.yields)
         return self._receive(time.monotonic() + START_SECONDS)
 
     def kill(self) -> None:

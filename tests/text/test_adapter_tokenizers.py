@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
@@ -310,4 +311,33 @@ def test_json_that_is_nested_too_deeply_is_malformed(tokenizers, tmp_path):
     info = adapter(tmp_path, "own", PLAIN)
     (tmp_path / "adapters" / "own" / "tokenizer.json").write_text("[" * 100_000)
     with pytest.raises(RequestError, match=r"tokenizer.json cannot be read as JSON"):
+        tokenizers.find("own", info)
+
+
+def test_further_templates_are_a_part_of_the_files(tokenizers, tmp_path):
+    one, other = (adapter(tmp_path, name, PLAIN, chat_template=OWN_TEMPLATE) for name in ("one", "other"))
+    for info, text in ((one, "tools of one"), (other, "tools of other")):
+        folder = tmp_path / "adapters" / info.name / "additional_chat_templates"
+        folder.mkdir()
+        (folder / "tool_use.jinja").write_text(text)
+        found = tokenizers.find(info.name, info)
+        assert found.tokenizer.render_chat([{"role": "user", "content": "x"}], tools=[{}]) == text
+
+
+def test_further_templates_do_not_lead_out_of_the_folder(tokenizers, tmp_path):
+    info = adapter(tmp_path, "own", PLAIN)
+    folder = tmp_path / "adapters" / "own" / "additional_chat_templates"
+    folder.mkdir()
+    (tmp_path / "secret").write_text("a secret")
+    (folder / "tool_use.jinja").symlink_to(tmp_path / "secret")
+    with pytest.raises(RequestError, match=r"tool_use.jinja is a link that leads outside the folder of adapters"):
+        tokenizers.find("own", info)
+
+
+@pytest.mark.parametrize("name", ["special_tokens_map.json", "generation_config.json"])
+def test_a_pipe_is_no_file(tokenizers, tmp_path, name):
+    info = adapter(tmp_path, "own", PLAIN)
+    (tmp_path / "adapters" / "own" / name).unlink(missing_ok=True)
+    os.mkfifo(tmp_path / "adapters" / "own" / name)
+    with pytest.raises(RequestError, match=f"{name} is not a file"):
         tokenizers.find("own", info)
