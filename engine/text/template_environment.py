@@ -13,7 +13,7 @@ import json
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 from jinja2 import TemplateError, Undefined, nodes
 from jinja2.compiler import CodeGenerator
@@ -174,7 +174,9 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         tree = super()._parse(source, name, filename)
         for loop in list(tree.find_all(nodes.For)):
             size = sum(len(data.data) for each in loop.body for data in _texts(each))
-            loop.iter = self._filter("_iterated", loop.iter, nodes.Const(size, lineno=loop.lineno, environment=self))
+            loop.iter = self._filter(
+                "_iterated", cast(nodes.Expr, loop.iter), nodes.Const(size, lineno=loop.lineno, environment=self)
+            )
         for joined in list(tree.find_all(nodes.Concat)):
             joined.nodes = [self._filter("_written", each) for each in joined.nodes]
         for compare in list(tree.find_all(nodes.Compare)):
