@@ -15,6 +15,7 @@ from ...engine.errors import AdapterUnavailable, CapacityError, EngineDead, Requ
 from ...engine.sandbox.program_pool import POOL
 from ...engine.serving.replica_status import FleetStatus, ReplicaOwner
 from ...engine.types import AdapterInfo, Priority
+from ...fleet.catalog.model_versions import ModelVersions
 from ..access.api_keys import Key, KeyRing, Scope
 from ..access.caller import Caller, RequestFacts
 from ..access.overload import QueueLimits
@@ -32,7 +33,6 @@ from ..observe.tracing import Tracer, open_tracer
 from ..observe.usage_ledger import UsageLedger, UsageRecorder
 from ..storage.response_store import ResponseStore
 from ..structured.output_check import OutputValidators
-from .model_versions import ModelVersions
 from .remote_adapters import RemoteAdapters
 from .template_formats import TemplateFormats
 

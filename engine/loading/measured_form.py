@@ -1,4 +1,4 @@
-"""Measured choice between two forms of GGUF blocks with the same bits: as stored, or widened to the model's type.
+"""Measured choice between two forms of blocks with the same bits: as stored, or widened to the model's type.
 
 As stored they are a quarter or half as much to read, but must be widened in every product, which some machines hide
 and others do not. Where memory has room both are kept, and a measurement says how many rows the blocks are faster for.
@@ -11,7 +11,7 @@ import math
 import operator
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import accumulate
@@ -23,7 +23,6 @@ from torch import Tensor
 from ...kernels import ops, quantised_weights
 from ...kernels.ops import QuantisedLinear
 from ...kernels.quantised_weights import BLOCK_SIZES, BlockType, Format
-from ..checkpoint.gguf import GgufFile
 
 ROWS: Final = (1, 4, 16, 32, 128, 512)
 """Numbers of rows that are measured: from one stream to a chunk of a prompt."""
@@ -49,6 +48,7 @@ _TYPES: Final[dict[Format, BlockType]] = {
     Format.BYTES: "Q8_0",
     Format.SUPER_NIBBLES: "Q4_K",
     Format.SUPER_BYTES: "Q6_K",
+    Format.ZERO_POINTS: "U4_ZERO_POINT",
 }
 _MANY: Final = 128  # rows that are measured with an eighth of that: their products take long
 _ROUNDS: Final = 5
@@ -87,12 +87,16 @@ class StoredBlocks(NamedTuple):
     num_bytes: int
 
 
-def blocks_of(file: GgufFile) -> StoredBlocks | None:
-    """Return what a file's blocks are, of those with a kernel; None where there are none."""
+def blocks_of(matrices: Iterable[tuple[str, int, int]]) -> StoredBlocks | None:
+    """Return what the blocks of a checkpoint are, of those with a kernel; None where there are none.
+
+    Args:
+        matrices: type, values of a row, and bytes of each.
+    """
     sizes: Counter[tuple[str, int]] = Counter()
-    for tensor in file.tensors.values():
-        if tensor.type in BLOCK_SIZES and len(tensor.shape) > 1:
-            sizes[tensor.type, tensor.shape[-1]] += tensor.num_bytes
+    for kind, row, num_bytes in matrices:
+        if kind in BLOCK_SIZES:
+            sizes[kind, row] += num_bytes
     if not sizes:
         return None
     (block_type, width), _ = sizes.most_common(1)[0]

@@ -33,7 +33,11 @@ The same for all classes above, as each is one decoder over the same ops:
 | LoRA adapters on every linear module, embedding and head; routers and shared experts | batched, native | batched, Triton |
 | LoRA adapters on experts, stacked (`target_parameters`) or one by one | batched, native | batched, Triton; steps with them run without CUDA graphs |
 | experts in MXFP4 (gpt-oss; also in GGUF files) | widened to the model's type, exactly | the same |
-| weights in FP8 with a scale for each block of 128 by 128 (DeepSeek V3, R1, Kimi K2) | widened, rounded once to the model's type; activations are not quantised | the same |
+| folders of GPTQ (2, 3, 4, 8 bits, `desc_act`, versions 1 and 2), AWQ (gemm, gemv), compressed-tensors (`pack-quantized`, `int-quantized`, `naive-quantized`) | exact; integers of 4 and symmetric ones of 8 bits, in groups of whole 32 inputs with scales in half precision, are kept as stored beside the widened form or in its place, by the rule of GGUF files; others widened, rounded once to the model's type | widened |
+| folders of compressed-tensors `float-quantized`, `nvfp4-pack-quantized`, `mxfp4-pack-quantized`; FP8 by tensor, row, or blocks of 128 by 128 (DeepSeek V3, R1, Kimi K2, ModelOpt, FBGEMM); NVFP4 of ModelOpt; bitsandbytes NF4, FP4, LLM.int8() | widened, rounded once to the model's type | widened |
+
+Schemes may differ by module (targets of compressed-tensors, `dynamic` of GPTQModel). Activations are not quantised, whatever a config says of them, and scales of cached keys and values are not used: both would only lose digits.
+
 
 On a GPU, norms of all query heads together (OLMo 2 and 3), layer norms of heads (Command R+) and additions that are no part of a norm are ops of their own in plain torch; all else is Triton. Of a mixture of experts the products are Triton; routing, and the sum of a token's experts, are plain torch.
 

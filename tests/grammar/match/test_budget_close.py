@@ -1,0 +1,222 @@
+"""Budgets: every answer, and every structured part of a free text, is complete whenever its shortest form fits."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from support.grammar.schema_cases import CASES
+
+from rootgraft.grammar.compile.compiled_grammar import CompiledGrammar
+from rootgraft.grammar.compile.compiler import compile
+from rootgraft.grammar.errors import GrammarError
+from rootgraft.grammar.match.budget_close import BudgetClose
+from rootgraft.grammar.match.closing_texts import ranks
+from rootgraft.grammar.match.matcher import Matcher
+from rootgraft.grammar.match.token_classes import text_bytes
+from rootgraft.grammar.spec import GrammarSpec
+from rootgraft.grammar.vocabulary import Vocabulary
+
+OPENINGS = {
+    "hermes": ("<tool_call>", "<tool_call>\n", "\n</tool_call>"),
+    "mistral": ("[TOOL_CALLS]", "[TOOL_CALLS] [", "]"),
+    "special": ("<tool>", "<tool>", "<tool>"),
+}
+
+
+def _suite() -> list[Any]:
+    """More than a hundred schemas, of the official test suite and of the test of keywords."""
+    lines = (Path(__file__).parents[1] / "data" / "test_suite.jsonl").read_text("utf-8").rstrip("\n").split("\n")
+    schemas = [*(json.loads(line)["schema"] for line in lines), *(schema for schema, _, _ in CASES)]
+    return [schema for schema in schemas if isinstance(schema, dict)]
+
+
+SUITE = _suite()
+
+
+def call(names: list[str], schemas: list[Any], opening: str) -> dict[str, Any]:
+    """A tag for calls of some functions."""
+    tags = [
+        {
+            "type": "tag",
+            "begin": f'{{"name": "{name}", "arguments": ',
+            "content": {"type": "json_schema", "json_schema": schema},
+            "end": "}",
+        }
+        for name, schema in zip(names, schemas, strict=True)
+    ]
+    _, begin, end = OPENINGS[opening]
+    return {"type": "tag", "begin": begin, "content": {"type": "or", "elements": tags}, "end": end}
+
+
+def triggered(schemas: list[Any], opening: str, **options: Any) -> dict[str, Any]:
+    """Free text in which functions may be called."""
+    names = [f"f{'_long_name' * index}" for index in range(len(schemas))]
+    return {
+        "type": "triggered_tags",
+        "triggers": [OPENINGS[opening][0]],
+        "tags": [call(names, schemas, opening)],
+        **options,
+    }
+
+
+def compiled_tag(form: dict[str, Any], vocabulary: Vocabulary) -> CompiledGrammar | None:
+    try:
+        return compile(GrammarSpec.structural_tag({"format": form}), vocabulary)
+    except GrammarError:
+        return None
+
+
+def drawn(grammars, matcher: Matcher, rng: random.Random, budget: int) -> tuple[bytes, int | None]:
+    """Tokens drawn at random within a budget, and after how many of them the text was first complete."""
+    text, whole = b"", 0 if matcher.can_end else None
+    for step in range(budget):
+        allowed = sorted(grammars.allowed(matcher, budget - step))
+        token = allowed[rng.randrange(len(allowed))]
+        assert matcher.accept(token)
+        if matcher.is_done:
+            break
+        text += grammars.vocabulary.tokens[token]
+        whole = step + 1 if whole is None and matcher.can_end else whole
+    return text, whole
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_every_schema_of_the_suite_at_every_small_budget(grammars, part):
+    """From one token up: complete and valid whenever the shortest form fits, and that form is as long as is said."""
+    for number, schema in enumerate(SUITE[part::4]):
+        try:
+            compiled = grammars.schema(schema)
+        except GrammarError:
+            continue
+        shortest = compiled.matcher().num_shortest
+        assert shortest, schema
+        validator = jsonschema.validators.validator_for(schema, jsonschema.Draft202012Validator)(schema)
+        for budget in sorted({1, shortest - 1, shortest, shortest + 1, shortest + 9} - {0}):
+            text, whole = drawn(grammars, compiled.matcher(), random.Random(number), budget)
+            if budget >= shortest:
+                assert whole is not None, (schema, budget, text)
+            if whole is not None:
+                assert validator.is_valid(json.loads(text)), (schema, text)
+
+
+@pytest.mark.parametrize("opening", OPENINGS)
+def test_a_tag_that_is_opened_is_closed_at_every_budget_that_it_fits(grammars, vocabulary, opening):
+    """Over pairs of the suite's schemas; the text before the tag holds a quote that is never closed."""
+    trigger = OPENINGS[opening][0]
+    count = 0
+    for number in range(0, len(SUITE) - 1, 3):
+        compiled = compiled_tag(triggered(SUITE[number : number + 2], opening), vocabulary)
+        if compiled is None:
+            continue
+        count += 1
+        assert compiled.matcher().num_shortest is None
+        matcher = compiled.matcher()
+        for token in vocabulary.tokenize_named('I say "call it: ' + trigger):
+            assert matcher.accept(token)
+        needed = _needed(grammars, matcher.copy())
+        for budget in (needed, needed + 9):
+            text, whole = drawn(grammars, matcher.copy(), random.Random(budget), budget)
+            assert whole is not None, (SUITE[number], text)
+    assert count >= 20
+
+
+def _needed(grammars, matcher: Matcher) -> int:
+    """The tokens of the way to which a matcher keeps when there is no budget for anything else."""
+    tokens = 0
+    while not matcher.can_end:
+        [token] = grammars.allowed(matcher, 1)
+        assert matcher.accept(token)
+        tokens += 1
+    return tokens
+
+
+@pytest.mark.parametrize("options", [{}, {"at_least_one": True}, {"stop_after_first": True}])
+def test_budgets_from_one_token_up_inside_of_a_tag(grammars, vocabulary, options):
+    """Wherever in a call the budget begins to count, down to a single token."""
+    schema = {
+        "type": "object",
+        "properties": {"city": {"type": "string"}, "unit": {"enum": ["celsius", "fahrenheit"]}},
+        "required": ["city", "unit"],
+        "additionalProperties": False,
+    }
+    compiled = compiled_tag(triggered([schema, {"const": {}}], "hermes", **options), vocabulary)
+    assert compiled is not None
+    body = '<tool_call>\n{"name": "f", "arguments": {"city": "Par\\"is", "unit": "celsius"}}\n</tool_call>'
+    matcher = compiled.matcher()
+    for token in vocabulary.tokenize(body.encode()):
+        assert matcher.accept(token)
+        if matcher.can_end:
+            continue
+        needed = _needed(grammars, matcher.copy())
+        for budget in (needed, needed + 5):
+            _, whole = drawn(grammars, matcher.copy(), random.Random(budget), budget)
+            assert whole is not None
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"type": "sequence", "elements": [
+            {"type": "tag", "begin": "<think>", "content": {"type": "any_text"}, "end": "</think>"},
+            {"type": "json_schema", "json_schema": {"type": "object", "required": ["answer"]}},
+        ]},
+        {"type": "tag", "begin": "<n>", "content": {"type": "regex", "pattern": "[a-z]{3,}-[0-9]{2}"}, "end": "</n>"},
+        {"type": "tags_with_separator", "separator": ", ", "at_least_one": True,
+         "tags": [call(["f", "g"], [{"const": {}}, {"type": "object", "required": ["x"]}], "mistral")]},
+        {"type": "or", "elements": [
+            call(["f"], [{"type": "object", "required": ["x"]}], "hermes"),
+            {"type": "json_schema", "json_schema": {"type": "array", "minItems": 2}},
+        ]},
+    ],
+)  # fmt: skip
+def test_forms_that_are_no_free_text_have_a_shortest_answer(grammars, vocabulary, form):
+    compiled = compiled_tag(form, vocabulary)
+    assert compiled is not None and compiled.matcher().num_shortest
+    for budget in range(compiled.matcher().num_shortest, compiled.matcher().num_shortest + 12):
+        text, whole = drawn(grammars, compiled.matcher(), random.Random(budget), budget)
+        assert whole is not None, text
+
+
+@pytest.mark.parametrize(
+    ("spec", "shortest"),
+    [
+        (GrammarSpec.choice(["yesterday", "yes", "tomorrow"]), 3),
+        (GrammarSpec.regex("[x-z]{2}(foo|barbar)?[0-9]{4}"), 4),
+        (GrammarSpec.json_object(), 2),
+        (GrammarSpec.json_schema({"const": "xyz"}), 5),
+        (GrammarSpec.lark('start: "xy" W*\nW: /[0-9]+/'), 2),
+    ],
+)
+def test_the_shortest_answer_of_each_kind(vocabulary, spec, shortest):
+    assert compile(spec, vocabulary).matcher().num_shortest == shortest
+
+
+def test_a_way_to_the_end_that_is_known_is_not_searched_again(grammars, vocabulary, monkeypatch):
+    """In a long value, and behind it, what was to come still is: that is tried before anything is searched."""
+    searches = []
+    search = BudgetClose.completion
+    monkeypatch.setattr(BudgetClose, "completion", lambda *args: searches.append(args) or search(*args))
+    fields = {name: {"type": "string", "maxLength": 40} for name in ("first", "second", "third")}
+    schema = {"type": "object", "properties": fields, "required": list(fields), "additionalProperties": False}
+    matcher = grammars.schema(schema).matcher()
+    searches.clear()
+    answer = vocabulary.tokenize(json.dumps(dict.fromkeys(fields, "x" * 40)).encode())
+    for budget, token in enumerate(answer):
+        assert token in grammars.allowed(matcher, 200 - budget)
+        assert matcher.accept(token)
+    assert matcher.can_end
+    assert len(searches) < len(answer) / 25  # one for each few tokens would be a fifth of them
+
+
+def test_what_is_made_of_a_vocabulary_lasts_as_long_as_it(vocabulary):
+    """Adapters bring vocabularies of their own, all in use at once; a search asks again and again."""
+    several = [dataclasses.replace(vocabulary) for _ in range(9)]
+    for compute in (ranks, text_bytes):
+        first = [compute(each) for each in several]
+        assert all(compute(each) is made for each, made in zip(several, first, strict=True))
