@@ -10,11 +10,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...engine.errors import ContextTooLong, RequestError
-from ...engine.sandbox.program_pool import POOL
 from ...engine.serving.request import TextRequest
-from ...engine.text.chat_template import no_waiting
 from ...engine.text.prompt_cache import Owner
-from ...engine.text.template_environment import TemplateDeferred
 from ...engine.types import SamplingParams
 from ...grammar.spec import GrammarSpec
 from ..access.caller import Caller
@@ -209,13 +206,7 @@ async def render(
         )
 
     is_short = len(messages) <= _MANY_MESSAGES and _size(messages, definitions, template_kwargs) <= _LONG_TEXT
-    try:
-        with no_waiting():
-            text = rendered() if is_short else None
-    except TemplateDeferred:
-        text = None
-    if text is None:
-        text = await POOL.off_loop(rendered)
+    text = await async_engine.render(rendered, at_once=is_short)
     async_engine.check_length(text)
     return text
 

@@ -7,12 +7,10 @@ import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...engine.errors import AdapterUnavailable, CapacityError, EngineDead, RequestError, UnknownModel
-from ...engine.sandbox.program_pool import POOL
 from ...engine.serving.replica_status import FleetStatus, ReplicaOwner
 from ...engine.types import AdapterInfo, Priority
 from ...fleet.catalog.model_versions import ModelVersions
@@ -285,12 +283,12 @@ class ServerState:
             return engine  # which loads or refuses it
         served = tokenizers.known(adapter, info)
         if served is None:
-            served = await POOL.off_loop(partial(tokenizers.find, adapter, info))
+            served = await tokenizers.find_off_loop(adapter, info)
         return engine if served is engine.served else engine.with_tokenizer(served)
 
     async def _load_found(self, name: str, tokenizers: AdapterTokenizers) -> None:
         """Load an adapter of ``--lora-dir`` that has a tokenizer, whose vocabulary its prompts need."""
-        if not (num_tokens := await POOL.off_loop(partial(tokenizers.read_own, name, name))) or self.client is None:
+        if not (num_tokens := await tokenizers.read_own_off_loop(name, name)) or self.client is None:
             return
         load = self._loading.get(name)
         if load is None:

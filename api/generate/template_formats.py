@@ -7,9 +7,7 @@ from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from ...engine.errors import RequestError
-from ...engine.sandbox.program_pool import POOL
-from ...engine.text.chat_template import TemplateStopped, no_waiting
-from ...engine.text.template_environment import TemplateDeferred
+from ...engine.text.chat_template import TemplateStopped, rendered
 from ..config import ServerConfig
 from ..structured.reasoning_formats import ReasoningFormat, reasoning_format_of
 from ..structured.tool_dialects import Dialect, dialect_of
@@ -41,11 +39,7 @@ class TemplateFormats:
             return
         if (reason := self._stopped.get(tokenizer)) is None:
             try:
-                try:
-                    with no_waiting():
-                        self.dialect(tokenizer)
-                except TemplateDeferred:
-                    await POOL.off_loop(lambda: self.dialect(tokenizer))
+                await rendered(lambda: self.dialect(tokenizer), at_once=True)
                 return
             except TemplateStopped as error:
                 reason = self._stopped[tokenizer] = str(error)

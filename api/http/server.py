@@ -95,20 +95,16 @@ async def _serve_on(
     spawn: SpawnEngine | None,
     limits: contextlib.ExitStack,
 ) -> int:
-    service = _Service(listener, tls, models, read_again, private, spawn, limits)
+    service = _Service(listener, tls, models, read_again, private, spawn)
     watch = LoopWatch(service.kill)
     try:
-        return await service.run()
+        return await service.run(limits)
     finally:
         watch.close()
 
 
 class _Service:
-    """One run of the server, from the open port to its exit code.
-
-    Args:
-        limits: closed when the event loop has ended, and with it the limit on the time that closing takes.
-    """
+    """One run of the server, from the open port to its exit code."""
 
     def __init__(
         self,
@@ -118,9 +114,7 @@ class _Service:
         read_again: ModelReader,
         private: tuple[socket.socket, str] | None,
         spawn: SpawnEngine | None,
-        limits: contextlib.ExitStack,
     ) -> None:
-        self._limits = limits
         self._listener = listener
         self._tls = tls
         self._options: ServerConfig = models[0].server
@@ -144,8 +138,12 @@ class _Service:
         self._record = RunRecordFile(run_folder())
         self._started = started_at(os.getpid())
 
-    async def run(self) -> int:
-        """Load, serve, drain and close. Returns the exit code."""
+    async def run(self, limits: contextlib.ExitStack) -> int:
+        """Load, serve, drain and close. Returns the exit code.
+
+        Args:
+            limits: closed when the event loop has ended, and with it the limit on the time that closing takes.
+        """
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, self._on_signal)
         if self._may_reload or signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup ignores it
@@ -172,7 +170,7 @@ class _Service:
             for task in others:
                 task.cancel()
             await asyncio.gather(*others, return_exceptions=True)
-            await self._close(http)
+            await self._close(http, limits)
 
     def _on_hangup(self) -> None:
         """Read a models file again, once its models are loaded; without one let what runs finish, and end."""
@@ -285,11 +283,11 @@ class _Service:
             )
         )
 
-    async def _close(self, http: asyncio.Task[None]) -> None:
+    async def _close(self, http: asyncio.Task[None], limits: contextlib.ExitStack) -> None:
         """Close the engines, whose streams then end with an error, then the server and its stores."""
         self._closing = True
         limit = EndLimit(CLOSE_SECONDS, self._code, "What the server closes")
-        self._limits.callback(limit.cancel)
+        limits.callback(limit.cancel)
         self._models.drain()
         if self._state.batches is not None:
             await self._state.batches.close()

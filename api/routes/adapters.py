@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from functools import partial
 from typing import Any
 
 from fastapi import APIRouter
 from fastapi.responses import PlainTextResponse
 
 from ...engine.errors import RequestError, UnknownModel, quoted
-from ...engine.sandbox.program_pool import POOL
 from ...engine.serving.engine_like import EngineLike
 from ..generate.model_router import ModelRouter
 from ..generate.server_state import ServerState
@@ -83,7 +81,7 @@ async def load_lora_adapter(body: LoadAdapterRequest, state: State, models: Mode
         else:
             num_tokens = 0
             if (tokenizers := state.adapter_tokenizers) is not None:
-                num_tokens = await POOL.off_loop(partial(tokenizers.read_own, body.lora_name, body.lora_path))
+                num_tokens = await tokenizers.read_own_off_loop(body.lora_name, body.lora_path)
             await client.load_adapter(body.lora_name, body.lora_path, replace=body.load_inplace, num_tokens=num_tokens)
             if state.remote is not None:
                 state.remote.forget(body.lora_name)

@@ -10,7 +10,7 @@ import dataclasses
 import hashlib
 import time
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from threading import Lock
 
@@ -20,6 +20,7 @@ from ..adapter_sources.cached_adapters import adapter_cache_folder
 from ..config import EngineConfig
 from ..errors import ModelError, RequestError
 from ..messages import TokenTexts
+from ..sandbox.program_pool import POOL
 from ..text.adapter_vocabulary import digest_tokenizer_files, tokenizer_identity, vocabulary_fault
 from ..text.tokenizer import Tokenizer
 from ..text.tokenizer_files import read_folder, refusing_malformed
@@ -143,6 +144,14 @@ class AdapterTokenizers:
             served, loaded = self._base, None
         self._keep(name, _Found(_version(info), served, loaded))
         return served
+
+    async def read_own_off_loop(self, name: str, path: str) -> int:
+        """As ``read_own``, on another thread, for which nobody else waits."""
+        return await POOL.off_loop(partial(self.read_own, name, path))
+
+    async def find_off_loop(self, name: str, info: AdapterInfo) -> ServedTokenizer:
+        """As ``find``, on another thread, for which nobody else waits."""
+        return await POOL.off_loop(partial(self.find, name, info))
 
     def _keep(self, name: str, found: _Found) -> None:
         """Remember what was found, unless its tokenizer had to make room for others meanwhile."""

@@ -11,6 +11,7 @@ from functools import partial
 from ..errors import ContextTooLong, DeadlineExceeded
 from ..messages import Ready
 from ..sandbox.program_pool import POOL
+from ..text.chat_template import rendered
 from ..text.prompt_cache import Owner, PromptCache, PromptEncoder
 from ..text.tokenizer import Tokenizer, check_unicode
 from ..types import SamplingDefaults
@@ -73,6 +74,14 @@ class AsyncEngine:
         fewest = self.tokenizer.fewest_tokens(text) if len(text) > self.max_model_len else 0
         if fewest > self.max_model_len:
             raise ContextTooLong(fewest, 0, self.max_model_len, at_least=True)
+
+    async def render(self, call: Callable[[], str], *, at_once: bool) -> str:
+        """Return the text that a call makes by the chat template.
+
+        Args:
+            at_once: make it here, unless its template takes so much work that another process has to.
+        """
+        return await rendered(call, at_once=at_once)
 
     async def encode(self, text: str, *, add_special_tokens: bool, owner: Owner) -> array[int]:
         """Return the token ids of ``text``; long texts are encoded on another thread, very long ones cut there too.

@@ -8,11 +8,11 @@ and the ``generation`` tag, which matters in training alone.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from threading import local
-from typing import Any
+from typing import Any, TypeVar
 
 from jinja2 import Template, TemplateError, TemplateSyntaxError, nodes
 
@@ -37,6 +37,9 @@ _CALLED: Message = {
 }
 
 
+T = TypeVar("T")
+
+
 class TemplateStopped(RequestError):
     """A chat template was ended at a limit on its time or memory."""
 
@@ -58,6 +61,17 @@ def no_waiting() -> Iterator[None]:
         yield
     finally:
         _thread.may_wait = True
+
+
+async def rendered(call: Callable[[], T], *, at_once: bool) -> T:
+    """Await a call that renders, on the event loop's thread if ``at_once`` and the work is in the budget."""
+    if at_once:
+        try:
+            with no_waiting():
+                return call()
+        except TemplateDeferred:
+            pass
+    return await POOL.off_loop(call)
 
 
 class ChatTemplates:

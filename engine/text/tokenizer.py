@@ -44,7 +44,6 @@ class Tokenizer:
 
     Attributes:
         steps: digest of what a text goes through, vocabulary and merges left out.
-        waits: whether ``encode`` waits for another process.
         vocab_size: number of ids with a token, which may be less than the model's rows of logits.
         bos_id: the token that begins a text, None if the model has none.
         eos_ids: the tokens that end an answer, from the tokenizer's files.
@@ -63,9 +62,8 @@ class Tokenizer:
             ModelError: it is not supported exactly, or its steps fail or take too long.
         """
         self.steps = _digest_of_steps(files.definition)
-        self.waits = trusted_steps not in (None, self.steps)
-        self._remote = _RemoteEncoder(files.definition) if self.waits else None
-        self._backend = _build(files.definition | dict.fromkeys(_STEPS) if self.waits else files.definition)
+        self._remote = None if trusted_steps in (None, self.steps) else _RemoteEncoder(files.definition)
+        self._backend = _build(files.definition | dict.fromkeys(_STEPS) if self._remote else files.definition)
         rules = read_rules(files.definition.get("decoder"))
         self._rules = rules
         self._bytes, self.special_ids = _vocabulary(self._backend, rules)
@@ -105,6 +103,11 @@ class Tokenizer:
         if chat_template is not None:
             files = dataclasses.replace(files, chat_templates={"default": _read_template(chat_template)})
         return cls(files)
+
+    @property
+    def waits(self) -> bool:
+        """Whether ``encode`` waits for another process."""
+        return self._remote is not None
 
     @property
     def has_chat_template(self) -> bool:
