@@ -41,6 +41,7 @@ class Dialect:
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
 
+_LONGEST_PROBE = 1 << 16  # characters
 _PROBE_NAME = "probe_tool"
 _PROBE_TOOL = {
     "type": "function",
@@ -92,7 +93,9 @@ def _probe_call(*, as_text: bool) -> dict[str, Any]:
 
 def _render(tokenizer: Tokenizer, messages: Sequence[dict[str, Any]]) -> str:
     try:
-        return tokenizer.render_chat(messages, add_generation_prompt=False, tools=[_PROBE_TOOL])
+        text = tokenizer.render_chat(messages, add_generation_prompt=False, tools=[_PROBE_TOOL])
+        # Patterns are searched in it, and what makes so much of a few words is no template for tools.
+        return text if len(text) <= _LONGEST_PROBE else ""
     except TemplateStopped:
         raise
     except RequestError:
