@@ -56,8 +56,10 @@ BLOCK_SIZES: dict[BlockType, tuple[int, int]] = {
     "Q6_K": (256, 210),
     "U4_ZERO_POINT": (32, 20),
 }
-"""Values and bytes of a block, by its name in GGUF. U4_ZERO_POINT, which is not of GGUF, is Q4_1 with a zero point z in
-the place of the minimum: ``d * (q - z)``, exact for the four bits of AWQ and GPTQ, whose minimum has too many digits."""
+"""Values and bytes of a block, by its name in GGUF. U4_ZERO_POINT, which is not of GGUF, is Q4_1 with a zero point z
+in the place of the minimum: ``d * (q - z)``, exact for the four bits of AWQ and GPTQ, whose
+minimum has too many digits.
+"""
 
 _PLAIN: dict[BlockType, Format] = {
     "Q4_0": Format.SYMMETRIC,

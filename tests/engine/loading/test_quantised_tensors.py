@@ -28,6 +28,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from rootgraft.engine.checkpoint.quantization_config import Layout, Scheme, read_quantization
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.errors import ConfigError, ModelError
+from rootgraft.engine.loading import weight_forms
 from rootgraft.engine.loading.base_layout import base_layout
 from rootgraft.engine.loading.load_model import load_model
 from rootgraft.engine.loading.quantised_tensors import QuantisedTensor, View, unpacked
@@ -247,8 +248,9 @@ def test_a_quantised_model_is_the_model_that_it_means(family: str, kind: str, tm
     [("w4a16", Format.SYMMETRIC), ("w4a16 asymmetric", Format.ZERO_POINTS), ("w8a16 by channel", Format.BYTES)],
 )
 def test_blocks_of_a_quantised_folder_have_the_bits_of_their_widened_form(
-    kind: str, blocks: Format, form: WeightForm, dtype: torch.dtype, tmp_path: Path
+    kind: str, blocks: Format, form: WeightForm, dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(weight_forms, "measure_few_rows", lambda *_: 4)
     _, packed = quantised_folder(tmp_path, kind, "whole blocks")
     halve_scales(packed / "model.safetensors")
     plain = load_model(packed, dtype=dtype, device=CPU)
