@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 HEARTBEAT_SECONDS = 0.25
 GOODBYE_SECONDS = 5.0  # for the client to take the last frame
+ORPHAN_SECONDS = 4.0  # for a process whose server is gone to end by itself
 CLOSE_SECONDS = 8.0  # for threads to end, less than the client waits before it kills the process
 START_FAILED = -1  # the id of the Failed that is sent in place of Ready
 EXIT_SOFTWARE = 70
@@ -133,6 +134,11 @@ def set_up_process() -> None:
     process_memory.share_heap()
 
 
+def end_orphan() -> None:
+    """Let the process, whose server is gone, end soon, whatever its threads are doing."""
+    EndLimit(ORPHAN_SECONDS, EXIT_SOFTWARE, "An engine whose server is gone")
+
+
 def run(fd: int, liveness_fd: int, config: EngineConfig, path: Path, weights: Weights | None = None) -> int:
     """Run an engine until its client has enough of it. Returns the exit code of its process.
 
@@ -142,7 +148,7 @@ def run(fd: int, liveness_fd: int, config: EngineConfig, path: Path, weights: We
     """
     channel = Channel(socket.socket(fileno=fd))
     try:
-        with closing(LivenessThread(liveness_fd)) as liveness:
+        with closing(LivenessThread(liveness_fd, end_orphan)) as liveness:
             core = start(config, path, channel, weights)
             if core is None:
                 return EXIT_SOFTWARE

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 
-from ..end_limit import EndLimit
 from ..ipc import LIVENESS_SECONDS, pack_liveness
-
-ORPHAN_SECONDS = 4.0
-"""For a process whose reader is gone to end by itself."""
-EXIT_ORPHAN = 70
 
 
 class LivenessThread:
@@ -28,10 +24,11 @@ class LivenessThread:
         num_passes: written by the step loop alone.
     """
 
-    def __init__(self, fd: int) -> None:
+    def __init__(self, fd: int, orphaned: Callable[[], object] = lambda: None) -> None:
         os.set_blocking(fd, False)  # a reader that sleeps must not keep the thread
         self.num_passes = 0
         self._fd = fd
+        self._orphaned = orphaned
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="liveness", daemon=True)
         self._thread.start()
@@ -48,6 +45,6 @@ class LivenessThread:
                     os.write(self._fd, pack_liveness(self.num_passes))
                 self._ending.wait(LIVENESS_SECONDS)
         except OSError:
-            EndLimit(ORPHAN_SECONDS, EXIT_ORPHAN, "An engine whose server is gone")
+            self._orphaned()
         finally:
             os.close(self._fd)

@@ -188,7 +188,7 @@ def test_the_manifest_for_kuberay() -> None:
     labels = head["template"]["metadata"]["labels"]
     assert service["spec"]["selector"] == labels != workers["template"]["metadata"]["labels"]
     assert server["ports"][0]["name"] == service["spec"]["ports"][0]["targetPort"] and options.host == "0.0.0.0"
-    # Ray takes commands from who has the token, its ports from the pods of the cluster, and no pod has a service account.
+    # Ray takes commands from who has the token, from pods of the cluster alone, and no pod has a service account.
     assert {"name": "RAY_AUTH_MODE", "value": "token"} in ray["env"] and ray["env"] == server["env"] == worker["env"]
     pods = [group["template"] for group in (head, workers)]
     assert all(pod["spec"]["automountServiceAccountToken"] is False for pod in pods)

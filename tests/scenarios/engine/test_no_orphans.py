@@ -66,8 +66,9 @@ asyncio.run(main())
 
 LIVES = """
 import os, sys
+from rootgraft.engine.core.engine_process import end_orphan
 from rootgraft.engine.core.liveness_thread import LivenessThread
-LivenessThread(int(sys.argv[1]))
+LivenessThread(int(sys.argv[1]), end_orphan)
 print("ready", flush=True)
 exec(sys.argv[2])
 """
