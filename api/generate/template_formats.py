@@ -30,7 +30,7 @@ class TemplateFormats:
         self._stopped: WeakKeyDictionary[Tokenizer, str] = WeakKeyDictionary()
 
     async def prepare(self, tokenizer: Tokenizer) -> None:
-        """Find out what the other methods return, in another process if the template takes long.
+        """Find out what the other methods return, on another thread, and in another process if the template takes long.
 
         Raises:
             RequestError: the template was ended at a limit, now or before.
@@ -39,7 +39,8 @@ class TemplateFormats:
             return
         if (reason := self._stopped.get(tokenizer)) is None:
             try:
-                await rendered(lambda: self.dialect(tokenizer), at_once=True)
+                # Some dozens of renders, each of which may take milliseconds.
+                await rendered(lambda: self.dialect(tokenizer), at_once=False)
                 return
             except TemplateStopped as error:
                 reason = self._stopped[tokenizer] = str(error)

@@ -8,6 +8,7 @@ from enum import StrEnum
 
 from ..regex.string_automaton import StringAutomaton
 from ..schema.subschemas import Narrowing
+from .entry_languages import EntryLanguage
 
 
 class Backend(StrEnum):
@@ -39,6 +40,8 @@ class GrammarArtifact:
         is_slow: some masks take long.
         lead_ins: last characters of the texts outside of JSON; empty if all is JSON.
         strings: automata of the string rules in `source`, by number.
+        entries: languages of the containers whose entries are remembered, by number, beginning with 1.
+        has_memory: keys or items are kept apart by a memory of what was written.
     """
 
     backend: Backend
@@ -57,11 +60,14 @@ class GrammarArtifact:
     is_slow: bool = False
     lead_ins: str = ""
     strings: tuple[StringAutomaton, ...] = ()
+    entries: tuple[EntryLanguage, ...] = ()
+    has_memory: bool = False
 
     def encode(self) -> bytes:
         """Return the artifact as JSON; `decode` reads it."""
-        fields = asdict(replace(self, strings=()))
+        fields = asdict(replace(self, strings=(), entries=()))
         fields["strings"] = [automaton.encode() for automaton in self.strings]
+        fields["entries"] = [language.encode() for language in self.entries]
         return json.dumps(fields).encode()
 
     @classmethod
@@ -73,4 +79,5 @@ class GrammarArtifact:
             fields[name] = tuple(fields[name])
         fields["narrowings"] = tuple(Narrowing(**narrowing) for narrowing in fields["narrowings"])
         fields["strings"] = tuple(map(StringAutomaton.decode, fields["strings"]))
+        fields["entries"] = tuple(map(EntryLanguage.decode, fields["entries"]))
         return cls(**fields)
