@@ -140,7 +140,7 @@ def test_what_a_template_refuses_is_said_in_its_words_from_another_process_too()
         templates(source).render(MESSAGES)
 
 
-@pytest.mark.parametrize("content", ["\ud800", "é€😀\x00", 10**30, 1.5, None, [{"type": "text", "text": "x"}]])
+@pytest.mark.parametrize("content", ["\ud800", "é€😀\x00", 10**30, 1.5, [{"type": "text", "text": "x"}]])
 def test_another_process_gets_the_values_that_were_given(content: Any) -> None:
     source = "{{ messages[0].content|tojson }}{{ messages[0].content is string }}"
     messages = [{"role": "user", "content": content}]
