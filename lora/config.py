@@ -21,6 +21,7 @@ MOST_BYTES = 1 << 20
 _MOST_ALPHA = 1e6
 _MOST_PATTERNS = 4096
 _MOST_EXPRESSIONS = 64  # patterns that are more than a name: slow to match
+_MOST_INSTRUCTIONS = 8192  # of all of them; a match takes at most so many for each character of a name
 _MOST_INVOCATION_TOKENS = 1024
 _MOST_TRAINED_TOKENS = 65536
 _MOST_VERSION = 100
@@ -294,6 +295,12 @@ def _patterns(fields: Mapping[str, Any], key: str) -> list[tuple[NamePattern, An
     patterns = [(NamePattern(pattern, key), number) for pattern, number in value.items()]
     if sum(not pattern.is_plain for pattern, _ in patterns) > _MOST_EXPRESSIONS:
         raise AdapterError(f"{key} has more than {_MOST_EXPRESSIONS} regular expressions; use names.", key)
+    if (size := sum(pattern.program_size for pattern, _ in patterns)) > _MOST_INSTRUCTIONS:
+        raise AdapterError(
+            f"{key} has regular expressions of {size:,} instructions together; at most {_MOST_INSTRUCTIONS:,} are "
+            "matched: use names.",
+            key,
+        )
     return patterns
 
 

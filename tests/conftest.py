@@ -95,7 +95,10 @@ def steady_compile_workers() -> Iterator[None]:
 @pytest.fixture(scope="module", autouse=True)
 def kept_compile_workers(request: pytest.FixtureRequest) -> Iterator[None]:
     """Engines take the compile workers of engines before them; tests of grammars start their own."""
-    if "grammar" in request.path.relative_to(TESTS).parts or "rootgraft.grammar.compile.worker_pool" not in sys.modules:
+    if (
+        "grammar" in request.path.relative_to(TESTS).parts
+        or "rootgraft.grammar.compile.compile_service" not in sys.modules
+    ):
         yield
     else:
         from support.engine.compile_workers import kept_workers

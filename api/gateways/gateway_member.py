@@ -35,7 +35,7 @@ from .relayed_metrics import observe_relayed
 
 SILENT_SECONDS = 10.0
 """Without a sign of life and without use of the processor, after which a gateway counts as hung."""
-BUSY_SECONDS = 300.0
+BUSY_SECONDS = 60.0
 """Of one pass of its event loop, after which it counts as hung."""
 
 logger = logging.getLogger("rootgraft.gateways")

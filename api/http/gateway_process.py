@@ -25,6 +25,7 @@ from ...engine.config import EngineConfig
 from ...engine.errors import EngineError
 from ...engine.serving.adapter_tokenizers import AdapterTokenizers
 from ...engine.serving.async_engine import AsyncEngine
+from ...grammar.parent_death import end_with_parent
 from ..config import ServerConfig
 from ..gateways.gateway_link import GatewayLink
 from ..gateways.gateway_state import GatewayState
@@ -168,5 +169,6 @@ class _Gateway:
 
 
 if __name__ == "__main__":
+    end_with_parent()
     set_up_process()
     sys.exit(run(*map(int, sys.argv[1:3])))

@@ -25,7 +25,7 @@ from ..spec import GrammarSpec
 from ..vocabulary import Vocabulary
 from .compile_worker import DONE, decode_error, encode_job
 from .compiled_grammar import CompiledGrammar
-from .worker_handle import CAN_YIELD, WorkerCrashed, WorkerDied, WorkerStarved, WorkerTimeout
+from .worker_handle import CAN_YIELD, WorkerCrashed, WorkerDied, WorkerHandle, WorkerStarved, WorkerTimeout
 from .worker_pool import WorkerPool
 
 logger = logging.getLogger("rootgraft.grammar")
@@ -118,8 +118,8 @@ class CompileService:
         self._pending: dict[str, Future[CompiledGrammar]] = {}
         self._pool = ThreadPoolExecutor(workers, "grammar-compile", _lower_priority)
         # Both are ready from the start: a grammar that arrives while no core is idle need not wait for a worker.
-        self._steady = WorkerPool(vocabulary, workers, yields=False)
-        self._yielding = WorkerPool(vocabulary, workers, yields=True) if CAN_YIELD else self._steady
+        self._steady = compile_workers(vocabulary, workers, yields=False)
+        self._yielding = compile_workers(vocabulary, workers, yields=True) if CAN_YIELD else self._steady
         self._steady_until = 0.0
         self._seconds_taken: list[float] = []
 
@@ -202,7 +202,7 @@ class CompileService:
             raise decode_error(body)
         return CompiledGrammar(GrammarArtifact.decode(body[1:]), self._vocabulary)
 
-    def _compiled_by(self, workers: WorkerPool, spec: GrammarSpec) -> bytes:
+    def _compiled_by(self, workers: WorkerPool[WorkerHandle], spec: GrammarSpec) -> bytes:
         """Return a worker's answer.
 
         Raises:
@@ -253,6 +253,15 @@ class CompileService:
                 _, dropped = self._entries.popitem(last=False)
                 self.stats.cached_bytes -= dropped.num_bytes
             self.stats.cached = len(self._entries)
+
+
+def compile_workers(vocabulary: Vocabulary, workers: int, *, yields: bool) -> WorkerPool[WorkerHandle]:
+    """Return a pool of workers for a vocabulary."""
+
+    def start(is_first: bool, ending: threading.Event) -> WorkerHandle:
+        return WorkerHandle(vocabulary, yields=yields, is_first=is_first, ending=ending)
+
+    return WorkerPool(start, workers, yields=yields)
 
 
 def _lower_priority() -> None:

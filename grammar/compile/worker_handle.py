@@ -1,4 +1,4 @@
-"""Worker handle: starts, feeds, times and kills one compile worker process."""
+"""Worker handle: starts, feeds, times and kills one worker process: of grammars, or of other untrusted programs."""
 
 from __future__ import annotations
 
@@ -50,49 +50,43 @@ class WorkerStarved(Exception):
     """A worker that yields gets hardly any processor time: all cores are busy."""
 
 
-class WorkerHandle:
-    """One worker process, ready to compile.
-
-    A worker that *yields* is of the class SCHED_IDLE: it runs on cores with nothing else to do and is preempted at
-    once. In any other class a worker delays a step of the engine by a slice of 4 ms each time that its share of a core
-    is due. Where no core is ever idle a worker that yields makes no progress: see `WorkerStarved`.
+class WorkerProcess:
+    """One worker process, ready for jobs. It ends with the thread that has started it, whatever it is doing.
 
     Attributes:
-        yields: whether the worker yields.
+        yields: whether the worker yields, see `WorkerHandle`.
         num_jobs: jobs begun.
     """
 
-    def __init__(
-        self, vocabulary: Vocabulary, *, yields: bool = False, is_first: bool = False, ending: Event | None = None
-    ) -> None:
-        """Start a worker and wait until it is ready, which may take long if it yields.
+    yields = False
+
+    def __init__(self, code: str, hello: bytes, *, ending: Event | None = None) -> None:
+        """Start a worker and wait until it is ready.
 
         Args:
-            is_first: without it no grammar can be compiled: one that does not yield gets ready at the engine's
-                priority.
+            code: statements of Python that the process runs.
+            hello: body of the first frame, which it answers with `READY`.
             ending: once it is set, waits for the worker end as if it had died.
 
         Raises:
             WorkerDied: if it does not start.
         """
-        self.yields = yields
         self._ending = ending or Event()
         self.num_jobs = 0
-        priority = _YIELD if yields else "pass" if is_first else _STEADY
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-c", f"{priority}; {_SERVE.format(is_first=is_first and not yields)}"],
+            [sys.executable, "-P", "-c", code],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             bufsize=0,
             cwd="/",
             # One malloc arena: an arena per thread would reserve address space, which counts against the limit.
-            env={**os.environ, "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"},
+            env={**os.environ, "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1", "TOKENIZERS_PARALLELISM": "false"},
         )
         assert self._process.stdin is not None
         os.set_blocking(self._process.stdin.fileno(), False)  # our end alone
         try:
-            self._send(encode_vocabulary(vocabulary), starves=False)
+            self._send(hello, starves=False)
             if self._receive(START_SECONDS, starves=False) != READY:
                 raise WorkerDied
         except (WorkerDied, WorkerTimeout):
@@ -103,7 +97,7 @@ class WorkerHandle:
     def is_alive(self) -> bool:
         return self._process.poll() is None
 
-    def compile(self, job: bytes, seconds: float) -> bytes:
+    def run(self, job: bytes, seconds: float) -> bytes:
         """Return the answer to a job, as the worker sent it.
 
         Raises:
@@ -202,3 +196,34 @@ class WorkerHandle:
         if ended_by == signal.SIGXCPU:  # the kernel looked sooner than this process
             return WorkerTimeout()
         return WorkerCrashed() if ended_by <= 0 or ended_by in _OWN_SIGNALS else WorkerDied()
+
+
+class WorkerHandle(WorkerProcess):
+    """One worker process, ready to compile.
+
+    A worker that *yields* is of the class SCHED_IDLE: it runs on cores with nothing else to do and is preempted at
+    once. In any other class a worker delays a step of the engine by a slice of 4 ms each time that its share of a core
+    is due. Where no core is ever idle a worker that yields makes no progress: see `WorkerStarved`.
+    """
+
+    def __init__(
+        self, vocabulary: Vocabulary, *, yields: bool = False, is_first: bool = False, ending: Event | None = None
+    ) -> None:
+        """Start a worker and wait until it is ready, which may take long if it yields.
+
+        Args:
+            is_first: without it no grammar can be compiled: one that does not yield gets ready at the engine's
+                priority.
+            ending: once it is set, waits for the worker end as if it had died.
+
+        Raises:
+            WorkerDied: if it does not start.
+        """
+        self.yields = yields
+        priority = _YIELD if yields else "pass" if is_first else _STEADY
+        code = f"{priority}; {_SERVE.format(is_first=is_first and not yields)}"
+        super().__init__(code, encode_vocabulary(vocabulary), ending=ending)
+
+    def compile(self, job: bytes, seconds: float) -> bytes:
+        """Return the answer to a job. Raises as `run`."""
+        return self.run(job, seconds)

@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from rootgraft.grammar.compile import worker_handle
-from rootgraft.grammar.compile.compile_service import CompileQueueFull, CompileService
+from rootgraft.grammar.compile.compile_service import CompileQueueFull, CompileService, compile_workers
 from rootgraft.grammar.compile.compile_worker import (
     LOADING_NICE,
     MOST_NICE,
@@ -278,7 +278,7 @@ def test_a_worker_that_never_gets_ready_does_not_keep_a_pool_that_closes(vocabul
     )
     monkeypatch.setattr("rootgraft.grammar.compile.worker_handle.START_SECONDS", 10_000.0)
     before = set(psutil.Process().children())
-    pool = WorkerPool(vocabulary, 1, yields=False)
+    pool = compile_workers(vocabulary, 1, yields=False)
     while not set(psutil.Process().children()) - before:
         time.sleep(0.01)
     pool.close()

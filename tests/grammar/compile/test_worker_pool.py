@@ -13,8 +13,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from rootgraft.grammar.compile import worker_handle, worker_pool
-from rootgraft.grammar.compile.compile_service import CompileService
+from rootgraft.grammar.compile import compile_service, worker_handle, worker_pool
+from rootgraft.grammar.compile.compile_service import CompileService, compile_workers
 from rootgraft.grammar.compile.worker_handle import (
     HUNGRY_SECONDS,
     STUCK_SECONDS,
@@ -22,7 +22,6 @@ from rootgraft.grammar.compile.worker_handle import (
     WorkerHandle,
     WorkerStarved,
 )
-from rootgraft.grammar.compile.worker_pool import WorkerPool
 from rootgraft.grammar.spec import GrammarSpec
 from rootgraft.grammar.vocabulary import Vocabulary
 
@@ -63,7 +62,7 @@ class FakeWorkerHandle:
 @pytest.fixture
 def starts(monkeypatch: pytest.MonkeyPatch) -> Starts:
     starts = Starts()
-    monkeypatch.setattr(worker_pool, "WorkerHandle", starts)
+    monkeypatch.setattr(compile_service, "WorkerHandle", starts)
     return starts
 
 
@@ -74,7 +73,7 @@ def takers() -> Iterator[ThreadPoolExecutor]:
 
 
 def test_who_waits_for_a_start_takes_whichever_is_free_first(starts, takers, vocabulary):
-    workers = WorkerPool(vocabulary, 2, yields=False)
+    workers = compile_workers(vocabulary, 2, yields=False)
     starts.next()
     worker = workers.acquire()
     second = takers.submit(workers.acquire)
@@ -93,7 +92,7 @@ def test_who_waits_for_a_start_takes_whichever_is_free_first(starts, takers, voc
 
 def test_a_worker_is_replaced_after_so_many_grammars(starts, takers, vocabulary, monkeypatch):
     monkeypatch.setattr(worker_pool, "MOST_JOBS", 3)
-    workers = WorkerPool(vocabulary, 1, yields=False)
+    workers = compile_workers(vocabulary, 1, yields=False)
     starts.next()
     used = []
     for _ in range(3):
@@ -108,7 +107,7 @@ def test_a_worker_is_replaced_after_so_many_grammars(starts, takers, vocabulary,
 
 
 def test_one_that_failed_is_replaced_at_once(starts, vocabulary):
-    workers = WorkerPool(vocabulary, 1, yields=False)
+    workers = compile_workers(vocabulary, 1, yields=False)
     starts.next()
     worker = workers.acquire()
     workers.discard(worker)
@@ -120,7 +119,7 @@ def test_one_that_failed_is_replaced_at_once(starts, vocabulary):
 
 
 def test_nobody_waits_for_the_first_one_that_yields(starts, vocabulary):
-    workers = WorkerPool(vocabulary, 1, yields=True)
+    workers = compile_workers(vocabulary, 1, yields=True)
     unfinished = starts.asked.get(timeout=WAIT)
     with pytest.raises(WorkerStarved):
         workers.acquire()
@@ -132,7 +131,7 @@ def test_nobody_waits_for_the_first_one_that_yields(starts, vocabulary):
 
 
 def test_one_that_takes_the_place_of_another_is_waited_for_but_not_for_ever(starts, takers, vocabulary, monkeypatch):
-    workers = WorkerPool(vocabulary, 1, yields=True)
+    workers = compile_workers(vocabulary, 1, yields=True)
     starts.next()
     while not workers._idle:
         time.sleep(0)
@@ -153,7 +152,7 @@ def test_one_that_takes_the_place_of_another_is_waited_for_but_not_for_ever(star
 
 @pytest.mark.parametrize("failure", [WorkerDied(), OSError(24, "too many open files"), MemoryError()])
 def test_who_waits_hears_of_a_start_that_fails_and_the_next_one_tries_again(starts, takers, vocabulary, failure):
-    workers = WorkerPool(vocabulary, 1, yields=False)
+    workers = compile_workers(vocabulary, 1, yields=False)
     taken = takers.submit(workers.acquire)
     while not workers._waiting:
         time.sleep(0)
@@ -167,7 +166,7 @@ def test_who_waits_hears_of_a_start_that_fails_and_the_next_one_tries_again(star
 
 
 def test_after_the_end_there_are_none(starts, takers, vocabulary):
-    workers = WorkerPool(vocabulary, 2, yields=False)
+    workers = compile_workers(vocabulary, 2, yields=False)
     starts.next()
     busy = workers.acquire()
     waiting = takers.submit(workers.acquire)
