@@ -67,7 +67,7 @@ def _reasoning_fields(text: str | None) -> dict[str, Any]:
 
 def _finish_with_calls(finish: dict[str, Any], *, is_whole: bool) -> None:
     """Set the finish reason of an answer with calls, unless the client's stop cut the last one."""
-    if finish["finish_reason"] == "stop" and (is_whole or finish["stop_reason"] is None):
+    if finish["finish_reason"] == "stop" and (is_whole or finish["stop_reason"] in (None, BUDGET)):
         finish["finish_reason"] = "tool_calls"
 
 

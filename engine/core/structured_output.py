@@ -22,7 +22,7 @@ from ...grammar.match.reasoning_matcher import AnswerMatcher, ReasoningMatcher
 from ...grammar.spec import GrammarKind, GrammarSpec
 from ...grammar.thought_rules import ThoughtRules
 from ...grammar.vocabulary import Vocabulary
-from ..batch import Masks
+from ..batch import Masks, TokenCheck
 from ..errors import CapacityError, EngineError, GrammarRefused, ModelError
 from ..messages import TokenTexts
 from ..sequence.mask_jobs import MaskJob
@@ -113,6 +113,7 @@ class StructuredOutputManager:
         _, buffer, _ = self._built.result()
         lines: list[int] = []
         forced: list[int] = []
+        checks: dict[int, TokenCheck] = {}
         for job in jobs:
             at, end = len(lines), len(lines) + len(job.drafts) + 1
             try:
@@ -121,12 +122,15 @@ class StructuredOutputManager:
                 job.matcher.fail(error)
             if job.matcher.has_failed:
                 buffer.words[at:end] = 0
+            else:
+                checks |= {row: buffer.checks[row] for row in range(at, end) if row in buffer.checks}
             for row in range(at, end):
                 only = None if job.scored else buffer.forced(row)
                 lines.append(job.line + row - at)
                 forced.append(-1 if only is None else only)
         self._mask_seconds.append(perf_counter() - start)
-        return Masks(tuple(lines), buffer.words[: len(lines)], tuple(forced))
+        checks = {row: check for row, check in checks.items() if forced[row] < 0}
+        return Masks(tuple(lines), buffer.words[: len(lines)], tuple(forced), checks)
 
     def _fill_job(self, buffer: MaskBuffer, at: int, job: MaskJob) -> None:
         """Fill the rows of a job from row ``at`` on."""

@@ -339,7 +339,7 @@ class Scheduler:
         messages: list[Message] = []
         if check.num_sent or result.prompt_logprobs:
             tokens, logprobs = result.tokens[: check.num_sent], result.logprobs[: check.num_sent]
-            messages.append(TokenOut(sequence.id, tokens, logprobs, result.prompt_logprobs))
+            messages.append(TokenOut(sequence.id, tokens, logprobs, result.prompt_logprobs, result.is_limited))
         if check.failed:
             self._finish(sequence, FinishReason.ERROR)
             return [*messages, failure(sequence)]
@@ -361,6 +361,7 @@ class Scheduler:
         sequence.num_scored += len(result.prompt_logprobs)
         # Of accepted drafts behind the end of the sequence none is a token of its answer.
         sequence.num_drafted += min(check.num_accepted, row.num_drafts, check.num_tokens)
+        sequence.is_limited |= result.is_limited
         sequence.num_forced += min(result.num_forced, check.num_tokens)
         self._queue.charge_tokens(sequence, check.num_tokens)
         self._stats.generation_tokens += len(result.tokens)
@@ -370,7 +371,9 @@ class Scheduler:
         alive = [self._alive[number] for number in ids if number in self._alive]
         return [self._finish(sequence, reason) for sequence in alive]
 
-    def _finish(self, sequence: Sequence, reason: FinishReason, stop_token: int | None = None) -> Done:
+    def _finish(
+        self, sequence: Sequence, reason: FinishReason, stop_token: int | None = None, is_limited: bool = False
+    ) -> Done:
         """End a sequence in whatever state it is."""
         measured = self._meter.end(sequence)
         if sequence.status is Status.RUNNING:
@@ -384,7 +387,7 @@ class Scheduler:
         if self._drafts:
             self._drafts.forget(sequence)
         self._stats.count_finished(reason)
-        return Done(sequence.id, reason, sequence.usage, stop_token, measured)
+        return Done(sequence.id, reason, sequence.usage, stop_token, measured, sequence.is_limited or is_limited)
 
     def _leave(self, sequence: Sequence) -> None:
         """Give row, slot and pages back; computed pages go to the tree, rows in flight are ignored."""

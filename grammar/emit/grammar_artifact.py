@@ -39,6 +39,8 @@ class GrammarArtifact:
         is_slow: some masks take long.
         lead_ins: last characters of the texts outside of JSON; empty if all is JSON.
         strings: automata of the string rules in `source`, by number.
+        options: all answers, if these are texts of a list.
+        language: the automaton of all answers, if these are what an expression matches and it is not too large.
     """
 
     backend: Backend
@@ -57,11 +59,14 @@ class GrammarArtifact:
     is_slow: bool = False
     lead_ins: str = ""
     strings: tuple[StringAutomaton, ...] = ()
+    options: tuple[str, ...] = ()
+    language: StringAutomaton | None = None
 
     def encode(self) -> bytes:
         """Return the artifact as JSON; `decode` reads it."""
-        fields = asdict(replace(self, strings=()))
+        fields = asdict(replace(self, strings=(), language=None))
         fields["strings"] = [automaton.encode() for automaton in self.strings]
+        fields["language"] = self.language and self.language.encode()
         return json.dumps(fields).encode()
 
     @classmethod
@@ -69,8 +74,9 @@ class GrammarArtifact:
         """Return the artifact of its JSON encoding."""
         fields = json.loads(data)
         fields["backend"] = Backend(fields["backend"])
-        for name in ("shortest", "properties", "values", "texts", "ends"):
+        for name in ("shortest", "properties", "values", "texts", "ends", "options"):
             fields[name] = tuple(fields[name])
         fields["narrowings"] = tuple(Narrowing(**narrowing) for narrowing in fields["narrowings"])
         fields["strings"] = tuple(map(StringAutomaton.decode, fields["strings"]))
+        fields["language"] = fields["language"] and StringAutomaton.decode(fields["language"])
         return cls(**fields)
