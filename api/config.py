@@ -10,6 +10,7 @@ from typing import Any
 from ..engine.config import check_options, option
 from ..engine.errors import ConfigError
 from ..engine.serving.watchdog import FLEET_HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT, WATCHDOG_TIMEOUT
+from ..fleet.fleet_options import FleetOptions
 
 # "auto" and the formats of api/structured/tool_formats.py, repeated so that the command line need not import it.
 TOOL_CALL_PARSERS = (
@@ -294,8 +295,18 @@ class ServerConfig:
     @property
     def most_replicas(self) -> int:
         """Replicas that share the machine."""
-        bounds = self.autoscale_bounds
-        return self.replicas if bounds is None else bounds[1]
+        return self.fleet_options.most_replicas
+
+    @property
+    def fleet_options(self) -> FleetOptions:
+        """Those of the engine's replicas."""
+        return FleetOptions(
+            replicas=self.replicas,
+            autoscale_bounds=self.autoscale_bounds,
+            ray_address=self.ray_address,
+            silence_seconds=self.silence_seconds,
+            watchdog_timeout=self.watchdog_timeout,
+        )
 
     @property
     def template_kwargs(self) -> dict[str, Any]:

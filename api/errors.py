@@ -31,6 +31,7 @@ from ..engine.errors import (
     UnknownModel,
     shortened,
 )
+from ..fleet.errors import CatalogUnavailable
 
 logger = logging.getLogger(__name__)
 
@@ -147,6 +148,10 @@ def _known_reply(error: Exception) -> ErrorReply | None:
             return ErrorReply(504, str(error), code="timeout")
         case EngineDead():
             return ErrorReply(503, str(error), code="engine_dead", headers=_RETRY)
+        case CatalogUnavailable(is_full=True):
+            return ErrorReply(507, str(error), code="storage_full")
+        case CatalogUnavailable():
+            return ErrorReply(503, str(error), code="storage_unavailable")
         case RequestValidationError():
             return _reply_to_invalid(error.errors())
         case HTTPException():

@@ -22,7 +22,7 @@ from rootgraft.kernels import backend
 from rootgraft.kernels.cpu.build import NATIVE, default_cache, find_compiler, find_or_compile, open_library
 from rootgraft.kernels.cpu.portable_build import LEVELS
 
-TESTS = str(Path(__file__).parents[1] / "tests" / "kernels")
+TESTS = [str(Path(__file__).parents[1] / "tests" / name) for name in ("kernels", "scenarios/kernels")]
 SANITIZERS = {
     "address": (("asan", "ubsan"), "-fsanitize=address,undefined,float-cast-overflow"),
     "thread": (("tsan",), "-fsanitize=thread"),
@@ -50,7 +50,7 @@ def main() -> int:
         command = ["setarch", "-R", sys.executable, "-m", "benchmarks.sanitize", *sys.argv[1:]]
         os.execvpe(command[0], command, os.environ | SETTINGS | {"LD_PRELOAD": runtimes})
     backend.load_best = lambda cache: open_library(library)  # type: ignore[assignment]
-    return int(pytest.main(["--capture=sys", *(arguments or [TESTS])]))
+    return int(pytest.main(["--capture=sys", *(arguments or TESTS)]))
 
 
 if __name__ == "__main__":

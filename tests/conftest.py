@@ -38,6 +38,7 @@ if USES_GPU:
     gpu_copies.install()
 
 benchmark_package.register()
+TESTS = Path(__file__).parent
 BUSY = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}  # a machine may be: no test is to blame
 settings.register_profile("local", **BUSY)
 settings.register_profile("ci", **BUSY, derandomize=True, print_blob=True)
@@ -87,8 +88,8 @@ def steady_compile_workers() -> Iterator[None]:
 
 @pytest.fixture(scope="module", autouse=True)
 def kept_compile_workers(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Engines take the compile workers of engines before them; `tests/grammar` tests those that a server starts."""
-    if request.path.parent.name == "grammar" or "rootgraft.grammar.compile.worker_pool" not in sys.modules:
+    """Engines take the compile workers of engines before them; tests of grammars start their own."""
+    if "grammar" in request.path.relative_to(TESTS).parts or "rootgraft.grammar.compile.worker_pool" not in sys.modules:
         yield
     else:
         from support.engine.compile_workers import kept_workers

@@ -1,4 +1,4 @@
-"""The documentation agrees with the house: generated pages are current, paths exist, pages keep their length."""
+"""The documentation agrees with the house: generated pages are current, paths exist, and pages have few words."""
 
 from __future__ import annotations
 
@@ -10,7 +10,24 @@ from support.module_map import PACKAGES, page
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "benchmarks").rglob("*.md")])
-MOST_LINES = {"README.md": 170, "docs/architecture.md": 250, "docs/performance.md": 150}
+# Pages of reference, and those for people who change the code. All other pages are for users.
+REFERENCE_PAGES = {
+    *("adding-a-model", "api", "architecture", "decisions", "glossary", "metrics", "modules", "options"),
+    *("performance", "schema-keywords"),
+}
+MOST_WORDS = 1_200
+MOST_README_WORDS = 700
+# Pages of more words, a ratchet: an entry may go or become smaller; none may grow or be added.
+LONG_PAGES = {
+    "README.md": 1340,
+    "docs/adapters.md": 3007,
+    "docs/fleet.md": 4005,
+    "docs/keys-and-limits.md": 1887,
+    "docs/models.md": 2643,
+    "docs/operation.md": 2498,
+    "docs/programs.md": 1425,
+    "docs/structured-outputs.md": 2307,
+}
 FOLDERS = (*PACKAGES, "tests", "docs", "benchmarks", "examples", "deploy")
 PATH = re.compile(rf"(?:{'|'.join(FOLDERS)})/[\w./-]+")
 LINK = re.compile(r"\]\((?!https?://|#)([^)#\s]+)")
@@ -46,9 +63,14 @@ def _is_module(name: str) -> bool:
     return path.with_suffix(".py").is_file() or any(path.parent.glob(f"{path.name}.*"))
 
 
-@pytest.mark.parametrize("name", MOST_LINES)
-def test_pages_keep_their_length(name: str) -> None:
-    assert len((ROOT / name).read_text("utf-8").splitlines()) <= MOST_LINES[name]
+def test_user_pages_keep_to_their_number_of_words() -> None:
+    pages = [ROOT / "README.md", *(path for path in (ROOT / "docs").glob("*.md") if path.stem not in REFERENCE_PAGES)]
+    words = {name_of(path): len(path.read_text("utf-8").split()) for path in pages}
+    bounds = {name: MOST_README_WORDS if name == "README.md" else MOST_WORDS for name in words}
+    too_many = {name: count for name, count in words.items() if count > LONG_PAGES.get(name, bounds[name])}
+    assert not too_many, f"at most {MOST_WORDS:,} words, the README {MOST_README_WORDS}"
+    mended = [name for name in LONG_PAGES if words.get(name, 0) <= bounds.get(name, 0)]
+    assert not mended, "these keep the bound now: remove them from the list"
 
 
 def test_the_glossary_names_a_module_for_each_word() -> None:
@@ -61,10 +83,8 @@ def test_the_glossary_names_a_module_for_each_word() -> None:
     assert words == sorted(words)
 
 
-def test_results_are_few_and_in_the_index() -> None:
+def test_results_are_in_the_index() -> None:
     folder = ROOT / "benchmarks" / "results"
     files = sorted(path for path in folder.iterdir() if path.is_file())
-    assert len(files) <= 16
-    assert sum(len(path.read_text("utf-8").splitlines()) for path in files) <= 6_000
     index = (folder / "README.md").read_text("utf-8")
     assert all(path.name in index for path in files if path.name != "README.md")

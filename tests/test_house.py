@@ -1,4 +1,4 @@
-"""The tests' own order: shared helpers live in `support`, tests import no test, and core privates have one hook."""
+"""The order of the tests: they mirror the product, import no test, share helpers in `support`, and see no privates."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ TESTS = Path(__file__).parent
 ROOT = TESTS.parent
 SUPPORT = TESTS / "support"
 HOOKS = SUPPORT / "engine" / "core_hooks.py"
-MOST_MODULES = 16
 MODULES = sorted(TESTS.rglob("*.py"))
+# Folders whose tests name no module: behaviour that spans modules, the real model behind a server, pages of docs/.
+FREE_FOLDERS = {"scenarios", "real", "docs"}
 
 
 @cache
@@ -58,14 +59,24 @@ def test_helpers_are_in_support_and_imported_from_there_alone() -> None:
     assert not bare
 
 
-def test_no_folder_of_support_holds_too_many_modules() -> None:
-    folders = Counter(path.parent for path in SUPPORT.rglob("*.py") if path.stem != "__init__")
-    assert not {name_of(folder): count for folder, count in folders.items() if count > MOST_MODULES}
-
-
 def test_names_of_test_modules_are_unique() -> None:
     names = Counter(path.name for path in MODULES if path.name not in ("__init__.py", "conftest.py"))
     assert not [name for name, count in names.items() if count > 1]
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in MODULES if path.name.startswith("test_") and path.parent != TESTS], ids=name_of
+)
+def test_a_test_lies_where_its_module_does(path: Path) -> None:
+    """``tests/<folder>/test_<module>.py`` tests ``<folder>/<module>.py``; a further word may tell what of it."""
+    folder = path.parent.relative_to(TESTS)
+    if folder.parts[0] in FREE_FOLDERS:
+        return
+    subject = path.stem.removeprefix("test_")
+    modules = {module.stem for module in (ROOT / folder).glob("*.py")}
+    assert any(subject == module or subject.startswith(f"{module}_") for module in modules), (
+        f"{folder} has no module of that name: name the test after one, or move it to tests/scenarios or tests/real"
+    )
 
 
 def private_attributes(path: Path) -> set[str]:

@@ -6,25 +6,21 @@ on floors below it. Folders on one floor do not know each other.
 
 from __future__ import annotations
 
-import ast
 import tomllib
-from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 
 import pytest
+from support.machine.import_graph import ROOT, imported_modules, imports, name_of
 
-ROOT = Path(__file__).parents[1]
-MOST_MODULES = 16
-
-# What each top-level package may import of ours. api and programs see only some folders of the engine: FACES.
+# What each top-level package may import of ours. fleet, api and programs see only some folders of the engine: FACES.
 LAYERS = {
     "kernels": (),
     "radix": (),
     "grammar": (),
     "lora": ("kernels",),
     "engine": ("kernels", "radix", "grammar", "lora"),
-    "api": ("engine", "grammar"),
+    "fleet": ("engine",),
+    "api": ("fleet", "engine", "grammar"),
     "programs": ("engine", "grammar"),
 }
 
@@ -51,12 +47,11 @@ FLOORS = {
         ("engine/profiling", "engine/offline"),
     ),
 }
+FLOORS["fleet"] = (("fleet/placement", "fleet/scaling"), ("fleet",), ("fleet/catalog", "fleet/on_ray"))
 FLOORS["api"] = (
     ("api",),
     ("api/protocol", "api/storage"),
-    ("api/access", "api/catalog", "api/fleet/placement", "api/fleet/scaling"),
-    ("api/fleet",),
-    ("api/fleet/on_ray",),
+    ("api/access",),
     ("api/structured", "api/batches"),
     ("api/observe",),
     ("api/generate",),
@@ -91,58 +86,17 @@ def folder_of(path: Path) -> str:
     return path.parent.relative_to(ROOT).as_posix()
 
 
-def imports(path: Path, *, at_start: bool) -> Iterator[Path | str]:
-    """The modules of ours that a file imports, as paths, and the names of others'.
-
-    Either anywhere in the file, or only ``at_start``: outside of functions. Imports for types count.
-    """
-    todo: list[ast.AST] = [_parsed(path)]
-    while todo:
-        node = todo.pop()
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.level == 0:
-            assert not str(node.module).startswith("rootgraft"), f"{path}: imports of ours are relative"
-            yield str(node.module)
-        elif isinstance(node, ast.ImportFrom):
-            origin = path.parents[node.level - 1].joinpath(*str(node.module or "").split("."))
-            for alias in node.names:
-                yield _module(origin / alias.name) or _module(origin) or origin
-        if not (at_start and isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)):
-            todo.extend(ast.iter_child_nodes(node))
-
-
-@cache
-def _parsed(path: Path) -> ast.Module:
-    return ast.parse(path.read_text("utf-8"))
-
-
-def _module(path: Path) -> Path | None:
-    return next((each for each in (path.with_suffix(".py"), path / "__init__.py") if each.is_file()), None)
-
-
-def ours(path: Path, *, at_start: bool) -> Iterator[Path]:
-    for name in imports(path, at_start=at_start):
-        if isinstance(name, Path):
-            assert name.is_file(), f"{path} imports {name}, which is no module"
-            yield name
-
-
-def name_of(path: Path) -> str:
-    return path.relative_to(ROOT).as_posix()
-
-
 @pytest.mark.parametrize("path", sources(*LAYERS), ids=name_of)
 def test_a_layer_imports_only_layers_below(path: Path) -> None:
     layer = folder_of(path).split("/")[0]
-    assert {folder_of(name).split("/")[0] for name in ours(path, at_start=False)} <= {layer, *LAYERS[layer]}
+    assert {folder_of(name).split("/")[0] for name in imported_modules(path)} <= {layer, *LAYERS[layer]}
 
 
 @pytest.mark.parametrize("path", sources(*FLOORS), ids=name_of)
 def test_a_module_imports_its_own_folder_and_floors_below(path: Path) -> None:
     own = folder_of(path)
     layer = own.split("/")[0]
-    for name in ours(path, at_start=False):
+    for name in imported_modules(path):
         other = folder_of(name)
         if other.split("/")[0] == layer and other != own:
             assert floor(other) < floor(own), f"{own} imports {name_of(name)}"
@@ -156,7 +110,7 @@ def test_the_control_plane_needs_no_torch(path: Path) -> None:
         assert name != "torch" if isinstance(name, str) else folder_of(name).split("/")[0] != "kernels", name
 
 
-@pytest.mark.parametrize("path", sources("api", "programs"), ids=name_of)
+@pytest.mark.parametrize("path", sources("fleet", "api", "programs"), ids=name_of)
 def test_the_api_sees_messages_and_never_tensors(path: Path) -> None:
     for name in imports(path, at_start=False):
         assert name != "torch"
@@ -164,15 +118,8 @@ def test_the_api_sees_messages_and_never_tensors(path: Path) -> None:
             assert folder_of(name) in FACES, f"{name_of(name)} is none of the api's business"
 
 
-@pytest.mark.parametrize("layer", LAYERS)
-def test_no_folder_holds_too_many_modules(layer: str) -> None:
-    for folder in (path for path in (ROOT / layer).rglob("*") if path.is_dir()):
-        modules = {path.stem for path in folder.iterdir() if path.suffix in (".py", ".cpp", ".h")} - {"__init__"}
-        assert len(modules) <= MOST_MODULES, f"{len(modules)} modules in {folder}"
-
-
 def test_no_cycle_among_modules() -> None:
-    graph = {path: set(ours(path, at_start=False)) - {path} for path in sources(*LAYERS)}
+    graph = {path: set(imported_modules(path)) - {path} for path in sources(*LAYERS)}
     while ground := {path for path, below in graph.items() if not below & graph.keys()}:
         graph = {path: below for path, below in graph.items() if path not in ground}
     while top := graph.keys() - set().union(*graph.values()):

@@ -8,14 +8,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from .machine.text_table import duration_text, text_table
-from .options import FleetOptions, RemoteOptions
+from .options import FleetStatusOptions, RemoteOptions
 from .remote_server import RemoteServer
 
 _HEAD = ("REPLICA", "STATE", "RUNNING", "WAITING", "KV", "HIT RATE", "UP", "PLACE", "ADAPTERS")
 _GATEWAY_HEAD = ("GATEWAY", "STATE", "ACTIVE", "UP", "PLACE")
 
 
-def print_fleet(options: FleetOptions) -> int:
+def print_fleet(options: FleetStatusOptions) -> int:
     """Print the replicas and gateways of a server. Returns 0. Raises RemoteError, ConfigError."""
     fleet = asyncio.run(_ask(options))
     if options.json:
@@ -31,7 +31,7 @@ def print_fleet(options: FleetOptions) -> int:
     return 0
 
 
-async def _ask(options: FleetOptions) -> dict[str, Any]:
+async def _ask(options: FleetStatusOptions) -> dict[str, Any]:
     # The name of no model: asking for one would need a key with another scope.
     async with RemoteServer.connect(RemoteOptions(options.url, options.api_key, "-")) as server:
         return await server.get("fleet")

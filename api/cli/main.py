@@ -31,7 +31,7 @@ from .options import (
     CanaryOptions,
     ChatOptions,
     CompleteOptions,
-    FleetOptions,
+    FleetStatusOptions,
     KeyOptions,
     NameOptions,
     PullOptions,
@@ -178,7 +178,7 @@ def _fetch(model: str | None, revision: str | None) -> ModelFiles:
             bar.close()
 
 
-def _fleet_status(options: FleetOptions) -> int:
+def _fleet_status(options: FleetStatusOptions) -> int:
     from .fleet_status import print_fleet
 
     return print_fleet(options)
@@ -284,7 +284,7 @@ COMMANDS = {
         "name",
     ),
     "fleet status": Command(
-        "Tell how a server's replicas are, and what has happened to them.", (FleetOptions,), _fleet_status
+        "Tell how a server's replicas are, and what has happened to them.", (FleetStatusOptions,), _fleet_status
     ),
     "key": Command("Make an API key, and the lines for --api-key-file.", (KeyOptions,), _key, "name"),
     "pull": Command("Bring a model to this machine and say where it is.", (PullOptions,), _pull, "model"),

@@ -34,7 +34,7 @@ class RemoteOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class FleetOptions:
+class FleetStatusOptions:
     """Options of ``rootgraft fleet status``."""
 
     url: str = option("http://127.0.0.1:8000/v1", "Address of the server.", group="server")

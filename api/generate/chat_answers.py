@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from ...engine.serving.output_processor import BUDGET
 from ..observe.token_usage import UsageCount, finish_fields, usage_body
 from ..protocol.chat import ChatRequest
 from ..structured.tool_parser import ToolParser, read_calls

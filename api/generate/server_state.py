@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from ...engine.errors import AdapterUnavailable, CapacityError, EngineDead, RequestError, UnknownModel
 from ...engine.serving.replica_status import FleetStatus, ReplicaOwner
 from ...engine.types import AdapterInfo, Priority
+from ...fleet.catalog.model_versions import ModelVersions
 from ..access.api_keys import Key, KeyRing, Scope
 from ..access.caller import Caller, RequestFacts
 from ..access.overload import QueueLimits
@@ -30,7 +31,6 @@ from ..observe.tracing import Tracer, open_tracer
 from ..observe.usage_ledger import UsageLedger, UsageRecorder
 from ..storage.response_store import ResponseStore
 from ..structured.output_check import OutputValidators
-from .model_versions import ModelVersions
 from .remote_adapters import RemoteAdapters
 from .template_formats import TemplateFormats
 

@@ -16,6 +16,7 @@ from starlette.types import Receive
 from ...engine.errors import DeadlineExceeded
 from ...engine.serving.output_processor import SequenceOutput, TextDelta
 from ...engine.types import FinishReason
+from ...fleet.catalog.model_versions import engine_name
 from ..access.caller import Caller
 from ..errors import Rejection, error_code
 from ..observe.request_observer import RequestEnd, RequestObserver
@@ -25,7 +26,6 @@ from ..structured.output_check import OutputCheck
 from ..structured.output_format import OutputFormat
 from ..structured.reasoning_formats import ThoughtPlan
 from ..structured.reasoning_parser import ReasoningParser
-from .model_versions import engine_name
 from .server_state import ServerState
 
 if TYPE_CHECKING:

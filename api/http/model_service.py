@@ -23,11 +23,11 @@ from ...engine.serving.engine_spawn import SpawnEngine
 from ...engine.serving.sampling_defaults import read_sampling_defaults
 from ...engine.text.tokenizer import Tokenizer
 from ...engine.types import AdapterInfo
-from ..catalog.model_catalog import ModelCatalog
+from ...fleet.catalog.model_catalog import ModelCatalog
+from ...fleet.catalog.model_versions import ModelVersions
 from ..config import ServerConfig
 from ..gateways.engine_share import EngineShare
 from ..gateways.shared_model import SharedModel
-from ..generate.model_versions import ModelVersions
 from ..generate.remote_adapters import RemoteAdapters
 from ..generate.server_state import ServerState
 from ..models_file import ServedModel, naming_place
@@ -261,13 +261,13 @@ def engine_of(
         spawn: as of ``EngineClient``.
     """
     if options.ray_address is not None:
-        from ..fleet.on_ray.ray_fleet import ray_fleet
+        from ...fleet.on_ray.ray_fleet import ray_fleet
 
-        return ray_fleet(config, path, options)
+        return ray_fleet(config, path, options.fleet_options)
     if options.is_fleet or num_engines > 1:
-        from ..fleet.local_fleet import local_fleet
+        from ...fleet.local_fleet import local_fleet
 
-        return local_fleet(config, path, options, max(options.most_replicas, num_engines))
+        return local_fleet(config, path, options.fleet_options, max(options.most_replicas, num_engines))
     timeouts = options.silence_seconds, options.watchdog_timeout
     return EngineClient(config, path, heartbeat_timeout=timeouts[0], watchdog_timeout=timeouts[1], spawn=spawn)
 

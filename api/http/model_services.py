@@ -13,7 +13,7 @@ from typing import Any
 
 from ...engine.errors import ConfigError, EngineError
 from ...engine.serving.engine_spawn import SpawnEngine
-from ..catalog.model_catalog import ModelCatalog
+from ...fleet.catalog.model_catalog import ModelCatalog
 from ..gateways.engine_share import EngineShare
 from ..gateways.shared_model import SharedModel
 from ..generate.model_router import ModelRouter

@@ -1,6 +1,7 @@
 """Metric tables: names, types and buckets of all metrics; which of them are vLLM's; the prefix of each.
 
-Names, labels and buckets of vLLM's are those of its version 0.33.0 (``tests/api/vllm_metrics.json`` holds them).
+Names, labels and buckets of vLLM's are those of its version 0.33.0, which
+``tests/api/observe/vllm_metrics.json`` holds.
 """
 
 from __future__ import annotations

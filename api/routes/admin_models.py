@@ -8,9 +8,9 @@ from typing import Any
 from fastapi import APIRouter
 
 from ...engine.errors import RequestError
-from ..catalog.model_catalog import ModelVersion, VersionState
-from ..catalog.traffic_split import FULL_WEIGHT
-from ..generate.model_versions import ModelVersions
+from ...fleet.catalog.model_catalog import ModelVersion, VersionState
+from ...fleet.catalog.model_versions import ModelVersions
+from ...fleet.catalog.traffic_split import FULL_WEIGHT
 from ..generate.server_state import ServerState
 from ..protocol.adapters import AddVersionRequest, CanaryRequest, PromoteRequest, RemoveRequest, RollbackRequest
 from .adapters import check_base_model

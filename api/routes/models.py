@@ -7,8 +7,8 @@ from typing import Any
 from fastapi import APIRouter
 
 from ...engine.errors import UnknownModel
+from ...fleet.catalog.model_versions import engine_name
 from ..access.caller import Caller
-from ..generate.model_versions import engine_name
 from ..generate.server_state import ServerState
 from .dependencies import CallerOf, Models, shown_path
 

@@ -17,9 +17,9 @@ from array import array
 from collections.abc import Sequence
 from typing import Any
 
-from rootgraft.api.fleet.fleet import Fleet
 from rootgraft.engine.messages import Heartbeat, Message, Ready, Submit, TokenOut, decode, encode
 from rootgraft.engine.types import AdapterInfo, SamplingParams
+from rootgraft.fleet.fleet import Fleet
 
 READY = Ready(8192, 50_000, 4096, 16, (), base_digest="base")
 PROMPT_TOKENS = 512

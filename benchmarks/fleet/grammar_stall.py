@@ -21,16 +21,16 @@ import numpy as np
 
 from benchmarks.fleet.kill import config_of
 from benchmarks.serve.schemas import SCHEMAS
-from rootgraft.api.fleet.dispatcher_limits import DispatcherLimits
-from rootgraft.api.fleet.fleet import Fleet
-from rootgraft.api.fleet.placement import replica_table
-from rootgraft.api.fleet.replica_launcher import ProcessLauncher
 from rootgraft.engine.checkpoint.locate import resolve_model
 from rootgraft.engine.serving.async_engine import AsyncEngine
 from rootgraft.engine.serving.engine_client import EngineClient
 from rootgraft.engine.serving.request import TextRequest
 from rootgraft.engine.text.tokenizer import Tokenizer
 from rootgraft.engine.types import SamplingParams
+from rootgraft.fleet.dispatcher_limits import DispatcherLimits
+from rootgraft.fleet.fleet import Fleet
+from rootgraft.fleet.placement import replica_table
+from rootgraft.fleet.replica_launcher import ProcessLauncher
 from rootgraft.grammar.spec import GrammarSpec
 
 COPIES = {"ahead": replica_table.GRAMMAR_COPIES, "not ahead": 1}

@@ -22,10 +22,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rootgraft.api.fleet.dispatcher import MOST_DEATHS
-from rootgraft.api.fleet.dispatcher_limits import DispatcherLimits
-from rootgraft.api.fleet.fleet import Fleet
-from rootgraft.api.fleet.replica_launcher import ProcessLauncher
 from rootgraft.engine.checkpoint.locate import resolve_model
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.serving.async_engine import AsyncEngine
@@ -35,6 +31,10 @@ from rootgraft.engine.serving.request import TextRequest
 from rootgraft.engine.serving.template_client import EngineTemplate
 from rootgraft.engine.text.tokenizer import Tokenizer
 from rootgraft.engine.types import SamplingParams
+from rootgraft.fleet.dispatcher import MOST_DEATHS
+from rootgraft.fleet.dispatcher_limits import DispatcherLimits
+from rootgraft.fleet.fleet import Fleet
+from rootgraft.fleet.replica_launcher import ProcessLauncher
 from rootgraft.grammar.spec import GrammarSpec
 
 ADAPTERS = Path(__file__).parents[2] / "examples" / "adapters"

@@ -6,6 +6,7 @@ import os
 
 import torch
 
+from ...kernels import ops
 from ...kernels.layouts import int8_kv_layout
 from ..checkpoint.model_config import ModelShape
 from ..config import EngineConfig
@@ -28,11 +29,19 @@ def choose_device(config: EngineConfig) -> torch.device:
 
 
 def choose_dtype(config: EngineConfig, device: torch.device) -> torch.dtype:
-    """Return the number format of weights: the option's, or bfloat16 where the device computes it natively."""
+    """Return the number format of weights: the option's, or bfloat16 where that is at least as fast as float32.
+
+    On a CPU that is where torch or our kernels have products of bfloat16, or our kernels registers of AVX2: a step of
+    few rows takes as long as its weights take to read, which are half as many bytes, and sums are in fp32 all the same.
+    """
     if config.dtype != "auto":
         return _DTYPES[config.dtype]
-    native = torch.cuda.is_bf16_supported() if device.type == "cuda" else torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    return torch.bfloat16 if native else torch.float32
+    if device.type == "cuda":
+        return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float32
+    kernels = ops.native_kernels()
+    if kernels is None:
+        return torch.bfloat16 if torch.ops.mkldnn._is_mkldnn_bf16_supported() else torch.float32
+    return torch.bfloat16 if kernels.library.has_wide_registers else torch.float32
 
 
 def choose_kv_dtype(config: EngineConfig, model: ModelShape, device: torch.device, dtype: torch.dtype) -> torch.dtype:

@@ -24,7 +24,7 @@ class Status(Enum):
 class Sequence:
     """A sequence has ``num_computed`` tokens in the KV pool and wants all ``num_tokens`` there.
 
-    ``Scheduler`` is the only writer of its fields after ``__init__`` (``tests/engine/test_one_writer.py``).
+    ``Scheduler`` is the only writer of its fields after ``__init__``; ``test_sequence_one_writer.py`` checks it.
 
     Attributes:
         tokens: int32, the prompt and then the generated tokens.

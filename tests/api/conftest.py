@@ -1,53 +1,7 @@
-"""One server for all tests of this folder, made new between them; servers with other options on demand."""
+"""Fixtures of this folder: servers on fake engines."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
+from support.api.live_fixtures import live, real_server, serve_with, session_live
 
-import pytest
-from support.api.api_live import Live, make_state, serve
-from support.api.real_server import RealServer, start
-
-from rootgraft.api.config import ServerConfig
-
-
-def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave out by default what takes seconds to collect, as requests are made from the document then."""
-    left_out = collection_path.name == "test_openapi_fuzz.py" and config.getoption("markexpr") == "not heavy"
-    return left_out or None
-
-
-@pytest.fixture(scope="session")
-def session_live() -> Iterator[Live]:
-    yield from serve(make_state())
-
-
-@pytest.fixture
-def live(session_live: Live) -> Live:
-    session_live.reset()
-    return session_live
-
-
-@pytest.fixture(scope="session")
-def real_server() -> Iterator[RealServer]:
-    """One server without options for all heavy tests that leave it as it was."""
-    running = start()
-    yield running
-    running.close()
-
-
-@pytest.fixture
-def serve_with() -> Iterator[Any]:
-    """Starts a server with options of the test's own."""
-    running: list[Iterator[Live]] = []
-
-    def started(options: ServerConfig) -> Live:
-        server = serve(make_state(options))
-        running.append(server)
-        return next(server)
-
-    yield started
-    for server in running:
-        next(server, None)
+__all__ = ("live", "real_server", "serve_with", "session_live")

@@ -8,10 +8,6 @@ from typing import Any
 
 import pytest
 
-from rootgraft.api.fleet.dispatcher import MOST_DEATHS, MOST_REPLAYS, Dispatcher
-from rootgraft.api.fleet.dispatcher_limits import DispatcherLimits
-from rootgraft.api.fleet.frame_order import MOST_EARLY, FrameGap, FrameOrder
-from rootgraft.api.fleet.journal import Journal
 from rootgraft.engine.errors import CapacityError
 from rootgraft.engine.messages import (
     Abort,
@@ -27,6 +23,10 @@ from rootgraft.engine.messages import (
     TokenTexts,
 )
 from rootgraft.engine.types import FinishReason, Logprob, Priority, SamplingParams, SequenceStats, Usage
+from rootgraft.fleet.dispatcher import MOST_DEATHS, MOST_REPLAYS, Dispatcher
+from rootgraft.fleet.dispatcher_limits import DispatcherLimits
+from rootgraft.fleet.frame_order import MOST_EARLY, FrameGap, FrameOrder
+from rootgraft.fleet.journal import Journal
 
 
 def submit(number: int = 1, max_tokens: int = 8, **fields: Any) -> Submit:

@@ -14,17 +14,17 @@ import pytest
 from support.engine.core_client import VOCAB, CoreClient
 from support.engine.fake_worker import expected_tokens
 
-from rootgraft.api.fleet import fleet as fleet_module
-from rootgraft.api.fleet.dispatcher_limits import DispatcherLimits
-from rootgraft.api.fleet.fleet import MOST_FAILED_STARTS, Fleet
-from rootgraft.api.fleet.replica_client import ReplicaClient
-from rootgraft.api.fleet.replica_launcher import ProcessLauncher
-from rootgraft.api.fleet.scaling import autoscaling
-from rootgraft.api.fleet.scaling.autoscaling import AutoscalePolicy
 from rootgraft.engine.errors import AdapterUnavailable, EngineDead, RequestError, UnknownModel
 from rootgraft.engine.messages import AdapterChanged, Done, Failed, Heartbeat, Message, Submit, TokenOut
 from rootgraft.engine.serving.engine_client import EngineClient
 from rootgraft.engine.types import FinishReason, SamplingParams
+from rootgraft.fleet import fleet as fleet_module
+from rootgraft.fleet.dispatcher_limits import DispatcherLimits
+from rootgraft.fleet.fleet import MOST_FAILED_STARTS, Fleet
+from rootgraft.fleet.replica_client import ReplicaClient
+from rootgraft.fleet.replica_launcher import ProcessLauncher
+from rootgraft.fleet.scaling import autoscaling
+from rootgraft.fleet.scaling.autoscaling import AutoscalePolicy
 from rootgraft.lora.safe_paths import check_name
 
 

@@ -8,8 +8,8 @@ from support.engine.adapter_engine import Engine
 from support.engine.core_hooks import wait_for_vocabulary
 from support.engine.structured_engine import Structured
 
-from rootgraft.api.fleet.fleet_stats import _GAUGES, FleetStats
 from rootgraft.engine.engine_stats import EngineStats
+from rootgraft.fleet.fleet_stats import _GAUGES, FleetStats
 from rootgraft.grammar.spec import GrammarKind, GrammarSpec
 
 COUNTERS = {"grammar_hits", "grammar_compiled", "grammar_refused", "grammar_stopped", "adapters_evicted"}

@@ -11,15 +11,15 @@ import pytest
 from support.engine.core_client import CoreClient
 
 from rootgraft.api.config import ServerConfig
-from rootgraft.api.fleet import gpu_launcher
-from rootgraft.api.fleet.fleet import Fleet
-from rootgraft.api.fleet.gpu_launcher import GpuLauncher, gpus_of
-from rootgraft.api.fleet.replica_launcher import ProcessLauncher
 from rootgraft.api.http.model_service import engine_of
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.errors import ConfigError, EngineDead
 from rootgraft.engine.machine import visible_gpus as gpus
 from rootgraft.engine.serving import engine_spawn
+from rootgraft.fleet import gpu_launcher
+from rootgraft.fleet.fleet import Fleet
+from rootgraft.fleet.gpu_launcher import GpuLauncher, gpus_of
+from rootgraft.fleet.replica_launcher import ProcessLauncher
 
 CUDA = EngineConfig(device="cuda")
 
@@ -42,10 +42,10 @@ def test_device_files_count_without_the_variable(monkeypatch: pytest.MonkeyPatch
 
 def test_each_replica_has_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(gpus.VARIABLE, "4,5,6")
-    assert gpus_of(CUDA, ServerConfig(replicas=2), 2) == ("4", "5")
-    assert gpus_of(CUDA, ServerConfig(autoscale="1:3"), 3) == ("4", "5", "6")
-    assert gpus_of(EngineConfig(device="cpu"), ServerConfig(replicas=4), 4) == ()
-    assert gpus_of(CUDA, ServerConfig(replicas=2), 5) == (), "several models"
+    assert gpus_of(CUDA, ServerConfig(replicas=2).fleet_options, 2) == ("4", "5")
+    assert gpus_of(CUDA, ServerConfig(autoscale="1:3").fleet_options, 3) == ("4", "5", "6")
+    assert gpus_of(EngineConfig(device="cpu"), ServerConfig(replicas=4).fleet_options, 4) == ()
+    assert gpus_of(CUDA, ServerConfig(replicas=2).fleet_options, 5) == (), "several models"
     fleet = engine_of(CUDA, Path("m"), ServerConfig(replicas=3))
     assert isinstance(fleet, Fleet) and isinstance(fleet._launcher, GpuLauncher)
 
@@ -54,7 +54,7 @@ def test_a_torch_for_cpus_takes_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(gpus.VARIABLE, "0,1")
     for takes, found in ((True, ("0", "1")), (False, ())):
         monkeypatch.setattr(gpu_launcher, "torch_takes_gpus", lambda takes=takes: takes)
-        assert gpus_of(EngineConfig(), ServerConfig(replicas=2), 2) == found
+        assert gpus_of(EngineConfig(), ServerConfig(replicas=2).fleet_options, 2) == found
 
 
 @pytest.mark.parametrize(

@@ -10,14 +10,14 @@ import pytest
 from support.engine.core_client import CoreClient
 
 from rootgraft.api.config import ServerConfig
-from rootgraft.api.fleet.fleet import Fleet
-from rootgraft.api.fleet.local_fleet import policy_of, shared_config
-from rootgraft.api.fleet.replica_launcher import ProcessLauncher
-from rootgraft.api.fleet.scaling.autoscaling import AutoscalePolicy
 from rootgraft.api.http.model_service import engine_of
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.errors import ConfigError
 from rootgraft.engine.serving.engine_client import EngineClient
+from rootgraft.fleet.fleet import Fleet
+from rootgraft.fleet.local_fleet import policy_of, shared_config
+from rootgraft.fleet.replica_launcher import ProcessLauncher
+from rootgraft.fleet.scaling.autoscaling import AutoscalePolicy
 
 
 def test_replicas_share_cores_and_memory() -> None:
@@ -83,7 +83,7 @@ def test_bounds_of_autoscaling(text: str, bounds: tuple[int, int]) -> None:
     fleet = engine_of(EngineConfig(max_num_seqs=9), Path("m"), options)
     assert isinstance(fleet, Fleet)
     assert (fleet.status().bounds, fleet.status().wanted) == (bounds, max(1, bounds[0]))
-    assert policy_of(EngineConfig(max_num_seqs=9), options) == AutoscalePolicy(*bounds, rows=4)
+    assert policy_of(EngineConfig(max_num_seqs=9), options.fleet_options) == AutoscalePolicy(*bounds, rows=4)
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,9 @@ def test_a_server_of_one_engine_imports_no_fleet() -> None:
         "import sys; from pathlib import Path; from rootgraft.api.http import model_service;"
         "from rootgraft.api.config import ServerConfig; from rootgraft.engine.config import EngineConfig;"
         "model_service.engine_of(EngineConfig(), Path('m'), ServerConfig());"
-        "print([name for name in sys.modules if name.split('.')[0] == 'ray' or '.fleet' in name])"
+        "names = [name.removeprefix('rootgraft.') for name in sys.modules];"
+        "few = ('fleet', 'fleet.errors', 'fleet.fleet_options');"
+        "print([n for n in names if n.split('.')[0] in ('ray', 'fleet') and n not in few and '.catalog' not in n])"
     )
     ended = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
     assert ended.stdout.strip() == "[]"

@@ -35,9 +35,9 @@ import numpy.typing as npt
 from benchmarks.fleet.simulated.known_shares import OnePlaceEach, TwoPlacesForTheLargest
 from benchmarks.fleet.simulated.replica_model import LOAD_SECONDS, PAGE, POOL_PAGES, SLOTS, Outcome, Router, play
 from benchmarks.fleet.simulated.traffic import NAMES, Call, adapter_traffic, side_by_side, traffic
-from rootgraft.api.fleet.placement.prefix_chain import KvScope, prefix_chain
-from rootgraft.api.fleet.placement.replica_table import ReplicaTable
 from rootgraft.engine.messages import Ready
+from rootgraft.fleet.placement.prefix_chain import KvScope, prefix_chain
+from rootgraft.fleet.placement.replica_table import ReplicaTable
 
 READY = Ready(8192, 50_000, POOL_PAGES, PAGE, (), base_digest="base")
 ADAPTERS, ADAPTER_CALLS = 16, 3000

@@ -19,9 +19,9 @@ from collections import Counter, deque
 
 import numpy as np
 
-from rootgraft.api.fleet.placement.prefix_chain import KvScope, prefix_chain
-from rootgraft.api.fleet.placement.replica_table import ReplicaTable
 from rootgraft.engine.messages import Ready
+from rootgraft.fleet.placement.prefix_chain import KvScope, prefix_chain
+from rootgraft.fleet.placement.replica_table import ReplicaTable
 
 READY = Ready(8192, 50_000, 4096, 16, ())
 

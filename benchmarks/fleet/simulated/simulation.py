@@ -17,12 +17,12 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from zlib import crc32
 
-from rootgraft.api.fleet.dispatcher import MOST_DEATHS, Dispatcher
-from rootgraft.api.fleet.dispatcher_limits import DispatcherLimits
-from rootgraft.api.fleet.scaling.autoscaling import AutoscalePolicy, FleetLoad, ScaleState
 from rootgraft.engine.errors import CapacityError
 from rootgraft.engine.messages import Abort, AdapterChanged, Done, Failed, Heartbeat, Message, Ready, Submit, TokenOut
 from rootgraft.engine.types import FinishReason, Logprob, SamplingParams, Usage
+from rootgraft.fleet.dispatcher import MOST_DEATHS, Dispatcher
+from rootgraft.fleet.dispatcher_limits import DispatcherLimits
+from rootgraft.fleet.scaling.autoscaling import AutoscalePolicy, FleetLoad, ScaleState
 
 SECONDS = 40.0  # in which requests come
 ROWS, BUDGET = 4, 64  # of a replica's step

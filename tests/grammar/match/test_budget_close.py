@@ -1,178 +1,219 @@
-"""The budget excludes what no longer fits, and nothing else: compared with brute force over all ends that fit.
-
-The oracle knows nothing of how an end is searched: it follows the grammar's matcher through all texts, shortest first.
-"""
+"""Budgets: every answer, and every structured part of a free text, is complete whenever its shortest form fits."""
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import random
-from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
-import numpy as np
+import jsonschema
 import pytest
+from support.grammar.schema_cases import CASES
 
 from rootgraft.grammar.compile.compiled_grammar import CompiledGrammar
 from rootgraft.grammar.compile.compiler import compile
+from rootgraft.grammar.errors import GrammarError
+from rootgraft.grammar.match.budget_close import BudgetClose
+from rootgraft.grammar.match.closing_texts import ranks
 from rootgraft.grammar.match.matcher import Matcher
+from rootgraft.grammar.match.token_classes import text_bytes
 from rootgraft.grammar.spec import GrammarSpec
 from rootgraft.grammar.vocabulary import Vocabulary
 
-MOST_TEXTS = 60_000
-LETTERS = "abxyé"
+OPENINGS = {
+    "hermes": ("<tool_call>", "<tool_call>\n", "\n</tool_call>"),
+    "mistral": ("[TOOL_CALLS]", "[TOOL_CALLS] [", "]"),
+    "special": ("<tool>", "<tool>", "<tool>"),
+}
 
 
-def random_vocabulary(rng: random.Random) -> Vocabulary:
-    """Every byte, and some pieces of JSON and of words."""
-    pieces = ['{"', '":', '":"', '","', '"}', '"]', "],", '["', "},", "true", "null", ", ", ": ", '": "', "e,", ' "']
-    pieces += ["".join(rng.choice(LETTERS) for _ in range(rng.randint(2, 4))) for _ in range(12)]
-    chosen = dict.fromkeys(rng.sample(pieces, rng.randint(4, len(pieces))))
-    tokens = (*(bytes((byte,)) for byte in range(256)), *(piece.encode() for piece in chosen), b"<end>")
-    return Vocabulary(tokens, frozenset((len(tokens) - 1,)), (len(tokens) - 1,))
+def _suite() -> list[Any]:
+    """More than a hundred schemas, of the official test suite and of the test of keywords."""
+    lines = (Path(__file__).parents[1] / "data" / "test_suite.jsonl").read_text("utf-8").rstrip("\n").split("\n")
+    schemas = [*(json.loads(line)["schema"] for line in lines), *(schema for schema, _, _ in CASES)]
+    return [schema for schema in schemas if isinstance(schema, dict)]
 
 
-def random_word(rng: random.Random) -> str:
-    return "".join(rng.choice(LETTERS) for _ in range(rng.randint(1, 5)))
+SUITE = _suite()
 
 
-def random_choice(rng: random.Random) -> GrammarSpec:
-    return GrammarSpec.choice(sorted({random_word(rng) for _ in range(rng.randint(1, 6))}))
+def call(names: list[str], schemas: list[Any], opening: str) -> dict[str, Any]:
+    """A tag for calls of some functions."""
+    tags = [
+        {
+            "type": "tag",
+            "begin": f'{{"name": "{name}", "arguments": ',
+            "content": {"type": "json_schema", "json_schema": schema},
+            "end": "}",
+        }
+        for name, schema in zip(names, schemas, strict=True)
+    ]
+    _, begin, end = OPENINGS[opening]
+    return {"type": "tag", "begin": begin, "content": {"type": "or", "elements": tags}, "end": end}
 
 
-def random_pattern(rng: random.Random, depth: int = 2) -> str:
-    kind = rng.randrange(5 if depth else 2)
-    if kind == 0:
-        return random_word(rng)
-    if kind == 1:
-        return f"[{''.join(sorted(set(random_word(rng))))}]"
-    if kind == 2:
-        return "".join(random_pattern(rng, depth - 1) for _ in range(2))
-    if kind == 3:
-        return f"({random_pattern(rng, depth - 1)}|{random_pattern(rng, depth - 1)})"
-    return f"({random_pattern(rng, depth - 1)}){rng.choice(['?', '*', '+', '{2}', '{1,3}'])}"
+def triggered(schemas: list[Any], opening: str, **options: Any) -> dict[str, Any]:
+    """Free text in which functions may be called."""
+    names = [f"f{'_long_name' * index}" for index in range(len(schemas))]
+    return {
+        "type": "triggered_tags",
+        "triggers": [OPENINGS[opening][0]],
+        "tags": [call(names, schemas, opening)],
+        **options,
+    }
 
 
-def random_schema(rng: random.Random, depth: int = 2) -> dict[str, Any]:
-    """A schema whose strings are listed or of a few letters."""
-    match rng.randrange(8 if depth else 5):
-        case 0:
-            return {"enum": [random_word(rng) for _ in range(rng.randint(1, 4))]}
-        case 1:
-            return {"type": "boolean"}
-        case 2:
-            return {"enum": [None, True, rng.randint(0, 200), random_word(rng)]}
-        case 3:
-            return {"type": "integer", "minimum": 8, "maximum": rng.choice([9, 12, 120])}
-        case 4:
-            return {"type": "string", "pattern": "^[ab]+$", "minLength": rng.randint(0, 3), "maxLength": 4}
-        case 5:
-            return {
-                "type": "array",
-                "items": random_schema(rng, depth - 1),
-                "minItems": rng.randint(0, 2),
-                "maxItems": 3,
-            }
-        case 6:
-            return {"anyOf": [random_schema(rng, depth - 1), random_schema(rng, depth - 1)]}
-        case _:
-            names = sorted({random_word(rng) for _ in range(rng.randint(1, 3))})
-            required = [name for name in names if rng.random() < 0.7]
-            properties = {name: random_schema(rng, depth - 1) for name in names}
-            return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+def compiled_tag(form: dict[str, Any], vocabulary: Vocabulary) -> CompiledGrammar | None:
+    try:
+        return compile(GrammarSpec.structural_tag({"format": form}), vocabulary)
+    except GrammarError:
+        return None
 
 
-class Oracle:
-    """The fewest tokens to an end, by following the grammar through all texts, one more token at a time."""
-
-    def __init__(self, vocabulary: Vocabulary, blank: bool) -> None:
-        self._vocabulary = vocabulary
-        self._row = np.zeros(vocabulary.num_words, dtype=np.int32)
-        # A token of white space alone leads nowhere that cannot be reached without it.
-        self._left_out = {i for i, text in enumerate(vocabulary.tokens) if blank and not text.strip()}
-        self.num_texts = 0
-
-    def allowed(self, matcher: Matcher) -> list[int]:
-        matcher.fill_mask(self._row)
-        return np.flatnonzero(np.unpackbits(self._row.view(np.uint8), bitorder="little")).tolist()
-
-    def fits(self, matcher: Matcher, most: int) -> bool:
-        """Whether an end of at most so many tokens follows."""
-        texts = {b"": matcher}
-        for left in range(most, -1, -1):
-            if any(each.can_end for each in texts.values()):
-                return True
-            after: dict[bytes, Matcher] = {}
-            for text, each in texts.items() if left else ():
-                for token in self.allowed(each):
-                    key = text + self._vocabulary.tokens[token]
-                    if token in self._vocabulary.eos or token in self._left_out or key in after or key in texts:
-                        continue
-                    self.num_texts += 1
-                    if self.num_texts > MOST_TEXTS:
-                        raise TimeoutError
-                    after[key] = each.copy()
-                    assert after[key].accept(token)
-            texts = after
-        return False
+def drawn(grammars, matcher: Matcher, rng: random.Random, budget: int) -> tuple[bytes, int | None]:
+    """Tokens drawn at random within a budget, and after how many of them the text was first complete."""
+    text, whole = b"", 0 if matcher.can_end else None
+    for step in range(budget):
+        allowed = sorted(grammars.allowed(matcher, budget - step))
+        token = allowed[rng.randrange(len(allowed))]
+        assert matcher.accept(token)
+        if matcher.is_done:
+            break
+        text += grammars.vocabulary.tokens[token]
+        whole = step + 1 if whole is None and matcher.can_end else whole
+    return text, whole
 
 
-def specs(seed: int) -> Iterator[tuple[GrammarSpec, Vocabulary, bool]]:
-    rng = random.Random(seed)
-    vocabulary = random_vocabulary(rng)
-    yield random_choice(rng), vocabulary, False
-    yield GrammarSpec.regex(random_pattern(rng)), vocabulary, False
-    yield GrammarSpec.json_schema(random_schema(rng)), vocabulary, True
+@pytest.mark.parametrize("part", range(4))
+def test_every_schema_of_the_suite_at_every_small_budget(grammars, part):
+    """From one token up: complete and valid whenever the shortest form fits, and that form is as long as is said."""
+    for number, schema in enumerate(SUITE[part::4]):
+        try:
+            compiled = grammars.schema(schema)
+        except GrammarError:
+            continue
+        shortest = compiled.matcher().num_shortest
+        assert shortest, schema
+        validator = jsonschema.validators.validator_for(schema, jsonschema.Draft202012Validator)(schema)
+        for budget in sorted({1, shortest - 1, shortest, shortest + 1, shortest + 9} - {0}):
+            text, whole = drawn(grammars, compiled.matcher(), random.Random(number), budget)
+            if budget >= shortest:
+                assert whole is not None, (schema, budget, text)
+            if whole is not None:
+                assert validator.is_valid(json.loads(text)), (schema, text)
 
 
-def compare(compiled: CompiledGrammar, vocabulary: Vocabulary, blank: bool, rng: random.Random) -> int:
-    """Follow answers at small budgets; the allowed tokens are those after which the oracle finds an end."""
-    oracle, row = Oracle(vocabulary, blank), np.zeros(vocabulary.num_words, dtype=np.int32)
-    shortest = compiled.matcher().num_shortest or 0
-    assert oracle.fits(compiled.matcher(), shortest) and not oracle.fits(compiled.matcher(), shortest - 1)
-    compared = 0
-    for budget in range(max(1, shortest), shortest + 4):
+@pytest.mark.parametrize("opening", OPENINGS)
+def test_a_tag_that_is_opened_is_closed_at_every_budget_that_it_fits(grammars, vocabulary, opening):
+    """Over pairs of the suite's schemas; the text before the tag holds a quote that is never closed."""
+    trigger = OPENINGS[opening][0]
+    count = 0
+    for number in range(0, len(SUITE) - 1, 3):
+        compiled = compiled_tag(triggered(SUITE[number : number + 2], opening), vocabulary)
+        if compiled is None:
+            continue
+        count += 1
+        assert compiled.matcher().num_shortest is None
         matcher = compiled.matcher()
-        for remaining in range(budget, 0, -1):
-            allowed = oracle.allowed(matcher.copy())
-            matcher.fill_mask(row, remaining)
-            found = set(np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little")).tolist())
-            expected = set()
-            for token in allowed:
-                after = matcher.copy()
-                assert after.accept(token)
-                if after.is_done or oracle.fits(after, remaining - 1):
-                    expected.add(token)
-            texts = {True: [], False: []}
-            for token in found ^ expected:
-                texts[token in found].append(vocabulary.tokens[token])
-            assert found == expected, (budget, remaining, texts, compiled.artifact.source, vocabulary.tokens[256:])
-            compared += 1
-            assert matcher.accept(rng.choice(sorted(found)))
-            if matcher.is_done:
-                break
-        assert matcher.can_end
-    return compared
+        for token in vocabulary.tokenize_named('I say "call it: ' + trigger):
+            assert matcher.accept(token)
+        needed = _needed(matcher)
+        for budget in (needed, needed + 9):
+            text, whole = drawn(grammars, matcher.copy(), random.Random(budget), budget)
+            assert whole is not None, (SUITE[number], text)
+    assert count >= 20
 
 
-def check_seeds(seeds: range) -> tuple[int, int]:
-    compared = left_out = 0
-    for seed in seeds:
-        for spec, vocabulary, blank in specs(seed):
-            try:
-                compiled = compile(spec, vocabulary)
-                compared += compare(compiled, vocabulary, blank, random.Random(seed))
-            except TimeoutError:
-                left_out += 1
-    return compared, left_out
+def _needed(matcher: Matcher) -> int:
+    """The tokens of a short end, by the matcher's search."""
+    found = matcher._budget_close.completion(matcher._state)
+    assert found is not None
+    return len(found)
 
 
-def test_the_tokens_that_fit_are_those_of_brute_force():
-    compared, left_out = check_seeds(range(25))
-    assert compared > 200 and left_out <= 20
+@pytest.mark.parametrize("options", [{}, {"at_least_one": True}, {"stop_after_first": True}])
+def test_budgets_from_one_token_up_inside_of_a_tag(grammars, vocabulary, options):
+    """Wherever in a call the budget begins to count, down to a single token."""
+    schema = {
+        "type": "object",
+        "properties": {"city": {"type": "string"}, "unit": {"enum": ["celsius", "fahrenheit"]}},
+        "required": ["city", "unit"],
+        "additionalProperties": False,
+    }
+    compiled = compiled_tag(triggered([schema, {"const": {}}], "hermes", **options), vocabulary)
+    assert compiled is not None
+    body = '<tool_call>\n{"name": "f", "arguments": {"city": "Par\\"is", "unit": "celsius"}}\n</tool_call>'
+    matcher = compiled.matcher()
+    for token in vocabulary.tokenize(body.encode()):
+        assert matcher.accept(token)
+        if matcher.can_end:
+            continue
+        needed = _needed(matcher)
+        for budget in (needed, needed + 5):
+            _, whole = drawn(grammars, matcher.copy(), random.Random(budget), budget)
+            assert whole is not None
 
 
-@pytest.mark.heavy
-@pytest.mark.parametrize("part", range(8))
-def test_the_tokens_that_fit_are_those_of_brute_force_for_many_grammars(part):
-    compared, left_out = check_seeds(range(100 + 125 * part, 100 + 125 * (part + 1)))
-    assert compared > 1000 and left_out <= 100
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"type": "sequence", "elements": [
+            {"type": "tag", "begin": "<think>", "content": {"type": "any_text"}, "end": "</think>"},
+            {"type": "json_schema", "json_schema": {"type": "object", "required": ["answer"]}},
+        ]},
+        {"type": "tag", "begin": "<n>", "content": {"type": "regex", "pattern": "[a-z]{3,}-[0-9]{2}"}, "end": "</n>"},
+        {"type": "tags_with_separator", "separator": ", ", "at_least_one": True,
+         "tags": [call(["f", "g"], [{"const": {}}, {"type": "object", "required": ["x"]}], "mistral")]},
+        {"type": "or", "elements": [
+            call(["f"], [{"type": "object", "required": ["x"]}], "hermes"),
+            {"type": "json_schema", "json_schema": {"type": "array", "minItems": 2}},
+        ]},
+    ],
+)  # fmt: skip
+def test_forms_that_are_no_free_text_have_a_shortest_answer(grammars, vocabulary, form):
+    compiled = compiled_tag(form, vocabulary)
+    assert compiled is not None and compiled.matcher().num_shortest
+    for budget in range(compiled.matcher().num_shortest, compiled.matcher().num_shortest + 12):
+        text, whole = drawn(grammars, compiled.matcher(), random.Random(budget), budget)
+        assert whole is not None, text
+
+
+@pytest.mark.parametrize(
+    ("spec", "shortest"),
+    [
+        (GrammarSpec.choice(["yesterday", "yes", "tomorrow"]), 3),
+        (GrammarSpec.regex("[x-z]{2}(foo|barbar)?[0-9]{4}"), 4),
+        (GrammarSpec.json_object(), 2),
+        (GrammarSpec.json_schema({"const": "xyz"}), 5),
+        (GrammarSpec.lark('start: "xy" W*\nW: /[0-9]+/'), 2),
+    ],
+)
+def test_the_shortest_answer_of_each_kind(vocabulary, spec, shortest):
+    assert compile(spec, vocabulary).matcher().num_shortest == shortest
+
+
+def test_a_way_to_the_end_that_is_known_is_not_searched_again(grammars, vocabulary, monkeypatch):
+    """In a long value, and behind it, what was to come still is: that is tried before anything is searched."""
+    searches = []
+    search = BudgetClose.completion
+    monkeypatch.setattr(BudgetClose, "completion", lambda *args: searches.append(args) or search(*args))
+    fields = {name: {"type": "string", "maxLength": 40} for name in ("first", "second", "third")}
+    schema = {"type": "object", "properties": fields, "required": list(fields), "additionalProperties": False}
+    matcher = grammars.schema(schema).matcher()
+    searches.clear()
+    answer = vocabulary.tokenize(json.dumps(dict.fromkeys(fields, "x" * 40)).encode())
+    for budget, token in enumerate(answer):
+        assert token in grammars.allowed(matcher, 200 - budget)
+        assert matcher.accept(token)
+    assert matcher.can_end
+    assert len(searches) < len(answer) / 25  # one for each few tokens would be a fifth of them
+
+
+def test_what_is_made_of_a_vocabulary_lasts_as_long_as_it(vocabulary):
+    """Adapters bring vocabularies of their own, all in use at once; a search asks again and again."""
+    several = [dataclasses.replace(vocabulary) for _ in range(9)]
+    for compute in (ranks, text_bytes):
+        first = [compute(each) for each in several]
+        assert all(compute(each) is made for each, made in zip(several, first, strict=True))

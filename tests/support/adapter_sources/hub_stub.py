@@ -1,6 +1,6 @@
 """A Hub as ``huggingface_hub`` speaks with it: revisions, commits, Git and LFS hashes, a storage host behind redirects.
 
-That the real client understands it is tested in ``tests/adapter_sources/test_hub_adapters.py``.
+That the real client understands it is tested in ``tests/engine/adapter_sources/test_hub_client.py``.
 """
 
 from __future__ import annotations

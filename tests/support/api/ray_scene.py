@@ -23,11 +23,11 @@ from typing import Any
 import psutil
 
 from rootgraft.api.config import ServerConfig
-from rootgraft.api.fleet.fleet import Fleet
-from rootgraft.api.fleet.on_ray.ray_fleet import ray_fleet
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.messages import Done, Failed, Message, Submit, TokenOut
 from rootgraft.engine.types import SamplingParams
+from rootgraft.fleet.fleet import Fleet
+from rootgraft.fleet.on_ray.ray_fleet import ray_fleet
 from support import benchmark_package
 
 REPLICAS = 2
@@ -101,7 +101,7 @@ async def play(model: Path, address: str, strikes: Sequence[Callable[[], object]
     config = EngineConfig(dtype="float32", device="cpu", threads=1, num_gpu_blocks_override=200)
     options = ServerConfig(replicas=REPLICAS, ray_address=address, heartbeat_timeout=HEARTBEAT_TIMEOUT)
     began = time.monotonic()
-    scene = Scene(ray_fleet(config, model, options))
+    scene = Scene(ray_fleet(config, model, options.fleet_options))
     facts: dict[str, Any] = {"found_seconds": []}
     try:
         await scene.fleet.start()

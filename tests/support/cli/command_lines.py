@@ -1,6 +1,6 @@
 """Collect how models are served in public documentation, and measure how many of the command lines start here.
 
-python tests/support/cli/command_lines.py REPOSITORY... > tests/cli/option_use.tsv
+python tests/support/cli/command_lines.py REPOSITORY... > tests/scenarios/cli/option_use.tsv
 
 A repository is a git folder; of its newest commit the commands ``vllm serve`` and ``sglang.launch_server`` are read.
 What is printed are counts: peer, option, value, in how many different commands, where it was seen. Names of models,

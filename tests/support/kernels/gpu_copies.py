@@ -2,7 +2,7 @@
 
 So the tests that run in Triton's interpreter everywhere run compiled where there is a GPU, by the same definitions:
 
-    ROOTGRAFT_TEST_GPU=1 pytest tests/kernels/test_triton_*.py tests/models/test_models_on_gpu_kernels.py
+    ROOTGRAFT_TEST_GPU=1 pytest tests/kernels/test_triton_*.py tests/scenarios/models/test_models_on_gpu_kernels.py
 """
 
 from __future__ import annotations

@@ -13,12 +13,12 @@ from types import SimpleNamespace
 from typing import Any
 
 from rootgraft.api.config import ServerConfig
-from rootgraft.api.fleet.dispatcher_limits import DispatcherLimits
-from rootgraft.api.fleet.fleet import Fleet
-from rootgraft.api.fleet.replica_launcher import ProcessLauncher
 from rootgraft.api.gateways import gateway_member
 from rootgraft.api.http import model_service, server
 from rootgraft.engine.config import EngineConfig
+from rootgraft.fleet.dispatcher_limits import DispatcherLimits
+from rootgraft.fleet.fleet import Fleet
+from rootgraft.fleet.replica_launcher import ProcessLauncher
 from support.engine.core_client import CoreClient
 
 STEP_SECONDS = 0.01

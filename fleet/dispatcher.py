@@ -1,0 +1,400 @@
+"""Dispatcher: sends each sequence to a replica, and to another one when that is lost. No I/O, no clock of its own.
+
+    submit, abort ------>|            |----> ``take_sent``       messages for replicas
+    join, drain, leave ->| Dispatcher |----> ``take_delivered``  messages for clients
+    take, tick --------->|            |----> ``take_lost``       replicas that are given up
+
+Every sequence that ``submit`` accepts is delivered exactly one ``Done`` or ``Failed``, and before it exactly the tokens
+that one undisturbed replica would have sent.
+
+*Quarantine*: a sequence that kills replicas must not take others with it. One that was on two lost replicas in a row
+without a token in between goes on where no other such sequence is and no new one joins it; after the third it fails.
+Those that only happened to be there get a token on the way and are free again. Who waits in the queue is not blamed,
+nor who waits for a grammar, unless no answer has begun under it yet: its compile may be what kills.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from ..engine.errors import AdapterUnavailable, CapacityError, EngineDead
+from ..engine.messages import (
+    Abort,
+    AdapterChanged,
+    Done,
+    Failed,
+    ForgetTokens,
+    Heartbeat,
+    Message,
+    PrepareGrammar,
+    Ready,
+    Submit,
+    TokenOut,
+    TokenTexts,
+    failure_of,
+)
+from ..engine.types import Priority
+from .dispatcher_limits import DispatcherLimits
+from .frame_order import FrameGap, FrameOrder
+from .journal import Journal, JournalEntry, aborted, given_up, is_loss
+from .placement.grammar_index import grammar_key
+from .placement.prefix_chain import KvScope, prefix_chain
+from .placement.replica_table import ReplicaInfo, ReplicaTable
+
+MOST_DEATHS = 3
+"""Replicas lost in a row with a sequence that got no token; then it fails."""
+
+MOST_REPLAYS = 16
+"""Replicas lost with a sequence in all, tokens or not; then it fails."""
+
+SUSPECT_DEATHS = 2
+"""Deaths from which a sequence is in quarantine."""
+
+
+class Dispatcher:
+    """All sequences and replicas of one model, as one gateway knows them.
+
+    Args:
+        seed: of the seeds of requests that have none.
+
+    Attributes:
+        num_replays: sequences that went on on another replica.
+        num_lost: replicas lost.
+    """
+
+    def __init__(self, limits: DispatcherLimits, seed: int = 0) -> None:
+        self._limits = limits
+        self._journal = Journal(limits.most_bytes)
+        self._table = ReplicaTable(limits.most_replicas, limits.adapter_slots, limits.adapter_load_seconds)
+        self._orders: dict[str, FrameOrder[Sequence[Message]]] = {}
+        self._held: dict[int, tuple[JournalEntry, float]] = {}  # with the time since when
+        self._suspects: dict[str, JournalEntry] = {}  # by replica
+        self._lacking: dict[str, set[str]] = {}  # replicas, by the adapter that they cannot have
+        self._versions: dict[str, str] = {}
+        self._base_digest = ""
+        self._texts: dict[str, TokenTexts] = {}  # by vocabulary
+        self._seeds = random.Random(seed % (1 << 64))  # as in the engine core
+        self._sent: list[tuple[str, Message]] = []
+        self._delivered: list[Message] = []
+        self._lost: list[str] = []
+        self.num_replays = 0
+        self.num_lost = 0
+
+    @property
+    def replicas(self) -> Mapping[str, ReplicaInfo]:
+        return self._table.replicas
+
+    @property
+    def num_open(self) -> int:
+        """Sequences without an end."""
+        return len(self._journal)
+
+    @property
+    def num_held(self) -> int:
+        return len(self._held)
+
+    @property
+    def num_interrupted(self) -> int:
+        """Sequences whose replica was lost and that have no token since. Linear in the open ones."""
+        return sum(entry.deaths > 0 for entry in self._journal)
+
+    @property
+    def queue_seconds(self) -> float:
+        """Seconds that a new sequence waits for the prompts before it, where it waits least; 0 without a replica."""
+        return self._table.queue_seconds
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that the journal has reserved."""
+        return self._journal.num_bytes
+
+    def describe_tokens(self, message: TokenTexts | ForgetTokens) -> None:
+        """Send the bytes of a vocabulary's tokens to all replicas, those to come included, or let them give them up."""
+        self._texts.pop(message.vocabulary, None)
+        if isinstance(message, TokenTexts):
+            self._texts[message.vocabulary] = message
+        self._sent += [(name, message) for name in self.replicas]
+
+    def name_adapter(self, name: str, version: str | None) -> None:
+        """Let an adapter's name stand for a version from now on, None for itself. Open sequences keep theirs."""
+        self._delivered.append(AdapterChanged(name, None))
+        if version is None:
+            self._versions.pop(name, None)
+        else:
+            self._versions[name] = version
+
+    def submit(self, submits: Iterable[Submit], now: float) -> None:
+        """Accept sequences and send them to replicas.
+
+        Raises:
+            CapacityError: they do not fit the journal, or too many wait for a replica: none is accepted.
+        """
+        entries: list[JournalEntry] = []
+        try:
+            for submit in submits:
+                entries.append(self._journal.open(self._complete(submit)))
+            is_full = len(self._held) + len(entries) > self._limits.most_held
+            if is_full and all(info.draining for info in self.replicas.values()):
+                raise CapacityError(f"No replica is ready, and {len(self._held)} requests wait for one.")
+        except BaseException:
+            for entry in entries:
+                self._journal.close(entry)
+            raise
+        for entry in entries:
+            entry.grammar = grammar_key(entry.submit.grammar)
+            self._place(entry, now)
+
+    def abort(self, ids: Iterable[int]) -> None:
+        """End sequences; numbers that are not open are ignored."""
+        for number in ids:
+            entry = self._journal.get(number)
+            if entry is None or entry.aborted:
+                continue
+            entry.aborted = True
+            if entry.replica is not None:
+                self._sent.append((entry.replica, Abort((entry.number,))))
+            else:
+                self._end(entry, aborted(entry))
+
+    def join(self, name: str, ready: Ready, now: float, lacking: Iterable[str] = ()) -> None:
+        """Add a replica, whose name no other one ever had; sequences that wait for one go there.
+
+        Args:
+            lacking: versions of adapters that it cannot have, and gets no sequences of.
+        """
+        for version in lacking:
+            self._lacking.setdefault(version, set()).add(name)
+        self._table.join(name, ready, now)
+        self._base_digest = ready.base_digest  # of new sequences, as far as is known
+        self._orders[name] = FrameOrder()
+        self._sent += [(name, texts) for texts in self._texts.values()]
+        self._place_held(now)
+        self._prepare_grammars()
+
+    def drain(self, name: str) -> None:
+        """Send a replica no new sequences; those that it has end there."""
+        if name in self.replicas:
+            self._table.drain(name)
+
+    def reopen(self, name: str, now: float) -> None:
+        """Send a replica that drains new sequences again."""
+        if name in self.replicas:
+            self._table.reopen(name)
+            self._place_held(now)
+
+    def is_drained(self, name: str) -> bool:
+        return not self._journal.on(name)
+
+    def leave(self, name: str, now: float) -> None:
+        """Give up a replica: its sequences go on elsewhere. Ignored if it is gone."""
+        if name not in self.replicas:
+            return
+        self._lost.append(name)
+        self.num_lost += 1
+        for entry in self._remove(name):
+            self._replay(entry, now)
+        self._place_held(now)
+        self._prepare_grammars()
+
+    def retire(self, name: str, now: float) -> None:
+        """Remove a replica that is not wanted any more. Sequences that it still has go on elsewhere, without blame."""
+        for entry in self._remove(name):
+            entry.is_late = True
+            self._replay(entry, now)
+        self._place_held(now)
+
+    def _remove(self, name: str) -> list[JournalEntry]:
+        """Forget a replica. Returns the sequences that it had."""
+        self._table.leave(name)
+        del self._orders[name]
+        self._suspects.pop(name, None)
+        self._lacking = {version: left for version, names in self._lacking.items() if (left := names - {name})}
+        return self._journal.lift(name)
+
+    def take(self, name: str, number: int, messages: Sequence[Message], now: float) -> None:
+        """Take a frame of a replica, in any order of their numbers. Frames of replicas that are gone are ignored."""
+        if (info := self.replicas.get(name)) is None:
+            return
+        self._table.hear(info, now)
+        try:
+            due = self._orders[name].feed(number, messages)
+        except FrameGap:
+            self.leave(name, now)
+            return
+        for frame in due:
+            for message in frame:
+                if name in self.replicas:
+                    self._take(info, message, now)
+
+    def hear(self, name: str, now: float) -> None:
+        """Note a sign of life of a replica beside its frames."""
+        if name in self.replicas:
+            self._table.hear(self.replicas[name], now)
+
+    def uses_adapter(self, version: str) -> bool:
+        """Return whether an open sequence has a version of an adapter."""
+        return self._journal.uses_adapter(version)
+
+    def tick(self, now: float) -> None:
+        """Give up replicas without a sign of life and sequences that have waited for too long for a replica."""
+        silent = [info.name for info in self.replicas.values() if now - info.heard > self._limits.heartbeat_seconds]
+        for name in silent:
+            self.leave(name, now)
+        for entry, since in tuple(self._held.values()):
+            if now - since > self._limits.hold_seconds:
+                self._end(entry, failure_of(entry.submit.id, EngineDead("No replica was there to take this request.")))
+        self._place_held(now)
+
+    def take_sent(self) -> list[tuple[str, Message]]:
+        """Return messages for replicas, by their names, since the last call."""
+        sent, self._sent = self._sent, []
+        return sent
+
+    def take_delivered(self) -> list[Message]:
+        """Return messages for clients since the last call."""
+        delivered, self._delivered = self._delivered, []
+        return delivered
+
+    def take_lost(self) -> list[str]:
+        """Return the replicas given up since the last call."""
+        lost, self._lost = self._lost, []
+        return lost
+
+    def check(self) -> None:
+        """Raise AssertionError if journal, table and quarantine are inconsistent."""
+        self._journal.check()
+        for info in self.replicas.values():
+            entries = self._journal.on(info.name)
+            assert info.rows == len(entries) >= len(info.pending), f"{info.name} has {len(entries)} sequences"
+            assert sum(entry.deaths >= SUSPECT_DEATHS for entry in entries) <= 1, "two suspects on a replica"
+        placed = sum(len(self._journal.on(name)) for name in self.replicas)
+        assert placed + len(self._held) == len(self._journal), "a sequence is nowhere"
+
+    def _complete(self, submit: Submit) -> Submit:
+        """Settle what must be the same on every replica: the seed, and the version that the adapter's name means."""
+        seed = self._seeds.getrandbits(63) if submit.params.seed is None else submit.params.seed
+        adapter = submit.adapter if submit.adapter is None else self._versions.get(submit.adapter, submit.adapter)
+        return replace(submit, params=replace(submit.params, seed=seed), adapter=adapter)
+
+    def _place(self, entry: JournalEntry, now: float) -> bool:
+        """Send a sequence to a replica, or hold it while there is none. Returns whether it waits no more."""
+        submit = entry.submit
+        lacking: Collection[str] = self._lacking.get(submit.adapter or "", ())
+        if lacking and all(info.draining or name in lacking for name, info in self.replicas.items()):
+            text = "The adapter's files are gone, or have changed since it was loaded: load it again."
+            self._end(entry, failure_of(submit.id, AdapterUnavailable(text)))
+            return True
+        is_suspect = entry.deaths >= SUSPECT_DEATHS
+        chain, num_tokens = self._chain(entry), len(submit.tokens) + len(entry.generated)
+        info, route = self._table.choose(
+            chain,
+            num_tokens,
+            adapter=submit.adapter,
+            grammar=entry.grammar,
+            base_digest=entry.base_digest,
+            heard_since=now - self._limits.silent_seconds,
+            excluded={*self._suspects, *lacking} if lacking else self._suspects,
+            is_replay=entry.replays > 0,
+        )
+        is_silent = info is not None and now - info.heard > self._limits.silent_seconds
+        if info is None or (is_suspect and is_silent):
+            self._held.setdefault(submit.id, (entry, now))
+            return False
+        self._held.pop(submit.id, None)
+        if is_suspect:
+            self._suspects[info.name] = entry
+        sent = self._journal.place(entry, info.name, info.ready.base_digest)
+        entry.is_late = is_silent
+        self._table.place(info, entry.number, chain, num_tokens - route.num_cached, submit.adapter, entry.grammar)
+        self._sent.append((info.name, sent))
+        self._prepare_grammar(entry)
+        return True
+
+    def _prepare_grammars(self) -> None:
+        """Have the grammars of all open sequences compiled on as many replicas as should have them."""
+        for entry in {entry.grammar: entry for entry in self._journal}.values():
+            self._prepare_grammar(entry)
+
+    def _prepare_grammar(self, entry: JournalEntry) -> None:
+        """Have a sequence's grammar compiled ahead where it would go on; its replica has it, or is compiling it."""
+        if entry.submit.grammar is None:
+            return
+        standby = self._table.standby(entry.grammar, entry.base_digest)
+        if standby is not None:
+            self._table.grammars.add(standby.slot, entry.grammar)
+            self._sent.append((standby.name, PrepareGrammar(*entry.submit.grammar, entry.submit.vocabulary)))
+
+    def _chain(self, entry: JournalEntry) -> tuple[int, ...]:
+        """Return the hashes of a sequence's prompt and of the tokens that it has so far."""
+        submit = entry.submit
+        scope = KvScope(entry.base_digest or self._base_digest, submit.adapter, submit.salt, submit.cache_tenant)
+        return prefix_chain(scope, submit.tokens + entry.generated)
+
+    def _place_held(self, now: float) -> None:
+        for entry, _ in tuple(self._held.values()):
+            if not self._place(entry, now) and entry.deaths < SUSPECT_DEATHS and not entry.base_digest:
+                return  # nobody takes new sequences
+
+    def _replay(self, entry: JournalEntry, now: float) -> None:
+        """Go on with a sequence whose replica was lost, unless it has lost too many."""
+        entry.deaths += not (entry.is_late or (entry.waits and self._table.grammars.is_proven(entry.grammar)))
+        entry.replays += 1
+        if entry.aborted:
+            self._end(entry, aborted(entry))
+        elif entry.deaths >= MOST_DEATHS or entry.replays > MOST_REPLAYS:
+            self._end(entry, given_up(entry, in_a_row=entry.deaths >= MOST_DEATHS))
+        else:
+            self.num_replays += 1
+            # It has waited its turn once, and the sooner it has a token the sooner it is free of suspicion.
+            entry.submit = replace(entry.submit, priority=Priority.REALTIME)
+            self._place(entry, now)
+
+    def _end(self, entry: JournalEntry, message: Done | Failed) -> None:
+        """End a sequence that is on no replica."""
+        self._held.pop(entry.submit.id, None)
+        self._journal.close(entry)
+        self._delivered.append(message)
+
+    def _take(self, info: ReplicaInfo, message: Message, now: float) -> None:
+        if isinstance(message, TokenOut):  # most messages are
+            if (entry := self._journal.find(info.name, message.id)) is not None:
+                self._take_tokens(info, entry, message, now)
+        elif isinstance(message, Heartbeat):
+            self._table.beat(info, message.stats)
+            self._journal.take_waiting(info.name, message.waiting)
+        elif isinstance(message, (Done, Failed)) and (entry := self._journal.find(info.name, message.id)) is not None:
+            self._take_end(info, entry, message, now)
+
+    def _take_tokens(self, info: ReplicaInfo, entry: JournalEntry, message: TokenOut, now: float) -> None:
+        num_generated = len(entry.generated)
+        said = self._journal.take_tokens(entry, message, info.ready.base_digest)
+        if said is not None:
+            self._delivered.append(said)
+        if len(entry.generated) == num_generated:
+            return
+        self._table.begun(info, entry.number)
+        entry.deaths = 0
+        if entry.began is None:
+            entry.began = now
+            self._table.grammars.prove(entry.grammar)
+        if self._suspects:
+            self._acquit(info, entry, now)
+
+    def _take_end(self, info: ReplicaInfo, entry: JournalEntry, message: Done | Failed, now: float) -> None:
+        if is_loss(message):
+            self.leave(info.name, now)
+            return
+        number = entry.number
+        self._delivered.append(self._journal.take_end(entry, message, now))
+        self._table.ended(info, number)
+        if isinstance(message, Done):  # the next call of a conversation finds its answer there
+            self._table.prefixes.add(info.slot, self._chain(entry))
+        self._acquit(info, entry, now)
+
+    def _acquit(self, info: ReplicaInfo, entry: JournalEntry, now: float) -> None:
+        """End the quarantine of a sequence that has got a token, or has ended."""
+        if self._suspects.get(info.name) is entry:
+            del self._suspects[info.name]
+            self._place_held(now)

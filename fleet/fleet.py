@@ -1,0 +1,400 @@
+"""Fleet: replicas that are one engine to the rest of the API. Starts them, replaces lost ones, carries messages.
+
+    AsyncEngine  <--on_frame--  Fleet  <--on_frame--  ReplicaClient x n
+                 ---submit--->         ---submit--->
+
+It offers what ``EngineClient`` offers. What to send where is decided by ``Dispatcher``, in which no I/O is done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from ..engine.errors import EngineDead, EngineError
+from ..engine.messages import ForgetTokens, Heartbeat, Message, Ready, Submit, TokenTexts
+from ..engine.serving.replica_status import FleetStatus, ReplicaStatus
+from ..engine.snapshot import EngineSnapshot
+from ..engine.types import AdapterInfo
+from .dispatcher import Dispatcher
+from .dispatcher_limits import DispatcherLimits
+from .fleet_adapters import FleetAdapters, first_of
+from .replica_client import ReplicaClient, send
+from .replica_launcher import ReplicaLauncher
+from .replica_roster import Member, ReplicaRoster, mute
+from .replica_start import start_beside
+from .scaling.autoscaler import Autoscaler
+from .scaling.autoscaling import AutoscalePolicy, FleetLoad
+
+TICK_SECONDS = 0.25
+DRAIN_SECONDS = 30.0
+"""Seconds that sequences of a replica that drains get to end there."""
+MOST_FAILED_STARTS = 3
+"""Starts of replicas that fail in a row, without one that serves, after which the fleet is dead."""
+RESUME_SECONDS = 2.0
+"""For streams of a lost replica to go on before another one is started in its place."""
+_RESUME_POLL_SECONDS = 0.05
+
+logger = logging.getLogger("rootgraft.fleet")
+
+
+class Fleet:
+    """Runs a number of replicas. All methods belong to one event loop.
+
+    Args:
+        launcher: starts and stops replicas.
+        count: replicas, at least one; with a policy, those of the start.
+        limits: of the dispatcher.
+        seed: of the seeds of requests without one.
+        policy: of how many replicas there should be; None for always the same number.
+
+    Attributes:
+        on_frame, on_heartbeat, on_death, death: as of ``EngineClient``; the fleet dies when no replica can be started.
+    """
+
+    def __init__(
+        self,
+        launcher: ReplicaLauncher,
+        count: int,
+        limits: DispatcherLimits | None = None,
+        *,
+        seed: int = 0,
+        policy: AutoscalePolicy | None = None,
+    ) -> None:
+        self._launcher = launcher
+        self._count = count
+        self._dispatcher = Dispatcher(limits or DispatcherLimits(), seed)
+        self._roster = ReplicaRoster()
+        self._adapters = FleetAdapters(self._roster, self._dispatcher)
+        self._autoscaler = None if policy is None else Autoscaler(policy)
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._starts: set[asyncio.Task[Any]] = set()  # those of them that start replicas
+        self._timer: asyncio.TimerHandle | None = None
+        self._num_failed = 0
+        self._num_drained = 0
+        self._num_loads = 0  # of adapters, under way
+        self._closing = False
+        self._ready: Ready | None = None
+        self.on_frame: Callable[[list[Message]], None] = lambda messages: None
+        self.on_heartbeat: Callable[[Heartbeat], None] = lambda heartbeat: None
+        self.on_death: Callable[[EngineDead], None] = lambda error: None
+        self.death: EngineDead | None = None
+
+    @property
+    def is_alive(self) -> bool:
+        return self._ready is not None and self.death is None and not self._closing
+
+    @property
+    def silent_seconds(self) -> float:
+        """Seconds since the last sign of life of any replica; 0 while there is none, as one is starting."""
+        return min((member.client.silent_seconds for member in self._roster), default=0.0)
+
+    @property
+    def stats(self) -> dict[str, float]:
+        """Sums of the replicas' gauges and counters."""
+        return self._roster.stats
+
+    @property
+    def adapters(self) -> Mapping[str, AdapterInfo]:
+        """Loaded adapters by name, each as one of the replicas sees it."""
+        return self._adapters.infos
+
+    @property
+    def replicas(self) -> Mapping[str, ReplicaClient]:
+        """The replicas that run, by name."""
+        return self._roster.clients
+
+    @property
+    def num_replays(self) -> int:
+        """Sequences that went on on another replica."""
+        return self._dispatcher.num_replays
+
+    @property
+    def num_lost(self) -> int:
+        """Replicas lost, without those that were not wanted any more."""
+        return self._dispatcher.num_lost
+
+    def status(self) -> FleetStatus:
+        """Return the replicas and what has happened to them since the start."""
+        now = time.monotonic()
+        return FleetStatus(
+            tuple(self._status_of(member, now) for member in self._roster),
+            wanted=self._count,
+            num_starting=len(self._starts),
+            num_held=self._dispatcher.num_held,
+            bounds=None if self._autoscaler is None else self._autoscaler.bounds,
+            num_started=self._roster.num_joined,
+            num_lost=self._dispatcher.num_lost,
+            num_replays=self._dispatcher.num_replays,
+            num_drained=self._num_drained,
+            num_scaled_up=0 if self._autoscaler is None else self._autoscaler.num_up,
+            num_scaled_down=0 if self._autoscaler is None else self._autoscaler.num_down,
+        )
+
+    def engine_stats(self) -> Mapping[int, Mapping[str, float]]:
+        """Return gauges and counters by the replica's index; counters of an index never go back."""
+        return self._roster.stats_by_index()
+
+    async def start(self) -> Ready:
+        """Start all replicas and wait for them. Raises as ``EngineClient.start``, and ends those that run."""
+        starts = [asyncio.ensure_future(self._launcher.launch()) for _ in range(self._count)]
+        try:
+            started = await asyncio.gather(*starts)
+        except BaseException:
+            self._closing = True
+            await asyncio.gather(*starts, return_exceptions=True)
+            await asyncio.gather(*(self._launcher.stop(task.result()[0]) for task in starts if not _failed(task)))
+            await self._launcher.close()
+            raise
+        self._ready = started[0][1]
+        self._adapters.begin(self._ready.adapters)
+        for client, ready in started:
+            self._join(client, ready)
+        self._tick()
+        return self._ready
+
+    def scale(self, count: int) -> None:
+        """Set how many replicas there should be: others are started, or drained with the least loaded first.
+
+        A replica that drains takes no new sequences; what has not ended within ``DRAIN_SECONDS`` goes on elsewhere. One
+        that drains is taken back before another is started.
+
+        Raises:
+            ValueError: ``count`` is below 1, and no policy is there that would start one.
+        """
+        if count < 1 and self._autoscaler is None:
+            raise ValueError(f"count is {count}; a fleet has at least 1 replica")
+        self._count = count
+        replicas, serving = self._dispatcher.replicas, self._roster.serving
+        until = time.monotonic() + DRAIN_SECONDS
+        for name in sorted(serving, key=lambda each: replicas[each].rows)[: max(0, len(serving) - count)]:
+            self._dispatcher.drain(name)
+            self._roster[name].drains_until = until
+        for member in [each for each in self._roster if each.drains_until is not None][: max(0, self._num_missing)]:
+            member.drains_until = None
+            self._dispatcher.reopen(member.name, time.monotonic())
+        self._pump()
+
+    def describe_tokens(self, message: TokenTexts | ForgetTokens) -> None:
+        """Send the bytes of all tokens to the replicas, before the first sequence with a grammar, or give them up."""
+        self._dispatcher.describe_tokens(message)
+        self._pump()
+
+    def submit(self, submits: Sequence[Submit]) -> None:
+        """Start sequences.
+
+        Raises:
+            EngineDead: the fleet is dead.
+            CapacityError: it has no room for more.
+            UnknownModel: an adapter's name is one that only the replicas have, such as ``sql@2``.
+        """
+        if not self.is_alive:
+            raise EngineDead("The engine is not running." if self.death is None else str(self.death))
+        self._adapters.check_public({submit.adapter for submit in submits if submit.adapter is not None})
+        now = time.monotonic()
+        self._dispatcher.submit(submits, now)
+        if self._count == 0:
+            self._follow_load(now)
+        self._pump()
+
+    def abort(self, ids: Iterable[int]) -> None:
+        """End sequences."""
+        self._dispatcher.abort(ids)
+        self._pump()
+
+    async def load_adapter(
+        self, name: str, path: str, *, replace: bool = False, trusted: bool = False, num_tokens: int = 0
+    ) -> None:
+        """Load an adapter on all replicas; new requests get it once all have it. Arguments and errors as there."""
+        self._num_loads += 1
+        try:
+            await self._wait_for_replica()
+            await self._adapters.load(name, path, replace_name=replace, trusted=trusted, num_tokens=num_tokens)
+        finally:
+            self._num_loads -= 1
+
+    async def unload_adapter(self, name: str) -> None:
+        """Unload an adapter; sequences that run keep it. Raises UnknownModel."""
+        await self._adapters.unload(name)
+
+    async def list_adapters(self) -> tuple[AdapterInfo, ...]:
+        """Return all adapters, as the replica that has the most of them sees them. Raises as ``EngineClient``."""
+        return await self._adapters.list()
+
+    async def take_snapshot(self) -> EngineSnapshot:
+        """Return the state of the replica with the most sequences. Raises EngineDead."""
+        busiest = max(self.replicas.values(), key=lambda client: client.stats.get("running", 0.0), default=None)
+        return await first_of([busiest] if busiest else ()).take_snapshot()
+
+    def kill(self) -> None:
+        """Kill all replicas."""
+        self._closing = True
+        for client in self.replicas.values():
+            client.kill()
+
+    async def close(self) -> None:
+        """Shut all replicas down and wait for them."""
+        self._closing = True
+        if self._timer is not None:
+            self._timer.cancel()
+        for task in tuple(self._starts):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for client in self.replicas.values():  # that they end now is no loss
+            mute(client)
+        try:
+            await asyncio.gather(*(self._launcher.stop(client) for client in self.replicas.values()))
+        finally:
+            await self._launcher.close()
+
+    def _join(self, client: ReplicaClient, ready: Ready, lacking: frozenset[str] = frozenset()) -> None:
+        """Let a started replica take sequences, but for those of adapters that it lacks."""
+        now = time.monotonic()
+        name = self._roster.add(client, now).name
+        client.on_frame = partial(self._take, name)
+        client.on_heartbeat = partial(self._beat, name)
+        client.on_death = partial(self._lose, name)
+        self._dispatcher.join(name, ready, now, lacking)
+        self._pump()
+
+    def _take(self, name: str, messages: list[Message]) -> None:
+        self._dispatcher.take(name, self._roster.next_frame(name), messages, time.monotonic())
+        self._pump()
+
+    def _beat(self, name: str, heartbeat: Heartbeat) -> None:
+        self._roster[name].busy = heartbeat.adapters
+        self._take(name, [heartbeat])
+        self.on_heartbeat(Heartbeat(self.stats, heartbeat.histograms, self._adapters.busy()))
+
+    def _lose(self, name: str, error: EngineDead) -> None:
+        """Give up a replica whose client says that it is dead."""
+        logger.warning("%s is lost: %s", name, error)
+        self._dispatcher.leave(name, time.monotonic())
+        self._pump()
+
+    def _tick(self) -> None:
+        now = time.monotonic()
+        for member in self._roster:
+            self._dispatcher.hear(member.name, now - member.client.silent_seconds)
+        self._dispatcher.tick(now)
+        self._stop_drained(now)
+        self._follow_load(now)
+        self._pump()
+        if self._adapters.has_unused:
+            self._run(self._adapters.unload_retired())
+        self._timer = asyncio.get_running_loop().call_later(TICK_SECONDS, self._tick)
+
+    def _follow_load(self, now: float) -> None:
+        """Set the number of replicas that the policy decides on, where there is one, but while adapters are loaded."""
+        if self._autoscaler is None or self._closing or self._num_loads:
+            return
+        load = FleetLoad(self._dispatcher.num_open, self._dispatcher.queue_seconds, self._count)
+        if (wanted := self._autoscaler.decide(load, now)) != self._count:
+            logger.info("%d replicas in the place of %d, for %d sequences", wanted, self._count, load.busy)
+            self.scale(wanted)
+
+    async def _wait_for_replica(self) -> None:
+        """Wait until a replica serves; one is started where there should be none. EngineDead if there is none to be."""
+        while not self._roster.serving and self.is_alive:
+            if self._count == 0:
+                self.scale(1)
+            await asyncio.sleep(TICK_SECONDS)
+
+    def _pump(self) -> None:
+        """Carry what the dispatcher has to say: replace lost replicas, send to the others, deliver to clients."""
+        for name in self._dispatcher.take_lost():
+            client = self._let_go(name)
+            client.kill()
+            self._run(self._launcher.stop(client))
+        self._start_missing()
+        by_replica: dict[str, list[Message]] = {}
+        for name, message in self._dispatcher.take_sent():
+            by_replica.setdefault(name, []).append(message)
+        for name, messages in by_replica.items():
+            if name in self._roster:
+                send(self._roster[name].client, messages)
+        if delivered := self._dispatcher.take_delivered():
+            self.on_frame(delivered)
+
+    def _start_missing(self) -> None:
+        """Start replicas until as many serve, or are starting, as are wanted."""
+        while self._timer is not None and not self._closing and self._num_missing > 0:
+            start = self._run(self._start_another())
+            self._starts.add(start)
+            start.add_done_callback(self._starts.discard)
+
+    @property
+    def _num_missing(self) -> int:
+        return self._count - len(self._roster.serving) - len(self._starts)
+
+    def _stop_drained(self, now: float) -> None:
+        """Stop replicas that drain and have no sequence; those that have had their time go on elsewhere."""
+        for member in self._roster:
+            until = member.drains_until
+            if until is not None and (self._dispatcher.is_drained(member.name) or now >= until):
+                self._num_drained += 1
+                self._dispatcher.retire(member.name, now)
+                self._run(self._launcher.stop(self._let_go(member.name)))
+
+    def _let_go(self, name: str) -> ReplicaClient:
+        """Return the client of a replica that serves no more."""
+        self._adapters.remember(self._roster[name].client)
+        return self._roster.remove(name)
+
+    def _status_of(self, member: Member, now: float) -> ReplicaStatus:
+        info = self._dispatcher.replicas[member.name]
+        return ReplicaStatus(
+            member.name,
+            member.index,
+            "serving" if member.drains_until is None else "draining",
+            member.client.place,
+            now - member.joined,
+            member.client.silent_seconds,
+            self._adapters.public_names(info.adapters),
+            member.client.stats,
+        )
+
+    async def _start_another(self) -> None:
+        """Start a replica beside the others, with the adapters that they have."""
+        assert self._ready is not None
+        await self._let_streams_go_on()
+        while not self._closing and self.death is None and self._count > len(self._roster.serving):
+            try:
+                client, ready, lacking = await start_beside(self._launcher, self._ready, self._adapters.wanted)
+            except EngineError as error:
+                self._num_failed += 1
+                logger.error("a replica could not be started: %s", error)
+                if self._num_failed >= MOST_FAILED_STARTS and not self.replicas:
+                    self.death = EngineDead(f"No replica of the engine can be started: {error}")
+                    self.on_death(self.death)
+                await asyncio.sleep(self._num_failed)
+                continue
+            self._num_failed = 0
+            if self._closing or self._count <= len(self._roster.serving):  # it is not wanted any more
+                await self._launcher.stop(client)
+            else:
+                self._join(client, ready, lacking)
+            return
+
+    async def _let_streams_go_on(self) -> None:
+        """Wait until all streams of lost replicas have a token again, at most ``RESUME_SECONDS``.
+
+        They are computed again by the replicas that are left, which need the cores that a start takes.
+        """
+        until = time.monotonic() + RESUME_SECONDS
+        while self._roster.serving and self._dispatcher.num_interrupted and time.monotonic() < until:
+            await asyncio.sleep(_RESUME_POLL_SECONDS)
+
+    def _run(self, job: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(job)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+
+def _failed(task: asyncio.Future[Any]) -> bool:
+    return task.cancelled() or task.exception() is not None

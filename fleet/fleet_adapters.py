@@ -1,0 +1,122 @@
+"""Adapters of a fleet: loads and unloads on all replicas, versions of names, and what is known while none runs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from ..engine.errors import EngineDead, RequestError, UnknownModel
+from ..engine.types import AdapterInfo
+from .adapter_loading import load_on_all
+from .adapter_versions import AdapterVersions, BusyAdapters, LoadedVersion
+from .dispatcher import Dispatcher
+from .replica_client import ReplicaClient
+from .replica_roster import ReplicaRoster
+
+
+class FleetAdapters:
+    """Adapters that requests can name, the same on all replicas.
+
+    Args:
+        roster: the replicas.
+        dispatcher: learns which version a name stands for.
+    """
+
+    def __init__(self, roster: ReplicaRoster, dispatcher: Dispatcher) -> None:
+        self._roster = roster
+        self._dispatcher = dispatcher
+        self._versions = AdapterVersions()
+        self._last_seen: dict[str, AdapterInfo] = {}  # by version, of replicas that are gone
+
+    def begin(self, infos: Iterable[AdapterInfo]) -> None:
+        """Take the adapters that the operator has named."""
+        for info in infos:
+            self._versions.add(LoadedVersion(info.name, info.name, info.path, True, info.digest, info.loaded))
+
+    @property
+    def infos(self) -> dict[str, AdapterInfo]:
+        """Loaded adapters by name, each as one of the replicas sees it, or saw it where none runs that has it."""
+        wanted = self._versions.wanted
+        infos = {version: info for version, info in self._last_seen.items() if version in wanted}
+        for member in self._roster:  # a replica may lack some
+            infos.update(member.client.adapters)
+        return self._versions.public(infos)
+
+    def remember(self, client: ReplicaClient) -> None:
+        """Keep what a replica that ends has said of its adapters: requests may name them while none runs."""
+        wanted = self._versions.wanted
+        kept = {**self._last_seen, **client.adapters}
+        self._last_seen = {version: info for version, info in kept.items() if version in wanted}
+
+    def check_public(self, names: Iterable[str]) -> None:
+        """Raise UnknownModel for a name that only the replicas have, of a version."""
+        for name in names:
+            if self._versions.is_internal(name):
+                raise UnknownModel(name)
+
+    def public_names(self, versions: Iterable[str]) -> tuple[str, ...]:
+        """Return the names of versions, without those that were replaced."""
+        return self._versions.public_names(versions)
+
+    def busy(self) -> BusyAdapters:
+        """Return the names of adapters that have running and waiting sequences on any replica."""
+        return self._versions.busy(member.busy for member in self._roster)
+
+    def wanted(self) -> Mapping[str, LoadedVersion]:
+        """Return the versions that a replica must have: the current ones, and those of open sequences."""
+        retired = self._versions.retired.items()
+        used = {version: loaded for version, loaded in retired if self._dispatcher.uses_adapter(version)}
+        return self._versions.wanted | used
+
+    async def load(self, name: str, path: str, *, replace_name: bool, trusted: bool, num_tokens: int) -> None:
+        """Load an adapter on all replicas; new requests get it once all have it. Raises as ``EngineClient``."""
+        if not replace_name and (self._versions.has(name) or name in self.infos):
+            raise RequestError(
+                f"The adapter {name!r} is loaded already; unload it, or ask to replace it.", param="name"
+            )
+        version = self._versions.begin(name, {each for member in self._roster for each in member.client.adapters})
+        loaded = LoadedVersion(name, version, path, trusted, num_tokens=num_tokens)
+        try:
+            digest = await load_on_all(lambda: self._roster.clients.values(), loaded)
+        finally:
+            self._versions.end(version)
+        self._versions.add(replace(loaded, digest=digest))
+        self._dispatcher.name_adapter(name, version)
+
+    async def unload(self, name: str) -> None:
+        """Unload an adapter; sequences that run keep it. Raises UnknownModel."""
+        if not self._versions.remove(name):
+            raise UnknownModel(name)
+        self._dispatcher.name_adapter(name, None)
+        await self.unload_retired()
+
+    async def list(self) -> tuple[AdapterInfo, ...]:
+        """Return all adapters, as the replica that has the most of them sees them, or as they were last seen."""
+        clients = self._roster.clients.values()
+        fullest = max(clients, key=lambda client: len(client.adapters), default=None)
+        if fullest is None:
+            return tuple(self.infos.values())
+        infos = await fullest.list_adapters()
+        return tuple(self._versions.public({info.name: info for info in infos}).values())
+
+    @property
+    def has_unused(self) -> bool:
+        """Whether a version that was replaced has no sequence any more."""
+        return any(not self._dispatcher.uses_adapter(version) for version in self._versions.retired)
+
+    async def unload_retired(self) -> None:
+        """Unload the versions that nobody uses any more."""
+        for version in self._versions.retired:
+            if not self._dispatcher.uses_adapter(version):
+                self._versions.forget(version)
+                clients = self._roster.clients.values()
+                await asyncio.gather(*(client.unload_adapter(version) for client in clients), return_exceptions=True)
+
+
+def first_of(clients: Iterable[ReplicaClient]) -> ReplicaClient:
+    """Return a replica. Raises EngineDead if there is none."""
+    client = next(iter(clients), None)
+    if client is None:
+        raise EngineDead("No replica of the engine is running.")
+    return client

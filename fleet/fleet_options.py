@@ -1,0 +1,29 @@
+"""Options of a fleet, as its owner reads them from its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class FleetOptions:
+    """How many replicas there are, where they run, and when one counts as hung.
+
+    Attributes:
+        replicas: number of engine processes; without meaning where ``autoscale_bounds`` are given.
+        autoscale_bounds: least and most replicas of a fleet that follows the load; None for a fixed number.
+        ray_address: of the Ray cluster that places the replicas: ``local``, ``auto`` or HOST:PORT; None without Ray.
+        silence_seconds: without a sign of life, after which a replica counts as hung.
+        watchdog_timeout: seconds that one step may take.
+    """
+
+    replicas: int
+    autoscale_bounds: tuple[int, int] | None
+    ray_address: str | None
+    silence_seconds: float
+    watchdog_timeout: float
+
+    @property
+    def most_replicas(self) -> int:
+        """Replicas that share the machine."""
+        return self.replicas if self.autoscale_bounds is None else self.autoscale_bounds[1]

@@ -1,0 +1,82 @@
+"""GPU launcher: starts each replica on a GPU of its own, and takes the GPU back when the replica has ended."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+from ..engine.config import EngineConfig
+from ..engine.errors import ConfigError, EngineDead
+from ..engine.machine.visible_gpus import VARIABLE, torch_takes_gpus, visible_gpus
+from ..engine.messages import Ready
+from .fleet_options import FleetOptions
+from .replica_client import ReplicaClient
+from .replica_launcher import ReplicaLauncher
+
+FREE_SECONDS = 60.0
+"""For a replica that is ending to leave its GPU to the next one."""
+
+
+class GpuLauncher:
+    """Launches at most as many replicas at a time as there are GPUs.
+
+    Args:
+        launchers: by GPU, in the order in which they are used.
+    """
+
+    def __init__(self, launchers: Mapping[str, ReplicaLauncher]) -> None:
+        self._launchers = launchers
+        self._free: asyncio.Queue[str] = asyncio.Queue()
+        self._used: dict[ReplicaClient, str] = {}
+        for gpu in launchers:
+            self._free.put_nowait(gpu)
+
+    async def launch(self) -> tuple[ReplicaClient, Ready]:
+        """Start a replica on a free GPU. Raises as ``ReplicaLauncher``, and EngineDead if none becomes free."""
+        try:
+            async with asyncio.timeout(FREE_SECONDS):
+                gpu = await self._free.get()
+        except TimeoutError as error:
+            raise EngineDead(f"None of the {len(self._launchers)} GPUs is free for a replica.") from error
+        try:
+            client, ready = await self._launchers[gpu].launch()
+        except BaseException:
+            self._free.put_nowait(gpu)
+            raise
+        self._used[client] = gpu
+        return client, ready
+
+    async def stop(self, client: ReplicaClient) -> None:
+        """End a replica, and let its GPU be used again."""
+        gpu = self._used.pop(client)
+        try:
+            await self._launchers[gpu].stop(client)
+        finally:
+            self._free.put_nowait(gpu)
+
+    async def close(self) -> None:
+        """Give up what replicas were started with, once all have ended."""
+        await asyncio.gather(*(launcher.close() for launcher in self._launchers.values()))
+
+
+def gpus_of(config: EngineConfig, options: FleetOptions, num_engines: int) -> tuple[str, ...]:
+    """Return the GPUs for the replicas of a server, one for each; none where they compute on the CPU.
+
+    Several models share the first GPU: none of them has one to itself.
+
+    Raises:
+        ConfigError: there are fewer GPUs than replicas.
+    """
+    gpus = visible_gpus()
+    if config.device == "cpu" or not gpus or num_engines > options.most_replicas:
+        return ()
+    if config.device == "auto" and not torch_takes_gpus():
+        return ()
+    if len(gpus) < options.most_replicas:
+        bounds = options.autoscale_bounds
+        named = f"--replicas {options.replicas}" if bounds is None else f"--autoscale {bounds[0]}:{bounds[1]}"
+        raise ConfigError(
+            f"{named}: each replica takes a GPU of its own, and {len(gpus)} can be seen ({VARIABLE} may name others): "
+            f"take at most {len(gpus)}, or --device cpu."
+        )
+    return gpus[: options.most_replicas]

@@ -1,0 +1,92 @@
+"""Local fleet: replicas as engine processes of this machine, which share its cores and its memory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from ..engine.config import EngineConfig
+from ..engine.machine.resources import cores
+from ..engine.serving.engine_client import EngineClient
+from ..engine.serving.engine_spawn import spawn_engine
+from ..engine.serving.template_client import EngineTemplate
+from .dispatcher_limits import DispatcherLimits
+from .fleet import Fleet
+from .fleet_options import FleetOptions
+from .gpu_launcher import GpuLauncher, gpus_of
+from .replica_launcher import ProcessLauncher, ReplicaLauncher
+from .scaling.autoscaling import AutoscalePolicy
+
+LEAST_UTILIZATION = 0.05
+"""Lower bound of ``--gpu-memory-utilization``."""
+
+START_SECONDS = 600.0
+"""That sequences wait for a replica, as one that starts loads the model first."""
+
+
+def local_fleet(config: EngineConfig, path: Path, options: FleetOptions, num_engines: int) -> Fleet:
+    """Return a fleet of processes, which is not started: of ``--replicas``, or of as many as ``--autoscale`` says.
+
+    Args:
+        num_engines: the most engine processes that share the machine, those of other fleets included.
+
+    Raises:
+        ConfigError: there are fewer GPUs than replicas.
+    """
+    policy, count = policy_of(config, options), options.replicas
+    if policy is not None:
+        count = max(1, policy.least)  # what the model needs is known from one that runs
+    launcher = _launcher(config, path, options, num_engines)
+    return Fleet(launcher, count, limits_of(config, options), seed=config.seed, policy=policy)
+
+
+def _launcher(config: EngineConfig, path: Path, options: FleetOptions, num_engines: int) -> ReplicaLauncher:
+    """Return what starts the processes: forked ones that share a CPU, or one for each GPU."""
+    gpus = gpus_of(config, options, num_engines)
+    shared = shared_config(config, num_engines, cores().usable)
+    timeouts = {"heartbeat_timeout": options.silence_seconds, "watchdog_timeout": options.watchdog_timeout}
+    if gpus:
+        shared = replace(shared, gpu_memory_utilization=config.gpu_memory_utilization)
+        makes = {
+            gpu: partial(EngineClient, shared, path, **timeouts, spawn=partial(spawn_engine, gpu=gpu)) for gpu in gpus
+        }
+        return GpuLauncher({gpu: ProcessLauncher(make) for gpu, make in makes.items()})
+    template = EngineTemplate(shared, path)
+    make = partial(EngineClient, shared, path, **timeouts, spawn=template.spawn)
+    is_always_there = options.autoscale_bounds is None or options.autoscale_bounds[0] > 0
+    return ProcessLauncher(make, template, keeps_template=is_always_there)
+
+
+def policy_of(config: EngineConfig, options: FleetOptions) -> AutoscalePolicy | None:
+    """Return the policy of ``--autoscale``; None without it.
+
+    A replica is meant to have half of the sequences that it can run at once: another one takes seconds to start.
+    """
+    if options.autoscale_bounds is None:
+        return None
+    least, most = options.autoscale_bounds
+    return AutoscalePolicy(least, most, rows=max(1, config.max_num_seqs // 2))
+
+
+def limits_of(config: EngineConfig, options: FleetOptions) -> DispatcherLimits:
+    """Return the dispatcher's limits for the replicas of a server."""
+    return DispatcherLimits(
+        most_replicas=2 * options.most_replicas,  # with those that take the place of others that drain
+        hold_seconds=START_SECONDS,
+        heartbeat_seconds=options.silence_seconds,
+        adapter_slots=config.max_loras,
+    )
+
+
+def shared_config(config: EngineConfig, replicas: int, num_cores: int) -> EngineConfig:
+    """Return the options of one of ``replicas`` replicas of a machine.
+
+    Its threads are a share of the cores, and its memory a share of ``--gpu-memory-utilization``; what ``--threads`` and
+    ``--kv-cache-memory`` say is for each replica.
+    """
+    return replace(
+        config,
+        threads=config.threads or max(1, num_cores // replicas),
+        gpu_memory_utilization=max(LEAST_UTILIZATION, config.gpu_memory_utilization / replicas),
+    )

@@ -1,0 +1,223 @@
+"""Ray cluster: joins one, or starts a local one that only this machine's loopback interface and this server can use."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import logging
+import os
+import secrets
+import shutil
+import socket
+import sys
+import tempfile
+from contextlib import suppress
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from ...engine.errors import ConfigError
+from .cluster_room import ReplicaResources, check_room
+
+LOCAL = "local"
+AUTO = "auto"
+VERSIONS = (2, 60)
+"""Major and minor version of Ray that this was written for."""
+
+OBJECT_STORE_BYTES = 80 << 20
+"""Nearly the least that Ray takes: nothing of a request goes through its object store."""
+
+REACH_SECONDS = 3.0
+_FOLDER = "rootgraft-ray-"  # of a local cluster's sessions, with the process id of its server
+
+_ENVIRONMENT = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_AUTH_MODE": "token",
+    # "This machine is no cluster": Ray's name for listening on the loopback interface alone.
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+    # Replicas of one machine share its GPUs: an actor that asks for none may still use them.
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    # An engine process whose actor was killed is killed too.
+    "RAY_process_group_cleanup_enabled": "true",
+    # What Ray's agent looks at again and again tells nobody anything here.
+    "REPORTER_UPDATE_INTERVAL_MS": "60000",
+    "RAY_DASHBOARD_AGENT_LOOP_MONITOR_INTERVAL_S": "10",
+}
+_LOCAL_SYSTEM = {
+    "raylet_report_resources_period_milliseconds": 1000,
+    "enable_metrics_collection": False,
+    "gcs_pull_resource_loads_period_milliseconds": 30_000,
+    "kill_idle_workers_interval_ms": 5000,
+    "raylet_check_gc_period_milliseconds": 5000,
+    "io_context_event_loop_lag_collection_interval_ms": 30_000,
+    "task_events_report_interval_ms": 0,
+    # Ray would kill the process that it likes least; the replicas' memory is set by their options.
+    "memory_monitor_refresh_ms": 0,
+}
+
+logger = logging.getLogger("rootgraft.fleet")
+
+
+def check_ray() -> None:
+    """Check that Ray is installed in a version that we know. Raises ConfigError with the command that mends it."""
+    command = f"Try: {sys.executable} -m pip install 'rootgraft[fleet]'"
+    try:
+        version = metadata.version("ray")
+    except metadata.PackageNotFoundError:
+        raise ConfigError(f"--ray-address needs the package ray, which is not installed. {command}") from None
+    if tuple(int(part) for part in version.split(".")[:2]) != VERSIONS:
+        wanted = ".".join(map(str, VERSIONS))
+        raise ConfigError(f"--ray-address needs ray {wanted}, and {version} is installed. {command}")
+
+
+def check_address(address: str) -> None:
+    """Check the form of ``--ray-address``. Raises ConfigError."""
+    if address in (LOCAL, AUTO):
+        return
+    host, _, port = address.rpartition(":")
+    if not host or "/" in host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise ConfigError(f"--ray-address is {address!r}; it is local, auto, or HOST:PORT of a cluster's head.")
+
+
+class RayCluster:
+    """The connection of this process to a cluster.
+
+    Args:
+        address: ``local``, ``auto``, or HOST:PORT.
+        resources: of each replica.
+        count: replicas that must fit.
+    """
+
+    def __init__(self, address: str, resources: ReplicaResources, count: int) -> None:
+        self._address = address
+        self._resources = resources
+        self._count = count
+        self._lock = asyncio.Lock()
+        self._ray: Any = None
+        self._folder: Path | None = None
+
+    @property
+    def ray(self) -> Any:
+        """The package ``ray``, connected."""
+        assert self._ray is not None
+        return self._ray
+
+    async def start(self) -> None:
+        """Connect, once. Raises ConfigError if Ray cannot be reached or started, or has no room for the replicas."""
+        async with self._lock:
+            if self._ray is None:
+                await asyncio.to_thread(self._start)
+
+    async def close(self) -> None:
+        """Disconnect; a local cluster ends."""
+        async with self._lock:
+            if self._ray is not None:
+                await asyncio.to_thread(self._ray.shutdown)
+                self._ray = None
+            if self._folder is not None:
+                shutil.rmtree(self._folder, ignore_errors=True)
+                self._folder = None
+
+    def _start(self) -> None:
+        if self._address == LOCAL:
+            machine = {"CPU": self._count * self._resources.num_cpus, "memory": psutil.virtual_memory().available}
+            check_room([machine], self._resources, self._count)
+            self._init(**self._local())
+            self._end_idle_processes()
+            return
+        if self._address != AUTO:
+            _reach(self._address)
+        self._init(address=self._address)
+        try:
+            machines = [node["Resources"] for node in self.ray.nodes() if node["Alive"]]
+            check_room(machines, self._resources, self._count)
+        except BaseException:
+            self.ray.shutdown()
+            self._ray = None
+            raise
+
+    def _local(self) -> dict[str, Any]:
+        """Return the options of a cluster of this machine alone, and set what Ray reads from the environment."""
+        remove_old_sessions()
+        self._folder = Path(tempfile.mkdtemp(prefix=f"{_FOLDER}{os.getpid()}-"))
+        os.environ.update(_ENVIRONMENT)
+        # Once in a process, as Ray keeps the first that it has read.
+        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+        return {
+            "address": LOCAL,
+            # As many as the replicas take, whatever the machine has: how they share it is the fleet's business.
+            "num_cpus": 2 * self._count * self._resources.num_cpus,
+            "object_store_memory": OBJECT_STORE_BYTES,
+            "include_dashboard": False,
+            "_memory": psutil.virtual_memory().available,
+            "_temp_dir": str(self._folder),
+            "_system_config": dict(_LOCAL_SYSTEM),
+        }
+
+    def _end_idle_processes(self) -> None:
+        """End those of Ray's processes that a cluster of one machine needs for nothing: together 1.8 % of a core."""
+        worker: Any = importlib.import_module("ray._private.worker")
+        node = worker._global_node
+        for end in (node.kill_log_monitor, node.kill_monitor, node.kill_dashboard):
+            end(check_alive=False)
+
+    def _init(self, **options: Any) -> None:
+        # Ray would print a stack trace on the terminal for each SIGTERM, which ends this server in good order.
+        os.environ.setdefault("RAY_DISABLE_FAILURE_SIGNAL_HANDLER", "1")
+        ray = importlib.import_module("ray")
+        logging.getLogger("ray").setLevel(logging.ERROR)  # after the import, which sets it
+        # Ray would print on standard output that an actor died, whatever ``log_to_driver`` says; the fleet says it too.
+        worker: Any = importlib.import_module("ray._private.worker")
+        worker.print_to_stdstream = lambda *given, **named: None
+        try:
+            ray.init(
+                **options,
+                namespace="rootgraft",
+                job_config=_job_config(),
+                configure_logging=False,
+                log_to_driver=False,
+            )
+        except Exception as error:  # Ray has no common root for what may happen here
+            ray.shutdown()
+            where = "A local Ray cannot be started" if self._address == LOCAL else "The cluster cannot be joined"
+            text = " ".join(str(error).split())[:300] or type(error).__name__
+            raise ConfigError(f"--ray-address {self._address}: {where}: {text}") from error
+        self._ray = ray
+
+
+def remove_old_sessions() -> None:
+    """Remove the folders of local clusters whose servers are gone, and end what is left of their processes."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_FOLDER}*-*"):
+        owner = folder.name.removeprefix(_FOLDER).partition("-")[0]
+        with suppress(OSError):
+            if owner.isdecimal() and not psutil.pid_exists(int(owner)) and folder.stat().st_uid == os.getuid():
+                _end_processes_of(folder)
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def _end_processes_of(folder: Path) -> None:
+    """Kill the processes of ours that were started for a session's folder: its name is in their arguments."""
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process.uids().real == os.getuid() and any(str(folder) in part for part in process.cmdline()):
+                logger.warning("a process of an earlier server's Ray is ended: %d", process.pid)
+                process.kill()
+
+
+def _reach(address: str) -> None:
+    """Check that something listens at a cluster's address. Raises ConfigError."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), REACH_SECONDS).close()
+    except OSError as error:
+        raise ConfigError(f"--ray-address {address}: the cluster cannot be reached: {error}") from error
+
+
+def _job_config() -> Any:
+    """Return a job's options by which workers do not search this process's working directory for modules."""
+    job_config = importlib.import_module("ray.job_config").JobConfig()
+    # Ray would add it, and the folder of this process's script, unless the job brings a directory of its own.
+    job_config._runtime_env_has_working_dir = lambda: True
+    return job_config

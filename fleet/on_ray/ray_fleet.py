@@ -1,0 +1,55 @@
+"""Fleet on Ray: replicas as actors of a cluster, for ``rootgraft serve --ray-address``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ...engine.config import EngineConfig
+from ...engine.errors import ConfigError
+from ...engine.machine.resources import cores
+from ..fleet import Fleet
+from ..fleet_options import FleetOptions
+from ..local_fleet import limits_of, shared_config
+from .cluster_room import GIB, ReplicaResources
+from .ray_cluster import LOCAL, RayCluster, check_address, check_ray
+from .ray_launcher import RayLauncher
+
+_WEIGHTS = (".safetensors", ".gguf")
+
+
+def ray_fleet(config: EngineConfig, path: Path, options: FleetOptions) -> Fleet:
+    """Return a fleet of ``options.replicas`` actors, which is not started.
+
+    Raises:
+        ConfigError: a wrong address or device, or Ray is not installed, or in another version.
+    """
+    assert options.ray_address is not None
+    check_address(options.ray_address)
+    check_ray()
+    is_local = options.ray_address == LOCAL
+    if is_local:
+        config = shared_config(config, options.replicas, cores().usable)
+    elif config.device == "auto":
+        raise ConfigError("--device is auto; with --ray-address it is cpu or cuda, as a cluster's machines may differ.")
+    resources = resources_of(config, path, has_gpu=config.device == "cuda" and not is_local)
+    cluster = RayCluster(options.ray_address, resources, options.replicas)
+    launcher = RayLauncher(
+        cluster,
+        config,
+        path,
+        resources,
+        heartbeat_timeout=options.silence_seconds,
+        watchdog_timeout=options.watchdog_timeout,
+    )
+    return Fleet(launcher, options.replicas, limits_of(config, options), seed=config.seed)
+
+
+def resources_of(config: EngineConfig, path: Path, *, has_gpu: bool) -> ReplicaResources:
+    """Return what a replica takes at least: its threads, one GPU if it has one to itself, its weights and its KV."""
+    files = [path] if path.is_file() else [file for file in path.iterdir() if file.suffix in _WEIGHTS]
+    kv = int((config.kv_cache_memory or 0.0) * GIB)
+    return ReplicaResources(
+        num_cpus=config.threads or 1,
+        num_gpus=int(has_gpu),
+        memory=sum(file.stat().st_size for file in files) + kv,
+    )

@@ -1,0 +1,173 @@
+"""Ray replica: the client of an engine process that an actor of Ray's hosts, on this machine or another."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, cast
+
+from ...engine.config import EngineConfig
+from ...engine.errors import EngineDead
+from ...engine.serving.engine_client import EngineClient
+from .handover import CHANNEL, CONTROL, LIVENESS, REPORT, prepare
+
+CONNECT_SECONDS = 10.0
+LAST_MESSAGES_SECONDS = 0.5
+"""For the engine's last messages to come after the end of its actor."""
+CLOSE_SECONDS = 15.0
+"""For an engine to end its streams and its process; then its actor is killed."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostAddress:
+    """Where an actor waits for the gateway.
+
+    Attributes:
+        host, port: of its ``EngineHost``.
+        token: that a connection begins with.
+    """
+
+    host: str
+    port: int
+    token: bytes
+
+
+class RayReplica(EngineClient):
+    """Exchanges messages with the engine process of an actor over connections of its own; Ray sees none of them.
+
+    Args:
+        config, model_path, heartbeat_timeout, watchdog_timeout: as of ``EngineClient``.
+        address: of the actor.
+        release: ends the actor, whatever it does. It may block.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        model_path: Path,
+        address: HostAddress,
+        release: Callable[[], None],
+        *,
+        heartbeat_timeout: float,
+        watchdog_timeout: float,
+    ) -> None:
+        super().__init__(config, model_path, heartbeat_timeout=heartbeat_timeout, watchdog_timeout=watchdog_timeout)
+        self._address = address
+        self._release = release
+        self._control: _Control | None = None
+
+    @property
+    def place(self) -> str:
+        """The machine, for people."""
+        return self._address.host
+
+    async def _open(self) -> tuple[socket.socket, BinaryIO]:
+        """Connect to the actor, which starts the process. Raises EngineDead if it cannot be reached."""
+        ends: list[socket.socket] = []
+        try:
+            async with asyncio.timeout(CONNECT_SECONDS):
+                for purpose in (LIVENESS, CHANNEL, CONTROL):
+                    ends.append(await self._connect(purpose))
+        except BaseException as error:
+            for end in ends:
+                end.close()
+            if not isinstance(error, OSError):  # TimeoutError is one
+                raise
+            where = f"{self._address.host}:{self._address.port}"
+            raise EngineDead(f"The replica at {where} cannot be reached: {error or 'no answer'}.") from error
+        self._control = control = _Control(self._lose_host)
+        await asyncio.get_running_loop().create_connection(lambda: control, sock=ends[2])
+        return ends[1], open(ends[0].detach(), "rb", buffering=0)
+
+    async def _connect(self, purpose: bytes) -> socket.socket:
+        end = socket.socket(socket.AF_INET6 if ":" in self._address.host else socket.AF_INET)
+        end.setblocking(False)
+        loop = asyncio.get_running_loop()
+        try:
+            await loop.sock_connect(end, (self._address.host, self._address.port))
+            await loop.sock_sendall(end, self._address.token + purpose)
+        except BaseException:
+            end.close()
+            raise
+        prepare(end)
+        return end
+
+    def kill(self) -> None:
+        """Let the actor kill the process. Does nothing if it has ended."""
+        if self._control is not None:
+            self._control.ask_to_kill()
+
+    async def close(self) -> None:
+        """Shut the engine down and end its actor; one that has not ended after ``CLOSE_SECONDS`` is cut off."""
+        try:
+            async with asyncio.timeout(CLOSE_SECONDS):
+                await super().close()
+        except TimeoutError:
+            if self._transport is not None:
+                self._transport.abort()
+        finally:
+            if self._control is not None:
+                self._control.close()
+            await asyncio.to_thread(self._release)
+
+    def _fault_of_start(self) -> str:
+        return (
+            f"The engine process at {self._address.host} ended while it was loading the model; its lines are in Ray's "
+            "logs of that machine, in the worker's files."
+        )
+
+    def _processor_seconds(self) -> float | None:
+        return self._control.processor_seconds if self._control is not None else None
+
+    def _has_main_ended(self) -> bool:
+        return False  # the actor waits for the process, and tells
+
+    def _lose_host(self) -> None:
+        """End with the actor: the end of its channel asks the engine process to end."""
+        # Not at once: if the process has ended, its last messages may still be on their way, and its channel ends too.
+        if self._transport is not None:
+            asyncio.get_running_loop().call_later(LAST_MESSAGES_SECONDS, self._transport.abort)
+
+
+class _Control(asyncio.Protocol):
+    """The control connection: what the host reports, and its end.
+
+    Args:
+        on_end: called when the host is gone.
+
+    Attributes:
+        processor_seconds: that the engine process has used, by the last report; None before the first.
+    """
+
+    def __init__(self, on_end: Callable[[], None]) -> None:
+        self._on_end = on_end
+        self._transport: asyncio.Transport | None = None
+        self._buffer = bytearray()
+        self.processor_seconds: float | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        self._buffer += data
+        whole = len(self._buffer) // REPORT.size * REPORT.size
+        if whole:
+            (self.processor_seconds,) = REPORT.unpack_from(self._buffer, whole - REPORT.size)
+            del self._buffer[:whole]
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._transport = None
+        self._on_end()
+
+    def ask_to_kill(self) -> None:
+        """Let the host kill the engine process."""
+        if self._transport is not None:
+            self._transport.write(b"K")
+
+    def close(self) -> None:
+        """End the connection, and with it the process."""
+        if self._transport is not None:
+            self._transport.close()

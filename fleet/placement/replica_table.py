@@ -1,0 +1,297 @@
+"""Replica table: what a gateway knows of its replicas, in columns for ``choose_replica``."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ...engine.messages import Ready
+from .grammar_index import GrammarIndex
+from .prefix_index import PrefixIndex
+from .routing import AdapterColumns, ReplicaColumns, Route, choose_replica, rendezvous
+
+ROW_TOKENS = 64.0
+"""Tokens of prefill that a running sequence delays a new one by, for as long as both run.
+
+Where it is less, replicas are loaded less evenly; where it is more, adapters are loaded more often for that
+(``benchmarks/fleet/simulated/routing_cost.py``).
+"""
+
+FIRST_RATE = 1000.0
+"""Tokens of prefill a second, before any was measured."""
+
+COMPILE_SECONDS = 0.25
+REPLAY_COMPILE_SECONDS = 1.0
+"""What a replica's lack of a grammar counts for: a compile, for a sequence whose client waits for its next token more,
+as the replicas that are left are busy with those of the one that is lost."""
+
+GRAMMAR_COPIES = 2
+"""Replicas that have a grammar that is in use: the second one goes on with the first one's sequences."""
+
+_RATE_WEIGHT = 4096.0  # tokens over which a measured rate is averaged
+_SHARE_DECAY = 0.999  # of an adapter's count, for each sequence routed
+_LEAST_COUNT = 0.01
+_FEW = 20  # sequences, before which no share of the load can be told
+_FORGET_EVERY = 4096  # sequences
+
+
+@dataclass(slots=True)
+class ReplicaInfo:
+    """One replica.
+
+    Attributes:
+        name: unique, also among replicas that are gone.
+        slot: its place in the columns.
+        ready: its limits, and the digest of its base model.
+        draining: takes no new sequences.
+        heard: when its last sign of life came.
+        pending: tokens still to compute before the first token, by sequence.
+        rows: sequences on it, of this gateway.
+        foreign_rows: those of others, by its last heartbeat.
+        rate: tokens a second.
+        adapters: that it is likely to hold, the last used ones last.
+    """
+
+    name: str
+    slot: int
+    ready: Ready
+    heard: float
+    draining: bool = False
+    pending: dict[int, int] = field(default_factory=dict)
+    rows: int = 0
+    foreign_rows: float = 0.0
+    rate: float = FIRST_RATE
+    adapters: OrderedDict[str, None] = field(default_factory=OrderedDict)
+    stats: Mapping[str, float] = field(default_factory=dict)
+
+
+class ReplicaTable:
+    """Replicas by name, what they were sent, and the choice among them.
+
+    Args:
+        most_replicas: at one time.
+        adapter_slots: adapters that a replica holds on its device.
+        adapter_load_seconds: that a load takes.
+    """
+
+    def __init__(self, most_replicas: int, adapter_slots: int, adapter_load_seconds: float) -> None:
+        self._slots = adapter_slots
+        self._load_seconds = adapter_load_seconds
+        self._free = list(range(most_replicas - 1, -1, -1))
+        self._names = np.zeros(most_replicas, np.uint64)
+        self._open = np.zeros(most_replicas, bool)
+        self._heard = np.zeros(most_replicas)
+        self._tokens = np.zeros(most_replicas)
+        self._rates = np.full(most_replicas, FIRST_RATE)
+        self._full = np.zeros(most_replicas, bool)
+        self._sent = np.zeros(most_replicas)  # sequences lately
+        self._loaded: dict[str, np.ndarray[tuple[int], np.dtype[np.bool_]]] = {}
+        self._counts: dict[str, tuple[float, int]] = {}  # of sequences by adapter, and when it was counted
+        self._num_routed = 0
+        self._by_slot: dict[int, ReplicaInfo] = {}
+        self.prefixes = PrefixIndex(most_replicas)
+        self.grammars = GrammarIndex(most_replicas)
+        self.replicas: dict[str, ReplicaInfo] = {}
+
+    def join(self, name: str, ready: Ready, now: float) -> ReplicaInfo:
+        """Add a replica. ValueError if it is there, IndexError if there are too many."""
+        if name in self.replicas:
+            raise ValueError(f"replica {name} is there already")
+        info = ReplicaInfo(name, self._free.pop(), ready, now)
+        self.replicas[name] = self._by_slot[info.slot] = info
+        self._names[info.slot] = hash_of(name)
+        self._open[info.slot], self._tokens[info.slot], self._rates[info.slot] = True, 0.0, info.rate
+        self._sent[info.slot] = 0.0
+        self.prefixes.open(info.slot, ready.num_pages * ready.page_size)
+        self.grammars.open(info.slot)
+        self.hear(info, now)
+        return info
+
+    def hear(self, info: ReplicaInfo, now: float) -> None:
+        """Note a sign of life."""
+        info.heard = self._heard[info.slot] = max(info.heard, now)
+
+    def leave(self, name: str) -> None:
+        """Remove a replica."""
+        info = self.replicas.pop(name)
+        del self._by_slot[info.slot]
+        self._open[info.slot] = self._full[info.slot] = False
+        for adapter in info.adapters:
+            self._loaded[adapter][info.slot] = False
+        self.prefixes.close(info.slot)
+        self.grammars.close(info.slot)
+        self._free.append(info.slot)
+
+    def drain(self, name: str) -> None:
+        """Close a replica for new sequences."""
+        info = self.replicas[name]
+        info.draining = True
+        self._open[info.slot] = False
+
+    def reopen(self, name: str) -> None:
+        """Open a replica for new sequences again."""
+        info = self.replicas[name]
+        info.draining = False
+        self._open[info.slot] = True
+
+    @property
+    def queue_seconds(self) -> float:
+        """Seconds to compute all prompts that wait, on the replica where that takes least; 0 without a replica."""
+        waits = (sum(info.pending.values()) / info.rate for info in self.replicas.values() if not info.draining)
+        return min(waits, default=0.0)
+
+    def choose(
+        self,
+        chain: Sequence[int],
+        num_tokens: int,
+        *,
+        adapter: str | None = None,
+        grammar: int = 0,
+        base_digest: str = "",
+        heard_since: float = -np.inf,
+        excluded: Container[str] = (),
+        is_replay: bool = False,
+    ) -> tuple[ReplicaInfo | None, Route]:
+        """Return the replica for a sequence, None if there is none; see ``choose_replica``.
+
+        Args:
+            grammar: its key; 0 for none.
+            base_digest: of the base model that it must have, "" for any.
+            heard_since: it goes to replicas that were silent for longer only if there are no others.
+            excluded: names of replicas that it must not go to.
+            is_replay: a client waits for its next token, so that it goes where its adapter is rather than where the
+                adapter should be loaded next.
+        """
+        cached, deepest = self.prefixes.cached(chain)
+        is_open = self._open
+        if base_digest or excluded:
+            is_open = is_open.copy()
+            for info in self.replicas.values():
+                if info.name in excluded or base_digest not in ("", info.ready.base_digest):
+                    is_open[info.slot] = False
+        if (speaking := is_open & (self._heard >= heard_since)).any():
+            is_open = speaking
+        rate = float(self._rates[is_open].mean()) if is_open.any() else FIRST_RATE
+        wait = self._tokens * (rate / self._rates)
+        if grammar:
+            seconds = REPLAY_COMPILE_SECONDS if is_replay else COMPILE_SECONDS
+            wait = wait + np.where(self.grammars.holders(grammar), 0.0, seconds * rate)
+        columns = ReplicaColumns(self._names, is_open, wait)
+        route = choose_replica(
+            chain, num_tokens, cached, deepest, columns, self._adapter_columns(adapter, rate, is_replay)
+        )
+        return self._by_slot.get(route.replica), route
+
+    def standby(self, grammar: int, base_digest: str) -> ReplicaInfo | None:
+        """Return a replica that should have a grammar compiled ahead; None if enough have it, or no other is there.
+
+        Args:
+            grammar: its key.
+            base_digest: of the base model that the replica must have, "" for any.
+        """
+        holders = self.grammars.holders(grammar)
+        if int((holders & self._open).sum()) >= GRAMMAR_COPIES:
+            return None
+        others = self._open & ~holders
+        for info in self.replicas.values() if base_digest else ():
+            others[info.slot] &= info.ready.base_digest == base_digest
+        if not others.any():
+            return None
+        ranks = np.where(others, rendezvous(grammar, self._names), np.uint64(0))
+        return self._by_slot[int(ranks.argmax())]
+
+    def place(
+        self,
+        info: ReplicaInfo,
+        number: int,
+        chain: Sequence[int],
+        num_new: int,
+        adapter: str | None,
+        grammar: int = 0,
+    ) -> None:
+        """Note that a sequence was sent to a replica, which computes ``num_new`` tokens before it draws one."""
+        info.pending[number] = num_new
+        info.rows += 1
+        self.prefixes.add(info.slot, chain)
+        if adapter is not None:
+            self._use_adapter(info, adapter)
+        if grammar:
+            self.grammars.add(info.slot, grammar)
+        self._count_share(adapter)
+        self._sent *= _SHARE_DECAY
+        self._sent[info.slot] += 1.0
+        self._weigh(info)
+
+    def begun(self, info: ReplicaInfo, number: int) -> None:
+        """Note the first token of a sequence."""
+        if info.pending.pop(number, None) is not None:
+            self._weigh(info)
+
+    def ended(self, info: ReplicaInfo, number: int) -> None:
+        """Note the end of a sequence."""
+        info.pending.pop(number, None)
+        info.rows -= 1
+        self._weigh(info)
+
+    def beat(self, info: ReplicaInfo, stats: Mapping[str, float]) -> None:
+        """Take the numbers of a heartbeat: how fast the replica is, and sequences of other gateways."""
+        tokens = stats.get("computed_tokens", 0.0) - info.stats.get("computed_tokens", 0.0)
+        seconds = stats.get("seconds_step", 0.0) - info.stats.get("seconds_step", 0.0)
+        if tokens > 0 and seconds > 0:
+            weight = min(1.0, tokens / _RATE_WEIGHT)
+            info.rate += weight * (tokens / seconds - info.rate)
+            self._rates[info.slot] = info.rate
+        info.foreign_rows = max(0.0, stats.get("running", 0.0) + stats.get("waiting", 0.0) - info.rows)
+        info.stats = stats
+        self._weigh(info)
+
+    def _weigh(self, info: ReplicaInfo) -> None:
+        rows = info.rows + info.foreign_rows
+        self._tokens[info.slot] = sum(info.pending.values()) + ROW_TOKENS * rows
+
+    def _use_adapter(self, info: ReplicaInfo, adapter: str) -> None:
+        """Note that a replica has an adapter now; the one that it has not used for longest has left for it."""
+        if adapter not in self._loaded:
+            self._loaded[adapter] = np.zeros(len(self._open), bool)
+        self._loaded[adapter][info.slot] = True
+        info.adapters[adapter] = None
+        info.adapters.move_to_end(adapter)
+        while len(info.adapters) > self._slots:
+            gone, _ = info.adapters.popitem(last=False)
+            self._loaded[gone][info.slot] = False
+        self._full[info.slot] = len(info.adapters) >= self._slots
+
+    def _count_share(self, adapter: str | None) -> None:
+        """Count a sequence for its adapter's share of the load, which forgets old ones."""
+        self._num_routed += 1
+        if adapter is not None:
+            self._counts[adapter] = self._count(adapter) + 1.0, self._num_routed
+        if self._num_routed % _FORGET_EVERY == 0:
+            for name in [name for name in self._counts if self._count(name) < _LEAST_COUNT]:
+                del self._counts[name]
+            self._loaded = {name: loaded for name, loaded in self._loaded.items() if loaded.any()}
+
+    def _count(self, adapter: str) -> float:
+        """Return how many of the last sequences, about ``1 / (1 - _SHARE_DECAY)``, had an adapter."""
+        count, at = self._counts.get(adapter, (0.0, 0))
+        return count * _SHARE_DECAY ** (self._num_routed - at)
+
+    def _adapter_columns(self, adapter: str | None, rate: float, is_replay: bool) -> AdapterColumns | None:
+        if adapter is None:
+            return None
+        nowhere = np.zeros(len(self._open), bool)
+        routed = (1 - _SHARE_DECAY ** max(1, self._num_routed)) / (1 - _SHARE_DECAY)
+        share = self._count(adapter) / (routed + _FEW)
+        loaded = self._loaded.get(adapter, nowhere)
+        full = ~nowhere if is_replay else self._full  # a replica that is not full counts as if it had it
+        busy = self._sent * (int(self._open.sum()) / max(1.0, float(self._sent[self._open].sum())))
+        return AdapterColumns(loaded, full, self._load_seconds * rate, share, busy)
+
+
+def hash_of(name: str) -> int:
+    """Return a 64-bit hash of a name, the same in every process."""
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")

@@ -1,0 +1,48 @@
+"""Replica client: what a fleet needs of one replica. ``EngineClient`` is one, for a process of this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from ..engine.errors import EngineDead
+from ..engine.messages import Abort, ForgetTokens, Message, PrepareGrammar, Submit, TokenTexts
+from ..engine.serving.engine_like import EngineLike
+
+
+class ReplicaClient(EngineLike, Protocol):
+    """The engine of one replica. It is started once, and ended by ``close``, after ``kill`` if it is lost."""
+
+    @property
+    def place(self) -> str:
+        """Where it runs, for people."""
+        ...
+
+    async def load_adapter(
+        self, name: str, path: str, *, replace: bool = False, trusted: bool = False, num_tokens: int = 0, of: str = ""
+    ) -> None:
+        """Load an adapter; see ``EngineClient.load_adapter``."""
+        ...
+
+    def prepare_grammar(self, message: PrepareGrammar) -> None:
+        """Compile a grammar ahead of sequences that may come."""
+        ...
+
+
+def send(client: ReplicaClient, messages: Sequence[Message]) -> None:
+    """Send messages to a replica; one that has just died is given up by its ``on_death``."""
+    submits = [message for message in messages if isinstance(message, Submit)]
+    ended = [number for message in messages if isinstance(message, Abort) for number in message.ids]
+    try:
+        for message in messages:
+            if isinstance(message, (TokenTexts, ForgetTokens)):
+                client.describe_tokens(message)
+        if submits:
+            client.submit(submits)
+        for message in messages:
+            if isinstance(message, PrepareGrammar):
+                client.prepare_grammar(message)
+        if ended:
+            client.abort(ended)
+    except EngineDead:
+        return

@@ -1,0 +1,87 @@
+"""Replica launcher: starts and stops the replicas of a fleet, as processes of this machine or elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from ..engine.messages import Ready
+from ..engine.serving.template_client import EngineTemplate
+from .replica_client import ReplicaClient
+
+
+class ReplicaLauncher(Protocol):
+    """Where a fleet's replicas come from."""
+
+    async def launch(self) -> tuple[ReplicaClient, Ready]:
+        """Start a replica. Returns its client and the first message of its engine.
+
+        A launch that fails or is cancelled leaves nothing behind.
+
+        Raises:
+            ModelError, ConfigError: the engine's reason, if model or options are wrong.
+            EngineDead: it has ended while it was starting, or there was no place for it.
+        """
+        ...
+
+    async def stop(self, client: ReplicaClient) -> None:
+        """End a replica that ``launch`` has returned, and wait for its end. One that was killed is cleared away."""
+        ...
+
+    async def close(self) -> None:
+        """Give up what replicas were started with, once all have ended."""
+        ...
+
+
+class ProcessLauncher:
+    """Launches replicas as engine processes of this machine.
+
+    Args:
+        make: makes the client of a replica, which is not started.
+        template: that ``make`` has processes forked from, and that is started before the first of them.
+        keeps_template: also while there is no replica; else its memory is free meanwhile.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[], ReplicaClient],
+        template: EngineTemplate | None = None,
+        *,
+        keeps_template: bool = True,
+    ) -> None:
+        self._make = make
+        self._template = template
+        self._keeps_template = keeps_template
+        self._num_replicas = 0
+
+    async def launch(self) -> tuple[ReplicaClient, Ready]:
+        """Start a process and wait until its model is loaded. Raises as ``EngineClient.start``."""
+        self._num_replicas += 1
+        try:
+            if self._template is not None:
+                await self._template.start()
+            client = self._make()
+            try:
+                ready = await client.start()
+            except BaseException:
+                await client.close()
+                raise
+        except BaseException:
+            self._ended()
+            raise
+        return client, ready
+
+    async def stop(self, client: ReplicaClient) -> None:
+        """Shut the process down and wait for its end."""
+        await client.close()
+        self._ended()
+
+    async def close(self) -> None:
+        """End the template."""
+        if self._template is not None:
+            self._template.close()
+
+    def _ended(self) -> None:
+        self._num_replicas -= 1
+        if self._template is not None and not self._num_replicas and not self._keeps_template:
+            self._template.close()

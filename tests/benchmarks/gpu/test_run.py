@@ -1,0 +1,108 @@
+"""What ``benchmarks/gpu`` would do on a GPU, rehearsed in the interpreter: every part runs and writes its results."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from support.engine.core_hooks import worker_of
+
+from benchmarks.gpu import engine_runs, lora_correctness, run
+from benchmarks.gpu.measure import Line, Machine
+from rootgraft.kernels.triton import launch
+
+ROOT = Path(__file__).parents[3]
+PARTS = {"correctness", "engine", "ceilings", "kernels", "lora", "sampling", "end_to_end"}
+CPU = Machine(torch.device("cpu"), torch.float32, tiny=True)
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(900)
+def test_the_whole_benchmark_in_its_tiny_form(tmp_path: Path) -> None:
+    out = tmp_path / "results.json"
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHON": sys.executable}
+    command = [str(ROOT / "benchmarks/gpu/run.sh"), "--tiny", "--out", str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr + done.stdout
+    results = json.loads(out.read_text())["results"]
+    assert {line["part"] for line in results} == PARTS
+    assert all(line["value"] <= 1 for line in results if line["part"] in run.CHECKS)
+    assert not any("left out" in line["note"] for line in results)
+
+
+def test_an_engine_is_gone_before_the_next_one_is_made(tmp_path: Path) -> None:
+    """On a GPU of 80 GB there is no room for two, and a name that still stands for the first keeps none of it."""
+    folder = engine_runs.TINY.write(tmp_path)
+    limits = {"max_num_seqs": 2, "max_num_batched_tokens": 16, "max_model_len": 64, "kv_cache_memory": 0.01}
+    with engine_runs.engine(CPU, engine_runs.TINY, folder, **limits) as first:
+        held = [weakref.ref(each) for each in (first.core, worker_of(first.core).model.embedding)]
+        assert all(each() is not None for each in held)
+    assert [each() for each in held] == [None, None]
+
+
+def fine(_: Machine) -> Iterator[Line]:
+    yield Line("lora", "fine", 1.0, "ms")
+
+
+def broken(_: Machine) -> Iterator[Line]:
+    yield Line("lora", "before the fault", 1.0, "ms")
+    raise RuntimeError("an illegal memory access")
+
+
+def content(file: Path) -> tuple[list[str], list[dict[str, str]]]:
+    found: dict[str, Any] = json.loads(file.read_text())
+    return [line["name"] for line in found["results"]], found["failures"]
+
+
+def test_a_section_that_fails_is_a_result_and_loses_no_other(tmp_path: Path, capsys: Any) -> None:
+    results = run.Results(tmp_path / "out.json")
+    with (
+        mock.patch.dict(run.PARTS, {"lora": (broken, fine)}),
+        mock.patch.object(launch, "DEVICE_TYPES", launch.DEVICE_TYPES),
+    ):
+        run.run_part("lora", True, results)
+    names, [failure] = content(tmp_path / "out.json")
+    assert names == ["before the fault", "fine"]
+    assert failure["part"] == "lora" and failure["error"] == "RuntimeError: an illegal memory access"
+    assert "in broken" in failure["traceback"]
+    assert results.report() == 1
+    assert capsys.readouterr().out.splitlines()[-1] == "FAILED: lora: RuntimeError: an illegal memory access"
+
+
+def test_a_part_whose_process_dies_loses_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "out.json"
+    seen: list[list[str]] = []
+
+    def start(part: str, tiny: bool, file: Path) -> int:
+        seen.append(content(out)[0] if out.exists() else [])
+        if part == "kernels":
+            return -11  # before it wrote anything
+        results = run.Results(file)
+        results.add(Line(part, f"of {part}", 1.0, "ms"))
+        return -9 if part == "lora" else 0
+
+    monkeypatch.setattr(run, "start", start)
+    run.run_parts(["ceilings", "kernels", "lora", "sampling"], True, run.Results(out))
+    names, failures = content(out)
+    assert names == ["of ceilings", "of lora", "of sampling"]
+    assert [(each["part"], each["error"]) for each in failures] == [
+        ("kernels", "its process ended with code -11"),
+        ("lora", "its process ended with code -9"),
+    ]
+    assert seen == [[], ["of ceilings"], ["of ceilings"], ["of ceilings", "of lora"]]
+
+
+def test_a_result_without_its_kernel_is_wrong() -> None:
+    """On a CPU without interpreted kernels other ones compute all of it: nothing of a GPU's would have been checked."""
+    lines = list(lora_correctness.run(CPU))
+    assert lines and all(line.value == float("inf") for line in lines)
+    assert all(line.note.startswith("never launched: ") for line in lines)

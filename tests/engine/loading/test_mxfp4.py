@@ -1,0 +1,86 @@
+"""Experts in MXFP4, gpt-oss' published form: exact, by transformers' own decoder."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from support.models.paged_run import CPU, run_whole
+from support.models.tiny_models import COMMON
+from torch import Tensor
+from transformers import GptOssConfig, GptOssForCausalLM
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+from rootgraft.engine.checkpoint.read_config import read_model_config
+from rootgraft.engine.errors import ModelError
+from rootgraft.engine.loading.load_model import load_model
+from rootgraft.engine.loading.mxfp4 import decode_mxfp4
+
+EXPERTS = ("gate_up_proj", "down_proj")
+TOKENS = [5, 9, 100, 7, 64, 3]
+
+
+def random_blocks(experts: int, rows: int, width: int) -> tuple[Tensor, Tensor]:
+    blocks = torch.randint(0, 256, (experts, rows, width // 32, 16), dtype=torch.uint8)
+    return blocks, torch.randint(118, 124, blocks.shape[:3], dtype=torch.uint8)
+
+
+def test_values_are_those_of_transformers() -> None:
+    blocks, scales = random_blocks(3, 10, 96)
+    expected = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32)
+    ours = torch.stack([decode_mxfp4(*each).T for each in zip(blocks, scales, strict=True)])
+    assert torch.equal(ours, expected)
+    assert torch.equal(ours, ours.bfloat16().float())
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> tuple[Path, Path]:
+    """The same model with experts in MXFP4, and with what they decode to."""
+    sizes = {"hidden_size": 64, "intermediate_size": 32, "num_hidden_layers": 2, "head_dim": 16}
+    config = GptOssConfig(**COMMON | sizes, num_local_experts=3, num_experts_per_tok=2)
+    plain, packed = tmp_path / "plain", tmp_path / "packed"
+    GptOssForCausalLM(config).save_pretrained(plain)
+    tensors = load_file(plain / "model.safetensors")
+    stored = dict(tensors)
+    for name in list(tensors):
+        if name.endswith(EXPERTS):
+            _, width, rows = tensors[name].shape
+            blocks, scales = random_blocks(3, rows, width)
+            tensors[name] = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32).contiguous()
+            del stored[name]
+            stored |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+    packed.mkdir()
+    save_file(tensors, plain / "model.safetensors", metadata={"format": "pt"})
+    save_file(stored, packed / "model.safetensors", metadata={"format": "pt"})
+    written = json.loads((plain / "config.json").read_text())
+    written["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
+    (packed / "config.json").write_text(json.dumps(written))
+    return plain, packed
+
+
+def test_a_checkpoint_in_mxfp4_is_the_one_it_decodes_to(folders: tuple[Path, Path]) -> None:
+    plain, packed = (load_model(folder, dtype=torch.float32, device=CPU) for folder in folders)
+    assert torch.equal(run_whole(packed, TOKENS), run_whole(plain, TOKENS))
+
+
+def test_what_lacks_a_part_is_refused(folders: tuple[Path, Path]) -> None:
+    file = folders[1] / "model.safetensors"
+    tensors = load_file(file)
+    scales = "model.layers.1.mlp.experts.down_proj_scales"
+    save_file({name: tensor for name, tensor in tensors.items() if name != scales}, file)
+    with pytest.raises(ModelError, match="down_proj in MXFP4 lacks its blocks or its scales"):
+        load_model(folders[1], dtype=torch.float32, device=CPU)
+    save_file(tensors | {scales: tensors[scales][:, :, :0].contiguous()}, file)
+    with pytest.raises(ModelError, match="down_proj in MXFP4 has blocks"):
+        load_model(folders[1], dtype=torch.float32, device=CPU)
+
+
+def test_other_quantisation_is_refused_by_name(folders: tuple[Path, Path]) -> None:
+    config = folders[1] / "config.json"
+    written = json.loads(config.read_text())
+    config.write_text(json.dumps(written | {"quantization_config": {"quant_method": "hqq"}}))
+    with pytest.raises(ModelError, match=r"quantization_config: quant_method 'hqq' is not supported"):
+        read_model_config(folders[1])
