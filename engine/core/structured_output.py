@@ -141,7 +141,7 @@ class StructuredOutputManager:
                 raise error
             job.matcher.explain(str(error))
         for early in range(min(job.num_early, len(job.drafts) + 1)):
-            _postpone_end(buffer.words[at + early], self._eos_ids)
+            _postpone_end(buffer.words[at + early], self._eos_ids, buffer.checks.get(at + early))
 
 
 def _compile_ahead(spec: GrammarSpec, built: Future[tuple[CompileService, MaskBuffer, Vocabulary]]) -> None:
@@ -152,12 +152,12 @@ def _compile_ahead(spec: GrammarSpec, built: Future[tuple[CompileService, MaskBu
         service.compile(spec)
 
 
-def _postpone_end(words: NDArray[np.int32], eos_ids: tuple[int, ...]) -> None:
-    """Forbid the end tokens in a mask that allows any other token."""
+def _postpone_end(words: NDArray[np.int32], eos_ids: tuple[int, ...], check: TokenCheck | None) -> None:
+    """Forbid the end tokens in a mask that allows any other token, after which an end fits if there is a check."""
     kept = words.view(np.uint32).copy()
     for token in eos_ids:
         kept[token // 32] &= ~np.uint32(1 << token % 32)
-    if kept.any():
+    if (kept if check is None else kept & check.limits().view(np.uint32)).any():
         words[:] = kept.view(np.int32)
 
 

@@ -23,7 +23,7 @@ from .top_k_top_p import kept_weights, uniforms
 
 # Tokens that are left out one by one before all are tested.
 MAX_TESTS = 64
-_ATTEMPT = np.uint64(0xD1B54A32D192ED03)
+_ATTEMPT = 0xD1B54A32D192ED03
 Line = npt.NDArray[np.float32]
 
 
@@ -103,7 +103,7 @@ def _draw(line: Line, weights: npt.NDArray[np.int64] | None, params: Any, num_ge
     if weights is None:
         best = int(line.argmax())
         return best if np.isfinite(line[best]) else -1
-    seed = np.array([params["seed"]], dtype=np.uint64) + np.uint64(attempt) * _ATTEMPT
+    seed = np.array([params["seed"]], dtype=np.uint64) + np.uint64(attempt * _ATTEMPT % (1 << 64))
     upto = np.cumsum(weights)
     if not upto[-1]:
         return -1

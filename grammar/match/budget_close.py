@@ -296,9 +296,9 @@ class EndCheck:
             members = members[_bits(self._tests.row, members)]
             ends = {self._length(int(each)) for each in members[[0, len(members) // 2, -1]]} if len(members) else set()
             if len(members) >= kinds.num_of_length[length] - 1 and ends == {self._length(token)}:
-                return members
+                return members[~np.isin(members, self._tests.found[:1])]
         [members] = np.nonzero(kinds.shapes == kinds.shapes[token])
-        return members[members != self._tests.found[0]] if self._tests.found else members
+        return members[~np.isin(members, self._tests.found[:1])]
 
     def limits(self) -> Row:
         """Return the mask of all allowed tokens that fit."""
@@ -307,10 +307,9 @@ class EndCheck:
         good = np.zeros(len(left), dtype=np.bool_)
         while len(some := np.flatnonzero(left)):
             token = int(some[0])
-            members = self.alike(token)
+            members = np.append(self.alike(token), token)
             good[members[left[members]]] = self.fits(token)
             left[members] = False
-            left[token] = False
         mask: Row = np.packbits(good, bitorder="little").view(np.int32)
         return mask
 

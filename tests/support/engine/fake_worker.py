@@ -246,6 +246,7 @@ class FakeWorker:
             return chosen
         self.limited.add(position)
         fitting = np.flatnonzero(np.unpackbits(check.limits().view(np.uint8), bitorder="little")).tolist()
+        fitting = sorted(set(fitting).intersection(allowed))
         return min(fitting, key=lambda t: (t - token) % self.vocab_size)
 
     def _weights(self, row: int, position: int) -> int:
