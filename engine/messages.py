@@ -198,7 +198,8 @@ class Done:
     Attributes:
         stop_token: the stop token that ended it, else None: a completion token that is in no ``TokenOut``.
         stats: what the engine measured of it; None if it was never admitted.
-        is_limited: whether the budget of tokens has changed the answer of a grammar, or ended one that could go on.
+        is_limited: whether the budget of tokens has ended the answer of a grammar: in its last step as in ``TokenOut``,
+            or because a complete answer that could go on has used it up.
     """
 
     id: int

@@ -91,8 +91,9 @@ def _weights(line: Line, params: Any) -> npt.NDArray[np.int64] | None:
     allowed = np.flatnonzero(np.isfinite(line))
     if params["temperature"] <= 0 or not len(allowed):
         return None
-    columns = (torch.from_numpy(params[name].reshape(1, 1)) for name in ("temperature", "top_k", "top_p", "min_p"))
-    draws = DrawParams(*columns, torch.zeros(1, 1, dtype=torch.float64))
+    names = ("temperature", "top_k", "top_p", "min_p")
+    temperature, top_k, top_p, min_p = (torch.from_numpy(params[name].reshape(1, 1)) for name in names)
+    draws = DrawParams(temperature, top_k, top_p, min_p, torch.zeros(1, 1, dtype=torch.float64))
     weights = np.zeros(len(line), dtype=np.int64)
     weights[allowed] = kept_weights(torch.from_numpy(line[None, allowed]), draws)[0].numpy()
     return weights

@@ -345,7 +345,8 @@ class Scheduler:
             return [*messages, failure(sequence)]
         sequence.num_computed += len(row.tokens) - row.num_drafts + check.num_accepted
         if check.stop:
-            return [*messages, self._finish(sequence, *check.stop)]
+            reason, token, is_limited = check.stop
+            return [*messages, self._finish(sequence, reason, token, is_limited or result.is_limited)]
         self._cache.commit(lease_of(sequence), sequence.tokens, sequence.num_computed)
         if check.num_accepted < row.num_drafts:
             self._cache.shrink(lease_of(sequence), sequence.num_computed)
@@ -361,7 +362,6 @@ class Scheduler:
         sequence.num_scored += len(result.prompt_logprobs)
         # Of accepted drafts behind the end of the sequence none is a token of its answer.
         sequence.num_drafted += min(check.num_accepted, row.num_drafts, check.num_tokens)
-        sequence.is_limited |= result.is_limited
         sequence.num_forced += min(result.num_forced, check.num_tokens)
         self._queue.charge_tokens(sequence, check.num_tokens)
         self._stats.generation_tokens += len(result.tokens)
@@ -387,7 +387,7 @@ class Scheduler:
         if self._drafts:
             self._drafts.forget(sequence)
         self._stats.count_finished(reason)
-        return Done(sequence.id, reason, sequence.usage, stop_token, measured, sequence.is_limited or is_limited)
+        return Done(sequence.id, reason, sequence.usage, stop_token, measured, is_limited)
 
     def _leave(self, sequence: Sequence) -> None:
         """Give row, slot and pages back; computed pages go to the tree, rows in flight are ignored."""

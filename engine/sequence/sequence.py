@@ -48,7 +48,6 @@ class Sequence:
         num_preempted: preemptions so far.
         num_scored: tokens of the prompt whose logprobs were sent or not requested.
         num_forked, num_pinned, num_drafted, num_forced: see ``Usage``.
-        is_limited: see ``TokenOut``.
         tenant: whose share of the engine it uses.
         priority: its priority class in the queue; REALTIME once it has waited for long.
         session: the session whose call it is, "" for none.
@@ -82,7 +81,6 @@ class Sequence:
     num_pinned: int = 0
     num_drafted: int = 0
     num_forced: int = 0
-    is_limited: bool = False
     tenant: str = ""
     priority: Priority = Priority.INTERACTIVE
     session: str = ""

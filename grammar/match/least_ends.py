@@ -85,6 +85,7 @@ class ChoiceEnds:
         return min((self._counted(option)[len(state)] for option in self._under(state)), default=UNREACHED)
 
     def fitting(self, state: State, most: int) -> Row:
+        """See `LeastEnds.fitting`."""
         assert isinstance(state, bytes)
         begin, row = len(state), np.zeros(self._vocabulary.num_words, dtype=np.uint32)
         for option in self._under(state):
@@ -174,6 +175,7 @@ class RegularEnds:
         return longest
 
     def after(self, state: State, token: int) -> State:
+        """See `LeastEnds.after`."""
         assert isinstance(state, int)
         for byte in self._vocabulary.tokens[token]:
             state = NONE if state == NONE else int(self._rows[state][byte])
@@ -184,6 +186,7 @@ class RegularEnds:
         return UNREACHED if state == NONE else int(self._counts[state])
 
     def fitting(self, state: State, most: int) -> Row:
+        """See `LeastEnds.fitting`."""
         assert isinstance(state, int)
         allowed = np.zeros(self._vocabulary.num_words * 32, dtype=np.bool_)
         if state != NONE:
