@@ -130,6 +130,11 @@ class ServerConfig:
         choices=("refuse", "ignore"),
         group="server",
     )
+    strict_max_tokens: bool = option(
+        False,
+        "Refuse a request whose max_tokens is more than fits behind its prompt. By default it gets what fits.",
+        group="server",
+    )
     enable_tokenizer_info_endpoint: bool = option(
         False, "Tell the tokenizer's configuration and the chat template: GET /tokenizer_info.", group="server"
     )

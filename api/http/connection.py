@@ -47,6 +47,22 @@ class _LastingTransport:
         return getattr(self._transport, name)
 
 
+class _UnframedCycle(RequestResponseCycle):
+    """The answer to a request of HTTP/1.0, which knows no chunks: where its length is not known, its end closes it."""
+
+    _has_length = True
+
+    async def send(self, message: Any) -> None:
+        """Send a part of the answer; uvicorn makes no chunks where it is told the length of each part."""
+        if message["type"] == "http.response.start":
+            self._has_length = any(name.lower() == b"content-length" for name, _ in message.get("headers", ()))
+            if not self._has_length:
+                self.chunked_encoding = False
+        elif not self._has_length and message["type"] == "http.response.body":
+            self.expected_content_length = len(message.get("body", b""))
+        await super().send(message)
+
+
 class Connection(HttpToolsProtocol):
     """Closes a connection whose request line and headers are too slow or do not end, and drains what is not read.
 
@@ -164,6 +180,8 @@ class Connection(HttpToolsProtocol):
             self.flow.resume_reading()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        if cycle.scope["http_version"] == "1.0":
+            cycle.__class__ = _UnframedCycle
         self._running = cycle
         super()._start_asgi_task(cycle, app)
 

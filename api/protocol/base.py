@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -43,6 +43,11 @@ class StrictModel(BaseModel):
     refused: ClassVar[Mapping[str, Refusal]] = {}
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+
+    @property
+    def left_out(self) -> Sequence[str]:
+        """What of a request cannot be served and changes no answer by being left out, by place and kind."""
+        return ()
 
     @model_validator(mode="before")
     @classmethod

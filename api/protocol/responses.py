@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, Tag, model_validator
+from pydantic import AfterValidator, Field, Tag, model_validator
 
 from ...engine.types import MAX_LOGPROBS
 from .base import Refusal, StrictModel, rejected
@@ -13,10 +13,10 @@ from .cache_control import CacheControl
 from .chat import TemplateKwargs
 from .foreign_fields import foreign_rules
 from .reasoning import Budget, Effort
-from .response_items import Input, InputItem
+from .response_items import Input, InputItem, items_left_out
 from .sampling import CacheKey, ModelName, PriorityName, Salt, Stop
 from .structured import Schema
-from .tools import BY_CHOICE_FORM, MAX_TOOLS, check_tool_type
+from .tools import BY_CHOICE_FORM, MAX_TOOLS, OtherChoice, OtherTool, by_tool_type, tools_left_out
 
 _FOREIGN = foreign_rules("responses")
 LOGPROBS = "message.output_text.logprobs"
@@ -72,7 +72,11 @@ class FunctionTool(StrictModel):
     strict: bool | None = None
 
 
-Tools = Annotated[list[Annotated[FunctionTool, BeforeValidator(check_tool_type)]], Field(max_length=MAX_TOOLS)]
+AnyTool = Annotated[
+    Annotated[FunctionTool, Tag("<served>")] | Annotated[OtherTool, Tag("<other>")],
+    by_tool_type("function"),
+]
+Tools = Annotated[list[AnyTool], Field(max_length=MAX_TOOLS)]
 
 
 class NamedFunction(StrictModel):
@@ -82,12 +86,18 @@ class NamedFunction(StrictModel):
     name: str
 
 
+AnyChoice = Annotated[
+    Annotated[NamedFunction, Tag("<served>")] | Annotated[OtherChoice, Tag("<other>")],
+    by_tool_type("function"),
+]
+
+
 class AllowedFunctions(StrictModel):
     """Restricts the choice to some of the tools."""
 
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
-    tools: Annotated[list[NamedFunction], Field(min_length=1, max_length=MAX_TOOLS)]
+    tools: Annotated[list[AnyChoice], Field(min_length=1, max_length=MAX_TOOLS)]
 
 
 Choice = Annotated[
@@ -198,6 +208,11 @@ class ResponseRequest(ResponsePrompt):
             raise rejected("needs 'store': it is how the response is found again", "background")
         _check_input(self, self.input)
         return self
+
+    @property
+    def left_out(self) -> list[str]:
+        """Tools that cannot be called, and items of such tools, by place and type."""
+        return [*tools_left_out(self.tools), *items_left_out(self.input)]
 
     @property
     def num_logprobs(self) -> int | None:

@@ -182,6 +182,8 @@ def _request_fields(body: ResponseRequest, params: SamplingParams, model: str, *
 
 
 def _tool(tool: dict[str, Any]) -> dict[str, Any]:
+    if tool["type"] != "function":
+        return tool
     return {**tool, "parameters": _written(tool["parameters"]), "strict": bool(tool["strict"])}
 
 

@@ -40,8 +40,9 @@ async def create_response(body: ResponseRequest, request: Request, state: State,
     conversation = load_conversation(body, state.responses, owner)
     with FIELD_NAMES.naming_errors():
         chat = chat_request_of(body, conversation.messages(body.instructions))
+        formats = state.dialect(engine), state.reasoning_format(engine)
         prepared, output_format, thought = await chat_request(
-            engine, state.dialect(engine), state.reasoning_format(engine), chat, adapter, caller
+            engine, *formats, chat, adapter, caller, strict=state.options.strict_max_tokens
         )
     output_format = FIELD_NAMES.of_format(output_format)
     stored = body.store and state.responses.is_on

@@ -20,7 +20,7 @@ from ...grammar.argument_styles import XML_STYLES, argument_types
 from ...grammar.schema.document import pointer_join
 from ...grammar.schema.static_limits import check_limits
 from ...grammar.spec import GrammarKind, GrammarSpec
-from ..protocol.tools import AllowedChoice, NamedChoice, Tool, resolve_choice
+from ..protocol.tools import AllowedChoice, NamedChoice, OtherTool, Tool, resolve_choice
 from .output_format import OutputFormat, naming_field
 from .tool_formats import WRITTEN_IDS, ToolFormat
 from .tool_plan import Reading, ToolPlan
@@ -31,7 +31,7 @@ _NO_ARGUMENTS: dict[str, Any] = {"const": {}}
 
 
 def tool_output_format(
-    tools: Sequence[Tool],
+    tools: Sequence[Tool | OtherTool],
     choice: str | NamedChoice | AllowedChoice,
     form: ToolFormat,
     requested: OutputFormat | None,
@@ -41,6 +41,7 @@ def tool_output_format(
     """Return the output format of an answer with tools; None for free text.
 
     Args:
+        tools: those that cannot be called are passed over; errors name a tool by its place among all.
         choice: ``tool_choice``, checked by ``check_tools``.
         form: the model's tool call format.
         requested: output format of answers without calls.
@@ -69,7 +70,7 @@ def tool_output_format(
     return _triggered(arguments, fields, form, requested, parallel=parallel, must_call=False)
 
 
-def _check_names(callable_tools: Sequence[Tool], tools: Sequence[Tool], form: ToolFormat) -> None:
+def _check_names(callable_tools: Sequence[Tool], tools: Sequence[Tool | OtherTool], form: ToolFormat) -> None:
     """Refuse a function that has the name by which the model addresses its text."""
     for tool in callable_tools if form.recipient_mark else ():
         if form.head(tool.function.name) == form.content_opening:

@@ -120,12 +120,13 @@ class ChatTemplates:
                 param="continue_final_message",
             )
         template = self._choose(with_tools=bool(tools))
+        shown = _marked(messages) if continue_final_message else messages
         variables = {
             **self._special,
             "tools": list(tools) if tools else None,
             "documents": None,
             **(kwargs or {}),
-            "messages": _marked(messages) if continue_final_message else list(messages),
+            "messages": [_without_nulls(message) for message in shown],
             "add_generation_prompt": add_generation_prompt,
         }
         try:
@@ -163,6 +164,11 @@ def _is_role(side: nodes.Node) -> bool:
         case nodes.Name(name="role") | nodes.Getattr(attr="role") | nodes.Getitem(arg=nodes.Const(value="role")):
             return True
     return False
+
+
+def _without_nulls(message: Message) -> dict[str, Any]:
+    """Return the message without null values, as transformers does: templates print None or fail on it."""
+    return {key: value for key, value in message.items() if value is not None}
 
 
 def _refusal(text: str) -> RequestError:

@@ -12,8 +12,10 @@ from ..match.backends import BackendState, LlguidanceBackend, XgrammarBackend, l
 from ..match.budget_close import BudgetClose
 from ..match.closing_texts import OUTSIDE, ClosingTexts, ranks
 from ..match.completion_search import CompletionSearch
+from ..match.entry_sets import EntryCounter
 from ..match.least_ends import ChoiceEnds, LanguageTooLarge, LeastEnds, RegularEnds
 from ..match.matcher import Matcher
+from ..match.memory_state import MemoryState
 from ..match.string_masks import StringRule
 from ..match.string_state import StringState
 from ..vocabulary import Vocabulary
@@ -45,6 +47,7 @@ class CompiledGrammar:
         self.has_failed = False
         self._vocabulary = vocabulary
         self._rules = [StringRule(automaton, vocabulary) for automaton in artifact.strings]
+        self._counters = [EntryCounter(language) for language in artifact.entries]
         state, self.error = _initial_state(artifact, vocabulary)
         self._state = self._with_rules(state)
         self._closing_texts = ClosingTexts(vocabulary, artifact, _least_ends(artifact, vocabulary))
@@ -71,6 +74,9 @@ class CompiledGrammar:
         return self._with_rules(_initial_state(self.artifact, self._vocabulary, _LARGER_LIMITS)[0])
 
     def _with_rules(self, state: BackendState) -> BackendState:
+        if self.artifact.has_memory:
+            has_parts = bool(self.artifact.lead_ins)
+            state = MemoryState(state, self._counters, self._vocabulary, has_parts=has_parts)
         if not self._rules:
             return state
         return StringState(state, self._rules, self._vocabulary, self.artifact.lead_ins)

@@ -85,6 +85,7 @@ def _terminals_alone(artifact: GrammarArtifact) -> Iterator[GrammarArtifact]:
     A walk through a large grammar may end before it reaches them.
     """
     plain = replace(artifact, strings=(), shortest=(), texts=(), ends=(), lead_ins="", open_ended=False)
+    plain = replace(plain, entries=(), has_memory=False)
     left = MAX_TERMINALS
     for text in _texts(artifact):
         listed = dict(_TERMINAL.findall(text))

@@ -13,6 +13,7 @@ from ..schema.constraints import ALWAYS, NEVER, Conj, Strings
 from ..schema.json_types import WORDS
 from ..schema.satisfiability import Satisfiability
 from ..schema.subschemas import Subschemas
+from .entry_languages import EntryRules
 
 MAX_WHITESPACE = 80
 # White space between the parts of a JSON text: one expression for all parts, or the lexer keeps them apart.
@@ -43,6 +44,7 @@ class LarkRules:
         bodies: rule bodies by name.
         current: the conjunction being written, which errors are located by.
         string_rules: numbers of the strings that automata follow.
+        entries: what is left to a memory of what was written; None if there can be none.
         prefix: of all names.
         literal_string: writes one string.
 
@@ -67,6 +69,7 @@ class LarkRules:
         self.bodies: dict[str, str] = {}
         self.current: Conj = ALWAYS
         self.string_rules: dict[Strings, int] = {}
+        self.entries: EntryRules | None = None
         self._terminals: dict[str, str] = {}
         self._names: dict[Conj, str] = {}
         self._pending: list[Conj] = []
@@ -102,6 +105,10 @@ class LarkRules:
     def terminal(self, body: str) -> str:
         """Return the name of the terminal with this body."""
         return self._terminals.setdefault(body, f"{self.prefix.upper()}T{len(self._terminals)}")
+
+    def body_of(self, terminal: str) -> str:
+        """Return the body of a terminal; what is no terminal's name is its own body."""
+        return next((body for body, name in self._terminals.items() if name == terminal), terminal)
 
     def words(self, types: int) -> list[str]:
         """Return the spellings of those of the constants that some types have."""

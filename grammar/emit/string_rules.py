@@ -245,7 +245,15 @@ def automaton(strings: Strings) -> StringAutomaton | None:
 
 
 def _strings_by_position(satisfiability: Satisfiability, root: Conj) -> list[dict[Strings, None]] | None:
-    """Return the strings that are possible together, for each position of a document; None if there are too many.
+    """Return the strings that are possible together, for each position of a document; None if there are too many."""
+    positions = alternatives_by_position(satisfiability, root)
+    if positions is None:
+        return None
+    return [dict.fromkeys(each.strings for each in listed if each.types & STRING) for listed in positions]
+
+
+def alternatives_by_position(satisfiability: Satisfiability, root: Conj) -> list[list[Alternative]] | None:
+    """Return the alternatives that are possible together, for each position of a document; None if there are too many.
 
     Along ``anyOf`` several alternatives may be under way at once, so a position has a set of conjunctions.
     """
@@ -258,7 +266,7 @@ def _strings_by_position(satisfiability: Satisfiability, root: Conj) -> list[dic
             for conj in position
             for alternative in (satisfiability.satisfiable_alternatives(conj) if conj != ALWAYS else [Alternative()])
         ]
-        found.append(dict.fromkeys(each.strings for each in alternatives if each.types & STRING))
+        found.append(alternatives)
         parts = _items([each.arrays for each in alternatives if each.types & ARRAY])
         for part in (*parts, *_values([each.objects for each in alternatives if each.types & OBJECT])):
             kept = frozenset(conj for conj in part if satisfiability.is_satisfiable(conj))

@@ -78,6 +78,34 @@ class StringAutomaton:
                 table[:, count] |= accepting
         return table
 
+    @cached_property
+    def num_ends(self) -> NDArray[np.float64]:
+        """How many strings end well from each state and length, float64 [states, counts]; infinite where unlimited."""
+        delta = np.array(self.transitions, dtype=np.int32)
+        accepting = np.array(self.accepting, dtype=np.float64)
+        sizes, last = self.classes.sizes, self.last_count
+        table = np.zeros((len(accepting), last + 1))
+        if self.most is None:
+            live = self.can_finish[:, last]
+            known = ~live
+            while (ready := live & ~known & known[delta].all(axis=1)).any():
+                table[ready, last] = accepting[ready] + table[:, last][delta[ready]] @ sizes
+                known |= ready
+            table[live & ~known, last] = np.inf
+        with np.errstate(over="ignore"):
+            for count in range(last - 1, -1, -1):
+                table[:, count] = table[:, count + 1][delta] @ sizes + accepting * (count >= self.least)
+        return table
+
+    @cached_property
+    def number_steps(self) -> list[list[tuple[str, int]]]:
+        """The characters of numbers with which a text goes on to an end, and the next states, for each state."""
+        classes = [(char, self.classes.of(ord(char))) for char in "0123456789.eE+-"]
+        can_finish = self.can_finish[:, self.last_count].tolist()
+        return [
+            [(char, row[number]) for char, number in classes if can_finish[row[number]]] for row in self.transitions
+        ]
+
     def may_end(self, state: int, count: int) -> bool:
         """Return whether the string is complete after `count` characters (at most `last_count`)."""
         return self.accepting[state] and count >= self.least and (self.most is None or count <= self.most)
@@ -100,6 +128,18 @@ class StringAutomaton:
                     if target not in after and table[target, count]:
                         after[target] = path, number
             frontier = after
+
+    def strings(self, state: int = START, count: int = 0) -> Iterator[str]:
+        """Yield all strings that end well from a state and length; only for those of which there are few."""
+        if self.may_end(state, count):
+            yield ""
+        after = min(count + 1, self.last_count)
+        for first, last, number in self.classes.intervals():
+            target = self.transitions[state][number]
+            if self.can_finish[target, after]:
+                for code in range(first, last + 1):
+                    for rest in self.strings(target, after):
+                        yield chr(code) + rest
 
     def encode(self) -> list[Any]:
         """Return the automaton as JSON; `decode` reads it."""

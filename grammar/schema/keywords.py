@@ -72,7 +72,12 @@ KEYWORDS: dict[str, Keyword] = {
     "additionalItems": Keyword(_E, "", "a schema"),
     "minItems": Keyword(_E, "", "a non-negative integer"),
     "maxItems": Keyword(_E, "", "a non-negative integer"),
-    "uniqueItems": Keyword(_E, "items from at most 60 values, or at most one item", "a boolean"),
+    "uniqueItems": Keyword(
+        _E,
+        "not beside prefixItems or contains; items that are arrays or objects can be made longer without end, or are "
+        "from at most 60 values",
+        "a boolean",
+    ),
     "contains": Keyword(_E, "one in an array, with up to 200 positions to tell apart", "a schema"),
     "minContains": Keyword(_E, "", "a non-negative integer"),
     "maxContains": Keyword(_E, "", "a non-negative integer"),
@@ -84,7 +89,7 @@ KEYWORDS: dict[str, Keyword] = {
     ),
     "additionalProperties": Keyword(_E, "", "a schema"),
     "required": Keyword(_E, "", "a list of strings"),
-    "minProperties": Keyword(_E, "with at most one undeclared key towards it", "a non-negative integer"),
+    "minProperties": Keyword(_E, "", "a non-negative integer"),
     "maxProperties": Keyword(_E, "", "a non-negative integer"),
     "propertyNames": Keyword(_E, "", "a schema"),
     "dependentRequired": Keyword(_E, "", "an object of lists of strings"),

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import fields
 
 from rootgraft.grammar.emit.lark_rules import MAX_WHITESPACE
+from rootgraft.grammar.emit.listed_values import MAX_LISTED_VALUES
+from rootgraft.grammar.match.memory_state import MAX_DEPTH
 from rootgraft.grammar.regex.number_ranges import MAX_INT_DIGITS
 from rootgraft.grammar.regex.string_formats import FORMATS, NARROWER
 from rootgraft.grammar.schema.keywords import KEYWORDS, Treatment
@@ -24,11 +26,34 @@ _SPELLING = f"""## How answers are spelled
 
 Every finished answer validates; some valid JSON texts are never produced. Besides what the tables say:
 
-- Keys that a schema declares come in the order of the schema, before all others, and none of them twice.
+- Keys that a schema declares come in the order of the schema, before all others.
+- No key of an object comes twice, at any depth: see [what is remembered](#what-is-remembered).
 - Each character of a string has one spelling: itself, or a short escape where JSON asks for one. `\\u0061` for `a` is never written.
 - Integers have no fraction and no exponent, and at most {MAX_INT_DIGITS} digits. Only numbers without bounds may have an exponent, of at most two digits.
 - Between the parts there are at most {MAX_WHITESPACE} blanks, tabs and line breaks.
 - Integers in a schema are exact at any length; other numbers are read as doubles, as validators do. NaN, infinities, repeated keys (in schemas given as text) and halves of surrogate pairs are refused.
+"""
+_REMEMBERED = f"""## What is remembered
+
+A grammar cannot say that two values differ, so the matcher reads the JSON along with it and remembers:
+
+- the keys of every object: none comes twice, at any depth, as I-JSON (RFC 7493) asks. `minProperties` counts undeclared keys too, and keys of `patternProperties` and `propertyNames` are used up one by one;
+- the items of every array with `uniqueItems`. Strings are compared by their characters, numbers by value (1 and 1.0 are equal; integers exactly, others as doubles), arrays and objects by their contents, in any order of keys. So pydantic's `set[str]`, `set[int]` and `frozenset` can be answered, as an answer and as parameters of tools.
+
+A token is left out if it completes a repetition, or if nothing but repetitions can follow: after `"a1"` and `"a2"` of the
+pattern `^(a[12]|b)$` no string begins with `a`. There is no limit on the number of items or keys. At most {MAX_LISTED_VALUES} values of any
+kind are listed in the grammar instead, which costs nothing along the answer.
+
+Of items, these are refused by name: arrays and objects of limited size (`maxItems`, or no undeclared properties) unless
+there are at most {MAX_LISTED_VALUES} of them, as they could come to their end as repetitions; strings and numbers whose automaton has too
+many states; fewer values than `minItems`. Arrays in items are at most {MAX_DEPTH} deep. Where another array may
+stand in place of one with distinct items and the text does not tell which of them it is, the items are distinct in
+both; where that could leave an answer without an end, the schema is refused.
+
+In tool calls all this holds for parameters in every format but `gemma4`, where sets hold up to {MAX_LISTED_VALUES} values and keys are not
+compared. A parameter of an XML style that takes strings as well as arrays has no memory either, and names of parameters
+themselves are not compared in the formats that are not JSON. In structural tags there is no memory where other text may
+stand in place of JSON: beside `any_text`, or where two tags begin alike.
 """
 
 
@@ -40,6 +65,7 @@ def page() -> str:
     names = ", ".join(f"`{name}`" for name, row in KEYWORDS.items() if row.treatment is Treatment.ANNOTATION)
     parts.append(f"## Annotations\n\n{names}. So is every `format` but those below, and every unknown keyword.\n")
     parts.append(f"## Formats\n\n{_formats()}")
+    parts.append(_REMEMBERED)
     parts.append(_SPELLING)
     parts.append(f"## Limits\n\n{_limits()}")
     return "\n".join(parts)

@@ -63,7 +63,7 @@ class ByteTokenizer:
         self.rendered.append({"messages": list(messages), **options})
         tools = options.get("tools") if self.speaks else None
         text = f"<tools>{json.dumps(tools)}\n" if tools else ""
-        text += "".join(f"<{m['role']}>{m['content'] or ''}{self._calls(m)}\n" for m in messages)
+        text += "".join(f"<{m['role']}>{m.get('content') or ''}{self._calls(m)}\n" for m in messages)
         if options.get("continue_final_message"):
             return text.removesuffix("\n")
         if not options["add_generation_prompt"]:
