@@ -128,7 +128,7 @@ def test_a_tag_that_is_opened_is_closed_at_every_budget_that_it_fits(grammars, v
 
 def _needed(matcher: Matcher) -> int:
     """The tokens of a short end, by the matcher's search."""
-    found = matcher._budget_close.completion(matcher._state)
+    found = matcher._budget_close.completion(matcher._state, 200)
     assert found is not None
     return len(found)
 
