@@ -41,7 +41,7 @@ from ..types import FinishReason, Usage
 from .adapter_manager import Adaptation, AdapterManager
 from .debug_snapshot import take_snapshot
 from .draft_setup import make_drafts
-from .grammar_vocabularies import GrammarVocabularies, check_minimum
+from .grammar_vocabularies import GrammarVocabularies
 from .new_sequence import new_sequence
 from .step_worker import Launched, StepWorker
 
@@ -165,7 +165,8 @@ class EngineCore:
             if masks is not None:
                 step.draw(masks)
             step_timer.skip()
-            if self._worker.overlaps:
+            # Where the budget may exclude the token that is drawn, another one may be the next step's input.
+            if self._worker.overlaps and not (masks is not None and masks().checks):
                 self._ahead = self._start(self._scheduler.schedule_ahead(), step_timer)
             self._commit(step.batch, step.result(), step_timer)
         elif self.has_work and not self._outbox:
@@ -353,10 +354,9 @@ class EngineCore:
             if outcome is None:
                 continue
             del self._compiling[number]
-            error = outcome if isinstance(outcome, EngineError) else check_minimum(sequence, outcome)
-            if error is not None:
-                self._outbox.append(failure_of(number, error))
-            elif not isinstance(outcome, EngineError):
+            if isinstance(outcome, EngineError):
+                self._outbox.append(failure_of(number, outcome))
+            else:
                 self._scheduler.add(sequence, outcome)
 
     def _abort(self, ids: tuple[int, ...]) -> None:

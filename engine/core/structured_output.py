@@ -22,7 +22,7 @@ from ...grammar.match.reasoning_matcher import AnswerMatcher, ReasoningMatcher
 from ...grammar.spec import GrammarKind, GrammarSpec
 from ...grammar.thought_rules import ThoughtRules
 from ...grammar.vocabulary import Vocabulary
-from ..batch import Masks
+from ..batch import Masks, TokenCheck
 from ..errors import CapacityError, EngineError, GrammarRefused, ModelError
 from ..messages import TokenTexts
 from ..sequence.mask_jobs import MaskJob
@@ -116,6 +116,7 @@ class StructuredOutputManager:
         _, buffer, _ = self._built.result()
         lines: list[int] = []
         forced: list[int] = []
+        checks: dict[int, TokenCheck] = {}
         for job in jobs:
             at, end = len(lines), len(lines) + len(job.drafts) + 1
             try:
@@ -124,12 +125,15 @@ class StructuredOutputManager:
                 job.matcher.fail(error)
             if job.matcher.has_failed:
                 buffer.words[at:end] = 0
+            else:
+                checks |= {row: buffer.checks[row] for row in range(at, end) if row in buffer.checks}
             for row in range(at, end):
                 only = None if job.scored else buffer.forced(row)
                 lines.append(job.line + row - at)
                 forced.append(-1 if only is None else only)
         self._mask_seconds.append(perf_counter() - start)
-        return Masks(tuple(lines), buffer.words[: len(lines)], tuple(forced))
+        checks = {row: check for row, check in checks.items() if forced[row] < 0}
+        return Masks(tuple(lines), buffer.words[: len(lines)], tuple(forced), checks)
 
     def _fill_job(self, buffer: MaskBuffer, at: int, job: MaskJob) -> None:
         """Fill the rows of a job from row ``at`` on."""
@@ -140,7 +144,7 @@ class StructuredOutputManager:
                 raise error
             job.matcher.explain(str(error))
         for early in range(min(job.num_early, len(job.drafts) + 1)):
-            _postpone_end(buffer.words[at + early], self._eos_ids)
+            _postpone_end(buffer.words[at + early], self._eos_ids, buffer.checks.get(at + early))
 
 
 def _compile_ahead(spec: GrammarSpec, built: Future[tuple[CompileService, MaskBuffer, Vocabulary]]) -> None:
@@ -151,12 +155,12 @@ def _compile_ahead(spec: GrammarSpec, built: Future[tuple[CompileService, MaskBu
         service.compile(spec)
 
 
-def _postpone_end(words: NDArray[np.int32], eos_ids: tuple[int, ...]) -> None:
-    """Forbid the end tokens in a mask that allows any other token."""
+def _postpone_end(words: NDArray[np.int32], eos_ids: tuple[int, ...], check: TokenCheck | None) -> None:
+    """Forbid the end tokens in a mask that allows any other token, after which an end fits if there is a check."""
     kept = words.view(np.uint32).copy()
     for token in eos_ids:
         kept[token // 32] &= ~np.uint32(1 << token % 32)
-    if kept.any():
+    if (kept if check is None else kept & check.limits().view(np.uint32)).any():
         words[:] = kept.view(np.int32)
 
 

@@ -35,7 +35,8 @@ class CompletionOutput:
         logprobs: scores at each of ``token_ids``, None if not asked for.
         cumulative_logprob: sum of the log-probabilities of ``token_ids``, None if not asked for.
         finish_reason: ``"stop"``, ``"length"`` or ``"abort"``.
-        stop_reason: the stop string or stop token id that ended the answer; None for the model's own end token.
+        stop_reason: the stop string or stop token id that ended the answer; None for the model's own end token;
+            ``budget`` where a structured answer is whole but was cut short by ``max_tokens``.
     """
 
     index: int
@@ -183,7 +184,7 @@ class OutputBuilder:
             logprobs=list(_scores(output.logprobs)) if self._with_logprobs else None,
             cumulative_logprob=sum(entry.logprob for entry in output.logprobs) if self._with_logprobs else None,
             finish_reason=output.finish.reason.value,
-            stop_reason=output.finish.stop_reason,
+            stop_reason=output.finish.told_stop_reason,
             lora_request=self._lora_request,
         )
 

@@ -354,13 +354,14 @@ class Scheduler:
         messages: list[Message] = []
         if check.num_sent or result.prompt_logprobs:
             tokens, logprobs = result.tokens[: check.num_sent], result.logprobs[: check.num_sent]
-            messages.append(TokenOut(sequence.id, tokens, logprobs, result.prompt_logprobs))
+            messages.append(TokenOut(sequence.id, tokens, logprobs, result.prompt_logprobs, result.is_limited))
         if check.failed:
             self._finish(sequence, FinishReason.ERROR)
             return [*messages, failure(sequence)]
         sequence.num_computed += len(row.tokens) - row.num_drafts + check.num_accepted
         if check.stop:
-            return [*messages, self._finish(sequence, *check.stop)]
+            reason, token, is_limited = check.stop
+            return [*messages, self._finish(sequence, reason, token, is_limited or result.is_limited)]
         self._cache.commit(lease_of(sequence), sequence.tokens, sequence.num_computed)
         if check.num_accepted < row.num_drafts:
             self._cache.shrink(lease_of(sequence), sequence.num_computed)
@@ -385,7 +386,9 @@ class Scheduler:
         alive = [self._alive[number] for number in ids if number in self._alive]
         return [self._finish(sequence, reason) for sequence in alive]
 
-    def _finish(self, sequence: Sequence, reason: FinishReason, stop_token: int | None = None) -> Done:
+    def _finish(
+        self, sequence: Sequence, reason: FinishReason, stop_token: int | None = None, is_limited: bool = False
+    ) -> Done:
         """End a sequence in whatever state it is."""
         measured = self._meter.end(sequence)
         if sequence.status is Status.RUNNING:
@@ -399,7 +402,7 @@ class Scheduler:
         if self._drafts:
             self._drafts.forget(sequence)
         self._stats.count_finished(reason)
-        return Done(sequence.id, reason, sequence.usage, stop_token, measured)
+        return Done(sequence.id, reason, sequence.usage, stop_token, measured, is_limited)
 
     def _leave(self, sequence: Sequence) -> None:
         """Give row, slot and pages back; computed pages go to the tree, rows in flight are ignored."""
