@@ -34,7 +34,6 @@ from ..models_file import ModelEntry, ServedModel
 from ..observe.engine_collector import kv_usage
 from ..observe.log import set_up_log
 from .app import create_app
-from .descriptors import raise_limit
 from .http_server import HttpServer
 from .listener import Listener, listening, private_socket, remove_socket
 from .loop_watch import LoopWatch
@@ -76,7 +75,6 @@ def serve_models(models: Sequence[ServedModel], read_again: ModelReader, spawn: 
     if options.gateways > 1 and models[0].entry.options is not None:
         raise ConfigError("--gateways serves one base model: leave it out, or the list of models.")
     process_memory.share_heap()
-    raise_limit()
     set_up_log(options.log_level, options.log_format)
     tls = tls_context(options)
     with (
