@@ -49,8 +49,11 @@ def anthropic_body(reply: ErrorReply, request_id: str) -> bytes:
     """Serialize an error in Anthropic's shape."""
     default = "api_error" if reply.status >= 500 else "invalid_request_error"
     message = reply.message
-    if reply.code == "context_length_exceeded":
-        message = f"prompt is too long: {message}"  # the words by which clients know that they have to shorten it
+    if reply.overflow is not None:
+        # Clients parse these words of Anthropic's, and cut off as many tokens as the numbers differ by. A prompt of the
+        # model's length leaves no room for an answer: it is one token too long.
+        num_prompt, limit = reply.overflow
+        message = f"prompt is too long: {max(num_prompt, limit + 1)} tokens > {limit} maximum"
     error: dict[str, Any] = {"type": _TYPES.get(reply.status, default), "message": message}
     if (reply.param, reply.code) == ("thread", "unsupported_parameter"):
         error["details"] = _NO_THREADS
@@ -89,10 +92,11 @@ def _missing_route(request: Request) -> str:
     """Name the route that is not there, and the one that a client with another base URL or a final slash asks for."""
     path = request.scope["path"]
     missing = f"There is no route {request.method} {shortened(path, _LONGEST_PATH)}"
-    bare = "/" + path.strip("/").removeprefix("v1/")
+    whole = "/" + "/".join(filter(None, path.split("/")))
+    bare = "/" + whole.removeprefix("/").removeprefix("v1/")
     for near in (f"/v1{bare}", bare):
         if _is_route(request, request.method, near):
-            is_of_openai = near.startswith("/v1/") and near != path.rstrip("/")
+            is_of_openai = near.startswith("/v1/") and near != whole
             end = " The base URL of OpenAI's clients ends in /v1." if is_of_openai else ""
             return f"{missing}; there is {shortened(near, _LONGEST_PATH)}.{end}"
     return f"{missing}."

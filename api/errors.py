@@ -23,6 +23,7 @@ from starlette.exceptions import HTTPException
 from ..engine.errors import (
     AdapterUnavailable,
     CapacityError,
+    ContextTooLong,
     DeadlineExceeded,
     EngineDead,
     EngineError,
@@ -48,6 +49,7 @@ class ErrorReply:
 
     Attributes:
         details: fields beyond OpenAI's.
+        overflow: tokens of a prompt that is too long, and the model's length.
         kind: overrides ``type``.
     """
 
@@ -58,6 +60,7 @@ class ErrorReply:
     details: Mapping[str, str] = field(default_factory=dict)
     headers: Mapping[str, str] = field(default_factory=dict)
     kind: str | None = None
+    overflow: tuple[int, int] | None = None
 
     @property
     def type(self) -> str:
@@ -138,6 +141,9 @@ def _known_reply(error: Exception) -> ErrorReply | None:
         case GrammarRefused():
             details = {"keyword": error.keyword, "pointer": error.pointer, "reason": error.reason}
             return ErrorReply(400, str(error), error.param, "invalid_value", details)
+        case ContextTooLong():
+            overflow = (error.num_prompt, error.limit)
+            return ErrorReply(400, str(error), error.param, error.code, overflow=overflow)
         case RequestError():
             return ErrorReply(400, str(error), error.param, error.code or ("invalid_value" if error.param else None))
         case AdapterUnavailable():

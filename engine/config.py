@@ -65,17 +65,18 @@ class EngineConfig:
     revision: str | None = option(None, "Branch, tag or commit of a model on the hub.", group="model")
     dtype: str = option(
         "auto",
-        "Number format of weights, hidden states and KV. auto: bfloat16 where the device computes it natively, else "
-        "float32.",
+        "Number format of weights, hidden states and KV. auto: bfloat16 on GPUs that have it and on CPUs from AVX2 on, "
+        "else float32.",
         choices=("auto", "float32", "bfloat16", "float16"),
         group="model",
     )
     quantization: str | None = option(
         None,
-        "How weights are kept (CPU only). Default: in --dtype, and a GGUF file's blocks as they are beside that or "
-        "alone, where that is faster, with the same answers. gguf: blocks as they are, activations of 15 bits. "
-        "int8_weight_only: rounded to 8 bits, a scale for each output. gguf_dynamic, int8_dynamic: as these, and "
-        "activations rounded to 8 bits: faster, but answers change.",
+        "How weights are kept (CPU only). Default: in --dtype, and blocks of a GGUF file, GPTQ, AWQ or "
+        "compressed-tensors as they are beside that or alone, where that is faster, with the same answers; on CPUs "
+        "without products of bfloat16 gguf_dynamic for Q4_0, Q4_1 and Q8_0, llama.cpp's arithmetic. gguf: blocks as "
+        "they are, activations of 15 bits. int8_weight_only: rounded to 8 bits, a scale for each output. "
+        "gguf_dynamic, int8_dynamic: as these, and activations rounded to 8 bits: faster, but answers change.",
         choices=QUANTIZATIONS,
         group="model",
     )

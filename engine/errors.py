@@ -3,7 +3,7 @@
     EngineError
     ├── RequestError          the request is wrong; asking again will not help       HTTP 400
     │   ├── GrammarRefused    an output format that cannot be guaranteed             HTTP 400
-    │   ├── ContextTooLong    prompt + answer exceed the model's length              HTTP 400
+    │   ├── ContextTooLong    the prompt leaves no room in the model's length        HTTP 400
     │   └── UnknownModel      no base model or adapter of that name                  HTTP 404
     │       └── AdapterNotFound   a source has no such adapter, or may not be read   HTTP 404
     ├── CapacityError         right request, wrong moment; may be asked again        HTTP 503
@@ -60,7 +60,12 @@ class RequestError(EngineError):
 
 
 class ContextTooLong(RequestError):
-    """Prompt and answer together do not fit the model's length."""
+    """The prompt leaves no room for an answer in the model's length.
+
+    Attributes:
+        num_prompt: its tokens.
+        limit: the model's length.
+    """
 
     def __init__(
         self, num_prompt: int, num_new: int, limit: int, *, param: str | None = None, at_least: bool = False
@@ -73,6 +78,7 @@ class ContextTooLong(RequestError):
             param=param,
             code="context_length_exceeded",
         )
+        self.num_prompt, self.limit = num_prompt, limit
 
 
 _LONGEST_POINTER = 120  # characters of a pointer in a message, from its end; ``GrammarRefused.pointer`` is whole

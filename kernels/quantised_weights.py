@@ -46,7 +46,7 @@ __all__ = [
     "with_widened",
 ]
 
-BlockType = Literal["Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q6_K"]
+BlockType = Literal["Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q6_K", "U4_ZERO_POINT"]
 
 BLOCK_SIZES: dict[BlockType, tuple[int, int]] = {
     "Q4_0": (32, 18),
@@ -54,10 +54,19 @@ BLOCK_SIZES: dict[BlockType, tuple[int, int]] = {
     "Q8_0": (32, 34),
     "Q4_K": (256, 144),
     "Q6_K": (256, 210),
+    "U4_ZERO_POINT": (32, 20),
 }
-"""Values and bytes of a block, by its name in GGUF."""
+"""Values and bytes of a block, by its name in GGUF. U4_ZERO_POINT, which is not of GGUF, is Q4_1 with a zero point z
+in the place of the minimum: ``d * (q - z)``, exact for the four bits of AWQ and GPTQ, whose
+minimum has too many digits.
+"""
 
-_PLAIN: dict[BlockType, Format] = {"Q4_0": Format.SYMMETRIC, "Q4_1": Format.NIBBLES, "Q8_0": Format.BYTES}
+_PLAIN: dict[BlockType, Format] = {
+    "Q4_0": Format.SYMMETRIC,
+    "Q4_1": Format.NIBBLES,
+    "Q8_0": Format.BYTES,
+    "U4_ZERO_POINT": Format.ZERO_POINTS,
+}
 _SUPER: dict[BlockType, Format] = {"Q4_K": Format.SUPER_NIBBLES, "Q6_K": Format.SUPER_BYTES}
 
 
@@ -74,8 +83,8 @@ def _kernels() -> QuantisedKernels:
 
 
 def is_widened_only(block_type: BlockType) -> bool:
-    """Return whether products with blocks of a type take x as it is alone: those of K-quants."""
-    return block_type in _SUPER
+    """Return whether products with blocks of a type take x as it is alone: K-quants, and blocks with zero points."""
+    return block_type in _SUPER or block_type == "U4_ZERO_POINT"
 
 
 def pack_blocks(
@@ -122,7 +131,7 @@ def pack_block_rows(
     """
     if dynamic and widened:
         raise ValueError("rows of x are quantised, or the weight's numbers are rounded to their type, not both")
-    if block_type in _SUPER and not widened:
+    if is_widened_only(block_type) and not widened:
         raise ValueError(f"products with {block_type} blocks are computed with widened=True alone")
     (columns, row_bytes), (_, size) = shape, BLOCK_SIZES[block_type]
     if row_bytes % size or not columns * row_bytes:

@@ -11,6 +11,7 @@ from ..generate.field_names import FieldNames
 from ..protocol.cache_control import CacheControl
 from ..protocol.chat import ChatRequest
 from ..protocol.chat_messages import ChatMessage, FunctionCall, TextPart, ToolCall
+from ..protocol.tools import OtherTool
 from .content_blocks import (
     AssistantMessage,
     Block,
@@ -22,7 +23,7 @@ from .content_blocks import (
     blocks_of,
     text_of_blocks,
 )
-from .message_request import MessagesRequest, OneToolChoice, PromptFields
+from .message_request import CustomTool, MessagesRequest, OneToolChoice, PromptFields
 
 _SAMPLING_FIELDS = ("max_tokens", "temperature", "top_p", "top_k", "seed", "prompt_cache_key", "priority")
 _ACCOUNT_DATA = "x-anthropic-billing-header:"
@@ -53,14 +54,7 @@ def as_chat(body: PromptFields) -> ChatRequest:
     fields: dict[str, Any] = {
         "model": body.model,
         "messages": _messages(body),
-        "tools": [
-            {
-                "type": "function",
-                "function": {"name": tool.name, "description": tool.description, "parameters": tool.input_schema},
-                "cache_control": None if tool.cache_control is None else tool.cache_control.model_dump(),
-            }
-            for tool in body.tools
-        ],
+        "tools": [_tool(tool) for tool in body.tools],
         "tool_choice": _tool_choice(body),
         "parallel_tool_calls": not body.tool_choice.disable_parallel_tool_use,
         "thinking": None if thinking is None else thinking.model_dump(exclude={"display"}),
@@ -83,6 +77,15 @@ def _template_kwargs(body: PromptFields) -> dict[str, Any]:
     """Return the chat template's variables. An effort is that of the whole answer: it does not ask for a thought."""
     effort = body.output_config.effort
     return body.chat_template_kwargs if effort is None else {"reasoning_effort": effort, **body.chat_template_kwargs}
+
+
+def _tool(tool: CustomTool | OtherTool) -> dict[str, Any]:
+    mark = None if tool.cache_control is None else tool.cache_control.model_dump()
+    if isinstance(tool, OtherTool):
+        # A custom tool of OpenAI's is another thing than Anthropic's.
+        return {"type": tool.type, "name": tool.name, "cache_control": mark}
+    function = {"name": tool.name, "description": tool.description, "parameters": tool.input_schema}
+    return {"type": "function", "function": function, "cache_control": mark}
 
 
 def _tool_choice(body: PromptFields) -> Any:

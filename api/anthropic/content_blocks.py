@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
 
 from ..protocol.base import StrictModel, rejected, string_or_list
 from ..protocol.cache_control import CacheControl
@@ -16,25 +16,22 @@ _REFUSED_KINDS = {
     "search_result": "search results",
     "tool_reference": "references to tools",
     "container_upload": "files in containers",
-    "server_tool_use": "tools that run on the server",
-    "mcp_tool_use": "tools that run on the server",
 }
 _NO_TEXT = "must be a string or a list of text blocks"
 
 
 class TextBlock(StrictModel):
-    """A text."""
+    """A text. Its citations are ignored: what it cites is in its text."""
 
     type: Literal["text"]
     text: str
     cache_control: CacheControl | None = None
-    citations: Annotated[list[Any], Field(max_length=0)] = Field(default_factory=list)
+    citations: list[Any] = Field(default_factory=list)
 
 
 def _refuse_kinds(value: Any, *kinds: str) -> Any:
     if isinstance(value, dict) and isinstance(kind := value.get("type"), str) and kind not in kinds:
-        server = "results of tools that run on the server" if kind.endswith("_tool_result") else "this kind of block"
-        name = _REFUSED_KINDS.get(kind, server)
+        name = _REFUSED_KINDS.get(kind, "this kind of block")
         raise rejected(f"must be {' or '.join(repr(each) for each in kinds)}: {name} cannot be taken", "type")
     return value
 
@@ -48,7 +45,13 @@ def _check_user(value: Any) -> Any:
 
 
 def _check_assistant(value: Any) -> Any:
-    return _refuse_kinds(value, "text", "thinking", "redacted_thinking", "tool_use")
+    return value if _is_of_server(value) else _refuse_kinds(value, "text", "thinking", "redacted_thinking", "tool_use")
+
+
+def _is_of_server(value: Any) -> bool:
+    """Whether it is what a tool of another server's was asked for, or made."""
+    kind = value.get("type") if isinstance(value, dict) else None
+    return isinstance(kind, str) and (kind in ("server_tool_use", "mcp_tool_use") or kind.endswith("_tool_result"))
 
 
 Texts = Annotated[
@@ -94,7 +97,18 @@ class ToolResultBlock(StrictModel):
     cache_control: CacheControl | None = None
 
 
+class OtherBlock(BaseModel):
+    """A call or result of a tool that another server ran: it is left out."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    type: str
+    cache_control: CacheControl | None = None
+
+
 def _kind(value: Any) -> str | None:
+    if _is_of_server(value):
+        return "<other>"
     kind = value.get("type") if isinstance(value, dict) else None
     return f"<{kind}>" if isinstance(kind, str) else None
 
@@ -114,7 +128,8 @@ AssistantBlock = Annotated[
         Annotated[TextBlock, Tag("<text>")]
         | Annotated[ThinkingBlock, Tag("<thinking>")]
         | Annotated[RedactedThinkingBlock, Tag("<redacted_thinking>")]
-        | Annotated[ToolUseBlock, Tag("<tool_use>")],
+        | Annotated[ToolUseBlock, Tag("<tool_use>")]
+        | Annotated[OtherBlock, Tag("<other>")],
         _BY_KIND,
     ],
     BeforeValidator(_check_assistant),
@@ -169,7 +184,7 @@ InputMessage = Annotated[
     ),
 ]
 
-Block = TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock
+Block = TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock | OtherBlock
 
 
 def blocks_of(message: UserMessage | AssistantMessage | SystemMessage) -> list[Block]:

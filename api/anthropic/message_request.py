@@ -5,17 +5,27 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, model_validator
+from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 
-from ..protocol.base import Refusal, StrictModel, rejected
+from ..protocol.base import Id, Refusal, StrictModel, rejected
 from ..protocol.cache_control import CacheControl
+from ..protocol.call_ids import CallIdError, ToolCallIds
 from ..protocol.chat import TemplateKwargs
 from ..protocol.chat_messages import MAX_MESSAGES
 from ..protocol.reasoning import MAX_THINKING_BUDGET
 from ..protocol.sampling import CacheKey, ModelName, PriorityName, Salt
 from ..protocol.structured import Schema
-from ..protocol.tools import MAX_TOOLS
-from .content_blocks import AssistantMessage, InputMessage, TextBlock, Texts, ToolResultBlock, ToolUseBlock, blocks_of
+from ..protocol.tools import MAX_TOOLS, OtherTool, by_tool_type, tools_left_out
+from .content_blocks import (
+    AssistantMessage,
+    InputMessage,
+    OtherBlock,
+    TextBlock,
+    Texts,
+    ToolResultBlock,
+    ToolUseBlock,
+    blocks_of,
+)
 
 MAX_CACHE_MARKS = 4
 _KEEP_THINKING = {"type": "clear_thinking_20251015", "keep": "all"}
@@ -38,7 +48,7 @@ class CustomTool(StrictModel):
     """A tool of the client's. ``input_schema`` is enforced whether it is ``strict`` or not."""
 
     type: Literal["custom"] = "custom"
-    name: str
+    name: Id
     description: str | None = None
     input_schema: dict[str, Any]
     strict: bool = False
@@ -49,10 +59,10 @@ class CustomTool(StrictModel):
     defer_loading: Annotated[bool, AfterValidator(_check_at_once)] = False
 
 
-def _check_tool(value: Any) -> Any:
-    if isinstance(value, dict) and isinstance(kind := value.get("type"), str) and kind != "custom":
-        raise rejected("must be 'custom': tools that run on the server or that Anthropic defines are not there", "type")
-    return value
+AnyTool = Annotated[
+    Annotated[CustomTool, Tag("<served>")] | Annotated[OtherTool, Tag("<other>")],
+    by_tool_type("custom"),
+]
 
 
 class AnyToolChoice(StrictModel):
@@ -66,7 +76,7 @@ class OneToolChoice(StrictModel):
     """Forces a call of one tool."""
 
     type: Literal["tool"]
-    name: str
+    name: Id
     disable_parallel_tool_use: bool = False
 
 
@@ -129,16 +139,14 @@ class PromptFields(StrictModel):
         "container": Refusal("no code of a model's runs here."),
         "context_management": Refusal("nothing is left out of a conversation here.", _NEUTRAL_EDITS),
         "fallbacks": Refusal("the model that is named answers, or none.", ([],)),
-        "mcp_servers": Refusal("no tools run on this server.", ([],)),
         "thread": Refusal("messages are not stored: send the conversation."),
     }
 
     model: ModelName
     messages: Annotated[list[InputMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
     system: Texts = ""
-    tools: Annotated[list[Annotated[CustomTool, BeforeValidator(_check_tool)]], Field(max_length=MAX_TOOLS)] = Field(
-        default_factory=list
-    )
+    tools: Annotated[list[AnyTool], Field(max_length=MAX_TOOLS)] = Field(default_factory=list)
+    mcp_servers: list[Any] = Field(default_factory=list)
     tool_choice: Choice = AnyToolChoice(type="auto")
     thinking: Thinking | None = None
     output_config: OutputConfig = OutputConfig()
@@ -164,19 +172,35 @@ class PromptFields(StrictModel):
         return self
 
     def _check_calls(self) -> None:
-        """Refuse the result of a call that is not there."""
-        ids: set[str] = set()
+        """Refuse the result of a call that is not there, or that has one."""
+        calls = ToolCallIds()
         for number, message in enumerate(self.messages):
+            if message.role != "assistant":
+                calls.end_turn()
             for index, block in enumerate(blocks_of(message)):
                 if isinstance(block, ToolUseBlock):
-                    ids.add(block.id)
-                elif isinstance(block, ToolResultBlock) and block.tool_use_id not in ids:
-                    path = ("messages", number, "content", index, "tool_use_id")
-                    raise rejected(f"names '{block.tool_use_id[:128]}', but there is no such tool_use before it", *path)
+                    calls.call(block.id)
+                elif isinstance(block, ToolResultBlock):
+                    try:
+                        calls.result(block.tool_use_id)
+                    except CallIdError as error:
+                        path = ("messages", number, "content", index, "tool_use_id")
+                        raise rejected(str(error), *path) from None
 
     @property
     def form(self) -> JsonOutputFormat | None:
         return self.output_config.format if self.output_format is None else self.output_format
+
+    @property
+    def left_out(self) -> list[str]:
+        """Tools that cannot be called, what such tools made, and servers of tools, by place and type."""
+        blocks = [
+            f"messages[{number}].content[{index}] {block.type}"
+            for number, message in enumerate(self.messages)
+            for index, block in enumerate(blocks_of(message))
+            if isinstance(block, OtherBlock)
+        ]
+        return [*tools_left_out(self.tools), *(["mcp_servers"] if self.mcp_servers else []), *blocks]
 
     def cache_marks(self) -> Iterator[CacheControl]:
         """Yield each ``cache_control`` of the request."""

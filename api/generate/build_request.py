@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -69,24 +68,26 @@ async def chat_request(
     adapter: str | None,
     caller: Caller,
     *,
-    cut_to_fit: bool = False,
+    strict: bool = False,
 ) -> PreparedChat:
     """Return the request of a chat.
 
     Args:
         reasoning: how the model marks its thoughts, None for one that does not think.
-        cut_to_fit: ask for as many of the body's ``max_tokens`` as the model's length leaves room for.
+        strict: refuse more tokens than fit after the prompt, and do not ask for as many as fit.
 
     Raises:
         RequestError: with the names of the body's fields.
     """
     tokens, output_format, thought = await chat_prompt(async_engine, dialect, reasoning, body, caller)
     with _naming_field("messages"):
-        max_tokens = 1 if body.is_prefill_only else body.max_new_tokens
+        asked = 1 if body.is_prefill_only else body.max_new_tokens
         defaults = async_engine.defaults
-        if max_tokens is None or cut_to_fit:
-            most = defaults.max_tokens if max_tokens is None else max_tokens
-            max_tokens = async_engine.limits.default_max_tokens(len(tokens), most)
+        if strict and asked is not None:
+            async_engine.limits.check_room(body.length_field, asked, len(tokens))
+        max_tokens = async_engine.limits.default_max_tokens(
+            len(tokens), defaults.max_tokens if asked is None else asked
+        )
         params = body.sampling(
             defaults, max_tokens=max_tokens, logprobs=body.num_logprobs, prompt_logprobs=body.prompt_logprobs
         )
@@ -100,7 +101,7 @@ async def chat_request(
             # A tool call may open with a special token, and the grammar permits no other special token.
             request = replace(request, skip_special_tokens=False)
         if thought is not None:
-            request = _with_thought(request, thought, body.thought_budget, async_engine.tokenizer)
+            request = await _with_thought(request, thought, body.thought_budget, async_engine)
         return PreparedChat(request, output_format, thought)
 
 
@@ -112,7 +113,7 @@ async def _beginning(
         async_engine,
         dialect,
         messages,
-        tools=body.tools,
+        tools=body.functions,
         add_generation_prompt=False,
         continue_final_message=False,
         template_kwargs={**body.thinking_kwargs, **body.chat_template_kwargs},
@@ -125,26 +126,19 @@ async def chat_prompt(
 ) -> ChatPrompt:
     """Return the tokens of a chat as its request would have them. Raises as ``chat_request`` does."""
     output_format = requested_format(body)
-    if body.tools:
+    if body.functions:
         output_format = tool_output_format(
             body.tools, body.tool_choice, dialect.format, output_format, parallel=body.parallel_tool_calls
         )
     # The engine always draws one token; where none is asked for, it is dropped, and has no output format.
     output_format = None if body.is_prefill_only else output_format
     plan = None if output_format is None else output_format.tools
-    if reasoning is None and body.budget_field is not None:
-        raise RequestError(
-            f"'{body.budget_field}' is not supported: this model does not think, or its marks are not known "
-            "(--reasoning-parser).",
-            param=body.budget_field,
-            code="unsupported_parameter",
-        )
     with _naming_field("messages"):
         text = await render(
             async_engine,
             dialect,
             body.messages,
-            tools=body.tools,
+            tools=body.functions,
             add_generation_prompt=body.add_generation_prompt,
             continue_final_message=body.continue_final_message,
             template_kwargs={**body.thinking_kwargs, **body.chat_template_kwargs},
@@ -160,11 +154,14 @@ async def chat_prompt(
         return ChatPrompt(tokens, output_format, thought)
 
 
-def _with_thought(request: TextRequest, thought: ThoughtPlan, budget: int | None, tokenizer: Tokenizer) -> TextRequest:
+async def _with_thought(
+    request: TextRequest, thought: ThoughtPlan, budget: int | None, async_engine: AsyncEngine
+) -> TextRequest:
     """Return the request with what the engine has to know of the thought, and marks that have text."""
     form = thought.format
-    marks = [tokenizer.encode(mark, False) for mark in (form.start, form.end, form.lead)]
-    shown = frozenset(token for mark in marks for token in mark) & tokenizer.special_ids
+    texts = (form.start, form.end, form.lead)
+    marks = [await async_engine.encode(mark, add_special_tokens=False, owner=Owner()) for mark in texts]
+    shown = frozenset(token for mark in marks for token in mark) & async_engine.tokenizer.special_ids
     rules = thought.rules(budget) if request.grammar is not None or budget is not None else None
     return replace(request, shown_tokens=shown, reasoning=rules)
 
@@ -204,7 +201,7 @@ async def render(
         )
 
     is_short = len(messages) <= _MANY_MESSAGES and _size(messages, definitions, template_kwargs) <= _LONG_TEXT
-    text = rendered() if is_short else await asyncio.to_thread(rendered)
+    text = await async_engine.render(rendered, at_once=is_short)
     async_engine.check_length(text)
     return text
 
@@ -219,14 +216,27 @@ def _size(messages: Sequence[ChatMessage], tools: list[dict[str, Any]], template
 
 
 async def completion_requests(
-    async_engine: AsyncEngine, body: CompletionRequest, grammar: GrammarSpec | None, adapter: str | None, caller: Caller
+    async_engine: AsyncEngine,
+    body: CompletionRequest,
+    grammar: GrammarSpec | None,
+    adapter: str | None,
+    caller: Caller,
+    *,
+    strict: bool = False,
 ) -> list[TextRequest]:
-    """Return one request for each prompt, all checked before any is submitted. Raises RequestError."""
+    """Return one request for each prompt, all checked before any is submitted. Raises RequestError.
+
+    Args:
+        strict: refuse more tokens than fit after a prompt, and do not ask for as many as fit.
+    """
     requests = []
     for number, prompt in enumerate(body.prompts):
         name = "prompt" if len(body.prompts) == 1 else f"prompt[{number}]"
         with _naming_field(name):
-            requests.append(await _completion_request(async_engine, body, name, prompt, grammar, adapter, caller))
+            request = await _completion_request(
+                async_engine, body, name, prompt, grammar, adapter, caller, strict=strict
+            )
+            requests.append(request)
     return requests
 
 
@@ -238,6 +248,8 @@ async def _completion_request(
     grammar: GrammarSpec | None,
     adapter: str | None,
     caller: Caller,
+    *,
+    strict: bool,
 ) -> TextRequest:
     if isinstance(prompt, str):
         async_engine.check_length(prompt)
@@ -246,9 +258,13 @@ async def _completion_request(
         )
     else:
         if len(prompt) > async_engine.max_model_len:  # before every id is looked at
-            raise ContextTooLong(len(prompt), body.max_tokens, async_engine.max_model_len)
+            raise ContextTooLong(len(prompt), max(1, body.max_tokens), async_engine.max_model_len)
         tokens = token_array(name, prompt, async_engine.vocab_size)
     max_tokens = max(1, body.max_tokens)  # the engine always draws one token; where none is asked for, it is dropped
+    if strict:
+        async_engine.limits.check_room("max_tokens", max_tokens, len(tokens))
+    elif tokens:
+        max_tokens = async_engine.limits.default_max_tokens(len(tokens), max_tokens)
     scored = [count for count in (body.echoed_logprobs, body.prompt_logprobs) if count is not None]
     params = body.sampling(
         async_engine.defaults,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from ...engine.serving.output_processor import end_tokens
+from ...engine.serving.output_processor import BUDGET, end_tokens
 from ..observe.token_usage import UsageCount, finish_fields, usage_body
 from ..protocol.chat import ChatRequest
 from ..structured.tool_parser import ToolParser, read_calls
@@ -75,7 +75,7 @@ def _reasoning_fields(text: str | None) -> dict[str, Any]:
 
 def _finish_with_calls(finish: dict[str, Any], *, is_whole: bool) -> None:
     """Set the finish reason of an answer with calls, unless the client's stop cut the last one."""
-    if finish["finish_reason"] == "stop" and (is_whole or finish["stop_reason"] is None):
+    if finish["finish_reason"] == "stop" and (is_whole or finish["stop_reason"] in (None, BUDGET)):
         finish["finish_reason"] = "tool_calls"
 
 

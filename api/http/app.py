@@ -28,7 +28,7 @@ from ..routes import (
     tokenize,
     ui,
 )
-from ..routes.unknown_fields import IGNORED_HEADER
+from ..routes.unknown_fields import IGNORED_HEADER, LEFT_OUT_HEADER
 from .direct_routes import DirectRoutes
 from .guard import Guard, Identify
 from .root_path import StripRootPath
@@ -86,7 +86,14 @@ def create_app(served: ServerState | ModelRouter) -> FastAPI:
             allow_methods=state.options.allowed_methods,
             allow_headers=state.options.allowed_headers,
             allow_credentials=state.options.allow_credentials,
-            expose_headers=["x-request-id", "request-id", "retry-after", IGNORED_HEADER, *LIMIT_HEADERS],
+            expose_headers=[
+                "x-request-id",
+                "request-id",
+                "retry-after",
+                IGNORED_HEADER,
+                LEFT_OUT_HEADER,
+                *LIMIT_HEADERS,
+            ],
         )
     app.add_middleware(Identify, state=state)
     if root_path := state.options.root_path.rstrip("/"):

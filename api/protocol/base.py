@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, model_validator
 from pydantic_core import PydanticCustomError
+
+MAX_ID = 256
+Id = Annotated[str, Field(max_length=MAX_ID)]
+"""Id or name that a request gives, or gives back."""
+MAX_FORMAT_NAME = 64  # as OpenAI's
+FormatName = Annotated[str, Field(max_length=MAX_FORMAT_NAME)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +49,11 @@ class StrictModel(BaseModel):
     refused: ClassVar[Mapping[str, Refusal]] = {}
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+
+    @property
+    def left_out(self) -> Sequence[str]:
+        """What of a request cannot be served and changes no answer by being left out, by place and kind."""
+        return ()
 
     @model_validator(mode="before")
     @classmethod

@@ -11,11 +11,12 @@ from pydantic import AfterValidator, Field, model_validator
 from ...engine.types import MAX_LOGPROBS, MAX_PREFIX_PINS
 from .base import Refusal, rejected
 from .cache_control import CacheControl
+from .call_ids import in_call_order
 from .chat_messages import ChatMessage, Messages, check_template_kwargs
 from .foreign_fields import foreign_rules
 from .reasoning import ReasoningFields
 from .sampling import SamplingFields
-from .tools import ToolChoice, Tools, check_tools
+from .tools import Tool, ToolChoice, Tools, check_tools, functions_of, tools_left_out
 
 _FOREIGN = foreign_rules("chat")
 
@@ -66,9 +67,10 @@ class ChatRequest(ReasoningFields):
         if self.is_prefill_only and self.min_tokens > 0:
             raise rejected("contradicts 'max_tokens'", "min_tokens")
         check_tools(self.tools, self.tool_choice)
+        self.messages = in_call_order(self.messages)
         if len(list(islice(self.cache_points(), MAX_PREFIX_PINS + 1))) > MAX_PREFIX_PINS:
             raise rejected(f"may be given {MAX_PREFIX_PINS} times in messages and tools at most", "cache_control")
-        if self.tools and self.include_stop_str_in_output:
+        if self.functions and self.include_stop_str_in_output:
             raise rejected("contradicts 'tools': calls leave no room for it", "include_stop_str_in_output")
         check_continuation(self.messages, self.add_generation_prompt, self.continue_final_message)
         return self
@@ -87,8 +89,23 @@ class ChatRequest(ReasoningFields):
                 yield [*self.messages[:number], beginning], mark
 
     @property
+    def functions(self) -> list[Tool]:
+        """The tools that can be called."""
+        return functions_of(self.tools)
+
+    @property
+    def left_out(self) -> list[str]:
+        """Tools that cannot be called, by place and type."""
+        return tools_left_out(self.tools)
+
+    @property
     def max_new_tokens(self) -> int | None:
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    @property
+    def length_field(self) -> str:
+        """The field that says how long the answer may be."""
+        return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
 
     @property
     def echoed_text(self) -> str:

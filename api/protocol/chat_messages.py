@@ -140,8 +140,10 @@ class ChatMessage(StrictModel):
             self.tool_calls = [ToolCall(function=self.function_call)]
         if self.tool_calls and self.role != "assistant":
             raise rejected("may only be in messages of the assistant", "tool_calls")
-        if self.content is None and not (self.tool_calls or self.thought):
-            raise rejected("is required", "content")
+        if self.content is None and not self.tool_calls:
+            if self.role != "assistant":
+                raise rejected("is required", "content")
+            self.content = ""
         if self.role == "tool" and self.tool_call_id is None:
             raise rejected("is required in messages of a tool", "tool_call_id")
         return self
@@ -170,13 +172,10 @@ class ChatMessage(StrictModel):
 
     def for_template(self) -> dict[str, Any]:
         """The message for the chat template, which knows thoughts by either name and keeps or drops earlier ones."""
-        is_thought = self.thought is not None and not self.tool_calls
-        message: dict[str, Any] = {
-            "role": self.role,
-            "content": (self.text or "") if is_thought else self.text,
-        }
-        for key in ("name", "tool_call_id"):
-            if (value := getattr(self, key)) is not None:
+        message: dict[str, Any] = {"role": self.role}
+        # As in transformers, a null beside calls is no content: templates would print None, or fail on it.
+        for key, value in (("content", self.text), ("name", self.name), ("tool_call_id", self.tool_call_id)):
+            if value is not None:
                 message[key] = value
         if self.thought is not None:
             message |= {"reasoning_content": self.thought, "reasoning": self.thought}

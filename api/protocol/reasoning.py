@@ -76,11 +76,6 @@ class ReasoningFields(StructuredFields):
         return next((value for _, value in self._budgets if value >= 0), None)
 
     @property
-    def budget_field(self) -> str | None:
-        """The first field that gives a budget."""
-        return next((name for name, value in self._budgets if value >= 0), None)
-
-    @property
     def thinking_kwargs(self) -> dict[str, Any]:
         """Variables of the chat template, by the names that templates use."""
         named = next(filter(None, self._efforts.values()), None)

@@ -1,12 +1,16 @@
-"""Input items of the responses API: messages, function calls, their outputs, references to stored items."""
+"""Input items of the responses API: messages, function calls, their outputs, references to stored items.
+
+Items of tools that run elsewhere or cannot be called here are taken and left out.
+"""
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
 
-from .base import StrictModel, rejected, string_or_list
+from .base import Id, StrictModel, rejected, string_or_list
 from .chat_messages import CacheBreakpoint
 
 MAX_ITEMS = 4096
@@ -20,6 +24,11 @@ _ITEM_TAGS = {
     "item_reference": "<reference>",
     "reasoning": "<reasoning>",
 }
+
+# For example custom_tool_call, local_shell_call_output, web_search_call, tool_search_output and mcp_list_tools.
+_OF_OTHER_TOOLS = re.compile(
+    r"[a-z][a-z_]{0,48}_(call|call_output|tools|tools_output|search_output|screenshot)|mcp_[a-z_]{1,48}"
+)
 
 Status = Literal["in_progress", "completed", "incomplete"]
 
@@ -60,7 +69,7 @@ class MessageItem(StrictModel):
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
     content: Texts
-    id: str | None = None
+    id: Id | None = None
     status: Status | None = None
     phase: Literal["commentary", "final_answer"] | None = None
 
@@ -69,10 +78,10 @@ class CallItem(StrictModel):
     """A function call of an earlier turn."""
 
     type: Literal["function_call"]
-    call_id: str
-    name: str
+    call_id: Id
+    name: Id
     arguments: str
-    id: str | None = None
+    id: Id | None = None
     status: Status | None = None
 
 
@@ -80,9 +89,9 @@ class OutputItem(StrictModel):
     """The result of a function call."""
 
     type: Literal["function_call_output"]
-    call_id: str
+    call_id: Id
     output: Texts
-    id: str | None = None
+    id: Id | None = None
     status: Status | None = None
 
 
@@ -100,7 +109,7 @@ class ReasoningItem(StrictModel):
     summary: Annotated[list[ReasoningText], Field(max_length=MAX_ITEMS)] = Field(default_factory=list)
     content: Annotated[list[ReasoningText], Field(max_length=MAX_ITEMS)] = Field(default_factory=list)
     encrypted_content: str | None = None
-    id: str | None = None
+    id: Id | None = None
     status: Status | None = None
 
     @property
@@ -108,11 +117,21 @@ class ReasoningItem(StrictModel):
         return "".join(part.text for part in self.content or self.summary)
 
 
+class OtherItem(BaseModel):
+    """A call of a tool that is none of the client's functions, or what came of it: it is left out of the prompt."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    type: str
+    id: str | None = None
+    call_id: str | None = None
+
+
 class ReferenceItem(StrictModel):
     """Reference to an item of a stored response, by id."""
 
     type: Literal["item_reference"] = "item_reference"
-    id: str
+    id: Id
 
 
 def _item_form(value: Any) -> str | None:
@@ -122,7 +141,9 @@ def _item_form(value: Any) -> str | None:
     if value.get("type") is None:
         return "<message>" if "role" in value else "<reference>" if "id" in value else None
     kind = value["type"]
-    return _ITEM_TAGS.get(kind) if isinstance(kind, str) else None
+    if not isinstance(kind, str):
+        return None
+    return _ITEM_TAGS.get(kind) or ("<other>" if _OF_OTHER_TOOLS.fullmatch(kind) else None)
 
 
 InputItem = Annotated[
@@ -130,12 +151,13 @@ InputItem = Annotated[
     | Annotated[CallItem, Tag("<call>")]
     | Annotated[OutputItem, Tag("<output>")]
     | Annotated[ReasoningItem, Tag("<reasoning>")]
-    | Annotated[ReferenceItem, Tag("<reference>")],
+    | Annotated[ReferenceItem, Tag("<reference>")]
+    | Annotated[OtherItem, Tag("<other>")],
     Discriminator(
         _item_form,
         custom_error_type="rejected",
-        custom_error_message="must be a message, a function_call, a function_call_output, a reasoning item or an "
-        "item_reference: other items cannot be taken",
+        custom_error_message="must be a message, a function_call, a function_call_output, a reasoning item, an "
+        "item_reference or an item of another tool: others cannot be taken",
     ),
 ]
 
@@ -145,3 +167,9 @@ Input = Annotated[
         string_or_list, custom_error_type="rejected", custom_error_message="must be a string or a list of items"
     ),
 ]
+
+
+def items_left_out(given: str | list[InputItem]) -> list[str]:
+    """Return place and type of the items of tools that cannot be called, for the client."""
+    items = [] if isinstance(given, str) else given
+    return [f"input[{index}] {item.type}" for index, item in enumerate(items) if isinstance(item, OtherItem)]

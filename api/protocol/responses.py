@@ -5,24 +5,26 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, Tag, model_validator
+from pydantic import AfterValidator, Field, Tag, model_validator
 
 from ...engine.types import MAX_LOGPROBS
-from .base import Refusal, StrictModel, rejected
+from .base import FormatName, Id, Refusal, StrictModel, rejected
 from .cache_control import CacheControl
 from .chat import TemplateKwargs
 from .foreign_fields import foreign_rules
 from .reasoning import Budget, Effort
-from .response_items import Input, InputItem
+from .response_items import Input, InputItem, items_left_out
 from .sampling import CacheKey, ModelName, PriorityName, Salt, Stop
 from .structured import Schema
-from .tools import BY_CHOICE_FORM, MAX_TOOLS, check_tool_type
+from .tools import BY_CHOICE_FORM, MAX_TOOLS, OtherChoice, OtherTool, by_tool_type, tools_left_out
 
 _FOREIGN = foreign_rules("responses")
 LOGPROBS = "message.output_text.logprobs"
 MAX_METADATA = 16
 MAX_METADATA_KEY = 64
 MAX_METADATA_VALUE = 512
+MAX_SAFETY_IDENTIFIER = 64  # as OpenAI's
+MAX_USER = 512
 
 
 def check_metadata(metadata: dict[str, str]) -> dict[str, str]:
@@ -41,7 +43,7 @@ class TextFormat(StrictModel):
     """Output format of the answer. A schema is enforced whether it is ``strict`` or not."""
 
     type: Literal["text", "json_object", "json_schema"]
-    name: str | None = None
+    name: FormatName | None = None
     description: str | None = None
     schema_: Schema = Field(default=None, alias="schema", validate_default=False)
     strict: bool = False
@@ -66,20 +68,30 @@ class FunctionTool(StrictModel):
     """A function tool. ``parameters`` is enforced whether it is ``strict`` or not."""
 
     type: Literal["function"]
-    name: str
+    name: Id
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
 
 
-Tools = Annotated[list[Annotated[FunctionTool, BeforeValidator(check_tool_type)]], Field(max_length=MAX_TOOLS)]
+AnyTool = Annotated[
+    Annotated[FunctionTool, Tag("<served>")] | Annotated[OtherTool, Tag("<other>")],
+    by_tool_type("function"),
+]
+Tools = Annotated[list[AnyTool], Field(max_length=MAX_TOOLS)]
 
 
 class NamedFunction(StrictModel):
     """Forces a call of one function."""
 
     type: Literal["function"]
-    name: str
+    name: Id
+
+
+AnyChoice = Annotated[
+    Annotated[NamedFunction, Tag("<served>")] | Annotated[OtherChoice, Tag("<other>")],
+    by_tool_type("function"),
+]
 
 
 class AllowedFunctions(StrictModel):
@@ -87,7 +99,7 @@ class AllowedFunctions(StrictModel):
 
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
-    tools: Annotated[list[NamedFunction], Field(min_length=1, max_length=MAX_TOOLS)]
+    tools: Annotated[list[AnyChoice], Field(min_length=1, max_length=MAX_TOOLS)]
 
 
 Choice = Annotated[
@@ -135,7 +147,7 @@ class ResponsePrompt(StrictModel):
 
     model: ModelName | None = None
     instructions: str | None = None
-    previous_response_id: str | None = None
+    previous_response_id: Id | None = None
     reasoning: ReasoningConfig = Field(default_factory=ReasoningConfig)
     thinking_token_budget: Budget | None = None
     text: TextConfig = Field(default_factory=TextConfig)
@@ -175,8 +187,8 @@ class ResponseRequest(ResponsePrompt):
     stream: bool = False
     stream_options: ResponseStreamOptions | None = None
     metadata: Annotated[dict[str, str], AfterValidator(check_metadata)] = Field(default_factory=dict)
-    user: str | None = None
-    safety_identifier: str | None = None
+    user: Annotated[str, Field(max_length=MAX_USER)] | None = None
+    safety_identifier: Annotated[str, Field(max_length=MAX_SAFETY_IDENTIFIER)] | None = None
     cache_control: CacheControl | None = None
     top_k: int | None = None
     min_p: float | None = None
@@ -198,6 +210,11 @@ class ResponseRequest(ResponsePrompt):
             raise rejected("needs 'store': it is how the response is found again", "background")
         _check_input(self, self.input)
         return self
+
+    @property
+    def left_out(self) -> list[str]:
+        """Tools that cannot be called, and items of such tools, by place and type."""
+        return [*tools_left_out(self.tools), *items_left_out(self.input)]
 
     @property
     def num_logprobs(self) -> int | None:

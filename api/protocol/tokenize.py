@@ -7,6 +7,7 @@ from typing import Annotated
 from pydantic import Field, model_validator
 
 from .base import StrictModel, rejected
+from .call_ids import in_call_order
 from .chat import ChatRequest, TemplateKwargs, check_continuation
 from .chat_messages import ChatMessage, Messages
 from .sampling import ModelName
@@ -52,6 +53,7 @@ class TokenizeRequest(StrictModel):
             raise rejected("is for 'messages' only", "tools")
         check_tools(self.tools, "auto")
         if self.messages is not None:
+            self.messages = in_call_order(self.messages)
             check_continuation(self.messages, self.add_generation_prompt, self.continue_final_message)
         return self
 

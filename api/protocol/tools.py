@@ -6,13 +6,15 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
+from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag
 
-from .base import Refusal, StrictModel, rejected
+from .base import Id, Refusal, StrictModel, rejected
 from .cache_control import CacheControl
 from .foreign_fields import foreign_rules
 
-MAX_TOOLS = 128
+MAX_TOOLS = 256
+MAX_QUOTED = 128
+_NOT_HERE = "cannot be called here"
 _NAME = re.compile(r"[a-zA-Z0-9_.-]{1,128}")
 
 
@@ -28,17 +30,33 @@ def _check_parameters(schema: dict[str, Any]) -> dict[str, Any]:
     return schema
 
 
-def check_tool_type(value: Any) -> Any:
-    """Refuse tools other than functions, before the fields are validated."""
-    if isinstance(value, dict) and isinstance(kind := value.get("type"), str) and kind != "function":
-        raise rejected("must be 'function': other kinds of tools are not supported", "type")
-    return value
+class OtherTool(BaseModel):
+    """A tool that cannot be called here, as of another type than ``function``: it is left out and named in a header.
+
+    A declaration is no demand: an answer without the tool is one that the client has to expect anyway.
+    """
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    type: str
+    name: str | None = None
+    cache_control: CacheControl | None = None
+
+
+def by_tool_type(served: str) -> Discriminator:
+    """Return a discriminator with the tags ``<served>``, of tools of a type or without one, and ``<other>``."""
+
+    def form(value: Any) -> str:
+        kind = value.get("type", served) if isinstance(value, dict) else getattr(value, "type", served)
+        return "<other>" if isinstance(kind, str) and kind != served else "<served>"
+
+    return Discriminator(form)
 
 
 class FunctionName(StrictModel):
     """Name of the chosen function."""
 
-    name: str
+    name: Id
 
 
 class Function(StrictModel):
@@ -69,7 +87,21 @@ class Tool(StrictModel):
         return {"type": "function", "function": function}
 
 
-Tools = Annotated[list[Annotated[Tool, BeforeValidator(check_tool_type)]], Field(max_length=MAX_TOOLS)]
+AnyTool = Annotated[
+    Annotated[Tool, Tag("<served>")] | Annotated[OtherTool, Tag("<other>")],
+    by_tool_type("function"),
+]
+Tools = Annotated[list[AnyTool], Field(max_length=MAX_TOOLS)]
+
+
+def functions_of(tools: Sequence[Tool | OtherTool]) -> list[Tool]:
+    """Return the tools that can be called here."""
+    return [tool for tool in tools if isinstance(tool, Tool)]
+
+
+def tools_left_out(tools: Sequence[Any]) -> list[str]:
+    """Return place and type of the tools that cannot be called, for the client."""
+    return [f"tools[{index}] {tool.type}" for index, tool in enumerate(tools) if isinstance(tool, OtherTool)]
 
 
 class NamedChoice(StrictModel):
@@ -79,11 +111,25 @@ class NamedChoice(StrictModel):
     function: FunctionName
 
 
+class OtherChoice(BaseModel):
+    """One of several allowed tools that cannot be called here: the choice is among the others."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    type: str
+
+
+AnyChoice = Annotated[
+    Annotated[NamedChoice, Tag("<served>")] | Annotated[OtherChoice, Tag("<other>")],
+    by_tool_type("function"),
+]
+
+
 class AllowedTools(StrictModel):
     """Restricts the choice to some of the tools."""
 
     mode: Literal["auto", "required"]
-    tools: Annotated[list[NamedChoice], Field(min_length=1, max_length=MAX_TOOLS)]
+    tools: Annotated[list[AnyChoice], Field(min_length=1, max_length=MAX_TOOLS)]
 
 
 class AllowedChoice(StrictModel):
@@ -116,34 +162,54 @@ ToolChoice = Annotated[
 ]
 
 
-def check_tools(tools: Sequence[Tool], choice: str | NamedChoice | AllowedChoice) -> None:
-    """Refuse repeated names, and a choice of tools that are not listed."""
+def check_tools(tools: Sequence[Tool | OtherTool], choice: str | NamedChoice | AllowedChoice) -> None:
+    """Refuse repeated names, and a choice of tools that are not listed or cannot be called."""
     names: set[str] = set()
+    others = {tool.name: tool.type for tool in tools if isinstance(tool, OtherTool) and tool.name is not None}
     for index, tool in enumerate(tools):
+        if not isinstance(tool, Tool):
+            continue
         if tool.function.name in names:
             raise rejected(f"repeats the name '{tool.function.name}'", "tools", index, "function", "name")
         names.add(tool.function.name)
+    for name in _chosen(choice):
+        if name not in names and name in others:
+            kind = others[name][:MAX_QUOTED]
+            raise rejected(
+                f"names '{name[:MAX_QUOTED]}', a tool of the type '{kind}', which {_NOT_HERE}", "tool_choice"
+            )
+        if tools and name not in names:
+            raise rejected(f"names '{name[:MAX_QUOTED]}', which is none of the 'tools'", "tool_choice")
     if not tools and choice not in ("none", "auto"):
         raise rejected("needs 'tools' to choose from", "tool_choice")
-    for name in _chosen(choice):
-        if name not in names:
-            raise rejected(f"names '{name[:128]}', which is none of the 'tools'", "tool_choice")
+    if _must_call(choice) and not (names if isinstance(choice, str) else _chosen(choice)):
+        raise rejected(f"needs a function to choose: a tool of another type {_NOT_HERE}", "tool_choice")
+
+
+def _must_call(choice: str | NamedChoice | AllowedChoice) -> bool:
+    """Whether the answer must be a call."""
+    if isinstance(choice, AllowedChoice):
+        return choice.allowed_tools.mode == "required"
+    return choice not in ("none", "auto")
 
 
 def _chosen(choice: str | NamedChoice | AllowedChoice) -> list[str]:
     if isinstance(choice, NamedChoice):
         return [choice.function.name]
     if isinstance(choice, AllowedChoice):
-        return [tool.function.name for tool in choice.allowed_tools.tools]
+        return [tool.function.name for tool in choice.allowed_tools.tools if isinstance(tool, NamedChoice)]
     return []
 
 
 def resolve_choice(
-    tools: Sequence[Tool], choice: str | NamedChoice | AllowedChoice
+    tools: Sequence[Tool | OtherTool], choice: str | NamedChoice | AllowedChoice
 ) -> tuple[Literal["none", "auto", "required", "named"], list[Tool]]:
     """Return the mode of a checked choice, and the callable tools."""
+    functions = functions_of(tools)
     if isinstance(choice, str):
-        mode: Literal["none", "auto", "required"] = "none" if choice == "none" or not tools else choice  # type: ignore[assignment]
-        return mode, list(tools)
-    chosen = [tool for tool in tools if tool.function.name in _chosen(choice)]
+        mode: Literal["none", "auto", "required"] = "none" if choice == "none" or not functions else choice  # type: ignore[assignment]
+        return mode, functions
+    chosen = [tool for tool in functions if tool.function.name in _chosen(choice)]
+    if not chosen:
+        return "none", functions
     return ("named" if isinstance(choice, NamedChoice) else choice.allowed_tools.mode), chosen

@@ -8,6 +8,7 @@ from ..generate.field_names import FieldNames
 from ..protocol.chat import ChatRequest
 from ..protocol.chat_messages import ChatMessage
 from ..protocol.responses import AllowedFunctions, NamedFunction, ResponsePrompt, ResponseRequest, TextFormat
+from ..protocol.tools import OtherChoice
 
 FIELD_NAMES = FieldNames(
     (r"\bmessages\b(?=$|['.\[])", "input"),
@@ -56,6 +57,8 @@ def _response_format(text_format: TextFormat) -> dict[str, Any]:
 
 
 def _tool(tool: dict[str, Any]) -> dict[str, Any]:
+    if tool["type"] != "function":
+        return tool
     return {"type": tool.pop("type"), "function": tool}
 
 
@@ -63,10 +66,12 @@ def _tool_choice(choice: str | NamedFunction | AllowedFunctions) -> Any:
     if isinstance(choice, NamedFunction):
         return _named(choice)
     if isinstance(choice, AllowedFunctions):
-        allowed = {"mode": choice.mode, "tools": [_named(function) for function in choice.tools]}
+        allowed = {"mode": choice.mode, "tools": [_named(tool) for tool in choice.tools]}
         return {"type": "allowed_tools", "allowed_tools": allowed}
     return choice
 
 
-def _named(function: NamedFunction) -> dict[str, Any]:
+def _named(function: NamedFunction | OtherChoice) -> dict[str, Any]:
+    if isinstance(function, OtherChoice):
+        return {"type": function.type}
     return {"type": "function", "function": {"name": function.name}}

@@ -10,11 +10,13 @@ import orjson
 from pydantic import TypeAdapter
 
 from ...engine.errors import RequestError
+from ..protocol.call_ids import CallIdError, ToolCallIds
 from ..protocol.chat_messages import ChatMessage, FunctionCall, ToolCall
 from ..protocol.response_items import (
     CallItem,
     InputItem,
     MessageItem,
+    OtherItem,
     OutputItem,
     ReasoningItem,
     ReferenceItem,
@@ -54,10 +56,10 @@ class Conversation:
         """Translate all items to chat messages, this response's instructions first.
 
         Raises:
-            RequestError: a function_call_output has no call before it.
+            RequestError: an output is of no call before it, or of one that has its output; there is no message.
         """
         messages = [] if instructions is None else [ChatMessage(role="system", content=instructions)]
-        call_ids: set[str] = set()
+        calls, left_out = ToolCallIds(), set[str | None]()
         thought: str | None = None  # of the assistant's next message
         items = _ITEMS.validate_python([*self._earlier, *self._turn])
         for position, item in enumerate(items, -len(self._earlier)):
@@ -68,18 +70,26 @@ class Conversation:
                     said = thought if item.role == "assistant" else None
                     messages.append(ChatMessage(role=item.role, content=text_of(item.content), reasoning_content=said))
                     thought = None
+                    if item.role != "assistant":
+                        calls.end_turn()
+                case OtherItem():
+                    left_out.add(item.call_id)
+                case OutputItem() if item.call_id in left_out:
+                    continue
                 case CallItem():
-                    call_ids.add(item.call_id)
+                    calls.call(item.call_id)
                     _add_call(messages, item, thought)
                     thought = None
                 case OutputItem():
-                    if item.call_id not in call_ids:
+                    try:
+                        calls.result(item.call_id)
+                    except CallIdError as error:
                         field = f"input[{position}].call_id"
-                        raise RequestError(
-                            f"'{field}': there is no call '{item.call_id[:128]}' before it.", param=field
-                        )
+                        raise RequestError(f"'{field}' {error}.", param=field) from None
                     content = text_of(item.output)
                     messages.append(ChatMessage(role="tool", content=content, tool_call_id=item.call_id))
+        if not messages:
+            raise RequestError("'input' needs a message: items of other tools are left out.", param="input")
         return messages
 
 
@@ -131,8 +141,10 @@ def _resolved(item: InputItem, index: int, store: ResponseStore, owner: str) -> 
     return found
 
 
-def _complete(item: MessageItem | CallItem | OutputItem | ReasoningItem) -> dict[str, Any]:
+def _complete(item: MessageItem | CallItem | OutputItem | ReasoningItem | OtherItem) -> dict[str, Any]:
     """Return the item with id, status and texts as parts, as OpenAI lists it."""
+    if isinstance(item, OtherItem):
+        return {**item.model_dump(exclude_none=True), "id": item.id or new_id("item")}
     if isinstance(item, ReasoningItem):
         return {**item.model_dump(exclude_none=True), "id": item.id or new_id("rs")}
     fields = item.model_dump(exclude_none=True, exclude={"content", "output"})

@@ -108,6 +108,8 @@ class ResponseReply:
     def _end(self, finish: Finish) -> list[Event]:
         self._finish = finish
         match finish.reason:
+            case FinishReason.STOP if finish.ended_by_budget:
+                self.status = "incomplete"
             case FinishReason.STOP:
                 self.status, self._completed_at = "completed", int(time.time())
             case FinishReason.LENGTH:
@@ -180,6 +182,8 @@ def _request_fields(body: ResponseRequest, params: SamplingParams, model: str, *
 
 
 def _tool(tool: dict[str, Any]) -> dict[str, Any]:
+    if tool["type"] != "function":
+        return tool
     return {**tool, "parameters": _written(tool["parameters"]), "strict": bool(tool["strict"])}
 
 

@@ -48,8 +48,9 @@ async def create_message(body: MessagesRequest, request: Request, state: State, 
     engine = await state.engine_for(adapter)
     names, chat = field_names(body), as_chat(body)
     with names.naming_errors():
+        formats = state.dialect(engine), state.reasoning_format(engine)
         prepared, output_format, thought = await chat_request(
-            engine, state.dialect(engine), state.reasoning_format(engine), chat, adapter, caller, cut_to_fit=True
+            engine, *formats, chat, adapter, caller, strict=state.options.strict_max_tokens
         )
     output_format = names.of_format(output_format)
     reply = MessageReply(body, prepared, name, output_format)

@@ -22,7 +22,9 @@ async def create_chat_completion(body: ChatRequest, request: Request, state: Sta
     name, adapter = await state.find_model(body.model, caller, body.lora_path, body.session or None)
     engine = await state.engine_for(adapter)
     formats = state.dialect(engine), state.reasoning_format(engine)
-    prepared, output_format, thought = await chat_request(engine, *formats, body, adapter, caller)
+    prepared, output_format, thought = await chat_request(
+        engine, *formats, body, adapter, caller, strict=state.options.strict_max_tokens
+    )
     plan = None if output_format is None else output_format.tools
     kind = "chat.completion.chunk" if body.stream else "chat.completion"
     envelope = Envelope.new("chatcmpl", kind, name, state.fingerprint_of(caller.facts.version))

@@ -24,7 +24,9 @@ async def create_completion(body: CompletionRequest, request: Request, state: St
     async_engine = await state.engine_for(adapter)
     output_format = requested_format(body)
     grammar = None if output_format is None else output_format.spec
-    prepared = await completion_requests(async_engine, body, grammar, adapter, caller)
+    prepared = await completion_requests(
+        async_engine, body, grammar, adapter, caller, strict=state.options.strict_max_tokens
+    )
     prompts = echoed_prompts(async_engine, body, prepared)
     envelope = Envelope.new("cmpl", "text_completion", name, state.fingerprint_of(caller.facts.version))
     set_facts(caller, prepared, model=name, stream=body.stream, response_id=envelope.id)

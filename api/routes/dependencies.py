@@ -13,6 +13,7 @@ from fastapi import Depends, Request, Response, params
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from pydantic import ValidationError
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope
 
@@ -26,13 +27,16 @@ from ..generate.remote_adapters import RemoteAdapters
 from ..generate.server_state import ServerState
 from ..protocol.base import StrictModel
 from ..protocol.exact_json import loads_exact, may_be_inexact
-from .unknown_fields import IGNORED_HEADER, IgnoredFields, drop_field
+from .unknown_fields import IGNORED_HEADER, LEFT_OUT_HEADER, IgnoredFields, drop_field, named
 
 _WITH_SCHEMAS = frozenset(
     ("response_format", "structured_outputs", "guided_json", "tools", "text", "output_config", "output_format")
 )
 PICKED_STATE = "server"
 """Key in a request's state for the server state of the model that its body names, where there are several."""
+_JSON = "application/json"
+_UNDECLARED = ("", "application/x-www-form-urlencoded")
+_LEFT_OUT_STATE = "left_out"
 _MOST_ROUNDS = 8  # of dropping unknown fields: those inside a part show once the part is otherwise right
 
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
@@ -111,6 +115,12 @@ class _StrictRequest(Request):
             value |= {name: part for name, part in loads_exact(body).items() if name in _WITH_SCHEMAS}
         return value
 
+    def declare_json(self) -> None:
+        """Declare the body as JSON to what reads the request next."""
+        others = [(name, value) for name, value in self.scope["headers"] if name != b"content-type"]
+        self.scope["headers"] = [*others, (b"content-type", _JSON.encode())]
+        self._headers = Headers(scope=self.scope)
+
     async def parsed(self) -> Any:
         """Return what ``json`` does, and None for what is no JSON, which the route refuses."""
         try:
@@ -145,10 +155,9 @@ class JsonRoute(APIRoute):
 
     def _on_strict_request(self, handle: Handler) -> Handler:
         async def handle_strictly(request: Request) -> Response:
-            kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-            if self.body_field is not None and kind != "application/json":
-                raise HTTPError(415, "The body must be JSON: send it with Content-Type: application/json.")
             strict = _StrictRequest(request.scope, request.receive)
+            if self.body_field is not None and not await _is_json(strict):
+                raise HTTPError(415, "The body must be JSON: send it with Content-Type: application/json.")
             models: ModelRouter = request.app.state.models
             if self.body_field is not None and not models.is_single:
                 setattr(strict.state, PICKED_STATE, models.of_body(await strict.parsed()))
@@ -164,9 +173,33 @@ class JsonRoute(APIRoute):
                     break
             if strict.ignored:
                 response.headers[IGNORED_HEADER] = str(strict.ignored)
+            if left_out := getattr(strict.state, _LEFT_OUT_STATE, ()):
+                response.headers[LEFT_OUT_HEADER] = named(left_out)
             return response
 
         return handle_strictly
+
+
+async def _is_json(request: _StrictRequest) -> bool:
+    """Whether the body is declared as JSON, or undeclared and JSON of a client that is no browser.
+
+    curl declares ``-d`` as a form. A page of any origin may have a browser post forms, plain text and bodies without a
+    type, to a server behind the user's firewall too, but no JSON that is declared without the server's consent (CORS).
+    Browsers tell themselves by headers that no page can leave out.
+    """
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind == _JSON:
+        return True
+    if kind not in _UNDECLARED or _is_of_browser(request) or not isinstance(await request.parsed(), dict):
+        return False
+    request.declare_json()
+    return True
+
+
+def _is_of_browser(request: Request) -> bool:
+    names = request.headers.keys()
+    is_of_page = any(name in ("origin", "referer") or name.startswith("sec-") for name in names)
+    return is_of_page or "mozilla/" in request.headers.get("user-agent", "").lower()
 
 
 def _body_handler(endpoint: Callable[..., Coroutine[Any, Any, Response]]) -> Handler | None:
@@ -215,10 +248,13 @@ async def _validated_body(model: type[StrictModel], request: Request) -> StrictM
     except Exception as error:
         raise HTTPException(400, "There was an error parsing the body") from error
     try:
-        return model.model_validate(value, from_attributes=True)
+        body = model.model_validate(value, from_attributes=True)
     except ValidationError as error:
         faults = error.errors(include_url=False)
         raise RequestValidationError([{**fault, "loc": ("body", *fault["loc"])} for fault in faults]) from error
+    if left_out := body.left_out:
+        setattr(request.state, _LEFT_OUT_STATE, left_out)
+    return body
 
 
 def page(items: list[dict[str, Any]], after: str | None, limit: int, kind: str = "list") -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Unknown fields of a request: dropped from its body, and named for the client and the log in bounded plain ASCII."""
+"""Parts of a request without effect: unknown fields, which are dropped, and what is left out; named in plain ASCII."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from typing import Any
 from ...engine.errors import shortened
 
 IGNORED_HEADER = "x-ignored-fields"
+LEFT_OUT_HEADER = "x-rootgraft-left-out"
 _MOST_NAMED = 8
 _LONGEST = 64
+_ODD_PART = re.compile(r"[^A-Za-z0-9_.\[\] -]")
 _ODD = re.compile(r"[^A-Za-z0-9_.\[\]-]")
 
 FieldPath = Sequence[str | int]
@@ -50,6 +52,13 @@ class IgnoredFields:
         """Count fields, and remember the names of the first ones."""
         self._count += len(paths)
         self._names += map(_name, paths[: _MOST_NAMED - len(self._names)])
+
+
+def named(parts: Sequence[str]) -> str:
+    """Return names of parts that were left out, bounded as those of dropped fields."""
+    more = len(parts) - _MOST_NAMED
+    shown = ", ".join(shortened(_ODD_PART.sub("?", part), _LONGEST) for part in parts[:_MOST_NAMED])
+    return shown + (f" and {more} more" if more > 0 else "")
 
 
 def _name(path: FieldPath) -> str:

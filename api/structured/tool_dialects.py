@@ -8,12 +8,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import orjson
 
 from ...engine.errors import RequestError
+from ...engine.text.chat_template import TemplateStopped
+from .template_shape import ANY_SHAPE, TemplateShape, as_taken, shape_of
 from .tool_formats import ALIASES, FORMATS, ToolFormat, formats_of
 
 if TYPE_CHECKING:
@@ -30,6 +32,7 @@ class Dialect:
             the messages as text.
         calls_by_template: whether it renders calls.
         arguments_as_text: whether it takes the arguments of calls as JSON text, not as objects.
+        shape: of conversations that the template takes as they are.
         defaults: variables of the template, for requests that do not set them.
     """
 
@@ -37,9 +40,11 @@ class Dialect:
     by_template: bool
     calls_by_template: bool = True
     arguments_as_text: bool = False
+    shape: TemplateShape = ANY_SHAPE
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
 
+_LONGEST_PROBE = 1 << 16  # characters
 _PROBE_NAME = "probe_tool"
 _PROBE_TOOL = {
     "type": "function",
@@ -53,13 +58,27 @@ _PROBE_MESSAGE: dict[str, Any] = {"role": "user", "content": "Probe."}
 
 
 def dialect_of(tokenizer: Tokenizer, parser: str) -> Dialect:
-    """Detect the tool call format of a chat template by rendering a probe call.
-
-    A template that drops tools, or renders calls in no format of ``FORMATS``, gets the generic dialect: the system
-    message describes the tools and the call format in plain text.
+    """Detect the tool call format and the shape of a chat template by rendering probes.
 
     Args:
         parser: name of a format to use whatever the template renders, or ``auto`` (``--tool-call-parser``).
+
+    Raises:
+        TemplateStopped: the template takes too long.
+        TemplateDeferred: as ``ChatTemplates.render``.
+    """
+    found = _calls_of(tokenizer, parser)
+    tools = [_PROBE_TOOL] if found.by_template else []
+    # A template that leaves out calls gets them as text.
+    arguments = '{"probe": 1}' if found.arguments_as_text else {"probe": 1}
+    return replace(found, shape=shape_of(tokenizer, tools, arguments))
+
+
+def _calls_of(tokenizer: Tokenizer, parser: str) -> Dialect:
+    """Detect the tool call format by rendering a probe call.
+
+    A template that drops tools, or renders calls in no format of ``FORMATS``, gets the generic dialect: the system
+    message describes the tools and the call format in plain text.
     """
     possible = formats_of(parser)
     default = FORMATS["generic" if parser == "auto" else ALIASES.get(parser, parser)]
@@ -87,7 +106,11 @@ def _probe_call(*, as_text: bool) -> dict[str, Any]:
 
 def _render(tokenizer: Tokenizer, messages: Sequence[dict[str, Any]]) -> str:
     try:
-        return tokenizer.render_chat(messages, add_generation_prompt=False, tools=[_PROBE_TOOL])
+        text = tokenizer.render_chat(messages, add_generation_prompt=False, tools=[_PROBE_TOOL])
+        # Patterns are searched in it, and what makes so much of a few words is no template for tools.
+        return text if len(text) <= _LONGEST_PROBE else ""
+    except TemplateStopped:
+        raise
     except RequestError:
         return ""
 
@@ -101,13 +124,13 @@ _INTRODUCTION = (
 def for_dialect(
     messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]], dialect: Dialect
 ) -> list[dict[str, Any]]:
-    """Return the messages for the dialect's chat template.
+    """Return the messages for the dialect's chat template, in a shape that it takes.
 
     Without template support, definitions are appended to the system message (added if missing), calls to the
     assistant's text, and results become user messages.
     """
     if dialect.by_template:
-        return [_for_template(message, dialect) for message in messages]
+        return as_taken([_for_template(message, dialect) for message in messages], dialect.shape)
     plain: list[dict[str, Any]] = []
     after_result = False
     for message in messages:
@@ -120,7 +143,7 @@ def for_dialect(
         else:
             plain.append(_with_calls(message, dialect.format))
         after_result = is_result
-    return _with_definitions(plain, tools, dialect.format) if tools else plain
+    return as_taken(_with_definitions(plain, tools, dialect.format) if tools else plain, dialect.shape)
 
 
 def _result(message: dict[str, Any]) -> str:
@@ -142,7 +165,7 @@ def _with_calls(message: dict[str, Any], form: ToolFormat) -> dict[str, Any]:
     if not calls:
         return message
     text = form.calls([(call["function"]["name"], _arguments(call["function"])) for call in calls])
-    lead = f"{message['content']}\n" if message["content"] else ""
+    lead = f"{content}\n" if (content := message.get("content")) else ""
     return {key: value for key, value in message.items() if key != "tool_calls"} | {"content": lead + text}
 
 

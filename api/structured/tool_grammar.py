@@ -12,15 +12,16 @@ token budget. Those of other formats are calls in the model's own form, and noth
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ...engine.errors import RequestError
 from ...grammar.argument_styles import XML_STYLES, argument_types
+from ...grammar.errors import GrammarError
 from ...grammar.schema.document import pointer_join
 from ...grammar.schema.static_limits import check_limits
 from ...grammar.spec import GrammarKind, GrammarSpec
-from ..protocol.tools import AllowedChoice, NamedChoice, Tool, resolve_choice
+from ..protocol.tools import AllowedChoice, NamedChoice, OtherTool, Tool, resolve_choice
 from .output_format import OutputFormat, naming_field
 from .tool_formats import WRITTEN_IDS, ToolFormat
 from .tool_plan import Reading, ToolPlan
@@ -31,7 +32,7 @@ _NO_ARGUMENTS: dict[str, Any] = {"const": {}}
 
 
 def tool_output_format(
-    tools: Sequence[Tool],
+    tools: Sequence[Tool | OtherTool],
     choice: str | NamedChoice | AllowedChoice,
     form: ToolFormat,
     requested: OutputFormat | None,
@@ -41,6 +42,7 @@ def tool_output_format(
     """Return the output format of an answer with tools; None for free text.
 
     Args:
+        tools: those that cannot be called are passed over; errors name a tool by its place among all.
         choice: ``tool_choice``, checked by ``check_tools``.
         form: the model's tool call format.
         requested: output format of answers without calls.
@@ -69,7 +71,7 @@ def tool_output_format(
     return _triggered(arguments, fields, form, requested, parallel=parallel, must_call=False)
 
 
-def _check_names(callable_tools: Sequence[Tool], tools: Sequence[Tool], form: ToolFormat) -> None:
+def _check_names(callable_tools: Sequence[Tool], tools: Sequence[Tool | OtherTool], form: ToolFormat) -> None:
     """Refuse a function that has the name by which the model addresses its text."""
     for tool in callable_tools if form.recipient_mark else ():
         if form.head(tool.function.name) == form.content_opening:
@@ -113,9 +115,7 @@ def _required(
         prefill = form.opening.removesuffix("[") if form.separator else ""
     schema_fields = _schema_fields(schema, {id(part): fields[name] for name, part in embedded.items()})
     plan = ToolPlan(form, Reading.JSON, arguments, prefill, schema_fields=schema_fields)
-    with naming_field("tools"):
-        spec = GrammarSpec.json_schema(schema)
-        check_limits(spec)
+    spec = _checked(GrammarSpec.json_schema, schema, plan)
     return OutputFormat(spec, "tools", "tools", None, plan)
 
 
@@ -177,12 +177,20 @@ def _triggered(
         once = not parallel or form.separator is not None
         shape = {"type": "triggered_tags", "triggers": [form.trigger], "tags": calls, "stop_after_first": once}
     schema_fields = _schema_fields({"format": shape}, owners)
-    with naming_field("tools"):
-        spec = GrammarSpec.structural_tag({"format": shape})
-        check_limits(spec)
     types = {name: argument_types(schema) for name, schema in schemas.items()} if form.style in XML_STYLES else {}
     plan = ToolPlan(form, Reading.TRIGGERED, arguments, types=types, schema_fields=schema_fields, starts=starts)
+    spec = _checked(GrammarSpec.structural_tag, {"format": shape}, plan)
     return OutputFormat(spec, "tools", "tools", None if document is None or requested is None else requested.spec, plan)
+
+
+def _checked(make: Callable[[Any], GrammarSpec], shape: Any, plan: ToolPlan) -> GrammarSpec:
+    """Return the grammar of all tools together. Raises GrammarRefused, located in the request, beyond a limit."""
+    try:
+        spec = make(shape)
+        check_limits(spec)
+    except GrammarError as error:
+        raise plan.locate(error) from None
+    return spec
 
 
 def _starts(form: ToolFormat, functions: Iterable[str]) -> tuple[str, ...]:

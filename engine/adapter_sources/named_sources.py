@@ -29,6 +29,24 @@ def named_source(path: str, root: str | None) -> AdapterSource | None:
     return None
 
 
+def named_folder(path: str, root: str | None) -> str:
+    """Return the path of a folder that the operator names: first as a shell reads it, then below ``--lora-dir``.
+
+    Args:
+        path: as given; a source is returned as it is.
+        root: ``--lora-dir``, where what reads adapters begins with relative paths.
+    """
+    if root is None or has_scheme(path) or not (folder := Path(path).absolute()).is_dir():
+        return path
+    below = Path(root).absolute()
+    return str(folder.relative_to(below) if folder.is_relative_to(below) else folder)
+
+
+def looked_in(path: str, root: str | None) -> str:
+    """Return the folders that a path of the operator's was looked for in, for an error."""
+    return path if root is None else f"{path}, nor {Path(root) / path}"
+
+
 def fetch_named(config: EngineConfig, fetcher: AdapterFetcher) -> tuple[EngineConfig, Mapping[str, FetchedAdapter]]:
     """Fetch the adapters of ``--lora-modules`` that are named by source, all at the same time.
 
@@ -39,7 +57,9 @@ def fetch_named(config: EngineConfig, fetcher: AdapterFetcher) -> tuple[EngineCo
         ConfigError: the first that cannot be fetched.
     """
     begun, fetched = {}, {}
-    for name, path in config.named_adapters.items():
+    given = config.named_adapters
+    named = {name: named_folder(path, config.lora_dir) for name, path in given.items()}
+    for name, path in named.items():
         try:
             if (source := named_source(path, config.lora_dir)) is not None:
                 begun[name] = fetcher.begin(source, trusted=True)
@@ -49,9 +69,12 @@ def fetch_named(config: EngineConfig, fetcher: AdapterFetcher) -> tuple[EngineCo
         try:
             fetched[name] = download.result.result()
         except EngineError as error:
-            path = config.named_adapters[name]
-            here = "" if has_scheme(path) else f"There is no folder {path} here. "
+            here = (
+                ""
+                if has_scheme(named[name])
+                else f"There is no folder {looked_in(named[name], config.lora_dir)} here. "
+            )
             raise ConfigError(f"--lora-modules {name}: {here}{error}") from error
-    folders = config.named_adapters | {name: str(each.folder) for name, each in fetched.items()}
+    folders = named | {name: str(each.folder) for name, each in fetched.items()}
     modules = tuple(json.dumps({"name": name, "path": folder}) for name, folder in folders.items())
-    return (replace(config, lora_modules=modules) if fetched else config), fetched
+    return (config if folders == given else replace(config, lora_modules=modules)), fetched

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from ..errors import ModelError
 from .gguf import GgufFile
+from .quantization_config import FILES
 from .safetensors_files import shard_names, tensor_spans
 
 BLOCK = 4096
@@ -41,6 +42,7 @@ def base_digest(checkpoint: Path | GgufFile, *, dummy: bool = False) -> str:
             _add_gguf(digest, checkpoint if isinstance(checkpoint, GgufFile) else GgufFile.open(path), dummy)
         else:
             _add(digest, (path / _CONFIG).read_bytes())
+            _add(digest, *((path / name).read_bytes() for name in FILES if (path / name).is_file()))
             for name in [] if dummy else shard_names(path):
                 header, spans = tensor_spans(path / name)
                 _add(digest, name.encode(), header)

@@ -16,6 +16,7 @@ from .families.family import Family
 from .families.family_table import BY_ARCHITECTURE
 from .families.prediction import COUNT_KEY
 from .model_config import Activation, LatentConfig, LayerConfig, ModelConfig, QueryScaling, YarnScaling
+from .quantization_config import Quantization, read_quantization
 from .read_mixture import read_mixtures
 from .read_recurrent import own_keys, read_recurrent
 from .rope_config import read_query_scaling, read_ropes
@@ -38,7 +39,7 @@ _ACTIVATIONS: dict[str, Activation] = {
 
 # Keys that no family supports, with their values without effect (None always is one).
 _REFUSED: dict[str, tuple[Any, ...]] = {
-    "quantization_config": (), "compression_config": (), "text_config": (), "vision_config": (), "audio_config": (),
+    "text_config": (), "vision_config": (), "audio_config": (),
     "num_experts": (0,), "num_local_experts": (0,), "n_routed_experts": (0,), "is_encoder_decoder": (False,),
     "add_cross_attention": (False,), "use_bidirectional_attention": (False,), "is_causal": (True,),
     "pruned_heads": ({},), "rope_interleaved": (False,), "use_mrope": (False,), "use_logn_attn": (False,),
@@ -60,12 +61,15 @@ def model_config(config: Mapping[str, Any]) -> ModelConfig:
         ModelError: an unsupported architecture or feature, or an invalid value.
     """
     family, whole = _family(config)
+    quantization = read_quantization(config)
     towers: tuple[str, ...] = ()
     if whole is not None:
         towers = whole.towers
         _refuse({key: value for key, value in config.items() if key not in (TEXT, VISION)}, family)
         config = language_config(config, whole, WHERE)
+        quantization = quantization or read_quantization(config)
     _refuse(config, family)
+    _check_mxfp4(quantization, family)
     fields = Fields({**_defaults(family, config), **own_keys(config, family, WHERE)}, WHERE)
     heads = fields.integer("num_attention_heads", high=1 << 16)
     kv_heads = fields.integer("num_key_value_heads", high=1 << 16, default=heads)
@@ -122,7 +126,15 @@ def model_config(config: Mapping[str, Any]) -> ModelConfig:
         output_module=family.output_module,
         final_norm=family.final_norm,
         latent=latent,
+        quantization=quantization,
     )
+
+
+def _check_mxfp4(quantization: Quantization | None, family: Family) -> None:
+    """Check that quantised experts of a stack are those of a family that is published so. Raises ModelError."""
+    is_stacked = quantization is not None and quantization.method == "mxfp4"
+    if is_stacked and not (family.mixture is not None and family.mixture.mxfp4):
+        raise ModelError(f"{WHERE}: quantization_config: mxfp4 is not supported for {family.architecture}.")
 
 
 def _defaults(family: Family, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -197,8 +209,6 @@ def _refuse(config: Mapping[str, Any], family: Family) -> None:
     """Raise ``ModelError`` for the first key with an unsupported value."""
     for key, harmless in {**_REFUSED, **_unused(family), **family.harmless}.items():
         value = config.get(key)
-        if key == "quantization_config" and is_fp8_blocks(value):
-            continue
         if value is not None and value not in harmless and not _is_of_mixture(key, value, family):
             raise ModelError(f"{WHERE}: {key} = {quoted(value)} is not supported for {family.architecture}.")
     remote = config.get("auto_map")
@@ -207,23 +217,10 @@ def _refuse(config: Mapping[str, Any], family: Family) -> None:
         raise ModelError(f"{WHERE}: auto_map asks for code from the model's repository, which is never run.")
 
 
-def is_fp8_blocks(quantization: Any) -> bool:
-    """Return whether this is the format of FP8 weights, scaled in blocks, that is read."""
-    return (
-        isinstance(quantization, dict)
-        and quantization.get("quant_method") == "fp8"
-        and quantization.get("fmt", "e4m3") == "e4m3"
-        and quantization.get("weight_block_size") == [128, 128]
-        and quantization.get("activation_scheme", "dynamic") == "dynamic"
-    )
-
-
 def _is_of_mixture(key: str, value: Any, family: Family) -> bool:
     """Return whether a family's mixtures read this key, with this value."""
     if family.mixture is None:
         return False
-    if key == "quantization_config":
-        return family.mixture.mxfp4 and isinstance(value, dict) and value.get("quant_method") == "mxfp4"
     return key in family.mixture.count_keys
 
 

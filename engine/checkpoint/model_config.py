@@ -16,6 +16,7 @@ from typing import Literal, Protocol
 from .families.mixture import Mixture
 from .families.norm_layout import HeadNorm, LayerNorms
 from .families.recurrent import RecurrentLayer
+from .quantization_config import Quantization
 
 Activation = Literal["silu", "gelu_tanh", "relu2"]
 Norm = Literal["rms", "layer"]
@@ -244,6 +245,7 @@ class ModelConfig:
         output_module: name of attention's output projection.
         final_norm: the norm behind the last layer.
         latent: attention is latent, None for keys and values of their own.
+        quantization: what the stored numbers of its matrices mean, None for plain ones.
     """
 
     family: str
@@ -288,6 +290,7 @@ class ModelConfig:
     output_module: str = "o_proj"
     final_norm: str = "norm"
     latent: LatentConfig | None = None
+    quantization: Quantization | None = None
 
     @property
     def num_layers(self) -> int:

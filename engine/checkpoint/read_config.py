@@ -15,6 +15,7 @@ from .gguf import GgufFile, begins_as_gguf
 from .gguf_config import gguf_model_config
 from .hf_config import model_config
 from .model_config import ModelConfig
+from .quantization_config import with_quantization_files
 from .text_config import shared_value
 
 CONFIG = "config.json"
@@ -56,8 +57,12 @@ def read_model_config(checkpoint: Path | GgufFile) -> ModelConfig:
 
 
 def read_config_file(folder: Path) -> dict[str, Any]:
-    """Return the content of a folder's ``config.json``. Raises ModelError if it is missing or malformed."""
-    return _read_json(folder / CONFIG)
+    """Return the content of a folder's ``config.json``, with what other files of it say of quantisation.
+
+    Raises:
+        ModelError: it is missing or malformed.
+    """
+    return with_quantization_files(_read_json(folder / CONFIG), folder)
 
 
 def read_generation_config(folder: Path) -> dict[str, Any]:

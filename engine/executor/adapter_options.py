@@ -10,6 +10,7 @@ from ...lora.base_projections import BaseLayout
 from ...lora.errors import AdapterError
 from ...lora.read_adapter import AdapterReader
 from ...lora.safe_paths import check_name
+from ..adapter_sources.named_sources import looked_in
 from ..checkpoint.gguf import GgufFile
 from ..config import EngineConfig
 from ..errors import ConfigError
@@ -37,7 +38,17 @@ def check_adapters(config: EngineConfig, checkpoint: Path | GgufFile, dtype: tor
             check_name(name)
             reader.check(folder, trusted=True)
         except AdapterError as error:
-            raise ConfigError(f"--lora-modules {name}={folder}: {error}") from None
+            where = (
+                "" if _is_there(folder, config.lora_dir) else f" There is neither {looked_in(folder, config.lora_dir)}."
+            )
+            raise ConfigError(f"--lora-modules {name}={folder}: {error}{where}") from None
+
+
+def _is_there(folder: str, root: str | None) -> bool:
+    try:
+        return (Path(root or "") / folder).exists()
+    except OSError:
+        return False
 
 
 def adapter_reader(config: EngineConfig, layout: BaseLayout) -> AdapterReader:

@@ -82,7 +82,9 @@ def open_source(checkpoint: Path | GgufFile, config: ModelConfig, dummy: bool) -
     if dummy:
         return RandomWeights(config)
     found = open_checkpoint(checkpoint) if isinstance(checkpoint, Path) else checkpoint
-    return GgufWeights(found, config) if isinstance(found, GgufFile) else SafetensorsFolder(found, config.towers)
+    if isinstance(found, GgufFile):
+        return GgufWeights(found, config)
+    return SafetensorsFolder(found, config.towers, config.quantization)
 
 
 def _check_tied(source: WeightSource) -> None:

@@ -36,7 +36,7 @@ def load_mtp(folder: Path, model: DecoderModel, weights: WeightForm) -> DraftHea
     layer = model.config.layers[-1]
     config = replace(model.config, layers=(*model.config.layers, layer))
     prefix = module.prefix(0, index)
-    source = SafetensorsFolder(folder, config.towers)
+    source = SafetensorsFolder(folder, config.towers, config.quantization)
     found = {name: shape for name, shape in source.shapes.items() if name.startswith(f"{prefix}.")}
     embedding, head = (_copy(name, prefix, found) for name in (module.embedding, module.head))
     copies: dict[str, Shape] = {f"{name}.weight": (config.vocab_size, size) for name in (embedding, head) if name}

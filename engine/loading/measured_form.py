@@ -1,4 +1,4 @@
-"""Measured choice between two forms of GGUF blocks with the same bits: as stored, or widened to the model's type.
+"""Measured choice between two forms of blocks with the same bits: as stored, or widened to the model's type.
 
 As stored they are a quarter or half as much to read, but must be widened in every product, which some machines hide
 and others do not. Where memory has room both are kept, and a measurement says how many rows the blocks are faster for.
@@ -11,7 +11,7 @@ import math
 import operator
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import accumulate
@@ -23,7 +23,6 @@ from torch import Tensor
 from ...kernels import ops, quantised_weights
 from ...kernels.ops import QuantisedLinear
 from ...kernels.quantised_weights import BLOCK_SIZES, BlockType, Format
-from ..checkpoint.gguf import GgufFile
 
 ROWS: Final = (1, 4, 16, 32, 128, 512)
 """Numbers of rows that are measured: from one stream to a chunk of a prompt."""
@@ -38,6 +37,9 @@ half as long as to load them."""
 FEW_ROWS: Final = (1, 16, 64, 128, 256)
 """Numbers of rows that are measured where both forms are kept."""
 
+DYNAMIC_ROWS: Final = (1, 8, 32)
+"""Numbers of rows for which activations of 8 bits are measured: from one stream to the steps of many."""
+
 _ALIKE: Final = 0.9  # times as fast, for which a second form is not worth its memory: three times as much
 _FEW_ROUNDS: Final = 2
 _FEW_WIDTH: Final = 1024
@@ -49,6 +51,7 @@ _TYPES: Final[dict[Format, BlockType]] = {
     Format.BYTES: "Q8_0",
     Format.SUPER_NIBBLES: "Q4_K",
     Format.SUPER_BYTES: "Q6_K",
+    Format.ZERO_POINTS: "U4_ZERO_POINT",
 }
 _MANY: Final = 128  # rows that are measured with an eighth of that: their products take long
 _ROUNDS: Final = 5
@@ -87,12 +90,16 @@ class StoredBlocks(NamedTuple):
     num_bytes: int
 
 
-def blocks_of(file: GgufFile) -> StoredBlocks | None:
-    """Return what a file's blocks are, of those with a kernel; None where there are none."""
+def blocks_of(matrices: Iterable[tuple[str, int, int]]) -> StoredBlocks | None:
+    """Return what the blocks of a checkpoint are, of those with a kernel; None where there are none.
+
+    Args:
+        matrices: type, values of a row, and bytes of each.
+    """
     sizes: Counter[tuple[str, int]] = Counter()
-    for tensor in file.tensors.values():
-        if tensor.type in BLOCK_SIZES and len(tensor.shape) > 1:
-            sizes[tensor.type, tensor.shape[-1]] += tensor.num_bytes
+    for kind, row, num_bytes in matrices:
+        if kind in BLOCK_SIZES:
+            sizes[kind, row] += num_bytes
     if not sizes:
         return None
     (block_type, width), _ = sizes.most_common(1)[0]
@@ -129,6 +136,32 @@ def measure_few_rows(form: Format, dtype: torch.dtype) -> int:
     return most_rows(speeds)
 
 
+@cache
+def is_dynamic_faster(form: Format, dtype: torch.dtype) -> bool:
+    """Measure whether blocks are faster with activations of 8 bits than in their two other forms together.
+
+    In the geometric mean of ``DYNAMIC_ROWS``, each against the faster one of blocks and of the widened form. Once in a
+    process for each format.
+
+    Args:
+        form: of blocks, not arranged, that ``pack_blocks`` takes with ``dynamic``.
+        dtype: of activations.
+    """
+    raw = _random_bytes(_TYPES[form], _FEW_WIDTH, _FEW_SIZE)
+    plain = quantised_weights.with_widened(
+        quantised_weights.pack_blocks(raw, _TYPES[form], widened=True), dtype, few_rows=0
+    )
+    assert plain.widened is not None
+    blocks = replace(plain, widened=plain.widened._replace(few_rows=DYNAMIC_ROWS[-1]))
+    dynamic = quantised_weights.pack_blocks(raw, _TYPES[form], dynamic=True)
+    speed = 1.0
+    for rows in DYNAMIC_ROWS:
+        x = torch.randn(rows, _FEW_WIDTH).to(dtype)
+        *others, of_dynamic = _least_times(x, (plain, blocks, dynamic), _FEW_ROUNDS)
+        speed *= min(others) / of_dynamic
+    return speed > 1.0
+
+
 def most_rows(speeds: Sequence[float]) -> int:
     """Return the number of ``FEW_ROWS`` up to which blocks are faster as a whole, 0 for none.
 
@@ -155,11 +188,15 @@ def _speeds(blocks: StoredBlocks, dtype: torch.dtype, size: int, rows: tuple[int
 
 def _random_blocks(block_type: BlockType, width: int, size: int) -> QuantisedLinear:
     """Return a weight of so many values. They are random, as AMX makes products of zeros in half of the time."""
+    return quantised_weights.pack_blocks(_random_bytes(block_type, width, size), block_type, widened=True)
+
+
+def _random_bytes(block_type: BlockType, width: int, size: int) -> Tensor:
+    """Return the raw rows of such a weight."""
     values, num_bytes = BLOCK_SIZES[block_type]
     below_half_infinity = 0x3F  # in each byte, so that scales are finite
     shape = max(1, size // width), width // values * num_bytes
-    raw = torch.randint(below_half_infinity, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    return quantised_weights.pack_blocks(raw, block_type, widened=True)
+    return torch.randint(below_half_infinity, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
 
 
 def _least_times(x: Tensor, layers: tuple[QuantisedLinear, ...], rounds: int) -> tuple[float, ...]:

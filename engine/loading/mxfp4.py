@@ -14,7 +14,7 @@ BLOCKS, SCALES = "_blocks", "_scales"
 """Endings of the two tensors in which one is stored: [E, N, K / 32, 16] and [E, N, K / 32], uint8."""
 
 _MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-_BIAS = 127
+BIAS = 127
 
 
 def decode_mxfp4(blocks: Tensor, scales: Tensor) -> Tensor:
@@ -26,4 +26,4 @@ def decode_mxfp4(blocks: Tensor, scales: Tensor) -> Tensor:
 def scaled_values(nibbles: Tensor, scales: Tensor) -> Tensor:
     """Values of four bits each and stored exponents that broadcast to them, uint8 -> fp32, exact."""
     values = torch.tensor((*_MAGNITUDES, *(-magnitude for magnitude in _MAGNITUDES)), device=nibbles.device)
-    return torch.ldexp(values[nibbles.int()], scales.int() - _BIAS)
+    return torch.ldexp(values[nibbles.int()], scales.int() - BIAS)

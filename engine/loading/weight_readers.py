@@ -6,6 +6,7 @@ on its device: a checkpoint is never in memory as a whole beside the model.
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -18,16 +19,18 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ...kernels.memory import release_mapped
-from ...kernels.quantised_weights import PANEL_ROWS
+from ...kernels.quantised_weights import BLOCK_SIZES, PANEL_ROWS
 from ...lora.base_projections import in_tower, language_model_name
 from ..checkpoint.families.family_table import BY_NAME
 from ..checkpoint.gguf import GgufFile
 from ..checkpoint.gguf_config import ROPE_TENSORS
 from ..checkpoint.model_config import ModelConfig
+from ..checkpoint.quantization_config import Quantization, Scheme
 from ..checkpoint.safetensors_files import shard_names
 from ..errors import ModelError, shortened
-from . import fp8_blocks, mxfp4
+from . import mxfp4
 from .dequantise import dequantise
+from .quantised_tensors import PARTS, WITHOUT_EFFECT, QuantisedTensor, View, part_names
 from .tensor_names import (
     GGUF_KV_UP,
     Shape,
@@ -39,7 +42,6 @@ from .tensor_names import (
 )
 
 _FLOATS = ("F32", "F16", "BF16")
-_FP8_BLOCKS = 8  # blocks of rows decoded at once
 _PIECE = 8 << 20  # bytes of blocks that are copied and packed at once
 
 
@@ -54,33 +56,38 @@ class WeightSource(Protocol):
         """Write a tensor, or a part of it along its first dimension, into ``out``, of its shape and contiguous."""
 
     def blocks(self, name: str) -> tuple[str, Iterator[Tensor]] | None:
-        """Return a matrix [N, K] in GGUF blocks, None if it is not stored so: their type, and its rows in pieces.
+        """Return a matrix [N, K] in blocks, None if there are none with its numbers: their type, and rows in pieces.
 
         Pieces are [n, bytes of a row] uint8, n a multiple of ``PANEL_ROWS`` in all but the last; each is read from the
         file when it is asked for.
         """
 
     def stored(self, name: str) -> tuple[str, int] | None:
-        """Return GGUF's type of a tensor and its bytes in the file, without reading it; None if not stored so."""
+        """Return a tensor's type of blocks and their bytes, without reading it; None if it has none."""
 
 
 class SafetensorsFolder:
     """A folder with ``model.safetensors``, or with an index and its shards.
 
+    A quantised matrix is there under the name and in the shape that it would have as a plain one.
+
     Args:
         towers: modules beside the language model, whose tensors are left out. With any, the others' names are those
             of the language model on its own.
+        quantization: what the parts of quantised matrices mean.
 
     Raises:
         ModelError: there are only pickles, the index is malformed, a shard is missing, truncated or malformed, or a
-            tensor is stored in a type other than F32, F16 and BF16, MXFP4, or FP8 in blocks.
+            tensor is stored in a type other than F32, F16 and BF16, MXFP4, or those of its module's scheme.
     """
 
-    def __init__(self, folder: Path, towers: tuple[str, ...] = ()) -> None:
+    def __init__(self, folder: Path, towers: tuple[str, ...] = (), quantization: Quantization | None = None) -> None:
         self.shapes: dict[str, Shape] = {}
+        self._quantization = quantization
+        self._part_names = part_names(quantization)
         self._stored: dict[str, tuple[Any, str]] = {}  # file, and name there
         self._mxfp4: dict[str, dict[str, tuple[Any, str]]] = {}  # the same by ending, for tensors stored as two
-        self._fp8: dict[str, dict[str, tuple[Any, str]]] = {}  # likewise
+        self._parts: dict[str, tuple[Scheme, dict[str, View]]] = {}  # by module
         for shard in shard_names(folder):
             file = _open(folder / shard)
             for stored in file.keys():  # noqa: SIM118 (not a dict)
@@ -88,33 +95,62 @@ class SafetensorsFolder:
                     self._add(language_model_name(stored) if towers else stored, file, stored, shard)
         for name, parts in self._mxfp4.items():
             self.shapes[name] = _mxfp4_shape(name, parts)
-        for name, parts in self._fp8.items():
-            self.shapes[name] = _fp8_shape(name, parts)
+        self._quantised = self._quantised_tensors()
+        self.shapes |= {name: tensor.shape for name, tensor in self._quantised.items()}
 
     def _add(self, name: str, file: Any, stored: str, shard: str) -> None:
-        view = file.get_slice(stored)
+        view = View(file, stored)
         ending = next((each for each in (mxfp4.BLOCKS, mxfp4.SCALES) if name.endswith(each)), None)
-        if ending is not None and view.get_dtype() == "U8":
+        if ending is not None and view.dtype == "U8":
             self._mxfp4.setdefault(name.removesuffix(ending), {})[ending] = file, stored
-            return
-        if view.get_dtype() == fp8_blocks.TYPE or name.endswith(fp8_blocks.SCALES):
-            ending = fp8_blocks.SCALES if name.endswith(fp8_blocks.SCALES) else ""
-            self._fp8.setdefault(name.removesuffix(fp8_blocks.SCALES), {})[ending] = file, stored
-            return
+        elif not self._add_part(name, view):
+            self._add_plain(name, view, shard)
+
+    def _add_part(self, name: str, view: View) -> bool:
+        """Keep a part of a quantised matrix, or drop one without effect; returns whether the tensor is either."""
+        if self._quantization is None:
+            return False
+        if name.rpartition(".")[2] in WITHOUT_EFFECT:
+            return True
+        part = next((each for each in self._part_names if name.endswith(f".{each}")), None)
+        if part is None:
+            return False
+        module, stored_module = name.removesuffix(f".{part}"), view.stored.removesuffix(f".{part}")
+        scheme = self._quantization.scheme(stored_module) or self._quantization.scheme(module)
+        if scheme is None or part not in PARTS[scheme.layout]:
+            return False
+        parts = self._parts.setdefault(module, (scheme, {}))[1]
+        if part in parts:
+            raise ModelError(f"The tensor {shortened(name)} is there twice.")
+        parts[part] = view
+        return True
+
+    def _add_plain(self, name: str, view: View, shard: str) -> None:
         if name in self._stored:
             raise ModelError(f"The tensor {shortened(name)} is there twice, the second time in {shortened(shard)}.")
-        if view.get_dtype() not in _FLOATS:
+        if view.dtype not in _FLOATS:
             raise ModelError(
-                f"The tensor {shortened(name)} is stored as {view.get_dtype()}, which is not supported; "
-                f"{', '.join(_FLOATS)} are."
+                f"The tensor {shortened(name)} is stored as {view.dtype}, which is not supported; "
+                f"{', '.join(_FLOATS)} are, and what quantization_config in config.json names."
             )
-        self.shapes[name] = tuple(view.get_shape())
-        self._stored[name] = file, stored
+        self.shapes[name] = view.shape
+        self._stored[name] = view.file, view.stored
+
+    def _quantised_tensors(self) -> dict[str, QuantisedTensor]:
+        """Return the quantised matrices by name. A module with nothing but a weight of a plain type is a plain one."""
+        found: dict[str, QuantisedTensor] = {}
+        for module, (scheme, parts) in self._parts.items():
+            name = f"{module}.weight"
+            if parts.keys() == {"weight"} and parts["weight"].dtype in _FLOATS:
+                self._add_plain(name, parts["weight"], "")
+            else:
+                found[name] = QuantisedTensor(name, scheme, parts)
+        return found
 
     def read(self, name: str, out: Tensor, part: int | None = None) -> None:
-        """Copy a tensor, or decode one in FP8, or a part of one in MXFP4."""
-        if name in self._fp8:
-            _read_fp8(self._fp8[name], out)
+        """Copy a tensor, or decode a quantised one, or a part of one in MXFP4."""
+        if name in self._quantised:
+            self._quantised[name].read(out)
             return
         if name in self._mxfp4:
             assert part is not None
@@ -129,11 +165,17 @@ class SafetensorsFolder:
         out.copy_(found)
         release_mapped(found)
 
-    def blocks(self, name: str) -> None:
-        return None
+    def blocks(self, name: str) -> tuple[str, Iterator[Tensor]] | None:
+        """Return a quantised matrix in blocks with the same numbers; None where there are none."""
+        return self._quantised[name].blocks() if name in self._quantised else None
 
-    def stored(self, name: str) -> None:
-        return None
+    def stored(self, name: str) -> tuple[str, int] | None:
+        """Return the type of blocks that a quantised matrix has in memory, and their bytes."""
+        found = self._quantised[name].likely_blocks() if name in self._quantised else None
+        if found is None:
+            return None
+        values, size = BLOCK_SIZES[found]
+        return found, math.prod(self.shapes[name]) // values * size
 
 
 def _in_order(parts: Mapping[str, tuple[Any, str]]) -> tuple[tuple[Any, str], tuple[Any, str]]:
@@ -148,27 +190,6 @@ def _mxfp4_shape(name: str, parts: Mapping[str, tuple[Any, str]]) -> Shape:
     if len(blocks) != 4 or blocks[3] != mxfp4.BLOCK // 2 or blocks[:3] != scales:
         raise ModelError(f"The tensor {shortened(name)} in MXFP4 has blocks {blocks} and scales {scales}.")
     return blocks[0], blocks[2] * mxfp4.BLOCK, blocks[1]
-
-
-def _fp8_shape(name: str, parts: Mapping[str, tuple[Any, str]]) -> Shape:
-    """The shape of a matrix stored in FP8. Raises ModelError where its factors are missing or do not fit."""
-    shapes = {ending: tuple(file.get_slice(stored).get_shape()) for ending, (file, stored) in parts.items()}
-    values, scales = shapes.get(""), shapes.get(fp8_blocks.SCALES)
-    if values is None or scales is None or len(values) != 2 or scales != fp8_blocks.scales_shape(values):
-        raise ModelError(
-            f"The tensor {shortened(name)} in FP8 has the shape {values} and scales {scales}; a matrix and a scale "
-            f"for each block of {fp8_blocks.BLOCK} by {fp8_blocks.BLOCK} are needed."
-        )
-    return values
-
-
-def _read_fp8(parts: Mapping[str, tuple[Any, str]], out: Tensor) -> None:
-    """Decode a matrix some rows at a time: in fp32 it is four times as large."""
-    (file, stored), (scales_file, scales_stored) = parts[""], parts[fp8_blocks.SCALES]
-    values, scales = file.get_slice(stored), scales_file.get_tensor(scales_stored)
-    for first in range(0, len(scales), _FP8_BLOCKS):
-        rows = slice(first * fp8_blocks.BLOCK, (first + _FP8_BLOCKS) * fp8_blocks.BLOCK)
-        out[rows].copy_(fp8_blocks.decode_fp8(values[rows], scales[first : first + _FP8_BLOCKS]))
 
 
 def _open(path: Path) -> Any:

@@ -28,7 +28,6 @@ with warnings.catch_warnings(record=True) as caught:
         "version": torch.__version__,
         "cuda": torch.version.cuda or "",
         "devices": [[each.name, each.total_memory, f"{each.major}.{each.minor}"] for each in devices] if usable else [],
-        "has_bfloat16": torch.ops.mkldnn._is_mkldnn_bf16_supported() if torch.backends.mkldnn.is_available() else False,
     }
 facts["warnings"] = [str(each.message).splitlines()[0] for each in caught if "CUDA" in str(each.message)]
 print(json.dumps(facts))
@@ -44,7 +43,6 @@ class TorchProbe:
         version: its own.
         cuda: version of CUDA that it was built for; empty for a build without.
         devices: name, bytes of memory and compute capability of each usable GPU.
-        has_bfloat16: whether the CPU computes bfloat16 natively.
         warnings: what torch says of CUDA.
     """
 
@@ -52,7 +50,6 @@ class TorchProbe:
     version: str = ""
     cuda: str = ""
     devices: tuple[tuple[str, int, str], ...] = ()
-    has_bfloat16: bool = False
     warnings: tuple[str, ...] = ()
 
 
@@ -80,9 +77,7 @@ def probe_torch(python: str = sys.executable) -> TorchProbe:
         lines = done.stderr.strip().splitlines()
         return TorchProbe(lines[-1] if lines else f"its import ended with exit status {done.returncode}")
     devices = tuple((str(name), int(size), str(capability)) for name, size, capability in facts["devices"])
-    return TorchProbe(
-        "", facts["version"], facts["cuda"], devices, bool(facts["has_bfloat16"]), tuple(facts["warnings"])
-    )
+    return TorchProbe("", facts["version"], facts["cuda"], devices, tuple(facts["warnings"]))
 
 
 def driver(root: Path = Path("/")) -> Driver | None:

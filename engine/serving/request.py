@@ -137,7 +137,7 @@ class RequestLimits:
         """Return the request in the engine's form (``top_k`` -1 becomes 0).
 
         Raises:
-            ContextTooLong: prompt and ``max_tokens`` exceed the model's length.
+            ContextTooLong: the prompt leaves no room for an answer.
             RequestError: another field is out of bounds; the message has field, value and bounds.
         """
         _check_kinds(request)
@@ -146,8 +146,8 @@ class RequestLimits:
             params = replace(params, top_k=0)
         for name, bounds in _BOUNDS.items():
             _check_number(name, getattr(params, name), *bounds)
-        if (num_prompt := len(request.tokens)) + params.max_tokens > self.max_model_len:
-            raise ContextTooLong(num_prompt, params.max_tokens, self.max_model_len)
+        num_prompt = len(request.tokens)
+        self.check_room("max_tokens", params.max_tokens, num_prompt)
         _check_number("n", request.n, int, 1, MAX_N)
         _check_number("timeout", request.timeout, float, 0, MAX_TIMEOUT)
         _check_number("pin_seconds", request.pin_seconds, float, 0, MAX_PIN_SECONDS)
@@ -181,6 +181,19 @@ class RequestLimits:
             raise ContextTooLong(num_prompt, 1, self.max_model_len)
         room = self.max_model_len - num_prompt
         return room if most is None else min(room, most)
+
+    def check_room(self, field: str, max_tokens: int, num_prompt: int) -> None:
+        """Check that an answer of ``max_tokens``, which ``field`` asks for, fits after a prompt.
+
+        Raises:
+            ContextTooLong: none fits.
+            RequestError: fewer fit.
+        """
+        if max_tokens <= (room := self.default_max_tokens(num_prompt)):
+            return
+        length, taken = f"maximum context length is {self.max_model_len} tokens", f"the prompt takes {num_prompt}"
+        problem = f"'{field}' must be at most {room}, not {max_tokens}: this model's {length}, of which {taken}."
+        raise RequestError(problem, param=field)
 
     def _check_prompt(self, tokens: array[int]) -> None:
         if not tokens:

@@ -16,6 +16,7 @@ from ..emit.lark_writer import to_lark
 from ..emit.structural_tags import structural_tag_grammar
 from ..errors import GrammarError
 from ..match.matcher import SLOW_SECONDS
+from ..match.memory_state import can_spell_entries
 from ..match.string_state import can_spell_markers
 from ..schema.analysis import Analysis
 from ..schema.document import Document
@@ -69,12 +70,16 @@ def _translated(spec: GrammarSpec, vocabulary: Vocabulary) -> GrammarArtifact:
     elif spec.kind is GrammarKind.EBNF:
         return _ebnf(spec, vocabulary)
     elif spec.kind is GrammarKind.STRUCTURAL_TAG:
-        markers = can_spell_markers(vocabulary)
-        artifact = structural_tag_grammar(spec.value(), vocabulary, with_string_rules=markers)
+        markers, memory = can_spell_markers(vocabulary), can_spell_entries(vocabulary)
+        artifact = structural_tag_grammar(spec.value(), vocabulary, with_string_rules=markers, with_memory=memory)
     else:
-        source, answers = plain_grammars.TRANSLATE[spec.kind](spec)
-        artifact = GrammarArtifact(Backend.LLGUIDANCE, source, values=answers)
-    num_bytes = 20 * len(artifact.source) + (64 << 10) + sum(each.num_bytes for each in artifact.strings)
+        plain = plain_grammars.TRANSLATE[spec.kind](spec)
+        artifact = GrammarArtifact(
+            Backend.LLGUIDANCE, plain.source, values=plain.answers, options=plain.options, language=plain.language
+        )
+    automata = sum(each.num_bytes for each in artifact.strings) + sum(each.num_bytes for each in artifact.entries)
+    automata += 16 * sum(map(len, artifact.options)) + (artifact.language.num_bytes if artifact.language else 0)
+    num_bytes = 20 * len(artifact.source) + (64 << 10) + automata
     return replace(artifact, num_bytes=num_bytes)
 
 
@@ -83,7 +88,8 @@ def _schema(schema: Any, vocabulary: Vocabulary) -> GrammarArtifact:
         raise GrammarError("false", "", "the schema false admits no value")
     try:
         analysis = Analysis(Document({} if schema is True else schema))
-        grammar = to_lark(analysis, with_string_rules=can_spell_markers(vocabulary))
+        first_entry = 1 if can_spell_entries(vocabulary) else None
+        grammar = to_lark(analysis, with_string_rules=can_spell_markers(vocabulary), first_entry=first_entry)
     except GrammarError as error:
         raise relocated(error, schema) from None
     return GrammarArtifact(
@@ -96,6 +102,8 @@ def _schema(schema: Any, vocabulary: Vocabulary) -> GrammarArtifact:
         is_json=True,
         narrowings=tuple(analysis.narrowings),
         strings=grammar.strings,
+        entries=grammar.entries,
+        has_memory=grammar.has_memory,
     )
 
 

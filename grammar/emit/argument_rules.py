@@ -19,8 +19,10 @@ from ..schema.constraints import ALWAYS, Conj, Objects, Strings
 from ..schema.json_types import ARRAY, NUMBER, OBJECT, STRING
 from ..schema.shortest_instance import MAX_TEXT_BYTES, ShortestInstance
 from .container_members import Field
+from .distinct_arrays import check_distinct
+from .entry_languages import EntryLanguage, EntryRules
 from .key_classes import key_classes, key_patterns
-from .lark_rules import LarkRules, token_literal
+from .lark_rules import LarkRules, lark_string, token_literal
 from .lark_writer import alternatives_of, checked_root, to_lark, write_bodies
 from .number_terminals import number_terminal
 from .raw_strings import mark_of, raw_name, raw_string
@@ -41,6 +43,8 @@ class ArgumentGrammar(NamedTuple):
         grammars: Lark grammars by name, of values that are JSON.
         texts: short texts of its parts, for closing within the budget.
         ends: texts that complete the arguments from the middle, or the beginning, of a parameter's value.
+        entries: languages of the containers whose entries are remembered, in the order of their numbers.
+        has_memory: some repetition is left to a memory of what was written.
     """
 
     start: str
@@ -48,9 +52,13 @@ class ArgumentGrammar(NamedTuple):
     grammars: dict[str, str]
     texts: list[str]
     ends: list[str]
+    entries: list[EntryLanguage]
+    has_memory: bool
 
 
-def xml_arguments(analysis: Analysis, style: XmlStyle, prefix: str, parts_of: PartsOf) -> ArgumentGrammar:
+def xml_arguments(
+    analysis: Analysis, style: XmlStyle, prefix: str, parts_of: PartsOf, first_entry: int | None = None
+) -> ArgumentGrammar:
     """Write the arguments of a call between marks.
 
     Args:
@@ -58,11 +66,12 @@ def xml_arguments(analysis: Analysis, style: XmlStyle, prefix: str, parts_of: Pa
         style: the marks.
         prefix: a small letter before all names, as in `LarkRules`.
         parts_of: divides a text into plain parts and ids of special tokens.
+        first_entry: as in `to_lark`.
 
     Raises:
         GrammarError: for a schema that is unsatisfiable or that this style cannot express.
     """
-    return _XmlWriter(analysis, style, prefix, parts_of).write()
+    return _XmlWriter(analysis, style, prefix, parts_of, first_entry).write()
 
 
 class _Arguments(ABC):
@@ -137,7 +146,7 @@ class _Arguments(ABC):
         if not self.separator:
             parts = [str(field.rule) if field.required else f"({field.rule})?" for field in fields]
             return " ".join([*parts, f"{extra}*" if extra else ""]).strip() or '""'
-        comma = _literal(self.separator)
+        comma = lark_string(self.separator)
         self._num_objects += 1
         tail = f"({comma} {extra})*" if extra else '""'
         options: list[str] = [f"{extra} ({comma} {extra})*"] if extra else []
@@ -154,7 +163,10 @@ class _Arguments(ABC):
 class _XmlWriter(_Arguments):
     key_pattern = _IS_XML_KEY
 
-    def __init__(self, analysis: Analysis, style: XmlStyle, prefix: str, parts_of: PartsOf) -> None:
+    def __init__(
+        self, analysis: Analysis, style: XmlStyle, prefix: str, parts_of: PartsOf, first_entry: int | None
+    ) -> None:
+        self._first_entry, self._entries, self._has_memory = first_entry, list[EntryLanguage](), False
         super().__init__(LarkRules(analysis, prefix))
         self._analysis, self._style, self._prefix, self._parts_of = analysis, style, prefix, parts_of
         self._types = argument_types(analysis.document.nodes[analysis.document.root].schema)
@@ -176,7 +188,15 @@ class _XmlWriter(_Arguments):
         start = self.options(root)
         if self._style.empty:
             start = f"({start} | {self._literal(self._style.empty)})" if self._may_be_empty(root) else start
-        return ArgumentGrammar(start, self.rules.all_bodies(), self._grammars, [*self._texts], [*self._ends])
+        return ArgumentGrammar(
+            start,
+            self.rules.all_bodies(),
+            self._grammars,
+            [*self._texts],
+            [*self._ends],
+            self._entries,
+            self._has_memory,
+        )
 
     def _may_be_empty(self, root: Conj) -> bool:
         found = alternatives_of(self.rules, root)
@@ -252,7 +272,7 @@ class _XmlWriter(_Arguments):
                 values.texts[text] = None
         if any(each.types & (ARRAY | OBJECT) for each in found):
             name = f"g{self._prefix}{len(self._grammars)}"
-            self._grammars[name] = to_lark(self._analysis, root=conj, types=ARRAY | OBJECT).text
+            self._grammars[name] = self._containers(conj, is_text=bool(values.texts))
             after = rules.terminal(f"/{end.regex}/") if end.regex else ""
             values.others[f"@{name} {after}{end.rest}"] = None
         text, _ = self._shortest(conj)
@@ -262,6 +282,15 @@ class _XmlWriter(_Arguments):
             reason = f"no value can be written: a string cannot contain {style.mark}"
             raise rules.unsupported(("enum", "const", "pattern"), reason)
         return values
+
+    def _containers(self, conj: Conj, *, is_text: bool) -> str:
+        """Write the arrays and objects of a value; what begins as one may be a string, where there are any."""
+        is_remembered = self._first_entry is not None and not is_text
+        first = (self._first_entry or 0) + len(self._entries) if is_remembered else None
+        found = to_lark(self._analysis, root=conj, types=ARRAY | OBJECT, first_entry=first, is_part=True)
+        self._entries += found.entries
+        self._has_memory = self._has_memory or found.has_memory
+        return found.text
 
     def _text(self, strings: Strings, types: frozenset[str]) -> str | None:
         """Write the strings that satisfy some constraints, with the end of their value; None if there is none."""
@@ -278,10 +307,29 @@ class _Values(NamedTuple):
     others: dict[str, None]
 
 
-def python_arguments(analysis: Analysis) -> tuple[str, list[str]]:
-    """Write the arguments of a call as keyword arguments of Python, as one Lark grammar, and its closing texts.
+class PythonArguments(NamedTuple):
+    """The grammar of a call's arguments as Python.
+
+    Attributes:
+        text: one Lark grammar.
+        texts, entries, has_memory: as in `ArgumentGrammar`.
+    """
+
+    text: str
+    texts: list[str]
+    entries: list[EntryLanguage]
+    has_memory: bool
+
+
+def python_arguments(analysis: Analysis, first_entry: int | None = None) -> PythonArguments:
+    """Write the arguments of a call as keyword arguments of Python, as one Lark grammar.
 
     Strings have JSON's spelling in double quotes, which is one of Python's.
+
+    Args:
+        analysis: of the function's schema.
+        first_entry: as in `to_lark`.
+
 
     Raises:
         GrammarError: for a schema that is unsatisfiable or that this style cannot express.
@@ -289,13 +337,21 @@ def python_arguments(analysis: Analysis) -> tuple[str, list[str]]:
     rules = LarkRules(analysis, words=PYTHON_WORDS)
     root = checked_root(rules)
     string_rules(rules.satisfiability, root, analysis.document.nodes, is_possible=False)
+    if first_entry is not None:
+        rules.entries = EntryRules(first_entry, marks_objects=True)
     rules.define("start", _PythonWriter(rules).options(root))
     write_bodies(rules)
+    check_distinct(rules, root)
+    entries = [] if rules.entries is None else rules.entries.languages
+    if any(language.has_containers for language in entries):
+        raise rules.unsupported(("uniqueItems",), "arrays and objects are not remembered in this tool call format")
     instances = ShortestInstance(analysis, rules.satisfiability)
     properties, values, _ = instances.closing_texts(root)
     texts = [PYTHON_WORDS.get(text, text) for text in values]
     names = [name for each in alternatives_of(rules, root) for name in each.objects.declared()]
-    return rules.text(), [*(f"{name}=" for name in names), *properties, *texts]
+    has_memory = rules.entries is not None and rules.entries.is_used
+    texts = [*(f"{name}=" for name in names), *properties, *texts]
+    return PythonArguments(rules.text(), texts, entries, has_memory)
 
 
 class _PythonWriter(_Arguments):
@@ -303,12 +359,8 @@ class _PythonWriter(_Arguments):
     separator = ","
 
     def listed(self, name: str, conj: Conj) -> str:
-        return f"{_literal(name + '=')} {self.rules.rule(conj)}"
+        return f"{lark_string(name + '=')} {self.rules.rule(conj)}"
 
     def unlisted(self, matched: Sequence[str], rest: Sequence[str], conj: Conj, listed: Sequence[str]) -> str:
         body = raw_name(_PYTHON_KEY, "=", listed=listed, matched=matched, rest=rest)
         return f"{self.rules.terminal(body)} {self.rules.rule(conj)}"
-
-
-def _literal(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)

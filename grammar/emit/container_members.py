@@ -11,12 +11,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..schema.constraints import ALWAYS, Arrays, Conj, Contains, Objects
-from ..schema.json_types import ARRAY, NUMBER, OBJECT, STRING
-from .lark_rules import LarkRules, literal_number
+from ..schema.constraints import Arrays, Conj, Contains, Objects
+from .container_entries import item_language
+from .entry_languages import has_entries
+from .lark_rules import LarkRules
+from .listed_values import MAX_LISTED_VALUES, listed_values
 
 MAX_STATES = 2_000
-MAX_UNIQUE_VALUES = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,17 +106,17 @@ def _counted_step(
 
 
 def _counted_extra(rules: LarkRules, objects: Objects, extra: str, count: int) -> str | None:
-    """Write the unlisted properties; as two of their keys may be equal, only one counts towards a minimum."""
+    """Write the unlisted properties; where two of their keys may be equal, only one counts towards a minimum."""
     least = max(0, objects.least - count)
     most = None if objects.most is None else objects.most - count
-    if least > 1 or (least and (not extra or most == 0)):
+    if (least > 1 and rules.entries is None) or (least and (not extra or most == 0)):
         return None
     if not extra or most == 0:
         return ""
     another = f'("," {extra})'
     if count:
         return _times(another, least, most)
-    rest = f"{extra} {_times(another, 0, None if most is None else most - 1)}"
+    rest = f"{extra} {_times(another, max(0, least - 1), None if most is None else most - 1)}"
     return rest if least else f"({rest})?"
 
 
@@ -123,6 +124,10 @@ def array_fields(rules: LarkRules, arrays: Arrays, name: str) -> str:
     """Write the alternative of a grammar rule for an array."""
     if arrays.unique and (arrays.most is None or arrays.most > 1):
         return _unique(rules, arrays, name)
+    return _repeating(rules, arrays, name)
+
+
+def _repeating(rules: LarkRules, arrays: Arrays, name: str) -> str:
     if arrays.contains:
         return _containing(rules, arrays, name)
     prefix = [arrays.item(index) for index in range(arrays.num_prefix)]
@@ -214,14 +219,24 @@ def _next_items(item: Conj, entry: Contains, count: int) -> list[tuple[Conj, int
 
 
 def _unique(rules: LarkRules, arrays: Arrays, name: str) -> str:
-    """Write arrays of distinct scalars from a finite set: the set of values used is the rule's parameter."""
+    """Write arrays of distinct items: listed where there are few values, else followed by a memory of the items."""
     if arrays.contains or arrays.num_prefix:
         raise rules.unsupported(("uniqueItems",), "cannot be combined with prefixItems or contains")
-    values = _enumerated(rules, arrays.item(0))
-    if values is None or len(values) > MAX_UNIQUE_VALUES:
-        raise rules.unsupported(
-            ("uniqueItems",), f"the items are not from an enumeration of at most {MAX_UNIQUE_VALUES}"
-        )
+    values = listed_values(rules, arrays.item(0))
+    if values is not None:
+        return _each_once(rules, arrays, values, name)
+    if rules.entries is None:
+        reason = f"the items are not from at most {MAX_LISTED_VALUES} values, and no others are remembered here"
+        raise rules.unsupported(("uniqueItems",), reason)
+    language = item_language(rules, arrays.item(0))
+    if not has_entries(language, arrays.least):
+        raise rules.unsupported(("uniqueItems",), f"there are fewer than {arrays.least} different items")
+    rules.entries.distinct[arrays] = language
+    return f"{_repeating(rules, arrays, name)} | {rules.terminal(rules.entries.mark(language))}"
+
+
+def _each_once(rules: LarkRules, arrays: Arrays, values: list[str], name: str) -> str:
+    """Write arrays of distinct items from a list of values: the set of values used is the rule's parameter."""
     if arrays.least > len(values):
         raise rules.unsupported(("uniqueItems",), f"there are {len(values)} values for {arrays.least} items")
     most = min(arrays.most if arrays.most is not None else len(values), len(values))
@@ -234,26 +249,6 @@ def _unique(rules: LarkRules, arrays: Arrays, name: str) -> str:
     rules.bodies[f"{name}_u::_"] = "\n | ".join(lines)
     inside = _group(first)
     return f'"[" {inside if arrays.least else f"({inside})?"} "]"' if first else '"[" "]"'
-
-
-def _enumerated(rules: LarkRules, conj: Conj) -> list[str] | None:
-    """Return one terminal for each value of a conjunction, or None if they are not enumerated scalars."""
-    if conj == ALWAYS:
-        return None
-    found: dict[str, None] = {}
-    for alternative in rules.analysis.conjunction(conj):
-        if alternative.types & (ARRAY | OBJECT):
-            return None
-        if (alternative.types & STRING and alternative.strings.values is None) or (
-            alternative.types & NUMBER and alternative.numbers.values is None
-        ):
-            return None
-        found |= {rules.terminal(f"/{word}/"): None for word in rules.words(alternative.types)}
-        if alternative.types & STRING:
-            found |= dict.fromkeys(rules.literal_string(value) for value in alternative.strings.values or ())
-        if alternative.types & NUMBER:
-            found |= dict.fromkeys(literal_number(value) for value in alternative.numbers.values or ())
-    return list(found)
 
 
 def _times(item: str, least: int, most: int | None) -> str:

@@ -8,8 +8,8 @@ from typing import Any
 
 from ..rule_ends import TEXT, AllOf, OneOf, RulePart, RuleRef, check_ends, optional
 
-FORMAT = "v16"
-"""Of the library's serialised grammars, as it is read here."""
+FORMATS = ("v16", "v18")
+"""Versions of the library's serialised grammars that are read here; their expressions are the same."""
 
 # Kinds of expressions in that format: [kind, number of operands, operand, ...]. All others are text of some length.
 _CLASS, _RULE, _SEQUENCE, _CHOICES, _DISPATCH, _REPEAT = 1, 4, 5, 6, 7, 8
@@ -27,7 +27,7 @@ def check_ebnf(text: str) -> None:
         serialised = json.loads(xgrammar.Grammar.from_ebnf(text).serialize_json())
     except RuntimeError:
         return
-    if serialised["__VERSION__"] == FORMAT:
+    if serialised["__VERSION__"] in FORMATS:
         rules = _Rules(serialised)
         # Others are of parts that the library has made rules of.
         check_ends("ebnf", rules.all(), rules.root, frozenset(_NAME.findall(text)))

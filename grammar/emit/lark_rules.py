@@ -13,6 +13,7 @@ from ..schema.constraints import ALWAYS, NEVER, Conj, Strings
 from ..schema.json_types import WORDS
 from ..schema.satisfiability import Satisfiability
 from ..schema.subschemas import Subschemas
+from .entry_languages import EntryRules
 
 MAX_WHITESPACE = 80
 # White space between the parts of a JSON text: one expression for all parts, or the lexer keeps them apart.
@@ -20,11 +21,16 @@ WHITESPACE = rf"[ \t\r\n]{{1,{MAX_WHITESPACE}}}"
 # Every division of a forced text into tokens stays allowed: the model chooses.
 _OPTIONS = '%llguidance {"ignore_once": true, "no_forcing": true}\n'
 _HEADER = f"{_OPTIONS}%ignore /{WHITESPACE}/\n"
-_encode = json.JSONEncoder(ensure_ascii=False).encode
+_encoder = json.JSONEncoder(ensure_ascii=False)
+
+
+def lark_string(text: str) -> str:
+    """Write a text as a string of Lark, which unlike JSON takes no raw U+007F."""
+    return _encoder.encode(text).replace("\x7f", "\\u007f")
 
 
 def literal_string(value: str) -> str:
-    return _encode(json_string(value))
+    return lark_string(json_string(value))
 
 
 def literal_number(value: Decimal) -> str:
@@ -33,7 +39,7 @@ def literal_number(value: Decimal) -> str:
 
 def token_literal(parts: Sequence[str | int]) -> str:
     """Write a text that consists of plain parts and ids of special tokens."""
-    return " ".join(f"<[{part}]>" if isinstance(part, int) else _encode(part) for part in parts)
+    return " ".join(f"<[{part}]>" if isinstance(part, int) else lark_string(part) for part in parts)
 
 
 class LarkRules:
@@ -43,6 +49,7 @@ class LarkRules:
         bodies: rule bodies by name.
         current: the conjunction being written, which errors are located by.
         string_rules: numbers of the strings that automata follow.
+        entries: what is left to a memory of what was written; None if there can be none.
         prefix: of all names.
         literal_string: writes one string.
 
@@ -67,6 +74,7 @@ class LarkRules:
         self.bodies: dict[str, str] = {}
         self.current: Conj = ALWAYS
         self.string_rules: dict[Strings, int] = {}
+        self.entries: EntryRules | None = None
         self._terminals: dict[str, str] = {}
         self._names: dict[Conj, str] = {}
         self._pending: list[Conj] = []
@@ -102,6 +110,10 @@ class LarkRules:
     def terminal(self, body: str) -> str:
         """Return the name of the terminal with this body."""
         return self._terminals.setdefault(body, f"{self.prefix.upper()}T{len(self._terminals)}")
+
+    def body_of(self, terminal: str) -> str:
+        """Return the body of a terminal; what is no terminal's name is its own body."""
+        return next((body for body, name in self._terminals.items() if name == terminal), terminal)
 
     def words(self, types: int) -> list[str]:
         """Return the spellings of those of the constants that some types have."""

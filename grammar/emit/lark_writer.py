@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 
 from ..regex.charset import JSON_CHAR, json_string, rust_literal
 from ..regex.ecma_regex import read_pattern
@@ -19,7 +20,10 @@ from ..schema.json_types import ALL_TYPES, ARRAY, NUMBER, OBJECT, STRING
 from ..schema.shortest_instance import MAX_ANSWER, ShortestInstance
 from ..schema.string_language import admits_any
 from ..schema.subschemas import Subschemas
+from .container_entries import few_keys, key_language
 from .container_members import Field, array_fields, object_fields
+from .distinct_arrays import check_distinct, distinct_texts
+from .entry_languages import JSON_PART, EntryLanguage, EntryRules, container_mark, has_entries
 from .key_classes import MAX_PATTERN_SETS, key_classes, key_patterns
 from .lark_rules import LarkRules, literal_string
 from .number_terminals import number_terminal
@@ -39,6 +43,8 @@ class LarkGrammar:
         values: short values to end anything with, shortest first.
         detour: the longest property that may be begun though it is optional, with a short value.
         strings: the automata of its string rules, in the order of their numbers.
+        entries: the languages of the containers whose entries are remembered, in the order of their numbers.
+        has_memory: some repetition is left to a memory of what was written.
     """
 
     text: str
@@ -47,6 +53,8 @@ class LarkGrammar:
     values: tuple[str, ...]
     detour: str
     strings: tuple[StringAutomaton, ...] = ()
+    entries: tuple[EntryLanguage, ...] = ()
+    has_memory: bool = False
 
 
 def to_lark(
@@ -54,6 +62,8 @@ def to_lark(
     *,
     with_string_rules: bool = False,
     first_rule: int = 0,
+    first_entry: int | None = None,
+    is_part: bool = False,
     root: Conj | None = None,
     types: int = ALL_TYPES,
 ) -> LarkGrammar:
@@ -63,6 +73,8 @@ def to_lark(
         analysis: of the schema.
         with_string_rules: strings that are too large for the lexer become rules; else they are refused.
         first_rule: number of the first string rule.
+        first_entry: number of the first container whose entries are remembered; None: there is no such memory.
+        is_part: other text surrounds the JSON.
         root: write the values of this part of the schema.
         types: write no other values than of these types.
 
@@ -75,12 +87,21 @@ def to_lark(
     nodes = analysis.document.nodes
     automata = string_rules(rules.satisfiability, root, nodes, is_possible=with_string_rules)
     rules.string_rules = {strings: number for number, strings in enumerate(automata, first_rule)}
+    if first_entry is not None:
+        rules.entries = EntryRules(first_entry)
     rules.define("start", rules.rule(root) if types == ALL_TYPES else _body(rules, root, types))
     write_bodies(rules)
-    instances = ShortestInstance(analysis, rules.satisfiability)
+    check_distinct(rules, root)
+    has_memory = rules.entries is not None and rules.entries.is_used
+    if has_memory and is_part:
+        rules.bodies["start"] += f" | {rules.terminal(container_mark(JSON_PART))}"
+    instances = ShortestInstance(
+        analysis, rules.satisfiability, partial(distinct_texts, rules), remembers=rules.entries is not None
+    )
     properties, values, detour = instances.closing_texts(root)
     texts = instances.text(root) or "", tuple(properties), tuple(values), detour
-    return LarkGrammar(rules.text(), *texts, tuple(automata.values()))
+    entries = () if rules.entries is None else tuple(rules.entries.languages)
+    return LarkGrammar(rules.text(), *texts, tuple(automata.values()), entries, has_memory)
 
 
 def checked_root(rules: LarkRules, root: Conj | None = None) -> Conj:
@@ -185,8 +206,8 @@ def _pattern_terms(patterns: list[str], not_patterns: list[str]) -> list[str]:
         complements += [f"~{_quoted(term)}" for term in pattern.json_must_not]
     for source in not_patterns:
         pattern = read_pattern(source, wide=True)
-        inner = " & ".join(map(_quoted, pattern.json_must))
-        complements.append(f"~({inner})")
+        inner = [*map(_quoted, pattern.json_must), *(f"~{_quoted(term)}" for term in pattern.json_must_not)]
+        complements.append(f"~({' & '.join(inner)})")
     return terms + complements
 
 
@@ -203,14 +224,30 @@ def _any_of(strings: Iterable[str]) -> str:
 
 def _object(rules: LarkRules, objects: Objects, name: str) -> str:
     fields, closed = _declared(rules, objects)
-    extra = [] if closed else _extras(rules, objects, [field.name for field in fields])
-    return object_fields(rules, objects, [field for field in fields if field.rule is not None], extra, name)
+    names = [field.name for field in fields]
+    extra = [] if closed else _extras(rules, objects, names)
+    body = object_fields(rules, objects, [field for field in fields if field.rule is not None], extra, name)
+    entries = rules.entries
+    if not extra or entries is None:
+        return body
+    entries.has_open_objects = True
+    if entries.marks_objects:
+        body += f" | {rules.terminal(container_mark(JSON_PART))}"
+    language = key_language(rules, objects, names)
+    if language is None:
+        return body
+    if not has_entries(language, objects.least - len(names)):
+        raise rules.unsupported(("minProperties",), f"there are fewer than {objects.least} different keys")
+    return f"{body} | {rules.terminal(entries.mark(language))}"
 
 
 def _declared(rules: LarkRules, objects: Objects) -> tuple[list[Field], bool]:
     """Return the listed properties in order, and whether there can be no others."""
     names, closed = objects.declared(), False
     finite = _enumerated_names(rules, objects.names)
+    if finite is None:
+        finite = few_keys(rules, objects)
+        finite = None if finite is None else [*names, *finite]
     if finite is not None:
         names, closed = {n: None for n in names if n in finite} | dict.fromkeys(finite), True
     fields = []

@@ -23,11 +23,11 @@ from ..schema.error_location import relocated
 from ..schema.shortest_instance import MAX_TEXT_BYTES
 from ..schema.subschemas import Narrowing
 from ..vocabulary import Vocabulary
-from .argument_rules import python_arguments, xml_arguments
+from .argument_rules import ArgumentGrammar, PythonArguments, python_arguments, xml_arguments
 from .gemma_arguments import gemma_arguments
 from .grammar_artifact import Backend, GrammarArtifact
 from .lark_rules import token_literal
-from .lark_writer import to_lark
+from .lark_writer import LarkGrammar, to_lark
 from .plain_grammars import FREE
 from .string_rules import MAX_RULES
 from .tag_choices import is_unambiguous
@@ -39,7 +39,7 @@ _BLANKS = " \t\r\n"  # may stand before a JSON value
 
 
 def structural_tag_grammar(
-    tag: dict[str, Any], vocabulary: Vocabulary, *, with_string_rules: bool = False
+    tag: dict[str, Any], vocabulary: Vocabulary, *, with_string_rules: bool = False, with_memory: bool = False
 ) -> GrammarArtifact:
     """Translate a structural tag in the present form (``format``) or the older one (``structures``).
 
@@ -48,6 +48,7 @@ def structural_tag_grammar(
         vocabulary: names its special tokens.
         with_string_rules: strings that are too large for the lexer become rules, as in `to_lark`, if no other part of
             the tag can be taken for one.
+        with_memory: keys and items are kept apart by a memory of what was written, on the same condition.
 
     Raises:
         GrammarError: with a pointer into the tag.
@@ -61,12 +62,17 @@ def structural_tag_grammar(
         form: Any = {"type": "triggered_tags", "triggers": tag.get("triggers"), "tags": tags}
     else:
         form = tag.get("format")
-    writer = _TagWriter(vocabulary, with_string_rules=with_string_rules and is_unambiguous(form))
+    writer = _TagWriter(
+        vocabulary,
+        with_string_rules=with_string_rules and is_unambiguous(form),
+        with_memory=with_memory and is_unambiguous(form, by_brackets=True),
+    )
     start = writer.element(form, "/format")
     lines = [FREE.strip(), f"start: {start}", *(f"{name}: {body}" for name, body in writer.rules.items())]
     text = "\n".join(lines) + "\n"
-    if writer.strings:
-        text = text.replace(_ANY_TEXT, r"[^\x01\x02]*")
+    has_memory = any(grammar.has_memory for grammar in writer.remembered)
+    if writer.strings or has_memory:
+        text = text.replace(_ANY_TEXT, r"[^\x01-\x03]*")
     else:
         text = text.replace(f" & /{_ANY_TEXT}/", "").replace(_ANY_TEXT, "(?s:.*)")
     grammars = [{"lark_grammar": text}, *writer.grammars]
@@ -86,6 +92,8 @@ def structural_tag_grammar(
         open_ended=free,
         lead_ins="".join(sorted({",", *writer.lead_ins})),
         strings=tuple(writer.strings),
+        entries=tuple(language for grammar in writer.remembered for language in grammar.entries),
+        has_memory=has_memory,
     )
 
 
@@ -109,9 +117,10 @@ class _TagTexts:
 
 
 class _TagWriter:
-    def __init__(self, vocabulary: Vocabulary, *, with_string_rules: bool) -> None:
-        self.with_string_rules = with_string_rules
+    def __init__(self, vocabulary: Vocabulary, *, with_string_rules: bool, with_memory: bool) -> None:
+        self.with_string_rules, self.with_memory = with_string_rules, with_memory
         self.strings: list[StringAutomaton] = []
+        self.remembered: list[LarkGrammar | ArgumentGrammar | PythonArguments] = []
         self.lead_ins: set[str] = set()
         self.rules: dict[str, str] = {}
         self.grammars: list[dict[str, str]] = []
@@ -120,6 +129,10 @@ class _TagWriter:
         self.enclosing = ""
         self.depth = 0
         self.parts_of = vocabulary.named_parts
+
+    def next_entry(self) -> int | None:
+        """Return the number of the next container whose entries are remembered; None if none are."""
+        return 1 + sum(len(grammar.entries) for grammar in self.remembered) if self.with_memory else None
 
     def element(self, form: Any, pointer: str) -> str:
         """Write the grammar expression of one format."""
@@ -161,7 +174,13 @@ class _TagWriter:
         try:
             analysis = Analysis(Document({} if schema is True else {"not": {}} if schema is False else schema))
             rules = self.with_string_rules and len(self.strings) < MAX_RULES
-            grammar = to_lark(analysis, with_string_rules=rules, first_rule=len(self.strings))
+            grammar = to_lark(
+                analysis,
+                with_string_rules=rules,
+                first_rule=len(self.strings),
+                first_entry=self.next_entry(),
+                is_part=True,
+            )
         except GrammarError as found:
             error = relocated(found, schema)
             raise GrammarError(error.keyword, where + error.pointer, error.reason) from None
@@ -170,6 +189,7 @@ class _TagWriter:
         self.closing.values |= dict.fromkeys((*grammar.values, *filter(None, [grammar.shortest])))
         self.closing.wholes.append(grammar.shortest)
         self.strings += grammar.strings
+        self.remembered.append(grammar)
         return self._grammar(grammar.text)
 
     def _grammar(self, text: str, name: str = "") -> str:
@@ -187,13 +207,19 @@ class _TagWriter:
         try:
             analysis = Analysis(Document(schema))
             if style in (PYTHON, GEMMA):
-                is_python = style == PYTHON
-                lark, texts = python_arguments(analysis) if is_python else gemma_arguments(analysis, self.parts_of)
+                if style == PYTHON:
+                    written = python_arguments(analysis, self.next_entry())
+                    self.remembered.append(written)
+                    lark, texts = written.text, written.texts
+                else:
+                    lark, texts = gemma_arguments(analysis, self.parts_of)
                 start = self._grammar(lark)
                 if style == GEMMA:  # in a string any other text goes on
                     self.closing.ends[GEMMA_QUOTE] = None
             else:
-                found = xml_arguments(analysis, XML_STYLES[style], f"a{len(self.rules)}_", self.parts_of)
+                prefix = f"a{len(self.rules)}_"
+                found = xml_arguments(analysis, XML_STYLES[style], prefix, self.parts_of, self.next_entry())
+                self.remembered.append(found)
                 for name, lark in found.grammars.items():
                     self._grammar(lark, name)
                 start, texts = self.named(found.start), found.texts
@@ -224,7 +250,9 @@ class _TagWriter:
         answers = [text for text in pattern.examples if pattern.matches(text)]
         self.closing.texts |= {text: (self.depth, len(text)) for text in answers}
         self.closing.wholes.append(min(answers, key=len, default=""))
-        terms = [f"/{to_rust(node)}/" for node in pattern.must] + [f"/{_ANY_TEXT}/"] * self.with_string_rules
+        terms = [f"/{to_rust(node)}/" for node in pattern.must] + [f"/{_ANY_TEXT}/"] * (
+            self.with_string_rules or self.with_memory
+        )
         terms += [f"~/{to_rust(node)}/" for node in pattern.must_not]
         return self.named(" & ".join(terms), terminal=True)
 

@@ -11,7 +11,8 @@ from typing import Any
 
 from ..regex.ecma_regex import parse
 from ..regex.regex_parser import RegexError
-from ..regex.string_automaton import DEAD, START, AutomatonTooLarge, StringAutomaton, string_automaton
+from ..regex.string_automaton import DEAD, START, AutomatonTooLarge, StringAutomaton, each_excluded, string_automaton
+from .entry_languages import ENTRIES
 from .string_rules import MATCHED, PROBE
 
 _JSON_FIRST = frozenset('"{[-0123456789tfn \t\r\n')
@@ -25,63 +26,89 @@ class _Ambiguous(Exception):
     """Two parts may be under way at once."""
 
 
-def is_unambiguous(form: Any) -> bool:
-    """Return whether string rules can be told apart from all else in a format of structural tags."""
+def is_unambiguous(form: Any, *, by_brackets: bool = False) -> bool:
+    """Return whether string rules can be told apart from all else in a format of structural tags.
+
+    Args:
+        by_brackets: only brackets must be told apart, the first of JSON from those in other text. Arguments in another
+            style than JSON's are let pass as one text, and text without an end at the end of all.
+    """
     try:
-        _begins(form)
+        _Begins(by_brackets=by_brackets).of(form, is_last=True)
     except _Ambiguous:
         return False
     return True
 
 
-def _begins(form: Any) -> list[Any]:
-    """Return what a format can begin with."""
-    kind = form.get("type") if isinstance(form, dict) else None
-    if kind == "json_schema":
-        if form.get("style", "json") != "json":
+class _Begins:
+    """Collects what formats can begin with."""
+
+    def __init__(self, *, by_brackets: bool) -> None:
+        self._by_brackets = by_brackets
+
+    def of(self, form: Any, *, is_last: bool) -> list[Any]:
+        """Return what a format can begin with.
+
+        Args:
+            is_last: nothing comes after it.
+        """
+        kind = form.get("type") if isinstance(form, dict) else None
+        if kind == "json_schema":
+            if form.get("style", "json") == "json":
+                return [JSON]
+            if not self._by_brackets:
+                raise _Ambiguous
+            return [TEXT]
+        if kind == "any_text":
+            return [TEXT]
+        if kind == "regex":
+            return [_automaton(form.get("pattern"))]
+        if kind == "const_string":
+            return [_text(form.get("value"))]
+        if kind == "tag":
+            return [self._tag(form, is_last=is_last)]
+        if kind == "sequence":
+            return self._sequence(_listed(form, "elements"), is_last=is_last)
+        if kind == "or":
+            return _either([self.of(item, is_last=is_last) for item in _listed(form, "elements")])
+        if kind not in ("tags_with_separator", "triggered_tags"):
             raise _Ambiguous
-        return [JSON]
-    if kind == "any_text":
-        return [TEXT]
-    if kind == "regex":
-        return [_automaton(form.get("pattern"))]
-    if kind == "const_string":
-        return [_text(form.get("value"))]
-    if kind == "tag":
-        return [_tag(form)]
-    if kind == "sequence":
-        return _sequence(_listed(form, "elements"))
-    if kind == "or":
-        return _either([_begins(item) for item in _listed(form, "elements")])
-    if kind not in ("tags_with_separator", "triggered_tags"):
-        raise _Ambiguous
-    begins = _either([[_tag(item)] for item in _listed(form, "tags")])
-    _text(form.get("separator", ""))
-    return begins if kind == "tags_with_separator" else [PARTS]
+        begins = _either([[self._tag(item, is_last=False)] for item in _listed(form, "tags")])
+        _text(form.get("separator", ""))
+        return begins if kind == "tags_with_separator" else [PARTS]
 
-
-def _tag(form: Any) -> str:
-    if not isinstance(form, dict):
-        raise _Ambiguous
-    begin, end = _text(form.get("begin")), _text(form.get("end"))
-    content: Any = form.get("content")
-    begins = _begins(content)
-    kind = content["type"]
-    if kind in _OPEN and not end:
-        raise _Ambiguous
-    if kind == "tags_with_separator":
-        for after in [content["separator"]] if content.get("separator") else begins:
-            _check(after, end)
-    return begin
-
-
-def _sequence(items: list[Any]) -> list[Any]:
-    """Check that all elements but the last end in one way."""
-    begins = [_begins(item) for item in items]
-    for item, listed in zip(items[:-1], begins, strict=False):
-        if item["type"] == "tags_with_separator" or not all(each is JSON or isinstance(each, str) for each in listed):
+    def _tag(self, form: Any, *, is_last: bool) -> str:
+        if not isinstance(form, dict):
             raise _Ambiguous
-    return begins[0] if begins else []
+        begin, end = _text(form.get("begin")), _text(form.get("end"))
+        content: Any = form.get("content")
+        begins = self.of(content, is_last=is_last and not end)
+        kind = content["type"]
+        if kind in _OPEN and not end and not (is_last and self._by_brackets):
+            raise _Ambiguous
+        if kind == "tags_with_separator":
+            for after in [content["separator"]] if content.get("separator") else begins:
+                _check(after, end)
+        return begin
+
+    def _sequence(self, items: list[Any], *, is_last: bool) -> list[Any]:
+        """Check that all elements but the last end in one way."""
+        begins = [self.of(item, is_last=is_last and item is items[-1]) for item in items]
+        for item, listed in zip(items[:-1], begins, strict=False):
+            if item["type"] == "tags_with_separator" or not all(map(self._is_closed, listed)):
+                raise _Ambiguous
+        return begins[0] if begins else []
+
+    def _is_closed(self, begin: Any) -> bool:
+        if isinstance(begin, StringAutomaton):
+            return self._by_brackets and not _has_brackets(begin)
+        return begin is JSON or isinstance(begin, str)
+
+
+def _has_brackets(automaton: StringAutomaton) -> bool:
+    """Return whether a bracket that JSON may begin with is in any text of an automaton."""
+    numbers = [automaton.classes.of(ord(char)) for char in "[{"]
+    return any(row[number] != DEAD for row in automaton.transitions for number in numbers)
 
 
 def _either(options: list[list[Any]]) -> list[Any]:
@@ -125,13 +152,13 @@ def _may_begin_json(text: str) -> bool:
 def _automaton(pattern: Any) -> Any:
     try:
         parsed = parse(str(pattern), whole=True)
-        return string_automaton(parsed.must, [[node] for node in parsed.must_not])
+        return string_automaton(parsed.must, each_excluded(parsed.must_not))
     except (RegexError, AutomatonTooLarge):
         return TEXT
 
 
 def _text(text: Any) -> str:
-    if not isinstance(text, str) or not {PROBE.decode(), MATCHED.decode()}.isdisjoint(text):
+    if not isinstance(text, str) or not {PROBE.decode(), MATCHED.decode(), ENTRIES.decode()}.isdisjoint(text):
         raise _Ambiguous
     return text
 

@@ -180,6 +180,9 @@ class StringState:
 
     def string_end(self) -> bytes:
         """Return the shortest end of the string under way, its quote included; nothing elsewhere."""
+        end = self._inner.string_end()
+        if end:
+            return end
         rests = [self._rules[number].rest(position) for number, position in self._link.place.threads]
         return min((rest for rest in rests if rest is not None), key=len, default=b"")
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import unicodedata
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby
+
+import numpy as np
+from numpy.typing import NDArray
 
 from .charset import MAX_CODE_POINT, CharSet, Range
 
@@ -28,6 +31,25 @@ class CharClasses:
 
     def of(self, code: int) -> int:
         return self.classes[bisect_right(self.starts, code) - 1]
+
+    def intervals(self, first: int = 0, last: int = MAX_CODE_POINT) -> Iterator[tuple[int, int, int]]:
+        """Yield first and last code point and class of each interval within a range, without surrogates."""
+        for at in range(bisect_right(self.starts, first) - 1, len(self.starts)):
+            low = max(first, self.starts[at])
+            high = min(last, self.starts[at + 1] - 1 if at + 1 < len(self.starts) else MAX_CODE_POINT)
+            if low > last:
+                return
+            for start, end in ((low, min(high, 0xD7FF)), (max(low, 0xE000), high)):
+                if start <= end:
+                    yield start, end, self.classes[at]
+
+    @property
+    def sizes(self) -> NDArray[np.float64]:
+        """Number of characters of each class, float64 [num]; 1 for a class that has none but surrogates."""
+        found = np.zeros(self.num)
+        for first, last, number in self.intervals():
+            found[number] += last - first + 1
+        return np.maximum(found, 1.0)
 
     def only(self, first: int, last: int) -> int | None:
         """Return the class that all code points of a range have, or None if they differ."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from decimal import Decimal
+from fractions import Fraction
 
 from ..regex.charset import json_string
 from ..regex.ecma_regex import read_pattern
-from ..regex.number_ranges import spelling
+from ..regex.number_ranges import EXACT, spelling
 from ..regex.string_formats import FORMATS
 from .constraints import ALWAYS, Alternative, Arrays, Conj, Numbers, Objects, Strings
 from .json_types import ARRAY, INTEGER, NUMBER, OBJECT, STRING, WORDS
@@ -16,12 +18,30 @@ from .subschemas import Subschemas
 MAX_TEXTS = 400
 MAX_TEXT_BYTES = 4_096
 MAX_ANSWER = 256 << 10
+_NEAR = (Decimal(1), Decimal(-1), Decimal("0.5"))
+SOME_DISTINCT = 12  # items of an array of distinct ones, among the texts to end an answer with
 
 
 class ShortestInstance:
-    """Short JSON texts that satisfy the parts of one analysed schema; None where none was found."""
+    """Short JSON texts that satisfy the parts of one analysed schema; None where none was found.
 
-    def __init__(self, analysis: Subschemas, satisfiability: Satisfiability) -> None:
+    Args:
+        analysis: of the schema.
+        satisfiability: of its parts.
+        distinct: returns the JSON of some different items of an array, or None.
+        remembers: any number of unlisted keys counts towards ``minProperties``, and not only one.
+    """
+
+    def __init__(
+        self,
+        analysis: Subschemas,
+        satisfiability: Satisfiability,
+        distinct: Callable[[Arrays, int], list[str] | None] | None = None,
+        *,
+        remembers: bool = False,
+    ) -> None:
+        self._distinct = distinct
+        self._remembers = remembers
         self._analysis = analysis
         self._satisfiability = satisfiability
         self._texts: dict[Conj, str | None] = {ALWAYS: "0"}
@@ -55,6 +75,8 @@ class ShortestInstance:
                 values[text] = None
             for alternative in self._analysis.conjunction(conj) if conj != ALWAYS else ():
                 values |= dict.fromkeys(_pattern_texts(alternative.strings) if alternative.types & STRING else ())
+                if alternative.types & ARRAY and alternative.arrays.unique:
+                    values |= dict.fromkeys(self._different(alternative.arrays, SOME_DISTINCT))
                 if alternative.types & OBJECT:
                     written = self._properties(alternative.objects)
                     properties |= {written[name]: None for name in alternative.objects.required if name in written}
@@ -80,7 +102,8 @@ class ShortestInstance:
 
     def _array(self, arrays: Arrays) -> str | None:
         if arrays.unique and arrays.least > 1:
-            return None
+            distinct = self._different(arrays, arrays.least)
+            return f"[{','.join(distinct)}]" if distinct else None
         needed = [arrays.item(index) for index in range(arrays.least)]
         for entry in arrays.contains:
             if entry.least > 1 or entry.most is not None or arrays.num_prefix:
@@ -88,6 +111,9 @@ class ShortestInstance:
             needed[:1] = [arrays.item(0) | entry.item] if entry.least else needed[:1]
         items = [self.text(conj) for conj in needed]
         return None if None in items else f"[{','.join(map(str, items))}]"
+
+    def _different(self, arrays: Arrays, count: int) -> list[str]:
+        return (self._distinct(arrays, count) if self._distinct else None) or []
 
     def _object(self, objects: Objects) -> str | None:
         texts = {name: self.text(objects.value(name)) for name in objects.required}
@@ -102,14 +128,16 @@ class ShortestInstance:
         return "{" + ",".join(f"{json_string(name)}:{texts[name]}" for name in order) + "}"
 
     def _more_names(self, objects: Objects) -> list[str]:
-        """Return keys that may be added to reach ``minProperties``: listed ones in order, then at most one other."""
+        """Return keys that may be added to reach ``minProperties``: listed ones in order, then others."""
         listed = [name for name in objects.declared() if name not in objects.required]
         patterns = [pattern for clause in objects.clauses for pattern, _ in clause.patterns]
         tries = [*(text for p in patterns for text in read_pattern(p).examples), "", "a", "key"]
-        other = [name for name in tries if name not in objects.declared()]
+        tries += [f"k{index}" for index in range(objects.least if self._remembers else 0)]
+        most = len(tries) if self._remembers else 1
+        other = [name for name in dict.fromkeys(tries) if name not in objects.declared()]
         fits = [name for name in (*listed, *other) if self._analysis.admits_name(objects.names, name)]
         fits = [name for name in fits if self.text(objects.value(name)) is not None]
-        return [name for name in fits if name in listed] + [name for name in fits if name in other][:1]
+        return [name for name in fits if name in listed] + [name for name in fits if name in other][:most]
 
 
 def _pattern_texts(strings: Strings) -> list[str]:
@@ -126,12 +154,12 @@ def _number(types: int, numbers: Numbers) -> str | None:
     if numbers.values is not None:
         return min((spelling(value) for value in numbers.values), key=len, default=None)
     bounds = [bound for bound in (numbers.low, numbers.high) if bound is not None]
-    tries = [Decimal(0), *bounds, *(bound + step for bound in bounds for step in (1, -1, Decimal("0.5")))]
+    tries = [Decimal(0), *bounds, *(EXACT.add(bound, step) for bound in bounds for step in _NEAR)]
     if numbers.multiple is not None:
-        step = Decimal(numbers.multiple.numerator) / Decimal(numbers.multiple.denominator)
-        tries += [
-            step * ((bound / step).to_integral_value() + shift) for bound in bounds for shift in (0, 1, -1, 2, -2)
-        ]
+        near = (Fraction(bound) // numbers.multiple for bound in bounds)
+        counts = [count + shift for count in near for shift in (0, 1, -1, 2, -2)]
+        numerator, denominator = numbers.multiple.as_integer_ratio()
+        tries += [EXACT.divide(Decimal(count * numerator), Decimal(denominator)) for count in counts]
     for value in (*tries, Decimal("0.5")):
         if types & (INTEGER if value == value.to_integral_value() else NUMBER & ~INTEGER) and numbers.admits(value):
             return spelling(value)

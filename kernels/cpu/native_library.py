@@ -121,6 +121,16 @@ class NativeLibrary:
         self.listener: Listener | None = None
         self._of_thread = _OfThread()
 
+    @property
+    def multiplies_bf16(self) -> bool:
+        """Whether its instructions have products of bfloat16; others widen bfloat16 to fp32 in registers."""
+        return "BF16" in self.instruction_set
+
+    @property
+    def has_wide_registers(self) -> bool:
+        """Whether it is of AVX2 or better, which widen bfloat16 faster than memory brings twice as many bytes."""
+        return "AVX" in self.instruction_set
+
     def bind(self, name: str, layout: Struct, fields: Fields = _NO_FIELDS) -> Callable[[bytes], int]:
         """Return a C function as a Python function of its packed arguments.
 

@@ -66,7 +66,8 @@ class QuantisedKernels:
     ) -> QuantisedLinear:
         """Pack pieces [n, K / 32, 18, 20 or 34] uint8 of [N, K / 32]; ValueError: a scale is not finite."""
         columns, blocks = shape
-        weight, scales = self._empty_panels(shape, 2 if form is Format.NIBBLES else 1, 8 if form is Format.BYTES else 4)
+        halves = 2 if form in (Format.NIBBLES, Format.ZERO_POINTS) else 1
+        weight, scales = self._empty_panels(shape, halves, 8 if form is Format.BYTES else 4)
         if not self._packs_all(self._pack_blocks, pieces, shape, form, weight, scales):
             raise ValueError("a block has a scale or a minimum that is infinite or not a number")
         if not planes:

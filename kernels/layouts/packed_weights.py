@@ -65,11 +65,13 @@ class Format(IntEnum):
     SUPER_NIBBLES: blocks of 32 in super-blocks of 256, ``(d * s) * q - e * t`` with q of 4 bits (GGUF's Q4_K).
     SUPER_BYTES: blocks of 16 in super-blocks of 256, ``(d * s) * q`` with q of 6 bits in a byte (GGUF's Q6_K).
     SYMMETRIC: as NIBBLES, ``d * (q - 8)`` (GGUF's Q4_0).
-    NIBBLE_ROWS, BYTE_ROWS, SUPER_NIBBLE_ROWS, SUPER_BYTE_ROWS, SYMMETRIC_ROWS: the same five, arranged for products of
-        few rows by AMX.
+    ZERO_POINTS: as NIBBLES, ``d * (q - z)`` with an integer z in half precision (AWQ, GPTQ).
+    NIBBLE_ROWS, BYTE_ROWS, SUPER_NIBBLE_ROWS, SUPER_BYTE_ROWS, SYMMETRIC_ROWS, ZERO_POINT_ROWS: the same six, arranged
+        for products of few rows by AMX.
 
     For NIBBLES, SYMMETRIC and BYTES, x is quantised to 8 or 15 bits in blocks of 32, or the weight's numbers are
-    rounded to its type, as those of super-blocks are; for CHANNELS x has 8 bits with outliers kept apart. See
+    rounded to its type, as those of super-blocks and with zero points are; for CHANNELS x has 8 bits with outliers kept
+    apart. See
     ``kernels.quantised_weights``.
     """
 
@@ -80,17 +82,19 @@ class Format(IntEnum):
     SUPER_NIBBLES = 4
     SUPER_BYTES = 5
     SYMMETRIC = 6
-    NIBBLE_ROWS = 7
-    BYTE_ROWS = 8
-    SUPER_NIBBLE_ROWS = 9
-    SUPER_BYTE_ROWS = 10
-    SYMMETRIC_ROWS = 11
+    ZERO_POINTS = 7
+    NIBBLE_ROWS = 8
+    BYTE_ROWS = 9
+    SUPER_NIBBLE_ROWS = 10
+    SUPER_BYTE_ROWS = 11
+    SYMMETRIC_ROWS = 12
+    ZERO_POINT_ROWS = 13
 
     @property
     def description(self) -> str:
         """The format in a few words for a log line."""
         blocks = ("4-bit blocks", "8-bit blocks", "8 bits (x too)", "8 bits")
-        return (*blocks, "4-bit super-blocks", "6-bit super-blocks", "4-bit blocks")[self.unarranged]
+        return (*blocks, "4-bit super-blocks", "6-bit super-blocks", "4-bit blocks", "4-bit blocks")[self.unarranged]
 
     @property
     def unarranged(self) -> Format:
@@ -109,6 +113,7 @@ _ARRANGED: Final = {
     Format.SUPER_NIBBLES: Format.SUPER_NIBBLE_ROWS,
     Format.SUPER_BYTES: Format.SUPER_BYTE_ROWS,
     Format.SYMMETRIC: Format.SYMMETRIC_ROWS,
+    Format.ZERO_POINTS: Format.ZERO_POINT_ROWS,
 }
 
 

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("kernels")
 
 TYPES = st.sampled_from([torch.bfloat16, torch.float32])
 BLOCKS: list[quantised_weights.BlockType] = ["Q4_0", "Q4_1", "Q8_0"]
-SUPER_BLOCKS: list[quantised_weights.BlockType] = ["Q4_K", "Q6_K"]
+WIDENED_BLOCKS: list[quantised_weights.BlockType] = ["Q4_K", "Q6_K", "U4_ZERO_POINT"]
 LARGEST = {True: quantised_reference.BYTE, False: quantised_reference.TWO_BYTES}  # integer of x, by ``dynamic``
 
 
@@ -51,7 +51,6 @@ def random_blocks(
     block_type: quantised_weights.BlockType, seed: int, columns: int, width: int
 ) -> tuple[Tensor, Tensor]:
     """The same of random bytes, for types that the package does not quantise to too; factors are of the order of 1."""
-    kind = gguf.GGMLQuantizationType[block_type]
     values, size = quantised_weights.BLOCK_SIZES[block_type]
     raw = torch.randint(256, (columns, width // values, size), dtype=torch.uint8, generator=generator(seed))
     halves = {"Q4_1": (0, 4), "Q4_K": (0, 4), "Q6_K": (208, 210)}.get(block_type, (0, 2))
@@ -59,8 +58,18 @@ def random_blocks(
     factors[1::5] *= torch.randint(2, factors[1::5].shape, generator=generator(seed + 2))  # some are 0 or -0
     factors[2::5] *= 2.0**-18  # some have no leading digit
     raw[:, :, halves[0] : halves[1]] = factors.view(torch.uint8)
-    raw = raw.flatten(1)
+    if block_type == "U4_ZERO_POINT":
+        return raw.flatten(1), with_zero_points(raw, factors, seed + 3)
+    raw, kind = raw.flatten(1), gguf.GGMLQuantizationType[block_type]
     return raw, torch.from_numpy(gguf.quants.dequantize(raw.numpy(), kind).copy())
+
+
+def with_zero_points(raw: Tensor, scales: Tensor, seed: int) -> Tensor:
+    """Write zero points into blocks of 20 bytes, and return what the blocks stand for."""
+    zeros = torch.randint(16, scales.shape, generator=generator(seed)).half()
+    raw[:, :, 2:4] = zeros.view(torch.uint8)
+    numbers = torch.cat((raw[:, :, 4:] & 15, raw[:, :, 4:] >> 4), dim=-1).float()
+    return ((numbers - zeros.float()) * scales.float()).flatten(1)
 
 
 def with_outliers(x: Tensor, share: float) -> Tensor:
@@ -115,7 +124,7 @@ def test_blocks(block_type, tokens, num_blocks, columns, bias, dynamic, dtype, s
 
 @settings(max_examples=80, deadline=None)
 @given(
-    block_type=st.sampled_from(BLOCKS + SUPER_BLOCKS),
+    block_type=st.sampled_from(BLOCKS + WIDENED_BLOCKS),
     tokens=st.one_of(st.integers(0, 20), st.sampled_from([33, 70, 140])),
     num_blocks=st.integers(1, 7),
     columns=st.integers(1, 200),
@@ -137,7 +146,7 @@ def test_widened_blocks_have_the_bits_of_a_plain_weight(block_type, tokens, num_
 
 @settings(max_examples=80, deadline=None)
 @given(
-    block_type=st.sampled_from(BLOCKS + SUPER_BLOCKS),
+    block_type=st.sampled_from(BLOCKS + WIDENED_BLOCKS),
     tokens=st.one_of(st.integers(0, 20), st.sampled_from([32, 33, 47, 64, 65, 140])),
     few_rows=st.sampled_from([0, 1, 4, 16, 64, 1000]),
     num_blocks=st.integers(1, 7),
@@ -165,7 +174,7 @@ def test_both_forms_have_the_bits_of_a_plain_weight(
         assert torch.equal(ops.gated_linear(x, layer, "silu"), ops.gated_linear(x, plain, "silu"))
 
 
-@pytest.mark.parametrize("block_type", BLOCKS + SUPER_BLOCKS)
+@pytest.mark.parametrize("block_type", BLOCKS + WIDENED_BLOCKS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_both_forms_on_more_threads_and_in_the_other_type(block_type, dtype):
     """Rows of x of another type than the widened form are multiplied with the blocks."""
@@ -204,7 +213,7 @@ def test_a_recorded_product_takes_either_form_by_its_rows():
         assert torch.equal(out[:count], ops.linear(x[:count], plain))
 
 
-@pytest.mark.parametrize("block_type", BLOCKS + SUPER_BLOCKS)
+@pytest.mark.parametrize("block_type", BLOCKS + WIDENED_BLOCKS)
 def test_rows_that_come_in_pieces_make_the_same_weight(block_type):
     raw, _ = random_blocks(block_type, 0, 53, 512)
     whole = quantised_weights.pack_blocks(raw, block_type, widened=True)
@@ -262,7 +271,7 @@ def test_activations_of_both_types_make_the_same_integers(tokens, width, outlier
 
 @settings(max_examples=60, deadline=None)
 @given(
-    form=st.sampled_from(["channels", *BLOCKS, *SUPER_BLOCKS]),
+    form=st.sampled_from(["channels", *BLOCKS, *WIDENED_BLOCKS]),
     tokens=st.one_of(st.integers(0, 20), st.sampled_from([33, 70, 140])),
     num_blocks=st.integers(1, 3),
     width=st.sampled_from([16, 48, 64, 112, 30]),
@@ -400,7 +409,7 @@ def test_lesser_instruction_sets(arch, monkeypatch):
         expected = quantised_reference.linear(x, exact, 32, LARGEST[dynamic])
         assert_near(kernels.linear(x, other, torch.float32), expected)
     x = randn(2, 9, 512, dtype=torch.bfloat16)
-    for name in (*BLOCKS, *SUPER_BLOCKS):
+    for name in (*BLOCKS, *WIDENED_BLOCKS):
         raw, exact = random_blocks(name, 3, 70, 512)
         with monkeypatch.context() as patch:
             patch.setattr(quantised_weights, "_kernels", lambda: kernels)

@@ -103,6 +103,53 @@ def test_the_parse_method(server: RealServer) -> None:
     assert isinstance(answer.choices[0].message.parsed, Person)
 
 
+class Film(pydantic.BaseModel):
+    """Describes a film."""
+
+    title: str
+    tags: set[str] = pydantic.Field(min_length=2, max_length=4)
+    years: set[int] = pydantic.Field(min_length=2, max_length=4)
+    actors: frozenset[str] = pydantic.Field(max_length=2)
+    prizes: dict[str, int] = pydantic.Field(min_length=2, max_length=3)
+
+
+def without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    assert len(dict(pairs)) == len(pairs), pairs
+    return dict(pairs)
+
+
+def check_film(text: str | None) -> None:
+    film = json.loads(text or "", object_pairs_hook=without_repeats)
+    assert all(len(set(film[name])) == len(film[name]) for name in ("tags", "years", "actors"))
+    Film.model_validate(film)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_sets_of_pydantic_whole_and_streamed(server: RealServer, seed: int) -> None:
+    asked: dict[str, Any] = {"model": "small", "messages": QUESTION, "response_format": Film, "max_tokens": 150}
+    asked |= {"seed": seed, "temperature": 1.0}
+    whole = server.client.chat.completions.parse(**asked).choices[0]
+    assert whole.finish_reason == "stop" and isinstance(whole.message.parsed, Film)
+    check_film(whole.message.content)
+    with server.client.chat.completions.stream(**asked) as events:
+        final = events.get_final_completion().choices[0]
+    assert final.message.content == whole.message.content and isinstance(final.message.parsed, Film)
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_sets_are_parameters_of_a_tool(server: RealServer, strict: bool) -> None:
+    tool = openai.pydantic_function_tool(Film)
+    tool["function"]["strict"] = strict
+    asked: dict[str, Any] = {"model": "small", "messages": QUESTION, "tools": [tool], "max_tokens": 150}
+    [choice] = server.client.chat.completions.create(**asked, tool_choice="required", temperature=1.0).choices
+    assert choice.finish_reason == "tool_calls"
+    for call in choice.message.tool_calls or []:
+        assert call.type == "function"
+        check_film(call.function.arguments)
+    [choice] = server.client.chat.completions.create(**asked, tool_choice="auto").choices
+    assert choice.finish_reason in ("stop", "length", "tool_calls")
+
+
 def test_a_budget_closes_and_a_smaller_one_says_so(server: RealServer) -> None:
     [closed] = ask(server, response_format=FORMAT, max_tokens=60, temperature=2.0)
     assert closed.finish_reason == "stop"
@@ -184,7 +231,7 @@ def test_a_whole_conversation_with_a_tool(server: RealServer) -> None:
 
 
 def test_refusals_come_back_with_their_place(server: RealServer) -> None:
-    bad = {"type": "object", "properties": {"x": {"$recursiveRef": "#"}}}
+    bad = {"type": "object", "properties": {"x": {"$dynamicRef": "#x"}}}
     named = {"type": "function", "function": {"name": "bad"}}
     tools = [TOOLS[0], {"type": "function", "function": {"name": "bad", "parameters": bad}}]
     cases: list[tuple[dict[str, Any], str]] = [
@@ -196,6 +243,6 @@ def test_refusals_come_back_with_their_place(server: RealServer) -> None:
         ),
     ]
     for fields, param in cases:
-        with pytest.raises(openai.BadRequestError, match="recursiveRef") as caught:
+        with pytest.raises(openai.BadRequestError, match="dynamicRef") as caught:
             ask(server, **fields)
-        assert caught.value.param == param and "at '/properties/x/$recursiveRef'" in caught.value.message
+        assert caught.value.param == param and "at '/properties/x/$dynamicRef'" in caught.value.message

@@ -167,8 +167,7 @@ def check_torch(found: TorchProbe) -> Finding:
         command = f"pip install --force-reinstall '{requirement('torch')}'"
         return Finding("Kernels", "torch", "fault", "cannot be imported", reason, command)
     built = f"built for CUDA {found.cuda}" if found.cuda else "built for CPUs"
-    numbers = "bfloat16" if found.has_bfloat16 or found.devices else "float32, as this CPU has no native bfloat16"
-    return Finding("Kernels", "torch", "ok", f"{found.version}, {built}; --dtype auto is {numbers}")
+    return Finding("Kernels", "torch", "ok", f"{found.version}, {built}")
 
 
 def check_gpu(found: Driver | None, torch: TorchProbe) -> Iterator[Finding]:

@@ -185,6 +185,7 @@ def test_a_conversation_as_the_template_gets_it(live: Live) -> None:
             ],
         },
         {"role": "system", "content": "f"},
+        {"role": "assistant", "content": [{"type": "tool_use", "id": "t2", "name": "ping", "input": {}}]},
         {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t2"}]},
     ]
     post(live, messages=messages, tools=TOOLS, system=[{"type": "text", "text": "s"}, {"type": "text", "text": "t"}])
@@ -202,6 +203,7 @@ def test_a_conversation_as_the_template_gets_it(live: Live) -> None:
         {"role": "tool", "content": "Error: gone", "tool_call_id": "t2", "name": "ping"},
         {"role": "user", "content": "e"},
         {"role": "system", "content": "f"},
+        {"role": "assistant", "tool_calls": calls[1:]},
         {"role": "tool", "content": "", "tool_call_id": "t2", "name": "ping"},
     ]
     assert rendered["tools"][0]["function"]["parameters"] == TOOLS[0]["input_schema"]

@@ -112,7 +112,7 @@ def test_models_and_lengths(live: Live) -> None:
             client.messages.create(**{**ASKED, "model": "gpt-9"})  # type: ignore[dict-item]
         with pytest.raises(anthropic.NotFoundError, match="gpt-9"):
             client.messages.count_tokens(model="gpt-9", messages=HI)  # type: ignore[arg-type]
-        with pytest.raises(anthropic.BadRequestError, match="prompt is too long: "):
+        with pytest.raises(anthropic.BadRequestError, match=r"prompt is too long[^0-9]*(\d+)\s*tokens?\s*>\s*(\d+)"):
             client.messages.create(**{**ASKED, "messages": [{"role": "user", "content": "x" * 3000}]})  # type: ignore
 
 
@@ -214,7 +214,7 @@ WRONG: list[Row] = [
         (user({"type": kind}), "messages[0].content[0].type")
         for kind in ("image", "document", "search_result", "thinking", "tool_use", "web_search_tool_result", "x", "")
     ),
-    (user({"type": "text", "text": "x", "citations": [{}]}), "messages[0].content[0].citations"),
+    (user({"type": "text", "text": "x", "citations": 5}), "messages[0].content[0].citations"),
     (user(RESULT), "messages[0].content[0].tool_use_id"),
     (user({"type": "tool_result"}), "messages[0].content[0].tool_use_id"),
     (user({**RESULT, "content": [{"type": "image"}]}), "messages[0].content[0].content[0].type"),
@@ -224,7 +224,7 @@ WRONG: list[Row] = [
     (user(*[{"type": "text", "text": "x"}] * 1025), "messages[0].content"),
     (assistant({**USE, "input": "{}"}), "messages[1].content[0].input"),
     (assistant({**USE, "name": None}), "messages[1].content[0].name"),
-    (assistant({"type": "server_tool_use"}), "messages[1].content[0].type"),
+    (assistant({"type": "container_upload"}), "messages[1].content[0].type"),
     (assistant({"type": "thinking"}), "messages[1].content[0].thinking"),
     (assistant(*calls(129)), "messages[1].content"),
     ({"messages": [*HI, {"role": "assistant", "content": [USE]}]}, "messages[1]"),
@@ -240,7 +240,7 @@ WRONG: list[Row] = [
     ({"tools": [{**TOOL, "name": "x" * 129}]}, "tools[0].name"),
     ({"tools": [TOOL, TOOL]}, "tools[1].name"),
     ({"tools": [{**TOOL, "name": f"f{number}"} for number in range(129)]}, "tools"),
-    ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type"),
+    ({"tools": [{"type": 5, "name": "web_search"}]}, "tools[0].type"),
     ({"tools": [{**TOOL, "input_schema": {"type": "string"}}]}, "tools[0].input_schema.type"),
     ({"tools": [{**TOOL, "input_schema": {"type": "object", **LONG}}]}, "tools[0].input_schema"),
     ({"tools": [{**TOOL, "input_examples": [{}]}]}, "tools[0].input_examples"),
@@ -260,7 +260,6 @@ WRONG: list[Row] = [
         "thinking.budget_tokens",
     ),
     ({"thinking": {"type": "enabled", "budget_tokens": 99, "display": "x"}}, "thinking.display"),
-    ({"thinking": {"type": "enabled", "budget_tokens": 99}}, "thinking.budget_tokens"),  # the model does not think
     ({"output_config": {"effort": "huge"}}, "output_config.effort"),
     ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format.schema"),
     ({"output_config": {"format": {"type": "json_schema", "schema": LONG}}}, "output_config.format"),
@@ -277,7 +276,7 @@ WRONG: list[Row] = [
     ({"prompt_cache_key": "x" * 257}, "prompt_cache_key"),
     ({"priority": "high"}, "priority"),
     ({"chat_template_kwargs": {"tools": 1}}, "chat_template_kwargs.tools"),
-    *(({name: [{"a": 1}]}, name) for name in ("mcp_servers", "fallbacks")),
+    *(({name: [{"a": 1}]}, name) for name in ("fallbacks",)),
     *(({name: {"type": "x"}}, name) for name in ("container", "compaction")),
     ({"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}, "context_management"),
     *(({name: 1}, name) for name in ("foo", "n", "stop", "max_completion_tokens", "logprobs")),

@@ -262,7 +262,6 @@ def test_messages_in_every_form(live: Live) -> None:
         {"role": "user", "content": "ab"},
         {
             "role": "assistant",
-            "content": None,
             "tool_calls": [
                 {"type": "function", "id": "c1", "function": {"name": "f", "arguments": {"a": 1}}},
                 {"type": "function", "id": "c2", "function": {"name": "g", "arguments": '{"a": '}},
@@ -314,6 +313,6 @@ async def test_the_async_client(live: Live) -> None:
 
 def test_context_length_in_the_words_that_clients_look_for(live: Live) -> None:
     with live.openai() as client, pytest.raises(openai.BadRequestError) as caught:
-        client.chat.completions.create(model="tiny", messages=HI, max_tokens=5000)
+        client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "x" * 5000}])
     assert caught.value.code == "context_length_exceeded"
     assert caught.value.param == "messages" and "maximum context length" in caught.value.message

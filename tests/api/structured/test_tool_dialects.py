@@ -24,6 +24,8 @@ class TemplateOnly:
     def __init__(self, source: str) -> None:
         self._templates = ChatTemplates({"default": source}, {})
 
+    named_roles: frozenset[str] = frozenset()
+
     def render_chat(self, messages: Any, **options: Any) -> str:
         return self._templates.render(messages, **options)
 

@@ -48,6 +48,28 @@ def test_modules_by_source_become_folders(hub: HubStub, fetcher: Make, tmp_path:
     assert fetch_named(unchanged, fetcher()) == (unchanged, {})
 
 
+def test_a_path_is_what_a_shell_means_by_it_then_what_is_below_the_folder(
+    hub: HubStub, fetcher: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for folder in ("ad/a0", "ad/ad/a1", "else/a2"):
+        (tmp_path / folder).mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    given = ("a=ad/a0", "b=ad/a1", "c=a0", "d=else/a2", f"e={tmp_path}/ad/a0", "f=./ad/a0", "g=none")
+    config = EngineConfig(enable_lora=True, lora_modules=given, lora_dir="ad")
+    found, adapters = fetch_named(config, fetcher())
+    assert adapters == {} and found.named_adapters == {
+        "a": "a0",
+        "b": "ad/a1",
+        "c": "a0",
+        "d": f"{tmp_path}/else/a2",
+        "e": "a0",
+        "f": "a0",
+        "g": "none",
+    }
+    with pytest.raises(ConfigError, match=r"There is no folder ad/none, nor ad/ad/none here\. The Hub has no"):
+        fetch_named(EngineConfig(enable_lora=True, lora_modules=("a=ad/none",), lora_dir="ad"), fetcher())
+
+
 @pytest.mark.parametrize(
     "module, text",
     [

@@ -222,10 +222,14 @@ def test_the_latent_attention_of_published_configs() -> None:
         ("DeepSeek-R1", {"v_head_dim": "128"}, "v_head_dim must be an integer"),
         ("DeepSeek-R1", {"qk_rope_head_dim": 63}, "rotates 63 of 63 dimensions"),
         ("DeepSeek-R1", {"auto_map": {"AutoModel": "other.Model"}}, "auto_map asks for code"),
-        ("DeepSeek-R1", {"quantization_config": {**_FP8, "weight_block_size": [64, 64]}}, "quantization_config = "),
-        ("DeepSeek-R1", {"quantization_config": {**_FP8, "activation_scheme": "static"}}, "quantization_config = "),
-        ("DeepSeek-R1", {"quantization_config": {**_FP8, "fmt": "e5m2"}}, "quantization_config = "),
-        ("DeepSeek-R1", {"quantization_config": {"quant_method": "awq"}}, "quantization_config = "),
+        (
+            "DeepSeek-R1",
+            {"quantization_config": {**_FP8, "weight_block_size": [64, 64]}},
+            "weight_block_size must be [128, 128]",
+        ),
+        ("DeepSeek-R1", {"quantization_config": {**_FP8, "activation_scheme": "mixed"}}, "activation_scheme must be"),
+        ("DeepSeek-R1", {"quantization_config": {**_FP8, "fmt": "e5m2"}}, "fmt must be 'e4m3'"),
+        ("DeepSeek-R1", {"quantization_config": {"quant_method": "awq", "bits": 3}}, "bits must be 4"),
     ],
 )
 def test_what_is_not_computed_is_refused_by_name(name: str, changes: dict[str, Any], message: str) -> None:

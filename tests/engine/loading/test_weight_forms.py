@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from pathlib import Path
 
 import gguf
@@ -11,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.kernels.cpu_levels import WITHOUT_AMX, load_level
 from support.models.paged_run import run_whole
 from support.models.small_gguf import HIDDEN, SHAPES, VOCAB, tensors, write
 from support.models.tiny_models import oracle_logits, save
@@ -25,6 +27,8 @@ from rootgraft.engine.loading.weight_forms import WeightForm, choose_weight_form
 from rootgraft.engine.models.decoder import DecoderModel
 from rootgraft.engine.models.experts import Experts
 from rootgraft.kernels import ops, quantised_weights
+from rootgraft.kernels.backend import LIBRARY
+from rootgraft.kernels.cpu.native_ops import Kernels
 from rootgraft.kernels.layouts.packed_weights import Format
 
 CPU = torch.device("cpu")
@@ -33,6 +37,17 @@ FORMATS = {KINDS.Q4_0: Format.SYMMETRIC, KINDS.Q4_1: Format.NIBBLES, KINDS.Q8_0:
 MATRICES = [name for name, shape in SHAPES.items() if len(shape) == 2]
 
 pytestmark = pytest.mark.skipif(not quantised_weights.available(), reason="no compiler")
+
+
+MEASURED = measured_form.is_dynamic_faster.__wrapped__
+
+
+@pytest.fixture(autouse=True)
+def slow_activations_of_8_bits() -> Iterator[None]:
+    """On every CPU the choice among forms with the same bits is tested, but where a test says otherwise."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(measured_form, "is_dynamic_faster", lambda *_: False)
+        yield
 
 
 def load(path: Path, weights: WeightForm, dtype: torch.dtype = torch.bfloat16) -> DecoderModel:
@@ -262,6 +277,36 @@ def test_experts_have_one_form(name: str, tmp_path: Path) -> None:
     content = tensors(SHAPES | {name: shape})
     file = GgufFile.open(write(tmp_path / "model.gguf", content, types=dict.fromkeys([*MATRICES, name], KINDS.Q4_1)))
     assert choose_weight_form(EngineConfig(), CPU, torch.bfloat16, file) == "plain"
+
+
+@pytest.mark.parametrize("is_faster", [True, False])
+def test_activations_of_8_bits_are_for_cpus_without_products_of_bfloat16(
+    is_faster: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There they are what llama.cpp computes, several times as fast as blocks that are widened."""
+    measured: list[Format] = []
+
+    def measure(form: Format, dtype: torch.dtype) -> bool:
+        measured.append(form)
+        return is_faster
+
+    monkeypatch.setattr(measured_form, "is_dynamic_faster", measure)
+    forms = {}
+    for level in ("avx2", WITHOUT_AMX):
+        monkeypatch.setitem(vars(LIBRARY), "native", Kernels(load_level(level)))
+        for kind in (KINDS.Q4_1, KINDS.Q4_0, KINDS.Q8_0, KINDS.F16):
+            content = {name: np.ones((8, 256), np.float32) for name in MATRICES}
+            file = GgufFile.open(write(tmp_path / "model.gguf", content, types=dict.fromkeys(MATRICES, kind)))
+            forms[level, kind] = choose_weight_form(EngineConfig(), CPU, torch.bfloat16, file)
+    dynamic = {key for key, form in forms.items() if form == "stored_dynamic"}
+    assert dynamic == {("avx2", kind) for kind in (KINDS.Q4_1, KINDS.Q4_0, KINDS.Q8_0) if is_faster}
+    assert measured == [Format.NIBBLES, Format.SYMMETRIC, Format.BYTES]
+
+
+def test_the_speed_of_activations_of_8_bits_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measured_form, "_FEW_SIZE", 1 << 16)
+    for form in (Format.NIBBLES, Format.SYMMETRIC, Format.BYTES):
+        assert MEASURED(form, torch.bfloat16) in (True, False)
 
 
 def test_what_is_not_measured(big_file: GgufFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

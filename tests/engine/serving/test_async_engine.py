@@ -15,7 +15,7 @@ from typing import Any, cast
 import pytest
 from support.models.tiny_tokenizers import train_byte_level, write_folder
 
-from rootgraft.engine.errors import CapacityError, ContextTooLong, DeadlineExceeded, EngineDead, RequestError
+from rootgraft.engine.errors import CapacityError, DeadlineExceeded, EngineDead, RequestError
 from rootgraft.engine.messages import Done, Failed, Message, Ready, Submit, TokenOut
 from rootgraft.engine.serving.async_engine import AsyncEngine
 from rootgraft.engine.serving.engine_client import EngineClient
@@ -282,7 +282,7 @@ async def test_bug_in_one_stream_ends_no_other(
 
 
 async def test_requests_are_checked(async_engine: AsyncEngine, client: FakeClient) -> None:
-    with pytest.raises(ContextTooLong):
+    with pytest.raises(RequestError):
         async_engine.limits.check(replace(REQUEST, params=replace(REQUEST.params, max_tokens=98)))
     with pytest.raises(RequestError, match="prompt must be a token id from 0 to 419"):
         async_engine.limits.check(replace(REQUEST, tokens=array("i", [420])))

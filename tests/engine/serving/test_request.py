@@ -145,8 +145,9 @@ def test_context_length() -> None:
         assert caught.value.code == "context_length_exceeded"
         with pytest.raises(ContextTooLong, match="maximum context length is 100 tokens"):
             LIMITS.check(replace(REQUEST, tokens=array("i", [1] * num_prompt)))
-    with pytest.raises(ContextTooLong):
+    with pytest.raises(RequestError, match="'max_tokens' must be at most 97, not 98: this model's maximum") as strict:
         LIMITS.check(with_params(max_tokens=98))
+    assert (strict.value.param, strict.value.code) == ("max_tokens", None)
 
 
 def test_one_submit_for_each_sequence() -> None:

@@ -52,7 +52,9 @@ def test_bodies_that_are_no_json_for_us(live: Live) -> None:
     assert not live.async_engine.seen
 
 
-@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""])
+@pytest.mark.parametrize(
+    "kind", ["text/plain", "multipart/form-data", "application/xml", "text/plain;application/json"]
+)
 def test_only_json_is_read(live: Live, kind: str) -> None:
     with live.http() as http:
         reply = http.post(COMPLETIONS, content=b'{"prompt": "x"}', headers={"content-type": kind})
@@ -146,6 +148,7 @@ ENDS_IN_V1 = "The base URL of OpenAI's clients ends in /v1."
         ("GET", "/models/tiny", f"; there is /v1/models/tiny. {ENDS_IN_V1}"),
         ("POST", "/v1/tokenize", "; there is /tokenize."),
         ("POST", "/v1/chat/completions/", f"; there is {CHAT}."),
+        ("GET", "/v1//models", "; there is /v1/models."),
         ("GET", CHAT + "/", "."),
         ("POST", "/v1/embeddings", "."),
         ("GET", "/", "."),

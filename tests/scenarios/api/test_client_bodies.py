@@ -1,4 +1,7 @@
-"""What clients send at their defaults, as it was seen on the wire (texts shortened): all of it is taken."""
+"""What clients send at their defaults, as it was seen on the wire (texts shortened): all of it is taken.
+
+Goose's was written as its source makes it (block/goose, crates/goose/src/providers/formats/openai.rs).
+"""
 
 from __future__ import annotations
 
@@ -52,7 +55,8 @@ def test_it_is_taken(live: Live, path: str, body: dict[str, Any]) -> None:
         assert (live.async_engine.seen[0].grammar is not None) == (forced(body) or bool(body.get("tools")))
     if body.get("stream"):
         events = reply.text.split("\n\n")
-        assert events[-1] == "" and ("[DONE]" in events[-2] or "response.completed" in events[-2]), events[-2]
+        ends = ("[DONE]", "response.completed", "message_stop")
+        assert events[-1] == "" and any(end in events[-2] for end in ends), events[-2]
     elif path == "/v1/responses":
         assert reply.json()["status"] == "completed", reply.text
     elif path == "/v1/chat/completions":
@@ -62,5 +66,6 @@ def test_it_is_taken(live: Live, path: str, body: dict[str, Any]) -> None:
 def test_every_client_is_there() -> None:
     assert {path.stem for path in FOLDER.glob("*.json")} == {
         *("ai_sdk", "dspy", "guidance", "instructor", "langchain_openai", "litellm", "llm", "lm_eval", "openai"),
+        *("codex", "claude_code", "qwen_code", "opencode", "goose"),
         *("openai_agents", "pydantic_ai", "open_webui", "cline", "continue", "openrouter"),
     }

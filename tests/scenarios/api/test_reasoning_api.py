@@ -257,10 +257,11 @@ def test_wrong_values_are_named(thinking: Live, fields: dict[str, Any], param: s
     assert error["param"] == param and param in error["message"]
 
 
-def test_a_budget_needs_a_model_that_thinks(live: Live) -> None:
-    error = post(live, 400, thinking_token_budget=5)["error"]
-    assert (error["param"], error["code"]) == ("thinking_token_budget", "unsupported_parameter")
-    assert "--reasoning-parser" in error["message"]
+def test_a_budget_is_kept_by_a_model_that_does_not_think(live: Live) -> None:
+    for fields in ({}, {"thinking_token_budget": 5}, {"thinking": {"type": "enabled", "budget_tokens": 5}}):
+        assert post(live, **fields)["choices"][0]["message"]["reasoning_content"] is None
+        assert live.async_engine.seen[-1].reasoning is None
+    assert len({bytes(request.tokens) for request in live.async_engine.seen}) == 1
     post(live, thinking_token_budget=-1)
     post(live, reasoning_effort="none")
     post(live, enable_thinking=False)
@@ -340,8 +341,11 @@ def test_earlier_thoughts_go_to_the_template(thinking: Live) -> None:
         }
     cut = {"role": "assistant", "content": None, "reasoning_content": "a", "reasoning": "a"}
     assert rendered(*HI, cut, *HI)[1]["content"] == ""
-    error = post(thinking, 400, messages=[*HI, {"role": "assistant", "content": None}])["error"]
-    assert error["param"] == "messages[1].content"
+    for empty in ({}, {"content": None}, {"content": ""}, {"content": None, "tool_calls": []}, {"content": []}):
+        assert rendered(*HI, {"role": "assistant", **empty}, *HI)[1] == {"role": "assistant", "content": ""}
+    for role in ("user", "system"):
+        error = post(thinking, 400, messages=[*HI, {"role": role, "content": None}])["error"]
+        assert error["param"] == "messages[1].content"
 
 
 def test_a_continued_message_goes_on_where_it_stands(thinking: Live) -> None:

@@ -194,7 +194,7 @@ WRONG_OPTIONS: dict[str, tuple[dict[str, Any], str]] = {
     "no folder of adapters": ({"enable_lora": True, "lora_dir": "none"}, r"--lora-dir must be a folder, which none "),
     "no adapter": (
         {"enable_lora": True, "lora_modules": ("sql=none",)},
-        r"--lora-modules sql=none: There is no folder at the adapter's path\.",
+        r"--lora-modules sql=none: There is no folder at the adapter's path\. There is neither none\.",
     ),
     "a rank": (
         {"enable_lora": True, "lora_modules": ("sql=fitting",), "max_lora_rank": 1},

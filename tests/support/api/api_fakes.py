@@ -14,6 +14,7 @@ from rootgraft.engine.errors import EngineDead
 from rootgraft.engine.serving.output_processor import Finish, TextDelta, TokenLogprob, TopLogprob
 from rootgraft.engine.serving.request import RequestLimits, TextRequest
 from rootgraft.engine.snapshot import EngineSnapshot
+from rootgraft.engine.text.chat_template import rendered
 from rootgraft.engine.text.prompt_cache import Owner
 from rootgraft.engine.types import AdapterInfo, FinishReason, SamplingDefaults, SamplingParams, SequenceStats, Usage
 
@@ -66,7 +67,7 @@ class ByteTokenizer:
         self.rendered.append({"messages": list(messages), **options})
         tools = options.get("tools") if self.speaks else None
         text = f"<tools>{json.dumps(tools)}\n" if tools else ""
-        text += "".join(f"<{m['role']}>{m['content'] or ''}{self._calls(m)}\n" for m in messages)
+        text += "".join(f"<{m['role']}>{m.get('content') or ''}{self._calls(m)}\n" for m in messages)
         if options.get("continue_final_message"):
             return text.removesuffix("\n")
         if not options["add_generation_prompt"]:
@@ -127,6 +128,9 @@ class FakeFrontend:
 
     def check_length(self, text: str) -> None:
         self.checked.append(len(text))
+
+    async def render(self, call: Callable[[], str], *, at_once: bool) -> str:
+        return await rendered(call, at_once=at_once)
 
     async def encode(self, text: str, *, add_special_tokens: bool, owner: Owner) -> array[int]:
         return self.tokenizer.encode(text, add_special_tokens)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 DRAFT4 = "http://json-schema.org/draft-04/schema#"
+DRAFT2019 = "https://json-schema.org/draft/2019-09/schema"
 DRAFT7 = "http://json-schema.org/draft-07/schema#"
 CLOSED = {"additionalProperties": False}
 LIST_NODE = {
@@ -65,6 +66,10 @@ CASES: list[tuple[dict[str, Any], list[Any], list[Any]]] = [
         [["a", "a"]],
     ),
     ({"type": "array", "items": {"enum": [1, 2]}, "uniqueItems": True, "minItems": 2}, [[1, 2], [2, 1]], [[1], [1, 1]]),
+    ({"type": "array", "uniqueItems": True}, [[], ["a", 1, [1], {}, True]], [["a", 1, "a"], [{"a": 1}, {"a": 1}]]),
+    ({"type": "array", "uniqueItems": True, "items": {"type": "string"}}, [["", "a", "ab"]], [["a", "a"]]),
+    ({"type": "array", "uniqueItems": True, "items": {"type": "number"}}, [[1, 1.5, 15]], [[1, 2, 1]]),
+    ({"type": "object", "minProperties": 2}, [{"a": 1, "b": {}}], [{"a": 1}]),
     ({"type": "array", "contains": {"const": 3}}, [[3], [1, 3], [3, 3]], [[], [1]]),
     (
         {"type": "array", "contains": {"const": 3}, "minContains": 2, "maxContains": 2},
@@ -151,6 +156,20 @@ CASES: list[tuple[dict[str, Any], list[Any], list[Any]]] = [
         [2],
         ["a"],
     ),
+    # Keywords of other drafts.
+    ({"$schema": DRAFT7, "prefixItems": [{"type": "integer"}], "items": {"type": "null"}}, [[None]], [[1]]),
+    ({"$schema": DRAFT7, "contains": {"type": "null"}, "minContains": 0}, [[None], [1, None]], [[], [1]]),
+    ({"$schema": DRAFT4, "not": {"const": 1, "type": "string"}}, [1, None], ["a"]),
+    ({"$schema": DRAFT7, "not": {"prefixItems": [{"type": "null"}], "type": "array"}}, [1], [[], [1], [None]]),
+    ({"$schema": DRAFT7, "items": {"$dynamicRef": "#nowhere"}}, [[1]], []),
+    ({"items": {"$recursiveRef": "#"}, "type": "array"}, [[1], [[]]], [1]),
+    ({"$schema": DRAFT7, "items": {"$recursiveRef": "#nowhere"}, "type": "array"}, [[1], [[]]], [1]),
+    ({"$schema": DRAFT2019, "items": {"$recursiveRef": "#"}, "type": "array"}, [[], [[], [[]]]], [[1], 1]),
+    (
+        {"$schema": DRAFT2019, "$recursiveAnchor": True, "items": {"$recursiveRef": "#"}, "type": "array"},
+        [[], [[], [[]]]],
+        [[1], 1],
+    ),
     ({"$ref": "#s", "$defs": {"q": {"$anchor": "s", "type": "string"}}}, ["a"], [1]),
     ({"$id": "http://x.y/root", "$ref": "item", "$defs": {"q": {"$id": "item", "type": "string"}}}, ["a"], [1]),
     (
@@ -163,6 +182,7 @@ REFUSALS: list[tuple[Any, str, str]] = [
     ({"properties": {"a": {"type": "strin"}}}, "type", "/properties/a/type"),
     ({"minLength": "3"}, "minLength", "/minLength"),
     ({"anyOf": []}, "anyOf", "/anyOf"),
+    ({"$schema": DRAFT2019, "items": {"$recursiveRef": "#/$defs/a"}}, "$recursiveRef", "/items/$recursiveRef"),
     ({"required": True}, "required", "/required"),
     ({"type": "string", "pattern": "("}, "pattern", "/pattern"),
     ({"items": {"pattern": r"(a)\1"}}, "pattern", "/items/pattern"),
@@ -171,22 +191,38 @@ REFUSALS: list[tuple[Any, str, str]] = [
     ({"properties": {"a/b": {"$ref": "#/nowhere"}}}, "$ref", "/properties/a~1b/$ref"),
     ({"$ref": "https://example.com/other.json"}, "$ref", "/$ref"),
     ({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}, "$ref", "/$defs/a/$ref"),
-    ({"$recursiveRef": "#"}, "$recursiveRef", "/$recursiveRef"),
+    (
+        {
+            "$schema": DRAFT2019,
+            "$recursiveAnchor": True,
+            "items": {"$recursiveRef": "#"},
+            "$defs": {"a": {"$id": "http://a/", "$recursiveAnchor": True, "items": {"$recursiveRef": "#"}}},
+        },
+        "$recursiveRef",
+        "/items/$recursiveRef",
+    ),
     ({"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}, "required", "/required"),
-    ({"type": "array", "uniqueItems": True}, "uniqueItems", "/uniqueItems"),
+    ({"type": "array", "uniqueItems": True, "prefixItems": [{}]}, "uniqueItems", "/uniqueItems"),
+    (
+        {"type": "array", "uniqueItems": True, "items": {"properties": {"a": {"type": "string"}}, **CLOSED}},
+        "uniqueItems",
+        "/uniqueItems",
+    ),
     ({"type": "array", "uniqueItems": True, "items": {"enum": [1]}, "minItems": 2}, "uniqueItems", "/uniqueItems"),
-    ({"type": "object", "minProperties": 3}, "minProperties", "/minProperties"),
+    (
+        {"type": "object", "patternProperties": {"^[ab]$": {}}, "minProperties": 3, **CLOSED},
+        "minProperties",
+        "/minProperties",
+    ),
     ({"minItems": 10**9}, "minItems", "/minItems"),
     ({"type": "integer", "multipleOf": 99999989}, "multipleOf", "/multipleOf"),
     ({"$schema": "http://json-schema.org/draft-03/schema#", "disallow": "string"}, "$schema", "/$schema"),
     ({"minimum": 0, "exclusiveMinimum": True}, "exclusiveMinimum", "/exclusiveMinimum"),
     ({"$schema": DRAFT4, "minimum": 5, "exclusiveMinimum": 1}, "exclusiveMinimum", "/exclusiveMinimum"),
-    ({"$schema": DRAFT4, "oneOf": [{"const": 1}, {"const": 2}]}, "const", "/oneOf/0/const"),
-    ({"$schema": DRAFT4, "not": {"$ref": "#/a"}, "a": {"if": {}, "then": False}}, "if", "/a/if"),
+    ({"$schema": DRAFT4, "oneOf": [{"const": 1}, {"const": 2}]}, "oneOf", "/oneOf"),
+    ({"$schema": DRAFT4, "not": {"$ref": "#/a"}, "a": {"if": {}, "then": False}}, "not", "/not"),
     ({"not": {"dependencies": {"a": ["b"]}}}, "dependencies", "/not/dependencies"),
-    ({"$schema": DRAFT7, "prefixItems": [True], "items": {"type": "null"}}, "prefixItems", "/prefixItems"),
-    ({"$schema": DRAFT7, "contains": {"type": "null"}, "minContains": 0}, "minContains", "/minContains"),
-    ({"type": "integer", "not": {"multipleOf": 3}}, "multipleOf", "/not/multipleOf"),
+    ({"type": "integer", "not": {"multipleOf": 7}}, "multipleOf", "/not/multipleOf"),
     ({"enum": []}, "enum", "/enum"),
     ({"allOf": [{"type": "string"}, {"type": "integer"}]}, "allOf", "/allOf"),
     (False, "false", ""),

@@ -28,12 +28,15 @@ The same for all classes above, as each is one decoder over the same ops:
 |---|---|---|
 | weights of a folder: F32, F16, BF16 | native kernels in float32 and bfloat16 | Triton kernels in bfloat16 and float16 |
 | `--quantization int8_dynamic`, `int8_weight_only` | all linear modules | refused |
-| a GGUF file: {types} | dequantised, and beside that as stored (Q4_0, Q4_1, Q4_K, Q6_K, Q8_0), from which few rows are computed, up to as many as a measurement at the start finds faster: the same answers ([which form](#forms-of-a-gguf-file)); with `--quantization gguf`, `gguf_dynamic` as stored in any case, activations of 15 or 8 bits (Q4_0, Q4_1, Q8_0) | dequantised |
+| a GGUF file: {types} | dequantised, as stored (Q4_0, Q4_1, Q4_K, Q6_K, Q8_0), or both ([which](#forms-of-a-gguf-file)); `--quantization gguf`, `gguf_dynamic`: as stored, activations of 15 or 8 bits (Q4_0, Q4_1, Q8_0) | dequantised |
 | `--kv-cache-dtype int8` | yes | refused |
 | LoRA adapters on every linear module, embedding and head; routers and shared experts | batched, native | batched, Triton |
 | LoRA adapters on experts, stacked (`target_parameters`) or one by one | batched, native | batched, Triton; steps with them run without CUDA graphs |
 | experts in MXFP4 (gpt-oss; also in GGUF files) | widened to the model's type, exactly | the same |
-| weights in FP8 with a scale for each block of 128 by 128 (DeepSeek V3, R1, Kimi K2) | widened, rounded once to the model's type; activations are not quantised | the same |
+| GPTQ (2, 3, 4, 8 bits, `desc_act`, versions 1 and 2), AWQ (gemm, gemv), compressed-tensors `pack-quantized`, `int-quantized`, `naive-quantized` | integers of 4 bits, and symmetric ones of 8, as stored by the rule of GGUF files; others widened | widened |
+| compressed-tensors `float-quantized`, `nvfp4-pack-quantized`, `mxfp4-pack-quantized`; FP8 by tensor, row or block (DeepSeek V3, Kimi K2, ModelOpt, FBGEMM); ModelOpt NVFP4; bitsandbytes NF4, FP4, LLM.int8() | widened, rounded once | widened |
+
+Activations are not quantised, whatever a config says.
 
 On a GPU, norms of all query heads together (OLMo 2 and 3), layer norms of heads (Command R+) and additions that are no part of a norm are ops of their own in plain torch; all else is Triton. Of a mixture of experts the products are Triton; routing, and the sum of a token's experts, are plain torch.
 
@@ -43,16 +46,18 @@ Router and the shared expert's gate stay in the model's type under `--quantizati
 
 ### Forms of a GGUF file
 
-Blocks of Q4_0, Q4_1, Q4_K, Q6_K and Q8_0 are a quarter or half of the bytes of bfloat16, and a step of one or a few streams takes as long as its weights take to read. All forms below have the same bits, so no answer depends on the choice, nor on how many others are served at the time:
+A step of few streams takes as long as its weights take to read, and blocks are a quarter or half of the bytes of bfloat16. All forms below have the same bits, so no answer depends on the choice:
 
 | | held in memory |
 |---|---|
-| less than 256 MiB of blocks, or blocks that are slower for some number of rows | both, blocks and bfloat16 (or float32), if half of the available memory holds them; a step of few rows is computed from blocks, a larger one from the others. How many rows are few is measured for each type of blocks at the start (0.1 s each) |
-| blocks that are as fast for one to 512 rows (measured, 0.3 s) | blocks |
-| both forms do not fit in half of the memory, or the model is a mixture of experts | blocks, where they are faster in the geometric mean of six numbers of rows and never below 0.8 times as fast; else bfloat16. Small files: bfloat16 |
+| less than 256 MiB of blocks, or blocks that are slower for some number of rows | both, if half of the available memory holds them: blocks for steps of few rows, as many as a measurement at the start says, bfloat16 (or float32) for larger ones |
+| blocks that are as fast for one to 512 rows (measured) | blocks |
+| both forms do not fit in half of the memory, or a mixture of experts | blocks, where they are faster in the geometric mean of six numbers of rows and never below 0.8 times as fast; else bfloat16. Small files: bfloat16 |
 | bfloat16 does not fit at all | blocks |
 
-The line at the start says it: `bfloat16 on cpu, weights in 4-bit blocks for steps of up to 64 rows and 8-bit blocks for steps of up to 16 rows, else widened`.
+On CPUs without products of bfloat16 (AVX2, older AVX-512) blocks of Q4_0, Q4_1 and Q8_0 are multiplied with activations of 8 bits, llama.cpp's own arithmetic, where a measurement at the start finds that faster.
+
+The line at the start says it: `weights in 4-bit blocks for steps of up to 64 rows, else widened`.
 """
 _RATIO = "on two cores of a CPU our decoder is 1.9 times as fast for one stream, and 1.5 times for four"
 _ROPE = """## Rotary embeddings

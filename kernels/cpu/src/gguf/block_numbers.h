@@ -173,6 +173,8 @@ struct BlockNumbers<Format::kSuperNibbleRows> : RowNumbers {};
 template <>
 struct BlockNumbers<Format::kSuperByteRows> : RowNumbers {};
 template <>
+struct BlockNumbers<Format::kZeroPointRows> : RowNumbers {};
+template <>
 struct BlockNumbers<Format::kSymmetricRows> {
   using Nibbles = SymmetricRowNumbers;
   using Bytes = ByteRowNumbers;
@@ -211,12 +213,14 @@ INLINE void with_block_format(Format format, Fn f) {
     case Format::kSuperNibbles: return f(std::integral_constant<Format, Format::kSuperNibbles>{});
     case Format::kSuperBytes: return f(std::integral_constant<Format, Format::kSuperBytes>{});
     case Format::kSymmetric: return f(std::integral_constant<Format, Format::kSymmetric>{});
+    case Format::kZeroPoints: return f(std::integral_constant<Format, Format::kZeroPoints>{});
 #if ROOTGRAFT_AMX
     case Format::kNibbleRows: return f(std::integral_constant<Format, Format::kNibbleRows>{});
     case Format::kByteRows: return f(std::integral_constant<Format, Format::kByteRows>{});
     case Format::kSuperNibbleRows: return f(std::integral_constant<Format, Format::kSuperNibbleRows>{});
     case Format::kSuperByteRows: return f(std::integral_constant<Format, Format::kSuperByteRows>{});
     case Format::kSymmetricRows: return f(std::integral_constant<Format, Format::kSymmetricRows>{});
+    case Format::kZeroPointRows: return f(std::integral_constant<Format, Format::kZeroPointRows>{});
 #endif
     case Format::kChannels:
     case Format::kWidened:

@@ -27,12 +27,14 @@ enum class Format : int64_t {
   kSuperNibbles,  // blocks with common factors, for products that widen them; see super_blocks.h
   kSuperBytes,
   kSymmetric,  // blocks of 32: d * (q - 8), words as those of kNibbles
-  // The five formats with blocks, whose words are arranged by columns; see block_rows.h.
+  kZeroPoints,  // blocks of 32: d * (q - z), z in half precision in the place of m, words as those of kNibbles
+  // The six formats with blocks, whose words are arranged by columns; see block_rows.h.
   kNibbleRows,
   kByteRows,
   kSuperNibbleRows,
   kSuperByteRows,
   kSymmetricRows,
+  kZeroPointRows,
 };
 
 template <Format F>
@@ -43,8 +45,10 @@ constexpr bool kIsSuper = F == Format::kSuperNibbles || F == Format::kSuperBytes
 template <Format F>
 constexpr bool kIsSymmetric = F == Format::kSymmetric || F == Format::kSymmetricRows;
 template <Format F>
+constexpr bool kHasZeroPoints = F == Format::kZeroPoints || F == Format::kZeroPointRows;
+template <Format F>
 constexpr bool kIsNibbles = F == Format::kNibbles || F == Format::kSuperNibbles || F == Format::kNibbleRows ||
-                            F == Format::kSuperNibbleRows || kIsSymmetric<F>;
+                            F == Format::kSuperNibbleRows || kIsSymmetric<F> || kHasZeroPoints<F>;
 
 // A block of a row of A, aligned because AMX reads several at once: no word may straddle two cache lines.
 template <int kPlanes>
@@ -71,7 +75,8 @@ struct ByteProduct {
 template <Format F>
 constexpr int kPanelWords = kBlockWords * kWidth / (kIsNibbles<F> ? 2 : 1);
 template <Format F>
-constexpr int kPanelScales = kWidth * (F == Format::kNibbles || F == Format::kNibbleRows ? 2 : 1);
+constexpr int kPanelScales =
+    kWidth * (F == Format::kNibbles || F == Format::kNibbleRows || kHasZeroPoints<F> ? 2 : 1);
 template <Format F>
 constexpr int kPanelLines = kPanelWords<F> / kWidth;
 
@@ -79,6 +84,7 @@ constexpr int kPanelLines = kPanelWords<F> / kWidth;
 template <Format F>
 INLINE Floats minimum_of(const Floats& scale, const uint16_t* scales) {
   if constexpr (kIsSymmetric<F>) return scale * broadcast(-8.0f);
+  else if constexpr (kHasZeroPoints<F>) return scale * load_half(scales + kWidth) * broadcast(-1.0f);
   else return load_half(scales + kWidth);
 }
 

@@ -16,17 +16,17 @@ namespace {
 constexpr uint32_t kBias = 0x80808080u;  // 128 in each byte
 constexpr int kRefused = 1, kNoMemory = 2;
 
-// ggml's blocks of 32 values to panels. Argument structure packed by Python: fields of 8 bytes in this order.
+// Blocks of 32 values as ggml has them, or with a zero point in the place of the minimum, to panels. Argument structure packed by Python: fields of 8 bytes in this order.
 struct PackBlocks {
   const uint8_t* rows;  // [columns][blocks] of: half scale, of kNibbles half minimum, 16 bytes of nibbles or 32 bytes
   uint32_t* panels;     // [ceil(columns / 16)][blocks][4 or 8][16] words; past the last column it is repeated
   uint16_t* scales;     // [ceil(columns / 16)][blocks][2 or 1][16]
   int64_t columns, blocks;
-  Format format;        // kNibbles, kSymmetric or kBytes
+  Format format;        // kNibbles, kSymmetric, kZeroPoints or kBytes
   int64_t threads;
 
   int words() const { return format == Format::kBytes ? kBlockWords : kBlockWords / 2; }
-  int halves() const { return format == Format::kNibbles ? 2 : 1; }
+  int halves() const { return format == Format::kNibbles || format == Format::kZeroPoints ? 2 : 1; }
   int64_t block_bytes() const { return halves() * sizeof(uint16_t) + words() * kWordBytes; }
 };
 

@@ -43,7 +43,7 @@ from rootgraft.engine.machine.software import Driver, TorchProbe, install_comman
 from rootgraft.kernels.cpu import portable_build
 
 GIB = 1 << 30
-TORCH = TorchProbe("", "2.13.0", "13.0", (), has_bfloat16=True)
+TORCH = TorchProbe("", "2.13.0", "13.0", ())
 
 
 def write(root: Path, files: dict[str, object]) -> Path:
@@ -247,7 +247,7 @@ def kernels(status: Any, **changes: Any) -> KernelState:
         (lambda: check_kernels(kernels("portable", compiler="", fault="no C++ compiler")), "slow", "AVX2, from the package | They leave some of this CPU unused"),
         (lambda: check_kernels(kernels("missing", compiler="", fault="no C++ compiler")), "slow", "many times slower: no C++ compiler"),
         (lambda: check_kernels(kernels("missing", fault="the cache /c cannot be written")), "slow", "XDG_CACHE_HOME=/tmp/cache"),
-        (lambda: [check_torch(TORCH)], "ok", "built for CUDA 13.0; --dtype auto is bfloat16"),
+        (lambda: [check_torch(TORCH)], "ok", "built for CUDA 13.0"),
         (lambda: [check_torch(TorchProbe("ImportError: libc10.so"))], "fault", "libc10.so. | pip install --force-reinstall 'torch"),
         (lambda: check_gpu(None, TORCH), "ok", "none: --device auto is cpu"),
         (lambda: check_gpu(Driver("580.1", ("H100",)), replace(TORCH, devices=(("H100", 80 * GIB, "9.0"),))), "ok", "80.0 GiB, compute capability 9.0"),
@@ -363,7 +363,7 @@ def test_the_report_fits_80_columns_and_has_colours_where_they_are_wanted() -> N
 def test_doctor_of_this_machine(
     fault: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(doctor_checks, "probe_torch", lambda: TorchProbe(fault, "2.13", "", (), has_bfloat16=False))
+    monkeypatch.setattr(doctor_checks, "probe_torch", lambda: TorchProbe(fault, "2.13", "", ()))
     assert all(isinstance(finding, Finding) for finding in examine())
     code = main(["doctor", "--json"])
     found = json.loads(capsys.readouterr().out)

@@ -155,7 +155,7 @@ TOOLS: list[tuple[dict[str, Any], str, str]] = [
     ({"tools": [5]}, "tools[0]", TYPE),
     ({"tools": [{}]}, "tools[0].type", MISSING),
     ({"tools": [{"type": "function"}]}, F, MISSING),
-    ({"tools": [{"type": "custom", "custom": {"name": "f"}}]}, "tools[0].type", VALUE),
+    ({"tools": [{"type": "custom", "name": 5}]}, "tools[0].name", "invalid_type"),
     ({"tools": [{"type": 5, "function": {"name": "f"}}]}, "tools[0].type", VALUE),
     ({"tools": [{"type": "function", "function": {}}]}, f"{F}.name", MISSING),
     ({"tools": [{"type": "function", "function": "f"}]}, F, TYPE),

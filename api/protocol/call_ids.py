@@ -1,0 +1,98 @@
+"""Ids of tool calls: which call a result answers, and results in the order of their calls; one rule for all protocols.
+
+Chat templates without ids give results to the model by position, and clients send them in the order of completion.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from .base import rejected
+
+if TYPE_CHECKING:
+    from .chat_messages import ChatMessage
+
+_MOST_QUOTED = 128
+
+
+class CallIdError(ValueError):
+    """An id of no call, or of one that has its result. The text goes on after the name of the result's field."""
+
+
+class CallPlace(NamedTuple):
+    """A call by the number of its turn, and by its number among all calls."""
+
+    turn: int
+    number: int
+
+
+class ToolCallIds:
+    """The calls of a conversation, in the order in which it has them.
+
+    A turn of the assistant ends with a result or a message of somebody else. A later turn may use an id again: results
+    are of the latest call of their id. Calls of one turn that share an id, as some servers make them, get as many
+    results, in their order. Calls without an id, as old clients send them, take unknown ids in their order.
+    """
+
+    def __init__(self) -> None:
+        self._turn = 0
+        self._count = 0
+        self._open: dict[str, list[CallPlace]] = {}
+        self._without_id: list[CallPlace] = []
+
+    def end_turn(self) -> None:
+        """Begin another turn."""
+        self._turn += 1
+
+    def call(self, call_id: str | None) -> None:
+        """Enter a call."""
+        place = CallPlace(self._turn, self._count)
+        self._count += 1
+        if call_id is None:
+            self._without_id.append(place)
+            return
+        waiting = self._open.get(call_id, [])
+        self._open[call_id] = [*(each for each in waiting if each.turn == self._turn), place]
+
+    def result(self, call_id: str) -> CallPlace:
+        """Return the call of a result. Raises CallIdError for an unknown id, and for a second result."""
+        self.end_turn()
+        waiting = self._open.get(call_id)
+        if waiting:
+            return waiting.pop(0)
+        if waiting is not None:
+            raise CallIdError(f"names '{call_id[:_MOST_QUOTED]}', a call that has its result already")
+        if not self._without_id:
+            raise CallIdError(f"names '{call_id[:_MOST_QUOTED]}', but there is no such call before it")
+        return self._without_id.pop(0)
+
+
+def in_call_order(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
+    """Return a chat's messages with the results of each turn's calls in the order of the calls.
+
+    Results change places among themselves alone.
+
+    Raises:
+        PydanticCustomError: an id is unknown or doubled.
+    """
+    calls = ToolCallIds()
+    places: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    for number, message in enumerate(messages):
+        if message.role == "tool" and message.tool_call_id is not None:
+            try:
+                turn, call = calls.result(message.tool_call_id)
+            except CallIdError as error:
+                raise rejected(str(error), "messages", number, "tool_call_id") from None
+            places[turn].append((call, number))
+            continue
+        if message.role != "assistant":
+            calls.end_turn()
+        for each in message.tool_calls:
+            calls.call(each.id)
+    ordered = list(messages)
+    for results in places.values():
+        for (_, here), (_, there) in zip(results, sorted(results), strict=True):
+            ordered[here] = messages[there]
+    return ordered

@@ -1,0 +1,235 @@
+"""Shapes of conversations that a chat template takes as they are, and the others said in another way.
+
+Templates refuse, drop or move what their authors did not expect: a second system message, one behind a user's, roles
+that do not alternate. Each is probed once; what a template takes is never changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+from ...engine.errors import RequestError
+from ...engine.text.chat_template import TemplateStopped
+
+if TYPE_CHECKING:
+    from ...engine.text.tokenizer import Tokenizer
+
+Message = dict[str, Any]
+
+_INSTRUCTIONS = ("system", "developer")
+_TEXTS = {
+    "S": "Probe of instructions.",
+    "T": "Probe of more instructions.",
+    "U": "Probe of a question.",
+    "V": "Probe of another question.",
+    "W": "Probe of a last question.",
+    "A": "Probe of an answer.",
+    "B": "Probe of another answer.",
+    "R": "Probe of a result.",
+}
+_ROLES = {"U": "user", "V": "user", "W": "user", "A": "assistant", "B": "assistant"}
+_CALL_ID = "probe0000"
+_BETWEEN = "\n\n"
+# A key that no template sees: the message is what instructions became.
+_SAID = "said"
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateShape:
+    """What a chat template takes as it is.
+
+    Attributes:
+        system: instructions in front of the conversation.
+        several_systems: more than one message of them there.
+        late_systems: instructions behind the first message of a user, where they stand.
+        without_user: a conversation without a user's message.
+        repeated_users: two messages of a user in a row.
+        repeated_assistants: two of the assistant in a row.
+        assistant_first: a conversation that the assistant begins.
+        user_after_results: a user's message right behind results of calls.
+        calls_without_content: calls in a message that has no key ``content``; where not, its text is empty.
+    """
+
+    system: bool = True
+    several_systems: bool = True
+    late_systems: bool = True
+    without_user: bool = True
+    repeated_users: bool = True
+    repeated_assistants: bool = True
+    assistant_first: bool = True
+    user_after_results: bool = True
+    calls_without_content: bool = True
+
+
+ANY_SHAPE = TemplateShape()
+
+
+class _Probe:
+    """Renders short conversations, written as letters of ``_TEXTS``; ``C`` is a call, ``c`` one without content."""
+
+    def __init__(self, tokenizer: Tokenizer, tools: Sequence[Mapping[str, Any]], arguments: Any) -> None:
+        self._tokenizer = tokenizer
+        self._tools = tools
+        self._arguments = arguments
+
+    def takes(self, *conversations: str, roles: Mapping[str, str] | None = None) -> bool:
+        """Whether the texts of each conversation are rendered in their order.
+
+        Args:
+            roles: of the instructions ``S`` and ``T``, ``system`` by default.
+        """
+        return all(self._takes(letters, roles or {}) for letters in conversations)
+
+    def _takes(self, letters: str, roles: Mapping[str, str]) -> bool:
+        messages = [self._message(letter, roles) for letter in letters]
+        has_calls = any(letter in "Cc" for letter in letters)
+        return (has_calls or self._shows(messages, None)) and (not self._tools or self._shows(messages, self._tools))
+
+    def _shows(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None) -> bool:
+        try:
+            text = self._tokenizer.render_chat(messages, add_generation_prompt=True, tools=tools)
+        except TemplateStopped:
+            raise
+        except RequestError:
+            return False
+        at = 0
+        for message in messages:
+            content = message.get("content") or ""
+            at = text.find(content, at)
+            if at < 0:
+                return False
+            at += len(content)
+        return True
+
+    def _message(self, letter: str, roles: Mapping[str, str]) -> Message:
+        if letter in "Cc":
+            call = {
+                "id": _CALL_ID,
+                "type": "function",
+                "function": {"name": "probe_tool", "arguments": self._arguments},
+            }
+            return {"role": "assistant", **({"content": ""} if letter == "C" else {}), "tool_calls": [call]}
+        if letter == "R":
+            return {"role": "tool", "tool_call_id": _CALL_ID, "name": "probe_tool", "content": _TEXTS[letter]}
+        return {"role": _ROLES.get(letter) or roles.get(letter, "system"), "content": _TEXTS[letter]}
+
+
+def shape_of(tokenizer: Tokenizer, tools: Sequence[Mapping[str, Any]], arguments: Any) -> TemplateShape:
+    """Return what the chat template takes, by rendering some twenty conversations of a few messages.
+
+    Args:
+        tools: definitions to render beside them; empty for a template that renders no tools.
+        arguments: of a call in the form that the template takes.
+    """
+    probe = _Probe(tokenizer, tools, arguments)
+    if not probe.takes("U"):
+        return ANY_SHAPE
+    known = ["system"]
+    if "developer" in tokenizer.named_roles and tokenizer.renders_role("developer"):
+        known.append("developer")
+    one = [{"S": role, "T": role} for role in known]
+    two = [{"S": first, "T": second} for first, second in product(known, repeat=2)]
+    has_calls = bool(tools) and probe.takes("UCR")
+    system = all(probe.takes("SU", roles=roles) for roles in one)
+    return TemplateShape(
+        system=system,
+        several_systems=system and all(probe.takes("STU", roles=roles) for roles in two),
+        late_systems=system and all(probe.takes("UT", "UATV", "SUATV", roles=roles) for roles in two),
+        without_user=probe.takes("A") and (not system or all(probe.takes("S", roles=roles) for roles in one)),
+        repeated_users=probe.takes("UV", "UAVW"),
+        repeated_assistants=probe.takes("UABV"),
+        assistant_first=probe.takes("AU"),
+        user_after_results=not has_calls or probe.takes("UCRV") or not probe.takes("UCRAV"),
+        calls_without_content=not has_calls or probe.takes("UcR"),
+    )
+
+
+def as_taken(messages: Sequence[Message], shape: TemplateShape) -> list[Message]:
+    """Return the messages in a shape that the template takes.
+
+    Instructions in front are joined. Later ones stay where they are, so that what is in front of them stays cached, as
+    marked text of the user's turn beside them. Turns in a row are joined, missing ones are empty.
+    """
+    if shape == ANY_SHAPE:
+        return list(messages)
+    return _alternating(_instructed(_with_content(messages, shape), shape), shape)
+
+
+def _with_content(messages: Sequence[Message], shape: TemplateShape) -> Sequence[Message]:
+    if shape.calls_without_content:
+        return messages
+    return [message if "content" in message else {**message, "content": ""} for message in messages]
+
+
+def _instructed(messages: Sequence[Message], shape: TemplateShape) -> list[Message]:
+    """Return the messages with instructions that the template does not take as turns of a user's, marked ``_SAID``."""
+    number = _num_leading(messages)
+    leading = list(messages[:number])
+    if leading and not shape.system:
+        leading = [{"role": "user", "content": _joined(each["content"] for each in leading), _SAID: True}]
+    elif len(leading) > 1 and not shape.several_systems:
+        leading = [{**leading[0], "content": _joined(each["content"] for each in leading)}]
+    rest = messages[number:]
+    if not shape.late_systems:
+        rest = [_said(message) if message["role"] in _INSTRUCTIONS else message for message in rest]
+    return [*leading, *rest]
+
+
+def _said(message: Message) -> Message:
+    return {"role": "user", "content": f"<system>\n{message['content']}\n</system>", _SAID: True}
+
+
+def _alternating(messages: Sequence[Message], shape: TemplateShape) -> list[Message]:
+    """Return the messages with turns that alternate as far as the template wants it.
+
+    What is ``_SAID`` joins the user's turn before it, or else the one behind it.
+    """
+    joined = {
+        role for role, may in (("user", shape.repeated_users), ("assistant", shape.repeated_assistants)) if not may
+    }
+    turns: list[list[Message]] = []
+    for message in _begun(messages, shape):
+        last, role = turns[-1] if turns else [], message["role"]
+        before = last[-1]["role"] if last else None
+        if before == role and (role in joined or _SAID in message or all(_SAID in each for each in last)):
+            last.append(message)
+            continue
+        if role == "user" and before == "tool" and not shape.user_after_results:
+            turns.append([{"role": "assistant", "content": ""}])
+        turns.append([message])
+    return list(map(_one_turn, turns))
+
+
+def _begun(messages: Sequence[Message], shape: TemplateShape) -> list[Message]:
+    """Return the messages with an empty turn of a user's behind the instructions where the template needs one."""
+    number = _num_leading(messages)
+    is_begun_by_assistant = number < len(messages) and messages[number]["role"] == "assistant"
+    has_user = any(message["role"] == "user" for message in messages)
+    if (has_user or shape.without_user) and (shape.assistant_first or not is_begun_by_assistant):
+        return list(messages)
+    return [*messages[:number], {"role": "user", "content": ""}, *messages[number:]]
+
+
+def _num_leading(messages: Sequence[Message]) -> int:
+    """Return the number of instructions in front of the conversation."""
+    return next((n for n, each in enumerate(messages) if each["role"] not in _INSTRUCTIONS), len(messages))
+
+
+def _one_turn(messages: Sequence[Message]) -> Message:
+    """Return messages of one role as one: texts and thoughts joined, all calls."""
+    turn = {key: value for message in messages for key, value in message.items() if key != _SAID}
+    if len(messages) == 1:
+        return turn
+    for key in ("content", "reasoning_content", "reasoning", "thinking"):
+        if key in turn:
+            turn[key] = _joined(message.get(key) for message in messages)
+    if "tool_calls" in turn:
+        turn["tool_calls"] = [call for message in messages for call in message.get("tool_calls", ())]
+    return turn
+
+
+def _joined(texts: Iterable[str | None]) -> str:
+    return _BETWEEN.join(text for text in texts if text)

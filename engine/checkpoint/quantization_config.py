@@ -1,0 +1,322 @@
+"""Read how a checkpoint's matrices are quantised: ``quantization_config`` and the files that older tools write instead.
+
+Which modules are quantised is seen from their tensors; the config says what the numbers mean: bits, groups, zero
+points. Methods are named as in transformers' ``quant_method``. Whatever would change a number and is not read here is
+refused by name. Activations that a config wants quantised are not: products take the dequantised weight and
+activations as they are, which is nearer to the model before its quantisation.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import re2
+
+from ..errors import ModelError, quoted, shortened
+from .config_fields import Fields
+
+Layout = Literal[
+    "gptq", "gptq_v2", "awq_gemm", "awq_gemv", "packed", "int8", "float8", "float8_blocks", "nvfp4", "nvfp4_modelopt",
+    "mxfp4", "mxfp4_packed", "bnb_4bit", "bnb_int8",
+]  # fmt: skip
+"""How the tensors of a quantised matrix are laid out; ``engine.loading.quantised_tensors`` has the formula of each."""
+
+KEY: Final = "quantization_config"
+_WHERE: Final = f"config.json: {KEY}"
+_GPTQ_FILE: Final = "quantize_config.json"  # of AutoGPTQ before transformers read its keys from config.json
+_MODELOPT_FILE: Final = "hf_quant_config.json"
+FILES: Final = (_GPTQ_FILE, _MODELOPT_FILE)
+"""Files beside ``config.json`` that say how weights are quantised."""
+
+_REGEX: Final = "re:"
+_MOST_PATTERNS: Final = 10_000
+_GROUPS: Final = (16, 32, 64, 128, 256, 512, 1024)
+
+
+@dataclass(frozen=True, slots=True)
+class Scheme:
+    """What the stored numbers of a matrix mean.
+
+    Attributes:
+        bits: of an integer.
+        group: inputs that share a scale; None where the shape of the scales says it: rows, blocks, or all.
+        symmetric: there are no zero points, or they have no effect.
+    """
+
+    layout: Layout
+    bits: int = 8
+    group: int | None = None
+    symmetric: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    """A scheme and its modules: names, patterns behind ``re:``, or ``Linear`` for all."""
+
+    targets: tuple[str, ...]
+    scheme: Scheme
+
+
+@dataclass(frozen=True, slots=True)
+class Quantization:
+    """The schemes of a checkpoint's modules.
+
+    Attributes:
+        method: as the config names it.
+        rules: the most specific target decides, as in compressed-tensors: a name, then a pattern, then a class.
+    """
+
+    method: str
+    rules: tuple[_Rule, ...]
+
+    def scheme(self, module: str) -> Scheme | None:
+        """Return the scheme of a module whose tensors are quantised, None where no target matches its name."""
+        for matches in (_is_named, _is_matched, _is_linear):
+            for rule in self.rules:
+                if any(matches(target, module) for target in rule.targets):
+                    return rule.scheme
+        return None
+
+
+def _is_named(target: str, module: str) -> bool:
+    return target == module
+
+
+def _is_matched(target: str, module: str) -> bool:
+    return target.startswith(_REGEX) and _compiled(target.removeprefix(_REGEX)).match(module) is not None
+
+
+@cache
+def _compiled(pattern: str) -> Any:
+    """Compile a pattern whose matching takes linear time, as the file may come from anybody. Raises ``re2.error``."""
+    options = re2.Options()
+    options.log_errors = False
+    return re2.compile(pattern, options)
+
+
+def _is_linear(target: str, module: str) -> bool:
+    return target == "Linear"
+
+
+def read_quantization(config: Mapping[str, Any]) -> Quantization | None:
+    """Return how the weights of a ``config.json`` are quantised, None for plain ones.
+
+    Raises:
+        ModelError: a method, a scheme or a value that is not supported.
+    """
+    found = config.get(KEY) or config.get("compression_config")
+    if found is None:
+        return None
+    if not isinstance(found, dict):
+        raise ModelError(f"{_WHERE} must be an object, not {quoted(found)}.")
+    fields = Fields(found, _WHERE)
+    method = found.get("quant_method")
+    if method is None and "config_groups" in found:
+        method = "compressed-tensors"
+    read = _METHODS.get(method) if isinstance(method, str) else None
+    if read is None:
+        raise ModelError(f"{_WHERE}: quant_method {quoted(method)} is not supported; {', '.join(_METHODS)} are.")
+    return Quantization(str(method), read(fields))
+
+
+def with_quantization_files(config: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Return a ``config.json`` with what files beside it say of quantisation, if it says nothing itself.
+
+    Raises:
+        ModelError: such a file is malformed.
+    """
+    if config.get(KEY) is not None:
+        return config
+    if (folder / _GPTQ_FILE).is_file():
+        return config | {KEY: {"quant_method": "gptq"} | _object(folder / _GPTQ_FILE)}
+    if (folder / _MODELOPT_FILE).is_file():
+        inner = _object(folder / _MODELOPT_FILE).get("quantization")
+        return config | {KEY: {"quant_method": "modelopt"} | (inner if isinstance(inner, dict) else {})}
+    return config
+
+
+def _object(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelError(f"{path.name} is not JSON.") from error
+    if not isinstance(found, dict):
+        raise ModelError(f"{path.name} must be a JSON object.")
+    return found
+
+
+def _everywhere(scheme: Scheme) -> tuple[_Rule, ...]:
+    return (_Rule(("Linear",), scheme),)
+
+
+def _group(fields: Fields, key: str = "group_size", default: int = -1) -> int | None:
+    """Return the inputs of a group, None for whole rows."""
+    size = fields.values.get(key, default)
+    if size in (None, -1):
+        return None
+    if isinstance(size, bool) or size not in _GROUPS:
+        raise fields.wrong(key, f"-1 or one of {', '.join(map(str, _GROUPS))}")
+    return int(size)
+
+
+def _only(fields: Fields, key: str, *wanted: Any) -> None:
+    """Check that a value, if there is one, is one that is computed."""
+    if fields.values.get(key) is not None and fields.values[key] not in wanted:
+        raise fields.wrong(key, " or ".join(map(quoted, wanted)))
+
+
+def _gptq(fields: Fields) -> tuple[_Rule, ...]:
+    name = fields.values.get("checkpoint_format") or fields.values.get("format") or "gptq"
+    if name not in ("gptq", "gptq_v2"):
+        raise fields.wrong("checkpoint_format", "gptq or gptq_v2")
+    form: Layout = "gptq" if name == "gptq" else "gptq_v2"
+    base = _gptq_scheme(fields, form, {})
+    return (*_gptq_overrides(fields, form), *_everywhere(base))
+
+
+def _gptq_scheme(fields: Fields, form: Layout, changes: Mapping[str, Any]) -> Scheme:
+    fields = Fields({**fields.values, **changes}, fields.where)
+    if fields.values.get("bits") not in (2, 3, 4, 8):
+        raise fields.wrong("bits", "2, 3, 4 or 8")
+    _only(fields, "pack_dtype", "int32")
+    return Scheme(form, fields.integer("bits"), _group(fields), fields.values.get("sym", True) is True)
+
+
+def _gptq_overrides(fields: Fields, form: Layout) -> tuple[_Rule, ...]:
+    """Return the rules of GPTQModel's ``dynamic``: patterns of modules with other bits or groups, or left plain."""
+    found = fields.values.get("dynamic") or {}
+    if not isinstance(found, dict) or not all(isinstance(each, dict) for each in found.values()):
+        raise fields.wrong("dynamic", "an object of objects")
+    targets = {pattern: pattern.removeprefix("+:") for pattern in found if not pattern.startswith("-:")}
+    for pattern in targets.values():
+        _check_pattern(pattern, f"{_WHERE}: dynamic")
+    schemes = {pattern: _gptq_scheme(fields, form, found[pattern]) for pattern in targets}
+    return tuple(_Rule((_REGEX + targets[pattern],), scheme) for pattern, scheme in schemes.items())
+
+
+def _awq(fields: Fields) -> tuple[_Rule, ...]:
+    version = str(fields.values.get("version") or "gemm").lower()
+    if version not in ("gemm", "gemv"):
+        raise fields.wrong("version", "gemm or gemv")
+    key = "w_bit" if "w_bit" in fields.values else "bits"
+    if fields.values.get(key, 4) != 4:
+        raise fields.wrong(key, "4")
+    group = _group(fields, "q_group_size" if "q_group_size" in fields.values else "group_size", 128)
+    return _everywhere(Scheme("awq_gemm" if version == "gemm" else "awq_gemv", 4, group, symmetric=False))
+
+
+def _fp8(fields: Fields) -> tuple[_Rule, ...]:
+    """Read FP8 as DeepSeek V3 and transformers publish it, in blocks, or as vLLM writes it, a scale for each tensor."""
+    _only(fields, "fmt", "e4m3")
+    _only(fields, "activation_scheme", "dynamic", "static")
+    _only(fields, "weight_block_size", [128, 128])
+    return _everywhere(Scheme("float8_blocks" if fields.has("weight_block_size") else "float8"))
+
+
+def _fbgemm(fields: Fields) -> tuple[_Rule, ...]:
+    return _everywhere(Scheme("float8"))
+
+
+def _modelopt(fields: Fields) -> tuple[_Rule, ...]:
+    inner = fields.values.get("quantization")
+    if isinstance(inner, dict):
+        fields = Fields({**fields.values, **inner}, fields.where)
+    match fields.values.get("quant_algo"):
+        case "FP8":
+            return _everywhere(Scheme("float8"))
+        case "NVFP4":
+            _only(fields, "group_size", 16)
+            return _everywhere(Scheme("nvfp4_modelopt", 4, 16))
+    raise fields.wrong("quant_algo", "FP8 or NVFP4")
+
+
+def _bitsandbytes(fields: Fields) -> tuple[_Rule, ...]:
+    if fields.values.get("load_in_4bit") or fields.values.get("_load_in_4bit"):
+        _only(fields, "bnb_4bit_quant_type", "nf4", "fp4")
+        _only(fields, "bnb_4bit_quant_storage", "uint8", "bfloat16", "float16", "float32")
+        return _everywhere(Scheme("bnb_4bit", 4))
+    if fields.values.get("load_in_8bit") or fields.values.get("_load_in_8bit"):
+        return _everywhere(Scheme("bnb_int8"))
+    raise ModelError(f"{fields.where}: neither load_in_4bit nor load_in_8bit is true.")
+
+
+def _mxfp4(fields: Fields) -> tuple[_Rule, ...]:
+    return _everywhere(Scheme("mxfp4", 4, 32))
+
+
+def _compressed_tensors(fields: Fields) -> tuple[_Rule, ...]:
+    groups = fields.values.get("config_groups")
+    if not isinstance(groups, dict) or not all(isinstance(each, dict) for each in groups.values()):
+        raise fields.wrong("config_groups", "an object of schemes (names of presets are not read)")
+    _only(fields, "sparsity_config", {}, {"format": "dense"})
+    form = fields.values.get("format")
+    return tuple(_compressed_group(name, each, form) for name, each in groups.items() if each.get("weights"))
+
+
+def _compressed_group(name: str, values: dict[str, Any], form: Any) -> _Rule:
+    group = Fields(values, f"{_WHERE}: config_groups.{shortened(name)}")
+    targets = values.get("targets")
+    if (
+        not isinstance(targets, list)
+        or len(targets) > _MOST_PATTERNS
+        or not all(isinstance(each, str) for each in targets)
+    ):
+        raise group.wrong("targets", f"a list of at most {_MOST_PATTERNS} names")
+    for target in targets:
+        if target.startswith(_REGEX):
+            _check_pattern(target.removeprefix(_REGEX), f"{group.where}.targets")
+    return _Rule(tuple(targets), _compressed_scheme(group, values.get("format") or form))
+
+
+def _compressed_scheme(group: Fields, form: Any) -> Scheme:
+    weights = Fields(group.mapping("weights"), f"{group.where}.weights")
+    bits, kind = weights.integer("num_bits", 1, 16), weights.values.get("type", "int")
+    symmetric = weights.values.get("symmetric", True) is True
+    _only(weights, "strategy", "tensor", "channel", "group", "block", "tensor_group")
+    size = weights.values.get("group_size")
+    per_group = None if size in (None, -1) else weights.integer("group_size", 1, 1 << 16)
+    match form:
+        case "pack-quantized" if kind == "int" and bits <= 8:
+            return Scheme("packed", bits, per_group, symmetric)
+        case "int-quantized" | "naive-quantized" if kind == "int" and bits == 8:
+            return Scheme("int8", bits, per_group, symmetric)
+        case "float-quantized" | "naive-quantized" if kind == "float" and bits == 8 and symmetric:
+            return Scheme("float8", bits, per_group)
+        case "nvfp4-pack-quantized" if kind == "float" and bits == 4 and symmetric:
+            return Scheme("nvfp4", bits, 16)
+        case "mxfp4-pack-quantized" if kind == "float" and bits == 4 and symmetric:
+            return Scheme("mxfp4_packed", bits, 32)
+    raise ModelError(
+        f"{group.where}: weights of {bits} bits, type {quoted(kind)}, symmetric {quoted(symmetric)} in format "
+        f"{quoted(form)} are not supported; pack-quantized, int-quantized, float-quantized, naive-quantized, "
+        "nvfp4-pack-quantized and mxfp4-pack-quantized are."
+    )
+
+
+def _check_pattern(pattern: str, where: str) -> None:
+    try:
+        _compiled(pattern)
+    except re2.error as error:
+        raise ModelError(f"{where}: the pattern {quoted(pattern)} is not supported: {_reason(error)}.") from error
+
+
+def _reason(error: Exception) -> str:
+    found = error.args[0] if error.args else "it is malformed"
+    return shortened(found.decode(errors="replace") if isinstance(found, bytes) else str(found))
+
+
+_METHODS: Final = {
+    "gptq": _gptq,
+    "awq": _awq,
+    "compressed-tensors": _compressed_tensors,
+    "fp8": _fp8,
+    "fbgemm_fp8": _fbgemm,
+    "modelopt": _modelopt,
+    "bitsandbytes": _bitsandbytes,
+    "mxfp4": _mxfp4,
+}

@@ -1,0 +1,746 @@
+"""Decode the quantised matrices of folders in Hugging Face format: GPTQ, AWQ, compressed-tensors, FP8, bitsandbytes.
+
+A weight w [N, K] of a module is stored as several tensors beside each other, its *parts*, named here by what follows
+the module's name. With q the stored integer, z a zero point, s a scale, and g the group of an input:
+
+    gptq           w[n, k] = s[g(k), n] (q[k, n] - z[g(k), n])     qweight, qzeros, scales, g_idx
+    awq            the same with other orders of the eight integers in a word
+    packed, int8   w[n, k] = s[n, g(k)] (q[n, k] - z[n, g(k)])     weight_packed or weight, weight_scale
+    float8         w[n, k] = s q[n, k], s of the matrix, a row, or a block
+    nvfp4          w[n, k] = q[n, k] s[n, k / 16] / s, q in E2M1, scales in E4M3, one more for the matrix
+    mxfp4_packed   w[n, k] = q[n, k] 2^(e[n, k / 32] - 127)
+    bnb_4bit       w = table[q] s[block], blocks of the flat matrix; scales may be quantised once more
+    bnb_int8       w[n, k] = q[n, k] s[n] / 127
+
+Numbers are exact in fp32 but for the last rounding of a product. Rows are decoded some at a time: in fp32 a matrix
+takes up to sixteen times what it takes in the file.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from ...kernels.quantised_weights import BlockType
+from ..checkpoint.quantization_config import Layout, Quantization, Scheme
+from ..errors import ModelError, shortened
+from . import mxfp4
+
+_PIECE: Final = 1 << 23  # values that are decoded at once
+_WORD: Final = 32
+BLOCK: Final = 32
+"""Inputs of a block that native kernels multiply with as it is."""
+_AWQ_ORDER: Final = (0, 4, 1, 5, 2, 6, 3, 7)  # where the integer of each of eight columns is in an AWQ word
+_NVFP4_GROUP: Final = 16
+_FLOAT8: Final = "F8_E4M3"
+_FLOAT8_BLOCK: Final = 128
+_FLOATS: Final = ("F32", "F16", "BF16")
+_INTEGERS: Final = ("gptq", "gptq_v2", "awq_gemm", "awq_gemv", "packed", "int8")
+
+PARTS: Final[dict[Layout, frozenset[str]]] = {
+    "gptq": frozenset({"qweight", "qzeros", "scales", "g_idx"}),
+    "gptq_v2": frozenset({"qweight", "qzeros", "scales", "g_idx"}),
+    "awq_gemm": frozenset({"qweight", "qzeros", "scales"}),
+    "awq_gemv": frozenset({"qweight", "qzeros", "scales"}),
+    "packed": frozenset({"weight_packed", "weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx"}),
+    "int8": frozenset({"weight", "weight_scale", "weight_zero_point"}),
+    "float8": frozenset({"weight", "weight_scale", "weight_zero_point"}),
+    "float8_blocks": frozenset({"weight", "weight_scale_inv"}),
+    "nvfp4": frozenset({"weight_packed", "weight_scale", "weight_global_scale"}),
+    "nvfp4_modelopt": frozenset({"weight", "weight_scale", "weight_scale_2"}),
+    "mxfp4_packed": frozenset({"weight_packed", "weight_scale"}),
+    "bnb_4bit": frozenset(
+        {"weight", "weight.absmax", "weight.quant_map", "weight.nested_absmax", "weight.nested_quant_map"}
+        | {f"weight.quant_state.bitsandbytes__{kind}" for kind in ("nf4", "fp4")}
+    ),
+    "bnb_int8": frozenset({"weight", "SCB", "weight_format"}),
+}
+"""Names of the parts of a matrix behind its module's name, by layout."""
+
+WITHOUT_EFFECT: Final = frozenset(
+    {"input_scale", "input_zero_point", "input_global_scale", "output_scale", "output_zero_point", "bias_scale"}
+    | {"k_scale", "v_scale", "q_scale", "prob_scale", "k_zero_point", "v_zero_point"}
+)
+"""Parts that say how activations and cached keys and values are rounded where they are: here they are not."""
+
+
+def part_names(quantization: Quantization | None) -> tuple[str, ...]:
+    """Return the names of all parts that a checkpoint may have, longest first."""
+    layouts = {rule.scheme.layout for rule in quantization.rules} if quantization else set()
+    return tuple(sorted({name for layout in layouts for name in PARTS.get(layout, ())}, key=len, reverse=True))
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A tensor in a safetensors file: shape and type are known, its numbers are read when they are asked for."""
+
+    file: Any
+    stored: str
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.file.get_slice(self.stored).get_shape())
+
+    @property
+    def dtype(self) -> str:
+        """The type by its name in the format: ``F16``, ``I32``, ``F8_E4M3``."""
+        return str(self.file.get_slice(self.stored).get_dtype())
+
+    def tensor(self) -> Tensor:
+        found: Tensor = self.file.get_tensor(self.stored)
+        return found
+
+
+class QuantisedTensor:
+    """A quantised matrix of a folder: its shape, and its rows decoded.
+
+    Args:
+        name: of the weight, for errors.
+        parts: the stored tensors by what follows the module's name.
+
+    Raises:
+        ModelError: a part is missing, or its shape or type does not fit the scheme.
+    """
+
+    def __init__(self, name: str, scheme: Scheme, parts: Mapping[str, View]) -> None:
+        self._name = name
+        self._scheme = scheme
+        self._parts = parts
+        self._open = _OPENERS[scheme.layout]
+        self.shape = _SHAPES[scheme.layout](_Checked(name, scheme, parts))
+
+    def read(self, out: Tensor) -> None:
+        """Write the dequantised matrix into ``out`` [N, K]. Raises ModelError for scales that are not finite."""
+        for first, rows in self.pieces():
+            out[first : first + len(rows)].copy_(rows)
+
+    def pieces(self) -> Iterator[tuple[int, Tensor]]:
+        """Yield some rows [n, K] fp32 at a time, with the number of the first."""
+        opened = self._opened()
+        decode = opened.decode if isinstance(opened, Integers) else opened
+        for first, end in self._ranges():
+            yield first, decode(first, end)
+
+    def blocks(self) -> tuple[BlockType, Iterator[Tensor]] | None:
+        """Return the type of blocks that have the same numbers, and rows of them [n, bytes]; None where none have."""
+        if self.likely_blocks() is None:
+            return None
+        opened = self._opened()
+        found = opened.block_type(self._scheme.bits, self.shape[1]) if isinstance(opened, Integers) else None
+        if found is None or not isinstance(opened, Integers):
+            return None
+        return found, (opened.blocks(first, end, found) for first, end in self._ranges())
+
+    def likely_blocks(self) -> BlockType | None:
+        """Return the type of blocks that the scheme's numbers have unless scales or groups are unusual."""
+        scheme, width = self._scheme, self.shape[1]
+        if scheme.layout not in _INTEGERS or width % BLOCK or (scheme.group or width) % BLOCK:
+            return None
+        if scheme.bits == 8:
+            return "Q8_0" if scheme.symmetric else None
+        if scheme.bits != 4:
+            return None
+        return "Q4_0" if scheme.symmetric else "U4_ZERO_POINT"
+
+    def _ranges(self) -> Iterator[tuple[int, int]]:
+        count, width = self.shape
+        step = max(1, _PIECE // width // _WORD) * _WORD
+        for first in range(0, count, step):
+            yield first, min(count, first + step)
+
+    def _opened(self) -> Opened:
+        return self._open(_Checked(self._name, self._scheme, self._parts))
+
+
+Rows = Callable[[int, int], Tensor]
+"""Some rows [first, end) of a matrix."""
+
+
+@dataclass(frozen=True, slots=True)
+class Integers:
+    """A matrix of integers with a scale and a zero point for each group of inputs: ``s (q - z)``.
+
+    Attributes:
+        numbers: q, rows [n, K] of uint8, or of int8.
+        zeros: z, [N, groups of a row] fp32.
+        scales: s, [N, groups of a row] fp32.
+        group_of: the group of each input [K] where they are not in order, None where they are.
+    """
+
+    numbers: Rows
+    zeros: Tensor
+    scales: Tensor
+    group_of: Tensor | None = None
+
+    def decode(self, first: int, end: int) -> Tensor:
+        """Return rows [n, K] in fp32."""
+        numbers = self.numbers(first, end).float()
+        each = (_in_groups(part[first:end], numbers.shape[1], self.group_of) for part in (self.zeros, self.scales))
+        zero, scale = each
+        return (numbers - zero) * scale
+
+    def block_type(self, bits: int, width: int) -> BlockType | None:
+        """Return the type of blocks of 32 inputs that have the same numbers, None where there is none.
+
+        There is none for groups out of order or of another size, and for scales with more digits than half precision.
+        """
+        groups = self.scales.shape[1]
+        is_in_order = self.group_of is None and width % BLOCK == 0 and (width // groups) % BLOCK == 0
+        if not is_in_order or not torch.equal(self.scales.half().float(), self.scales):
+            return None
+        if bits == 8:
+            return "Q8_0" if bool((self.zeros == self.zeros[0, 0]).all()) and self._byte_zero() is not None else None
+        if bits != 4:
+            return None
+        return "Q4_0" if bool((self.zeros == 8).all()) else "U4_ZERO_POINT"
+
+    def _byte_zero(self) -> int | None:
+        """Return what is subtracted from bytes to make them signed, None for a zero point that is not the middle."""
+        zero = int(self.zeros[0, 0])
+        is_signed = self.numbers(0, 1).dtype is torch.int8
+        return zero if zero == (0 if is_signed else 128) else None
+
+    def blocks(self, first: int, end: int, block_type: BlockType) -> Tensor:
+        """Return rows as blocks, [n, bytes of a row] uint8."""
+        numbers = self.numbers(first, end)
+        blocks = numbers.shape[1] // BLOCK
+        in_blocks = numbers.unflatten(1, (blocks, BLOCK))
+        if block_type == "Q8_0":
+            signed = numbers if numbers.dtype is torch.int8 else (numbers ^ 128).view(torch.int8)
+            packed = signed.contiguous().view(torch.uint8).unflatten(1, (blocks, BLOCK))
+        else:
+            low, high = in_blocks.unflatten(2, (2, BLOCK // 2)).unbind(2)
+            packed = low | (high << 4)
+        factors = [self.scales] if block_type != "U4_ZERO_POINT" else [self.scales, self.zeros]
+        halves = [_of_blocks(part[first:end].half(), blocks).unsqueeze(-1).view(torch.uint8) for part in factors]
+        return torch.cat((*halves, packed), dim=2).flatten(1)
+
+
+Opened = Integers | Rows
+"""The parts of a matrix: integers, or its decoded rows [n, K] fp32."""
+
+
+def _of_blocks(values: Tensor, blocks: int) -> Tensor:
+    """Repeat the value of a group for its blocks: [n, G] -> [n, blocks], contiguous."""
+    return values.repeat_interleave(blocks // values.shape[1], dim=1).contiguous()
+
+
+class _Checked:
+    """Parts of a matrix, with errors that name the weight, the part and what would fit."""
+
+    def __init__(self, name: str, scheme: Scheme, parts: Mapping[str, View]) -> None:
+        self.name = name
+        self.scheme = scheme
+        self._parts = parts
+
+    def wrong(self, part: str, wanted: str) -> ModelError:
+        """Return the error for a part that is missing or is not as ``wanted``."""
+        view = self._parts.get(part)
+        found = "is missing" if view is None else f"is {view.dtype} {list(view.shape)}"
+        return ModelError(
+            f"The tensor {shortened(self.name)} in the layout {self.scheme.layout} is malformed: {part} {found}; "
+            f"{wanted} is needed."
+        )
+
+    def shape(self, part: str, dims: int, *dtypes: str) -> tuple[int, ...]:
+        """Return the shape of a part that must be there with so many dimensions, all above 0, in one of the types."""
+        view = self._parts.get(part)
+        if view is None or len(view.shape) != dims or view.dtype not in dtypes or not all(view.shape):
+            raise self.wrong(part, f"{' or '.join(dtypes)} of {dims} dimensions")
+        return view.shape
+
+    def has(self, part: str) -> bool:
+        return part in self._parts
+
+    def check(self, part: str, *shapes: tuple[int, ...], dtypes: tuple[str, ...] = _FLOATS) -> None:
+        """Check a part's shape and type."""
+        view = self._parts.get(part)
+        if view is None or view.shape not in shapes or view.dtype not in dtypes:
+            raise self.wrong(part, f"{' or '.join(dtypes)} {' or '.join(str(list(shape)) for shape in shapes)}")
+
+    def tensor(self, part: str) -> Tensor:
+        return self._parts[part].tensor()
+
+    def dtype(self, part: str) -> str:
+        return self._parts[part].dtype
+
+    def scales(self, part: str) -> Tensor:
+        """Return a part in fp32 whose numbers must be finite."""
+        found = self.tensor(part).float()
+        if not bool(torch.isfinite(found).all()):
+            raise ModelError(f"The tensor {shortened(self.name)} is malformed: {part} has numbers that are not finite.")
+        return found
+
+    def groups(self, width: int, part: str) -> int:
+        """Return the number of groups of a row, by the config. Raises ModelError where they are not whole."""
+        size = self.scheme.group or width
+        if width % size:
+            raise self.wrong(part, f"a width that is a multiple of the config's group of {size}, not {width},")
+        return width // size
+
+
+def unpacked(words: Tensor, bits: int, count: int) -> Tensor:
+    """Unpack integers that follow each other from a word's lowest bit on: [n, W] int32 -> [n, count] uint8.
+
+    An integer may lie across two words, as those of three bits do.
+    """
+    bytes_ = words.contiguous().view(torch.uint8)
+    if bits == 8:
+        return bytes_[:, :count]
+    if bits == 4:
+        return torch.stack((bytes_ & 15, bytes_ >> 4), dim=-1).flatten(1)[:, :count]
+    if bits == 2:
+        return torch.stack([(bytes_ >> shift) & 3 for shift in (0, 2, 4, 6)], dim=-1).flatten(1)[:, :count]
+    starts = torch.arange(count, device=words.device) * bits
+    padded = torch.nn.functional.pad(bytes_, (0, 1)).to(torch.int16)
+    low, shift = padded[:, starts // 8], (starts % 8).to(torch.int16)
+    high = padded[:, starts // 8 + 1]
+    return (((low | (high << 8)).to(torch.int32) >> shift) & ((1 << bits) - 1)).to(torch.uint8)
+
+
+def words_of(count: int, bits: int) -> int:
+    """Return the words that so many integers take."""
+    return -(-count * bits // _WORD)
+
+
+def _in_groups(values: Tensor, width: int, group_of: Tensor | None) -> Tensor:
+    """Spread a number for each group [n, G] over the inputs [n, width]."""
+    if group_of is not None:
+        return values[:, group_of]
+    return values.repeat_interleave(width // values.shape[1], dim=1) if values.shape[1] > 1 else values
+
+
+# GPTQ and AWQ
+
+
+def _gptq_shape(parts: _Checked) -> tuple[int, int]:
+    bits = parts.scheme.bits
+    packed, columns = parts.shape("qweight", 2, "I32")
+    width = packed * _WORD // bits
+    if packed * _WORD % bits:
+        raise parts.wrong("qweight", f"rows that hold whole integers of {bits} bits")
+    groups = parts.groups(width, "qweight")
+    parts.check("scales", (groups, columns))
+    parts.check("qzeros", (groups, words_of(columns, bits)), dtypes=("I32",))
+    if parts.has("g_idx"):
+        parts.check("g_idx", (width,), dtypes=("I32", "I64"))
+    return columns, width
+
+
+def _open_gptq(parts: _Checked) -> Opened:
+    bits, (columns, width) = parts.scheme.bits, _gptq_shape(parts)
+    words, scales = parts.tensor("qweight"), parts.scales("scales")
+    zeros = _gptq_zeros(parts, bits, columns).float()
+    return Integers(
+        numbers=lambda first, end: unpacked(words[:, first:end].T, bits, width),
+        zeros=zeros.T.contiguous(),
+        scales=scales.T.contiguous(),
+        group_of=_group_indices(parts, width, len(scales)),
+    )
+
+
+def _gptq_zeros(parts: _Checked, bits: int, columns: int) -> Tensor:
+    """Return the zero points [G, N]. The first version of the format stores each less one.
+
+    GPTQModel subtracts from whole words where these hold whole integers, so that a zero point of 0 borrows from its
+    neighbour, and from single integers else.
+    """
+    words = parts.tensor("qzeros")
+    if parts.scheme.layout == "gptq_v2":
+        return unpacked(words, bits, columns)
+    if _WORD % bits:
+        return (unpacked(words, bits, columns) + 1) & ((1 << bits) - 1)
+    ones = sum(1 << start for start in range(0, _WORD, bits))
+    return unpacked((words.long() + ones).to(torch.int32), bits, columns)
+
+
+def _group_indices(parts: _Checked, width: int, groups: int) -> Tensor | None:
+    """Return the group of each input where they are not in order, as with ``desc_act``. Raises ModelError."""
+    if not parts.has("g_idx"):
+        return None
+    found = parts.tensor("g_idx").long()
+    if bool((found < 0).any()) or bool((found >= groups).any()):
+        raise ModelError(
+            f"The tensor {shortened(parts.name)} is malformed: g_idx has indices outside of 0 to {groups - 1}."
+        )
+    in_order = torch.arange(width) // (width // groups)
+    return None if torch.equal(found, in_order) else found
+
+
+def _awq_shape(parts: _Checked) -> tuple[int, int]:
+    width, words = parts.shape("qweight", 2, "I32")
+    columns = words * 8
+    groups = parts.groups(width, "qweight")
+    parts.check("qzeros", (groups, words), dtypes=("I32",))
+    parts.check("scales", (groups, columns))
+    return columns, width
+
+
+def _open_awq(parts: _Checked) -> Opened:
+    _awq_shape(parts)
+    words, scales = parts.tensor("qweight"), parts.scales("scales")
+    return Integers(
+        numbers=lambda first, end: _awq_unpacked(words[:, first // 8 : end // 8]).T,
+        zeros=_awq_unpacked(parts.tensor("qzeros")).T.float().contiguous(),
+        scales=scales.T.contiguous(),
+    )
+
+
+def _awq_unpacked(words: Tensor) -> Tensor:
+    """[n, W] int32 -> [n, 8 W] uint8: each word's eight integers in the order of their columns."""
+    in_words = unpacked(words, 4, words.shape[1] * 8).view(len(words), -1, 8)
+    return in_words[..., torch.tensor(_AWQ_ORDER)].flatten(1)
+
+
+def _awq_gemv_shape(parts: _Checked) -> tuple[int, int]:
+    columns, words = parts.shape("qweight", 2, "I32")
+    width = words * 8
+    groups = parts.groups(width, "qweight")
+    padded = _awq_gemv_words(groups, parts.scheme.group or width)
+    parts.check("qzeros", (columns, padded), dtypes=("I32",))
+    parts.check("scales", (columns, padded * 8))
+    return columns, width
+
+
+def _awq_gemv_words(groups: int, size: int) -> int:
+    """Return the words of a row's zero points, padded by how many groups a kernel of the format reads at once."""
+    multiple, words = max(1, 128 // size), math.ceil(groups / 8)
+    return math.ceil(words / multiple) * multiple
+
+
+def _open_awq_gemv(parts: _Checked) -> Opened:
+    _, width = _awq_gemv_shape(parts)
+    groups = parts.groups(width, "qweight")
+    words, scales = parts.tensor("qweight"), parts.scales("scales")[:, :groups]
+    return Integers(
+        numbers=lambda first, end: unpacked(words[first:end], 4, width),
+        zeros=unpacked(parts.tensor("qzeros"), 4, groups).float(),
+        scales=scales,
+    )
+
+
+# compressed-tensors, FP8
+
+
+def _packed_shape(parts: _Checked) -> tuple[int, int]:
+    bits = parts.scheme.bits
+    rows, words = parts.shape("weight_packed", 2, "I32")
+    parts.check("weight_shape", (2,), dtypes=("I64", "I32"))
+    stated = tuple(parts.tensor("weight_shape").tolist())
+    width = stated[1]
+    if stated[0] != rows or width < 1 or words_of(width, bits) != words:
+        raise parts.wrong("weight_packed", f"a shape that holds {list(stated)}, which weight_shape says,")
+    groups = _check_scales(parts, rows, width)
+    if not parts.scheme.symmetric:
+        parts.check("weight_zero_point", (words_of(rows, bits), groups), dtypes=("I32",))
+    if parts.has("weight_g_idx"):
+        parts.check("weight_g_idx", (width,), dtypes=("I32", "I64"))
+    return rows, width
+
+
+def _check_scales(parts: _Checked, rows: int, width: int) -> int:
+    """Check the scales of a matrix, of a row, or of groups of inputs, and return how many a row has."""
+    if parts.scheme.group is not None:
+        groups = parts.groups(width, "weight_scale")
+        parts.check("weight_scale", (rows, groups))
+        return groups
+    parts.check("weight_scale", (rows, 1), (rows,), (1,), (), (1, 1))
+    return 1
+
+
+def _row_scales(parts: _Checked, rows: int) -> Tensor:
+    """Return the scales as [N, groups of a row] fp32."""
+    found = parts.scales("weight_scale")
+    return found.reshape(1, 1).expand(rows, 1) if found.numel() == 1 else found.reshape(rows, -1)
+
+
+def _open_packed(parts: _Checked) -> Opened:
+    bits, (rows, width) = parts.scheme.bits, _packed_shape(parts)
+    words, scales, middle = parts.tensor("weight_packed"), _row_scales(parts, rows), 1 << (bits - 1)
+    zeros = torch.full_like(scales, middle)
+    if not parts.scheme.symmetric:
+        zeros = unpacked(parts.tensor("weight_zero_point").T, bits, rows).T.float()
+    group_of = None
+    if parts.has("weight_g_idx"):
+        found = parts.tensor("weight_g_idx").long()
+        group_of = _packed_groups(parts, found, width, scales.shape[1])
+    return Integers(lambda first, end: unpacked(words[first:end], bits, width), zeros, scales, group_of)
+
+
+def _packed_groups(parts: _Checked, found: Tensor, width: int, groups: int) -> Tensor | None:
+    """Return the group of each input; None for groups in order, which -1 says as well."""
+    if bool((found == -1).all()) or torch.equal(found, torch.arange(width) // (width // groups)):
+        return None
+    if bool((found < 0).any()) or bool((found >= groups).any()):
+        raise ModelError(
+            f"The tensor {shortened(parts.name)} is malformed: weight_g_idx has indices outside of 0 to {groups - 1}."
+        )
+    return found
+
+
+def _int8_shape(parts: _Checked) -> tuple[int, int]:
+    rows, width = parts.shape("weight", 2, "I8")
+    groups = _check_scales(parts, rows, width)
+    if not parts.scheme.symmetric:
+        shapes = ((rows, groups), (rows,), (1,), (), (1, 1)) if groups == 1 else ((rows, groups),)
+        parts.check("weight_zero_point", *shapes, dtypes=("I8",))
+    return rows, width
+
+
+def _open_int8(parts: _Checked) -> Opened:
+    rows, _ = _int8_shape(parts)
+    numbers, scales = parts.tensor("weight"), _row_scales(parts, rows)
+    zeros = torch.zeros_like(scales)
+    if not parts.scheme.symmetric:
+        found = parts.tensor("weight_zero_point").float()
+        zeros = found.reshape(1, 1).expand(rows, 1) if found.numel() == 1 else found.reshape(rows, -1)
+    return Integers(lambda first, end: numbers[first:end], zeros, scales)
+
+
+def _blocks_shape(shape: tuple[int, int]) -> tuple[int, int]:
+    """Return the shape of the scales of a matrix in blocks of 128 by 128."""
+    rows, columns = (math.ceil(size / _FLOAT8_BLOCK) for size in shape)
+    return rows, columns
+
+
+def _float8_shape(parts: _Checked) -> tuple[int, int]:
+    rows, width = parts.shape("weight", 2, _FLOAT8)
+    if parts.scheme.group is not None:
+        _check_scales(parts, rows, width)
+        return rows, width
+    blocks = _blocks_shape((rows, width))
+    parts.check("weight_scale", (rows, 1), (rows,), (1,), (), (1, 1), blocks)
+    return rows, width
+
+
+def _open_float8(parts: _Checked) -> Opened:
+    rows, width = _float8_shape(parts)
+    numbers, scales = parts.tensor("weight"), parts.scales("weight_scale")
+    is_in_blocks = scales.dim() == 2 and scales.shape[0] != rows and scales.numel() > 1
+    if is_in_blocks:
+        return _in_blocks(numbers, scales)
+    of_rows = _row_scales(parts, rows)
+    return lambda first, end: numbers[first:end].float() * _in_groups(of_rows[first:end], width, None)
+
+
+def _float8_blocks_shape(parts: _Checked) -> tuple[int, int]:
+    rows, width = parts.shape("weight", 2, _FLOAT8)
+    parts.check("weight_scale_inv", _blocks_shape((rows, width)))
+    return rows, width
+
+
+def _in_blocks(numbers: Tensor, scales: Tensor) -> Opened:
+    """Decode E4M3 numbers with a scale for each block of 128 by 128."""
+    wide = scales.repeat_interleave(_FLOAT8_BLOCK, dim=1)[:, : numbers.shape[1]]
+
+    def decode(first: int, end: int) -> Tensor:
+        rows = torch.arange(first, end) // _FLOAT8_BLOCK
+        return numbers[first:end].float() * wide[rows]
+
+    return decode
+
+
+def _open_float8_blocks(parts: _Checked) -> Opened:
+    return _in_blocks(parts.tensor("weight"), parts.scales("weight_scale_inv"))
+
+
+# Four-bit floats
+
+
+def _nvfp4_shape(parts: _Checked) -> tuple[int, int]:
+    weight, total = _nvfp4_names(parts)
+    rows, packed = parts.shape(weight, 2, "U8")
+    width = 2 * packed
+    if width % _NVFP4_GROUP:
+        raise parts.wrong(weight, f"a width that is a multiple of {_NVFP4_GROUP}")
+    parts.check("weight_scale", (rows, width // _NVFP4_GROUP), dtypes=(_FLOAT8,))
+    parts.check(total, (1,), (), dtypes=("F32",))
+    return rows, width
+
+
+def _nvfp4_names(parts: _Checked) -> tuple[str, str]:
+    is_modelopt = parts.scheme.layout == "nvfp4_modelopt"
+    return ("weight", "weight_scale_2") if is_modelopt else ("weight_packed", "weight_global_scale")
+
+
+def _open_nvfp4(parts: _Checked) -> Opened:
+    _, width = _nvfp4_shape(parts)
+    weight, total = _nvfp4_names(parts)
+    numbers, scales, factor = parts.tensor(weight), parts.scales("weight_scale"), parts.scales(total).reshape(())
+    if parts.scheme.layout == "nvfp4":  # compressed-tensors stores what the scales were multiplied with
+        if not factor:
+            raise ModelError(f"The tensor {shortened(parts.name)} is malformed: {total} is 0.")
+        scales = scales / factor
+    else:
+        scales = scales * factor
+
+    def decode(first: int, end: int) -> Tensor:
+        return _e2m1(numbers[first:end]) * _in_groups(scales[first:end], width, None)
+
+    return decode
+
+
+def _e2m1(packed: Tensor) -> Tensor:
+    """Numbers of four bits in bytes, the first in the low half: [n, K / 2] uint8 -> [n, K] fp32."""
+    nibbles = torch.stack((packed & 15, packed >> 4), dim=-1).flatten(1)
+    return mxfp4.scaled_values(nibbles, torch.full((1, 1), mxfp4.BIAS))
+
+
+def _mxfp4_packed_shape(parts: _Checked) -> tuple[int, int]:
+    rows, packed = parts.shape("weight_packed", 2, "U8")
+    if 2 * packed % mxfp4.BLOCK:
+        raise parts.wrong("weight_packed", f"a width that is a multiple of {mxfp4.BLOCK}")
+    parts.check("weight_scale", (rows, 2 * packed // mxfp4.BLOCK), dtypes=("U8",))
+    return rows, 2 * packed
+
+
+def _open_mxfp4_packed(parts: _Checked) -> Opened:
+    _, width = _mxfp4_packed_shape(parts)
+    numbers, exponents = parts.tensor("weight_packed"), parts.tensor("weight_scale")
+
+    def decode(first: int, end: int) -> Tensor:
+        some = numbers[first:end]
+        nibbles = torch.stack((some & 15, some >> 4), dim=-1).flatten(1)
+        return mxfp4.scaled_values(nibbles, _in_groups(exponents[first:end].int(), width, None))
+
+    return decode
+
+
+# bitsandbytes
+
+
+@dataclass(frozen=True, slots=True)
+class _BlockState:
+    """What bitsandbytes writes beside a matrix of four bits: its shape, and the values that share a scale."""
+
+    shape: tuple[int, int]
+    block: int
+    nested_block: int | None
+    nested_offset: float
+
+
+def _bnb_state(parts: _Checked) -> _BlockState:
+    names = [name for name in PARTS["bnb_4bit"] if "quant_state" in name and parts.has(name)]
+    if len(names) != 1:
+        raise ModelError(f"The tensor {shortened(parts.name)} is malformed: it needs one weight.quant_state.")
+    parts.shape(names[0], 1, "U8")
+    try:
+        state = _read_state(json.loads(bytes(parts.tensor(names[0]).tolist())))
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ModelError(
+            f"The tensor {shortened(parts.name)} is malformed: {names[0]} does not give shape and blocks."
+        ) from error
+    return state
+
+
+def _read_state(found: Any) -> _BlockState:
+    """Read the object that bitsandbytes writes. Raises ValueError, KeyError or TypeError for another one."""
+    rows, width = (int(size) for size in found["shape"])
+    nested = found.get("nested_blocksize")
+    state = _BlockState(
+        shape=(rows, width),
+        block=int(found["blocksize"]),
+        nested_block=None if nested is None else int(nested),
+        nested_offset=float(found.get("nested_offset") or 0.0),
+    )
+    if min(rows, width, state.block, state.nested_block or 1) < 1 or not math.isfinite(state.nested_offset):
+        raise ValueError("sizes must be above 0")
+    return state
+
+
+def _bnb_4bit_shape(parts: _Checked) -> tuple[int, int]:
+    state = _bnb_state(parts)
+    count = state.shape[0] * state.shape[1]
+    packed, scales = -(-count // 2), -(-count // state.block)
+    _check_bnb_bytes(parts, packed)
+    parts.check("weight.quant_map", (16,), dtypes=("F32",))
+    if state.nested_block is None:
+        parts.check("weight.absmax", (scales,), dtypes=("F32",))
+    else:
+        parts.check("weight.absmax", (scales,), dtypes=("U8",))
+        parts.check("weight.nested_absmax", (-(-scales // state.nested_block),), dtypes=("F32",))
+        parts.check("weight.nested_quant_map", (256,), dtypes=("F32",))
+    return state.shape
+
+
+def _check_bnb_bytes(parts: _Checked, packed: int) -> None:
+    """Check the packed numbers, which may be stored in a type of more bytes."""
+    sizes = {"U8": 1, "BF16": 2, "F16": 2, "F32": 4}
+    size = sizes.get(parts.dtype("weight"), 1) if parts.has("weight") else 1
+    parts.check("weight", (-(-packed // size), 1), (1, -(-packed // size)), dtypes=tuple(sizes))
+
+
+def _open_bnb_4bit(parts: _Checked) -> Opened:
+    state, (_, width) = _bnb_state(parts), _bnb_4bit_shape(parts)
+    packed = parts.tensor("weight").contiguous().view(torch.uint8).reshape(-1)
+    table, scales = parts.scales("weight.quant_map"), _bnb_scales(parts, state)
+
+    def decode(first: int, end: int) -> Tensor:
+        start, stop = first * width, end * width
+        some = packed[start // 2 : -(-stop // 2)]
+        numbers = torch.stack((some >> 4, some & 15), dim=-1).flatten()[start % 2 : start % 2 + stop - start]
+        blocks = torch.arange(start, stop) // state.block
+        return (table[numbers.int()] * scales[blocks]).view(end - first, width)
+
+    return decode
+
+
+def _bnb_scales(parts: _Checked, state: _BlockState) -> Tensor:
+    """Return the scale of each block, which double quantisation stores in eight bits."""
+    if state.nested_block is None:
+        return parts.scales("weight.absmax")
+    numbers, table = parts.tensor("weight.absmax"), parts.scales("weight.nested_quant_map")
+    factors = parts.scales("weight.nested_absmax").repeat_interleave(state.nested_block)[: len(numbers)]
+    return table[numbers.int()] * factors + state.nested_offset
+
+
+def _bnb_int8_shape(parts: _Checked) -> tuple[int, int]:
+    rows, width = parts.shape("weight", 2, "I8")
+    parts.check("SCB", (rows,), dtypes=("F32",))
+    return rows, width
+
+
+def _open_bnb_int8(parts: _Checked) -> Opened:
+    if parts.has("weight_format") and int(parts.tensor("weight_format").reshape(-1)[0]) != 0:
+        raise parts.wrong("weight_format", "0, which is plain rows,")
+    numbers, scales = parts.tensor("weight"), parts.scales("SCB") / 127
+    return lambda first, end: numbers[first:end].float() * scales[first:end, None]
+
+
+_SHAPES: Final[dict[Layout, Callable[[_Checked], tuple[int, int]]]] = {
+    "gptq": _gptq_shape,
+    "gptq_v2": _gptq_shape,
+    "awq_gemm": _awq_shape,
+    "awq_gemv": _awq_gemv_shape,
+    "packed": _packed_shape,
+    "int8": _int8_shape,
+    "float8": _float8_shape,
+    "float8_blocks": _float8_blocks_shape,
+    "nvfp4": _nvfp4_shape,
+    "nvfp4_modelopt": _nvfp4_shape,
+    "mxfp4_packed": _mxfp4_packed_shape,
+    "bnb_4bit": _bnb_4bit_shape,
+    "bnb_int8": _bnb_int8_shape,
+}
+
+_OPENERS: Final[dict[Layout, Callable[[_Checked], Opened]]] = {
+    "gptq": _open_gptq,
+    "gptq_v2": _open_gptq,
+    "awq_gemm": _open_awq,
+    "awq_gemv": _open_awq_gemv,
+    "packed": _open_packed,
+    "int8": _open_int8,
+    "float8": _open_float8,
+    "float8_blocks": _open_float8_blocks,
+    "nvfp4": _open_nvfp4,
+    "nvfp4_modelopt": _open_nvfp4,
+    "mxfp4_packed": _open_mxfp4_packed,
+    "bnb_4bit": _open_bnb_4bit,
+    "bnb_int8": _open_bnb_int8,
+}

@@ -1,0 +1,171 @@
+"""Entry languages: what the distinct entries of a container may be, the items of an array or the keys of an object.
+
+A grammar without a memory cannot say that two values differ. So where the values are too many to list, the grammar
+permits repeats, and the matcher remembers what was written (`match/memory_state.py`). It needs to know the language of
+the entries too: of those that are few with a common beginning, the last one must not be used up by its beginning.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from ..regex.charset import json_string
+from ..regex.string_automaton import START, StringAutomaton
+from ..schema.constraints import Arrays
+
+# In the grammar a container whose entries are remembered has a second spelling, which no text can have: `ENTRIES`, its
+# number and a semicolon. A part of a text that is JSON begins with the number `JSON_PART`.
+ENTRIES = b"\x03"
+JSON_PART = 0
+MAX_SPELLINGS = 50_000  # of numbers, tried one after the other
+MAX_TEXTS = 200  # of one length that are followed further in the search for short strings
+MAX_SHORT = 300  # characters of such a string
+_LIKELY = [*"0123456789abcdefghijklmnopqrstuvwxyz"]
+_Spelled = tuple[StringAutomaton, int, str]
+
+
+@dataclass(frozen=True)
+class EntryLanguage:
+    """The entries of one container.
+
+    Attributes:
+        words: of null, true and false those that are possible.
+        numbers: automata of the spellings of numbers.
+        strings: automata of strings; a string may match several.
+        has_containers: arrays or objects are possible, each of which can be made longer at any time.
+        of_keys: the entries are the keys of an object, and not the items of an array.
+    """
+
+    words: tuple[str, ...] = ()
+    numbers: tuple[StringAutomaton, ...] = ()
+    strings: tuple[StringAutomaton, ...] = ()
+    has_containers: bool = False
+    of_keys: bool = False
+
+    @property
+    def num_bytes(self) -> int:
+        """Estimated size in memory."""
+        return sum(
+            len(each.accepting) * (16 * (each.last_count + 1) + 80 * each.classes.num)
+            for each in (*self.numbers, *self.strings)
+        )
+
+    def encode(self) -> list[Any]:
+        """Return the language as JSON; `decode` reads it."""
+        automata = [[each.encode() for each in listed] for listed in (self.numbers, self.strings)]
+        return [self.words, *automata, self.has_containers, self.of_keys]
+
+    @classmethod
+    def decode(cls, data: Sequence[Any]) -> EntryLanguage:
+        """Return the language of its JSON."""
+        words, numbers, strings, has_containers, of_keys = data
+        decoded = [tuple(map(StringAutomaton.decode, listed)) for listed in (numbers, strings)]
+        return cls(tuple(words), decoded[0], decoded[1], has_containers, of_keys)
+
+
+class EntryRules:
+    """What one grammar leaves to a memory of the entries of its containers.
+
+    Attributes:
+        languages: of the containers, in the order of their numbers.
+        distinct: the languages of the arrays among them.
+        has_open_objects: some object may have keys that are not listed.
+        marks_objects: each of these is marked as the beginning of JSON.
+
+    Args:
+        first: number of the first container.
+    """
+
+    def __init__(self, first: int = 1, *, marks_objects: bool = False) -> None:
+        self.languages: list[EntryLanguage] = []
+        self.distinct: dict[Arrays, EntryLanguage] = {}
+        self.has_open_objects, self.marks_objects = False, marks_objects
+        self._first = first
+
+    @property
+    def is_used(self) -> bool:
+        return self.has_open_objects or bool(self.languages)
+
+    def mark(self, language: EntryLanguage) -> str:
+        """Return the mark of a container whose entries have a language, which is added."""
+        if language not in self.languages:
+            self.languages.append(language)
+        return container_mark(self._first + self.languages.index(language))
+
+
+def container_mark(number: int) -> str:
+    """Return the body of the terminal that is a container's other spelling."""
+    return rf"/\x03{number};/"
+
+
+def number_spellings(begun: Iterable[_Spelled]) -> Iterator[str]:
+    """Yield spellings of numbers, the shortest first.
+
+    Args:
+        begun: automata, each with the state after a text, and that text.
+    """
+    todo = deque(begun)
+    for _ in range(MAX_SPELLINGS):
+        if not todo:
+            return
+        automaton, state, text = todo.popleft()
+        if automaton.accepting[state]:
+            yield text
+        todo.extend((automaton, after, text + char) for char, after in automaton.number_steps[state])
+
+
+def is_endless(automaton: StringAutomaton) -> bool:
+    """Return whether each beginning of a string has infinitely many ends."""
+    return bool((automaton.num_ends[automaton.can_finish] == float("inf")).all())
+
+
+def shortest_entries(language: EntryLanguage, count: int) -> list[str]:
+    """Return the JSON of some different entries, short ones first; fewer if no more are found."""
+    found: dict[Any, str] = {word: word for word in language.words}
+    numbers = number_spellings((automaton, START, "") for automaton in language.numbers)
+    for text in numbers if language.numbers else ():
+        if len(found) >= count + len(language.words):
+            break
+        found.setdefault((json.loads(text),), text)
+    for automaton in language.strings:
+        for text in islice(_short_strings(automaton), count):
+            found.setdefault((text,), json_string(text))
+    return sorted(found.values(), key=len)[:count]
+
+
+def _short_strings(automaton: StringAutomaton) -> Iterator[str]:
+    """Yield some strings of an automaton, the shortest first."""
+    frontier = {"": START}
+    chars = [*_LIKELY, *(chr(first) for first, _, _ in automaton.classes.intervals())]
+    for length in range(MAX_SHORT):
+        yield from (
+            text for text, state in frontier.items() if automaton.may_end(state, min(length, automaton.last_count))
+        )
+        after, count = dict[str, int](), min(length + 1, automaton.last_count)
+        for text, state in frontier.items():
+            for char in chars:
+                target = automaton.transitions[state][automaton.classes.of(ord(char))]
+                if automaton.can_finish[target, count]:
+                    after[text + char] = target
+            if len(after) > MAX_TEXTS:
+                break
+        frontier = after
+
+
+def has_entries(language: EntryLanguage, count: int) -> bool:
+    """Return whether there are as many different entries, as far as that is found out."""
+    strings = max((float(each.num_ends[START, 0]) for each in language.strings), default=0.0)
+    if language.has_containers or strings + len(language.words) >= count:
+        return True
+    numbers = number_spellings((automaton, START, "") for automaton in language.numbers)
+    values = set()
+    for text in numbers:
+        values.add(json.loads(text))
+        if len(values) + strings + len(language.words) >= count:
+            return True
+    return False

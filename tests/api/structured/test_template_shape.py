@@ -1,0 +1,236 @@
+"""What templates cannot say is said in another way, over generated conversations and templates in families' manners."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.api.tool_templates import OTHERS, TEMPLATES, WITHOUT_CALLS
+
+from rootgraft.api.protocol.chat import ChatRequest
+from rootgraft.api.protocol.chat_messages import for_template
+from rootgraft.api.structured.template_shape import ANY_SHAPE, TemplateShape, as_taken
+from rootgraft.api.structured.tool_dialects import Dialect, dialect_of, for_dialect
+from rootgraft.engine.text.chat_template import ChatTemplates
+
+_CALLS = (
+    "{% for c in m.tool_calls or [] %}<tool_call>\n"
+    "{{ {'name': c.function.name, 'arguments': c.function.arguments} | tojson }}\n</tool_call>{% endfor %}"
+)
+_TOOLS = "{% for t in tools or [] %}{{ t | tojson }}{% endfor %}"
+_END = "{% if add_generation_prompt %}[assistant]{% endif %}"
+
+
+def loop(body: str, head: str = "") -> str:
+    return f"{_TOOLS}{head}{{% for m in messages %}}{body}{{% endfor %}}{_END}"
+
+
+_PLAIN = f"[{{{{ m.role }}}}]{{{{ m.content }}}}{_CALLS}"
+_ALTERNATES = (
+    "{% set ns = namespace(n=0) %}{% for m in messages %}{% if m.role == 'user' or (m.role == 'assistant' and not "
+    "m.tool_calls) %}{% if (m.role == 'user') != (ns.n % 2 == 0) %}{{ raise_exception('Roles must alternate.') }}"
+    "{% endif %}{% set ns.n = ns.n + 1 %}{% endif %}{% endfor %}"
+)
+_LATE = "{% if m.role == 'system' and not loop.first %}{{ raise_exception('System must be first.') }}{% endif %}"
+SHAPES = {
+    "takes all": (loop(_PLAIN), ANY_SHAPE),
+    "one system first (Qwen 3.5)": (
+        loop(_LATE + _PLAIN),
+        TemplateShape(several_systems=False, late_systems=False),
+    ),
+    "and a user (Qwen 3.5)": (
+        loop(
+            _LATE + _PLAIN,
+            "{% if not messages | selectattr('role', 'eq', 'user') | list %}{{ raise_exception('No user.') }}"
+            "{% endif %}",
+        ),
+        TemplateShape(several_systems=False, late_systems=False, without_user=False),
+    ),
+    "drops late systems (gpt-oss)": (
+        loop("{% if m.role != 'system' or loop.first %}" + _PLAIN + "{% endif %}"),
+        TemplateShape(several_systems=False, late_systems=False),
+    ),
+    "moves systems to the front": (
+        loop(
+            "{% if m.role != 'system' %}" + _PLAIN + "{% endif %}",
+            "{% for m in messages if m.role == 'system' %}[system]{{ m.content }}{% endfor %}",
+        ),
+        TemplateShape(late_systems=False),
+    ),
+    "no system (Gemma)": (
+        loop(
+            "{% if m.role == 'system' %}{{ raise_exception('System role not supported.') }}{% endif %}" + _PLAIN,
+            _ALTERNATES,
+        ),
+        TemplateShape(False, False, False, False, False, False, False, False),
+    ),
+    "alternates (Mistral)": (
+        loop(_LATE + _PLAIN, _ALTERNATES),
+        TemplateShape(True, False, False, False, False, False, False, False),
+    ),
+    "joins text (DeepSeek)": (
+        loop("{{ '[' + m.role + ']' + m.content }}" + _CALLS),
+        TemplateShape(calls_without_content=False),
+    ),
+    "prints None": (
+        loop("[{{ m.role }}]{{ m.content if m.content is not none else 'None' }}" + _CALLS),
+        ANY_SHAPE,
+    ),
+    "looks into the text (gpt-oss)": (
+        loop("{% if '<|channel|>' in m.content %}x{% endif %}" + _PLAIN),
+        ANY_SHAPE,
+    ),
+    "no tools": (
+        loop("[{{ m.role }}]{{ m.content }}").replace(_TOOLS, ""),
+        ANY_SHAPE,
+    ),
+    "alternates without tools (Llama 2)": (
+        loop(_LATE + "[{{ m.role }}]{{ m.content }}", _ALTERNATES).replace(_TOOLS, ""),
+        TemplateShape(True, False, False, False, False, False, False),
+    ),
+}
+
+
+class TemplateOnly:
+    """As much of a tokenizer as a template's shape is found out by."""
+
+    def __init__(self, source: str) -> None:
+        self.templates = ChatTemplates({"default": source}, {})
+        self.named_roles = self.templates.named_roles
+
+    def render_chat(self, messages: Any, **options: Any) -> str:
+        return self.templates.render(messages, **options)
+
+    def renders_role(self, role: str) -> bool:
+        return self.templates.renders_role(role)
+
+    def template_mentions(self, text: str) -> bool:
+        return self.templates.mention(text)
+
+
+TOOL = {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}}
+FOUND: dict[str, tuple[TemplateOnly, Dialect]] = {}
+
+
+def found(name: str) -> tuple[TemplateOnly, Dialect]:
+    if name not in FOUND:
+        tokenizer = TemplateOnly(SHAPES[name][0])
+        FOUND[name] = tokenizer, dialect_of(tokenizer, "auto")  # type: ignore[arg-type]
+    return FOUND[name]
+
+
+def rendered(name: str, messages: list[dict[str, Any]], *, with_tools: bool = False) -> str:
+    tokenizer, dialect = found(name)
+    chat = ChatRequest.model_validate({"messages": messages})
+    tools = [TOOL] if with_tools else []
+    shown = for_dialect(for_template(chat.messages), tools, dialect)
+    return tokenizer.render_chat(shown, tools=tools if dialect.by_template and tools else None)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_each_shape_is_found(name: str) -> None:
+    assert found(name)[1].shape == SHAPES[name][1]
+
+
+@pytest.mark.parametrize("name", [*TEMPLATES, *OTHERS, *WITHOUT_CALLS])
+def test_templates_that_take_all_are_given_all_as_it_is(name: str) -> None:
+    source = (TEMPLATES | OTHERS | WITHOUT_CALLS)[name]
+    shape = dialect_of(TemplateOnly(source), "auto").shape  # type: ignore[arg-type]
+    assert shape == ANY_SHAPE or name == "refuses tools" or "ids" in name or not shape.calls_without_content, shape
+
+
+@st.composite
+def conversations(draw: st.DrawFn) -> list[dict[str, Any]]:
+    """A conversation of any roles in any order, with texts that tell their places."""
+    messages: list[dict[str, Any]] = []
+    for number in range(draw(st.integers(1, 8))):
+        kind = draw(st.sampled_from(("system", "developer", "user", "user", "assistant", "calls", "nothing")))
+        text = f"<text {number}>"
+        if kind == "calls":
+            count = draw(st.integers(1, 3))
+            ids = [f"call{number}000{each}" for each in range(count)]
+            calls = [{"id": each, "type": "function", "function": {"name": "f", "arguments": "{}"}} for each in ids]
+            content = draw(st.sampled_from((None, "", [], text)))
+            messages.append({"role": "assistant", "content": content, "tool_calls": calls})
+            messages += [{"role": "tool", "tool_call_id": each, "content": f"<result {each}>"} for each in ids]
+        elif kind == "nothing":
+            messages.append({"role": "assistant", "content": None})
+        else:
+            messages.append({"role": kind, "content": text})
+    return messages
+
+
+def texts_of(messages: list[dict[str, Any]]) -> list[str]:
+    return [message["content"] for message in messages if message["content"]]
+
+
+@pytest.mark.parametrize("name", [name for name in SHAPES if name != "takes all"])
+@given(conversations(), st.booleans())
+def test_every_text_is_in_the_prompt_in_its_place(name: str, messages: list[dict[str, Any]], with_tools: bool) -> None:
+    for message in messages:
+        if message["role"] == "developer":
+            message["role"] = "system"
+    text = rendered(name, messages, with_tools=with_tools)
+    places = [text.find(each) for each in texts_of(messages)]
+    assert -1 not in places, text
+    assert all(first < second for first, second in pairwise(places)), text
+    assert "None" not in text and all(text.count(each) == 1 for each in texts_of(messages)), text
+
+
+@given(conversations())
+def test_what_is_taken_is_left_alone(messages: list[dict[str, Any]]) -> None:
+    chat = ChatRequest.model_validate({"messages": messages})
+    shown = for_template(chat.messages)
+    assert as_taken(shown, ANY_SHAPE) == shown
+
+
+@pytest.mark.parametrize("name", SHAPES)
+@given(conversations(), st.data())
+def test_a_late_instruction_changes_nothing_in_front_of_its_turn(
+    name: str, messages: list[dict[str, Any]], data: st.DataObject
+) -> None:
+    """The prefix cache keeps all that is in front of the turn that it joins."""
+    messages = [message for message in messages if message["role"] not in ("system", "developer")]
+    messages = [{"role": "user", "content": "<first>"}, *messages, {"role": "user", "content": "<last>"}]
+    late = {"role": "system", "content": "<late>"}
+    number = data.draw(st.integers(1, len(messages)))
+    # Results stay beside their calls.
+    while number < len(messages) and messages[number]["role"] == "tool":
+        number += 1
+    before = rendered(name, messages)
+    after = rendered(name, [*messages[:number], late, *messages[number:]])
+    kept = texts_of(messages[:number])[:-1]
+    shared = next((n for n, (a, b) in enumerate(zip(before, after, strict=False)) if a != b), len(before))
+    if name != "moves systems to the front":
+        assert all(text in before[:shared] for text in kept), (before, after)
+    assert "<late>" in after
+
+
+def test_the_words_of_another_way() -> None:
+    strict = TemplateShape(several_systems=False, late_systems=False)
+    system, user, late = ({"role": role, "content": role} for role in ("system", "user", "system"))
+    answer = {"role": "assistant", "content": "answer"}
+    block = "<system>\nsystem\n</system>"
+    assert as_taken([system, late, user], strict) == [{"role": "system", "content": "system\n\nsystem"}, user]
+    assert as_taken([system, user, late], strict) == [system, {"role": "user", "content": f"user\n\n{block}"}]
+    assert as_taken([user, answer, late, user], strict) == [
+        user,
+        answer,
+        {"role": "user", "content": f"{block}\n\nuser"},
+    ]
+    assert as_taken([user, answer, late], strict) == [user, answer, {"role": "user", "content": block}]
+    gemma = TemplateShape(system=False, several_systems=False, late_systems=False)
+    assert as_taken([system, user], gemma) == [{"role": "user", "content": "system\n\nuser"}]
+
+
+def test_long_runs_become_one_turn() -> None:
+    shape = SHAPES["no system (Gemma)"][1]
+    roles = ("system", "user", "user", "system", "user")
+    messages = [{"role": roles[n % 5], "content": f"<{n}>"} for n in range(4096)]
+    [turn] = as_taken(messages, shape)
+    assert turn.keys() == {"role", "content"} and turn["role"] == "user"
+    places = [turn["content"].find(f"<{n}>") for n in range(4096)]
+    assert places[0] == 0 and places == sorted(places)

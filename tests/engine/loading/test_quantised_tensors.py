@@ -1,0 +1,349 @@
+"""Quantised matrices of folders against what wrote them: AutoAWQ, GPTQModel, compressed-tensors and bitsandbytes.
+
+``data/packed_words.safetensors`` has small matrices as AutoAWQ 0.2.9 and GPTQModel 7.7 pack them, with the integers and
+zero points that were given to them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+from compressed_tensors.compressors import BaseCompressor
+from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from support.models.paged_run import CPU, run_whole
+from support.models.tiny_models import save
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from rootgraft.engine.checkpoint.quantization_config import Layout, Scheme, read_quantization
+from rootgraft.engine.config import EngineConfig
+from rootgraft.engine.errors import ConfigError, ModelError
+from rootgraft.engine.loading import weight_forms
+from rootgraft.engine.loading.base_layout import base_layout
+from rootgraft.engine.loading.load_model import load_model
+from rootgraft.engine.loading.quantised_tensors import QuantisedTensor, View, unpacked
+from rootgraft.engine.loading.weight_forms import WeightForm, choose_weight_form
+from rootgraft.kernels.layouts.packed_weights import Format, QuantisedLinear
+
+WORDS = Path(__file__).parent / "data" / "packed_words.safetensors"
+CASES = sorted({name.rpartition(".")[0] for name in load_file(WORDS)})
+TOKENS = [5, 9, 100, 7, 64, 3]
+
+
+def views(parts: Mapping[str, Tensor], folder: Path) -> dict[str, View]:
+    file = folder / "parts.safetensors"
+    save_file({name: tensor.contiguous() for name, tensor in parts.items()}, file)
+    opened = safe_open(file, framework="pt")
+    return {name: View(opened, name) for name in parts}
+
+
+def decoded(scheme: Scheme, parts: Mapping[str, Tensor], folder: Path) -> Tensor:
+    tensor = QuantisedTensor("m.weight", scheme, views(parts, folder))
+    out = torch.empty(tensor.shape)
+    tensor.read(out)
+    return out
+
+
+def stored_case(case: str) -> dict[str, Tensor]:
+    return {name.rpartition(".")[2]: tensor for name, tensor in load_file(WORDS).items() if name.startswith(f"{case}.")}
+
+
+def meaning(parts: Mapping[str, Tensor], scales: Tensor, groups: Tensor) -> Tensor:
+    """(q - z) s, by input's group."""
+    return (parts["ints"].float() - parts["zeros"].float()[:, groups]) * scales.float()[:, groups]
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.startswith("gptq")])
+@pytest.mark.parametrize("layout", ["gptq", "gptq_v2"])
+def test_gptq_of_every_kind_means_what_was_packed(case: str, layout: Layout, tmp_path: Path) -> None:
+    _, bits, group, symmetric, _ = case.split(".")
+    parts = stored_case(case)
+    zeros = parts.get("qzeros_v1" if layout == "gptq" else "qzeros_v2")
+    if zeros is None:
+        pytest.skip("of three bits the second version alone is recorded")
+    scheme = Scheme(layout, int(bits), None if group == "-1" else int(group), symmetric == "sym")
+    stored = {"qweight": parts["qweight"], "qzeros": zeros, "scales": parts["scales"], "g_idx": parts["g_idx"]}
+    want = meaning(parts, parts["scales"].T, parts["g_idx"].long())
+    assert torch.equal(decoded(scheme, stored, tmp_path), want)
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.startswith("awq")])
+def test_awq_in_both_orders_means_what_was_packed(case: str, tmp_path: Path) -> None:
+    kind, group = case.split(".")
+    parts = stored_case(case)
+    stored = {name: parts[name] for name in ("qweight", "qzeros", "scales")}
+    want = meaning(parts, parts["steps"], torch.arange(128) // int(group))
+    assert torch.equal(decoded(Scheme(cast(Layout, kind), 4, int(group)), stored, tmp_path), want)
+
+
+@given(st.integers(1, 8), st.integers(1, 100), st.integers(0, 2**32))
+def test_integers_of_any_width_follow_each_other_in_words(bits: int, count: int, seed: int) -> None:
+    numbers = torch.randint(1 << bits, (3, count), generator=torch.Generator().manual_seed(seed)).tolist()
+    streams = [sum(number << (bits * index) for index, number in enumerate(row)) for row in numbers]
+    num_bytes = -(-count * bits // 32) * 4
+    words = torch.tensor([list(stream.to_bytes(num_bytes, "little")) for stream in streams], dtype=torch.uint8)
+    assert unpacked(words.view(torch.int32), bits, count).tolist() == numbers
+
+
+BLOCK = [128, 128]
+COMPRESSED: dict[str, tuple[str, dict[str, Any]]] = {
+    "w4a16": ("pack-quantized", {"num_bits": 4, "strategy": "group", "group_size": 32, "symmetric": True}),
+    "w4a16 asymmetric": ("pack-quantized", {"num_bits": 4, "strategy": "group", "group_size": 32, "symmetric": False}),
+    "w8a16 by channel": ("pack-quantized", {"num_bits": 8, "strategy": "channel", "symmetric": True}),
+    "w3 asymmetric": ("pack-quantized", {"num_bits": 3, "strategy": "channel", "symmetric": False}),
+    "w8a8": ("int-quantized", {"num_bits": 8, "strategy": "channel", "symmetric": True}),
+    "w8 tensor": ("int-quantized", {"num_bits": 8, "strategy": "tensor", "symmetric": True}),
+    "w8 asymmetric": ("int-quantized", {"num_bits": 8, "strategy": "channel", "symmetric": False}),
+    "w8 groups": ("naive-quantized", {"num_bits": 8, "strategy": "group", "group_size": 64, "symmetric": True}),
+    "fp8 tensor": ("float-quantized", {"num_bits": 8, "type": "float", "strategy": "tensor"}),
+    "fp8 channel": ("float-quantized", {"num_bits": 8, "type": "float", "strategy": "channel"}),
+    "fp8 blocks": ("float-quantized", {"num_bits": 8, "type": "float", "strategy": "block", "block_structure": BLOCK}),
+    "nvfp4": ("nvfp4-pack-quantized", {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}),
+    "mxfp4": ("mxfp4-pack-quantized", {"num_bits": 4, "type": "float", "strategy": "group", "group_size": 32}),
+}  # fmt: skip
+
+
+def compressed(form: str, args: dict[str, Any], weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+    """What compressed-tensors stores of a weight, and what it reads back, in fp32 as far as its scales allow."""
+    scheme = QuantizationScheme(targets=["Linear"], weights=QuantizationArgs(**args), format=form)
+    state = {"weight": weight, **scales_of(args, weight)}
+    compressor = cast(Any, BaseCompressor.get_value_from_registry(form))
+    stored = compressor.compress(dict(state), scheme)
+    return stored, compressor.decompress(dict(stored), scheme)["weight"].float()
+
+
+def scales_of(args: dict[str, Any], weight: Tensor) -> dict[str, Tensor]:
+    """Scales and zero points of a weight, for the granularity of a scheme."""
+    rows, width = weight.shape
+    match args["strategy"]:
+        case "tensor":
+            parts = weight.reshape(1, 1, -1)
+        case "channel":
+            parts = weight.reshape(rows, 1, width)
+        case "block":
+            parts = weight.unfold(0, 128, 128).unfold(1, 128, 128).flatten(2)
+        case _:
+            parts = weight.reshape(rows, -1, args["group_size"])
+    largest = parts.abs().amax(-1)
+    if args.get("type") == "float" and args["num_bits"] == 4:
+        if args["group_size"] == 32:
+            return {"weight_scale": torch.exp2(torch.floor(torch.log2(largest)) - 2)}
+        total = torch.tensor([448 * 6 / weight.abs().max()])
+        scale = (total * largest / 6).to(torch.float8_e4m3fn)
+        return {"weight_scale": scale.float(), "weight_global_scale": total}
+    if args.get("type") == "float":
+        return {"weight_scale": largest / 448}
+    levels = 2 ** args["num_bits"] - 1
+    if args["symmetric"]:
+        return {"weight_scale": largest * 2 / levels}
+    lowest, highest = parts.amin(-1), parts.amax(-1)
+    scale = (highest - lowest) / levels
+    zero = (-(2 ** (args["num_bits"] - 1)) - torch.round(lowest / scale)).clamp(-(levels + 1) // 2, levels // 2)
+    return {"weight_scale": scale, "weight_zero_point": zero.to(torch.int8)}
+
+
+@pytest.mark.parametrize("kind", COMPRESSED)
+def test_compressed_tensors_reads_the_same_numbers(kind: str, tmp_path: Path) -> None:
+    form, args = COMPRESSED[kind]
+    weight = torch.randn(256, 256, generator=torch.Generator().manual_seed(1))
+    stored, want = compressed(form, args, weight)
+    found = read_quantization({"quantization_config": compressed_config(form, args)})
+    assert found is not None
+    scheme = found.scheme("m")
+    assert scheme is not None
+    got = decoded(scheme, {name: tensor for name, tensor in stored.items() if tensor.numel()}, tmp_path)
+    # The package reads NVFP4 back in bfloat16.
+    torch.testing.assert_close(got, want, rtol=4e-3 if kind == "nvfp4" else 1e-6, atol=1e-7)
+    assert (got - weight).abs().max() < weight.abs().max()
+
+
+def compressed_config(form: str, args: dict[str, Any]) -> dict[str, Any]:
+    group = {"targets": ["Linear"], "weights": {"type": "int", **args}, "input_activations": None}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": form,
+        "config_groups": {"group_0": group},
+        "ignore": ["lm_head"],
+    }
+
+
+@pytest.mark.parametrize("kind", ["nf4", "fp4"])
+@pytest.mark.parametrize("is_nested", [False, True])
+@pytest.mark.parametrize("shape", [(64, 128), (33, 50)])
+def test_four_bits_of_bitsandbytes(kind: str, is_nested: bool, shape: tuple[int, int], tmp_path: Path) -> None:
+    functional = pytest.importorskip("bitsandbytes.functional")
+    weight = torch.randn(shape, generator=torch.Generator().manual_seed(2))
+    packed, state = functional.quantize_4bit(weight, quant_type=kind, compress_statistics=is_nested, blocksize=64)
+    stored = {"weight": packed, **{f"weight.{name}": part for name, part in state.as_dict(packed=True).items()}}
+    got = decoded(Scheme("bnb_4bit", 4), stored, tmp_path)
+    torch.testing.assert_close(got, functional.dequantize_4bit(packed, state).float(), rtol=1e-6, atol=1e-7)
+
+
+def test_eight_bits_of_bitsandbytes(tmp_path: Path) -> None:
+    functional = pytest.importorskip("bitsandbytes.functional")
+    weight = torch.randn(48, 64, generator=torch.Generator().manual_seed(3))
+    numbers, scales, _ = functional.int8_vectorwise_quant(weight.half())
+    stored = {"weight": numbers, "SCB": scales, "weight_format": torch.tensor(0, dtype=torch.uint8)}
+    want = functional.int8_vectorwise_dequant(numbers, scales).float()
+    torch.testing.assert_close(decoded(Scheme("bnb_int8"), stored, tmp_path), want, rtol=1e-6, atol=1e-7)
+
+
+def save_llama(folder: Path) -> None:
+    """A tiny model whose widths are whole blocks."""
+    config = LlamaConfig(
+        vocab_size=256, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, tie_word_embeddings=True, bos_token_id=1, eos_token_id=2,
+    )  # fmt: skip
+    torch.manual_seed(4)
+    LlamaForCausalLM(config).save_pretrained(folder)
+
+
+def quantised_folder(tmp_path: Path, kind: str, family: str) -> tuple[Path, Path]:
+    """A model whose projections compressed-tensors has quantised, and the same with what they mean."""
+    plain, packed = tmp_path / "plain", tmp_path / "packed"
+    if family == "whole blocks":
+        save_llama(plain)
+    else:
+        save(family, plain)
+    form, args = COMPRESSED[kind]
+    tensors = load_file(plain / "model.safetensors")
+    stored = dict(tensors)
+    for name, weight in list(tensors.items()):
+        if not name.endswith("_proj.weight"):
+            continue
+        parts, tensors[name] = compressed(form, args, weight.float())
+        del stored[name]
+        stored |= {f"{name.removesuffix('weight')}{part}": tensor for part, tensor in parts.items() if tensor.numel()}
+    packed.mkdir()
+    save_file(tensors, plain / "model.safetensors", metadata={"format": "pt"})
+    save_file({name: part.contiguous() for name, part in stored.items()}, packed / "model.safetensors")
+    config = json.loads((plain / "config.json").read_text())
+    config["quantization_config"] = compressed_config(form, args)
+    (packed / "config.json").write_text(json.dumps(config))
+    return plain, packed
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3_moe"])
+@pytest.mark.parametrize("kind", ["w3 asymmetric", "w8a8", "fp8 channel"])
+def test_a_quantised_model_is_the_model_that_it_means(family: str, kind: str, tmp_path: Path) -> None:
+    plain, packed = quantised_folder(tmp_path, kind, family)
+    logits = [run_whole(load_model(folder, dtype=torch.float32, device=CPU), TOKENS) for folder in (plain, packed)]
+    torch.testing.assert_close(*logits, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("form", ["stored_widened", "stored_both"])
+@pytest.mark.parametrize(
+    ("kind", "blocks"),
+    [("w4a16", Format.SYMMETRIC), ("w4a16 asymmetric", Format.ZERO_POINTS), ("w8a16 by channel", Format.BYTES)],
+)
+def test_blocks_of_a_quantised_folder_have_the_bits_of_their_widened_form(
+    kind: str, blocks: Format, form: WeightForm, dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weight_forms, "measure_few_rows", lambda *_: 4)
+    _, packed = quantised_folder(tmp_path, kind, "whole blocks")
+    halve_scales(packed / "model.safetensors")
+    plain = load_model(packed, dtype=dtype, device=CPU)
+    model = load_model(packed, dtype=dtype, device=CPU, weights=form)
+    formats = {each.packed.format.unarranged for each in model.projections if isinstance(each.packed, QuantisedLinear)}
+    assert formats == {blocks}
+    assert torch.equal(run_whole(model, TOKENS), run_whole(plain, TOKENS))
+
+
+def halve_scales(file: Path) -> None:
+    """Store scales in half precision, as the tools do for models in it."""
+    tensors = load_file(file)
+    save_file({name: part.half() if name.endswith("scale") else part for name, part in tensors.items()}, file)
+
+
+def test_the_form_of_a_quantised_folder_is_chosen_as_that_of_a_gguf_file(tmp_path: Path) -> None:
+    plain, packed = quantised_folder(tmp_path, "w4a16 asymmetric", "whole blocks")
+
+    def choose(folder: Path, available: int | None = None) -> WeightForm:
+        return choose_weight_form(EngineConfig(), CPU, torch.bfloat16, folder, available=available)
+
+    assert [choose(plain), choose(packed), choose(packed, 1)] == ["plain", "stored_both", "plain"]
+    assert choose_weight_form(EngineConfig(quantization="gguf"), CPU, torch.bfloat16, packed) == "stored"
+    with pytest.raises(ConfigError, match=r"The weights need .* GiB"):
+        load_model(packed, dtype=torch.bfloat16, device=CPU, available=1)
+
+
+def test_an_adapter_over_a_quantised_base_is_exact(tmp_path: Path) -> None:
+    """Products of adapters take x alone; the norms of DoRA are those of the dequantised base."""
+    plain, packed = quantised_folder(tmp_path, "w4a16", "whole blocks")
+    layouts = []
+    for folder in (plain, packed):
+        model = load_model(folder, dtype=torch.float32, device=CPU)
+        layouts.append(base_layout(model, folder, dummy=False))
+    for module in ("model.layers.0.self_attn.q_proj", "model.layers.1.mlp.down_proj"):
+        one, other = (layout.read_weight(module) for layout in layouts)
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-7)
+
+
+def test_malformed_parts_are_refused_by_name(tmp_path: Path) -> None:
+    case = "gptq.4.32.asym.act"
+    parts = stored_case(case)
+    stored = {name: parts[name] for name in ("qweight", "scales", "g_idx")} | {"qzeros": parts["qzeros_v2"]}
+    scheme = Scheme("gptq_v2", 4, 32, symmetric=False)
+    outside = stored["g_idx"].clone()
+    outside[3] = 4
+    endless = stored["scales"].clone()
+    endless[0, 0] = float("inf")
+    for change, scheme_now, match in (
+        ({"scales": stored["scales"][:-1]}, scheme, "scales is F16"),
+        ({"qzeros": stored["qzeros"][:, :-1]}, scheme, "qzeros is I32"),
+        ({"qweight": stored["qweight"].float()}, scheme, "qweight is F32"),
+        ({"g_idx": outside}, scheme, "g_idx has indices outside of 0 to 3"),
+        ({"scales": endless}, scheme, "scales has numbers that are not finite"),
+        ({}, replace(scheme, group=64), "scales is F16"),
+        ({}, replace(scheme, bits=8), "scales is F16"),
+    ):
+        with pytest.raises(ModelError, match=f"The tensor m.weight .*{match}"):
+            decoded(scheme_now, stored | change, tmp_path)
+    for missing in ("scales", "qzeros"):
+        with pytest.raises(ModelError, match=f"{missing} is missing"):
+            decoded(scheme, {name: part for name, part in stored.items() if name != missing}, tmp_path)
+
+
+@pytest.mark.parametrize("kind", COMPRESSED)
+@pytest.mark.parametrize("seed", range(20))
+def test_corrupted_files_are_refused_or_read(kind: str, seed: int, tmp_path: Path) -> None:
+    """A part with another shape, type or numbers ends in a ``ModelError``, or has finite numbers of the same shape."""
+    form, args = COMPRESSED[kind]
+    random = torch.Generator().manual_seed(seed)
+    stored, _ = compressed(form, args, torch.randn(128, 128, generator=random))
+    stored = {name: part for name, part in stored.items() if part.numel()}
+    names = sorted(stored)
+    name = names[seed % len(names)]
+    part = stored[name]
+    match (seed // len(names)) % 5:
+        case 0:
+            del stored[name]
+        case 1:
+            stored[name] = part.reshape(-1)[: max(1, part.numel() // 2)].clone()
+        case 2:
+            stored[name] = part.float()[None]
+        case 3:
+            raw = part.reshape(-1).clone().view(torch.uint8)
+            raw[torch.randint(len(raw), (1,), generator=random)] = 255
+            stored[name] = raw.view(part.dtype).reshape(part.shape)
+        case 4:
+            stored[name] = torch.zeros(0, dtype=part.dtype)
+    quantization = read_quantization({"quantization_config": compressed_config(form, args)})
+    scheme = quantization.scheme("m") if quantization else None
+    assert scheme is not None
+    try:
+        got = decoded(scheme, stored, tmp_path)
+    except ModelError:
+        return
+    assert got.shape == (128, 128)
