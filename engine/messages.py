@@ -334,7 +334,8 @@ def _logprobs(rows: list[list[Any]]) -> tuple[Logprob, ...]:
 
 def _params(row: list[Any]) -> SamplingParams:
     values = dict(zip(_FIELDS[SamplingParams], row, strict=True))
-    values["stop_token_ids"] = tuple(values["stop_token_ids"])
+    for name in ("stop_token_ids", "logprob_token_ids", "allowed_token_ids"):
+        values[name] = tuple(values[name])
     values["logit_bias"] = tuple((i, b) for i, b in values["logit_bias"])
     return SamplingParams(**values)
 

@@ -20,7 +20,7 @@ WIDE_MODULES = {
     "api/cli/main.py": 25,
     "api/generate/build_request.py": 21,
     "api/generate/server_state.py": 30,
-    "api/http/app.py": 23,
+    "api/http/app.py": 24,
     "api/http/model_service.py": 25,
     "engine/executor/draft_worker.py": 29,
     "engine/executor/worker.py": 33,

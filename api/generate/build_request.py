@@ -335,11 +335,12 @@ def _echoed_prompt(
     head = request.tokens[: max(1, body.logprob_start_len)]
     unscored = tuple(Unscored(token, tokenizer.token_bytes(token)) for token in head)
     silent = tokenizer.special_ids if skip else frozenset()
+    shown = request.tokens if body.return_token_ids else ()
     if not body.echo:
-        return EchoedPrompt("", (), len(request.tokens), silent)
+        return EchoedPrompt("", (), len(request.tokens), silent, tokens=shown)
     text = prompt if isinstance(prompt, str) else tokenizer.decode(request.tokens, skip)
     lead = len(tokenizer.join_bytes(request.tokens, skip).decode(errors="replace")) - len(text)
-    return EchoedPrompt(text, unscored, len(request.tokens), silent, max(0, lead))
+    return EchoedPrompt(text, unscored, len(request.tokens), silent, max(0, lead), shown)
 
 
 @contextmanager

@@ -167,7 +167,9 @@ class SamplingParams:
     def of(cls, params: EngineParams) -> SamplingParams:
         """Return the parameters of the engine in this form."""
         values = {each.name: getattr(params, each.name) for each in fields(params)}
-        more = {"logit_bias": dict(params.logit_bias) or None, "stop_token_ids": list(params.stop_token_ids) or None}
+        ids = ("stop_token_ids", "allowed_token_ids", "logprob_token_ids")
+        more: dict[str, Any] = {name: list(getattr(params, name)) or None for name in ids}
+        more["logit_bias"] = dict(params.logit_bias) or None
         return cls(**values | more)
 
     def clone(self) -> SamplingParams:
@@ -222,7 +224,9 @@ class SamplingParams:
             seed=None if self.seed == -1 else self.seed,
             stop_token_ids=tuple(self.stop_token_ids or ()),
             logit_bias=_biases(self.logit_bias),
-            logprobs=_count(self.logprobs),
+            logprobs=0 if self.logprob_token_ids and self.logprobs is None else _count(self.logprobs),
+            logprob_token_ids=tuple(self.logprob_token_ids or ()),
+            allowed_token_ids=tuple(self.allowed_token_ids or ()),
             prompt_logprobs=_count(self.prompt_logprobs),
             **same,
         )

@@ -1,6 +1,6 @@
 """The sampler: from the logits of all sampling positions of a step to the accepted tokens of each row.
 
-    mask -> logit_bias -> penalties -> min_tokens -> temperature -> top_k -> top_p -> min_p -> draw
+    mask -> allowed_token_ids -> logit_bias -> penalties -> min_tokens -> temperature -> top_k -> top_p -> min_p -> draw
 
 A filter that no row of a step uses is not computed. A position's token depends on its own logits, parameters, seed and
 number of generated tokens, never on other positions (``engine.sampling.top_k_top_p``). Rows with drafts keep the
@@ -25,7 +25,7 @@ from ...kernels.sampling_ops import draw_tokens, draws_tokens, mask_logits
 from ..batch import Row, RowResult, RowStart, TokenCheck
 from .draft_verify import Drawn, SamplingPositions, accept_drafts, sampling_positions
 from .limited_draw import LimitedLines
-from .logprobs import logprob_columns, to_logprob
+from .logprobs import logprob_columns, named_columns, to_logprob
 from .penalties import LogitEdits
 from .top_k_top_p import draw_any, draw_kept, exponentials, num_noise, pad, row_slices, uniforms
 
@@ -113,6 +113,7 @@ class Sampler:
         self._device = device
         self._rows = np.zeros(max_num_seqs, _ROW)
         self._edits = LogitEdits(max_num_seqs, vocab_size)
+        self._names: dict[int, Ints] = {}  # ``logprob_token_ids`` of the rows that have any
 
     def start(self, starts: Sequence[RowStart]) -> None:
         """Replace the parameters, seed and penalty counts of these rows."""
@@ -124,9 +125,12 @@ class Sampler:
                 params.top_p,
                 params.min_p,
                 start.seed % (1 << 64),
-                -1 if params.logprobs is None else params.logprobs,
+                len(params.logprob_token_ids) or (-1 if params.logprobs is None else params.logprobs),
                 params.prompt_logprobs or 0,
             )
+            self._names.pop(start.row, None)
+            if params.logprob_token_ids:
+                self._names[start.row] = np.asarray(params.logprob_token_ids, np.int64)
             self._edits.start(start)
 
     def num_prompt_logprobs(self, row: int) -> int:
@@ -199,8 +203,7 @@ class Sampler:
         drawn = self._draw_lines(edited, params, positions.num_generated)
         if before is not None:
             drawn = torch.where(_are_finite(before), drawn, -1)
-        num_top = int(params["num_logprobs"].max())
-        columns = self._with_logprobs(drawn, logits, wanted, num_top) if len(wanted) else None
+        columns = self._with_logprobs(drawn, logits, wanted, positions.row) if len(wanted) else None
         if masks is None or lines is None:
             return drawn, columns, None
         limited = LimitedLines(lines, masks.checks, params, positions.num_generated)
@@ -210,7 +213,7 @@ class Sampler:
             if not changed or columns is None:
                 return _Redrawn(changed)
             again = torch.tensor(tokens, dtype=torch.int64, device=self._device)
-            return _Redrawn(changed, self._with_logprobs(again, logits, wanted, num_top).cpu())
+            return _Redrawn(changed, self._with_logprobs(again, logits, wanted, positions.row).cpu())
 
         return drawn, columns, redraw
 
@@ -268,14 +271,39 @@ class Sampler:
         # A synchronous copy would make the host wait here for the GPU's forward pass.
         return to_device(values[:, None], self._device)
 
-    def _with_logprobs(self, drawn: Tensor, logits: Tensor, wanted: Ints, num_top: int) -> Tensor:
-        """[S, 3 ...] float64: ``drawn`` and the columns of ``logprob_columns``, 0 for positions that want none."""
-        index = self._column(wanted).squeeze(1)
-        some = logits if len(wanted) == len(logits) else logits[index]
-        columns = logprob_columns(some, drawn[index].clamp(min=0), num_top)
-        padded = torch.zeros(len(drawn), columns.shape[1], dtype=torch.float64, device=self._device)
-        padded[index] = columns
-        return torch.cat([drawn.double()[:, None], padded], dim=1)
+    def _with_logprobs(self, drawn: Tensor, logits: Tensor, wanted: Ints, rows: Ints) -> Tensor:
+        """[S, 3 ...] float64: ``drawn`` and the columns of ``logprob_columns``, 0 for positions that want none.
+
+        Those of a row with names come from ``named_columns``. ``rows`` [S] are the rows of the positions.
+        """
+        has_names = np.fromiter((row in self._names for row in rows[wanted].tolist()), bool, len(wanted))
+        plain, named = wanted[~has_names], wanted[has_names]
+        counts = self._rows["num_logprobs"][rows[plain]]
+        num_top = min(int(counts.max(initial=0)), logits.shape[1])
+        names = self._padded_names(rows[named])
+        held = max(num_top, names.shape[1])
+        columns = torch.zeros(len(drawn), 2 + 2 * held, dtype=torch.float64, device=self._device)
+        for chosen, width in ((plain, num_top), (named, names.shape[1])):
+            if not len(chosen):
+                continue
+            index = self._column(chosen).squeeze(1)
+            some = logits if len(chosen) == len(logits) else logits[index]
+            tokens = drawn[index].clamp(min=0)
+            if chosen is plain:
+                found = logprob_columns(some, tokens, width)
+            else:
+                found = named_columns(some, tokens, to_device(names, self._device))
+            columns[index, : 2 + width] = found[:, : 2 + width]
+            columns[index, 2 + held : 2 + held + width] = found[:, 2 + width :]
+        return torch.cat([drawn.double()[:, None], columns], dim=1)
+
+    def _padded_names(self, rows: Ints) -> Ints:
+        """[n, m] int64, the names of each row, followed by 0 where another row has more."""
+        names = [self._names[row] for row in rows.tolist()]
+        padded = np.zeros((len(names), max(map(len, names), default=0)), np.int64)
+        for line, each in zip(padded, names, strict=True):
+            line[: len(each)] = each
+        return padded
 
 
 def _are_ranked(params: Params) -> Bools:

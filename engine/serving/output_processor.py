@@ -51,6 +51,7 @@ class Finish:
         stats: what the engine measured of it.
         is_limited: whether the budget of tokens has cut a structured answer short: without it the model would have
             drawn other tokens.
+        stop_token: the token that ended it, the model's own included; None for every other end.
     """
 
     reason: FinishReason
@@ -58,6 +59,7 @@ class Finish:
     stop_reason: str | int | None = None
     stats: SequenceStats | None = None
     is_limited: bool = False
+    stop_token: int | None = None
 
     @property
     def ended_by_budget(self) -> bool:
@@ -114,6 +116,11 @@ class SequenceOutput:
     def reasoning(self) -> str:
         return "".join(self.thoughts)
 
+    @property
+    def token_ids(self) -> list[int]:
+        """The tokens with the one that ended the sequence."""
+        return [*self.tokens, *end_tokens(self.finish)]
+
     def add(self, delta: TextDelta) -> None:
         """Append a delta."""
         self.texts.append(delta.text)
@@ -122,6 +129,11 @@ class SequenceOutput:
         self.logprobs += delta.logprobs
         self.prompt_logprobs += delta.prompt_logprobs
         self.finish = delta.finish
+
+
+def end_tokens(finish: Finish | None) -> tuple[int, ...]:
+    """Return the token that ended a sequence, if there is one."""
+    return () if finish is None or finish.stop_token is None else (finish.stop_token,)
 
 
 class OutputProcessor:
@@ -219,7 +231,9 @@ class OutputProcessor:
             return Finish(FinishReason.TIMEOUT, done.usage, stats=done.stats)
         is_requested = done.stop_token in self._request.params.stop_token_ids
         stop_reason = done.stop_token if is_requested else None
-        return Finish(done.reason, done.usage, stop_reason, done.stats, self._is_limited or done.is_limited)
+        return Finish(
+            done.reason, done.usage, stop_reason, done.stats, self._is_limited or done.is_limited, done.stop_token
+        )
 
 
 def _cut(usage: Usage, completion: int) -> Usage:

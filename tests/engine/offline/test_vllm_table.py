@@ -12,6 +12,7 @@ from rootgraft import LLM, SamplingParams
 from rootgraft.engine.errors import RequestError
 from rootgraft.engine.offline.llm import NotOffered
 from rootgraft.engine.offline.vllm_table import PeerName, check_values, peer_names
+from rootgraft.engine.serving.request import RequestLimits
 from rootgraft.lora.request import LoRARequest
 from rootgraft.sampling_params import BeamSearchParams, StructuredOutputsParams
 
@@ -130,3 +131,11 @@ def test_a_name_that_vllm_does_not_have_is_a_type_error(llm: LLM) -> None:
         llm.generate("a", nonsense=1)
     with pytest.raises(TypeError, match="nonsense"):
         SamplingParams(nonsense=1)  # type: ignore[call-arg]
+
+
+def test_named_and_allowed_tokens_reach_the_engine() -> None:
+    """Named tokens are scored without a number of likeliest ones, as in vLLM."""
+    params = SamplingParams(allowed_token_ids=[5, 6], logprob_token_ids=[1]).engine_params(3, RequestLimits(100, 50))
+    assert (params.allowed_token_ids, params.logprob_token_ids, params.logprobs) == ((5, 6), (1,), 0)
+    again = SamplingParams.of(params)
+    assert (again.allowed_token_ids, again.logprob_token_ids) == ([5, 6], [1])
