@@ -13,10 +13,11 @@ MOST_SHARED = 10
 
 # One such file per package.
 IN_MANY_FOLDERS = {"__init__", "errors", "config"}
-# A route and the body of its requests; rope as a module of models and as a kernel.
-IN_TWO_FOLDERS = {"adapters", "batches", "chat", "completions", "decisions", "responses", "tokenize", "rope"}
-# Each is known in its own folder only.
-SHARED_CLASSES = {"Fields", "TokenCounts"}
+# A route and the body of its requests; rope as a module of models and as a kernel; a request of the server, and vLLM's
+# module of that of an adapter.
+IN_TWO_FOLDERS = {"adapters", "batches", "chat", "completions", "decisions", "responses", "tokenize", "rope", "request"}
+# Each is known in its own folder only; two are names of vLLM for what offline callers write.
+SHARED_CLASSES = {"Fields", "TokenCounts", "Prompt", "SamplingParams"}
 
 
 def modules() -> list[Path]:

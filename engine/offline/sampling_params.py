@@ -185,6 +185,7 @@ class SamplingParams:
 
     @property
     def stops(self) -> tuple[str, ...]:
+        """Stop strings, whether one was given or several."""
         if self.stop is None or isinstance(self.stop, str):
             return () if self.stop is None else (self.stop,)
         return tuple(self.stop)

@@ -13,7 +13,7 @@ SCHEMA: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "intege
 DEEP: dict[str, Any] = {}
 for _ in range(100):
     DEEP = {"items": DEEP}
-BROAD = {"enum": [str(number) for number in range(3_000)]}
+BROAD = {"enum": [str(number) for number in range(11_000)]}
 
 
 def schema_format(schema: Any) -> dict[str, Any]:
@@ -52,13 +52,13 @@ FORMATS: list[tuple[Any, str, str]] = [
 ABSURD: list[tuple[dict[str, Any], str]] = [
     (schema_format(DEEP), FORM),
     (schema_format(BROAD), FORM),
-    (schema_format({"const": "x" * 200_000}), FORM),
+    (schema_format({"const": "x" * 300_000}), FORM),
     (schema_format({"pattern": "a" * 3_000}), FORM),
     (schema_format({"properties": {str(number): {} for number in range(1_500)}}), FORM),
     (schema_format({"anyOf": [{}] * 300}), FORM),
     ({"guided_json": DEEP}, "guided_json"),
     ({"guided_regex": "a" * 100_000}, "guided_regex"),
-    ({"guided_choice": ["x"] * 10 + [str(number) for number in range(3_000)]}, "guided_choice"),
+    ({"guided_choice": ["x"] * 10 + [str(number) for number in range(11_000)]}, "guided_choice"),
     ({"guided_choice": ["x" * 100_000]}, "guided_choice"),
     ({"guided_grammar": "start: " + "x" * 100_000}, "guided_grammar"),
     ({"ebnf": "root ::= " + "x" * 100_000}, "ebnf"),
@@ -66,7 +66,7 @@ ABSURD: list[tuple[dict[str, Any], str]] = [
     ({"structured_outputs": {"json": DEEP}}, "structured_outputs.json"),
     ({"structured_outputs": {"regex": "a" * 100_000}}, "structured_outputs.regex"),
     (
-        {"structured_outputs": {"structural_tag": {"format": {"x": "y" * 200_000}}}},
+        {"structured_outputs": {"structural_tag": {"format": {"x": "y" * 600_000}}}},
         "structured_outputs.structural_tag",
     ),
 ]
@@ -174,8 +174,8 @@ TOOLS: list[tuple[dict[str, Any], str, str]] = [
     ({"tools": [tool(parameters={"type": ["object", "null"]})]}, f"{F}.parameters.type", VALUE),
     ({"tools": [tool(parameters={"properties": {"a": DEEP}})]}, f"{F}.parameters", VALUE),
     ({"tools": [tool("g"), tool(parameters={"properties": {"a": BROAD}})]}, "tools[1].function.parameters", VALUE),
-    ({"tools": [tool(f"f{number}") for number in range(129)]}, "tools", VALUE),
-    ({"tools": [tool(f"f{n}", parameters={"title": "x" * 9_000}) for n in range(20)]}, "tools", VALUE),
+    ({"tools": [tool(f"f{number}") for number in range(257)]}, "tools", VALUE),
+    ({"tools": [tool(f"f{n}", parameters={"const": "x" * 20_000}) for n in range(20)]}, "tools", VALUE),
     ({"tool_choice": "required"}, "tool_choice", VALUE),
     ({"tool_choice": "required", "tools": []}, "tool_choice", VALUE),
     ({"tool_choice": named("f")}, "tool_choice", VALUE),
