@@ -31,7 +31,7 @@ class Limits:
         subschemas: objects in a schema.
         properties: properties of one object.
         enum_values: values of one ``enum``, and choices.
-        enum_bytes: bytes of all ``enum`` and ``const`` values together, and of all choices.
+        enum_bytes: bytes of all ``enum`` values and literals of unions together, and of all choices.
         pattern_bytes: bytes of one pattern.
         branches: schemas in one ``anyOf``, ``oneOf`` or ``allOf``; literals in one union count as values of one enum.
     """
