@@ -229,21 +229,30 @@ class BudgetClose:
     def _known_suffix(self, state: BackendState) -> list[int] | None:
         """Return the longest suffix of the known completion that leads to an end from here; None if none does.
 
-        In the middle of a value that is usually all of it, after the value its rest. A string that is under way is
-        ended first, if the state knows how. Trying takes a fraction of a search; there may be shorter completions.
+        In the middle of a value that is usually all of it, after the value its rest. The end that a check has found
+        after the last token is all of it, and a search may not find one as short. Only where no suffix ends the answer
+        is what is under way ended first, if the state knows how. Trying takes a fraction of a search; there may be
+        shorter completions.
         """
         known = self._positions[-1].known
         tokens = known[1] if known else []
         after = state.copy()
-        end = self._texts.vocabulary.tokenize_bpe(state.string_end()) if tokens else []
-        if not advance(after, end):
-            return None
-        for start in range(min(len(tokens), MAX_SUFFIXES)):
-            count = after.advance(tokens[start:])
-            if count == len(tokens) - start and after.can_end():
-                return end + tokens[start:]
-            rollback_unless_failed(after, count)
-        return None
+        found = _suffix_to_end(after, tokens)
+        end = self._texts.vocabulary.tokenize_bpe(state.string_end()) if found is None and tokens else []
+        if end and advance(after, end):
+            found = _suffix_to_end(after, tokens)
+        return found if found is None else end + found
+
+
+def _suffix_to_end(state: BackendState, tokens: list[int]) -> list[int] | None:
+    """Return the longest suffix that completes the answer, None if none does; the state is left as it is."""
+    for start in range(min(len(tokens), MAX_SUFFIXES)):
+        count = state.advance(tokens[start:])
+        if count == len(tokens) - start and state.can_end():
+            rollback_unless_failed(state, count)
+            return tokens[start:]
+        rollback_unless_failed(state, count)
+    return None
 
 
 class EndCheck:
