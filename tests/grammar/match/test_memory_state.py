@@ -241,20 +241,31 @@ def walked(matcher: Matcher, rng: random.Random, budget: int) -> bytes | None:
     return None
 
 
-@pytest.mark.parametrize("index", range(len(OPEN)), ids=[json.dumps(schema)[:60] for schema in OPEN])
-def test_random_answers_hold_the_schema_and_repeat_nothing(grammars_of_open: list[CompiledGrammar], index: int) -> None:
-    grammar, rng, num_whole = grammars_of_open[index], random.Random(index), 0
-    checker = Draft202012Validator.FORMAT_CHECKER
+def assert_random_answers_are_whole(grammar: CompiledGrammar, index: int, budgets: list[int]) -> None:
+    """Budgets count from the least one."""
+    rng, checker = random.Random(index), Draft202012Validator.FORMAT_CHECKER
     validator = Draft202012Validator(OPEN[index], format_checker=checker)
     least = grammar.matcher().num_shortest
     assert least is not None
-    for turn in range(24):
-        budget = least + turn if turn < 12 else 60
-        text = walked(grammar.matcher(), rng, budget)
-        if text is not None:
-            validator.validate(loaded(text))
-            num_whole += 1
-    assert num_whole == 24
+    for more in budgets:
+        text = walked(grammar.matcher(), rng, least + more)
+        assert text is not None, more
+        validator.validate(loaded(text))
+
+
+NAMES_OF_OPEN = [json.dumps(schema)[:60] for schema in OPEN]
+
+
+@pytest.mark.sample
+@pytest.mark.parametrize("index", range(len(OPEN)), ids=NAMES_OF_OPEN)
+def test_some_answers_hold_the_schema_and_repeat_nothing(grammars_of_open: list[CompiledGrammar], index: int) -> None:
+    assert_random_answers_are_whole(grammars_of_open[index], index, [0, 1, 3, 6, 40])
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("index", range(len(OPEN)), ids=NAMES_OF_OPEN)
+def test_random_answers_hold_the_schema_and_repeat_nothing(grammars_of_open: list[CompiledGrammar], index: int) -> None:
+    assert_random_answers_are_whole(grammars_of_open[index], index, [*range(12), *[50] * 12])
 
 
 def tested_draws(matcher: Matcher, rng: random.Random, budget: int) -> bytes | None:
@@ -314,6 +325,7 @@ def assert_ends_whole_at_every_small_budget(schema: Any, seed: int, more: int) -
             validator.validate(loaded(text))
 
 
+@pytest.mark.sample
 @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(sets_and_objects(), st.integers(0, 1000))
 def test_generated_schemas_end_whole_at_small_budgets(schema: Any, seed: int) -> None:
