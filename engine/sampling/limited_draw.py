@@ -68,9 +68,9 @@ def _redrawn(line: Line, check: TokenCheck, params: Any, num_generated: int, tok
     attempt = 0
     while token >= 0:
         attempt += 1
-        left_out = (
-            [*check.alike(token).tolist(), token] if attempt < MAX_TESTS else np.flatnonzero(~_limits(check, line))
-        )
+        left_out = np.append(check.alike(token), token)
+        if attempt == MAX_TESTS:
+            left_out = np.append(left_out, np.flatnonzero(~_limits(check, line)))
         line[left_out] = -np.inf
         if weights is not None:
             weights[left_out] = 0
@@ -78,7 +78,7 @@ def _redrawn(line: Line, check: TokenCheck, params: Any, num_generated: int, tok
                 line[~_limits(check, line)] = -np.inf
                 weights = _weights(line, params)
         token = _draw(line, weights, params, num_generated, attempt)
-        if token < 0 or attempt >= MAX_TESTS or check.fits(token):
+        if token < 0 or check.fits(token):
             return token
     return token
 

@@ -72,20 +72,28 @@ class RowCheck:
 
 
 class _Tests:
-    """Results of tests at one position, and at later ones of the same string.
+    """Results of tests at one position.
+
+    Equal masks do not make positions of a string equal: characters may be counted, and what was written before may not
+    be repeated. So an end that was found at an earlier position is followed again before it is taken.
+
+    Args:
+        earlier: results at a position of the same string with the same mask.
 
     Attributes:
         row: the grammar's mask there.
         found: the completion there.
         ends: an end after a token; true if a search found no shorter one.
+        earlier: the same at earlier positions.
         shorter: the shortest end that was found in place of another one.
     """
 
-    def __init__(self, row: Row, found: list[int]) -> None:
+    def __init__(self, row: Row, found: list[int], earlier: _Tests | None = None) -> None:
         self.row = row
         self.found = found
         self.ends: dict[int, tuple[list[int] | None, bool]] = {}
-        self.shorter: dict[tuple[int, ...], list[int]] = {}
+        self.earlier = {} if earlier is None else earlier.earlier | earlier.ends
+        self.shorter: dict[tuple[int, ...], list[int]] = {} if earlier is None else earlier.shorter
 
     @cached_property
     def num_allowed(self) -> int:
@@ -200,8 +208,9 @@ class BudgetClose:
             return None
         last = self._positions[-1]
         tests = last.tests
-        if tests is None or last.lexical != INSIDE or len(tests.found) != len(found) or (tests.row != row).any():
-            tests = _Tests(row.copy(), found)
+        if tests is not None and (last.lexical != INSIDE or len(tests.found) != len(found) or (tests.row != row).any()):
+            tests = None
+        tests = _Tests(row.copy(), found, earlier=tests)
         check = EndCheck(self._search, self._texts, state.copy(), last.lexical, remaining - 1, tests)
         self._positions[-1] = replace(last, check=check, tests=tests)
         return check
@@ -229,21 +238,30 @@ class BudgetClose:
     def _known_suffix(self, state: BackendState) -> list[int] | None:
         """Return the longest suffix of the known completion that leads to an end from here; None if none does.
 
-        In the middle of a value that is usually all of it, after the value its rest. A string that is under way is
-        ended first, if the state knows how. Trying takes a fraction of a search; there may be shorter completions.
+        In the middle of a value that is usually all of it, after the value its rest. The end that a check has found
+        after the last token is all of it, and a search may not find one as short. Only where no suffix ends the answer
+        is what is under way ended first, if the state knows how. Trying takes a fraction of a search; there may be
+        shorter completions.
         """
         known = self._positions[-1].known
         tokens = known[1] if known else []
         after = state.copy()
-        end = self._texts.vocabulary.tokenize_bpe(state.string_end()) if tokens else []
-        if not advance(after, end):
-            return None
-        for start in range(min(len(tokens), MAX_SUFFIXES)):
-            count = after.advance(tokens[start:])
-            if count == len(tokens) - start and after.can_end():
-                return end + tokens[start:]
-            rollback_unless_failed(after, count)
-        return None
+        found = _suffix_to_end(after, tokens)
+        end = self._texts.vocabulary.tokenize_bpe(state.string_end()) if found is None and tokens else []
+        if end and advance(after, end):
+            found = _suffix_to_end(after, tokens)
+        return found if found is None else end + found
+
+
+def _suffix_to_end(state: BackendState, tokens: list[int]) -> list[int] | None:
+    """Return the longest suffix that completes the answer, None if none does; the state is left as it is."""
+    for start in range(min(len(tokens), MAX_SUFFIXES)):
+        count = state.advance(tokens[start:])
+        if count == len(tokens) - start and state.can_end():
+            rollback_unless_failed(state, count)
+            return tokens[start:]
+        rollback_unless_failed(state, count)
+    return None
 
 
 class EndCheck:
@@ -288,7 +306,7 @@ class EndCheck:
         In a string that admits all tokens of a length these are, and among many other tokens those of one shape.
         """
         kinds = token_kinds(self._texts.vocabulary)
-        if self._tests.num_allowed <= MAX_SINGLE:
+        if self._tests.num_allowed <= MAX_SINGLE or self._tests.found[:1] == [token]:
             return np.array([token])
         length = int(kinds.lengths[token])
         if self._lexical == INSIDE and length < SINGLE:
@@ -324,9 +342,14 @@ class EndCheck:
             return None, True
         if self._stays_in_string(token) and leads_to_end(after, tests.found):
             return tests.found, True
+        earlier, is_shortest = tests.earlier.get(token, (None, False))
+        if earlier is not None and len(earlier) <= self.most and leads_to_end(after, earlier):
+            return earlier, is_shortest
         for size in range(min(len(tests.found), self.most) + 1):
             if leads_to_end(after, end := tests.found[len(tests.found) - size :]):
                 return end, False
+        if is_shortest and tests.num_allowed > MAX_SINGLE and (earlier is None or len(earlier) > self.most):
+            return earlier, True  # of a string that admits so much, another search would find no more
         lexical = self._texts.lexical(self._lexical, token)
         found = self._search.shortest(after, lexical, 2 * self.most + BEYOND_TEST, tries=MAX_TRIES)
         if found is not None and self.most < len(found) <= self.most + TIE:

@@ -86,10 +86,21 @@ def drawn(grammars, matcher: Matcher, rng: random.Random, budget: int) -> tuple[
     return text, whole
 
 
+@pytest.mark.sample
+@pytest.mark.parametrize("part", range(2))
+def test_some_schemas_of_the_suite_at_small_budgets(grammars, part):
+    assert_complete_at_small_budgets(grammars, SUITE[part::40])
+
+
+@pytest.mark.heavy
 @pytest.mark.parametrize("part", range(4))
 def test_every_schema_of_the_suite_at_every_small_budget(grammars, part):
+    assert_complete_at_small_budgets(grammars, SUITE[part::4])
+
+
+def assert_complete_at_small_budgets(grammars, schemas: list[Any]) -> None:
     """From one token up: complete and valid whenever the shortest form fits, and that form is as long as is said."""
-    for number, schema in enumerate(SUITE[part::4]):
+    for number, schema in enumerate(schemas):
         try:
             compiled = grammars.schema(schema)
         except GrammarError:
@@ -105,12 +116,23 @@ def test_every_schema_of_the_suite_at_every_small_budget(grammars, part):
                 assert validator.is_valid(json.loads(text)), (schema, text)
 
 
+@pytest.mark.sample
+@pytest.mark.parametrize("opening", OPENINGS)
+def test_a_tag_of_some_schemas_is_closed_at_every_budget_that_it_fits(grammars, vocabulary, opening):
+    assert_an_opened_tag_is_closed(grammars, vocabulary, opening, every=15, least=4)
+
+
+@pytest.mark.heavy
 @pytest.mark.parametrize("opening", OPENINGS)
 def test_a_tag_that_is_opened_is_closed_at_every_budget_that_it_fits(grammars, vocabulary, opening):
+    assert_an_opened_tag_is_closed(grammars, vocabulary, opening, every=3, least=20)
+
+
+def assert_an_opened_tag_is_closed(grammars, vocabulary, opening: str, *, every: int, least: int) -> None:
     """Over pairs of the suite's schemas; the text before the tag holds a quote that is never closed."""
     trigger = OPENINGS[opening][0]
     count = 0
-    for number in range(0, len(SUITE) - 1, 3):
+    for number in range(0, len(SUITE) - 1, every):
         compiled = compiled_tag(triggered(SUITE[number : number + 2], opening), vocabulary)
         if compiled is None:
             continue
@@ -123,7 +145,7 @@ def test_a_tag_that_is_opened_is_closed_at_every_budget_that_it_fits(grammars, v
         for budget in (needed, needed + 9):
             text, whole = drawn(grammars, matcher.copy(), random.Random(budget), budget)
             assert whole is not None, (SUITE[number], text)
-    assert count >= 20
+    assert count >= least
 
 
 def _needed(matcher: Matcher) -> int:

@@ -241,20 +241,110 @@ def walked(matcher: Matcher, rng: random.Random, budget: int) -> bytes | None:
     return None
 
 
-@pytest.mark.parametrize("index", range(len(OPEN)), ids=[json.dumps(schema)[:60] for schema in OPEN])
-def test_random_answers_hold_the_schema_and_repeat_nothing(grammars_of_open: list[CompiledGrammar], index: int) -> None:
-    grammar, rng, num_whole = grammars_of_open[index], random.Random(index), 0
-    checker = Draft202012Validator.FORMAT_CHECKER
+def assert_random_answers_are_whole(grammar: CompiledGrammar, index: int, budgets: list[int]) -> None:
+    """Budgets count from the least one."""
+    rng, checker = random.Random(index), Draft202012Validator.FORMAT_CHECKER
     validator = Draft202012Validator(OPEN[index], format_checker=checker)
     least = grammar.matcher().num_shortest
     assert least is not None
-    for turn in range(24):
-        budget = least + turn if turn < 12 else 60
-        text = walked(grammar.matcher(), rng, budget)
-        if text is not None:
+    for more in budgets:
+        text = walked(grammar.matcher(), rng, least + more)
+        assert text is not None, more
+        validator.validate(loaded(text))
+
+
+NAMES_OF_OPEN = [json.dumps(schema)[:60] for schema in OPEN]
+
+
+@pytest.mark.sample
+@pytest.mark.parametrize("index", range(len(OPEN)), ids=NAMES_OF_OPEN)
+def test_some_answers_hold_the_schema_and_repeat_nothing(grammars_of_open: list[CompiledGrammar], index: int) -> None:
+    assert_random_answers_are_whole(grammars_of_open[index], index, [0, 1, 3, 6, 40])
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("index", range(len(OPEN)), ids=NAMES_OF_OPEN)
+def test_random_answers_hold_the_schema_and_repeat_nothing(grammars_of_open: list[CompiledGrammar], index: int) -> None:
+    assert_random_answers_are_whole(grammars_of_open[index], index, [*range(12), *[50] * 12])
+
+
+def tested_draws(matcher: Matcher, rng: random.Random, budget: int) -> bytes | None:
+    """A random answer of tokens that are tested once drawn, as the sampler does; None if it was cut off."""
+    text, row = b"", np.zeros(VOCABULARY.num_words, dtype=np.int32)
+    for step in range(budget):
+        check = matcher.fill_grammar_mask(row, budget - step)
+        bits = np.unpackbits(row.view(np.uint8), bitorder="little").astype(np.bool_)
+        while True:
+            tokens = np.flatnonzero(bits).tolist()
+            likely = [token for token in tokens if token in LIKELY or token == END]
+            token = rng.choice(likely if likely and rng.random() < 0.9 else tokens)
+            if check is None or check.fits(token):
+                break
+            bits[[*check.alike(token).tolist(), token]] = False
+        assert matcher.accept(token), (text, TOKENS[token])
+        if matcher.is_done:
+            return text
+        text += TOKENS[token]
+    return text if matcher.can_end else None
+
+
+def sets_and_objects() -> st.SearchStrategy[Any]:
+    """Schemas of sets and of objects with open keys, alone, in an object and in an array."""
+    string = {"type": "string"}
+    items = st.sampled_from([*ITEMS[:9], string, {"type": "integer"}, string | {"pattern": "^[ab]{3,7}$"}])
+    sets = st.builds(
+        lambda item, least: {"type": "array", "items": item, "uniqueItems": True, "minItems": least},
+        items,
+        st.integers(0, 2),
+    )
+    keys = st.sampled_from([{}, {"propertyNames": {"pattern": "^[ab]{1,7}$"}}, {"required": ["a"]}])
+    values = st.sampled_from([True, {"type": "integer"}, string])
+    objects = st.builds(
+        lambda key, value, least: {"type": "object", **key, "additionalProperties": value, "minProperties": least},
+        keys,
+        values,
+        st.integers(0, 3),
+    )
+    alone = sets | objects
+    field = st.builds(lambda each: {"type": "object", "properties": {"b": each}, "required": ["b"]}, alone)
+    return alone | field | st.builds(lambda each: {"type": "array", "items": each, "minItems": 1}, alone)
+
+
+def assert_ends_whole_at_every_small_budget(schema: Any, seed: int, more: int) -> None:
+    try:
+        grammar = compiled(schema)
+    except GrammarError:
+        assume(False)
+    validator, rng = Draft202012Validator(schema), random.Random(seed)
+    least = grammar.matcher().num_shortest
+    assert least is not None
+    for budget in range(least, least + more):
+        for walk in (walked, tested_draws):
+            text = walk(grammar.matcher(), rng, budget)
+            assert text is not None, (walk.__name__, budget)
             validator.validate(loaded(text))
-            num_whole += 1
-    assert num_whole == 24
+
+
+@pytest.mark.sample
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(sets_and_objects(), st.integers(0, 1000))
+def test_generated_schemas_end_whole_at_small_budgets(schema: Any, seed: int) -> None:
+    assert_ends_whole_at_every_small_budget(schema, seed, 3)
+
+
+@pytest.mark.heavy
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(sets_and_objects(), st.integers(0, 1000))
+def test_generated_schemas_end_whole_at_all_small_budgets(schema: Any, seed: int) -> None:
+    assert_ends_whole_at_every_small_budget(schema, seed, 10)
+
+
+@pytest.mark.parametrize(("index", "least", "seed"), [(0, 11, 9), (11, 13, 92)])
+def test_an_end_of_an_earlier_position_is_followed_again(index: int, least: int, seed: int) -> None:
+    grammar = compiled(OPEN[index])
+    for walk in (walked, tested_draws):
+        for turn in range(4):
+            assert walk(grammar.matcher(), random.Random(seed + turn), least) is not None
 
 
 @pytest.mark.parametrize("index", range(len(OPEN)))
