@@ -72,17 +72,21 @@ Types under `rope_parameters` or `rope_scaling`: {types}. `su` is an old name of
 
 _LIBRARY = """## By the transformers library
 
-`--model-impl transformers` computes a model by its own modules in the [transformers](https://github.com/huggingface/transformers) library (`pip install 'rootgraft[transformers]'`) over our KV pool, prefix tree, batches, adapters, grammars and sampler. `auto`, the default, does so for every class that our decoder lacks, `rootgraft` (and vLLM's `vllm`) never. The start says in one line which class computes and that it is the slower way: the modules run op by op in PyTorch, without our fused kernels, recorded steps and CUDA graphs. Their linear modules use our packed products on a CPU. SmolLM2-135M in float32 has the same greedy tokens both ways; {ratio}.
+`--model-impl transformers` computes a model by its own modules in the [transformers](https://github.com/huggingface/transformers) library (`pip install 'rootgraft[transformers]'`) over our KV pool, prefix tree, batches, adapters, grammars and sampler. `auto`, the default, does so for every class that our decoder lacks, `rootgraft` (and vLLM's `vllm`) never. It is slower, as a line at the start says: op by op in PyTorch, without fused kernels, recorded steps and CUDA graphs; linear modules use our packed products on a CPU. SmolLM2-135M in float32 has the same greedy tokens both ways; {ratio}.
 
-Code from a model's repository is never run, whatever its `auto_map` says. Before it serves, each model computes two short prompts in chunks and batches over pages, and by its own attention in whole: if their logits differ by more than rounding, it is refused. The tests compare these classes in fp32 to 1e-4, in chunks, batches, behind cached prefixes, and with PEFT's adapters on their linear modules:
+Code from a model's repository is never run. Before it serves, each model computes two short prompts in chunks and batches over pages, and by its own attention in whole: if logits differ by more than rounding, it is refused. The tests compare these classes in fp32 to 1e-4, in chunks, batches, behind cached prefixes, and with PEFT's adapters on their linear modules:
 
 {classes}.
 
-Any other causal class of the library loads if it passes the check at the start. Refused by name are: attention outside of the library's attention interface, as with ALiBi (Bloom, Falcon, MPT); masks other than causal ones and sliding windows (chunks, Doge); more than one call of attention in a layer (DiffLlama); recurrent states and convolutions (Mamba, Qwen3-Next, LFM2, Falcon H1); encoders and cross attention; multimodal checkpoints; quantised ones, GGUF files and `--quantization`; checkpoints with other tensors than the class has. With longrope the context ends at `original_max_position_embeddings`.
+Any other causal class of the library loads if it passes that check. Refused by name: attention outside of the library's interface, as with ALiBi (Bloom, Falcon, MPT); masks but causal ones and sliding windows (chunks, Doge); two calls of attention in a layer (DiffLlama); recurrent states and convolutions (Mamba, Qwen3-Next, Falcon H1); encoders; cross attention; multimodal and quantised checkpoints, GGUF files and `--quantization`; other tensors than the class has. With longrope the context ends at `original_max_position_embeddings`.
 
 Adapters change linear modules, the embedding and the head; those on experts are refused. Latent attention (MiniCPM 3) keeps whole keys and values in the pool, and values with fewer dimensions than keys take as much as these. A result may depend on the other rows of a step in its last bits, as on a GPU.
 """
 
+_VOCABULARIES = """## Vocabularies of GGUF files
+
+Kinds `llama` (SentencePiece), `gemma4`, and `gpt2` with every name that llama.cpp writes in `tokenizer.ggml.pre`, cut as the original tokenizers do ([table](../engine/text/gguf_pre_tokenizers.py)). The ids are those of llama.cpp's own tests. For others, `--tokenizer` takes the original's folder.
+"""
 _WINDOWS = {
     "never": "full",
     "all": "sliding in all layers, if any",
@@ -110,6 +114,7 @@ def page() -> str:
             _multimodal(),
             _ROPE.format(types=", ".join(f"`{name}`" for name in ROPE_TYPES)),
             _FORMS.format(types=types),
+            _VOCABULARIES,
             _LIBRARY.format(classes=", ".join(f"`{name}`" for name in LIBRARY_CLASSES), ratio=_RATIO),
         ]
     )
