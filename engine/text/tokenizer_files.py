@@ -96,12 +96,12 @@ def _read_json(path: Path) -> dict[str, Any] | None:
 
 def _refuse_code(folder: Path, config: dict[str, Any]) -> None:
     """Raise ModelError for a tokenizer that needs Python code: the folder's own or a class of another library."""
+    if (folder / DEFINITION).is_file():
+        return
     code = config.get("auto_map", {})
     if isinstance(code, dict) and code.get("AutoTokenizer"):
         named = quoted(code["AutoTokenizer"])
         raise ModelError(f"The tokenizer is code in the model's folder (auto_map {named}): never run.")
-    if (folder / DEFINITION).is_file():
-        return
     slow = [name for name in ("tokenizer.model", "vocab.json", "vocab.txt", "tekken.json") if (folder / name).exists()]
     name = shortened(str(config.get("tokenizer_class", "an unnamed tokenizer")))
     kind = f"{name} with {', '.join(slow)}" if slow else "none"

@@ -18,7 +18,7 @@ _INTRODUCTION = """# What loads
 
 This page is written from the tables that the engine loads models by: `PYTHONPATH=tests python tests/support/models/models_page.py > docs/models.md`. A test compares them, and others load a tiny random checkpoint of each class and compare all its logits with transformers, in fp32 to 1e-4: whole prompts, chunks, batches, and adapters on every linear module with PEFT.
 
-`config.json` names a class under `architectures`. The classes of the first two tables are computed by our own decoder; others [by the transformers library](#by-the-transformers-library), if that has them. What neither has is refused, with the nearest that loads; so is every key that would change the answers and is not computed. How to add a class: [adding a model](adding-a-model.md).
+`config.json` names a class under `architectures`, or else `model_type` does. The classes of the first two tables are computed by our own decoder; others [by the transformers library](#by-the-transformers-library), if that has them. What neither has is refused, with the nearest that loads; so is every key that would change the answers and is not computed; words without effect on a class pass. How to add a class: [adding a model](adding-a-model.md).
 """
 _FORMS = """## Weights, adapters, devices
 
@@ -38,11 +38,11 @@ The same for all classes above, as each is one decoder over the same ops:
 
 Activations are not quantised, whatever a config says.
 
-On a GPU, norms of all query heads together (OLMo 2 and 3), layer norms of heads (Command R+) and additions that are no part of a norm are ops of their own in plain torch; all else is Triton. Of a mixture of experts the products are Triton; routing, and the sum of a token's experts, are plain torch.
+On a GPU, norms of all query heads together (OLMo 2 and 3), layer norms of heads (Command R+), additions outside of norms, routing and the sum of a token's experts are plain torch; all else is Triton.
 
 Router and the shared expert's gate stay in the model's type under `--quantization`. Layers that predict further tokens (MTP modules of GLM-4.5, DeepSeek V3 and MiMo) are loaded where `--speculative-config '{{"method": "mtp"}}'` drafts by them, on a CPU and from a folder, else not. Mixtures not in the table are refused by name.
 
-*Latent attention* (DeepSeek V2 and V3, R1, Kimi K2) keeps one vector of each token in the KV pool for all heads: `kv_lora_rank + qk_rope_head_dim` numbers a layer, 576 in all published models, where keys and values of 128 heads would be 40,960. Heads read it as it is (the absorbed form): `kv_b_proj` is applied to queries and to results, never to what is cached. LoRA on every linear module is exact, `kv_b_proj` included, which is computed at the adapter's own rank; on a GPU, with DoRA, and in an activated LoRA, `kv_b_proj` is refused by name. `--kv-cache-dtype int8` is refused.
+*Latent attention* (DeepSeek V2 and V3, R1, Kimi K2) keeps one vector of each token in the KV pool for all heads: `kv_lora_rank + qk_rope_head_dim` numbers a layer, 576 in published models, where keys and values of 128 heads were 40,960. `kv_b_proj` is applied to queries and results, never to what is cached (the absorbed form). LoRA on every linear module is exact, `kv_b_proj` included, which is computed at the adapter's own rank; on a GPU, with DoRA, and in an activated LoRA, `kv_b_proj` is refused by name. `--kv-cache-dtype int8` is refused.
 
 ### Forms of a GGUF file
 
@@ -57,7 +57,7 @@ A step of few streams takes as long as its weights take to read, and blocks are 
 
 On CPUs without products of bfloat16 (AVX2, older AVX-512) blocks of Q4_0, Q4_1 and Q8_0 are multiplied with activations of 8 bits, llama.cpp's own arithmetic, where a measurement at the start finds that faster.
 
-The line at the start says it: `weights in 4-bit blocks for steps of up to 64 rows, else widened`.
+The start says it: `weights in 4-bit blocks for steps of up to 64 rows, else widened`.
 """
 _RATIO = "on two cores of a CPU our decoder is 1.9 times as fast for one stream, and 1.5 times for four"
 _ROPE = """## Rotary embeddings
