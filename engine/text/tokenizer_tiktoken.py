@@ -48,7 +48,7 @@ def read_tiktoken(path: Path, config: dict[str, Any]) -> tuple[dict[str, Any], l
         {"type": "Split", "pattern": {"Regex": cut}, "behavior": "Isolated", "invert": False} for cut in expressions
     ]
     spelling = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
-    definition = {
+    definition: dict[str, Any] = {
         "version": "1.0",
         "added_tokens": [],
         "normalizer": None,
