@@ -19,6 +19,7 @@ from .rank_patterns import NamePattern
 
 MOST_BYTES = 1 << 20
 _MOST_ALPHA = 1e6
+_TASKS = ("CAUSAL_LM", "SEQ_2_SEQ_LM", "FEATURE_EXTRACTION", "SEQ_CLS", "TOKEN_CLS", "QUESTION_ANS")
 _MOST_PATTERNS = 4096
 _MOST_EXPRESSIONS = 64  # patterns that are more than a name: slow to match
 _MOST_INSTRUCTIONS = 8192  # of all of them; a match takes at most so many for each character of a name
@@ -192,7 +193,7 @@ def _parse(text: bytes) -> dict[str, Any]:
     if len(text) > MOST_BYTES:
         raise AdapterError(f"adapter_config.json has {len(text):,} bytes; at most {MOST_BYTES:,} are read.")
     try:
-        fields = json.loads(text.decode("utf-8"), object_pairs_hook=unique_keys, parse_constant=_no_constant)
+        fields = json.loads(text.decode("utf-8-sig"), object_pairs_hook=unique_keys, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
         reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
         raise AdapterError(f"adapter_config.json is malformed: {reason}.") from None
@@ -210,10 +211,9 @@ def _refuse_unsupported(fields: Mapping[str, Any]) -> None:
         raise AdapterError(
             f"peft_type is {_shown(fields.get('peft_type'))}; only adapters of type 'LORA' are computed.", "peft_type"
         )
-    if fields.get("task_type") not in (None, "CAUSAL_LM"):
-        raise AdapterError(
-            f"task_type is {_shown(fields['task_type'])}; only 'CAUSAL_LM' adapters generate text.", "task_type"
-        )
+    # The task says which head PEFT expects, not what the factors compute; a head of its own shows as saved modules.
+    if fields.get("task_type") not in (None, *_TASKS):
+        raise AdapterError(f"task_type is {_shown(fields['task_type'])}; PEFT has {', '.join(_TASKS)}.", "task_type")
     for key, value in fields.items():
         if key in _IGNORED or key in _READ or not _is_used(value):
             continue

@@ -62,6 +62,11 @@ def find_files(folder: Path, root: Path | None) -> tuple[Path, Path]:
         raise AdapterError(
             f"{_PICKLE} is a pickle, which can run any code when it is loaded. Save the adapter as {WEIGHTS}."
         )
+    if not weights.is_file() and any(folder.glob(f"{WEIGHTS.removesuffix('.safetensors')}-*-of-*.safetensors")):
+        raise AdapterError(
+            f"The adapter's tensors are in several files, and one is read. Save them as one {WEIGHTS}, as PEFT does.",
+            "path",
+        )
     for file in (config, weights):
         if not file.is_file():
             raise AdapterError(f"There is no {file.name} in the adapter's folder.", "path")

@@ -25,7 +25,7 @@ MOST_HEADER_BYTES = 1 << 20
 MOST_TENSORS = 4096
 _MOST_NAME = 512
 _MOST_DIMENSION = 1 << 31
-_TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64}
 
 
 @dataclass(frozen=True, slots=True)

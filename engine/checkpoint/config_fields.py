@@ -72,12 +72,15 @@ class Fields:
         return value or {}
 
     def token_ids(self, key: str, vocab_size: int) -> tuple[int, ...]:
-        """Return the distinct token ids of a single one or a list; none if absent."""
+        """Return the distinct token ids of a single one or a list; none if absent.
+
+        Ids without a token, -1 and those beyond the vocabulary, are left out: no step can end with them.
+        """
         value = self.values.get(key)
         if value is None:
             return ()
         ids = value if isinstance(value, list) else [value]
         for token in ids:
-            if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab_size:
-                raise self.wrong(key, f"token ids below the vocabulary's size {vocab_size}")
-        return tuple(dict.fromkeys(ids))
+            if isinstance(token, bool) or not isinstance(token, int):
+                raise self.wrong(key, "a token id or a list of token ids")
+        return tuple(dict.fromkeys(token for token in ids if 0 <= token < vocab_size))

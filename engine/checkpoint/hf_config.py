@@ -13,7 +13,7 @@ from typing import Any
 from ..errors import ModelError, UnknownArchitecture, quoted, shortened
 from .config_fields import Fields
 from .families.family import Family
-from .families.family_table import BY_ARCHITECTURE
+from .families.family_table import BY_ARCHITECTURE, BY_MODEL_TYPE, family_of
 from .families.prediction import COUNT_KEY
 from .model_config import Activation, LatentConfig, LayerConfig, ModelConfig, QueryScaling, YarnScaling
 from .quantization_config import Quantization, read_quantization
@@ -43,7 +43,7 @@ _REFUSED: dict[str, tuple[Any, ...]] = {
     "num_experts": (0,), "num_local_experts": (0,), "n_routed_experts": (0,), "is_encoder_decoder": (False,),
     "add_cross_attention": (False,), "use_bidirectional_attention": (False,), "is_causal": (True,),
     "pruned_heads": ({},), "rope_interleaved": (False,), "use_mrope": (False,), "use_logn_attn": (False,),
-    "use_dynamic_ntk": (False,), "alibi": (False,), "clip_qkv": (), "qk_layernorm": (False,),
+    "use_dynamic_ntk": (False,), "alibi": (False,), "clip_qkv": (),
     "moe_layer_freq": (1,), "rope_interleave": (True,),
 }  # fmt: skip
 
@@ -144,19 +144,25 @@ def _defaults(family: Family, config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _family(config: Mapping[str, Any]) -> tuple[Family, Multimodal | None]:
-    """Return the family of the language model, and the row of the multimodal class that it is in, if it is in one."""
-    names = config.get("architectures")
+    """Return the family of the language model, and the row of the multimodal class that it is in, if it is in one.
+
+    Without ``architectures``, as in configs that were never saved with a model, ``model_type`` tells it.
+    """
+    names, model_type = config.get("architectures"), config.get("model_type")
+    if not names and isinstance(model_type, str) and model_type in BY_MODEL_TYPE:
+        return BY_MODEL_TYPE[model_type], None
     if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
-        raise ModelError(f"{WHERE}: architectures must name one class, not {quoted(names)}.")
+        message = f"{WHERE}: architectures must name one class, not {quoted(names)}."
+        raise ModelError(message) if names else UnknownArchitecture(message, str(model_type))
     if whole := multimodal(config, names[0], WHERE):
         return whole.family, whole
-    if names[0] not in BY_ARCHITECTURE:
+    if (family := family_of(names[0])) is None:
         known = BY_ARCHITECTURE.keys() | MULTIMODAL_BY_ARCHITECTURE.keys()
         raise UnknownArchitecture(
             f"{WHERE}: the architecture {shortened(names[0])} is not supported. {nearest(names[0], known)}",
             names[0],
         )
-    return BY_ARCHITECTURE[names[0]], None
+    return family, None
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -213,8 +219,13 @@ def _refuse(config: Mapping[str, Any], family: Family) -> None:
             raise ModelError(f"{WHERE}: {key} = {quoted(value)} is not supported for {family.architecture}.")
     remote = config.get("auto_map")
     named = remote.values() if isinstance(remote, dict) else [remote]
-    if remote is not None and not all(name in family.remote_code for name in named):
-        raise ModelError(f"{WHERE}: auto_map asks for code from the model's repository, which is never run.")
+    # Fine-tunes keep the entry of a model that was code once; its type says that it is the library's class by now.
+    is_own_code = BY_MODEL_TYPE.get(str(config.get("model_type"))) is not family
+    if remote is not None and is_own_code and not all(name in family.remote_code for name in named):
+        raise ModelError(
+            f"{WHERE}: auto_map asks for code from the model's repository, which is never run, and model_type "
+            f"{quoted(config.get('model_type'))} is not that of {family.architecture}."
+        )
 
 
 def _is_of_mixture(key: str, value: Any, family: Family) -> bool:
@@ -233,8 +244,12 @@ def _unused(family: Family) -> dict[str, tuple[Any, ...]]:
         unused |= _MULTIPLIERS
     if not family.logit_scale:
         unused["logit_scale"] = (1.0,)
+    # A family that always normalises queries and keys does not read what describes it; tensors show a contradiction.
     if family.qk_norm_flag != "use_qk_norm":
-        unused["use_qk_norm"] = (False,)
+        unused["use_qk_norm"] = (False,) if family.qk_norm is None else (False, True)
+    unused["qk_layernorm"] = (False,) if family.qk_norm is None else (False, True)
+    if family.qkv_bias:
+        unused["attention_bias"] = (False, True)
     if not family.attention_soft_cap:
         unused["attn_logit_softcapping"] = ()
     if not family.logit_soft_cap:

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from ..errors import ConfigError, ModelError
+from ..errors import ConfigError, ModelError, shortened
 from .hub_errors import hub_fault
 
 Progress = Callable[[str, int, int], None]
@@ -119,10 +119,29 @@ def cache_folder() -> Path:
 
 def _checked_folder(path: Path, model: str) -> ModelFiles:
     if not (path / "config.json").is_file():
+        _refuse_adapter(path, model)
         gguf = sorted(file.name for file in path.glob("*.gguf"))
         command = f"rootgraft serve {shlex.quote(str(Path(model) / gguf[0]))}" if gguf else f"ls {shlex.quote(model)}"
         raise ModelError(f"--model: the folder {model} has no config.json, as a model's folder has. Try: {command}")
     return ModelFiles(path, path.resolve().name)
+
+
+def _refuse_adapter(path: Path, model: str) -> None:
+    """Raise ModelError for the folder of a LoRA adapter, with the command that serves it over its base."""
+    if not (path / "adapter_config.json").is_file():
+        return
+    try:
+        base = json.loads((path / "adapter_config.json").read_bytes()).get("base_model_name_or_path")
+    except (OSError, ValueError, AttributeError):
+        base = None
+    known = isinstance(base, str) and bool(base)
+    served = shlex.quote(shortened(base)) if known else "BASE"
+    of_base = f" of the base model {shortened(base)}" if known else ""
+    adapter = shlex.quote(f"{path.resolve().name}={model}")
+    raise ModelError(
+        f"--model: the folder {model} holds a LoRA adapter{of_base}, not a model. Try: rootgraft serve {served} "
+        f"--lora-modules {adapter}"
+    )
 
 
 def _checked_gguf(path: Path, model: str) -> ModelFiles:

@@ -25,6 +25,7 @@ QUERY, QUERY_DOWN, QUERY_NORM, QUERY_UP = "q_proj", "q_a_proj", "q_a_layernorm",
 KV_DOWN, KV_NORM, KV_UP = "kv_a_proj_with_mqa", "kv_a_layernorm", "kv_b_proj"
 
 # Old checkpoints store the rotary frequencies, which follow from the config.
+_CACHE_SCALES = frozenset({"k_scale", "v_scale", "q_scale", "prob_scale"})
 _COMPUTED = re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")
 
 
@@ -248,12 +249,17 @@ def check_tensors(expected: Mapping[str, Shape], found: Mapping[str, Shape], opt
     """
     if missing := expected.keys() - found.keys():
         raise ModelError(f"The checkpoint lacks {_listed(missing)}.")
-    extra = {name for name in found.keys() - expected.keys() - optional if not _COMPUTED.fullmatch(name)}
+    extra = {name for name in found.keys() - expected.keys() - optional if not _has_no_effect(name)}
     if extra:
         raise ModelError(f"The checkpoint has tensors that this architecture does not use: {_listed(extra)}.")
     for name, shape in expected.items():
         if found[name] != shape:
             raise ModelError(f"The tensor {name} has shape {found[name]}, but the config makes it {shape}.")
+
+
+def _has_no_effect(name: str) -> bool:
+    """Whether a tensor is computed anew, or is the scale of an FP8 cache of keys and values, which is not used here."""
+    return _COMPUTED.fullmatch(name) is not None or name.rpartition(".")[2] in _CACHE_SCALES
 
 
 def _listed(names: Iterable[str]) -> str:

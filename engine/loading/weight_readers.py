@@ -41,7 +41,7 @@ from .tensor_names import (
     latent_from_gguf,
 )
 
-_FLOATS = ("F32", "F16", "BF16")
+_FLOATS = ("F32", "F16", "BF16", "F64")
 _PIECE = 8 << 20  # bytes of blocks that are copied and packed at once
 
 
@@ -78,7 +78,7 @@ class SafetensorsFolder:
 
     Raises:
         ModelError: there are only pickles, the index is malformed, a shard is missing, truncated or malformed, or a
-            tensor is stored in a type other than F32, F16 and BF16, MXFP4, or those of its module's scheme.
+            tensor is stored in a type other than F32, F16, BF16 and F64, MXFP4, or those of its module's scheme.
     """
 
     def __init__(self, folder: Path, towers: tuple[str, ...] = (), quantization: Quantization | None = None) -> None:

@@ -8,7 +8,7 @@ from ..checkpoint.gguf import GgufFile
 from ..checkpoint.gguf_end_tokens import gguf_end_tokens
 from ..checkpoint.model_config import ModelShape
 from ..checkpoint.read_config import config_end_tokens
-from .tokenizer_files import DEFINITION, read_folder, refusing_malformed
+from .tokenizer_files import has_definition, read_folder, refusing_malformed
 
 
 def read_end_tokens(config: ModelShape, model: Path, tokenizer: Path | None = None) -> tuple[int, ...]:
@@ -40,7 +40,7 @@ def _tokenizer_ends(source: Path) -> tuple[list[int], frozenset[int]]:
     """Return the end tokens of a tokenizer and its special tokens; nothing for a folder without one."""
     if not source.is_dir():
         return [int(token) for token in gguf_end_tokens(GgufFile.open(source).metadata)], frozenset()
-    if not (source / DEFINITION).is_file():
+    if not has_definition(source):
         return [], frozenset()
     files = read_folder(source)
     added = files.definition["added_tokens"]

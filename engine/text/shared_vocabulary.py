@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from .tokenizer import Tokenizer
-from .tokenizer_files import DEFINITION
+from .tokenizer_files import DEFINITION, has_definition
 
 
 def vocabulary_difference(model: Path, draft: Path) -> str | None:
@@ -37,11 +37,11 @@ def vocabulary_difference(model: Path, draft: Path) -> str | None:
 
 def has_tokenizer(source: Path) -> bool:
     """Return whether a folder or GGUF file has a tokenizer."""
-    return not source.is_dir() or (source / DEFINITION).is_file()
+    return not source.is_dir() or has_definition(source)
 
 
 def _same_definition(model: Path, draft: Path) -> bool:
     """Whether both are folders with the same file, as different sizes of a model are."""
-    if not (model.is_dir() and draft.is_dir()):
+    if not all((folder / DEFINITION).is_file() for folder in (model, draft)):
         return False
     return (model / DEFINITION).read_bytes() == (draft / DEFINITION).read_bytes()

@@ -105,6 +105,12 @@ def _alphabet() -> dict[str, int]:
 
 
 _ALPHABET = _alphabet()
+_CHARACTERS = {byte: character for character, byte in _ALPHABET.items()}
+
+
+def spell(data: bytes) -> str:
+    """Return bytes spelled in GPT-2's alphabet."""
+    return "".join(map(_CHARACTERS.__getitem__, data))
 
 
 def _spelled(piece: str) -> bytes:

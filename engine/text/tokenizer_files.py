@@ -1,6 +1,8 @@
 """Reads the tokenizer files of a folder in Hugging Face's format to plain data.
 
-tokenizer.json              the tokenizer itself; without it there is only Python code, which is never run
+tokenizer.json              the tokenizer itself
+tiktoken.model              or else its vocabulary, see ``tokenizer_tiktoken``; without both there is only Python code,
+                            which is never run
 tokenizer_config.json       names of special tokens, further added tokens, and flags of all added tokens
 special_tokens_map.json     names of special tokens, in older folders
 generation_config.json      further end tokens
@@ -19,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ModelError, quoted, shortened
+from .tokenizer_tiktoken import TIKTOKEN, read_tiktoken
 
 DEFINITION = "tokenizer.json"
 FURTHER_TEMPLATES = "additional_chat_templates"
@@ -58,8 +61,7 @@ def read_folder(folder: Path) -> TokenizerFiles:
         ModelError: no ``tokenizer.json``, a tokenizer that is Python code, or malformed files.
     """
     config = _read_json(folder / "tokenizer_config.json") or {}
-    _refuse_code(folder, config)
-    definition = _read_json(folder / DEFINITION)
+    definition = _definition(folder, config)
     if definition is None or not isinstance(definition.get("model"), dict):
         raise ModelError("tokenizer.json is not a definition of a tokenizer.")
     named = {**(_read_json(folder / "special_tokens_map.json") or {}), **config}
@@ -67,6 +69,21 @@ def read_folder(folder: Path) -> TokenizerFiles:
     _complete_added_tokens(definition, config, special, named)
     generation = _read_json(folder / "generation_config.json") or {}
     return TokenizerFiles(definition, special, _ids(generation.get("eos_token_id")), _templates(folder, config))
+
+
+def has_definition(folder: Path) -> bool:
+    """Return whether a folder has a tokenizer that is data."""
+    return (folder / DEFINITION).is_file() or (folder / TIKTOKEN).is_file()
+
+
+def _definition(folder: Path, config: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the content of ``tokenizer.json``, else that of a tiktoken vocabulary in its form."""
+    if (folder / DEFINITION).is_file() or not (folder / TIKTOKEN).is_file():
+        _refuse_code(folder, config)
+        return _read_json(folder / DEFINITION)
+    definition, reserved = read_tiktoken(folder / TIKTOKEN, config)
+    names = [added_token(token, f"<|reserved_token_{token}|>", special=True) for token in reserved]
+    return definition | {"added_tokens": names}
 
 
 def added_token(token: int, text: str, *, special: bool, rstrip: bool = False) -> dict[str, Any]:
@@ -99,12 +116,12 @@ def _read_json(path: Path) -> dict[str, Any] | None:
 
 def _refuse_code(folder: Path, config: dict[str, Any]) -> None:
     """Raise ModelError for a tokenizer that needs Python code: the folder's own or a class of another library."""
+    if (folder / DEFINITION).is_file():
+        return
     code = config.get("auto_map", {})
     if isinstance(code, dict) and code.get("AutoTokenizer"):
         named = quoted(code["AutoTokenizer"])
         raise ModelError(f"The tokenizer is code in the model's folder (auto_map {named}): never run.")
-    if (folder / DEFINITION).is_file():
-        return
     slow = [name for name in ("tokenizer.model", "vocab.json", "vocab.txt", "tekken.json") if (folder / name).exists()]
     name = shortened(str(config.get("tokenizer_class", "an unnamed tokenizer")))
     kind = f"{name} with {', '.join(slow)}" if slow else "none"

@@ -1,11 +1,12 @@
 """Reads the tokenizer of a GGUF file in the form of a ``tokenizer.json``.
 
-A GGUF file holds the vocabulary under llama.cpp's names (``tokenizer.ggml.*``). Two kinds are supported:
+A GGUF file holds the vocabulary under llama.cpp's names (``tokenizer.ggml.*``). Three kinds are supported:
 
     gpt2     byte-level BPE: pieces spell bytes in GPT-2's alphabet; ``tokenizer.ggml.pre`` names how text is cut into
              words before merging
     llama    SentencePiece BPE: a space is written as U+2581, unknown characters fall back to byte pieces, and the order
              of merges follows from the scores of the pieces
+    gemma4   SentencePiece BPE with merges of its own; ``gpt2`` with a pre-tokenizer of that kind is the same
 
 Where llama.cpp and the model's original tokenizer differ, the original is followed (Qwen2 composes Unicode first).
 """
@@ -18,6 +19,7 @@ from typing import Any
 from ..checkpoint.gguf import GgufFile
 from ..checkpoint.gguf_end_tokens import gguf_end_tokens
 from ..errors import ModelError, quoted
+from .gguf_pre_tokenizers import DIGIT, GPT2, PRE_TOKENIZERS, PreTokenizer
 from .tokenizer_files import TokenizerFiles, added_token
 
 # tokenizer.ggml.token_type
@@ -30,16 +32,20 @@ _ROLES = {
     "pad_token": "padding_token_id",
 }
 _SPACE = "\u2581"
-_GEMMA = ("gemma", "gemma2", "gemma3")
-
-# Contractions, words, numbers of one or of up to three digits, punctuation, line ends, other white space.
-_WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
-_REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-_CASED_WORDS = (
-    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+",
-    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*",
+_TO_TEXT: tuple[dict[str, Any], ...] = (
+    {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "},
+    {"type": "ByteFallback"},
+    {"type": "Fuse"},
 )
-_SLASHED_REST = r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_GEMMA = ("gemma", "gemma2", "gemma3")
+_OTHER_KINDS = {
+    "bert": " (WordPiece, of encoders)",
+    "t5": " (Unigram)",
+    "rwkv": " (RWKV)",
+    "plamo2": " (PLaMo 2)",
+    "hybriddna": " (DNA)",
+    "whitespace": " (of encoders)",
+}
 
 
 def _byte_level(*, words: bool) -> dict[str, Any]:
@@ -47,38 +53,17 @@ def _byte_level(*, words: bool) -> dict[str, Any]:
     return {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": words}
 
 
-def _cut(expression: str) -> list[dict[str, Any]]:
-    split = {"type": "Split", "pattern": {"Regex": expression}, "behavior": "Isolated", "invert": False}
-    return [split, _byte_level(words=False)]
+def _steps(expressions: tuple[str, ...]) -> list[dict[str, Any]]:
+    """Return the pre-tokenizers that cut by each expression in turn and then spell bytes."""
+    ends_as_gpt2 = expressions[-1] == GPT2
+    cuts = expressions[:-1] if ends_as_gpt2 else expressions
+    return [*map(_cut, cuts), _byte_level(words=ends_as_gpt2)]
 
 
-_GPT2 = [_byte_level(words=True)]
-_SINGLE_DIGITS = [{"type": "Digits", "individual_digits": True}, _byte_level(words=True)]
-_LLAMA3 = _cut(_WORDS + r"\p{N}{1,3}" + _REST)
-_QWEN2 = _cut(_WORDS + r"\p{N}" + _REST)
-_TEKKEN = _cut("".join(f"{words}|" for words in _CASED_WORDS) + r"\p{N}" + _SLASHED_REST)
-_CONTRACTED_WORDS = "".join(f"{words}(?i:'s|'t|'re|'ve|'m|'ll|'d)?|" for words in _CASED_WORDS)
-_GPT4O = _cut(_CONTRACTED_WORDS + r"\p{N}{1,3}" + _SLASHED_REST)
-
-# tokenizer.ggml.pre -> pre-tokenizers in order.
-_PRE_TOKENIZERS = {
-    "gpt-2": _GPT2,
-    "smollm": _SINGLE_DIGITS,
-    "starcoder": _SINGLE_DIGITS,
-    "llama-bpe": _LLAMA3,
-    "llama3": _LLAMA3,
-    "llama-v3": _LLAMA3,
-    "falcon3": _LLAMA3,
-    "chatglm-bpe": _LLAMA3,
-    "glm4": _LLAMA3,
-    "gpt-4o": _GPT4O,
-    "llama4": _GPT4O,
-    "qwen2": _QWEN2,
-    "deepseek-r1-qwen": _QWEN2,
-    "tekken": _TEKKEN,
-}
-_WHOLE_WORDS_FIRST = (_LLAMA3, _TEKKEN, _GPT4O)  # a word that is a piece is not merged from smaller ones
-_BEGIN_BY_DEFAULT = ("llama-bpe", "llama3", "llama-v3", "falcon3", "tekken")
+def _cut(expression: str) -> dict[str, Any]:
+    if expression == DIGIT:
+        return {"type": "Digits", "individual_digits": True}
+    return {"type": "Split", "pattern": {"Regex": expression}, "behavior": "Isolated", "invert": False}
 
 
 def read_gguf(path: Path) -> TokenizerFiles:
@@ -90,11 +75,16 @@ def read_gguf(path: Path) -> TokenizerFiles:
     metadata = GgufFile.open(path).metadata
     kind = _get(metadata, "model")
     if kind == "gpt2":
-        definition, bos_default = _byte_level_bpe(metadata)
+        definition, bos_default = _with_merges(metadata, _pre_tokenizer(metadata))
+    elif kind == "gemma4":
+        definition, bos_default = _with_merges(metadata, PRE_TOKENIZERS[kind])
     elif kind == "llama":
         definition, bos_default = _sentencepiece_bpe(metadata), True
     else:
-        raise ModelError(f"The GGUF file's tokenizer is of the kind {quoted(kind)}; supported are 'gpt2' and 'llama'.")
+        raise ModelError(
+            f"The GGUF file's tokenizer is of the kind {quoted(kind)}{_OTHER_KINDS.get(kind, '')}; supported are "
+            "'gpt2' (byte-level BPE), 'llama' (SentencePiece BPE) and 'gemma4'."
+        )
     special = _special(metadata)
     first = special.get("bos_token") if _get(metadata, "add_bos_token", bos_default) else None
     last = special.get("eos_token") if _get(metadata, "add_eos_token", False) else None
@@ -152,28 +142,58 @@ def _wrap(definition: dict[str, Any], first: str | None, last: str | None) -> No
     }
 
 
-def _byte_level_bpe(metadata: dict[str, Any]) -> tuple[dict[str, Any], bool]:
-    """Return a definition, and whether texts begin with the bos token where the file does not say."""
-    pre = _get(metadata, "pre", "nothing")
-    if pre not in _PRE_TOKENIZERS:
-        known = ", ".join(_PRE_TOKENIZERS)
+def _pre_tokenizer(metadata: dict[str, Any]) -> PreTokenizer:
+    """Return the pre-tokenizer that a file names. Raises ModelError."""
+    name = _get(metadata, "pre", "default")
+    if (kind := PRE_TOKENIZERS.get(name)) is not None:
+        return kind
+    if name == "default":
         raise ModelError(
-            f"The GGUF file names {quoted(pre)} as its pre-tokenizer (tokenizer.ggml.pre); known are {known}."
+            "The GGUF file does not say how its vocabulary cuts text into words (tokenizer.ggml.pre), as files of "
+            "early 2024: give the original tokenizer's folder with --tokenizer, or a newer file."
         )
+    raise ModelError(
+        f"The GGUF file names {quoted(name)} as its pre-tokenizer (tokenizer.ggml.pre), which is not known: give the "
+        f"original tokenizer's folder with --tokenizer. Known are {', '.join(PRE_TOKENIZERS)}."
+    )
+
+
+def _with_merges(metadata: dict[str, Any], kind: PreTokenizer) -> tuple[dict[str, Any], bool]:
+    """Return a definition, and whether texts begin with the bos token where the file does not say."""
     if _get(metadata, "add_space_prefix", False):
         raise ModelError("The GGUF file asks for a space before each text (add_space_prefix): not supported for gpt2.")
     tokens = _get(metadata, "tokens")
-    merges = [merge.split(" ") for merge in _get(metadata, "merges")]
-    steps = _PRE_TOKENIZERS[pre]
+    merges = [_merge(text) for text in _get(metadata, "merges")]
+    if kind.spaced:
+        return _spaced(metadata, tokens, merges), kind.begin
     definition = {
         "version": "1.0",
         "added_tokens": _added_tokens(metadata, tokens, (_CONTROL,)),
-        "normalizer": {"type": "NFC"} if steps is _QWEN2 else None,
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": steps},
+        "normalizer": {"type": "NFC"} if kind.compose else None,
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": _steps(kind.expressions)},
         "decoder": _byte_level(words=True),
-        "model": _bpe(tokens, merges, ignore_merges=steps in _WHOLE_WORDS_FIRST),
+        "model": _bpe(tokens, merges, ignore_merges=kind.whole_words),
     }
-    return definition, pre in _BEGIN_BY_DEFAULT
+    return definition, kind.begin
+
+
+def _merge(text: str) -> list[str]:
+    """Return the two parts of a merge, which a space separates; neither is empty."""
+    cut = text.find(" ", 1)
+    return [text[:cut], text[cut + 1 :]]
+
+
+def _spaced(metadata: dict[str, Any], tokens: list[str], merges: list[list[str]]) -> dict[str, Any]:
+    """Return the definition of a SentencePiece BPE whose merges are listed: without words, without a space before."""
+    unknown = tokens[int(_get(metadata, "unknown_token_id"))] if _has(metadata, "unknown_token_id") else None
+    return {
+        "version": "1.0",
+        "added_tokens": _added_tokens(metadata, tokens, (_UNKNOWN, _CONTROL)),
+        "normalizer": {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE},
+        "pre_tokenizer": None,
+        "decoder": {"type": "Sequence", "decoders": list(_TO_TEXT)},
+        "model": _bpe(tokens, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True),
+    }
 
 
 def _sentencepiece_bpe(metadata: dict[str, Any]) -> dict[str, Any]:
@@ -185,8 +205,7 @@ def _sentencepiece_bpe(metadata: dict[str, Any]) -> dict[str, Any]:
         scores = [-token for token in range(len(tokens))]
     prefix = bool(_get(metadata, "add_space_prefix", True))
     to_marks: dict[str, Any] = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
-    to_spaces = {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "}
-    decoders = [to_spaces, {"type": "ByteFallback"}, {"type": "Fuse"}]
+    decoders = list(_TO_TEXT)
     if prefix:
         to_marks = {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": _SPACE}, to_marks]}
         decoders.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})

@@ -15,6 +15,14 @@ FAMILIES = LLAMA_FAMILIES + POST_NORM_FAMILIES + LAYER_NORM_FAMILIES + MIXTURE_F
 
 BY_NAME = {family.name: family for family in FAMILIES}
 BY_ARCHITECTURE = {family.architecture: family for family in FAMILIES}
+BY_MODEL_TYPE = BY_NAME | {"gemma3_text": BY_NAME["gemma3"], "llama4_text": BY_NAME["llama4"]}
+_BY_FOLDED_ARCHITECTURE = {family.architecture.casefold(): family for family in FAMILIES}
+
+
+def family_of(architecture: str) -> Family | None:
+    """Return the family of a class; early checkpoints of Llama write its name in other capitals."""
+    return BY_ARCHITECTURE.get(architecture) or _BY_FOLDED_ARCHITECTURE.get(architecture.casefold())
+
 
 # GGUF files of multimodal models' language models under names of their own.
 _TOWERS = (

@@ -137,12 +137,17 @@ def _refuse(fields: Mapping[str, Any]) -> None:
 
 
 def _class_name(fields: Mapping[str, Any]) -> str | None:
-    """Return the one class under ``architectures``, if it is a causal model of the library for the ``model_type``."""
+    """Return the one class under ``architectures``, if it is a causal model of the library for the ``model_type``.
+
+    Where no class is named, it is the type's only one.
+    """
     names, model_type = fields.get("architectures"), fields.get("model_type")
     if not isinstance(model_type, str) or model_type not in CONFIG_MAPPING_NAMES:
         return None
     known = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(model_type, ())
     known = (known,) if isinstance(known, str) else known
+    if not names and len(known) == 1:
+        return str(known[0])
     return names[0] if isinstance(names, list) and len(names) == 1 and names[0] in known else None
 
 

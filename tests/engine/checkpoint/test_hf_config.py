@@ -462,10 +462,13 @@ REFUSED = {
     "sections as text": (mrope("8"), "mrope_section must be three sizes"),
     "a negative section": (mrope([9, -1, 0]), "mrope_section must be three sizes"),
     "sections in Llama": ({"rope_scaling": {"type": "mrope", "mrope_section": [2, 3, 3]}}, "rope type 'mrope'"),
-    "no architecture": ({"architectures": None}, "architectures must name one class"),
+    "no architecture": ({"architectures": None, "model_type": "x"}, "architectures must name one class"),
     "two architectures": ({"architectures": ["A", "B"]}, "architectures must name one class"),
-    "remote code": ({"auto_map": {"AutoModelForCausalLM": "modeling_x.LlamaForCausalLM"}}, "auto_map"),
-    "auto_map of another kind": ({"auto_map": "x"}, "auto_map"),
+    "remote code": (
+        {"auto_map": {"AutoModelForCausalLM": "modeling_x.LlamaForCausalLM"}, "model_type": "x"},
+        "model_type 'x' is not that of LlamaForCausalLM",
+    ),
+    "auto_map of another kind": ({"auto_map": "x", "model_type": None}, "auto_map"),
     "quantised": ({"quantization_config": {"quant_method": "hqq"}}, "quantization_config"),
     "experts": ({"num_experts": 8}, "num_experts = 8"),
     "interleaved rope": ({"rope_interleaved": True}, "rope_interleaved"),
@@ -559,7 +562,7 @@ REFUSED = {
     "heads do not divide": ({"num_key_value_heads": 3}, "num_key_value_heads must be a divisor"),
     "hidden does not divide": ({"hidden_size": 66}, "hidden_size must be a multiple"),
     "norm": ({"rms_norm_eps": 0}, "rms_norm_eps must be a number above 0"),
-    "end token": ({"eos_token_id": [2, 100]}, "eos_token_id must be token ids below the vocabulary's size 100"),
+    "end token": ({"eos_token_id": [2, "3"]}, "eos_token_id must be a token id or a list of token ids"),
     "flag": ({"tie_word_embeddings": "yes"}, "tie_word_embeddings must be true or false"),
     "rope as list": ({"rope_scaling": [1]}, "rope_scaling must be an object"),
     "rotary share as text": (of("Phi3", partial_rotary_factor="x"), "partial_rotary_factor must be a number"),
@@ -627,7 +630,9 @@ def test_end_tokens_of_the_generation_config(tmp_path: Path) -> None:
     assert read_model_config(tmp_path).eos_token_ids == (7, 5)
     generation.write_text(json.dumps({"temperature": 0.6}))
     assert read_model_config(tmp_path).eos_token_ids == (2,)
-    generation.write_text(json.dumps({"eos_token_id": 100}))
+    generation.write_text(json.dumps({"eos_token_id": [100, -1, 7, 99]}))
+    assert read_model_config(tmp_path).eos_token_ids == (7, 99)
+    generation.write_text(json.dumps({"eos_token_id": "100"}))
     with pytest.raises(ModelError, match=r"generation_config\.json: eos_token_id"):
         read_model_config(tmp_path)
 

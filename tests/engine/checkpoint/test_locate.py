@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import threading
 import venv
@@ -253,6 +254,25 @@ def test_paths(tmp_path: Path) -> None:
     gguf.write_bytes(b"GGUF....")
     assert (resolve_model(f"{folder}/").path, resolve_model(f"{folder}/").name) == (folder, "Llama")
     assert (resolve_model(str(gguf)).path, resolve_model(str(gguf)).name) == (gguf, "some.Q4")
+
+
+@pytest.mark.parametrize(
+    ("base", "message"),
+    [
+        ("some-org/Base-1B", "adapter of the base model some-org/Base-1B, .* rootgraft serve some-org/Base-1B "),
+        ("/models/a b", r"adapter of the base model /models/a b, .* rootgraft serve '/models/a b' "),
+        (None, "a LoRA adapter, not a model. Try: rootgraft serve BASE "),
+    ],
+)
+def test_an_adapter_is_no_model(tmp_path: Path, base: str | None, message: str) -> None:
+    folder = tmp_path / "sql"
+    folder.mkdir()
+    (folder / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": base, "peft_type": "LORA"}))
+    with pytest.raises(ModelError, match=message + f"--lora-modules sql={folder}$"):
+        resolve_model(str(folder))
+    (folder / "adapter_config.json").write_text("{")
+    with pytest.raises(ModelError, match="rootgraft serve BASE "):
+        resolve_model(str(folder))
 
 
 def test_paths_that_are_no_models(tmp_path: Path) -> None:

@@ -221,7 +221,7 @@ def test_the_latent_attention_of_published_configs() -> None:
         ("DeepSeek-R1", {"q_lora_rank": 0}, "q_lora_rank must be an integer from 1"),
         ("DeepSeek-R1", {"v_head_dim": "128"}, "v_head_dim must be an integer"),
         ("DeepSeek-R1", {"qk_rope_head_dim": 63}, "rotates 63 of 63 dimensions"),
-        ("DeepSeek-R1", {"auto_map": {"AutoModel": "other.Model"}}, "auto_map asks for code"),
+        ("DeepSeek-R1", {"auto_map": {"AutoModel": "other.Model"}, "model_type": "x"}, "auto_map asks for code"),
         (
             "DeepSeek-R1",
             {"quantization_config": {**_FP8, "weight_block_size": [64, 64]}},

@@ -266,7 +266,6 @@ LONG = "x" * 1_000_000
 @pytest.mark.parametrize(
     ("changes", "config"),
     [
-        ({}, {"auto_map": {"AutoTokenizer": LONG}}),
         ({"added_tokens": [{LONG: 1}]}, {}),
         ({"model": {"type": LONG}}, {}),
         ({"decoder": {"type": LONG}}, {}),
@@ -278,6 +277,22 @@ def test_texts_of_the_files_are_quoted_shortened(tmp_path: Path, changes: Any, c
     with pytest.raises(ModelError) as caught:
         Tokenizer.load(write_folder(tmp_path, definition, **config))
     assert len(str(caught.value)) < 500
+
+
+def test_code_of_a_folder_without_a_definition_is_quoted_shortened(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"auto_map": {"AutoTokenizer": LONG}}))
+    with pytest.raises(ModelError, match="never run") as caught:
+        Tokenizer.load(tmp_path)
+    assert len(str(caught.value)) < 500
+
+
+def test_a_definition_is_enough_beside_code(tmp_path: Path) -> None:
+    """As fine-tunes keep ``auto_map`` of a tokenizer that was code once."""
+    definition = json.loads(train_byte_level().to_str())
+    plain = Tokenizer.load(write_folder(tmp_path / "plain", definition))
+    coded = Tokenizer.load(write_folder(tmp_path / "coded", definition, auto_map={"AutoTokenizer": ["x.Y", None]}))
+    for text in TEXTS:
+        assert coded.encode(text, True) == plain.encode(text, True)
 
 
 @pytest.mark.parametrize(

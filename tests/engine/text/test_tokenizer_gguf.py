@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+import tarfile
+import unicodedata
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +17,9 @@ import tokenizers
 import transformers
 from support.models.tiny_tokenizers import TEXTS, sentencepiece_definition, train_byte_level, write_gguf
 from tokenizers import normalizers, pre_tokenizers
-from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
 
 from rootgraft.engine.errors import ModelError
+from rootgraft.engine.text.gguf_pre_tokenizers import PRE_TOKENIZERS
 from rootgraft.engine.text.tokenizer import Tokenizer
 
 SINGLE_DIGITS = pre_tokenizers.Sequence(
@@ -54,42 +59,48 @@ def test_default_model_facts(smollm2: tuple[Tokenizer, Any]) -> None:
         assert text == theirs.apply_chat_template(conversation, tokenize=False, add_generation_prompt=prompt)
 
 
-LIKE = {"chatglm-bpe": "llama3", "glm4": "llama3"}  # names that transformers does not know: llama.cpp's are the same
-PRE_TOKENIZERS = {
-    "gpt-2": pre_tokenizers.ByteLevel(add_prefix_space=False),
-    "smollm": SINGLE_DIGITS,
-    "starcoder": SINGLE_DIGITS,
-} | {
-    name: pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(tokenizers.Regex(GGUF_PRE_TOKENIZER_SPLITS[LIKE.get(name, name)]), "isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
-    for name in (
-        *("llama-bpe", "llama3", "llama-v3", "qwen2", "deepseek-r1-qwen", "tekken"),
-        *("falcon3", "gpt-4o", "llama4", "chatglm-bpe", "glm4"),
-    )
-}
+FIRST = ["llama-bpe", "llama3", "tekken", "gpt-4o", "kimi-k2", "glm4", "youtu", "minicpm5", "lfm2"]
+PIECES = ["gpt-2", "smollm", "qwen2", "qwen35", "command-r", "deepseek-v3", "dbrx", "mpt", *FIRST]
+COMPOSE = ("qwen2", "qwen35", "command-r", "mpt")
 
 
-@pytest.mark.parametrize("name", PRE_TOKENIZERS)
-def test_pre_tokenizers(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("name", PIECES)
+def test_byte_level_equals_its_original(tmp_path: Path, name: str) -> None:
+    """Normalizer, merges, whole words first and decoding, where the words are known to be right (see below)."""
     theirs = train_byte_level()
-    theirs.pre_tokenizer = PRE_TOKENIZERS[name]
-    if name in ("qwen2", "deepseek-r1-qwen"):
+    splits = [pre_tokenizers.Split(tokenizers.Regex(e), "isolated") for e in PRE_TOKENIZERS[name].expressions]
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    theirs.pre_tokenizer = pre_tokenizers.Sequence([*splits, byte_level])
+    if name in COMPOSE:
         theirs.normalizer = normalizers.NFC()
     definition = json.loads(theirs.to_str())
     ends = {"ggml__bos_token_id": 0, "ggml__eos_token_id": 2, "ggml__add_bos_token": False}
     ours = Tokenizer.load(write_gguf(tmp_path / "a.gguf", definition, "gpt2", ggml__pre=name, **ends))
-    definition["model"]["ignore_merges"] = name in PRE_TOKENIZERS and name not in (
-        *("gpt-2", "smollm", "starcoder", "qwen2", "deepseek-r1-qwen"),
-    )
+    definition["model"]["ignore_merges"] = name in FIRST
     theirs = tokenizers.Tokenizer.from_str(json.dumps(definition))
     for text in TEXTS:
         ids = ours.encode(text, True).tolist()
         assert ids == theirs.encode(text).ids
         assert ours.decode(ids, False) == theirs.decode(ids, skip_special_tokens=False)
+
+
+def test_gemma4_equals_transformers(tmp_path: Path) -> None:
+    """Merges are listed, and pieces may hold line ends."""
+    definition = sentencepiece_definition(prefix=False)
+    for text in ("\n", "\n\n", "\n\n\n"):
+        definition["model"]["vocab"].setdefault(text, len(definition["model"]["vocab"]))
+    definition["model"]["merges"] += [["\n", "\n"], ["\n\n", "\n"]]
+    merges = definition["model"]["merges"]
+    vocabulary = definition["model"]["vocab"]
+    theirs = transformers.GemmaTokenizer(vocab=vocabulary, merges=[tuple(pair) for pair in merges])
+    ends = {"ggml__bos_token_id": 1, "ggml__eos_token_id": 2, "ggml__unknown_token_id": 0}
+    path = write_gguf(tmp_path / "a.gguf", definition, "gemma4", "gemma4", **ends)
+    ours = Tokenizer.load(path)
+    for text in TEXTS:
+        ids = ours.encode(text, False).tolist()
+        assert ids == theirs.encode(text, add_special_tokens=False)
+        assert ours.decode(ids) == text
+        assert ours.encode(text, True).tolist() == [1, *ids]
 
 
 @pytest.mark.parametrize("prefix", [True, False])
@@ -156,9 +167,11 @@ def test_templates_ends_and_user_defined_tokens(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "values", "message"),
     [
-        ("t5", {}, "'t5'; supported are 'gpt2' and 'llama'"),
-        ("gpt2", {}, "names 'nothing' as its pre-tokenizer"),
-        ("gpt2", {"ggml__pre": "command-r"}, "'command-r'.*known are gpt-2, smollm"),
+        ("t5", {}, r"'t5' \(Unigram\); supported are 'gpt2'"),
+        ("bert", {}, r"'bert' \(WordPiece, of encoders\)"),
+        ("gpt2", {}, "does not say how its vocabulary cuts text into words.*--tokenizer"),
+        ("gpt2", {"ggml__pre": "default"}, "does not say how its vocabulary cuts text into words.*--tokenizer"),
+        ("gpt2", {"ggml__pre": "new-one"}, "names 'new-one' as its pre-tokenizer.*--tokenizer.*Known are gpt-2, phi-2"),
         ("gpt2", {"ggml__pre": "gpt-2", "ggml__add_space_prefix": True}, "add_space_prefix"),
         ("gpt2", {"ggml__pre": "gpt-2", "ggml__eos_token_id": 9999}, "eos_token is 9999, but it has 420 tokens"),
     ],
@@ -176,3 +189,53 @@ def test_file_without_tokenizer_is_refused(tmp_path: Path) -> None:
     writer.close()
     with pytest.raises(ModelError, match=r"no tokenizer\.ggml\.model"):
         Tokenizer.load(tmp_path / "a.gguf")
+
+
+@pytest.fixture(scope="session")
+def llama_cpp_vocabularies(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """llama.cpp's own vocabularies with texts and ids, from a package of its sources (77 MB)."""
+    if (given := os.environ.get("LLAMA_CPP_MODELS")) is not None:
+        return Path(given)
+    folder = tmp_path_factory.mktemp("llama_cpp")
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", ":all:"]
+    done = subprocess.run([*command, "-d", str(folder), "llama-cpp-python"], capture_output=True, text=True)
+    archives = list(folder.glob("llama_cpp_python-*.tar.gz"))
+    if done.returncode or not archives:
+        pytest.skip(f"the source package llama-cpp-python cannot be downloaded: {done.stderr[-200:]}")
+    with tarfile.open(archives[0]) as archive:
+        wanted = [file for file in archive if "/models/ggml-vocab-" in file.name]
+        archive.extractall(folder, wanted, filter="data")
+    return next(folder.rglob("ggml-vocab-gpt-2.gguf")).parent
+
+
+VOCABULARIES = (
+    *("command-r", "deepseek-coder", "deepseek-llm", "falcon", "gemma-4", "gpt-2", "llama-bpe", "llama-spm", "mpt"),
+    *("phi-3", "qwen2", "qwen35", "refact", "starcoder"),
+)
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("name", VOCABULARIES)
+def test_vocabularies_of_llama_cpp(llama_cpp_vocabularies: Path, name: str) -> None:
+    """The ids are those that llama.cpp expects, of composed texts where the original composes them."""
+    path = llama_cpp_vocabularies / f"ggml-vocab-{name}.gguf"
+    ours = Tokenizer.load(path)
+    texts = path.with_suffix(".gguf.inp").read_bytes().decode().split("\n__ggml_vocab_test__\n")
+    expected = path.with_suffix(".gguf.out").read_text().splitlines()
+    pairs = [(text, [int(token) for token in ids.split()]) for text, ids in zip(texts, expected, strict=False)]
+    assert len(pairs) >= 46
+    if name in ("qwen2", "qwen35", "command-r", "mpt"):
+        for text, _ in pairs:
+            assert ours.encode(text, False) == ours.encode(unicodedata.normalize("NFC", text), False)
+        pairs = [(text, ids) for text, ids in pairs if unicodedata.is_normalized("NFC", text)]
+    assert [(text, ours.encode(text, False).tolist()) for text, _ in pairs] == pairs
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("aquila", "--tokenizer"), ("gpt-neox", "--tokenizer"), ("bert-bge", "WordPiece"), ("nomic-bert-moe", "Unigram")],
+)
+def test_vocabularies_of_llama_cpp_that_are_refused(llama_cpp_vocabularies: Path, name: str, message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        Tokenizer.load(llama_cpp_vocabularies / f"ggml-vocab-{name}.gguf")

@@ -18,7 +18,7 @@ _INTRODUCTION = """# What loads
 
 This page is written from the tables that the engine loads models by: `PYTHONPATH=tests python tests/support/models/models_page.py > docs/models.md`. A test compares them, and others load a tiny random checkpoint of each class and compare all its logits with transformers, in fp32 to 1e-4: whole prompts, chunks, batches, and adapters on every linear module with PEFT.
 
-`config.json` names a class under `architectures`. The classes of the first two tables are computed by our own decoder; others [by the transformers library](#by-the-transformers-library), if that has them. What neither has is refused, with the nearest that loads; so is every key that would change the answers and is not computed. How to add a class: [adding a model](adding-a-model.md).
+`config.json` names a class under `architectures`, or else `model_type` does. The classes of the first two tables are computed by our own decoder; others [by the transformers library](#by-the-transformers-library), if that has them. What neither has is refused, with the nearest that loads; so is every key that would change the answers and is not computed; words without effect on a class pass. How to add a class: [adding a model](adding-a-model.md).
 """
 _FORMS = """## Weights, adapters, devices
 
@@ -38,11 +38,11 @@ The same for all classes above, as each is one decoder over the same ops:
 
 Activations are not quantised, whatever a config says.
 
-On a GPU, norms of all query heads together (OLMo 2 and 3), layer norms of heads (Command R+) and additions that are no part of a norm are ops of their own in plain torch; all else is Triton. Of a mixture of experts the products are Triton; routing, and the sum of a token's experts, are plain torch.
+On a GPU, norms of all query heads together (OLMo 2 and 3), layer norms of heads (Command R+), additions outside of norms, routing and the sum of a token's experts are plain torch; all else is Triton.
 
 Router and the shared expert's gate stay in the model's type under `--quantization`. Layers that predict further tokens (MTP modules of GLM-4.5, DeepSeek V3 and MiMo) are loaded where `--speculative-config '{{"method": "mtp"}}'` drafts by them, on a CPU and from a folder, else not. Mixtures not in the table are refused by name.
 
-*Latent attention* (DeepSeek V2 and V3, R1, Kimi K2) keeps one vector of each token in the KV pool for all heads: `kv_lora_rank + qk_rope_head_dim` numbers a layer, 576 in all published models, where keys and values of 128 heads would be 40,960. Heads read it as it is (the absorbed form): `kv_b_proj` is applied to queries and to results, never to what is cached. LoRA on every linear module is exact, `kv_b_proj` included, which is computed at the adapter's own rank; on a GPU, with DoRA, and in an activated LoRA, `kv_b_proj` is refused by name. `--kv-cache-dtype int8` is refused.
+*Latent attention* (DeepSeek V2 and V3, R1, Kimi K2) keeps one vector of each token in the KV pool for all heads: `kv_lora_rank + qk_rope_head_dim` numbers a layer, 576 in published models, where keys and values of 128 heads were 40,960. `kv_b_proj` is applied to queries and results, never to what is cached (the absorbed form). LoRA on every linear module is exact, `kv_b_proj` included, which is computed at the adapter's own rank; on a GPU, with DoRA, and in an activated LoRA, `kv_b_proj` is refused by name. `--kv-cache-dtype int8` is refused.
 
 ### Forms of a GGUF file
 
@@ -57,7 +57,7 @@ A step of few streams takes as long as its weights take to read, and blocks are 
 
 On CPUs without products of bfloat16 (AVX2, older AVX-512) blocks of Q4_0, Q4_1 and Q8_0 are multiplied with activations of 8 bits, llama.cpp's own arithmetic, where a measurement at the start finds that faster.
 
-The line at the start says it: `weights in 4-bit blocks for steps of up to 64 rows, else widened`.
+The start says it: `weights in 4-bit blocks for steps of up to 64 rows, else widened`.
 """
 _RATIO = "on two cores of a CPU our decoder is 1.9 times as fast for one stream, and 1.5 times for four"
 _ROPE = """## Rotary embeddings
@@ -72,17 +72,21 @@ Types under `rope_parameters` or `rope_scaling`: {types}. `su` is an old name of
 
 _LIBRARY = """## By the transformers library
 
-`--model-impl transformers` computes a model by its own modules in the [transformers](https://github.com/huggingface/transformers) library (`pip install 'rootgraft[transformers]'`) over our KV pool, prefix tree, batches, adapters, grammars and sampler. `auto`, the default, does so for every class that our decoder lacks, `rootgraft` (and vLLM's `vllm`) never. The start says in one line which class computes and that it is the slower way: the modules run op by op in PyTorch, without our fused kernels, recorded steps and CUDA graphs. Their linear modules use our packed products on a CPU. SmolLM2-135M in float32 has the same greedy tokens both ways; {ratio}.
+`--model-impl transformers` computes a model by its own modules in the [transformers](https://github.com/huggingface/transformers) library (`pip install 'rootgraft[transformers]'`) over our KV pool, prefix tree, batches, adapters, grammars and sampler. `auto`, the default, does so for every class that our decoder lacks, `rootgraft` (and vLLM's `vllm`) never. It is slower, as a line at the start says: op by op in PyTorch, without fused kernels, recorded steps and CUDA graphs; linear modules use our packed products on a CPU. SmolLM2-135M in float32 has the same greedy tokens both ways; {ratio}.
 
-Code from a model's repository is never run, whatever its `auto_map` says. Before it serves, each model computes two short prompts in chunks and batches over pages, and by its own attention in whole: if their logits differ by more than rounding, it is refused. The tests compare these classes in fp32 to 1e-4, in chunks, batches, behind cached prefixes, and with PEFT's adapters on their linear modules:
+Code from a model's repository is never run. Before it serves, each model computes two short prompts in chunks and batches over pages, and by its own attention in whole: if logits differ by more than rounding, it is refused. The tests compare these classes in fp32 to 1e-4, in chunks, batches, behind cached prefixes, and with PEFT's adapters on their linear modules:
 
 {classes}.
 
-Any other causal class of the library loads if it passes the check at the start. Refused by name are: attention outside of the library's attention interface, as with ALiBi (Bloom, Falcon, MPT); masks other than causal ones and sliding windows (chunks, Doge); more than one call of attention in a layer (DiffLlama); recurrent states and convolutions (Mamba, Qwen3-Next, LFM2, Falcon H1); encoders and cross attention; multimodal checkpoints; quantised ones, GGUF files and `--quantization`; checkpoints with other tensors than the class has. With longrope the context ends at `original_max_position_embeddings`.
+Any other causal class of the library loads if it passes that check. Refused by name: attention outside of the library's interface, as with ALiBi (Bloom, Falcon, MPT); masks but causal ones and sliding windows (chunks, Doge); two calls of attention in a layer (DiffLlama); recurrent states and convolutions (Mamba, Qwen3-Next, Falcon H1); encoders; cross attention; multimodal and quantised checkpoints, GGUF files and `--quantization`; other tensors than the class has. With longrope the context ends at `original_max_position_embeddings`.
 
 Adapters change linear modules, the embedding and the head; those on experts are refused. Latent attention (MiniCPM 3) keeps whole keys and values in the pool, and values with fewer dimensions than keys take as much as these. A result may depend on the other rows of a step in its last bits, as on a GPU.
 """
 
+_VOCABULARIES = """## Vocabularies
+
+Folders need a `tokenizer.json`, or Kimi's `tiktoken.model`. GGUF files: kinds `llama` (SentencePiece), `gemma4`, and `gpt2` with every name that llama.cpp writes in `tokenizer.ggml.pre`, cut as the original tokenizers do ([table](../engine/text/gguf_pre_tokenizers.py)). The ids are those of llama.cpp's own tests. For others, `--tokenizer` takes the original's folder.
+"""
 _WINDOWS = {
     "never": "full",
     "all": "sliding in all layers, if any",
@@ -110,6 +114,7 @@ def page() -> str:
             _multimodal(),
             _ROPE.format(types=", ".join(f"`{name}`" for name in ROPE_TYPES)),
             _FORMS.format(types=types),
+            _VOCABULARIES,
             _LIBRARY.format(classes=", ".join(f"`{name}`" for name in LIBRARY_CLASSES), ratio=_RATIO),
         ]
     )

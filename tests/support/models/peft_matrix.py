@@ -105,7 +105,7 @@ EDITS: dict[str, dict[str, Any]] = {
     "activated bias": {"bias": "all", "alora_invocation_tokens": [7]},
     "activated dora": {"use_dora": True, "alora_invocation_tokens": [7]},
     "another type": {"peft_type": "IA3"},
-    "another task": {"task_type": "SEQ_CLS"},
+    "another task": {"task_type": "OTHER"},
     "option of the future": {"use_tomorrow": True},
 }
 """By name, fields written into the config of a plain adapter: options that PEFT makes of no tiny random model."""

@@ -108,7 +108,7 @@ def write_gguf(path: Path, definition: dict[str, Any], kind: str, architecture: 
     writer.add_tokenizer_model(kind)
     writer.add_token_list(tokens)
     writer.add_token_types([_token_type(text, special) for text in tokens])
-    if kind == "gpt2":
+    if kind in ("gpt2", "gemma4"):
         writer.add_token_merges([" ".join(merge) for merge in definition["model"]["merges"]])
     else:
         writer.add_token_scores([-float(token) for token in range(len(tokens))])

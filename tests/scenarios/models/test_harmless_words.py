@@ -1,0 +1,133 @@
+"""Words in a model's or an adapter's files that transformers and PEFT do not heed change no answer here either.
+
+Each is written into the files of a tiny random model, which then loads in both, with the same logits.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from support.models.lora_driver import AdaptedRun
+from support.models.lora_models import PeftOracle, decoder, make_adapter
+from support.models.paged_run import run_whole
+from support.models.peft_matrix import bank_of, off, prompt, reader
+from support.models.tiny_models import save
+from transformers import AutoModelForCausalLM
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as NAMES
+
+from rootgraft.engine.checkpoint.families.family_table import BY_MODEL_TYPE
+from rootgraft.engine.loading.load_model import load_model
+from rootgraft.lora.errors import AdapterError
+
+CPU = torch.device("cpu")
+OWN_CODE = {"AutoConfig": "configuration_x.XConfig", "AutoModelForCausalLM": "modeling_x.XForCausalLM"}
+
+CONFIG: dict[str, tuple[str, dict[str, Any]]] = {
+    "norms described": ("qwen3", {"use_qk_norm": True}),
+    "norms described, mixture": ("qwen3_moe", {"use_qk_norm": True, "qkv_bias": False}),
+    "norms under another name": ("qwen3", {"qk_layernorm": True}),
+    "biases described": ("qwen2", {"attention_bias": True}),
+    "code of a class that is in the library": ("llama", {"auto_map": OWN_CODE}),
+    "no architectures": ("llama", {"architectures": None}),
+    "empty architectures": ("qwen3", {"architectures": []}),
+    "early capitals": ("llama", {"architectures": ["LLaMAForCausalLM"]}),
+    "end tokens without a token": ("llama", {"eos_token_id": [2, -1, 1_000_000]}),
+    "begin token without a token": ("llama", {"bos_token_id": -1}),
+}
+
+
+def change(file: Path, changes: dict[str, Any]) -> None:
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+def assert_equals_transformers(folder: Path) -> None:
+    tokens = list(range(3, 23))
+    with torch.no_grad():
+        model = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=torch.float32, attn_implementation="eager", experts_implementation="eager"
+        )
+        theirs = model(torch.tensor([tokens])).logits[0]
+    ours = run_whole(load_model(folder, dtype=torch.float32, device=CPU), tokens)
+    assert off(ours, theirs) < 1e-4
+
+
+@pytest.mark.parametrize("case", CONFIG)
+def test_config(case: str, tmp_path: Path) -> None:
+    name, changes = CONFIG[case]
+    save(name, tmp_path)
+    change(tmp_path / "config.json", changes)
+    assert_equals_transformers(tmp_path)
+
+
+def test_byte_order_marks(tmp_path: Path) -> None:
+    save("llama", tmp_path)
+    for file in tmp_path.glob("*.json"):
+        file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes())
+    ours = run_whole(load_model(tmp_path, dtype=torch.float32, device=CPU), [3, 4, 5])
+    save("llama", tmp_path)
+    assert torch.equal(ours, run_whole(load_model(tmp_path, dtype=torch.float32, device=CPU), [3, 4, 5]))
+
+
+def test_a_type_names_the_class_that_transformers_has_for_it() -> None:
+    """Types of which transformers' own class is another one (InternLM 3, IQuest-Coder: Llama) compute the same."""
+    wrong = {
+        kind: NAMES[kind]
+        for kind, family in BY_MODEL_TYPE.items()
+        if kind in NAMES and NAMES[kind] not in (family.architecture, "LlamaForCausalLM")
+    }
+    assert wrong == {"gemma3": "Gemma3ForConditionalGeneration"}
+
+
+def with_cache_scales(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    scales = {f"model.layers.0.self_attn.{name}": torch.tensor(0.5) for name in ("k_scale", "v_scale")}
+    nested = {f"model.layers.1.self_attn.{part}_proj.{part}_scale": torch.tensor(0.5) for part in "kv"}
+    return tensors | scales | nested
+
+
+TENSORS: dict[str, Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]] = {
+    "scales of an FP8 cache": with_cache_scales,
+    "F64": lambda tensors: {name: value.double() for name, value in tensors.items()},
+}
+
+
+@pytest.mark.parametrize("case", TENSORS)
+def test_tensors(case: str, tmp_path: Path) -> None:
+    save("llama", tmp_path)
+    file = tmp_path / "model.safetensors"
+    save_file(TENSORS[case](load_file(file)), file, metadata={"format": "pt"})
+    assert_equals_transformers(tmp_path)
+
+
+TASKS = ("SEQ_2_SEQ_LM", "FEATURE_EXTRACTION", "SEQ_CLS", "TOKEN_CLS", "QUESTION_ANS", None)
+
+
+@pytest.mark.parametrize("case", [*TASKS, "byte order mark", "F64"])
+def test_adapter(case: str | None, tmp_path: Path) -> None:
+    """The factors are those that PEFT computes for the causal model."""
+    folder = make_adapter("llama", tmp_path, tmp_path / "adapter", r=3, target_modules=["q_proj", "down_proj"])
+    tokens = prompt(1)
+    expected = PeftOracle("llama", tmp_path).logits(folder, tokens)
+    config = folder / "adapter_config.json"
+    if case == "byte order mark":
+        config.write_bytes(b"\xef\xbb\xbf" + config.read_bytes())
+    elif case == "F64":
+        file = folder / "adapter_model.safetensors"
+        save_file({name: value.double() for name, value in load_file(file).items()}, file)
+    else:
+        change(config, {"task_type": case})
+    adapter = reader("llama", tmp_path).read(str(folder))
+    run = AdaptedRun(decoder("llama", tmp_path), bank_of("llama", tmp_path, [adapter]), [0], [0])
+    assert off(run.extend([tokens])[0], expected) < 1e-4
+
+
+def test_an_adapter_in_shards_is_refused_by_name(tmp_path: Path) -> None:
+    folder = make_adapter("llama", tmp_path, tmp_path / "adapter", r=3)
+    (folder / "adapter_model.safetensors").rename(folder / "adapter_model-00001-of-00002.safetensors")
+    with pytest.raises(AdapterError, match=r"tensors are in several files.*adapter_model\.safetensors, as PEFT does"):
+        reader("llama", tmp_path).read(str(folder))
