@@ -23,11 +23,13 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ...kernels.device_memory import is_out_of_memory
 from .. import process_memory
 from ..config import EngineConfig
 from ..errors import ConfigError, EngineError
 from ..ipc import Channel
 from ..machine.software import requirement
+from ..machine.visible_gpus import takes_gpu
 from ..messages import Failed, Heartbeat, Message, Shutdown, decode, encode
 from .engine_core import EngineCore
 from .liveness_thread import LivenessThread
@@ -104,12 +106,21 @@ def _load(config: EngineConfig, model_path: Path, weights: Weights | None = None
     try:
         return EngineCore.load(config, model_path, weights)
     except (MemoryError, RuntimeError) as error:
-        if not isinstance(error, MemoryError) and type(error).__name__ != "OutOfMemoryError":
+        if not isinstance(error, MemoryError) and not is_out_of_memory(error):
             raise
         raise ConfigError(
-            f"The model does not fit the memory ({' '.join(str(error).split())[:200]}): take a smaller one, or keep "
-            "its weights in 8 bits. Try: rootgraft serve --quantization int8_weight_only"
+            f"The model does not fit the memory ({' '.join(str(error).split())[:200]}): {_advice(config)}"
         ) from error
+
+
+def _advice(config: EngineConfig) -> str:
+    """Return what a user may do about a model that does not fit the device of the options."""
+    if takes_gpu(config.device):
+        return (
+            "end what else uses the GPU, or take a smaller model or shorter steps. "
+            "Try: rootgraft serve --max-num-batched-tokens 512 --max-num-seqs 16"
+        )
+    return "take a smaller one, or keep its weights in 8 bits. Try: rootgraft serve --quantization int8_weight_only"
 
 
 def parse_config(options: str) -> EngineConfig:

@@ -89,13 +89,23 @@ def place_threads(config: EngineConfig) -> int:
 def kv_bytes(config: EngineConfig, device: torch.device) -> int:
     """Return the bytes for the KV pool, once the weights are loaded.
 
-    ``--gpu-memory-utilization`` is the share of the device's whole memory that weights, activations and KV may take
-    together; memory in use by any process is subtracted. A CPU's memory is shared with the rest of the machine, so its
-    default is at most 4 GiB; the limit of a container counts as the machine's memory.
+    ``--gpu-memory-utilization`` is the share of the device's whole memory that weights, activations and KV of this
+    process may take together; what other processes have on it counts only as memory that is not free. A CPU's memory
+    is shared with the rest of the machine, so its default is at most 4 GiB; the limit of a container counts as the
+    machine's memory.
     """
     if config.kv_cache_memory is not None:
         return int(config.kv_cache_memory * 2**30)
     if device.type == "cuda":
-        free, total = torch.cuda.mem_get_info(device)
-        return int(free - (1 - config.gpu_memory_utilization) * total)
+        return gpu_room(config, device)
     return resources.kv_pool_bytes(resources.memory(), config.gpu_memory_utilization)
+
+
+def gpu_room(config: EngineConfig, device: torch.device) -> int:
+    """Return the bytes of a GPU that this process may still take: the rest of its share, as far as that is free.
+
+    Engines that share a GPU, each with a share of its own, get the same in whatever order they start.
+    """
+    free, total = torch.cuda.mem_get_info(device)
+    own = torch.cuda.memory_reserved(device)
+    return int(min(free, config.gpu_memory_utilization * total - own))
