@@ -42,6 +42,7 @@ GOODBYE_SECONDS = 5.0  # for the client to take the last frame
 START_FAILED = -1  # the id of the Failed that is sent in place of Ready
 EXIT_SOFTWARE = 70
 MOST_BYTES = 1 << 18  # of arguments by a socket: more than the system takes in one message
+_ALLOCATOR_SETTINGS = "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"  # of torch's allocator on a GPU, new and old name
 SWITCH_SECONDS = 0.0005  # for which the mask thread may hold the GIL while the step loop returns from a kernel
 
 
@@ -132,7 +133,10 @@ def parse_config(options: str) -> EngineConfig:
 
 
 def set_up_process() -> None:
-    """Set what an engine process needs before it starts a thread."""
+    """Set what an engine process needs before it starts a thread or imports torch."""
+    if not any(name in os.environ for name in _ALLOCATOR_SETTINGS):
+        # Adapters of many sizes come and go: segments that can grow leave no holes that fit none of them.
+        os.environ[_ALLOCATOR_SETTINGS[0]] = "expandable_segments:True"
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGHUP})

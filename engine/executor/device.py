@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 
 import torch
 
@@ -17,14 +18,21 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 
 
 def choose_device(config: EngineConfig) -> torch.device:
-    """Return the device that the options name, or cuda if there is one. Raises ConfigError for cuda without one."""
-    if config.device == "cuda" and not torch.cuda.is_available():
+    """Return the device that the options name, or cuda if there is one. Raises ConfigError for cuda without one.
+
+    Torch for ROCm calls AMD's GPUs cuda as well. No kernel of ours was ever compiled for them, so they are not taken.
+    """
+    is_rocm = torch.version.hip is not None
+    if config.device == "cuda" and (is_rocm or not torch.cuda.is_available()):
         reason = "no CUDA device is visible" if torch.version.cuda else "this torch is built for CPUs"
+        reason = "this torch is built for ROCm, and AMD's GPUs are not supported" if is_rocm else reason
         raise ConfigError(
             f"--device cuda was asked for, but {reason}; --device cpu serves without. Try: rootgraft doctor"
         )
     if config.device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        if is_rocm:
+            print("AMD's GPUs are not supported: the CPU computes, by torch for ROCm", file=sys.stderr, flush=True)
+        return torch.device("cuda" if torch.cuda.is_available() and not is_rocm else "cpu")
     return torch.device(config.device)
 
 
@@ -33,11 +41,12 @@ def choose_dtype(config: EngineConfig, device: torch.device) -> torch.dtype:
 
     On a CPU that is where torch or our kernels have products of bfloat16, or our kernels registers of AVX2: a step of
     few rows takes as long as its weights take to read, which are half as many bytes, and sums are in fp32 all the same.
+    A GPU without products of bfloat16 (before sm_80), which torch would emulate, gets float16.
     """
     if config.dtype != "auto":
         return _DTYPES[config.dtype]
     if device.type == "cuda":
-        return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float32
+        return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
     kernels = ops.native_kernels()
     if kernels is None:
         return torch.bfloat16 if torch.ops.mkldnn._is_mkldnn_bf16_supported() else torch.float32

@@ -318,6 +318,6 @@ def _states(slots: StateSlots, state_bytes: int) -> str:
 def _kernel_status(device: torch.device) -> str:
     """Return the line on kernels; where a compiler is all that they lack, with the command that installs it."""
     if device.type != "cpu":
-        return ops.triton_status()
+        return ops.triton_status(device)
     status = ops.native_status()
     return f"{status}. Try: {install_command('g++')}" if "no C++ compiler" in status else status

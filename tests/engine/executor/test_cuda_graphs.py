@@ -23,6 +23,7 @@ from support.models.tiny_models import save
 from benchmarks.gpu.measure import launches
 from rootgraft.engine.batch import Batch, Row, RowStart
 from rootgraft.engine.config import EngineConfig
+from rootgraft.engine.executor import cuda_graphs
 from rootgraft.engine.executor.cuda_graphs import CudaGraphs, Variant, graphs_for, sizes_up_to
 from rootgraft.engine.executor.input_builder import InputBuilder
 from rootgraft.engine.loading.load_model import load_model
@@ -291,6 +292,19 @@ def test_variants_are_those_that_a_step_can_ask_for(folder: Path) -> None:
     assert not any(variant.is_adapted for variant in variants)
     assert max(variant.num_tokens for variant in variants if not variant.is_mixed) == 8
     assert Variant(1, True, False, False) not in variants
+
+
+def test_the_chunks_of_a_default_server_are_captured(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(model_of(folder))
+    monkeypatch.setattr(cuda_graphs, "capture_for", lambda *_: lambda run: run)
+    largest = {}
+    for most in (64, 640, 1024, 8192):
+        config = EngineConfig(max_num_batched_tokens=most)
+        graphs = graphs_for(config, world.model, world.pools[0], world.builder)
+        assert graphs is not None
+        largest[most] = max(variant.num_tokens for variant in graphs.variants)
+        assert len({variant.num_tokens for variant in graphs.variants}) <= 41
+    assert largest == {64: 64, 640: 640, 1024: 1024, 8192: 1024}, "a larger step computes longer than it is launched"
 
 
 def test_eager_steps_are_not_captured(folder: Path) -> None:
