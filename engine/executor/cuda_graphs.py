@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -156,6 +157,8 @@ class CudaGraphs:
             shares=variant.shares,
             lora=lora,
         )
+        # Tokens that pad the step would have the weights of their experts read.
+        inputs = replace(inputs, num_tokens=inputs.query_start[-1:])
         result = self._hidden[:size]
 
         def run() -> None:

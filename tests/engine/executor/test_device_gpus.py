@@ -15,14 +15,6 @@ from rootgraft.kernels.triton import launch
 
 CUDA = torch.device("cuda", 0)
 CARDS = {"T4": (7, 5), "V100": (7, 0), "A100": (8, 0), "A10": (8, 6), "L40S": (8, 9), "H200": (9, 0), "5090": (12, 0)}
-    "T4": (7, 5),
-    "V100": (7, 0),
-    "A100": (8, 0),
-    "A10": (8, 6),
-    "L40S": (8, 9),
-    "H200": (9, 0),
-    "RTX 5090": (12, 0),
-}
 
 
 @pytest.fixture
