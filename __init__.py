@@ -1,7 +1,7 @@
 """rootgraft: structured generation and multi-LoRA serving over one base model, with a radix prefix cache.
 
-The offline interface: `LLM`, `SamplingParams`, `EngineError`. The names resolve lazily, so that the command line and
-the API process import no torch.
+The offline interface: `LLM`, `SamplingParams`, `EngineError`, and the other names that vLLM's scripts import. The names
+resolve lazily, so that the command line and the API process import no torch.
 """
 
 from __future__ import annotations
@@ -11,12 +11,37 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .engine.errors import EngineError
+    from .engine.offline.inputs import PromptType, TextPrompt, TokensPrompt
     from .engine.offline.llm import LLM
-    from .engine.types import SamplingParams
+    from .engine.offline.llm_engine import EngineArgs, LLMEngine
+    from .engine.offline.request_output import CompletionOutput, RequestOutput
+    from .engine.offline.sampling_params import SamplingParams
 
-__all__ = ["LLM", "EngineError", "SamplingParams"]
+__all__ = [
+    "LLM",
+    "CompletionOutput",
+    "EngineArgs",
+    "EngineError",
+    "LLMEngine",
+    "PromptType",
+    "RequestOutput",
+    "SamplingParams",
+    "TextPrompt",
+    "TokensPrompt",
+]
 
-_MODULES = {"LLM": ".engine.offline.llm", "EngineError": ".engine.errors", "SamplingParams": ".engine.types"}
+_MODULES = {
+    "CompletionOutput": ".engine.offline.request_output",
+    "EngineArgs": ".engine.offline.llm_engine",
+    "EngineError": ".engine.errors",
+    "LLM": ".engine.offline.llm",
+    "LLMEngine": ".engine.offline.llm_engine",
+    "PromptType": ".engine.offline.inputs",
+    "RequestOutput": ".engine.offline.request_output",
+    "SamplingParams": ".engine.offline.sampling_params",
+    "TextPrompt": ".engine.offline.inputs",
+    "TokensPrompt": ".engine.offline.inputs",
+}
 
 
 def __getattr__(name: str) -> Any:

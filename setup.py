@@ -82,6 +82,7 @@ setup(
         "rootgraft.api": ["ui/*"],
         "rootgraft.api.protocol": ["*.toml"],
         "rootgraft.engine": ["*.toml"],
+        "rootgraft.engine.offline": ["*.toml"],
     },
     distclass=KernelDistribution,
     cmdclass={"build_py": BuildWithKernels, "bdist_wheel": KernelWheel},

@@ -93,7 +93,7 @@ class ServerConfig:
     )
     max_queue_seconds: float = option(
         60.0,
-        "A request that would wait longer for its first token, by the measured rate, is refused at once.",
+        "A request is refused at once if it would surely wait longer, by what was measured: 1.5 times by the estimate.",
         low=0.01,
         high=86400,
         group="overload",
@@ -161,6 +161,12 @@ class ServerConfig:
     max_file_bytes: int = option(200 << 20, "Largest file of a client's.", low=1024, high=1 << 30, group="server")
     max_stored_file_bytes: int = option(
         4 << 30, "Most bytes of all such files.", low=1024, high=1 << 50, group="server"
+    )
+    allowed_hosts: tuple[str, ...] = option(
+        (),
+        "Names in Host and Origin that are served besides loopback's own; *.NAME is all below one, * any. Default: "
+        "with keys any; without, names that the public DNS does not have, and on loopback its own.",
+        group="server",
     )
     allowed_origins: tuple[str, ...] = option(
         (), "Origins whose web pages may ask this server; * for all. Default: none.", group="server"

@@ -78,11 +78,11 @@ class SimulatedClient:
     death = None
     silent_seconds = 0.0
     adapters: dict[str, Any] = {}  # noqa: RUF012
-    stats: dict[str, float] = {}  # noqa: RUF012
 
     def __init__(self) -> None:
         config = EngineConfig(max_num_seqs=ROWS, max_num_batched_tokens=BUDGET)
         self.core = EngineCore(config, SimulatedWorker())
+        self.stats: dict[str, float] = {}  # of the last step
         self.on_frame: Any = None
         self.on_death: Any = None
         self._wake = asyncio.Event()
@@ -109,6 +109,7 @@ class SimulatedClient:
             messages = self.core.step()
             free_at += STEP + PER_TOKEN * (self.core.stats()["computed_tokens"] - before)
             await asyncio.sleep(max(0.0, free_at - loop.time()))
+            self.stats = self.core.stats()
             self.on_frame(messages)
 
 

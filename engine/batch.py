@@ -125,6 +125,19 @@ class Batch:
         return sum(row.num_positions for row in self.rows)
 
 
+class TokenCheck(Protocol):
+    """Tells at one position which tokens leave room for an end within the budget of tokens."""
+
+    def fits(self, token: int) -> bool:
+        """Return whether an end fits after an allowed token; an end token fits."""
+
+    def alike(self, token: int) -> NDArray[np.int64]:
+        """Return the tokens that fit if this one does, and do not if it does not."""
+
+    def limits(self) -> NDArray[np.int32]:
+        """Return the mask of all allowed tokens that fit."""
+
+
 @dataclass(frozen=True, slots=True)
 class Masks:
     """Token masks of the rows with a grammar.
@@ -133,11 +146,14 @@ class Masks:
         positions: indices of the masked ones among the batch's sampling positions, ascending.
         words: int32 [len(positions), ceil(V / 32)]; bit j of word w is set if token 32 * w + j is allowed.
         forced: for each position its only allowed token, if that is taken without asking the model; else -1.
+        checks: where the budget of tokens may exclude some that ``words`` allow, what tells which; by index of the
+            ``positions``.
     """
 
     positions: tuple[int, ...]
     words: NDArray[np.int32]
     forced: tuple[int, ...]
+    checks: Mapping[int, TokenCheck] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +165,7 @@ class RowResult:
         logprobs: one for each of ``tokens`` if the sequence asked for them.
         prompt_logprobs: one for each of the row's ``prompt_targets``.
         num_forced: how many of ``tokens`` a mask forced.
+        is_limited: whether without a budget of tokens another token would have been drawn for one of ``tokens``.
         failed: no token could be drawn after ``tokens``, mostly because logits were not finite: the sequence ends
             with an error, the other rows go on.
     """
@@ -158,6 +175,7 @@ class RowResult:
     prompt_logprobs: tuple[Logprob, ...] = ()
     num_forced: int = 0
     failed: bool = False
+    is_limited: bool = False
 
 
 @dataclass(frozen=True, slots=True)

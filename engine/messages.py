@@ -179,6 +179,8 @@ class Ready:
 class TokenOut:
     """New tokens of one sequence, without a stop token that ends it: see ``Done.stop_token``.
 
+    ``is_limited``: without a budget of tokens the model would have drawn another one for one of them.
+
     Immutable by convention: a frozen dataclass takes four times as long to make, and there is one for each token.
     """
 
@@ -186,6 +188,7 @@ class TokenOut:
     tokens: tuple[int, ...]
     logprobs: tuple[Logprob, ...] = ()
     prompt_logprobs: tuple[Logprob, ...] = ()
+    is_limited: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +198,8 @@ class Done:
     Attributes:
         stop_token: the stop token that ended it, else None: a completion token that is in no ``TokenOut``.
         stats: what the engine measured of it; None if it was never admitted.
+        is_limited: whether the budget of tokens has ended the answer of a grammar: in its last step as in ``TokenOut``,
+            or because a complete answer that could go on has used it up.
     """
 
     id: int
@@ -202,6 +207,7 @@ class Done:
     usage: Usage
     stop_token: int | None = None
     stats: SequenceStats | None = None
+    is_limited: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,7 +334,8 @@ def _logprobs(rows: list[list[Any]]) -> tuple[Logprob, ...]:
 
 def _params(row: list[Any]) -> SamplingParams:
     values = dict(zip(_FIELDS[SamplingParams], row, strict=True))
-    values["stop_token_ids"] = tuple(values["stop_token_ids"])
+    for name in ("stop_token_ids", "logprob_token_ids", "allowed_token_ids"):
+        values[name] = tuple(values[name])
     values["logit_bias"] = tuple((i, b) for i, b in values["logit_bias"])
     return SamplingParams(**values)
 

@@ -210,8 +210,32 @@ def whole_number(text: str) -> int:
     raise ConfigError(f"must be a whole number such as 4096, 4k (4000) or 4K (4096), not {text}.")
 
 
+# Options and commands of llama.cpp and Ollama, and ours of the same meaning.
+_OTHERS = {
+    "--ctx-size": "--max-model-len",
+    "--parallel": "--max-num-seqs",
+    "--batch-size": "--max-num-batched-tokens",
+    "--alias": "--served-model-name",
+    "--threads-batch": "--threads",
+    "--lora": "--lora-modules",
+    "--cache-type-k": "--kv-cache-dtype",
+    "--cache-type-v": "--kv-cache-dtype",
+    "--model-draft": "--speculative-config",
+    "--chat-template-file": "--chat-template",
+    "--n-predict": "--max-tokens",
+    "run": "serve",
+    "show": "list",
+    "ls": "list",
+    "delete": "rm",
+    "download": "pull",
+}
+
+
 def nearest(word: str, known: Iterable[str]) -> str:
-    """Suggest a known word similar to ``word``, as a question; an empty string if there is none."""
+    """Suggest a known word of the same meaning elsewhere, or similar to ``word``, as a question; "" for none."""
+    known = list(known)
+    if (ours := _OTHERS.get(word)) in known:
+        return f" Did you mean {ours}?"
     found = difflib.get_close_matches(word, list(known), n=1)
     return f" Did you mean {found[0]}?" if found else ""
 

@@ -13,6 +13,8 @@ MAX_TOP_K = 1 << 20
 MIN_SEED, MAX_SEED = -(1 << 63), (1 << 63) - 1
 MAX_STOP_TOKEN_IDS = 128
 MAX_LOGIT_BIAS = 300
+MAX_LOGPROB_TOKEN_IDS = 512
+MAX_ALLOWED_TOKEN_IDS = 4096
 MAX_SESSION_NAME = 256
 MAX_PIN_SECONDS = 86400.0
 MAX_PREFIX_PINS = 4
@@ -43,8 +45,9 @@ class Priority(IntEnum):
 class SamplingParams:
     """Sampling parameters of one sequence. Checked by ``RequestLimits``; trusted below.
 
-    The order is fixed: grammar mask, ``logit_bias``, penalties, ``min_tokens``, temperature, ``top_k``, ``top_p``,
-    ``min_p``, draw. Logprobs are of the raw distribution, before any of these (vLLM's ``raw_logprobs``).
+    The order is fixed: grammar mask, ``allowed_token_ids``, ``logit_bias``, penalties, ``min_tokens``, temperature,
+    ``top_k``, ``top_p``, ``min_p``, draw. Logprobs are of the raw distribution, before any of these (vLLM's
+    ``raw_logprobs``).
 
     Attributes:
         max_tokens: most tokens to generate, at least 1; "as many as fit" is resolved before.
@@ -57,6 +60,8 @@ class SamplingParams:
         prompt_logprobs: the same for prompt tokens (the first has none).
         logprob_start_len: leading prompt tokens without ``prompt_logprobs``, whose KV may come from the prefix cache
             (as in SGLang); 0 and 1 are the same.
+        logprob_token_ids: tokens whose logprobs stand in the place of the k best at each drawn position (vLLM's field).
+        allowed_token_ids: the only tokens that may be drawn; none for all.
     """
 
     max_tokens: int = 16
@@ -75,6 +80,8 @@ class SamplingParams:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     logprob_start_len: int = 0
+    logprob_token_ids: tuple[int, ...] = ()
+    allowed_token_ids: tuple[int, ...] = ()
 
     @property
     def needs_counts(self) -> bool:
@@ -105,7 +112,7 @@ class Logprob:
         token: the token at the position.
         logprob: natural logarithm of its probability.
         rank: 1 for the most likely token.
-        top: the k best as (token, logprob), best first.
+        top: the k best as (token, logprob), best first; where there are ``logprob_token_ids``, these in their order.
     """
 
     token: int

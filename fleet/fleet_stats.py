@@ -7,6 +7,8 @@ from collections.abc import Mapping
 
 _GAUGES = frozenset(
     (
+        *("engines", "row_limit", "rows_usable", "prefill_tokens_per_second", "prefill_pairs_per_second"),
+        *("prefill_short_tokens", "prefilling_tokens", "prefilling_pairs", "waiting_deferred_tokens"),
         *("running", "waiting", "waiting_deferred", "sessions", "pins", "grammar_pending", "grammar_cached_bytes"),
         *("pages", "pages_free", "pages_available", "pages_cached", "pages_private"),
         *("pages_of_sessions", "pages_pinned"),

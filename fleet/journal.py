@@ -159,7 +159,7 @@ class Journal:
                 return None
         entry.generated.extend(message.tokens)
         entry.num_scored += len(message.prompt_logprobs)
-        return TokenOut(entry.submit.id, message.tokens, message.logprobs, message.prompt_logprobs)
+        return TokenOut(entry.submit.id, message.tokens, message.logprobs, message.prompt_logprobs, message.is_limited)
 
     def take_end(self, entry: JournalEntry, message: Done | Failed, now: float) -> Done | Failed:
         """Close a sequence as a replica says. Returns the message for the client.
@@ -193,7 +193,8 @@ def _skip(entry: JournalEntry, message: TokenOut) -> TokenOut:
     scores = min(entry.skipped_scores, len(message.prompt_logprobs))
     entry.skipped -= skipped
     entry.skipped_scores -= scores
-    return TokenOut(message.id, message.tokens[skipped:], message.logprobs[skipped:], message.prompt_logprobs[scores:])
+    logprobs, prompt = message.logprobs[skipped:], message.prompt_logprobs[scores:]
+    return TokenOut(message.id, message.tokens[skipped:], logprobs, prompt, message.is_limited)
 
 
 def aborted(entry: JournalEntry) -> Done:

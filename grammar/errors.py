@@ -25,4 +25,8 @@ class GrammarError(Exception):
 
 
 class GrammarTimeout(GrammarError):
-    """A compile that exceeded its time or memory limit and was stopped."""
+    """A compile that exceeded its limit on processor time or memory, or ended the compiler, and was stopped."""
+
+
+class CompileUnavailable(Exception):
+    """A compile that failed for a reason that is not the grammar's, and may be asked for again."""

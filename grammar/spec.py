@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 from math import isinf
 from typing import Any
 
+from .annotations import tag_without_annotations, without_annotations
 from .errors import GrammarError
 
 # Without a location, as the parser fails on it; `static_limits` locates what is too deep but can be parsed.
@@ -37,11 +38,12 @@ class GrammarKind(StrEnum):
 class GrammarSpec:
     """A grammar as text: hashable, safe on the wire, checked only for its syntax as JSON.
 
-    Schemas that differ in white space alone are equal; the order of keys matters, since answers follow it.
+    Schemas that differ in white space or annotations alone are equal; the order of keys matters, since answers follow
+    it.
 
     Attributes:
         kind: the language of `content`.
-        content: UTF-8; schemas, tags and choices are JSON without white space.
+        content: UTF-8; schemas, tags and choices are JSON without white space and annotations.
     """
 
     kind: GrammarKind
@@ -57,7 +59,7 @@ class GrammarSpec:
         value = parse_json(schema) if isinstance(schema, str | bytes) else schema
         if not isinstance(value, dict | bool):
             raise GrammarError("schema", "", f"must be an object or a boolean, not {type(value).__name__}")
-        return cls(GrammarKind.JSON_SCHEMA, _canonical(value))
+        return cls(GrammarKind.JSON_SCHEMA, _canonical(value, without_annotations))
 
     @classmethod
     def json_object(cls) -> GrammarSpec:
@@ -91,7 +93,7 @@ class GrammarSpec:
         value = parse_json(tag) if isinstance(tag, str | bytes) else tag
         if not isinstance(value, dict):
             raise GrammarError("structural_tag", "", f"must be an object, not {type(value).__name__}")
-        return cls(GrammarKind.STRUCTURAL_TAG, _canonical(value))
+        return cls(GrammarKind.STRUCTURAL_TAG, _canonical(value, tag_without_annotations))
 
     @cached_property
     def key(self) -> str:
@@ -150,8 +152,9 @@ def _short(digits: str) -> int:
         raise GrammarError("schema", "", f"has an integer of {len(digits)} digits, too many to be read") from None
 
 
-def _canonical(value: Any) -> bytes:
+def _canonical(value: Any, cut: Callable[[Any], Any] | None = None) -> bytes:
     try:
+        value = value if cut is None else cut(value)
         return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
     except RecursionError:
         raise GrammarError("schema", "", _TOO_DEEP) from None

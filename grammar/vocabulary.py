@@ -79,6 +79,49 @@ class Vocabulary:
                 raise ValueError(f"the vocabulary has no token for the byte {text[at]}")
         return tokens
 
+    def fewest(self, text: bytes) -> list[int]:
+        """Tokenize a text into as few tokens as possible.
+
+        Raises:
+            ValueError: as `tokenize`.
+        """
+        counts, tokens, at = self.fewest_counts(text), list[int](), 0
+        if counts[0] > len(text):
+            return self.tokenize(text)
+        while at < len(text):
+            lengths = self._lengths.get(text[at : at + 2], _ONE)
+            at, token = next(
+                (at + length, token)
+                for length in lengths
+                if at + length <= len(text)
+                and counts[at + length] == counts[at] - 1
+                and (token := self._by_bytes.get(text[at : at + length])) is not None
+            )
+            tokens.append(token)
+        return tokens
+
+    def fewest_counts(self, text: bytes) -> list[int]:
+        """Return for each offset in a text the fewest tokens of the rest, beyond its length where there are none."""
+        lengths, by_bytes, end = self._lengths, self._by_bytes, len(text)
+        counts = [*[end + 1] * end, 0]
+        for at in range(end - 1, -1, -1):
+            for length in lengths.get(text[at : at + 2], _ONE):
+                if at + length <= end and counts[at + length] + 1 < counts[at] and text[at : at + length] in by_bytes:
+                    counts[at] = counts[at + length] + 1
+        return counts
+
+    def recut(self, tokens: Sequence[int]) -> list[int]:
+        """Return the same text in as few tokens as possible, special tokens in their places."""
+        found: list[int] = []
+        text = b""
+        for token in tokens:
+            if token in self.special:
+                found += [*self.fewest(text), token]
+                text = b""
+            else:
+                text += self.tokens[token]
+        return found + self.fewest(text)
+
     def tokenize_bpe(self, text: bytes) -> list[int]:
         """Tokenize a text as a BPE tokenizer probably does (Sennrich et al. 2016).
 

@@ -97,13 +97,10 @@ def _sort(
         is_tied = name == HEAD and config.ties_weights and layout.tied and EMBEDDING in found.parts
         trained = found.trained[EMBEDDING if is_tied else name]
         modules[name] = _module(name, trained, parts, config, layout, most_rank, size)
-    for trained in sorted(found.stacked):
-        experts = layout.experts_of(trained)
-        assert experts is not None
-        of_experts = expert_modules(trained, found.stacked[trained], config, experts, most_rank)
-        if twice := sorted(of_experts.keys() & modules.keys()):
-            raise AdapterError(f"The adapter adapts {twice[0]} twice.", twice[0])
-        modules |= of_experts
+    for name, module in expert_modules(found.stacked, config, layout.experts_of, most_rank):
+        if name in modules:
+            raise AdapterError(f"The adapter adapts {name} twice.", name)
+        modules[name] = module
     modules |= biased_modules(found.saved, modules, config, layout)
     if not modules and not saved.tensors():
         raise AdapterError("The adapter adapts no module.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -67,6 +68,10 @@ class AbsorbedHeads:
     values: str
 
 
+StoredExperts = Literal["outputs first", "inputs first", "marked"]
+"""Of all experts of a layer: [E, out, in]; [E, in, out]; the same in a module whose ``is_transposed`` is true."""
+
+
 @dataclass(frozen=True, slots=True)
 class ExpertModules:
     """The experts of a layer, whose weights PEFT trains as two tensors: gate and up, and down.
@@ -77,7 +82,7 @@ class ExpertModules:
         size: intermediate size of an expert.
         hidden: the model's size.
         interleaved: rows of gate and up are stored by turns.
-        swapped: PEFT takes the inputs of the stored matrices for their outputs (Llama 4).
+        stored: how transformers stores their matrices where PEFT trains them, of all versions.
     """
 
     count: int
@@ -87,7 +92,7 @@ class ExpertModules:
     size: int
     hidden: int
     interleaved: bool = False
-    swapped: bool = False
+    stored: tuple[StoredExperts, ...] = ("outputs first",)
 
 
 @dataclass(frozen=True, slots=True)

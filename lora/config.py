@@ -21,8 +21,10 @@ MOST_BYTES = 1 << 20
 _MOST_ALPHA = 1e6
 _MOST_PATTERNS = 4096
 _MOST_EXPRESSIONS = 64  # patterns that are more than a name: slow to match
+_MOST_INSTRUCTIONS = 8192  # of all of them; a match takes at most so many for each character of a name
 _MOST_INVOCATION_TOKENS = 1024
 _MOST_TRAINED_TOKENS = 65536
+_MOST_VERSION = 100
 
 # No effect after training, or checked against the tensors instead.
 _IGNORED = frozenset(
@@ -38,7 +40,6 @@ _IGNORED = frozenset(
         "lora_ga_config",
         "megatron_core",
         "monteclora_config",  # samples in training only
-        "peft_version",
         "qalora_group_size",  # read with use_qalora only
         "revision",
         "runtime_config",
@@ -61,6 +62,7 @@ _READ = frozenset(
         "lora_bias",
         "modules_to_save",
         "peft_type",
+        "peft_version",
         "r",
         "rank_pattern",
         "target_modules",
@@ -114,6 +116,8 @@ class AdapterConfig:
         bias: whose biases do: of no module, of all, or of those with LoRA.
         ties_weights: where the base model's head is its embedding, the adapter's are one as well.
         base: name of the base model that it was trained on, as far as the config tells; only errors tell it.
+        peft_version: of the program that wrote it, "" where the config does not tell; it decides how stacked experts
+            are stored.
     """
 
     rank: int
@@ -133,6 +137,7 @@ class AdapterConfig:
     bias: Bias = "none"
     ties_weights: bool = False
     base: str = ""
+    peft_version: str = ""
 
     def rank_of(self, module: str) -> int:
         return next((rank for pattern, rank in self.ranks if pattern.matches(module)), self.rank)
@@ -169,6 +174,7 @@ def read_config(text: bytes) -> AdapterConfig:
         bias=_bias(fields.get("bias")),
         ties_weights=_flag(fields, "ensure_weight_tying"),
         base=_base(fields.get("base_model_name_or_path")),
+        peft_version=_version(fields.get("peft_version")),
     )
     _refuse_combinations(config)
     return config
@@ -289,6 +295,12 @@ def _patterns(fields: Mapping[str, Any], key: str) -> list[tuple[NamePattern, An
     patterns = [(NamePattern(pattern, key), number) for pattern, number in value.items()]
     if sum(not pattern.is_plain for pattern, _ in patterns) > _MOST_EXPRESSIONS:
         raise AdapterError(f"{key} has more than {_MOST_EXPRESSIONS} regular expressions; use names.", key)
+    if (size := sum(pattern.program_size for pattern, _ in patterns)) > _MOST_INSTRUCTIONS:
+        raise AdapterError(
+            f"{key} has regular expressions of {size:,} instructions together; at most {_MOST_INSTRUCTIONS:,} are "
+            "matched: use names.",
+            key,
+        )
     return patterns
 
 
@@ -324,6 +336,11 @@ def _base(value: Any) -> str:
     return (
         value if re.fullmatch(r"[\w.-]+/[\w.-]+", value) else value.rstrip("/\\").replace("\\", "/").rpartition("/")[2]
     )
+
+
+def _version(value: Any) -> str:
+    """Return what is short enough for a version; anything else is an unknown one, which most adapters do not need."""
+    return value if isinstance(value, str) and len(value) <= _MOST_VERSION else ""
 
 
 def _parameters(fields: Mapping[str, Any]) -> frozenset[str]:

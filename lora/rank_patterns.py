@@ -1,36 +1,38 @@
-"""Polynomial-time matcher for the regular expressions of ``rank_pattern`` and ``alpha_pattern``.
+"""Linear-time matcher for the regular expressions of ``rank_pattern`` and ``alpha_pattern``: RE2.
 
-Patterns are untrusted, and Python's backtracking matcher may take exponential time on one of 20 characters. Here a
-pattern is a function from the set of start positions of a match to the set of its end positions, so no position is
-tried twice. Look-around and back references, which have no such form, are refused.
+Patterns are untrusted, and Python's backtracking matcher may take exponential time on one of 20 characters. RE2 takes
+time linear in the name, times the size of the pattern's program, which has a limit. Where RE2 reads a pattern otherwise
+than Python's ``re``, which PEFT uses, the pattern is rewritten or refused.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+
+import re2
 
 from .errors import AdapterError
 
-_Matcher = Callable[[str, frozenset[int]], frozenset[int]]
-
 _MOST_CHARACTERS = 512
-_MOST_REPEATS = 64
-_MOST_DEPTH = 16
-_CLASSES = {"d": "0-9", "w": "a-zA-Z0-9_", "s": r" \t\n\r\f\v"}
+_MOST_BYTES = 1 << 17
+"""Memory of one pattern's program and of the states that RE2 keeps of it; counts multiply the program's size."""
 _PLAIN = re.compile(r"[A-Za-z0-9_.]+")
-_COUNT = re.compile(r"\{(\d{0,3})(,?)(\d{0,3})\}")
+_CLASS = re.compile(r"\[\^?\]?(?:\\.|[^\]\\])*\]", re.DOTALL)
+_COUNT = re.compile(r"\{(\d*)(,?)(\d*)\}")
+_GROUP = re.compile(r"\(\?(?!:|P<|[ims]+:)")
+# Both dialects have these escapes, with the same meaning for names of modules, which are ASCII.
+_ESCAPES = frozenset("dDwWsSbABafnrtv")
 
 
 class NamePattern:
     """A pattern as PEFT applies it: it must match a module's whole name, or all that follows one of its dots.
 
     Args:
-        pattern: a regular expression of literals, ``.``, classes, groups, ``|``, ``* + ? {m,n}``, ``^`` and ``$``.
+        pattern: a regular expression of Python without look-around, back references, and flags for all of it.
         option: the config's key that holds it, for errors.
 
     Raises:
-        AdapterError: the pattern is malformed, too long, or uses anything else.
+        AdapterError: the pattern is malformed, too long or too large, or uses anything else.
     """
 
     def __init__(self, pattern: str, option: str) -> None:
@@ -38,173 +40,95 @@ class NamePattern:
             raise AdapterError(
                 f"{option} has a pattern of {len(pattern)} characters; at most {_MOST_CHARACTERS} are read.", option
             )
-        self._match = _Parser(pattern, option).whole()
         self._size = len(pattern)
         self._plain = re.compile(pattern) if _PLAIN.fullmatch(pattern) else None
+        self._compiled = None if self._plain else _compiled(pattern, option)
 
     @property
     def is_plain(self) -> bool:
         """Whether the pattern is a plain name, which is fast to match."""
         return self._plain is not None
 
+    @property
+    def program_size(self) -> int:
+        """Instructions that a match may take for each character of a name; 0 for a plain name."""
+        return 0 if self._compiled is None else int(self._compiled.programsize)
+
     def matches(self, name: str) -> bool:
         """Return whether PEFT applies the pattern's value to the module of this name."""
-        if self._plain is not None:
-            start = len(name) - self._size
-            return (start == 0 or name[start - 1 : start] == ".") and bool(self._plain.fullmatch(name, start))
-        starts = frozenset({0, *(index + 1 for index, letter in enumerate(name) if letter == ".")})
-        return len(name) in self._match(name, starts)
+        if self._compiled is not None:
+            return self._compiled.match(name) is not None
+        assert self._plain is not None
+        start = len(name) - self._size
+        return (start == 0 or name[start - 1 : start] == ".") and bool(self._plain.fullmatch(name, start))
 
 
-class _Parser:
-    """Recursive descent: alternatives of sequences of repeated atoms."""
+def _compiled(pattern: str, option: str) -> re2._Regexp:
+    """Return RE2's program of a pattern, as PEFT would embed it. Raises AdapterError."""
+    text = _rewritten(pattern, option)
+    options = re2.Options()
+    options.log_errors, options.never_capture, options.max_mem = False, True, _MOST_BYTES
+    try:
+        # Python parses it, but never matches: what it refuses PEFT cannot use.
+        re.compile(pattern)
+        return re2.compile(rf"(?:.*\.)?(?:{text})$", options)
+    except (re.error, re2.error, OverflowError, RecursionError, UnicodeEncodeError) as error:
+        raise _error(pattern, option, f"is malformed or not supported: {_reason(error)}") from None
 
-    def __init__(self, pattern: str, option: str) -> None:
-        self._pattern = pattern
-        self._option = option
-        self._at = 0
-        self._depth = 0
 
-    def whole(self) -> _Matcher:
-        matcher = self._alternatives()
-        if self._at < len(self._pattern):
-            raise self._error("has an unmatched ')'")
-        return matcher
-
-    def _error(self, what: str) -> AdapterError:
-        return AdapterError(f"{self._option}: the pattern {self._pattern[:80]!r} {what}.", self._option)
-
-    def _peek(self) -> str:
-        return self._pattern[self._at : self._at + 1]
-
-    def _next(self) -> str:
-        letter = self._peek()
-        if not letter:
-            raise self._error("ends too early")
-        self._at += 1
-        return letter
-
-    def _alternatives(self) -> _Matcher:
-        self._depth += 1
-        if self._depth > _MOST_DEPTH:
-            raise self._error(f"has groups nested more than {_MOST_DEPTH} deep")
-        branches = [self._sequence()]
-        while self._peek() == "|":
-            self._at += 1
-            branches.append(self._sequence())
-        self._depth -= 1
-        return branches[0] if len(branches) == 1 else _any_of(branches)
-
-    def _sequence(self) -> _Matcher:
-        parts: list[_Matcher] = []
-        while self._peek() and self._peek() not in "|)":
-            parts.append(self._repeated(self._atom()))
-        return _in_order(parts)
-
-    def _atom(self) -> _Matcher:
-        letter = self._next()
-        if letter == "(":
-            return self._group()
-        if letter == "[":
-            return self._letters(self._class())
+def _rewritten(pattern: str, option: str) -> str:
+    """Return a pattern in RE2's syntax. Raises AdapterError for what RE2 lacks or reads otherwise."""
+    written, at = [], 0
+    while at < len(pattern):
+        letter, end = pattern[at], at + 1
         if letter == "\\":
-            return self._escape()
-        if letter == ".":
-            return self._letters(".")
-        if letter == "^":
-            return lambda _text, at: at & {0}
-        if letter == "$":
-            return lambda text, at: at & {len(text)}
-        if letter in "*+?{":
-            raise self._error(f"repeats nothing with {letter!r}")
-        return self._letters(re.escape(letter))
-
-    def _group(self) -> _Matcher:
-        if self._peek() == "?":
-            self._at += 1
-            if self._next() != ":":
-                raise self._error("uses look-around, flags or a named group, which are not supported")
-        inner = self._alternatives()
-        if self._peek() != ")":
-            raise self._error("has an unmatched '('")
-        self._at += 1
-        return inner
-
-    def _escape(self) -> _Matcher:
-        letter = self._next()
-        if letter.lower() in _CLASSES:
-            return self._letters(f"[{'^' if letter.isupper() else ''}{_CLASSES[letter.lower()]}]")
-        if letter.isalnum():
-            raise self._error(f"uses \\{letter}, which is not supported")
-        return self._letters(re.escape(letter))
-
-    def _class(self) -> str:
-        """Parse a character class up to its bracket; returns its source."""
-        end = self._pattern.find("]", self._at + (2 if self._pattern[self._at : self._at + 1] == "^" else 1))
-        if end < 0:
-            raise self._error("has an unmatched '['")
-        source = self._pattern[self._at - 1 : end + 1]
-        if "\\" in source or "[" in source[1:]:
-            raise self._error("uses a class with an escape or a bracket in it, which is not supported")
-        self._at = end + 1
-        return source
-
-    def _letters(self, source: str) -> _Matcher:
-        """Match one character by ``source``, an atom without repetition."""
-        try:
-            accepts = re.compile(source).fullmatch
-        except re.error as error:
-            raise self._error(f"is malformed: {error}") from None
-        return lambda text, at: frozenset(i + 1 for i in at if i < len(text) and accepts(text[i]))
-
-    def _repeated(self, inner: _Matcher) -> _Matcher:
-        letter = self._peek()
-        if letter == "{":
-            least, most = self._count()
-        elif letter and letter in "*+?":
-            self._at += 1
-            least, most = {"*": (0, None), "+": (1, None), "?": (0, 1)}[letter]
-        else:
-            return inner
-        if self._peek() == "?":  # lazy: the same names match
-            self._at += 1
-        if self._peek() and self._peek() in "*+?{":
-            raise self._error("repeats a repetition")
-        return _repeat(inner, least, most)
-
-    def _count(self) -> tuple[int, int | None]:
-        found = _COUNT.match(self._pattern, self._at)
-        if found is None or not (found[1] or found[3]):
-            raise self._error("has a '{' without a count")
-        self._at = found.end()
-        least = int(found[1] or 0)
-        most = least if not found[2] else (int(found[3]) if found[3] else None)
-        if max(least, most or 0) > _MOST_REPEATS or (most is not None and most < least):
-            raise self._error(f"has a count that is not in 0 .. {_MOST_REPEATS}")
-        return least, most
+            end += 1
+            _check_escape(pattern, at + 1, option)
+        elif letter == "[":
+            end = _end_of_class(pattern, at, option)
+        elif letter == "(" and _GROUP.match(pattern, at):
+            raise _error(pattern, option, "uses look-around, a flag or another group that is not supported")
+        elif letter == "{":
+            count = _COUNT.match(pattern, at)
+            if count is None or not (count[1] or count[3]):
+                raise _error(pattern, option, "has a '{' without a count")
+            end = count.end()
+            # RE2 takes a count without its lower bound for plain text.
+            written.append(f"{{{count[1] or 0}{count[2]}{count[3]}}}")
+            at = end
+            continue
+        written.append(pattern[at:end])
+        at = end
+    return "".join(written)
 
 
-def _in_order(parts: list[_Matcher]) -> _Matcher:
-    def match(text: str, at: frozenset[int]) -> frozenset[int]:
-        for part in parts:
-            at = part(text, at)
-        return at
-
-    return match
-
-
-def _any_of(branches: list[_Matcher]) -> _Matcher:
-    return lambda text, at: frozenset().union(*(branch(text, at) for branch in branches))
+def _check_escape(pattern: str, at: int, option: str) -> None:
+    letter = pattern[at : at + 1]
+    if letter.isdigit():
+        raise _error(pattern, option, f"uses the back reference \\{letter}, which is not supported")
+    if letter.isalnum() and letter not in _ESCAPES:
+        raise _error(pattern, option, f"uses \\{letter}, which is not supported")
 
 
-def _repeat(inner: _Matcher, least: int, most: int | None) -> _Matcher:
-    def match(text: str, at: frozenset[int]) -> frozenset[int]:
-        for _ in range(least):
-            at = inner(text, at)
-        ends, new, count = at, at, least
-        while new and (most is None or count < most):
-            new = inner(text, new) - ends
-            ends, count = ends | new, count + 1
-        return ends
+def _end_of_class(pattern: str, at: int, option: str) -> int:
+    """Return the index after a character class. Raises AdapterError."""
+    found = _CLASS.match(pattern, at)
+    if found is None:
+        raise _error(pattern, option, "has an unmatched '['")
+    inner = found[0][1:-1]
+    if "[" in inner or any(mark in inner for mark in ("--", "&&", "~~", "||")):
+        raise _error(pattern, option, "uses a class with a bracket or a set operation in it, which is not supported")
+    for escape in re.finditer(r"\\(.?)", inner):
+        _check_escape(pattern, at + 1 + escape.start(1), option)
+    return found.end()
 
-    return match
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, RecursionError):
+        return "its groups are nested too deeply"
+    reason = error.args[0] if error.args else error
+    return reason.decode(errors="replace") if isinstance(reason, bytes) else str(reason)
+
+
+def _error(pattern: str, option: str, what: str) -> AdapterError:
+    return AdapterError(f"{option}: the pattern {pattern[:80]!r} {what}.", option)

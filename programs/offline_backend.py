@@ -14,6 +14,7 @@ from uuid import uuid4
 from ..engine.errors import EngineError
 from ..engine.offline.request_output import RequestOutput
 from ..engine.offline.running_request import RunningRequest
+from ..engine.offline.sampling_params import AnyParams
 from ..engine.serving.output_processor import TextDelta
 from ..engine.types import SamplingParams, Usage
 from ..grammar.errors import GrammarError
@@ -36,7 +37,7 @@ class _Call:
     """
 
     tokens: Sequence[int]
-    params: SamplingParams
+    params: AnyParams
     stop: tuple[str, ...] = ()
     grammar: GrammarSpec | None = None
     adapter: str | None = None

@@ -26,6 +26,12 @@ else:
     os.environ["TRITON_INTERPRET"] = "1"
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
+# Before anything imports torch, whose own kernels are held down to the level that ours are.
+if held := os.environ.get("ROOTGRAFT_CPU_LEVEL"):
+    wide = held.startswith("avx512")
+    os.environ["ATEN_CPU_CAPABILITY"] = "avx512" if wide else "avx2" if held == "avx2" else "default"
+    os.environ["ONEDNN_MAX_CPU_ISA"] = "AVX512_CORE" if wide else "AVX2" if held == "avx2" else "SSE41"
+
 # Before ours, which imports it without its checker of IRIs: it is the oracle of formats.
 import jsonschema  # noqa: F401
 
@@ -89,7 +95,10 @@ def steady_compile_workers() -> Iterator[None]:
 @pytest.fixture(scope="module", autouse=True)
 def kept_compile_workers(request: pytest.FixtureRequest) -> Iterator[None]:
     """Engines take the compile workers of engines before them; tests of grammars start their own."""
-    if "grammar" in request.path.relative_to(TESTS).parts or "rootgraft.grammar.compile.worker_pool" not in sys.modules:
+    if (
+        "grammar" in request.path.relative_to(TESTS).parts
+        or "rootgraft.grammar.compile.compile_service" not in sys.modules
+    ):
         yield
     else:
         from support.engine.compile_workers import kept_workers

@@ -26,7 +26,7 @@ LONG_PAGES = {
     "docs/models.md": 2643,
     "docs/operation.md": 2498,
     "docs/programs.md": 1425,
-    "docs/structured-outputs.md": 2307,
+    "docs/structured-outputs.md": 2318,
 }
 FOLDERS = (*PACKAGES, "tests", "docs", "benchmarks", "examples", "deploy")
 PATH = re.compile(rf"(?:{'|'.join(FOLDERS)})/[\w./-]+")

@@ -36,7 +36,7 @@ FLOORS = {
     "engine": (
         ("engine",),
         ("engine/checkpoint/families",),
-        ("engine/checkpoint", "engine/kv_cache", "engine/machine"),
+        ("engine/checkpoint", "engine/kv_cache", "engine/machine", "engine/sandbox"),
         ("engine/sequence", "engine/text", "engine/adapter_sources"),
         ("engine/speculation", "engine/serving"),
         ("engine/scheduling", "engine/sampling", "engine/models"),
@@ -66,7 +66,15 @@ NEED_TORCH = tuple(
     for name in ("sampling", "models", "models/transformers", "loading", "executor", "core", "profiling")
 )
 FACES = (
-    *("engine", "engine/checkpoint", "engine/machine", "engine/adapter_sources", "engine/text", "engine/serving"),
+    *(
+        "engine",
+        "engine/checkpoint",
+        "engine/machine",
+        "engine/sandbox",
+        "engine/adapter_sources",
+        "engine/text",
+        "engine/serving",
+    ),
     *("engine/profiling", "engine/offline"),
 )
 

@@ -14,7 +14,7 @@ MOST_SHARED = 10
 # One such file per package.
 IN_MANY_FOLDERS = {"__init__", "errors", "config"}
 # A route and the body of its requests; rope as a module of models and as a kernel.
-IN_TWO_FOLDERS = {"adapters", "batches", "chat", "completions", "responses", "tokenize", "rope"}
+IN_TWO_FOLDERS = {"adapters", "batches", "chat", "completions", "decisions", "responses", "tokenize", "rope"}
 # Each is known in its own folder only.
 SHARED_CLASSES = {"Fields", "TokenCounts"}
 

@@ -20,7 +20,7 @@ WIDE_MODULES = {
     "api/cli/main.py": 25,
     "api/generate/build_request.py": 21,
     "api/generate/server_state.py": 30,
-    "api/http/app.py": 23,
+    "api/http/app.py": 24,
     "api/http/model_service.py": 25,
     "engine/executor/draft_worker.py": 29,
     "engine/executor/worker.py": 33,
@@ -66,9 +66,10 @@ def _is_name(node: ast.expr, name: str | None = None) -> bool:
 
 
 def owning_classes() -> Iterator[tuple[str, ast.ClassDef]]:
-    """The classes that own state, by name: without frozen records, and request bodies, whose shape is a protocol's."""
+    """The classes that own state, by name: without frozen records, and requests, whose shape is a protocol's."""
+    protocols = (ROOT / "api" / "protocol", ROOT / "engine" / "offline" / "sampling_params.py")
     for path in modules():
-        if path.is_relative_to(ROOT / "api" / "protocol"):
+        if any(path.is_relative_to(protocol) for protocol in protocols):
             continue
         for node in ast.walk(parsed(path)):
             if isinstance(node, ast.ClassDef) and not any("frozen=True" in ast.unparse(d) for d in node.decorator_list):

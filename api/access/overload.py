@@ -11,86 +11,99 @@ Thresholds", 1998): a single tenant gets half of the queue, and the next one sti
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from ...engine.types import Priority
 from ..errors import Rejection
+from .wait_estimate import NOTHING, OUTPUT_WEIGHT, AnswerMeter, Capacity, Work
 
 ROOM = {Priority.REALTIME: 1.0, Priority.INTERACTIVE: 0.9, Priority.BATCH: 0.5}
 """Share of the queue that is open to a priority class."""
 
-MEMORY_SECONDS = 10.0
-_LEAST_SECONDS = 0.5  # of observation before a rate means anything
-_LEAST_SEQUENCES = 4  # that have left before it does: the first of a shared prompt keeps all others waiting
-_BUNCH_SECONDS = 0.1  # between sequences of one bunch
+MARGIN = 1.5
+"""A request is refused for its wait if the estimate exceeds the limit so many times."""
 
-
-class DrainRate:
-    """Rate at which sequences and prompt tokens leave the queue, while it is not empty.
-
-    Exponential average over ``MEMORY_SECONDS`` in which sequences waited. Sequences that began together tend to end
-    together, so places come free in bunches, and new requests arrive just after a bunch. The pause after a bunch is
-    therefore counted with it, at the length of the longest recent pause, at first ``_LEAST_SECONDS``.
-
-    Time with a single waiting sequence is not counted: it waits for its own prompt or for a warm-up, and does not show
-    how many could have begun.
-    """
-
-    def __init__(self) -> None:
-        self._seconds = 0.0
-        self._pause = 0.0  # since the last sequence left
-        self._longest_pause = _LEAST_SECONDS
-        self._sequences = 0.0
-        self._tokens = 0.0
-        self._seen = 0  # sequences that have ever left
-
-    def wait(self, seconds: float) -> None:
-        """Count time with several sequences in the queue."""
-        self._fade(seconds)
-        self._seconds += seconds
-        self._pause += seconds
-        self._longest_pause = max(self._longest_pause, self._pause)
-
-    def wait_alone(self, seconds: float) -> None:
-        """Count time with one sequence in the queue."""
-        self._fade(seconds)
-        self._pause = 0.0
-
-    def leave(self, num_tokens: int) -> None:
-        """Count a sequence that has its first token."""
-        self._pause = 0.0
-        self._sequences += 1
-        self._tokens += num_tokens
-        self._seen += 1
-
-    def seconds_for(self, sequences: int, num_tokens: int) -> float | None:
-        """Return the seconds until so many sequences and tokens have left; None while the rate is unknown."""
-        if self._seconds < _LEAST_SECONDS or self._seen < _LEAST_SEQUENCES or not self._sequences:
-            return None
-        seconds = self._seconds + self._longest_pause - self._pause
-        by_count = sequences * seconds / self._sequences
-        by_tokens = num_tokens * seconds / self._tokens if self._tokens else 0.0
-        return max(by_count, by_tokens)
-
-    def _fade(self, seconds: float) -> None:
-        keep = math.exp(-seconds / MEMORY_SECONDS)
-        self._seconds *= keep
-        self._longest_pause *= keep
-        self._sequences *= keep
-        self._tokens *= keep
+_OVERTAKEN = 7  # sequences of its tenant that one with a cached prefix may pass: the engine looks at the next eight
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Sequences and prompt tokens that one HTTP request adds to the queue."""
+    """Sequences and prompt tokens that one HTTP request adds to the queue.
+
+    Attributes:
+        is_short: none of its prompts is so long that it would let others pass.
+        is_known: the engine may have the beginning of a prompt in its cache, for which it goes before others.
+        may_be_deferred: it has a grammar or an adapter, which the engine may have to compile or to load first.
+    """
 
     tenant: str
     priority: Priority
     sequences: int
     tokens: int
+    is_short: bool = True
+    is_known: bool = False
+    may_be_deferred: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Answer:
+    """A sequence that has a token: since when, and how many tokens it is expected to have."""
+
+    priority: Priority
+    since: float
+    expected: float
+
+
+@dataclass(slots=True)
+class _Group:
+    """What a tenant has waiting in a priority class, apart what may be deferred."""
+
+    ready: Work = NOTHING
+    deferrable: Work = NOTHING
+
+    @property
+    def sequences(self) -> int:
+        return round(self.ready.sequences + self.deferrable.sequences)
+
+    def change(self, work: Work, sign: int, *, deferrable: bool) -> None:
+        """Add work, or take it away with the sign -1."""
+        if deferrable:
+            self.deferrable = self.deferrable.plus(work, sign).whole()
+        else:
+            self.ready = self.ready.plus(work, sign).whole()
+
+    def surely(self, ready: float) -> Work:
+        """Return the work of which it is sure that nothing is deferred, with that part of the deferrable one."""
+        return self.ready.plus(self.deferrable, ready) if ready else self.ready
+
+
+class _Young:
+    """Sequences that may be deferred and joined lately, so that the engine has not said whether they are.
+
+    Two reports of the engine must have come since: the first may have been on its way when the sequence joined.
+    """
+
+    def __init__(self) -> None:
+        self.work = NOTHING
+        self._steps = -1.0
+        self._num_reports = 0
+        self._joined: deque[tuple[int, Work]] = deque()
+
+    def join(self, work: Work) -> None:
+        self._joined.append((self._num_reports, work))
+        self.work = self.work.plus(work)
+
+    def hear(self, capacity: Capacity) -> None:
+        """Count a report of the engine if it is a new one."""
+        self._num_reports += capacity.steps != self._steps
+        self._steps = capacity.steps
+        while self._joined and self._joined[0][0] < self._num_reports - 1:
+            self.work = self.work.plus(self._joined.popleft()[1], -1)
+        if not self._joined:
+            self.work = NOTHING
 
 
 class QueueLimits:
@@ -99,53 +112,72 @@ class QueueLimits:
     Args:
         max_sequences: most that may wait.
         max_tokens: most tokens in their prompts.
-        max_seconds: longest expected wait of a request, batch class aside.
+        max_seconds: longest wait of a request, batch class aside.
         clock: seconds, monotonic.
+        capacity: what the engine says of itself.
     """
 
     def __init__(
-        self, max_sequences: int, max_tokens: int, max_seconds: float, clock: Callable[[], float] = time.monotonic
+        self,
+        max_sequences: int,
+        max_tokens: int,
+        max_seconds: float,
+        clock: Callable[[], float] = time.monotonic,
+        capacity: Callable[[], Capacity] = Capacity,
     ) -> None:
         self._max_sequences = max_sequences
         self._max_tokens = max_tokens
         self._max_seconds = max_seconds
         self._clock = clock
-        self._rate = DrainRate()
-        self._at = clock()
-        self._left_at = -math.inf  # time of the last one counted in the rate
-        self._waiting: dict[tuple[str, Priority], list[int]] = {}  # sequences and tokens
+        self._capacity = capacity
+        self._answers = AnswerMeter()
+        self._waiting: dict[tuple[str, Priority], _Group] = {}
+        self._served: dict[tuple[str, Priority], float] = {}  # in the currency of fair queueing
+        self._last_to_leave = dict.fromkeys(Priority, "")
+        self._begun: set[Answer] = set()
+        self._deferrable = Work()  # all that waits and may be deferred
+        self._young = _Young()
+        self._sequences = self._tokens = 0
+
+    @classmethod
+    def before_engine(cls, limits: tuple[int, int, float], stats: Callable[[], Mapping[str, float]]) -> QueueLimits:
+        """Return the limits of the queue before an engine: sequences, tokens, seconds; with its last statistics."""
+        return cls(*limits, capacity=lambda: Capacity.told_by(stats()))
 
     @property
     def sequences(self) -> int:
-        return sum(count for count, _ in self._waiting.values())
+        return self._sequences
 
     @property
     def tokens(self) -> int:
-        return sum(tokens for _, tokens in self._waiting.values())
+        return self._tokens
+
+    @property
+    def short_tokens(self) -> float:
+        """Most tokens of a prompt that passes longer ones; 0 while unknown."""
+        return self._capacity().short
+
+    def answer_tokens(self, most: int) -> float:
+        """Return the tokens to expect of an answer of at most ``most``; 0 while none were measured."""
+        return min(float(most), self._answers.tokens)
 
     def waiting(self, priority: Priority) -> int:
-        return sum(count for (_, each), (count, _) in self._waiting.items() if each is priority)
+        return sum(group.sequences for (_, each), group in self._waiting.items() if each is priority)
 
-    def expected_wait(self, tenant: str, priority: Priority) -> float:
-        """Return the seconds until a tenant's sequences of this class and above have begun; 0 while unknown.
-
-        Tenants take turns, so the wait is for the tenant's own load times the number of tenants, at most for all.
-        """
-        self._pass_time()
-        ahead = {group: load for group, load in self._waiting.items() if group[1] <= priority}
-        own = [load for group, load in ahead.items() if group[0] == tenant]
-        tenants = len({group[0] for group in ahead})
-        sequences, tokens = (
-            min(tenants * sum(load[i] for load in own), sum(load[i] for load in ahead.values())) for i in (0, 1)
-        )
-        return self._rate.seconds_for(sequences, tokens) or 0.0
+    def expected_wait(self, load: Load) -> float:
+        """Return the seconds that a request surely waits for a row and for prompts before its own; 0 while unknown."""
+        capacity = self._capacity()
+        ready = self._ready_share(capacity)
+        ahead = self._all_of(ready, lambda priority: priority < load.priority)
+        for work, part in self._ahead_in_class(load, ready):
+            ahead = ahead.plus(work, part)
+        return self._seconds(capacity, ahead, load.priority, short=load.is_short)
 
     def drain_seconds(self, priority: Priority) -> float:
-        """Return the seconds until all sequences of this class and above have begun; 0 while unknown."""
-        self._pass_time()
-        ahead = [load for group, load in self._waiting.items() if group[1] <= priority]
-        sequences, tokens = (sum(load[i] for load in ahead) for i in (0, 1))
-        return self._rate.seconds_for(sequences, tokens) or 0.0
+        """Return the least seconds until all sequences of this class and above have begun; 0 while unknown."""
+        capacity = self._capacity()
+        ahead = self._all_of(self._ready_share(capacity), lambda each: each <= priority)
+        return self._seconds(capacity, ahead, priority, short=False)
 
     def check(self, load: Load) -> None:
         """Check that a request may join the queue. It always may if the queue is empty.
@@ -166,32 +198,60 @@ class QueueLimits:
         self._check_wait(load)
         self._check_share(load)
 
-    def join(self, load: Load) -> None:
-        self._change(load, load.sequences, load.tokens)
+    def join(self, load: Load, work: Work) -> None:
+        """Add a sequence of a request that was checked."""
+        name = load.tenant, load.priority
+        if name not in self._waiting:
+            self._served[name] = self._lifted(name)
+            self._waiting[name] = _Group()
+        self._change(load, work, 1)
+        if load.may_be_deferred:
+            self._young.hear(self._capacity())
+            self._young.join(work)
 
-    def leave(self, load: Load, num_tokens: int, *, begun: bool) -> None:
+    def leave(self, load: Load, work: Work, *, begun: bool) -> None:
         """Remove a sequence that has its first token, or has ended without one.
 
         Args:
-            load: of the request, as it joined.
-            num_tokens: prompt tokens of this sequence in ``load``.
+            load: of its request, as it joined.
+            work: of the sequence, as it joined.
             begun: it has a token.
         """
-        others = self.sequences > 1
-        self._change(load, -1, -num_tokens)
-        if begun and (others or self._at - self._left_at < _BUNCH_SECONDS):
-            self._rate.leave(num_tokens)
-            self._left_at = self._at
+        self._change(load, work, -1)
+        name = load.tenant, load.priority
+        if not self._waiting[name].sequences:
+            del self._waiting[name]
+            self._last_to_leave[load.priority] = load.tenant
+        if begun:
+            self.charge(load, work.cost - OUTPUT_WEIGHT * work.answer)
+
+    def charge(self, load: Load, cost: float) -> None:
+        """Count what a tenant is served, in the currency of fair queueing."""
+        self._served[load.tenant, load.priority] += cost
+
+    def begin(self, load: Load, most: int) -> Answer:
+        """Count a sequence that has its first token, and may have so many; it has a row until ``end``."""
+        answer = Answer(load.priority, self._clock(), self.answer_tokens(most))
+        self._begun.add(answer)
+        return answer
+
+    def end(self, answer: Answer, num_tokens: int | None) -> None:
+        """Count the end of a sequence that has begun, with the tokens of its answer if they are known."""
+        self._begun.discard(answer)
+        if num_tokens:
+            self._answers.add(num_tokens, self._clock() - answer.since)
 
     def _check_wait(self, load: Load) -> None:
-        wait = self.expected_wait(load.tenant, load.priority)
-        if load.priority is Priority.BATCH or wait <= self._max_seconds:
+        if load.priority is Priority.BATCH:
+            return
+        wait = self.expected_wait(load)
+        if wait <= MARGIN * self._max_seconds:
             return
         text = f"The server is busy: a new request would wait about {wait:.1f} seconds, of {self._max_seconds:g} that"
         raise Rejection(503, f"{text} are allowed.", "queue_slow", wait - self._max_seconds)
 
     def _check_share(self, load: Load) -> None:
-        own = sum(count for (tenant, _), (count, _) in self._waiting.items() if tenant == load.tenant)
+        own = sum(group.sequences for (tenant, _), group in self._waiting.items() if tenant == load.tenant)
         left = self._max_sequences - self.sequences
         if load.tenant and own + load.sequences > left:
             text = f"Too many requests with keys of yours are waiting: {own}, where {left} places are left."
@@ -199,22 +259,72 @@ class QueueLimits:
 
     def _until_room(self) -> float:
         """Return the seconds until a tenth of the queue has begun."""
-        self._pass_time()
-        return (self._rate.seconds_for(self.sequences, self.tokens) or 0.0) / 10
+        return self.drain_seconds(Priority.BATCH) / 10
 
-    def _change(self, load: Load, sequences: int, tokens: int) -> None:
-        self._pass_time()
-        group = load.tenant, load.priority
-        waiting = self._waiting.setdefault(group, [0, 0])
-        waiting[0] += sequences
-        waiting[1] += tokens
-        if not waiting[0]:
-            del self._waiting[group]
+    def _change(self, load: Load, work: Work, sign: int) -> None:
+        self._waiting[load.tenant, load.priority].change(work, sign, deferrable=load.may_be_deferred)
+        self._sequences += sign
+        self._tokens += sign * round(work.tokens)
+        if load.may_be_deferred:
+            self._deferrable = self._deferrable.plus(work, sign).whole()
 
-    def _pass_time(self) -> None:
-        now = self._clock()
-        if self.sequences > 1:
-            self._rate.wait(now - self._at)
-        elif self.sequences:
-            self._rate.wait_alone(now - self._at)
-        self._at = now
+    def _lifted(self, name: tuple[str, Priority]) -> float:
+        """Return what a tenant that begins to wait counts as served: no less than the least of those that wait."""
+        own, priority = self._served.get(name, 0.0), name[1]
+        waiting = (self._served[each] for each in self._waiting if each[1] is priority)
+        last = self._served.get((self._last_to_leave[priority], priority), 0.0)
+        return max(own, min(waiting, default=last))
+
+    def _all_of(self, ready: float, counts: Callable[[Priority], bool]) -> Work:
+        """Return the work of the priority classes that count."""
+        whole = NOTHING
+        for (_, priority), group in self._waiting.items():
+            if counts(priority):
+                whole = whole.plus(group.surely(ready))
+        return whole
+
+    def _ready_share(self, capacity: Capacity) -> float:
+        """Return which part of what may be deferred surely is not."""
+        self._young.hear(capacity)
+        whole, young = self._deferrable, self._young.work
+        if not round(whole.sequences):
+            return 0.0
+        by_count = 1 - (capacity.deferred + young.sequences) / whole.sequences
+        by_tokens = 1 - (capacity.deferred_tokens + young.new) / whole.new if whole.new else 1.0
+        return max(0.0, min(by_count, by_tokens))
+
+    def _ahead_in_class(self, load: Load, ready: float) -> Iterator[tuple[Work, float]]:
+        """Yield what goes before a new request in its own priority class: work, and the part of it that does.
+
+        Tenants take turns: the one that was served least is next. So a tenant goes before for as much as it was served
+        less than the request's own tenant will have been at the request's turn.
+        """
+        name = load.tenant, load.priority
+        own = self._waiting.get(name)
+        if own is None:
+            turn = self._lifted(name)
+        else:
+            work, count = own.surely(ready), own.sequences
+            part = max(0, count - _OVERTAKEN) / count if load.is_known else 1.0
+            turn = self._served[name] + part * work.cost
+            yield work, part
+        for other, group in self._waiting.items():
+            lag = turn - self._served[other]
+            if other[1] is load.priority and other != name and lag >= 0 and (work := group.surely(ready)).sequences:
+                # Of tenants that were served the same, the first to wait is next. Else whole sequences count alone, as
+                # the one after them may come after the request.
+                count = int(work.sequences * min(1.0, lag / work.cost)) if lag and work.cost else 1
+                yield work, min(1.0, count / work.sequences)
+
+    def _seconds(self, capacity: Capacity, ahead: Work, priority: Priority, *, short: bool) -> float:
+        by_prompts = capacity.prefill_seconds(ahead, short=short)
+        free = capacity.usable - min(len(self._begun), capacity.running)
+        if priority is not Priority.BATCH:  # batch sequences make room for others
+            free += sum(each.priority is Priority.BATCH for each in self._begun)
+        behind = ahead.sequences + 1 - free
+        if behind <= 0 or not ahead.sequences:
+            return by_prompts
+        now, per_token = self._clock(), self._answers.seconds_per_token
+        left = [max(0.0, each.expected * per_token - (now - each.since)) for each in self._begun]
+        hold = ahead.answer / ahead.sequences * per_token
+        return max(by_prompts, capacity.row_seconds(behind, hold, left))

@@ -117,7 +117,7 @@ class RateLimits:
         seconds = bucket.seconds_until(amount, now)
         message = (
             f"The key {key.name} may use {bucket.per_minute} {kind} a minute, and this request needs {amount:.0f} "
-            f"where {max(0.0, bucket.level(now)):.0f} are left. Try again in {duration(seconds)}."
+            f"where {max(0, math.floor(bucket.level(now)))} are left. Try again in {duration(seconds)}."
         )
         return Rejection(429, message, f"{kind}_per_minute", seconds, kind=kind)
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from ...engine.types import Priority
 from .api_keys import Key
-from .overload import Load, QueueLimits
+from .known_prefixes import KnownPrefixes, marks_of
+from .overload import Answer, Load, QueueLimits
 from .rate_limits import RateLimits, Reservation
+from .wait_estimate import OUTPUT_WEIGHT, Work, work_of
 
 if TYPE_CHECKING:
     from ...engine.serving.request import TextRequest
@@ -22,16 +25,22 @@ class Demand:
     Attributes:
         priority: of its sequences.
         prompts: of each prompt its tokens, the number of its answers, and the most tokens of an answer.
+        marks: of each prompt, as ``marks_of``; empty: nothing is known of their beginnings.
+        may_be_deferred: they have a grammar or an adapter.
     """
 
     priority: Priority
     prompts: tuple[tuple[int, int, int], ...]
+    marks: tuple[tuple[int, ...], ...] = ()
+    may_be_deferred: bool = False
 
     @classmethod
     def of(cls, requests: Sequence[TextRequest]) -> Demand:
         """Return the demand of the requests of one HTTP request."""
         prompts = tuple((len(each.tokens), each.n, each.params.max_tokens) for each in requests)
-        return cls(requests[0].priority, prompts)
+        marks = tuple(marks_of(each.tokens) for each in requests)
+        deferred = any(each.grammar or each.reasoning or each.adapter for each in requests)
+        return cls(requests[0].priority, prompts, marks, deferred)
 
     @property
     def prompt_tokens(self) -> int:
@@ -62,6 +71,7 @@ class RequestAdmission:
     def __init__(self, queue_limits: QueueLimits, limits: RateLimits) -> None:
         self.queue_limits = queue_limits
         self.limits = limits
+        self._known = KnownPrefixes()
 
     def admit(self, key: Key, demand: Demand) -> Ticket:
         """Admit one HTTP request with all of its prompts.
@@ -69,43 +79,80 @@ class RequestAdmission:
         Raises:
             Rejection: 503 if the server is too busy, 429 if the key or its tenant is over its limit.
         """
-        sequences = sum(n for _, n, _ in demand.prompts)
-        load = Load(key.tenant, demand.priority, sequences, demand.prompt_tokens)
+        short = self.queue_limits.short_tokens
+        marks = demand.marks or ((),) * len(demand.prompts)
+        new = [
+            self._known.num_new(tokens, each) if each else tokens
+            for (tokens, _, _), each in zip(demand.prompts, marks, strict=True)
+        ]
+        load = Load(
+            key.tenant,
+            demand.priority,
+            sum(n for _, n, _ in demand.prompts),
+            demand.prompt_tokens,
+            is_short=max(new) <= short,
+            is_known=any(each and each[0] in self._known for each in marks),
+            may_be_deferred=demand.may_be_deferred,
+        )
         self.queue_limits.check(load)
         reservation = self.limits.reserve(key, demand.most_tokens)
-        self.queue_limits.join(load)
-        return Ticket(self, load, reservation, demand)
+        works = {}
+        for prompt, (tokens, n, most) in enumerate(demand.prompts):
+            answer = self.queue_limits.answer_tokens(most)
+            # Of n sequences with one prompt, the first computes it.
+            first, others = work_of(tokens, new[prompt], answer, short), work_of(0, 0, answer, short)
+            works.update({(prompt, index): others if index else first for index in range(n)})
+        for each in marks:
+            self._known.add(each)
+        return Ticket(self, load, reservation, demand, works)
 
 
 class Ticket:
-    """Places in the queue that one HTTP request holds until its first tokens, and tokens of its key until its end."""
+    """Places in the queue that one HTTP request holds until its first tokens, and tokens of its key until its end.
 
-    def __init__(self, admission: RequestAdmission, load: Load, reservation: Reservation, demand: Demand) -> None:
-        self._admission = admission
+    Args:
+        works: of its sequences (prompt, index).
+    """
+
+    def __init__(
+        self,
+        admission: RequestAdmission,
+        load: Load,
+        reservation: Reservation,
+        demand: Demand,
+        works: Mapping[tuple[int, int], Work],
+    ) -> None:
+        self._limits, self._queue = admission.limits, admission.queue_limits
         self._load = load
         self._reservation = reservation
-        # Of n sequences with one prompt, the first computes it.
-        self._waiting = {
-            (prompt, index): 0 if index else tokens
-            for prompt, (tokens, n, _) in enumerate(demand.prompts)
-            for index in range(n)
-        }
-        self._begun = False
-        self._num_generated = 0
+        self._waiting = dict(works)
+        self._most = {(prompt, i): most for prompt, (_, n, most) in enumerate(demand.prompts) for i in range(n)}
+        self._begun: dict[tuple[int, int], Answer] = {}
+        self._num_tokens: Counter[tuple[int, int]] = Counter()
+        self._num_generated: int | None = None
+        for work in works.values():
+            self._queue.join(load, work)
 
     def take(self, sequence: tuple[int, int], num_tokens: int) -> None:
         """Count tokens of a sequence (prompt, index), or its end with 0; the first ones give back its place."""
-        self._num_generated += num_tokens
-        if sequence in self._waiting:
-            self._begun = True
-            self._leave(sequence, begun=True)
+        self._num_generated = (self._num_generated or 0) + num_tokens
+        if (work := self._waiting.pop(sequence, None)) is not None:
+            self._queue.leave(self._load, work, begun=num_tokens > 0)
+            if num_tokens:
+                self._begun[sequence] = self._queue.begin(self._load, self._most[sequence])
+        if sequence in self._begun:
+            self._num_tokens[sequence] += num_tokens
+            self._queue.charge(self._load, OUTPUT_WEIGHT * num_tokens)
+            if not num_tokens:
+                self._queue.end(self._begun.pop(sequence), self._num_tokens[sequence])
 
     def close(self) -> None:
         """Give back unused places and tokens. A request without a first token has used no tokens."""
-        for sequence in tuple(self._waiting):
-            self._leave(sequence, begun=False)
-        used = self._load.tokens + self._num_generated if self._begun else 0
-        self._admission.limits.settle(self._reservation, used)
-
-    def _leave(self, sequence: tuple[int, int], *, begun: bool) -> None:
-        self._admission.queue_limits.leave(self._load, self._waiting.pop(sequence), begun=begun)
+        for work in self._waiting.values():
+            self._queue.leave(self._load, work, begun=False)
+        self._waiting.clear()
+        for sequence, answer in self._begun.items():  # of several, the ends of the others may not have been told
+            self._queue.end(answer, self._num_tokens[sequence] if self._load.sequences == 1 else None)
+        self._begun.clear()
+        used = 0 if self._num_generated is None else self._load.tokens + self._num_generated
+        self._limits.settle(self._reservation, used)

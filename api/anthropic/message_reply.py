@@ -101,6 +101,8 @@ class MessageReply:
             return {"stop_reason": None, "stop_sequence": None}
         if finish.reason is FinishReason.LENGTH:
             reason = "model_context_window_exceeded" if self._is_cut else "max_tokens"
+        elif finish.ended_by_budget:
+            reason = "max_tokens"
         elif isinstance(finish.stop_reason, str):
             return {"stop_reason": "stop_sequence", "stop_sequence": finish.stop_reason}
         else:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 
-from ..protocol.base import Refusal, StrictModel, rejected
+from ..protocol.base import Id, Refusal, StrictModel, rejected
 from ..protocol.cache_control import CacheControl
 from ..protocol.call_ids import CallIdError, ToolCallIds
 from ..protocol.chat import TemplateKwargs
@@ -48,7 +48,7 @@ class CustomTool(StrictModel):
     """A tool of the client's. ``input_schema`` is enforced whether it is ``strict`` or not."""
 
     type: Literal["custom"] = "custom"
-    name: str
+    name: Id
     description: str | None = None
     input_schema: dict[str, Any]
     strict: bool = False
@@ -76,7 +76,7 @@ class OneToolChoice(StrictModel):
     """Forces a call of one tool."""
 
     type: Literal["tool"]
-    name: str
+    name: Id
     disable_parallel_tool_use: bool = False
 
 

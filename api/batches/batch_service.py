@@ -61,17 +61,20 @@ class BatchService:
         folder: created if missing.
         max_bytes: limit on all files together.
         find_caller: see ``FindCaller``.
+        max_upload: bytes of the largest file.
 
     Raises:
         ConfigError: the folder cannot be used, or another server uses it.
     """
 
-    def __init__(self, folder: Path, max_bytes: int, find_caller: FindCaller) -> None:
+    def __init__(self, folder: Path, max_bytes: int, find_caller: FindCaller, max_upload: int = 200 << 20) -> None:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self.files = FileStore(folder / "files", max_bytes, lambda file: self.reader_of(file) is not None)
+            self.files = FileStore(
+                folder / "files", max_bytes, max_upload, is_read=lambda file: self.reader_of(file) is not None
+            )
             self.records = BatchRecords(folder / "batches")
         except BlockingIOError:
             raise ConfigError(f"--batch-dir: another server uses {folder}. Try: rootgraft ps") from None

@@ -360,10 +360,20 @@ def _run(name: str, argv: Sequence[str]) -> int:
         return command.run(*options)
     except EngineError as error:
         return _print_error(prog, str(error), 1)
+    except OSError as error:
+        return _print_error(prog, _of_system(error), 1)
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] == "rootgraft":
             raise
         return _print_error(prog, f"the package {error.name} is missing. Try: pip install --upgrade rootgraft", 1)
+
+
+def _of_system(error: OSError) -> str:
+    """Return an error of the operating system in one line, with the file that it is about."""
+    if error.filename is None and "temporary directory" in str(error):
+        return "no folder for temporary files can be written. Try: TMPDIR=FOLDER, with one that can be"
+    about = "" if error.filename is None else f": {error.filename}"
+    return f"{error.strerror or error}{about}"
 
 
 def _print_note(prog: str, sentence: str) -> None:

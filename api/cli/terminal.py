@@ -16,32 +16,44 @@ from .remote_server import RemoteServer, Timing, timed
 
 # Generated text must not control the terminal: tab and newline are the only control characters printed.
 _CONTROLS = dict.fromkeys(code for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\t\n")
+_QUOTES = '"""'
+_SEVERAL_LINES = f"{_QUOTES} before and after a message gives it several lines."
 _LEAST_SECONDS = 0.01  # from first to last token for a speed: a short answer may arrive as one piece
 
 
 def chat(remote: RemoteOptions, sampling: SamplingOptions, options: ChatOptions) -> int:
-    """Chat until the end of the input. Ctrl-C stops an answer, Ctrl-D leaves. Returns the exit code."""
+    """Chat until the end of the input. Ctrl-C stops an answer, Ctrl-D leaves.
+
+    ``/clear`` begins a new conversation. Returns the exit code: 1 if an answer failed and nobody saw it in a terminal.
+    """
     _take_any_text()
+    has_failed = False
     with asyncio.Runner() as runner, _connected(runner, remote) as server:
-        messages: list[dict[str, str]] = []
-        if options.system is not None:
-            messages.append({"role": "system", "content": options.system})
+        system = [] if options.system is None else [{"role": "system", "content": options.system}]
+        messages = list(system)
         if _in_terminal():
-            _dim(f"{server.model}. Ctrl-C stops an answer, Ctrl-D leaves.")
+            _dim(f"{server.model}. Ctrl-C stops an answer, Ctrl-D leaves. /clear begins anew. {_SEVERAL_LINES}")
         fields = _fields(sampling, options.max_tokens)
-        for line in _lines():
+        for line in _questions():
+            if line.strip() == "/clear":
+                messages = list(system)
+                continue
             messages.append({"role": "user", "content": line})
             answer = _Answer()
             try:
-                succeeded = _stream_answer(runner, server, "chat/completions", {"messages": messages, **fields}, answer)
+                body = {"messages": messages, **fields}
+                succeeded = _stream_answer(runner, server, "chat/completions", body, answer, "rootgraft chat")
             except KeyboardInterrupt:
                 succeeded = True
                 _dim("\n(stopped)" if answer.begun else "(stopped)")
             if succeeded:
                 messages.append({"role": "assistant", "content": "".join(answer.pieces)})
-            else:
-                messages.pop()
-    return 0
+                continue
+            has_failed = True
+            messages.pop()
+            if _in_terminal() and messages != system:
+                _dim("The question was left out. /clear begins a new conversation.")
+    return 1 if has_failed and not _in_terminal() else 0
 
 
 def complete(remote: RemoteOptions, sampling: SamplingOptions, options: CompleteOptions) -> int:
@@ -52,7 +64,7 @@ def complete(remote: RemoteOptions, sampling: SamplingOptions, options: Complete
     prompt = sys.stdin.read() if options.prompt is None else options.prompt
     with asyncio.Runner() as runner, _connected(runner, remote) as server:
         body = {"prompt": prompt, **_fields(sampling, options.max_tokens)}
-        succeeded = _stream_answer(runner, server, "completions", body, _Answer())
+        succeeded = _stream_answer(runner, server, "completions", body, _Answer(), "rootgraft complete")
     return 0 if succeeded else 1
 
 
@@ -85,23 +97,45 @@ def _connected(runner: asyncio.Runner, options: RemoteOptions) -> Iterator[Remot
         runner.run(connection.__aexit__(None, None, None))
 
 
+def _questions() -> Iterator[str]:
+    """Yield the questions of the input until its end: a line each, or the lines between two lots of three quotes.
+
+    What is pasted into a terminal is one question. Empty and interrupted lines are skipped.
+    """
+    quoted: list[str] | None = None
+    for line in _lines():
+        if quoted is None and line.lstrip().startswith(_QUOTES):
+            line, quoted = line.lstrip().removeprefix(_QUOTES), []
+        if quoted is None:
+            if line.strip():
+                yield line
+            continue
+        is_end = line.rstrip().endswith(_QUOTES)
+        quoted.append(line.rstrip().removesuffix(_QUOTES) if is_end else line)
+        if is_end:
+            whole, quoted = "\n".join(quoted).strip("\n"), None
+            if whole.strip():
+                yield whole
+    if quoted and (rest := "\n".join(quoted).strip("\n")).strip():
+        yield rest
+
+
 def _lines() -> Iterator[str]:
-    """Yield the lines of the input until its end; empty and interrupted lines are skipped."""
+    """Yield the lines of the input until its end; interrupted lines are skipped."""
     if _in_terminal():
         with contextlib.suppress(ImportError):
-            import readline  # noqa: F401  (arrow keys and history for input())
+            import readline  # arrow keys and history for input()
+
+            readline.parse_and_bind("set enable-bracketed-paste on")  # Python turns it off
     while True:
         try:
-            line = input("> " if _in_terminal() else "")
+            yield input("> " if _in_terminal() else "")
         except KeyboardInterrupt:
             print()
-            continue
         except EOFError:
             if _in_terminal():
                 print()
             return
-        if line.strip():
-            yield line
 
 
 @dataclass(slots=True)
@@ -133,12 +167,12 @@ class _Answer:
 
 
 def _stream_answer(
-    runner: asyncio.Runner, server: RemoteServer, path: str, body: dict[str, Any], answer: _Answer
+    runner: asyncio.Runner, server: RemoteServer, path: str, body: dict[str, Any], answer: _Answer, command: str
 ) -> bool:
-    """Print the answer as it arrives. If the server fails, print the error: False."""
+    """Print the answer as it arrives. If the server fails, print the error after the command's name: False."""
     timing = runner.run(timed(server, path, body, answer.print_text, answer.print_thought))
     if timing.error is not None:
-        print(f"{chr(10) if answer.begun else ''}rootgraft: {timing.message}", file=sys.stderr)
+        print(f"{chr(10) if answer.begun else ''}{command}: {timing.message}", file=sys.stderr)
         return False
     if not answer.pieces or not answer.pieces[-1].endswith("\n"):
         print()

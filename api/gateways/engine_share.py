@@ -149,5 +149,5 @@ class SharedEngine:
 
 def _renumbered(message: TokenOut | Done | Failed, own: int) -> Message:
     if isinstance(message, TokenOut):  # by hand, as there is one for each token
-        return TokenOut(own, message.tokens, message.logprobs, message.prompt_logprobs)
+        return TokenOut(own, message.tokens, message.logprobs, message.prompt_logprobs, message.is_limited)
     return replace(message, id=own)

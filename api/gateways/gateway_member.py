@@ -9,7 +9,7 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import astuple
 from typing import Any
 
@@ -35,7 +35,7 @@ from .relayed_metrics import observe_relayed
 
 SILENT_SECONDS = 10.0
 """Without a sign of life and without use of the processor, after which a gateway counts as hung."""
-BUSY_SECONDS = 300.0
+BUSY_SECONDS = 60.0
 """Of one pass of its event loop, after which it counts as hung."""
 
 logger = logging.getLogger("rootgraft.gateways")
@@ -197,11 +197,11 @@ class GatewayMember:
             raise HTTPError(401, "The API key is not valid any more.", code="invalid_api_key")
         return key
 
-    def _admit(
-        self, number: int, key_name: str, priority: int, prompts: list[list[int]], model: str, adapter: str | None
-    ) -> None:
+    def _admit(self, number: int, key_name: str, asked: Sequence[Any], model: str, adapter: str | None) -> None:
         self._state.serving()
-        demand = Demand(Priority(priority), tuple((tokens, n, most) for tokens, n, most in prompts))
+        priority, prompts, marks, may_be_deferred = asked
+        whole = tuple((tokens, n, most) for tokens, n, most in prompts)
+        demand = Demand(Priority(priority), whole, tuple(map(tuple, marks)), may_be_deferred)
         held = self._state.admission.admit(self._key(key_name), demand)
         self._tickets[number] = OpenTicket(held, demand, key_name, model, adapter)
 

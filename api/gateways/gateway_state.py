@@ -94,9 +94,8 @@ class GatewayState(ServerState):
         self._tickets[ticket.number] = ticket
         adapter, model = requests[0].adapter, ledger_model(self, caller)
         try:
-            await self._main.call(
-                "admit", ticket.number, caller.key.name, int(demand.priority), demand.prompts, model, adapter
-            )
+            asked = int(demand.priority), demand.prompts, demand.marks, demand.may_be_deferred
+            await self._main.call("admit", ticket.number, caller.key.name, asked, model, adapter)
         except BaseException:  # a request that is cancelled may be admitted all the same
             ticket.close()
             raise

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -102,7 +101,7 @@ async def chat_request(
             # A tool call may open with a special token, and the grammar permits no other special token.
             request = replace(request, skip_special_tokens=False)
         if thought is not None:
-            request = _with_thought(request, thought, body.thought_budget, async_engine.tokenizer)
+            request = await _with_thought(request, thought, body.thought_budget, async_engine)
         return PreparedChat(request, output_format, thought)
 
 
@@ -155,11 +154,14 @@ async def chat_prompt(
         return ChatPrompt(tokens, output_format, thought)
 
 
-def _with_thought(request: TextRequest, thought: ThoughtPlan, budget: int | None, tokenizer: Tokenizer) -> TextRequest:
+async def _with_thought(
+    request: TextRequest, thought: ThoughtPlan, budget: int | None, async_engine: AsyncEngine
+) -> TextRequest:
     """Return the request with what the engine has to know of the thought, and marks that have text."""
     form = thought.format
-    marks = [tokenizer.encode(mark, False) for mark in (form.start, form.end, form.lead)]
-    shown = frozenset(token for mark in marks for token in mark) & tokenizer.special_ids
+    texts = (form.start, form.end, form.lead)
+    marks = [await async_engine.encode(mark, add_special_tokens=False, owner=Owner()) for mark in texts]
+    shown = frozenset(token for mark in marks for token in mark) & async_engine.tokenizer.special_ids
     rules = thought.rules(budget) if request.grammar is not None or budget is not None else None
     return replace(request, shown_tokens=shown, reasoning=rules)
 
@@ -199,7 +201,7 @@ async def render(
         )
 
     is_short = len(messages) <= _MANY_MESSAGES and _size(messages, definitions, template_kwargs) <= _LONG_TEXT
-    text = rendered() if is_short else await asyncio.to_thread(rendered)
+    text = await async_engine.render(rendered, at_once=is_short)
     async_engine.check_length(text)
     return text
 
@@ -333,11 +335,12 @@ def _echoed_prompt(
     head = request.tokens[: max(1, body.logprob_start_len)]
     unscored = tuple(Unscored(token, tokenizer.token_bytes(token)) for token in head)
     silent = tokenizer.special_ids if skip else frozenset()
+    shown = request.tokens if body.return_token_ids else ()
     if not body.echo:
-        return EchoedPrompt("", (), len(request.tokens), silent)
+        return EchoedPrompt("", (), len(request.tokens), silent, tokens=shown)
     text = prompt if isinstance(prompt, str) else tokenizer.decode(request.tokens, skip)
     lead = len(tokenizer.join_bytes(request.tokens, skip).decode(errors="replace")) - len(text)
-    return EchoedPrompt(text, unscored, len(request.tokens), silent, max(0, lead))
+    return EchoedPrompt(text, unscored, len(request.tokens), silent, max(0, lead), shown)
 
 
 @contextmanager

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from ...engine.serving.output_processor import BUDGET, end_tokens
 from ..observe.token_usage import UsageCount, finish_fields, usage_body
 from ..protocol.chat import ChatRequest
 from ..structured.tool_parser import ToolParser, read_calls
@@ -24,11 +25,17 @@ def chat_body(
     outputs: Mapping[tuple[int, int], SequenceOutput],
     usage: UsageCount,
     plan: ToolPlan | None,
+    prompt: Sequence[int] = (),
 ) -> dict[str, Any]:
-    """Return the whole response; with a ``plan``, tool calls are parsed out of the text."""
+    """Return the whole response; with a ``plan``, tool calls are parsed out of the text.
+
+    ``prompt`` are the prompt's tokens, for ``return_token_ids``.
+    """
     body = envelope.fields()
     body["choices"] = [_choice(request, index, outputs[0, index], plan) for index in range(request.n)]
     body["usage"] = usage.body()
+    if request.return_token_ids:
+        body["prompt_token_ids"] = list(prompt)
     if request.prompt_logprobs is not None:
         body["prompt_logprobs"] = prompt_logprobs(outputs[0, 0].prompt_logprobs, request.prompt_logprobs)
     return body
@@ -55,9 +62,10 @@ def _choice(request: ChatRequest, index: int, output: SequenceOutput, plan: Tool
         message["content"] = message["content"] or None
     if request.echoed_text:
         message["content"] = request.echoed_text + (message["content"] or "")
-    num_top = request.num_logprobs
+    num_top = request.num_shown
     logprobs = None if num_top is None else chat_logprobs(output.logprobs, num_top)
-    return {"index": index, "message": message, "logprobs": logprobs, **finish}
+    ids = {"token_ids": output.token_ids} if request.return_token_ids else {}
+    return {"index": index, "message": message, "logprobs": logprobs, **finish, **ids}
 
 
 def _reasoning_fields(text: str | None) -> dict[str, Any]:
@@ -67,7 +75,7 @@ def _reasoning_fields(text: str | None) -> dict[str, Any]:
 
 def _finish_with_calls(finish: dict[str, Any], *, is_whole: bool) -> None:
     """Set the finish reason of an answer with calls, unless the client's stop cut the last one."""
-    if finish["finish_reason"] == "stop" and (is_whole or finish["stop_reason"] is None):
+    if finish["finish_reason"] == "stop" and (is_whole or finish["stop_reason"] in (None, BUDGET)):
         finish["finish_reason"] = "tool_calls"
 
 
@@ -75,15 +83,18 @@ class ChatChunks:
     """Serializes the chunks of one stream. Plain content is joined from prepared bytes.
 
     Args:
-        num_prompt: tokens of the prompt, for usage in every chunk.
+        prompt: tokens of the prompt, for usage in every chunk and for ``return_token_ids``.
         plan: how tool calls are parsed out of the text, None if there are none.
     """
 
-    def __init__(self, request: ChatRequest, envelope: Envelope, num_prompt: int, plan: ToolPlan | None) -> None:
+    def __init__(self, request: ChatRequest, envelope: Envelope, prompt: Sequence[int], plan: ToolPlan | None) -> None:
         self.envelope, self.include_usage = envelope, request.include_usage
-        self._num_logprobs = request.num_logprobs
+        self._num_logprobs = request.num_shown
         self._continuous = request.continuous_usage
-        self._num_prompt = num_prompt
+        self._num_prompt = len(prompt)
+        self._returns_ids = request.return_token_ids
+        self._prompt_ids = list(prompt) if request.return_token_ids else None  # until they are sent, once
+        self._token_ids: list[int] = []  # of the delta whose events are made, until one of them takes them
         self._num_tokens = 0
         self._parsers = {} if plan is None else {index: ToolParser(plan) for index in range(request.n)}
         self._calling: set[int] = set()
@@ -96,6 +107,7 @@ class ChatChunks:
         """Return the events for a delta: none while its text is held back."""
         events = []
         self._num_tokens += len(delta.tokens)
+        self._token_ids = []
         if delta.index not in self._begun:
             self._begun.add(delta.index)
             content = None if delta.index in self._parsers else ""
@@ -103,6 +115,8 @@ class ChatChunks:
             if self._echo:
                 events.append(self._event(delta.index, {"content": self._echo}))
         logprobs = None if self._num_logprobs is None else chat_logprobs(delta.logprobs, self._num_logprobs)
+        if self._returns_ids:
+            self._token_ids = [*delta.tokens, *end_tokens(delta.finish)]
         if delta.reasoning:
             events.append(self._event(delta.index, _reasoning_fields(delta.reasoning), logprobs))
             logprobs = None
@@ -115,6 +129,8 @@ class ChatChunks:
             if delta.index in self._calling:
                 _finish_with_calls(finish, is_whole=not self._parsers[delta.index].is_inside_call)
             events.append(self._event(delta.index, {}, None, finish))
+        if self._token_ids:  # of text that is held back
+            events.append(self._event(delta.index, {"content": ""}))
         return b"".join(events)
 
     def _parse(self, delta: TextDelta, logprobs: dict[str, Any] | None) -> list[bytes]:
@@ -141,12 +157,17 @@ class ChatChunks:
         finish: dict[str, Any] | None = None,
     ) -> bytes:
         rest = b',"logprobs":null,"finish_reason":null}]'
-        if logprobs is not None or finish is not None:
-            fields = {"logprobs": logprobs, **(finish or {"finish_reason": None})}
+        ids = {"token_ids": self._token_ids} if self._token_ids else {}
+        self._token_ids = []
+        if logprobs is not None or finish is not None or ids:
+            fields = {"logprobs": logprobs, **(finish or {"finish_reason": None}), **ids}
             rest = b"," + orjson.dumps(fields)[1:] + b"]"
         end = self._end
         if self._continuous:
             end = b',"usage":' + orjson.dumps(usage_body(self._num_prompt, self._num_tokens)) + b"}\n\n"
+        if self._prompt_ids is not None:
+            rest += b',"prompt_token_ids":' + orjson.dumps(self._prompt_ids)
+            self._prompt_ids = None
         return b'%b%d,"delta":%b%b%b' % (self._start, index, orjson.dumps(content), rest, end)
 
 

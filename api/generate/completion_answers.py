@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from ...engine.serving.output_processor import end_tokens
 from ..observe.token_usage import UsageCount, finish_fields, usage_body
 from ..protocol.completions import CompletionRequest
 from .envelope import Envelope
@@ -27,6 +28,7 @@ class EchoedPrompt:
         num_tokens: length of the prompt.
         silent: tokens without text.
         lead: characters of the tokens before the text (see ``CompletionLogprobs``).
+        tokens: of the prompt, for ``return_token_ids``; else empty.
     """
 
     text: str
@@ -34,6 +36,7 @@ class EchoedPrompt:
     num_tokens: int
     silent: frozenset[int]
     lead: int = 0
+    tokens: Sequence[int] = ()
 
 
 class _Choice:
@@ -43,7 +46,7 @@ class _Choice:
         self._request = request
         self._prompt = prompt
         self._begun = False
-        self._logprobs = CompletionLogprobs(request.logprobs or 0, prompt.silent, prompt.lead)
+        self._logprobs = CompletionLogprobs(request.num_top, prompt.silent, prompt.lead)
 
     def piece(
         self, text: str, tokens: Sequence[TokenLogprob], scored_prompt: Sequence[TokenLogprob]
@@ -77,6 +80,9 @@ def completion_body(
             if request.prompt_logprobs is not None:
                 scored = prompt_logprobs(output.prompt_logprobs, request.prompt_logprobs, request.logprob_start_len)
                 fields["prompt_logprobs"] = scored
+            if request.return_token_ids:
+                ids = [] if request.max_tokens == 0 else output.token_ids
+                fields |= {"prompt_token_ids": list(prompt.tokens), "token_ids": ids}
             choices.append(fields)
     return {**envelope.fields(), "choices": choices, "usage": usage.body()}
 
@@ -90,6 +96,12 @@ class CompletionChunks:
         self._num_prompt = sum(prompt.num_tokens for prompt in prompts)
         self._num_tokens = 0
         self._choices = [_Choice(request, prompt) for prompt in prompts for _ in range(request.n)]
+        # Of each choice, until they are sent with its first chunk.
+        self._prompt_ids = {
+            index: list(prompts[index // request.n].tokens)
+            for index in range(len(self._choices))
+            if request.return_token_ids
+        }
         self._start = envelope.event_start()
         self._end = b',"usage":null}\n\n' if request.include_usage else b"}\n\n"
 
@@ -99,15 +111,25 @@ class CompletionChunks:
         if self._request.max_tokens != 0:
             self._num_tokens += len(delta.tokens)
         text, logprobs = self._choices[index].piece(delta.text, delta.logprobs, delta.prompt_logprobs)
-        if not text and delta.finish is None and not (logprobs and logprobs["tokens"]):
+        ids = self._token_ids(index, delta)
+        if not text and delta.finish is None and not (logprobs and logprobs["tokens"]) and not ids.get("token_ids"):
             return b""
         end = self._end
         if self._request.continuous_usage:
             end = b',"usage":' + orjson.dumps(usage_body(self._num_prompt, self._num_tokens)) + b"}\n\n"
-        if logprobs is None and delta.finish is None:
+        if logprobs is None and delta.finish is None and not ids:
             rest = b',"logprobs":null,"finish_reason":null}]'
         else:
             unfinished = {"finish_reason": None, "stop_reason": None}
             finish = unfinished if delta.finish is None else finish_fields(delta.finish)
-            rest = b"," + orjson.dumps({"logprobs": logprobs, **finish})[1:] + b"]"
+            rest = b"," + orjson.dumps({"logprobs": logprobs, **finish, **ids})[1:] + b"]"
         return b'%b%d,"text":%b%b%b' % (self._start, index, orjson.dumps(text), rest, end)
+
+    def _token_ids(self, index: int, delta: TextDelta) -> dict[str, Any]:
+        """Return the fields of ``return_token_ids`` for a delta; those of the prompt once for each choice."""
+        if not self._request.return_token_ids:
+            return {}
+        ids = [] if self._request.max_tokens == 0 else [*delta.tokens, *end_tokens(delta.finish)]
+        if not ids and delta.finish is None:
+            return {}
+        return {"token_ids": ids, "prompt_token_ids": self._prompt_ids.pop(index, None)}

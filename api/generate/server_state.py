@@ -109,7 +109,8 @@ class ServerState:
     def __post_init__(self) -> None:
         options = self.options
         self.keys = KeyRing(options.api_key, None if options.api_key_file is None else Path(options.api_key_file))
-        queue_limits = QueueLimits(options.max_queued_requests, options.max_queued_tokens, options.max_queue_seconds)
+        limits = options.max_queued_requests, options.max_queued_tokens, options.max_queue_seconds
+        queue_limits = QueueLimits.before_engine(limits, lambda: {} if self.client is None else self.client.stats)
         self.admission = RequestAdmission(queue_limits, RateLimits())
         self.watch = EngineWatch()
         self._formats = TemplateFormats(options)
@@ -129,7 +130,8 @@ class ServerState:
         if options.usage_ledger is not None:
             state.ledger = UsageLedger(Path(options.usage_ledger))
         if options.batch_dir is not None:
-            state.batches = BatchService(Path(options.batch_dir), options.max_stored_file_bytes, state.caller_named)
+            limits = options.max_stored_file_bytes, state.caller_named, options.max_file_bytes
+            state.batches = BatchService(Path(options.batch_dir), *limits)
         if options.otlp_traces_endpoint is not None:
             state.tracer = open_tracer(options.otlp_traces_endpoint, version)
         return state
@@ -261,8 +263,18 @@ class ServerState:
 
         Raises:
             EngineError: as ``serving``.
-            RequestError: the adapter's tokenizer is malformed, or does not fit its embedding.
+            RequestError: the adapter's tokenizer is malformed, or does not fit its embedding; its chat template takes
+                too long.
         """
+        engine = await self._engine_for(adapter)
+        try:
+            await self._formats.prepare(engine.tokenizer)
+        except RequestError as error:
+            whose = "" if adapter is None else f"The adapter {adapter!r} cannot be used. "
+            raise RequestError(f"{whose}{error}", param="model") from None
+        return engine
+
+    async def _engine_for(self, adapter: str | None) -> AsyncEngine:
         engine, tokenizers = self.serving(), self.adapter_tokenizers
         if adapter is None or tokenizers is None:
             return engine
@@ -273,12 +285,12 @@ class ServerState:
             return engine  # which loads or refuses it
         served = tokenizers.known(adapter, info)
         if served is None:
-            served = await asyncio.to_thread(tokenizers.find, adapter, info)
+            served = await tokenizers.find_off_loop(adapter, info)
         return engine if served is engine.served else engine.with_tokenizer(served)
 
     async def _load_found(self, name: str, tokenizers: AdapterTokenizers) -> None:
         """Load an adapter of ``--lora-dir`` that has a tokenizer, whose vocabulary its prompts need."""
-        if not (num_tokens := await asyncio.to_thread(tokenizers.read_own, name, name)) or self.client is None:
+        if not (num_tokens := await tokenizers.read_own_off_loop(name, name)) or self.client is None:
             return
         load = self._loading.get(name)
         if load is None:

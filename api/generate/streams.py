@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import aclosing, nullcontext, suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from starlette.types import Receive
 
@@ -36,6 +36,12 @@ T = TypeVar("T")
 
 Deltas = AsyncGenerator[list[TextDelta], None]
 """Per item, the deltas of all sequences that arrived together."""
+
+
+class DeltaSource(Protocol):
+    """What runs the requests of one HTTP request: ``AsyncEngine``, or a reader of labels."""
+
+    def stream(self, *requests: TextRequest) -> AsyncGenerator[list[TextDelta], None]: ...
 
 
 class ClientGone(Exception):
@@ -78,7 +84,7 @@ async def _disconnected(receive: Receive) -> None:
 
 async def generate(
     state: ServerState,
-    async_engine: AsyncEngine,
+    async_engine: DeltaSource,
     requests: Sequence[TextRequest],
     caller: Caller,
     output_format: OutputFormat | None = None,
@@ -111,7 +117,9 @@ async def generate(
     if output_format is not None:
         state.metrics.count_structured(output_format.kind)
         check = OutputCheck(output_format, state.validators)
-    parser = None if thought is None else ReasoningParser(thought, async_engine.tokenizer.token_bytes)
+    parser = (
+        None if thought is None else ReasoningParser(thought, cast("AsyncEngine", async_engine).tokenizer.token_bytes)
+    )
     state.active += 1
     reason = "abort"
     try:

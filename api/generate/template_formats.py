@@ -6,6 +6,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
+from ...engine.errors import RequestError
+from ...engine.text.chat_template import TemplateStopped, rendered
 from ..config import ServerConfig
 from ..structured.reasoning_formats import ReasoningFormat, reasoning_format_of
 from ..structured.tool_dialects import Dialect, dialect_of
@@ -25,6 +27,24 @@ class TemplateFormats:
         self._options = options
         self._dialects: WeakKeyDictionary[Tokenizer, Dialect] = WeakKeyDictionary()
         self._reasoning: WeakKeyDictionary[Tokenizer, ReasoningFormat | None] = WeakKeyDictionary()
+        self._stopped: WeakKeyDictionary[Tokenizer, str] = WeakKeyDictionary()
+
+    async def prepare(self, tokenizer: Tokenizer) -> None:
+        """Find out what the other methods return, on another thread, and in another process if the template takes long.
+
+        Raises:
+            RequestError: the template was ended at a limit, now or before.
+        """
+        if tokenizer in self._dialects:
+            return
+        if (reason := self._stopped.get(tokenizer)) is None:
+            try:
+                # Some dozens of renders, each of which may take milliseconds.
+                await rendered(lambda: self.dialect(tokenizer), at_once=False)
+                return
+            except TemplateStopped as error:
+                reason = self._stopped[tokenizer] = str(error)
+        raise RequestError(reason, param="model")
 
     def dialect(self, tokenizer: Tokenizer) -> Dialect:
         """Return the tool call format, read from the chat template at the first call."""

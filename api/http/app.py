@@ -19,6 +19,7 @@ from ..routes import (
     batches,
     chat,
     completions,
+    decisions,
     files,
     health,
     models,
@@ -66,7 +67,7 @@ def create_app(served: ServerState | ModelRouter) -> FastAPI:
         servers=[{"url": state.options.root_path.rstrip("/")}] if state.options.root_path.rstrip("/") else None,
     )
     app.state.models = router
-    generation, operation = (chat, completions, responses, anthropic, files, batches), (tokenize, health, ui)
+    generation, operation = (chat, completions, decisions, responses, anthropic, files, batches), (tokenize, health, ui)
     for module in (*generation, models, adapters, admin_models, replicas, *operation):
         app.include_router(module.router)
     for kind in HANDLED:

@@ -10,12 +10,15 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from ..errors import ErrorReply
+from .descriptors import most_connections
 from .guard import MAX_HEADER_BYTES
 
 HEAD_TIMEOUT = 10.0
 DRAIN_SECONDS = 30.0
 DRAIN_BYTES = 256 << 20
 _MAX_HEAD_BYTES = 2 * MAX_HEADER_BYTES
+_PROBE_SECONDS = (0.05, 1.0)  # between the first two probes of a client that sends no more, and between later ones
+_PROBE = b"HTTP/1.1 102 Processing\r\n\r\n"
 _MOST_WAITING = 4  # requests behind one that is being answered, before no more is read
 
 
@@ -77,10 +80,18 @@ class Connection(HttpToolsProtocol):
     they would never see it. The rest of such a body is received and dropped, within ``DRAIN_SECONDS`` and
     ``DRAIN_BYTES``, whether the connection is to be closed after it or not.
 
+    A client that sends no more may still wait for its answer (RFC 9112, 9.6), and looks the same as one that has left.
+    So it is sent interim responses, which every client of HTTP/1.1 passes over: to one that has left, the second of
+    them fails.
+
+    Where descriptors run out, the connection that has been idle for the longest time is closed for a new one.
+
     Attributes:
         is_closing: whether it is to be closed once the request has been received.
+        idle_since: time of the last answer's end, or of the connection's begin.
     """
 
+    idle_since = 0.0
     _head_timer: asyncio.TimerHandle | None = None
     _head_bytes = 0
     _in_head = True
@@ -96,7 +107,21 @@ class Connection(HttpToolsProtocol):
         """Take a connection and await its first request's head."""
         super().connection_made(cast(asyncio.Transport, _LastingTransport(transport, self)))
         self._socket = transport
+        self.idle_since = self.loop.time()
         self._await_head()
+        if len(self.connections) > most_connections():
+            self._make_room()
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Keep the connection of a client that sends no more, if it may wait for an answer that has not begun."""
+        last = self._last_unanswered()
+        waits = last is not None and self._running is not None and not self._running.response_started
+        if last is None or not waits or self._in_body or self.scheme == "https" or last.scope["http_version"] == "1.0":
+            return False
+        last.keep_alive = False
+        self._stop_timer()
+        self._probe(_PROBE_SECONDS[0])
+        return True
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End all timers with the connection."""
@@ -210,6 +235,7 @@ class Connection(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         """Drain the body of a request that has been answered, unless the connection is being closed already."""
         super().on_response_complete()
+        self.idle_since = self.loop.time()
         if self._in_body and self.cycle.response_complete and not self.transport.is_closing():
             self._drain()
 
@@ -247,6 +273,29 @@ class Connection(HttpToolsProtocol):
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request is being received or answered, but for a head."""
+        return not self._in_body and self._last_unanswered() is None
+
+    def _make_room(self) -> None:
+        """Close the connection that has been idle for the longest time, or refuse this one."""
+        others = [each for each in self.connections if isinstance(each, Connection) and each is not self]
+        idle = [each for each in others if each.is_idle and not each.transport.is_closing()]
+        if idle:
+            min(idle, key=lambda each: each.idle_since)._socket.close()
+        else:
+            text = "The server has no room for another connection: try again later."
+            self._refuse(ErrorReply(503, text, code="server_overloaded"))
+
+    def _probe(self, seconds: float) -> None:
+        """Send interim responses until the answer begins."""
+        running = self._running
+        if running is None or running.response_started or self._socket.is_closing():
+            return
+        self._socket.write(_PROBE)
+        self.loop.call_later(seconds, self._probe, _PROBE_SECONDS[1])
 
     def _drain(self) -> None:
         if self._drain_timer is None:

@@ -25,6 +25,7 @@ from ...engine.config import EngineConfig
 from ...engine.errors import EngineError
 from ...engine.serving.adapter_tokenizers import AdapterTokenizers
 from ...engine.serving.async_engine import AsyncEngine
+from ...grammar.parent_death import end_with_parent
 from ..config import ServerConfig
 from ..gateways.gateway_link import GatewayLink
 from ..gateways.gateway_state import GatewayState
@@ -33,6 +34,7 @@ from ..gateways.main_client import MainClient
 from ..gateways.main_proxy import MainProxy
 from ..gateways.shared_model import SharedModel
 from ..observe.log import set_up_log
+from .allowed_hosts import AllowedHosts
 from .app import create_app
 from .http_server import HttpServer
 from .model_service import load_tokenizer
@@ -95,7 +97,8 @@ class _Gateway:
         self._state = GatewayState(options, client, settings["version"], enable_lora=config.enable_lora)
         self._tls = tls_context(options)
         self._proxy = MainProxy(create_app(self._state), settings["main_socket"], options.root_path)
-        self._http = HttpServer(self._proxy, self._tls)
+        hosts = {"names": options.allowed_hosts, "origins": options.allowed_origins}
+        self._http = HttpServer(AllowedHosts(self._proxy, keys=self._state.keys, **hosts), self._tls)
         self._is_loaded: bool = settings["is_loaded"]
         self._has_failed = False
         self._tasks: set[asyncio.Task[None]] = set()
@@ -166,5 +169,6 @@ class _Gateway:
 
 
 if __name__ == "__main__":
+    end_with_parent()
     set_up_process()
     sys.exit(run(*map(int, sys.argv[1:3])))

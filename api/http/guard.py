@@ -10,6 +10,7 @@ import logging
 import re
 import time
 import uuid
+from http import HTTPStatus
 
 import orjson
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -18,11 +19,13 @@ from ...engine.serving.request import MAX_TIMEOUT
 from ..access.api_keys import Key, needed_scope
 from ..access.caller import Caller, RequestFacts
 from ..error_responses import error_response, speaks_anthropic
-from ..errors import HTTPError, reply_to
+from ..errors import ErrorReply, HTTPError, reply_to
 from ..generate.server_state import ServerState
 from ..observe.live_page import PATHS
 from ..observe.log import FIELDS
 from ..routes.dependencies import PICKED_STATE
+from ..storage.file_store import FORM_BYTES
+from .allowed_hosts import AllowedHosts
 
 OPEN_PATHS = frozenset({"/health", "/ready", "/ping"}) | PATHS
 MAX_HEADER_BYTES = 32 << 10
@@ -30,7 +33,6 @@ MAX_HEADERS = 100
 BODY_TIMEOUT = 30.0
 FILES_PATH = "/v1/files"
 FILE_TIMEOUT = 600.0
-_FORM_BYTES = 64 << 10  # of a form, beside its file
 
 _SECONDS = re.compile(rb"[0-9]{1,6}(\.[0-9]{1,6})?")
 _QUIET_PATHS = OPEN_PATHS | {"/metrics", "/ui/state"}
@@ -64,6 +66,8 @@ class Identify:
         id_headers = (b"x-request-id", b"request-id") if speaks_anthropic(scope["path"]) else (b"x-request-id",)
         start, status = time.perf_counter(), 0
 
+        shaped = _InShape(scope, send)
+
         async def send_with_id(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
@@ -71,7 +75,7 @@ class Identify:
                 message["headers"] = [*message["headers"], *((name, request_id) for name in id_headers)]
                 if facts.version is not None:
                     message["headers"].append((b"x-model-version", facts.version.encode()))
-            await send(message)
+            await shaped(message)
 
         try:
             await self._app(scope, receive, send_with_id)
@@ -86,6 +90,41 @@ class Identify:
             if facts.error is not None:
                 scope["state"].get(PICKED_STATE, self._state).metrics.count_error(facts.error)
             _log(scope, request_id, status, time.perf_counter() - start, facts)
+
+
+class _InShape:
+    """ASGI ``send`` that gives an error of the framework, which is plain text or empty, the shape of all others."""
+
+    def __init__(self, scope: Scope, send: Send) -> None:
+        self._scope = scope
+        self._send = send
+        self._head: Message | None = None  # of an error that is not in shape, until its text has come
+        self._text = b""
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start" and _is_of_framework(self._scope, message):
+            self._head = message
+        elif self._head is None:
+            await self._send(message)
+        else:
+            self._text += message.get("body", b"")
+            if not message.get("more_body", False):
+                await self._answer(self._head)
+
+    async def _answer(self, head: Message) -> None:
+        text = self._text.decode(errors="replace")[:200] or HTTPStatus(head["status"]).phrase
+        reply = ErrorReply(head["status"], text if text.endswith(".") else f"{text}.")
+        response = error_response(reply, self._scope)
+        kept = [each for each in head["headers"] if each[0].lower() not in (b"content-type", b"content-length")]
+        own = [each for each in response.raw_headers if each[0] in (b"content-type", b"content-length")]
+        await self._send({**head, "headers": [*kept, *own]})
+        await self._send({"type": "http.response.body", "body": bytes(response.body)})
+
+
+def _is_of_framework(scope: Scope, head: Message) -> bool:
+    kind = next((value for name, value in head["headers"] if name.lower() == b"content-type"), b"text/plain")
+    is_told = scope["method"] != "HEAD" and scope["path"] not in OPEN_PATHS
+    return 400 <= head["status"] != 499 and is_told and kind.startswith(b"text/plain")
 
 
 def _log(scope: Scope, request_id: bytes, status: int, seconds: float, facts: RequestFacts) -> None:
@@ -108,10 +147,15 @@ class Guard:
     def __init__(self, app: ASGIApp, *, state: ServerState) -> None:
         self._app = app
         self._state = state
+        options = state.options
+        self._hosts = AllowedHosts(app, keys=state.keys, names=options.allowed_hosts, origins=options.allowed_origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
+            return
+        if (refusal := self._hosts.fault(scope)) is not None:
+            await error_response(refusal, scope)(scope, receive, send)
             return
         try:
             self._check_headers(scope)
@@ -128,7 +172,7 @@ class Guard:
         """Return a body's most bytes, and the seconds in which it must arrive."""
         options = self._state.options
         if scope["path"] == FILES_PATH and options.batch_dir is not None:
-            return options.max_file_bytes + _FORM_BYTES, FILE_TIMEOUT
+            return options.max_file_bytes + FORM_BYTES, FILE_TIMEOUT
         return options.max_request_bytes, BODY_TIMEOUT
 
     def _check_headers(self, scope: Scope) -> None:

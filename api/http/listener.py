@@ -15,6 +15,7 @@ import psutil
 
 from ...engine.errors import ConfigError
 from ..config import ServerConfig
+from .descriptors import raise_limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +38,12 @@ class Listener:
 def listening(options: ServerConfig) -> Iterator[Listener]:
     """Open the socket of the options, and remove a Unix domain socket's file at the end.
 
+    The process may have as many descriptors from then on as its hard limit allows.
+
     Raises:
         ConfigError: the port or the path is in use, or cannot be used.
     """
+    raise_limit()
     if options.uds is not None:
         sock, file = _bind_path(options.uds)
         listener = Listener(sock, f"unix:{os.path.abspath(options.uds)}", options.uds, file)

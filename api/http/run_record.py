@@ -110,7 +110,11 @@ def run_folder() -> Path:
         return Path(folder.split(":")[0])
     if session := os.environ.get("XDG_RUNTIME_DIR"):
         return Path(session) / _NAME
-    return Path(tempfile.gettempdir()) / f"{_NAME}-{os.getuid()}"
+    try:
+        folder = tempfile.gettempdir()
+    except FileNotFoundError:  # none can be written, as the record then
+        folder = "/tmp"
+    return Path(folder) / f"{_NAME}-{os.getuid()}"
 
 
 def started_at(pid: int) -> float:

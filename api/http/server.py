@@ -4,7 +4,8 @@ The port answers from the start: /health and /ready return 503 until the model i
 SIGINT running requests may finish within ``--shutdown-timeout``; the second one cuts them off, and one that comes while
 engine and stores are being closed ends the process without waiting for them. SIGHUP has the models of a models file
 read again; without such a file it is a terminal's end, and as a first SIGTERM. The exit code is 0 if every request was
-finished, 1 if answers were cut off, and 70 when the engine ends or hangs, so that a supervisor restarts the server.
+finished, 1 if answers were cut off, and 70 when the engine ends or hangs or the event loop does, so that a supervisor
+restarts the server.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ import uvloop
 
 from ...engine import process_memory
 from ...engine.config import EngineConfig
+from ...engine.end_limit import EndLimit
 from ...engine.errors import ConfigError
+from ...engine.sandbox.program_pool import POOL
 from ...engine.serving.engine_spawn import SpawnEngine
 from ..config import ServerConfig
 from ..gateways.gateway_supervisor import GatewaySupervisor
@@ -33,6 +36,7 @@ from ..observe.log import set_up_log
 from .app import create_app
 from .http_server import HttpServer
 from .listener import Listener, listening, private_socket, remove_socket
+from .loop_watch import LoopWatch
 from .model_services import ModelReader, ModelServices
 from .run_record import RunRecord, RunRecordFile, run_folder, started_at
 from .systemd_notify import notify
@@ -40,6 +44,8 @@ from .tls import RenewableContext, refresh_certificates, tls_context
 
 EXIT_CUT_OFF = 1
 EXIT_ENGINE_DEAD = 70
+CLOSE_SECONDS = 25.0
+"""For engines, gateways and stores to close, and for threads to end, once nothing is answered any more."""
 _WATCH_SECONDS = 0.1
 
 logger = logging.getLogger("rootgraft.server")
@@ -74,9 +80,10 @@ def serve_models(models: Sequence[ServedModel], read_again: ModelReader, spawn: 
     with (
         listening(options) as listener,
         private_socket() if options.gateways > 1 else contextlib.nullcontext() as private,
+        contextlib.ExitStack() as limits,
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
     ):
-        return runner.run(_serve_on(listener, tls, models, read_again, private, spawn))
+        return runner.run(_serve_on(listener, tls, models, read_again, private, spawn, limits))
 
 
 async def _serve_on(
@@ -86,8 +93,14 @@ async def _serve_on(
     read_again: ModelReader,
     private: tuple[socket.socket, str] | None,
     spawn: SpawnEngine | None,
+    limits: contextlib.ExitStack,
 ) -> int:
-    return await _Service(listener, tls, models, read_again, private, spawn).run()
+    service = _Service(listener, tls, models, read_again, private, spawn)
+    watch = LoopWatch(service.kill)
+    try:
+        return await service.run(limits)
+    finally:
+        watch.close()
 
 
 class _Service:
@@ -125,8 +138,12 @@ class _Service:
         self._record = RunRecordFile(run_folder())
         self._started = started_at(os.getpid())
 
-    async def run(self) -> int:
-        """Load, serve, drain and close. Returns the exit code."""
+    async def run(self, limits: contextlib.ExitStack) -> int:
+        """Load, serve, drain and close. Returns the exit code.
+
+        Args:
+            limits: closed when the event loop has ended, and with it the limit on the time that closing takes.
+        """
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, self._on_signal)
         if self._may_reload or signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup ignores it
@@ -153,7 +170,7 @@ class _Service:
             for task in others:
                 task.cancel()
             await asyncio.gather(*others, return_exceptions=True)
-            await self._close(http)
+            await self._close(http, limits)
 
     def _on_hangup(self) -> None:
         """Read a models file again, once its models are loaded; without one let what runs finish, and end."""
@@ -186,13 +203,17 @@ class _Service:
     def _end_at_once(self) -> None:
         """End the process without waiting for anything: a signal has come while the server was closing."""
         logger.warning("another signal: ending without waiting for what is being closed")
+        self.kill()
+        remove_socket(self._listener)
+        logging.shutdown()
+        os._exit(self._code)
+
+    def kill(self) -> None:
+        """Kill engines and gateways, and remove what tells of this server."""
         self._models.kill()
         if self._gateways is not None:
             self._gateways.kill()
         self._record.remove()
-        remove_socket(self._listener)
-        logging.shutdown()
-        os._exit(self._code)
 
     async def _renew_certificates(self) -> None:
         if self._tls is not None and self._options.enable_ssl_refresh:
@@ -262,9 +283,11 @@ class _Service:
             )
         )
 
-    async def _close(self, http: asyncio.Task[None]) -> None:
+    async def _close(self, http: asyncio.Task[None], limits: contextlib.ExitStack) -> None:
         """Close the engines, whose streams then end with an error, then the server and its stores."""
         self._closing = True
+        limit = EndLimit(CLOSE_SECONDS, self._code, "What the server closes")
+        limits.callback(limit.cancel)
         self._models.drain()
         if self._state.batches is not None:
             await self._state.batches.close()
@@ -279,6 +302,7 @@ class _Service:
             await self._state.ledger.close()
         if self._state.tracer is not None:
             await asyncio.to_thread(self._state.tracer.close)
+        await asyncio.to_thread(POOL.close)
 
 
 def _requests(count: int) -> str:

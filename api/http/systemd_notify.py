@@ -1,4 +1,7 @@
-"""Notification of systemd: a service of ``Type=notify`` counts as started when the model is loaded."""
+"""Notification of systemd: a service of ``Type=notify`` counts as started when the model is loaded.
+
+With ``WatchdogSec`` it is restarted when it gives no sign of life.
+"""
 
 from __future__ import annotations
 
@@ -13,4 +16,11 @@ def notify(state: str) -> None:
     if not address.startswith(("/", "@")):
         return
     with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+        sock.setblocking(False)
         sock.sendto(state.encode(), address.replace("@", "\0", 1) if address[0] == "@" else address)
+
+
+def notify_watchdog() -> None:
+    """Tell that this process is alive, where ``WatchdogSec`` asks its service for that."""
+    if os.environ.get("WATCHDOG_USEC") and os.environ.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid()):
+        notify("WATCHDOG=1")

@@ -90,14 +90,15 @@ def _cached(usage: Usage) -> int:
 def finish_fields(finish: Finish | None) -> dict[str, Any]:
     """Return a choice's ``finish_reason``, ``stop_reason`` and, if cut off at its budget, ``min_completion_tokens``.
 
-    The latter is the fewest tokens that the grammar permits, where that is known. Raises EngineError for a sequence
-    without an end of its own.
+    The stop reason of a structured answer that the budget has cut short, though it is complete, is ``budget``. The
+    last is the fewest tokens that the grammar permits, where that is known. Raises EngineError for a sequence without
+    an end of its own.
     """
     if finish is None:
         raise EngineError("The engine sent no end of the answer.")
     if finish.reason is FinishReason.ABORT:
         raise EngineError("The answer was broken off by the engine.")
-    fields: dict[str, Any] = {"finish_reason": finish.reason.value, "stop_reason": finish.stop_reason}
+    fields: dict[str, Any] = {"finish_reason": finish.reason.value, "stop_reason": finish.told_stop_reason}
     if finish.reason is FinishReason.LENGTH and finish.usage.shortest is not None:
         fields["min_completion_tokens"] = finish.usage.shortest
     return fields

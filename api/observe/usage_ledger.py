@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import shlex
 import sqlite3
 import threading
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -89,6 +91,9 @@ class LedgerFile:
     """
 
     def __init__(self, path: Path) -> None:
+        # Names of keys and what they use are nobody else's; SQLite gives the files beside it the same mode.
+        with suppress(OSError):
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
         try:
             self._db = sqlite3.connect(path, timeout=10.0, isolation_level=None, check_same_thread=False)
             self._open()

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, model_validator
 from pydantic_core import PydanticCustomError
+
+MAX_ID = 256
+Id = Annotated[str, Field(max_length=MAX_ID)]
+"""Id or name that a request gives, or gives back."""
+MAX_FORMAT_NAME = 64  # as OpenAI's
+FormatName = Annotated[str, Field(max_length=MAX_FORMAT_NAME)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +77,24 @@ def string_or_list(value: Any) -> str | None:
     if isinstance(value, str):
         return "<string>"
     return "<list>" if isinstance(value, list) else None
+
+
+def typed_by(*kinds: str) -> tuple[Discriminator, BeforeValidator]:
+    """Return the annotations of a union of objects by their ``type``, each tagged with it in ``<>``."""
+
+    def check(value: Any) -> Any:
+        if isinstance(value, dict) and value.get("type") not in kinds:
+            if value.get("type") is None:
+                raise rejected("is required", "type")
+            raise rejected(f"must be one of {', '.join(map(repr, kinds))}", "type")
+        return value
+
+    def form(value: Any) -> str | None:
+        kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+        return f"<{kind}>" if kind in kinds else None
+
+    wanted = Discriminator(form, custom_error_type="rejected", custom_error_message="must be an object with a type")
+    return wanted, BeforeValidator(check)
 
 
 def rejected(reason: str, *field: str | int) -> PydanticCustomError:

@@ -124,6 +124,11 @@ class ChatRequest(ReasoningFields):
         """Number of top logprobs per token; None for no logprobs."""
         return (self.top_logprobs or 0) if self.logprobs else None
 
+    @property
+    def num_shown(self) -> int | None:
+        """Logprobs that are shown at each position: of the tokens that are named, or else of the likeliest."""
+        return len(self.logprob_token_ids) if self.logprob_token_ids else self.num_logprobs
+
 
 def check_continuation(messages: list[ChatMessage], add_generation_prompt: bool | None, continue_final: bool) -> None:
     """Refuse to continue the last message and begin a new one, or to continue a message not the assistant's."""

@@ -76,6 +76,11 @@ class CompletionRequest(StructuredFields):
         return cast(list[str | list[int]], self.prompt)
 
     @property
+    def num_top(self) -> int:
+        """Logprobs that are shown at each position, beside the chosen token's."""
+        return len(self.logprob_token_ids) or self.logprobs or 0
+
+    @property
     def echoed_logprobs(self) -> int | None:
         """Number of top logprobs per prompt token for ``echo``; None for none."""
         return self.logprobs if self.echo else None

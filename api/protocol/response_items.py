@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
 
-from .base import StrictModel, rejected, string_or_list
+from .base import Id, StrictModel, rejected, string_or_list
 from .chat_messages import CacheBreakpoint
 
 MAX_ITEMS = 4096
@@ -69,7 +69,7 @@ class MessageItem(StrictModel):
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
     content: Texts
-    id: str | None = None
+    id: Id | None = None
     status: Status | None = None
     phase: Literal["commentary", "final_answer"] | None = None
 
@@ -78,10 +78,10 @@ class CallItem(StrictModel):
     """A function call of an earlier turn."""
 
     type: Literal["function_call"]
-    call_id: str
-    name: str
+    call_id: Id
+    name: Id
     arguments: str
-    id: str | None = None
+    id: Id | None = None
     status: Status | None = None
 
 
@@ -89,9 +89,9 @@ class OutputItem(StrictModel):
     """The result of a function call."""
 
     type: Literal["function_call_output"]
-    call_id: str
+    call_id: Id
     output: Texts
-    id: str | None = None
+    id: Id | None = None
     status: Status | None = None
 
 
@@ -109,7 +109,7 @@ class ReasoningItem(StrictModel):
     summary: Annotated[list[ReasoningText], Field(max_length=MAX_ITEMS)] = Field(default_factory=list)
     content: Annotated[list[ReasoningText], Field(max_length=MAX_ITEMS)] = Field(default_factory=list)
     encrypted_content: str | None = None
-    id: str | None = None
+    id: Id | None = None
     status: Status | None = None
 
     @property
@@ -131,7 +131,7 @@ class ReferenceItem(StrictModel):
     """Reference to an item of a stored response, by id."""
 
     type: Literal["item_reference"] = "item_reference"
-    id: str
+    id: Id
 
 
 def _item_form(value: Any) -> str | None:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, Field, Tag, model_validator
 
 from ...engine.types import MAX_LOGPROBS
-from .base import Refusal, StrictModel, rejected
+from .base import FormatName, Id, Refusal, StrictModel, rejected
 from .cache_control import CacheControl
 from .chat import TemplateKwargs
 from .foreign_fields import foreign_rules
@@ -23,6 +23,8 @@ LOGPROBS = "message.output_text.logprobs"
 MAX_METADATA = 16
 MAX_METADATA_KEY = 64
 MAX_METADATA_VALUE = 512
+MAX_SAFETY_IDENTIFIER = 64  # as OpenAI's
+MAX_USER = 512
 
 
 def check_metadata(metadata: dict[str, str]) -> dict[str, str]:
@@ -41,7 +43,7 @@ class TextFormat(StrictModel):
     """Output format of the answer. A schema is enforced whether it is ``strict`` or not."""
 
     type: Literal["text", "json_object", "json_schema"]
-    name: str | None = None
+    name: FormatName | None = None
     description: str | None = None
     schema_: Schema = Field(default=None, alias="schema", validate_default=False)
     strict: bool = False
@@ -66,7 +68,7 @@ class FunctionTool(StrictModel):
     """A function tool. ``parameters`` is enforced whether it is ``strict`` or not."""
 
     type: Literal["function"]
-    name: str
+    name: Id
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
@@ -83,7 +85,7 @@ class NamedFunction(StrictModel):
     """Forces a call of one function."""
 
     type: Literal["function"]
-    name: str
+    name: Id
 
 
 AnyChoice = Annotated[
@@ -145,7 +147,7 @@ class ResponsePrompt(StrictModel):
 
     model: ModelName | None = None
     instructions: str | None = None
-    previous_response_id: str | None = None
+    previous_response_id: Id | None = None
     reasoning: ReasoningConfig = Field(default_factory=ReasoningConfig)
     thinking_token_budget: Budget | None = None
     text: TextConfig = Field(default_factory=TextConfig)
@@ -185,8 +187,8 @@ class ResponseRequest(ResponsePrompt):
     stream: bool = False
     stream_options: ResponseStreamOptions | None = None
     metadata: Annotated[dict[str, str], AfterValidator(check_metadata)] = Field(default_factory=dict)
-    user: str | None = None
-    safety_identifier: str | None = None
+    user: Annotated[str, Field(max_length=MAX_USER)] | None = None
+    safety_identifier: Annotated[str, Field(max_length=MAX_SAFETY_IDENTIFIER)] | None = None
     cache_control: CacheControl | None = None
     top_k: int | None = None
     min_p: float | None = None

@@ -9,7 +9,9 @@ from typing import Annotated, ClassVar, Literal, TypeVar
 from pydantic import AfterValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 
 from ...engine.types import (
+    MAX_ALLOWED_TOKEN_IDS,
     MAX_LOGIT_BIAS,
+    MAX_LOGPROB_TOKEN_IDS,
     MAX_LOGPROBS,
     MAX_SESSION_NAME,
     Priority,
@@ -128,6 +130,9 @@ class SamplingFields(StrictModel):
     ignore_eos: bool = False
     skip_special_tokens: bool = True
     logit_bias: Annotated[dict[str, float], AfterValidator(_check_logit_bias)] = Field(default_factory=dict)
+    logprob_token_ids: Annotated[list[int], Field(max_length=MAX_LOGPROB_TOKEN_IDS)] = Field(default_factory=list)
+    allowed_token_ids: Annotated[list[int], Field(min_length=1, max_length=MAX_ALLOWED_TOKEN_IDS)] | None = None
+    return_token_ids: bool = False
     prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     cache_salt: Salt | None = None
     prompt_cache_key: CacheKey | None = None
@@ -145,6 +150,11 @@ class SamplingFields(StrictModel):
             raise rejected("may only be given where 'stream' is true", "stream_options")
         if self.prompt_logprobs is not None and self.stream:
             raise rejected("cannot be streamed", "prompt_logprobs")
+        logprobs = getattr(self, "logprobs", None)  # of both models, by different types
+        if self.logprob_token_ids and (logprobs is None or logprobs is False):
+            raise rejected("may only be given where 'logprobs' is", "logprob_token_ids")
+        if self.logprob_token_ids and getattr(self, "echo", False):
+            raise rejected("contradicts 'echo': it is for the tokens of the answer", "logprob_token_ids")
         return self
 
     @property
@@ -200,6 +210,8 @@ class SamplingFields(StrictModel):
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
             logprob_start_len=logprob_start_len,
+            logprob_token_ids=tuple(self.logprob_token_ids),
+            allowed_token_ids=tuple(self.allowed_token_ids or ()),
         )
 
 

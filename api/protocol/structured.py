@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from .base import StrictModel, rejected
+from .base import FormatName, StrictModel, rejected
 from .sampling import SamplingFields
 
 
@@ -35,7 +35,7 @@ SchemaOrText = Annotated[Any, AfterValidator(_check_schema_or_text)]
 class JsonSchemaFormat(StrictModel):
     """A named schema. It is enforced whether it is ``strict`` or not."""
 
-    name: str | None = None
+    name: FormatName | None = None
     description: str | None = None
     schema_: Schema = Field(alias="schema")
     strict: bool = False

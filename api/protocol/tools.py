@@ -8,11 +8,11 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag
 
-from .base import Refusal, StrictModel, rejected
+from .base import Id, Refusal, StrictModel, rejected
 from .cache_control import CacheControl
 from .foreign_fields import foreign_rules
 
-MAX_TOOLS = 128
+MAX_TOOLS = 256
 MAX_QUOTED = 128
 _NOT_HERE = "cannot be called here"
 _NAME = re.compile(r"[a-zA-Z0-9_.-]{1,128}")
@@ -56,7 +56,7 @@ def by_tool_type(served: str) -> Discriminator:
 class FunctionName(StrictModel):
     """Name of the chosen function."""
 
-    name: str
+    name: Id
 
 
 class Function(StrictModel):

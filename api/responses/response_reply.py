@@ -108,6 +108,8 @@ class ResponseReply:
     def _end(self, finish: Finish) -> list[Event]:
         self._finish = finish
         match finish.reason:
+            case FinishReason.STOP if finish.ended_by_budget:
+                self.status = "incomplete"
             case FinishReason.STOP:
                 self.status, self._completed_at = "completed", int(time.time())
             case FinishReason.LENGTH:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import asdict
 from typing import Any
 
@@ -82,7 +81,7 @@ async def load_lora_adapter(body: LoadAdapterRequest, state: State, models: Mode
         else:
             num_tokens = 0
             if (tokenizers := state.adapter_tokenizers) is not None:
-                num_tokens = await asyncio.to_thread(tokenizers.read_own, body.lora_name, body.lora_path)
+                num_tokens = await tokenizers.read_own_off_loop(body.lora_name, body.lora_path)
             await client.load_adapter(body.lora_name, body.lora_path, replace=body.load_inplace, num_tokens=num_tokens)
             if state.remote is not None:
                 state.remote.forget(body.lora_name)

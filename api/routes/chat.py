@@ -34,7 +34,7 @@ async def create_chat_completion(body: ChatRequest, request: Request, state: Sta
     if body.is_prefill_only:
         deltas = silenced(deltas)
     if body.stream:
-        chunks = ChatChunks(body, envelope, len(prepared.tokens), plan)
+        chunks = ChatChunks(body, envelope, prepared.tokens, plan)
         return EventStream(chunk_events(at_intervals(deltas, state.options.stream_interval), chunks, usage))
     outputs = await while_connected(request.receive, collect(deltas))
-    return json_response(chat_body(body, envelope, outputs, usage, plan))
+    return json_response(chat_body(body, envelope, outputs, usage, plan, prepared.tokens))

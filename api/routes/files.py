@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Annotated, BinaryIO, Literal
 
 from fastapi import APIRouter, Query, Request, Response
@@ -12,6 +13,7 @@ from fastapi.responses import FileResponse
 from pydantic import ValidationError
 from starlette.datastructures import FormData, UploadFile
 from starlette.exceptions import HTTPException
+from starlette.types import Message, Receive
 
 from ...engine.errors import RequestError
 from ..access.caller import Caller
@@ -21,7 +23,7 @@ from ..generate.envelope import json_response
 from ..generate.server_state import ServerState
 from ..protocol.batches import ExpiresAfter
 from ..storage.disk_space import refusing_without_space
-from ..storage.file_store import StoredFile
+from ..storage.file_store import FORM_BYTES, StoredFile, Upload
 from .dependencies import CallerOf, JsonRoute, State, page
 
 MAX_LINES = 50_000
@@ -52,30 +54,47 @@ async def create_file(request: Request, state: State, caller: CallerOf) -> Respo
     batch_service = batch_service_of(state)
     if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
         raise HTTPError(415, "A file is sent as multipart/form-data.")
-    with refusing_without_space("this file"):
+    upload = batch_service.files.begin_upload(caller.key.tenant)
+    with refusing_without_space("this file"), closing(upload):
+        if (length := request.headers.get("content-length", "")).isdecimal():
+            upload.expect(max(0, int(length) - FORM_BYTES))
+        counted = Request(request.scope, _counted(request.receive, upload))
         try:
-            form = await request.form(max_files=1, max_fields=len(_FIELDS), max_part_size=1024)
+            form = await counted.form(max_files=1, max_fields=len(_FIELDS), max_part_size=1024)
         except HTTPException as error:
             if isinstance(error, HTTPError):
                 raise
             raise RequestError(f"The form cannot be read: {error.detail}") from None
         try:
-            return await _keep(batch_service, form, caller, state.options.max_file_bytes)
+            return await _keep(batch_service, form, caller, upload, state.options.max_file_bytes)
         finally:
             await form.close()
 
 
-async def _keep(batch_service: BatchService, form: FormData, caller: Caller, max_bytes: int) -> Response:
-    upload, expiry = _checked(form)
-    size = upload.size or 0
+def _counted(receive: Receive, upload: Upload) -> Receive:
+    """Return ``receive`` that asks for the room of a body's bytes before it returns them."""
+
+    async def counted() -> Message:
+        message = await receive()
+        upload.take(len(message.get("body", b"")))
+        return message
+
+    return counted
+
+
+async def _keep(
+    batch_service: BatchService, form: FormData, caller: Caller, upload: Upload, max_bytes: int
+) -> Response:
+    sent, expiry = _checked(form)
+    size = sent.size or 0
     if size > max_bytes:
         raise RequestError(f"'file' must have at most {max_bytes} bytes, not {size}.", param="file")
-    lines = await asyncio.to_thread(_count_lines, upload.file)
+    upload.settle(size)
+    lines = await asyncio.to_thread(_count_lines, sent.file)
     if not 1 <= lines <= MAX_LINES:
         raise RequestError(f"'file' must have 1 to {MAX_LINES} lines, not {lines}.", param="file")
-    batch_service.files.check_room(caller.key.tenant, size)
-    file = batch_service.files.new(caller.key.tenant, upload.filename or "upload", "batch", size, expiry)
-    written = await asyncio.to_thread(batch_service.files.write, file, _chunks(upload.file))
+    file = batch_service.files.new(caller.key.tenant, sent.filename or "upload", "batch", size, expiry)
+    written = await asyncio.to_thread(batch_service.files.write, file, _chunks(sent.file))
     batch_service.files.add(written)
     return json_response(written.body())
 

@@ -26,8 +26,6 @@ from .dependencies import CallerOf, JsonRoute, State, page, set_facts
 if TYPE_CHECKING:
     from ...engine.serving.output_processor import TextDelta
 
-MAX_BACKGROUND = 64
-
 router = APIRouter(route_class=JsonRoute, tags=["responses"])
 
 
@@ -102,8 +100,13 @@ def _begin(
     """Return a background response at once; the store has it, now unfinished and later with its end."""
     if not state.responses.is_on:
         raise RequestError("'background' needs a server that stores responses.", param="background")
-    if state.responses.num_jobs >= MAX_BACKGROUND:
-        raise CapacityError(f"{MAX_BACKGROUND} background responses are under way already.")
+    jobs = state.responses.jobs
+    if jobs.total >= jobs.most:
+        raise CapacityError(f"{jobs.most} background responses are under way already.")
+    if jobs.left_for(owner) < 1:
+        text = f"{jobs.held(owner)} background responses with keys of yours are under way"
+        text += f", where {jobs.most - jobs.total} places are left."
+        raise HTTPError(429, text, code="rate_limit_exceeded", headers={"retry-after": "5"})
 
     def take(delta: TextDelta) -> None:
         if reply.status == "queued":

@@ -20,10 +20,14 @@ from uuid import uuid4
 import orjson
 
 from ..errors import HTTPError
+from ..tenant_shares import TenantShares
 
 MAX_FILES = 10_000  # of one owner
 DEFAULT_EXPIRY = 30 * 86400
+MOST_UPLOADS = 4  # of the largest size, that may be under way together
+FORM_BYTES = 64 << 10  # of a form, beside its file
 _OWNERS_SHARE = 0.5
+_RETRY = {"retry-after": "5", "connection": "close"}
 _NAME = re.compile(r"file-[0-9a-f]{32}\.(data|json|part)")
 
 
@@ -51,6 +55,7 @@ class FileStore:
     Args:
         folder: created if missing; no other process may use it.
         max_bytes: limit on all files together; with keys, half of it for each owner.
+        max_upload: bytes of the largest file.
         is_read: whether a file is in use, and so stays beyond its time.
         clock: seconds since 1970.
     """
@@ -59,6 +64,7 @@ class FileStore:
         self,
         folder: Path,
         max_bytes: int,
+        max_upload: int = 200 << 20,
         is_read: Callable[[StoredFile], bool] = lambda file: False,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -68,6 +74,7 @@ class FileStore:
         self._is_read = is_read
         self._clock = clock
         self._files: dict[str, StoredFile] = {}
+        self.uploads = TenantShares(MOST_UPLOADS * max_upload)
         self._load()
 
     @property
@@ -75,14 +82,19 @@ class FileStore:
         return sum(file.bytes for file in self._files.values())
 
     def check_room(self, owner: str, size: int) -> None:
-        """Raise HTTPError 413 if a file of this size exceeds a limit."""
+        """Raise HTTPError 413 if a file of this size exceeds a limit, uploads under way included."""
         self._forget_expired()
         own = [file.bytes for file in self._files.values() if file.owner == owner]
         limit = self._max_bytes * (_OWNERS_SHARE if owner else 1)
         if len(own) >= MAX_FILES:
             raise HTTPError(413, f"There are {MAX_FILES} files already: delete some.", code="storage_full")
-        if sum(own) + size > limit or self.num_bytes + size > self._max_bytes:
+        coming, all_coming = self.uploads.held(owner), self.uploads.total
+        if sum(own) + coming + size > limit or self.num_bytes + all_coming + size > self._max_bytes:
             raise HTTPError(413, "There is no room for this file: delete others.", code="storage_full")
+
+    def begin_upload(self, owner: str) -> Upload:
+        """Begin an upload, whose bytes count from when they come until its end."""
+        return Upload(self, owner)
 
     def new(
         self, owner: str, filename: str, purpose: str, size: int, expiry: int | None, file_id: str | None = None
@@ -150,6 +162,43 @@ class FileStore:
             is_store_file = _NAME.fullmatch(path.name) is not None
             if is_store_file and (path.stem not in self._files or path.suffix == ".part"):
                 path.unlink()
+
+
+class Upload:
+    """An upload under way: asks for the room of bytes before they are spooled. ``close`` gives it back."""
+
+    def __init__(self, store: FileStore, owner: str) -> None:
+        self._store = store
+        self._owner = owner
+        self._num_bytes = 0
+
+    def expect(self, size: int) -> None:
+        """Check that so many bytes could be taken now. Raises HTTPError: 413 for files, 503 or 429 for uploads."""
+        uploads = self._store.uploads
+        self._store.check_room(self._owner, size - FORM_BYTES)
+        if size > uploads.most - uploads.total:
+            text = f"Uploads under way hold {uploads.total} bytes, of {uploads.most} that may be: try again later."
+            raise HTTPError(503, text, code="server_overloaded", headers=_RETRY)
+        if size > uploads.left_for(self._owner):
+            text = f"Uploads with keys of yours hold {uploads.held(self._owner)} bytes: let some of them end first."
+            raise HTTPError(429, text, code="rate_limit_exceeded", headers=_RETRY)
+
+    def take(self, size: int) -> None:
+        """Take bytes that have come. Raises as ``expect``."""
+        self.expect(size)
+        self._store.uploads.take(self._owner, size)
+        self._num_bytes += size
+
+    def settle(self, size: int) -> None:
+        """Hold the bytes of the file alone, and check its room. Raises HTTPError 413."""
+        self.close()
+        self._store.check_room(self._owner, size)
+        self._store.uploads.take(self._owner, size)
+        self._num_bytes = size
+
+    def close(self) -> None:
+        self._store.uploads.give_back(self._owner, self._num_bytes)
+        self._num_bytes = 0
 
 
 def new_file_id() -> str:

@@ -1,4 +1,8 @@
-"""Response store: past responses in memory, LRU within limits of count, bytes and idle time, by owner."""
+"""Response store: past responses in memory, LRU within limits of count, bytes and idle time, by owner.
+
+Where room is needed, the owner that has the most loses the response that it has not used for the longest time. So an
+owner that stores no more than an equal part loses none because of others.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,10 @@ from typing import Any
 
 import orjson
 
+from ..tenant_shares import TenantShares
+
 MAX_RESPONSES = 10_000
+MAX_BACKGROUND = 64
 _OVERHEAD = 1024  # bytes of Python objects per record, roughly
 _PER_ITEM = 256  # bytes of Python objects per item id
 _MOST_AT_ONCE = 256  # records examined for eviction per put or get
@@ -64,6 +71,14 @@ class StoredResponse:
 
 
 @dataclass(slots=True)
+class _Owner:
+    """An owner's responses, the least recently used first, and their bytes."""
+
+    records: OrderedDict[str, StoredResponse] = field(default_factory=OrderedDict)
+    num_bytes: int = 0
+
+
+@dataclass(slots=True)
 class ResponseStore:
     """LRU store of responses. Belongs to one event loop.
 
@@ -71,6 +86,7 @@ class ResponseStore:
         max_bytes: limit on all records together; 0 stores nothing.
         max_idle: seconds without access after which a response expires.
         max_count: limit on the number of responses.
+        jobs: background responses in progress.
     """
 
     max_bytes: int
@@ -78,7 +94,9 @@ class ResponseStore:
     max_count: int = MAX_RESPONSES
     clock: Callable[[], float] = time.monotonic
     num_bytes: int = 0
+    jobs: TenantShares = field(default_factory=lambda: TenantShares(MAX_BACKGROUND))
     _records: OrderedDict[str, StoredResponse] = field(default_factory=OrderedDict)
+    _owners: dict[str, _Owner] = field(default_factory=dict)
     _response_of_item: dict[tuple[str, str], str] = field(default_factory=dict)  # (owner, item) -> response
 
     def __len__(self) -> int:
@@ -94,18 +112,18 @@ class ResponseStore:
     def is_on(self) -> bool:
         return self.max_bytes > 0
 
-    @property
-    def num_jobs(self) -> int:
-        """Number of background responses in progress."""
-        return sum(record.job is not None for record in self._records.values())
-
     def put(self, record: StoredResponse) -> None:
         """Store a response, replacing one of the same id; the least recently used are evicted."""
         self._remove(record.id)
         record.last_used = self.clock()
         self._records[record.id] = record
         self._response_of_item.update({(record.owner, item): record.id for item in record.item_ids})
+        owner = self._owners.setdefault(record.owner, _Owner())
+        owner.records[record.id] = record
+        owner.num_bytes += record.num_bytes
         self.num_bytes += record.num_bytes
+        if record.job is not None:
+            self.jobs.take(record.owner)
         self._evict()
 
     def get(self, owner: str, response_id: str) -> StoredResponse | None:
@@ -115,6 +133,7 @@ class ResponseStore:
         if record is None or record.owner != owner:
             return None
         self._records.move_to_end(response_id)
+        self._owners[owner].records.move_to_end(response_id)
         record.last_used = self.clock()
         return record
 
@@ -137,19 +156,36 @@ class ResponseStore:
         return next((item for item in items if item["id"] == item_id), None)
 
     def _evict(self) -> None:
-        """Evict expired responses, then the least recently used; never one in progress."""
+        """Evict expired responses, then those of the owners that have the most; never one in progress."""
         expired = self.clock() - self.max_idle
         for record in tuple(itertools.islice(self._records.values(), _MOST_AT_ONCE)):
-            full = self.num_bytes > self.max_bytes or len(self._records) > self.max_count
-            if not full and record.last_used > expired:
-                return
+            if record.last_used > expired:
+                break
             if record.job is None:
                 self._remove(record.id)
+        for _ in range(_MOST_AT_ONCE):
+            if self.num_bytes > self.max_bytes:
+                order = sorted(self._owners.values(), key=lambda owner: -owner.num_bytes)
+            elif len(self._records) > self.max_count:
+                order = sorted(self._owners.values(), key=lambda owner: -len(owner.records))
+            else:
+                return
+            ended = (each.id for owner in order for each in owner.records.values() if each.job is None)
+            if (oldest := next(ended, None)) is None:
+                return
+            self._remove(oldest)
 
     def _remove(self, response_id: str) -> None:
         record = self._records.pop(response_id, None)
         if record is None:
             return
+        owner = self._owners[record.owner]
+        del owner.records[response_id]
+        owner.num_bytes -= record.num_bytes
+        if not owner.records:
+            del self._owners[record.owner]
+        if record.job is not None:
+            self.jobs.give_back(record.owner)
         self.num_bytes -= record.num_bytes
         for item in record.item_ids:
             if self._response_of_item.get((record.owner, item)) == response_id:

@@ -2,23 +2,29 @@
 
 A defect of the grammar engine then ends in ``error``, never in ``stop``. Very long strings (patterns, formats) and
 documents nested beyond the parser's depth are not validated, which bounds the time.
+
+A schema is a client's program, and one of 1 kB may name itself twice at each of its levels. So the value of a reference
+is computed once for each part of the answer, and keywords are counted: what takes more than a few milliseconds, or has
+no known cost, is validated in a process with a deadline. Past that the answer is as the grammar has made it.
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
+import re
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
-from functools import cache
+from functools import cache, lru_cache
 from math import isinf
+from threading import local
 from typing import TYPE_CHECKING, Any
 
-from referencing import Registry
+from jsonschema_specifications import REGISTRY
 
+from ...engine.sandbox.program_pool import POOL, VALIDATION_SECONDS, ProgramRefused
 from ...engine.types import FinishReason
 from ...grammar.regex.ecma_regex import pattern_matches
 from ...grammar.spec import GrammarKind, GrammarSpec
@@ -38,7 +44,13 @@ if TYPE_CHECKING:
     from ...engine.serving.output_processor import TextDelta
 
 MOST_CACHED = 256  # validators
-_LONG_TEXT = 1_024  # characters; longer texts are validated on another thread
+_LONG_TEXT = 1_024  # characters; longer texts are validated in another process
+_LONG_SCHEMA = 1 << 14  # bytes; the same
+_MOST_WORK = 4_000  # of one validation on the event loop: about keywords
+_JOB = "api.structured.output_check:validate_job"
+# What a pattern costs is known if it repeats no group.
+_REPEATED_GROUP, _COUNTS = re.compile(r"\)[*+?{]"), re.compile(r"\{(\d+)")
+_DYNAMIC, _UNEVALUATED = ("$dynamicRef", "$recursiveRef"), ("unevaluatedProperties", "unevaluatedItems")
 _LONGEST_CHECKED = 4_096  # characters of a string whose pattern or format is checked
 _DIGITS = 4_000  # below the limit of int(text)
 
@@ -92,29 +104,161 @@ class OutputValidators:
     """LRU cache of validators by grammar. Belongs to one event loop."""
 
     def __init__(self) -> None:
-        self._cache: OrderedDict[str, Validator] = OrderedDict()
+        self._cache: OrderedDict[str, AnswerValidator] = OrderedDict()
 
     async def is_valid(self, spec: GrammarSpec, text: str) -> bool:
-        """Whether a finished text is JSON that matches ``spec``. Long texts are validated on another thread."""
-        validator = self._cache.pop(spec.key, None) or _validator(spec)
+        """Whether a finished text is JSON that matches ``spec``. What takes long is validated in another process."""
+        if len(text) < _LONG_TEXT and len(spec.content) < _LONG_SCHEMA:
+            try:
+                return self._validator(spec).is_valid(text, _MOST_WORK)
+            except TooMuchWork:
+                pass
+        try:
+            return await POOL.off_loop(lambda: _is_valid_elsewhere(spec, text))
+        except ProgramRefused as error:
+            logger.warning("a structured answer could not be validated: the validation %s", error)
+            return True
+
+    def _validator(self, spec: GrammarSpec) -> AnswerValidator:
+        validator = self._cache.pop(spec.key, None) or AnswerValidator(spec)
         self._cache[spec.key] = validator
         if len(self._cache) > MOST_CACHED:
             self._cache.popitem(last=False)
-        if len(text) < _LONG_TEXT:
-            return _is_valid(validator, text)
-        return await asyncio.to_thread(_is_valid, validator, text)
+        return validator
+
+
+def _is_valid_elsewhere(spec: GrammarSpec, text: str) -> bool:
+    arguments = [spec.kind.value, len(spec.content)]
+    data = spec.content + text.encode("utf-8", "surrogatepass")
+    return POOL.run(_JOB, VALIDATION_SECONDS, arguments, data) == b"1"
+
+
+def validate_job(arguments: Sequence[Any], data: bytes) -> bytes:
+    """Validate a text in a worker process: the content of a grammar's specification, and the text."""
+    kind, size = arguments
+    text = data[size:].decode("utf-8", "surrogatepass")
+    return b"1" if _kept_validator(kind, data[:size]).is_valid(text, None) else b"0"
+
+
+@lru_cache(maxsize=64)
+def _kept_validator(kind: str, content: bytes) -> AnswerValidator:
+    return AnswerValidator(GrammarSpec(GrammarKind(kind), content))
+
+
+class TooMuchWork(Exception):
+    """A validation takes more work than it may, or work that cannot be told ahead."""
+
+
+class _Run(local):
+    """The validation of this thread: what it may still do, and the values of references in parts of the answer."""
+
+    left = float("inf")
+    memo: dict[tuple[int, int], bool] | None = None
+
+
+_run = _Run()
+
+
+class AnswerValidator:
+    """Validates texts against one schema.
+
+    Attributes:
+        work: of the last validation that was counted.
+    """
+
+    def __init__(self, spec: GrammarSpec) -> None:
+        self._validator = _validator(spec)
+        # The value of a dynamic reference depends on the way to it.
+        self._shares = not any(name.encode() in spec.content for name in _DYNAMIC)
+        # jsonschema looks through references for it without calling a keyword's function.
+        self._is_counted = not any(name.encode() in spec.content for name in _UNEVALUATED)
+        self.work = 0.0
+
+    def is_valid(self, text: str, most_work: int | None) -> bool:
+        """Whether a text is JSON that matches the schema.
+
+        Raises:
+            TooMuchWork: it takes more than ``most_work``, where that is given.
+        """
+        if most_work is not None and not self._is_counted:
+            raise TooMuchWork
+        most = float("inf") if most_work is None else most_work
+        _run.left, _run.memo = most, {} if self._shares else None
+        try:
+            return _is_valid(self._validator, text)
+        finally:
+            self.work = most - _run.left
+            _run.left, _run.memo = float("inf"), None
 
 
 def _validator(spec: GrammarSpec) -> Validator:
     schema = {"type": "object"} if spec.kind is GrammarKind.JSON_OBJECT else spec.value()
-    return _with_our_keywords(validator_for(schema, default=Draft202012Validator))(schema, registry=Registry())
+    return _with_our_keywords(validator_for(schema, default=Draft202012Validator))(schema, registry=REGISTRY)
 
 
 @cache
 def _with_our_keywords(base: type[Validator]) -> type[Validator]:
     """Extend the validator class of a JSON Schema draft with ``_KEYWORDS``; one class per draft."""
-    extended: type[Validator] = extend(base, _KEYWORDS)
+    keywords = {**base.VALIDATORS, **_KEYWORDS}
+    keywords["$ref"] = _shared(keywords["$ref"])
+    extended: type[Validator] = extend(base, {name: _counted(name, check) for name, check in keywords.items()})
     return extended
+
+
+_Keyword = Callable[[Any, Any, Any, Any], Any]
+
+
+def _counted(name: str, check: _Keyword) -> _Keyword:
+    """Return a keyword's function with a count of its work."""
+    cost = _cost_of_pattern if name == "pattern" else _cost_of_patterns if name == "patternProperties" else _cost
+
+    def counted(validator: Any, value: Any, instance: Any, schema: Any) -> Any:
+        if _run.left < float("inf"):
+            _run.left -= cost(value, instance)
+            if _run.left < 0:
+                raise TooMuchWork
+        return check(validator, value, instance, schema)
+
+    return counted
+
+
+def _cost(value: Any, instance: Any) -> float:
+    """Return what a keyword costs, without the subschemas that it applies: to look at each part of both."""
+    sizes = [len(each) if isinstance(each, dict | list) else 0 for each in (value, instance)]
+    return 1 + sizes[0] / 8 + sizes[1] / 8 + (sizes[1] ** 2 / 64 if value is True else 0)  # true: of uniqueItems
+
+
+def _cost_of_pattern(source: Any, instance: Any) -> float:
+    if not isinstance(instance, str) or not isinstance(source, str):
+        return 1
+    if _REPEATED_GROUP.search(source):
+        return float("inf")
+    counts = max(map(int, _COUNTS.findall(source)), default=1)
+    return 1 + (len(source) + counts) * len(instance) / 64
+
+
+def _cost_of_patterns(patterns: Any, instance: Any) -> float:
+    if not isinstance(instance, dict):
+        return 1
+    return 1 + sum(_cost_of_pattern(source, key) for source in patterns for key in instance)
+
+
+def _shared(check: _Keyword) -> _Keyword:
+    """Return the function of ``$ref`` that applies a reference once to each part of an answer."""
+
+    def shared(validator: Any, value: Any, instance: Any, schema: Any) -> Iterator[ValidationError]:
+        memo = _run.memo
+        # Schema and answer are kept, and no two of their values have one identity, unless these are equal.
+        key = id(schema), id(instance)
+        found = None if memo is None else memo.get(key)
+        if found is None:
+            found = next(iter(check(validator, value, instance, schema) or ()), None) is None
+            if memo is not None:
+                memo[key] = found
+        if not found:
+            yield ValidationError("does not match the reference")
+
+    return shared
 
 
 def _is_valid(validator: Validator, text: str) -> bool:
@@ -127,6 +271,8 @@ def _is_valid(validator: Validator, text: str) -> bool:
         return True
     try:
         return bool(validator.is_valid(value))
+    except (TooMuchWork, MemoryError):
+        raise
     except Exception:
         logger.warning("a structured answer could not be validated", exc_info=True)
         return True

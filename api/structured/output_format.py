@@ -43,10 +43,9 @@ class OutputFormat:
         try:
             yield
         except GrammarRefused as error:
-            field, pointer = self.field, error.pointer
             if self.tools is not None:
-                field, pointer = self.tools.locate(pointer)
-            raise GrammarRefused(error.keyword, pointer, error.reason, param=field) from None
+                raise self.tools.locate(error) from None
+            raise GrammarRefused(error.keyword, error.pointer, error.reason, param=self.field) from None
 
 
 def tool_parser(output_format: OutputFormat | None) -> ToolParser | None:

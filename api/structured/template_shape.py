@@ -12,6 +12,7 @@ from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from ...engine.errors import RequestError
+from ...engine.text.chat_template import TemplateStopped
 
 if TYPE_CHECKING:
     from ...engine.text.tokenizer import Tokenizer
@@ -90,6 +91,8 @@ class _Probe:
     def _shows(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None) -> bool:
         try:
             text = self._tokenizer.render_chat(messages, add_generation_prompt=True, tools=tools)
+        except TemplateStopped:
+            raise
         except RequestError:
             return False
         at = 0

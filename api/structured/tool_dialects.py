@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from ...engine.errors import RequestError
+from ...engine.text.chat_template import TemplateStopped
 from .template_shape import ANY_SHAPE, TemplateShape, as_taken, shape_of
 from .tool_formats import ALIASES, FORMATS, ToolFormat, formats_of
 
@@ -43,6 +44,7 @@ class Dialect:
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
 
+_LONGEST_PROBE = 1 << 16  # characters
 _PROBE_NAME = "probe_tool"
 _PROBE_TOOL = {
     "type": "function",
@@ -60,6 +62,10 @@ def dialect_of(tokenizer: Tokenizer, parser: str) -> Dialect:
 
     Args:
         parser: name of a format to use whatever the template renders, or ``auto`` (``--tool-call-parser``).
+
+    Raises:
+        TemplateStopped: the template takes too long.
+        TemplateDeferred: as ``ChatTemplates.render``.
     """
     found = _calls_of(tokenizer, parser)
     tools = [_PROBE_TOOL] if found.by_template else []
@@ -100,7 +106,11 @@ def _probe_call(*, as_text: bool) -> dict[str, Any]:
 
 def _render(tokenizer: Tokenizer, messages: Sequence[dict[str, Any]]) -> str:
     try:
-        return tokenizer.render_chat(messages, add_generation_prompt=False, tools=[_PROBE_TOOL])
+        text = tokenizer.render_chat(messages, add_generation_prompt=False, tools=[_PROBE_TOOL])
+        # Patterns are searched in it, and what makes so much of a few words is no template for tools.
+        return text if len(text) <= _LONGEST_PROBE else ""
+    except TemplateStopped:
+        raise
     except RequestError:
         return ""
 

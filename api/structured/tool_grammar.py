@@ -12,11 +12,12 @@ token budget. Those of other formats are calls in the model's own form, and noth
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ...engine.errors import RequestError
 from ...grammar.argument_styles import XML_STYLES, argument_types
+from ...grammar.errors import GrammarError
 from ...grammar.schema.document import pointer_join
 from ...grammar.schema.static_limits import check_limits
 from ...grammar.spec import GrammarKind, GrammarSpec
@@ -114,9 +115,7 @@ def _required(
         prefill = form.opening.removesuffix("[") if form.separator else ""
     schema_fields = _schema_fields(schema, {id(part): fields[name] for name, part in embedded.items()})
     plan = ToolPlan(form, Reading.JSON, arguments, prefill, schema_fields=schema_fields)
-    with naming_field("tools"):
-        spec = GrammarSpec.json_schema(schema)
-        check_limits(spec)
+    spec = _checked(GrammarSpec.json_schema, schema, plan)
     return OutputFormat(spec, "tools", "tools", None, plan)
 
 
@@ -178,12 +177,20 @@ def _triggered(
         once = not parallel or form.separator is not None
         shape = {"type": "triggered_tags", "triggers": [form.trigger], "tags": calls, "stop_after_first": once}
     schema_fields = _schema_fields({"format": shape}, owners)
-    with naming_field("tools"):
-        spec = GrammarSpec.structural_tag({"format": shape})
-        check_limits(spec)
     types = {name: argument_types(schema) for name, schema in schemas.items()} if form.style in XML_STYLES else {}
     plan = ToolPlan(form, Reading.TRIGGERED, arguments, types=types, schema_fields=schema_fields, starts=starts)
+    spec = _checked(GrammarSpec.structural_tag, {"format": shape}, plan)
     return OutputFormat(spec, "tools", "tools", None if document is None or requested is None else requested.spec, plan)
+
+
+def _checked(make: Callable[[Any], GrammarSpec], shape: Any, plan: ToolPlan) -> GrammarSpec:
+    """Return the grammar of all tools together. Raises GrammarRefused, located in the request, beyond a limit."""
+    try:
+        spec = make(shape)
+        check_limits(spec)
+    except GrammarError as error:
+        raise plan.locate(error) from None
+    return spec
 
 
 def _starts(form: ToolFormat, functions: Iterable[str]) -> tuple[str, ...]:

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
+from ...engine.errors import GrammarRefused
+from ...grammar.errors import GrammarError
 from ...grammar.spec import GrammarSpec
 from .tool_formats import ToolFormat
 
@@ -43,12 +45,15 @@ class ToolPlan:
     schema_fields: tuple[tuple[str, str], ...] = ()
     starts: tuple[str, ...] = ()
 
-    def locate(self, pointer: str) -> tuple[str, str]:
-        """Map a pointer into the grammar to (request field, pointer from the root of that field's schema)."""
+    def locate(self, error: GrammarError | GrammarRefused) -> GrammarRefused:
+        """Return an error about the grammar with the request's field and the keyword and pointer in its schema.
+
+        What is in no schema of the request is about all tools together: clients know nothing of the grammar around.
+        """
         for root, name in self.schema_fields:
-            if pointer == root or pointer.startswith(f"{root}/"):
-                return name, pointer[len(root) :]
-        return "tools", pointer
+            if error.pointer == root or error.pointer.startswith(f"{root}/"):
+                return GrammarRefused(error.keyword, error.pointer[len(root) :], error.reason, param=name)
+        return GrammarRefused("tools", "", error.reason, param="tools")
 
 
 @dataclass(frozen=True, slots=True)

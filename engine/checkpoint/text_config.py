@@ -102,7 +102,12 @@ MULTIMODAL = (
             windows="never",
             defaults={"num_key_value_heads": 16, "rope_theta": 500_000.0, "num_experts_per_tok": 4},
             mixture=MixtureFamily(
-                names=ExpertNames(gate="experts.gate_up_proj", down="experts.down_proj", storage="transposed"),
+                names=ExpertNames(
+                    gate="experts.gate_up_proj",
+                    down="experts.down_proj",
+                    storage="transposed",
+                    trained_as=("outputs first", "inputs first"),
+                ),
                 count_keys=("num_experts", "num_local_experts"),
                 dense_layers="stepped",
             ),

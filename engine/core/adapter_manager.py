@@ -118,8 +118,9 @@ class AdapterManager:
         return bool(self._loads or self._outbox)
 
     @property
-    def num_waiting(self) -> int:
-        return sum(len(load.waiting) for load in self._loads)
+    def waiting_tokens(self) -> list[int]:
+        """Tokens of the prompts of the sequences that wait for a load, for each of them."""
+        return [len(submit.tokens) for load in self._loads for submit in load.waiting]
 
     def load_named(self, folders: Mapping[str, str]) -> tuple[AdapterInfo, ...]:
         """Load adapters by name, and wait for them. ConfigError for the first that cannot be loaded."""

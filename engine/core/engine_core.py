@@ -43,7 +43,7 @@ from ..types import FinishReason, Usage
 from .adapter_manager import Adaptation, AdapterManager
 from .debug_snapshot import take_snapshot
 from .draft_setup import make_drafts
-from .grammar_vocabularies import GrammarVocabularies, check_minimum
+from .grammar_vocabularies import GrammarVocabularies
 from .new_sequence import new_sequence
 from .step_worker import Launched, StepWorker
 
@@ -191,7 +191,8 @@ class EngineCore:
             on_device(step.draw, masks)
         step_timer.skip()
         lacking = None
-        if self._worker.overlaps:
+        # Where the budget may exclude the token that is drawn, another one may be the next step's input.
+        if self._worker.overlaps and not (masks is not None and masks().checks):
             try:
                 self._ahead = self._start(self._scheduler.schedule_ahead(), step_timer)
             except DeviceMemoryError as error:  # the step before is not concerned
@@ -233,15 +234,20 @@ class EngineCore:
     def stats(self) -> dict[str, float]:
         """Return gauges and counters by name, as in ``Heartbeat``."""
         cache = self._cache
-        deferred = len(self._compiling) + (self._adapters.num_waiting if self._adapters else 0)
+        loading = self._adapters.waiting_tokens if self._adapters else []
+        compiling = [sequence.num_tokens for sequence, _ in self._compiling.values()]
+        deferred = len(loading) + len(compiling)
         return {
             **self._stats.counters(),
+            **self._scheduler.capacity(),
             **self._scheduler.session_pins.stats(),
             **self._grammars.stats(),
             **(self._adapters.stats() if self._adapters else {}),
             "running": self._scheduler.num_running,
             "waiting": self._scheduler.num_waiting + deferred,
             "waiting_deferred": deferred,
+            "waiting_deferred_tokens": sum(loading) + sum(compiling),
+            "engines": 1,
             "pages": cache.num_pages,
             "pages_free": cache.num_free,
             "pages_available": cache.available(),
@@ -393,10 +399,9 @@ class EngineCore:
             if outcome is None:
                 continue
             del self._compiling[number]
-            error = outcome if isinstance(outcome, EngineError) else check_minimum(sequence, outcome)
-            if error is not None:
-                self._outbox.append(failure_of(number, error))
-            elif not isinstance(outcome, EngineError):
+            if isinstance(outcome, EngineError):
+                self._outbox.append(failure_of(number, outcome))
+            else:
                 self._scheduler.add(sequence, outcome)
 
     def _abort(self, ids: tuple[int, ...]) -> None:

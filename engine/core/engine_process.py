@@ -5,7 +5,8 @@
 FD: its end of a socketpair. LIVENESS: the end of a pipe for its signs of life. OPTIONS: an `EngineConfig` as JSON.
 Without arguments it imports the engine, and takes them from the socket that is its standard input (`EnginePreload`).
 
-It exits when the channel closes, so it never outlives its parent process, which alone handles signals.
+It exits when the channel closes, and is killed with the thread that has started it, so it never outlives its parent
+process, which alone handles signals.
 Exit codes: 0 after Shutdown or when the client is gone, 70 after an error.
 """
 
@@ -23,9 +24,11 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ...grammar.parent_death import end_with_parent
 from ...kernels.device_memory import is_out_of_memory
 from .. import process_memory
 from ..config import EngineConfig
+from ..end_limit import EndLimit
 from ..errors import ConfigError, EngineError
 from ..ipc import Channel
 from ..machine.software import requirement
@@ -39,6 +42,8 @@ if TYPE_CHECKING:
 
 HEARTBEAT_SECONDS = 0.25
 GOODBYE_SECONDS = 5.0  # for the client to take the last frame
+ORPHAN_SECONDS = 4.0  # for a process whose server is gone to end by itself
+CLOSE_SECONDS = 8.0  # for threads to end, less than the client waits before it kills the process
 START_FAILED = -1  # the id of the Failed that is sent in place of Ready
 EXIT_SOFTWARE = 70
 MOST_BYTES = 1 << 18  # of arguments by a socket: more than the system takes in one message
@@ -144,6 +149,11 @@ def set_up_process() -> None:
     process_memory.share_heap()
 
 
+def end_orphan() -> None:
+    """Let the process, whose server is gone, end soon, whatever its threads are doing."""
+    EndLimit(ORPHAN_SECONDS, EXIT_SOFTWARE, "An engine whose server is gone")
+
+
 def run(fd: int, liveness_fd: int, config: EngineConfig, path: Path, weights: Weights | None = None) -> int:
     """Run an engine until its client has enough of it. Returns the exit code of its process.
 
@@ -153,12 +163,15 @@ def run(fd: int, liveness_fd: int, config: EngineConfig, path: Path, weights: We
     """
     channel = Channel(socket.socket(fileno=fd))
     try:
-        with closing(LivenessThread(liveness_fd)) as liveness:
+        with closing(LivenessThread(liveness_fd, end_orphan)) as liveness:
             core = start(config, path, channel, weights)
             if core is None:
                 return EXIT_SOFTWARE
             with closing(core):  # even if the client is gone: threads that wait for a step would keep the process alive
-                serve(core, channel, liveness)
+                try:
+                    serve(core, channel, liveness)
+                finally:  # nobody cancels it: it holds to the process's end
+                    EndLimit(CLOSE_SECONDS, EXIT_SOFTWARE, "What the engine closes")
     except ConnectionError:
         return 0
     except Exception:
@@ -181,6 +194,7 @@ def preload() -> list[str]:
 
 def main(arguments: list[str]) -> int:
     """Run the engine process. Returns its exit code."""
+    end_with_parent()
     set_up_process()
     if not (arguments or (arguments := preload())):
         return 0

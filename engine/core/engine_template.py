@@ -14,12 +14,14 @@ import sys
 from functools import partial
 from pathlib import Path
 
+from ...grammar.parent_death import end_with_parent
 from ..serving.fork_server import EXIT_UNABLE, serve_forks
 from .engine_process import parse_config, run, set_up_process
 
 
 def main(arguments: list[str]) -> int:
     """Run the template. Returns its exit code."""
+    end_with_parent()
     set_up_process()
     fd, path, options = arguments
     config, end = parse_config(options), socket.socket(fileno=int(fd))

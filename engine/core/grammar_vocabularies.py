@@ -6,6 +6,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 from concurrent.futures import ThreadPoolExecutor
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,10 +15,8 @@ from ..batch import Masks
 from ..errors import RequestError
 from ..messages import Done, Failed, Message, PrepareGrammar, Submit, TokenTexts
 from ..sequence.mask_jobs import MaskJob
-from ..sequence.sequence import Sequence
 
 if TYPE_CHECKING:
-    from ...grammar.match.reasoning_matcher import AnswerMatcher
     from .structured_output import Compilation, StructuredOutputManager
 
 MOST_VOCABULARIES = 4
@@ -25,19 +24,6 @@ MOST_VOCABULARIES = 4
 
 OWN = ""
 """Key of the model's own vocabulary."""
-
-
-def check_minimum(sequence: Sequence, matcher: AnswerMatcher) -> RequestError | None:
-    """Return the refusal of a ``min_tokens`` that the end of the answer within its budget may not leave room for."""
-    budget, least = sequence.remaining + sequence.num_generated, sequence.params.min_tokens
-    most = max(budget - matcher.end_margin, matcher.num_shortest or 0) if least else 0
-    if least <= most:
-        return None
-    return RequestError(
-        f"min_tokens must be at most {max(0, most)} with this grammar, not {least}: the last {budget - most} of the "
-        f"{budget} tokens that the answer may have are kept for its end, so that it is whole.",
-        param="min_tokens",
-    )
 
 
 class GrammarVocabularies:
@@ -164,10 +150,10 @@ class GrammarVocabularies:
 
 def _joined(parts: Seq[Masks]) -> Masks:
     """Join masks of several widths; a narrower one allows no token beyond its vocabulary."""
-    words = np.zeros((sum(len(part.words) for part in parts), max(part.words.shape[1] for part in parts)), np.int32)
-    at = 0
-    for part in parts:
-        words[at : at + len(part.words), : part.words.shape[1]] = part.words
-        at += len(part.words)
+    width = max(part.words.shape[1] for part in parts)
+    words = np.concatenate([np.pad(part.words, ((0, 0), (0, width - part.words.shape[1]))) for part in parts])
     positions = tuple(position for part in parts for position in part.positions)
-    return Masks(positions, words, tuple(token for part in parts for token in part.forced))
+    forced = tuple(token for part in parts for token in part.forced)
+    before = accumulate((len(part.positions) for part in parts), initial=0)
+    checks = {start + at: each for start, part in zip(before, parts, strict=False) for at, each in part.checks.items()}
+    return Masks(positions, words, forced, checks)

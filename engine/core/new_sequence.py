@@ -21,7 +21,7 @@ def new_sequence(submit: Submit, adaptation: Adaptation, worker: StepWorker, see
         seeds: of sequences that name none.
 
     Raises:
-        RequestError: it has as many generated tokens as it may have.
+        RequestError: it has as many generated tokens as it may have, or may draw none.
     """
     params, room = submit.params, worker.max_model_len - len(submit.tokens)
     if len(submit.generated) >= min(params.max_tokens, room) and submit.generated:
@@ -31,6 +31,12 @@ def new_sequence(submit: Submit, adaptation: Adaptation, worker: StepWorker, see
             param="generated",
         )
     ends = () if params.ignore_eos else (*worker.eos_ids, *submit.ends)
+    stops = frozenset((*ends, *params.stop_token_ids))
+    if params.min_tokens and params.allowed_token_ids and stops.issuperset(params.allowed_token_ids):
+        raise RequestError(
+            "allowed_token_ids leaves nothing to draw before min_tokens: all of them end the answer.",
+            param="allowed_token_ids",
+        )
     seed = params.seed if params.seed is not None else seeds.getrandbits(63)
     tokens = submit.tokens + submit.generated
     switch = worker.rope_switch
@@ -41,7 +47,7 @@ def new_sequence(submit: Submit, adaptation: Adaptation, worker: StepWorker, see
         num_prompt=len(submit.tokens),
         params=params,
         path=adaptation.path.as_long() if is_long else adaptation.path,
-        stop_ids=frozenset((*ends, *params.stop_token_ids)),
+        stop_ids=stops,
         seed=seed,
         arrival=time.monotonic(),
         max_model_len=worker.max_model_len,

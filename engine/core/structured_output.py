@@ -7,14 +7,14 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from itertools import accumulate, pairwise
-from time import perf_counter
+from time import monotonic, perf_counter
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...grammar.compile.compile_service import CompileQueueFull, CompileService
 from ...grammar.compile.compiled_grammar import CompiledGrammar
-from ...grammar.errors import GrammarError
+from ...grammar.errors import CompileUnavailable, GrammarError
 from ...grammar.match.closing_texts import ranks
 from ...grammar.match.mask_buffer import MaskBuffer, MaskFill
 from ...grammar.match.matcher import GrammarFailure, Matcher
@@ -22,11 +22,14 @@ from ...grammar.match.reasoning_matcher import AnswerMatcher, ReasoningMatcher
 from ...grammar.spec import GrammarKind, GrammarSpec
 from ...grammar.thought_rules import ThoughtRules
 from ...grammar.vocabulary import Vocabulary
-from ..batch import Masks
+from ..batch import Masks, TokenCheck
 from ..errors import CapacityError, EngineError, GrammarRefused, ModelError
 from ..messages import TokenTexts
 from ..sequence.mask_jobs import MaskJob
 
+MOST_WAITED = 120.0
+"""Seconds that a request waits for its grammar, by the clock: for a worker, and for what the compile takes beside
+other work. How much a grammar may take is another limit, on processor time."""
 MOST_AHEAD = 8
 """Compiles that wait beyond which none is made ahead: those that a request waits for come first."""
 
@@ -113,6 +116,7 @@ class StructuredOutputManager:
         _, buffer, _ = self._built.result()
         lines: list[int] = []
         forced: list[int] = []
+        checks: dict[int, TokenCheck] = {}
         for job in jobs:
             at, end = len(lines), len(lines) + len(job.drafts) + 1
             try:
@@ -121,12 +125,15 @@ class StructuredOutputManager:
                 job.matcher.fail(error)
             if job.matcher.has_failed:
                 buffer.words[at:end] = 0
+            else:
+                checks |= {row: buffer.checks[row] for row in range(at, end) if row in buffer.checks}
             for row in range(at, end):
                 only = None if job.scored else buffer.forced(row)
                 lines.append(job.line + row - at)
                 forced.append(-1 if only is None else only)
         self._mask_seconds.append(perf_counter() - start)
-        return Masks(tuple(lines), buffer.words[: len(lines)], tuple(forced))
+        checks = {row: check for row, check in checks.items() if forced[row] < 0}
+        return Masks(tuple(lines), buffer.words[: len(lines)], tuple(forced), checks)
 
     def _fill_job(self, buffer: MaskBuffer, at: int, job: MaskJob) -> None:
         """Fill the rows of a job from row ``at`` on."""
@@ -137,7 +144,7 @@ class StructuredOutputManager:
                 raise error
             job.matcher.explain(str(error))
         for early in range(min(job.num_early, len(job.drafts) + 1)):
-            _postpone_end(buffer.words[at + early], self._eos_ids)
+            _postpone_end(buffer.words[at + early], self._eos_ids, buffer.checks.get(at + early))
 
 
 def _compile_ahead(spec: GrammarSpec, built: Future[tuple[CompileService, MaskBuffer, Vocabulary]]) -> None:
@@ -148,12 +155,12 @@ def _compile_ahead(spec: GrammarSpec, built: Future[tuple[CompileService, MaskBu
         service.compile(spec)
 
 
-def _postpone_end(words: NDArray[np.int32], eos_ids: tuple[int, ...]) -> None:
-    """Forbid the end tokens in a mask that allows any other token."""
+def _postpone_end(words: NDArray[np.int32], eos_ids: tuple[int, ...], check: TokenCheck | None) -> None:
+    """Forbid the end tokens in a mask that allows any other token, after which an end fits if there is a check."""
     kept = words.view(np.uint32).copy()
     for token in eos_ids:
         kept[token // 32] &= ~np.uint32(1 << token % 32)
-    if kept.any():
+    if (kept if check is None else kept & check.limits().view(np.uint32)).any():
         words[:] = kept.view(np.int32)
 
 
@@ -170,6 +177,7 @@ class Compilation:
         self._spec = spec
         self._reasoning = reasoning
         self._compiled: Future[CompiledGrammar] | None = None
+        self._since = monotonic()
 
     def poll(self) -> AnswerMatcher | EngineError | None:
         """Return a matcher at the start of an output, the error, or None while the compile runs."""
@@ -181,17 +189,25 @@ class Compilation:
             if self._compiled is None:
                 self._compiled = self._built.result()[0].compile(self._spec)
             if not self._compiled.done():
-                return None
+                return self._late()
             # Not raised: the exception would refer to this frame, and so to the future that refers to the exception.
             error = self._compiled.exception()
             if isinstance(error, GrammarError):
                 return GrammarRefused(error.keyword, error.pointer, error.reason)
+            if isinstance(error, CompileUnavailable):
+                return CapacityError(str(error))
             return self._after_thought(self._compiled.result().matcher())
         except CompileQueueFull:
             return CapacityError("Too many grammars wait to be compiled.")
         except Exception as error:  # of a library, or a bug: it fails this request alone
             logger.error("A grammar could not be loaded; its request ends", exc_info=error)
             return ModelError(f"The grammar of this request could not be loaded: {type(error).__name__}.")
+
+    def _late(self) -> CapacityError | None:
+        """Return the error of a request that has waited too long; its compile goes on, and asking again finds it."""
+        if monotonic() - self._since < MOST_WAITED:
+            return None
+        return CapacityError(f"The grammar is not compiled within {MOST_WAITED:g} s, as the server is busy.")
 
     def _after_thought(self, matcher: Matcher | None) -> AnswerMatcher:
         """Return the matcher of an answer, or of the thought and the answer after it."""

@@ -8,6 +8,8 @@ import sys
 import torch
 
 from ...kernels import ops
+from ...kernels.cpu.build import BuildError
+from ...kernels.cpu.portable_build import has_avx512
 from ...kernels.layouts import int8_kv_layout
 from ..checkpoint.model_config import ModelShape
 from ..config import EngineConfig
@@ -42,15 +44,21 @@ def choose_dtype(config: EngineConfig, device: torch.device) -> torch.dtype:
     On a CPU that is where torch or our kernels have products of bfloat16, or our kernels registers of AVX2: a step of
     few rows takes as long as its weights take to read, which are half as many bytes, and sums are in fp32 all the same.
     A GPU without products of bfloat16 (before sm_80), which torch would emulate, gets float16.
+
+    Raises:
+        ConfigError: the environment holds the CPU down to a level that there is not.
     """
     if config.dtype != "auto":
         return _DTYPES[config.dtype]
     if device.type == "cuda":
         return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
+    try:
+        torch_has = has_avx512() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    except BuildError as error:
+        raise ConfigError(f"{error}.") from None
     kernels = ops.native_kernels()
-    if kernels is None:
-        return torch.bfloat16 if torch.ops.mkldnn._is_mkldnn_bf16_supported() else torch.float32
-    return torch.bfloat16 if kernels.library.has_wide_registers else torch.float32
+    has = torch_has if kernels is None else kernels.library.has_wide_registers
+    return torch.bfloat16 if has else torch.float32
 
 
 def choose_kv_dtype(config: EngineConfig, model: ModelShape, device: torch.device, dtype: torch.dtype) -> torch.dtype:

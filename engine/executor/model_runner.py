@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -188,14 +189,13 @@ class ModelRunner:
         kept = [i for i, token in enumerate(masks.forced) if token < 0]
         if not kept:
             return None
-        num_forced_before = np.searchsorted(sorted(forced), [masks.positions[i] for i in kept])
-        positions = np.take(masks.positions, kept) - num_forced_before
         words = masks.words if len(kept) == len(masks.positions) else masks.words[kept]
-        num_words = -(-logits.shape[1] // 32)
-        if words.shape[1] != num_words:
-            words = np.pad(words[:, :num_words], ((0, 0), (0, max(0, num_words - words.shape[1]))))
-        device = self._model.device
-        return DeviceMasks(to_device(positions, device), to_device(words, device))
+        device, width = self._model.device, logits.shape[1]
+        found = DeviceMasks(to_device(_lines(masks, kept, forced), device), to_device(_as_wide(words, width), device))
+        if not masks.checks:
+            return found
+        lines = _lines(masks, list(masks.checks), forced).tolist()
+        return replace(found, checks=dict(zip(lines, masks.checks.values(), strict=True)))
 
     def _score_prompt(self, step: RunnerStep, row: Row, last: int) -> list[_PromptScores]:
         """Begin the logprobs of the row's ``prompt_targets``, from the hidden states of the positions before them.
@@ -220,6 +220,21 @@ class ModelRunner:
 def _forced(masks: Masks) -> dict[int, int]:
     """Return the forced tokens by their sampling positions."""
     return {index: token for index, token in zip(masks.positions, masks.forced, strict=True) if token >= 0}
+
+
+def _lines(masks: Masks, indices: Seq[int], forced: Mapping[int, int]) -> NDArray[np.int64]:
+    """Return the rows of the logits of some masks, none of a forced position."""
+    positions = np.take(masks.positions, indices)
+    lines: NDArray[np.int64] = positions - np.searchsorted(sorted(forced), positions)
+    return lines
+
+
+def _as_wide(words: NDArray[np.int32], width: int) -> NDArray[np.int32]:
+    """Cut or fill masks to the words of ``width`` logits."""
+    num_words = -(-width // 32)
+    if words.shape[1] == num_words:
+        return words
+    return np.pad(words[:, :num_words], ((0, 0), (0, max(0, num_words - words.shape[1]))))
 
 
 def _logit_tokens(batch: Batch, query_start: NDArray[np.int32], forced: Mapping[int, int]) -> NDArray[np.int64]:

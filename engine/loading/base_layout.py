@@ -126,7 +126,7 @@ def _experts(model: DecoderModel) -> Iterator[tuple[str, ExpertModules]]:
                 size=mixture.size,
                 hidden=model.config.hidden_size,
                 interleaved=mixture.names.storage == "interleaved",
-                swapped=mixture.names.is_swapped,
+                stored=mixture.names.trained_as,
             ),
         )
 

@@ -36,7 +36,7 @@ class KernelState:
 def kernel_state() -> KernelState:
     """Return the state, without compiling anything."""
     from ...kernels.cpu.build import BuildError, default_cache, find_compiler, is_compiled, library_path
-    from ...kernels.cpu.portable_build import find_fitting, find_portable
+    from ...kernels.cpu.portable_build import find_fitting, find_portable, target_of_this_cpu
 
     cache = default_cache()
     is_writable = _is_writable(cache)
@@ -44,11 +44,15 @@ def kernel_state() -> KernelState:
         version = _version(find_compiler())
     except BuildError:
         version = ""
-    fitting = None if is_compiled(cache) else find_fitting()
+    try:
+        target = target_of_this_cpu()
+    except BuildError as error:
+        return KernelState("missing", version, cache, is_writable, fault=str(error))
+    fitting = None if is_compiled(cache, target) else find_fitting()
     if fitting is not None and (says := _instruction_set(fitting)):
         return KernelState("fitting", version, cache, is_writable, says)
     try:
-        path = library_path(cache)
+        path = library_path(cache, target)
     except BuildError as error:
         fault = str(error)
     else:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from ...lora.request import LoRARequest
 from ..serving.output_processor import SequenceOutput, TextDelta, TokenLogprob
 from ..types import Usage
 
@@ -33,7 +35,8 @@ class CompletionOutput:
         logprobs: scores at each of ``token_ids``, None if not asked for.
         cumulative_logprob: sum of the log-probabilities of ``token_ids``, None if not asked for.
         finish_reason: ``"stop"``, ``"length"`` or ``"abort"``.
-        stop_reason: the stop string or stop token id that ended the answer; None for the model's own end token.
+        stop_reason: the stop string or stop token id that ended the answer; None for the model's own end token;
+            ``budget`` where a structured answer is whole but was cut short by ``max_tokens``.
     """
 
     index: int
@@ -43,6 +46,31 @@ class CompletionOutput:
     cumulative_logprob: float | None
     finish_reason: str
     stop_reason: str | int | None
+    lora_request: LoRARequest | None = None
+    routed_experts: None = None
+    kv_transfer_params: None = None
+
+    def finished(self) -> bool:
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class RequestMetrics:
+    """When the first answer to a prompt began and ended. Seconds; ``_ts`` are of the monotonic clock, as in vLLM.
+
+    Attributes:
+        num_generation_tokens: its tokens, the end token included.
+        arrival_time: when the request came, since 1970.
+        first_token_latency: from there to its first token.
+    """
+
+    num_generation_tokens: int
+    arrival_time: float
+    queued_ts: float
+    scheduled_ts: float
+    first_token_ts: float
+    last_token_ts: float
+    first_token_latency: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +82,10 @@ class RequestOutput:
         prompt_logprobs: scores of the prompt's tokens (None for the first token and before ``logprob_start_len``);
             None if not asked for.
         usage: of each answer, in the order of ``outputs``.
+        request_id: a number that no other request of this LLM has, as text.
+        num_cached_tokens: tokens of the prompt whose KV the first answer found in the prefix cache.
+        metrics: None where the engine has measured nothing.
+        lora_request: the adapter, as it was asked for by ``lora_request``.
     """
 
     prompt: str | None
@@ -61,6 +93,14 @@ class RequestOutput:
     prompt_logprobs: list[PositionScores | None] | None
     outputs: list[CompletionOutput]
     usage: list[Usage]
+    request_id: str = ""
+    finished: bool = True
+    num_cached_tokens: int = 0
+    metrics: RequestMetrics | None = None
+    lora_request: LoRARequest | None = None
+    encoder_prompt: None = None
+    encoder_prompt_token_ids: None = None
+    kv_transfer_params: None = None
 
 
 class OutputBuilder:
@@ -71,11 +111,24 @@ class OutputBuilder:
         tokens: the prompt's tokens.
         n: number of sequences.
         with_logprobs, with_prompt_logprobs: whether they were asked for.
+        request_id: of the request.
+        lora_request: its adapter, as it was asked for.
     """
 
     def __init__(
-        self, prompt: str | None, tokens: array[int], n: int, *, with_logprobs: bool, with_prompt_logprobs: bool
+        self,
+        prompt: str | None,
+        tokens: array[int],
+        n: int,
+        *,
+        with_logprobs: bool,
+        with_prompt_logprobs: bool,
+        request_id: str = "",
+        lora_request: LoRARequest | None = None,
     ) -> None:
+        self._request_id = request_id
+        self._lora_request = lora_request
+        self._arrival, self._queued = time.time(), time.monotonic()
         self._prompt = prompt
         self._tokens = tokens
         self._outputs = [SequenceOutput() for _ in range(n)]
@@ -94,12 +147,32 @@ class OutputBuilder:
         prompt_logprobs = self._outputs[0].prompt_logprobs  # the same for every sequence
         unscored = len(self._tokens) - len(prompt_logprobs)
         scores: list[PositionScores | None] = [*[None] * unscored, *_scores(prompt_logprobs)]
+        usage = [output.finish.usage for output in self._outputs if output.finish is not None]
         return RequestOutput(
             prompt=self._prompt,
             prompt_token_ids=self._tokens.tolist(),
             prompt_logprobs=scores if self._with_prompt_logprobs else None,
             outputs=[self._completion(index, output) for index, output in enumerate(self._outputs)],
-            usage=[output.finish.usage for output in self._outputs if output.finish is not None],
+            usage=usage,
+            request_id=self._request_id,
+            num_cached_tokens=usage[0].cached,
+            metrics=self._metrics(self._outputs[0]),
+            lora_request=self._lora_request,
+        )
+
+    def _metrics(self, output: SequenceOutput) -> RequestMetrics | None:
+        stats = None if output.finish is None else output.finish.stats
+        if output.finish is None or stats is None:
+            return None
+        scheduled = self._queued + stats.queued
+        return RequestMetrics(
+            num_generation_tokens=output.finish.usage.completion,
+            arrival_time=self._arrival,
+            queued_ts=self._queued,
+            scheduled_ts=scheduled,
+            first_token_ts=scheduled + stats.prefill,
+            last_token_ts=scheduled + stats.prefill + stats.decode,
+            first_token_latency=stats.queued + stats.prefill,
         )
 
     def _completion(self, index: int, output: SequenceOutput) -> CompletionOutput:
@@ -111,7 +184,8 @@ class OutputBuilder:
             logprobs=list(_scores(output.logprobs)) if self._with_logprobs else None,
             cumulative_logprob=sum(entry.logprob for entry in output.logprobs) if self._with_logprobs else None,
             finish_reason=output.finish.reason.value,
-            stop_reason=output.finish.stop_reason,
+            stop_reason=output.finish.told_stop_reason,
+            lora_request=self._lora_request,
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from ..errors import EngineError, RequestError
 from ..serving.output_processor import OutputProcessor, TextDelta
@@ -47,17 +48,22 @@ class RunningRequest:
         if not self.is_done:
             self.error = RequestError("The request was aborted.")
 
-    def output(self) -> RequestOutput:
-        """Return the output, once ``is_done``. Raises ``error`` if there is one, EngineError before the end."""
+    def output(self, request_id: str | None = None) -> RequestOutput:
+        """Return the output, once ``is_done``. Raises ``error`` if there is one, EngineError before the end.
+
+        Args:
+            request_id: another one than the request's own.
+        """
         if self.error is not None:
             raise self.error
         if not self.is_done:
             raise EngineError("The request has not ended: call step() until is_done.")
-        return self._builder.build()
+        built = self._builder.build()
+        return built if request_id is None else replace(built, request_id=request_id)
 
 
 class GenerateCall:
-    """All requests of a call of ``generate`` or ``chat``: the ``DeltaReceiver`` of their sequences.
+    """Requests of a call of ``generate`` or ``chat``: the ``DeltaReceiver`` of their sequences.
 
     Attributes:
         running: output processors of the sequences that have not ended, by id.
@@ -87,11 +93,10 @@ class GenerateCall:
     def fail(self, error: Exception) -> None:
         self.error = self.error or error
 
-    def outputs(self) -> list[RequestOutput]:
-        """Return one output for each prompt, once ``is_done``. Raises ``error`` if there is one."""
+    def check(self) -> None:
+        """Raise ``error`` if there is one."""
         if self.error is not None:
             raise self.error
-        return [builder.build() for builder in self._builders]
 
 
 class DeltaCallbacks:

@@ -44,11 +44,18 @@ class SamplingPositions:
 
 
 class Drawn(NamedTuple):
-    """The token drawn at a position, -1 if none could be; its logprob if wanted; whether a mask forced it."""
+    """The token drawn at a position, -1 if none could be.
+
+    Attributes:
+        logprob: of the token, if wanted.
+        is_forced: whether a mask forced it.
+        is_limited: whether without a budget of tokens another one would have been drawn.
+    """
 
     token: int
     logprob: Logprob | None = None
     is_forced: bool = False
+    is_limited: bool = False
 
 
 def sampling_positions(rows: Sequence[Row], forced: Mapping[int, int]) -> SamplingPositions:
@@ -84,7 +91,8 @@ def _single(drawn: Drawn) -> RowResult:
     """The result of a row without drafts."""
     if drawn.token < 0:
         return RowResult(failed=True)
-    return RowResult((drawn.token,), () if drawn.logprob is None else (drawn.logprob,))
+    logprobs = () if drawn.logprob is None else (drawn.logprob,)
+    return RowResult((drawn.token,), logprobs, is_limited=drawn.is_limited)
 
 
 def _accept_row(row: Row, drawn: list[Drawn]) -> RowResult:
@@ -101,4 +109,5 @@ def _accept_row(row: Row, drawn: list[Drawn]) -> RowResult:
         tuple(each.logprob for each in accepted if each.logprob is not None),
         num_forced=sum(each.is_forced for each in accepted),
         failed=failed,
+        is_limited=any(each.is_limited for each in accepted),
     )

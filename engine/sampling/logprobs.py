@@ -29,6 +29,19 @@ def logprob_columns(logits: Tensor, tokens: Tensor, num_top: int) -> Tensor:
     return torch.cat([_columns(pad(logits[some]), tokens[some, None], num_top) for some in row_slices(logits)])
 
 
+def named_columns(logits: Tensor, tokens: Tensor, names: Tensor) -> Tensor:
+    """``logprob_columns`` with the tokens ``names`` [n, m], int64, in place of the best ones: [n, 2 + 2 * m]."""
+    slices = row_slices(logits)
+    return torch.cat([_named(pad(logits[some]), tokens[some, None], names[some]) for some in slices])
+
+
+def _named(logits: Tensor, chosen: Tensor, names: Tensor) -> Tensor:
+    logprobs = torch.log_softmax(logits, dim=1)
+    rank = 1 + (logits > logits.gather(1, chosen)).sum(1, keepdim=True)
+    columns = [logprobs.gather(1, chosen), rank, names, logprobs.gather(1, names)]
+    return torch.cat([column.double() for column in columns], dim=1)
+
+
 def _columns(logits: Tensor, chosen: Tensor, num_top: int) -> Tensor:
     logprobs = torch.log_softmax(logits, dim=1)
     rank = 1 + (logits > logits.gather(1, chosen)).sum(1, keepdim=True)

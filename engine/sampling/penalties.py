@@ -1,4 +1,4 @@
-"""Edits of single logits: ``logit_bias``, the three penalties, and stop tokens banned until ``min_tokens``.
+"""Edits of single logits: allowed tokens, ``logit_bias``, three penalties, and stop tokens banned until ``min_tokens``.
 
 Each row keeps lists of the tokens it edits, never a vector over the vocabulary: with penalties at most the distinct
 tokens of its sequence, without any edit nothing.
@@ -81,6 +81,8 @@ class LogitEdits:
         self._biases: dict[int, tuple[Ints, Floats]] = {}
         self._counts: dict[int, TokenCounts] = {}
         self._stops: dict[int, Ints] = {}
+        self._allowed: dict[int, Ints] = {}
+        self._limited = np.zeros(max_num_seqs, bool)
         self._biased = np.zeros(max_num_seqs, bool)
         self._penalised = np.zeros(max_num_seqs, bool)
         self._min_tokens = np.zeros(max_num_seqs, np.int64)
@@ -88,11 +90,14 @@ class LogitEdits:
     def start(self, start: RowStart) -> None:
         """Replace a row's parameters and token counts."""
         row, params = start.row, start.params
-        for held in (self._biases, self._counts, self._stops):
+        for held in (self._biases, self._counts, self._stops, self._allowed):
             held.pop(row, None)
+        self._limited[row] = bool(params.allowed_token_ids)
         self._biased[row] = bool(params.logit_bias)
         self._penalised[row] = params.needs_counts
         self._min_tokens[row] = params.min_tokens
+        if params.allowed_token_ids:
+            self._allowed[row] = np.unique(np.asarray(params.allowed_token_ids, np.int64))
         if params.logit_bias:
             self._biases[row] = _summed(params.logit_bias)
         if params.needs_counts:
@@ -106,10 +111,11 @@ class LogitEdits:
     def concern(self, rows: Ints, num_generated: Ints) -> bool:
         """Return whether any of these rows has an edit, given their numbers of generated tokens."""
         early = self._min_tokens[rows] > num_generated
-        return bool((self._biased[rows] | self._penalised[rows] | early).any())
+        return bool((self._limited[rows] | self._biased[rows] | self._penalised[rows] | early).any())
 
     def apply(self, logits: Tensor, positions: SamplingPositions) -> None:
         """Edit ``logits`` [S, V] of the positions in place."""
+        self._keep_allowed(logits, positions.row)
         self._add_biases(logits, positions.row)
         self._penalise(logits, positions)
         self._ban_stops(logits, positions)
@@ -119,6 +125,15 @@ class LogitEdits:
         if self._penalised[row]:
             for token in tokens:
                 self._counts[row].add(token)
+
+    def _keep_allowed(self, logits: Tensor, rows: Ints) -> None:
+        limited = np.flatnonzero(self._limited[rows])
+        if not len(limited):
+            return
+        index = _logit_index(limited, [self._allowed[row] for row in rows[limited].tolist()], logits.device)
+        kept = logits[index]
+        logits[to_device(limited, logits.device)] = -torch.inf
+        logits[index] = kept
 
     def _add_biases(self, logits: Tensor, rows: Ints) -> None:
         biased = np.flatnonzero(self._biased[rows])

@@ -1,6 +1,6 @@
 """The sampler: from the logits of all sampling positions of a step to the accepted tokens of each row.
 
-    mask -> logit_bias -> penalties -> min_tokens -> temperature -> top_k -> top_p -> min_p -> draw
+    mask -> allowed_token_ids -> logit_bias -> penalties -> min_tokens -> temperature -> top_k -> top_p -> min_p -> draw
 
 A filter that no row of a step uses is not computed. A position's token depends on its own logits, parameters, seed and
 number of generated tokens, never on other positions (``engine.sampling.top_k_top_p``). Rows with drafts keep the
@@ -9,8 +9,9 @@ accepted ones and one token more (``engine.sampling.draft_verify``).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,9 +22,10 @@ from ...kernels.layouts.draw_params import DrawParams
 from ...kernels.layouts.staging import HostCopy, to_device
 from ...kernels.ops import Largest, largest
 from ...kernels.sampling_ops import draw_tokens, draws_tokens, mask_logits
-from ..batch import Row, RowResult, RowStart
+from ..batch import Row, RowResult, RowStart, TokenCheck
 from .draft_verify import Drawn, SamplingPositions, accept_drafts, sampling_positions
-from .logprobs import logprob_columns, to_logprob
+from .limited_draw import LimitedLines
+from .logprobs import logprob_columns, named_columns, to_logprob
 from .penalties import LogitEdits
 from .top_k_top_p import draw_any, draw_kept, exponentials, num_noise, pad, row_slices, uniforms
 
@@ -52,10 +54,12 @@ class DeviceMasks:
     Attributes:
         positions: [G] int64, the masked rows of the logits.
         words: [G, ceil(V / 32)] int32; bit j of word w is set if token 32 * w + j is allowed.
+        checks: by masked row of the logits, where a budget of tokens may exclude some of the allowed tokens.
     """
 
     positions: Tensor
     words: Tensor
+    checks: Mapping[int, TokenCheck] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,15 +74,31 @@ class Drawing:
     tokens: Tensor | None = None
     _copy: HostCopy | None = None  # of the tokens, or of ``Sampler._with_logprobs`` if any logprobs are wanted
     _num_logprobs: Sequence[int] = ()  # wanted at each position, -1 for none; empty if no row wants any
+    _redraw: Callable[[list[int]], _Redrawn] | None = None  # replaces tokens after which no end fits
 
     def wait(self) -> list[Drawn]:
         """Wait for the tokens of all positions."""
         if self._copy is None:
             return []
         values = self._copy.wait().tolist()
+        tokens = [int(each[0]) for each in values] if self._num_logprobs else values
+        redrawn = self._redraw(tokens) if self._redraw is not None else None
+        if redrawn is not None and redrawn.columns is not None:
+            values = redrawn.columns.tolist()
         if not self._num_logprobs:
-            return [Drawn(token) for token in values]
-        return [_scored(*each) for each in zip(values, self._num_logprobs, strict=True)]
+            drawn = [Drawn(token) for token in tokens]
+        else:
+            drawn = [_scored(*each) for each in zip(values, self._num_logprobs, strict=True)]
+        for position in redrawn.positions if redrawn is not None else ():
+            drawn[position] = drawn[position]._replace(is_limited=True)
+        return drawn
+
+
+class _Redrawn(NamedTuple):
+    """The positions whose tokens were replaced in the list given; new ``_with_logprobs`` if any are wanted."""
+
+    positions: Sequence[int]
+    columns: Tensor | None = None
 
 
 class Sampler:
@@ -93,6 +113,7 @@ class Sampler:
         self._device = device
         self._rows = np.zeros(max_num_seqs, _ROW)
         self._edits = LogitEdits(max_num_seqs, vocab_size)
+        self._names: dict[int, Ints] = {}  # ``logprob_token_ids`` of the rows that have any
 
     def start(self, starts: Sequence[RowStart]) -> None:
         """Replace the parameters, seed and penalty counts of these rows."""
@@ -104,9 +125,12 @@ class Sampler:
                 params.top_p,
                 params.min_p,
                 start.seed % (1 << 64),
-                -1 if params.logprobs is None else params.logprobs,
+                len(params.logprob_token_ids) or (-1 if params.logprobs is None else params.logprobs),
                 params.prompt_logprobs or 0,
             )
+            self._names.pop(start.row, None)
+            if params.logprob_token_ids:
+                self._names[start.row] = np.asarray(params.logprob_token_ids, np.int64)
             self._edits.start(start)
 
     def num_prompt_logprobs(self, row: int) -> int:
@@ -150,10 +174,11 @@ class Sampler:
         if isinstance(logits, Largest):
             tokens = torch.where(_are_finite(logits.value), logits.column, -1)
             return Drawing(positions, tokens, HostCopy(tokens))
-        tokens, columns = self._draw_positions(logits, positions, masks)
+        tokens, columns, redraw = self._draw_positions(logits, positions, masks)
         if columns is None:
-            return Drawing(positions, tokens, HostCopy(tokens))
-        return Drawing(positions, tokens, HostCopy(columns), self._rows["num_logprobs"][positions.row].tolist())
+            return Drawing(positions, tokens, HostCopy(tokens), (), redraw)
+        num_logprobs = self._rows["num_logprobs"][positions.row].tolist()
+        return Drawing(positions, tokens, HostCopy(columns), num_logprobs, redraw)
 
     def collect(self, drawing: Drawing) -> list[RowResult]:
         """Wait for the drawn tokens, verify the drafts, and count the accepted tokens for the rows' penalties."""
@@ -164,19 +189,33 @@ class Sampler:
 
     def _draw_positions(
         self, logits: Tensor, positions: SamplingPositions, masks: DeviceMasks | None
-    ) -> tuple[Tensor, Tensor | None]:
-        """Return the token of each position, [S] int64, -1 where it fails; and ``_with_logprobs`` if any are wanted."""
+    ) -> tuple[Tensor, Tensor | None, Callable[[list[int]], _Redrawn] | None]:
+        """Return the token of each position, [S] int64, -1 where it fails; and ``_with_logprobs`` if any are wanted.
+
+        Last comes what replaces tokens, once they are known, after which no end fits in the budget of tokens.
+        """
         params = self._rows[positions.row]
         wanted = np.flatnonzero(params["num_logprobs"] >= 0)
         edits = masks is not None or self._edits.concern(positions.row, positions.num_generated)
         before = largest(logits)[0] if edits else None  # an edit may hide a value that is not finite
         edited = self._edited(logits, positions, masks, keep=bool(len(wanted))) if edits else logits
+        lines = None if masks is None or not masks.checks else edited[self._index(np.array(list(masks.checks)))]
         drawn = self._draw_lines(edited, params, positions.num_generated)
         if before is not None:
             drawn = torch.where(_are_finite(before), drawn, -1)
-        if not len(wanted):
-            return drawn, None
-        return drawn, self._with_logprobs(drawn, logits, wanted, int(params["num_logprobs"].max()))
+        columns = self._with_logprobs(drawn, logits, wanted, positions.row) if len(wanted) else None
+        if masks is None or lines is None:
+            return drawn, columns, None
+        limited = LimitedLines(lines, masks.checks, params, positions.num_generated)
+
+        def redraw(tokens: list[int]) -> _Redrawn:
+            changed = limited.redraw(tokens)
+            if not changed or columns is None:
+                return _Redrawn(changed)
+            again = torch.tensor(tokens, dtype=torch.int64, device=self._device)
+            return _Redrawn(changed, self._with_logprobs(again, logits, wanted, positions.row).cpu())
+
+        return drawn, columns, redraw
 
     def _edited(self, logits: Tensor, positions: SamplingPositions, masks: DeviceMasks | None, keep: bool) -> Tensor:
         """Return logits after mask, bias, penalties and bans; ``logits`` themselves stay unchanged if ``keep``."""
@@ -225,18 +264,46 @@ class Sampler:
         temperature, top_k, top_p, min_p, u = (self._column(values) for values in (*fields, uniforms(seeds, at)))
         return DrawParams(temperature, top_k, top_p, min_p, u, noise)
 
+    def _index(self, values: Ints) -> Tensor:
+        return self._column(values).squeeze(1)
+
     def _column(self, values: npt.NDArray[np.generic]) -> Tensor:
         # A synchronous copy would make the host wait here for the GPU's forward pass.
         return to_device(values[:, None], self._device)
 
-    def _with_logprobs(self, drawn: Tensor, logits: Tensor, wanted: Ints, num_top: int) -> Tensor:
-        """[S, 3 ...] float64: ``drawn`` and the columns of ``logprob_columns``, 0 for positions that want none."""
-        index = self._column(wanted).squeeze(1)
-        some = logits if len(wanted) == len(logits) else logits[index]
-        columns = logprob_columns(some, drawn[index].clamp(min=0), num_top)
-        padded = torch.zeros(len(drawn), columns.shape[1], dtype=torch.float64, device=self._device)
-        padded[index] = columns
-        return torch.cat([drawn.double()[:, None], padded], dim=1)
+    def _with_logprobs(self, drawn: Tensor, logits: Tensor, wanted: Ints, rows: Ints) -> Tensor:
+        """[S, 3 ...] float64: ``drawn`` and the columns of ``logprob_columns``, 0 for positions that want none.
+
+        Those of a row with names come from ``named_columns``. ``rows`` [S] are the rows of the positions.
+        """
+        has_names = np.fromiter((row in self._names for row in rows[wanted].tolist()), bool, len(wanted))
+        plain, named = wanted[~has_names], wanted[has_names]
+        counts = self._rows["num_logprobs"][rows[plain]]
+        num_top = min(int(counts.max(initial=0)), logits.shape[1])
+        names = self._padded_names(rows[named])
+        held = max(num_top, names.shape[1])
+        columns = torch.zeros(len(drawn), 2 + 2 * held, dtype=torch.float64, device=self._device)
+        for chosen, width in ((plain, num_top), (named, names.shape[1])):
+            if not len(chosen):
+                continue
+            index = self._column(chosen).squeeze(1)
+            some = logits if len(chosen) == len(logits) else logits[index]
+            tokens = drawn[index].clamp(min=0)
+            if chosen is plain:
+                found = logprob_columns(some, tokens, width)
+            else:
+                found = named_columns(some, tokens, to_device(names, self._device))
+            columns[index, : 2 + width] = found[:, : 2 + width]
+            columns[index, 2 + held : 2 + held + width] = found[:, 2 + width :]
+        return torch.cat([drawn.double()[:, None], columns], dim=1)
+
+    def _padded_names(self, rows: Ints) -> Ints:
+        """[n, m] int64, the names of each row, followed by 0 where another row has more."""
+        names = [self._names[row] for row in rows.tolist()]
+        padded = np.zeros((len(names), max(map(len, names), default=0)), np.int64)
+        for line, each in zip(padded, names, strict=True):
+            line[: len(each)] = each
+        return padded
 
 
 def _are_ranked(params: Params) -> Bools:

@@ -180,23 +180,36 @@ def _draw_sorted(logits: Tensor, probs: Tensor, draws: DrawParams, width: int) -
     """Draw from the ``width`` best of each row; also return whether these were enough, bool [n]."""
     values, ids = top_sorted(logits, width)
     probs = probs.gather(1, ids)
+    weights, kept, in_k = _kept(values, probs, draws)
+    upto = (weights * kept).cumsum(1)
+    chosen = _first_above(upto, _target(draws.u, upto[:, -1:]))
+    # Tokens beyond the width are at most as likely as the last one within. They matter to the draw if kept tokens
+    # reach (or tie with) the last one, and to top_p's mass if top_k's tokens do.
+    reach = torch.where(draws.top_k == 0, kept, in_k)
+    lowest = torch.where(reach, values, torch.inf).amin(1)
+    return ids.gather(1, chosen).squeeze(1), (lowest > values[:, -1]) | ~torch.isfinite(values[:, 0])
+
+
+def kept_weights(logits: Tensor, draws: DrawParams) -> Tensor:
+    """Return the weights of the tokens that all filters keep, 0 for others: [n, V] int64; shapes as above."""
+    probs = _probabilities(logits, logits.amax(1, keepdim=True), draws)
+    values, ids = top_sorted(logits, logits.shape[1])
+    weights, kept, _ = _kept(values, probs.gather(1, ids), draws)
+    return torch.zeros_like(ids).scatter_(1, ids, weights * kept)
+
+
+def _kept(values: Tensor, probs: Tensor, draws: DrawParams) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the weights of the largest logits, which of them all filters keep, and which top_k keeps: [n, width]."""
     weights = _weights(probs)
     possible = weights > 0
-    kth = values.gather(1, (draws.top_k.clamp(max=width) - 1).clamp_(min=0))
+    kth = values.gather(1, (draws.top_k.clamp(max=values.shape[1]) - 1).clamp_(min=0))
     no_k = draws.top_k == 0
     in_k = possible & (no_k | (values >= kth))
     mass = torch.where(no_k, int(_ONE), (weights * in_k).sum(1, keepdim=True))
     limit = torch.where(draws.top_p < 1, mass * draws.top_p, torch.inf)
     in_p = in_k & (weights.cumsum(1) - weights < limit)
     in_p[:, 0] = True  # even if top_p is 0
-    kept = in_p & (probs >= draws.min_p * probs[:, :1])
-    upto = (weights * kept).cumsum(1)
-    chosen = _first_above(upto, _target(draws.u, upto[:, -1:]))
-    # Tokens beyond the width are at most as likely as the last one within. They matter to the draw if kept tokens
-    # reach (or tie with) the last one, and to top_p's mass if top_k's tokens do.
-    reach = torch.where(no_k, kept, in_k)
-    lowest = torch.where(reach, values, torch.inf).amin(1)
-    return ids.gather(1, chosen).squeeze(1), (lowest > values[:, -1]) | ~torch.isfinite(values[:, 0])
+    return weights, in_p & (probs >= draws.min_p * probs[:, :1]), in_k
 
 
 def top_sorted(logits: Tensor, width: int) -> tuple[Tensor, Tensor]:

@@ -82,6 +82,12 @@ def pages_missing(sequence: Sequence, page_size: int) -> int:
     return max(0, -(-(sequence.num_tokens + 1) // page_size) - held)
 
 
+def lacks_pages(cache: PrefixCache, sequence: Sequence, running: Iterable[Sequence]) -> bool:
+    """Return whether there are too few pages for the next waiting sequence, a prefix hit aside."""
+    reserved = sum(pages_missing(other, cache.page_size) + 1 for other in running)
+    return pages_missing(sequence, cache.page_size) + reserved > cache.available()
+
+
 def try_acquire(cache: PrefixCache, sequence: Sequence, running: Iterable[Sequence]) -> Lease | None:
     """Lease the prefix hit of a sequence if pages for the rest of its tokens are available too, else return None.
 

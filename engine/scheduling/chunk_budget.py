@@ -20,7 +20,7 @@ from math import inf
 from ..batch import Batch
 from ..sequence.sequence import Sequence
 from ..types import Priority
-from .step_cost_model import StepCostModel, StepWork, work_of
+from .step_cost_model import StepCostModel, StepWork, num_pairs, work_of
 
 LEAST = 16  # prompt tokens that a step may always have
 STEPS_WITHOUT_ERROR = 1000  # after which twice as many tokens are tried
@@ -109,6 +109,17 @@ class ChunkBudget:
         They take half as long as what a further step costs beyond its rows; an eighth of a usual chunk at most.
         """
         return int(min(self._usual / 8, self._cost.overhead_tokens() / 2))
+
+    def prefill_stats(self, running: Iterable[Sequence]) -> dict[str, float]:
+        """Return the most prompt tokens and query-key pairs that are computed in a second, and those in progress."""
+        tokens, pairs = self._cost.prefill_rates(self._usual)
+        computed = [each.num_computed for each in running if each.prefilling]
+        return {
+            "prefill_tokens_per_second": tokens,
+            "prefill_pairs_per_second": pairs,
+            "prefilling_tokens": sum(computed),
+            "prefilling_pairs": sum(num_pairs(0, each) for each in computed),
+        }
 
     def observe(self, batch: Batch, seconds: float) -> None:
         """Learn from a step that took ``seconds``."""

@@ -39,6 +39,7 @@ from .admission import (
     SlotRequests,
     computed_twice,
     lacks_more,
+    lacks_pages,
     num_reusable,
     pages_missing,
     preemption_victims,
@@ -123,6 +124,20 @@ class Scheduler:
     @property
     def waiting(self) -> tuple[int, ...]:
         return tuple(number for number, sequence in self._alive.items() if sequence.row < 0)
+
+    def capacity(self) -> dict[str, float]:
+        """Return what a new sequence's wait depends on, as gauges by name.
+
+        ``rows_usable`` are the rows that there are pages for. Rates of prompts are upper bounds, and a prompt of
+        ``prefill_short_tokens`` passes longer ones: it fits in the half that these leave of a step.
+        """
+        is_short = any(lacks_pages(self._cache, each, self._running) for each in self._queue.head(1))
+        return {
+            "row_limit": self._num_rows,
+            "rows_usable": len(self._running) if is_short else self._num_rows,
+            "prefill_short_tokens": usual_chunk(self._max_tokens) // 2,
+            **self._chunks.prefill_stats(self._running),
+        }
 
     def add(self, sequence: Sequence, matcher: AnswerMatcher | None = None) -> None:
         """Queue a sequence, with the matcher of its grammar if it has one. ValueError if its id is alive already.
@@ -378,13 +393,14 @@ class Scheduler:
         messages: list[Message] = []
         if check.num_sent or result.prompt_logprobs:
             tokens, logprobs = result.tokens[: check.num_sent], result.logprobs[: check.num_sent]
-            messages.append(TokenOut(sequence.id, tokens, logprobs, result.prompt_logprobs))
+            messages.append(TokenOut(sequence.id, tokens, logprobs, result.prompt_logprobs, result.is_limited))
         if check.failed:
             self._finish(sequence, FinishReason.ERROR)
             return [*messages, failure(sequence)]
         sequence.num_computed += len(row.tokens) - row.num_drafts + check.num_accepted
         if check.stop:
-            return [*messages, self._finish(sequence, *check.stop)]
+            reason, token, is_limited = check.stop
+            return [*messages, self._finish(sequence, reason, token, is_limited or result.is_limited)]
         self._cache.commit(lease_of(sequence), sequence.tokens, sequence.num_computed)
         if check.num_accepted < row.num_drafts:
             self._cache.shrink(lease_of(sequence), sequence.num_computed)
@@ -409,7 +425,9 @@ class Scheduler:
         alive = [self._alive[number] for number in ids if number in self._alive]
         return [self._finish(sequence, reason) for sequence in alive]
 
-    def _finish(self, sequence: Sequence, reason: FinishReason, stop_token: int | None = None) -> Done:
+    def _finish(
+        self, sequence: Sequence, reason: FinishReason, stop_token: int | None = None, is_limited: bool = False
+    ) -> Done:
         """End a sequence in whatever state it is."""
         measured = self._meter.end(sequence)
         if sequence.status is Status.RUNNING:
@@ -423,7 +441,7 @@ class Scheduler:
         if self._drafts:
             self._drafts.forget(sequence)
         self._stats.count_finished(reason)
-        return Done(sequence.id, reason, sequence.usage, stop_token, measured)
+        return Done(sequence.id, reason, sequence.usage, stop_token, measured, is_limited)
 
     def _leave(self, sequence: Sequence) -> None:
         """Give row, slot and pages back; computed pages go to the tree, rows in flight are ignored."""

@@ -85,6 +85,23 @@ class StepCostModel:
         linear = per_token + per_pair * (start + 0.5)
         return int(2 * seconds / (linear + sqrt(linear * linear + 2 * per_pair * seconds)))
 
+    def prefill_rates(self, chunk: int) -> tuple[float, float]:
+        """Return the most prompt tokens and the most query-key pairs that are computed in a second.
+
+        They are two standard deviations above what the steps have shown, so that before the first step hardly anything
+        is excluded. Each is meant without the other, in steps of prompts alone.
+
+        Args:
+            chunk: prompt tokens of a step, which share what it costs beyond its rows.
+        """
+        per_step, _, _, per_token, per_pair = self._costs
+        shares = (per_step / chunk / (per_step / chunk + per_token), 0.0, 0.0)
+        weights = (*shares, 1 - shares[0], 0.0)
+        spread = [sum(map(mul, row, weights)) for row in self._covariance]
+        deviation = sqrt(max(0.0, sum(map(mul, spread, weights))))
+        tokens = exp(2 * deviation) / (per_step / chunk + per_token)
+        return tokens, exp(2 * sqrt(max(0.0, self._covariance[4][4]))) / per_pair
+
     def overhead_tokens(self) -> float:
         """Return how many prompt tokens take as long as what a step costs beyond its rows."""
         return self._costs[0] / self._costs[3]

@@ -123,6 +123,10 @@ class GuardedMatcher:
         return self._ask(lambda matcher: matcher.is_whole, False)
 
     @property
+    def may_go_on(self) -> bool:
+        return self._ask(lambda matcher: matcher.may_go_on, False)
+
+    @property
     def has_failed(self) -> bool:
         """Whether the matcher has raised, or was told to ``fail``."""
         return self._failure is not None

@@ -11,10 +11,16 @@ from .sequence import Sequence
 
 
 class Stop(NamedTuple):
-    """Why a sequence ends; ``token`` is the stop token that ended it, which is not part of the output."""
+    """Why a sequence ends.
+
+    Attributes:
+        token: the stop token that ended it, which is not part of the output.
+        is_limited: a structured output is complete as its tokens are used up, but could have gone on.
+    """
 
     reason: FinishReason
     token: int | None = None
+    is_limited: bool = False
 
 
 class StopCheck(NamedTuple):
@@ -66,7 +72,9 @@ def _stop(sequence: Sequence, token: int, count: int) -> Stop | None:
         return Stop(FinishReason.STOP, token)
     if sequence.remaining > count:
         return None
-    return Stop(FinishReason.STOP if matcher and matcher.is_whole else FinishReason.LENGTH)
+    if matcher and matcher.is_whole:
+        return Stop(FinishReason.STOP, is_limited=matcher.may_go_on)
+    return Stop(FinishReason.LENGTH)
 
 
 def failure(sequence: Sequence) -> Failed:

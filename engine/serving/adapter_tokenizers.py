@@ -10,7 +10,7 @@ import dataclasses
 import hashlib
 import time
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from threading import Lock
 
@@ -20,6 +20,7 @@ from ..adapter_sources.cached_adapters import adapter_cache_folder
 from ..config import EngineConfig
 from ..errors import ModelError, RequestError
 from ..messages import TokenTexts
+from ..sandbox.program_pool import POOL
 from ..text.adapter_vocabulary import digest_tokenizer_files, tokenizer_identity, vocabulary_fault
 from ..text.tokenizer import Tokenizer
 from ..text.tokenizer_files import read_folder, refusing_malformed
@@ -94,6 +95,7 @@ class AdapterTokenizers:
         self._most_names = config.max_adapters
         self._of_adapters: dict[str, _Found] = {}  # by name, the one found last at the end
         self._loaded: dict[str, _Loaded] = {}  # by digest of the files
+        self._loading: dict[str, Lock] = {}  # the same, held while they are loaded
 
     @property
     def has_folder(self) -> bool:
@@ -143,6 +145,14 @@ class AdapterTokenizers:
         self._keep(name, _Found(_version(info), served, loaded))
         return served
 
+    async def read_own_off_loop(self, name: str, path: str) -> int:
+        """As ``read_own``, on another thread, for which nobody else waits."""
+        return await POOL.off_loop(partial(self.read_own, name, path))
+
+    async def find_off_loop(self, name: str, info: AdapterInfo) -> ServedTokenizer:
+        """As ``find``, on another thread, for which nobody else waits."""
+        return await POOL.off_loop(partial(self.find, name, info))
+
     def _keep(self, name: str, found: _Found) -> None:
         """Remember what was found, unless its tokenizer had to make room for others meanwhile."""
         with self._lock:
@@ -189,13 +199,27 @@ class AdapterTokenizers:
             return None
         with self._lock:
             found = self._loaded.get(key)
-            if found is None:
-                tokenizer = self._load(folder)
-                if len(self._loaded) >= MOST_TOKENIZERS:
-                    self._drop(min(self._loaded, key=lambda each: self._loaded[each].used))
-                found = self._loaded[key] = _Loaded(tokenizer, key, 0.0)
-            found.used = time.monotonic()
+            loading = self._loading.setdefault(key, Lock()) if found is None else None
+        if loading is not None:
+            try:
+                # Equal files are loaded once, and others beside them.
+                with loading:
+                    found = self._loaded.get(key) or self._keep_loaded(_Loaded(self._load(folder), key, 0.0))
+            finally:
+                with self._lock:
+                    self._loading.pop(key, None)
+        assert found is not None
+        found.used = time.monotonic()
         return found
+
+    def _keep_loaded(self, loaded: _Loaded) -> _Loaded:
+        """Remember a tokenizer, in place of the one that was used least recently where there are too many."""
+        with self._lock:
+            if len(self._loaded) >= MOST_TOKENIZERS:
+                self._drop(min(self._loaded, key=lambda each: self._loaded[each].used))
+            self._loaded[loaded.digest] = loaded
+            loaded.used = time.monotonic()
+        return loaded
 
     def _drop(self, key: str) -> None:
         """Forget a tokenizer, and for which adapters it was found. With the lock held."""
@@ -206,9 +230,9 @@ class AdapterTokenizers:
     def _load(self, folder: Path) -> Tokenizer:
         with refusing_malformed():
             files = read_folder(folder)
-        if not files.chat_templates:
-            files = dataclasses.replace(files, chat_templates=self._base.tokenizer.chat_templates)
-        return Tokenizer(files)
+            if not files.chat_templates:
+                files = dataclasses.replace(files, chat_templates=self._base.tokenizer.chat_templates)
+            return Tokenizer(files, self._base.tokenizer.steps)
 
 
 def _vocabulary_key(tokenizer: Tokenizer) -> str:

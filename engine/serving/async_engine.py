@@ -10,6 +10,8 @@ from functools import partial
 
 from ..errors import ContextTooLong, DeadlineExceeded
 from ..messages import Ready
+from ..sandbox.program_pool import POOL
+from ..text.chat_template import rendered
 from ..text.prompt_cache import Owner, PromptCache, PromptEncoder
 from ..text.tokenizer import Tokenizer, check_unicode
 from ..types import SamplingDefaults
@@ -73,6 +75,14 @@ class AsyncEngine:
         if fewest > self.max_model_len:
             raise ContextTooLong(fewest, 0, self.max_model_len, at_least=True)
 
+    async def render(self, call: Callable[[], str], *, at_once: bool) -> str:
+        """Return the text that a call makes by the chat template.
+
+        Args:
+            at_once: make it here, unless its template takes so much work that another process has to.
+        """
+        return await rendered(call, at_once=at_once)
+
     async def encode(self, text: str, *, add_special_tokens: bool, owner: Owner) -> array[int]:
         """Return the token ids of ``text``; long texts are encoded on another thread, very long ones cut there too.
 
@@ -86,6 +96,8 @@ class AsyncEngine:
         Raises:
             RequestError: lone surrogates in the text.
         """
+        if self.tokenizer.waits:
+            return await POOL.off_loop(lambda: self._encoding(text, add_special_tokens, owner)[0]())
         if len(text) > _LONGEST_CUT:
             return await asyncio.to_thread(lambda: self._encoding(text, add_special_tokens, owner)[0]())
         await asyncio.sleep(0)

@@ -5,7 +5,8 @@
 
 The two sides share a socketpair of ``SOCK_SEQPACKET``. The process says ``READY`` once all is loaded. Each message then
 brings the descriptors of a process to fork, and is answered by that process's number and a descriptor of it. What was
-loaded is in memory once. It exits when its socket closes; the processes that were forked run on.
+loaded is in memory once. When its socket closes the process that needs the others is gone: it waits for these to end by
+themselves, kills those that do not, and exits.
 """
 
 from __future__ import annotations
@@ -19,9 +20,14 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
+from ...grammar.parent_death import outlive_parent
+
+ORPHAN_SECONDS = 3.0
+"""For forked processes to end by themselves when the process that needs them is gone."""
 FORK_SECONDS = 5.0
 """For the process to answer: it does nothing else."""
 READY = b"ready"
@@ -94,14 +100,15 @@ class ForkServer:
         return ForkedProcess(int(answer), own[0]) if own else None
 
     def close(self) -> None:
-        """End the process; ``start`` starts another one."""
-        if self._socket is not None:
-            self._socket.close()
-            self._socket = None
+        """End the process; ``start`` starts another one. Those that were forked run on."""
+        # Killed before the socket ends, whose end it takes for that of the process that needs the others.
         if self._process is not None:
             self._process.kill()
             self._process.wait()
             self._process = None
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
 
     async def _start(self) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -138,30 +145,73 @@ def serve_forks(end: socket.socket, run: Callable[[int, int], int]) -> int:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the system buries the dead
     gc.collect()
     gc.freeze()
+    outlive_parent()  # the end of the socket tells of its death
     end.send(READY)
+    forked: list[int] = []
     while True:
-        _, descriptors, _, _ = socket.recv_fds(end, 1, NUM_DESCRIPTORS)
+        descriptors = _next_descriptors(end)
+        forked = _running(forked)
         if len(descriptors) != NUM_DESCRIPTORS:
+            _end_all(forked)
             return 0
         pid = os.fork()
         if not pid:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             end.close()
+            for each in forked:
+                os.close(each)
             os._exit(_leave(run(*descriptors)))
-        _answer(end, pid)
+        forked += _answer(end, pid)
         for each in descriptors:
             os.close(each)
 
 
-def _answer(end: socket.socket, pid: int) -> None:
-    """Tell which process was forked; one that has ended by now is none."""
+def _next_descriptors(end: socket.socket) -> list[int]:
+    """Return the descriptors of the next process to fork; none at the socket's end."""
+    try:
+        _, descriptors, _, _ = socket.recv_fds(end, 1, NUM_DESCRIPTORS)
+    except OSError:
+        return []
+    return list(descriptors)
+
+
+def _answer(end: socket.socket, pid: int) -> list[int]:
+    """Tell which process was forked; one that has ended by now is none. Returns its descriptor."""
     try:
         descriptor = os.pidfd_open(pid)
     except ProcessLookupError:
         end.send(b"0")
-        return
-    socket.send_fds(end, [str(pid).encode()], [descriptor])
-    os.close(descriptor)
+        return []
+    with suppress(OSError):  # the next message will tell that the other side is gone
+        socket.send_fds(end, [str(pid).encode()], [descriptor])
+    return [descriptor]
+
+
+def _running(forked: list[int], seconds: float = 0.0) -> list[int]:
+    """Return the processes of these that run, and close the descriptors of the others.
+
+    Args:
+        seconds: to wait until none runs.
+    """
+    until = time.monotonic() + seconds
+    while forked:
+        poll = select.poll()
+        for each in forked:
+            poll.register(each, select.POLLIN)
+        ended = {each for each, _ in poll.poll(max(0.0, until - time.monotonic()) * 1000)}
+        for each in ended:
+            os.close(each)
+        forked = [each for each in forked if each not in ended]
+        if not ended:
+            break
+    return forked
+
+
+def _end_all(forked: list[int]) -> None:
+    """Wait for processes to end, and kill those that do not."""
+    for each in _running(forked, ORPHAN_SECONDS):
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(each, signal.SIGKILL)
 
 
 def _leave(code: int) -> int:

@@ -14,6 +14,9 @@ from ..text.tokenizer import Tokenizer
 from ..types import FinishReason, Logprob, SequenceStats, Usage
 from .request import TextRequest
 
+BUDGET = "budget"
+"""Stop reason of a structured answer that is complete and would be another one without its budget of tokens."""
+
 
 @dataclass(frozen=True, slots=True)
 class TopLogprob:
@@ -46,12 +49,27 @@ class Finish:
         stop_reason: the stop string or the one of ``stop_token_ids`` that ended the sequence; None for the model's own
             end token and for every other reason (vLLM's field of that name).
         stats: what the engine measured of it.
+        is_limited: whether the budget of tokens has cut a structured answer short: without it the model would have
+            drawn other tokens.
+        stop_token: the token that ended it, the model's own included; None for every other end.
     """
 
     reason: FinishReason
     usage: Usage
     stop_reason: str | int | None = None
     stats: SequenceStats | None = None
+    is_limited: bool = False
+    stop_token: int | None = None
+
+    @property
+    def ended_by_budget(self) -> bool:
+        """Whether the answer is whole only because the budget of tokens has ended it."""
+        return self.is_limited and self.reason is FinishReason.STOP and self.stop_reason is None
+
+    @property
+    def told_stop_reason(self) -> str | int | None:
+        """The stop reason that clients are told: ``budget`` where the budget of tokens has ended the answer."""
+        return BUDGET if self.ended_by_budget else self.stop_reason
 
 
 @dataclass(slots=True)
@@ -98,6 +116,11 @@ class SequenceOutput:
     def reasoning(self) -> str:
         return "".join(self.thoughts)
 
+    @property
+    def token_ids(self) -> list[int]:
+        """The tokens with the one that ended the sequence."""
+        return [*self.tokens, *end_tokens(self.finish)]
+
     def add(self, delta: TextDelta) -> None:
         """Append a delta."""
         self.texts.append(delta.text)
@@ -106,6 +129,11 @@ class SequenceOutput:
         self.logprobs += delta.logprobs
         self.prompt_logprobs += delta.prompt_logprobs
         self.finish = delta.finish
+
+
+def end_tokens(finish: Finish | None) -> tuple[int, ...]:
+    """Return the token that ended a sequence, if there is one."""
+    return () if finish is None or finish.stop_token is None else (finish.stop_token,)
 
 
 class OutputProcessor:
@@ -133,7 +161,7 @@ class OutputProcessor:
         self._matcher = stops.matcher() if stops is not None else None
         self._num_tokens = 0
         self._stop: str | None = None
-        self._expired = False
+        self._expired = self._is_limited = False
 
     @property
     def stopped(self) -> bool:
@@ -154,6 +182,7 @@ class OutputProcessor:
             return self._finish(message)
         if self.stopped:
             return None
+        self._is_limited |= message.is_limited
         text, count = self._read(message.tokens)
         return TextDelta(
             self._index,
@@ -201,7 +230,10 @@ class OutputProcessor:
         if self._expired and done.reason is FinishReason.ABORT:
             return Finish(FinishReason.TIMEOUT, done.usage, stats=done.stats)
         is_requested = done.stop_token in self._request.params.stop_token_ids
-        return Finish(done.reason, done.usage, done.stop_token if is_requested else None, done.stats)
+        stop_reason = done.stop_token if is_requested else None
+        return Finish(
+            done.reason, done.usage, stop_reason, done.stats, self._is_limited or done.is_limited, done.stop_token
+        )
 
 
 def _cut(usage: Usage, completion: int) -> Usage:

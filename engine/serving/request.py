@@ -14,7 +14,9 @@ from ...grammar.thought_rules import ThoughtRules
 from ..errors import ContextTooLong, RequestError, shortened
 from ..messages import Submit
 from ..types import (
+    MAX_ALLOWED_TOKEN_IDS,
     MAX_LOGIT_BIAS,
+    MAX_LOGPROB_TOKEN_IDS,
     MAX_LOGPROBS,
     MAX_PIN_SECONDS,
     MAX_PREFIX_PINS,
@@ -159,6 +161,12 @@ class RequestLimits:
             raise _out_of_bounds("min_tokens", params.min_tokens, f"at most max_tokens ({params.max_tokens})")
         _check_stops(request.stop)
         self._check_tokens(params)
+        if params.logprob_token_ids and params.logprobs is None:
+            raise RequestError("logprob_token_ids needs logprobs of the answer.", param="logprob_token_ids")
+        if params.allowed_token_ids and request.grammar is not None:
+            raise RequestError(
+                "allowed_token_ids contradicts the form of the answer: give one of the two.", param="allowed_token_ids"
+            )
         self._check_prompt(request.tokens)
         _check_scored(params, num_prompt)
         return request if params is request.params else replace(request, params=params)
@@ -198,8 +206,11 @@ class RequestLimits:
         """Check the token ids in the parameters."""
         _check_count("stop_token_ids", params.stop_token_ids, MAX_STOP_TOKEN_IDS)
         _check_count("logit_bias", params.logit_bias, MAX_LOGIT_BIAS)
-        for token in params.stop_token_ids:
-            self._check_token("stop_token_ids", token)
+        _check_count("logprob_token_ids", params.logprob_token_ids, MAX_LOGPROB_TOKEN_IDS)
+        _check_count("allowed_token_ids", params.allowed_token_ids, MAX_ALLOWED_TOKEN_IDS)
+        for name in ("stop_token_ids", "logprob_token_ids", "allowed_token_ids"):
+            for token in getattr(params, name):
+                self._check_token(name, token)
         for token, bias in params.logit_bias:
             self._check_token("logit_bias", token)
             _check_number("logit_bias", bias, float, -100, 100)

@@ -6,7 +6,7 @@ import hashlib
 from pathlib import Path
 
 from ..errors import ModelError
-from .tokenizer_files import DEFINITION
+from .tokenizer_files import DEFINITION, FURTHER_TEMPLATES
 
 MOST_BYTES = 64 << 20
 """Of all tokenizer files of an adapter."""
@@ -27,7 +27,8 @@ def digest_tokenizer_files(folder: Path, root: Path | None) -> str:
         ModelError: a link does, or the files are too large.
         OSError: they cannot be read.
     """
-    present = [file for name in _FILES if (file := folder / name).is_file()]
+    named = [folder / name for name in _FILES]
+    present = [file for file in (*named, *sorted((folder / FURTHER_TEMPLATES).glob("*.jinja"))) if file.is_file()]
     if not present or present[0].name != DEFINITION:
         return ""
     root = None if root is None else root.resolve()
@@ -40,7 +41,8 @@ def digest_tokenizer_files(folder: Path, root: Path | None) -> str:
     digest = hashlib.sha256()
     for file in present:
         data = file.read_bytes()
-        digest.update(f"{file.name} {len(data)} ".encode() + data)
+        name = file.relative_to(folder).as_posix()
+        digest.update(f"{name} {len(data)} ".encode(errors="surrogateescape") + data)
     return digest.hexdigest()
 
 

@@ -13,7 +13,13 @@ from itertools import groupby
 from typing import Any, Final
 
 _WINDOW: Final = 1 << 14  # characters of one search, which holds the interpreter's lock
+_LONGEST: Final = 512  # characters of a token that is searched for
+_MOST_LISTED: Final = 32  # tokens that branch deeper than that
 _DEEPEST: Final = 64  # nested groups, of which ``re`` takes some hundreds; tokens that branch deeper are listed there
+
+
+class _TooDeep(Exception):
+    """Too many tokens branch deeper than the trie."""
 
 
 class AddedTokenSearch:
@@ -44,15 +50,22 @@ def search_of(added: Sequence[Mapping[str, Any]]) -> AddedTokenSearch | None:
     """Return the search for the tokens that the library finds before normalization.
 
     None if there are none, or if one swallows spaces around it or matches whole words only, so that what it takes
-    depends on more than the token.
+    depends on more than the token; and if a search would take long, as tokens are very long or alike.
 
     Args:
         added: as in ``tokenizer.json``.
     """
     tokens = [token for token in added if not token.get("normalized") and token["content"]]
+    texts = [token["content"] for token in tokens]
+    # A position costs at most a token's length and what is listed beyond the trie: tokens are a publisher's data.
+    if max(map(len, texts), default=0) > _LONGEST:
+        return None
     if not tokens or any(token.get(flag) for token in tokens for flag in ("lstrip", "rstrip", "single_word")):
         return None
-    return AddedTokenSearch([token["content"] for token in tokens])
+    try:
+        return AddedTokenSearch(texts)
+    except _TooDeep:
+        return None
 
 
 def _common_prefix(first: str, last: str) -> str:
@@ -66,6 +79,8 @@ def _common_prefix(first: str, last: str) -> str:
 def _alternation(texts: list[str], depth: int) -> str:
     """Return a pattern of the longest of ``texts`` (sorted, distinct) that fits; an empty text is one that fits."""
     if depth == _DEEPEST:
+        if len(texts) > _MOST_LISTED:
+            raise _TooDeep
         return "|".join(map(re.escape, sorted(texts, key=len, reverse=True)))
     branches = []
     for _, group in groupby(filter(None, texts), key=lambda text: text[0]):

@@ -8,20 +8,22 @@ and the ``generation`` tag, which matters in training alone.
 from __future__ import annotations
 
 import copy
-import datetime
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
-from typing import Any, NoReturn
+from threading import local
+from typing import Any, TypeVar
 
-from jinja2 import TemplateError, TemplateSyntaxError, nodes
-from jinja2.ext import Extension, loopcontrols
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2 import Template, TemplateError, TemplateSyntaxError, nodes
 
 from ..errors import ModelError, RequestError
+from ..sandbox.program_pool import POOL, TEMPLATE_SECONDS, ProgramFailed, ProgramRefused, ProgramStopped
+from .template_environment import UNITS, ChatEnvironment, TemplateDeferred, counted_work
 
 MAX_TEXT = 1 << 24  # characters; more than any model's context
+MOST_SOURCE = 1 << 20
+"""Characters of a template."""
+_JOB = "engine.text.chat_template:render_job"
 _MARK = "<<CONTINUE-HERE>> "  # its space tells whether the template trims the message
 
 Message = Mapping[str, Any]
@@ -35,8 +37,48 @@ _CALLED: Message = {
 }
 
 
+T = TypeVar("T")
+
+
+class TemplateStopped(RequestError):
+    """A chat template was ended at a limit on its time or memory."""
+
+
+class _Thread(local):
+    """Whether this thread may wait for another process."""
+
+    may_wait = True
+
+
+_thread = _Thread()
+
+
+@contextmanager
+def no_waiting() -> Iterator[None]:
+    """Let renders of this thread raise TemplateDeferred where they would wait for another process: on event loops."""
+    _thread.may_wait = False
+    try:
+        yield
+    finally:
+        _thread.may_wait = True
+
+
+async def rendered(call: Callable[[], T], *, at_once: bool) -> T:
+    """Await a call that renders, on the event loop's thread if ``at_once`` and the work is in the budget."""
+    if at_once:
+        try:
+            with no_waiting():
+                return call()
+        except TemplateDeferred:
+            pass
+    return await POOL.off_loop(call)
+
+
 class ChatTemplates:
     """A model's chat templates.
+
+    A template is a program, so its work is counted (``template_environment``). A render that takes more than a budget
+    is made in a process that can be killed, as are all later ones of a template that takes so much of a short text.
 
     Args:
         sources: Jinja templates by name: ``default`` and, optionally, ``tool_use`` for requests with tools.
@@ -50,11 +92,15 @@ class ChatTemplates:
     """
 
     def __init__(self, sources: Mapping[str, str], special: Mapping[str, str]) -> None:
-        environment = _environment()
+        environment = ChatEnvironment()
         self._special = dict(special)
         self._default = sources.get("default")
         self._sources = tuple(sources.values())
+        self._by_name = dict(sources)
+        self._heavy: set[str] = set()
         self._renders_role = lru_cache(maxsize=64)(self._probe_role)
+        if (size := max(map(len, self._sources), default=0)) > MOST_SOURCE:
+            raise ModelError(f"The chat template has {size:,} characters; at most {MOST_SOURCE:,} are read.")
         try:
             self.named_roles = frozenset(
                 role for source in self._sources for role in _roles_in(environment.parse(source))
@@ -62,6 +108,8 @@ class ChatTemplates:
             self._templates = {name: environment.from_string(source) for name, source in sources.items()}
         except TemplateSyntaxError as error:
             raise ModelError(f"The chat template is not valid Jinja: {error.message}, line {error.lineno}.") from error
+        except (SyntaxError, RecursionError, MemoryError, OverflowError, ValueError) as error:
+            raise ModelError("The chat template is not valid Jinja: it is nested too deeply, or too large.") from error
 
     def __bool__(self) -> bool:
         return bool(self._templates)
@@ -84,6 +132,8 @@ class ChatTemplates:
         for messages in ([probe, _ASKED], [_ASKED, probe], [_ASKED, _CALLED, probe]):
             try:
                 text = self.render(messages, add_generation_prompt=False)
+            except TemplateStopped:
+                raise
             except RequestError:
                 continue
             others = text.replace(_PROBE, "").replace(_ASKED["content"], "").replace("probe", "")
@@ -113,13 +163,15 @@ class ChatTemplates:
 
         Raises:
             RequestError: no template, or the template refuses these messages or fails on them.
+            TemplateStopped: it takes too long.
+            TemplateDeferred: it has to be made in another process, and this thread must not wait (``no_waiting``).
         """
         if add_generation_prompt and continue_final_message:
             raise RequestError(
                 "add_generation_prompt and continue_final_message exclude each other: set one of them to false.",
                 param="continue_final_message",
             )
-        template = self._choose(with_tools=bool(tools))
+        name = self._choose(with_tools=bool(tools))
         shown = _marked(messages) if continue_final_message else messages
         variables = {
             **self._special,
@@ -129,24 +181,71 @@ class ChatTemplates:
             "messages": [_without_nulls(message) for message in shown],
             "add_generation_prompt": add_generation_prompt,
         }
-        try:
-            text = _bounded(template.generate(variables))
-        except RequestError:
-            raise
-        except TemplateError as error:
-            raise _refusal(f"The chat template refuses the messages: {error.message}") from error
-        except Exception as error:  # a template is a program and may raise anything
-            raise _refusal(f"The chat template fails on the messages: {error}") from error
+        text = self._render(name, variables)
         return _cut_at_mark(text, messages[-1]) if continue_final_message else text
 
-    def _choose(self, *, with_tools: bool) -> Any:
+    def _render(self, name: str, variables: dict[str, Any]) -> str:
+        if name not in self._heavy:
+            try:
+                with counted_work():
+                    return _rendered(self._templates[name], variables)
+            except TemplateDeferred:
+                if not _is_longer(variables, UNITS // 16):
+                    self._heavy.add(name)
+        if not _thread.may_wait:
+            raise TemplateDeferred
+        try:
+            arguments = {"source": self._by_name[name], "variables": variables}
+            return POOL.run(_JOB, TEMPLATE_SECONDS, arguments).decode("utf-8", "surrogatepass")
+        except ProgramFailed as error:
+            raise _refusal(str(error)) from None
+        except ProgramStopped as error:
+            raise TemplateStopped(f"The chat template {error} on the messages.", param="messages") from None
+        except ProgramRefused as error:
+            raise _refusal(f"The chat template {error}") from None
+        except (TypeError, ValueError) as error:
+            raise _refusal(f"The chat template is given values that are not JSON: {error}") from error
+
+    def _choose(self, *, with_tools: bool) -> str:
         name = "tool_use" if with_tools and "tool_use" in self._templates else "default"
         if name not in self._templates:
             raise RequestError(
                 "The model has no chat template: send a prompt to /v1/completions, or start with --chat-template.",
                 param="messages",
             )
-        return self._templates[name]
+        return name
+
+
+def render_job(arguments: Any, _data: bytes) -> bytes:
+    """Render a template in a worker process: ``source`` with ``variables``."""
+    return _rendered(_compiled(arguments["source"]), arguments["variables"]).encode("utf-8", "surrogatepass")
+
+
+@lru_cache(maxsize=64)
+def _compiled(source: str) -> Template:
+    return ChatEnvironment().from_string(source)
+
+
+def _rendered(template: Template, variables: dict[str, Any]) -> str:
+    """Return a template's text. Raises RequestError, and TemplateDeferred within ``counted_work``."""
+    try:
+        return _bounded(template.generate(variables))
+    except (RequestError, TemplateDeferred, MemoryError):
+        raise
+    except TemplateError as error:
+        raise _refusal(f"The chat template refuses the messages: {error.message}") from error
+    except Exception as error:  # a template is a program and may raise anything
+        raise _refusal(f"The chat template fails on the messages: {error}") from error
+
+
+def _is_longer(value: Any, size: int) -> bool:
+    """Whether the texts of a value of JSON's types have more characters."""
+    todo, left = [value], size
+    while todo and left >= 0:
+        each = todo.pop()
+        left -= len(each) if isinstance(each, str) else 1
+        todo += each.values() if isinstance(each, dict) else each if isinstance(each, list) else ()
+    return left < 0
 
 
 def _roles_in(template: nodes.Template) -> Iterator[str]:
@@ -217,43 +316,3 @@ def _cut_at_mark(text: str, last: Message) -> str:
         )
     before = text[:at]
     return before if text.startswith(_MARK, at) else before.rstrip()
-
-
-def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
-    )
-    environment.filters["tojson"] = _tojson
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = _strftime_now
-    return environment
-
-
-def _tojson(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """Dump JSON without the HTML escapes of Jinja's own filter."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def _raise_exception(message: str) -> NoReturn:
-    raise TemplateError(message)
-
-
-def _strftime_now(form: str) -> str:
-    return datetime.datetime.now().strftime(form)
-
-
-class _Generation(Extension):
-    """``{% generation %}`` marks the assistant's text for training; its body is rendered unchanged."""
-
-    tags = {"generation"}  # noqa: RUF012 (Jinja declares it so)
-
-    def parse(self, parser: Parser) -> nodes.Node | list[nodes.Node]:
-        """Parse to the body, in a scope of its own as in transformers."""
-        line = next(parser.stream).lineno
-        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True)).set_lineno(line)

@@ -10,6 +10,7 @@ put before the text:
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,6 +18,8 @@ from typing import Any
 
 from ..errors import ModelError, quoted
 
+_MOST_GROWTH = 64
+"""Of a piece's characters by all replacements; SentencePiece's replace one by one."""
 _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
@@ -71,7 +74,16 @@ def read_rules(decoder: dict[str, Any] | None) -> DecoderRules:
     rules = DecoderRules(**values)
     if not (rules.byte_level or rules.replacements) or (rules.byte_level and rules.replacements):
         raise ModelError("The tokenizer's decoder is neither ByteLevel nor SentencePiece's: not supported.")
+    if (growth := math.prod(_growth(*each) for each in rules.replacements)) > _MOST_GROWTH:
+        raise ModelError(
+            f"The tokenizer's decoder may make a piece {growth} times as long, at most {_MOST_GROWTH} times."
+        )
     return rules
+
+
+def _growth(old: str, new: str) -> int:
+    """Return how many times as long a text may be with ``new`` in place of ``old``."""
+    return max(1, -(-len(new) // len(old)) if old else len(new) + 1)
 
 
 def _steps(decoder: dict[str, Any] | None) -> Iterator[dict[str, Any]]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
+import string
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -13,12 +15,22 @@ import tokenizers
 
 from ..errors import ConfigError, ModelError, RequestError, quoted, shortened
 from ..messages import TokenTexts
+from ..sandbox.program_pool import POOL, TOKENIZER_SECONDS, ProgramFailed, ProgramRefused
 from .added_token_search import search_of
 from .chat_template import ChatTemplates, Message
 from .token_bounds import read_bounds
 from .token_bytes import DecoderRules, read_rules
 from .tokenizer_files import TokenizerFiles, read_folder, refusing_malformed
 from .tokenizer_gguf import read_gguf
+
+MOST_IDS = 1 << 22
+"""Token ids are below this."""
+_JOB = "engine.text.tokenizer:encode_job"
+_JOB_BYTES = 1 << 30
+_MOST_BUILT = 4  # tokenizers that a worker process keeps
+_UNKNOWN = b"?"  # the answer of a worker process that has not built a tokenizer yet
+_STEPS = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
+_PROBE = f"{string.printable} aaaa"
 
 
 class Tokenizer:
@@ -27,7 +39,11 @@ class Tokenizer:
     Texts of special tokens inside an encoded text become those tokens, as chat templates need it and as transformers
     does; untrusted text has to be filtered before.
 
+    The steps of an adapter's tokenizer are a program of its publisher. Unless they are the base model's, texts are
+    encoded in a process that can be killed.
+
     Attributes:
+        steps: digest of what a text goes through, vocabulary and merges left out.
         vocab_size: number of ids with a token, which may be less than the model's rows of logits.
         bos_id: the token that begins a text, None if the model has none.
         eos_ids: the tokens that end an answer, from the tokenizer's files.
@@ -36,9 +52,18 @@ class Tokenizer:
         chat_templates: sources of the chat templates by name.
     """
 
-    def __init__(self, files: TokenizerFiles) -> None:
-        """Build the tokenizer of ``files``; see ``load``. Raises ModelError."""
-        self._backend = _build(files.definition)
+    def __init__(self, files: TokenizerFiles, trusted_steps: str | None = None) -> None:
+        """Build the tokenizer of ``files``; see ``load``.
+
+        Args:
+            trusted_steps: those that may run in this process; None for any.
+
+        Raises:
+            ModelError: it is not supported exactly, or its steps fail or take too long.
+        """
+        self.steps = _digest_of_steps(files.definition)
+        self._remote = None if trusted_steps in (None, self.steps) else _RemoteEncoder(files.definition)
+        self._backend = _build(files.definition | dict.fromkeys(_STEPS) if self._remote else files.definition)
         rules = read_rules(files.definition.get("decoder"))
         self._rules = rules
         self._bytes, self.special_ids = _vocabulary(self._backend, rules)
@@ -46,6 +71,8 @@ class Tokenizer:
         self._search = search_of(files.definition["added_tokens"])
         self._bounds = read_bounds(files.definition, self._bytes.values())
         self.vocab_size = max(self._bytes, default=-1) + 1
+        if self.vocab_size > MOST_IDS:
+            raise ModelError(f"The tokenizer has the token id {self.vocab_size - 1:,}; ids are below {MOST_IDS:,}.")
         self.bos_id = self._id_of(files.special.get("bos_token"))
         ends = (self._id_of(files.special.get("eos_token")), *files.eos_ids)
         self.eos_ids = tuple(sorted({token for token in ends if token is not None}))
@@ -78,6 +105,11 @@ class Tokenizer:
         return cls(files)
 
     @property
+    def waits(self) -> bool:
+        """Whether ``encode`` waits for another process."""
+        return self._remote is not None
+
+    @property
     def has_chat_template(self) -> bool:
         return bool(self._templates)
 
@@ -100,16 +132,19 @@ class Tokenizer:
         return self._templates.renders_role(role)
 
     def encode(self, text: str, add_special_tokens: bool) -> array[int]:
-        """Return the token ids of ``text``. Releases the interpreter's lock.
+        """Return the token ids of ``text``. Releases the interpreter's lock. May wait for another process: ``waits``.
 
         Args:
             add_special_tokens: add the model's special tokens around the text (often a bos token). False for texts of
                 ``render_chat``, whose template has written them.
 
         Raises:
-            RequestError: the text has lone surrogates, which are no characters and have no UTF-8 form.
+            RequestError: the text has lone surrogates, which are no characters and have no UTF-8 form; or an adapter's
+                tokenizer takes too long with it.
         """
         check_unicode(text)
+        if self._remote is not None:
+            return self._remote.encode(text, add_special_tokens)
         # encode() would hold the interpreter's lock all along; the batch form releases it and computes no offsets.
         [encoding] = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return array("i", encoding.ids)
@@ -169,9 +204,15 @@ class Tokenizer:
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
         kwargs: Mapping[str, Any] | None = None,
+        template: str | None = None,
     ) -> str:
-        """Return the text of a conversation, to be encoded without special tokens. See ``ChatTemplates.render``."""
-        return self._templates.render(
+        """Return the text of a conversation, to be encoded without special tokens. See ``ChatTemplates.render``.
+
+        Args:
+            template: a Jinja template in place of the model's. RequestError if it is not valid.
+        """
+        templates = self._templates if template is None else self._own_templates(template)
+        return templates.render(
             messages,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
@@ -179,8 +220,73 @@ class Tokenizer:
             kwargs=kwargs,
         )
 
+    def _own_templates(self, source: str) -> ChatTemplates:
+        try:
+            return ChatTemplates({"default": source}, self.special_tokens)
+        except ModelError as error:
+            raise RequestError(str(error), param="chat_template") from None
+
     def _id_of(self, text: str | None) -> int | None:
         return None if text is None else self._backend.token_to_id(text)
+
+
+class _RemoteEncoder:
+    """Encodes texts in worker processes, each of which is sent the definition when it lacks it.
+
+    Raises:
+        ModelError: the tokenizer cannot be built, or a text of all printable characters of ASCII takes too long.
+    """
+
+    def __init__(self, definition: Mapping[str, Any]) -> None:
+        self._definition = json.dumps(definition).encode()
+        self._key = hashlib.sha256(self._definition).hexdigest()
+        try:
+            self._run(_PROBE, False)
+        except ProgramFailed as error:
+            raise ModelError(str(error)) from None
+        except ProgramRefused as error:
+            raise ModelError(f"The tokenizer {error} with {len(_PROBE)} characters.") from None
+
+    def encode(self, text: str, add_special_tokens: bool) -> array[int]:
+        """As ``Tokenizer.encode``, for a text without lone surrogates."""
+        try:
+            return self._run(text, add_special_tokens)
+        except ProgramRefused as error:
+            raise RequestError(f"The adapter's tokenizer {error} with this text: send another one.") from None
+
+    def _run(self, text: str, add_special_tokens: bool) -> array[int]:
+        data = text.encode()
+        found = _UNKNOWN
+        for definition in (b"", self._definition):
+            if found == _UNKNOWN:
+                arguments = [self._key, add_special_tokens, len(definition)]
+                found = POOL.run(_JOB, TOKENIZER_SECONDS, arguments, definition + data, memory=_JOB_BYTES)
+        return array("i", found)
+
+
+_built: dict[str, tokenizers.Tokenizer] = {}
+
+
+def encode_job(arguments: list[Any], data: bytes) -> bytes:
+    """Encode a text in a worker process: the definition, which may be left out, and the text."""
+    key, add_special_tokens, size = arguments
+    backend = _built.pop(key, None)
+    if backend is None:
+        if not size:
+            return _UNKNOWN
+        backend = _build(json.loads(data[:size]))
+        if len(_built) >= _MOST_BUILT:
+            del _built[next(iter(_built))]
+    _built[key] = backend
+    [encoding] = backend.encode_batch_fast([data[size:].decode()], add_special_tokens=add_special_tokens)
+    return array("i", encoding.ids).tobytes()
+
+
+def _digest_of_steps(definition: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of what a definition does with a text, whatever its vocabulary and merges are."""
+    model = {name: value for name, value in definition["model"].items() if name not in ("vocab", "merges")}
+    steps = [definition.get(name) for name in _STEPS]
+    return hashlib.sha256(json.dumps([model, steps], sort_keys=True).encode()).hexdigest()
 
 
 def _build(definition: dict[str, Any]) -> tokenizers.Tokenizer:

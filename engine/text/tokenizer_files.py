@@ -21,6 +21,7 @@ from typing import Any
 from ..errors import ModelError, quoted, shortened
 
 DEFINITION = "tokenizer.json"
+FURTHER_TEMPLATES = "additional_chat_templates"
 SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -46,7 +47,7 @@ def refusing_malformed() -> Iterator[None]:
     """Within the block, an entry of a tokenizer's files that is missing or of another type raises ModelError."""
     try:
         yield
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise ModelError(f"The tokenizer's files are malformed: {quoted(error)}.") from error
 
 
@@ -83,11 +84,13 @@ def added_token(token: int, text: str, *, special: bool, rstrip: bool = False) -
 
 def _read_json(path: Path) -> dict[str, Any] | None:
     """Return the object in a JSON file, None if there is no such file."""
+    if path.exists() and not path.is_file():  # a pipe would never end
+        raise ModelError(f"{path.name} is not a file.")
     try:
         value = json.loads(path.read_bytes())
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"{path.name} cannot be read as JSON.") from error
     if not isinstance(value, dict):
         raise ModelError(f"{path.name} does not hold a JSON object.")
@@ -178,7 +181,7 @@ def _templates(folder: Path, config: dict[str, Any]) -> dict[str, str]:
         templates["default"] = value
     elif isinstance(value, list):
         templates = {entry["name"]: entry["template"] for entry in value}
-    files = {path.stem: path for path in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
+    files = {path.stem: path for path in sorted((folder / FURTHER_TEMPLATES).glob("*.jinja")) if path.is_file()}
     if (usual := folder / "chat_template.jinja").is_file():
         files["default"] = usual
     return templates | {name: path.read_text(encoding="utf-8") for name, path in files.items()}

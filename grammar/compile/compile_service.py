@@ -1,9 +1,10 @@
 """Compile service: compiles grammars in killable worker processes and caches them within a byte budget.
 
 No grammar library bounds its own work, and a thread cannot be stopped, so a compile runs in a worker process with
-limits on time and memory; a worker that exceeds either is killed and replaced. Workers yield the cores to the engine,
-unless that leaves them none. Results and errors are cached by content. Requests for a grammar that is being compiled
-share one future.
+limits on processor time and memory; a worker that exceeds either is killed and replaced. What a machine does to a
+worker (no time for it, a kill when memory is short) is no limit of the grammar's: the compile goes on, or is tried
+again, and fails at last in a way that may be asked for again. Workers yield the cores to the engine, unless that leaves
+them none. Results and errors are cached by content. Requests for a grammar that is being compiled share one future.
 """
 
 from __future__ import annotations
@@ -18,21 +19,24 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 from ..emit.grammar_artifact import GrammarArtifact
-from ..errors import GrammarError, GrammarTimeout
+from ..errors import CompileUnavailable, GrammarError, GrammarTimeout
 from ..schema.error_location import complexity_error
 from ..spec import GrammarSpec
 from ..vocabulary import Vocabulary
 from .compile_worker import DONE, decode_error, encode_job
 from .compiled_grammar import CompiledGrammar
-from .worker_handle import CAN_YIELD, WorkerDied, WorkerStarved, WorkerTimeout
+from .worker_handle import CAN_YIELD, WorkerCrashed, WorkerDied, WorkerHandle, WorkerStarved, WorkerTimeout
 from .worker_pool import WorkerPool
 
 logger = logging.getLogger("rootgraft.grammar")
 
 ERROR_BYTES = 1_024
 MAX_OBSERVATIONS = 4_096
-# Seconds after which a compile that was too slow may be tried again: the machine may have been busy.
+# Seconds after which a compile that took too much processor time may be tried again: beside other work the same
+# takes up to twice as much.
 RETRY_SECONDS = 60.0
+# Workers that may die, one after the other, over one grammar.
+MOST_TRIES = 2
 # Seconds for which workers do not yield after one that yields has starved.
 STEADY_SECONDS = 600.0
 NICENESS = 10  # of the threads that load compiled grammars
@@ -98,7 +102,7 @@ class CompileService:
 
         Args:
             workers: most compiles at once, and most workers that yield and that do not.
-            seconds: limit on a compile's processor time, dry run included; on wall-clock time `PATIENCE` times that.
+            seconds: limit on a compile's processor time, dry run included; there is none by the clock.
             memory_bytes: limit on the address space that one compile adds.
             cache_bytes: limit on the estimated size of the cached grammars.
             most_pending: limit on compiles waiting or in flight.
@@ -114,13 +118,13 @@ class CompileService:
         self._pending: dict[str, Future[CompiledGrammar]] = {}
         self._pool = ThreadPoolExecutor(workers, "grammar-compile", _lower_priority)
         # Both are ready from the start: a grammar that arrives while no core is idle need not wait for a worker.
-        self._steady = WorkerPool(vocabulary, workers, yields=False)
-        self._yielding = WorkerPool(vocabulary, workers, yields=True) if CAN_YIELD else self._steady
+        self._steady = compile_workers(vocabulary, workers, yields=False)
+        self._yielding = compile_workers(vocabulary, workers, yields=True) if CAN_YIELD else self._steady
         self._steady_until = 0.0
         self._seconds_taken: list[float] = []
 
     def compile(self, spec: GrammarSpec) -> Future[CompiledGrammar]:
-        """Return a future of the compiled grammar, or of a `GrammarError`.
+        """Return a future of the compiled grammar, of a `GrammarError`, or of `CompileUnavailable`.
 
         Raises:
             CompileQueueFull: if too many compiles are pending.
@@ -155,11 +159,11 @@ class CompileService:
             workers.close()
         self._pool.shutdown(wait=True, cancel_futures=True)
         for future in self._pending.values():
-            future.set_exception(GrammarError("grammar", "", "the server is shutting down"))
+            future.set_exception(CompileUnavailable("The server is shutting down."))
         self._pending.clear()
 
     def _run(self, spec: GrammarSpec, future: Future[CompiledGrammar]) -> None:
-        result: CompiledGrammar | GrammarError
+        result: CompiledGrammar | GrammarError | CompileUnavailable
         start = time.perf_counter()
         try:
             result = self._compiled(spec)
@@ -167,28 +171,45 @@ class CompileService:
             result = error.copy()
         except Exception as error:  # the future must be resolved whatever happens; a retry may succeed
             logger.error("A grammar could not be compiled", exc_info=error)
-            result = _timeout(spec, f"could not be compiled: {type(error).__name__}")
+            result = CompileUnavailable(f"The grammar could not be compiled now ({type(error).__name__}).")
         with self._lock:
             if len(self._seconds_taken) < MAX_OBSERVATIONS:
                 self._seconds_taken.append(time.perf_counter() - start)
         self._remember(spec.key, result)
-        if isinstance(result, GrammarError):
-            future.set_exception(result)
-        else:
+        if isinstance(result, CompiledGrammar):
             future.set_result(result)
+        else:
+            future.set_exception(result)
 
     def _compiled(self, spec: GrammarSpec) -> CompiledGrammar:
         workers = self._yielding if time.monotonic() >= self._steady_until else self._steady
-        try:
-            body = self._compiled_by(workers, spec)
-        except WorkerStarved:
-            body = self._compiled_by(self._steady, spec)
+        tries = MOST_TRIES
+        while True:
+            try:
+                body = self._compiled_by(workers, spec)
+                break
+            except WorkerStarved:
+                workers = self._steady
+            except WorkerDied as error:
+                if (tries := tries - 1) > 0:
+                    continue
+                if not isinstance(error, WorkerCrashed):
+                    raise
+                # Of two fresh workers each has ended itself: that is the grammar's doing.
+                reason = f"needs more than {self._memory_bytes >> 20} MiB to compile, or ends the compiler"
+                raise self._stopped(spec, reason) from None
         if body[:1] != DONE:
             raise decode_error(body)
         return CompiledGrammar(GrammarArtifact.decode(body[1:]), self._vocabulary)
 
-    def _compiled_by(self, workers: WorkerPool, spec: GrammarSpec) -> bytes:
-        """Return a worker's answer. Raises WorkerStarved: no processor time. Raises GrammarTimeout: past a limit."""
+    def _compiled_by(self, workers: WorkerPool[WorkerHandle], spec: GrammarSpec) -> bytes:
+        """Return a worker's answer.
+
+        Raises:
+            WorkerStarved: no processor time.
+            WorkerDied: the worker has ended.
+            GrammarTimeout: past the limit on processor time.
+        """
         worker = workers.acquire()
         try:
             body = worker.compile(encode_job(spec, self._seconds, self._memory_bytes), self._seconds)
@@ -198,12 +219,8 @@ class CompileService:
             raise
         except WorkerTimeout:
             workers.discard(worker)
-            raise self._stopped(spec, f"takes longer than {self._seconds:g} s to compile") from None
-        except WorkerDied:
-            workers.discard(worker)
-            reason = f"needs more than {self._memory_bytes >> 20} MiB to compile, or ends the compiler"
-            raise self._stopped(spec, reason) from None
-        except BaseException:  # a bug, or no memory: the pool must not count the worker as busy for ever
+            raise self._stopped(spec, f"takes longer than {self._seconds:g} s of processor time to compile") from None
+        except BaseException:  # it died, a bug, no memory: the pool must not count the worker as busy for ever
             workers.discard(worker)
             raise
         workers.release(worker)
@@ -214,7 +231,12 @@ class CompileService:
             self.stats.stopped += 1
         return _timeout(spec, reason)
 
-    def _remember(self, key: str, result: CompiledGrammar | GrammarError) -> None:
+    def _remember(self, key: str, result: CompiledGrammar | GrammarError | CompileUnavailable) -> None:
+        if isinstance(result, CompileUnavailable):
+            with self._lock:
+                self._pending.pop(key, None)
+                self.stats.pending = len(self._pending)
+            return
         expires = time.monotonic() + RETRY_SECONDS if isinstance(result, GrammarTimeout) else float("inf")
         if isinstance(result, GrammarError):
             entry = _Entry(result.copy(), ERROR_BYTES, expires)
@@ -231,6 +253,15 @@ class CompileService:
                 _, dropped = self._entries.popitem(last=False)
                 self.stats.cached_bytes -= dropped.num_bytes
             self.stats.cached = len(self._entries)
+
+
+def compile_workers(vocabulary: Vocabulary, workers: int, *, yields: bool) -> WorkerPool[WorkerHandle]:
+    """Return a pool of workers for a vocabulary."""
+
+    def start(is_first: bool, ending: threading.Event) -> WorkerHandle:
+        return WorkerHandle(vocabulary, yields=yields, is_first=is_first, ending=ending)
+
+    return WorkerPool(start, workers, yields=yields)
 
 
 def _lower_priority() -> None:

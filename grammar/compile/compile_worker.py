@@ -23,6 +23,7 @@ from threading import Thread, get_ident
 from typing import BinaryIO
 
 from ..errors import GrammarError
+from ..parent_death import end_with_parent
 from ..schema.error_location import complexity_error, size_error
 from ..spec import GrammarKind, GrammarSpec
 from ..vocabulary import Vocabulary
@@ -84,6 +85,7 @@ def main(is_first: bool) -> None:
     Args:
         is_first: gets ready at the priority that it was started with, which it lowers then.
     """
+    end_with_parent()
     incoming, outgoing = sys.stdin.buffer, sys.stdout.buffer
     sys.stdout = sys.stderr
     first = read_frame(incoming)
@@ -138,7 +140,7 @@ def _compiled(spec: GrammarSpec, vocabulary: Vocabulary, seconds: float, num_byt
     from .compiler import lower
 
     before = _statm_bytes(RESIDENT)
-    _limit(seconds, num_bytes)
+    limit_process(seconds, num_bytes)
     try:
         artifact = lower(spec, vocabulary)
     except GrammarError as error:
@@ -148,12 +150,12 @@ def _compiled(spec: GrammarSpec, vocabulary: Vocabulary, seconds: float, num_byt
     except RecursionError:
         return encode_error(complexity_error(spec, "is nested too deeply"))
     finally:
-        _limit(0, 0)
+        limit_process(0, 0)
     grown = _statm_bytes(RESIDENT) - before
     return DONE + replace(artifact, num_bytes=max(artifact.num_bytes, grown)).encode()
 
 
-def _limit(seconds: float, num_bytes: int) -> None:
+def limit_process(seconds: float, num_bytes: int) -> None:
     """Limit processor time and address space from now on; zeros lift the limits."""
     _, most_cpu = resource.getrlimit(resource.RLIMIT_CPU)
     _, most_space = resource.getrlimit(resource.RLIMIT_AS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 
 import llguidance
@@ -9,8 +10,10 @@ import llguidance
 from ..emit.grammar_artifact import Backend, GrammarArtifact
 from ..match.backends import BackendState, LlguidanceBackend, XgrammarBackend, leads_to_end
 from ..match.budget_close import BudgetClose
-from ..match.closing_texts import ClosingTexts, ranks
+from ..match.closing_texts import OUTSIDE, ClosingTexts, ranks
+from ..match.completion_search import CompletionSearch
 from ..match.entry_sets import EntryCounter
+from ..match.least_ends import ChoiceEnds, LanguageTooLarge, LeastEnds, RegularEnds
 from ..match.matcher import Matcher
 from ..match.memory_state import MemoryState
 from ..match.string_masks import StringRule
@@ -47,7 +50,7 @@ class CompiledGrammar:
         self._counters = [EntryCounter(language) for language in artifact.entries]
         state, self.error = _initial_state(artifact, vocabulary)
         self._state = self._with_rules(state)
-        self._closing_texts = ClosingTexts(vocabulary, artifact)
+        self._closing_texts = ClosingTexts(vocabulary, artifact, _least_ends(artifact, vocabulary))
         # Computed here, where no stream waits for it.
         ranks(vocabulary)
         if artifact.texts:
@@ -80,12 +83,25 @@ class CompiledGrammar:
 
     def shortest(self) -> tuple[int, ...] | None:
         """Return the tokens of a short answer: the artifact's if the backend accepts it, else one from a search."""
-        known = self.artifact.shortest
+        if (least_ends := self._closing_texts.least_ends) is not None:
+            return least_ends.shortest()
+        search = CompletionSearch(ClosingTexts(self._vocabulary, replace(self.artifact, shortest=())))
+        known = self._vocabulary.recut(self.artifact.shortest)
         if known and leads_to_end(self._state, known):
-            return known
-        unknown = ClosingTexts(self._vocabulary, replace(self.artifact, shortest=()))
-        found = BudgetClose(unknown).completion(self._state)
+            found = search.shortest(self._state, OUTSIDE, len(known) + 20, len(known) - 1)
+            return tuple(known if found is None or len(found) > len(known) else found)
+        found = search.shortest(self._state, OUTSIDE)
         return None if found is None else tuple(found)
+
+
+def _least_ends(artifact: GrammarArtifact, vocabulary: Vocabulary) -> LeastEnds | None:
+    """Return the least ends of all states if the language is a list or regular, and small enough."""
+    if artifact.options:
+        return ChoiceEnds(artifact.options, vocabulary)
+    if artifact.language is not None:
+        with suppress(LanguageTooLarge):
+            return RegularEnds(artifact.language, vocabulary)
+    return None
 
 
 def _initial_state(

@@ -73,9 +73,12 @@ def _translated(spec: GrammarSpec, vocabulary: Vocabulary) -> GrammarArtifact:
         markers, memory = can_spell_markers(vocabulary), can_spell_entries(vocabulary)
         artifact = structural_tag_grammar(spec.value(), vocabulary, with_string_rules=markers, with_memory=memory)
     else:
-        source, answers = plain_grammars.TRANSLATE[spec.kind](spec)
-        artifact = GrammarArtifact(Backend.LLGUIDANCE, source, values=answers)
+        plain = plain_grammars.TRANSLATE[spec.kind](spec)
+        artifact = GrammarArtifact(
+            Backend.LLGUIDANCE, plain.source, values=plain.answers, options=plain.options, language=plain.language
+        )
     automata = sum(each.num_bytes for each in artifact.strings) + sum(each.num_bytes for each in artifact.entries)
+    automata += 16 * sum(map(len, artifact.options)) + (artifact.language.num_bytes if artifact.language else 0)
     num_bytes = 20 * len(artifact.source) + (64 << 10) + automata
     return replace(artifact, num_bytes=num_bytes)
 

@@ -35,6 +35,7 @@ BUDGET = 200
 # and harmless searches for an end take up to 30 ms, more on a busy machine.
 MAX_MASK_SECONDS = 0.08
 MAX_DRAFT = 16
+MAX_DRAWN = 8  # tokens that are tried until one leaves room for an end
 # A grammar of more bytes, or with larger repeats of a class or of a group, gets all walks.
 PLAIN_BYTES = 8 << 10
 PLAIN_REPEAT = 200
@@ -126,7 +127,7 @@ def _walk(matcher: Matcher, vocabulary: Vocabulary, rng: random.Random, tokens: 
     for step in range(tokens):
         before = time.thread_time()
         try:
-            matcher.fill_mask(row, None if budget is None else budget - step)
+            check = matcher.fill_grammar_mask(row, None if budget is None else budget - step)
         except GrammarFailure as failure:
             raise DryRunError(f"too complex to follow: {failure}") from None
         if budget is not None:
@@ -135,7 +136,12 @@ def _walk(matcher: Matcher, vocabulary: Vocabulary, rng: random.Random, tokens: 
         slowest = max(slowest, seconds)
         if seconds > MAX_MASK_SECONDS:
             raise _TooSlow(f"one mask took {1e3 * seconds:.0f} ms; the limit is {1e3 * MAX_MASK_SECONDS:.0f}")
-        if not matcher.accept(_random_token(row, rng)):
+        token = _random_token(row, rng)
+        for _ in range(MAX_DRAWN if check is not None else 0):
+            if check is None or check.fits(token):
+                break
+            token = _random_token(row, rng)
+        if not matcher.accept(token):
             raise DryRunError("a token is allowed by the mask and then refused")
         if matcher.is_done:
             break

@@ -1,9 +1,10 @@
-"""Worker handle: starts, feeds, times and kills one compile worker process."""
+"""Worker handle: starts, feeds, times and kills one worker process: of grammars, or of other untrusted programs."""
 
 from __future__ import annotations
 
 import os
 import select
+import signal
 import subprocess
 import sys
 import time
@@ -13,8 +14,13 @@ from threading import Event
 from ..vocabulary import Vocabulary
 from .compile_worker import MAX_FRAME, NICE, READY, STARTED, encode_vocabulary
 
+# Processor time in which a worker gets ready, or takes or sends a frame. No limit is by the clock, as a busy machine
+# would exceed it.
 START_SECONDS = 120.0
-PATIENCE = 20
+# A worker that gets no processor time at all for so long hangs.
+STUCK_SECONDS = 120.0
+# Signals by which a process ends itself: those of memory that cannot be had, of a stack that is full, of a bug.
+_OWN_SIGNALS = frozenset((signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE))
 # A worker that yields is starved if it gets less than the first in processor time within the second in seconds.
 FEWEST_SECONDS, HUNGRY_SECONDS = 0.01, 0.2
 # A longer time between two looks at a worker counts as this: this process stood still meanwhile, and so may the worker
@@ -29,27 +35,175 @@ CAN_YIELD = hasattr(os, "SCHED_IDLE")
 
 
 class WorkerDied(Exception):
-    """The worker process ended by itself."""
+    """The worker process was ended from outside, or hangs."""
+
+
+class WorkerCrashed(WorkerDied):
+    """The worker process ended itself, as by an abort when its memory was used up."""
 
 
 class WorkerTimeout(Exception):
-    """The worker did not answer in time."""
+    """The worker used up its processor time."""
 
 
 class WorkerStarved(Exception):
     """A worker that yields gets hardly any processor time: all cores are busy."""
 
 
-class WorkerHandle:
+class WorkerProcess:
+    """One worker process, ready for jobs. It ends with the thread that has started it, whatever it is doing.
+
+    Attributes:
+        yields: whether the worker yields, see `WorkerHandle`.
+        num_jobs: jobs begun.
+    """
+
+    yields = False
+
+    def __init__(self, code: str, hello: bytes, *, ending: Event | None = None) -> None:
+        """Start a worker and wait until it is ready.
+
+        Args:
+            code: statements of Python that the process runs.
+            hello: body of the first frame, which it answers with `READY`.
+            ending: once it is set, waits for the worker end as if it had died.
+
+        Raises:
+            WorkerDied: if it does not start.
+        """
+        self._ending = ending or Event()
+        self.num_jobs = 0
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-c", code],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            bufsize=0,
+            cwd="/",
+            # One malloc arena: an arena per thread would reserve address space, which counts against the limit.
+            env={**os.environ, "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1", "TOKENIZERS_PARALLELISM": "false"},
+        )
+        assert self._process.stdin is not None
+        os.set_blocking(self._process.stdin.fileno(), False)  # our end alone
+        try:
+            self._send(hello, starves=False)
+            if self._receive(START_SECONDS, starves=False) != READY:
+                raise WorkerDied
+        except (WorkerDied, WorkerTimeout):
+            self.kill()
+            raise WorkerDied from None
+
+    @property
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
+    def run(self, job: bytes, seconds: float) -> bytes:
+        """Return the answer to a job, as the worker sent it.
+
+        Raises:
+            WorkerTimeout: if the worker takes more than `seconds` of processor time after it has started the job.
+            WorkerDied: if the worker ends.
+            WorkerStarved: if it yields and makes no progress.
+        """
+        self.num_jobs += 1
+        self._send(job, starves=self.yields)
+        if self._receive(START_SECONDS, starves=self.yields) != STARTED:
+            raise WorkerDied
+        return self._receive(seconds, starves=self.yields)
+
+    def kill(self) -> None:
+        """Kill the process and reap it."""
+        self._process.kill()
+        for stream in (self._process.stdin, self._process.stdout):
+            if stream:
+                stream.close()
+        self._process.wait()
+
+    def _wait(self, seconds: float, *, starves: bool, writes: bool = False) -> None:
+        """Wait until the worker answers, or with `writes` reads, or ends.
+
+        Raises:
+            WorkerStarved: if `starves` and it makes no progress.
+            WorkerTimeout: past `seconds` of its processor time.
+            WorkerDied: if it hangs, or nobody wants an answer any more.
+        """
+        stream = self._process.stdin if writes else self._process.stdout
+        assert stream is not None
+        read, write = ([], [stream]) if writes else ([stream], [])
+        looked, before = time.monotonic(), self._processor_seconds()
+        waited, checked, advanced, used, used_before = 0.0, 0.0, 0.0, 0.0, 0.0
+        while used < seconds:
+            if self._ending.is_set() or waited - advanced >= STUCK_SECONDS:
+                raise WorkerDied
+            if waited - checked >= HUNGRY_SECONDS:
+                if starves and used - used_before < FEWEST_SECONDS:
+                    raise WorkerStarved
+                checked, used_before = waited, used
+            if any(select.select(read, write, [], min(seconds - used, HUNGRY_SECONDS))):
+                return
+            used_last, used = used, self._processor_seconds() - before
+            waited += min((now := time.monotonic()) - looked, MOST_BETWEEN_LOOKS)
+            looked = now
+            if used > used_last:
+                advanced = waited
+        raise WorkerTimeout
+
+    def _processor_seconds(self) -> float:
+        """Return the worker's processor time so far; infinite once it has ended."""
+        try:
+            times = Path(f"/proc/{self._process.pid}/stat").read_text("ascii").rpartition(")")[2].split()
+        except OSError:
+            return float("inf")
+        return (int(times[11]) + int(times[12])) / os.sysconf("SC_CLK_TCK")
+
+    def _send(self, body: bytes, *, starves: bool) -> None:
+        """Write a frame. Raises WorkerDied too if the worker leaves the pipe full."""
+        assert self._process.stdin is not None
+        rest = memoryview(len(body).to_bytes(4, "little") + body)
+        try:
+            while rest:
+                self._wait(START_SECONDS, starves=starves, writes=True)
+                rest = rest[os.write(self._process.stdin.fileno(), rest) :]
+        except (BrokenPipeError, ValueError, WorkerTimeout):
+            raise WorkerDied from None
+
+    def _receive(self, seconds: float, *, starves: bool) -> bytes:
+        """Read a frame that takes the worker at most so many seconds of processor time to begin."""
+        self._wait(seconds, starves=starves)
+        size = int.from_bytes(self._read(4), "little")
+        if size > MAX_FRAME:
+            raise WorkerDied
+        return self._read(size)
+
+    def _read(self, size: int) -> bytes:
+        assert self._process.stdout is not None
+        source = self._process.stdout.fileno()
+        data = bytearray()
+        while len(data) < size:
+            self._wait(START_SECONDS, starves=False)
+            chunk = os.read(source, size - len(data))
+            if not chunk:
+                raise self._end()
+            data += chunk
+        return bytes(data)
+
+    def _end(self) -> Exception:
+        """Return what has ended a worker that has closed its output."""
+        try:
+            ended_by = -self._process.wait(STUCK_SECONDS)
+        except subprocess.TimeoutExpired:
+            return WorkerDied()
+        if ended_by == signal.SIGXCPU:  # the kernel looked sooner than this process
+            return WorkerTimeout()
+        return WorkerCrashed() if ended_by <= 0 or ended_by in _OWN_SIGNALS else WorkerDied()
+
+
+class WorkerHandle(WorkerProcess):
     """One worker process, ready to compile.
 
     A worker that *yields* is of the class SCHED_IDLE: it runs on cores with nothing else to do and is preempted at
     once. In any other class a worker delays a step of the engine by a slice of 4 ms each time that its share of a core
     is due. Where no core is ever idle a worker that yields makes no progress: see `WorkerStarved`.
-
-    Attributes:
-        yields: whether the worker yields.
-        num_jobs: jobs begun.
     """
 
     def __init__(
@@ -66,122 +220,10 @@ class WorkerHandle:
             WorkerDied: if it does not start.
         """
         self.yields = yields
-        self._ending = ending or Event()
-        self.num_jobs = 0
         priority = _YIELD if yields else "pass" if is_first else _STEADY
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-c", f"{priority}; {_SERVE.format(is_first=is_first and not yields)}"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            bufsize=0,
-            cwd="/",
-            # One malloc arena: an arena per thread would reserve address space, which counts against the limit.
-            env={**os.environ, "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"},
-        )
-        assert self._process.stdin is not None
-        os.set_blocking(self._process.stdin.fileno(), False)  # our end alone
-        try:
-            self._send(encode_vocabulary(vocabulary), starves=False)
-            self._wait(START_SECONDS, 1, starves=False)
-            if self._receive(time.monotonic() + START_SECONDS) != READY:
-                raise WorkerDied
-        except (WorkerDied, WorkerTimeout):
-            self.kill()
-            raise WorkerDied from None
-
-    @property
-    def is_alive(self) -> bool:
-        return self._process.poll() is None
+        code = f"{priority}; {_SERVE.format(is_first=is_first and not yields)}"
+        super().__init__(code, encode_vocabulary(vocabulary), ending=ending)
 
     def compile(self, job: bytes, seconds: float) -> bytes:
-        """Return the answer to a job, as the worker sent it.
-
-        Raises:
-            WorkerTimeout: if the worker takes more than `seconds` of processor time after it has started the job, or
-                `PATIENCE` times that by the clock, as it waits for its turn on a busy machine.
-            WorkerDied: if the worker ends.
-            WorkerStarved: if it yields and makes no progress.
-        """
-        self.num_jobs += 1
-        self._send(job, starves=self.yields)
-        self._wait(START_SECONDS, 1, starves=self.yields)
-        if self._receive(time.monotonic() + START_SECONDS) != STARTED:
-            raise WorkerDied
-        self._wait(seconds, PATIENCE, starves=self.yields)
-        return self._receive(time.monotonic() + START_SECONDS)
-
-    def kill(self) -> None:
-        """Kill the process and reap it."""
-        self._process.kill()
-        for stream in (self._process.stdin, self._process.stdout):
-            if stream:
-                stream.close()
-        self._process.wait()
-
-    def _wait(self, seconds: float, patience: int, *, starves: bool, writes: bool = False) -> None:
-        """Wait until the worker answers, or with `writes` reads, or ends.
-
-        Raises:
-            WorkerStarved: if `starves` and it makes no progress.
-            WorkerTimeout: past `seconds` of its processor time, or `patience` times that by the clock.
-            WorkerDied: if nobody wants an answer any more.
-        """
-        stream = self._process.stdin if writes else self._process.stdout
-        assert stream is not None
-        read, write = ([], [stream]) if writes else ([stream], [])
-        looked, before = time.monotonic(), self._processor_seconds()
-        waited, limit, checked, used, used_before = 0.0, patience * seconds, 0.0, 0.0, 0.0
-        while used < seconds and waited < limit:
-            if self._ending.is_set():
-                raise WorkerDied
-            if waited - checked >= HUNGRY_SECONDS:
-                if starves and used - used_before < FEWEST_SECONDS:
-                    raise WorkerStarved
-                checked, used_before = waited, used
-            most = min(seconds - used, limit - waited, HUNGRY_SECONDS)
-            if any(select.select(read, write, [], most)):
-                return
-            used = self._processor_seconds() - before
-            waited += min((now := time.monotonic()) - looked, MOST_BETWEEN_LOOKS)
-            looked = now
-        raise WorkerTimeout
-
-    def _processor_seconds(self) -> float:
-        """Return the worker's processor time so far; infinite once it has ended."""
-        try:
-            times = Path(f"/proc/{self._process.pid}/stat").read_text("ascii").rpartition(")")[2].split()
-        except OSError:
-            return float("inf")
-        return (int(times[11]) + int(times[12])) / os.sysconf("SC_CLK_TCK")
-
-    def _send(self, body: bytes, *, starves: bool) -> None:
-        """Write a frame. Raises WorkerDied too if the worker leaves the pipe full for `START_SECONDS`."""
-        assert self._process.stdin is not None
-        rest = memoryview(len(body).to_bytes(4, "little") + body)
-        try:
-            while rest:
-                self._wait(START_SECONDS, 1, starves=starves, writes=True)
-                rest = rest[os.write(self._process.stdin.fileno(), rest) :]
-        except (BrokenPipeError, ValueError, WorkerTimeout):
-            raise WorkerDied from None
-
-    def _receive(self, deadline: float) -> bytes:
-        size = int.from_bytes(self._read(4, deadline), "little")
-        if size > MAX_FRAME:
-            raise WorkerDied
-        return self._read(size, deadline)
-
-    def _read(self, size: int, deadline: float) -> bytes:
-        assert self._process.stdout is not None
-        source = self._process.stdout.fileno()
-        data = bytearray()
-        while len(data) < size:
-            ready, _, _ = select.select([source], [], [], max(0.0, deadline - time.monotonic()))
-            if not ready:
-                raise WorkerTimeout
-            chunk = os.read(source, size - len(data))
-            if not chunk:
-                raise WorkerDied
-            data += chunk
-        return bytes(data)
+        """Return the answer to a job. Raises as `run`."""
+        return self.run(job, seconds)

@@ -1,4 +1,4 @@
-"""Pool of compile workers: started on demand, acquired for one grammar at a time, and replaced.
+"""Pool of worker processes: started on demand, acquired for one job at a time, and replaced.
 
 Starting a worker takes a second or two, as it imports the libraries and loads the vocabulary. So `acquire` has another
 one started while all are busy, and returns whichever is free first.
@@ -6,33 +6,39 @@ one started while all are busy, and returns whichever is free first.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from threading import Condition, Event
+from typing import Generic, TypeVar
 
-from ..vocabulary import Vocabulary
-from .worker_handle import WorkerDied, WorkerHandle, WorkerStarved
+from .worker_handle import WorkerDied, WorkerProcess, WorkerStarved
 
-# A worker is replaced after so many grammars, which bounds the memory that a library leaks.
+W = TypeVar("W", bound=WorkerProcess)
+
+# A worker is replaced after so many jobs, which bounds the memory that a library leaks.
 MOST_JOBS = 2_000
 # Workers that yield take long to start on a busy machine: `acquire` does not wait for the first one, and for a
 # replacement only so many seconds.
 START_PATIENCE = 5.0
 
 
-class WorkerPool:
-    """Workers for one vocabulary, all of which yield or none; one is started at once. Thread-safe.
+class WorkerPool(Generic[W]):
+    """Workers of one kind, all of which yield or none; one is started at once. Thread-safe.
 
     Args:
+        start: starts one: whether it is the first, and the event that ends waits for it. Raises WorkerDied.
         most: workers at a time.
         yields: whether they yield.
     """
 
-    def __init__(self, vocabulary: Vocabulary, most: int, *, yields: bool) -> None:
-        self._vocabulary = vocabulary
+    def __init__(
+        self, start: Callable[[bool, Event], W], most: int, *, yields: bool = False, name: str = "grammar-compile"
+    ) -> None:
+        self._start_worker = start
         self._most = most
         self._yields = yields
         self._changed = Condition()
-        self._idle: list[WorkerHandle] = []
+        self._idle: list[W] = []
         self._busy = 0
         self._starting = 0
         self._waiting = 0
@@ -40,11 +46,11 @@ class WorkerPool:
         self._ending = Event()
         self._num_started = 0
         self._was_ready = False  # any worker, ever
-        self._starters = ThreadPoolExecutor(most, "grammar-compile-start")
+        self._starters = ThreadPoolExecutor(most, f"{name}-start")
         with self._changed:
             self._start_one()
 
-    def acquire(self) -> WorkerHandle:
+    def acquire(self) -> W:
         """Return a free worker, which must be released or discarded.
 
         Raises:
@@ -58,7 +64,7 @@ class WorkerPool:
             finally:
                 self._waiting -= 1
 
-    def release(self, worker: WorkerHandle) -> None:
+    def release(self, worker: W) -> None:
         """Return a worker to the pool; after `MOST_JOBS` it is replaced."""
         with self._changed:
             self._busy -= 1
@@ -68,7 +74,7 @@ class WorkerPool:
                 return
         self._replace(worker)
 
-    def discard(self, worker: WorkerHandle) -> None:
+    def discard(self, worker: W) -> None:
         """Replace a worker."""
         with self._changed:
             self._busy -= 1
@@ -84,7 +90,7 @@ class WorkerPool:
             worker.kill()
         self._starters.shutdown(wait=True, cancel_futures=True)
 
-    def _wait(self) -> WorkerHandle:
+    def _wait(self) -> W:
         while not self._ending.is_set():
             while self._idle:
                 worker = self._idle.pop()
@@ -103,7 +109,7 @@ class WorkerPool:
                 raise WorkerStarved
         raise WorkerDied
 
-    def _replace(self, worker: WorkerHandle) -> None:
+    def _replace(self, worker: W) -> None:
         """Kill a worker that is not in the pool, and start its replacement."""
         worker.kill()
         with self._changed:
@@ -119,7 +125,7 @@ class WorkerPool:
     def _start(self, is_first: bool) -> None:
         worker = None
         try:
-            worker = WorkerHandle(self._vocabulary, yields=self._yields, is_first=is_first, ending=self._ending)
+            worker = self._start_worker(is_first, self._ending)
         finally:
             with self._changed:
                 self._starting -= 1

@@ -22,7 +22,7 @@ from .container_members import Field
 from .distinct_arrays import check_distinct
 from .entry_languages import EntryLanguage, EntryRules
 from .key_classes import key_classes, key_patterns
-from .lark_rules import LarkRules, token_literal
+from .lark_rules import LarkRules, lark_string, token_literal
 from .lark_writer import alternatives_of, checked_root, to_lark, write_bodies
 from .number_terminals import number_terminal
 from .raw_strings import mark_of, raw_name, raw_string
@@ -146,7 +146,7 @@ class _Arguments(ABC):
         if not self.separator:
             parts = [str(field.rule) if field.required else f"({field.rule})?" for field in fields]
             return " ".join([*parts, f"{extra}*" if extra else ""]).strip() or '""'
-        comma = _literal(self.separator)
+        comma = lark_string(self.separator)
         self._num_objects += 1
         tail = f"({comma} {extra})*" if extra else '""'
         options: list[str] = [f"{extra} ({comma} {extra})*"] if extra else []
@@ -359,12 +359,8 @@ class _PythonWriter(_Arguments):
     separator = ","
 
     def listed(self, name: str, conj: Conj) -> str:
-        return f"{_literal(name + '=')} {self.rules.rule(conj)}"
+        return f"{lark_string(name + '=')} {self.rules.rule(conj)}"
 
     def unlisted(self, matched: Sequence[str], rest: Sequence[str], conj: Conj, listed: Sequence[str]) -> str:
         body = raw_name(_PYTHON_KEY, "=", listed=listed, matched=matched, rest=rest)
         return f"{self.rules.terminal(body)} {self.rules.rule(conj)}"
-
-
-def _literal(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)

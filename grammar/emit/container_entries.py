@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from ..errors import GrammarError
 from ..regex.ecma_regex import parse, repeat_product
 from ..regex.regex_parser import RegexNode
-from ..regex.string_automaton import AutomatonTooLarge, StringAutomaton, string_automaton
+from ..regex.string_automaton import AutomatonTooLarge, Excluded, StringAutomaton, string_automaton
 from ..schema.constraints import ALWAYS, Alternative, Conj, Objects, Strings
 from ..schema.json_types import ARRAY, NUMBER, OBJECT, STRING
 from ..schema.string_language import MAX_PLACES, expressions
@@ -91,7 +91,7 @@ def _unlisted(rules: LarkRules, objects: Objects, listed: Iterable[str]) -> list
 
 def _nodes(strings: Strings) -> list[RegexNode]:
     must, must_not = expressions(strings)
-    return [*must, *(node for group in must_not for node in group)]
+    return [*must, *(node for group in must_not for node in group.nodes)]
 
 
 def _alternatives(rules: LarkRules, conj: Conj) -> Sequence[Alternative]:
@@ -125,12 +125,12 @@ def _number_automaton(rules: LarkRules, alternative: Alternative) -> StringAutom
     must, must_not = [], []
     # What stands for no character in Rust's syntax is a set of other characters in ours.
     text = _HEXADECIMAL.sub(lambda match: rf"\u{int(match[1], 16):04x}", body).replace("[ab&&c]", r"\u0000")
-    if body.startswith("%"):
+    if body.startswith("%") or "~(" in body:
         raise rules.unsupported(("uniqueItems",), "multiples of such a number are too complex to follow")
     for sign, source in _TERM.findall(text):
         nodes = list(parse(source, whole=True).must)
         if sign:
-            must_not.append(nodes)
+            must_not.append(Excluded(nodes))
         else:
             must += nodes
     try:

@@ -21,11 +21,16 @@ WHITESPACE = rf"[ \t\r\n]{{1,{MAX_WHITESPACE}}}"
 # Every division of a forced text into tokens stays allowed: the model chooses.
 _OPTIONS = '%llguidance {"ignore_once": true, "no_forcing": true}\n'
 _HEADER = f"{_OPTIONS}%ignore /{WHITESPACE}/\n"
-_encode = json.JSONEncoder(ensure_ascii=False).encode
+_encoder = json.JSONEncoder(ensure_ascii=False)
+
+
+def lark_string(text: str) -> str:
+    """Write a text as a string of Lark, which unlike JSON takes no raw U+007F."""
+    return _encoder.encode(text).replace("\x7f", "\\u007f")
 
 
 def literal_string(value: str) -> str:
-    return _encode(json_string(value))
+    return lark_string(json_string(value))
 
 
 def literal_number(value: Decimal) -> str:
@@ -34,7 +39,7 @@ def literal_number(value: Decimal) -> str:
 
 def token_literal(parts: Sequence[str | int]) -> str:
     """Write a text that consists of plain parts and ids of special tokens."""
-    return " ".join(f"<[{part}]>" if isinstance(part, int) else _encode(part) for part in parts)
+    return " ".join(f"<[{part}]>" if isinstance(part, int) else lark_string(part) for part in parts)
 
 
 class LarkRules:

@@ -206,8 +206,8 @@ def _pattern_terms(patterns: list[str], not_patterns: list[str]) -> list[str]:
         complements += [f"~{_quoted(term)}" for term in pattern.json_must_not]
     for source in not_patterns:
         pattern = read_pattern(source, wide=True)
-        inner = " & ".join(map(_quoted, pattern.json_must))
-        complements.append(f"~({inner})")
+        inner = [*map(_quoted, pattern.json_must), *(f"~{_quoted(term)}" for term in pattern.json_must_not)]
+        complements.append(f"~({' & '.join(inner)})")
     return terms + complements
 
 

@@ -103,7 +103,7 @@ def _strings(strings: Strings) -> Iterator[str]:
     if strings.most is None and not (strings.patterns or strings.formats):
         raise _TooMany
     must, must_not = expressions(strings)
-    if sum(map(repeat_product, (*must, *(node for group in must_not for node in group)))) > MAX_PLACES:
+    if sum(map(repeat_product, (*must, *(node for group in must_not for node in group.nodes)))) > MAX_PLACES:
         raise _TooMany
     try:
         found = automaton(strings)

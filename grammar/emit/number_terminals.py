@@ -9,9 +9,11 @@ from typing import Any
 
 from ..regex import number_ranges
 from ..regex.charset import rust_literal
+from ..regex.divisibility import divisible_terms
 from ..regex.multiple_of import is_binary, is_safe, multiple_terms, nearest_multiples
 from ..schema.constraints import Numbers
 from ..schema.json_types import FRACTION, INTEGER, NUMBER
+from ..schema.scalars import EXACT_INTEGERS
 from .lark_rules import WHITESPACE, LarkRules
 
 # Multiples to list where no regular expression holds all of them.
@@ -60,6 +62,10 @@ def _terminal(rules: LarkRules, terms: list[str], numbers: Numbers, failing: str
     written = [f"/{term}/" for term in terms]
     if numbers.excluded:
         written.append("~/" + "|".join(map(number_ranges.any_spelling, sorted(numbers.excluded))) + "/")
+    for divisor in sorted(numbers.not_divisors):
+        terms_of_divisor = divisible_terms(divisor)
+        found = [rf"/-?{term}(?:\.0+)?/" for term in terms_of_divisor or ()]
+        written += [f"~({' & '.join(found)})"] if len(found) > 1 else [f"~{each}" for each in found]
     if failing:
         written.append(f"~/{failing}/")
     return rules.terminal(" & ".join(written))
@@ -98,15 +104,16 @@ def _terms(types: int, numbers: Numbers, steps: str | None) -> list[str]:
         low = _integer_bound(numbers.low, numbers.low_open, step=1)
         high = _integer_bound(numbers.high, numbers.high_open, step=-1)
         return number_ranges.integer_terms(low, high)
+    leaves_out = bool(numbers.excluded or numbers.not_divisors)
     if types == NUMBER and not bounded and not steps:
-        return [number_ranges.PLAIN_NUMBER, number_ranges.PRECISE] if numbers.excluded else [number_ranges.NUMBER]
+        return [number_ranges.PLAIN_NUMBER, number_ranges.PRECISE] if leaves_out else [number_ranges.NUMBER]
     terms = [number_ranges.PLAIN_NUMBER]
     if bounded:
         open_ends = {"low_open": numbers.low_open, "high_open": numbers.high_open}
         terms = number_ranges.decimal_terms(numbers.low, numbers.high, **open_ends)
     terms += [steps] if steps else []
     terms += [number_ranges.NOT_INTEGER] if types == FRACTION else []
-    return [*terms, number_ranges.PRECISE] if steps or numbers.excluded or types == FRACTION else terms
+    return [*terms, number_ranges.PRECISE] if steps or leaves_out or types == FRACTION else terms
 
 
 def _integer_bound(bound: Decimal | None, is_open: bool, *, step: int) -> Fraction | None:
@@ -124,19 +131,27 @@ def _without_factors(step: int) -> int:
 
 def _multiples(rules: LarkRules, types: int, numbers: Numbers, multiple: Fraction) -> str:
     """Write multiples of a number with llguidance's own construct for JSON numbers."""
-    if numbers.excluded or types == FRACTION:
+    if numbers.excluded or numbers.not_divisors or types == FRACTION:
+        terms = divisible_terms(multiple.numerator) if types == INTEGER and multiple.denominator == 1 else None
+        if terms is not None:
+            return _terminal(rules, [*_terms(INTEGER, numbers, None), *(f"-?{term}" for term in terms)], numbers)
         raise rules.unsupported(("multipleOf",), "cannot be combined with values or integers that are left out")
     if (remainders := _without_factors(multiple.numerator)) > MAX_REMAINDERS:
         reason = f"all in all a step of {multiple}, which without its factors 2 and 5 is {remainders}"
         raise rules.unsupported(("multipleOf",), f"too hard to follow: {reason}; at most {MAX_REMAINDERS}")
-    schema: dict[str, Any] = {"type": "integer" if types == INTEGER else "number"}
     low, high = numbers.low, numbers.high
+    if (low is not None and low > EXACT_INTEGERS) or (high is not None and high < -EXACT_INTEGERS):
+        return _list(rules, _some_multiples(rules, types, numbers, multiple))
+    schema: dict[str, Any] = {"type": "integer" if types == INTEGER else "number"}
     most = 10**MAX_MULTIPLE_DIGITS - 1
-    schema |= {"minimum": -most} if low is None else {}
-    schema |= {"maximum": most} if high is None else {}
-    if low is not None:
+    # The library reads bounds as doubles, which are exact up to 2^53.
+    if low is None or low < -EXACT_INTEGERS:
+        schema["minimum"] = -most if low is None else -EXACT_INTEGERS
+    else:
         schema["exclusiveMinimum" if numbers.low_open else "minimum"] = _plain(low)
-    if high is not None:
+    if high is None or high > EXACT_INTEGERS:
+        schema["maximum"] = most if high is None else EXACT_INTEGERS
+    else:
         schema["exclusiveMaximum" if numbers.high_open else "maximum"] = _plain(high)
     schema["multipleOf"] = float(multiple) if multiple.denominator > 1 else int(multiple)
     schema["x-guidance"] = {"whitespace_pattern": WHITESPACE}

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import TypeAlias
+from contextlib import suppress
+from typing import NamedTuple
 
 from ..errors import GrammarError
 from ..regex.charset import rust_literal
 from ..regex.ecma_regex import parse, to_rust
 from ..regex.regex_parser import RegexError
+from ..regex.string_automaton import AutomatonTooLarge, StringAutomaton, each_excluded, string_automaton
 from ..schema.string_language import has_string
 from ..spec import GrammarKind, GrammarSpec
 from .lark_text import check_lark
 from .string_rules import TOO_LARGE, has_too_many_states
 
-Translation: TypeAlias = tuple[str, tuple[str, ...]]
 MAX_ANSWERS = 40
 # Every division of a forced text into tokens stays allowed: the model chooses.
 FREE = '%llguidance {"no_forcing": true}\n'
@@ -23,6 +24,15 @@ FREE = '%llguidance {"no_forcing": true}\n'
 _OPTIONS = re.compile(r"\b(max_tokens|temperature|stop|stop_capture)\s*=")
 _DIRECTIVE = re.compile(r"%(json|llguidance|lark|regex)\b")
 _TOKEN_REFERENCE = re.compile(r"<\[[\d^*]")
+
+
+class Translation(NamedTuple):
+    """A grammar's text; short answers if any are known; and what all answers are, as in `GrammarArtifact`."""
+
+    source: str
+    answers: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()
+    language: StringAutomaton | None = None
 
 
 def _regex(spec: GrammarSpec) -> Translation:
@@ -36,15 +46,20 @@ def _regex(spec: GrammarSpec) -> Translation:
     except RegexError as error:
         raise GrammarError("regex", "", f"cannot be used: {error}") from None
     answers = [text for text in pattern.examples if pattern.matches(text)]
-    if not answers and not has_string(pattern.must, [[node] for node in pattern.must_not]):
+    if not answers and not has_string(pattern.must, each_excluded(pattern.must_not)):
         raise GrammarError("regex", "", "matches no text")
-    return f"{FREE}start: TEXT\nTEXT: {' & '.join(terms)}\n", tuple(sorted(answers, key=len))
+    language = None
+    with suppress(AutomatonTooLarge):
+        language = string_automaton(pattern.must, each_excluded(pattern.must_not))
+    source = f"{FREE}start: TEXT\nTEXT: {' & '.join(terms)}\n"
+    return Translation(source, tuple(sorted(answers, key=len)), language=language)
 
 
 def _choice(spec: GrammarSpec) -> Translation:
     options = spec.value()
     shortest = tuple(sorted(options, key=len)[:MAX_ANSWERS])
-    return f"{FREE}start: TEXT\nTEXT: /{'|'.join(map(rust_literal, options))}/\n", shortest
+    source = f"{FREE}start: TEXT\nTEXT: /{'|'.join(map(rust_literal, options))}/\n"
+    return Translation(source, shortest, tuple(options))
 
 
 def _lark(spec: GrammarSpec) -> Translation:
@@ -57,10 +72,9 @@ def _lark(spec: GrammarSpec) -> Translation:
         if match:
             raise GrammarError("lark", "", f"{match[0].strip()!r}: {reason}")
     check_lark(spec.text)
-    return f"{spec.text}\n{FREE}", ()
+    return Translation(f"{spec.text}\n{FREE}")
 
 
-# By kind: returns the grammar's text, and short answers if any are known.
 TRANSLATE: dict[GrammarKind, Callable[[GrammarSpec], Translation]] = {
     GrammarKind.REGEX: _regex,
     GrammarKind.CHOICE: _choice,

@@ -99,6 +99,8 @@ def _conditions(patterns: Sequence[str], not_patterns: Sequence[str], end: str) 
         terms += [f"/(?:{to_rust(node)}){end}/" for node in pattern.must]
         terms += [f"~/(?:{to_rust(node)}){end}/" for node in pattern.must_not]
     for source in not_patterns:
-        inner = " & ".join(f"/(?:{to_rust(node)}){end}/" for node in read_pattern(source, wide=True).must)
-        terms.append(f"~({inner})")
+        pattern = read_pattern(source, wide=True)
+        inner = [f"/(?:{to_rust(node)}){end}/" for node in pattern.must]
+        inner += [f"~/(?:{to_rust(node)}){end}/" for node in pattern.must_not]
+        terms.append(f"~({' & '.join(inner)})")
     return "".join(f" & {term}" for term in terms)

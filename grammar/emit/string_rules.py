@@ -15,7 +15,14 @@ from math import prod
 from ..errors import GrammarError
 from ..regex.ecma_regex import Pattern, read_pattern, repeat_product
 from ..regex.regex_parser import Alt, Cat, Chars, RegexError, RegexNode, Repeat
-from ..regex.string_automaton import MAX_STATES, START, AutomatonTooLarge, StringAutomaton, string_automaton
+from ..regex.string_automaton import (
+    MAX_STATES,
+    START,
+    AutomatonTooLarge,
+    StringAutomaton,
+    each_excluded,
+    string_automaton,
+)
 from ..regex.string_formats import FORMATS
 from ..schema.constraints import ALWAYS, NO_STRINGS, Alternative, Arrays, Conj, Objects, Strings
 from ..schema.document import SchemaNode
@@ -130,7 +137,7 @@ def has_too_many_states(pattern: Pattern) -> bool:
     if not MIN_BLOWUP <= size <= MAX_BLOWUP or not any(map(_has_loop, nodes)):
         return False
     try:
-        string_automaton(pattern.must, [[node] for node in pattern.must_not])
+        string_automaton(pattern.must, each_excluded(pattern.must_not))
     except AutomatonTooLarge:
         return True
     return False
@@ -167,7 +174,8 @@ def weight(strings: Strings) -> int:
         return 0
     patterns = [*map(read_pattern, strings.patterns)]
     nodes = [node for pattern in patterns for node in (*pattern.must, *pattern.must_not)]
-    nodes += [node for source in strings.not_patterns for node in read_pattern(source, True).must]
+    left_out = [read_pattern(source, True) for source in strings.not_patterns]
+    nodes += [node for pattern in left_out for node in (*pattern.must, *pattern.must_not)]
     nodes += [node for name in strings.formats for node in FORMATS[name].must]
     if len(nodes) < 2 and all(map(_is_in_step, nodes)):
         return 0

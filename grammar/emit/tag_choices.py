@@ -11,7 +11,7 @@ from typing import Any
 
 from ..regex.ecma_regex import parse
 from ..regex.regex_parser import RegexError
-from ..regex.string_automaton import DEAD, START, AutomatonTooLarge, StringAutomaton, string_automaton
+from ..regex.string_automaton import DEAD, START, AutomatonTooLarge, StringAutomaton, each_excluded, string_automaton
 from .entry_languages import ENTRIES
 from .string_rules import MATCHED, PROBE
 
@@ -152,7 +152,7 @@ def _may_begin_json(text: str) -> bool:
 def _automaton(pattern: Any) -> Any:
     try:
         parsed = parse(str(pattern), whole=True)
-        return string_automaton(parsed.must, [[node] for node in parsed.must_not])
+        return string_automaton(parsed.must, each_excluded(parsed.must_not))
     except (RegexError, AutomatonTooLarge):
         return TEXT
 

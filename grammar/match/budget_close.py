@@ -1,35 +1,95 @@
-"""Closing within the token budget: plans a short completion in time, so that an answer is never cut off.
+"""Closing within the token budget: of the tokens that the grammar allows, those after which some end still fits.
 
-From any state the search puts together a short completion: it closes what can be closed, and where a value or a
-property is required it tries the shortest texts that the schema has (`ClosingTexts`, computed at compile time). One
-token lengthens the completion by about one such text (the *jump*), which bounds how long no search is needed:
+The budget excludes what no longer fits and changes nothing else: among the tokens that are left the model chooses as it
+would without a budget. For choices and expressions the fewest tokens to an end are known (`LeastEnds`). Elsewhere a
+token is tested: a search puts a short completion together behind it. It closes what can be closed, and where a value or
+a property is required it tries the shortest texts that the schema has (`ClosingTexts`, computed at compile time). One
+token lengthens the completion by about one such text (the *jump*), which bounds how long no token needs to be tested:
 
-    tokens left   |----------- free -----------|--- free, searched ---|-- the plan, token by token --|
-                                    bound + jump      completion + jump
+    tokens left   |----------- every token fits -----------|------- the drawn token is tested -------|
+                                              completion + jump                                  the end
+
+A test takes a fraction of a millisecond, but there are as many tokens as a vocabulary has. So the sampler tests the
+token that it has drawn, and draws another one only where that does not fit (`BudgetCheck`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, islice, zip_longest
+from functools import cached_property
+from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
-from .backends import BackendState, BoundedState, Row, SearchExhausted, advance, leads_to_end, rollback_unless_failed
-from .closing_texts import ESCAPED, FREE, INSIDE, NEVER, OUTSIDE, ClosingTexts, ranks
+from .backends import BackendState, Row, advance, leads_to_end, rollback_unless_failed
+from .closing_texts import FREE, INSIDE, OUTSIDE, ClosingTexts
+from .completion_search import MAX_TOKENS, CompletionSearch
+from .least_ends import State
+from .token_kinds import SINGLE, token_kinds
 
-MAX_TOKENS = 2_000
-MAX_STEPS = 800
-# Tokens that a completion may exceed the budget by: it cannot be finished then, but it can be begun.
+# Tokens that a completion may exceed the budget by: it is not followed then, but its rest may fit later.
 BEYOND = 200
-HEAD_START = 40
 # Fewest tokens from a search that found nothing to the next one.
 PAUSE = 8
-# Tokens that a search may try. Successful searches in a schema try up to 800, in structural tags up to 10,000.
-MAX_TRIES = 12_000
-MAX_SEARCH = 300
+# Tokens, beyond twice those that fit, up to which an end after a token is searched: it may be cut into fewer.
+BEYOND_TEST = 20
+MAX_CHECKS = 64  # positions of which the check is kept, more than a step has drafts
 MAX_SUFFIXES = 40  # of a known completion, tried before a search
+MAX_TRIES = 600  # tokens that a search after a token may try
+TIE = 3  # tokens by which another end than the first one found may be shorter
+# Tokens up to which each one is tested alone.
+MAX_SINGLE = 512
+
+
+class BudgetCheck(Protocol):
+    """Tells at one position which tokens leave room for an end."""
+
+    def fits(self, token: int) -> bool:
+        """Return whether an end fits after an allowed token; an end token fits."""
+
+    def alike(self, token: int) -> NDArray[np.int64]:
+        """Return the tokens that fit if this one does, and do not if it does not."""
+
+    def limits(self) -> Row:
+        """Return the mask of all allowed tokens that fit."""
+
+
+class RowCheck:
+    """A check by a mask."""
+
+    def __init__(self, row: Row) -> None:
+        self._row = row
+
+    def fits(self, token: int) -> bool:
+        return bool(int(self._row[token >> 5]) >> (token & 31) & 1)
+
+    def alike(self, token: int) -> NDArray[np.int64]:
+        return np.array([token])
+
+    def limits(self) -> Row:
+        return self._row
+
+
+class _Tests:
+    """Results of tests at one position, and at later ones of the same string.
+
+    Attributes:
+        row: the grammar's mask there.
+        found: the completion there.
+        ends: an end after a token; true if a search found no shorter one.
+        shorter: the shortest end that was found in place of another one.
+    """
+
+    def __init__(self, row: Row, found: list[int]) -> None:
+        self.row = row
+        self.found = found
+        self.ends: dict[int, tuple[list[int] | None, bool]] = {}
+        self.shorter: dict[tuple[int, ...], list[int]] = {}
+
+    @cached_property
+    def num_allowed(self) -> int:
+        return int(np.unpackbits(self.row.view(np.uint8)).sum())
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,22 +98,26 @@ class _Position:
 
     Attributes:
         lexical: inside or outside of a JSON string, or in free text, which needs no closing.
-        plan: start and tokens of the plan being followed.
         known: position and tokens of the last completion found.
         retry_at: after a search that found nothing, the tokens left at which to search again.
+        check: of the next token.
+        tests: of the last check, here or before.
+        state: of the language whose least ends are known.
     """
 
     lexical: int = OUTSIDE
-    plan: tuple[int, list[int]] | None = None
     known: tuple[int, list[int]] | None = None
     retry_at: int | None = None
+    check: EndCheck | None = None
+    tests: _Tests | None = None
+    state: State = 0
 
 
 class BudgetClose:
-    """Plans the end of one answer.
+    """Tells for one answer which tokens leave room for an end.
 
-    A `_Position` is kept for each token, so that a rollback leaves no trace: masks depend on the tokens of the answer
-    alone, not on drafts that were tried and dropped.
+    A `_Position` is kept for each token, so that a rollback leaves no trace: what fits depends on the tokens of the
+    answer alone, not on drafts that were tried and dropped.
 
     Args:
         free: the answer begins as free text.
@@ -61,13 +125,10 @@ class BudgetClose:
 
     def __init__(self, texts: ClosingTexts, *, free: bool = False) -> None:
         self._texts = texts
+        self._search = CompletionSearch(texts)
         self.num_shortest = texts.num_shortest
-        self._positions = [_Position(FREE if free else OUTSIDE)]
-
-    @property
-    def margin(self) -> int:
-        """Tokens before the end of a budget within which a plan may end the answer."""
-        return self._texts.jump
+        start: State = texts.least_ends.start if texts.least_ends is not None else 0
+        self._positions = [_Position(FREE if free else OUTSIDE, state=start)]
 
     @property
     def is_free(self) -> bool:
@@ -80,59 +141,90 @@ class BudgetClose:
         other._positions = list(self._positions)
         return other
 
-    @property
-    def planned(self) -> list[int]:
-        plan = self._positions[-1].plan
-        return plan[1][len(self._positions) - 1 - plan[0] :] if plan else []
-
     def follow(self, token: int, *, free: bool = False) -> None:
-        """Record an accepted token; a plan that has another token next is dropped.
+        """Record an accepted token.
 
         Args:
             free: free text follows.
         """
+        last, position, least_ends = self._positions[-1], len(self._positions), self._texts.least_ends
+        if position > MAX_CHECKS and self._positions[-MAX_CHECKS].check is not None:
+            self._positions[-MAX_CHECKS] = replace(self._positions[-MAX_CHECKS], check=None)
         if free:
             self._positions.append(_Position(FREE))
             return
-        last, planned = self._positions[-1], self.planned
+        end = last.check.end_after(token) if last.check is not None else None
+        known = last.known if end is None else (position, end)
         lexical = self._texts.lexical(last.lexical, token)
-        plan = last.plan if planned[:1] == [token] else None
-        self._positions.append(_Position(lexical, plan, last.known, last.retry_at))
+        state = last.state if least_ends is None else least_ends.after(last.state, token)
+        self._positions.append(_Position(lexical, known, last.retry_at, None, last.tests, state))
 
     def rollback(self, count: int) -> None:
         if count:
             del self._positions[-count:]
 
     def must_search(self, remaining: int) -> bool:
-        """Return whether `plan` has to search: there is no plan, and one may be needed soon."""
+        """Return whether `check` has work to do: perhaps not every token fits."""
         last, position = self._positions[-1], len(self._positions) - 1
-        if self.is_free or last.plan is not None or (last.retry_at is not None and remaining > last.retry_at):
+        if self._texts.least_ends is not None:
+            return remaining <= self._texts.least_ends.most
+        if self.is_free or (last.retry_at is not None and remaining > last.retry_at):
             return False
         known = last.known
         return known is None or remaining <= len(known[1]) + (position - known[0] + 1) * self._texts.jump
 
-    def plan(self, state: BackendState, remaining: int) -> list[int] | None:
-        """Return the tokens to an end if the budget requires it now, else None: every token is still free.
+    def check(self, state: BackendState, row: Row, remaining: int) -> BudgetCheck | None:
+        """Return the check of the next token; None if all that are allowed fit.
+
+        Where no end fits at all, or none is known, nothing is excluded.
 
         Args:
             state: of the answer; left as it is.
+            row: the mask of the tokens that the grammar allows.
             remaining: tokens that may still be generated.
         """
-        last, position = self._positions[-1], len(self._positions) - 1
         if not self.must_search(remaining):
-            return None if last.plan is None else self.planned
-        suffix = self._known_suffix(state)
-        if suffix and remaining > len(suffix) + self._texts.jump:
-            self._positions[-1] = replace(last, known=(position, suffix))
             return None
-        found = self.completion(state, remaining + BEYOND)
-        if found is None:
+        least_ends = self._texts.least_ends
+        if least_ends is not None:
+            position = self._positions[-1]
+            if least_ends.least(position.state) > remaining:
+                return None
+            kept = row & (least_ends.fitting(position.state, remaining - 1) | self._texts.end_row)
+            return None if (kept == row).all() else RowCheck(kept)
+        known = self._positions[-1].check
+        if known is not None and known.most == remaining - 1:
+            return known
+        found = self._end_within(state, remaining)
+        if found is None or remaining > len(found) + self._texts.jump:
+            return None
+        last = self._positions[-1]
+        tests = last.tests
+        if tests is None or last.lexical != INSIDE or len(tests.found) != len(found) or (tests.row != row).any():
+            tests = _Tests(row.copy(), found)
+        check = EndCheck(self._search, self._texts, state.copy(), last.lexical, remaining - 1, tests)
+        self._positions[-1] = replace(last, check=check, tests=tests)
+        return check
+
+    def _end_within(self, state: BackendState, remaining: int) -> list[int] | None:
+        """Return a completion that fits, the known one if its rest still leads to an end; None if none was found."""
+        last, position = self._positions[-1], len(self._positions) - 1
+        found = self._known_suffix(state)
+        if found is None or len(found) > remaining:
+            found = self.completion(state, remaining + BEYOND)
+        if found is None or len(found) > remaining:
             # All streams wait for a search, and one that finds nothing takes longest: search again only a few times.
             self._positions[-1] = replace(last, retry_at=min(remaining * 3 // 4, remaining - PAUSE))
             return None
-        is_near = remaining <= len(found) + self._texts.jump
-        self._positions[-1] = replace(last, known=(position, found), plan=(position, found) if is_near else None)
-        return found if is_near else None
+        self._positions[-1] = replace(last, known=(position, found))
+        return found
+
+    def completion(self, state: BackendState, most: int = MAX_TOKENS) -> list[int] | None:
+        """Search a short completion of about `most` tokens at most; None if none was found."""
+        shortest = self._texts.shortest
+        if len(self._positions) == 1 and (shortest or self._texts.search_failed):
+            return list(shortest) or None
+        return self._search.shortest(state, self._positions[-1].lexical, most)
 
     def _known_suffix(self, state: BackendState) -> list[int] | None:
         """Return the longest suffix of the known completion that leads to an end from here; None if none does.
@@ -153,140 +245,113 @@ class BudgetClose:
             rollback_unless_failed(after, count)
         return None
 
-    def completion(self, state: BackendState, most: int = MAX_TOKENS) -> list[int] | None:
-        """Search a short completion of about `most` tokens at most; None if none was found."""
-        shortest, lexical = self._texts.shortest, self._positions[-1].lexical
-        if len(self._positions) == 1 and (shortest or self._texts.search_failed):
-            return list(shortest) or None
-        try:
-            return self._search_walks(BoundedState(state, [MAX_TRIES]), lexical, most)
-        except SearchExhausted:
-            return None
 
-    def _search_walks(self, state: BackendState, lexical: int, most: int) -> list[int] | None:
-        """Interleave several walks; return the completion of the first that ends."""
-        texts = self._texts
-        walk = self._walk(state.copy(), lexical, most)
-        # Values may have to differ before an array is complete; other text may be taken for JSON, and quotes in it for
-        # those of a string. Any walk that ends is right; the plain one gets a head start.
-        others = [self._walk(state.copy(), lexical, most, rotate=True)] if texts.listed else []
-        if texts.rests:
-            others += [self._walk(state.copy(), lexical, most, first) for first in (texts.ends, texts.rests)]
-            flipped = INSIDE if lexical == OUTSIDE else OUTSIDE
-            others += [self._walk(state.copy(), flipped, most, first) for first in ([], texts.ends)]
-        for found in chain(islice(walk, HEAD_START), chain.from_iterable(zip_longest(walk, *others))):
-            if found is not None:
-                return found
-        return None
-
-    def _walk(
-        self, state: BackendState, lexical: int, most: int, first: Sequence[list[int]] = (), *, rotate: bool = False
-    ) -> Iterator[list[int] | None]:
-        """Yield None per closing text appended, then the finished token list; stop early where no text fits.
-
-        Args:
-            state: advances.
-            lexical: its lexical state.
-            most: tokens of a completion.
-            first: texts to try before all others.
-            rotate: begin with another of the listed texts in each step.
-        """
-        tokens: list[int] = []
-        for turn in range(MAX_STEPS):
-            if state.can_end():
-                yield tokens
-                return
-            step = self._step(state, lexical, first, turn if rotate else 0)
-            if not step or len(tokens) > min(most, MAX_TOKENS):
-                return
-            for token in step:
-                lexical = self._texts.lexical(lexical, token)
-            tokens += step
-            yield None
-
-    def _step(self, state: BackendState, lexical: int, first: Sequence[list[int]], turn: int) -> list[int] | None:
-        """Advance the state by the next tokens of a completion and return them."""
-        texts = self._texts
-        # Before what is forced, which may be the first letter of two ends.
-        end = next((end for end in texts.ends if leads_to_end(state, end)), None)
-        if end is not None and advance(state, end):
-            return list(end)
-        forced = state.forced()
-        if forced:
-            tokens = texts.vocabulary.tokenize_forced(forced)
-            return tokens if advance(state, tokens) else None
-        found = _accept_first(state, first) or self._json_step(state, lexical, turn)
-        return found or _accept_first(state, texts.rests) or self._search(state, lexical)
-
-    def _json_step(self, state: BackendState, lexical: int, turn: int) -> list[int] | None:
-        """Advance by a text that fits the lexical state; in text that is not JSON, by the rest of a short one."""
-        texts = self._texts
-        end = state.string_end()
-        if end:
-            tokens = texts.vocabulary.tokenize_bpe(end)
-            return tokens if advance(state, tokens) else None
-        if lexical == INSIDE:
-            return _accept_first(state, texts.tails)
-        if texts.is_json and lexical != ESCAPED:
-            turn %= len(texts.listed)
-            listed = [*texts.listed[turn:], *texts.listed[:turn]] if turn else texts.listed
-            return (
-                _accept_first(state, texts.closers)
-                or _accept_first(state, listed, then=texts.closers)
-                or _accept_first(state, (*listed, texts.quote))
-            )
-        tail = next((tail for tail in texts.tails if leads_to_end(state, tail)), None)
-        return list(tail) if tail and advance(state, tail) else None
-
-    def _search(self, state: BackendState, lexical: int) -> list[int] | None:
-        """Search breadth first out of the middle of a string or word, over a few tokens of each kind."""
-        row: Row = np.zeros(self._texts.vocabulary.num_words, dtype=np.int32)
-        frontier: list[tuple[BackendState, list[int]]] = [(state.copy(), [])]
-        seen = {b""}
-        for node, path in frontier:
-            if len(frontier) > MAX_SEARCH:
-                return None
-            node.fill(row)
-            for token in self._candidates(row):
-                found = [*path, token]
-                text = b"".join(self._texts.vocabulary.tokens[t] for t in found)
-                after = node.copy()
-                if text in seen or not after.accept(token):
-                    continue
-                seen.add(text)
-                if after.can_end() or (lexical in (INSIDE, ESCAPED) and advance(after.copy(), self._texts.quote)):
-                    return found if advance(state, found) else None
-                frontier.append((after, found))
-        return None
-
-    def _candidates(self, row: Row) -> list[int]:
-        """Return the best allowed token of each kind."""
-        rank = ranks(self._texts.vocabulary)
-        allowed = np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little")[: len(rank)])
-        best = allowed[np.argsort(rank[allowed], kind="stable")]
-        kinds, first = np.unique(rank[best] >> 8, return_index=True)
-        return [int(best[index]) for kind, index in zip(kinds, first, strict=True) if kind < NEVER]
-
-
-def _accept_first(state: BackendState, texts: Sequence[list[int]], then: Sequence[list[int]] = ()) -> list[int] | None:
-    """Advance by the first text that the state accepts and return it.
+class EndCheck:
+    """Tests after which tokens an end of at most so many tokens follows, by a search for one.
 
     Args:
-        then: if given, one of these must be able to follow, unless the text completes the answer.
+        state: of the answer; belongs to the check.
+        lexical: its lexical state.
+        most: tokens of an end.
+        tests: what is known; added to.
     """
-    rejected: set[int] = set()  # first tokens
-    for text in texts:
-        if text[0] in rejected:
-            continue
-        count = state.advance(text)
-        if count == len(text) and (not then or state.can_end() or _accepts_any(state, then)):
-            return list(text)
-        rollback_unless_failed(state, count)
-        if not count:
-            rejected.add(text[0])
-    return None
+
+    def __init__(
+        self, search: CompletionSearch, texts: ClosingTexts, state: BackendState, lexical: int, most: int, tests: _Tests
+    ) -> None:
+        self._search = search
+        self._texts = texts
+        self._state = state
+        self._lexical = lexical
+        self.most = most
+        self._tests = tests
+
+    def fits(self, token: int) -> bool:
+        """Return whether an end fits after an allowed token."""
+        if token in self._texts.vocabulary.eos:
+            return True
+        end = self.end_after(token)
+        return end is not None and len(end) <= self.most
+
+    def end_after(self, token: int) -> list[int] | None:
+        """Return a short end after a token, None if none was found: one that fits, if there is one."""
+        if self._tests.found[:1] == [token]:
+            return self._tests.found[1:]
+        end, is_shortest = self._tests.ends.get(token, (None, False))
+        if not is_shortest and (end is None or len(end) > self.most):
+            end, is_shortest = self._tests.ends[token] = self._find_end(token)
+        return end
+
+    def alike(self, token: int) -> NDArray[np.int64]:
+        """Return the tokens that are alike one for the end of the answer.
+
+        In a string that admits all tokens of a length these are, and among many other tokens those of one shape.
+        """
+        kinds = token_kinds(self._texts.vocabulary)
+        if self._tests.num_allowed <= MAX_SINGLE:
+            return np.array([token])
+        length = int(kinds.lengths[token])
+        if self._lexical == INSIDE and length < SINGLE:
+            [members] = np.nonzero(kinds.lengths == length)
+            members = members[_bits(self._tests.row, members)]
+            ends = {self._length(int(each)) for each in members[[0, len(members) // 2, -1]]} if len(members) else set()
+            if len(members) >= kinds.num_of_length[length] - 1 and ends == {self._length(token)}:
+                return members[~np.isin(members, self._tests.found[:1])]
+        [members] = np.nonzero(kinds.shapes == kinds.shapes[token])
+        return members[~np.isin(members, self._tests.found[:1])]
+
+    def limits(self) -> Row:
+        """Return the mask of all allowed tokens that fit."""
+        row = self._tests.row
+        left = np.unpackbits(row.view(np.uint8), bitorder="little").astype(np.bool_)
+        good = np.zeros(len(left), dtype=np.bool_)
+        while len(some := np.flatnonzero(left)):
+            token = int(some[0])
+            members = np.append(self.alike(token), token)
+            good[members[left[members]]] = self.fits(token)
+            left[members] = False
+        mask: Row = np.packbits(good, bitorder="little").view(np.int32)
+        return mask
+
+    def _length(self, token: int) -> int:
+        end = self.end_after(token)
+        return -1 if end is None else len(end)
+
+    def _find_end(self, token: int) -> tuple[list[int] | None, bool]:
+        """Return a short end after a token, and whether a search found no shorter one."""
+        tests, after = self._tests, self._state.copy()
+        if not after.accept(token):
+            return None, True
+        if self._stays_in_string(token) and leads_to_end(after, tests.found):
+            return tests.found, True
+        for size in range(min(len(tests.found), self.most) + 1):
+            if leads_to_end(after, end := tests.found[len(tests.found) - size :]):
+                return end, False
+        lexical = self._texts.lexical(self._lexical, token)
+        found = self._search.shortest(after, lexical, 2 * self.most + BEYOND_TEST, tries=MAX_TRIES)
+        if found is not None and self.most < len(found) <= self.most + TIE:
+            found = self._shorter(after, lexical, found)
+        return found, True
+
+    def _shorter(self, after: BackendState, lexical: int, end: list[int]) -> list[int]:
+        """Return an end that fits in place of one that is a little too long, if there is one.
+
+        Where several tokens lead to the same end, it is looked for once.
+        """
+        tests = self._tests
+        known = tests.shorter.get(tuple(end))
+        if known is None or not (known is end or leads_to_end(after, known)):
+            known = self._search.shortest(after, lexical, 2 * self.most + BEYOND_TEST, self.most, MAX_TRIES) or end
+            tests.shorter[tuple(end)] = known
+        return known
+
+    def _stays_in_string(self, token: int) -> bool:
+        """Whether a string that the completion ends at once goes on with a token: its end is then as far as before."""
+        tokens, found = self._texts.vocabulary.tokens, self._tests.found
+        is_inside = self._lexical == INSIDE and self._texts.lexical(INSIDE, token) == INSIDE
+        return is_inside and b'"' not in tokens[token] and bool(found) and tokens[found[0]][:1] == b'"'
 
 
-def _accepts_any(state: BackendState, texts: Sequence[list[int]]) -> bool:
-    after = state.copy()
-    return any(advance(after, tokens) for tokens in texts)
+def _bits(row: Row, tokens: NDArray[np.int64]) -> NDArray[np.bool_]:
+    bits: NDArray[np.bool_] = (row.view(np.uint32)[tokens >> 5] >> (tokens & 31).astype(np.uint32)) & 1 > 0
+    return bits

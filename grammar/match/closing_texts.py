@@ -9,6 +9,7 @@ import numpy as np
 from ..emit.grammar_artifact import GrammarArtifact
 from ..vocabulary import Vocabulary
 from .backends import Row
+from .least_ends import LeastEnds
 
 MAX_TAILS = 600
 DEFAULT_JUMP = 10
@@ -16,7 +17,8 @@ MAX_RESTS = 4_000
 # Lexical states: outside or inside of a JSON string, after a backslash in one, or in free text.
 OUTSIDE, INSIDE, ESCAPED, FREE = range(4)
 NEVER = 100  # the kind of tokens that are never tried
-_PLAIN = (b"0", b'""', b"null", b"[]", b"{}", b"true", b"false", b"[", b"{")
+_PLAIN = (b"0", b'""', b"null", b"[]", b"{}", b"true", b"false")
+_BEGINS = (b"[", b"{")
 
 
 class ClosingTexts:
@@ -26,12 +28,16 @@ class ClosingTexts:
         shortest: the shortest answer; empty if unknown.
         search_failed: whether a search for the shortest answer found none.
         num_shortest: tokens of the shortest answer, None if unknown.
+        least_ends: the fewest tokens to an end, if they are known of all states.
         closers: what closes an object or array, or separates. A separator goes before any other text: after a number,
             another value would only be more digits.
+        end_row: the mask of the end tokens.
     """
 
-    def __init__(self, vocabulary: Vocabulary, artifact: GrammarArtifact) -> None:
+    def __init__(self, vocabulary: Vocabulary, artifact: GrammarArtifact, least_ends: LeastEnds | None = None) -> None:
         self.vocabulary = vocabulary
+        self.least_ends = least_ends
+        self.end_row = _end_row(vocabulary)
         self.is_json = artifact.is_json
         self.shortest = artifact.shortest
         self.search_failed = artifact.search_failed
@@ -48,9 +54,13 @@ class ClosingTexts:
 
     @cached_property
     def listed(self) -> list[list[int]]:
-        """Shortest properties and values, in the order in which to try them; empty if the text is not JSON."""
-        texts = (*(text.encode() for text in self._texts), *_PLAIN) if self.is_json else ()
-        return [self.vocabulary.tokenize(text) for text in texts]
+        """Short properties and values, of the fewest tokens first; empty if the text is not JSON."""
+        if not self.is_json:
+            return []
+        parts = self._artifact.properties, self._artifact.values
+        cut = [[self.vocabulary.fewest(text.encode()) for text in part] for part in parts]
+        plain, begins = map(self.vocabulary.fewest, _PLAIN), map(self.vocabulary.fewest, _BEGINS)
+        return [*sorted(cut[0], key=len), *sorted([*cut[1], *plain], key=len), *begins]
 
     @cached_property
     def tails(self) -> list[list[int]]:
@@ -59,7 +69,8 @@ class ClosingTexts:
         if self.is_json:
             texts = [b'""', *(text for text in texts if text[:1] == text[-1:] == b'"')]
         ends = {text[at:] for text in texts for at in range(self.is_json, len(text)) if text[at] & 0xC0 != 0x80}
-        return [self.vocabulary.tokenize(end) for end in sorted(ends, key=lambda end: (len(end), end))[:MAX_TAILS]]
+        tails = map(self.vocabulary.fewest, sorted(ends, key=lambda end: (len(end), end))[:MAX_TAILS])
+        return sorted(tails, key=len)
 
     @cached_property
     def ends(self) -> list[list[int]]:
@@ -101,6 +112,13 @@ def _lexical(state: int, text: bytes) -> int:
         elif byte == 0x5C and state == INSIDE:
             state = ESCAPED
     return state
+
+
+def _end_row(vocabulary: Vocabulary) -> Row:
+    row = np.zeros(vocabulary.num_words, dtype=np.uint32)
+    for token in vocabulary.eos:
+        row[token >> 5] |= np.uint32(1 << (token & 31))
+    return row.view(np.int32)
 
 
 def ranks(vocabulary: Vocabulary) -> Row:

@@ -83,7 +83,7 @@ class JsonChars:
         return found
 
     def _clean(self) -> dict[int, tuple[int, int]]:
-        row = {byte: (CLEAN, self.classes.of(byte)) for byte in range(0x20, 0x7F)}
+        row = {byte: (CLEAN, self.classes.of(byte)) for byte in range(0x20, 0x80)}
         row[QUOTE] = CLEAN, self.closing
         row[BACKSLASH] = self._escape(), NOTHING
         for lead in (*range(0xC2, 0xE0), *range(0xE0, 0xF0), *range(0xF0, 0xF5)):

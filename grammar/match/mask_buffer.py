@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..vocabulary import Vocabulary
+from .budget_close import BudgetCheck
 from .reasoning_matcher import AnswerMatcher
 
 
@@ -35,11 +36,14 @@ class MaskBuffer:
         rows: the largest number of sampling positions of a batch.
 
     Attributes:
-        words: int32 [rows, ceil(vocabulary / 32)]; a row keeps its content until it is filled again.
+        words: int32 [rows, ceil(vocabulary / 32)], the tokens that the grammar allows; a row keeps its content until it
+            is filled again.
+        checks: of the rows where the budget of tokens may exclude some of these.
     """
 
     def __init__(self, rows: int, vocabulary: Vocabulary) -> None:
         self.words: NDArray[np.int32] = np.full((rows, vocabulary.num_words), -1, dtype=np.int32)
+        self.checks: dict[int, BudgetCheck] = {}
         self._eos = vocabulary.eos
         self._ends = np.zeros(vocabulary.num_words, np.uint32)
         for token in vocabulary.eos:
@@ -73,12 +77,17 @@ class MaskBuffer:
 
     def _fill_one(self, job: MaskFill) -> tuple[int, Exception] | None:
         end = job.row + len(job.drafts) + 1
+        for row in range(job.row, end):
+            self.checks.pop(row, None)
         for ahead, row in enumerate(range(job.row, end)):
             try:
                 if ahead and not job.matcher.accept(job.drafts[ahead - 1]):
                     self.words[row:end] = 0
                     return None
-                job.matcher.fill_mask(self.words[row], None if job.remaining is None else job.remaining - ahead)
+                remaining = None if job.remaining is None else job.remaining - ahead
+                check = job.matcher.fill_grammar_mask(self.words[row], remaining)
+                if check is not None:
+                    self.checks[row] = check
             except Exception as error:  # whatever a backend raises ends this answer alone
                 self.words[row:end] = 0
                 return row, error

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..vocabulary import Vocabulary
 from .backends import BackendState, Row
-from .budget_close import BudgetClose
+from .budget_close import BudgetCheck, BudgetClose
 
 # Processor time of a mask that delays the step beside whose forward pass it is filled. Time in which kernels or the
 # step loop have the core or the interpreter says nothing of the next mask.
@@ -26,6 +26,7 @@ class _Prepared(NamedTuple):
 
     remaining: int | None
     row: Row
+    check: BudgetCheck | None
 
 
 class Matcher:
@@ -92,6 +93,15 @@ class Matcher:
         return self._ended or (not self._open_ended and self._state.can_end())
 
     @property
+    def may_go_on(self) -> bool:
+        """Whether text other than white space may come next."""
+        if self._ended:
+            return False
+        row: Row = np.zeros(self._vocabulary.num_words, dtype=np.int32)
+        self._state.fill(row)
+        return bool((row & ~self._vocabulary.derived(_blank_row)).any())
+
+    @property
     def is_open_ended(self) -> bool:
         """Whether the answer is free text with structured parts, which may end almost anywhere."""
         return self._open_ended
@@ -109,25 +119,42 @@ class Matcher:
     def fill_mask(self, row: Row, remaining: int | None = None) -> None:
         """Write the bitmask of the tokens that may come next, least significant bit first.
 
+        Where the budget is nearly used up it takes long: each token is tested. In the engine the sampler tests what it
+        has drawn (`fill_grammar_mask`).
+
         Args:
             row: int32 [ceil(vocabulary / 32)], contiguous; overwritten.
-            remaining: tokens that may still be generated, this one included. As it nears the length of a short
-                completion, only the tokens of that completion are allowed. None: no budget.
+            remaining: tokens that may still be generated, this one included: a token after which no end fits is not
+                allowed. None: no budget.
 
         Raises:
             GrammarFailure: if the backend has failed, or allows no token at all.
         """
+        check = self.fill_grammar_mask(row, remaining)
+        if check is not None:
+            row[:] = check.limits()
+
+    def fill_grammar_mask(self, row: Row, remaining: int | None = None) -> BudgetCheck | None:
+        """Write the bitmask of the tokens that the grammar allows next.
+
+        Returns:
+            What tells which of them leave room for an end in the budget; None if all do.
+
+        Raises:
+            GrammarFailure: as `fill_mask`.
+        """
         if self._prepared is not None and self._prepared.remaining == remaining:
             row[:] = self._prepared.row
-            return
+            return self._prepared.check
         searches = remaining is not None and self._budget_close.must_search(remaining)
         before = time.thread_time()
-        self._fill(row, remaining)
+        check = self._fill(row, remaining)
         is_slow = time.thread_time() - before > SLOW_SECONDS
         if searches:
             self._slow_searches |= is_slow
         else:
             self._slow_masks = is_slow
+        return check
 
     def is_slow(self, remaining: int) -> bool:
         """Return whether the next mask is likely to take long, as earlier ones did: better to `prepare` it."""
@@ -140,23 +167,15 @@ class Matcher:
         """
         row: Row = np.zeros(self._vocabulary.num_words, dtype=np.int32)
         try:
-            self.fill_mask(row, remaining)
+            check = self.fill_grammar_mask(row, remaining)
         except Exception:
             return  # whatever a backend raises: `fill_mask` meets it again
-        self._prepared = _Prepared(remaining, row)
+        self._prepared = _Prepared(remaining, row, check)
 
-    def _fill(self, row: Row, remaining: int | None) -> None:
+    def _fill(self, row: Row, remaining: int | None) -> BudgetCheck | None:
         if self._ended:
             self._allow_only_end(row)
-            return
-        plan = self._plan(remaining)
-        if plan is not None:
-            row[:] = 0
-            if plan:
-                _allow(row, plan[0])
-            else:
-                self._allow_only_end(row)
-            return
+            return None
         self._state.fill(row)
         if self._state.failure() is not None:
             self._replay()
@@ -166,20 +185,12 @@ class Matcher:
             raise GrammarFailure(failure)
         if not row.any():
             raise GrammarFailure("no token is allowed")
-
-    def _plan(self, remaining: int | None) -> list[int] | None:
-        close = self._budget_close
-        return None if remaining is None or close.is_free else close.plan(self._state, remaining)
+        return None if remaining is None else self._budget_close.check(self._state, row, remaining)
 
     @property
     def num_shortest(self) -> int | None:
         """Tokens of the shortest answer, its end token excluded: the least budget that completes; None if unknown."""
         return self._budget_close.num_shortest
-
-    @property
-    def end_margin(self) -> int:
-        """Tokens before the end of the budget within which the answer may be ended, so that it is whole."""
-        return 0 if self._open_ended else self._budget_close.margin
 
     def accept(self, token: int) -> bool:
         """Advance by a token. Returns False, and changes nothing, if the grammar does not allow it here."""
@@ -188,15 +199,15 @@ class Matcher:
     def replay(self, token: int, remaining: int) -> bool:
         """Advance by a token that was drawn elsewhere. Returns False, and nothing is accepted, if it is not allowed.
 
-        Equal to `fill_mask` and `accept` but for the time: the mask is known to have allowed the token.
+        Equal to `fill_grammar_mask` and `accept` but for the time: the mask is known to have allowed the token.
         """
         self.replan(remaining)
         return self.accept(token)
 
     def replan(self, remaining: int) -> None:
-        """Plan the end within the budget, as `fill_mask` does."""
-        if not self._ended:
-            self._plan(remaining)
+        """Search an end within the budget, as `fill_grammar_mask` does."""
+        if not self._ended and self._budget_close.must_search(remaining):
+            self._fill(np.zeros(self._vocabulary.num_words, dtype=np.int32), remaining)
 
     def _accept(self, token: int, advance: Callable[[int], bool]) -> bool:
         if self._ended:
@@ -278,13 +289,10 @@ class Matcher:
     def draft(self, limit: int) -> list[int]:
         """Return a draft: at most `limit` tokens of the text that must come next; the state is left as it is.
 
-        While a completion is being followed these are its tokens. Else only the text is forced and its tokenization a
-        guess: verify them under the mask like any draft.
+        Only the text is forced and its tokenization a guess: verify them under the mask like any draft.
         """
         if not self.may_draft or limit < 1:
             return []
-        if not self._budget_close.is_free and (planned := self._budget_close.planned):
-            return planned[:limit]
         forced = self._state.forced()
         # The last token could be longer than the forced text: leave it open.
         tokens = self._vocabulary.tokenize_forced(forced, bpe=True)[:-1] if forced else []
@@ -294,6 +302,15 @@ class Matcher:
         row[:] = 0
         for token in self._vocabulary.eos:
             _allow(row, token)
+
+
+def _blank_row(vocabulary: Vocabulary) -> Row:
+    """Return the mask of end tokens and white space."""
+    row: Row = np.zeros(vocabulary.num_words, dtype=np.int32)
+    for token, text in enumerate(vocabulary.tokens):
+        if token in vocabulary.eos or (text and not text.strip() and token not in vocabulary.special):
+            _allow(row, token)
+    return row
 
 
 def _allow(row: Row, token: int) -> None:

@@ -14,10 +14,12 @@ from enum import Enum, auto
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..thought_rules import ThoughtRules
 from ..vocabulary import Vocabulary
 from .backends import Row
+from .budget_close import BudgetCheck, RowCheck
 from .matcher import Matcher
 from .thought_marks import thought_mark, thought_row
 
@@ -68,14 +70,15 @@ class _Answer:
         shortest = self.matcher.num_shortest if self.matcher else None
         return None if shortest is None else len(self._lead) + shortest
 
-    def fill_mask(self, row: Row, remaining: int | None) -> None:
+    def fill_grammar_mask(self, row: Row, remaining: int | None) -> BudgetCheck | None:
         if self._num_own < len(self._lead):
             row[:] = 0
             _allow(row, self._lead[self._num_own :][:1])
         elif self.matcher is None:
             row[:] = -1
         else:
-            self.matcher.fill_mask(row, remaining)
+            return self.matcher.fill_grammar_mask(row, remaining)
+        return None
 
     def accept(self, token: int) -> bool:
         if self._num_own == len(self._lead) and self.matcher is not None:
@@ -94,6 +97,35 @@ class _Answer:
         if self.matcher is None or self._num_own < len(self._lead):
             return list(self._lead[self._num_own :][:limit])
         return self.matcher.draft(limit)
+
+
+class _WithOthers:
+    """The check of an answer beside which other tokens are allowed, of a mark or newlines.
+
+    Args:
+        others: these tokens.
+        fit: whether the answer fits after them.
+    """
+
+    def __init__(self, answer: BudgetCheck, others: frozenset[int], fit: bool) -> None:
+        self._answer = answer
+        self._others = others
+        self._fit = fit
+
+    def fits(self, token: int) -> bool:
+        """Return whether an end fits after a token, whichever way it is read."""
+        return (self._fit and token in self._others) or self._answer.fits(token)
+
+    def alike(self, token: int) -> NDArray[np.int64]:
+        """Return the tokens that are alike one."""
+        alike = self._answer.alike(token)
+        return alike[~np.isin(alike, list(self._others))] if token not in self._others else np.array([token])
+
+    def limits(self) -> Row:
+        """Return the mask of all allowed tokens that fit."""
+        row = self._answer.limits().copy()
+        _allow(row, list(self._others) if self._fit else [])
+        return row
 
 
 class ReasoningMatcher:
@@ -133,6 +165,11 @@ class ReasoningMatcher:
         return is_answer and matcher is not None and self._answer.follows_grammar and matcher.is_whole
 
     @property
+    def may_go_on(self) -> bool:
+        """Whether an answer that is complete may go on: see `Matcher.may_go_on`."""
+        return self._answer.matcher is not None and self._answer.matcher.may_go_on
+
+    @property
     def may_draft(self) -> bool:
         """Whether drafts may follow: see `Matcher.may_draft`. None may between a thought and the answer after it."""
         if self._phase is _Phase.ANSWER and self._answer.follows_grammar and self._answer.matcher is not None:
@@ -150,30 +187,56 @@ class ReasoningMatcher:
         shortest = self._answer.num_shortest
         return shortest if shortest is None or not self._is_open else shortest + len(self._end.tokens)
 
-    @property
-    def end_margin(self) -> int:
-        """Tokens before the end of the budget within which the answer may be ended: see `Matcher.end_margin`."""
-        return self._answer.matcher.end_margin if self._answer.matcher else 0
-
     def fill_mask(self, row: Row, remaining: int | None = None) -> None:
         """Write the bitmask of the tokens that may come next: see `Matcher.fill_mask`. Raises GrammarFailure."""
+        check = self.fill_grammar_mask(row, remaining)
+        if check is not None:
+            row[:] = check.limits()
+
+    def fill_grammar_mask(self, row: Row, remaining: int | None = None) -> BudgetCheck | None:
+        """Write the mask that knows of no budget of the answer: see `Matcher.fill_grammar_mask`."""
         place = self._place
         match place.phase:
             case _Phase.BEGIN:
-                self._fill_begin(row, remaining)
-            case _Phase.THOUGHT if self._must_close(remaining):
-                row[:] = 0
-                _allow(row, self._end.closing(place.at)[:1])
-            case _Phase.THOUGHT if self._is_bound:
-                row[:] = thought_row(self._vocabulary, self._end, place.at, may_end=not self._must_answer)
+                return self._fill_begin(row, remaining)
             case _Phase.THOUGHT:
-                row[:] = -1
+                return self._fill_thought(row, remaining)
             case _Phase.GAP:
-                self._answer.fill_mask(row, remaining)
-                if self._fits(remaining, 1):
-                    _allow(row, [token for _, token in self._newline_tokens(place.at)])
+                return self._fill_with(row, remaining, 1, [token for _, token in self._newline_tokens(place.at)])
             case _Phase.ANSWER:
-                self._answer.fill_mask(row, remaining)
+                return self._answer.fill_grammar_mask(row, remaining)
+
+    def _fill_thought(self, row: Row, remaining: int | None) -> BudgetCheck | None:
+        """Fill the mask inside of the thought: after each token its end and the shortest answer still fit."""
+        at = self._place.at
+        closing = np.zeros_like(row)
+        _allow(closing, self._end.closing(at)[:1])
+        if self._must_close(None):
+            row[:] = closing
+            return None
+        if self._is_bound:
+            row[:] = thought_row(self._vocabulary, self._end, at, may_end=not self._must_answer)
+        else:
+            row[:] = -1
+        return RowCheck(closing) if self._must_close(remaining) else None
+
+    def _fill_with(self, row: Row, remaining: int | None, count: int, tokens: Sequence[int]) -> BudgetCheck | None:
+        """Fill the mask of the answer and of other tokens, after which it fits in the tokens but `count`."""
+        check = self._answer.fill_grammar_mask(row, remaining)
+        if not tokens or (check is None and self._fits(remaining, count)):
+            _allow(row, tokens)
+            return check
+        own = check or RowCheck(row.copy())
+        _allow(row, tokens)
+        return _WithOthers(own, frozenset(tokens), self._fits(remaining, count))
+
+    def _fill_begin(self, row: Row, remaining: int | None) -> BudgetCheck | None:
+        place, tokens = self._place, self._start.next_tokens(self._place.at)
+        if place.origin >= 0:
+            return self._fill_with(row, remaining, self._start.longest + self._end.most_closing, tokens)
+        row[:] = 0
+        _allow(row, tokens)
+        return None
 
     def is_slow(self, remaining: int) -> bool:
         """Return whether the next mask is likely to take long: see `Matcher.is_slow`."""
@@ -295,15 +358,6 @@ class ReasoningMatcher:
             return True
         shortest = self._answer.num_shortest
         return remaining >= count + (UNKNOWN_ANSWER if shortest is None else shortest)
-
-    def _fill_begin(self, row: Row, remaining: int | None) -> None:
-        place = self._place
-        if place.origin >= 0:
-            self._answer.fill_mask(row, remaining)
-        else:
-            row[:] = 0
-        if place.origin < 0 or self._fits(remaining, self._start.longest + self._end.most_closing):
-            _allow(row, self._start.next_tokens(place.at))
 
     def _after(self, token: int, data: bytes) -> _Place | None:
         """Return the place after a token, None if it is not allowed. Advances the answer."""

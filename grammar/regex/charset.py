@@ -12,12 +12,12 @@ MAX_CODE_POINT = 0x10FFFF
 Range = tuple[int, int]
 
 SHORT_ESCAPES = {0x22: '\\"', 0x5C: "\\\\", 0x08: "\\b", 0x0C: "\\f", 0x0A: "\\n", 0x0D: "\\r", 0x09: "\\t"}
-# Characters that a JSON string must escape: controls, DEL (by choice), quote, backslash.
-ESCAPED = (*range(0x20), 0x22, 0x5C, 0x7F)
-_PLAIN = r"[^\x22\x5C\x00-\x1F\x7F]"
-_LONG_ESCAPE = r"\\u00(?:0[0-7be-f]|1[0-9a-f]|7f)"
+# Characters that a JSON string must escape: controls below U+0020, quote, backslash.
+ESCAPED = (*range(0x20), 0x22, 0x5C)
+_PLAIN = r"[^\x22\x5C\x00-\x1F]"
+_LONG_ESCAPE = r"\\u00(?:0[0-7be-f]|1[0-9a-f])"
 _NUM_LONG = len(ESCAPED) - len(SHORT_ESCAPES)
-_SPELLED = re.compile(r'[\x00-\x1f"\\\x7f]')
+_SPELLED = re.compile(r'[\x00-\x1f"\\]')
 # One character of a JSON string in its only permitted spelling.
 JSON_CHAR = rf"(?:{_PLAIN}|\\[\x22\x5Cbfnrt]|{_LONG_ESCAPE})"
 
@@ -142,7 +142,7 @@ def json_spelling(char: str) -> str:
     code = ord(char)
     if code in SHORT_ESCAPES:
         return SHORT_ESCAPES[code]
-    return f"\\u{code:04x}" if code < 0x20 or code == 0x7F else char
+    return f"\\u{code:04x}" if code < 0x20 else char
 
 
 def json_string(text: str) -> str:

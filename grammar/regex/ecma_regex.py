@@ -99,8 +99,6 @@ def parse(pattern: str, *, wide: bool = False, whole: bool = False) -> Pattern:
         inner = parse_nodes(look.source, wide=look.negative != wide)
         anchored = Cat((Anchor.START, inner))
         target.append(_anchor(anchored, _newline_tail() if look.negative != wide else EMPTY, whole=False))
-    if must_not and wide:
-        raise RegexError("a negative lookahead in a pattern that must not match")
     if any(map(_is_unresolved, (*must, *must_not))):
         raise RegexError("an anchor or lookahead in the middle of a pattern")
     return Pattern(tuple(must), tuple(must_not))

@@ -15,6 +15,8 @@ from decimal import Decimal
 from fractions import Fraction
 from functools import lru_cache
 
+from .number_ranges import EXACT
+
 MAX_FRACTIONS = 1_000
 MAX_HALVINGS = 9
 MAX_NEAR = 10**5
@@ -44,15 +46,14 @@ def is_safe(divisor: Fraction) -> bool:
 
 def nearest_multiples(multiple: Fraction, low: Decimal | None, high: Decimal | None, most: int) -> Iterator[Decimal]:
     """Yield `most` exact multiples, from the one of the interval nearest to zero outwards; not checked to be in it."""
-    size = Decimal(multiple.numerator) / Decimal(multiple.denominator)
     first = 0
     if low is not None and low > 0:
-        first = int(low / size)
+        first = Fraction(low) // multiple
     elif high is not None and high < 0:
-        first = int(high / size)
+        first = Fraction(high) // multiple
     for step in range(most):
         offset = (step + 1) // 2 * (1 if step % 2 else -1)
-        yield Decimal((first + offset) * multiple.numerator) / Decimal(multiple.denominator)
+        yield EXACT.divide(Decimal((first + offset) * multiple.numerator), Decimal(multiple.denominator))
 
 
 def multiple_terms(size: int, divisors: frozenset[Fraction]) -> tuple[str, str] | None:

@@ -12,7 +12,7 @@ double: a value below the bound as written is below it after parsing.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from decimal import Decimal
+from decimal import Context, Decimal
 from fractions import Fraction
 
 MAX_INT_DIGITS = 200  # with an exponent of two digits still far from overflow
@@ -32,6 +32,8 @@ _SOME_DIGIT = "[0-9]*[1-9][0-9]*"
 _NOTHING = r"[ab&&c]"
 # From here on `_rounded` has made every bound a power of ten.
 _POWER_OF_TEN = 10**MAX_BOUND_DIGITS
+# Plain operators on decimals, the negative sign too, round to 28 digits.
+EXACT = Context(prec=1_000)
 
 
 def integer_terms(low: Fraction | None, high: Fraction | None) -> list[str]:
@@ -54,7 +56,8 @@ def decimal_terms(low: Decimal | None, high: Decimal | None, *, low_open: bool, 
         high_open: the upper bound itself is excluded.
     """
     digits = _fraction_digits(low, high)
-    terms = [rf"-?{_INT}(?:\.[0-9]{{1,{digits}}})?"]
+    # Beside a long bound a fraction would be read as another double, maybe across the bound.
+    terms = [rf"-?{_INT}(?:\.[0-9]{{1,{digits}}})?"] if digits else [PLAIN_NUMBER, PRECISE]
     if low is not None:
         low, low_open = _rounded(low, up=True, is_open=low_open)
         terms.append(_decimal_ge(low, low_open))
@@ -85,18 +88,15 @@ def spells_any(low: Decimal | None, high: Decimal | None, *, low_open: bool, hig
 
 
 def _fraction_digits(low: Decimal | None, high: Decimal | None) -> int:
-    """Return the most digits after the point of numbers within bounds."""
-    bounds = [abs(bound) for bound in (low, high) if bound is not None]
+    """Return the most digits after the point of numbers within bounds; 0 if a bound is too long to have any."""
+    bounds = [bound.copy_abs() for bound in (low, high) if bound is not None]
     whole = max((len(str(int(bound))) for bound in bounds), default=0)
-    return max(1, min(MAX_FRACTION_DIGITS, SIGNIFICANT_DIGITS - whole)) if bounds else MAX_FRACTION_DIGITS
+    return max(0, min(MAX_FRACTION_DIGITS, SIGNIFICANT_DIGITS - whole)) if bounds else MAX_FRACTION_DIGITS
 
 
 def spelling(value: Decimal) -> str:
-    """Return the JSON spelling of a number, integers without a point.
-
-    A large one has an exponent where it was given with one: as an integer it is another number than as a double.
-    """
-    if abs(value.adjusted()) > MAX_BOUND_DIGITS and value.as_tuple().exponent != 0:
+    """Return the JSON spelling of a number: integers with all their digits, very small fractions with an exponent."""
+    if value.adjusted() < -MAX_BOUND_DIGITS and value:
         return str(value.normalize())
     text = format(value, "f")
     return text.rstrip("0").rstrip(".") if "." in text else text
@@ -111,7 +111,7 @@ def any_spelling(value: Decimal) -> str:
 
 def _rounded(bound: Decimal, *, up: bool, is_open: bool) -> tuple[Decimal, bool]:
     """Return a bound with few enough digits to write out, rounded inwards if need be, and whether it is open."""
-    if abs(bound) >= Decimal(10) ** MAX_BOUND_DIGITS:
+    if bound.copy_abs() >= _POWER_OF_TEN:
         outwards = up == (bound < 0)
         power = Decimal(10) ** (bound.adjusted() + (0 if outwards else 1))
         return power.copy_sign(bound), False
@@ -120,7 +120,7 @@ def _rounded(bound: Decimal, *, up: bool, is_open: bool) -> tuple[Decimal, bool]
         step = Fraction(1, 10**MAX_FRACTION_DIGITS)
         scaled = Fraction(bound) / step
         count = -(-scaled.numerator // scaled.denominator) if up else scaled.numerator // scaled.denominator
-        return Decimal(count).scaleb(-MAX_FRACTION_DIGITS), False
+        return EXACT.scaleb(Decimal(count), -MAX_FRACTION_DIGITS), False
     return bound, is_open
 
 
@@ -172,13 +172,13 @@ def _same_length(text: str, *, above: bool) -> Iterable[str]:
 
 def _decimal_ge(low: Decimal, is_open: bool) -> str:
     if low < 0:
-        return f"(?:{_INT}{_FRACTION}?|-{_magnitude_le(-low, is_open)})"
+        return f"(?:{_INT}{_FRACTION}?|-{_magnitude_le(low.copy_negate(), is_open)})"
     return _magnitude_ge(low, is_open)
 
 
 def _decimal_le(high: Decimal, is_open: bool) -> str:
     if high < 0 or (high == 0 and is_open):
-        return f"-{_magnitude_ge(-high, is_open)}"
+        return f"-{_magnitude_ge(high.copy_negate(), is_open)}"
     return f"(?:-{_INT}{_FRACTION}?|{_magnitude_le(high, is_open)})"
 
 

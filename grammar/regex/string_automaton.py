@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +29,23 @@ DEAD, START = 0, 1
 
 class AutomatonTooLarge(Exception):
     """An expression whose automaton has too many states."""
+
+
+class Excluded(NamedTuple):
+    """Strings that are left out: those that match all of some expressions and none of others."""
+
+    all_of: Sequence[RegexNode]
+    none_of: Sequence[RegexNode] = ()
+
+    @property
+    def nodes(self) -> tuple[RegexNode, ...]:
+        """All expressions of the group."""
+        return (*self.all_of, *self.none_of)
+
+
+def each_excluded(nodes: Sequence[RegexNode]) -> list[Excluded]:
+    """Return the groups by which no string matches any of some expressions."""
+    return [Excluded((node,)) for node in nodes]
 
 
 @dataclass(frozen=True)
@@ -165,20 +182,20 @@ def _unlinked(path: tuple[Any, int]) -> list[int]:
 
 
 def string_automaton(
-    must: Sequence[RegexNode], must_not: Sequence[Sequence[RegexNode]], least: int = 0, most: int | None = None
+    must: Sequence[RegexNode], must_not: Sequence[Excluded], least: int = 0, most: int | None = None
 ) -> StringAutomaton:
     """Build the automaton of the strings that match all of some anchored expressions.
 
     Args:
         must: expressions that match.
-        must_not: groups of expressions of which not all match.
+        must_not: groups of strings that are left out.
         least: smallest length in code points.
         most: largest length, or None.
 
     Raises:
         AutomatonTooLarge: if it would have too many states.
     """
-    nodes = [*must, *(node for group in must_not for node in group)]
+    nodes = [*must, *(node for group in must_not for node in group.nodes)]
     sets = list(dict.fromkeys(chars.chars for node in nodes for chars in _char_nodes(node)))
     classes, bits = char_classes(sets)
     members = dict(zip(sets, bits, strict=True))
@@ -194,8 +211,9 @@ def string_automaton(
     groups = []
     at = len(must)
     for group in must_not:
-        groups.append((at, at + len(group)))
-        at += len(group)
+        middle, end = at + len(group.all_of), at + len(group.all_of) + len(group.none_of)
+        groups.append((range(at, middle), range(middle, end)))
+        at = end
     return _Subsets(terms, len(must), groups).automaton(classes, least, most)
 
 
@@ -324,7 +342,7 @@ _State = tuple[int, ...]
 class _Subsets:
     """The subset construction over all terms at once."""
 
-    def __init__(self, terms: list[_Term], num_must: int, groups: list[tuple[int, int]]) -> None:
+    def __init__(self, terms: list[_Term], num_must: int, groups: list[tuple[range, range]]) -> None:
         self.terms = terms
         self.num_must = num_must
         self.groups = groups
@@ -384,7 +402,8 @@ class _Subsets:
 
     def _accepts(self, state: _State) -> bool:
         return all(self._matches(state, at) for at in range(self.num_must)) and not any(
-            all(self._matches(state, at) for at in range(*group)) for group in self.groups
+            all(self._matches(state, at) for at in all_of) and not any(self._matches(state, at) for at in none_of)
+            for all_of, none_of in self.groups
         )
 
 

@@ -159,3 +159,22 @@ NARROWER: dict[str, str] = {
     "relative-json-pointer": "no digit after a zero",
     "regex": "groups one level deep, no lookaround, no back-reference",
 }
+
+
+# Patterns that match all strings which any validator takes to be in a format, and others that look alike: what they do
+# not match is surely not in it. Formats that are missing here have too many readings.
+LOOKALIKES = {
+    "date": "^[0-9W-]{8,10}$",
+    "time": r"^[0-9]{2}:[0-9]{2}:[0-9]{2}[\s\S]*$",
+    "date-time": r"^[0-9]{4}-?[0-9]{2}-?[0-9]{2}[Tt\s_][\s\S]*$",
+    "duration": r"^[+-]?[Pp][\s\S]*$",
+    "email": "@",
+    "idn-email": "@",
+    "hostname": "^[A-Za-z0-9._-]*$",
+    "ipv4": "^[0-9.]*$",
+    "ipv6": "^[0-9A-Fa-f:.]*:",
+    "uri": "^[A-Za-z][A-Za-z0-9+.-]*:",
+    "json-pointer": r"^(?:/[\s\S]*)?$",
+    "relative-json-pointer": "^[0-9]",
+    **dict.fromkeys(("uuid", *(f"uuid{version}" for version in (1, 3, 4, 5, 6, 7, 8))), r"^[0-9A-Za-z{}:-]{32,50}$"),
+}

@@ -17,7 +17,7 @@ from .arrays_objects import array_clause, array_denials, object_clause, object_d
 from .combinators import FAILS, HOLDS
 from .constraints import Alternative, without_evaluation
 from .document import SchemaNode
-from .keywords import DRAFTED, KEYWORDS, Treatment, draft_error, shape_error
+from .keywords import DRAFTED, KEYWORDS, draft_error, shape_error
 from .subschemas import MAX_ALTERNATIVES, Subschemas
 
 
@@ -66,8 +66,7 @@ class Analysis(Subschemas):
             row = KEYWORDS.get(keyword)
             if row is None:
                 continue  # an unknown keyword is an annotation by the specification
-            refused = row.treatment is Treatment.REFUSED
-            wrong = f"is not supported: {row.note}" if refused else shape_error(keyword, value)
+            wrong = shape_error(keyword, value)
             if keyword in DRAFTED and not wrong:
                 negates = self.document.may_negate(node)
                 wrong = draft_error(keyword, node.schema, node.scope.draft, negates=negates)

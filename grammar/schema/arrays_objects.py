@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from ..errors import GrammarError
-from ..regex.ecma_regex import read_pattern
+from ..regex.ecma_regex import pattern_matches, read_pattern
 from ..regex.regex_parser import RegexError
 from .constraints import (
     ALWAYS,
@@ -147,6 +147,47 @@ def object_denials(analysis: Subschemas, number: int) -> Iterator[Alternative]:
         value = schema.get(keyword, True)
         if value is not True and value != {}:
             analysis.narrow(number, keyword, "a failure over keys that are not listed cannot be written")
+
+
+def referred(analysis: Subschemas, number: int) -> int:
+    """Return the node that a node stands for, if that is nothing but a reference to it; else the node itself."""
+    seen: set[int] = set()
+    while number not in seen:
+        seen.add(number)
+        node = analysis.document.nodes[number]
+        if "$ref" not in node.schema or (len(node.schema) > 1 and node.scope.draft > 7):
+            break
+        target = analysis.document.resolve(number, node.schema["$ref"])
+        number = number if isinstance(target, bool) else target
+    return number
+
+
+def is_closed(objects: Objects) -> bool:
+    """Return whether an object may only have keys that are listed."""
+    return any(clause.rest == NEVER and not clause.patterns for clause in objects.clauses)
+
+
+def key_denials(analysis: Subschemas, number: int, names: Iterable[str]) -> Iterator[Alternative]:
+    """Yield alternatives in which a node's constraints on keys that it does not list fail by one of some keys.
+
+    Of all keys no such list would be finite, but where other constraints permit only these keys, nothing is left out.
+    """
+    schema = analysis.document.nodes[number].schema
+    patterns, extra = schema.get("patternProperties", {}), schema.get("additionalProperties", True)
+    for name in names:
+        if name in schema.get("properties", {}):
+            continue
+        failed = [
+            analysis.literal(number, item, "patternProperties", pattern, negated=True)
+            for pattern, item in patterns.items()
+            if pattern_matches(pattern, name)
+        ]
+        if not any(pattern_matches(pattern, name, wide=True) for pattern in patterns):
+            failed.append(analysis.literal(number, extra, "additionalProperties", negated=True))
+        for conj in failed:
+            if conj != NEVER:
+                clause = ObjectClause(((name, conj),), evaluates=False)
+                yield Alternative(OBJECT, objects=Objects((clause,), required=(name,)))
 
 
 def unevaluated(analysis: Subschemas, number: int, alternative: Alternative) -> Alternative:

@@ -11,11 +11,12 @@ from typing import Any, TypeAlias
 
 from ..errors import GrammarError
 from . import scalars
-from .arrays_objects import forbids, has
+from .arrays_objects import forbids, has, is_closed, key_denials, referred
 from .constraints import Alternative, without_evaluation
 from .document import pointer_join
 from .json_types import OBJECT
-from .subschemas import Alternatives, Subschemas
+from .literal_unions import merged, of_one_branch
+from .subschemas import Alternatives, Narrowing, Subschemas
 
 # A branch of oneOf that takes more alternatives than this to exclude the other branches loses the last ones.
 MAX_BRANCH_ALTERNATIVES = 48
@@ -95,18 +96,39 @@ def _exclusive(analysis: Subschemas, number: int, branches: list[Alternatives], 
     for other, theirs in enumerate(branches):
         if other == index or not _overlap(analysis, kept, theirs):
             continue
-        schema = _get(analysis, number, "oneOf")[other]
-        failing = analysis.branch(number, schema, "oneOf", other, negated=True)
+        failing, narrowings = _failures(analysis, number, other, kept)
         found: list[Alternative] = []
         for each in kept:
             found += _intersections(analysis, each, failing) if _overlap(analysis, [each], theirs) else [each]
         if len(found) > MAX_BRANCH_ALTERNATIVES:
             analysis.narrow(number, "oneOf", f"branch {index} needs more than {MAX_BRANCH_ALTERNATIVES} alternatives")
-        elif not found and analysis.narrowings_of(analysis.literal(number, schema, "oneOf", other, negated=True)):
+        elif not found and narrowings:
             reason = "overlap, and what is in the first alone cannot be written as a grammar"
             raise GrammarError(*_location(analysis, number, "oneOf"), f"branches {index} and {other} {reason}")
         kept = list(dict.fromkeys(found))[:MAX_BRANCH_ALTERNATIVES]
     return kept
+
+
+def _failures(
+    analysis: Subschemas, number: int, other: int, kept: Alternatives
+) -> tuple[list[Alternative], tuple[Narrowing, ...]]:
+    """Return alternatives in which a branch of ``oneOf`` fails, and what is left out of them that matters.
+
+    Args:
+        kept: the alternatives that these are for, whose keys may tell the two apart.
+    """
+    schema = _get(analysis, number, "oneOf")[other]
+    found = [*analysis.branch(number, schema, "oneOf", other, negated=True)]
+    narrowings = analysis.narrowings_of(analysis.literal(number, schema, "oneOf", other, negated=True))
+    if isinstance(schema, dict):
+        objects = [each.objects for each in kept if each.types & OBJECT]
+        target = referred(analysis, analysis.document.child(number, schema, "oneOf", other))
+        found += key_denials(analysis, target, dict.fromkeys(name for each in objects for name in each.declared()))
+        if all(map(is_closed, objects)):
+            at = analysis.document.nodes[target].pointer
+            denied = [pointer_join(at, keyword) for keyword in ("additionalProperties", "patternProperties")]
+            narrowings = tuple(each for each in narrowings if each.pointer not in denied)
+    return found, narrowings
 
 
 def _overlap(analysis: Subschemas, ours: Alternatives, theirs: Alternatives) -> bool:
@@ -166,12 +188,12 @@ def _not_ref(analysis: Subschemas, number: int, keyword: str) -> Alternatives:
 
 
 def _reference(analysis: Subschemas, number: int, keyword: str, *, negated: bool) -> Alternatives:
-    if keyword == "$dynamicRef":
-        name = _get(analysis, number, keyword).rpartition("#")[2]
-        if not name.startswith("/") and analysis.document.dynamic_anchors(name) > 1:
-            reason = f"there is more than one dynamic anchor {name[:100]!r}: the target depends on the path"
-            raise GrammarError(*_location(analysis, number, keyword), reason)
-    return analysis.reference(number, keyword, negated=negated)
+    reference = _get(analysis, number, keyword)
+    if keyword == "$ref":
+        target = analysis.document.resolve(number, reference)
+    else:
+        target = analysis.document.dynamic_target(number, reference, keyword)
+    return analysis.referred(target, negated=negated)
 
 
 def _dependencies(analysis: Subschemas, number: int, keyword: str) -> list[Alternatives]:
@@ -198,8 +220,35 @@ def _not_dependencies(analysis: Subschemas, number: int, keyword: str) -> Altern
 
 
 def _branches(analysis: Subschemas, number: int, keyword: str, *, negated: bool = False) -> list[Alternatives]:
-    schemas = enumerate(_get(analysis, number, keyword))
-    return [analysis.branch(number, schema, keyword, index, negated=negated) for index, schema in schemas]
+    """Return the alternatives of each branch; branches of one literal each are one, an enumeration."""
+    schemas: Any = enumerate(_get(analysis, number, keyword))
+    union = _union(analysis, number, keyword)
+    if union is not None:
+        schemas, values = union
+        enumeration = analysis.alternatives(2 * values + negated)
+    found: list[Alternatives] = [
+        analysis.branch(number, schema, keyword, index, negated=negated) for index, schema in schemas
+    ]
+    return found if union is None else [*found, enumeration]
+
+
+def _union(analysis: Subschemas, number: int, keyword: str) -> tuple[list[tuple[int, Any]], int] | None:
+    """Return the branches of a union that are no literals, and the node of one ``enum`` of those that are.
+
+    None where they are not merged: where there are few, or where values of two branches count in ``oneOf``.
+    """
+    if keyword not in ("anyOf", "oneOf"):
+        return None
+    known = analysis.unions.get((number, keyword))
+    if known is None:
+        node = analysis.document.nodes[number]
+        others, literals = merged(node.schema[keyword])
+        # In draft 4 `const` is a keyword of another draft.
+        if len(literals) < 2 or node.scope.draft <= 4 or (keyword == "oneOf" and others):
+            return None
+        values = of_one_branch(literals) if keyword == "oneOf" else [value for each in literals for value in each]
+        known = analysis.unions[number, keyword] = others, analysis.document.synthetic({"enum": values}, number)
+    return known
 
 
 def _get(analysis: Subschemas, number: int, keyword: str) -> Any:
@@ -219,7 +268,7 @@ HOLDS: dict[str, _Holds] = {
     "oneOf": _one_of,
     "not": _not,
     "if": _if,
-    **dict.fromkeys(("$ref", "$dynamicRef"), _ref),
+    **dict.fromkeys(("$ref", "$dynamicRef", "$recursiveRef"), _ref),
     **dict.fromkeys(_DEPENDENCIES, _dependencies),
 }
 
@@ -230,6 +279,6 @@ FAILS: dict[str, _Fails] = {
     "oneOf": _not_one_of,
     "not": _not_not,
     "if": _not_if,
-    **dict.fromkeys(("$ref", "$dynamicRef"), _not_ref),
+    **dict.fromkeys(("$ref", "$dynamicRef", "$recursiveRef"), _not_ref),
     **dict.fromkeys(_DEPENDENCIES, _not_dependencies),
 }

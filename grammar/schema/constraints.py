@@ -24,13 +24,19 @@ _T = TypeVar("_T")
 _C = TypeVar("_C", "Numbers", "Strings", "Arrays", "Objects")
 # A literal is 2 * node + (1 if negated); -1 is the schema `false`.
 Conj: TypeAlias = frozenset[int]
+# Integers within bounds that are tried one by one for whether any is left.
+MAX_COUNTED = 1_000
 NEVER: Conj = frozenset((-1,))
 ALWAYS: Conj = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """Constraints on a number. `multiple` is the least common multiple of `divisors`; `values` None: not enumerated."""
+    """Constraints on a number.
+
+    `multiple` is the least common multiple of `divisors`. No number of `not_divisors` divides a value. `values` is None
+    where they are not enumerated.
+    """
 
     low: Decimal | None = None
     high: Decimal | None = None
@@ -40,6 +46,7 @@ class Numbers:
     values: frozenset[Decimal] | None = None
     excluded: frozenset[Decimal] = frozenset()
     divisors: frozenset[Fraction] = frozenset()
+    not_divisors: frozenset[int] = frozenset()
 
     def __and__(self, other: Numbers) -> Numbers:
         low, low_open = _tighter(self.low, self.low_open, other.low, other.low_open, above=True)
@@ -49,14 +56,16 @@ class Numbers:
         if self.multiple and other.multiple:
             multiple = _common_multiple(self.multiple, other.multiple)
         excluded, divisors = self.excluded | other.excluded, self.divisors | other.divisors
-        merged = Numbers(low, high, low_open, high_open, multiple, values, excluded, divisors)
+        not_divisors = self.not_divisors | other.not_divisors
+        merged = Numbers(low, high, low_open, high_open, multiple, values, excluded, divisors, not_divisors)
         if values is None:
             return merged
         return Numbers(values=frozenset(filter(merged.admits, values)))
 
     def admits(self, value: Decimal) -> bool:
         """Return whether a number satisfies everything but the enumeration."""
-        return value not in self.excluded and self._is_within(value)
+        left_out = value in self.excluded or any(divides(Fraction(d), value) for d in self.not_divisors)
+        return not left_out and self._is_within(value)
 
     def _is_within(self, value: Decimal) -> bool:
         """Return whether a number is within the bounds and a multiple."""
@@ -70,18 +79,23 @@ class Numbers:
             return sum({INTEGER if value == int(value) else FRACTION for value in self.values})
         step = self.multiple
         whole = Fraction(1) if step is None else Fraction(step.numerator)
+        possible = NUMBER & ~INTEGER if any(whole % d == 0 for d in self.not_divisors) else NUMBER
         if self.low is None or self.high is None:
-            return INTEGER if step == whole else NUMBER
+            return possible & (INTEGER if step == whole else NUMBER)
         if self.low > self.high or (self.low == self.high and (self.low_open or self.high_open)):
             return 0
         num_whole = self._num_multiples(whole)
         excluded = sum(value == int(value) and self._is_within(value) for value in self.excluded)
         found = INTEGER if num_whole > excluded else 0
+        if found and self.not_divisors and num_whole <= MAX_COUNTED:
+            first = -(-Fraction(self.low) // whole)
+            counted = (Decimal(int((first + step) * whole)) for step in range(num_whole + 1))
+            found = INTEGER if any(map(self.admits, counted)) else 0
         if step is None:
             has_fractions = self.low != self.high or not num_whole
         else:
             has_fractions = self._num_multiples(step) > num_whole
-        return found | (FRACTION if has_fractions else 0)
+        return possible & (found | (FRACTION if has_fractions else 0))
 
     def _num_multiples(self, step: Fraction) -> int:
         """Count the multiples of a step within two bounds."""

@@ -9,15 +9,14 @@ from functools import cached_property
 from typing import Any, NamedTuple
 from urllib.parse import unquote, urldefrag, urljoin
 
+from ..annotations import SUBSCHEMA, SUBSCHEMAS
 from ..errors import GrammarError
+from .keywords import of_draft
+from .standard_schemas import standard_schema
 
-# Keywords whose value is a subschema (or a list of them), and keywords whose value is an object of subschemas.
-_IN_VALUE = frozenset(
-    ("additionalItems", "additionalProperties", "allOf", "anyOf", "contains", "contentSchema", "else", "if", "items",
-     "not", "oneOf", "prefixItems", "propertyNames", "then", "unevaluatedItems", "unevaluatedProperties")
-)  # fmt: skip
-_IN_VALUES = frozenset(("$defs", "definitions", "dependencies", "dependentSchemas", "patternProperties", "properties"))
 _CONTAINERS = (dict, list)
+# Stands for ``"$recursiveAnchor": true`` among the names of dynamic anchors.
+RECURSIVE = ""
 _NEGATING = ("oneOf", "not", "if")
 # Drafts whose keywords differ too much from those of the others.
 _UNSUPPORTED = ("draft-00", "draft-01", "draft-02", "draft-03", "draft/next")
@@ -57,7 +56,7 @@ class SchemaNode:
     """One subschema.
 
     Attributes:
-        schema: the object itself (booleans are never nodes).
+        schema: the object (booleans are never nodes), without keywords that its draft passes over.
         pointer: JSON Pointer from the root of the document.
         scope: its own, or that of the resource around it.
     """
@@ -76,6 +75,16 @@ class _Identifiers(NamedTuple):
     resources: dict[str, tuple[SchemaScope, str]]
     anchors: dict[tuple[int, str], tuple[dict[str, Any], str, SchemaScope]]
     dynamic: Counter[str]
+
+    def add_anchors(self, schema: dict[str, Any], pointer: str, scope: SchemaScope) -> None:
+        """Add the anchors that a subschema declares."""
+        names = [schema.get("$anchor"), schema.get("$dynamicAnchor")]
+        legacy = schema.get("id" if scope.draft <= 4 else "$id")
+        if isinstance(legacy, str) and legacy.startswith("#"):
+            names.append(legacy[1:])
+        for name in names:
+            if isinstance(name, str):
+                self.anchors.setdefault((id(scope.resource), name), (schema, pointer, scope))
 
 
 def pointer_join(pointer: str, *tokens: str | int) -> str:
@@ -104,12 +113,15 @@ class Document:
         keys = _keys(root)
         self.tracks_evaluation = not keys.isdisjoint(("unevaluatedProperties", "unevaluatedItems"))
         self._negates = not keys.isdisjoint(_NEGATING)
-        self._refers = not keys.isdisjoint(("$ref", "$dynamicRef"))
+        self._refers = not keys.isdisjoint(("$ref", "$dynamicRef", "$recursiveRef"))
         self.root = self._add(root, "", SchemaScope("", root, _draft(root, "", 2020)).enter(root, ""))
 
     def may_negate(self, node: SchemaNode) -> bool:
         """Return whether a node's negation may matter: it is in ``oneOf``, ``not`` or ``if``, or may be referred to."""
-        return self._negates and (self._refers or not set(_NEGATING).isdisjoint(node.pointer.split("/")))
+        return self._may_negate(node.pointer)
+
+    def _may_negate(self, pointer: str) -> bool:
+        return self._negates and (self._refers or not set(_NEGATING).isdisjoint(pointer.split("/")))
 
     def child(self, parent: int, schema: dict[str, Any], *tokens: str | int) -> int:
         """Return the node of a subschema.
@@ -139,45 +151,84 @@ class Document:
         """
         node = self.nodes[number]
         where = pointer_join(node.pointer, keyword)
-        resources = self._identifiers.resources
         uri, fragment = urldefrag(reference)
         if not uri:
             scope = node.scope
-            pointer = next((pointer for each, pointer in resources.values() if each.resource is scope.resource), "")
+            resources = self._identifiers.resources.values()
+            pointer = next((pointer for each, pointer in resources if each.resource is scope.resource), "")
         else:
-            base = urldefrag(urljoin(node.scope.base, uri))[0]
-            if base not in resources:
+            found = self._resource(urldefrag(urljoin(node.scope.base, uri))[0], where)
+            if found is None:
                 raise GrammarError(keyword, where, f"{reference[:200]!r} is outside of the schema and is never fetched")
-            scope, pointer = resources[base]
+            scope, pointer = found
         fragment = unquote(fragment)
         if fragment and not fragment.startswith("/"):
             return self._at_anchor(scope, fragment, keyword, where, reference)
         return self._at_pointer(scope, pointer, fragment, keyword, where)
 
-    def dynamic_anchors(self, name: str) -> int:
-        """Return how many subschemas declare a dynamic anchor of a name."""
-        return self._identifiers.dynamic[name]
+    def dynamic_target(self, number: int, reference: str, keyword: str) -> int | bool:
+        """Return the node that a dynamic reference leads to wherever it is evaluated, or a boolean schema.
+
+        Raises:
+            GrammarError: if it leads nowhere, or its target depends on the path of evaluation.
+        """
+        node = self.nodes[number]
+        target = self.resolve(number, reference, keyword)
+        name = RECURSIVE if keyword == "$recursiveRef" else urldefrag(reference)[1]
+        if isinstance(target, bool) or not _declares(self.nodes[target].schema, name):
+            return target
+        # Of a meta-schema, the outermost anchor is that of the part which the schema refers to.
+        entries = self._standard_entries if standard_schema(node.scope.base) is not None else ()
+        declared = self._identifiers.dynamic[name]
+        if declared + len(entries) > 1:
+            anchor = "recursive anchor" if name == RECURSIVE else f"dynamic anchor {name[:100]!r}"
+            raise node.error(keyword, f"there is more than one {anchor}: the target depends on the path")
+        for uri in entries:
+            found = self._resource(uri, node.pointer)
+            assert found is not None
+            target = self._at_pointer(*found, "", keyword, node.pointer)
+        return target
+
+    def _resource(self, uri: str, where: str) -> tuple[SchemaScope, str] | None:
+        """Return scope and pointer of a resource of the document or of the standard, which is at its reference."""
+        identifiers = self._identifiers
+        if uri not in identifiers.resources and (schema := standard_schema(uri)) is not None:
+            scope = SchemaScope(uri, schema, _draft(schema, where, 2020))
+            identifiers.resources[uri] = scope, where
+            for each, pointer, inner in _walk_schemas(schema, where, scope):
+                identifiers.add_anchors(each, pointer, inner)
+        return identifiers.resources.get(uri)
+
+    @cached_property
+    def _standard_entries(self) -> tuple[str, ...]:
+        """The meta-schemas and parts of them that the document itself refers to."""
+        found: dict[str, None] = {}
+        stack: list[Any] = [self.nodes[self.root].schema]
+        while stack:
+            at = stack.pop()
+            if isinstance(at, dict):
+                if isinstance(reference := at.get("$ref"), str):
+                    found[urldefrag(reference)[0]] = None
+                at = at.values()
+            stack += [value for value in at if isinstance(value, _CONTAINERS)]
+        return tuple(uri for uri in found if standard_schema(uri) is not None)
 
     def _add(self, schema: dict[str, Any], pointer: str, scope: SchemaScope) -> int:
         self._ids[id(schema)] = len(self.nodes)
-        self.nodes.append(SchemaNode(schema, pointer, scope))
+        kept = of_draft(schema, scope.draft, negates=self._may_negate(pointer))
+        self.nodes.append(SchemaNode(kept, pointer, scope))
         return len(self.nodes) - 1
 
     @cached_property
     def _identifiers(self) -> _Identifiers:
         root, found = self.nodes[self.root], _Identifiers({}, {}, Counter())
-        for schema, pointer, scope in _walk_schemas(root):
+        for schema, pointer, scope in _walk_schemas(root.schema, "", root.scope):
             if scope.resource is schema:
                 found.resources.setdefault(scope.base, (scope, pointer))
-            names = [schema.get("$anchor"), schema.get("$dynamicAnchor")]
-            legacy = schema.get("id" if scope.draft <= 4 else "$id")
-            if isinstance(legacy, str) and legacy.startswith("#"):
-                names.append(legacy[1:])
-            for name in names:
-                if isinstance(name, str):
-                    found.anchors.setdefault((id(scope.resource), name), (schema, pointer, scope))
-            if isinstance(names[1], str):
-                found.dynamic[names[1]] += 1
+            found.add_anchors(schema, pointer, scope)
+            if isinstance(name := schema.get("$dynamicAnchor"), str):
+                found.dynamic[name] += 1
+            found.dynamic[RECURSIVE] += schema.get("$recursiveAnchor") is True
         found.resources.setdefault("", (root.scope, ""))
         return found
 
@@ -236,9 +287,16 @@ def _draft(schema: dict[str, Any], pointer: str, default: int) -> int:
     return default
 
 
-def _walk_schemas(root: SchemaNode) -> Iterator[tuple[dict[str, Any], str, SchemaScope]]:
+def _declares(schema: dict[str, Any], name: str) -> bool:
+    """Return whether a schema declares a dynamic anchor, or with `RECURSIVE` is a recursive one."""
+    return schema.get("$recursiveAnchor") is True if name == RECURSIVE else schema.get("$dynamicAnchor") == name
+
+
+def _walk_schemas(
+    root: dict[str, Any], pointer: str, scope: SchemaScope
+) -> Iterator[tuple[dict[str, Any], str, SchemaScope]]:
     """Yield every subschema with its pointer and scope; values of unknown keywords are no subschemas."""
-    stack: list[tuple[dict[str, Any], str, SchemaScope]] = [(root.schema, "", root.scope)]
+    stack: list[tuple[dict[str, Any], str, SchemaScope]] = [(root, pointer, scope)]
     while stack:
         at, pointer, scope = stack.pop()
         yield at, pointer, scope
@@ -250,9 +308,9 @@ def _walk_schemas(root: SchemaNode) -> Iterator[tuple[dict[str, Any], str, Schem
 def _subschemas(schema: dict[str, Any]) -> Iterator[tuple[tuple[str | int, ...], dict[str, Any]]]:
     """Yield the direct subschemas of a schema, each with the tokens that lead to it."""
     for keyword, value in schema.items():
-        if keyword in _IN_VALUE and isinstance(value, dict):
+        if keyword in SUBSCHEMA and isinstance(value, dict):
             yield (keyword,), value
-        elif keyword in _IN_VALUE and isinstance(value, list):
+        elif keyword in SUBSCHEMA and isinstance(value, list):
             yield from (((keyword, index), item) for index, item in enumerate(value) if isinstance(item, dict))
-        elif keyword in _IN_VALUES and isinstance(value, dict):
+        elif keyword in SUBSCHEMAS and isinstance(value, dict):
             yield from (((keyword, name), item) for name, item in value.items() if isinstance(item, dict))

@@ -1,7 +1,7 @@
-"""JSON Schema keywords: enforced, annotation or refused, with their drafts and the shapes of their values.
+"""JSON Schema keywords: enforced or annotation, with their drafts and the shapes of their values.
 
-Every keyword of the specification is enforced, or constrains nothing by the specification, or is refused. The table in
-the documentation is generated from `KEYWORDS`.
+Every keyword of the specification is enforced, or constrains nothing by the specification. The table in the
+documentation is generated from `KEYWORDS`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ class Treatment(StrEnum):
 
     ENFORCED = "enforced"
     ANNOTATION = "annotation"
-    REFUSED = "refused"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +26,7 @@ class Keyword:
 
     Attributes:
         treatment: how the keyword is treated.
-        note: where it is narrower than the specification, or why it is refused.
+        note: where it is narrower than the specification, or refused.
         shape: what its value must be, in words; ``""`` for anything.
     """
 
@@ -36,7 +35,7 @@ class Keyword:
     shape: str = ""
 
 
-_E, _A, _R = Treatment.ENFORCED, Treatment.ANNOTATION, Treatment.REFUSED
+_E, _A = Treatment.ENFORCED, Treatment.ANNOTATION
 
 _ANNOTATIONS = (
     "$schema $id id $anchor $dynamicAnchor $recursiveAnchor $vocabulary $comment $defs definitions title description "
@@ -105,14 +104,19 @@ KEYWORDS: dict[str, Keyword] = {
         "or refused if a whole branch would be",
         "a list of schemas",
     ),
-    "not": Keyword(_E, "not over multipleOf, format, uniqueItems, propertyNames or undeclared keys", "a schema"),
+    "not": Keyword(
+        _E,
+        "over multipleOf only of integers without other prime factors than 2, 5 and one 3; not over uniqueItems, "
+        "propertyNames or undeclared keys; over format, what looks alike is left out",
+        "a schema",
+    ),
     "if": Keyword(_E, "as not", "a schema"),
     "then": Keyword(_E, "", "a schema"),
     "else": Keyword(_E, "", "a schema"),
     # references
-    "$ref": Keyword(_E, "within the schema only", "a string"),
+    "$ref": Keyword(_E, "within the schema, or to a meta-schema of the standard", "a string"),
     "$dynamicRef": Keyword(_E, "where it can only mean one place", "a string"),
-    "$recursiveRef": Keyword(_R, "its target depends on the path of evaluation", "a string"),
+    "$recursiveRef": Keyword(_E, "of 2019-09, as $dynamicRef; of any other draft an annotation", "'#'"),
     # annotations and bookkeeping
     **dict.fromkeys(_ANNOTATIONS.split(), Keyword(_A)),
 }
@@ -124,10 +128,13 @@ _SINCE = {
     **dict.fromkeys(("minContains", "maxContains", "dependentRequired", "dependentSchemas"), 2019),
     **dict.fromkeys(("unevaluatedItems", "unevaluatedProperties"), 2019),
     **dict.fromkeys(("$dynamicRef", "prefixItems"), 2020),
+    "$recursiveRef": 2019,
 }
-_UNTIL = {"dependencies": 7}
-# Keywords whose meaning depends on the draft.
-DRAFTED = frozenset((*_SINCE, *_UNTIL, "exclusiveMinimum", "exclusiveMaximum"))
+_UNTIL = {"dependencies": 7, "$recursiveRef": 2019}
+_LIMITED = frozenset((*_SINCE, *_UNTIL))
+# Keywords whose meaning depends on the draft, where they are not passed over.
+DRAFTED = frozenset(("dependencies", "exclusiveMinimum", "exclusiveMaximum"))
+_REFERENCES = ("$dynamicRef", "$recursiveRef")
 
 _JSON_NAMES: dict[type, str] = {dict: "an object", list: "a list"}
 _TYPE_NAMES = frozenset(("null", "boolean", "integer", "number", "string", "array", "object"))
@@ -157,6 +164,7 @@ _CHECKS: dict[str, Callable[[Any], bool]] = {
     "a non-negative integer": _is_count,
     "a pattern": lambda v: isinstance(v, str),
     "a string": lambda v: isinstance(v, str),
+    "'#'": lambda v: v == "#",
     "a number": _is_number,
     "a number or a boolean": lambda v: isinstance(v, bool) or _is_number(v),
     "a positive number": lambda v: _is_number(v) and v > 0,
@@ -174,11 +182,40 @@ _CHECKS: dict[str, Callable[[Any], bool]] = {
 }
 
 
-def draft_error(keyword: str, schema: dict[str, Any], draft: int, *, negates: bool) -> str | None:
-    """Return what is wrong with a keyword in the draft that the schema names, or None.
+def of_draft(schema: dict[str, Any], draft: int, *, negates: bool) -> dict[str, Any]:
+    """Return a schema without the keywords of other drafts that its own passes over as unknown.
 
-    A keyword of another draft is enforced too, which is sound: validators that do not know it admit more. It is
-    refused where that does not hold: where a subschema may be negated, and beside keywords whose meaning has changed.
+    A keyword of another draft is enforced where that is sound, as validators that do not know it admit more. It is what
+    the draft says, an annotation, where it is not: where a subschema may be negated, and beside keywords whose meaning
+    has changed. References of another draft are always annotations.
+
+    Args:
+        schema: the object that has the keywords.
+        draft: 4, 6, 7, 2019 or 2020.
+        negates: whether the schema may be negated, as in ``oneOf``, ``not`` or ``if``.
+    """
+    if _LIMITED.isdisjoint(schema):
+        return schema
+
+    def is_passed_over(keyword: str) -> bool:
+        if keyword not in _LIMITED or keyword == "dependencies" or _is_of(keyword, draft):
+            return False
+        if keyword == "prefixItems" and "items" in schema:
+            return True
+        return negates or keyword in _REFERENCES or (keyword == "minContains" and schema[keyword] == 0)
+
+    return {keyword: value for keyword, value in schema.items() if not is_passed_over(keyword)}
+
+
+def _is_of(keyword: str, draft: int) -> bool:
+    return _SINCE.get(keyword, 0) <= draft <= _UNTIL.get(keyword, draft)
+
+
+def draft_error(keyword: str, schema: dict[str, Any], draft: int, *, negates: bool) -> str | None:
+    """Return what is wrong with one of `DRAFTED` in the draft that the schema names, or None.
+
+    Many validators enforce ``dependencies`` in later drafts, in which it is an unknown keyword. Enforcing it is sound
+    only where no subschema may be negated.
 
     Args:
         keyword: one of `KEYWORDS`.
@@ -192,8 +229,7 @@ def draft_error(keyword: str, schema: dict[str, Any], draft: int, *, negates: bo
         closed = keyword.replace("exclusiveM", "m")
         if draft == 4 and not isinstance(schema[keyword], bool) and closed in schema:
             return f"must be a boolean beside '{closed}' in draft 4"
-    foreign = draft < _SINCE.get(keyword, 0) or draft > _UNTIL.get(keyword, draft)
-    if foreign and (negates or (keyword == "prefixItems" and "items" in schema) or schema.get("minContains") == 0):
+    if keyword == "dependencies" and negates and not _is_of(keyword, draft):
         return f"is no keyword of the draft that the schema is of ({draft}): validators disagree on what it says here"
     return None
 

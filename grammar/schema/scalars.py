@@ -7,9 +7,10 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
+from ..regex.divisibility import divisible_terms
 from ..regex.ecma_regex import read_pattern
 from ..regex.regex_parser import RegexError
-from ..regex.string_formats import FORMATS
+from ..regex.string_formats import FORMATS, LOOKALIKES
 from .constraints import NO_ARRAYS, NO_NUMBERS, NO_OBJECTS, NO_STRINGS, Alternative, Arrays, Numbers, Objects, Strings
 from .document import SchemaNode
 from .json_types import ALL_TYPES, ARRAY, BOOLEAN, FALSE, NULL, NUMBER, OBJECT, STRING, TRUE, TYPE_BITS
@@ -17,6 +18,8 @@ from .json_types import ALL_TYPES, ARRAY, BOOLEAN, FALSE, NULL, NUMBER, OBJECT, 
 # Longer than an answer can be: a larger maximum changes nothing, a larger minimum cannot be met.
 MAX_LENGTH = 8192
 MAX_MULTIPLE = 10_000
+# From here on every double is an integer, and most integers are none.
+EXACT_INTEGERS = 2**53
 _OF_NUMBERS = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum", "multipleOf")
 _OF_STRINGS = ("pattern", "format", "minLength", "maxLength")
 _OF_ARRAYS = ("minItems", "maxItems", "uniqueItems")
@@ -24,8 +27,15 @@ _OF_OBJECTS = ("required", "minProperties", "maxProperties")
 
 
 def decimal(value: Any) -> Decimal:
-    """Return a JSON number as the decimal of its shortest spelling."""
-    return Decimal(value) if isinstance(value, int) else Decimal(repr(value))
+    """Return a JSON number as the decimal that validators compare answers with.
+
+    A double of 2^53 and more is an integer, often another one than its shortest spelling: 1e23 is less than 10^23, and
+    validators compare integers of any length with it exactly. Below, its shortest spelling is read as the same double,
+    and so stands for it among answers, which are doubles too where they are no integers.
+    """
+    if isinstance(value, int) or abs(value) >= EXACT_INTEGERS:
+        return Decimal(value)
+    return Decimal(repr(value))
 
 
 def type_mask(schema: dict[str, Any]) -> int:
@@ -59,6 +69,8 @@ def denials(node: SchemaNode) -> Iterator[Alternative]:
         yield Alternative(NUMBER, numbers=Numbers(high=numbers.low, high_open=not numbers.low_open))
     if numbers.high is not None:
         yield Alternative(NUMBER, numbers=Numbers(low=numbers.high, low_open=not numbers.high_open))
+    if _is_deniable_multiple(schema):
+        yield Alternative(NUMBER, numbers=Numbers(not_divisors=frozenset((schema["multipleOf"],))))
     if strings.least:
         yield Alternative(STRING, strings=Strings(most=strings.least - 1))
     if "maxLength" in schema and strings.most is not None:
@@ -66,6 +78,8 @@ def denials(node: SchemaNode) -> Iterator[Alternative]:
     if "pattern" in schema:
         _check_pattern(schema["pattern"], node, wide=True)
         yield Alternative(STRING, strings=Strings(not_patterns=strings.patterns))
+    if schema.get("format") in LOOKALIKES:
+        yield Alternative(STRING, strings=Strings(not_patterns=frozenset((LOOKALIKES[schema["format"]],))))
     if alternative.arrays.least:
         yield Alternative(ARRAY, arrays=Arrays(most=alternative.arrays.least - 1))
     if alternative.arrays.most is not None:
@@ -78,11 +92,17 @@ def denials(node: SchemaNode) -> Iterator[Alternative]:
 
 def undeniable(schema: dict[str, Any]) -> str | None:
     """Return a scalar keyword of a schema whose failure cannot be written as a grammar, or None."""
-    if "multipleOf" in schema:
+    if "multipleOf" in schema and not _is_deniable_multiple(schema):
         return "multipleOf"
     if schema.get("uniqueItems") is True:
         return "uniqueItems"
     return "format" if schema.get("format") in FORMATS else None
+
+
+def _is_deniable_multiple(schema: dict[str, Any]) -> bool:
+    """Return whether the numbers that are no multiples can be written. Validators divide by doubles as doubles."""
+    step = schema.get("multipleOf")
+    return isinstance(step, int) and divisible_terms(step) is not None
 
 
 def scalar_values(values: list[Any]) -> Alternative:

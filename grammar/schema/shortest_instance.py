@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from decimal import Decimal
+from fractions import Fraction
 
 from ..regex.charset import json_string
 from ..regex.ecma_regex import read_pattern
-from ..regex.number_ranges import spelling
+from ..regex.number_ranges import EXACT, spelling
 from ..regex.string_formats import FORMATS
 from .constraints import ALWAYS, Alternative, Arrays, Conj, Numbers, Objects, Strings
 from .json_types import ARRAY, INTEGER, NUMBER, OBJECT, STRING, WORDS
@@ -17,6 +18,7 @@ from .subschemas import Subschemas
 MAX_TEXTS = 400
 MAX_TEXT_BYTES = 4_096
 MAX_ANSWER = 256 << 10
+_NEAR = (Decimal(1), Decimal(-1), Decimal("0.5"))
 SOME_DISTINCT = 12  # items of an array of distinct ones, among the texts to end an answer with
 
 
@@ -152,12 +154,12 @@ def _number(types: int, numbers: Numbers) -> str | None:
     if numbers.values is not None:
         return min((spelling(value) for value in numbers.values), key=len, default=None)
     bounds = [bound for bound in (numbers.low, numbers.high) if bound is not None]
-    tries = [Decimal(0), *bounds, *(bound + step for bound in bounds for step in (1, -1, Decimal("0.5")))]
+    tries = [Decimal(0), *bounds, *(EXACT.add(bound, step) for bound in bounds for step in _NEAR)]
     if numbers.multiple is not None:
-        step = Decimal(numbers.multiple.numerator) / Decimal(numbers.multiple.denominator)
-        tries += [
-            step * ((bound / step).to_integral_value() + shift) for bound in bounds for shift in (0, 1, -1, 2, -2)
-        ]
+        near = (Fraction(bound) // numbers.multiple for bound in bounds)
+        counts = [count + shift for count in near for shift in (0, 1, -1, 2, -2)]
+        numerator, denominator = numbers.multiple.as_integer_ratio()
+        tries += [EXACT.divide(Decimal(count * numerator), Decimal(denominator)) for count in counts]
     for value in (*tries, Decimal("0.5")):
         if types & (INTEGER if value == value.to_integral_value() else NUMBER & ~INTEGER) and numbers.admits(value):
             return spelling(value)

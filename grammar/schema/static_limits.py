@@ -11,6 +11,7 @@ from ..errors import GrammarError
 from ..spec import GrammarKind, GrammarSpec
 from .document import pointer_join
 from .error_location import count_error, depth_error, size_error
+from .literal_unions import merged
 
 _STRINGS = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"')
 _AS_BRACES = bytes.maketrans(b"[]", b"{}")
@@ -32,18 +33,18 @@ class Limits:
         enum_values: values of one ``enum``, and choices.
         enum_bytes: bytes of all ``enum`` and ``const`` values together, and of all choices.
         pattern_bytes: bytes of one pattern.
-        branches: schemas in one ``anyOf``, ``oneOf`` or ``allOf``.
+        branches: schemas in one ``anyOf``, ``oneOf`` or ``allOf``; literals in one union count as values of one enum.
     """
 
-    schema_bytes: int = 128 << 10
+    schema_bytes: int = 512 << 10
     grammar_bytes: int = 64 << 10
     depth: int = 64
     subschemas: int = 10_000
     properties: int = 1_000
-    enum_values: int = 2_000
-    enum_bytes: int = 64 << 10
+    enum_values: int = 10_000
+    enum_bytes: int = 256 << 10
     pattern_bytes: int = 2_048
-    branches: int = 250
+    branches: int = 256
 
 
 DEFAULT_LIMITS = Limits()
@@ -103,6 +104,7 @@ class _Walk:
         self.limits = limits
         self.objects = 0
         self.value_bytes = 0
+        self.unions: dict[int, list[tuple[int, Any]]] = {}
 
     def run(self) -> None:
         root = self.spec.value()
@@ -118,7 +120,7 @@ class _Walk:
                     self.check(parent, path)
                 members: Any = parent.items()
             else:
-                members = enumerate(parent)
+                members = enumerate(parent) if id(parent) not in self.unions else self.unions.pop(id(parent))
             stack += [(value, (path, token)) for token, value in members if isinstance(value, _CONTAINERS)]
 
     def check(self, schema: dict[str, Any], path: _Path | None) -> None:
@@ -127,12 +129,23 @@ class _Walk:
                 self.check_size(keyword, path, "entries", len(listed), self.limits.properties)
         for keyword in ("anyOf", "oneOf", "allOf"):
             if isinstance(listed := schema.get(keyword), list):
-                self.check_size(keyword, path, "branches", len(listed), self.limits.branches)
+                self.check_branches(keyword, listed, path)
         if isinstance(pattern := schema.get("pattern"), str):
             self.check_size("pattern", path, "bytes", len(pattern.encode()), self.limits.pattern_bytes)
         values = schema.get("enum")
         if isinstance(values, list):
             self.value_bytes = _check_values(values, "enum", path, self.limits, self.value_bytes)
+
+    def check_branches(self, keyword: str, listed: list[Any], path: _Path | None) -> None:
+        """Check the branches of a union: those that are literals together as the values of one ``enum``."""
+        others, literals = merged(listed)
+        if keyword != "allOf" and len(literals) > 1:
+            self.unions[id(listed)] = others
+            values = [value for each in literals for value in each]
+            self.value_bytes = _check_values(values, keyword, path, self.limits, self.value_bytes)
+        else:
+            others = list(enumerate(listed))
+        self.check_size(keyword, path, "branches", len(others), self.limits.branches)
 
     def check_size(self, keyword: str, path: _Path | None, unit: str, size: int, limit: int) -> None:
         if size > limit:

@@ -10,7 +10,14 @@ import numpy as np
 from ..regex.charset import single
 from ..regex.ecma_regex import read_pattern, repeat_product
 from ..regex.regex_parser import Alt, Cat, Chars, RegexNode
-from ..regex.string_automaton import START, AutomatonTooLarge, StringAutomaton, string_automaton
+from ..regex.string_automaton import (
+    START,
+    AutomatonTooLarge,
+    Excluded,
+    StringAutomaton,
+    each_excluded,
+    string_automaton,
+)
 from ..regex.string_formats import FORMATS
 from .constraints import Strings
 
@@ -20,18 +27,19 @@ MAX_PLACES = 2_000
 MAX_LEAST = 4_000
 
 
-def expressions(strings: Strings) -> tuple[list[RegexNode], list[list[RegexNode]]]:
-    """Return the expressions that all match, and groups of expressions of which not all match. Lengths are left out."""
+def expressions(strings: Strings) -> tuple[list[RegexNode], list[Excluded]]:
+    """Return the expressions that all match, and groups of strings that are left out; without the lengths."""
     must: list[RegexNode] = []
-    must_not: list[list[RegexNode]] = []
+    must_not: list[Excluded] = []
     if strings.values is not None:
         must.append(_any_of(strings.values))
     for pattern in (*map(read_pattern, sorted(strings.patterns)), *(FORMATS[name] for name in sorted(strings.formats))):
         must += pattern.must
-        must_not += [[node] for node in pattern.must_not]
-    must_not += [list(read_pattern(source, True).must) for source in sorted(strings.not_patterns)]
+        must_not += each_excluded(pattern.must_not)
+    for pattern in (read_pattern(source, True) for source in sorted(strings.not_patterns)):
+        must_not.append(Excluded(pattern.must, pattern.must_not))
     if strings.excluded:
-        must_not.append([_any_of(sorted(strings.excluded))])
+        must_not.append(Excluded((_any_of(sorted(strings.excluded)),)))
     return must, must_not
 
 
@@ -48,10 +56,11 @@ def admits_any(strings: Strings) -> bool:
 
 
 def has_string(
-    must: Sequence[RegexNode], must_not: Sequence[Sequence[RegexNode]], least: int = 0, most: int | None = None
+    must: Sequence[RegexNode], must_not: Sequence[Excluded], least: int = 0, most: int | None = None
 ) -> bool:
     """Return whether any string has `string_automaton`'s properties; also True where that is too hard to find out."""
-    if sum(map(repeat_product, (*must, *(node for group in must_not for node in group)))) > MAX_PLACES:
+    left_out = (node for group in must_not for node in group.nodes)
+    if sum(map(repeat_product, (*must, *left_out))) > MAX_PLACES:
         return True
     try:
         found = string_automaton(must, must_not)

@@ -42,11 +42,13 @@ class Subschemas(ABC):
     Attributes:
         document: the schema.
         narrowings: what was left out so far.
+        unions: for a node and keyword, the branches that are no literals, and the node that enumerates the literals.
     """
 
     def __init__(self, document: Document) -> None:
         self.document = document
         self.narrowings: list[Narrowing] = []
+        self.unions: dict[tuple[int, str], tuple[list[tuple[int, Any]], int]] = {}
         self._by_literal: dict[int, tuple[Alternative, ...]] = {}
         self._by_conj: dict[Conj, tuple[Alternative, ...]] = {}
         self._narrowed: dict[int, tuple[Narrowing, ...]] = {}
@@ -177,7 +179,10 @@ class Subschemas(ABC):
     def reference(self, number: int, keyword: str, *, negated: bool) -> tuple[Alternative, ...]:
         """Return the alternatives of a reference's target, or of its negation."""
         schema = self.document.nodes[number].schema
-        target = self.document.resolve(number, schema[keyword], keyword)
+        return self.referred(self.document.resolve(number, schema[keyword], keyword), negated=negated)
+
+    def referred(self, target: int | bool, *, negated: bool) -> tuple[Alternative, ...]:
+        """Return the alternatives of a node, or of a boolean schema, or of its negation."""
         if isinstance(target, bool):
             return (ANYTHING,) if target != negated else ()
         return self.alternatives(2 * target + negated)

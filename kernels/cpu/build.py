@@ -61,10 +61,10 @@ def library_path(cache: Path, target: tuple[str, ...] = NATIVE, compiler: str | 
         raise BuildError(str(error)) from error
 
 
-def is_compiled(cache: Path) -> bool:
-    """Return whether the library for this very CPU is in the cache, as far as that can be known."""
+def is_compiled(cache: Path, target: tuple[str, ...] = NATIVE) -> bool:
+    """Return whether the library for a CPU, by default this very one, is in the cache, as far as that can be known."""
     try:
-        return cache.is_dir() and library_path(cache).exists()
+        return cache.is_dir() and library_path(cache, target).exists()
     except BuildError:
         return False
 

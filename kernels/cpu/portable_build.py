@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import hashlib
+import os
 import shutil
 import sys
 from collections.abc import Sequence, Set
@@ -20,13 +21,13 @@ from typing import NamedTuple
 
 from .build import (
     FLAGS,
+    NATIVE,
     BuildError,
     add_sources,
     default_cache,
     find_compiler,
     find_or_compile,
     is_compiled,
-    load_library,
     open_library,
 )
 
@@ -61,12 +62,40 @@ LEVELS = {
     "avx2": CpuLevel(("-march=x86-64-v3",), _V3),
 }
 """Levels by name, the best first. They differ in what the sources ask the compiler for."""
+BASELINE = "x86-64"
+"""Every x86 CPU of 64 bits: no library of the package, but what the sources can be compiled for."""
+HOLDABLE = {**LEVELS, BASELINE: CpuLevel((f"-march={BASELINE}",), frozenset())}
+"""What ``LEVEL_VARIABLE`` may be."""
+LEVEL_VARIABLE = "ROOTGRAFT_CPU_LEVEL"
 _FEATURES = frozenset[str]().union(*(level.needs for level in LEVELS.values()))
+
+
+def held_level() -> str | None:
+    """Return the level that the environment holds this CPU down to, None if it does not.
+
+    Raises:
+        BuildError: ``LEVEL_VARIABLE`` names no level.
+    """
+    name = os.environ.get(LEVEL_VARIABLE) or None
+    if name is not None and name not in HOLDABLE:
+        raise BuildError(f"{LEVEL_VARIABLE} must be one of {', '.join(HOLDABLE)}, not {name!r}")
+    return name
+
+
+def has_avx512() -> bool:
+    """Return whether the level that this CPU is held down to, if any, has AVX-512. Raises as ``held_level``."""
+    held = held_level()
+    return held is None or HOLDABLE[held].needs >= _V4
+
+
+def target_of_this_cpu() -> tuple[str, ...]:
+    """Return the compiler's flags for this CPU, or for the level that it is held down to. Raises as ``held_level``."""
+    return NATIVE if held_level() is None else HOLDABLE[own_level() or BASELINE].target
 
 
 def own_level(cpuinfo: Path | None = None) -> str | None:
     """Return the level that has all that the kernels can use of this CPU; None if no level has."""
-    usable = _cpu_flags(cpuinfo or CPUINFO) & _FEATURES
+    usable = _usable_flags(cpuinfo) & _FEATURES
     return next((name for name, level in LEVELS.items() if level.needs == usable), None)
 
 
@@ -95,7 +124,7 @@ def find_fitting(folder: Path | None = None, cpuinfo: Path | None = None) -> Pat
 
 def find_portable(folder: Path | None = None, cpuinfo: Path | None = None) -> Path | None:
     """Return the best library in the folder that is of these sources and that this CPU can run; None if none is."""
-    flags = _cpu_flags(cpuinfo or CPUINFO)
+    flags = _usable_flags(cpuinfo)
     found = (_present(folder or FOLDER, name) for name, level in LEVELS.items() if level.needs <= flags)
     return next(filter(None, found), None)
 
@@ -108,14 +137,15 @@ def load_best(cache: Path) -> ctypes.CDLL:
     Raises:
         BuildError: none can be loaded or built; says what to install.
     """
-    fitting = None if is_compiled(cache) else find_fitting()
+    target = target_of_this_cpu()
+    fitting = None if is_compiled(cache, target) else find_fitting()
     if fitting is not None:
         try:
             return open_library(fitting)
         except BuildError as error:
             print(f"The package's CPU kernels are not used: {error}", file=sys.stderr, flush=True)
     try:
-        return load_library(cache)
+        return open_library(find_or_compile(cache, target))
     except BuildError:
         if (portable := find_portable()) is None or portable == fitting:
             raise
@@ -131,6 +161,13 @@ def _file_name(level: str) -> str:
     digest = hashlib.sha256(" ".join((*FLAGS, *LEVELS[level].target)).encode())
     add_sources(digest)
     return f"{level}-{digest.hexdigest()[:16]}.so"
+
+
+def _usable_flags(cpuinfo: Path | None) -> Set[str]:
+    """Return the flags of a CPU; of this one, those that the environment leaves it."""
+    flags = _cpu_flags(cpuinfo or CPUINFO)
+    held = None if cpuinfo else held_level()
+    return flags if held is None else flags & HOLDABLE[held].needs
 
 
 def _cpu_flags(cpuinfo: Path) -> Set[str]:

@@ -27,6 +27,7 @@ from rootgraft.api.routes import (
     batches,
     chat,
     completions,
+    decisions,
     files,
     health,
     models,
@@ -116,6 +117,6 @@ def test_every_route_is_told_of() -> None:
 
 
 def _routes() -> list[APIRoute]:
-    generation = (anthropic, batches, chat, completions, files, responses, tokenize)
+    generation = (anthropic, batches, chat, completions, decisions, files, responses, tokenize)
     modules = (*generation, adapters, admin_models, health, models, replicas, ui)
     return [route for module in modules for route in module.router.routes if isinstance(route, APIRoute)]

@@ -8,14 +8,11 @@ from typing import Any
 
 import jsonschema
 import pytest
-from support.grammar.schema_cases import CASES, REFUSALS
+from support.grammar.schema_cases import CASES
 from support.keywords_page import page
 
-from rootgraft.grammar.compile.compiler import compile
-from rootgraft.grammar.errors import GrammarError
 from rootgraft.grammar.regex.string_formats import FORMATS
 from rootgraft.grammar.schema.keywords import KEYWORDS, Treatment
-from rootgraft.grammar.spec import GrammarSpec
 
 PAGE = Path(__file__).parents[2] / "docs" / "schema-keywords.md"
 
@@ -42,15 +39,6 @@ def test_each_enforced_keyword_has_a_case_that_admits_and_one_that_does_not(trea
     named = {name for name, row in KEYWORDS.items() if row.treatment is treatment}
     # Formats have a test of their own; a dynamic reference to one place is that of an ordinary one.
     assert named - shown == {"format", "$dynamicRef"}
-
-
-def test_each_refused_keyword_is_refused_by_its_name(vocabulary):
-    refused = {name for name, row in KEYWORDS.items() if row.treatment is Treatment.REFUSED}
-    assert refused <= {keyword for _, keyword, _ in REFUSALS}
-    for name in refused:
-        with pytest.raises(GrammarError) as caught:
-            compile(GrammarSpec.json_schema({"properties": {"a": {name: "#"}}}), vocabulary)
-        assert (caught.value.keyword, caught.value.pointer) == (name, f"/properties/a/{name}")
 
 
 def test_annotations_and_unknown_words_constrain_nothing(grammars):

@@ -46,6 +46,8 @@ params = st.builds(
     seed=st.none() | st.integers(-(2**63), 2**63 - 1),
     stop_token_ids=st.lists(ints, max_size=3).map(tuple),
     logit_bias=st.lists(st.tuples(ints, floats), max_size=3).map(tuple),
+    logprob_token_ids=st.lists(ints, max_size=3).map(tuple),
+    allowed_token_ids=st.lists(ints, max_size=3).map(tuple),
     logprobs=st.none() | st.integers(0, 20),
 )
 tokens = st.lists(ints, max_size=9)

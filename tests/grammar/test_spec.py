@@ -75,16 +75,20 @@ def nested_list(depth: int) -> list[object]:
         ({"const": {"items": nested_list(100)}}, "/const"),
         ({"a,": 1, "anyOf": [True, {"properties": {"items": {"not": json.loads(nested(90))}}}]}, "/anyOf/1/properties"
          "/items/not" + "/items" * 59),
-        ({"description": "x" * 200_000}, "/description"),
-        ({"type": "object", "properties": {"a": {"title": "x" * 150_000}, "b": {}}}, "/properties/a/title"),
-        ({"properties": {"a": {"anyOf": [{"title": "x" * 90}] * 2_000}}}, "/properties/a/anyOf"),
-        ({"$defs": {f"d{i}": {"title": "x" * 90} for i in range(2_000)}}, "/$defs"),
-        ({"a": {"properties": {str(i): {} for i in range(1001)}}}, "/a/properties"),
-        ({"enum": list(range(2001))}, "/enum"),
-        ({"allOf": [{"enum": ["x" * 40_000]}, {"enum": ["y" * 40_000]}]}, "/allOf/0/enum"),
+        ({"const": "x" * 600_000}, "/const"),
+        ({"type": "object", "properties": {"a": {"const": "x" * 600_000}, "b": {}}}, "/properties/a/const"),
+        ({"properties": {"a": {"anyOf": [{"pattern": "x" * 900}] * 2_000}}}, "/properties/a/anyOf"),
+        ({"$defs": {f"d{i}": {"pattern": "x" * 900} for i in range(2_000)}}, "/$defs"),
+        ({"items": {"properties": {str(i): {} for i in range(1001)}}}, "/items/properties"),
+        ({"enum": list(range(10_001))}, "/enum"),
+        ({"items": {"anyOf": [{"const": value} for value in range(10_001)]}}, "/items/anyOf"),
+        ({"oneOf": [{"enum": [value], "type": "integer"} for value in range(10_001)]}, "/oneOf"),
+        ({"allOf": [{"enum": ["x" * 140_000]}, {"enum": ["y" * 140_000]}]}, "/allOf/0/enum"),
         ({"pattern": "a" * 3000}, "/pattern"),
-        ({"anyOf": [{}] * 251}, "/anyOf"),
-        ({"x": [{}] * 10_001}, "/x"),
+        ({"anyOf": [{}] * 257}, "/anyOf"),
+        ({"allOf": [{"const": 1}] * 257}, "/allOf"),
+        ({"anyOf": [{"const": 1}, {"const": 2}, *[{}] * 257]}, "/anyOf"),
+        ({"prefixItems": [{}] * 10_001}, "/prefixItems"),
         ({"not": {}, "items": {"prefixItems": [{}] * 10_001}}, "/items/prefixItems"),
     ],
 )  # fmt: skip
@@ -99,7 +103,7 @@ def test_limits_can_be_set_and_brackets_in_strings_are_no_depth():
     with pytest.raises(GrammarError, match="nested 3 deep; the limit is 2"):
         check_limits(GrammarSpec.json_schema({"items": {"items": {}}}), Limits(depth=2))
     with pytest.raises(GrammarError, match="choice"):
-        check_limits(GrammarSpec.choice(map(str, range(3000))))
+        check_limits(GrammarSpec.choice(map(str, range(10_001))))
 
 
 def test_the_api_can_check_a_schema_without_the_libraries():

@@ -231,7 +231,7 @@ def test_a_whole_conversation_with_a_tool(server: RealServer) -> None:
 
 
 def test_refusals_come_back_with_their_place(server: RealServer) -> None:
-    bad = {"type": "object", "properties": {"x": {"$recursiveRef": "#"}}}
+    bad = {"type": "object", "properties": {"x": {"$dynamicRef": "#x"}}}
     named = {"type": "function", "function": {"name": "bad"}}
     tools = [TOOLS[0], {"type": "function", "function": {"name": "bad", "parameters": bad}}]
     cases: list[tuple[dict[str, Any], str]] = [
@@ -243,6 +243,6 @@ def test_refusals_come_back_with_their_place(server: RealServer) -> None:
         ),
     ]
     for fields, param in cases:
-        with pytest.raises(openai.BadRequestError, match="recursiveRef") as caught:
+        with pytest.raises(openai.BadRequestError, match="dynamicRef") as caught:
             ask(server, **fields)
-        assert caught.value.param == param and "at '/properties/x/$recursiveRef'" in caught.value.message
+        assert caught.value.param == param and "at '/properties/x/$dynamicRef'" in caught.value.message

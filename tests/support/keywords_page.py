@@ -20,7 +20,7 @@ _INTRODUCTION = """# What we promise, keyword by keyword
 
 This page is written from the tables that the analysis of schemas uses: `tests/support/keywords_page.py`. A test compares them.
 
-A keyword is **enforced** (a finished answer holds it), an **annotation** (it constrains nothing, by the specification), or **refused** (a schema that uses it gets status 400, naming keyword, JSON Pointer and reason). Keywords that are in no table are annotations, as the specification says. All drafts from 4 to 2020-12 are read; `$schema` chooses, and 2020-12 is the default. A keyword of another draft is enforced too, or refused where validators would disagree about it: within `oneOf`, `not` or `if`, as those that do not know it pass over it. What an enforced keyword cannot do in some combination is refused by name too, never passed over.
+A keyword is **enforced** (a finished answer holds it) or an **annotation** (it constrains nothing, by the specification). Keywords that are in no table are annotations, as the specification says. What an enforced keyword cannot do in some combination is **refused**: the schema gets status 400, naming keyword, JSON Pointer and reason. All drafts from 4 to 2020-12 are read; `$schema` chooses, and 2020-12 is the default. A keyword of another draft means what the draft says, nothing, where it would make a difference to a validator of that draft: within `oneOf`, `not` or `if`, and beside keywords that have taken its place. Elsewhere it is enforced too. `dependencies` of drafts up to 7, which many validators know in later ones, is refused within `oneOf`, `not` or `if` there.
 """
 _SPELLING = f"""## How answers are spelled
 
@@ -28,10 +28,15 @@ Every finished answer validates; some valid JSON texts are never produced. Besid
 
 - Keys that a schema declares come in the order of the schema, before all others.
 - No key of an object comes twice, at any depth: see [what is remembered](#what-is-remembered).
-- Each character of a string has one spelling: itself, or a short escape where JSON asks for one. `\\u0061` for `a` is never written.
+- Each character of a string has one spelling: itself, or, where JSON asks for an escape, the shortest one. `\\u0061` for `a` is never written.
 - Integers have no fraction and no exponent, and at most {MAX_INT_DIGITS} digits. Only numbers without bounds may have an exponent, of at most two digits.
 - Between the parts there are at most {MAX_WHITESPACE} blanks, tabs and line breaks.
-- Integers in a schema are exact at any length; other numbers are read as doubles, as validators do. NaN, infinities, repeated keys (in schemas given as text) and halves of surrogate pairs are refused.
+- Integers in a schema are exact at any length; other numbers are read as doubles and compared by value, as validators do: `1e23` is 99999999999999991611392, and is written so. NaN, infinities, repeated keys (in schemas given as text) and halves of surrogate pairs are refused.
+"""
+
+_COMPILES = """A compile may take 2 seconds of processor time and 512 MiB of memory; a grammar beyond one of them is refused too. How busy the machine is decides nothing: a request that has waited 120 seconds for its grammar gets status 503 with `retry-after` while the compile goes on, and asking again finds its result. So does a request whose compile was killed from outside twice.
+
+Of tools, a refusal names the place in the schema of one of them (`tools[1].function.parameters`), or `tools` where all together exceed a limit.
 """
 _REMEMBERED = f"""## What is remembered
 
@@ -60,8 +65,7 @@ stand in place of JSON: beside `any_text`, or where two tags begin alike.
 def page() -> str:
     """The whole page, in Markdown."""
     parts = [_INTRODUCTION]
-    for treatment in (Treatment.ENFORCED, Treatment.REFUSED):
-        parts.append(f"## {treatment.value.capitalize()}\n\n{_table(treatment)}")
+    parts.append(f"## Enforced\n\n{_table()}")
     names = ", ".join(f"`{name}`" for name, row in KEYWORDS.items() if row.treatment is Treatment.ANNOTATION)
     parts.append(f"## Annotations\n\n{names}. So is every `format` but those below, and every unknown keyword.\n")
     parts.append(f"## Formats\n\n{_formats()}")
@@ -71,10 +75,9 @@ def page() -> str:
     return "\n".join(parts)
 
 
-def _table(treatment: Treatment) -> str:
-    rows = [f"| `{name}` | {row.note} |" for name, row in KEYWORDS.items() if row.treatment is treatment]
-    head = "why" if treatment is Treatment.REFUSED else "narrower or refused where"
-    return "\n".join([f"| keyword | {head} |", "|---|---|", *rows]) + "\n"
+def _table() -> str:
+    rows = [f"| `{name}` | {row.note} |" for name, row in KEYWORDS.items() if row.treatment is Treatment.ENFORCED]
+    return "\n".join(["| keyword | narrower or refused where |", "|---|---|", *rows]) + "\n"
 
 
 def _formats() -> str:
@@ -87,12 +90,17 @@ def _formats() -> str:
 
 
 def _limits() -> str:
-    lead = "A schema beyond one of these is refused before anything is compiled.\n\n"
+    lead = (
+        "A schema beyond one of these is refused before anything is compiled. Annotations and unknown keywords are cut "
+        "off before anything is measured, unless a reference leads into them; all tools of a request together are one "
+        "structural tag or schema.\n\n"
+    )
     limits = Limits()
     described = dict(line.strip().split(": ", 1) for line in (Limits.__doc__ or "").splitlines() if ": " in line)
     rows = [f"| {described[field.name].rstrip('.')} | {getattr(limits, field.name):,} |" for field in fields(limits)]
     rows = [row.replace("``", "`") for row in rows]
-    return lead + "\n".join(["| at most | |", "|---|---|", *rows]) + "\n"
+    table = "\n".join(["| at most | |", "|---|---|", *rows])
+    return f"{lead}{table}\n\n{_COMPILES}"
 
 
 if __name__ == "__main__":

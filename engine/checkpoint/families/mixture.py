@@ -14,6 +14,8 @@ stacked: one tensor [E, 2 I, H] of gate and up, and one [E, H, I] of down (Grani
 interleaved: one [E, H, 2 I] whose columns are gate and up by turns, and one [E, I, H], with biases (gpt-oss).
 transposed: one [E, H, 2 I] whose columns are gate, then up, and one [E, I, H] (Llama 4, Qwen3-VL).
 """
+TrainedAs = Literal["outputs first", "inputs first", "marked"]
+"""[E, out, in]; [E, in, out]; the same in a module whose ``is_transposed`` is true."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +36,8 @@ class ExpertNames:
         gate: an expert's module, or the tensor of all experts' gate and up; ``up`` and ``down`` likewise.
         storage: what ``gate``, ``up`` and ``down`` name.
         shared: the module of the shared expert.
-        is_swapped: PEFT trains stacked tensors with inputs and outputs exchanged (Llama 4).
+        trained_as: how transformers stores the experts in memory, where adapters are trained: version 5, and version 4
+            where that has stacked experts of another form.
         is_split: whatever the storage, this file has matrices of each expert (GGUF).
         shared_modules: its gate and up, or both in one, and down.
         shared_in_layer: it stands in the layer beside the block, not in the block.
@@ -47,7 +50,7 @@ class ExpertNames:
     down: str = "down_proj"
     storage: Storage = "modules"
     shared: str = "shared_experts"
-    is_swapped: bool = False
+    trained_as: tuple[TrainedAs, ...] = ("outputs first",)
     is_split: bool = False
     shared_modules: tuple[str, ...] = ("gate_proj", "up_proj", "down_proj")
     shared_in_layer: bool = False

@@ -15,7 +15,7 @@ _LLAMA4 = MixtureFamily(
         down="experts.down_proj",
         storage="transposed",
         shared="shared_expert",
-        is_swapped=True,
+        trained_as=("inputs first",),
     ),
     count_keys=("num_local_experts",),
     size_key="intermediate_size",
@@ -265,7 +265,11 @@ MIXTURE_FAMILIES = (
         attention_sinks=True,
         mixture=MixtureFamily(
             names=ExpertNames(
-                router="router", gate="experts.gate_up_proj", down="experts.down_proj", storage="interleaved"
+                router="router",
+                gate="experts.gate_up_proj",
+                down="experts.down_proj",
+                storage="interleaved",
+                trained_as=("marked", "inputs first"),
             ),
             count_keys=("num_local_experts", "num_experts"),
             size_key="intermediate_size",

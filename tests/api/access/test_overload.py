@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from array import array
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ from support.api.limit_fakes import Clock, limited, refused
 from rootgraft.api.access.overload import ROOM, Load, QueueLimits
 from rootgraft.api.access.rate_limits import RateLimits
 from rootgraft.api.access.request_admission import Demand, RequestAdmission
+from rootgraft.api.access.wait_estimate import Capacity, Work, work_of
 from rootgraft.api.errors import Rejection
 from rootgraft.api.observe.metrics import Metrics
 from rootgraft.api.observe.request_observer import RequestObserver
@@ -22,8 +25,17 @@ from rootgraft.engine.types import FinishReason, Priority, SamplingParams, Usage
 R, I, B = Priority  # noqa: E741
 
 
-def load(sequences: int = 1, tokens: int = 10, tenant: str = "", priority: Priority = I) -> Load:
-    return Load(tenant, priority, sequences, tokens)
+def load(
+    sequences: int = 1, tokens: int = 10, tenant: str = "", priority: Priority = I, may_be_deferred: bool = False
+) -> Load:
+    return Load(tenant, priority, sequences, tokens, may_be_deferred=may_be_deferred)
+
+
+def join(queue_limits: QueueLimits, joined: Load) -> Work:
+    """Join with one sequence; its work."""
+    work = work_of(joined.tokens, joined.tokens, 0, 0)
+    queue_limits.join(joined, work)
+    return work
 
 
 def fill(queue_limits: QueueLimits, **fields: Any) -> int:
@@ -34,7 +46,7 @@ def fill(queue_limits: QueueLimits, **fields: Any) -> int:
             queue_limits.check(load(**fields))
         except Rejection:
             return count
-        queue_limits.join(load(**fields))
+        join(queue_limits, load(**fields))
         count += 1
 
 
@@ -50,10 +62,10 @@ def test_each_band_leaves_room_for_those_before_it() -> None:
 def test_tokens_are_bounded_too_and_an_empty_queue_takes_anything() -> None:
     queue_limits = QueueLimits(100, 1000, 60, Clock())
     queue_limits.check(load(tokens=5000))
-    queue_limits.join(load(tokens=800))
+    work = join(queue_limits, load(tokens=800))
     assert refused(lambda: queue_limits.check(load(tokens=101)))[:2] == (503, "max_queued_tokens")
     queue_limits.check(load(tokens=100))
-    queue_limits.leave(load(tokens=800), 800, begun=True)
+    queue_limits.leave(load(tokens=800), work, begun=True)
     assert (queue_limits.sequences, queue_limits.tokens) == (0, 0)
 
 
@@ -67,145 +79,110 @@ def test_a_tenant_alone_takes_half_and_the_next_finds_room() -> None:
     assert fill(QueueLimits(100, 10**6, 60, Clock()), tenant="") == 90, "without tenants there is nobody to share with"
 
 
-def test_the_drain_rate_tells_the_wait_and_when_to_come_back() -> None:
+KNOWN = Capacity(
+    rows=4, usable=4, tokens_per_second=1000, pairs_per_second=math.inf, short=200, steps=1
+)  # an engine that was measured
+
+
+def measured(clock: Clock, capacity: Capacity) -> QueueLimits:
+    """A queue before an engine whose last answers had ten tokens and took a second each."""
+    queue_limits = QueueLimits(10**6, 10**9, 60, clock, lambda: capacity)
+    for _ in range(64):
+        one = work_of(10, 10, 0, 200)
+        queue_limits.join(load(), one)
+        queue_limits.leave(load(), one, begun=True)
+        answer = queue_limits.begin(load(), 100)
+        clock.now += 1
+        queue_limits.end(answer, 10)
+    return queue_limits
+
+
+def add(queue_limits: QueueLimits, num_tokens: int, most: int = 100, **fields: Any) -> None:
+    work = work_of(num_tokens, num_tokens, queue_limits.answer_tokens(most), 200)
+    queue_limits.join(load(tokens=num_tokens, **fields), work)
+
+
+def test_prompts_before_a_long_one_are_waited_for_and_a_short_one_passes_them() -> None:
+    queue_limits = measured(Clock(), KNOWN)
+    for _ in range(3):
+        add(queue_limits, 40_000)
+    assert queue_limits.expected_wait(replace(load(), is_short=False)) == pytest.approx(120)
+    assert refused(lambda: queue_limits.check(replace(load(), is_short=False))) == (503, "queue_slow", 60)
+    assert queue_limits.expected_wait(load()) == 0
+    queue_limits.check(load())
+    queue_limits.check(replace(load(priority=B), is_short=False))
+    queue_limits.check(replace(load(priority=R), is_short=False))
+
+
+def test_what_is_computed_of_prompts_in_progress_is_not_waited_for() -> None:
+    queue_limits = measured(Clock(), replace(KNOWN, computed=30_000))
+    add(queue_limits, 40_000)
+    assert queue_limits.expected_wait(replace(load(), is_short=False)) == pytest.approx(10)
+
+
+def test_a_free_row_is_not_waited_for_and_a_taken_one_by_the_answers_that_ended() -> None:
     clock = Clock()
-    queue_limits = QueueLimits(10**6, 10**9, 60, clock)
-    for _ in range(1000):
-        queue_limits.join(load())
-    assert queue_limits.expected_wait("", B) == 0, "nothing is known yet"
-    for _ in range(300):  # five a second
-        clock.now += 0.2
-        queue_limits.leave(load(), 10, begun=True)
-    assert queue_limits.expected_wait("", B) == pytest.approx(700 / 5, rel=0.03)
-    status, reason, retry = refused(lambda: queue_limits.check(load()))
-    assert (status, reason) == (503, "queue_slow") and retry == pytest.approx(80, abs=5)
-    queue_limits.check(load(priority=B))
-    assert queue_limits.expected_wait("", R) == 0
-    queue_limits.check(load(priority=R))
+    queue_limits = measured(clock, replace(KNOWN, running=4))
+    add(queue_limits, 10)
+    for _ in range(4):
+        queue_limits.begin(load(), 100)
+    assert queue_limits.expected_wait(load()) == pytest.approx(1), "two of four, which all end in a second"
+    for _ in range(399):
+        add(queue_limits, 10)
+    assert queue_limits.expected_wait(load()) == pytest.approx(101)
+    free = measured(clock, replace(KNOWN, rows=500, usable=500, running=4))
+    for _ in range(400):
+        add(free, 10)
+    assert free.expected_wait(load()) == pytest.approx(4), "prompts of 4000 tokens alone"
+
+
+def test_no_time_that_passes_makes_the_estimate_grow() -> None:
+    clock = Clock()
+    queue_limits = measured(clock, replace(KNOWN, running=4))
+    for _ in range(4):
+        queue_limits.begin(load(), 100)
+    for _ in range(400):
+        add(queue_limits, 10)
+    before = queue_limits.expected_wait(load())
+    for _ in range(20):
+        clock.now += 10
+        assert queue_limits.expected_wait(load()) <= before
+        before = queue_limits.expected_wait(load())
+
+
+def test_nothing_is_expected_of_an_engine_that_is_not_known_or_not_measured() -> None:
+    for capacity in (Capacity(), replace(KNOWN, running=4)):
+        queue_limits = QueueLimits(10**6, 10**9, 60, Clock(), lambda capacity=capacity: capacity)
+        for _ in range(4):
+            queue_limits.begin(load(), 100)
+        for _ in range(400):
+            add(queue_limits, 10)
+        assert queue_limits.expected_wait(load()) == pytest.approx(4 if capacity.rows else 0)
 
 
 def test_a_tenant_waits_for_its_own_and_its_turns() -> None:
-    clock = Clock()
-    queue_limits = QueueLimits(10**6, 10**9, 5, clock)
-    for _ in range(100):
-        queue_limits.join(load(tenant="many"))
-    for _ in range(50):  # ten a second
-        clock.now += 0.1
-        queue_limits.leave(load(tenant="many"), 10, begun=True)
-    queue_limits.join(load(tenant="many"))
-    assert refused(lambda: queue_limits.check(load(tenant="many")))[:2] == (503, "queue_slow")
-    for _ in range(20):
-        queue_limits.check(load(tenant="few"))
-        queue_limits.join(load(tenant="few"))
-    assert (
-        queue_limits.expected_wait("few", I) == pytest.approx(4.0, rel=0.1)
-        and queue_limits.expected_wait("many", I) > 7
-    )
-
-
-def test_the_rate_follows_and_a_standstill_counts() -> None:
-    clock = Clock()
-    queue_limits = QueueLimits(10**6, 10**9, 1e9, clock)
-    for _ in range(10_000):
-        queue_limits.join(load())
-    for rate in (50, 5):
-        for _ in range(60 * rate):
-            clock.now += 1 / rate
-            queue_limits.leave(load(), 10, begun=True)
-        assert queue_limits.expected_wait("", B) == pytest.approx(queue_limits.sequences / rate, rel=0.1)
-    before = queue_limits.expected_wait("", B)
-    clock.now += 30
-    assert queue_limits.expected_wait("", B) > 5 * before
-
-
-def test_a_bunch_that_has_just_begun_does_not_promise_more_of_them() -> None:
-    """As a server does that starts with free rows: sixteen begin together, and again whenever they end together."""
-    clock = Clock()
-    queue_limits = QueueLimits(10**6, 10**9, 1e9, clock)
-    for _ in range(1000):
-        queue_limits.join(load())
-    for _ in range(12):
-        for _ in range(16):
-            clock.now += 0.01
-            queue_limits.leave(load(), 10, begun=True)
-        if clock.now > 0.5:
-            assert queue_limits.expected_wait("", B) == pytest.approx(queue_limits.sequences * 0.8 / 16, rel=0.1)
-        clock.now += 0.64
-
-
-def test_time_without_a_queue_and_aborts_say_nothing_about_the_rate() -> None:
-    clock = Clock()
-    queue_limits = QueueLimits(10**6, 10**9, 60, clock)
-    for _ in range(50):
-        for _ in range(2):
-            queue_limits.join(load())
-        clock.now += 0.2
-        for _ in range(2):
-            queue_limits.leave(load(), 10, begun=True)
-        clock.now += 1000
-    for _ in range(100):
-        queue_limits.join(load())
-    for _ in range(50):
-        queue_limits.leave(load(), 10, begun=False)
-    assert queue_limits.expected_wait("", B) == pytest.approx(50 * 0.1, rel=0.1)
-
-
-def test_one_that_waits_alone_says_nothing_about_the_rate() -> None:
-    """A first request while the server warms up, or a long prompt: others would have begun with it."""
-    clock = Clock()
-    queue_limits = QueueLimits(10**6, 10**9, 60, clock)
+    queue_limits = measured(Clock(), replace(KNOWN, running=4))
     for _ in range(4):
-        queue_limits.join(load())
-        clock.now += 8
-        queue_limits.leave(load(), 10, begun=True)
-    queue_limits.join(load())
-    clock.now += 8
-    for _ in range(32):
-        queue_limits.check(load())
-        queue_limits.join(load())
-        clock.now += 0.001
-    queue_limits.leave(load(), 10, begun=True)
-    clock.now += 1
-    queue_limits.check(load())
-    for _ in range(8):
-        queue_limits.leave(load(), 10, begun=True)
-    assert 3 < queue_limits.expected_wait("", B) < 6, "eight in a second, and in the next again after a second's pause"
-
-
-def test_an_old_rate_is_forgotten_while_one_waits_alone() -> None:
-    clock = Clock()
-    queue_limits = QueueLimits(10**6, 10**9, 60, clock)
-
-    def drain(seconds: float) -> None:
-        """Ten waited, and leave one by one but the last."""
-        while queue_limits.sequences < 10:
-            queue_limits.join(load())
-        for _ in range(9):
-            clock.now += seconds
-            queue_limits.leave(load(), 10, begun=True)
-
-    drain(2.0)
-    clock.now += 1000
-    drain(0.1)
-    for _ in range(9):
-        queue_limits.join(load())
-    assert 1 <= queue_limits.expected_wait("", B) < 2, "ten a second, not one in two seconds"
-
-
-def test_the_first_of_a_shared_prompt_says_nothing_about_the_rate() -> None:
-    """Fifteen wait for what one computes in six seconds; a slow machine must not refuse who comes then."""
-    clock = Clock()
-    queue_limits = QueueLimits(10**6, 10**9, 60, clock)
-    for _ in range(16):
-        queue_limits.join(load())
-    clock.now += 6
-    queue_limits.leave(load(), 10, begun=True)
-    assert queue_limits.expected_wait("", I) == 0
+        queue_limits.begin(load(), 100)
+    for _ in range(400):
+        add(queue_limits, 10, tenant="many")
     for _ in range(3):
-        clock.now += 0.5
-        queue_limits.leave(load(), 10, begun=True)
-        queue_limits.check(load())
-    assert 12 < queue_limits.expected_wait("", I) < 60
+        add(queue_limits, 10, tenant="few")
+    assert queue_limits.expected_wait(load(tenant="many")) > 90
+    assert queue_limits.expected_wait(load(tenant="few")) < 3
+    assert queue_limits.expected_wait(load(tenant="new")) < 2
+
+
+def test_who_may_wait_for_a_grammar_counts_once_the_engine_says_that_it_does_not() -> None:
+    said = [replace(KNOWN, running=4, steps=step, deferred=deferred) for step, deferred in enumerate((0, 0, 0, 200, 0))]
+    now = said[0]
+    queue_limits = QueueLimits(10**6, 10**9, 60, Clock(), lambda: now)
+    for _ in range(400):
+        add(queue_limits, 10, may_be_deferred=True)
+    waits = []
+    for now in said:  # noqa: B007
+        waits.append(queue_limits.expected_wait(load()))
+    assert waits == pytest.approx([0, 0, 4, 2, 4])
 
 
 def request(num_prompt: int = 10, n: int = 1, max_tokens: int = 20) -> TextRequest:

@@ -91,6 +91,8 @@ def test_help_and_mistakes_load_nothing_heavy() -> None:
         ("fleet what", "rootgraft: unknown command 'fleet what'. Did you mean fleet status?"),
         ("key a/b", "rootgraft key: --name must be 1 to 64 letters, digits and ._@:-, not 'a/b'."),
         ("serve --prot 8001", "rootgraft serve: unknown option --prot. Did you mean --port?"),
+        ("run", "rootgraft: unknown command 'run'. Did you mean serve?"),
+        ("serve --ctx-size 4096", "rootgraft serve: unknown option --ctx-size. Did you mean --max-model-len?"),
         ("serve --prot=8001", "rootgraft serve: unknown option --prot. Did you mean --port?"),
         ("serve --port x", "rootgraft serve: --port: must be a whole number such as 4096"),
         ("serve --port", "rootgraft serve: --port: expected one argument."),

@@ -69,9 +69,25 @@ def test_a_thought_stays_out_of_pipes_and_of_the_conversation(fake_server: FakeS
 def test_a_refused_turn_is_told_and_forgotten(fake_server: FakeServer, typed, capsys) -> None:
     fake_server.refuse = [503]
     typed("one\ntwo\n")
-    assert main(["chat", "--url", fake_server.url]) == 0
-    assert capsys.readouterr().err == "rootgraft: The server answers HTTP 503: no room now\n"
+    assert main(["chat", "--url", fake_server.url]) == 1
+    assert capsys.readouterr().err == "rootgraft chat: The server answers HTTP 503: no room now\n"
     assert [message["content"] for message in fake_server.asked[1]["messages"]] == ["two"]
+
+
+def test_a_message_of_several_lines_is_one_question(fake_server: FakeServer, typed, capsys) -> None:
+    typed('"""one\n\n  two\nthree"""\nfour\n"""\nfive\n"""\n"""six\n')
+    assert main(["chat", "--url", fake_server.url]) == 0
+    asked = [each["messages"][-1]["content"] for each in fake_server.asked]
+    assert asked == ["one\n\n  two\nthree", "four", "five", "six"]
+
+
+def test_a_conversation_begins_anew(fake_server: FakeServer, typed, capsys) -> None:
+    typed("one\n/clear\ntwo\n")
+    assert main(["chat", "--url", fake_server.url, "--system", "Be brief."]) == 0
+    assert [[each["content"] for each in asked["messages"]] for asked in fake_server.asked] == [
+        ["Be brief.", "one"],
+        ["Be brief.", "two"],
+    ]
 
 
 @pytest.mark.parametrize("command", ["complete", "chat"])
@@ -79,8 +95,10 @@ def test_text_that_is_not_utf8_is_refused_in_one_line(fake_server: FakeServer, c
     words = [sys.executable, "-m", "rootgraft.api.cli.main", command, "--url", fake_server.url]
     strict = {**os.environ, "PYTHONIOENCODING": "utf-8:strict"}  # as in most locales
     done = subprocess.run(words, input=b"caf\xe9\n", cwd=ROOT, env=strict, capture_output=True)
-    assert done.stderr.startswith(b"rootgraft: The text is not UTF-8") and done.stderr.count(b"\n") == 1
-    assert done.returncode == (1 if command == "complete" else 0)  # a chat goes on
+    assert (
+        done.stderr.startswith(f"rootgraft {command}: The text is not UTF-8".encode()) and done.stderr.count(b"\n") == 1
+    )
+    assert done.returncode == 1
     assert fake_server.asked == []
 
 
@@ -93,7 +111,7 @@ def test_what_the_terminal_cannot_show_is_a_question_mark(fake_server: FakeServe
 
 def test_an_option_that_is_not_utf8_is_refused_in_one_line(fake_server: FakeServer, capsys) -> None:
     assert main(["complete", "caf\udce9", "--url", fake_server.url]) == 1
-    assert capsys.readouterr().err.startswith("rootgraft: The text is not UTF-8")
+    assert capsys.readouterr().err.startswith("rootgraft complete: The text is not UTF-8")
 
 
 @pytest.mark.parametrize("key", ["two\nlines", "caf\udce9", "nul\0"])
@@ -183,9 +201,17 @@ def test_a_thought_is_dim_before_its_answer(fake_server: FakeServer) -> None:
     with chat_terminal(fake_server.url) as screen:
         os.write(screen.terminal, b"hello\n")
         screen.until("hello")
-        seen = screen.until("Hello wörld").replace("\r", "")
+        seen = screen.until("Hello wörld").replace("\r", "").replace("\x1b[?2004l", "")
         assert seen == "\n\x1b[2mThey[2J \x1b[0m\x1b[2mgreet.\x1b[0m\n\nHello wörld"
         screen.until("> ")
+
+
+def test_a_paste_is_one_question(fake_server: FakeServer) -> None:
+    with chat_terminal(fake_server.url) as screen:
+        os.write(screen.terminal, b"\x1b[200~one\ntwo\nthree\x1b[201~\n")
+        screen.until("Hello wörld")
+        screen.until("> ")
+    assert [each["messages"][-1]["content"] for each in fake_server.asked] == ["one\ntwo\nthree"]
 
 
 @pytest.mark.parametrize("words", ["fleet status", "models list", "complete text --model m", "complete text", "chat"])

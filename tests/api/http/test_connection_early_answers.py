@@ -138,7 +138,12 @@ def connect(live: Live) -> socket.socket:
 
 def head(size: int | None, *, key: str = "right", more: str = "") -> bytes:
     length = "Transfer-Encoding: chunked" if size is None else f"Content-Length: {size}"
-    lines = [f"POST {PATH} HTTP/1.1", "Host: x", "Content-Type: application/json", f"Authorization: Bearer {key}"]
+    lines = [
+        f"POST {PATH} HTTP/1.1",
+        "Host: localhost",
+        "Content-Type: application/json",
+        f"Authorization: Bearer {key}",
+    ]
     return "\r\n".join([*lines, length, *([more] if more else []), "", ""]).encode()
 
 

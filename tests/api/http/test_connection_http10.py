@@ -21,7 +21,7 @@ def answer(
     data = b"" if body is None else json.dumps(body).encode()
     lines = [
         f"{method} {path} HTTP/{version}",
-        "Host: x",
+        "Host: localhost",
         "Content-Type: application/json",
         f"Content-Length: {len(data)}",
     ]

@@ -183,7 +183,7 @@ def read_all(sock: socket.socket) -> bytes:
     return data
 
 
-@pytest.mark.parametrize("sent", [b"", b"GET /health HT", b"GET /health HTTP/1.1\r\nHost: x\r\nX-Half: "])
+@pytest.mark.parametrize("sent", [b"", b"GET /health HT", b"GET /health HTTP/1.1\r\nHost: localhost\r\nX-Half: "])
 def test_a_head_that_does_not_come(live: Live, monkeypatch: pytest.MonkeyPatch, sent: bytes) -> None:
     monkeypatch.setattr(connection, "HEAD_TIMEOUT", 0.05)
     with connect(live) as sock:
@@ -193,7 +193,7 @@ def test_a_head_that_does_not_come(live: Live, monkeypatch: pytest.MonkeyPatch, 
 
 def test_a_head_without_end(live: Live) -> None:
     with connect(live) as sock:
-        sock.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\nX-Long: ")
+        sock.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nX-Long: ")
         for _ in range(1000):
             sock.sendall(b"v" * 8192)
         head, _, body = read_all(sock).partition(b"\r\n\r\n")
@@ -204,7 +204,7 @@ def test_a_body_that_does_not_come(live: Live, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(guard, "BODY_TIMEOUT", 0.05)
     with connect(live) as sock:
         sock.sendall(
-            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
             b'Content-Length: 100\r\n\r\n{"prompt": '
         )
         reply = read_all(sock)
@@ -215,8 +215,8 @@ def test_a_body_that_does_not_come(live: Live, monkeypatch: pytest.MonkeyPatch) 
     "sent",
     [
         b"nonsense\r\n\r\n",
-        b"GET /health HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
-        b"GET /health HTTP/1.1\r\nHost: x\r\nBad Header: y\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nHost: localhost\r\nBad Header: y\r\n\r\n",
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
     ],
 )
@@ -242,7 +242,7 @@ def test_two_requests_on_one_connection(live: Live, monkeypatch: pytest.MonkeyPa
         for _ in range(2):
             sock.sendall(b"GET /version HTTP/1.1\r\n")
             wait_until(lambda: bool(made) and made[0]._head_timer is not None)
-            sock.sendall(b"Host: x\r\n\r\n")
+            sock.sendall(b"Host: localhost\r\n\r\n")
             data = b""
             while b'"1.2.3"}' not in data:
                 part = sock.recv(65536)
@@ -267,5 +267,5 @@ def test_escaped_paths_are_guarded(locked: Live) -> None:
         "/v1/models?/health",
     ):
         with connect(locked) as sock:
-            sock.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
+            sock.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
             assert read_all(sock).startswith(b"HTTP/1.1 401"), path

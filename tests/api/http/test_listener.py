@@ -145,7 +145,7 @@ def greeted(port: int, context: ssl.SSLContext, session: ssl.SSLSession | None =
             socket.create_connection(("127.0.0.1", port)) as sock,
             context.wrap_socket(sock, server_hostname="127.0.0.1", session=session) as client,
         ):
-            client.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+            client.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
             return client.session if client.recv(1000) else None
     except OSError:
         return None

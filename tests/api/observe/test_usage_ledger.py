@@ -192,3 +192,11 @@ def test_files_that_are_no_ledger(tmp_path: Path) -> None:
     for path in (other, text, tmp_path / "none" / "usage.db"):
         with pytest.raises(ConfigError, match="--usage-ledger"):
             LedgerFile(path)
+
+
+async def test_the_files_are_the_owners_alone(tmp_path: Path) -> None:
+    path = tmp_path / "usage.db"
+    book = UsageLedger(path)
+    await book.until_written(book.put(record(0, 9)))
+    assert {file.stat().st_mode & 0o777 for file in tmp_path.iterdir()} == {0o600}
+    await book.close()

@@ -199,7 +199,7 @@ def test_a_background_response_is_made_and_found(live: Live) -> None:
         wait_until(lambda: client.responses.retrieve(begun.id).status == "completed")
         assert client.responses.retrieve(begun.id).output_text == "answer 0"
         assert client.responses.cancel(begun.id).status == "completed"
-        wait_until(lambda: live.state.active == live.state.responses.num_jobs == 0)
+        wait_until(lambda: live.state.active == live.state.responses.jobs.total == 0)
 
 
 def test_a_background_response_is_cancelled_or_deleted(live: Live) -> None:

@@ -95,3 +95,28 @@ def test_the_gauges(size: int) -> None:
     store = ResponseStore(1 << 20, 60)
     store.put(record("a", size=size))
     assert store.stats() == {"responses_stored": 1, "responses_stored_bytes": store.num_bytes}
+
+
+def test_who_stores_much_loses_its_own() -> None:
+    """Whatever one owner stores, another keeps what is at most an equal part."""
+    store = ResponseStore(60_000, 1e9)
+    kept = [record(f"b{i}", "b") for i in range(3)]
+    for each in kept:
+        store.put(each)
+    for i in range(200):
+        store.put(record(f"a{i}", "a", size=1000 + i))
+    assert all(store.get("b", each.id) for each in kept)
+    assert store.num_bytes <= 60_000 and store.get("a", "a199") and store.get("a", "a0") is None
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 4000)), max_size=60), st.booleans())
+def test_an_owner_within_an_equal_part_loses_nothing(puts: list[tuple[str, int]], by_count: bool) -> None:
+    limit = 20_000
+    store = ResponseStore(1 << 30 if by_count else limit, 1e9, max_count=9 if by_count else 10_000)
+    for number, (owner, size) in enumerate(puts):
+        store.put(record(str(number), owner, size))
+    for owner in "abc":
+        own = [record(str(number), owner, size) for number, (each, size) in enumerate(puts) if each == owner]
+        if len(own) <= 3 if by_count else sum(each.num_bytes for each in own) <= limit / 3:
+            assert all(store.get(owner, each.id) for each in own)
+    assert len(store) <= 9 if by_count else store.num_bytes <= limit or len(store) == 1

@@ -365,8 +365,8 @@ def test_what_a_style_cannot_enforce_is_refused_by_name(form: str, schema: dict[
     with pytest.raises(GrammarError) as caught:
         compile(found.spec, VOCABULARY)
     assert caught.value.keyword == keyword
-    field, pointer = found.tools.locate(caught.value.pointer)
-    assert field == "tools[0].function.parameters" and keyword in pointer
+    located = found.tools.locate(caught.value)
+    assert located.param == "tools[0].function.parameters" and keyword in located.pointer
     with pytest.raises(GrammarRefused), found.locating_errors():
         raise GrammarRefused(caught.value.keyword, caught.value.pointer, caught.value.reason)
 

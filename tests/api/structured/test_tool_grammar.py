@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import BaseModel, ValidationError
 
+from rootgraft.api.anthropic.message_request import MessagesRequest
 from rootgraft.api.config import TOOL_CALL_PARSERS
-from rootgraft.api.protocol.tools import Function, NamedChoice, Tool
+from rootgraft.api.protocol.chat import ChatRequest
+from rootgraft.api.protocol.responses import ResponseRequest
+from rootgraft.api.protocol.tools import MAX_TOOLS, Function, NamedChoice, Tool
 from rootgraft.api.structured.output_format import OutputFormat
 from rootgraft.api.structured.tool_formats import ALIASES, FORMATS, ToolFormat, formats_of
 from rootgraft.api.structured.tool_grammar import tool_output_format
 from rootgraft.api.structured.tool_parser import read_calls
-from rootgraft.engine.errors import RequestError
+from rootgraft.engine.errors import GrammarRefused, RequestError
 from rootgraft.grammar.compile.compiled_grammar import CompiledGrammar
 from rootgraft.grammar.compile.compiler import compile
 from rootgraft.grammar.spec import GrammarSpec
@@ -220,3 +225,86 @@ def test_a_tool_is_of_the_draft_that_its_schema_names(schema: dict[str, Any], ch
     for arguments, valid in (('{"n": 1}', True), ('{"n": 0}', False), ('{"n": "1"}', False)):
         text = {"auto": written(form, ("g", arguments)), "required": f'[{{"name": "g", "arguments": {arguments}}}]'}
         assert lets_through(grammar, text.get(choice, arguments) if isinstance(choice, str) else arguments) == valid
+
+
+def real_tools(count: int, described: int) -> list[Tool]:
+    """Tools like those of MCP servers: a dozen parameters, an enumeration, a list of objects, descriptions."""
+    found = []
+    for number in range(count):
+        text = {"description": f"{number} " + "d" * described}
+        properties: dict[str, Any] = {f"p{i}": {"type": "string"} | text for i in range(6)}
+        properties |= {"page": {"type": "integer", "minimum": 1} | text, "state": {"enum": ["open", "closed"]} | text}
+        row = {"type": "object", "properties": {"id": {"type": "string"} | text}, "required": ["id"]}
+        properties["rows"] = {"type": "array", "items": row} | text
+        schema = {"type": "object", "properties": properties, "required": ["p0"], "additionalProperties": False}
+        function = Function(name=f"tool_{number}", description="d" * described, parameters=schema)
+        found.append(Tool(type="function", function=function))
+    return found
+
+
+@pytest.mark.parametrize("choice", ["auto", "required"])
+@pytest.mark.parametrize(("count", "described"), [(128, 2_000), (MAX_TOOLS, 0)])
+def test_as_many_tools_as_may_be_given_are_compiled_whatever_their_descriptions(
+    choice: str, count: int, described: int
+) -> None:
+    found = tool_output_format(real_tools(count, described), choice, FORMATS["hermes"], None, parallel=True)
+    assert found is not None
+    if described:
+        assert (
+            found.spec == tool_output_format(real_tools(count, 1), choice, FORMATS["hermes"], None, parallel=True).spec
+        )
+    grammar = compile(found.spec, VOCABULARY)
+    call = {"name": f"tool_{count - 1}", "arguments": {"p0": "a", "rows": [{"id": "1"}]}}
+    text = json.dumps(call)
+    assert lets_through(grammar, f"[{text}]" if choice == "required" else f"<tool_call>\n{text}\n</tool_call>")
+
+
+@pytest.mark.parametrize("choice", ["auto", "required"])
+def test_what_all_tools_together_exceed_is_told_of_the_tools_and_of_no_place_that_the_client_has_not_sent(
+    choice: str,
+) -> None:
+    schema = {"type": "object", "properties": {"a": {"const": "x" * 5_000}}}
+    tools = [Tool(type="function", function=Function(name=f"f{number}", parameters=schema)) for number in range(110)]
+    with pytest.raises(GrammarRefused) as caught:
+        tool_output_format(tools, choice, FORMATS["hermes"], None, parallel=True)
+    assert (caught.value.param, caught.value.keyword, caught.value.pointer) == ("tools", "tools", "")
+    assert "bytes; the limit is" in caught.value.reason
+
+
+@pytest.mark.parametrize("choice", ["auto", "required"])
+def test_what_one_of_the_tools_exceeds_is_told_of_its_parameters(choice: str) -> None:
+    large = {"type": "object", "properties": {"a": {"type": "object", "properties": {"b": {"const": "x" * 400_000}}}}}
+    tools = [*TOOLS, Tool(type="function", function=Function(name="large", parameters=large))]
+    tools += [Tool(type="function", function=Function(name="also", parameters={"const": {"c": "x" * 200_000}}))]
+    with pytest.raises(GrammarRefused) as caught:
+        tool_output_format(tools, choice, FORMATS["hermes"], None, parallel=True)
+    assert caught.value.param == "tools[2].function.parameters"
+    assert (caught.value.keyword, caught.value.pointer) == ("const", "/properties/a/properties/b/const")
+
+
+@pytest.mark.parametrize("pointer", ["", "/format/tags/0/content/elements", "/nowhere"])
+def test_the_engine_s_error_about_the_grammar_around_the_schemas_names_the_tools(pointer: str) -> None:
+    found = tool_output_format(TOOLS, "auto", FORMATS["hermes"], None, parallel=True)
+    assert found is not None
+    with pytest.raises(GrammarRefused) as caught, found.locating_errors():
+        raise GrammarRefused("structural_tag", pointer, "too complex")
+    assert (caught.value.param, caught.value.keyword, caught.value.pointer) == ("tools", "tools", "")
+
+
+def test_all_protocols_take_as_many_tools() -> None:
+    schema = {"type": "object"}
+    functions = [{"name": f"f{number}", "parameters": schema} for number in range(MAX_TOOLS + 1)]
+    chat = [{"type": "function", "function": each} for each in functions]
+    responses = [{"type": "function", **each} for each in functions]
+    anthropic = [{"name": each["name"], "input_schema": schema} for each in functions]
+    hi = [{"role": "user", "content": "hi"}]
+
+    def check(model: type[BaseModel], tools: list[Any], **fields: Any) -> None:
+        model.model_validate({"model": "m", **fields, "tools": tools[:MAX_TOOLS]})
+        with pytest.raises(ValidationError, match=f"at most {MAX_TOOLS}"):
+            model.model_validate({"model": "m", **fields, "tools": tools})
+
+    assert MAX_TOOLS >= 256
+    check(ChatRequest, chat, messages=hi)
+    check(ResponseRequest, responses, input="hi")
+    check(MessagesRequest, anthropic, messages=hi, max_tokens=5)

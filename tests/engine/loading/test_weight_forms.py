@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from pathlib import Path
 
 import gguf
@@ -42,9 +43,11 @@ MEASURED = measured_form.is_dynamic_faster.__wrapped__
 
 
 @pytest.fixture(autouse=True)
-def slow_activations_of_8_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+def slow_activations_of_8_bits() -> Iterator[None]:
     """On every CPU the choice among forms with the same bits is tested, but where a test says otherwise."""
-    monkeypatch.setattr(measured_form, "is_dynamic_faster", lambda *_: False)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(measured_form, "is_dynamic_faster", lambda *_: False)
+        yield
 
 
 def load(path: Path, weights: WeightForm, dtype: torch.dtype = torch.bfloat16) -> DecoderModel:

@@ -138,7 +138,7 @@ def test_chat(llm: LLM, tiny: Tokenizer) -> None:
 def test_every_request_is_checked_before_the_first_starts(llm: LLM, core: FakeCore) -> None:
     with pytest.raises(ContextTooLong):
         llm.generate(["a", "a " * 300], use_tqdm=False)
-    with pytest.raises(RequestError, match="2 params for 1 prompts"):
+    with pytest.raises(RequestError, match="2 sampling_params for 1 prompts"):
         llm.generate("a", [SamplingParams(), SamplingParams()], use_tqdm=False)
     with pytest.raises(RequestError, match="temperature"):
         llm.generate("a", SamplingParams(temperature=9), use_tqdm=False)
@@ -146,9 +146,9 @@ def test_every_request_is_checked_before_the_first_starts(llm: LLM, core: FakeCo
 
 
 def test_what_is_no_prompt_and_no_stop_string_is_a_clear_error(llm: LLM, core: FakeCore) -> None:
-    wrong: tuple[Any, ...] = (None, 5, iter(["a"]), {1, 2}, {"prompt": "a"}, b"four")
+    wrong: tuple[Any, ...] = (None, 5, iter(["a"]), {1, 2}, b"four")
     for prompts in wrong:
-        with pytest.raises(RequestError, match="prompts must be a text, a list of token ids, or a list of these, not"):
+        with pytest.raises(RequestError, match="prompts must be a text, a list of token ids, a dict"):
             llm.generate(prompts, use_tqdm=False)
     stops: Any = [5]
     with pytest.raises(RequestError, match="stop must be a string or a list of strings, not 5"):
@@ -161,12 +161,13 @@ def test_what_is_no_prompt_and_no_stop_string_is_a_clear_error(llm: LLM, core: F
     [
         ({"prompts": [b"four"]}, "A prompt of tokens must be a list of token ids"),
         ({"prompts": [[1, True]]}, "A prompt of tokens must be a list of token ids"),
-        ({"prompts": [{"prompt": "a"}]}, "A prompt of tokens must be a list of token ids"),
-        ({"params": {"max_tokens": 3}}, "params must be SamplingParams, or a list with one for each prompt"),
-        ({"params": [None]}, "params must be SamplingParams"),
-        ({"params": 5}, "params must be SamplingParams"),
+        ({"prompts": [{"text": "a"}]}, "A prompt of this form is not known: .* 'text'"),
+        ({"sampling_params": {"max_tokens": 3}}, "sampling_params must be SamplingParams, or a list with one for each"),
+        ({"sampling_params": [None]}, "sampling_params must be SamplingParams"),
+        ({"sampling_params": 5}, "sampling_params must be SamplingParams"),
         ({"grammar": {"type": "object"}}, "grammar must be of type GrammarSpec, not dict"),
         ({"adapter": 5}, "adapter must be a name, not int"),
+        ({"lora_request": 5}, "lora_request must be a LoRARequest, not int"),
     ],
 )
 def test_an_argument_of_another_type_is_a_clear_error(

@@ -42,6 +42,7 @@ def requests(draw: st.DrawFn, vocab: int) -> Request:
         repetition_penalty=draw(st.sampled_from([1.0, 1.0, 0.5, 1.25, 2.0])),
         min_tokens=draw(st.integers(0, 4)),
         logit_bias=tuple(draw(bias).items()),
+        allowed_token_ids=tuple(draw(st.one_of(st.just([]), st.lists(st.integers(0, vocab - 1), max_size=6)))),
     )
     allowed = draw(st.one_of(st.none(), st.lists(st.booleans(), min_size=vocab, max_size=vocab).map(tuple)))
     return Request(params, draw(tokens), draw(tokens), draw(tokens), draw(st.integers(0, (1 << 63) - 1)), allowed)

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import gc
+import json
+import os
+import threading
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import tokenizers as transformers_tokenizers
 from support.models.tiny_tokenizers import train_byte_level, write_folder
 
 from rootgraft.engine.config import EngineConfig
@@ -16,7 +21,7 @@ from rootgraft.engine.core.adapter_checks import VocabularyCheck
 from rootgraft.engine.errors import RequestError
 from rootgraft.engine.serving import adapter_tokenizers
 from rootgraft.engine.serving.adapter_tokenizers import AdapterTokenizers, ServedTokenizer
-from rootgraft.engine.text import adapter_vocabulary
+from rootgraft.engine.text import adapter_vocabulary, tokenizer
 from rootgraft.engine.text.tokenizer import Tokenizer
 from rootgraft.engine.types import AdapterInfo
 from rootgraft.lora.errors import AdapterError
@@ -213,3 +218,126 @@ def test_names_of_adapters_that_were_ever_served_do_not_pile_up(tmp_path):
     for info in infos:
         tokenizers.find(info.name, info)
     assert [info.name for info in infos if tokenizers.known(info.name, info)] == ["a5", "a6", "a7", "a8"]
+
+
+def with_steps(**steps: object) -> str:
+    return json.dumps(json.loads(PLAIN) | steps)
+
+
+DOUBLED = {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}
+SLOW = {"type": "Split", "pattern": {"Regex": "(a+)+x"}, "behavior": "Isolated", "invert": False}
+
+
+@pytest.mark.parametrize("levels", [2, 4])
+def test_steps_other_than_the_models_run_in_another_process(tokenizers, tmp_path, levels):
+    definition = with_steps(normalizer={"type": "Sequence", "normalizers": [DOUBLED] * levels})
+    own = tokenizers.find("own", adapter(tmp_path, "own", definition)).tokenizer
+    assert own.waits and not tokenizers.known(None, None).tokenizer.waits
+    expected = oracle_tokens(definition, "banana")
+    assert own.encode("banana", False).tolist() == expected
+    assert own.decode(own.encode("banana", False)) == "banana".replace("a", "a" * 2**levels)
+    assert own.pieces(expected[:1]) and own.token_bytes(expected[0]) == b"b"
+
+
+def oracle_tokens(definition: str, text: str) -> list[int]:
+    return transformers_tokenizers.Tokenizer.from_str(definition).encode(text, add_special_tokens=False).ids
+
+
+def test_the_models_steps_with_other_tokens_run_here(tokenizers, tmp_path):
+    own = tokenizers.find("own", adapter(tmp_path, "own", extended("<|more|>"))).tokenizer
+    assert not own.waits
+
+
+@pytest.mark.parametrize("levels", [32, 34])
+def test_a_tokenizer_that_doubles_its_text_is_refused(tokenizers, tmp_path, levels):
+    definition = with_steps(normalizer={"type": "Sequence", "normalizers": [DOUBLED] * levels})
+    with pytest.raises(
+        RequestError, match=r"folder of the adapter 'own': The tokenizer (takes longer|needs more) than"
+    ):
+        tokenizers.find("own", adapter(tmp_path, "own", definition))
+    # Others load their tokenizers as before.
+    assert tokenizers.find("other", adapter(tmp_path, "other", PLAIN)).key == ""
+
+
+def test_a_text_that_takes_too_long_is_refused(tokenizers, tmp_path, monkeypatch):
+    monkeypatch.setattr(tokenizer, "TOKENIZER_SECONDS", 0.5)
+    own = tokenizers.find("own", adapter(tmp_path, "own", with_steps(pre_tokenizer=SLOW))).tokenizer
+    limit = r"^The adapter's tokenizer (takes longer than 0.5 s|needs|fails).* with this text"
+    with pytest.raises(RequestError, match=limit):
+        own.encode("a" * 40_000, False)
+    assert own.encode("b", False)
+
+
+def test_a_load_that_takes_long_keeps_no_other_load(tokenizers, tmp_path, monkeypatch):
+    """Told by states: the other load is over before this one may go on."""
+    held, entered = threading.Event(), threading.Event()
+    load = AdapterTokenizers._load
+
+    def slow(self, folder):
+        if folder.name == "slow":
+            entered.set()
+            assert held.wait(60)
+        return load(self, folder)
+
+    monkeypatch.setattr(AdapterTokenizers, "_load", slow)
+    info = adapter(tmp_path, "slow", extended("<|slow|>"))
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(tokenizers.find, "slow", info)
+        assert entered.wait(60)
+        assert tokenizers.find("other", adapter(tmp_path, "other", PLAIN)).key == ""
+        assert not first.done()
+        held.set()
+        assert first.result(60).tokenizer.encode("<|slow|>", False)
+
+
+@pytest.mark.parametrize(
+    ("definition", "named"),
+    [
+        ({"model": json.loads(PLAIN)["model"] | {"vocab": {"a": 4_000_000_000}, "merges": []}}, "token id"),
+        ({"decoder": {"type": "Sequence", "decoders": [{**DOUBLED}] * 34}}, "decoder may make a piece"),
+        ({"normalizer": {"type": "Sequence", "normalizers": []}}, None),
+    ],
+)
+def test_tables_of_a_tokenizer_are_bounded(tokenizers, tmp_path, definition, named):
+    info = adapter(tmp_path, "own", json.dumps(json.loads(PLAIN) | {"added_tokens": []} | definition))
+    if named is None:
+        assert tokenizers.find("own", info)
+        return
+    with pytest.raises(RequestError, match=named):
+        tokenizers.find("own", info)
+
+
+def test_json_that_is_nested_too_deeply_is_malformed(tokenizers, tmp_path):
+    info = adapter(tmp_path, "own", PLAIN)
+    (tmp_path / "adapters" / "own" / "tokenizer.json").write_text("[" * 100_000)
+    with pytest.raises(RequestError, match=r"tokenizer.json cannot be read as JSON"):
+        tokenizers.find("own", info)
+
+
+def test_further_templates_are_a_part_of_the_files(tokenizers, tmp_path):
+    one, other = (adapter(tmp_path, name, PLAIN, chat_template=OWN_TEMPLATE) for name in ("one", "other"))
+    for info, text in ((one, "tools of one"), (other, "tools of other")):
+        folder = tmp_path / "adapters" / info.name / "additional_chat_templates"
+        folder.mkdir()
+        (folder / "tool_use.jinja").write_text(text)
+        found = tokenizers.find(info.name, info)
+        assert found.tokenizer.render_chat([{"role": "user", "content": "x"}], tools=[{}]) == text
+
+
+def test_further_templates_do_not_lead_out_of_the_folder(tokenizers, tmp_path):
+    info = adapter(tmp_path, "own", PLAIN)
+    folder = tmp_path / "adapters" / "own" / "additional_chat_templates"
+    folder.mkdir()
+    (tmp_path / "secret").write_text("a secret")
+    (folder / "tool_use.jinja").symlink_to(tmp_path / "secret")
+    with pytest.raises(RequestError, match=r"tool_use.jinja is a link that leads outside the folder of adapters"):
+        tokenizers.find("own", info)
+
+
+@pytest.mark.parametrize("name", ["special_tokens_map.json", "generation_config.json"])
+def test_a_pipe_is_no_file(tokenizers, tmp_path, name):
+    info = adapter(tmp_path, "own", PLAIN)
+    (tmp_path / "adapters" / "own" / name).unlink(missing_ok=True)
+    os.mkfifo(tmp_path / "adapters" / "own" / name)
+    with pytest.raises(RequestError, match=f"{name} is not a file"):
+        tokenizers.find("own", info)

@@ -20,6 +20,7 @@ from rootgraft.engine.errors import ConfigError, ContextTooLong, ModelError
 from rootgraft.engine.messages import Done, Message, Ready, Submit
 from rootgraft.engine.serving.sampling_defaults import DefaultsRead, read_sampling_defaults
 from rootgraft.engine.types import FinishReason, SamplingDefaults, Usage
+from rootgraft.engine.types import SamplingParams as EngineParams
 
 QWEN = {"temperature": 0.7, "top_p": 0.8, "top_k": 20, "repetition_penalty": 1.05}  # of Qwen 2.5's files
 
@@ -194,7 +195,7 @@ def test_offline_requests_without_parameters_get_them(
     given = SamplingParams(max_tokens=3)
     llm.generate([[5]] * 2, given, use_tqdm=False)
     llm.begin([5], given)
-    assert core.params[4:] == [given] * 3
+    assert core.params[4:] == [EngineParams(max_tokens=3)] * 3
     with pytest.raises(ContextTooLong):
         llm.generate([[5] * 60], use_tqdm=False)
 
@@ -205,7 +206,7 @@ def test_offline_engine_without_recommendations(
     llm = open_llm(monkeypatch, tmp_path, tiny_folder, QWEN, generation_config="vllm")
     assert llm.get_default_sampling_params() == SamplingParams()
     llm.generate([[5]], use_tqdm=False)
-    assert core.params == [SamplingParams()]
+    assert core.params == [EngineParams()]
     with caplog.at_level(logging.WARNING):
         llm = open_llm(monkeypatch, tmp_path, tiny_folder, {"temperature": 9, "top_k": 3})
     assert llm.get_default_sampling_params() == SamplingParams(top_k=3)

@@ -48,8 +48,17 @@ def test_runs_and_special_characters() -> None:
 
 def test_tokens_that_nest_deeper_than_the_expression(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
-    runs = ["a" * length for length in range(1, 1500, 2)]
-    assert list(AddedTokenSearch(runs).starts("a" * 1500)) == [0, 1499]
+    runs = ["a" * length for length in range(1, 180, 2)]
+    assert list(AddedTokenSearch(runs).starts("a" * 180)) == [0, 179]
+
+
+@pytest.mark.parametrize(
+    "texts", [["a" * length for length in range(1, 250)], ["a" * 513]], ids=["branch too deep", "too long"]
+)
+def test_tokens_that_would_take_long_are_not_searched_for(monkeypatch: pytest.MonkeyPatch, texts: list[str]) -> None:
+    monkeypatch.undo()
+    assert search_of([{"content": text} for text in texts]) is None
+    assert search_of([{"content": text} for text in texts[:50] if len(text) < 513] + [{"content": "b" * 512}])
 
 
 def most_branches(pattern: str) -> int:

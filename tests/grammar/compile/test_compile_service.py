@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import subprocess
@@ -9,12 +10,14 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 
 import psutil
 import pytest
 
-from rootgraft.grammar.compile.compile_service import CompileQueueFull, CompileService
+from rootgraft.grammar.compile import worker_handle
+from rootgraft.grammar.compile.compile_service import CompileQueueFull, CompileService, compile_workers
 from rootgraft.grammar.compile.compile_worker import (
     LOADING_NICE,
     MOST_NICE,
@@ -23,9 +26,16 @@ from rootgraft.grammar.compile.compile_worker import (
     encode_job,
     encode_vocabulary,
 )
-from rootgraft.grammar.compile.worker_handle import _STEADY, _YIELD, WorkerDied, WorkerHandle, WorkerStarved
+from rootgraft.grammar.compile.worker_handle import (
+    _STEADY,
+    _YIELD,
+    WorkerDied,
+    WorkerHandle,
+    WorkerStarved,
+    WorkerTimeout,
+)
 from rootgraft.grammar.compile.worker_pool import WorkerPool
-from rootgraft.grammar.errors import GrammarError, GrammarTimeout
+from rootgraft.grammar.errors import CompileUnavailable, GrammarError, GrammarTimeout
 from rootgraft.grammar.spec import GrammarSpec
 from rootgraft.grammar.vocabulary import Vocabulary
 
@@ -73,7 +83,7 @@ def test_a_refusal_that_is_asked_for_again_and_again_keeps_no_frames(service):
 def test_a_compile_beyond_the_clock_is_stopped_and_the_next_one_served(vocabulary):
     service = CompileService(vocabulary, workers=1, seconds=0.3)
     try:
-        with pytest.raises(GrammarTimeout, match=r"takes longer than 0.3 s") as caught:
+        with pytest.raises(GrammarTimeout, match=r"takes longer than 0.3 s of processor time") as caught:
             service.compile(_endless()).result(WAIT)
         assert caught.value.keyword == "enum"
         assert service.stats.stopped == 1
@@ -107,15 +117,82 @@ def test_a_worker_that_was_killed_while_idle_is_replaced_and_no_grammar_is_to_bl
     assert service.compile(GrammarSpec.json_schema({"const": "lives"})).result(WAIT)
 
 
-def test_a_worker_that_dies_at_work_is_replaced(service, monkeypatch):
-    def die(self: WorkerHandle, job: bytes, seconds: float) -> bytes:
-        raise WorkerDied
+def _die_by(number: signal.Signals, times: int) -> Callable[[WorkerHandle, bytes, float], bytes]:
+    """Return a ``compile`` whose worker is ended by a signal at its first jobs."""
+    compile_, left = WorkerHandle.compile, [number] * times
 
+    def die(self: WorkerHandle, job: bytes, seconds: float) -> bytes:
+        if left:
+            os.kill(self._process.pid, left.pop())
+            raise self._end()
+        return compile_(self, job, seconds)
+
+    return die
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGABRT])
+def test_a_worker_that_dies_at_work_is_replaced_and_the_grammar_tried_again(service, monkeypatch, number):
     with monkeypatch.context() as patched:
-        patched.setattr(WorkerHandle, "compile", die)
+        patched.setattr(WorkerHandle, "compile", _die_by(number, 1))
+        assert service.compile(GrammarSpec.json_schema({"const": f"lives on {number}"})).result(WAIT)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_workers_that_are_killed_from_outside_are_no_fault_of_the_grammar(service, monkeypatch, number):
+    spec = GrammarSpec.json_schema({"const": f"is asked for again after {number}"})
+    refused = service.stats.refused
+    with monkeypatch.context() as patched:
+        patched.setattr(WorkerHandle, "compile", _die_by(number, 2))
+        with pytest.raises(CompileUnavailable, match="could not be compiled now"):
+            service.compile(spec).result(WAIT)
+    assert service.compile(spec).result(WAIT)
+    assert service.stats.refused == refused
+
+
+def test_a_grammar_over_which_every_worker_ends_itself_is_refused(service, monkeypatch):
+    with monkeypatch.context() as patched:
+        patched.setattr(WorkerHandle, "compile", _die_by(signal.SIGABRT, 2))
         with pytest.raises(GrammarTimeout, match="ends the compiler"):
-            service.compile(GrammarSpec.json_schema({"const": "dies"})).result(WAIT)
-    assert service.compile(GrammarSpec.json_schema({"const": "lives on"})).result(WAIT)
+            service.compile(GrammarSpec.json_schema({"const": "aborts"})).result(WAIT)
+
+
+def test_the_kernel_that_looks_first_at_the_processor_time_says_the_same(vocabulary):
+    worker = WorkerHandle(vocabulary)
+    os.kill(worker._process.pid, signal.SIGXCPU)
+    try:
+        assert isinstance(worker._end(), WorkerTimeout)
+    finally:
+        worker.kill()
+
+
+def test_a_worker_that_is_only_slow_is_waited_for_and_kept(vocabulary, monkeypatch):
+    """The clock runs ten thousand times as fast as the worker: a limit by the clock would have ended it."""
+    clock = itertools.count(0, 1_000.0)
+    monkeypatch.setattr(worker_handle, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    monkeypatch.setattr(worker_handle, "MOST_BETWEEN_LOOKS", 1_000.0)
+    monkeypatch.setattr(worker_handle, "HUNGRY_SECONDS", 0.005)
+    monkeypatch.setattr(worker_handle, "STUCK_SECONDS", 1e9)
+    service = CompileService(vocabulary, workers=1, seconds=20)
+    try:
+        service._steady_until = float("inf")
+        worker = service._steady.acquire()
+        service._steady.release(worker)
+        assert service.compile(_endless()).result(WAIT)
+        assert service._steady.acquire() is worker
+    finally:
+        service.close()
+        worker.kill()
+
+
+def test_a_worker_that_gets_no_processor_time_for_long_hangs_and_no_grammar_is_to_blame(vocabulary, monkeypatch):
+    monkeypatch.setattr(worker_handle, "STUCK_SECONDS", 0.5)
+    worker = WorkerHandle(vocabulary)
+    os.kill(worker._process.pid, signal.SIGSTOP)
+    try:
+        with pytest.raises(WorkerDied):
+            worker.compile(encode_job(GrammarSpec.json_object(), 5.0, 1 << 30), 5.0)
+    finally:
+        worker.kill()
 
 
 def test_a_worker_yields_the_cores_unless_it_starves(vocabulary, monkeypatch):
@@ -201,7 +278,7 @@ def test_a_worker_that_never_gets_ready_does_not_keep_a_pool_that_closes(vocabul
     )
     monkeypatch.setattr("rootgraft.grammar.compile.worker_handle.START_SECONDS", 10_000.0)
     before = set(psutil.Process().children())
-    pool = WorkerPool(vocabulary, 1, yields=False)
+    pool = compile_workers(vocabulary, 1, yields=False)
     while not set(psutil.Process().children()) - before:
         time.sleep(0.01)
     pool.close()
@@ -220,7 +297,7 @@ def test_a_worker_that_compiles_does_not_keep_a_service_that_closes(vocabulary):
     while worker.num_jobs == 0:
         time.sleep(0.01)
     service.close()
-    assert isinstance(future.exception(WAIT), GrammarError) and not worker.is_alive
+    assert isinstance(future.exception(WAIT), CompileUnavailable) and not worker.is_alive
 
 
 @pytest.mark.parametrize(("yields", "error"), [(True, WorkerStarved), (False, WorkerDied)])
@@ -228,7 +305,7 @@ def test_a_stopped_worker_that_reads_nothing_is_given_up(vocabulary, monkeypatch
     monkeypatch.setattr("rootgraft.grammar.compile.worker_handle._YIELD", _STEADY)
     worker = WorkerHandle(vocabulary)
     worker.yields = yields
-    monkeypatch.setattr("rootgraft.grammar.compile.worker_handle.START_SECONDS", 1.0)
+    monkeypatch.setattr("rootgraft.grammar.compile.worker_handle.STUCK_SECONDS", 1.0)
     os.kill(worker._process.pid, signal.SIGSTOP)
     try:
         with pytest.raises(error):
@@ -271,9 +348,9 @@ def test_what_goes_wrong_here_is_not_held_against_a_grammar_for_ever(service, mo
     spec = GrammarSpec.json_schema({"const": type(error).__name__})
     with monkeypatch.context() as patched:
         patched.setattr(WorkerPool, "acquire", fail)
-        with pytest.raises(GrammarTimeout, match="could not be compiled"):
+        with pytest.raises(CompileUnavailable, match="could not be compiled"):
             service.compile(spec).result(WAIT)
-    assert service._entries[spec.key].expires < float("inf")
+    assert service.compile(spec).result(WAIT)
 
 
 def test_a_worker_beside_which_something_raises_is_not_busy_for_ever(vocabulary, monkeypatch):
@@ -285,7 +362,7 @@ def test_a_worker_beside_which_something_raises_is_not_busy_for_ever(vocabulary,
     try:
         with monkeypatch.context() as patched:
             patched.setattr("rootgraft.grammar.compile.compile_service.encode_job", fail)
-            with pytest.raises(GrammarTimeout, match="could not be compiled"):
+            with pytest.raises(CompileUnavailable, match="could not be compiled"):
                 service.compile(GrammarSpec.json_schema({"const": 1})).result(WAIT)
         assert service.compile(GrammarSpec.json_schema({"const": 2})).result(WAIT)
     finally:

@@ -13,17 +13,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from rootgraft.grammar.compile import worker_handle, worker_pool
-from rootgraft.grammar.compile.compile_service import CompileService
+from rootgraft.grammar.compile import compile_service, worker_handle, worker_pool
+from rootgraft.grammar.compile.compile_service import CompileService, compile_workers
 from rootgraft.grammar.compile.worker_handle import (
     HUNGRY_SECONDS,
-    PATIENCE,
+    STUCK_SECONDS,
     WorkerDied,
     WorkerHandle,
     WorkerStarved,
-    WorkerTimeout,
 )
-from rootgraft.grammar.compile.worker_pool import WorkerPool
 from rootgraft.grammar.spec import GrammarSpec
 from rootgraft.grammar.vocabulary import Vocabulary
 
@@ -64,7 +62,7 @@ class FakeWorkerHandle:
 @pytest.fixture
 def starts(monkeypatch: pytest.MonkeyPatch) -> Starts:
     starts = Starts()
-    monkeypatch.setattr(worker_pool, "WorkerHandle", starts)
+    monkeypatch.setattr(compile_service, "WorkerHandle", starts)
     return starts
 
 
@@ -75,7 +73,7 @@ def takers() -> Iterator[ThreadPoolExecutor]:
 
 
 def test_who_waits_for_a_start_takes_whichever_is_free_first(starts, takers, vocabulary):
-    workers = WorkerPool(vocabulary, 2, yields=False)
+    workers = compile_workers(vocabulary, 2, yields=False)
     starts.next()
     worker = workers.acquire()
     second = takers.submit(workers.acquire)
@@ -94,7 +92,7 @@ def test_who_waits_for_a_start_takes_whichever_is_free_first(starts, takers, voc
 
 def test_a_worker_is_replaced_after_so_many_grammars(starts, takers, vocabulary, monkeypatch):
     monkeypatch.setattr(worker_pool, "MOST_JOBS", 3)
-    workers = WorkerPool(vocabulary, 1, yields=False)
+    workers = compile_workers(vocabulary, 1, yields=False)
     starts.next()
     used = []
     for _ in range(3):
@@ -109,7 +107,7 @@ def test_a_worker_is_replaced_after_so_many_grammars(starts, takers, vocabulary,
 
 
 def test_one_that_failed_is_replaced_at_once(starts, vocabulary):
-    workers = WorkerPool(vocabulary, 1, yields=False)
+    workers = compile_workers(vocabulary, 1, yields=False)
     starts.next()
     worker = workers.acquire()
     workers.discard(worker)
@@ -121,7 +119,7 @@ def test_one_that_failed_is_replaced_at_once(starts, vocabulary):
 
 
 def test_nobody_waits_for_the_first_one_that_yields(starts, vocabulary):
-    workers = WorkerPool(vocabulary, 1, yields=True)
+    workers = compile_workers(vocabulary, 1, yields=True)
     unfinished = starts.asked.get(timeout=WAIT)
     with pytest.raises(WorkerStarved):
         workers.acquire()
@@ -133,7 +131,7 @@ def test_nobody_waits_for_the_first_one_that_yields(starts, vocabulary):
 
 
 def test_one_that_takes_the_place_of_another_is_waited_for_but_not_for_ever(starts, takers, vocabulary, monkeypatch):
-    workers = WorkerPool(vocabulary, 1, yields=True)
+    workers = compile_workers(vocabulary, 1, yields=True)
     starts.next()
     while not workers._idle:
         time.sleep(0)
@@ -154,7 +152,7 @@ def test_one_that_takes_the_place_of_another_is_waited_for_but_not_for_ever(star
 
 @pytest.mark.parametrize("failure", [WorkerDied(), OSError(24, "too many open files"), MemoryError()])
 def test_who_waits_hears_of_a_start_that_fails_and_the_next_one_tries_again(starts, takers, vocabulary, failure):
-    workers = WorkerPool(vocabulary, 1, yields=False)
+    workers = compile_workers(vocabulary, 1, yields=False)
     taken = takers.submit(workers.acquire)
     while not workers._waiting:
         time.sleep(0)
@@ -168,7 +166,7 @@ def test_who_waits_hears_of_a_start_that_fails_and_the_next_one_tries_again(star
 
 
 def test_after_the_end_there_are_none(starts, takers, vocabulary):
-    workers = WorkerPool(vocabulary, 2, yields=False)
+    workers = compile_workers(vocabulary, 2, yields=False)
     starts.next()
     busy = workers.acquire()
     waiting = takers.submit(workers.acquire)
@@ -221,8 +219,8 @@ def answers_after(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[list[fl
 
 def test_a_pause_of_all_processes_is_no_time_that_a_worker_took(answers_after):
     """A container that is paused for minutes, a process that is stopped: nothing ran meanwhile."""
-    answers_after([0.1, 900.0, 0.1])._wait(2.0, PATIENCE, starves=False)
-    with pytest.raises(WorkerTimeout):
-        answers_after([HUNGRY_SECONDS] * 1000)._wait(2.0, PATIENCE, starves=False)
+    answers_after([0.1, 900.0, 0.1])._wait(2.0, starves=False)
+    with pytest.raises(WorkerDied):
+        answers_after([HUNGRY_SECONDS] * (int(STUCK_SECONDS / HUNGRY_SECONDS) + 2))._wait(2.0, starves=False)
     with pytest.raises(WorkerStarved):
-        answers_after([HUNGRY_SECONDS] * 2)._wait(2.0, PATIENCE, starves=True)
+        answers_after([HUNGRY_SECONDS] * 2)._wait(2.0, starves=True)

@@ -119,21 +119,18 @@ def test_a_tag_that_is_opened_is_closed_at_every_budget_that_it_fits(grammars, v
         matcher = compiled.matcher()
         for token in vocabulary.tokenize_named('I say "call it: ' + trigger):
             assert matcher.accept(token)
-        needed = _needed(grammars, matcher.copy())
+        needed = _needed(matcher)
         for budget in (needed, needed + 9):
             text, whole = drawn(grammars, matcher.copy(), random.Random(budget), budget)
             assert whole is not None, (SUITE[number], text)
     assert count >= 20
 
 
-def _needed(grammars, matcher: Matcher) -> int:
-    """The tokens of the way to which a matcher keeps when there is no budget for anything else."""
-    tokens = 0
-    while not matcher.can_end:
-        [token] = grammars.allowed(matcher, 1)
-        assert matcher.accept(token)
-        tokens += 1
-    return tokens
+def _needed(matcher: Matcher) -> int:
+    """The tokens of a short end, by the matcher's search."""
+    found = matcher._budget_close.completion(matcher._state, 200)
+    assert found is not None
+    return len(found)
 
 
 @pytest.mark.parametrize("options", [{}, {"at_least_one": True}, {"stop_after_first": True}])
@@ -153,7 +150,7 @@ def test_budgets_from_one_token_up_inside_of_a_tag(grammars, vocabulary, options
         assert matcher.accept(token)
         if matcher.can_end:
             continue
-        needed = _needed(grammars, matcher.copy())
+        needed = _needed(matcher)
         for budget in (needed, needed + 5):
             _, whole = drawn(grammars, matcher.copy(), random.Random(budget), budget)
             assert whole is not None

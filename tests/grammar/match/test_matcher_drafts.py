@@ -45,7 +45,13 @@ def test_masks_along_drafts_are_those_of_a_replay(compiled, vocabulary, number, 
         for ahead in range(len(drafts) + 1):
             plain_buffer.fill([MaskFill(0, plain, budget - plain.num_tokens)])
             assert (buffer.words[ahead] == plain_buffer.words[0]).all()
+            assert (ahead in buffer.checks) == (0 in plain_buffer.checks)
             allowed = _tokens(plain_buffer.words[0])
+            if (check := plain_buffer.checks.get(0)) is not None:
+                fits = {token: check.fits(token) for token in allowed}
+                some = [*rng.sample(allowed, min(5, len(allowed))), *drafts[ahead : ahead + 1]]
+                assert all(buffer.checks[ahead].fits(token) == fits[token] for token in some if token in fits)
+                allowed = [token for token in allowed if fits[token]]
             stands = ahead < len(drafts) and drafts[ahead] in allowed and rng.random() < 0.8
             token = drafts[ahead] if stands else rng.choice(allowed)
             assert plain.accept(token)
@@ -153,19 +159,3 @@ def test_ids_that_are_no_tokens_are_refused_and_break_nothing(compiled, vocabula
     assert not matcher.accept(vocabulary.size - 1)
     assert matcher.failure is None
     assert matcher.accept(ord("{"))
-
-
-def test_the_way_to_an_end_is_its_own_draft(compiled, grammars):
-    """Once the budget forces the end, every token of the way is known, and each mask on it allows one token."""
-    matcher = compiled[0].matcher()
-    shortest = matcher.num_shortest
-    assert shortest
-    buffer = MaskBuffer(1, grammars.vocabulary)
-    buffer.fill([MaskFill(0, matcher, shortest)])
-    draft = matcher.draft(100)
-    assert len(draft) == shortest
-    for token in draft:
-        buffer.fill([MaskFill(0, matcher, shortest - matcher.num_tokens)])
-        assert buffer.forced(0) == token
-        assert matcher.accept(token)
-    assert matcher.can_end

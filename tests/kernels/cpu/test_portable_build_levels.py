@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import platform
+from pathlib import Path
 
 import pytest
 import torch
 from support.kernels.cpu_levels import WITHOUT_AMX, load_level
 from support.kernels.ragged_batches import instruction_sets
 
+from rootgraft.engine.config import EngineConfig
+from rootgraft.engine.errors import ConfigError
+from rootgraft.engine.executor.device import choose_dtype
+from rootgraft.engine.machine.kernel_state import kernel_state
+from rootgraft.kernels.backend import LIBRARY
+from rootgraft.kernels.cpu import portable_build
+from rootgraft.kernels.cpu.build import BuildError, default_cache
+from rootgraft.kernels.cpu.native_library import NativeLibrary
 from rootgraft.kernels.cpu.native_ops import Kernels
 
 pytestmark = pytest.mark.skipif(platform.machine() != "x86_64", reason="levels of x86")
@@ -48,3 +57,44 @@ def test_avx2_and_avx512_give_the_same_bits():
     x, weight = torch.randn(40, 576).bfloat16(), torch.randn(100, 576).bfloat16()
     sums = [kernels.linear(x, kernels.pack_linear(weight, None), torch.float32) for kernels in (narrow, wide)]
     assert torch.equal(*sums)
+
+
+@pytest.mark.parametrize(("held", "says"), [("avx2", "AVX2"), ("x86-64", "")])
+def test_a_cpu_is_held_down_to_a_level(held: str, says: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The library, what doctor tells of it, and the format of weights are those of the lesser CPU."""
+    load_level(held)
+    monkeypatch.setattr(portable_build, "FOLDER", tmp_path)
+    monkeypatch.setenv("ROOTGRAFT_CPU_LEVEL", held)
+    assert portable_build.own_level() == (None if held == "x86-64" else held)
+    library = NativeLibrary(portable_build.load_best(default_cache()))
+    assert library.instruction_set == load_level(held).instruction_set
+    assert says in library.instruction_set and "AVX-512" not in library.instruction_set
+    assert kernel_state().status == "built" and kernel_state().instruction_set == library.instruction_set
+    monkeypatch.setitem(LIBRARY.__dict__, "native", Kernels(library))
+    config = EngineConfig(model="x", device="cpu")
+    assert choose_dtype(config, torch.device("cpu")) == (torch.bfloat16 if held == "avx2" else torch.float32)
+    monkeypatch.setitem(LIBRARY.__dict__, "native", BuildError("none"))
+    assert choose_dtype(config, torch.device("cpu")) == torch.float32
+
+
+def test_a_level_that_this_cpu_does_not_reach_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ROOTGRAFT_CPU_LEVEL", raising=False)
+    flags = portable_build._usable_flags(None)
+    own = portable_build.own_level()
+    if own is None:
+        pytest.skip("this CPU is none of the levels")
+    for held in portable_build.LEVELS:
+        monkeypatch.setenv("ROOTGRAFT_CPU_LEVEL", held)
+        assert portable_build._usable_flags(None) <= flags
+        if list(portable_build.LEVELS).index(held) <= list(portable_build.LEVELS).index(own):
+            assert portable_build.own_level() == own
+
+
+def test_a_level_that_there_is_not_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROOTGRAFT_CPU_LEVEL", "avx3")
+    message = "ROOTGRAFT_CPU_LEVEL must be one of avx512-bf16, .*, avx2, x86-64, not 'avx3'"
+    with pytest.raises(BuildError, match=message):
+        portable_build.load_best(default_cache())
+    with pytest.raises(ConfigError, match=message):
+        choose_dtype(EngineConfig(model="x", device="cpu"), torch.device("cpu"))
+    assert "must be one of" in kernel_state().fault

@@ -398,8 +398,8 @@ def test_offline_an_adapter_has_its_own_tokens_too(folder: Path) -> None:
     llm = LLM(str(folder / "worded"), dtype="float32", device="cpu", threads=1, enable_lora=True,
               num_gpu_blocks_override=60, lora_dir=str(folder / "adapters"))  # fmt: skip
     params = SamplingParams(max_tokens=6, temperature=0, ignore_eos=True)
-    assert llm.get_tokenizer("chatty").encode("foxes", False).tolist() == [443]
-    assert llm.get_tokenizer() is llm.get_tokenizer("one") is llm.tokenizer
+    assert llm.get_tokenizer("chatty").encode("foxes", False) == [443]
+    assert llm.get_tokenizer() is llm.get_tokenizer("one")
     [said] = llm.chat([{"role": "user", "content": "foxes"}], params, adapter="chatty", use_tqdm=False)
     assert list(said.prompt_token_ids) == [440, 443, 441]
     assert list(said.outputs[0].token_ids) == greedy(folder, [440, 443, 441], 6)

@@ -18,6 +18,8 @@ import yaml
 from rootgraft.api.cli.flag_parser import parse
 from rootgraft.api.cli.main import COMMANDS
 from rootgraft.api.config import ServerConfig
+from rootgraft.api.http.loop_watch import SILENT_SECONDS
+from rootgraft.api.http.server import CLOSE_SECONDS
 from rootgraft.engine.config import EngineConfig
 from rootgraft.fleet.on_ray.ray_cluster import VERSIONS, check_address
 
@@ -156,14 +158,14 @@ def test_kubernetes_takes_the_manifests() -> None:
         validator.validate(wrong, "1.37", strict=True)
 
 
-def on_ray() -> tuple[dict[str, Any], dict[str, Any]]:
-    """The RayCluster and the service of its server."""
-    cluster, service = yaml.safe_load_all((DEPLOY / "kubernetes" / "raycluster.yaml").read_text("utf-8"))
-    return cluster, service
+def on_ray() -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """The RayCluster, the service of its server, and who may reach which port."""
+    cluster, service, policy = yaml.safe_load_all((DEPLOY / "kubernetes" / "raycluster.yaml").read_text("utf-8"))
+    return cluster, service, policy
 
 
 def test_the_manifest_for_kuberay() -> None:
-    cluster, service = on_ray()
+    cluster, service, policy = on_ray()
     spec = cluster["spec"]
     head, (workers,) = spec["headGroupSpec"], spec["workerGroupSpecs"]
     ray, server = head["template"]["spec"]["containers"]
@@ -186,16 +188,26 @@ def test_the_manifest_for_kuberay() -> None:
     labels = head["template"]["metadata"]["labels"]
     assert service["spec"]["selector"] == labels != workers["template"]["metadata"]["labels"]
     assert server["ports"][0]["name"] == service["spec"]["ports"][0]["targetPort"] and options.host == "0.0.0.0"
+    # Ray takes commands from who has the token, from pods of the cluster alone, and no pod has a service account.
+    assert {"name": "RAY_AUTH_MODE", "value": "token"} in ray["env"] and ray["env"] == server["env"] == worker["env"]
+    pods = [group["template"] for group in (head, workers)]
+    assert all(pod["spec"]["automountServiceAccountToken"] is False for pod in pods)
+    chosen = policy["spec"]["podSelector"]["matchLabels"]
+    assert all(chosen.items() <= pod["metadata"]["labels"].items() for pod in pods)
+    among, http = policy["spec"]["ingress"]
+    assert among == {"from": [{"podSelector": {"matchLabels": chosen}}]}
+    assert [each["port"] for each in http["ports"]] == [service["spec"]["ports"][0]["port"]]
     models = {each["mountPath"] for each in (*server["volumeMounts"], *worker["volumeMounts"])} - {"/tmp/ray"}
     assert models == {"/models", "/etc/rootgraft/keys"} and str(config.model).startswith("/models/")
 
 
 def test_kubernetes_takes_the_pods_for_kuberay() -> None:
     validator = pytest.importorskip("kubernetes_validate", reason="needs kubernetes-validate")
-    cluster, service = on_ray()
+    cluster, service, policy = on_ray()
     pods = (cluster["spec"]["headGroupSpec"], *cluster["spec"]["workerGroupSpecs"])
     for version in ("1.28", "1.37"):
         validator.validate(service, version, strict=True)
+        validator.validate(policy, version, strict=True)
         for pod in pods:
             whole_pod = {"apiVersion": "v1", "kind": "Pod", **pod["template"]}
             validator.validate(whole_pod, version, strict=True)
@@ -219,6 +231,8 @@ def test_the_systemd_unit() -> None:
     config = DEPLOY / "systemd" / Path(words[2]).name
     server = server_of([words[0], "--config", str(config)])
     assert float(settings["TimeoutStopSec"][0]) > server.shutdown_timeout + 10
+    assert float(settings["TimeoutStopSec"][0]) > server.shutdown_timeout + CLOSE_SECONDS
+    assert float(settings["WatchdogSec"][0]) > SILENT_SECONDS
     assert settings["Type"] == ["notify"] and settings["RestartPreventExitStatus"] == ["2"]
 
 

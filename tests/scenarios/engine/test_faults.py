@@ -13,7 +13,7 @@ from support.engine.fault_world import FAULTY, NAMES, SPECS, World
 
 from rootgraft.engine.messages import Abort, Shutdown, encode
 from rootgraft.grammar.compile.compile_service import CompileQueueFull
-from rootgraft.grammar.errors import GrammarError, GrammarTimeout
+from rootgraft.grammar.errors import CompileUnavailable, GrammarError, GrammarTimeout
 from rootgraft.grammar.match.matcher import Matcher
 
 INJECTIONS = 1050
@@ -147,6 +147,12 @@ def a_grammar_is_refused(world: World) -> None:
 @fault
 def a_compile_is_stopped(world: World) -> None:
     world.compiles.errors.append(GrammarTimeout("regex", "", "takes too long"))
+    world.ask(grammar=SPECS[1])
+
+
+@fault
+def a_compile_fails_for_no_fault_of_its_grammar(world: World) -> None:
+    world.compiles.errors.append(CompileUnavailable("The workers were killed."))
     world.ask(grammar=SPECS[1])
 
 

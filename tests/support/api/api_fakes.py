@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from array import array
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any, ClassVar
 
 from rootgraft.api.structured.reasoning_formats import FORMATS as THOUGHTS
@@ -14,8 +14,9 @@ from rootgraft.engine.errors import EngineDead
 from rootgraft.engine.serving.output_processor import Finish, TextDelta, TokenLogprob, TopLogprob
 from rootgraft.engine.serving.request import RequestLimits, TextRequest
 from rootgraft.engine.snapshot import EngineSnapshot
+from rootgraft.engine.text.chat_template import rendered
 from rootgraft.engine.text.prompt_cache import Owner
-from rootgraft.engine.types import AdapterInfo, FinishReason, SamplingDefaults, SequenceStats, Usage
+from rootgraft.engine.types import AdapterInfo, FinishReason, SamplingDefaults, SamplingParams, SequenceStats, Usage
 
 BOS, EOS, VOCAB = 256, 257, 260
 MAX_LEN = 2048
@@ -36,6 +37,9 @@ class ByteTokenizer:
 
     def encode(self, text: str, add_special_tokens: bool = True) -> array[int]:
         return array("i", [*([BOS] if add_special_tokens else []), *text.encode()])
+
+    def cuts(self, text: str) -> Iterator[int]:
+        yield from ()
 
     def token_bytes(self, token: int) -> bytes:
         return bytes([token]) if token < 256 else {BOS: b"<s>", EOS: b"</s>"}.get(token, b"")
@@ -125,6 +129,9 @@ class FakeFrontend:
     def check_length(self, text: str) -> None:
         self.checked.append(len(text))
 
+    async def render(self, call: Callable[[], str], *, at_once: bool) -> str:
+        return await rendered(call, at_once=at_once)
+
     async def encode(self, text: str, *, add_special_tokens: bool, owner: Owner) -> array[int]:
         return self.tokenizer.encode(text, add_special_tokens)
 
@@ -175,21 +182,26 @@ class FakeFrontend:
             index=index,
             text="".join(chr(token) for token in tokens if token < 128),
             tokens=tuple(tokens),
-            logprobs=() if params.logprobs is None else tuple(_logprob(token, params.logprobs) for token in tokens),
+            logprobs=() if params.logprobs is None else tuple(_logprob(token, params) for token in tokens),
             prompt_logprobs=_prompt_logprobs(request) if step == 0 else (),
             finish=finish,
             prompt=prompt,
         )
 
 
-def _logprob(token: int, count: int) -> TokenLogprob:
+def _logprob(token: int, params: SamplingParams) -> TokenLogprob:
+    """The k best, or the tokens that are named."""
+    return _scored(token, params.logprobs or 0, params.logprob_token_ids)
+
+
+def _scored(token: int, count: int, named: Sequence[int] = ()) -> TokenLogprob:
     def data(other: int) -> bytes:
         return bytes([other]) if other < 256 else b""
 
     def text(other: int) -> str:
         return data(other).decode("utf-8", "replace")
 
-    others = [token, *(other for other in range(97, 123) if other != token)][:count]
+    others = list(named) or [token, *(other for other in range(97, 123) if other != token)][:count]
     top = tuple(TopLogprob(other, text(other), data(other), -0.25 - rank) for rank, other in enumerate(others))
     return TokenLogprob(token, text(token), data(token), -0.25, 1, top)
 
@@ -198,7 +210,7 @@ def _prompt_logprobs(request: TextRequest) -> tuple[TokenLogprob, ...]:
     count = request.params.prompt_logprobs
     if count is None:
         return ()
-    return tuple(_logprob(token, count) for token in request.tokens[max(1, request.params.logprob_start_len) :])
+    return tuple(_scored(token, count) for token in request.tokens[max(1, request.params.logprob_start_len) :])
 
 
 class FakeClient:

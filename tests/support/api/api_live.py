@@ -110,7 +110,12 @@ def ask(live: Live, path: str, body: dict[str, Any], key: str = "none") -> socke
     host, port = live.url.removeprefix("http://").split(":")
     sock = socket.create_connection((host, int(port)), timeout=60)
     data = json.dumps(body).encode()
-    lines = [f"POST {path} HTTP/1.1", "Host: x", f"Authorization: Bearer {key}", "Content-Type: application/json"]
+    lines = [
+        f"POST {path} HTTP/1.1",
+        "Host: localhost",
+        f"Authorization: Bearer {key}",
+        "Content-Type: application/json",
+    ]
     sock.sendall("\r\n".join([*lines, f"Content-Length: {len(data)}", "", ""]).encode() + data)
     return sock
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import atexit
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from threading import Event, Lock
 
 import pytest
 
-from rootgraft.grammar.compile import worker_pool
+from rootgraft.grammar.compile import compile_service
 from rootgraft.grammar.compile.worker_handle import WorkerHandle
 from rootgraft.grammar.vocabulary import Vocabulary
 
@@ -23,6 +24,8 @@ class KeptWorker(WorkerHandle):
 
     _idle: list[tuple[Key, KeptWorker]] = []  # noqa: RUF012
     _lock = Lock()
+    # A worker ends with the thread that has started it, and those of a pool end with the pool.
+    _starters = ThreadPoolExecutor(MOST_IDLE, "kept-workers")
 
     def __init__(self, vocabulary: Vocabulary, is_first: bool) -> None:
         super().__init__(vocabulary, is_first=is_first)
@@ -35,7 +38,7 @@ class KeptWorker(WorkerHandle):
 
         None of them yields: tests keep all cores busy.
         """
-        worker = cls._kept(_key(vocabulary)) or cls(vocabulary, is_first)
+        worker = cls._kept(_key(vocabulary)) or cls._starters.submit(cls, vocabulary, is_first).result()
         worker._ending = ending
         return worker
 
@@ -82,5 +85,5 @@ def _key(vocabulary: Vocabulary) -> Key:
 def kept_workers() -> Iterator[None]:
     """Let the pools that are made within the block take kept workers."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(worker_pool, "WorkerHandle", KeptWorker.take)
+        patch.setattr(compile_service, "WorkerHandle", KeptWorker.take)
         yield

@@ -76,7 +76,7 @@ def known_vocabularies(core: EngineCore) -> tuple[set[str], set[str]]:
 
 
 def core_of(llm: LLM) -> EngineCore:
-    return llm._core
+    return llm._engine._core
 
 
 def structured_output_in_process(max_lines: int, vocabulary: Vocabulary) -> StructuredOutputManager:

@@ -7,13 +7,22 @@ that follows: what ``expected_tokens`` says then differs from what the engine se
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from rootgraft.engine.batch import Batch, Masks, Row, RowResult, StepHandle, StepResult, placeholder_token
+from rootgraft.engine.batch import (
+    Batch,
+    Masks,
+    Row,
+    RowResult,
+    StepHandle,
+    StepResult,
+    TokenCheck,
+    placeholder_token,
+)
 from rootgraft.engine.kv_cache.state_cache import StateSlots
 from rootgraft.engine.types import Logprob
 from rootgraft.radix.namespace import ENDLESS
@@ -152,6 +161,8 @@ class FakeWorker:
         """Compute a step. Of the tokens that a mask allows, the next one at or after the hash's is drawn."""
         self.batches.append(batch)
         self.forced: set[int] = set()
+        self.checks: Mapping[int, TokenCheck] = {}
+        self.limited: set[int] = set()
         self.allowed = self._allowed(masks()) if masks else {}
         self.position = 0
         for start in batch.starts:
@@ -224,10 +235,23 @@ class FakeWorker:
             allowed = self.allowed.get(first + ahead, range(self.vocab_size))
             if not allowed:
                 return RowResult(tuple(drawn), failed=True)
-            drawn.append(min(allowed, key=lambda t: (t - token) % self.vocab_size))
+            drawn.append(self.nearest(allowed, token, first + ahead))
             if ahead < row.num_drafts and drawn[-1] != row.drafts[ahead]:
                 break
-        return RowResult(tuple(drawn), num_forced=sum(first + i in self.forced for i in range(len(drawn))))
+        num_forced = sum(first + i in self.forced for i in range(len(drawn)))
+        is_limited = any(first + i in self.limited for i in range(len(drawn)))
+        return RowResult(tuple(drawn), num_forced=num_forced, is_limited=is_limited)
+
+    def nearest(self, allowed: Iterable[int], token: int, position: int) -> int:
+        """Return the next allowed token at or after one, after which an end fits in the budget of tokens."""
+        chosen = min(allowed, key=lambda t: (t - token) % self.vocab_size)
+        check = self.checks.get(position)
+        if check is None or check.fits(chosen):
+            return chosen
+        self.limited.add(position)
+        fitting = np.flatnonzero(np.unpackbits(check.limits().view(np.uint8), bitorder="little")).tolist()
+        fitting = sorted(set(fitting).intersection(allowed))
+        return min(fitting, key=lambda t: (t - token) % self.vocab_size)
 
     def _weights(self, row: int, position: int) -> int:
         """What reads a token: 0 for the base model, else a number that follows from what is in the row's slot."""
@@ -239,6 +263,7 @@ class FakeWorker:
         bits = np.unpackbits(masks.words.view(np.uint8), axis=1, count=self.num_logits, bitorder="little")
         allowed = {position: np.flatnonzero(row).tolist() for position, row in zip(masks.positions, bits, strict=True)}
         self.forced = {position for position, token in zip(masks.positions, masks.forced, strict=True) if token >= 0}
+        self.checks = {masks.positions[index]: check for index, check in masks.checks.items()}
         assert all(len(allowed[position]) == 1 for position in self.forced)
         return allowed
 

@@ -45,10 +45,13 @@ def packed(allowed: list[tuple[bool, ...] | None], vocab: int, device: str = "cp
 
 
 def edited(logits: np.ndarray, request: Request) -> np.ndarray:
-    """Mask, bias, penalties, min_tokens; float32."""
+    """Mask, allowed tokens, bias, penalties, min_tokens; float32."""
     params, out = request.params, logits.astype(np.float32)
     for token in range(len(out)):
         if request.allowed is not None and not request.allowed[token]:
+            out[token] = -np.inf
+    for token in range(len(out)):
+        if params.allowed_token_ids and token not in params.allowed_token_ids:
             out[token] = -np.inf
     for token, bias in params.logit_bias:
         out[token] += np.float32(bias)

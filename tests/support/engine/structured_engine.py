@@ -25,6 +25,7 @@ class Structured:
         self.core = EngineCore(config, self.worker)
         self.core.handle([TEXTS])
         self.texts: dict[int, bytes] = {}
+        self.limited: set[int] = set()  # whose answers the budget of tokens has changed
         self.ends: dict[int, Done | Failed] = {}
 
     def submit(self, number: int, spec: GrammarSpec | None, prompt: bytes = b"p", **params) -> None:
@@ -36,9 +37,11 @@ class Structured:
         for message in self.core.step():
             if isinstance(message, TokenOut):
                 self.texts[message.id] += bytes(message.tokens)
+                self.limited |= {message.id} if message.is_limited else set()
             else:
                 assert message.id not in self.ends
                 self.ends[message.id] = message
+                self.limited |= {message.id} if isinstance(message, Done) and message.is_limited else set()
         self.core.check()
 
     def run(self) -> None:

@@ -71,7 +71,7 @@ class ScriptedWorker(FakeWorker):
             allowed = self.allowed.get(first + ahead, range(self.vocab_size))
             if not allowed:
                 return RowResult(tuple(drawn), failed=True)
-            drawn.append(min(allowed, key=lambda token: (token - wanted) % self.vocab_size))
+            drawn.append(self.nearest(allowed, wanted, first + ahead))
             self.num_refused += drawn[-1] != wanted
             if ahead < row.num_drafts and drawn[-1] != row.drafts[ahead]:
                 break

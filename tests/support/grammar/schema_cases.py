@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 DRAFT4 = "http://json-schema.org/draft-04/schema#"
+DRAFT2019 = "https://json-schema.org/draft/2019-09/schema"
 DRAFT7 = "http://json-schema.org/draft-07/schema#"
 CLOSED = {"additionalProperties": False}
 LIST_NODE = {
@@ -155,6 +156,20 @@ CASES: list[tuple[dict[str, Any], list[Any], list[Any]]] = [
         [2],
         ["a"],
     ),
+    # Keywords of other drafts.
+    ({"$schema": DRAFT7, "prefixItems": [{"type": "integer"}], "items": {"type": "null"}}, [[None]], [[1]]),
+    ({"$schema": DRAFT7, "contains": {"type": "null"}, "minContains": 0}, [[None], [1, None]], [[], [1]]),
+    ({"$schema": DRAFT4, "not": {"const": 1, "type": "string"}}, [1, None], ["a"]),
+    ({"$schema": DRAFT7, "not": {"prefixItems": [{"type": "null"}], "type": "array"}}, [1], [[], [1], [None]]),
+    ({"$schema": DRAFT7, "items": {"$dynamicRef": "#nowhere"}}, [[1]], []),
+    ({"items": {"$recursiveRef": "#"}, "type": "array"}, [[1], [[]]], [1]),
+    ({"$schema": DRAFT7, "items": {"$recursiveRef": "#nowhere"}, "type": "array"}, [[1], [[]]], [1]),
+    ({"$schema": DRAFT2019, "items": {"$recursiveRef": "#"}, "type": "array"}, [[], [[], [[]]]], [[1], 1]),
+    (
+        {"$schema": DRAFT2019, "$recursiveAnchor": True, "items": {"$recursiveRef": "#"}, "type": "array"},
+        [[], [[], [[]]]],
+        [[1], 1],
+    ),
     ({"$ref": "#s", "$defs": {"q": {"$anchor": "s", "type": "string"}}}, ["a"], [1]),
     ({"$id": "http://x.y/root", "$ref": "item", "$defs": {"q": {"$id": "item", "type": "string"}}}, ["a"], [1]),
     (
@@ -167,6 +182,7 @@ REFUSALS: list[tuple[Any, str, str]] = [
     ({"properties": {"a": {"type": "strin"}}}, "type", "/properties/a/type"),
     ({"minLength": "3"}, "minLength", "/minLength"),
     ({"anyOf": []}, "anyOf", "/anyOf"),
+    ({"$schema": DRAFT2019, "items": {"$recursiveRef": "#/$defs/a"}}, "$recursiveRef", "/items/$recursiveRef"),
     ({"required": True}, "required", "/required"),
     ({"type": "string", "pattern": "("}, "pattern", "/pattern"),
     ({"items": {"pattern": r"(a)\1"}}, "pattern", "/items/pattern"),
@@ -175,7 +191,16 @@ REFUSALS: list[tuple[Any, str, str]] = [
     ({"properties": {"a/b": {"$ref": "#/nowhere"}}}, "$ref", "/properties/a~1b/$ref"),
     ({"$ref": "https://example.com/other.json"}, "$ref", "/$ref"),
     ({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}, "$ref", "/$defs/a/$ref"),
-    ({"$recursiveRef": "#"}, "$recursiveRef", "/$recursiveRef"),
+    (
+        {
+            "$schema": DRAFT2019,
+            "$recursiveAnchor": True,
+            "items": {"$recursiveRef": "#"},
+            "$defs": {"a": {"$id": "http://a/", "$recursiveAnchor": True, "items": {"$recursiveRef": "#"}}},
+        },
+        "$recursiveRef",
+        "/items/$recursiveRef",
+    ),
     ({"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}, "required", "/required"),
     ({"type": "array", "uniqueItems": True, "prefixItems": [{}]}, "uniqueItems", "/uniqueItems"),
     (
@@ -194,12 +219,10 @@ REFUSALS: list[tuple[Any, str, str]] = [
     ({"$schema": "http://json-schema.org/draft-03/schema#", "disallow": "string"}, "$schema", "/$schema"),
     ({"minimum": 0, "exclusiveMinimum": True}, "exclusiveMinimum", "/exclusiveMinimum"),
     ({"$schema": DRAFT4, "minimum": 5, "exclusiveMinimum": 1}, "exclusiveMinimum", "/exclusiveMinimum"),
-    ({"$schema": DRAFT4, "oneOf": [{"const": 1}, {"const": 2}]}, "const", "/oneOf/0/const"),
-    ({"$schema": DRAFT4, "not": {"$ref": "#/a"}, "a": {"if": {}, "then": False}}, "if", "/a/if"),
+    ({"$schema": DRAFT4, "oneOf": [{"const": 1}, {"const": 2}]}, "oneOf", "/oneOf"),
+    ({"$schema": DRAFT4, "not": {"$ref": "#/a"}, "a": {"if": {}, "then": False}}, "not", "/not"),
     ({"not": {"dependencies": {"a": ["b"]}}}, "dependencies", "/not/dependencies"),
-    ({"$schema": DRAFT7, "prefixItems": [True], "items": {"type": "null"}}, "prefixItems", "/prefixItems"),
-    ({"$schema": DRAFT7, "contains": {"type": "null"}, "minContains": 0}, "minContains", "/minContains"),
-    ({"type": "integer", "not": {"multipleOf": 3}}, "multipleOf", "/not/multipleOf"),
+    ({"type": "integer", "not": {"multipleOf": 7}}, "multipleOf", "/not/multipleOf"),
     ({"enum": []}, "enum", "/enum"),
     ({"allOf": [{"type": "string"}, {"type": "integer"}]}, "allOf", "/allOf"),
     (False, "false", ""),

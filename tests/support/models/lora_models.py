@@ -82,6 +82,7 @@ _ALL: dict[str, Kind] = {
     **BASES,
     **NATIVE_BASES,
     "worded": (LlamaConfig, LlamaForCausalLM, {"vocab_size": 440}),  # for the tests' tokenizer
+    "wordy": (LlamaConfig, LlamaForCausalLM, {"vocab_size": 440, "max_position_embeddings": 4096}),
 }
 
 

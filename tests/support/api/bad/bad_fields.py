@@ -10,6 +10,7 @@ from typing import Any
 Case = tuple[str, dict[str, Any], str | None, str | None]
 
 CHAT, COMPLETIONS, TOKENIZE, DETOKENIZE = "/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"
+DECISIONS, SYSTEM_ONE = "/v1/decisions", "/v1/systemone"
 RESPONSES, LOAD, UNLOAD = "/v1/responses", "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 HI = [{"role": "user", "content": "hi"}]
 
@@ -17,6 +18,8 @@ GOOD: dict[str, dict[str, Any]] = {
     CHAT: {"messages": HI},
     COMPLETIONS: {"prompt": "ab"},
     RESPONSES: {"input": "hi"},
+    DECISIONS: {"input": "ab", "questions": [{"type": "predicate", "instructions": "x"}]},
+    SYSTEM_ONE: {"state": "ab", "questions": {"q": {"type": "noul", "instructions": "x"}}},
     TOKENIZE: {"prompt": "ab"},
     DETOKENIZE: {"tokens": [97]},
     LOAD: {"lora_name": "new", "lora_path": "new"},
@@ -71,6 +74,20 @@ FIELDS: dict[str, dict[str, tuple[str, ...]]] = {
     },
     COMPLETIONS: SHARED | {"echo": ("boolean",), "add_special_tokens": ("boolean",)},
     RESPONSES: dict.fromkeys(("stream", "store", "background", "parallel_tool_calls", "ignore_eos"), ("boolean",)),
+    DECISIONS: {
+        "model": ("string",),
+        "questions": ("list",),
+        "prompt_cache_key": ("string",),
+        "prompt_cache_options": ("object",),
+        "cache_salt": ("string",),
+    },
+    SYSTEM_ONE: {
+        "model": ("string",),
+        "questions": ("object",),
+        "instructions": ("string",),
+        "chat_template_kwargs": ("object",),
+        "cache_salt": ("string",),
+    },
     TOKENIZE: {
         "model": ("string",),
         "prompt": ("string",),
@@ -173,4 +190,81 @@ IDS: list[Case] = [
     *((DETOKENIZE, {"tokens": [97, far]}, "tokens", "invalid_value") for far in _FAR),
 ]  # fmt: skip
 
-CASES: list[Case] = [*TYPES, *PRIORITIES, *UNKNOWN, *SIZES, *IDS]
+_YES = {"type": "predicate", "instructions": "x"}
+_TWO = [{"value": "a"}, {"value": "b"}]
+_IMAGE = {"type": "input_image", "image_url": "x"}
+
+
+def _asked(question: dict[str, Any], param: str, code: str) -> Case:
+    """A wrong question behind a right one."""
+    return DECISIONS, {"questions": [_YES, question]}, f"questions[1].{param}", code
+
+
+def _deep(levels: int) -> dict[str, Any]:
+    return {"a": _deep(levels - 1)} if levels else {}
+
+
+def _json(data: Any) -> dict[str, Any]:
+    return {"input": [{"role": "user", "content": [{"type": "input_json", "data": data}]}]}
+
+
+def _choice(**fields: Any) -> dict[str, Any]:
+    return {"type": "choice", "instructions": "x", **fields}
+
+
+def _score(levels: Any) -> dict[str, Any]:
+    return {"type": "score", "instructions": "x", "levels": levels}
+
+
+def _named(question: dict[str, Any], param: str, code: str) -> Case:
+    return SYSTEM_ONE, {"questions": {"q": question}}, f"questions.q{param}", code
+
+
+QUESTIONS: list[Case] = [
+    (DECISIONS, {"questions": []}, "questions", "invalid_value"),
+    (DECISIONS, {"questions": [_YES] * 401}, "questions", "invalid_value"),
+    (DECISIONS, {"questions": None}, "questions", "missing_required_parameter"),
+    (DECISIONS, {"input": None}, "input", "missing_required_parameter"),
+    *((DECISIONS, {"input": wrong}, "input", "invalid_value") for wrong in ("", [])),
+    (DECISIONS, {"input": [{"role": "user"}]}, "input[0].content", "missing_required_parameter"),
+    (DECISIONS, {"input": [{"role": "tool", "content": "x"}]}, "input[0].role", "invalid_value"),
+    (DECISIONS, {"input": [{"role": "user", "content": [_IMAGE]}]}, "input[0].content[0].type", "invalid_value"),
+    (DECISIONS, {"input": [{"type": "function_call_output", "call_id": "c", "output": "x"}]}, "input[0].call_id",
+     "invalid_value"),
+    (DECISIONS, {"input": [{"type": "function_call", "call_id": "c", "name": "f"}]}, "input[0].arguments",
+     "invalid_value"),
+    (DECISIONS, {"answer_with": "digits"}, "answer_with", "invalid_value"),
+    (DECISIONS, {"prompt_cache_options": {"ttl": "5m"}}, "prompt_cache_options.ttl", "invalid_value"),
+    (DECISIONS, {"prompt_cache_key": "x" * 257}, "prompt_cache_key", "invalid_value"),
+    (DECISIONS, _json(_deep(33)), "input[0].content[0].data", "invalid_value"),
+    (DECISIONS, _json({"a": [0] * 10_000}), "input[0].content[0].data", "invalid_value"),
+    (DECISIONS, _json({"a": "x" * (256 << 10)}), "input[0].content[0].data", "invalid_value"),
+    _asked({"type": "noul", "instructions": "x"}, "type", "invalid_value"),
+    _asked({"type": "predicate"}, "instructions", "missing_required_parameter"),
+    _asked({"type": "predicate", "instructions": [_IMAGE]}, "instructions[0].type", "invalid_value"),
+    _asked({**_YES, "name": "x" * 257}, "name", "invalid_value"),
+    _asked({**_YES, "choices": _TWO}, "choices", "unknown_parameter"),
+    _asked(_choice(), "choices", "missing_required_parameter"),
+    *(_asked(_choice(choices=few), "choices", "invalid_value") for few in ([], _TWO[:1])),
+    _asked(_choice(choices=[{"value": str(number)} for number in range(256)]), "choices", "invalid_value"),
+    _asked(_choice(choices=[*_TWO, {"value": "a"}]), "choices[2].value", "invalid_value"),
+    _asked(_choice(choices=[*_TWO, {"value": " "}]), "choices[2].value", "invalid_value"),
+    *(_asked(_score(few), "levels", "invalid_value") for few in ([], [{"label": "a"}])),
+    _asked(_score([{"label": str(number)} for number in range(101)]), "levels", "invalid_value"),
+    _asked(_score([{"label": "a"}, {"label": "a"}]), "levels[1].label", "invalid_value"),
+    _asked(_score([{"label": "a"}, {"label": ""}]), "levels[1].label", "invalid_value"),
+    (SYSTEM_ONE, {"state": ""}, "state", "invalid_value"),
+    (SYSTEM_ONE, {"state": None}, "state", "missing_required_parameter"),
+    (SYSTEM_ONE, {"questions": {}}, "questions", "invalid_value"),
+    (SYSTEM_ONE, {"questions": {"": {"type": "noul", "instructions": "x"}}}, "questions", "invalid_value"),
+    *((SYSTEM_ONE, {name: ["x"]}, name, "unsupported_parameter") for name in ("images", "audio", "videos")),
+    (SYSTEM_ONE, {"joint": True}, "joint", "unsupported_parameter"),
+    _named({"type": "noul"}, ".instructions", "invalid_value"),
+    _named({"type": "choice", "criteria": {"a": None}}, ".criteria", "invalid_value"),
+    _named({"type": "choice", "criteria": {"a": None, "": None}}, ".criteria", "invalid_value"),
+    _named({"type": "score", "criteria": ["a"]}, ".criteria", "invalid_value"),
+    _named({"type": "score", "criteria": ["a", "a"]}, ".criteria[1]", "invalid_value"),
+    _named({"type": "score", "criteria": ["a", ""]}, ".criteria[1]", "invalid_value"),
+]  # fmt: skip
+
+CASES: list[Case] = [*TYPES, *QUESTIONS, *PRIORITIES, *UNKNOWN, *SIZES, *IDS]

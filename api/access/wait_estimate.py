@@ -1,0 +1,183 @@
+"""Wait estimate: how long a new request surely waits for its first token, from what was measured and nothing else.
+
+Two resources are waited for, and the longer wait counts:
+
+- *Prompts*: the tokens that must be computed before, at the highest speed that the engine's step cost model allows. A
+  short prompt passes long ones, so it waits for other short ones alone.
+- *Rows*: where none is free, the answers that run and those that go before, by the length and the time per token of the
+  last answers that ended, as if all were equally long.
+
+What is unknown counts as no wait: a speed that was not measured, an answer's length before enough have ended, a prefix
+that may be cached, a sequence whose grammar may still be compiled or whose adapter may still be loaded. Time that
+passes without an event changes nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+# As in the engine's fair queueing: what a generated and a cached token cost where one of a prompt costs 1.
+OUTPUT_WEIGHT, CACHED_WEIGHT = 2.0, 0.1
+
+_FEW, _MANY = 8, 64  # answers that ended last: fewer than the first tell nothing
+
+
+class Work(NamedTuple):
+    """What sequences without a first token ask of the engine; sums and parts of it are works too.
+
+    Attributes:
+        sequences: number of them.
+        tokens: of their prompts.
+        new: prompt tokens that must be computed.
+        pairs: query-key pairs of those.
+        short_new, short_pairs: the part of both in prompts that pass longer ones.
+        answer: expected tokens of their answers.
+        cost: in the currency of fair queueing.
+    """
+
+    sequences: float = 0.0
+    tokens: float = 0.0
+    new: float = 0.0
+    pairs: float = 0.0
+    short_new: float = 0.0
+    short_pairs: float = 0.0
+    answer: float = 0.0
+    cost: float = 0.0
+
+    def plus(self, other: Work, times: float = 1.0) -> Work:
+        """Return the sum with ``times`` another one."""
+        return Work(*(mine + times * theirs for mine, theirs in zip(self, other, strict=True)))
+
+    def whole(self) -> Work:
+        """Return the work of whole sequences, without what rounding leaves where none is left."""
+        return self if round(self.sequences) else NOTHING
+
+
+NOTHING = Work()
+
+
+def work_of(num_tokens: int, num_new: int, answer: float, short: float) -> Work:
+    """Return the work of one sequence.
+
+    Args:
+        num_tokens: of its prompt.
+        num_new: of those, surely not in the prefix cache.
+        answer: expected tokens of the answer.
+        short: most tokens of a prompt that passes longer ones.
+    """
+    start = num_tokens - num_new
+    pairs = (num_tokens * (num_tokens + 1) - start * (start + 1)) / 2
+    is_short = num_tokens <= short
+    cost = num_new + CACHED_WEIGHT * start + OUTPUT_WEIGHT * answer
+    return Work(1, num_tokens, num_new, pairs, num_new * is_short, pairs * is_short, answer, cost)
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """What the engine says of itself in its statistics; the defaults are those of an engine of which nothing is known.
+
+    Attributes:
+        rows: sequences that can run at once; 0 while unknown.
+        usable: those of them that there are pages for.
+        running: sequences that have a row.
+        deferred, deferred_tokens: sequences that wait for a grammar or an adapter, and tokens of their prompts.
+        tokens_per_second, pairs_per_second: most that are computed of prompts.
+        computed, computed_pairs: of prompts in progress.
+        short: most tokens of a prompt that passes longer ones.
+        steps: so far; a new value is news of the engine.
+    """
+
+    rows: float = 0.0
+    usable: float = 0.0
+    running: float = 0.0
+    deferred: float = 0.0
+    deferred_tokens: float = 0.0
+    tokens_per_second: float = math.inf
+    pairs_per_second: float = math.inf
+    computed: float = 0.0
+    computed_pairs: float = 0.0
+    short: float = 0.0
+    steps: float = 0.0
+
+    @classmethod
+    def told_by(cls, stats: Mapping[str, float]) -> Capacity:
+        """Return what an engine's statistics say, or the sums of several engines'."""
+        if not stats.get("row_limit"):
+            return cls()
+        return cls(
+            rows=stats["row_limit"],
+            usable=stats["rows_usable"],
+            running=stats["running"],
+            deferred=stats["waiting_deferred"],
+            deferred_tokens=stats["waiting_deferred_tokens"],
+            tokens_per_second=stats["prefill_tokens_per_second"],
+            pairs_per_second=stats["prefill_pairs_per_second"],
+            computed=stats["prefilling_tokens"],
+            computed_pairs=stats["prefilling_pairs"],
+            short=stats["prefill_short_tokens"] / stats["engines"],
+            steps=stats["steps"],
+        )
+
+    def prefill_seconds(self, ahead: Work, *, short: bool) -> float:
+        """Return the least seconds until prompts ahead are computed, for one behind them that is short or is not."""
+        tokens, pairs = (ahead.short_new, ahead.short_pairs) if short else (ahead.new, ahead.pairs)
+        by_tokens = max(0.0, tokens - self.computed) / self.tokens_per_second
+        return by_tokens + max(0.0, pairs - self.computed_pairs) / self.pairs_per_second
+
+    def row_seconds(self, behind: float, hold: float, left: Sequence[float]) -> float:
+        """Return the seconds until so many rows have been given back.
+
+        Args:
+            behind: rows that must be, above 0.
+            hold: seconds that each sequence before keeps its row.
+            left: seconds that the sequences with a token keep theirs. Others that run keep theirs for ``hold``; rows
+                that there are no pages for may be used as soon as one is given back.
+        """
+        begun = sorted(left)
+        computing = max(0, round(self.running) - len(begun))
+        lacking = max(0, round(self.rows) - len(begun) - computing)
+        ends = begun[:1] * lacking + begun + [hold] * computing
+        if not ends:
+            return 0.0
+        rounds, rest = divmod(math.ceil(behind) - 1, len(ends))
+        return rounds * hold + ends[rest]
+
+
+class AnswerMeter:
+    """Length and speed of the answers that ended last: lower bounds of both.
+
+    Of the last few and of the last many the smaller figure counts, so that answers which become shorter or faster are
+    believed at once, and those that become longer or slower once there are many.
+    """
+
+    def __init__(self) -> None:
+        self._ended: deque[tuple[int, float]] = deque(maxlen=_MANY)
+
+    def add(self, num_tokens: int, seconds: float) -> None:
+        """Count an answer that had a row for so long after its first token."""
+        self._ended.append((num_tokens, seconds))
+
+    @property
+    def tokens(self) -> float:
+        """Tokens of an answer: the mean less its standard error; 0 while too few have ended."""
+        return min(map(_low_mean, ([each for each, _ in part] for part in self._parts())), default=0.0)
+
+    @property
+    def seconds_per_token(self) -> float:
+        """Seconds of a row per token; 0 while too few have ended."""
+        rates = (sum(seconds for _, seconds in part) / sum(tokens for tokens, _ in part) for part in self._parts())
+        return min(rates, default=0.0)
+
+    def _parts(self) -> list[list[tuple[int, float]]]:
+        ended = list(self._ended)
+        return [ended[-_FEW:], ended] if len(ended) >= _FEW else []
+
+
+def _low_mean(values: list[int]) -> float:
+    mean = sum(values) / len(values)
+    deviation = math.sqrt(sum((each - mean) ** 2 for each in values) / len(values))
+    return max(0.0, mean - deviation / math.sqrt(len(values)))

@@ -1,0 +1,121 @@
+"""Answers to typed questions from the logprobs of their labels: OpenAI's decisions, and System One's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ...engine.errors import EngineError
+from ..protocol.decisions import ChoiceQuestion, DecisionRequest, PredicateQuestion, ScoreQuestion
+from ..protocol.system_one import ChoiceAsked, NoulAsked, ScoreAsked, SystemOneRequest
+
+
+@dataclass(frozen=True, slots=True)
+class LabelShares:
+    """How a model answers a question.
+
+    Attributes:
+        shares: probability of each label among all of them; they sum to 1.
+        mass: probability that the model gives to the labels together, of all that it might write.
+    """
+
+    shares: tuple[float, ...]
+    mass: float
+
+    @classmethod
+    def of(cls, logprobs: Sequence[float]) -> LabelShares:
+        """Return the shares of labels with these logprobs. Raises EngineError if they are no numbers."""
+        best = max(logprobs)
+        if not math.isfinite(best) or any(map(math.isnan, logprobs)):
+            raise EngineError("The model gives none of the labels of a question a probability.")
+        weights = [math.exp(logprob - best) for logprob in logprobs]
+        total = math.fsum(weights)
+        return cls(tuple(weight / total for weight in weights), min(1.0, math.exp(best) * total))
+
+    @property
+    def best(self) -> int:
+        """The likeliest label, the first one of several."""
+        return max(range(len(self.shares)), key=self.shares.__getitem__)
+
+    @property
+    def confidence(self) -> float:
+        """Probability that the model gives to the likeliest label, of all that it might write."""
+        return self.shares[self.best] * self.mass
+
+    @property
+    def mean(self) -> float:
+        """The expected index of the label."""
+        return math.fsum(index * share for index, share in enumerate(self.shares))
+
+
+def decision_body(body: DecisionRequest, model: str, found: Sequence[LabelShares], usage: dict[str, Any]) -> Any:
+    """Return OpenAI's ``Decision``; ``usage`` is that of ``decision_usage``."""
+    answers = [_answer(question, shares) for question, shares in zip(body.questions, found, strict=True)]
+    return {"model": model, "answers": answers, "usage": usage}
+
+
+def decision_usage(num_input: int, num_cached: int) -> dict[str, Any]:
+    """Return OpenAI's usage of a decision. Tokens of the tree count once each; nothing is generated."""
+    return {
+        "input_tokens": num_input,
+        "input_tokens_details": {"cached_tokens": num_cached, "cache_write_tokens": num_input - num_cached},
+        "output_tokens": 0,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": num_input,
+    }
+
+
+def _answer(question: Any, found: LabelShares) -> dict[str, Any]:
+    fields: dict[str, Any] = {"type": question.type, "name": question.name, "label_mass": found.mass}
+    match question:
+        case PredicateQuestion():
+            return {**fields, "probability": found.shares[0]}
+        case ChoiceQuestion():
+            values = [choice.value for choice in question.choices]
+            shares = [{"value": value, "probability": p} for value, p in zip(values, found.shares, strict=True)]
+            chosen = values[found.best]
+            return {**fields, "choice": chosen, "confidence": found.confidence, "probabilities": shares}
+        case ScoreQuestion():
+            shares = [
+                {"value": value, "label": level.label, "probability": p}
+                for value, (level, p) in enumerate(zip(question.levels, found.shares, strict=True))
+            ]
+            return {**fields, "score": found.mean, "confidence": found.confidence, "probabilities": shares}
+    raise AssertionError(question)
+
+
+def system_one_body(
+    body: SystemOneRequest, model: str, response_id: str, found: Sequence[LabelShares], num_input: int
+) -> Any:
+    """Return the answers by the questions' names, with the fields that open engines add."""
+    answers, diagnostics = {}, {}
+    for (name, question), shares in zip(body.questions.items(), found, strict=True):
+        answers[name] = _system_one_answer(question, shares)
+        diagnostics[name] = {"label_mass": shares.mass}
+    return {
+        "id": response_id,
+        "object": "structured_decision",
+        "model": model,
+        "answers": answers,
+        "diagnostics": diagnostics,
+        "usage": {"input_tokens": num_input, "output_tokens": 0},
+    }
+
+
+def _system_one_answer(question: Any, found: LabelShares) -> dict[str, Any]:
+    fields: dict[str, Any] = {"type": question.type, "confidence": found.confidence, "x_label_mass": found.mass}
+    match question:
+        case NoulAsked():
+            yes, no = found.shares
+            return {**fields, "noul": yes, "probabilities": {"yes": yes, "no": no}}
+        case ChoiceAsked():
+            names = list(question.criteria)
+            shares = dict(zip(names, found.shares, strict=True))
+            return {**fields, "choice": names[found.best], "probabilities": shares}
+        case ScoreAsked():
+            shares = {str(level): share for level, share in enumerate(found.shares)}
+            legend = {str(level): text for level, text in enumerate(question.criteria)}
+            return {**fields, "score": found.mean, "legend": legend, "probabilities": shares}
+    raise AssertionError(question)

@@ -1,0 +1,315 @@
+"""Label reads: the logprobs of the labels of many questions about one input, read in one pass over a tree of endings.
+
+The prompts of all questions begin with the input. ``LabelReader`` sends the sequences of their trees in windows,
+parents before children, so that a request of many labels takes its turns and holds few prompts in memory at a time.
+To everything that counts requests, a reader is one sequence whose prompt is the tree: each token once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from array import array
+from collections import defaultdict
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+from ...engine.errors import ContextTooLong, DeadlineExceeded, EngineError, RequestError, UnknownModel
+from ...engine.serving.ending_tree import EndingRead, EndingTree, num_distinct_tokens
+from ...engine.serving.output_processor import Finish, SequenceOutput, TextDelta
+from ...engine.serving.request import TextRequest
+from ...engine.text.questions import QuestionEncoder, TypedQuestion
+from ...engine.types import FinishReason, Priority, SamplingParams, Usage
+from ..access.caller import Caller
+from ..protocol.chat_messages import ChatMessage, for_template
+from ..structured.reasoning_formats import plan_thought
+from ..structured.tool_dialects import for_dialect
+from .server_state import ServerState
+from .template_roles import with_known_roles
+
+if TYPE_CHECKING:
+    from ...engine.serving.async_engine import AsyncEngine
+
+WINDOW = 256
+"""Sequences of one request that the engine has at a time."""
+MAX_LABEL_TOKENS = 1 << 18
+"""Tokens of all labels of a request together."""
+_NO_THOUGHT = {"enable_thinking": False, "thinking": False}
+
+
+@dataclass(frozen=True, slots=True)
+class AskedModel:
+    """A model that answers some questions of a request.
+
+    Attributes:
+        adapter: its adapter, None for the base model.
+        engine: with the tokenizer that it is used with.
+        field: the request's field that names it, for errors.
+    """
+
+    adapter: str | None
+    engine: AsyncEngine
+    field: str = "model"
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedQuestion:
+    """A question in tokens, as a tree of endings.
+
+    Attributes:
+        request: of its prompt, for all sequences of the tree.
+        num_ends: endings of each label, which differ in the token that ends it.
+    """
+
+    tree: EndingTree
+    request: TextRequest
+    num_ends: int
+    model: AskedModel
+
+    @property
+    def engine(self) -> AsyncEngine:
+        return self.model.engine
+
+    def labels(self, logprobs: Sequence[Sequence[float]]) -> list[float]:
+        """Return the logprob of each label from those that the tree's reads gave."""
+        sums = self.tree.sums(logprobs)
+        return [_log_sum(sums[at : at + self.num_ends]) for at in range(0, len(sums), self.num_ends)]
+
+
+def _log_sum(logprobs: Sequence[float]) -> float:
+    """Return the logarithm of the sum of probabilities."""
+    most = max(logprobs)
+    return (
+        most if len(logprobs) == 1 or most == -math.inf else most + math.log(sum(math.exp(p - most) for p in logprobs))
+    )
+
+
+async def asked_models(
+    state: ServerState,
+    caller: Caller,
+    model: str | None,
+    session: str | None,
+    named: Sequence[str | None],
+    fields: Sequence[str],
+) -> tuple[str, list[AskedModel]]:
+    """Return the name of a request's model, and the model of each question.
+
+    Args:
+        named: the models that the questions name, None for the request's.
+        fields: in which they do, for errors.
+
+    Raises:
+        UnknownModel: the request's model is not served, or that of a question, which the error names.
+    """
+    name, adapter = await state.find_model(model, caller, None, session)
+    version = caller.facts.version
+    found: dict[str | None, AskedModel] = {None: AskedModel(adapter, await state.engine_for(adapter))}
+    for index, each in enumerate(named):
+        if each not in found:
+            try:
+                _, own = await state.find_model(each, caller, None, session)
+                found[each] = AskedModel(own, await state.engine_for(own), fields[index])
+            except RequestError as error:
+                error.param = fields[index]
+                raise
+    caller.facts.version = version
+    return name, [found[each] for each in named]
+
+
+class QuestionPlanner:
+    """Makes the trees of questions about one conversation. ``plan`` runs on a thread of its own.
+
+    Args:
+        messages: the conversation, to whose last user turn a question is added.
+        base: fields of the requests that all sequences share.
+        template_kwargs: variables of the chat template.
+        input_field: the request's field of the conversation, for errors.
+    """
+
+    def __init__(
+        self,
+        state: ServerState,
+        messages: Sequence[ChatMessage],
+        base: TextRequest,
+        template_kwargs: dict[str, Any],
+        input_field: str,
+    ) -> None:
+        self._state = state
+        self._messages = for_template(messages)
+        self._base = base
+        self._input_field = input_field
+        self._kwargs = {**_NO_THOUGHT, **template_kwargs}
+        self._encoders: dict[int, QuestionEncoder] = {}
+
+    def plan(self, questions: Sequence[TypedQuestion], models: Sequence[AskedModel]) -> list[PlannedQuestion]:
+        """Return the planned questions.
+
+        Raises:
+            RequestError: the model has no chat template or begins an answer with a thought; the labels of a question
+                cannot be told apart, or all of them are too many tokens.
+            ContextTooLong: a prompt with its longest label does not fit.
+        """
+        planned, num_label_tokens = [], 0
+        for question, model in zip(questions, models, strict=True):
+            each = self._plan(question, model)
+            planned.append(each)
+            num_label_tokens += each.tree.num_label_tokens
+            if num_label_tokens > MAX_LABEL_TOKENS:
+                raise RequestError(
+                    f"'questions': all labels together must be at most {MAX_LABEL_TOKENS} tokens: ask in several "
+                    "requests.",
+                    param="questions",
+                )
+        return planned
+
+    def _plan(self, question: TypedQuestion, model: AskedModel) -> PlannedQuestion:
+        engine = model.engine
+        encoder = self._encoders.get(id(engine.tokenizer))
+        if encoder is None:
+            ends = [token for token in engine.tokenizer.eos_ids if token < engine.vocab_size]
+            encoder = self._encoders[id(engine.tokenizer)] = QuestionEncoder(engine.tokenizer, ends)
+        text = self._render(question, engine)
+        try:
+            engine.check_length(text)
+        except RequestError as error:
+            error.param = self._input_field
+            raise
+        tokens = encoder.encode(text, question)
+        longest = max(map(len, tokens.endings))
+        if len(tokens.prompt) + longest > engine.max_model_len:
+            too_long = ContextTooLong(len(tokens.prompt), longest, engine.max_model_len)
+            # The question's labels are too long, or else what stands before them.
+            too_long.param = question.field if len(tokens.prompt) < engine.max_model_len else self._input_field
+            raise too_long
+        request = replace(self._base, tokens=tokens.prompt, adapter=model.adapter)
+        engine.limits.check(request)
+        return PlannedQuestion(EndingTree(tokens.prompt, tokens.endings), request, tokens.num_ends, model)
+
+    def _render(self, question: TypedQuestion, engine: AsyncEngine) -> str:
+        """Return the conversation with the question at its end, up to the beginning of the answer."""
+        tokenizer, dialect = engine.tokenizer, self._state.dialect(engine)
+        if not tokenizer.has_chat_template:
+            raise RequestError("This model has no chat template, by which it could be asked.", param="model")
+        *before, last = self._messages
+        if last["role"] == "user":
+            asking = [*before, {**last, "content": f"{last['content']}\n\n{question.text}"}]
+        else:
+            asking = [*before, last, {"role": "user", "content": question.text}]
+        text = tokenizer.render_chat(
+            for_dialect(with_known_roles(asking, tokenizer), [], dialect), kwargs={**dialect.defaults, **self._kwargs}
+        )
+        form = self._state.reasoning_format(engine)
+        thought = plan_thought(form, text, continued=None, output_format=None, shown=False)
+        if thought is not None and thought.is_open:
+            raise RequestError(
+                "This model begins every answer with a thought, so its first tokens are no answer.", param="model"
+            )
+        return text + dialect.format.text_opening(text)
+
+
+class LabelReader:
+    """Reads the labels of planned questions. In place of an engine it is one request's stream (``generate``).
+
+    Attributes:
+        request: what all of it counts as.
+        logprobs: of each question's labels, once the stream has ended.
+    """
+
+    def __init__(self, planned: Sequence[PlannedQuestion], caller: Caller) -> None:
+        self._planned = planned
+        self._caller = caller
+        prompts: defaultdict[str | None, list[array[int]]] = defaultdict(list)
+        for each in planned:
+            prompts[each.request.adapter].append(each.request.tokens)
+        shared = sum(map(num_distinct_tokens, prompts.values()))
+        self._num_tokens = shared + sum(each.tree.num_path_tokens for each in planned)
+        self.request = replace(
+            planned[0].request,
+            tokens=array("i", bytes(array("i").itemsize * self._num_tokens)),
+            params=SamplingParams(max_tokens=1),
+        )
+        self.logprobs: list[list[float]] = []
+        self.cached = 0
+
+    async def stream(self, *_requests: TextRequest) -> AsyncGenerator[list[TextDelta], None]:
+        """Read all labels, and yield one delta at the end. Raises as ``AsyncEngine.stream``."""
+        left = self._caller.seconds_left
+        deadline = None if left is None else time.monotonic() + left
+        reads = [(question, read) for question in self._planned for read in question.tree.reads]
+        # Parents come before their children: the shorter the path, the earlier.
+        order = sorted(range(len(reads)), key=lambda index: (id(reads[index][0].engine), len(reads[index][1].path)))
+        values: dict[int, list[float]] = {}
+        num_computed = 0
+        for _, group in groupby(order, key=lambda index: id(reads[index][0].engine)):
+            members = list(group)
+            for begin in range(0, len(members), WINDOW):
+                window = members[begin : begin + WINDOW]
+                outputs = await self._read([reads[index] for index in window], deadline)
+                for index, output in zip(window, outputs, strict=True):
+                    values[index] = reads[index][1].logprobs(output)
+                    num_computed += _num_computed(output)
+        found = iter([values[index] for index in range(len(reads))])
+        for question in self._planned:
+            self.logprobs.append(question.labels([next(found) for _ in question.tree.reads]))
+        self.cached = max(0, self._num_tokens - num_computed)
+        usage = Usage(self._num_tokens, self.cached, 0)
+        yield [TextDelta(0, "", finish=Finish(FinishReason.STOP, usage))]
+
+    async def _read(
+        self, window: Sequence[tuple[PlannedQuestion, EndingRead]], deadline: float | None
+    ) -> list[SequenceOutput]:
+        """Return the outputs of some sequences with one tokenizer."""
+        timeout = None if deadline is None else deadline - time.monotonic()
+        if timeout is not None and timeout <= 0:
+            raise DeadlineExceeded("The request's time was up before all labels were read.")
+        requests = [replace(read.request(question.request), timeout=timeout) for question, read in window]
+        outputs = [SequenceOutput() for _ in requests]
+        try:
+            async with aclosing(window[0][0].engine.stream(*requests)) as stream:
+                async for deltas in stream:
+                    for delta in deltas:
+                        outputs[delta.prompt].add(delta)
+        except UnknownModel as error:  # of an adapter that only the engine could look for
+            models = [question.model for question, _ in window if question.model.adapter is not None]
+            error.param = next((m.field for m in models if str(UnknownModel(str(m.adapter))) == str(error)), "model")
+            raise
+        return outputs
+
+
+def _num_computed(output: SequenceOutput) -> int:
+    """Return the tokens that a sequence computed. Raises EngineError for one without an end of its own."""
+    if output.finish is None or output.finish.reason is FinishReason.ABORT or not output.logprobs:
+        raise EngineError("The engine broke off the read of a label.")
+    return output.finish.usage.prompt - output.finish.usage.cached
+
+
+async def plan_reads(
+    state: ServerState,
+    caller: Caller,
+    messages: Sequence[ChatMessage],
+    questions: Sequence[TypedQuestion],
+    models: Sequence[AskedModel],
+    *,
+    salt: str,
+    session: str,
+    priority: Priority | None,
+    template_kwargs: dict[str, Any],
+    input_field: str,
+) -> LabelReader:
+    """Return the reader of questions about a conversation. Raises as ``QuestionPlanner.plan``."""
+    base = TextRequest(
+        tokens=array("i"),
+        params=SamplingParams(max_tokens=1),
+        salt=salt,
+        tenant=caller.key.tenant,
+        cache_tenant=caller.cache_tenant,
+        priority=caller.priority(priority),
+        session=session,
+    )
+    planner = QuestionPlanner(state, messages, base, template_kwargs, input_field)
+    # Hundreds of prompts are rendered and encoded, which would keep the event loop from the streams of others.
+    return await asyncio.to_thread(lambda: LabelReader(planner.plan(questions, models), caller))

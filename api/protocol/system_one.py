@@ -1,0 +1,155 @@
+"""Request body of ``POST /v1/systemone``: a state and a map of questions, in the shape of System One's API."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+import orjson
+from pydantic import AfterValidator, Field, Tag, model_validator
+
+from ...engine.text.questions import YES_NO, Labels, Option, QuestionKind, TypedQuestion
+from .base import Refusal, StrictModel, rejected, typed_by
+from .chat_messages import MAX_NAME, ChatMessage, check_template_kwargs
+from .decisions import MAX_CHOICES, MAX_LEVELS, MAX_QUESTIONS
+from .sampling import ModelName, PriorityName, Salt
+
+_MEDIA = Refusal("only text and JSON can be read.", ([],))
+Shown = Any
+"""A text, or JSON that is read as text."""
+
+
+def _shown(value: Any) -> str:
+    return value if isinstance(value, str) else "" if value is None else orjson.dumps(value).decode()
+
+
+class Asked(StrictModel):
+    """Fields of every question. ``model`` is an extension: the base model or an adapter that answers this question."""
+
+    instructions: Shown = ""
+    model: ModelName | None = None
+
+
+class NoulCriteria(StrictModel):
+    """What true and false mean."""
+
+    true: Shown = None
+    false: Shown = None
+
+
+class NoulAsked(Asked):
+    """Yes or no."""
+
+    type: Literal["noul"]
+    criteria: NoulCriteria | None = None
+
+    @model_validator(mode="after")
+    def _check_asks(self) -> NoulAsked:
+        told = () if self.criteria is None else (self.criteria.true, self.criteria.false)
+        if not any(_shown(each).strip() for each in (self.instructions, *told)):
+            raise rejected("is required, or what true or false means", "instructions")
+        return self
+
+
+def _check_names(criteria: dict[str, Any]) -> dict[str, Any]:
+    for name in criteria:
+        if not name.strip():
+            raise rejected("must not have an empty name")
+    return criteria
+
+
+class ChoiceAsked(Asked):
+    """One of several named options, each with a description or null."""
+
+    type: Literal["choice"]
+    criteria: Annotated[dict[str, Shown], Field(min_length=2, max_length=MAX_CHOICES), AfterValidator(_check_names)]
+
+
+def _check_levels(levels: list[Any]) -> list[Any]:
+    seen: set[str] = set()
+    for index, level in enumerate(levels):
+        if not (text := _shown(level)).strip():
+            raise rejected("must not be empty", index)
+        if text in seen:
+            raise rejected("is given twice", index)
+        seen.add(text)
+    return levels
+
+
+class ScoreAsked(Asked):
+    """A level of an ordered scale, the first one being 0."""
+
+    type: Literal["score"]
+    criteria: Annotated[list[Shown], Field(min_length=2, max_length=MAX_LEVELS), AfterValidator(_check_levels)]
+
+
+SystemOneQuestion = Annotated[
+    Annotated[NoulAsked, Tag("<noul>")]
+    | Annotated[ChoiceAsked, Tag("<choice>")]
+    | Annotated[ScoreAsked, Tag("<score>")],
+    *typed_by("noul", "choice", "score"),
+]
+
+
+def _check_question_names(questions: dict[str, Any]) -> dict[str, Any]:
+    for name in questions:
+        if not name or len(name) > MAX_NAME:
+            raise rejected(f"must have names of 1 to {MAX_NAME} characters")
+    return questions
+
+
+class SystemOneRequest(StrictModel):
+    """System One's fields, those that open engines add, and ``answer_with`` as in ``DecisionRequest``."""
+
+    refused: ClassVar[Mapping[str, Refusal]] = {
+        "images": _MEDIA,
+        "audio": _MEDIA,
+        "videos": _MEDIA,
+        "joint": Refusal("each question is read by itself.", (False,)),
+    }
+    ignored: ClassVar[frozenset[str]] = frozenset({"request_id"})
+
+    state: Shown
+    questions: Annotated[
+        dict[str, SystemOneQuestion],
+        Field(min_length=1, max_length=MAX_QUESTIONS),
+        AfterValidator(_check_question_names),
+    ]
+    model: ModelName | None = None
+    instructions: str | None = None
+    chat_template_kwargs: Annotated[dict[str, Any], AfterValidator(check_template_kwargs)] = Field(default_factory=dict)
+    answer_with: Literal["letters", "values"] = "letters"
+    cache_salt: Salt | None = None
+    priority: PriorityName | None = None
+
+    @model_validator(mode="after")
+    def _check_state(self) -> SystemOneRequest:
+        if not _shown(self.state).strip():
+            raise rejected("must not be empty", "state")
+        return self
+
+    @property
+    def messages(self) -> list[ChatMessage]:
+        """The state as a conversation, behind the instructions."""
+        told = [] if self.instructions is None else [ChatMessage(role="system", content=self.instructions)]
+        return [*told, ChatMessage(role="user", content=_shown(self.state))]
+
+    @property
+    def typed_questions(self) -> list[TypedQuestion]:
+        """The questions as a model reads them."""
+        return [_typed(name, question, Labels(self.answer_with)) for name, question in self.questions.items()]
+
+
+def _typed(name: str, question: Any, labels_by: Labels) -> TypedQuestion:
+    match question:
+        case ChoiceAsked():
+            options = tuple(Option(option, _shown(told)) for option, told in question.criteria.items())
+            kind = QuestionKind.CHOICE
+        case ScoreAsked():
+            options, kind = tuple(Option(_shown(level)) for level in question.criteria), QuestionKind.SCORE
+        case _:
+            told = question.criteria or NoulCriteria()
+            meanings = (_shown(told.true), _shown(told.false))
+            options = tuple(map(Option, YES_NO, meanings))
+            kind = QuestionKind.PREDICATE
+    return TypedQuestion(kind, _shown(question.instructions), options, labels_by, f"questions.{name}.criteria")

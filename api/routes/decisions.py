@@ -1,0 +1,83 @@
+"""``POST /v1/decisions`` and ``POST /v1/systemone``: typed questions about one input, answered with probabilities."""
+
+from __future__ import annotations
+
+import uuid
+
+from fastapi import APIRouter, Request, Response
+
+from ...engine.types import Priority
+from ..access.caller import Caller
+from ..generate.decision_answers import LabelShares, decision_body, decision_usage, system_one_body
+from ..generate.envelope import json_response
+from ..generate.label_reads import LabelReader, asked_models, plan_reads
+from ..generate.server_state import ServerState
+from ..generate.streams import collect, generate, while_connected
+from ..observe.token_usage import UsageCount
+from ..protocol.decisions import DecisionRequest
+from ..protocol.sampling import PriorityName, priority_of
+from ..protocol.system_one import SystemOneRequest
+from .dependencies import CallerOf, JsonRoute, State, set_facts
+
+router = APIRouter(route_class=JsonRoute, tags=["decisions"])
+
+
+@router.post("/v1/decisions")
+async def create_decision(body: DecisionRequest, request: Request, state: State, caller: CallerOf) -> Response:
+    """Answer typed questions about an input."""
+    session = body.prompt_cache_key or ""
+    named = [question.model for question in body.questions]
+    fields = [f"questions[{index}].model" for index in range(len(named))]
+    name, models = await asked_models(state, caller, body.model, session or None, named, fields)
+    reader = await plan_reads(
+        state,
+        caller,
+        body.messages,
+        body.typed_questions,
+        models,
+        salt=body.cache_salt or "",
+        session=session,
+        priority=_priority(body.priority),
+        template_kwargs={},
+        input_field="input",
+    )
+    found = await _read(state, caller, request, reader, name, f"dec_{uuid.uuid4().hex}")
+    usage = decision_usage(len(reader.request.tokens), reader.cached)
+    return json_response(decision_body(body, name, found, usage))
+
+
+@router.post("/v1/systemone")
+async def create_system_one(body: SystemOneRequest, request: Request, state: State, caller: CallerOf) -> Response:
+    """Answer named questions about a state."""
+    named = [question.model for question in body.questions.values()]
+    fields = [f"questions.{name}.model" for name in body.questions]
+    name, models = await asked_models(state, caller, body.model, None, named, fields)
+    reader = await plan_reads(
+        state,
+        caller,
+        body.messages,
+        body.typed_questions,
+        models,
+        salt=body.cache_salt or "",
+        session="",
+        priority=_priority(body.priority),
+        template_kwargs=body.chat_template_kwargs,
+        input_field="state",
+    )
+    response_id = f"decision-{uuid.uuid4().hex}"
+    found = await _read(state, caller, request, reader, name, response_id)
+    return json_response(system_one_body(body, name, response_id, found, len(reader.request.tokens)))
+
+
+def _priority(name: PriorityName | None) -> Priority | None:
+    return None if name is None else priority_of(name)
+
+
+async def _read(
+    state: ServerState, caller: Caller, request: Request, reader: LabelReader, model: str, response_id: str
+) -> list[LabelShares]:
+    """Read all labels as one admitted request."""
+    set_facts(caller, [reader.request], model=model, stream=False, response_id=response_id)
+    deltas = generate(state, reader, [reader.request], caller, usage=UsageCount())
+    await while_connected(request.receive, collect(deltas))
+    return [LabelShares.of(logprobs) for logprobs in reader.logprobs]

@@ -1,0 +1,45 @@
+"""Tenant shares: a bound for all, of which each tenant may take as much as it leaves.
+
+The rule of the waiting queue (Choudhury and Hahne, "Dynamic Queue Length Thresholds", 1998): a single tenant gets half,
+and the next one still finds as much as it may take. Without keys there is one tenant, which may take all.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+
+class TenantShares:
+    """Counts what tenants hold of a bound. Belongs to one event loop.
+
+    Args:
+        most: that all may hold together.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self._held: Counter[str] = Counter()
+        self._total = 0
+
+    @property
+    def total(self) -> int:
+        return self._total
+
+    def held(self, tenant: str) -> int:
+        return self._held[tenant]
+
+    def left_for(self, tenant: str) -> int:
+        """Return how much more a tenant may take now; below 0 where others have taken some since."""
+        left = self.most - self._total
+        return left - self._held[tenant] if tenant else left
+
+    def take(self, tenant: str, amount: int = 1) -> None:
+        self._held[tenant] += amount
+        self._total += amount
+
+    def give_back(self, tenant: str, amount: int = 1) -> None:
+        """Undo ``take``."""
+        self._held[tenant] -= amount
+        self._total -= amount
+        if not self._held[tenant]:
+            del self._held[tenant]

@@ -1,0 +1,32 @@
+"""End limit: a process that is ending ends after so many seconds, whatever its threads still wait for."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+
+
+class EndLimit:
+    """Ends the process after ``seconds``, unless it is cancelled. Its thread does not keep the process.
+
+    Args:
+        code: exit code.
+        what: begins the line that says it on the standard error stream.
+    """
+
+    def __init__(self, seconds: float, code: int, what: str) -> None:
+        self._cancelled = threading.Event()
+        self._seconds, self._code, self._what = seconds, code, what
+        threading.Thread(target=self._run, name="end-limit", daemon=True).start()
+
+    def cancel(self) -> None:
+        """Let the process live."""
+        self._cancelled.set()
+
+    def _run(self) -> None:
+        if not self._cancelled.wait(self._seconds):
+            print(
+                f"{self._what} has not ended after {self._seconds:g} s: the process ends", file=sys.stderr, flush=True
+            )
+            os._exit(self._code)

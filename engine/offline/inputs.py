@@ -1,0 +1,98 @@
+"""Prompts of offline requests in vLLM's forms: texts, token ids, ``TextPrompt`` and ``TokensPrompt``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypedDict
+
+from ..errors import RequestError
+from .vllm_table import check_values
+
+
+class TextPrompt(TypedDict, total=False):
+    """A prompt as text. ``cache_salt`` keeps its cached KV apart from that of other salts."""
+
+    prompt: str
+    cache_salt: str
+
+
+class TokensPrompt(TypedDict, total=False):
+    """A prompt as token ids, with its text if that is known."""
+
+    prompt_token_ids: Sequence[int]
+    prompt: str
+    cache_salt: str
+
+
+PromptType = str | Sequence[int] | TextPrompt | TokensPrompt
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A prompt that was read.
+
+    Attributes:
+        text: None if it was given as token ids alone.
+        tokens: None if it was given as text alone.
+        salt: separates its cached KV from that of others.
+    """
+
+    text: str | None = None
+    tokens: Sequence[int] | None = None
+    salt: str = ""
+
+    @property
+    def content(self) -> str | Sequence[int]:
+        """Token ids, or the text where there are none."""
+        if self.tokens is not None:
+            return self.tokens
+        assert self.text is not None
+        return self.text
+
+
+def read_prompts(prompts: Any, prompt_token_ids: Any = None) -> list[Prompt]:
+    """Read one prompt or several.
+
+    Args:
+        prompts: of any form of ``PromptType``, or a list of these.
+        prompt_token_ids: token ids of one prompt or of several, in place of ``prompts`` (vLLM's older form).
+
+    Raises:
+        RequestError: they have another form.
+    """
+    if prompt_token_ids is not None:
+        return [Prompt(tokens=each.tokens, text=None, salt="") for each in read_prompts(prompt_token_ids)]
+    if isinstance(prompts, bytes) or not hasattr(prompts, "__getitem__"):
+        right = "a text, a list of token ids, a dict with prompt or prompt_token_ids, or a list of these"
+        raise RequestError(f"prompts must be {right}, not {type(prompts).__name__}.", param="prompt")
+    if isinstance(prompts, (str, Mapping)) or (len(prompts) > 0 and isinstance(prompts[0], int)):
+        return [_read(prompts)]
+    return [_read(prompt) for prompt in prompts]
+
+
+def _read(prompt: Any) -> Prompt:
+    if isinstance(prompt, str):
+        return Prompt(text=prompt)
+    if not isinstance(prompt, Mapping):
+        return Prompt(tokens=prompt)
+    for owner in ("EmbedsPrompt", "ExplicitEncoderDecoderPrompt", "TokensPrompt"):
+        kind = {"EmbedsPrompt": "prompt_embeds", "ExplicitEncoderDecoderPrompt": "encoder_prompt"}.get(owner)
+        if kind is None or kind in prompt:
+            _check(owner, prompt)
+    text, tokens = prompt.get("prompt"), prompt.get("prompt_token_ids")
+    if text is None and tokens is None:
+        raise RequestError("A prompt that is a dict must hold prompt or prompt_token_ids.", param="prompt")
+    if text is not None and not isinstance(text, str):
+        raise RequestError(f"prompt must be a text, not {type(text).__name__}.", param="prompt")
+    salt = prompt.get("cache_salt") or ""
+    if not isinstance(salt, str):
+        raise RequestError(f"cache_salt must be a text, not {type(salt).__name__}.", param="cache_salt")
+    return Prompt(text, tokens, salt)
+
+
+def _check(owner: str, prompt: Mapping[str, Any]) -> None:
+    try:
+        check_values(owner, prompt)
+    except TypeError as error:
+        raise RequestError(f"A prompt of this form is not known: {error}", param="prompt") from None

@@ -1,0 +1,87 @@
+"""``LLMEngine`` and ``EngineArgs`` in vLLM's form: requests that are added one by one and advanced step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from ...lora.request import LoRARequest
+from ..errors import RequestError
+from .inputs import PromptType
+from .llm import LLM
+from .request_output import RequestOutput
+from .running_request import RunningRequest
+from .sampling_params import SamplingParams
+from .tokenizer_face import TokenizerFace
+
+
+class EngineArgs:
+    """Keywords of ``LLM``, as attributes: ``LLM(**vars(args))`` and ``LLMEngine.from_engine_args(args)`` take them."""
+
+    def __init__(self, model: str | None = None, **options: Any) -> None:
+        self.__dict__.update({"model": model} | options)
+
+
+class LLMEngine:
+    """An engine whose requests are added at any time. ``step`` returns those that have ended in it.
+
+    Args:
+        llm: the engine's face that is driven, and closed by ``close``.
+    """
+
+    def __init__(self, llm: LLM) -> None:
+        self._llm = llm
+        self._running: dict[str, RunningRequest] = {}
+
+    @classmethod
+    def from_engine_args(cls, engine_args: EngineArgs, **_: Any) -> LLMEngine:
+        """Make the engine. Raises as ``LLM``."""
+        return cls(LLM(**vars(engine_args)))
+
+    def add_request(
+        self,
+        request_id: str,
+        prompt: PromptType,
+        params: SamplingParams,
+        arrival_time: float | None = None,
+        lora_request: LoRARequest | None = None,
+        **_: Any,
+    ) -> str:
+        """Begin a request.
+
+        Args:
+            arrival_time: vLLM's, without effect, as its further parameters.
+
+        Raises:
+            RequestError: the id is in use, or prompt or parameters are out of bounds.
+        """
+        if request_id in self._running:
+            raise RequestError(f"request_id {request_id!r} is in use.", param="request_id")
+        self._running[request_id] = self._llm.begin_prompt(prompt, params, lora_request=lora_request)
+        return request_id
+
+    def step(self) -> list[RequestOutput]:
+        """Compute a step of all requests; return the outputs of those that have ended, with the ids they were given."""
+        self._llm.step()
+        ended = [name for name, running in self._running.items() if running.is_done]
+        return [self._running.pop(name).output(request_id=name) for name in ended]
+
+    def has_unfinished_requests(self) -> bool:
+        return bool(self._running)
+
+    def get_num_unfinished_requests(self) -> int:
+        return len(self._running)
+
+    def abort_request(self, request_id: str | Iterable[str]) -> None:
+        """Abort requests; ids that do not run are left aside."""
+        for name in [request_id] if isinstance(request_id, str) else request_id:
+            if (running := self._running.pop(name, None)) is not None:
+                self._llm.abort(running)
+
+    def get_tokenizer(self, lora_request: LoRARequest | None = None) -> TokenizerFace:
+        """Return the tokenizer, as ``LLM.get_tokenizer``."""
+        return self._llm.get_tokenizer(lora_request)
+
+    def close(self) -> None:
+        """End the engine."""
+        self._llm.close()

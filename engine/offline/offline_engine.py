@@ -1,0 +1,229 @@
+"""The engine of an ``LLM``, in this process: requests, steps, adapters, and its end."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from ..adapter_sources.adapter_fetcher import AdapterFetcher
+from ..adapter_sources.named_sources import fetch_named, named_source
+from ..config import EngineConfig
+from ..core.engine_core import EngineCore
+from ..errors import EngineDead, EngineError
+from ..messages import AdapterChanged, LoadAdapter, Reply, UnloadAdapter
+from ..serving.adapter_tokenizers import AdapterTokenizers, ServedTokenizer
+from ..serving.output_processor import TextDelta, error_of
+from ..serving.request import TextRequest
+from ..serving.sequence_table import SequenceTable
+from ..text.tokenizer import Tokenizer
+from .core_link import CoreLink
+from .engine_thread import EngineThread
+from .progress_bar import ProgressBar
+from .prompt_adapters import PromptAdapters
+from .prompt_texts import AdapterTexts
+from .request_inputs import Input
+from .request_output import OutputBuilder
+from .running_request import DeltaCallbacks, GenerateCall, RunningRequest
+
+T = TypeVar("T")
+
+
+class OfflineEngine:
+    """An engine in this process, which steps when it is called. Not thread-safe.
+
+    Args:
+        config: its options.
+        path: of the model.
+        tokenizer: the model's.
+
+    Attributes:
+        adapters: finds and loads the adapters of prompts.
+
+    Raises:
+        ModelError: the model is not supported exactly.
+        ConfigError: options are out of bounds or contradict each other.
+    """
+
+    def __init__(self, config: EngineConfig, path: Path, tokenizer: Tokenizer) -> None:
+        self._fetcher = AdapterFetcher.of(config)
+        self._lora_dir = config.lora_dir
+        try:
+            self._core = EngineCore.load(fetch_named(config, self._fetcher)[0], path)
+        except BaseException:
+            self._fetcher.close()
+            raise
+        ready = self._core.ready
+        self._adapters = {info.name: info for info in ready.adapters}
+        tokenizers = AdapterTokenizers(ServedTokenizer(tokenizer, ready.vocab_size), config)
+        self._texts = AdapterTexts(
+            tokenizers, self._adapters, lambda name: self.load_adapter(name, name), ready.max_model_len
+        )
+        self.adapters = PromptAdapters(
+            self._texts, self._adapters, lambda name, path, replace: self.load_adapter(name, path, replace=replace)
+        )
+        self._sequences = SequenceTable(CoreLink(self._core))
+        self._callbacks = DeltaCallbacks()
+        self._call_ids = itertools.count(1)
+        self._replies: dict[int, Reply | None] = {}  # to the calls that wait for one
+        self._thread = EngineThread()
+        self._closed = False
+
+    def begin(
+        self,
+        given: Input,
+        request: TextRequest,
+        builder: OutputBuilder,
+        on_delta: Callable[[TextDelta], None] | None = None,
+    ) -> RunningRequest:
+        """Begin a request that was checked, beside the running ones; ``step`` advances all of them."""
+        running = RunningRequest(builder, on_delta, self._callbacks)
+        try:
+            self.on_thread(partial(self._sequences.start, [request], running, given.adapter.model.served))
+        except BaseException:  # nobody has the request, so nobody could abort it
+            self.on_thread(partial(self._sequences.stop, running))
+            raise
+        return running
+
+    def run(
+        self,
+        inputs: Sequence[Input],
+        requests: Sequence[TextRequest],
+        builders: Sequence[OutputBuilder],
+        use_tqdm: bool,
+    ) -> None:
+        """Run requests that were checked until all have ended, and abort them if that is interrupted."""
+        calls = [
+            _Call(
+                inputs[places[0]].adapter.model.served,
+                [requests[place] for place in places],
+                GenerateCall([builders[place] for place in places], sum(requests[place].n for place in places)),
+            )
+            for places in _by_tokenizer(inputs)
+        ]
+        progress = ProgressBar(sum(request.n for request in requests), shown=use_tqdm)
+        try:
+            for call in calls:
+                self.on_thread(partial(self._sequences.start, call.requests, call.receiver, call.served))
+            while not all(call.receiver.is_done for call in calls) and not any(call.receiver.error for call in calls):
+                self._advance()
+                progress.update(
+                    sum(call.receiver.num_ended for call in calls), sum(call.receiver.num_tokens for call in calls)
+                )
+        finally:
+            try:
+                for call in calls:
+                    self.on_thread(partial(self._sequences.stop, call.receiver))
+            finally:
+                progress.close()
+        for call in calls:
+            call.receiver.check()
+
+    def step(self) -> bool:
+        """Compute one step of all running requests. Returns whether any of them still runs.
+
+        Raises:
+            Exception: of a callback in this step, or in another call since the last step; with several, the first one.
+        """
+        self._advance()
+        self._callbacks.raise_errors()
+        return len(self._sequences) > 0
+
+    def abort(self, running: RunningRequest) -> None:
+        """Abort a request: it gets no more deltas, and ``output`` raises RequestError unless it had ended."""
+        running.abort()
+        self.on_thread(partial(self._sequences.stop, running))
+
+    def load_adapter(self, name: str, path: str, *, replace: bool = False) -> None:
+        """Load a LoRA adapter under a name. Needs ``enable_lora=True``. Running requests go on meanwhile.
+
+        Args:
+            path: folder in PEFT format, ``org/name`` on the Hub, or a URI: ``hf://``, ``s3://``, ``https://``, ``file://``.
+            replace: the name may be in use.
+
+        Raises:
+            RequestError: the adapter cannot be loaded.
+            AdapterUnavailable: its source does not answer.
+        """
+        source = named_source(path, self._lora_dir)
+        if source is None:
+            num_own = self._texts.num_own(name, path)
+            return self._call(LoadAdapter(next(self._call_ids), name, path, replace, num_tokens=num_own))
+        fetched = self._fetcher.fetch(source, trusted=True)
+        try:
+            self._call(LoadAdapter(next(self._call_ids), name, str(fetched.folder), replace, trusted=True))
+        except EngineError:
+            self._fetcher.release(fetched)
+            raise
+
+    def unload_adapter(self, name: str) -> None:
+        """Unload an adapter. Raises UnknownModel if no adapter has the name."""
+        self._call(UnloadAdapter(next(self._call_ids), name))
+
+    def close(self) -> None:
+        """End the engine's threads and the processes that compile grammars. Requests that run fail with EngineDead.
+
+        In a process that was forked from the one that made the LLM nothing is ended.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        if self._thread.is_here:
+            self._thread.run(lambda: self._sequences.take(self._core.close()))
+            self._thread.close()
+            self._fetcher.close()
+
+    def on_thread(self, call: Callable[[], T]) -> T:
+        """Return what a call does on the engine's thread. Raises EngineDead after ``close``."""
+        if self._closed:
+            raise EngineDead("This LLM was closed: make another one.")
+        return self._thread.run(call)
+
+    def _advance(self) -> None:
+        """Compute a step, then run the callbacks of its deltas."""
+        self.on_thread(self._step)
+        self._callbacks.run()
+
+    def _step(self) -> None:
+        """Compute a step and give its messages to requests and calls. On the engine's thread."""
+        messages = self._core.step()
+        for message in messages:
+            if isinstance(message, Reply) and message.id in self._replies:
+                self._replies[message.id] = message
+            elif isinstance(message, AdapterChanged) and message.info is not None:
+                self._adapters[message.name] = message.info
+            elif isinstance(message, AdapterChanged):
+                self._adapters.pop(message.name, None)
+        self._sequences.take(messages)
+
+    def _call(self, call: LoadAdapter | UnloadAdapter) -> None:
+        """Send a call to the engine and step until its reply. Raises the error in the reply."""
+        self._replies[call.id] = None
+        try:
+            self.on_thread(partial(self._core.handle, [call]))
+            while (reply := self._replies[call.id]) is None:
+                self._advance()
+        finally:
+            del self._replies[call.id]
+        if reply.failure is not None:
+            raise error_of(reply.failure)
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """Requests of a call that have one tokenizer, and what receives their deltas."""
+
+    served: ServedTokenizer
+    requests: Sequence[TextRequest]
+    receiver: GenerateCall
+
+
+def _by_tokenizer(inputs: Sequence[Input]) -> list[list[int]]:
+    """Return the places of the prompts of each tokenizer."""
+    places: dict[str, list[int]] = {}
+    for place, given in enumerate(inputs):
+        places.setdefault(given.adapter.model.served.identity, []).append(place)
+    return list(places.values())

@@ -1,0 +1,97 @@
+"""Adapters of prompts: those that are named, and those that a ``LoRARequest`` brings, which are loaded first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Sequence
+from typing import Any
+
+from ...lora.request import LoRARequest
+from ..errors import RequestError
+from .inputs import read_prompts
+from .prompt_texts import AdapterTexts, PromptTexts
+from .request_inputs import Input, PromptAdapter
+from .vllm_table import check_values
+
+Loras = LoRARequest | Sequence[LoRARequest | None] | None
+"""An adapter of all prompts, or one for each."""
+
+
+class PromptAdapters:
+    """Finds and loads the adapters of prompts.
+
+    Args:
+        texts: tokenizers and limits of the model and of its adapters.
+        loaded: names of the loaded ones.
+        load: loads one: its name, its path, and whether the name may be in use.
+    """
+
+    def __init__(self, texts: AdapterTexts, loaded: Container[str], load: Callable[[str, str, bool], None]) -> None:
+        self._texts = texts
+        self._loaded = loaded
+        self._load = load
+        self._paths: dict[str, str] = {}  # of those that a LoRARequest has brought
+
+    def texts_of(self, asked: LoRARequest | str | None) -> PromptTexts:
+        """Return the tokenizer and limits of an adapter, None for the model. Raises as ``name_of``."""
+        return self._texts.of(self.name_of(asked))
+
+    def inputs(
+        self,
+        prompts: Any = None,
+        prompt_token_ids: Any = None,
+        lora_request: Loras = None,
+        adapter: str | None = None,
+    ) -> list[Input]:
+        """Read prompts and adapters, and load what ``lora_request`` brings. Raises RequestError."""
+        read = read_prompts(prompts, prompt_token_ids)
+        return [
+            Input(chosen.model.encode(prompt.content), prompt.text, prompt.salt, chosen)
+            for prompt, chosen in zip(read, self.for_prompts(len(read), lora_request, adapter), strict=True)
+        ]
+
+    def for_prompts(self, count: int, lora_request: Loras, adapter: str | None) -> list[PromptAdapter]:
+        """Return the adapter of each prompt, loading what ``lora_request`` brings."""
+        if lora_request is not None and adapter is not None:
+            raise RequestError("adapter and lora_request are both given: leave one out.", param="lora_request")
+        asked = [adapter] * count if lora_request is None else _one_lora_for_each(lora_request, count)
+        found = []
+        models: dict[str | None, PromptTexts] = {}
+        for each in asked:
+            name = self.name_of(each)
+            if name not in models:
+                models[name] = self._texts.of(name)
+            found.append(PromptAdapter(name, models[name], each if isinstance(each, LoRARequest) else None))
+        return found
+
+    def name_of(self, asked: LoRARequest | str | None) -> str | None:
+        """Return the name of an adapter, which is loaded first if a ``LoRARequest`` brings it."""
+        if not isinstance(asked, LoRARequest):
+            if asked is not None and not isinstance(asked, str):
+                raise RequestError(f"adapter must be a name, not {type(asked).__name__}.", param="adapter")
+            return asked
+        if not isinstance(asked.lora_name, str) or not asked.lora_name:
+            raise RequestError("lora_name must be a text that is not empty.", param="lora_request")
+        check_values("LoRARequest", {"tensorizer_config_dict": asked.tensorizer_config_dict})
+        is_loaded = asked.lora_name in self._loaded
+        is_same = is_loaded and asked.path == self._paths.get(asked.lora_name)
+        if asked.path and (asked.load_inplace or not is_same):
+            self._load(asked.lora_name, asked.path, is_loaded)
+            self._paths[asked.lora_name] = asked.path
+        return asked.lora_name
+
+
+def _one_lora_for_each(asked: Any, count: int) -> Sequence[LoRARequest | None]:
+    """Return an adapter for each prompt. Raises RequestError for anything else, or two contents under one name."""
+    each = asked if isinstance(asked, (list, tuple)) else [asked] * count
+    for one in each:
+        if one is not None and not isinstance(one, LoRARequest):
+            raise RequestError(f"lora_request must be a LoRARequest, not {type(one).__name__}.", param="lora_request")
+    if len(each) != count:
+        raise RequestError(
+            f"There are {len(each)} lora_request for {count} prompts: give one, or one for each.", param="lora_request"
+        )
+    paths: dict[str, str] = {}
+    for one in each:
+        if one is not None and paths.setdefault(one.lora_name, one.path) != one.path:
+            raise RequestError(f"{one.lora_name!r} names two adapters in one call.", param="lora_request")
+    return each

@@ -1,0 +1,139 @@
+"""Requests of the offline face: prompts in tokens, with parameters and options, as the engine takes them."""
+
+from __future__ import annotations
+
+import itertools
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ...grammar.spec import GrammarSpec
+from ...lora.request import LoRARequest
+from ..errors import RequestError
+from ..serving.request import TextRequest
+from ..serving.sampling_defaults import default_params
+from ..types import SamplingDefaults
+from ..types import SamplingParams as EngineParams
+from .prompt_texts import PromptTexts
+from .request_output import OutputBuilder
+from .sampling_params import AnyParams, SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class PromptAdapter:
+    """The adapter of a prompt.
+
+    Attributes:
+        name: None for the base model.
+        model: its tokenizer and limits.
+        asked: as it was asked for by ``lora_request``.
+    """
+
+    name: str | None
+    model: PromptTexts
+    asked: LoRARequest | None
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """A prompt in tokens, with its text, the salt of its cached KV, and its adapter."""
+
+    tokens: array[int]
+    text: str | None
+    salt: str
+    adapter: PromptAdapter
+
+
+@dataclass(frozen=True, slots=True)
+class CallOptions:
+    """Options of a call that hold for all its requests beside sampling parameters, or in their place."""
+
+    stop: str | Sequence[str] = ()
+    n: int | None = None
+    grammar: GrammarSpec | None = None
+
+
+class RequestMaker:
+    """Makes requests of prompts, and numbers them.
+
+    Args:
+        defaults: of parameters, of the model.
+    """
+
+    def __init__(self, defaults: SamplingDefaults) -> None:
+        self._defaults = defaults
+        self._ids = itertools.count()
+
+    def default_params(self) -> SamplingParams:
+        """Return the parameters of a request that names none."""
+        return SamplingParams.of(default_params(self._defaults))
+
+    def _default_params(self, num_prompt: int, model: PromptTexts) -> EngineParams:
+        """Return the default parameters; an answer as long as the model's file says ends where the context does."""
+        params, most = default_params(self._defaults), self._defaults.max_tokens
+        return params if most is None else replace(params, max_tokens=model.limits.default_max_tokens(num_prompt, most))
+
+    def request(self, given: Input, params: AnyParams | None, options: CallOptions) -> TextRequest:
+        """Return the request of a prompt, yet to be checked against the limits. Raises RequestError."""
+        limits, tokens = given.adapter.model.limits, given.tokens
+        stop = (options.stop,) if isinstance(options.stop, str) else tuple(options.stop)
+        shape: dict[str, Any] = {"adapter": given.adapter.name, "salt": given.salt, "grammar": options.grammar}
+        if not isinstance(params, SamplingParams):
+            chosen = self._default_params(len(tokens), given.adapter.model) if params is None else params
+            return TextRequest(tokens, chosen, stop=stop, n=1 if options.n is None else options.n, **shape)
+        params.check()
+        tokens = _truncated(tokens, params.truncate_prompt_tokens, limits.max_model_len)
+        if (grammar := params.grammar()) is not None:
+            if options.grammar is not None:
+                raise RequestError("grammar and structured_outputs are both given: leave one out.", param="grammar")
+            shape["grammar"] = grammar
+        return TextRequest(
+            tokens,
+            params.engine_params(len(tokens), limits),
+            stop=params.stops + stop,
+            n=params.n if options.n is None else options.n,
+            include_stop=params.include_stop_str_in_output,
+            skip_special_tokens=params.skip_special_tokens,
+            **shape,
+        )
+
+    def builder(self, given: Input, request: TextRequest) -> OutputBuilder:
+        """Return the builder of a request's output."""
+        return OutputBuilder(
+            given.text,
+            request.tokens,
+            request.n,
+            with_logprobs=request.params.logprobs is not None,
+            with_prompt_logprobs=request.params.prompt_logprobs is not None,
+            request_id=str(next(self._ids)),
+            lora_request=given.adapter.asked,
+        )
+
+
+def one_for_each(params: Any, count: int) -> Sequence[AnyParams | None]:
+    """Return parameters for each prompt. Raises RequestError."""
+    kinds = (SamplingParams, EngineParams)
+    if params is None or isinstance(params, kinds):
+        return [params] * count
+    if not isinstance(params, Sequence) or not all(isinstance(each, kinds) for each in params):
+        raise RequestError(
+            "sampling_params must be SamplingParams, or a list with one for each prompt.", param="sampling_params"
+        )
+    if len(params) != count:
+        raise RequestError(
+            f"There are {len(params)} sampling_params for {count} prompts: give one, or one for each.",
+            param="sampling_params",
+        )
+    return params
+
+
+def _truncated(tokens: array[int], most: int | None, max_model_len: int) -> array[int]:
+    if most is None:
+        return tokens
+    if type(most) is not int or most < -1 or most == 0:
+        raise RequestError(
+            f"truncate_prompt_tokens must be at least 1, or -1 for the whole context, not {most}.",
+            param="truncate_prompt_tokens",
+        )
+    return tokens[-(max_model_len if most == -1 else most) :]

@@ -1,0 +1,67 @@
+"""What vLLM's Python classes take, and which of it is done, has no effect, or is refused with what to do instead.
+
+The table is ``vllm_classes.toml``, whose head explains its values.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+from ..errors import RequestError
+
+
+@dataclass(frozen=True, slots=True)
+class PeerName:
+    """A parameter, field or method of vLLM.
+
+    Attributes:
+        status: what becomes of it.
+        words: why it changes no answer, or what to do instead; "" if it is done.
+    """
+
+    status: Literal["done", "inert", "refuse"]
+    words: str = ""
+
+
+@cache
+def peer_names(owner: str) -> Mapping[str, PeerName]:
+    """Return the names of a class or method of vLLM, such as ``LLM.generate``."""
+    rows = tomllib.loads(Path(__file__).with_name("vllm_classes.toml").read_text("utf-8"))[owner]
+    return {name: _name(row) for name, row in rows.items()}
+
+
+def _name(row: Any) -> PeerName:
+    if row == "done":
+        return PeerName("done")
+    [(status, words)] = row.items()
+    return PeerName(status, words)
+
+
+def check_values(owner: str, values: Mapping[str, Any], neutral: Mapping[str, Any] | None = None) -> None:
+    """Check what was given to a class or method of vLLM.
+
+    Args:
+        values: by name.
+        neutral: values that ask for nothing, beside None and what is empty.
+
+    Raises:
+        RequestError: a name is refused, in the table's words.
+        TypeError: vLLM has no such name there.
+    """
+    names = peer_names(owner)
+    for name, value in values.items():
+        if name not in names:
+            raise TypeError(f"{owner} has no parameter {name!r}.")
+        asks = not is_nothing(value) and not (name in (neutral or {}) and value == (neutral or {})[name])
+        if names[name].status == "refuse" and asks:
+            raise RequestError(f"{name} is not taken: {names[name].words}.", param=name)
+
+
+def is_nothing(value: Any) -> bool:
+    """Whether a value is None or an empty list, dict or string."""
+    return value is None or (isinstance(value, (list, tuple, dict, str)) and not value)

@@ -1,0 +1,120 @@
+"""Limited draw: another token where the drawn one leaves no room for an end of the answer.
+
+A token is drawn as without a budget of tokens and then tested (``TokenCheck``): a test of all tokens would take far
+longer. If no end fits after it, it is left out with those that are alike, and another one is drawn by a further random
+number of the position. So each token that fits is drawn with its share of the probability of all that fit: rejection
+sampling without replacement. A greedy draw takes the likeliest one that fits. The filters apply as without a budget; if
+nothing that they keep fits, all that fits is drawn from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from ...kernels.layouts.draw_params import DrawParams
+from ..batch import TokenCheck
+from .top_k_top_p import kept_weights, uniforms
+
+# Tokens that are left out one by one before all are tested.
+MAX_TESTS = 64
+_ATTEMPT = 0xD1B54A32D192ED03
+Line = npt.NDArray[np.float32]
+
+
+class LimitedLines:
+    """The positions of a step where a budget may exclude tokens.
+
+    Args:
+        logits: [N, V], edited and masked by the grammar.
+        checks: by position among those of the step, in the order of the lines.
+        params: of all positions: temperature, top_k, top_p, min_p, seed.
+        num_generated: of all positions.
+    """
+
+    def __init__(
+        self,
+        logits: Tensor,
+        checks: Mapping[int, TokenCheck],
+        params: npt.NDArray[np.void],
+        num_generated: npt.NDArray[np.int64],
+    ) -> None:
+        self._logits = logits
+        self._checks = checks
+        self._params = params
+        self._num_generated = num_generated
+
+    def redraw(self, tokens: list[int]) -> list[int]:
+        """Replace the tokens after which no end fits, -1 where nothing is left; return their positions."""
+        changed = []
+        for index, (position, check) in enumerate(self._checks.items()):
+            if tokens[position] < 0 or check.fits(tokens[position]):
+                continue
+            line = self._logits[index].cpu().numpy().copy()
+            params, at = self._params[position], int(self._num_generated[position])
+            tokens[position] = _redrawn(line, check, params, at, tokens[position])
+            changed.append(position)
+        return changed
+
+
+def _redrawn(line: Line, check: TokenCheck, params: Any, num_generated: int, token: int) -> int:
+    """Draw until a token fits, without those that do not."""
+    weights = _weights(line, params)
+    attempt = 0
+    while token >= 0:
+        attempt += 1
+        left_out = (
+            [*check.alike(token).tolist(), token] if attempt < MAX_TESTS else np.flatnonzero(~_limits(check, line))
+        )
+        line[left_out] = -np.inf
+        if weights is not None:
+            weights[left_out] = 0
+            if not weights.any():  # nothing that the filters keep fits
+                line[~_limits(check, line)] = -np.inf
+                weights = _weights(line, params)
+        token = _draw(line, weights, params, num_generated, attempt)
+        if token < 0 or attempt >= MAX_TESTS or check.fits(token):
+            return token
+    return token
+
+
+def _weights(line: Line, params: Any) -> npt.NDArray[np.int64] | None:
+    """Return the weight of each token that the filters keep; None for a greedy draw, or if no token is left.
+
+    Only what is allowed is looked at: the sums do not depend on the width of the logits, which other rows may widen.
+    """
+    allowed = np.flatnonzero(np.isfinite(line))
+    if params["temperature"] <= 0 or not len(allowed):
+        return None
+    names = ("temperature", "top_k", "top_p", "min_p")
+    temperature, top_k, top_p, min_p = (torch.from_numpy(params[name].reshape(1, 1)) for name in names)
+    draws = DrawParams(temperature, top_k, top_p, min_p, torch.zeros(1, 1, dtype=torch.float64))
+    weights = np.zeros(len(line), dtype=np.int64)
+    weights[allowed] = kept_weights(torch.from_numpy(line[None, allowed]), draws)[0].numpy()
+    return weights
+
+
+def _draw(line: Line, weights: npt.NDArray[np.int64] | None, params: Any, num_generated: int, attempt: int) -> int:
+    """Draw by the attempt's own random number, or take the best; -1 if nothing is left."""
+    if weights is None:
+        best = int(line.argmax())
+        return best if np.isfinite(line[best]) else -1
+    seed = np.array([params["seed"]], dtype=np.uint64) + np.uint64(attempt * _ATTEMPT % (1 << 64))
+    upto = np.cumsum(weights)
+    if not upto[-1]:
+        return -1
+    u = float(uniforms(seed, np.array([num_generated], dtype=np.uint64))[0])
+    return int(np.searchsorted(upto, min(int(u * int(upto[-1])), int(upto[-1]) - 1), side="right"))
+
+
+def _limits(check: TokenCheck, line: Line) -> npt.NDArray[np.bool_]:
+    """Return which tokens fit, bool [V]."""
+    bits = np.unpackbits(check.limits().view(np.uint8), bitorder="little").astype(np.bool_)
+    fit: npt.NDArray[np.bool_] = np.zeros(len(line), dtype=np.bool_)
+    fit[: len(bits)] = bits[: len(line)]
+    return fit

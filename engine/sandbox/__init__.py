@@ -1,0 +1,1 @@
+"""Worker processes that run programs of clients and publishers: chat templates, tokenizers, validators."""

@@ -1,0 +1,161 @@
+"""The endings of a prompt as a tree of short sequences, whose logprobs sum to those of the endings.
+
+Endings that begin alike share these tokens. Each inner node of the tree is computed once, in one position of one
+sequence, which reads the logprobs of all its children there::
+
+    prompt . [re -> {d, fund}] . [fund -> {ed, s}]
+           . [gr -> {een, ay}]
+
+A stretch without a branch is one sequence: the logprobs of its tokens are prompt logprobs. A sequence behind another
+one finds that one's tokens in the prefix cache, however they are spread over steps.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from ..types import MAX_LOGPROB_TOKEN_IDS, SamplingParams
+from .output_processor import SequenceOutput
+from .request import TextRequest
+
+
+@dataclass(frozen=True, slots=True)
+class EndingRead:
+    """A sequence that is computed to read logprobs behind it.
+
+    Attributes:
+        prompt: the tree's.
+        path: tokens behind it.
+        scored_from: position of the first of its tokens whose logprob it reads; their number if it reads none.
+        targets: tokens whose logprobs it reads behind the last of its tokens.
+        edges: numbers of the edges whose logprobs it reads: of ``tokens[scored_from:]``, then of ``targets``.
+    """
+
+    prompt: array[int]
+    path: array[int]
+    scored_from: int
+    targets: tuple[int, ...]
+    edges: range
+
+    @property
+    def tokens(self) -> array[int]:
+        """The prompt and the path. Made anew each time: those of all reads of a tree may take much memory."""
+        return self.prompt + self.path
+
+    def request(self, base: TextRequest) -> TextRequest:
+        """Return ``base`` as the request of this sequence. The one token that it draws is of no use."""
+        is_scored = self.scored_from < len(self.prompt) + len(self.path)
+        params = SamplingParams(
+            max_tokens=1,
+            temperature=0.0,
+            ignore_eos=True,
+            logprobs=0,
+            logprob_token_ids=self.targets,
+            prompt_logprobs=0 if is_scored else None,
+            logprob_start_len=self.scored_from if is_scored else 0,
+        )
+        return replace(base, tokens=self.tokens, params=params)
+
+    def logprobs(self, output: SequenceOutput) -> list[float]:
+        """Return the logprobs of ``edges``."""
+        [drawn] = output.logprobs
+        return [each.logprob for each in output.prompt_logprobs] + [each.logprob for each in drawn.top]
+
+
+class EndingTree:
+    """The tree of a prompt's endings.
+
+    Args:
+        prompt: at least one token.
+        endings: lists of at least one token each. They may repeat, and one may begin another.
+
+    Attributes:
+        reads: its sequences; parents come before their children.
+        num_path_tokens: tokens that are computed behind the prompt, each once.
+        num_label_tokens: tokens of all endings together.
+    """
+
+    def __init__(self, prompt: array[int], endings: Sequence[Sequence[int]]) -> None:
+        self.reads: list[EndingRead] = []
+        self.num_path_tokens = 0
+        self.num_label_tokens = sum(map(len, endings))
+        self._num_edges = 0
+        self._paths: list[list[int]] = [[] for _ in endings]  # the edges of each ending
+        self._grow(prompt, endings)
+
+    def sums(self, logprobs: Iterable[Sequence[float]]) -> list[float]:
+        """Return the logprob of each ending, from those that each read gives (``EndingRead.logprobs``)."""
+        return [math.fsum(each) for each in self.by_token(logprobs)]
+
+    def by_token(self, logprobs: Iterable[Sequence[float]]) -> list[list[float]]:
+        """Return the logprobs of each ending's tokens, from those that each read gives."""
+        edges = [0.0] * self._num_edges
+        for read, values in zip(self.reads, logprobs, strict=True):
+            edges[read.edges.start : read.edges.stop] = values
+        return [[edges[edge] for edge in path] for path in self._paths]
+
+    def _grow(self, prompt: array[int], endings: Sequence[Sequence[int]]) -> None:
+        """Make the reads, from the root on."""
+        # A node: the tokens behind the prompt, and the endings that go on behind these.
+        nodes = [(array("i"), list(range(len(endings))))]
+        for before, group in nodes:
+            path, first = before[:], self._num_edges
+            while True:
+                children = self._children(endings, group, len(path))
+                longer = _longer(endings, next(iter(children.values())), len(path) + 1)
+                if len(children) > 1 or not longer:
+                    break
+                path.append(next(iter(children)))
+                group = longer
+            self.num_path_tokens += len(path) - len(before) + bool(before)
+            self._add_reads(prompt, path, len(prompt) + len(before), tuple(children), first)
+            for token, going in children.items():
+                if longer := _longer(endings, going, len(path) + 1):
+                    nodes.append((path + array("i", [token]), longer))
+
+    def _children(self, endings: Sequence[Sequence[int]], group: list[int], depth: int) -> dict[int, list[int]]:
+        """Return the endings of a node by their next token, each of which is an edge of its own from now on."""
+        children: dict[int, list[int]] = {}
+        for each in group:
+            children.setdefault(endings[each][depth], []).append(each)
+        for number, going in enumerate(children.values(), self._num_edges):
+            for each in going:
+                self._paths[each].append(number)
+        self._num_edges += len(children)
+        return children
+
+    def _add_reads(
+        self, prompt: array[int], path: array[int], scored_from: int, targets: tuple[int, ...], first: int
+    ) -> None:
+        """Add the read of a path, and further ones for targets that are too many for one."""
+        end = len(prompt) + len(path)
+        behind = first + end - scored_from
+        for start in range(0, len(targets), MAX_LOGPROB_TOKEN_IDS):
+            some = targets[start : start + MAX_LOGPROB_TOKEN_IDS]
+            edges = range(behind + start if start else first, behind + start + len(some))
+            self.reads.append(EndingRead(prompt, path, end if start else scored_from, some, edges))
+
+
+def _longer(endings: Sequence[Sequence[int]], group: Sequence[int], length: int) -> list[int]:
+    return [each for each in group if len(endings[each]) > length]
+
+
+def num_distinct_tokens(prompts: Iterable[array[int]]) -> int:
+    """Return the nodes of the tree of some token lists: tokens that begin several of them alike count once."""
+    ordered = sorted(prompt.tobytes() for prompt in prompts)
+    total, size = 0, array("i").itemsize
+    for before, prompt in zip([b"", *ordered], ordered, strict=False):
+        total += (len(prompt) - _num_shared(before, prompt) // size * size) // size
+    return total
+
+
+def _num_shared(first: bytes, second: bytes) -> int:
+    """Return the length of the longest common beginning, by bisection."""
+    low, high = 0, min(len(first), len(second))
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if first[:middle] == second[:middle] else (low, middle - 1)
+    return low

@@ -1,0 +1,353 @@
+"""Jinja environment of chat templates: a sandbox that counts the work of a template, and folds no constants.
+
+A template is a program of the model's or an adapter's publisher. Here each loop, call, operator and output takes from a
+budget what it costs, before it is done, and what has no known cost raises ``TemplateDeferred``: such a render belongs
+in a process that can be killed. So one in the budget takes milliseconds, whatever its template is.
+"""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import json
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn, cast
+
+from jinja2 import TemplateError, Undefined, nodes
+from jinja2.compiler import CodeGenerator
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.runtime import Context, LoopContext, Macro
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
+
+UNITS = 400_000
+"""Of work in the calling thread: about characters. A render of that much takes some milliseconds."""
+_CALL = 20
+_ITERATION = 10
+_VISIT = 5  # of a value in a list or an object
+_MOST_BITS = 4096  # of an integer
+_MOST_INDENT = 16
+
+_STR_METHODS = frozenset(
+    {
+        *("capitalize", "count", "endswith", "find", "index", "isalnum", "isalpha", "isdigit", "islower", "isspace"),
+        *("isupper", "lower", "lstrip", "partition", "removeprefix", "removesuffix", "rfind", "rpartition", "rsplit"),
+        *("rstrip", "split", "splitlines", "startswith", "strip", "title", "upper"),
+    }
+)
+_DICT_METHODS = frozenset(("copy", "get", "items", "keys", "values"))
+_PLAIN_FILTERS = ("capitalize", "first", "items", "last", "list", "lower", "reverse", "title", "trim", "upper")
+_FREE_FILTERS = ("abs", "count", "d", "default", "float", "int", "length", "safe")
+_PICKING_FILTERS = ("map", "reject", "rejectattr", "select", "selectattr")
+
+
+class TemplateDeferred(Exception):
+    """A render takes more work than the budget, or work that cannot be told ahead."""
+
+
+class _Budget(threading.local):
+    """What is left of a render's budget, in the thread that renders. Infinite outside of ``counted_work``."""
+
+    left = float("inf")
+    is_limited = False
+
+
+_budget = _Budget()
+
+
+@contextmanager
+def counted_work() -> Iterator[None]:
+    """Let renders of this thread raise TemplateDeferred within the block beyond a budget, one for all of them."""
+    before = _budget.left, _budget.is_limited
+    _budget.left, _budget.is_limited = UNITS, True
+    try:
+        yield
+    finally:
+        _budget.left, _budget.is_limited = before
+
+
+def _charge(units: float) -> None:
+    left = _budget.left - units
+    _budget.left = left
+    if left < 0:
+        raise TemplateDeferred
+
+
+def _defer() -> None:
+    """Refuse work of unknown cost where work is counted."""
+    if _budget.is_limited:
+        raise TemplateDeferred
+
+
+def _weigh(value: Any) -> None:
+    """Charge what it takes to walk over a value, whose parts may be shared."""
+    if isinstance(value, str):
+        _charge(_VISIT + len(value))
+    elif isinstance(value, dict):
+        _charge(_VISIT)
+        for key, each in value.items():
+            _weigh(key)
+            _weigh(each)
+    elif isinstance(value, list | tuple):
+        _charge(_VISIT)
+        for each in value:
+            _weigh(each)
+    elif value is None or isinstance(value, bool | int | float | Undefined):
+        _charge(_VISIT)
+    else:
+        _defer()
+
+
+def _written(value: Any) -> Any:
+    """Charge for a value that is written to the text, or compared."""
+    if type(value) is str:
+        _charge(_VISIT + len(value))
+    elif _budget.is_limited:
+        _weigh(value)
+    return value
+
+
+def _iterated(value: Any, size: int) -> Any:
+    """Charge for a loop over a value.
+
+    Args:
+        size: characters of plain text in the loop's body.
+    """
+    try:
+        count = len(value)
+    except TypeError:
+        return _each(value, size) if isinstance(value, Iterable) and not isinstance(value, Undefined) else value
+    _charge(count * (_ITERATION + size))
+    return value
+
+
+def _each(values: Iterable[Any], size: int) -> Iterator[Any]:
+    for value in values:
+        _charge(_ITERATION + size)
+        yield value
+
+
+class _CountedCode(CodeGenerator):
+    """Compiles without computing what is constant, which would be work at load, and charges for tuples."""
+
+    def _output_child_to_const(self, node: nodes.Expr, frame: Any, finalize: Any) -> str:
+        if not isinstance(node, nodes.TemplateData | nodes.Const):
+            raise nodes.Impossible
+        return super()._output_child_to_const(node, frame, finalize)
+
+    def visit_Tuple(self, node: nodes.Tuple, frame: Any) -> None:
+        """Charge for a tuple, whose hash is that of all its parts."""
+        if node.ctx != "load":
+            super().visit_Tuple(node, frame)
+            return
+        self.write("environment.finalize(")
+        super().visit_Tuple(node, frame)
+        self.write(")")
+
+
+class ChatEnvironment(ImmutableSandboxedEnvironment):
+    """Environment of Hugging Face's templates: ``raise_exception``, ``strftime_now`` and ``tojson`` without escapes."""
+
+    intercepted_binops = frozenset(("+", "*", "**", "%", "//"))
+    code_generator_class = _CountedCode
+
+    def __init__(self) -> None:
+        super().__init__(
+            trim_blocks=True,
+            lstrip_blocks=True,
+            optimized=False,
+            finalize=_written,
+            extensions=[_Generation, loopcontrols],
+        )
+        self.filters["tojson"] = _tojson
+        self.filters = {name: _deferred(function) for name, function in self.filters.items()} | _counted(self.filters)
+        self.filters |= {"_written": _written, "_iterated": _iterated}
+        self.globals["raise_exception"] = _raise_exception
+        self.globals["strftime_now"] = _strftime_now
+        self._functions = (self.globals["range"], self.globals["dict"], Namespace, _raise_exception, _strftime_now)
+
+    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+        """Parse, with charges for loops, for operands of ``~`` and for comparisons."""
+        tree = super()._parse(source, name, filename)
+        for loop in list(tree.find_all(nodes.For)):
+            size = sum(len(data.data) for each in loop.body for data in _texts(each))
+            loop.iter = self._filter(
+                "_iterated", cast(nodes.Expr, loop.iter), nodes.Const(size, lineno=loop.lineno, environment=self)
+            )
+        for joined in list(tree.find_all(nodes.Concat)):
+            joined.nodes = [self._filter("_written", each) for each in joined.nodes]
+        for compare in list(tree.find_all(nodes.Compare)):
+            sides = [compare.expr, *(operand.expr for operand in compare.ops)]
+            if not any(map(_is_constant, sides)):
+                compare.expr = self._filter("_written", compare.expr)
+                for operand in compare.ops:
+                    operand.expr = self._filter("_written", operand.expr)
+        return tree
+
+    def _filter(self, name: str, value: nodes.Expr, *arguments: nodes.Expr) -> nodes.Filter:
+        return nodes.Filter(value, name, list(arguments), [], None, None, lineno=value.lineno, environment=self)
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        """Compute an operator whose result may be large."""
+        if operator == "+":
+            _charge(len(left) + len(right) if type(left) is type(right) is str else _size(left) + _size(right))
+            return left + right
+        if operator in ("%", "//"):
+            if not isinstance(left, int | float):
+                _defer()
+        elif operator == "**":
+            _defer()
+        elif isinstance(left, int | float) and isinstance(right, int | float):
+            if _bits(left) + _bits(right) > _MOST_BITS:
+                _defer()
+        else:
+            times = next((side for side in (left, right) if isinstance(side, int)), 1)
+            _charge(max(0, times) * (_size(left) + _size(right)))
+        return super().call_binop(context, operator, left, right)
+
+    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
+        """Call a macro, a function or a method of a value."""
+        _charge(_CALL)
+        if _budget.is_limited:
+            __self._charge_call(__obj, args)
+        result = super().call(__context, __obj, *args, **kwargs)
+        if isinstance(__obj, Macro):
+            _charge(len(result))
+        return result
+
+    def _charge_call(self, function: Any, arguments: tuple[Any, ...]) -> None:
+        owner, name = getattr(function, "__self__", None), getattr(function, "__name__", "")
+        if isinstance(owner, str):
+            if name == "replace" and len(arguments) == 2:
+                _charge_replace(owner, *arguments)
+            elif name == "join" and len(arguments) == 1:
+                _charge_join(arguments[0], owner)
+            elif name in _STR_METHODS:
+                _charge(len(owner) + sum(map(_size, arguments)))
+            else:
+                _defer()
+        elif isinstance(owner, dict) and name in _DICT_METHODS:
+            _charge(len(owner))
+        elif isinstance(owner, LoopContext) and name == "cycle":
+            _charge(1)
+        elif function is _strftime_now:
+            if any(_size(form) > 64 for form in arguments):
+                _defer()
+        elif not isinstance(function, Macro) and not any(function is each for each in self._functions):
+            _defer()
+
+
+def _is_constant(node: nodes.Expr) -> bool:
+    """Whether an expression is a constant, or a list of some: comparing with it is cheap."""
+    items = node.items if isinstance(node, nodes.List | nodes.Tuple) else [node]
+    return all(isinstance(each, nodes.Const) for each in items)
+
+
+def _texts(node: nodes.Node) -> Iterator[nodes.TemplateData]:
+    if isinstance(node, nodes.TemplateData):
+        yield node
+    yield from node.find_all(nodes.TemplateData)
+
+
+def _size(value: Any) -> int:
+    return len(value) if isinstance(value, str | list | tuple | dict) else 1
+
+
+def _bits(value: float) -> int:
+    return value.bit_length() if isinstance(value, int) else 64
+
+
+def _charge_replace(text: str, old: Any, new: Any, *_count: Any) -> None:
+    _charge(len(text) + (text.count(old) * _size(new) if isinstance(old, str) else 0))
+
+
+def _charge_join(values: Any, separator: Any = "", *_attribute: Any) -> None:
+    if not isinstance(values, str | list | tuple | dict):
+        _defer()
+        return
+    _weigh(values)
+    _charge(len(values) * _size(separator))
+
+
+def _charge_json(value: Any, *arguments: Any, **named: Any) -> None:
+    indent = named.get("indent", arguments[1] if len(arguments) > 1 else None)
+    if not isinstance(indent, int | None) or (indent or 0) > _MOST_INDENT:
+        _defer()
+    for _ in range(2 + (indent or 0)):
+        _weigh(value)
+
+
+def _charge_picking(value: Any, *arguments: Any, **named: Any) -> None:
+    """Charge for a filter that looks at each element; its arguments name attributes, filters and tests."""
+    if not all(isinstance(each, str | int | None) for each in (*arguments, *named.values())):
+        _defer()
+    _charge(_size(value) * _ITERATION)
+
+
+def _deferred(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def filtered(*arguments: Any, **named: Any) -> Any:
+        _defer()
+        return function(*arguments, **named)
+
+    return filtered
+
+
+def _counted(filters: dict[str, Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
+    """Return the filters whose cost is known, each of which charges it."""
+    charges: dict[str, Callable[..., None]] = {
+        **dict.fromkeys(_FREE_FILTERS, lambda *_, **__: _charge(1)),
+        **dict.fromkeys(_PLAIN_FILTERS, lambda value=None, *_, **__: _charge(_size(value))),
+        **dict.fromkeys(_PICKING_FILTERS, _charge_picking),
+        "string": lambda value, *_: _weigh(value),
+        "join": lambda value, d="", attribute=None: _charge_join(value, d),
+        "replace": lambda s, old, new, count=None: _charge_replace(str(s), old, new),
+        "tojson": _charge_json,
+    }
+    return {name: _charging(filters[name], charge) for name, charge in charges.items()}
+
+
+def _charging(function: Callable[..., Any], charge: Callable[..., None]) -> Callable[..., Any]:
+    # Jinja passes some filters the environment or context, before the value.
+    skipped = 1 if hasattr(function, "jinja_pass_arg") else 0
+
+    @functools.wraps(function)
+    def filtered(*arguments: Any, **named: Any) -> Any:
+        if _budget.is_limited:
+            charge(*arguments[skipped:], **named)
+        return function(*arguments, **named)
+
+    return filtered
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Dump JSON without the HTML escapes of Jinja's own filter."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise TemplateError(message)
+
+
+def _strftime_now(form: str) -> str:
+    return datetime.datetime.now().strftime(form)
+
+
+class _Generation(Extension):
+    """``{% generation %}`` marks the assistant's text for training; its body is rendered unchanged."""
+
+    tags = {"generation"}  # noqa: RUF012 (Jinja declares it so)
+
+    def parse(self, parser: Parser) -> nodes.Node | list[nodes.Node]:
+        """Parse to the body, in a scope of its own as in transformers."""
+        line = next(parser.stream).lineno
+        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True)).set_lineno(line)

@@ -1,0 +1,82 @@
+"""Annotations of JSON Schema (titles, descriptions, examples, unknown keywords), cut off before anything is measured.
+
+By the specification they constrain nothing, so they count towards no limit, and schemas that differ in them alone are
+one grammar.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import unquote
+
+# Keywords whose value is a subschema or a list of them, and keywords whose value is an object of subschemas.
+SUBSCHEMA = frozenset(
+    ("additionalItems", "additionalProperties", "allOf", "anyOf", "contains", "contentSchema", "else", "if", "items",
+     "not", "oneOf", "prefixItems", "propertyNames", "then", "unevaluatedItems", "unevaluatedProperties")
+)  # fmt: skip
+SUBSCHEMAS = frozenset(("$defs", "definitions", "dependencies", "dependentSchemas", "patternProperties", "properties"))
+# All other keywords that say what is valid, what the schema is called, or of which draft it is.
+_EFFECTIVE = frozenset(
+    ("$schema", "$id", "id", "$anchor", "$dynamicAnchor", "$recursiveAnchor", "$ref", "$dynamicRef", "$recursiveRef",
+     "type", "enum", "const", "minLength", "maxLength", "pattern", "format", "minimum", "maximum", "exclusiveMinimum",
+     "exclusiveMaximum", "multipleOf", "minItems", "maxItems", "uniqueItems", "minContains", "maxContains", "required",
+     "minProperties", "maxProperties", "dependentRequired")
+)  # fmt: skip
+EFFECTIVE = SUBSCHEMA | SUBSCHEMAS | _EFFECTIVE
+_REFERENCES = ("$ref", "$dynamicRef")
+
+
+def without_annotations(schema: Any) -> Any:
+    """Return a schema without its annotations, those of its subschemas included; what a reference leads to stays.
+
+    Raises:
+        RecursionError: it is nested too deeply.
+    """
+    return _cut(schema, _referenced(schema))
+
+
+def tag_without_annotations(tag: Any) -> Any:
+    """Return a structural tag, or a part of one, whose schemas have no annotations."""
+    if isinstance(tag, list):
+        return [tag_without_annotations(item) for item in tag]
+    if not isinstance(tag, dict):
+        return tag
+    of_schema = "json_schema" if tag.get("type") == "json_schema" else "schema"
+    return {
+        key: without_annotations(value) if key == of_schema else tag_without_annotations(value)
+        for key, value in tag.items()
+    }
+
+
+def _cut(schema: Any, kept: frozenset[str]) -> Any:
+    if isinstance(schema, list):
+        return [_cut(item, kept) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    found = {}
+    for keyword, value in schema.items():
+        if keyword in SUBSCHEMA:
+            found[keyword] = _cut(value, kept)
+        elif keyword in SUBSCHEMAS and isinstance(value, dict):
+            # A list of names, in `dependencies`, holds no subschema.
+            found[keyword] = {name: _cut(item, kept) for name, item in value.items()}
+        elif keyword in EFFECTIVE or keyword in kept:
+            found[keyword] = value
+    return found
+
+
+def _referenced(schema: Any) -> frozenset[str]:
+    """Return the tokens of all JSON Pointers in references, whatever they stand in."""
+    found: set[str] = set()
+    stack = [schema]
+    while stack:
+        at = stack.pop()
+        if isinstance(at, dict):
+            for keyword in _REFERENCES:
+                if isinstance(reference := at.get(keyword), str):
+                    pointer = unquote(reference.partition("#")[2])
+                    found.update(token.replace("~1", "/").replace("~0", "~") for token in pointer.split("/")[1:])
+            stack += at.values()
+        elif isinstance(at, list):
+            stack += at
+    return frozenset(found)

@@ -1,0 +1,226 @@
+"""Completion search: a short way to an end from any state of an answer.
+
+Several walks put it together from the short texts of the grammar (``ClosingTexts``), which are then cut into as few
+tokens as possible. What they find leads to an end; a shorter way that they do not see may exist.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import chain, islice, zip_longest
+
+import numpy as np
+
+from .backends import BackendState, BoundedState, Row, SearchExhausted, advance, leads_to_end, rollback_unless_failed
+from .closing_texts import ESCAPED, INSIDE, NEVER, OUTSIDE, ClosingTexts, ranks
+
+MAX_TOKENS = 2_000
+MAX_STEPS = 800
+HEAD_START = 40
+# Tokens that a search may try. Successful searches in a schema try up to 800, in structural tags up to 10,000.
+MAX_TRIES = 12_000
+MAX_SEARCH = 300
+MAX_FEW = 64  # allowed tokens up to which each is tried
+
+
+class CompletionSearch:
+    """Searches completions of one grammar; it has no state."""
+
+    def __init__(self, texts: ClosingTexts) -> None:
+        self._texts = texts
+
+    def shortest(
+        self,
+        state: BackendState,
+        lexical: int,
+        most: int = MAX_TOKENS,
+        enough: int = MAX_TOKENS,
+        tries: int = MAX_TRIES,
+    ) -> list[int] | None:
+        """Return the shortest completion that was found, None if none was.
+
+        Args:
+            state: of the answer; left as it is.
+            lexical: its lexical state.
+            most: about the most tokens of a completion.
+            enough: a completion of at most so many tokens ends the search.
+            tries: most tokens tried.
+        """
+        best: list[int] | None = None
+        try:
+            for found in self._completions(BoundedState(state, [tries]), lexical, most):
+                recut = self._texts.vocabulary.recut(found)
+                if len(recut) < len(found) and leads_to_end(state, recut):
+                    found = recut
+                if best is None or len(found) < len(best):
+                    best = found
+                if len(best) <= enough:
+                    break
+        except SearchExhausted:
+            pass
+        return best
+
+    def _completions(self, state: BackendState, lexical: int, most: int) -> Iterator[list[int]]:
+        """Interleave several walks; yield the completions of those that end."""
+        texts = self._texts
+        walk = self._walk(state.copy(), lexical, most)
+        # Values may have to differ before an array is complete; other text may be taken for JSON, and quotes in it for
+        # those of a string. Any walk that ends is right; the plain one gets a head start.
+        others = [self._walk(state.copy(), lexical, most, rotate=True)] if texts.listed else []
+        if texts.rests:
+            others += [self._walk(state.copy(), lexical, most, first) for first in (texts.ends, texts.rests)]
+            flipped = INSIDE if lexical == OUTSIDE else OUTSIDE
+            others += [self._walk(state.copy(), flipped, most, first) for first in ([], texts.ends)]
+        for found in chain(islice(walk, HEAD_START), chain.from_iterable(zip_longest(walk, *others))):
+            if found is not None:
+                yield found
+        yield from self._branches(state, lexical, most)
+        yield from self._one_more(state, lexical, most)
+
+    def _branches(self, state: BackendState, lexical: int, most: int) -> Iterator[list[int]]:
+        """Yield completions that begin with another of the short texts: the shortest text may have the most tokens."""
+        texts = self._texts
+        for begin in texts.tails if lexical == INSIDE or not texts.is_json else texts.listed:
+            after = state.copy()
+            if not advance(after, begin):
+                continue
+            inside = lexical
+            for token in begin:
+                inside = texts.lexical(inside, token)
+            for found in self._walk(after, inside, most):
+                if found is not None:
+                    yield [*begin, *found]
+
+    def _one_more(self, state: BackendState, lexical: int, most: int) -> Iterator[list[int]]:
+        """Yield completions that begin with each of the allowed tokens, then with two of them and so on."""
+        frontier: list[tuple[BackendState, int, list[int]]] = [(state, lexical, [])]
+        seen, row = {b""}, np.zeros(self._texts.vocabulary.num_words, dtype=np.int32)
+        tokens = self._texts.vocabulary.tokens
+        for node, inside, path in frontier:
+            node.fill(row)
+            allowed = np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little")).tolist()
+            for token in allowed if len(allowed) <= MAX_FEW else ():
+                text = b"".join(tokens[each] for each in path) + tokens[token]
+                # White space alone leads nowhere that cannot be reached without it.
+                is_blank = self._texts.is_json and inside == OUTSIDE and not tokens[token].strip()
+                after = node.copy()
+                if is_blank or token in self._texts.vocabulary.eos or text in seen or not after.accept(token):
+                    continue
+                seen.add(text)
+                begun = [*path, token]
+                frontier.append((after, self._texts.lexical(inside, token), begun))
+                for found in self._walk(after.copy(), frontier[-1][1], most):
+                    if found is not None:
+                        yield [*begun, *found]
+
+    def _walk(
+        self, state: BackendState, lexical: int, most: int, first: Sequence[list[int]] = (), *, rotate: bool = False
+    ) -> Iterator[list[int] | None]:
+        """Yield None per closing text appended, then the finished token list; stop early where no text fits.
+
+        Args:
+            state: advances.
+            lexical: its lexical state.
+            most: tokens of a completion.
+            first: texts to try before all others.
+            rotate: begin with another of the listed texts in each step.
+        """
+        tokens: list[int] = []
+        for turn in range(MAX_STEPS):
+            if state.can_end():
+                yield tokens
+                return
+            step = self._step(state, lexical, first, turn if rotate else 0)
+            if not step or len(tokens) > min(most, MAX_TOKENS):
+                return
+            for token in step:
+                lexical = self._texts.lexical(lexical, token)
+            tokens += step
+            yield None
+
+    def _step(self, state: BackendState, lexical: int, first: Sequence[list[int]], turn: int) -> list[int] | None:
+        """Advance the state by the next tokens of a completion and return them."""
+        texts = self._texts
+        # Before what is forced, which may be the first letter of two ends.
+        end = next((end for end in texts.ends if leads_to_end(state, end)), None)
+        if end is not None and advance(state, end):
+            return list(end)
+        forced = state.forced()
+        if forced:
+            tokens = texts.vocabulary.tokenize_forced(forced)
+            return tokens if advance(state, tokens) else None
+        found = _accept_first(state, first) or self._json_step(state, lexical, turn)
+        return found or _accept_first(state, texts.rests) or self._search(state, lexical)
+
+    def _json_step(self, state: BackendState, lexical: int, turn: int) -> list[int] | None:
+        """Advance by a text that fits the lexical state; in text that is not JSON, by the rest of a short one."""
+        texts = self._texts
+        end = state.string_end()
+        if end:
+            tokens = texts.vocabulary.tokenize_bpe(end)
+            return tokens if advance(state, tokens) else None
+        if lexical == INSIDE:
+            return _accept_first(state, texts.tails)
+        if texts.is_json and lexical != ESCAPED:
+            turn %= len(texts.listed)
+            listed = [*texts.listed[turn:], *texts.listed[:turn]] if turn else texts.listed
+            return (
+                _accept_first(state, texts.closers)
+                or _accept_first(state, listed, then=texts.closers)
+                or _accept_first(state, (*listed, texts.quote))
+            )
+        tail = next((tail for tail in texts.tails if leads_to_end(state, tail)), None)
+        return list(tail) if tail and advance(state, tail) else None
+
+    def _search(self, state: BackendState, lexical: int) -> list[int] | None:
+        """Search breadth first out of the middle of a string or word, over a few tokens of each kind."""
+        row: Row = np.zeros(self._texts.vocabulary.num_words, dtype=np.int32)
+        frontier: list[tuple[BackendState, list[int]]] = [(state.copy(), [])]
+        seen = {b""}
+        for node, path in frontier:
+            if len(frontier) > MAX_SEARCH:
+                return None
+            node.fill(row)
+            for token in self._candidates(row):
+                found = [*path, token]
+                text = b"".join(self._texts.vocabulary.tokens[t] for t in found)
+                after = node.copy()
+                if text in seen or not after.accept(token):
+                    continue
+                seen.add(text)
+                if after.can_end() or (lexical in (INSIDE, ESCAPED) and advance(after.copy(), self._texts.quote)):
+                    return found if advance(state, found) else None
+                frontier.append((after, found))
+        return None
+
+    def _candidates(self, row: Row) -> list[int]:
+        """Return the best allowed token of each kind."""
+        rank = ranks(self._texts.vocabulary)
+        allowed = np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little")[: len(rank)])
+        best = allowed[np.argsort(rank[allowed], kind="stable")]
+        kinds, first = np.unique(rank[best] >> 8, return_index=True)
+        return [int(best[index]) for kind, index in zip(kinds, first, strict=True) if kind < NEVER]
+
+
+def _accept_first(state: BackendState, texts: Sequence[list[int]], then: Sequence[list[int]] = ()) -> list[int] | None:
+    """Advance by the first text that the state accepts and return it.
+
+    Args:
+        then: if given, one of these must be able to follow, unless the text completes the answer.
+    """
+    rejected: set[int] = set()  # first tokens
+    for text in texts:
+        if text[0] in rejected:
+            continue
+        count = state.advance(text)
+        if count == len(text) and (not then or state.can_end() or _accepts_any(state, then)):
+            return list(text)
+        rollback_unless_failed(state, count)
+        if not count:
+            rejected.add(text[0])
+    return None
+
+
+def _accepts_any(state: BackendState, texts: Sequence[list[int]]) -> bool:
+    after = state.copy()
+    return any(advance(after, tokens) for tokens in texts)

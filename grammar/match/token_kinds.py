@@ -1,0 +1,61 @@
+"""Token kinds: groups of tokens that are mostly alike for the end of an answer, so that one is tested for all."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..vocabulary import Vocabulary
+
+# Groups from this number on hold one token each.
+SINGLE = 1_000
+_BROKEN = 500
+_CLASSES = bytes.maketrans(
+    bytes(range(256)),
+    bytes(
+        ord("0") if chr(byte).isdigit() and byte < 128
+        else ord("a") if 97 <= byte <= 122
+        else ord("A") if 65 <= byte <= 90
+        else 128 if byte >= 128
+        else byte
+        for byte in range(256)
+    ),
+)  # fmt: skip
+
+
+class TokenKinds(NamedTuple):
+    """The groups of each token.
+
+    Attributes:
+        lengths: int32 [vocabulary], the characters of tokens that neither end nor escape anything in a JSON string,
+            apart from those that break characters; all other tokens are groups of their own.
+        num_of_length: int64, the tokens of each number in `lengths`.
+        shapes: int32 [vocabulary], equal where the classes of all characters are: letters, digits, others.
+    """
+
+    lengths: NDArray[np.int32]
+    num_of_length: NDArray[np.int64]
+    shapes: NDArray[np.int32]
+
+
+def token_kinds(vocabulary: Vocabulary) -> TokenKinds:
+    """Return the groups, computed once for each vocabulary."""
+    return vocabulary.derived(_token_kinds)
+
+
+def _token_kinds(vocabulary: Vocabulary) -> TokenKinds:
+    lengths = np.arange(SINGLE, SINGLE + vocabulary.size, dtype=np.int32)
+    shapes = np.arange(vocabulary.size, dtype=np.int32)
+    numbers: dict[bytes, int] = {}
+    for token, text in enumerate(vocabulary.tokens):
+        if not text or token in vocabulary.special:
+            continue
+        shapes[token] = numbers.setdefault(text.translate(_CLASSES), token)
+        if not any(byte < 0x20 or byte in b'"\\\x7f' for byte in text) and len(text) < _BROKEN:
+            try:
+                lengths[token] = len(text.decode())
+            except UnicodeDecodeError:
+                lengths[token] = _BROKEN + min(len(text), _BROKEN - 1) if text[0] & 0xC0 != 0x80 else lengths[token]
+    return TokenKinds(lengths, np.bincount(lengths), shapes)

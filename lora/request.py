@@ -1,0 +1,45 @@
+"""``LoRARequest``: the adapter of an offline request in vLLM's form."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(slots=True)
+class LoRARequest:
+    """An adapter of a request: loaded under its name when it is first asked for.
+
+    Attributes:
+        lora_name: its name here.
+        lora_int_id: vLLM's number of it, which is not read.
+        lora_path: a folder in PEFT's format, or a source as ``LLM.load_adapter`` takes it; "" for one that is loaded.
+        lora_local_path: the name of ``lora_path`` in older versions of vLLM.
+        load_inplace: what is loaded under the name is replaced by the path's content.
+    """
+
+    lora_name: str
+    lora_int_id: int = 1
+    lora_path: str = ""
+    lora_local_path: str | None = None
+    long_lora_max_len: int | None = None
+    base_model_name: str | None = None
+    tensorizer_config_dict: dict[str, Any] | None = None
+    load_inplace: bool = False
+    is_3d_lora_weight: bool = False
+
+    @property
+    def adapter_id(self) -> int:
+        return self.lora_int_id
+
+    @property
+    def name(self) -> str:
+        return self.lora_name
+
+    @property
+    def path(self) -> str:
+        return self.lora_path or self.lora_local_path or ""
+
+    @property
+    def local_path(self) -> str:
+        return self.path

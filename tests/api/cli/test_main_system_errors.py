@@ -1,0 +1,48 @@
+"""An error of the operating system that ends a command is one line."""
+
+from __future__ import annotations
+
+import errno
+import tempfile
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from rootgraft.api.cli import main
+from rootgraft.api.http.run_record import run_folder
+
+NO_FOLDER = "no folder for temporary files can be written. Try: TMPDIR=FOLDER, with one that can be"
+
+
+def no_temporary_folder() -> str:
+    raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp', '/var/tmp', '/']")
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (OSError(errno.EROFS, "Read-only file system", "/a/b"), "rootgraft ps: Read-only file system: /a/b\n"),
+        (OSError(errno.EMFILE, "Too many open files"), "rootgraft ps: Too many open files\n"),
+        (
+            None,
+            "rootgraft ps: no folder for temporary files can be written. Try: TMPDIR=FOLDER, with one that can be\n",
+        ),
+    ],
+)
+def test_one_line_and_exit_code_1(monkeypatch: pytest.MonkeyPatch, capsys: Any, error: OSError, line: str) -> None:
+    def fail(*options: Any) -> int:
+        if error is None:
+            no_temporary_folder()
+        raise error
+
+    monkeypatch.setitem(main.COMMANDS, "ps", replace(main.COMMANDS["ps"], run=fail))
+    assert main.main(["ps"]) == 1
+    assert capsys.readouterr().err == line
+
+
+def test_a_record_needs_no_folder_for_temporary_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RUNTIME_DIRECTORY", "XDG_RUNTIME_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(tempfile, "gettempdir", no_temporary_folder)
+    assert run_folder().parent.as_posix() == "/tmp"

@@ -1,0 +1,141 @@
+"""The table of vLLM's classes against vLLM's own signatures, and against what the classes here take."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rootgraft import LLM, SamplingParams
+from rootgraft.engine.errors import RequestError
+from rootgraft.engine.offline.llm import NotOffered
+from rootgraft.engine.offline.vllm_table import PeerName, check_values, peer_names
+from rootgraft.engine.serving.request import RequestLimits
+from rootgraft.lora.request import LoRARequest
+from rootgraft.sampling_params import BeamSearchParams, StructuredOutputsParams
+
+SIGNATURES: dict[str, Any] = json.loads(Path(__file__).with_name("vllm_signatures.json").read_text())
+MESSAGES = [{"role": "user", "content": "a"}]
+# What asks for something, of the kind that vLLM takes there.
+ASKING: dict[str, Any] = {
+    "best_of": 3, "allowed_token_ids": [5], "bad_words": ["a"], "logits_processors": [print],
+    "thinking_token_budget": 0, "repetition_detection": {"min_count": 2}, "logprob_token_ids": [1],
+    "flat_logprobs": True, "prompt_logprob_token_ids": [1], "prompt_logprob_start": 2, "trace_decode_token_ids": [4],
+    "disable_any_whitespace": True, "disable_additional_properties": True, "whitespace_pattern": " ",
+    "tensorizer_config_dict": {"a": 1}, "multi_modal_data": {"image": 1}, "mm_processor_kwargs": {"a": 1},
+    "multi_modal_uuids": {"image": 1}, "token_type_ids": [0], "tokenization_kwargs": {"a": 1},
+    "prompt_adapter_request": 5, "guided_options_request": {"regex": "a"},
+    "detokenize": False, "spaces_between_special_tokens": False, "stream_interval": 5, "skip_clone": True,
+    "skip_reading_prefix_cache": True, "routed_experts_prompt_start": 4, "extra_args": {"a": 1}, "priority": [1],
+    "output_text_buffer_length": 3, "chat_template_content_format": "openai",
+}  # fmt: skip
+CALLED = [owner for owner, names in SIGNATURES.items() if isinstance(names, dict)]
+
+
+def named(owner: str, status: str) -> list[tuple[str, PeerName]]:
+    return [(name, row) for name, row in peer_names(owner).items() if row.status == status]
+
+
+@pytest.mark.parametrize("owner", SIGNATURES)
+def test_the_table_has_all_names_of_vllm(owner: str) -> None:
+    assert set(SIGNATURES[owner]) <= set(peer_names(owner))
+    assert all(row.words or row.status == "done" for row in peer_names(owner).values())
+
+
+def call(llm: LLM, owner: str, name: str, value: Any) -> None:
+    """Give a value to what the name belongs to."""
+    match owner:
+        case "SamplingParams":
+            params = SamplingParams(**{name: value})
+            llm.generate("the fox", params, use_tqdm=False)
+        case "StructuredOutputsParams":
+            StructuredOutputsParams(**{"regex": "a"} | {name: value}).spec()
+        case "BeamSearchParams":
+            BeamSearchParams(**{"beam_width": 2, "max_tokens": 2} | {name: value})
+        case "LoRARequest":
+            request = LoRARequest(**{"lora_name": "a"} | {name: value})
+            check_values("LoRARequest", {"tensorizer_config_dict": request.tensorizer_config_dict})
+        case "TextPrompt" | "TokensPrompt":
+            prompt: Any = {"prompt": "a"} if owner == "TextPrompt" else {"prompt_token_ids": [5]}
+            llm.generate(prompt | {name: value}, use_tqdm=False)
+        case "LLM.generate":
+            own: dict[str, Any] = {} if name in ("prompts", "prompt_token_ids") else {"prompts": "a"}
+            llm.generate(**{**own, "use_tqdm": False, name: value})
+        case "LLM.chat":
+            llm.chat(**{"messages": MESSAGES, "use_tqdm": False, name: value})
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"), [(o, n) for o, names in SIGNATURES.items() if isinstance(names, dict) for n in names]
+)
+def test_vllms_own_default_is_taken_everywhere(llm: LLM, owner: str, name: str) -> None:
+    value = SIGNATURES[owner][name]
+    if (owner, name) in {("StructuredOutputsParams", "regex"), ("LLM.generate", "prompt_token_ids")}:
+        value = "a" if owner == "StructuredOutputsParams" else [5]
+    call(llm, owner, name, value)
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [
+        (owner, name)
+        for owner in SIGNATURES
+        if isinstance(SIGNATURES[owner], dict)
+        for name, _ in named(owner, "refuse")
+    ],
+)
+def test_what_is_refused_says_what_to_do(llm: LLM, owner: str, name: str) -> None:
+    with pytest.raises(RequestError) as found:
+        call(llm, owner, name, ASKING[name])
+    assert str(found.value) == f"{name} is not taken: {peer_names(owner)[name].words}."
+    assert found.value.param == name
+
+
+@pytest.mark.parametrize("owner", ["SamplingParams", "LLM.generate", "LLM.chat"])
+def test_what_has_no_effect_is_taken(llm: LLM, owner: str) -> None:
+    for name, _ in named(owner, "inert"):
+        if name in ASKING:
+            call(llm, owner, name, ASKING[name])
+
+
+def test_methods_that_are_not_there_say_what_to_do(llm: LLM) -> None:
+    for name, row in named("LLM", "refuse"):
+        with pytest.raises(NotOffered, match="is not there") as found:
+            getattr(llm, name)
+        assert str(found.value) == f"LLM.{name} is not there: {row.words}."
+        assert not hasattr(llm, name)
+    for name, _ in named("LLM", "inert"):
+        getattr(llm, name)()
+    for name, _ in named("LLM", "done"):
+        assert callable(getattr(llm, name))
+    with pytest.raises(AttributeError, match="no attribute 'generates'"):
+        _ = llm.generates
+
+
+def test_outputs_have_all_fields_of_vllm(llm: LLM) -> None:
+    [output] = llm.generate("the fox", SamplingParams(logprobs=1), use_tqdm=False)
+    for name in peer_names("RequestOutput"):
+        getattr(output, name)
+    for name in peer_names("CompletionOutput"):
+        getattr(output.outputs[0], name)
+    assert output.outputs[0].logprobs is not None
+    score = next(iter(output.outputs[0].logprobs[0].values()))
+    for name in peer_names("Logprob"):
+        getattr(score, name)
+
+
+def test_a_name_that_vllm_does_not_have_is_a_type_error(llm: LLM) -> None:
+    with pytest.raises(TypeError, match="generate has no parameter 'nonsense'"):
+        llm.generate("a", nonsense=1)
+    with pytest.raises(TypeError, match="nonsense"):
+        SamplingParams(nonsense=1)  # type: ignore[call-arg]
+
+
+def test_named_and_allowed_tokens_reach_the_engine() -> None:
+    """Named tokens are scored without a number of likeliest ones, as in vLLM."""
+    params = SamplingParams(allowed_token_ids=[5, 6], logprob_token_ids=[1]).engine_params(3, RequestLimits(100, 50))
+    assert (params.allowed_token_ids, params.logprob_token_ids, params.logprobs) == ((5, 6), (1,), 0)
+    again = SamplingParams.of(params)
+    assert (again.allowed_token_ids, again.logprob_token_ids) == ([5, 6], [1])

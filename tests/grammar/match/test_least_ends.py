@@ -1,0 +1,189 @@
+"""The budget excludes what no longer fits, and nothing else: compared with brute force over all ends that fit.
+
+The oracle knows nothing of how an end is searched: it follows the grammar's matcher through all texts, shortest first.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rootgraft.grammar.compile.compiler import compile
+from rootgraft.grammar.match.matcher import Matcher
+from rootgraft.grammar.spec import GrammarKind, GrammarSpec
+from rootgraft.grammar.vocabulary import Vocabulary
+
+MOST_TEXTS = 60_000
+LETTERS = "abxyé"
+
+
+def random_vocabulary(rng: random.Random) -> Vocabulary:
+    """Every byte, and some pieces of JSON and of words."""
+    pieces = ['{"', '":', '":"', '","', '"}', '"]', "],", '["', "},", "true", "null", ", ", ": ", '": "', "e,", ' "']
+    pieces += ["".join(rng.choice(LETTERS) for _ in range(rng.randint(2, 4))) for _ in range(12)]
+    chosen = dict.fromkeys(rng.sample(pieces, rng.randint(4, len(pieces))))
+    tokens = (*(bytes((byte,)) for byte in range(256)), *(piece.encode() for piece in chosen), b"<end>")
+    return Vocabulary(tokens, frozenset((len(tokens) - 1,)), (len(tokens) - 1,))
+
+
+def random_word(rng: random.Random) -> str:
+    return "".join(rng.choice(LETTERS) for _ in range(rng.randint(1, 5)))
+
+
+def random_choice(rng: random.Random) -> GrammarSpec:
+    return GrammarSpec.choice(sorted({random_word(rng) for _ in range(rng.randint(1, 6))}))
+
+
+def random_pattern(rng: random.Random, depth: int = 2) -> str:
+    kind = rng.randrange(5 if depth else 2)
+    if kind == 0:
+        return random_word(rng)
+    if kind == 1:
+        return f"[{''.join(sorted(set(random_word(rng))))}]"
+    if kind == 2:
+        return "".join(random_pattern(rng, depth - 1) for _ in range(2))
+    if kind == 3:
+        return f"({random_pattern(rng, depth - 1)}|{random_pattern(rng, depth - 1)})"
+    return f"({random_pattern(rng, depth - 1)}){rng.choice(['?', '*', '+', '{2}', '{1,3}'])}"
+
+
+def random_schema(rng: random.Random, depth: int = 2) -> dict[str, Any]:
+    """A schema whose strings are listed or of a few letters."""
+    match rng.randrange(8 if depth else 5):
+        case 0:
+            return {"enum": [random_word(rng) for _ in range(rng.randint(1, 4))]}
+        case 1:
+            return {"type": "boolean"}
+        case 2:
+            return {"enum": [None, True, rng.randint(0, 200), random_word(rng)]}
+        case 3:
+            return {"type": "integer", "minimum": 8, "maximum": rng.choice([9, 12, 120])}
+        case 4:
+            return {"type": "string", "pattern": "^[ab]+$", "minLength": rng.randint(0, 3), "maxLength": 4}
+        case 5:
+            return {
+                "type": "array",
+                "items": random_schema(rng, depth - 1),
+                "minItems": rng.randint(0, 2),
+                "maxItems": 3,
+            }
+        case 6:
+            return {"anyOf": [random_schema(rng, depth - 1), random_schema(rng, depth - 1)]}
+        case _:
+            names = sorted({random_word(rng) for _ in range(rng.randint(1, 3))})
+            required = [name for name in names if rng.random() < 0.7]
+            properties = {name: random_schema(rng, depth - 1) for name in names}
+            return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+
+
+class Oracle:
+    """The fewest tokens to an end, by following the grammar through all texts, one more token at a time."""
+
+    def __init__(self, vocabulary: Vocabulary, blank: bool) -> None:
+        self._vocabulary = vocabulary
+        self._row = np.zeros(vocabulary.num_words, dtype=np.int32)
+        # A token of white space alone leads nowhere that cannot be reached without it.
+        self._left_out = {i for i, text in enumerate(vocabulary.tokens) if blank and not text.strip()}
+        self.num_texts = 0
+
+    def allowed(self, matcher: Matcher) -> list[int]:
+        matcher.fill_mask(self._row)
+        return np.flatnonzero(np.unpackbits(self._row.view(np.uint8), bitorder="little")).tolist()
+
+    def fits(self, matcher: Matcher, most: int) -> bool:
+        """Whether an end of at most so many tokens follows."""
+        texts = {b"": matcher}
+        for left in range(most, -1, -1):
+            if any(each.can_end for each in texts.values()):
+                return True
+            after: dict[bytes, Matcher] = {}
+            for text, each in texts.items() if left else ():
+                for token in self.allowed(each):
+                    key = text + self._vocabulary.tokens[token]
+                    if token in self._vocabulary.eos or token in self._left_out or key in after or key in texts:
+                        continue
+                    self.num_texts += 1
+                    if self.num_texts > MOST_TEXTS:
+                        raise TimeoutError
+                    after[key] = each.copy()
+                    assert after[key].accept(token)
+            texts = after
+        return False
+
+
+def specs(seed: int) -> Iterator[tuple[GrammarSpec, Vocabulary]]:
+    rng = random.Random(seed)
+    vocabulary = random_vocabulary(rng)
+    yield random_choice(rng), vocabulary
+    yield GrammarSpec.regex(random_pattern(rng)), vocabulary
+    yield GrammarSpec.json_schema(random_schema(rng)), vocabulary
+
+
+class Comparison:
+    """Counts of positions that were compared with the oracle.
+
+    Where an expression binds a string of a schema, the search may overlook a shorter end, and then excludes a token too
+    many; never one too few, which would lead nowhere.
+    """
+
+    def __init__(self) -> None:
+        self.equal = self.overlooked = self.left_out = 0
+
+    def follow(self, spec: GrammarSpec, vocabulary: Vocabulary, rng: random.Random) -> None:
+        """Follow answers at small budgets; the allowed tokens are those after which the oracle finds an end."""
+        compiled, is_json = compile(spec, vocabulary), spec.kind is GrammarKind.JSON_SCHEMA
+        self._oracle, self._row = Oracle(vocabulary, is_json), np.zeros(vocabulary.num_words, dtype=np.int32)
+        self._may_overlook = is_json and b"pattern" in spec.content
+        shortest = compiled.matcher().num_shortest or 0
+        assert self._oracle.fits(compiled.matcher(), shortest)
+        assert self._may_overlook or not self._oracle.fits(compiled.matcher(), shortest - 1)
+        for budget in range(max(1, shortest), shortest + 4):
+            matcher = compiled.matcher()
+            for remaining in range(budget, 0, -1):
+                found = self._compare(matcher, remaining)
+                assert matcher.accept(rng.choice(sorted(found)))
+                if matcher.is_done:
+                    break
+            assert matcher.can_end
+
+    def _compare(self, matcher: Matcher, remaining: int) -> set[int]:
+        expected = set()
+        for token in self._oracle.allowed(matcher.copy()):
+            after = matcher.copy()
+            assert after.accept(token)
+            if after.is_done or self._oracle.fits(after, remaining - 1):
+                expected.add(token)
+        matcher.fill_mask(self._row, remaining)
+        found = set(np.flatnonzero(np.unpackbits(self._row.view(np.uint8), bitorder="little")).tolist())
+        assert found and found <= expected
+        assert found == expected or self._may_overlook
+        self.equal += found == expected
+        self.overlooked += found != expected
+        return found
+
+
+def compared(seeds: range) -> Comparison:
+    comparison = Comparison()
+    for seed in seeds:
+        for spec, vocabulary in specs(seed):
+            try:
+                comparison.follow(spec, vocabulary, random.Random(seed))
+            except TimeoutError:
+                comparison.left_out += 1
+    return comparison
+
+
+def test_the_tokens_that_fit_are_those_of_brute_force():
+    comparison = compared(range(12))
+    assert comparison.equal > 150 and comparison.overlooked <= 3 and comparison.left_out <= 3
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("part", range(8))
+def test_the_tokens_that_fit_are_those_of_brute_force_for_many_grammars(part):
+    comparison = compared(range(100 + 42 * part, 100 + 42 * (part + 1)))
+    assert comparison.equal > 600 and comparison.overlooked <= 12 and comparison.left_out <= 12

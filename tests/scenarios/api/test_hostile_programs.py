@@ -1,0 +1,116 @@
+"""Programs that clients and publishers bring: the server answers others while one runs that does not end.
+
+Told by states: the others' requests are over while the hostile one is not, and that ends when its process does.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+from support.api.api_live import Live, wait_until
+
+from rootgraft.api.structured import output_check
+from rootgraft.engine.text import chat_template
+from rootgraft.engine.text.chat_template import ChatTemplates
+
+CHAT = "/v1/chat/completions"
+MESSAGES = [{"role": "user", "content": "hi"}]
+LOOPS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+ENDLESS = f"{{% if messages[0].content == 'hang' %}}{LOOPS}{{% endif %}}hi"
+
+
+def unevaluated(levels: int) -> dict[str, Any]:
+    """A schema that jsonschema looks through twice at each level, for what was evaluated."""
+    definitions: dict[str, Any] = {"a0": {"properties": {"a": {"type": "string"}}}}
+    for level in range(1, levels + 1):
+        below = {"$ref": f"#/$defs/a{level - 1}"}
+        definitions[f"a{level}"] = {"dependentSchemas": {"a": below, "b": below}}
+    return {"$ref": f"#/$defs/a{levels}", "unevaluatedProperties": False, "$defs": definitions}
+
+
+def schema_body(schema: Any) -> dict[str, Any]:
+    form = {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}
+    return {"model": "tiny", "messages": MESSAGES, "response_format": form}
+
+
+@pytest.fixture
+def clients() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(2) as pool:
+        yield pool
+
+
+def workers() -> list[psutil.Process]:
+    return [child for child in psutil.Process().children() if any("program_worker" in part for part in child.cmdline())]
+
+
+def busy_worker() -> psutil.Process:
+    """The worker process that computes: its processor time grows."""
+    found: list[psutil.Process] = []
+
+    def is_found() -> bool:
+        for worker in workers():
+            before = worker.cpu_times().user
+            if before > 2.0:
+                found.append(worker)
+        return bool(found)
+
+    wait_until(is_found)
+    return found[0]
+
+
+def check_that_others_are_served(live: Live, hostile: Any) -> None:
+    with live.http() as http:
+        for _ in range(20):
+            assert http.get("/health").status_code == 200
+        answer = http.post(CHAT, json={"model": "tiny", "messages": MESSAGES}).json()
+        assert answer["choices"][0]["message"]["content"] == "answer 0"
+        assert http.get("/health").status_code == 200
+    assert not hostile.done()
+
+
+def test_a_chat_template(live: Live, clients: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat_template, "TEMPLATE_SECONDS", 600.0)
+    templates = ChatTemplates({"default": ENDLESS}, {})
+    monkeypatch.setattr(live.async_engine.tokenizer, "render_chat", templates.render)
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "hang"}]}
+    with live.http() as http:
+        hostile = clients.submit(http.post, CHAT, json=body)
+        worker = busy_worker()
+        check_that_others_are_served(live, hostile)
+        worker.kill()
+        reply: httpx.Response = hostile.result(60)
+    assert reply.status_code == 400
+    assert reply.json()["error"]["message"].startswith("The chat template needs more than 512 MiB, or ends its process")
+
+
+def test_the_schema_of_an_answer(live: Live, clients: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output_check, "VALIDATION_SECONDS", 600.0)
+    answer = '{"a": "x", "b": "y"}'
+    live.async_engine.say = lambda request, index: "answer 0" if request.grammar is None else answer
+    with live.http() as http:
+        hostile = clients.submit(http.post, CHAT, json=schema_body(unevaluated(40)))
+        worker = busy_worker()
+        check_that_others_are_served(live, hostile)
+        worker.kill()
+        [choice] = hostile.result(60).json()["choices"]
+    assert (choice["finish_reason"], choice["message"]["content"]) == ("stop", answer)
+
+
+@pytest.mark.parametrize("keyword", ["allOf", "anyOf"])
+@pytest.mark.parametrize("levels", [8, 16, 32])
+def test_a_schema_that_names_itself_twice_is_validated_at_once(live: Live, keyword: str, levels: int) -> None:
+    definitions: dict[str, Any] = {"a0": {"type": "string", "maxLength": 3}}
+    for level in range(1, levels + 1):
+        definitions[f"a{level}"] = {keyword: [{"$ref": f"#/$defs/a{level - 1}"}] * 2}
+    schema = {"$ref": f"#/$defs/a{levels}", "$defs": definitions}
+    for text, reason in (("abc", "stop"), ("abcd", "error")):
+        live.async_engine.say = lambda request, index, text=text: json.dumps(text)
+        with live.http() as http:
+            reply = http.post(CHAT, json=schema_body(schema))
+        assert reply.json()["choices"][0]["finish_reason"] == reason

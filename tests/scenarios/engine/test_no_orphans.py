@@ -1,0 +1,144 @@
+"""Processes whose parent was killed end, whatever they are doing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import psutil
+import pytest
+
+WAIT = 60
+HANGS = {
+    "Python": "while True: pass",
+    "native code that holds the lock": "import re; re.match('(a+)+x', 'a' * 60)",
+    "a sleep": "import time; time.sleep(1000)",
+}
+
+CHILD = """
+import sys
+from rootgraft.grammar.parent_death import end_with_parent
+end_with_parent()
+print("ready", flush=True)
+exec(sys.argv[1])
+"""
+
+PARENT_OF_ONE = """
+import subprocess, sys
+child = subprocess.Popen([sys.executable, "-P", "-c", sys.argv[1], sys.argv[2]], stdout=subprocess.PIPE, text=True)
+assert child.stdout.readline() == "ready\\n"
+print(child.pid, flush=True)
+child.wait()
+"""
+
+TEMPLATE = """
+import socket, sys, os
+from rootgraft.engine.serving.fork_server import serve_forks
+
+def run(one, other):
+    os.write(one, b"ready")
+    exec(sys.argv[2])
+
+sys.exit(serve_forks(socket.socket(fileno=int(sys.argv[1])), run))
+"""
+
+PARENT_OF_FORKS = """
+import asyncio, os, sys
+from rootgraft.engine.serving import fork_server
+
+async def main():
+    server = fork_server.ForkServer("template", sys.argv[1])
+    await server.start()
+    reader, writer = os.pipe()
+    processes = [server.fork((writer, writer)) for _ in range(2)]
+    while os.read(reader, 5) != b"ready":
+        pass
+    print(*(process.pid for process in processes), server._process.pid, flush=True)
+    if sys.argv[2] == "close":
+        server.close()
+    os.read(0, 1)
+    await asyncio.sleep(1000)
+
+asyncio.run(main())
+"""
+
+LIVES = """
+import os, sys
+from rootgraft.engine.core.engine_process import end_orphan
+from rootgraft.engine.core.liveness_thread import LivenessThread
+LivenessThread(int(sys.argv[1]), end_orphan)
+print("ready", flush=True)
+exec(sys.argv[2])
+"""
+
+THREAD_THAT_STAYS = """
+import threading, time
+from rootgraft.engine.end_limit import EndLimit
+threading.Thread(target=time.sleep, args=(1000,)).start()
+EndLimit(0.1, 7, "What is tested")
+"""
+
+
+def wait_for_the_end_of(*pids: int) -> None:
+    processes = [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
+    _, alive = psutil.wait_procs(processes, timeout=WAIT)
+    assert not [each for each in alive if each.status() != psutil.STATUS_ZOMBIE]
+
+
+@pytest.mark.parametrize("hang", HANGS.values(), ids=HANGS)
+def test_a_child_is_killed_with_its_parent(hang: str) -> None:
+    command = [sys.executable, "-P", "-c", PARENT_OF_ONE, CHILD, hang]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        parent.kill()
+        wait_for_the_end_of(child)
+
+
+@pytest.mark.parametrize("hang", HANGS.values(), ids=HANGS)
+def test_forked_processes_end_with_the_one_that_needs_them(hang: str, tmp_path) -> None:
+    (tmp_path / "template.py").write_text(TEMPLATE)
+    # -P leaves out the working directory, not the path of the environment.
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    command = [sys.executable, "-P", "-c", PARENT_OF_FORKS, hang, "stay"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.PIPE, env=environment, text=True) as parent:
+        assert parent.stdout is not None
+        pids = [int(pid) for pid in parent.stdout.readline().split()]
+        assert len(pids) == 3 and all(map(psutil.pid_exists, pids))
+        parent.kill()
+        wait_for_the_end_of(*pids)
+
+
+def test_forked_processes_run_on_when_what_they_were_forked_from_is_given_up(tmp_path) -> None:
+    (tmp_path / "template.py").write_text(TEMPLATE)
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    command = [sys.executable, "-P", "-c", PARENT_OF_FORKS, HANGS["a sleep"], "close"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.PIPE, env=environment, text=True) as parent:
+        assert parent.stdout is not None
+        *forked, template = [int(pid) for pid in parent.stdout.readline().split()]
+        wait_for_the_end_of(template)
+        assert all(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE for pid in forked)
+        for pid in forked:
+            os.kill(pid, signal.SIGKILL)
+        parent.kill()
+
+
+@pytest.mark.parametrize("hang", [HANGS["Python"], HANGS["a sleep"]], ids=["Python", "a sleep"])
+def test_an_engine_whose_server_is_gone_ends(hang: str) -> None:
+    reader, writer = os.pipe()
+    command = [sys.executable, "-P", "-c", LIVES, str(writer), hang]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, pass_fds=[writer], text=True) as engine:
+        os.close(writer)
+        assert engine.stdout is not None and engine.stdout.readline() == "ready\n"
+        assert os.read(reader, 8)
+        os.close(reader)
+        assert engine.wait(WAIT) == 70
+
+
+def test_threads_that_stay_keep_no_process() -> None:
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", THREAD_THAT_STAYS], capture_output=True, text=True, timeout=WAIT, check=False
+    )
+    assert (done.returncode, done.stderr) == (7, "What is tested has not ended after 0.1 s: the process ends\n")
