@@ -135,7 +135,7 @@ class Scheduler:
         return {
             "row_limit": self._num_rows,
             "rows_usable": len(self._running) if is_short else self._num_rows,
-            "prefill_short_tokens": usual_chunk(self._max_tokens) // 2,
+            "prefill_short_tokens": usual_chunk(self._limit.tokens) // 2,
             **self._chunks.prefill_stats(self._running),
         }
 

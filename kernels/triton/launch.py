@@ -49,7 +49,7 @@ def shared_bytes(device: torch.device) -> int:
 
 @functools.cache
 def _shared_bytes(index: int) -> int:
-    return int(torch.cuda.get_device_properties(index).shared_memory_per_block_optin)
+    return int(torch.cuda.get_device_properties(index).shared_memory_per_block_optin)  # type: ignore[attr-defined]
 
 
 def is_placed(*tensors: Tensor) -> bool:
