@@ -62,6 +62,9 @@ class SimulatedWorker:
     rope_switch = ENDLESS
     overlaps = False
 
+    def free_memory(self) -> None:
+        pass
+
     def launch(self, batch: Batch) -> StepHandle:
         """Compute nothing; the time is spent by ``SimulatedClient``, which must not block its loop."""
         result = StepResult(tuple(RowResult((WORD,) if row.draws else ()) for row in batch.rows))

@@ -66,7 +66,7 @@ class EngineConfig:
     dtype: str = option(
         "auto",
         "Number format of weights, hidden states and KV. auto: bfloat16 on GPUs that have it and on CPUs from AVX2 on, "
-        "else float32.",
+        "else float16 on a GPU and float32 on a CPU.",
         choices=("auto", "float32", "bfloat16", "float16"),
         group="model",
     )
@@ -104,7 +104,10 @@ class EngineConfig:
         choices=("auto", "int8"),
     )
     gpu_memory_utilization: float = option(
-        0.9, "Share of the device's memory for weights and KV together.", low=0.05, high=1.0
+        0.9,
+        "Share of the device's memory for weights and KV of this engine together; other engines on it have theirs.",
+        low=0.05,
+        high=1.0,
     )
     kv_cache_memory: float | None = option(
         None,

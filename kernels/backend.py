@@ -73,12 +73,15 @@ def native_status() -> str:
     return f"CPU kernels: native, {kernels.library.instruction_set}, {kernels.library.num_threads} threads"
 
 
-def triton_status() -> str:
-    """Return one line on the GPU kernels: Triton's version, or why plain torch computes."""
+def triton_status(device: torch.device) -> str:
+    """Return one line on the GPU kernels: Triton's version, or why plain torch computes on this device."""
     if not LIBRARY.enabled:
         return "GPU kernels: plain torch, kernels are turned off"
     if not _has_triton():
         return "GPU kernels: plain torch, because Triton is not installed"
+    if device.type == "cuda" and not launch.is_capable(device):
+        least = "".join(map(str, launch.LEAST_CAPABILITY))
+        return f"GPU kernels: plain torch, slower and without captured steps, because the GPU is older than sm_{least}"
     return f"GPU kernels: Triton {importlib.metadata.version('triton')}, but plain torch for models in float32"
 
 

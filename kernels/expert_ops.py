@@ -55,13 +55,15 @@ def route(logits: Tensor, params: RouterParams) -> Routing:
     return expert_reference.route(logits, params) if kernels is None else kernels.experts.route(logits, params)
 
 
-def expert_linear(x: Tensor, weights: ExpertWeights, experts: Tensor) -> Tensor:
+def expert_linear(x: Tensor, weights: ExpertWeights, experts: Tensor, num_tokens: Tensor | None = None) -> Tensor:
     """``x @ weight[expert].T + bias[expert]`` for each of a token's experts, of the weights' type; sums are fp32.
 
     Args:
         x: [T, K], the same for all experts of a token, or [T, k, K].
         weights: of the experts.
         experts: [T, k] int32.
+        num_tokens: [1] int32, the tokens of the step, on a CUDA device: results of further ones, which pad a captured
+            step, are undefined, and the weights of their experts are not read. None for all.
 
     Returns:
         [T, k, N] in the type of x.
@@ -74,7 +76,7 @@ def expert_linear(x: Tensor, weights: ExpertWeights, experts: Tensor) -> Tensor:
         from .triton import expert_product as gpu
 
         if gpu.takes(x, weights, experts):
-            return gpu.expert_linear(x, weights, experts)
+            return gpu.expert_linear(x, weights, experts, num_tokens)
     if weights.first.kernels is not None:
         return packing_kernels().experts.linear(x, weights, experts)
     return expert_reference.expert_linear(x, weights, experts)

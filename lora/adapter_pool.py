@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from threading import Semaphore
 from typing import TypeVar
 
+from ..kernels.device_memory import DeviceMemoryError, on_device
 from .device_slots import SlotPool
 from .errors import AdapterError, AdapterLimit
 from .host_cache import HostCache
@@ -217,7 +218,7 @@ class AdapterPool:
         """Bring a version to the host cache for a waiting slot."""
         version = self._version(load_id)
         if self.cache.get(version.digest) is not None:
-            self.slots.loaded(load_id)
+            self._fill_slot(load_id, version)
         elif load_id not in self._fetches:
             job = self._fetcher.submit(self._reader.read_again, version.path, version.digest, trusted=version.trusted)
             self._fetches[load_id] = job
@@ -233,7 +234,15 @@ class AdapterPool:
             return
         if version is not None:
             self.cache.put(adapter)
+            self._fill_slot(load_id, version)
+
+    def _fill_slot(self, load_id: int, version: AdapterVersion) -> None:
+        """Install a version that is in host memory; where the device has no room for it, it alone fails."""
+        try:
             self.slots.loaded(load_id)
+        except DeviceMemoryError:
+            self.slots.failed(load_id)
+            self._break(version, AdapterError("The device has no memory for the adapter. Ask again later."))
 
     def _break(self, version: AdapterVersion, error: AdapterError) -> None:
         self._broken.append(Broken(version, error))
@@ -244,7 +253,11 @@ class AdapterPool:
         digest = self._version(load_id).digest
         adapter = self.cache.get(digest)
         assert adapter is not None, f"adapter {load_id} is installed without being in host memory"
-        self.bank.install(slot, adapter)  # which may find no memory: nothing is pinned then
+        try:
+            on_device(self.bank.install, slot, adapter)
+        except DeviceMemoryError:  # nothing is pinned then
+            self.bank.clear(slot)
+            raise
         self.cache.pin(digest)
         self._pinned[slot] = digest
 

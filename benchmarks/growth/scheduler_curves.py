@@ -37,6 +37,9 @@ class InstantWorker:
     def __init__(self) -> None:
         self._random = random.Random(0)
 
+    def free_memory(self) -> None:
+        pass
+
     def launch(self, batch: Batch) -> StepHandle:
         draw = self._random.randrange
         rows = (RowResult((draw(_VOCABULARY),) if row.draws else ()) for row in batch.rows)

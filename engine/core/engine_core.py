@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -9,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ...kernels.device_memory import DeviceMemoryError, on_device
 from ...radix.namespace import Namespace
 from ...radix.namespace import Path as PrefixPath
 from ..batch import Batch, Masks, StepHandle, StepResult
@@ -49,6 +51,9 @@ if TYPE_CHECKING:
     from ..executor.worker import Weights
     from .structured_output import Compilation
 
+logger = logging.getLogger("rootgraft.engine")
+
+_MOST_LOGGED = 300  # characters of an error
 _PAUSE = 0.001  # seconds between two polls of compiles and loads in an idle engine
 
 
@@ -141,8 +146,16 @@ class EngineCore:
         """Plan and launch a step; None if nothing can be computed now. The caller calls ``finish`` next.
 
         Of a step that ``finish`` has launched ahead only the masks are begun. A GPU computes while the caller does
-        other work between the two calls.
+        other work between the two calls. Where the device has no memory for it, see ``_drop_steps``.
         """
+        try:
+            return self._launch()
+        except DeviceMemoryError as error:
+            self._drop_steps(error)
+        return None
+
+    def _launch(self) -> Launched | None:
+        """Plan and launch a step. Raises DeviceMemoryError."""
         self._poll_compiling()
         self._poll_adapters()
         step_timer = StepTimer()
@@ -152,7 +165,7 @@ class EngineCore:
         masks = self._masks(step.batch)
         step_timer.end("schedule")
         if masks is None:
-            step.draw(None)
+            on_device(step.draw, None)
         return Launched(step, masks, step_timer)
 
     def finish(self, launched: Launched | None) -> list[Message]:
@@ -161,17 +174,49 @@ class EngineCore:
         Returns the messages for the client.
         """
         if launched is not None:
-            step, masks, step_timer = launched
-            if masks is not None:
-                step.draw(masks)
-            step_timer.skip()
-            # Where the budget may exclude the token that is drawn, another one may be the next step's input.
-            if self._worker.overlaps and not (masks is not None and masks().checks):
-                self._ahead = self._start(self._scheduler.schedule_ahead(), step_timer)
-            self._commit(step.batch, step.result(), step_timer)
+            try:
+                self._finish(launched)
+            except DeviceMemoryError as error:
+                if launched.masks is not None:
+                    launched.masks()  # matchers are lent until masks are filled
+                self._drop_steps(error)
         elif self.has_work and not self._outbox:
             time.sleep(_PAUSE)
         return self._take_outbox()
+
+    def _finish(self, launched: Launched) -> None:
+        """Draw and commit a step, and launch the next one ahead. Raises DeviceMemoryError."""
+        step, masks, step_timer = launched
+        if masks is not None:
+            on_device(step.draw, masks)
+        step_timer.skip()
+        lacking = None
+        # Where the budget may exclude the token that is drawn, another one may be the next step's input.
+        if self._worker.overlaps and not (masks is not None and masks().checks):
+            try:
+                self._ahead = self._start(self._scheduler.schedule_ahead(), step_timer)
+            except DeviceMemoryError as error:  # the step before is not concerned
+                lacking = error
+        self._commit(step.batch, on_device(step.result), step_timer)
+        if lacking is not None:
+            raise lacking
+
+    def _drop_steps(self, error: DeviceMemoryError) -> None:
+        """Go on after a step for which the device had no memory: with free caches and smaller steps.
+
+        Sequences lose nothing but time, unless steps cannot be smaller: then the largest fails.
+        """
+        self._ahead = None
+        failures = self._scheduler.drop_steps()
+        self._worker.free_memory()
+        self._outbox += failures
+        logger.warning(
+            "A step found no memory on the device (%s); %s",
+            str(error)[:_MOST_LOGGED],
+            f"{len(failures)} request fails"
+            if failures
+            else f"steps have at most {self._scheduler.max_tokens} tokens for a while",
+        )
 
     def close(self) -> list[Message]:
         """Fail every live sequence. Returns messages to the client."""
@@ -280,7 +325,7 @@ class EngineCore:
     def _start(self, batch: Batch, step_timer: StepTimer) -> StepHandle | None:
         """Launch a step that has just been planned; None if it has no rows."""
         step_timer.end("schedule")
-        step = self._worker.launch(batch) if batch.rows else None
+        step = on_device(self._worker.launch, batch) if batch.rows else None
         step_timer.skip()
         return step
 

@@ -25,12 +25,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...grammar.parent_death import end_with_parent
+from ...kernels.device_memory import is_out_of_memory
 from .. import process_memory
 from ..config import EngineConfig
 from ..end_limit import EndLimit
 from ..errors import ConfigError, EngineError
 from ..ipc import Channel
 from ..machine.software import requirement
+from ..machine.visible_gpus import takes_gpu
 from ..messages import Failed, Heartbeat, Message, Shutdown, decode, encode
 from .engine_core import EngineCore
 from .liveness_thread import LivenessThread
@@ -45,6 +47,7 @@ CLOSE_SECONDS = 8.0  # for threads to end, less than the client waits before it 
 START_FAILED = -1  # the id of the Failed that is sent in place of Ready
 EXIT_SOFTWARE = 70
 MOST_BYTES = 1 << 18  # of arguments by a socket: more than the system takes in one message
+_ALLOCATOR_SETTINGS = "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"  # of torch's allocator on a GPU, new and old name
 SWITCH_SECONDS = 0.0005  # for which the mask thread may hold the GIL while the step loop returns from a kernel
 
 
@@ -109,12 +112,21 @@ def _load(config: EngineConfig, model_path: Path, weights: Weights | None = None
     try:
         return EngineCore.load(config, model_path, weights)
     except (MemoryError, RuntimeError) as error:
-        if not isinstance(error, MemoryError) and type(error).__name__ != "OutOfMemoryError":
+        if not isinstance(error, MemoryError) and not is_out_of_memory(error):
             raise
         raise ConfigError(
-            f"The model does not fit the memory ({' '.join(str(error).split())[:200]}): take a smaller one, or keep "
-            "its weights in 8 bits. Try: rootgraft serve --quantization int8_weight_only"
+            f"The model does not fit the memory ({' '.join(str(error).split())[:200]}): {_advice(config)}"
         ) from error
+
+
+def _advice(config: EngineConfig) -> str:
+    """Return what a user may do about a model that does not fit the device of the options."""
+    if takes_gpu(config.device):
+        return (
+            "end what else uses the GPU, or take a smaller model or shorter steps. "
+            "Try: rootgraft serve --max-num-batched-tokens 512 --max-num-seqs 16"
+        )
+    return "take a smaller one, or keep its weights in 8 bits. Try: rootgraft serve --quantization int8_weight_only"
 
 
 def parse_config(options: str) -> EngineConfig:
@@ -126,7 +138,10 @@ def parse_config(options: str) -> EngineConfig:
 
 
 def set_up_process() -> None:
-    """Set what an engine process needs before it starts a thread."""
+    """Set what an engine process needs before it starts a thread or imports torch."""
+    if not any(name in os.environ for name in _ALLOCATOR_SETTINGS):
+        # Adapters of many sizes come and go: segments that can grow leave no holes that fit none of them.
+        os.environ[_ALLOCATOR_SETTINGS[0]] = "expandable_segments:True"
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGHUP})

@@ -44,8 +44,11 @@ class StepWorker(Protocol):
         """Start the forward pass of a step.
 
         Steps are launched, drawn and read in the same order, and each is drawn before the next is launched. A step
-        whose rows have all ended is neither drawn nor read.
+        whose rows have all ended is neither drawn nor read, and neither is one for which there was no memory.
         """
+
+    def free_memory(self) -> None:
+        """Give memory of the device back that is only cached."""
 
 
 class Launched(NamedTuple):

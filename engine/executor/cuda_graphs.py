@@ -4,7 +4,7 @@ A graph has one size. A step replays the smallest graph that holds it; the rest 
 tokens without a cell, for which the kernels do nothing. All graphs share the input and result buffers.
 
     decode    every row has one token, as many rows as tokens
-    mixed     rows have any number of tokens: drafts, and the last chunks of prompts
+    mixed     rows have any number of tokens: drafts, and chunks of prompts
     shared    of either, with launches for prefixes that rows read together
     adapted   of either, with launches for adapters in every projection but those of experts
 
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -31,7 +32,7 @@ from ..models.model import Model
 from .input_builder import HostInputs, InputBuilder
 from .static_inputs import StaticInputs
 
-_MOST_TOKENS = 512  # of a captured step: a larger one computes longer than its launches take
+_MOST_TOKENS = 1024  # of a captured step: a larger one computes longer than its launches take
 
 
 class Variant(NamedTuple):
@@ -51,7 +52,7 @@ def sizes_up_to(most: int) -> list[int]:
     sizes = [1]
     while sizes[-1] < most:
         last = sizes[-1]
-        sizes.append(2 * last if last < 16 else last + (8 if last < 64 else 16 if last < 256 else 32))
+        sizes.append(2 * last if last < 16 else last + (8 if last < 64 else 16 if last < 256 else 64))
     return sizes
 
 
@@ -61,7 +62,7 @@ class CudaGraphs:
     Args:
         capture: runs a pass and returns its replay.
         max_rows: most rows of a step.
-        max_tokens: most tokens of a decode step, drafts included.
+        max_tokens: most tokens of a step: chunks of prompts too.
         max_rank: largest rank of an adapter.
     """
 
@@ -156,6 +157,8 @@ class CudaGraphs:
             shares=variant.shares,
             lora=lora,
         )
+        # Tokens that pad the step would have the weights of their experts read.
+        inputs = replace(inputs, num_tokens=inputs.query_start[-1:])
         result = self._hidden[:size]
 
         def run() -> None:
@@ -177,6 +180,6 @@ def graphs_for(config: EngineConfig, model: Model, kv: KvPool, inputs: InputBuil
         inputs,
         capture,
         max_rows=config.max_num_seqs,
-        max_tokens=min(config.max_num_seqs + config.max_drafts, config.max_num_batched_tokens),
+        max_tokens=config.max_num_batched_tokens,
         max_rank=config.max_lora_rank,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 
 import torch
 
@@ -19,14 +20,21 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 
 
 def choose_device(config: EngineConfig) -> torch.device:
-    """Return the device that the options name, or cuda if there is one. Raises ConfigError for cuda without one."""
-    if config.device == "cuda" and not torch.cuda.is_available():
+    """Return the device that the options name, or cuda if there is one. Raises ConfigError for cuda without one.
+
+    Torch for ROCm calls AMD's GPUs cuda as well. No kernel of ours was ever compiled for them, so they are not taken.
+    """
+    is_rocm = torch.version.hip is not None
+    if config.device == "cuda" and (is_rocm or not torch.cuda.is_available()):
         reason = "no CUDA device is visible" if torch.version.cuda else "this torch is built for CPUs"
+        reason = "this torch is built for ROCm, and AMD's GPUs are not supported" if is_rocm else reason
         raise ConfigError(
             f"--device cuda was asked for, but {reason}; --device cpu serves without. Try: rootgraft doctor"
         )
     if config.device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        if is_rocm:
+            print("AMD's GPUs are not supported: the CPU computes, by torch for ROCm", file=sys.stderr, flush=True)
+        return torch.device("cuda" if torch.cuda.is_available() and not is_rocm else "cpu")
     return torch.device(config.device)
 
 
@@ -35,6 +43,7 @@ def choose_dtype(config: EngineConfig, device: torch.device) -> torch.dtype:
 
     On a CPU that is where torch or our kernels have products of bfloat16, or our kernels registers of AVX2: a step of
     few rows takes as long as its weights take to read, which are half as many bytes, and sums are in fp32 all the same.
+    A GPU without products of bfloat16 (before sm_80), which torch would emulate, gets float16.
 
     Raises:
         ConfigError: the environment holds the CPU down to a level that there is not.
@@ -42,7 +51,7 @@ def choose_dtype(config: EngineConfig, device: torch.device) -> torch.dtype:
     if config.dtype != "auto":
         return _DTYPES[config.dtype]
     if device.type == "cuda":
-        return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float32
+        return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
     try:
         torch_has = has_avx512() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
     except BuildError as error:
@@ -97,13 +106,23 @@ def place_threads(config: EngineConfig) -> int:
 def kv_bytes(config: EngineConfig, device: torch.device) -> int:
     """Return the bytes for the KV pool, once the weights are loaded.
 
-    ``--gpu-memory-utilization`` is the share of the device's whole memory that weights, activations and KV may take
-    together; memory in use by any process is subtracted. A CPU's memory is shared with the rest of the machine, so its
-    default is at most 4 GiB; the limit of a container counts as the machine's memory.
+    ``--gpu-memory-utilization`` is the share of the device's whole memory that weights, activations and KV of this
+    process may take together; what other processes have on it counts only as memory that is not free. A CPU's memory
+    is shared with the rest of the machine, so its default is at most 4 GiB; the limit of a container counts as the
+    machine's memory.
     """
     if config.kv_cache_memory is not None:
         return int(config.kv_cache_memory * 2**30)
     if device.type == "cuda":
-        free, total = torch.cuda.mem_get_info(device)
-        return int(free - (1 - config.gpu_memory_utilization) * total)
+        return gpu_room(config, device)
     return resources.kv_pool_bytes(resources.memory(), config.gpu_memory_utilization)
+
+
+def gpu_room(config: EngineConfig, device: torch.device) -> int:
+    """Return the bytes of a GPU that this process may still take: the rest of its share, as far as that is free.
+
+    Engines that share a GPU, each with a share of its own, get the same in whatever order they start.
+    """
+    free, total = torch.cuda.mem_get_info(device)
+    own = torch.cuda.memory_reserved(device)
+    return int(min(free, config.gpu_memory_utilization * total - own))

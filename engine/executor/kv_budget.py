@@ -8,10 +8,13 @@ from ..checkpoint.model_config import ModelConfig, ModelShape
 from ..config import EngineConfig
 from ..errors import ConfigError
 from ..kv_cache.state_cache import StateSlots, share_budget
+from ..machine import resources
 from ..models.kv_pool import bytes_per_page
 from ..models.state_pool import state_bytes
-from .device import choose_kv_dtype, kv_bytes
+from .device import choose_kv_dtype, gpu_room, kv_bytes
 from .gpu_memory import StepMemory
+
+_LEAST_PAGES = 3  # a sequence has one at least, and one is for copies
 
 
 def check_budget(config: EngineConfig, model: ModelConfig, device: torch.device, dtype: torch.dtype) -> None:
@@ -26,7 +29,7 @@ def check_budget(config: EngineConfig, model: ModelConfig, device: torch.device,
         num_pages, _ = share_states(config, num_bytes, page_bytes, state_bytes(model, dtype))
     else:
         num_pages = config.num_gpu_blocks_override or num_bytes // page_bytes
-    longest_sequence(config, model, num_pages)
+    longest_sequence(config, model, num_pages, on_gpu=device.type == "cuda")
 
 
 def pool_bytes(config: EngineConfig, device: torch.device, steps: StepMemory, slot_bytes: int) -> int:
@@ -57,13 +60,35 @@ def share_states(config: EngineConfig, num_bytes: int, page_bytes: int, state_si
     return share_budget(num_bytes, size, page_bytes, state_size, rows, sharing=sharing)
 
 
-def longest_sequence(config: EngineConfig, model: ModelShape, num_pages: int) -> int:
+def weight_room(config: EngineConfig, model: ModelConfig | None, device: torch.device, dtype: torch.dtype) -> int:
+    """Return the bytes that weights may take: on a GPU what is free of its share, less the least KV pool.
+
+    Args:
+        model: None for one of the transformers library, whose shape is not known yet.
+    """
+    if device.type != "cuda":
+        return resources.memory().available
+    named, pages = config.kv_cache_memory, config.num_gpu_blocks_override
+    if named is None and pages is None:
+        room = gpu_room(config, device)
+        pages = _LEAST_PAGES if config.max_model_len is None else -(-config.max_model_len // config.block_size) + 2
+    else:
+        room = torch.cuda.mem_get_info(device)[0]
+    if named is not None:
+        return max(0, room - int(named * 2**30))
+    if model is None:
+        return max(0, room)
+    return max(0, room - (pages or 0) * bytes_per_page(model, config.block_size, dtype))
+
+
+def longest_sequence(config: EngineConfig, model: ModelShape, num_pages: int, *, on_gpu: bool = False) -> int:
     """Return the length of the longest sequence, checked against the model and the pool (one page is for copies)."""
     pool = (num_pages - 1) * config.block_size - 1
     if pool < 1:
         raise ConfigError(
             f"No memory is left for the KV pool: {num_pages} pages of {config.block_size} tokens. Free some, or take a "
-            "smaller model or --quantization. Try: rootgraft serve --kv-cache-memory 0.5 (GiB)"
+            f"smaller model{'' if on_gpu else ' or --quantization'}. Try: rootgraft serve "
+            + ("--max-num-seqs 16 --gpu-memory-utilization 0.95" if on_gpu else "--kv-cache-memory 0.5 (GiB)")
         )
     wanted = config.max_model_len
     if wanted is None:

@@ -26,7 +26,6 @@ from ..kv_cache.state_cache import StateSlots
 from ..loading.base_layout import adapter_bytes, matrix_bytes
 from ..loading.model_impl import layout_of, load_by, notices, own_config
 from ..loading.weight_forms import choose_weight_form
-from ..machine import resources
 from ..machine.software import install_command
 from ..models.decoder import DecoderModel
 from ..models.kv_pool import KvPool, KvPrefault, bytes_per_page
@@ -41,7 +40,7 @@ from .draft_worker import DraftModel, DraftWorker, draft_pages, find_draft, load
 from .forward_pass import choose_forward
 from .gpu_memory import StepMemory, measure_steps, single_row
 from .input_builder import InputBuilder
-from .kv_budget import check_budget, longest_sequence, pool_bytes, share_states
+from .kv_budget import check_budget, longest_sequence, pool_bytes, share_states, weight_room
 from .model_runner import ModelRunner
 
 _SLOT_PATIENCE = 64  # steps that an adapter waits for a slot before one is closed for it
@@ -141,6 +140,11 @@ class Worker:
             self._kv_prefault.reach(batch)
         return self._runner.launch(batch) if self.overlaps else DeferredStep(self._runner, batch)
 
+    def free_memory(self) -> None:
+        """Give memory of a GPU back that torch only caches."""
+        if self.overlaps:
+            torch.cuda.empty_cache()
+
     def _measure_steps(self, config: EngineConfig) -> StepMemory | None:
         """Measure the memory of steps if the size of a GPU's pool depends on it."""
         if not self.overlaps or not (config.kv_cache_memory is config.num_gpu_blocks_override is None):
@@ -172,7 +176,7 @@ class Worker:
         if draft is not None:
             hidden = draft.hidden_pool(self.num_pages, config.block_size)
             self.draft = DraftWorker(config, draft, num_draft_pages, self.vocab_size, hidden)
-        self.max_model_len = longest_sequence(config, model.config, self.num_pages)
+        self.max_model_len = longest_sequence(config, model.config, self.num_pages, on_gpu=self.overlaps)
         self.rope_switch = (model.config.rope_switch or ENDLESS) if model.long_offset else ENDLESS
         try:
             return KvPool(model.config, self.num_pages, config.block_size, dtype, model.device, states, hidden)
@@ -230,7 +234,7 @@ def _load(config: EngineConfig, checkpoint: Path | GgufFile, model_path: Path, d
         check_budget(config, shape, device, dtype)
         check_adapters(config, checkpoint, dtype)
         draft = find_draft(config, shape, device, model_path)
-    available = resources.memory().available if device.type == "cpu" else None
+    available = weight_room(config, shape, device, dtype)
     model = load_by(
         config.model_impl,
         checkpoint,
@@ -314,6 +318,6 @@ def _states(slots: StateSlots, state_bytes: int) -> str:
 def _kernel_status(device: torch.device) -> str:
     """Return the line on kernels; where a compiler is all that they lack, with the command that installs it."""
     if device.type != "cpu":
-        return ops.triton_status()
+        return ops.triton_status(device)
     status = ops.native_status()
     return f"{status}. Try: {install_command('g++')}" if "no C++ compiler" in status else status

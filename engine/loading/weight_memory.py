@@ -49,11 +49,15 @@ def fitting_form(
                 flush=True,
             )
             return "stored_widened"
-    others = {option: weight_bytes(source, config, dtype, other) for option, other in FORMS.items()}
+    offered = FORMS if has_kernels(device, dtype) else {}
+    others = {option: weight_bytes(source, config, dtype, other) for option, other in offered.items()}
     fitting = {option: size for option, size in others.items() if size <= available and size < needed}
     names = {other: f"with --quantization {option}" for option, other in FORMS.items()}
     what = names.get(form, f"in {str(dtype).removeprefix('torch.')}")
-    text = f"The weights need {needed / _GIB:.1f} GiB {what}; {available / _GIB:.1f} GiB of memory are available."
+    where = " on the GPU beside the least KV" if device.type == "cuda" else ""
+    text = (
+        f"The weights need {needed / _GIB:.1f} GiB {what}; {available / _GIB:.1f} GiB of memory are available{where}."
+    )
     if not fitting:
         raise ConfigError(f"{text} Free some, or take a smaller model.")
     choice = min(fitting, key=lambda option: (fitting[option], option))

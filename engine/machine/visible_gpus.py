@@ -32,3 +32,8 @@ def torch_takes_gpus() -> bool:
         return not metadata.version("torch").endswith("+cpu")
     except metadata.PackageNotFoundError:
         return False
+
+
+def takes_gpu(device: str) -> bool:
+    """Return whether an engine with this ``--device`` computes on a GPU, as far as that is known without torch."""
+    return device == "cuda" or (device == "auto" and torch_takes_gpus() and bool(visible_gpus()))

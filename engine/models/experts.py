@@ -35,9 +35,9 @@ class ExpertProjection:
     sizes: tuple[int, ...]
     weights: ExpertWeights
 
-    def __call__(self, x: Tensor, experts: Tensor, lora: LoraStep | None) -> Tensor:
+    def __call__(self, x: Tensor, experts: Tensor, lora: LoraStep | None, num_tokens: Tensor | None = None) -> Tensor:
         """[T, K] or [T, k, K] and experts [T, k] -> [T, k, sum of sizes], plus the adapters' part."""
-        y = expert_linear(x, self.weights, experts)
+        y = expert_linear(x, self.weights, experts, num_tokens)
         if lora is not None:
             lora.project_experts(self.name, x, y, experts)
         return y
@@ -66,12 +66,12 @@ class Experts:
     shared_gate: Projection | None
     weighs_input: bool
 
-    def __call__(self, x: Tensor, lora: LoraStep | None) -> Tensor:
+    def __call__(self, x: Tensor, lora: LoraStep | None, num_tokens: Tensor | None = None) -> Tensor:
         """[T, H] -> [T, H]."""
         routing = route(self.router(x, lora, torch.float32), self.params)
         of_input, of_result = (routing.weights, None) if self.weighs_input else (None, routing.weights)
-        y = expert_activation(self.gate_up(x, routing.experts, lora), self.activation, of_input)
-        y = self.down(y, routing.experts, lora)
+        y = expert_activation(self.gate_up(x, routing.experts, lora, num_tokens), self.activation, of_input)
+        y = self.down(y, routing.experts, lora, num_tokens)
         shared = None if self.shared is None else self.shared(x, lora)
         gate = None if self.shared_gate is None else self.shared_gate(x, lora, torch.float32)
         return sum_experts(y, of_result, shared, gate)

@@ -25,6 +25,7 @@ class ForwardInputs(PagedBatch):
         own: weights of adapters in place of the model's in this step, None for none.
         kept: [S] int64, the tokens whose hidden states are wanted, None for all.
         states: slots of recurrent states; None in a model without.
+        num_tokens: [1] int32, the tokens of a captured step, which others pad up to T; None without padding.
         of_kept: inputs of the last layer for these tokens, without their own ids, positions and cells.
     """
 
@@ -35,4 +36,5 @@ class ForwardInputs(PagedBatch):
     states: StateBatch | None = None
     own: OwnStep | None = None
     kept: Tensor | None = None
+    num_tokens: Tensor | None = None
     of_kept: ForwardInputs | None = None

@@ -124,7 +124,7 @@ class Mlp:
     down: Projection
     activation: Activation
 
-    def __call__(self, x: Tensor, lora: LoraStep | None) -> Tensor:
+    def __call__(self, x: Tensor, lora: LoraStep | None, num_tokens: Tensor | None = None) -> Tensor:
         """[T, H] -> [T, H]."""
         return self.down(self.gate_up.gated(x, self.activation, lora), lora)
 
@@ -164,7 +164,8 @@ class LayerMixer(Protocol):
 class LayerMlp(Protocol):
     """The MLP of a layer: ``Mlp``, ``PlainMlp``, or the mixture ``engine.models.experts.Experts``."""
 
-    def __call__(self, x: Tensor, lora: LoraStep | None) -> Tensor: ...
+    def __call__(self, x: Tensor, lora: LoraStep | None, num_tokens: Tensor | None = None, /) -> Tensor:
+        """[T, H] -> [T, H]; ``num_tokens`` as in ``ForwardInputs``."""
 
     @property
     def projections(self) -> tuple[Projection, ...]: ...
@@ -191,7 +192,7 @@ class PlainMlp:
         """Products of a token's experts: none."""
         return ()
 
-    def __call__(self, x: Tensor, lora: LoraStep | None) -> Tensor:
+    def __call__(self, x: Tensor, lora: LoraStep | None, num_tokens: Tensor | None = None) -> Tensor:
         """[T, H] -> [T, H]."""
         return self.down(activation(self.up(x, lora), self.activation), lora)
 
@@ -249,7 +250,7 @@ class DecoderLayer:
             add_scaled(x, residual, 1.0)
         else:
             of_mlp = normed_sum(self.mlp_norm, x, residual, inputs.own)
-        x = self.mlp(of_mlp, inputs.lora)
+        x = self.mlp(of_mlp, inputs.lora, inputs.num_tokens)
         if self.post_mlp is not None:
             x = normed(self.post_mlp, x, inputs.own)
         return normed_sum(self.next_norm, x, residual, inputs.own)

@@ -7,6 +7,8 @@ What the streams' rows take is predicted by ``StepCostModel``, and prompts get w
 the streams alone take the target, and prompts would fall behind those that arrive. So the target makes a prompt at most
 ``slowdown`` times slower than usual chunks beside the same streams: 1.15 times with 100 ms, 1.6 with 50, 4.8 with 20.
 It gets ``LEAST`` tokens of a step at any rate, and without streams there is no target.
+
+``TokenLimit`` bounds all tokens of a step: half as many after one for which the device had no memory.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from ..types import Priority
 from .step_cost_model import StepCostModel, StepWork, num_pairs, work_of
 
 LEAST = 16  # prompt tokens that a step may always have
+STEPS_WITHOUT_ERROR = 1000  # after which twice as many tokens are tried
 AIM = 0.9  # of the target that a step is planned for, as steps vary
 
 
@@ -121,6 +124,40 @@ class ChunkBudget:
     def observe(self, batch: Batch, seconds: float) -> None:
         """Learn from a step that took ``seconds``."""
         self._cost.observe(work_of(batch), seconds)
+
+
+class TokenLimit:
+    """Most tokens of a step.
+
+    Args:
+        most: the limit in ordinary times.
+
+    Attributes:
+        tokens: the limit now.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.tokens = self._most = most
+        self._steps = 0
+
+    def halve(self, num_tokens: int) -> bool:
+        """Lower the limit to half of a step's tokens. False, and nothing changes, for a step of one token.
+
+        It may become lower than the number of running sequences: the last admitted then sit out steps.
+        """
+        self._steps = 0
+        wanted = min(self.tokens, num_tokens) // 2
+        if not wanted:
+            return False
+        self.tokens = wanted
+        return True
+
+    def count_step(self) -> None:
+        """Count a step that was computed."""
+        if self.tokens < self._most:
+            self._steps += 1
+            if self._steps >= STEPS_WITHOUT_ERROR:
+                self.tokens, self._steps = min(self._most, 2 * self.tokens), 0
 
 
 def usual_chunk(most: int) -> int:

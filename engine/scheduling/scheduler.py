@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 from ...radix.namespace import ENDLESS
 from ..batch import Batch, Row, RowResult, StepResult
 from ..engine_stats import EngineStats
-from ..errors import EngineError
+from ..errors import CapacityError, EngineError
 from ..kv_cache.prefix_cache import Lease, PrefixCache
 from ..messages import Done, Message, TokenOut, failure_of
 from ..sequence.guarded_matcher import GuardedMatcher
@@ -46,7 +46,7 @@ from .admission import (
     prefetch,
     try_acquire,
 )
-from .chunk_budget import ChunkBudget, usual_chunk
+from .chunk_budget import ChunkBudget, TokenLimit, usual_chunk
 from .draft_budget import DraftBudget
 from .sequence_meter import SequenceMeter
 from .session_pins import SessionPins
@@ -89,7 +89,7 @@ class Scheduler:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._cache = cache
-        self._max_tokens = max_num_batched_tokens
+        self._limit = TokenLimit(max_num_batched_tokens)
         self._stats = stats
         self._slots = slots
         self._drafts = drafts
@@ -113,6 +113,11 @@ class Scheduler:
         return len(self._running)
 
     @property
+    def max_tokens(self) -> int:
+        """Most tokens of a step now: fewer than the option says for a while after ``drop_steps``."""
+        return self._limit.tokens
+
+    @property
     def running(self) -> tuple[Sequence, ...]:
         return tuple(self._running)
 
@@ -130,7 +135,7 @@ class Scheduler:
         return {
             "row_limit": self._num_rows,
             "rows_usable": len(self._running) if is_short else self._num_rows,
-            "prefill_short_tokens": usual_chunk(self._max_tokens) // 2,
+            "prefill_short_tokens": usual_chunk(self._limit.tokens) // 2,
             **self._chunks.prefill_stats(self._running),
         }
 
@@ -163,7 +168,7 @@ class Scheduler:
         """Plan a step. An empty batch means that nothing can be computed before an adapter or a mask is ready."""
         assert not self._in_flight
         self.session_pins.expire()
-        plan = StepPlan(self._max_tokens, self._clock())
+        plan = StepPlan(self._limit.tokens, self._clock())
         for sequence in [each for each in self._running if each.num_tokens > each.rope_switch]:
             # It has outgrown its rotary embedding, and is computed anew by the other one.
             sequence.path, sequence.rope_switch = sequence.path.as_long(), ENDLESS
@@ -175,7 +180,7 @@ class Scheduler:
     def schedule_ahead(self) -> Batch:
         """Plan the step after the one in flight. An empty batch means that its tokens must be known first."""
         [step] = self._in_flight
-        plan = StepPlan(self._max_tokens, self._clock(), step.rows)
+        plan = StepPlan(self._limit.tokens, self._clock(), step.rows)
         if self._can_plan_ahead(step, plan):
             self._fill(plan)
         return self._begin(plan)
@@ -187,6 +192,36 @@ class Scheduler:
         if is_void := not (step.rows or batch.starts):
             self._in_flight.clear()
         return is_void
+
+    def drop_steps(self) -> list[Message]:
+        """Give up the steps in flight, for which the device had no memory, and send all running sequences to the queue.
+
+        They resume from what earlier steps have computed. Later steps have half as many tokens at most; if they cannot
+        have fewer, the largest sequence of the steps fails, so that the others go on.
+
+        Returns:
+            Messages to the client.
+        """
+        sizes = [step.batch.num_tokens for step in self._in_flight]
+        rows = [(self._owner(step, row), row) for step in self._in_flight for row in step.batch.rows]
+        computed = [sequence for sequence, _ in rows if sequence]
+        for sequence, row in rows:
+            if sequence and sequence.matcher and row.num_drafts:  # filling masks has advanced it by the drafts
+                sequence.matcher.rollback_to(sequence.num_generated)
+        self._in_flight.clear()
+        for sequence in reversed(self._running.copy()):  # each becomes the head of its class: the first admitted last
+            # A partly filled page may lack a copy that was never made: only what is in the tree is trusted.
+            lease = lease_of(sequence)
+            sequence.num_computed = min(sequence.num_computed, lease.num_shared * self._cache.page_size)
+            self._requeue(sequence)
+        if self._limit.halve(max(sizes, default=0)) or not computed:
+            return []
+        largest = max(computed, key=lambda each: each.num_tokens)
+        error = CapacityError(
+            f"The device has no memory for a step of this request, which has {largest.num_tokens} tokens. Ask again "
+            "later, or shorten it."
+        )
+        return self.fail([largest.id], error)
 
     def mask_jobs(self, batch: Batch) -> list[MaskJob]:
         """Return the masks that a batch needs. No other step is in flight, so all tokens before it are known."""
@@ -200,6 +235,7 @@ class Scheduler:
         step = self._in_flight.popleft()
         assert step.batch is batch
         self._stats.count_step(batch.num_tokens, len(batch.rows))
+        self._limit.count_step()
         messages: list[Message] = []
         for row, row_result in zip(batch.rows, result.rows, strict=True):
             if sequence := self._owner(step, row):
@@ -265,6 +301,9 @@ class Scheduler:
     def _preempt(self, sequence: Sequence, plan: StepPlan) -> None:
         """Send a running sequence back to the queue; its computed pages stay in the tree as long as they can."""
         plan.take_back(sequence)
+        self._requeue(sequence)
+
+    def _requeue(self, sequence: Sequence) -> None:
         self._leave(sequence)
         sequence.status = Status.WAITING
         sequence.num_preempted += 1

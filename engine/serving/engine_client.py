@@ -20,6 +20,7 @@ from .. import errors
 from ..config import EngineConfig
 from ..errors import EngineDead, EngineError
 from ..ipc import FrameReader, frame, last_liveness
+from ..machine.visible_gpus import takes_gpu
 from ..messages import (
     Abort,
     AdapterChanged,
@@ -262,7 +263,7 @@ class EngineClient(asyncio.Protocol):
 
     def _fault_of_start(self) -> str:
         assert self._process is not None
-        return fault_of_start(self._process)
+        return fault_of_start(self._process, on_gpu=takes_gpu(self._config.device))
 
     def _end(self, death: EngineDead) -> None:
         """Fail what waits for the engine, once: its start, calls, and through ``on_death`` all streams."""

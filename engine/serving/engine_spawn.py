@@ -92,17 +92,22 @@ def _start(*arguments: str, **options: Any) -> subprocess.Popen[bytes]:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
-def fault_of_start(process: EngineProcess) -> str:
-    """Return how a process ended before its model was loaded. Waits for it, while nothing is served yet."""
+def fault_of_start(process: EngineProcess, *, on_gpu: bool = False) -> str:
+    """Return how a process ended before its model was loaded. Waits for it, while nothing is served yet.
+
+    Args:
+        on_gpu: whether the model was to compute there, where weights have one form.
+    """
     try:
         status = process.wait(_LAST_SECONDS)
     except subprocess.TimeoutExpired:
         return "The engine process has closed its connection while it was loading the model."
     fault = "The engine process ended while it was loading the model"
     if status == -signal.SIGKILL:
+        less = "--max-cpu-loras 8" if on_gpu else "--quantization int8_weight_only --kv-cache-memory 0.5"
         return (
-            f"{fault}: it was killed, as the system does when memory runs out. Take a smaller model, or less KV. "
-            "Try: rootgraft serve --quantization int8_weight_only --kv-cache-memory 0.5"
+            f"{fault}: it was killed, as the system does when memory runs out{' (of the host)' if on_gpu else ''}. "
+            f"Take a smaller model, or less of it for {'adapters' if on_gpu else 'KV'}. Try: rootgraft serve {less}"
         )
     if status is None:
         return f"{fault}; its own lines above say why. Try: rootgraft doctor"

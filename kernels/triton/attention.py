@@ -23,7 +23,7 @@ from torch import Tensor
 
 from ..layouts.attention_arguments import AttentionParams, PagedBatch, SharedPrefixes
 from . import attention_kernels
-from .launch import NARROW_TYPES, Launch, cdiv, is_narrow, meta, num_sms, power_of_two
+from .launch import NARROW_TYPES, Launch, cdiv, is_narrow, meta, num_sms, power_of_two, shared_bytes
 
 _BLOCKS_D = (64, 128, 256)  # dimensions of a head, rounded up
 _MOST_LATENT, _MOST_REST = 512, 64  # dimensions of a latent key that are the value, and of the rest of it
@@ -60,6 +60,11 @@ CONFIGS = {
     **{(kind, 4, dim): Config(16, 32, 4, 1) for kind in ("decode", "extend", "shared") for dim in (*_BLOCKS_D, 512)},
     ("decode_many", 4, 512): Config(16, 32, 4, 1),
 }
+
+# Of latent attention where a program may have less shared memory than on sm_80: 99 KiB on sm_86, 89 and 120. Chosen by
+# what compiles without spills; not measured.
+SMALL_CONFIGS = {(kind, 2, 512): Config(32, 32, 8, 2) for kind in ("decode_many", "extend", "shared")}
+_LARGE_SHARED = 163 << 10
 
 # Measured on an H200: more programs than are resident at once wait for the first ones to end.
 _PROGRAMS_PER_SM = 4
@@ -184,7 +189,10 @@ class _Call:
         is_latent = self.params.value_dim is not None
         if kind == "decode" and is_latent and self.group > _FEW_HEADS:
             kind = "decode_many"
-        return CONFIGS[kind, self.q.dtype.itemsize, _MOST_LATENT if is_latent else self.block_d]
+        key = kind, self.q.dtype.itemsize, _MOST_LATENT if is_latent else self.block_d
+        if key in SMALL_CONFIGS and shared_bytes(self.q.device) < _LARGE_SHARED:
+            return SMALL_CONFIGS[key]
+        return CONFIGS[key]
 
     def launches(self) -> Iterator[Launch]:
         """Yield the launches in order. Only the device knows which rows have one token: kernels skip the others."""

@@ -41,13 +41,16 @@ _FEW = ProductConfig(16, 64, 128, 4, 3)  # decode: a few rows for each expert, t
 _MANY = ProductConfig(64, 128, 64, 8, 3)
 
 
-@triton.jit(do_not_specialize=["count"])
-def _group(experts, order, starts, count, SCANNED: tl.constexpr):
+@triton.jit(do_not_specialize=["count", "picks"])
+def _group(experts, order, starts, tokens, count, picks, LIMITED: tl.constexpr, SCANNED: tl.constexpr):
     """Program e: the picks of expert e, in their order, to ``order[starts[e]:starts[e + 1]]``.
 
-    experts [count] int32; order [count] int32; starts [E + 1] int32, of which 0 is written by program 0.
+    experts [count] int32; order [count] int32; starts [E + 1] int32, of which 0 is written by program 0; tokens [1]
+    int32, of which each has ``picks``: those of further ones, which pad a captured step, are left out if LIMITED.
     """
     expert = tl.program_id(0)
+    if LIMITED:
+        count = min(count, tl.load(tokens) * picks)
     before = 0
     own = 0
     for first in range(0, count, SCANNED):
@@ -123,10 +126,10 @@ def takes_heads(x: Tensor, weights: ExpertWeights) -> bool:
     )
 
 
-def expert_linear(x: Tensor, weights: ExpertWeights, experts: Tensor) -> Tensor:
+def expert_linear(x: Tensor, weights: ExpertWeights, experts: Tensor, num_tokens: Tensor | None = None) -> Tensor:
     """``kernels.expert_ops.expert_linear``: [T, K] or [T, k, K] -> [T, k, N]."""
     out = x.new_empty(*experts.shape, weights.out_features)
-    for launch in _launches(x, weights, experts, out):
+    for launch in _launches(x, weights, experts, out, num_tokens):
         launch.run()
     return out
 
@@ -144,19 +147,23 @@ def head_linear(x: Tensor, weights: ExpertWeights, shape: tuple[int, ...]) -> Te
     return out
 
 
-def _launches(x: Tensor, weights: ExpertWeights, experts: Tensor, out: Tensor) -> tuple[Launch, Launch]:
+def _launches(
+    x: Tensor, weights: ExpertWeights, experts: Tensor, out: Tensor, num_tokens: Tensor | None
+) -> tuple[Launch, Launch]:
     order = experts.new_empty(experts.numel())
     starts = experts.new_empty(len(weights) + 1)
     config = _MANY if experts.numel() >= _MANY.rows * len(weights) // 2 else _FEW
     return (
-        _group_launch(experts, order, starts),
+        _group_launch(experts, order, starts, num_tokens),
         _product_launch(x, weights.table, order, starts, out, config, weights.in_features, weights.out_features),
     )
 
 
-def _group_launch(experts: Tensor, order: Tensor, starts: Tensor) -> Launch:
+def _group_launch(experts: Tensor, order: Tensor, starts: Tensor, num_tokens: Tensor | None) -> Launch:
     grid = (starts.shape[0] - 1, 1, 1)
-    return Launch(_group, grid, (experts, order, starts, experts.numel()), {"SCANNED": _SCANNED})
+    tokens = experts if num_tokens is None else num_tokens  # or a placeholder
+    args = (experts, order, starts, tokens, experts.numel(), experts.shape[1])
+    return Launch(_group, grid, args, {"LIMITED": num_tokens is not None, "SCANNED": _SCANNED})
 
 
 def _product_launch(
@@ -181,7 +188,8 @@ def _product_launch(
 def variants() -> Iterator[tuple[str, Launch]]:
     """Yield every compilation of ``expert_linear``, but for the numbers of slots between one and the most."""
     experts, order, starts = (meta(*shape, dtype=torch.int32) for shape in ((2, 2), (4,), (17,)))
-    yield "expert_group", _group_launch(experts, order, starts)
+    yield "expert_group", _group_launch(experts, order, starts, None)
+    yield "expert_group/limited", _group_launch(experts, order, starts, meta(1, dtype=torch.int32))
     table = meta(16, 3, dtype=torch.int64)
     for kind, dtype in NARROW_TYPES.items():
         for name, config in (("few", _FEW), ("many", _MANY)):

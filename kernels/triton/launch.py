@@ -20,8 +20,36 @@ DEVICE_TYPES = frozenset(("cuda",))
 """Types of devices that the kernels serve. Tests and dry runs in Triton's interpreter put another set in its place."""
 
 
+LEAST_CAPABILITY = (8, 0)
+"""Compute capability from which on kernels run: products of bfloat16 on tensor cores, and copies to shared memory that
+a pipeline does not wait for. What is compiled for older GPUs multiplies on ordinary cores and spills registers."""
+
+OFFLINE_SHARED = 166_912
+"""Bytes of shared memory that a program may have on a device that is not there. ``triton_offline`` puts others here."""
+
+
 def serves(device: torch.device) -> bool:
-    return device.type in DEVICE_TYPES
+    return device.type in DEVICE_TYPES and (device.type != "cuda" or is_capable(device))
+
+
+def is_capable(device: torch.device) -> bool:
+    """Return whether a CUDA device has what kernels need."""
+    return _capability(device.index or 0) >= LEAST_CAPABILITY
+
+
+@functools.cache
+def _capability(index: int) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(index)
+
+
+def shared_bytes(device: torch.device) -> int:
+    """Return the bytes of shared memory that a program may have, for the choice of tiles."""
+    return _shared_bytes(device.index or 0) if device.type == "cuda" else OFFLINE_SHARED
+
+
+@functools.cache
+def _shared_bytes(index: int) -> int:
+    return int(torch.cuda.get_device_properties(index).shared_memory_per_block_optin)  # type: ignore[attr-defined]
 
 
 def is_placed(*tensors: Tensor) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -217,3 +218,15 @@ async def test_a_stopped_client_does_not_count_its_own_absence(tiny_llama):
     assert client.is_alive and not listener.death.done()
     await client.close()
     assert client._process.returncode == 0
+
+
+@pytest.mark.parametrize("given", [{}, {"PYTORCH_ALLOC_CONF": "a:1"}, {"PYTORCH_CUDA_ALLOC_CONF": "b:2"}])
+def test_segments_of_gpu_memory_grow_unless_the_user_says_otherwise(given: dict[str, str]) -> None:
+    names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+    environment = {name: value for name, value in os.environ.items() if name not in names} | given
+    program = (
+        "import json, os\nfrom rootgraft.engine.core.engine_process import set_up_process\nset_up_process()\n"
+        f"print(json.dumps({{name: os.environ[name] for name in {names} if name in os.environ}}))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == (given or {"PYTORCH_ALLOC_CONF": "expandable_segments:True"})

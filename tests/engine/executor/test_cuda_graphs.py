@@ -9,6 +9,7 @@ import functools
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,10 +24,12 @@ from support.models.tiny_models import save
 from benchmarks.gpu.measure import launches
 from rootgraft.engine.batch import Batch, Row, RowStart
 from rootgraft.engine.config import EngineConfig
+from rootgraft.engine.executor import cuda_graphs
 from rootgraft.engine.executor.cuda_graphs import CudaGraphs, Variant, graphs_for, sizes_up_to
 from rootgraft.engine.executor.input_builder import InputBuilder
 from rootgraft.engine.loading.load_model import load_model
 from rootgraft.engine.models.decoder import DecoderModel
+from rootgraft.engine.models.forward_inputs import ForwardInputs
 from rootgraft.engine.types import SamplingParams
 from rootgraft.kernels.triton import shared_prefixes
 from rootgraft.lora.lora_step import AdapterBank
@@ -291,6 +294,39 @@ def test_variants_are_those_that_a_step_can_ask_for(folder: Path) -> None:
     assert not any(variant.is_adapted for variant in variants)
     assert max(variant.num_tokens for variant in variants if not variant.is_mixed) == 8
     assert Variant(1, True, False, False) not in variants
+
+
+def test_a_pass_knows_how_many_tokens_pad_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that they go to no expert."""
+    world = World(model_of(folder))
+    seen: list[ForwardInputs] = []
+
+    def watched(self: DecoderModel, inputs: ForwardInputs, kv: Any) -> torch.Tensor:
+        seen.append(inputs)
+        return torch.zeros(len(inputs.token_ids), self.config.hidden_size)
+
+    monkeypatch.setattr(DecoderModel, "forward", watched)
+    monkeypatch.setattr(cuda_graphs, "capture_for", lambda *_: lambda run: run() or run)
+    config = EngineConfig(max_num_batched_tokens=4, max_num_seqs=4)
+    graphs = graphs_for(config, world.model, world.pools[0], world.builder)
+    assert graphs is not None
+    graphs.capture([each for each in graphs.variants if not each.shares])
+    assert seen and all(inputs.num_tokens is not None for inputs in seen)
+    for inputs in seen:
+        assert inputs.num_tokens is not None and inputs.num_tokens.data_ptr() == inputs.query_start[-1].data_ptr()
+
+
+def test_the_chunks_of_a_default_server_are_captured(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(model_of(folder))
+    monkeypatch.setattr(cuda_graphs, "capture_for", lambda *_: lambda run: run)
+    largest = {}
+    for most in (64, 640, 1024, 8192):
+        config = EngineConfig(max_num_batched_tokens=most)
+        graphs = graphs_for(config, world.model, world.pools[0], world.builder)
+        assert graphs is not None
+        largest[most] = max(variant.num_tokens for variant in graphs.variants)
+        assert len({variant.num_tokens for variant in graphs.variants}) <= 41
+    assert largest == {64: 64, 640: 640, 1024: 1024, 8192: 1024}, "a larger step computes longer than it is launched"
 
 
 def test_eager_steps_are_not_captured(folder: Path) -> None:

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rootgraft.engine.batch import Batch, StepResult
 from rootgraft.engine.config import EngineConfig
@@ -22,8 +24,8 @@ class Books:
 
     total = 10 * GIB
 
-    def __init__(self, taken: int) -> None:
-        self.taken, self.cached = taken, 0
+    def __init__(self, taken: int, others: int = 0) -> None:
+        self.taken, self.cached, self.others = taken, 0, others
         self.peak = taken
 
     def reserve(self, count: int) -> None:
@@ -32,7 +34,7 @@ class Books:
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
         fakes: dict[str, Any] = {
-            "mem_get_info": lambda _: (self.total - self.taken - self.cached, self.total),
+            "mem_get_info": lambda _: (self.total - self.others - self.taken - self.cached, self.total),
             "memory_reserved": lambda _: self.taken + self.cached,
             "max_memory_reserved": lambda _: self.peak,
             "reset_peak_memory_stats": lambda _: setattr(self, "peak", self.taken + self.cached),
@@ -110,3 +112,49 @@ def test_a_pool_of_nothing_is_refused(tiny_llama):
     config = EngineConfig(num_gpu_blocks_override=2, block_size=1, device="cpu", dtype="float32", threads=1)
     with pytest.raises(ConfigError, match="KV pool"):
         worker.Worker(config, tiny_llama)
+
+
+CUDA = torch.device("cuda", 0)
+
+
+@given(share=st.floats(0.05, 1), own=st.integers(0, 9 * GIB), others=st.integers(0, 9 * GIB))
+def test_a_share_of_a_gpu_is_this_processs_own(share: float, own: int, others: int) -> None:
+    """Whatever other processes have, an engine gets its share less what it has itself, or what is free."""
+    config = EngineConfig(gpu_memory_utilization=share)
+    with pytest.MonkeyPatch.context() as patch:
+        books = Books(own, min(others, Books.total - own))
+        books.install(patch)
+        room = device.gpu_room(config, CUDA)
+        free = books.total - books.taken - books.others
+        assert room == int(min(share * books.total - own, free))
+        books.others = 0  # they end
+        assert device.gpu_room(config, CUDA) == int(min(share * books.total - own, books.total - own)) >= room
+
+
+def test_two_engines_of_a_gpu_get_the_same(books, monkeypatch):
+    """Each has half of nine tenths. The second one's pool once was what its weights are less than nothing."""
+    config = EngineConfig(gpu_memory_utilization=0.45)
+    books.taken = GIB  # the weights of the first
+    first = device.kv_bytes(config, CUDA)
+    books.others, books.taken = GIB + first, GIB  # the first one fills its share, and the second has its weights
+    assert device.kv_bytes(config, CUDA) == first == int(3.5 * GIB)
+
+
+def test_weights_get_what_the_least_pool_leaves(tiny_llama, books):
+    from rootgraft.engine.checkpoint.read_config import read_model_config
+    from rootgraft.engine.models.kv_pool import bytes_per_page
+
+    model, dtype = read_model_config(tiny_llama), torch.bfloat16
+    books.taken, books.others = 0, 2 * GIB
+    page = bytes_per_page(model, 16, dtype)
+
+    def room(**options: Any) -> int:
+        return kv_budget.weight_room(EngineConfig(**options), model, CUDA, dtype)
+
+    assert room() == 8 * GIB - 3 * page, "what is free"
+    assert room(gpu_memory_utilization=0.5) == 5 * GIB - 3 * page, "its share"
+    assert room(max_model_len=160) == 8 * GIB - 12 * page
+    assert room(kv_cache_memory=1.5, gpu_memory_utilization=0.1) == 6.5 * GIB, "a pool that is named counts as it is"
+    assert room(num_gpu_blocks_override=100, gpu_memory_utilization=0.1) == 8 * GIB - 100 * page
+    assert room(kv_cache_memory=100) == 0
+    assert kv_budget.weight_room(EngineConfig(), None, CUDA, dtype) == 8 * GIB

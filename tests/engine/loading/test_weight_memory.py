@@ -99,6 +99,13 @@ def test_a_refusal_names_the_form_that_fits(tmp_path: Path) -> None:
         load_model(path, dtype=torch.bfloat16, device=CPU, weights="stored", available=100)
 
 
+def test_a_gpu_is_advised_no_form_that_it_lacks(tmp_path: Path) -> None:
+    path = file(tmp_path, KINDS.Q5_1)
+    with pytest.raises(ConfigError, match=r"on the GPU beside the least KV\. Free some") as caught:
+        load_model(path, dtype=torch.bfloat16, device=torch.device("cuda"), available=size(path, "plain") - 1)
+    assert "--quantization" not in str(caught.value)
+
+
 def test_the_engine_asks_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = file(tmp_path, KINDS.Q4_0)
     found = replace(resources.memory(), available=1000)

@@ -12,7 +12,7 @@ from support.kernels.ragged_batches import assert_close, ragged_batch
 from rootgraft.kernels import latent_reference, ops
 from rootgraft.kernels.expert_ops import ExpertWeights
 from rootgraft.kernels.latent_ops import LatentParams, latent_queries, rope_store_latent
-from rootgraft.kernels.triton import attention, expert_product, pages, rope, shared_prefixes
+from rootgraft.kernels.triton import attention, expert_product, launch, pages, rope, shared_prefixes
 
 pytestmark = pytest.mark.usefixtures("interpreted")
 
@@ -25,6 +25,14 @@ def test_keys_that_begin_with_their_values(dim: int, value_dim: int, heads: int,
     assert attention.takes(*batch.args[:3], batch.page_table, value_dim)
     options = {"scale": dim**-0.5, "value_dim": value_dim}
     assert_close(ops.attention(*batch.args, ops.AttentionParams(**options)), batch.expected(**options))
+
+
+@pytest.mark.parametrize(("dim", "value_dim", "heads"), [(576, 512, 2), (96, 64, 40)])
+def test_the_same_by_the_tiles_of_small_cards(
+    dim: int, value_dim: int, heads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "OFFLINE_SHARED", 101_376)
+    test_keys_that_begin_with_their_values(dim, value_dim, heads, torch.bfloat16)
 
 
 @pytest.mark.parametrize(("dim", "value_dim"), [(576, 528), (592, 512), (64, 40), (64, 64)])
@@ -81,3 +89,12 @@ def test_pages_of_keys_alone() -> None:
     expected[:, 1, :, :2] = expected[:, 3, :, :2]
     pages.copy_pages(cache, None, [1, 3], [2, 1], [4, 2])
     assert torch.equal(cache, expected)
+
+
+@pytest.mark.parametrize("limit", [101_376, 166_912, 232_448])
+def test_tiles_fit_the_shared_memory_of_the_card(limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "OFFLINE_SHARED", limit)
+    tiles = {name: made.constants.get("BLOCK_M") for name, made in attention.variants() if "bf16-latent" in name}
+    few = 32 if limit < 166_912 else 64
+    assert tiles["attention_extend/bf16-latent"] == tiles["attention_shared/bf16-latent"] == few
+    assert tiles["attention_decode/bf16-latent-128"] == few and tiles["attention_decode/bf16-latent-16"] == 16

@@ -79,3 +79,23 @@ def test_weights_of_experts_without_tokens_are_not_read():
     weights.table[[0, 3]] = 0  # the interpreter refuses to read there
     x, experts = torch.randn(5, 32).bfloat16(), torch.tensor([[1, 2]] * 5, dtype=torch.int32)
     assert close(expert_linear(x, weights, experts), expert_reference.expert_linear(x, weights, experts))
+
+
+@settings(max_examples=25)
+@given(
+    tokens=st.integers(1, 40), padding=st.integers(0, 30), count=st.integers(2, 9), top_k=st.integers(1, 3),
+    own=st.booleans(),
+)  # fmt: skip
+def test_the_experts_of_padding_are_not_read(tokens: int, padding: int, count: int, top_k: int, own: bool) -> None:
+    """A captured step of more tokens than it has: the first have their results, the others go to no expert."""
+    top_k = min(top_k, count)
+    weights = weights_of(count, 24, 32, torch.float32, biased=True)
+    x = torch.randn(tokens + padding, *((top_k,) if own else ()), 32)
+    experts = picks(tokens + padding, top_k, count)
+    step = torch.tensor([0, tokens], dtype=torch.int32)
+    order, starts = torch.full((experts.numel(),), -1, dtype=torch.int32), torch.empty(count + 1, dtype=torch.int32)
+    gpu._group_launch(experts, order, starts, step[-1:]).run()
+    assert starts[-1] == tokens * top_k and set(order[: tokens * top_k].tolist()) == set(range(tokens * top_k))
+    assert (order[tokens * top_k :] == -1).all()
+    actual = expert_linear(x, weights, experts, step[-1:])
+    assert close(actual[:tokens], expert_linear(x[:tokens].contiguous(), weights, experts[:tokens].contiguous()))

@@ -26,6 +26,7 @@ from rootgraft.engine.core import engine_process
 from rootgraft.engine.errors import ConfigError, EngineDead, EngineError, ModelError
 from rootgraft.engine.executor import device, kv_budget, worker
 from rootgraft.engine.serving.engine_client import EngineClient
+from rootgraft.engine.serving.engine_spawn import fault_of_start
 from rootgraft.engine.text.tokenizer import Tokenizer
 
 
@@ -131,7 +132,10 @@ def test_a_model_beyond_the_memory(fault: Exception, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(EngineCore, "load", load)
     with pytest.raises(ConfigError, match=r"does not fit the memory .* Try: rootgraft serve --quantization int8"):
-        engine_process._load(EngineConfig(), tmp_path)
+        engine_process._load(EngineConfig(device="cpu"), tmp_path)
+    with pytest.raises(ConfigError, match=r"does not fit the memory .* what else uses the GPU") as caught:
+        engine_process._load(EngineConfig(device="cuda"), tmp_path)
+    assert "--quantization" not in str(caught.value), "a GPU refuses it"
     fault = RuntimeError("a bug")
     with pytest.raises(RuntimeError, match="a bug"):
         engine_process._load(EngineConfig(), tmp_path)
@@ -153,6 +157,9 @@ def test_a_pool_that_is_too_small(wanted: int | None, num_pages: int, message: s
     model: Any = SimpleNamespace(max_position_embeddings=128)
     with pytest.raises(ConfigError, match=message):
         kv_budget.longest_sequence(EngineConfig(max_model_len=wanted), model, num_pages)
+    with pytest.raises(ConfigError) as caught:
+        kv_budget.longest_sequence(EngineConfig(max_model_len=wanted), model, num_pages, on_gpu=True)
+    assert "--quantization" not in str(caught.value), "a GPU refuses it"
 
 
 def test_a_pool_that_the_system_does_not_give(monkeypatch: pytest.MonkeyPatch, tiny_llama: Path) -> None:
@@ -256,3 +263,10 @@ def test_a_package_that_is_missing_is_one_line(
     assert main(["completion", "bash"]) == 1
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and "the package shtab is missing. Try: pip install" in error
+
+
+def test_advice_of_an_engine_that_the_system_killed_is_by_device() -> None:
+    process: Any = SimpleNamespace(wait=lambda _seconds: -9)
+    assert "Try: rootgraft serve --quantization" in fault_of_start(process)
+    assert "--quantization" not in fault_of_start(process, on_gpu=True)
+    assert "Try: rootgraft serve --max-cpu-loras" in fault_of_start(process, on_gpu=True)

@@ -5,26 +5,30 @@ from __future__ import annotations
 import random
 from array import array
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.engine.adapter_engine import write
 from support.engine.core_hooks import adapter_pins, free_rows, scheduler_of, set_structured_output, worker_of
 from support.engine.core_hooks import structured_output_in_process as in_process
 from support.engine.draft_engine import EOS, GRAMMARS, VOCAB, VOCABULARY, compiled
-from support.engine.fake_worker import FakeWorker, adapter_code, expected_tokens
+from support.engine.fake_worker import FakeStep, FakeWorker, adapter_code, expected_tokens
 from support.engine.injected_faults import POINTS, Fault
 from support.models.lora_folders import small_reader
 
+from rootgraft.engine.batch import Batch, StepHandle
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.core.engine_core import EngineCore
 from rootgraft.engine.core.structured_output import StructuredOutputManager
 from rootgraft.engine.messages import Abort, Done, Failed, LoadAdapter, Message, Reply, Submit, TokenOut
 from rootgraft.engine.types import Priority, SamplingParams
 from rootgraft.lora.adapter_pool import AdapterPool
+from rootgraft.lora.lora_step import AdapterBank
 
 ROWS, NAMES = 4, ("one", "two", "three")
 ERRORS = (RuntimeError("a bug"), MemoryError(), KeyboardInterrupt())
@@ -239,3 +243,148 @@ def test_a_load_whose_result_is_lost_is_replied_to(root: Path, late: bool) -> No
     assert client.replies[7].failure is not None and "'one'" in client.replies[7].failure.message
     assert client.replies[8].failure is None
     client.core.close()
+
+
+DEVICE_CALLS = ((FakeWorker, "launch"), (FakeStep, "draw"), (FakeStep, "result"))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    calls=st.lists(st.tuples(st.sampled_from(DEVICE_CALLS), st.integers(0, 30), st.booleans()), max_size=3),
+    overlaps=st.booleans(),
+    drafts=st.booleans(),
+    page_size=st.sampled_from([1, 4]),
+    seed=st.integers(0, 2**32),
+)
+def test_a_device_without_memory_costs_requests_nothing_but_time(
+    root: Path, calls: list[Any], overlaps: bool, drafts: bool, page_size: int, seed: int
+) -> None:
+    """Wherever in a step it happens, adapters, grammars and copies of pages included: tokens stay what they were."""
+    rng = random.Random(seed)
+    client = Client(root, overlaps=overlaps, drafts=drafts, page_size=page_size, num_pages=160 // page_size)
+    error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+    with ExitStack() as faults:
+        for point, count, late in calls:
+            faults.enter_context(Fault(point, count, error, late=late).injected())
+        for _ in range(40):
+            if len(client.submits) < 12:
+                client.submit_any(rng)
+            client.step()
+            client.check()
+        client.run()
+    # Only a step of one token cannot be halved: each error fails one request at most.
+    kinds = [end.kind for end in client.ends.values() if isinstance(end, Failed)]
+    assert kinds.count("CapacityError") <= len(calls)
+    assert set(kinds) <= {"CapacityError", "ContextTooLong", "RequestError"}, "the others were wrong at any rate"
+    client.core.close()
+
+
+def test_an_adapter_for_which_the_device_has_no_memory_fails_alone(root: Path) -> None:
+    client = Client(root, overlaps=True, drafts=False)
+    free = client.submit([1, 2, 3], max_tokens=4, ignore_eos=True)
+    error = torch.OutOfMemoryError("CUDA out of memory.")
+    with Fault((AdapterBank, "install"), 0, error, late=False).injected():
+        adapted = client.submit([1, 2, 3], "one", max_tokens=4, ignore_eos=True)
+        client.run()
+    assert isinstance(client.ends[free], Done)
+    failed = client.ends[adapted]
+    assert isinstance(failed, Failed) and "no memory for the adapter" in failed.message
+    again = client.submit([1, 2, 3], "one", max_tokens=4, ignore_eos=True)
+    client.run()
+    assert isinstance(client.ends[again], Done)
+    client.core.close()
+
+
+class SmallDevice(FakeWorker):
+    """A device that has memory for steps of so many tokens."""
+
+    capacity = 1 << 30
+
+    def launch(self, batch: Batch) -> StepHandle:
+        if batch.num_tokens > self.capacity:
+            raise torch.OutOfMemoryError(f"CUDA out of memory. Tried to allocate {batch.num_tokens} bytes.")
+        return super().launch(batch)
+
+
+def small_core(
+    *, overlaps: bool, capacity: int, kind: type[SmallDevice] = SmallDevice
+) -> tuple[EngineCore, SmallDevice]:
+    config = EngineConfig(
+        block_size=4, max_num_seqs=4, max_num_batched_tokens=64, speculative_config='{"method": "off"}'
+    )
+    worker = kind(64, 4, vocab_size=VOCAB, overlaps=overlaps)
+    worker.capacity = capacity
+    return EngineCore(config, worker), worker
+
+
+def answers(core: EngineCore, prompts: list[list[int]]) -> tuple[dict[int, list[int]], dict[int, Done | Failed]]:
+    core.handle(
+        Submit(number, array("i", prompt), SamplingParams(max_tokens=6)) for number, prompt in enumerate(prompts)
+    )
+    tokens: dict[int, list[int]] = {number: [] for number in range(len(prompts))}
+    ends: dict[int, Done | Failed] = {}
+    for _ in range(500):
+        for message in core.step():
+            if isinstance(message, TokenOut):
+                tokens[message.id] += message.tokens
+            else:
+                assert isinstance(message, (Done, Failed)) and message.id not in ends
+                ends[message.id] = message
+        core.check()
+        if len(ends) == len(prompts):
+            break
+    return tokens, ends
+
+
+@pytest.mark.parametrize("overlaps", [False, True])
+def test_steps_become_as_small_as_the_device_has_memory_for(overlaps: bool) -> None:
+    core, worker = small_core(overlaps=overlaps, capacity=20)
+    prompts = [[number, *range(9)] * 6 for number in range(4)]
+    tokens, ends = answers(core, prompts)
+    assert {type(end) for end in ends.values()} == {Done}
+    assert all(tokens[n] == expected_tokens(prompt, 6, VOCAB) for n, prompt in enumerate(prompts))
+    assert scheduler_of(core).max_tokens <= 20 and 1 <= worker.num_freed <= 2
+    core.close()
+
+
+@pytest.mark.parametrize("overlaps", [False, True])
+def test_fewer_tokens_than_rows_are_served_too(overlaps: bool) -> None:
+    core, _ = small_core(overlaps=overlaps, capacity=1)
+    prompts = [[1, 2], [3, 4, 5, 6, 7, 8, 9, 1, 2], [4, 5], [6, 7]]
+    tokens, ends = answers(core, prompts)
+    assert {type(end) for end in ends.values()} == {Done} and scheduler_of(core).max_tokens == 1
+    assert all(tokens[n] == expected_tokens(prompts[n], 6, VOCAB) for n in range(4))
+    core.close()
+
+
+class ShortDevice(SmallDevice):
+    """A device that has memory for rows of so many tokens."""
+
+    def launch(self, batch: Batch) -> StepHandle:
+        longest = max(row.start + len(row.tokens) for row in batch.rows)
+        if longest > self.capacity:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return FakeWorker.launch(self, batch)
+
+
+@pytest.mark.parametrize("overlaps", [False, True])
+def test_where_a_step_cannot_be_smaller_the_largest_request_fails_alone(overlaps: bool) -> None:
+    core, _ = small_core(overlaps=overlaps, capacity=12, kind=ShortDevice)
+    prompts = [[1, 2], [3, 4, 5, 6, 7, 8, 9, 1, 2], [4, 5], [6, 7]]
+    tokens, ends = answers(core, prompts)
+    assert [type(ends[number]) for number in range(4)] == [Done, Failed, Done, Done]
+    failed = ends[1]
+    assert isinstance(failed, Failed) and failed.kind == "CapacityError" and "no memory" in failed.message
+    assert all(tokens[n] == expected_tokens(prompts[n], len(tokens[n]), VOCAB) for n in range(4))
+    assert not core.has_work and core.stats()["pages_private"] == 0
+    core.close()
+
+
+def test_a_device_with_no_memory_at_all_fails_each_request_and_lives() -> None:
+    core, worker = small_core(overlaps=True, capacity=0)
+    _, ends = answers(core, [[1, 2, 3]] * 6)
+    assert {type(end) for end in ends.values()} == {Failed} and len(ends) == 6
+    worker.capacity = 1 << 30
+    core.handle([Submit(9, array("i", [1, 2]), SamplingParams(max_tokens=2))])
+    assert any(isinstance(message, Done) for _ in range(9) for message in core.step())
+    core.close()

@@ -15,8 +15,6 @@ import pytest
 import triton
 from support.kernels import triton_offline
 
-SHARED_LIMIT = {"sm_80": 166_912, "sm_90": 232_448, "sm_100": 232_448}  # bytes that a program may have
-
 
 def compile_offline(*options: str) -> dict[str, dict[str, triton_offline.Need]]:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
@@ -34,8 +32,9 @@ def golden() -> dict[str, dict[str, triton_offline.Need]]:
 
 
 def assert_within_limits(found: dict[str, dict[str, triton_offline.Need]]) -> None:
+    limits = {f"sm_{arch}": limit for arch, limit in triton_offline.SHARED_LIMIT.items()}
     for arch, needs in found.items():
-        too_large = {name: need for name, need in needs.items() if need["shared"] > SHARED_LIMIT[arch]}
+        too_large = {name: need for name, need in needs.items() if need["shared"] > limits[arch]}
         assert not too_large, f"more shared memory than {arch} has"
 
 
@@ -63,7 +62,25 @@ def test_the_first_variant_of_each_kernel():
 @pytest.mark.timeout(900)  # some hundred compilations
 def test_every_variant():
     """For one architecture; for the others the first of each kernel: what differs among variants is alike on all."""
-    found = compile_offline("--for", "90") | compile_offline("--few", "--for", "80", "100")
+    found = compile_offline("--for", "90") | compile_offline("--few", "--for", "80", "86", "89", "100", "120")
     assert_within_limits(found)
     assert not grown(found)
     assert found["sm_90"].keys() == golden()["sm_90"].keys()
+
+
+def test_the_golden_file_has_all_architectures():
+    """Every kernel of sm_80, 89, 90 and 100; of sm_86 and 120 the first of each, latent attention and experts."""
+    needs = golden()
+    assert needs.keys() == {f"sm_{arch}" for arch in triton_offline.ARCHITECTURES}
+    whole = [needs[f"sm_{arch}"].keys() for arch in (80, 89, 90, 100)]
+    assert all(names == whole[0] for names in whole)
+    kernels = {name.partition("/")[0] for name in whole[0]}
+    for arch in ("sm_86", "sm_120"):
+        assert needs[arch].keys() < whole[0] and {name.partition("/")[0] for name in needs[arch]} == kernels
+
+
+@pytest.mark.sample
+def test_latent_attention_fits_a_card_of_99_kib():
+    found = compile_offline("--only", "attention", "--latent", "--for", "89")
+    assert_within_limits(found)
+    assert not grown(found) and len(found["sm_89"]) >= 5

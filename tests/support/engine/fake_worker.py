@@ -128,6 +128,7 @@ class FakeWorker:
         self.drawn: dict[int, int] = {}  # by the last step, by row
         self.pending: deque[tuple[Batch, dict[int, str]]] = deque()  # launched, and not computed yet
         self.num_launched = 0
+        self.num_freed = 0
         self.cells = [-1] * (num_pages * page_size)
         self.tables: dict[int, list[int]] = {}
         self.adapted: dict[int, tuple[int, int]] = {}
@@ -144,6 +145,9 @@ class FakeWorker:
         self.log.append(("launch", number))
         self.pending.append((batch, dict(self.adapters._pinned) if self.adapters else {}))
         return FakeStep(self, batch, number)
+
+    def free_memory(self) -> None:
+        self.num_freed += 1
 
     def compute(self, batch: Batch, masks: Callable[[], Masks] | None) -> StepResult:
         """Compute all steps up to this one."""

@@ -6,6 +6,7 @@ Run as a program, by a process whose environment has no ``TRITON_INTERPRET``; wr
     python tests/support/kernels/triton_offline.py --few           the first variant of each kernel
     python tests/support/kernels/triton_offline.py --for 90        for this architecture alone, sm_90 (or several)
     python tests/support/kernels/triton_offline.py --only lora     of the modules whose name begins so
+    python tests/support/kernels/triton_offline.py --latent        of these, latent attention in bfloat16
     python tests/support/kernels/triton_offline.py --write-golden  also enter the results in triton_golden.json
 
 Triton keeps what it compiled by source and options, so only what has changed takes time.
@@ -21,7 +22,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +31,13 @@ import triton
 from triton.backends.compiler import GPUTarget
 
 import rootgraft.kernels.triton
+from rootgraft.kernels.triton import launch as launch_module
 from rootgraft.kernels.triton.launch import Launch
 
 GOLDEN = Path(__file__).with_name("triton_golden.json")
-ARCHITECTURES = (80, 90, 100)
+ARCHITECTURES = (80, 86, 89, 90, 100, 120)
+SHARED_LIMIT = {80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448, 100: 232_448, 120: 101_376}
+"""Bytes that a program may have, by architecture."""
 _USAGE = re.compile(r"REG:(\d+) STACK:(\d+).*?LOCAL:(\d+)")
 
 Need = dict[str, int]  # registers, spills (bytes of stack and local memory), shared (bytes)
@@ -86,13 +90,17 @@ def needs(compiled: Any, folder: Path) -> Need:
     return {"registers": registers, "spills": stack + local, "shared": compiled.metadata.shared}
 
 
-def compile_all(variants: list[tuple[str, Launch]], architectures: tuple[int, ...]) -> dict[str, dict[str, Need]]:
-    """The needs of every variant, by architecture and name."""
-    assert len({name for name, _ in variants}) == len(variants), "names of variants are unique"
+def compile_all(
+    choose: Callable[[], Iterable[tuple[str, Launch]]], architectures: tuple[int, ...]
+) -> dict[str, dict[str, Need]]:
+    """The needs of every variant, by architecture and name; tiles are chosen by the shared memory of each."""
     result: dict[str, dict[str, Need]] = {}
     with tempfile.TemporaryDirectory() as folder:
         for architecture in architectures:
             triton.runtime.driver.set_active(OfflineDriver(architecture))
+            launch_module.OFFLINE_SHARED = SHARED_LIMIT[architecture]
+            variants = list(choose())
+            assert len({name for name, _ in variants}) == len(variants), "names of variants are unique"
             result[f"sm_{architecture}"] = {name: needs(launch.compile(), Path(folder)) for name, launch in variants}
     return result
 
@@ -115,11 +123,15 @@ def main() -> None:
     parser.add_argument("--few", action="store_true")
     parser.add_argument("--for", dest="architectures", type=int, nargs="+", default=ARCHITECTURES)
     parser.add_argument("--only", default="")
+    parser.add_argument("--latent", action="store_true")
     parser.add_argument("--write-golden", action="store_true")
     options = parser.parse_args()
-    variants = all_variants(options.only)
-    chosen = list(first_of_each(variants) if options.few else variants)
-    result = compile_all(chosen, tuple(options.architectures))
+
+    def choose() -> Iterator[tuple[str, Launch]]:
+        variants = (each for each in all_variants(options.only) if "bf16-latent" in each[0] or not options.latent)
+        return first_of_each(variants) if options.few else variants
+
+    result = compile_all(choose, tuple(options.architectures))
     if options.write_golden:
         write_golden(result, options.only)
     json.dump({"triton": triton.__version__, "needs": result}, sys.stdout)

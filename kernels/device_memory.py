@@ -1,0 +1,39 @@
+"""Out-of-memory errors of a device: which they are, and how they leave a call without keeping its tensors alive."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+# Of torch's allocators, CUDA's runtime and cuBLAS, whose errors are plain RuntimeErrors.
+_TEXTS = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "can't allocate memory")
+
+
+class DeviceMemoryError(Exception):
+    """A call on the device found no memory. The device itself works, and other calls may succeed."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an exception says that a device has no memory: torch's own, CUDA's, cuBLAS's or Triton's."""
+    if type(error).__name__ == "OutOfMemoryError":
+        return True
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in _TEXTS)
+
+
+def on_device(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Return what a call returns.
+
+    Raises:
+        DeviceMemoryError: in place of an out-of-memory error. It refers to no frame of the call, so that the tensors
+            there are freed before the caller empties torch's cache.
+    """
+    try:
+        return call(*args, **kwargs)
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        text = " ".join(str(error).split())
+    raise DeviceMemoryError(text)
