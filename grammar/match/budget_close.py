@@ -92,7 +92,9 @@ class _Tests:
         self.row = row
         self.found = found
         self.ends: dict[int, tuple[list[int] | None, bool]] = {}
-        self.earlier = {} if earlier is None else earlier.earlier | earlier.ends
+        self.earlier: dict[int, tuple[list[int] | None, bool]] = (
+            {} if earlier is None else earlier.earlier | earlier.ends
+        )
         self.shorter: dict[tuple[int, ...], list[int]] = {} if earlier is None else earlier.shorter
 
     @cached_property

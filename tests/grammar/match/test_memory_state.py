@@ -268,7 +268,7 @@ def test_random_answers_hold_the_schema_and_repeat_nothing(grammars_of_open: lis
     assert_random_answers_are_whole(grammars_of_open[index], index, [*range(12), *[50] * 12])
 
 
-def tested_draws(matcher: Matcher, rng: random.Random, budget: int) -> bytes | None:
+def answer_of_checked_draws(matcher: Matcher, rng: random.Random, budget: int) -> bytes | None:
     """A random answer of tokens that are tested once drawn, as the sampler does; None if it was cut off."""
     text, row = b"", np.zeros(VOCABULARY.num_words, dtype=np.int32)
     for step in range(budget):
@@ -319,7 +319,7 @@ def assert_ends_whole_at_every_small_budget(schema: Any, seed: int, more: int) -
     least = grammar.matcher().num_shortest
     assert least is not None
     for budget in range(least, least + more):
-        for walk in (walked, tested_draws):
+        for walk in (walked, answer_of_checked_draws):
             text = walk(grammar.matcher(), rng, budget)
             assert text is not None, (walk.__name__, budget)
             validator.validate(loaded(text))
@@ -342,7 +342,7 @@ def test_generated_schemas_end_whole_at_all_small_budgets(schema: Any, seed: int
 @pytest.mark.parametrize(("index", "least", "seed"), [(0, 11, 9), (11, 13, 92)])
 def test_an_end_of_an_earlier_position_is_followed_again(index: int, least: int, seed: int) -> None:
     grammar = compiled(OPEN[index])
-    for walk in (walked, tested_draws):
+    for walk in (walked, answer_of_checked_draws):
         for turn in range(4):
             assert walk(grammar.matcher(), random.Random(seed + turn), least) is not None
 
