@@ -134,8 +134,11 @@ class TokenCheck(Protocol):
     def alike(self, token: int) -> NDArray[np.int64]:
         """Return the tokens that fit if this one does, and do not if it does not."""
 
+    def known(self) -> NDArray[np.int32]:
+        """Return a mask of allowed tokens that are known to fit, at least one, without a search."""
+
     def limits(self) -> NDArray[np.int32]:
-        """Return the mask of all allowed tokens that fit."""
+        """Return the mask of all allowed tokens that fit, which may take long."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -156,11 +156,11 @@ def _compile_ahead(spec: GrammarSpec, built: Future[tuple[CompileService, MaskBu
 
 
 def _postpone_end(words: NDArray[np.int32], eos_ids: tuple[int, ...], check: TokenCheck | None) -> None:
-    """Forbid the end tokens in a mask that allows any other token, after which an end fits if there is a check."""
+    """Forbid the end tokens in a mask that allows any other token, after which an end is known to fit by a check."""
     kept = words.view(np.uint32).copy()
     for token in eos_ids:
         kept[token // 32] &= ~np.uint32(1 << token % 32)
-    if (kept if check is None else kept & check.limits().view(np.uint32)).any():
+    if (kept if check is None else kept & check.known().view(np.uint32)).any():
         words[:] = kept.view(np.int32)
 
 

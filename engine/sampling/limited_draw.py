@@ -4,7 +4,7 @@ A token is drawn as without a budget of tokens and then tested (``TokenCheck``):
 longer. If no end fits after it, it is left out with those that are alike, and another one is drawn by a further random
 number of the position. So each token that fits is drawn with its share of the probability of all that fit: rejection
 sampling without replacement. A greedy draw takes the likeliest one that fits. The filters apply as without a budget; if
-nothing that they keep fits, all that fits is drawn from.
+nothing that they keep fits, they apply to what is left.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ...kernels.layouts.draw_params import DrawParams
 from ..batch import TokenCheck
 from .top_k_top_p import kept_weights, uniforms
 
-# Tokens that are left out one by one before all are tested.
+# Draws of one position. The last one is among the tokens that are known to fit: all streams wait for the tests.
 MAX_TESTS = 64
 _ATTEMPT = 0xD1B54A32D192ED03
 Line = npt.NDArray[np.float32]
@@ -65,22 +65,19 @@ class LimitedLines:
 def _redrawn(line: Line, check: TokenCheck, params: Any, num_generated: int, token: int) -> int:
     """Draw until a token fits, without those that do not."""
     weights = _weights(line, params)
-    attempt = 0
-    while token >= 0:
-        attempt += 1
+    for attempt in range(1, MAX_TESTS + 1):
         left_out = np.append(check.alike(token), token)
         if attempt == MAX_TESTS:
-            left_out = np.append(left_out, np.flatnonzero(~_limits(check, line)))
+            left_out = np.append(left_out, np.flatnonzero(~_known(check, line)))
         line[left_out] = -np.inf
         if weights is not None:
             weights[left_out] = 0
             if not weights.any():  # nothing that the filters keep fits
-                line[~_limits(check, line)] = -np.inf
                 weights = _weights(line, params)
         token = _draw(line, weights, params, num_generated, attempt)
         if token < 0 or check.fits(token):
             return token
-    return token
+    return -1
 
 
 def _weights(line: Line, params: Any) -> npt.NDArray[np.int64] | None:
@@ -112,9 +109,9 @@ def _draw(line: Line, weights: npt.NDArray[np.int64] | None, params: Any, num_ge
     return int(np.searchsorted(upto, min(int(u * int(upto[-1])), int(upto[-1]) - 1), side="right"))
 
 
-def _limits(check: TokenCheck, line: Line) -> npt.NDArray[np.bool_]:
-    """Return which tokens fit, bool [V]."""
-    bits = np.unpackbits(check.limits().view(np.uint8), bitorder="little").astype(np.bool_)
+def _known(check: TokenCheck, line: Line) -> npt.NDArray[np.bool_]:
+    """Return which tokens are known to fit, bool [V]."""
+    bits = np.unpackbits(check.known().view(np.uint8), bitorder="little").astype(np.bool_)
     fit: npt.NDArray[np.bool_] = np.zeros(len(line), dtype=np.bool_)
     fit[: len(bits)] = bits[: len(line)]
     return fit

@@ -37,6 +37,8 @@ BEYOND_TEST = 20
 MAX_CHECKS = 64  # positions of which the check is kept, more than a step has drafts
 MAX_SUFFIXES = 40  # of a known completion, tried before a search
 MAX_TRIES = 600  # tokens that a search after a token may try
+# Tokens that all searches for the drawn tokens of one position may try: all streams wait for them.
+MAX_POSITION_TRIES = 3_000
 TIE = 3  # tokens by which another end than the first one found may be shorter
 # Tokens up to which each one is tested alone.
 MAX_SINGLE = 512
@@ -51,8 +53,11 @@ class BudgetCheck(Protocol):
     def alike(self, token: int) -> NDArray[np.int64]:
         """Return the tokens that fit if this one does, and do not if it does not."""
 
+    def known(self) -> Row:
+        """Return a mask of allowed tokens that are known to fit, at least one, without a search."""
+
     def limits(self) -> Row:
-        """Return the mask of all allowed tokens that fit."""
+        """Return the mask of all allowed tokens that fit, which may take long."""
 
 
 class RowCheck:
@@ -66,6 +71,9 @@ class RowCheck:
 
     def alike(self, token: int) -> NDArray[np.int64]:
         return np.array([token])
+
+    def known(self) -> Row:
+        return self._row
 
     def limits(self) -> Row:
         return self._row
@@ -285,21 +293,38 @@ class EndCheck:
         self._lexical = lexical
         self.most = most
         self._tests = tests
+        self._left = [MAX_POSITION_TRIES]
 
     def fits(self, token: int) -> bool:
-        """Return whether an end fits after an allowed token."""
+        """Return whether an end fits after an allowed token, by searches that are bounded for all such tokens."""
+        return self._fits(token, self._left)
+
+    def _fits(self, token: int, left: list[int] | None) -> bool:
         if token in self._texts.vocabulary.eos:
             return True
-        end = self.end_after(token)
+        end = self.end_after(token, left)
         return end is not None and len(end) <= self.most
 
-    def end_after(self, token: int) -> list[int] | None:
-        """Return a short end after a token, None if none was found: one that fits, if there is one."""
+    def known(self) -> Row:
+        """Return the tokens after which an end has been found that fits, and the end token where it may come."""
+        fitting = [token for token, (end, _) in self._tests.ends.items() if end is not None and len(end) <= self.most]
+        row = np.zeros_like(self._tests.row)
+        words = row.view(np.uint32)
+        for token in (*fitting, *self._tests.found[:1], *self._texts.vocabulary.eos):
+            words[token >> 5] |= np.uint32(1 << (token & 31))
+        return row & self._tests.row
+
+    def end_after(self, token: int, left: list[int] | None = None) -> list[int] | None:
+        """Return a short end after a token, None if none was found: one that fits, if there is one.
+
+        Args:
+            left: tries that its search may take, which it lessens; None for those of one search.
+        """
         if self._tests.found[:1] == [token]:
             return self._tests.found[1:]
         end, is_shortest = self._tests.ends.get(token, (None, False))
         if not is_shortest and (end is None or len(end) > self.most):
-            end, is_shortest = self._tests.ends[token] = self._find_end(token)
+            end, is_shortest = self._tests.ends[token] = self._find_end(token, left)
         return end
 
     def alike(self, token: int) -> NDArray[np.int64]:
@@ -328,7 +353,7 @@ class EndCheck:
         while len(some := np.flatnonzero(left)):
             token = int(some[0])
             members = np.append(self.alike(token), token)
-            good[members[left[members]]] = self.fits(token)
+            good[members[left[members]]] = self._fits(token, None)
             left[members] = False
         mask: Row = np.packbits(good, bitorder="little").view(np.int32)
         return mask
@@ -337,7 +362,7 @@ class EndCheck:
         end = self.end_after(token)
         return -1 if end is None else len(end)
 
-    def _find_end(self, token: int) -> tuple[list[int] | None, bool]:
+    def _find_end(self, token: int, left: list[int] | None) -> tuple[list[int] | None, bool]:
         """Return a short end after a token, and whether a search found no shorter one."""
         tests, after = self._tests, self._state.copy()
         if not after.accept(token):
@@ -353,7 +378,9 @@ class EndCheck:
         if is_shortest and tests.num_allowed > MAX_SINGLE and (earlier is None or len(earlier) > self.most):
             return earlier, True  # of a string that admits so much, another search would find no more
         lexical = self._texts.lexical(self._lexical, token)
-        found = self._search.shortest(after, lexical, 2 * self.most + BEYOND_TEST, tries=MAX_TRIES)
+        if left is not None and left[0] <= 0:
+            return None, False
+        found = self._search.shortest(after, lexical, 2 * self.most + BEYOND_TEST, tries=MAX_TRIES, left=left)
         if found is not None and self.most < len(found) <= self.most + TIE:
             found = self._shorter(after, lexical, found)
         return found, True

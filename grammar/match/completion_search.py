@@ -36,6 +36,7 @@ class CompletionSearch:
         most: int = MAX_TOKENS,
         enough: int = MAX_TOKENS,
         tries: int = MAX_TRIES,
+        left: list[int] | None = None,
     ) -> list[int] | None:
         """Return the shortest completion that was found, None if none was.
 
@@ -45,10 +46,13 @@ class CompletionSearch:
             most: about the most tokens of a completion.
             enough: a completion of at most so many tokens ends the search.
             tries: most tokens tried.
+            left: a count of tries for several searches, which this one lessens.
         """
         best: list[int] | None = None
+        count = [tries if left is None else min(tries, left[0])]
+        start = count[0]
         try:
-            for found in self._completions(BoundedState(state, [tries]), lexical, most):
+            for found in self._completions(BoundedState(state, count), lexical, most):
                 recut = self._texts.vocabulary.recut(found)
                 if len(recut) < len(found) and leads_to_end(state, recut):
                     found = recut
@@ -58,6 +62,8 @@ class CompletionSearch:
                     break
         except SearchExhausted:
             pass
+        if left is not None:
+            left[0] -= start - max(0, count[0])
         return best
 
     def _completions(self, state: BackendState, lexical: int, most: int) -> Iterator[list[int]]:

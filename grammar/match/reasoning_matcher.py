@@ -121,6 +121,12 @@ class _WithOthers:
         alike = self._answer.alike(token)
         return alike[~np.isin(alike, list(self._others))] if token not in self._others else np.array([token])
 
+    def known(self) -> Row:
+        """Return a mask of allowed tokens that are known to fit."""
+        row = self._answer.known().copy()
+        _allow(row, list(self._others) if self._fit else [])
+        return row
+
     def limits(self) -> Row:
         """Return the mask of all allowed tokens that fit."""
         row = self._answer.limits().copy()

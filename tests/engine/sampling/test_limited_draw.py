@@ -32,6 +32,9 @@ class FakeCheck:
         pair = {token, token ^ 1}
         return np.array(sorted(pair if pair.isdisjoint(self.fitting) or pair <= self.fitting else {token}))
 
+    def known(self) -> np.ndarray:
+        return self.limits()
+
     def limits(self) -> np.ndarray:
         bits = np.zeros(96, dtype=np.bool_)
         bits[sorted(self.fitting)] = True
