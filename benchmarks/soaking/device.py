@@ -72,6 +72,7 @@ class Characters:
     """A tokenizer with one token for each printable character of ASCII, and a chat template as short."""
 
     has_chat_template = True
+    named_roles = frozenset[str]()
     vocab_size, bos_id, eos_ids, special_ids = VOCAB, None, (EOS,), frozenset({EOS})
 
     def encode(self, text: str, add_special_tokens: bool) -> array[int]:

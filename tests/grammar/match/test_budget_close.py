@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
+import numpy as np
 import pytest
 from support.grammar.schema_cases import CASES
 
@@ -22,6 +23,7 @@ from rootgraft.grammar.match.token_classes import text_bytes
 from rootgraft.grammar.spec import GrammarSpec
 from rootgraft.grammar.vocabulary import Vocabulary
 
+MAX_TESTS = 64  # draws of one position, as of the sampler
 OPENINGS = {
     "hermes": ("<tool_call>", "<tool_call>\n", "\n</tool_call>"),
     "mistral": ("[TOOL_CALLS]", "[TOOL_CALLS] [", "]"),
@@ -65,6 +67,10 @@ def triggered(schemas: list[Any], opening: str, **options: Any) -> dict[str, Any
     }
 
 
+def _tokens(row: np.ndarray) -> np.ndarray:
+    return np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little"))
+
+
 def compiled_tag(form: dict[str, Any], vocabulary: Vocabulary) -> CompiledGrammar | None:
     try:
         return compile(GrammarSpec.structural_tag({"format": form}), vocabulary)
@@ -73,11 +79,20 @@ def compiled_tag(form: dict[str, Any], vocabulary: Vocabulary) -> CompiledGramma
 
 
 def drawn(grammars, matcher: Matcher, rng: random.Random, budget: int) -> tuple[bytes, int | None]:
-    """Tokens drawn at random within a budget, and after how many of them the text was first complete."""
+    """Tokens drawn at random within a budget, each tested once drawn as the sampler does, and after how many of them
+    the text was first complete."""
     text, whole = b"", 0 if matcher.can_end else None
+    row = np.zeros(grammars.vocabulary.num_words, dtype=np.int32)
     for step in range(budget):
-        allowed = sorted(grammars.allowed(matcher, budget - step))
-        token = allowed[rng.randrange(len(allowed))]
+        check = matcher.fill_grammar_mask(row, budget - step)
+        left = _tokens(row)
+        for attempt in range(1, MAX_TESTS + 1):
+            token = int(left[rng.randrange(len(left))])
+            if check is None or check.fits(token):
+                break
+            left = np.setdiff1d(left, np.append(check.alike(token), token))
+            if attempt == MAX_TESTS - 1 or not len(left):
+                left = _tokens(check.known() & row)
         assert matcher.accept(token)
         if matcher.is_done:
             break
