@@ -17,6 +17,7 @@ from .sampling import CacheKey, ModelName, PriorityName, Salt
 MAX_QUESTIONS = 400
 MAX_CHOICES = 255
 MAX_LEVELS = 100
+MAX_LABEL = 64 << 10  # characters; how many tokens all labels may have is another limit
 MAX_JSON_BYTES = 256 << 10
 MAX_JSON_DEPTH = 32
 MAX_JSON_VALUES = 10_000
@@ -213,7 +214,7 @@ class PredicateQuestion(QuestionFields):
 class Choice(StrictModel):
     """A value that may be chosen. A string and a boolean with the same text are distinct."""
 
-    value: str | bool
+    value: Annotated[str, Field(max_length=MAX_LABEL)] | bool
     description: str = ""
 
     @property
@@ -242,7 +243,7 @@ class ChoiceQuestion(QuestionFields):
 class ScoreLevel(StrictModel):
     """A level of a scale."""
 
-    label: str
+    label: Annotated[str, Field(max_length=MAX_LABEL)]
     description: str = ""
 
 

@@ -30,6 +30,7 @@ from ..sequence.mask_jobs import MaskJob
 MOST_WAITED = 120.0
 """Seconds that a request waits for its grammar, by the clock: for a worker, and for what the compile takes beside
 other work. How much a grammar may take is another limit, on processor time."""
+MOST_TESTED = 64  # tokens after which an end is looked for where the end of an answer is postponed
 MOST_AHEAD = 8
 """Compiles that wait beyond which none is made ahead: those that a request waits for come first."""
 
@@ -160,8 +161,23 @@ def _postpone_end(words: NDArray[np.int32], eos_ids: tuple[int, ...], check: Tok
     kept = words.view(np.uint32).copy()
     for token in eos_ids:
         kept[token // 32] &= ~np.uint32(1 << token % 32)
-    if (kept if check is None else kept & check.known().view(np.uint32)).any():
+    if kept.any() if check is None else _may_go_on(kept, check):
         words[:] = kept.view(np.int32)
+
+
+def _may_go_on(words: NDArray[np.uint32], check: TokenCheck) -> bool:
+    """Whether an end fits after one of these tokens: after a known one, or one of some that are tested."""
+    if (words & check.known().view(np.uint32)).any():
+        return True
+    left = np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little"))
+    for _ in range(MOST_TESTED):
+        if not len(left):
+            return False
+        token = int(left[0])
+        if check.fits(token):
+            return True
+        left = np.setdiff1d(left, np.append(check.alike(token), token))
+    return False
 
 
 class Compilation:

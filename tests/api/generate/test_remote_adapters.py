@@ -117,7 +117,7 @@ async def serve(tmp_path: Path, fetcher: Make) -> AsyncIterator[Callable[..., Se
             clock=lambda: now[0],
         )
         transport = httpx.ASGITransport(app=create_app(state))
-        clients.append(httpx.AsyncClient(transport=transport, base_url="http://server", timeout=60))
+        clients.append(httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=60))
         return Server(state, engine, clients[-1], now)
 
     yield start

@@ -29,7 +29,7 @@ from rootgraft.api.protocol.tools import FunctionName
 CONTENT = frozenset(
     {
         *("arguments", "content", "data", "description", "encrypted_content", "input", "instructions", "output"),
-        *("prompt", "reasoning", "reasoning_content", "signature", "system", "text", "thinking"),
+        *("prompt", "reasoning", "reasoning_content", "refusal", "signature", "system", "text", "thinking"),
         *("ebnf", "grammar", "guided_grammar", "guided_regex", "regex", "choice", "guided_choice"),
     }
 )

@@ -239,7 +239,7 @@ WRONG: list[Row] = [
     ({"tools": [{**TOOL, "name": "a b"}]}, "tools[0].name"),
     ({"tools": [{**TOOL, "name": "x" * 129}]}, "tools[0].name"),
     ({"tools": [TOOL, TOOL]}, "tools[1].name"),
-    ({"tools": [{**TOOL, "name": f"f{number}"} for number in range(129)]}, "tools"),
+    ({"tools": [{**TOOL, "name": f"f{number}"} for number in range(257)]}, "tools"),
     ({"tools": [{"type": 5, "name": "web_search"}]}, "tools[0].type"),
     ({"tools": [{**TOOL, "input_schema": {"type": "string"}}]}, "tools[0].input_schema.type"),
     ({"tools": [{**TOOL, "input_schema": {"type": "object", **LONG}}]}, "tools[0].input_schema"),

@@ -55,7 +55,8 @@ def test_what_is_wrong_in_it_is_told(live: Live) -> None:
 def test_a_browser_has_to_declare_it(live: Live, path: str, marks: dict[str, str]) -> None:
     body = json.dumps(ROUTES[path]).encode()
     for kind in (None, "", FORM, "text/plain", "multipart/form-data"):
-        assert post(live, path, body, kind, **marks).status_code == 415
+        # A page of another host is refused before its body is looked at.
+        assert post(live, path, body, kind, **marks).status_code in (403, 415)
     assert post(live, path, body, "application/json", **marks).status_code == 200
     assert len(live.async_engine.seen) == (path != "/tokenize")
 
@@ -68,4 +69,4 @@ def test_a_browser_has_to_declare_it(live: Live, path: str, marks: dict[str, str
 def test_only_programs_leave_it_out(live: Live, kind: str | None, marks: list[dict[str, str]]) -> None:
     headers = {name: value for each in marks for name, value in each.items()}
     reply = post(live, "/tokenize", b'{"prompt": "hi"}', kind, **headers)
-    assert reply.status_code == (200 if kind in (None, "", FORM) and not marks else 415)
+    assert reply.status_code in ((200,) if kind in (None, "", FORM) and not marks else (403, 415))

@@ -28,6 +28,7 @@ from rootgraft.grammar.errors import GrammarError
 from rootgraft.grammar.spec import GrammarSpec
 from rootgraft.grammar.vocabulary import Vocabulary
 
+MAX_TESTS = 64  # draws of one position
 EOS = 256
 VOCABULARY = Vocabulary((*(bytes([byte]) for byte in range(256)), b"</s>"), frozenset({EOS}), (EOS,), 257)
 STYLED = [name for name, form in FORMATS.items() if form.style != "json"]
@@ -208,11 +209,17 @@ def walked(
         written.append(byte)
     common = frozenset(b'abf12 ,.:="<>/[]{}()\n_-')
     while len(written) < budget:
-        matcher.fill_mask(mask, budget - len(written))
+        check = matcher.fill_grammar_mask(mask, budget - len(written))
         allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")[: len(vocabulary.tokens)])
-        assert len(allowed), text_of(written, vocabulary)
-        liked = [int(token) for token in allowed if token in common] if rng.random() < 0.95 else []
-        token = EOS if EOS in allowed and rng.random() < 0.3 else rng.choice(liked or [int(t) for t in allowed])
+        for attempt in range(MAX_TESTS):  # as the sampler draws
+            assert len(allowed), text_of(written, vocabulary)
+            liked = [int(token) for token in allowed if token in common] if rng.random() < 0.95 else []
+            token = EOS if EOS in allowed and rng.random() < 0.3 else rng.choice(liked or [int(t) for t in allowed])
+            if check is None or check.fits(token):
+                break
+            allowed = np.setdiff1d(allowed, np.append(check.alike(token), token))
+            if attempt == MAX_TESTS - 2 or not len(allowed):
+                allowed = np.flatnonzero(np.unpackbits(check.known().view(np.uint8), bitorder="little"))
         assert matcher.accept(token)
         if token == EOS:
             break

@@ -130,8 +130,16 @@ def test_the_document_says_what_the_code_does() -> None:
     from rootgraft.api.access.api_keys import MAX_KEYS, KeyEntry
     from rootgraft.api.http.connection import DRAIN_BYTES, DRAIN_SECONDS, HEAD_TIMEOUT
     from rootgraft.api.http.guard import BODY_TIMEOUT, FILE_TIMEOUT, MAX_HEADER_BYTES, MAX_HEADERS
+    from rootgraft.api.protocol.base import MAX_FORMAT_NAME, MAX_ID
     from rootgraft.api.protocol.chat_messages import MAX_MESSAGES, MAX_ROLE
     from rootgraft.api.protocol.completions import MAX_PROMPTS
+    from rootgraft.api.protocol.responses import (
+        MAX_METADATA,
+        MAX_METADATA_KEY,
+        MAX_METADATA_VALUE,
+        MAX_SAFETY_IDENTIFIER,
+        MAX_USER,
+    )
     from rootgraft.api.protocol.sampling import MAX_MODEL_NAME
     from rootgraft.api.protocol.tools import MAX_TOOLS
     from rootgraft.api.routes.files import MAX_LINES
@@ -178,6 +186,10 @@ def test_the_document_says_what_the_code_does() -> None:
         "`cache_control` in messages and tools": [MAX_PREFIX_PINS],
         "`role` of a message": [MAX_ROLE],
         "`tools`": [MAX_TOOLS],
+        "ids and names in items of `/v1/responses`, `previous_response_id`": [MAX_ID],
+        "`user` and `safety_identifier` of `/v1/responses`": [MAX_USER, MAX_SAFETY_IDENTIFIER],
+        "name of a JSON schema as format": [MAX_FORMAT_NAME],
+        "`metadata`": [MAX_METADATA, MAX_METADATA_KEY, MAX_METADATA_VALUE],
         "keys in a file": [MAX_KEYS],
     }
     del rows["what"]

@@ -197,6 +197,8 @@ def test_the_openapi_document(live: Live) -> None:
         "/v1/responses/{response_id}/cancel": {"post"},
         "/v1/responses/{response_id}/input_items": {"get"},
         "/v1/messages": {"post"},
+        "/v1/decisions": {"post"},
+        "/v1/systemone": {"post"},
         "/v1/messages/count_tokens": {"post"},
         "/v1/files": {"get", "post"},
         "/v1/files/{file_id}": {"get", "delete"},

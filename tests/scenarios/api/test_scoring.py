@@ -95,7 +95,7 @@ async def test_loglikelihoods_equal_those_of_transformers(model_folder: Path) ->
     state.async_engine = AsyncEngine(client, Tokens(), ready)  # type: ignore[arg-type]
     transport = httpx.ASGITransport(create_app(state))
     body = {"model": "tiny", "temperature": 0, "max_tokens": 1, "logprobs": 1, "seed": 1234, "echo": True}
-    async with httpx.AsyncClient(transport=transport, base_url="http://server") as http:
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
 
         async def ask(pairs: list[tuple[list[int], list[int]]]) -> list[tuple[float, bool]]:
             prompts = [context + continuation for context, continuation in pairs]
