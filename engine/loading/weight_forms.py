@@ -18,7 +18,8 @@ from ...kernels import ops, quantised_weights
 from ...kernels.ops import Linear, QuantisedLinear, pack_linear
 from ...kernels.quantised_weights import BlockType, Format
 from ..checkpoint.gguf import GgufFile
-from ..checkpoint.read_config import CONFIG, read_model_config
+from ..checkpoint.quantization_config import KEY
+from ..checkpoint.read_config import CONFIG, read_config_file, read_model_config
 from ..config import EngineConfig
 from ..errors import ConfigError, ModelError
 from . import measured_form
@@ -129,6 +130,8 @@ def _stored(checkpoint: Path | GgufFile | None) -> _Stored | None:
         sizes = sum(math.prod(each.shape) for each in tensors), sum(each.num_bytes for each in tensors)
         return None if blocks is None else _Stored(blocks, *sizes, _has_experts(checkpoint))
     if checkpoint is None or not (checkpoint / CONFIG).is_file():
+        return None
+    if KEY not in read_config_file(checkpoint):  # as of a draft head, whose class is no model's
         return None
     config = read_model_config(checkpoint)
     if config.quantization is None:
