@@ -13,6 +13,7 @@ from support.api.api_live import make_state
 
 from rootgraft.api.http.app import create_app
 from rootgraft.engine.config import EngineConfig
+from rootgraft.engine.errors import RequestError
 from rootgraft.engine.serving.async_engine import AsyncEngine
 from rootgraft.engine.serving.engine_client import EngineClient
 
@@ -31,6 +32,13 @@ class Tokens:
 
     has_chat_template = False
     special_ids: frozenset[int] = frozenset()
+    named_roles = frozenset[str]()
+
+    def render_chat(self, messages: Any, **_: Any) -> str:
+        raise RequestError("There is no chat template.")
+
+    def template_mentions(self, text: str) -> bool:
+        return False
 
     def token_bytes(self, token: int) -> bytes:
         return b"<%d>" % token
