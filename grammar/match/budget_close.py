@@ -37,8 +37,9 @@ BEYOND_TEST = 20
 MAX_CHECKS = 64  # positions of which the check is kept, more than a step has drafts
 MAX_SUFFIXES = 40  # of a known completion, tried before a search
 MAX_TRIES = 600  # tokens that a search after a token may try
-# Tokens that all searches for the drawn tokens of one position may try: all streams wait for them.
-MAX_POSITION_TRIES = 3_000
+# Tokens that all searches for the drawn tokens of one position may try: those of 64 draws. A lower bound would make an
+# answer depend on what drafts have had tested before.
+MAX_POSITION_TRIES = 40_000
 TIE = 3  # tokens by which another end than the first one found may be shorter
 # Tokens up to which each one is tested alone.
 MAX_SINGLE = 512
