@@ -37,9 +37,6 @@ BEYOND_TEST = 20
 MAX_CHECKS = 64  # positions of which the check is kept, more than a step has drafts
 MAX_SUFFIXES = 40  # of a known completion, tried before a search
 MAX_TRIES = 600  # tokens that a search after a token may try
-# Tokens that all searches for the drawn tokens of one position may try: those of 64 draws. A lower bound would make an
-# answer depend on what drafts have had tested before.
-MAX_POSITION_TRIES = 40_000
 TIE = 3  # tokens by which another end than the first one found may be shorter
 # Tokens up to which each one is tested alone.
 MAX_SINGLE = 512
@@ -294,11 +291,10 @@ class EndCheck:
         self._lexical = lexical
         self.most = most
         self._tests = tests
-        self._left = [MAX_POSITION_TRIES]
 
     def fits(self, token: int) -> bool:
-        """Return whether an end fits after an allowed token, by searches that are bounded for all such tokens."""
-        return self._fits(token, self._left)
+        """Return whether an end fits after an allowed token, by a search of bounded length."""
+        return self._fits(token, None)
 
     def _fits(self, token: int, left: list[int] | None) -> bool:
         if token in self._texts.vocabulary.eos:
