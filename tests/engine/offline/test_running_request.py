@@ -269,7 +269,7 @@ def test_a_fork_is_told_that_the_engine_is_elsewhere(make: Make) -> None:
 def test_the_call_after_a_broken_step_answers(make: Make, point: Any, overlaps: bool) -> None:
     llm = make(overlaps=overlaps)
     beside = llm.begin([3, 4], PARAMS)
-    error = RuntimeError("out of memory")
+    error = RuntimeError("a broken step")
     with Fault(point, 2, error, late=False).injected(), pytest.raises(RuntimeError) as caught:
         llm.generate([[5, 6], [7, 8]] * 20, PARAMS, use_tqdm=False)
         llm.generate([[5, 6], [7, 8]] * 20, PARAMS, use_tqdm=False)
