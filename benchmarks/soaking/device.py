@@ -72,6 +72,7 @@ class Characters:
     """A tokenizer with one token for each printable character of ASCII, and a chat template as short."""
 
     has_chat_template = True
+    waits = False
     named_roles = frozenset[str]()
     vocab_size, bos_id, eos_ids, special_ids = VOCAB, None, (EOS,), frozenset({EOS})
 
