@@ -392,7 +392,7 @@ class EndCheck:
         if not after.accept(token):
             return None
         try:
-            known = self._known_end(after, token)
+            known = self._known_end(after, token, left)
             if known is not None or not self.most:
                 return known
             lexical, most = self._texts.lexical(self._lexical, token), 2 * self.most + BEYOND_TEST
@@ -402,15 +402,23 @@ class EndCheck:
         finally:
             rollback_unless_failed(self._state, 1)
 
-    def _known_end(self, after: BackendState, token: int) -> list[int] | None:
-        """Return the completion if it is as short after a token as before, or the shortest of its ends that fits."""
+    def _known_end(self, after: BackendState, token: int, left: list[int]) -> list[int] | None:
+        """Return the completion or a part of it that ends the answer after a token too, and fits.
+
+        Of a string that goes on the completion is as short an end as before, even if it does not fit. Free text takes
+        all of each part, so half of the work is left to a search.
+        """
         if not self.most:
             return [] if after.can_end() else None
-        if self._stays_in_string(token) and leads_to_end(after, self._found):
-            return self._found
-        sizes = range(min(len(self._found), self.most) + 1)
-        ends = (self._found[len(self._found) - size :] for size in sizes)
-        return next((end for end in ends if leads_to_end(after, end)), None)
+        found = self._found
+        if (len(found) <= self.most or self._stays_in_string(token)) and leads_to_end(after, found):
+            return found
+        for size in range(min(len(found) - 1, self.most), -1, -1):
+            if left[0] < MAX_TRIES // 2:
+                break
+            if leads_to_end(after, end := found[len(found) - size :]):
+                return end
+        return None
 
     def _stays_in_string(self, token: int) -> bool:
         """Whether a string that the completion ends at once goes on with a token: its end is then as far as before."""
