@@ -24,7 +24,7 @@ WIDE_MODULES = {
     "api/http/model_service.py": 25,
     "engine/executor/draft_worker.py": 29,
     "engine/executor/worker.py": 33,
-    "engine/offline/llm.py": 22,
+    "engine/offline/llm.py": 21,
 }
 # Classes that own more than MOST_FIELDS fields.
 WIDE_CLASSES = {

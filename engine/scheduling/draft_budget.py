@@ -6,9 +6,13 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Seq
 
+from ..batch import Masks
+from ..config import EngineConfig
+from ..engine_stats import EngineStats
 from ..kv_cache.prefix_cache import PrefixCache
+from ..sequence.mask_jobs import MaskJob
 from ..sequence.sequence import Sequence
-from ..speculation.model_drafter import ModelDrafter, Wanted
+from ..speculation.model_drafter import DraftRunner, ModelDrafter, Wanted
 from ..speculation.proposer import Proposal, Proposer
 from .step_plan import Drafting, StepInFlight, StepPlan, lease_of
 
@@ -155,3 +159,25 @@ class DraftBudget:
 
     def _limit(self, sequence: Sequence, part: int) -> int:
         return min(part, sequence.most_drafts)
+
+
+def make_draft_budget(
+    config: EngineConfig,
+    cache: PrefixCache,
+    stats: EngineStats,
+    draft: DraftRunner | None,
+    fill_masks: Callable[[Seq[MaskJob]], Callable[[], Masks]],
+) -> DraftBudget | None:
+    """Return what gives drafts to rows, as the options ask for; None without drafts.
+
+    Args:
+        draft: the draft model; None without.
+        fill_masks: begins to fill the masks of a draft model's step, see ``ModelDrafter``.
+    """
+    if not config.max_drafts:
+        return None
+    drafter = None
+    if draft is not None:
+        sharing, num_rows = config.enable_prefix_caching, config.max_num_seqs
+        drafter = ModelDrafter(draft, config.block_size, fill_masks, sharing=sharing, num_rows=num_rows)
+    return DraftBudget(Proposer(config.speculative, cache, stats), cache, config.max_drafts, drafter)
