@@ -47,7 +47,7 @@ from .grammar_vocabularies import GrammarVocabularies
 from .step_worker import Launched, StepWorker
 
 if TYPE_CHECKING:
-    from ..executor.worker import Weights
+    from ..executor.load_weights import Weights
     from .structured_output import Compilation
 
 logger = logging.getLogger("rootgraft.engine")
