@@ -35,7 +35,6 @@ WIDE_CLASSES = {
     "api/observe/metrics.py Metrics": 22,
     "api/storage/batch_store.py BatchRecord": 25,
     "engine/engine_stats.py EngineStats": 19,
-    "engine/scheduling/scheduler.py Scheduler": 18,
     "engine/sequence/sequence.py Sequence": 31,
     "engine/serving/engine_client.py EngineClient": 23,
     "grammar/match/string_masks.py StringRule": 18,
