@@ -34,10 +34,8 @@ WIDE_CLASSES = {
     "api/http/server.py _Service": 16,
     "api/observe/metrics.py Metrics": 22,
     "api/storage/batch_store.py BatchRecord": 25,
-    "engine/engine_stats.py EngineStats": 19,
     "engine/sequence/sequence.py Sequence": 31,
-    "engine/serving/engine_client.py EngineClient": 23,
-    "grammar/match/string_masks.py StringRule": 18,
+    "engine/serving/engine_client.py EngineClient": 20,
 }
 
 

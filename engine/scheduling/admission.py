@@ -1,4 +1,4 @@
-"""Admission: whether a waiting sequence may start, by row, adapter slot, pages, preemption victims and shared prefix."""
+"""Admission: whether a waiting sequence may start, by row, adapter slot, pages, victims and shared prefix."""
 
 from __future__ import annotations
 
