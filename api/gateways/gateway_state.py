@@ -10,16 +10,16 @@ from ...engine.errors import EngineDead, EngineError
 from ...engine.types import AdapterInfo
 from ..access.api_keys import Key
 from ..access.caller import Caller
-from ..access.request_admission import Demand, HeldTicket
+from ..access.request_admission import Demand, Ticket
 from ..config import ServerConfig
 from ..errors import HTTPError
 from ..generate.server_state import ServerState
 from ..generate.streams import ledger_model
 from ..observe.tracing import open_tracer
-from .main_client import MainClient
+from .gateway_client import GatewayClient
+from .gateway_ledger import GatewayLedger
+from .gateway_ticket import GatewayTicket
 from .relayed_metrics import RelayedMetrics
-from .remote_ledger import RemoteLedger
-from .remote_ticket import RemoteTicket
 
 if TYPE_CHECKING:
     from ...engine.serving.async_engine import AsyncEngine
@@ -39,15 +39,15 @@ class GatewayState(ServerState):
         ConfigError: the file with keys cannot be read, or OpenTelemetry is missing.
     """
 
-    def __init__(self, options: ServerConfig, client: MainClient, version: str, *, enable_lora: bool) -> None:
+    def __init__(self, options: ServerConfig, client: GatewayClient, version: str, *, enable_lora: bool) -> None:
         self.relayed = RelayedMetrics()
         super().__init__(options, self.relayed, version=version)
         self._main = client
         self._enable_lora = enable_lora
         self._numbers = itertools.count(1)
-        self._tickets: dict[int, RemoteTicket] = {}
+        self._tickets: dict[int, GatewayTicket] = {}
         self._adapters: dict[str, AdapterInfo] = {}
-        self._recorder = None if options.usage_ledger is None else RemoteLedger(client)
+        self._recorder = None if options.usage_ledger is None else GatewayLedger(client)
         if options.otlp_traces_endpoint is not None:
             self.tracer = open_tracer(options.otlp_traces_endpoint, version)
 
@@ -68,7 +68,7 @@ class GatewayState(ServerState):
         return self._adapters
 
     @property
-    def usage_recorder(self) -> RemoteLedger | None:
+    def usage_recorder(self) -> GatewayLedger | None:
         return self._recorder
 
     async def find_model(
@@ -87,10 +87,10 @@ class GatewayState(ServerState):
             self._adapters[adapter] = AdapterInfo(*info)
         return name, adapter
 
-    async def admit(self, caller: Caller, requests: Sequence[TextRequest]) -> HeldTicket:
+    async def admit(self, caller: Caller, requests: Sequence[TextRequest]) -> Ticket:
         """Admit the requests of one HTTP request by the limits of the main process. Raises as there."""
         demand = Demand.of(requests)
-        ticket = RemoteTicket(self._main, next(self._numbers), self._ended)
+        ticket = GatewayTicket(self._main, next(self._numbers), self._ended)
         self._tickets[ticket.number] = ticket
         adapter, model = requests[0].adapter, ledger_model(self, caller)
         try:
@@ -117,5 +117,5 @@ class GatewayState(ServerState):
             if ticket.num_generated > ticket.num_told
         ]
 
-    def _ended(self, ticket: RemoteTicket) -> None:
+    def _ended(self, ticket: GatewayTicket) -> None:
         self._tickets.pop(ticket.number, None)

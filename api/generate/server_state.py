@@ -18,7 +18,7 @@ from ..access.api_keys import Key, KeyRing, Scope
 from ..access.caller import Caller, RequestFacts
 from ..access.overload import QueueLimits
 from ..access.rate_limits import RateLimits
-from ..access.request_admission import Demand, HeldTicket, RequestAdmission
+from ..access.request_admission import Demand, RequestAdmission, Ticket
 from ..batches.batch_service import BatchService
 from ..config import ServerConfig
 from ..errors import HTTPError
@@ -233,7 +233,7 @@ class ServerState:
         """What takes the usage of requests that have ended; None where it is not kept."""
         return self.ledger
 
-    async def admit(self, caller: Caller, requests: Sequence[TextRequest]) -> HeldTicket:
+    async def admit(self, caller: Caller, requests: Sequence[TextRequest]) -> Ticket:
         """Admit the requests of one HTTP request, all or none. Raises as ``RequestAdmission.admit``."""
         return self.admission.admit(caller.key, Demand.of(requests))
 

@@ -26,8 +26,8 @@ from ...engine.types import AdapterInfo
 from ...fleet.catalog.model_catalog import ModelCatalog
 from ...fleet.catalog.model_versions import ModelVersions
 from ..config import ServerConfig
-from ..gateways.engine_share import EngineShare
-from ..gateways.shared_model import SharedModel
+from ..gateways.engine_multiplexer import EngineMultiplexer
+from ..gateways.loaded_model import LoadedModel
 from ..generate.remote_adapters import RemoteAdapters
 from ..generate.server_state import ServerState
 from ..models_file import ServedModel, naming_place
@@ -72,7 +72,7 @@ class ModelService:
     ) -> None:
         self.state = state
         self.path = ""
-        self.shared: tuple[SharedModel, EngineShare] | None = None
+        self.shared: tuple[LoadedModel, EngineMultiplexer] | None = None
         self._entry = model.entry
         self._config = model.engine
         self._options = model.server
@@ -117,8 +117,10 @@ class ModelService:
             starting.cancel()
             # Where the engine has failed too, the error of defaults or tokenizer counts.
             await asyncio.gather(starting, return_exceptions=True)
-        share = EngineShare(client) if self._options.gateways > 1 else None
-        async_engine = AsyncEngine(client if share is None else share.open(), tokenizer, ready, defaults.defaults)
+        multiplexer = EngineMultiplexer(client) if self._options.gateways > 1 else None
+        async_engine = AsyncEngine(
+            client if multiplexer is None else multiplexer.open_channel(), tokenizer, ready, defaults.defaults
+        )
         if self._catalog is not None and self._fetcher is not None:
             state.versions = ModelVersions(self._catalog, self._fetcher, client)
             await state.versions.restore(names)
@@ -126,8 +128,8 @@ class ModelService:
             state.adapter_tokenizers = AdapterTokenizers(async_engine.served, self._config)
             await self._check_tokenizers(state.adapter_tokenizers, ready.adapters)
         state.begin_serving(async_engine, client, EngineFacts.of(self._config, ready), ready.base_digest)
-        if share is not None:
-            self.shared = SharedModel(names, files.path, ready, defaults.defaults), share
+        if multiplexer is not None:
+            self.shared = LoadedModel(names, files.path, ready, defaults.defaults), multiplexer
         which = f"{names[0]}: " if self._entry.place else ""
         for line in (*ready.summary, *([defaults.applied] if defaults.applied else [])):
             logger.info("%s%s", which, line)

@@ -14,8 +14,8 @@ from typing import Any
 from ...engine.errors import ConfigError, EngineError
 from ...engine.serving.engine_spawn import SpawnEngine
 from ...fleet.catalog.model_catalog import ModelCatalog
-from ..gateways.engine_share import EngineShare
-from ..gateways.shared_model import SharedModel
+from ..gateways.engine_multiplexer import EngineMultiplexer
+from ..gateways.loaded_model import LoadedModel
 from ..generate.model_router import ModelRouter
 from ..generate.server_state import ServerState
 from ..models_file import ServedModel
@@ -86,7 +86,7 @@ class ModelServices:
                 load.cancel()
             await asyncio.gather(*loads, return_exceptions=True)
 
-    def shared_model(self) -> tuple[SharedModel, EngineShare]:
+    def loaded_model(self) -> tuple[LoadedModel, EngineMultiplexer]:
         """Return the only model, which is loaded, and its engine, for gateways."""
         [service] = self._services
         assert service.shared is not None

@@ -28,7 +28,7 @@ from ...engine.errors import ConfigError
 from ...engine.sandbox.program_pool import POOL
 from ...engine.serving.engine_spawn import SpawnEngine
 from ..config import ServerConfig
-from ..gateways.gateway_supervisor import GatewaySupervisor
+from ..gateways.main_supervisor import GatewaySupervisor
 from ..generate.server_state import ServerState
 from ..models_file import ModelEntry, ServedModel
 from ..observe.engine_collector import kv_usage
@@ -226,7 +226,7 @@ class _Service:
         await self._models.load(self._write_record)
         process_memory.freeze()
         if self._gateways is not None:
-            await self._gateways.serve(*self._models.shared_model())
+            await self._gateways.serve(*self._models.loaded_model())
         state = self._state
         if state.batches is not None and state.internal_client is not None:
             state.batches.resume(state.internal_client)

@@ -27,7 +27,7 @@ from rootgraft.engine.serving.engine_client import EngineClient
 from rootgraft.engine.serving.request import TextRequest
 from rootgraft.engine.text.tokenizer import Tokenizer
 from rootgraft.engine.types import SamplingParams
-from rootgraft.fleet.dispatcher_limits import DispatcherLimits
+from rootgraft.fleet.dispatcher import DispatcherLimits
 from rootgraft.fleet.fleet import Fleet
 from rootgraft.fleet.placement import replica_table
 from rootgraft.fleet.replica_launcher import ProcessLauncher

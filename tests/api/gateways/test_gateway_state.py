@@ -19,11 +19,11 @@ from support.engine.core_client import CoreClient
 from rootgraft.api.access.caller import Caller, RequestFacts
 from rootgraft.api.config import ServerConfig
 from rootgraft.api.errors import HTTPError, Rejection
-from rootgraft.api.gateways.engine_share import EngineShare
-from rootgraft.api.gateways.gateway_link import GatewayLink
-from rootgraft.api.gateways.gateway_member import GatewayMember
+from rootgraft.api.gateways.engine_multiplexer import EngineMultiplexer
+from rootgraft.api.gateways.gateway_client import GatewayClient
 from rootgraft.api.gateways.gateway_state import GatewayState
-from rootgraft.api.gateways.main_client import MainClient
+from rootgraft.api.gateways.main_connection import MainConnection
+from rootgraft.api.gateways.process_link import ProcessLink
 from rootgraft.api.observe.token_usage import TokenCounts
 from rootgraft.api.observe.usage_ledger import UsageLedger, UsageRecord
 from rootgraft.engine.errors import AdapterUnavailable, EngineDead, GrammarRefused, UnknownModel
@@ -42,20 +42,20 @@ class Pair:
         self.main = make_state(self.options)
         self.main.ledger = UsageLedger(folder / "usage.sqlite")
         self.core = CoreClient()
-        self.share = EngineShare(self.core)
-        self.lost: list[GatewayMember] = []
+        self.multiplexer = EngineMultiplexer(self.core)
+        self.lost: list[MainConnection] = []
 
     async def connect(self) -> None:
         ours, theirs = socket.socketpair()
-        self.link, link = GatewayLink(), GatewayLink()
+        self.link, link = ProcessLink(), ProcessLink()
         loop = asyncio.get_running_loop()
         process: Any = SimpleNamespace(pid=os.getpid())
-        self.member = GatewayMember("gateway-1", process, self.link, self.main, self.lost.append)
-        self.client = MainClient(link)
+        self.connection = MainConnection("gateway-1", process, self.link, self.main, self.lost.append)
+        self.client = GatewayClient(link)
         self.client.settings.set_result({})
         await loop.create_connection(lambda: self.link, sock=ours)
         await loop.create_connection(lambda: link, sock=theirs)
-        self.member.serve({}, self.share)
+        self.connection.serve({}, self.multiplexer)
         self.gateway = GatewayState(self.options, self.client, "1.2.3", enable_lora=True)
         self.gateway.serve(self.main.names, self.main.async_engine)  # type: ignore[arg-type]
         self.kill = link.close
@@ -246,7 +246,7 @@ async def test_what_a_killed_gateway_leaves_is_ended_given_back_and_counted(pair
     ticket.take((1, 0), 4)
     pair.client.tell("alive", 1, 2, [], pair.gateway.progress())
     await pair.settled()
-    assert pair.member.num_active == 2 and pair.main.admission.queue_limits.sequences == 3
+    assert pair.connection.num_active == 2 and pair.main.admission.queue_limits.sequences == 3
     pair.kill()
     while not pair.lost:
         await asyncio.sleep(0.001)
