@@ -135,7 +135,7 @@ class MainConnection:
             case "alive":
                 num_passes, self._active, observed, progress = values
                 self._watchdog.sign_of_life(num_passes)
-                observe_relayed(self._state.metrics, observed, self._state.adapters)
+                observe_relayed(self._state.observers.metrics, observed, self._state.models.adapters)
                 for number, num_tokens in progress:
                     if (ticket := self._tickets.get(number)) is not None:
                         ticket.add(num_tokens)
@@ -161,7 +161,7 @@ class MainConnection:
             case "admit":
                 self._reply(number, lambda: self._admit(*arguments))
             case "limit_headers":
-                self._reply(number, lambda: dict(self._state.admission.limits.headers(self._key(arguments[0]))))
+                self._reply(number, lambda: dict(self._state.limits.admission.limits.headers(self._key(arguments[0]))))
             case "find_model":
                 self._run(number, self._find_model(*arguments))
             case "record":
@@ -192,32 +192,32 @@ class MainConnection:
 
     def _key(self, name: str) -> Key:
         """Return a valid key. Raises HTTPError 401 for one that has been removed since the gateway has seen it."""
-        key = self._state.keys.named(name)
+        key = self._state.limits.keys.named(name)
         if key is None:
             raise HTTPError(401, "The API key is not valid any more.", code="invalid_api_key")
         return key
 
     def _admit(self, number: int, key_name: str, asked: Sequence[Any], model: str, adapter: str | None) -> None:
-        self._state.serving()
+        self._state.engine.serving()
         priority, prompts, marks, may_be_deferred = asked
         whole = tuple((tokens, n, most) for tokens, n, most in prompts)
         demand = Demand(Priority(priority), whole, tuple(map(tuple, marks)), may_be_deferred)
-        held = self._state.admission.admit(self._key(key_name), demand)
+        held = self._state.limits.admission.admit(self._key(key_name), demand)
         self._tickets[number] = MainTicket(held, demand, key_name, model, adapter)
 
     async def _find_model(
         self, key_name: str, model: str | None, timeout: float | None, lora_path: str | None, session: str | None
     ) -> list[Any]:
         key, facts, state = self._key(key_name), RequestFacts(), self._state
-        caller = Caller(key, "" if state.options.share_cache_between_keys else key.tenant, timeout, facts)
-        name, adapter = await state.find_model(model, caller, lora_path, session)
-        await state.engine_for(adapter)  # loads one whose tokenizer the gateway will need
-        info = None if adapter is None else state.adapters.get(adapter)
-        return [name, adapter, facts.version, facts.adapter_seconds, None if info is None else astuple(info)]
+        caller = Caller(key, state.limits.cache_tenant(key), timeout, facts)
+        found = await state.models.find(model, caller, lora_path, session)
+        info = None if found.adapter is None else state.models.adapters.get(found.adapter)
+        known = None if info is None else astuple(info)
+        return [found.name, found.adapter, facts.version, facts.adapter_seconds, known]
 
     def _record(self, number: int, record: UsageRecord) -> None:
         """Take a record at once, as the gateway may be gone the moment after, and answer when it is written."""
-        if (ledger := self._state.ledger) is not None:
+        if (ledger := self._state.stores.ledger) is not None:
             self._run(number, ledger.until_written(ledger.put(record)))
 
     def _closed(self) -> None:
@@ -235,10 +235,10 @@ class MainConnection:
     def _count(self, ticket: MainTicket) -> None:
         state = self._state
         counts = TokenCounts(ticket.prompt_tokens, 0, ticket.num_generated)
-        state.metrics.count_usage(ticket.key, ticket.adapter, counts, state.adapters)
-        if state.ledger is not None:
+        state.observers.metrics.count_usage(ticket.key, ticket.adapter, counts, state.models.adapters)
+        if state.stores.ledger is not None:
             row = (time.time(), ticket.key, ticket.model, counts.prompt, counts.cached, counts.completion)
-            state.ledger.put(UsageRecord(uuid.uuid4().hex, *row))
+            state.stores.ledger.put(UsageRecord(uuid.uuid4().hex, *row))
 
     def _processor_seconds(self) -> float | None:
         try:

@@ -88,7 +88,7 @@ class GatewaySupervisor:
             tuple(
                 GatewayStatus(
                     gateway.name,
-                    ("draining" if self._state.draining else "serving") if gateway.serves else "starting",
+                    ("draining" if self._state.engine.draining else "serving") if gateway.serves else "starting",
                     gateway.process.pid,
                     now - gateway.started,
                     gateway.silent_seconds,
@@ -178,7 +178,7 @@ class GatewaySupervisor:
         gateway.begin(self._settings(is_loaded=self._model is not None))
         if self._model is not None:
             gateway.serve(*self._model)
-        if self._state.draining:
+        if self._state.engine.draining:
             gateway.drain()
 
     def _settings(self, *, is_loaded: bool) -> dict[str, Any]:

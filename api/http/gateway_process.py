@@ -102,7 +102,7 @@ class _Gateway:
         self._tls = tls_context(options)
         self._proxy = GatewayProxy(create_app(self._state), settings["main_socket"], options.root_path)
         hosts = {"names": options.allowed_hosts, "origins": options.allowed_origins}
-        self._http = HttpServer(AllowedHosts(self._proxy, keys=self._state.keys, **hosts), self._tls)
+        self._http = HttpServer(AllowedHosts(self._proxy, keys=self._state.limits.keys, **hosts), self._tls)
         self._is_loaded: bool = settings["is_loaded"]
         self._has_failed = False
         self._tasks: set[asyncio.Task[None]] = set()
@@ -113,7 +113,7 @@ class _Gateway:
         tokenizer = await asyncio.to_thread(load_tokenizer, self._config, model.path)
         async_engine = AsyncEngine(self._client, tokenizer, model.ready, model.defaults)
         if self._config.enable_lora:
-            self._state.adapter_tokenizers = AdapterTokenizers(async_engine.served, self._config)
+            self._state.engine.tokenizers = AdapterTokenizers(async_engine.served, self._config)
         self._state.serve(model.names, async_engine)
         process_memory.freeze()
         self._client.tell("serving")
@@ -136,15 +136,15 @@ class _Gateway:
         for task in self._tasks:
             task.cancel()
         await self._proxy.close()
-        if self._state.tracer is not None:
-            await asyncio.to_thread(self._state.tracer.close)
+        if self._state.observers.tracer is not None:
+            await asyncio.to_thread(self._state.observers.tracer.close)
         self._tell(-1)
         self._link.close()
         return 0 if is_told else EXIT_FAILED
 
     async def _drain(self) -> None:
         await self._client.draining.wait()
-        self._state.draining = True
+        self._state.engine.draining = True
 
     async def _tell_regularly(self) -> None:
         num_passes = 0
@@ -155,7 +155,7 @@ class _Gateway:
 
     def _tell(self, num_passes: int) -> None:
         state = self._state
-        self._client.tell("alive", num_passes, state.active, state.relayed.take(), state.progress())
+        self._client.tell("alive", num_passes, state.limits.active, state.relayed.take(), state.main_limits.progress())
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
