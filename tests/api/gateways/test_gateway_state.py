@@ -181,7 +181,7 @@ async def test_errors_arrive_as_they_were_raised(pair: Pair, monkeypatch: pytest
 async def test_metrics_are_added_to_those_of_the_main_process(pair: Pair) -> None:
     usage, stats = Usage(10, 4, 6), SequenceStats(0.25, 0.5, 2.0, 1, 3.5, 7)
     direct = make_state(pair.options)
-    for metrics in (pair.gateway.observers.metrics, direct.metrics):
+    for metrics in (pair.gateway.observers.metrics, direct.observers.metrics):
         metrics.observe_prompt(10, 2, 100)
         metrics.observe_first(0.3)
         metrics.observe_between(0.04)

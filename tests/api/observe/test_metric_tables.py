@@ -181,7 +181,7 @@ def test_hostile_names_make_no_series(live: Live) -> None:
 
 def test_hundreds_of_adapters_have_a_bounded_number_of_series(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metrics_module, "MOST_ADAPTERS", 5)
-    metrics = make_state().metrics
+    metrics = make_state().observers.metrics
     loaded = {f"a{number}": None for number in range(300)}
     for name in loaded:
         metrics.count_usage("", name, TokenCounts(1, 0, 2), loaded)
