@@ -2,9 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from .family import ATTENTION, Family
 from .mixture import ExpertNames, MixtureFamily
 from .norm_layout import LayerNorms
+
+_DELTA = {
+    "head_dim": 256,
+    "partial_rotary_factor": 0.25,
+    "rms_norm_eps": 1e-6,
+    "full_attention_interval": 4,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+}
+_QWEN_MIXTURE = MixtureFamily(
+    names=ExpertNames(shared="shared_expert"),
+    count_keys=("num_experts", "num_local_experts"),
+    shared_size_key="shared_expert_intermediate_size",
+    gated_sharing=True,
+)
 
 HYBRID_FAMILIES = (
     Family(
@@ -76,5 +96,65 @@ HYBRID_FAMILIES = (
             optional=True,
         ),
         recurrent="mamba2",
+    ),
+    Family(
+        name="qwen3_next",
+        models="Qwen3-Next 80B-A3B, Qwen3-Coder-Next",
+        architecture="Qwen3NextForCausalLM",
+        windows="never",
+        defaults={
+            **_DELTA,
+            "num_key_value_heads": 2,
+            "num_experts_per_tok": 10,
+            "moe_intermediate_size": 512,
+            "shared_expert_intermediate_size": 512,
+            "norm_topk_prob": True,
+        },
+        optional_biases={"attention_bias": ATTENTION},
+        norm_offset=1.0,
+        qk_norm="head",
+        partial_rotary=True,
+        gated_attention=True,
+        ignored=("mtp",),
+        mixture=replace(_QWEN_MIXTURE, dense_layers="stepped", renormalises=None, optional=True),
+        recurrent="grouped_delta",
+    ),
+    Family(
+        name="qwen3_5_text",
+        models="Qwen 3.5, Qwen 3.6 (dense)",
+        architecture="Qwen3_5ForCausalLM",
+        windows="never",
+        defaults={**_DELTA, "num_key_value_heads": 4},
+        optional_biases={"attention_bias": ATTENTION},
+        norm_offset=1.0,
+        qk_norm="head",
+        partial_rotary=True,
+        mrope=True,
+        gated_attention=True,
+        ignored=("mtp",),
+        recurrent="delta",
+    ),
+    Family(
+        name="qwen3_5_moe_text",
+        models="Qwen 3.5, Qwen 3.6 (mixtures of experts)",
+        architecture="Qwen3_5MoeForCausalLM",
+        windows="never",
+        defaults={
+            **_DELTA,
+            "num_key_value_heads": 2,
+            "intermediate_size": 512,
+            "num_experts_per_tok": 8,
+            "moe_intermediate_size": 512,
+            "shared_expert_intermediate_size": 512,
+        },
+        optional_biases={"attention_bias": ATTENTION},
+        norm_offset=1.0,
+        qk_norm="head",
+        partial_rotary=True,
+        mrope=True,
+        gated_attention=True,
+        ignored=("mtp",),
+        mixture=_QWEN_MIXTURE,
+        recurrent="delta",
     ),
 )

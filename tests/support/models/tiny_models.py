@@ -83,10 +83,16 @@ from transformers import (
     Qwen2ForCausalLM,
     Qwen2MoeConfig,
     Qwen2MoeForCausalLM,
+    Qwen3_5ForCausalLM,
+    Qwen3_5MoeForCausalLM,
+    Qwen3_5MoeTextConfig,
+    Qwen3_5TextConfig,
     Qwen3Config,
     Qwen3ForCausalLM,
     Qwen3MoeConfig,
     Qwen3MoeForCausalLM,
+    Qwen3NextConfig,
+    Qwen3NextForCausalLM,
     SeedOssConfig,
     SeedOssForCausalLM,
     SmolLM3Config,
@@ -154,6 +160,24 @@ _GRANITE_HYBRID = {
     "mamba_d_state": 24,
     "mamba_chunk_size": 8,
     "tie_word_embeddings": True,
+}
+
+_DELTA = {
+    **_NATIVE,
+    "num_hidden_layers": 3,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "head_dim": 32,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 32,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.25},
+}
+_DELTA_MIXTURE = {
+    "num_experts": 6,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 16,
+    "shared_expert_intermediate_size": 24,
 }
 
 _LONGROPE = {
@@ -657,6 +681,24 @@ MODELS: dict[str, tuple[type[Any], type[Any], dict[str, Any]]] = {
             "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
         },
     ),
+    "qwen3_next": (
+        Qwen3NextConfig,
+        Qwen3NextForCausalLM,
+        {**_DELTA, **_DELTA_MIXTURE, "norm_topk_prob": True, "decoder_sparse_step": 2},
+    ),
+    "qwen3_5": (Qwen3_5TextConfig, Qwen3_5ForCausalLM, {**_DELTA, "tie_word_embeddings": True}),
+    "qwen3_5_biased": (
+        Qwen3_5TextConfig,
+        Qwen3_5ForCausalLM,
+        {
+            **_DELTA,
+            "linear_num_key_heads": 3,
+            "linear_num_value_heads": 3,
+            "linear_conv_kernel_dim": 3,
+            "attention_bias": True,
+        },
+    ),
+    "qwen3_5_moe": (Qwen3_5MoeTextConfig, Qwen3_5MoeForCausalLM, {**_DELTA, **_DELTA_MIXTURE}),
     "arcee": (ArceeConfig, ArceeForCausalLM, {**_NATIVE, "head_dim": 16, "attention_bias": True}),
 }
 
