@@ -51,7 +51,7 @@ def _mixture(fields: Fields, family: MixtureFamily) -> Mixture:
         scores=family.scores,
         renormalises=fields.flag("norm_topk_prob") if family.renormalises is None else family.renormalises,
         scale=fields.positive("routed_scaling_factor", default=1.0) if family.scaled else 1.0,
-        corrected=family.corrected,
+        corrected=family.corrected and (family.corrected_key is None or fields.flag(family.corrected_key)),
         groups=groups,
         top_groups=top_groups,
         best_of_group=2 if groups > 1 and family.corrected else 1,
@@ -86,7 +86,7 @@ def _sparse_layers(fields: Fields, family: MixtureFamily, num_layers: int) -> li
         case "none":
             return [True] * num_layers
         case "first":
-            first = fields.integer("first_k_dense_replace", low=0, high=num_layers)
+            first = fields.integer(family.first_key, low=0, high=num_layers)
             return [index >= first for index in range(num_layers)]
         case "unlisted":
             return _listed_layers(fields, num_layers)

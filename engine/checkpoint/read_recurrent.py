@@ -31,6 +31,7 @@ _READERS: Mapping[Recurrent, Callable[[Fields], RecurrentLayer]] = {
     "delta": lambda fields: _delta(fields, grouped=False),
     "grouped_delta": lambda fields: _delta(fields, grouped=True),
 }
+_INDICES = ("full_attn_idxs", "attn_layer_indices")  # of LFM2 and of Bamba
 _INTERVAL = "full_attention_interval"
 _INFINITY = {"__float__": "Infinity"}  # as transformers writes it
 _MOST_TAPS = 8
@@ -101,12 +102,13 @@ def _kinds(fields: Fields, names: tuple[str, ...], count: int) -> list[str]:
         interval = fields.integer(_INTERVAL, high=count)
         return [RECURRENT if (index + 1) % interval else ATTENTION for index in range(count)]
     if listed is None:
-        indices = fields.values.get("full_attn_idxs")
+        key = next((key for key in _INDICES if fields.has(key)), _INDICES[0])
+        indices = fields.values.get(key)
         indices = list(range(count)) if indices is None else indices
         if not isinstance(indices, list) or any(type(each) is not int or not 0 <= each < count for each in indices):
-            raise fields.wrong("full_attn_idxs", f"a list of layers below {count}")
+            raise fields.wrong(key, f"a list of layers below {count}")
         if not indices:
-            raise fields.wrong("full_attn_idxs", "a list of at least one layer")
+            raise fields.wrong(key, "a list of at least one layer")
         return [ATTENTION if index in indices else RECURRENT for index in range(count)]
     if not isinstance(listed, list) or len(listed) != count or any(kind not in names for kind in listed):
         raise fields.wrong(key, f"a list of {count} times {' or '.join(names)}")

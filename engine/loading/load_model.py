@@ -35,6 +35,7 @@ from .tensor_names import (
     output_modules,
     prediction_tensors,
     qkv_modules,
+    stacked_experts,
     up_modules,
 )
 from .weight_forms import WeightForm, WeightReader
@@ -86,7 +87,9 @@ def open_source(checkpoint: Path | GgufFile, config: ModelConfig, dummy: bool) -
     found = open_checkpoint(checkpoint) if isinstance(checkpoint, Path) else checkpoint
     if isinstance(found, GgufFile):
         return GgufWeights(found, config)
-    return SafetensorsFolder(found, config.towers, config.quantization)
+    folder = SafetensorsFolder(found, config.towers, config.quantization)
+    folder.split_experts(stacked_experts(config))
+    return folder
 
 
 def _check_tied(source: WeightSource) -> None:

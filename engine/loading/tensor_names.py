@@ -192,7 +192,7 @@ def mixture_shapes(prefix: str, mixture: Mixture, hidden: int) -> dict[str, Shap
     names, count, size = mixture.names, mixture.num_experts, mixture.size
     shapes = _linears(prefix, {names.router: count}, hidden, mixture.biased)
     if mixture.corrected:
-        shapes[f"{prefix}.{names.router}.{CORRECTION}"] = (count,)
+        shapes[f"{prefix}.{names.correction_name}"] = (count,)
     match "modules" if names.is_split else names.storage:
         case "modules":
             for expert in range(count):
@@ -228,6 +228,23 @@ def expert_modules(prefix: str, mixture: Mixture, expert: int) -> tuple[str, str
     gate, up, down = stored if names.storage == "modules" else ("gate_proj", "up_proj", "down_proj")
     inner = f"{prefix}.experts.{expert}"
     return f"{inner}.{gate}", f"{inner}.{up}", f"{inner}.{down}"
+
+
+def stacked_experts(config: ModelConfig) -> dict[str, list[tuple[str, ...]]]:
+    """Return the modules of each expert by the names of tensors that hold those of all experts in transformers 5.
+
+    Families whose files have each expert's matrices are published in that form too (Qwen 3.5).
+    """
+    found: dict[str, list[tuple[str, ...]]] = {}
+    for index, layer in enumerate(config.layers):
+        mixture = layer.mixture
+        if mixture is None or mixture.names.storage != "modules":
+            continue
+        prefix = f"model.layers.{index}.{mixture.names.block}"
+        modules = [expert_modules(prefix, mixture, expert) for expert in range(mixture.num_experts)]
+        found[f"{prefix}.experts.gate_up_proj"] = [(gate, up) for gate, up, _ in modules]
+        found[f"{prefix}.experts.down_proj"] = [(down,) for *_, down in modules]
+    return found
 
 
 def shared_modules(mixture: Mixture) -> dict[str, int]:
@@ -362,7 +379,7 @@ def _gguf_mixture_module(module: str, config: ModelConfig, index: int) -> str | 
     names = mixture.names
     found = {
         "ffn_gate_inp": names.router,
-        "exp_probs_b": f"{names.router}.{CORRECTION}",
+        "exp_probs_b": f"{names.correction_name}",
         "ffn_gate_inp_shexp": f"{names.shared}_gate",
         "ffn_gate_shexp": f"{names.shared}.gate_proj",
         "ffn_up_shexp": f"{names.shared}.up_proj",

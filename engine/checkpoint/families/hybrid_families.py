@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from .family import ATTENTION, Family
+from .family import ATTENTION, MLP, Family
 from .mixture import ExpertNames, MixtureFamily
 from .norm_layout import LayerNorms
 
@@ -25,6 +25,15 @@ _QWEN_MIXTURE = MixtureFamily(
     shared_size_key="shared_expert_intermediate_size",
     gated_sharing=True,
 )
+
+_MAMBA2 = {
+    "mamba_n_heads": 128,
+    "mamba_n_groups": 1,
+    "mamba_d_state": 256,
+    "mamba_d_conv": 4,
+    "mamba_expand": 2,
+    "mamba_conv_bias": True,
+}
 
 HYBRID_FAMILIES = (
     Family(
@@ -58,6 +67,70 @@ HYBRID_FAMILIES = (
         gguf_name="lfm2",
     ),
     Family(
+        name="lfm2_moe",
+        models="LFM2 8B-A1B, LFM2 24B-A2B",
+        architecture="Lfm2MoeForCausalLM",
+        windows="never",
+        defaults={
+            "num_key_value_heads": 8,
+            "rope_theta": 1_000_000.0,
+            "norm_eps": 1e-5,
+            "max_position_embeddings": 128_000,
+            "tie_word_embeddings": True,
+            "conv_L_cache": 3,
+            "conv_bias": False,
+            "block_auto_adjust_ff_dim": False,
+            "moe_intermediate_size": 1792,
+            "num_dense_layers": 2,
+            "num_experts_per_tok": 4,
+            "use_expert_bias": True,
+            "norm_topk_prob": True,
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+        },
+        norms=LayerNorms("operator_norm", None, "ffn_norm", None),
+        eps_key="norm_eps",
+        qk_norm="head",
+        head_norms=("q_layernorm", "k_layernorm"),
+        output_module="out_proj",
+        mlp_modules=("w1", "w3", "w2"),
+        mlp_block="feed_forward",
+        final_norm="embedding_norm",
+        mixture=MixtureFamily(
+            names=ExpertNames(block="feed_forward", gate="w1", up="w3", down="w2", correction="expert_bias"),
+            count_keys=("num_experts", "num_local_experts"),
+            dense_layers="first",
+            first_key="num_dense_layers",
+            scores="sigmoid",
+            renormalises=None,
+            scaled=True,
+            corrected=True,
+            corrected_key="use_expert_bias",
+        ),
+        recurrent="short_conv",
+    ),
+    Family(
+        name="bamba",
+        models="Bamba 9B",
+        architecture="BambaForCausalLM",
+        windows="never",
+        defaults={
+            **_MAMBA2,
+            "num_key_value_heads": 8,
+            "max_position_embeddings": 262_144,
+            "rms_norm_eps": 1e-5,
+            "partial_rotary_factor": 0.5,
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+        },
+        optional_biases={"attention_bias": ATTENTION, "mlp_bias": MLP},
+        norms=LayerNorms("input_layernorm", None, "pre_ff_layernorm", None),
+        mlp_block="feed_forward",
+        final_norm="final_layernorm",
+        partial_rotary=True,
+        recurrent="mamba2",
+    ),
+    Family(
         name="granitemoehybrid",
         models="Granite 4.0 H 350M, 1B, Micro, Tiny, Small",
         architecture="GraniteMoeHybridForCausalLM",
@@ -67,12 +140,7 @@ HYBRID_FAMILIES = (
             "eos_token_id": 2,
             "num_experts_per_tok": 2,
             "shared_intermediate_size": 1024,
-            "mamba_n_heads": 128,
-            "mamba_n_groups": 1,
-            "mamba_d_state": 256,
-            "mamba_d_conv": 4,
-            "mamba_expand": 2,
-            "mamba_conv_bias": True,
+            **_MAMBA2,
         },
         optional_biases={"attention_bias": ATTENTION},
         multipliers=True,

@@ -34,6 +34,7 @@ FAMILIES = [
     *("lfm2", "lfm2_biased"),
     *("granite_hybrid", "granite_hybrid_mixture"),
     *("qwen3_next", "qwen3_5", "qwen3_5_biased", "qwen3_5_moe"),
+    *("lfm2_moe", "bamba"),
     *("deepseek_v2", "deepseek_v2_lite", "deepseek_v3"),
     *("helium", "cwm", "flex_olmo"),
 ]

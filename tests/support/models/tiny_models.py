@@ -12,6 +12,8 @@ from torch import Tensor
 from transformers import (
     ArceeConfig,
     ArceeForCausalLM,
+    BambaConfig,
+    BambaForCausalLM,
     Cohere2Config,
     Cohere2ForCausalLM,
     CohereConfig,
@@ -56,6 +58,8 @@ from transformers import (
     IQuestCoderConfig,
     Lfm2Config,
     Lfm2ForCausalLM,
+    Lfm2MoeConfig,
+    Lfm2MoeForCausalLM,
     Llama4ForCausalLM,
     Llama4TextConfig,
     LlamaConfig,
@@ -665,6 +669,36 @@ MODELS: dict[str, tuple[type[Any], type[Any], dict[str, Any]]] = {
         Lfm2ForCausalLM,
         {**_LFM2, "conv_L_cache": 4, "conv_bias": True, "full_attn_idxs": [0, 2]},
     ),
+    "lfm2_moe": (
+        Lfm2MoeConfig,
+        Lfm2MoeForCausalLM,
+        {
+            **_NATIVE,
+            "num_hidden_layers": 3,
+            "norm_eps": 1e-5,
+            "layer_types": ["conv", "full_attention", "conv"],
+            "num_dense_layers": 1,
+            "num_experts": 6,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 16,
+            "routed_scaling_factor": 1.3,
+        },
+    ),
+    "bamba": (
+        BambaConfig,
+        BambaForCausalLM,
+        {
+            **_NATIVE,
+            "num_hidden_layers": 3,
+            "attn_layer_indices": [1],
+            "mamba_n_heads": 12,
+            "mamba_n_groups": 2,
+            "mamba_d_state": 24,
+            "mamba_chunk_size": 8,
+            "mamba_proj_bias": True,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
+        },
+    ),
     "granite_hybrid": (GraniteMoeHybridConfig, GraniteMoeHybridForCausalLM, _GRANITE_HYBRID),
     "granite_hybrid_mixture": (
         GraniteMoeHybridConfig,
@@ -724,7 +758,7 @@ def tiny_model(name: str) -> PreTrainedModel:
         for parameter in model.parameters():
             parameter.normal_(0.0, 0.25, generator=generator)
         for name, buffer in model.named_buffers():
-            if name.endswith("e_score_correction_bias"):
+            if name.endswith(("e_score_correction_bias", "expert_bias")):
                 buffer.normal_(0.0, 0.25, generator=generator)
     return model
 
