@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from fractions import Fraction
 from math import inf
 from typing import Any
 
@@ -121,6 +122,9 @@ def _kinds(fields: Fields, names: tuple[str, ...], count: int) -> list[str]:
 def own_keys(config: Mapping[str, Any], family: Family, where: str) -> Mapping[str, Any]:
     """Return a config with the usual keys in place of such a family's own. Raises ModelError."""
     fields = Fields({**family.defaults, **config}, where)
+    if family.partial_rotary and fields.has("rotary_dim") and fields.has("head_dim"):
+        rotated = Fraction(fields.integer("rotary_dim"), fields.integer("head_dim"))
+        return {**config, "partial_rotary_factor": rotated}
     if family.recurrent == "short_conv":
         return {**config, **_lfm2_keys(fields)}
     if family.recurrent == "mamba2" and family.mixture is not None and is_dense(fields, family.mixture):

@@ -31,7 +31,7 @@ def load_experts(weights: WeightReader, prefix: str, mixture: Mixture, hidden: i
             scores=mixture.scores,
             renormalises=mixture.renormalises,
             scale=mixture.scale,
-            correction=weights.exact(f"{prefix}.{names.correction_name}") if mixture.corrected else None,
+            correction=weights.exact(f"{prefix}.{names.correction_name}").flatten() if mixture.corrected else None,
             groups=mixture.groups,
             top_groups=mixture.top_groups,
             best_of_group=mixture.best_of_group,

@@ -192,7 +192,7 @@ def mixture_shapes(prefix: str, mixture: Mixture, hidden: int) -> dict[str, Shap
     names, count, size = mixture.names, mixture.num_experts, mixture.size
     shapes = _linears(prefix, {names.router: count}, hidden, mixture.biased)
     if mixture.corrected:
-        shapes[f"{prefix}.{names.correction_name}"] = (count,)
+        shapes[f"{prefix}.{names.correction_name}"] = (1, count) if names.correction_is_row else (count,)
     match "modules" if names.is_split else names.storage:
         case "modules":
             for expert in range(count):
@@ -268,7 +268,7 @@ def _linears(prefix: str, modules: dict[str, int], in_features: int, bias: bool)
 def ignored_tensors(names: Iterable[str], config: ModelConfig) -> frozenset[str]:
     """Return the tensors of modules that this family's checkpoints have beside the model."""
     ignored = BY_NAME[config.family].ignored
-    return frozenset(name for name in names if name.partition(".")[0] in ignored)
+    return frozenset(name for name in names if name.removeprefix("model.").startswith(ignored))
 
 
 def prediction_tensors(names: Iterable[str], config: ModelConfig) -> frozenset[str]:

@@ -94,7 +94,7 @@ class Family:
             of LFM2 ("short_conv"), of Granite 4 ("mamba2"), of Qwen 3.5 ("delta") or of Qwen3-Next ("grouped_delta");
             None for attention in all layers.
         gated_attention: that of ``ModelConfig``.
-        ignored: modules of checkpoints that are no part of the model, by the first word of their names.
+        ignored: beginnings of the names of modules in checkpoints that are no part of the model.
         output_module, mlp_block, final_norm: those of ``ModelConfig``.
         prediction: how checkpoints store MTP modules, None where none is known.
     """

@@ -182,6 +182,8 @@ def _experts(mixture: MixtureFamily) -> str:
         "none": "",
         "stepped": " in some layers",
         "first": " behind the first layers",
+        "typed": " behind the first layers",
+        "spanned": " in some layers",
         "unlisted": " in some layers",
     }[mixture.dense_layers]
     clamped = ", clamped SwiGLU" if mixture.clamped else ", of weighted inputs" if mixture.weighs_input else ""
