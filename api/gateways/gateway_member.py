@@ -19,6 +19,7 @@ from ...engine.errors import EngineDead, EngineError
 from ...engine.messages import Abort, ForgetTokens, Message, Submit, TokenTexts, failure_of
 from ...engine.serving.watchdog import Watchdog
 from ...engine.types import Priority
+from ...tenancy.current_tenant import CURRENT_TENANT
 from ..access.api_keys import Key
 from ..access.caller import Caller, RequestFacts
 from ..access.request_admission import Demand
@@ -209,6 +210,7 @@ class GatewayMember:
         self, key_name: str, model: str | None, timeout: float | None, lora_path: str | None, session: str | None
     ) -> list[Any]:
         key, facts, state = self._key(key_name), RequestFacts(), self._state
+        CURRENT_TENANT.set(key.tenant)  # of this call's task
         caller = Caller(key, "" if state.options.share_cache_between_keys else key.tenant, timeout, facts)
         name, adapter = await state.find_model(model, caller, lora_path, session)
         await state.engine_for(adapter)  # loads one whose tokenizer the gateway will need

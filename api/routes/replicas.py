@@ -25,4 +25,4 @@ async def fleet(state: State) -> dict[str, Any]:
     if state.client is None or state.async_engine is None:
         raise CapacityError("The model is still being loaded.")
     gateways = None if state.gateways is None else state.gateways()
-    return fleet_json(fleet_status(state.client, time.time() - state.started), gateways)
+    return fleet_json(fleet_status(state.client, max(0.0, time.time() - state.started)), gateways)

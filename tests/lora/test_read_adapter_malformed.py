@@ -128,7 +128,7 @@ def test_all_of_them_touch_nobody(tmp_path):
 def wait(adapters: AdapterPool) -> list[Any]:
     """Poll until nothing is being loaded."""
     results = adapters.poll()
-    while adapters.num_loading:
+    while adapters.loading:
         adapters._loads[0].future.exception()  # waits
         results += adapters.poll()
     return results
