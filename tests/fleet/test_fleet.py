@@ -571,16 +571,21 @@ async def test_a_replica_that_is_lost_while_it_drains_loses_nothing(make: Any) -
     assert len(made.serving) == 1 and made.fleet.num_replays
 
 
+async def answered_with_a_loss(made: Made, prompts: dict[int, list[int]], max_tokens: int) -> None:
+    """Ask a fleet without replicas, and kill one once there is a token."""
+    await made.until(lambda: not made.serving)
+    made.fleet.submit([submit(number, prompt, max_tokens) for number, prompt in prompts.items()])
+    await made.until(lambda: bool(made.tokens.keys() & prompts.keys()))
+    made.serving[-1].die()
+    await made.until(lambda: made.ends.keys() >= prompts.keys())
+
+
 async def test_waves_from_none_to_all_and_back_lose_nothing(make: Any, hasty: None) -> None:
     """With a loss in each wave, while replicas come and go."""
     made = await make(1, AutoscalePolicy(least=0, most=3, rows=4))
     waves = [{100 * wave + number: [number % VOCAB, wave] for number in range(16)} for wave in range(3)]
     for prompts in waves:
-        await made.until(lambda: not made.serving)
-        made.fleet.submit([submit(number, prompt, 60) for number, prompt in prompts.items()])
-        await made.until(lambda new=prompts.keys(): bool(made.tokens.keys() & new))
-        made.serving[-1].die()
-        await made.until(lambda new=prompts.keys(): made.ends.keys() >= new)
+        await answered_with_a_loss(made, prompts, 60)
     check_answers(made, waves[0] | waves[1] | waves[2], 60)
     assert made.fleet.num_lost == 3
 
