@@ -36,7 +36,7 @@ FLOORS = {
     ),
     "engine": (
         ("engine",),
-        ("engine/checkpoint/families",),
+        ("engine/checkpoint/families", "engine/messages"),
         ("engine/checkpoint", "engine/kv_cache", "engine/machine", "engine/sandbox"),
         ("engine/sequence", "engine/text", "engine/adapter_sources"),
         ("engine/speculation", "engine/serving"),
@@ -69,6 +69,7 @@ NEED_TORCH = tuple(
 FACES = (
     *(
         "engine",
+        "engine/messages",
         "engine/checkpoint",
         "engine/machine",
         "engine/sandbox",

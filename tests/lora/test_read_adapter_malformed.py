@@ -129,7 +129,7 @@ def wait(adapters: AdapterPool) -> list[Any]:
     """Poll until nothing is being loaded."""
     results = adapters.poll()
     while adapters.loading:
-        adapters._loads[0].future.exception()  # waits
+        futures.wait([load.future for load in adapters._loads], return_when=futures.FIRST_COMPLETED)
         results += adapters.poll()
     return results
 
