@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import AfterValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 
@@ -171,13 +171,17 @@ class SamplingFields(StrictModel):
         """The name of the request's session, empty for none."""
         return self.session_id or "" if self.prompt_cache_key is None else self.prompt_cache_key
 
-    @property
-    def stop_strings(self) -> tuple[str, ...]:
-        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
-
-    @property
-    def pin_seconds(self) -> float:
-        return 0.0 if self.cache_control is None else self.cache_control.seconds
+    def request_fields(self) -> dict[str, Any]:
+        """Return the fields of ``TextRequest`` that the body says, but for prompt, parameters and form."""
+        return {
+            "stop": (self.stop,) if isinstance(self.stop, str) else tuple(self.stop),
+            "include_stop": self.include_stop_str_in_output,
+            "n": self.n,
+            "salt": self.cache_salt or "",
+            "skip_special_tokens": self.skip_special_tokens,
+            "session": self.session,
+            "pin_seconds": 0.0 if self.cache_control is None else self.cache_control.seconds,
+        }
 
     @property
     def priority_class(self) -> Priority | None:
