@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
+import torch
 from torch import Tensor
+
+COLUMNS: Final = {
+    "temperature": torch.float32,
+    "top_k": torch.int64,
+    "top_p": torch.float64,
+    "min_p": torch.float32,
+}
+"""Columns of ``DrawParams`` that are options of a request, and their types."""
 
 
 class DrawParams(NamedTuple):
@@ -28,5 +37,5 @@ class DrawParams(NamedTuple):
 
     def rows(self, index: Tensor | slice) -> DrawParams:
         """Those of some rows."""
-        temperature, top_k, top_p, min_p, u = (column[index] for column in self[:5])
-        return DrawParams(temperature, top_k, top_p, min_p, u, None if self.noise is None else self.noise[index])
+        columns = {name: column[index] for name, column in self._asdict().items() if column is not None}
+        return DrawParams(**columns)
