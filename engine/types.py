@@ -47,7 +47,7 @@ class SamplingParams(SamplingNumbers):
     """Sampling parameters of one sequence. Checked by ``RequestLimits``; trusted below.
 
     The order is fixed: grammar mask, ``allowed_token_ids``, ``logit_bias``, penalties, ``min_tokens``, temperature,
-    ``top_k``, ``top_p``, ``min_p``, draw. Logprobs are of the raw distribution, before any of these (vLLM's
+    filters (``engine.sampling.top_k_top_p``), draw. Logprobs are of the raw distribution, before any of these (vLLM's
     ``raw_logprobs``).
 
     Attributes:

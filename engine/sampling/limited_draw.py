@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ...kernels.layouts.draw_params import COLUMNS, DrawParams
+from ...kernels.layouts.draw_params import DrawParams
 from ..batch import TokenCheck
 from .top_k_top_p import kept_weights, uniforms
 
@@ -94,8 +94,7 @@ def _weights(line: Line, params: Any) -> npt.NDArray[np.int64] | None:
     allowed = np.flatnonzero(np.isfinite(line))
     if params["temperature"] <= 0 or not len(allowed):
         return None
-    columns = {name: torch.from_numpy(params[name].reshape(1, 1)) for name in COLUMNS}
-    draws = DrawParams(**columns, u=torch.zeros(1, 1, dtype=torch.float64))
+    draws = DrawParams.of(params, lambda values: torch.from_numpy(values.reshape(1, 1)), np.zeros(1))
     weights = np.zeros(len(line), dtype=np.int64)
     weights[allowed] = kept_weights(torch.from_numpy(line[None, allowed]), draws)[0].numpy()
     return weights

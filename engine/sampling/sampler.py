@@ -1,10 +1,10 @@
 """The sampler: from the logits of all sampling positions of a step to the accepted tokens of each row.
 
-    mask -> allowed_token_ids -> logit_bias -> penalties -> min_tokens -> temperature -> top_k -> top_p -> min_p -> draw
+    mask -> allowed_token_ids -> logit_bias -> penalties -> min_tokens -> temperature -> filters -> draw
 
-A filter that no row of a step uses is not computed. A position's token depends on its own logits, parameters, seed and
-number of generated tokens, never on other positions (``engine.sampling.top_k_top_p``). Rows with drafts keep the
-accepted ones and one token more (``engine.sampling.draft_verify``).
+Filters and their order are those of ``engine.sampling.top_k_top_p``; one that no row of a step uses is not computed.
+A position's token depends on its own logits, parameters, seed and number of generated tokens, never on other positions.
+Rows with drafts keep the accepted ones and one token more (``engine.sampling.draft_verify``).
 """
 
 from __future__ import annotations
@@ -259,8 +259,7 @@ class Sampler:
         seeds, at = params["seed"], num_generated.astype(np.uint64)
         has_race = ((params["temperature"] > 0) & ~_are_ranked(params)).any()
         noise = to_device(exponentials(seeds, at, num_noise(width)), self._device) if has_race else None
-        columns = {name: self._column(params[name]) for name in COLUMNS}
-        return DrawParams(**columns, u=self._column(uniforms(seeds, at)), noise=noise)
+        return DrawParams.of(params, self._column, uniforms(seeds, at), noise)
 
     def _index(self, values: Ints) -> Tensor:
         return self._column(values).squeeze(1)

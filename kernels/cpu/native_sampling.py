@@ -41,7 +41,8 @@ class SamplingKernels:
         """See ``kernels.sampling_ops.draw_tokens``."""
         lines, columns = logits.shape
         for name, dtype in (*COLUMNS.items(), ("u", torch.float64)):
-            _check(name, getattr(params, name), dtype, (lines, 1))
+            if (column := getattr(params, name)) is not None:
+                _check(name, column, dtype, (lines, 1))
         num_noise = _NOISE - (-columns // _PART)
         if params.noise is not None:
             _check("noise", params.noise, torch.float64, (lines, num_noise))

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -34,6 +37,23 @@ class DrawParams(NamedTuple):
     min_p: Tensor
     u: Tensor
     noise: Tensor | None = None
+
+    @classmethod
+    def of(
+        cls,
+        values: Mapping[str, npt.NDArray[Any]] | npt.NDArray[np.void],
+        column: Callable[[npt.NDArray[Any]], Tensor],
+        u: npt.NDArray[np.float64],
+        noise: Tensor | None = None,
+    ) -> DrawParams:
+        """Return the parameters of some rows.
+
+        Args:
+            values: [n] of each of ``COLUMNS``.
+            column: makes [n, 1] on the device of the logits.
+        """
+        columns = {name: column(values[name]) for name in COLUMNS}
+        return cls(**columns, u=column(u), noise=noise)
 
     def rows(self, index: Tensor | slice) -> DrawParams:
         """Those of some rows."""
