@@ -34,7 +34,6 @@ WIDE_CLASSES = {
     "api/http/server.py _Service": 16,
     "api/observe/metrics.py Metrics": 22,
     "api/storage/batch_store.py BatchRecord": 25,
-    "engine/sequence/sequence.py Sequence": 31,
     "engine/serving/engine_client.py EngineClient": 20,
 }
 

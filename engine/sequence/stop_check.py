@@ -61,7 +61,7 @@ def _stop(sequence: Sequence, token: int, count: int) -> tuple[FinishReason | No
     A structured output that is complete when its tokens are used up was not cut: it ends with reason stop.
     """
     matcher = sequence.matcher
-    if token in sequence.stop_ids and sequence.num_generated + count > sequence.params.min_tokens:
+    if token in sequence.spec.stop_ids and sequence.num_generated + count > sequence.params.min_tokens:
         return FinishReason.STOP, token, False
     if matcher and matcher.is_done:
         return FinishReason.STOP, token, False
