@@ -125,7 +125,7 @@ class Sequence:
     @property
     def remaining(self) -> int:
         """Tokens that it may still generate, by ``max_tokens`` and by ``max_model_len``."""
-        return min(self.params.max_tokens - self.num_generated, self.spec.max_model_len - len(self.tokens))
+        return min(self.num_prompt + self.params.max_tokens, self.spec.max_model_len) - len(self.tokens)
 
     @property
     def most_drafts(self) -> int:
