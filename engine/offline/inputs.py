@@ -1,4 +1,4 @@
-"""Prompts of offline requests in vLLM's forms: texts, token ids, ``TextPrompt``, ``TokensPrompt``; and their adapters."""
+"""Prompts of offline requests in vLLM's forms: texts, token ids, ``TextPrompt`` and ``TokensPrompt``; their adapters."""
 
 from __future__ import annotations
 
