@@ -1,4 +1,4 @@
-"""Prompts of offline requests in vLLM's forms: texts, token ids, ``TextPrompt`` and ``TokensPrompt``; their adapters."""
+"""Prompts of offline requests in vLLM's forms, such as ``TextPrompt`` and ``TokensPrompt``, and their adapters."""
 
 from __future__ import annotations
 
