@@ -185,13 +185,13 @@ class StepPlan:
                 sequence.tokens[:],
                 sequence.num_prompt,
                 # Under a grammar the mask keeps an answer from ending early: it knows where only the end is allowed.
-                () if sequence.matcher else tuple(sequence.stop_ids),
-                sequence.seed,
+                () if sequence.matcher else tuple(sequence.spec.stop_ids),
+                sequence.spec.seed,
                 sequence.slot,
-                sequence.adapted_from,
+                sequence.spec.adapted_from,
                 sequence.path.namespace.is_long,
                 lease.state,
-                sequence.vocab_size,
+                sequence.spec.vocab_size,
             )
         )
 
@@ -219,9 +219,9 @@ def _is_chunk(row: Row) -> bool:
 
 def _prompt_targets(sequence: Sequence, start: int, end: int) -> Seq[int]:
     """``Row.prompt_targets`` of a step that computes positions ``start`` to ``end``."""
-    if sequence.num_scored >= sequence.num_prompt:
+    if sequence.counts.num_scored >= sequence.num_prompt:
         return ()
-    return sequence.tokens[max(start + 1, sequence.num_scored) : min(end + 1, sequence.num_prompt)]
+    return sequence.tokens[max(start + 1, sequence.counts.num_scored) : min(end + 1, sequence.num_prompt)]
 
 
 def lease_of(sequence: Sequence) -> Lease:
