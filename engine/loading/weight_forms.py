@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ...kernels import ops, quantised_weights
+from ...kernels.grouped_weights import GroupedLinear, by_module, dequantise, group_form, pack_grouped
 from ...kernels.ops import Linear, QuantisedLinear, pack_linear
 from ...kernels.quantised_weights import BlockType, Format
 from ..checkpoint.gguf import GgufFile
@@ -23,11 +24,12 @@ from ..checkpoint.read_config import CONFIG, read_config_file, read_model_config
 from ..config import EngineConfig
 from ..errors import ConfigError, ModelError
 from . import measured_form
+from .gguf_numbers import GROUPED_TYPES
 from .measured_form import FormSpeeds, StoredBlocks, blocks_of, measure_few_rows, measure_forms
 from .weight_readers import SafetensorsFolder, WeightSource
 
 WeightForm = Literal[
-    "plain", "stored", "stored_widened", "stored_both", "stored_dynamic", "int8_weight_only", "int8_dynamic"
+    "plain", "stored", "stored_widened", "stored_both", "stored_dynamic", "grouped", "int8_weight_only", "int8_dynamic"
 ]
 """Format of the weights of matrix products.
 
@@ -35,6 +37,8 @@ plain: in the model's type.
 stored: GGUF's blocks of 4 and 8 bits as they are, other tensors plain; see ``kernels.quantised_weights.pack_blocks``.
 stored_widened: the same, and numbers of blocks rounded to the model's type in products: the bits of "plain".
 stored_both: the same for few rows, and beside it the plain form for more: again the bits of "plain".
+grouped: on a GPU, whatever was quantised as it was stored, with the digits of the dequantised weight in fp32; see
+    ``kernels.grouped_weights``.
 stored_dynamic: as "stored", and activations rounded to 8 bits.
 int8_weight_only, int8_dynamic: rounded to 8 bits with a scale for each output (``pack_channels``).
 """
@@ -45,7 +49,10 @@ FORMS: dict[str, WeightForm] = {
     "int8_dynamic": "int8_dynamic",
     "int8_weight_only": "int8_weight_only",
 }
-"""The form of each value of ``--quantization``."""
+"""The form of each value of ``--quantization`` that takes less memory than plain weights."""
+
+WIDENED: Final = "widened"
+"""The value of ``--quantization`` for a quantised checkpoint's weights in the model's type, on every device."""
 
 
 _DYNAMIC: Final[dict[BlockType, Format]] = {
@@ -78,7 +85,11 @@ def choose_weight_form(
         ConfigError: no kernel computes the form.
     """
     has_form = has_kernels(device, dtype)
+    if config.quantization == WIDENED:
+        return "plain"
     if config.quantization is None:
+        if config.load_format != "dummy" and _is_quantised(checkpoint) and takes_grouped(device, dtype):
+            return "grouped"
         if not has_form or config.load_format == "dummy":
             return "plain"
         found = _stored(checkpoint)
@@ -93,6 +104,20 @@ def choose_weight_form(
             "and bfloat16 or float32. Try: rootgraft doctor"
         )
     return FORMS[config.quantization]
+
+
+def takes_grouped(device: torch.device, dtype: torch.dtype) -> bool:
+    """Return whether kernels of a GPU read weights of 4 to 8 bits as they are stored."""
+    return device.type != "cpu" and ops.on_triton(device) and dtype in (torch.bfloat16, torch.float16)
+
+
+def _is_quantised(checkpoint: Path | GgufFile | None) -> bool:
+    """Return whether a checkpoint may have weights of 4 to 8 bits."""
+    if isinstance(checkpoint, GgufFile):
+        return any(tensor.type in GROUPED_TYPES for tensor in checkpoint.tensors.values())
+    if checkpoint is None or not (checkpoint / CONFIG).is_file():
+        return False
+    return KEY in read_config_file(checkpoint)
 
 
 def _takes_dynamic(block_type: BlockType, dtype: torch.dtype) -> bool:
@@ -211,6 +236,9 @@ class WeightReader:
 
     def packed(self, *names: str, bias: Tensor | None = None) -> Linear:
         """Return the named matrices, concatenated by rows, for ``kernels.ops.linear``. Raises ModelError."""
+        grouped = self.grouped(*names, bias=bias)
+        if grouped is not None:
+            return grouped
         blocks = self.stored(*names, bias=bias)
         if blocks is None:
             return self.pack(names[0], self.tensor(*names), bias)
@@ -220,6 +248,28 @@ class WeightReader:
         if not few_rows:
             return self.pack(names[0], self.tensor(*names), bias)
         return quantised_weights.with_widened(blocks, self.dtype, bias, few_rows=few_rows)
+
+    def grouped(self, *names: str, bias: Tensor | None = None) -> GroupedLinear | None:
+        """Return the same as it is stored, for kernels of a GPU; None for another form, or where none has one."""
+        if self._form != "grouped":
+            return None
+        found = [self._source.numbers(name) for name in names]
+        kept = [each if each is not None and group_form(each) is not None else None for each in found]
+        if not any(kept):
+            return None
+        parts = [self.tensor(name) if each is None else each for name, each in zip(names, kept, strict=True)]
+        return pack_grouped(parts, self.device, self.dtype, bias)
+
+    def grouped_part(self, name: str, index: int, turns: int, bias: Tensor | None) -> GroupedLinear | None:
+        """Return a matrix of a stack as it is stored, whose rows belong to so many modules by turns; None as above."""
+        found = self._source.numbers(name, index) if self._form == "grouped" else None
+        if found is None:
+            return None
+        return pack_grouped([by_module(found, turns)], self.device, self.dtype, bias)
+
+    def widened(self, layer: Linear) -> Linear:
+        """Return a grouped weight in the model's type; any other as it is."""
+        return pack_linear(dequantise(layer).to(self.dtype), layer.bias) if isinstance(layer, GroupedLinear) else layer
 
     def plain(self, name: str, bias: Tensor | None = None) -> Linear:
         """Return a matrix in the model's type, whatever the form."""

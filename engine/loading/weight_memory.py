@@ -79,6 +79,9 @@ def _tensor_bytes(
 ) -> int:
     count = math.prod(shape)
     is_packed = len(shape) > 1 and (name != EMBEDDING or config.tied_head)
+    if form == "grouped":
+        grouped = source.grouped_bytes(name)
+        return count * dtype.itemsize if grouped is None else grouped
     if form.startswith("stored"):
         stored = source.stored(name)
         if not stored or stored[0] not in quantised_weights.BLOCK_SIZES:

@@ -9,6 +9,8 @@ from typing import Final, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from .grouped_weights import GroupedLinear
+
 
 class PanelKernels(Protocol):
     """Native kernels that read the panels of a ``PackedLinear``: ``kernels.cpu.native_ops.Kernels``."""
@@ -158,7 +160,7 @@ class QuantisedLinear:
     widened: WidenedForm | None = None
 
 
-Linear = PackedLinear | QuantisedLinear
+Linear = PackedLinear | QuantisedLinear | GroupedLinear
 
 
 class Largest(NamedTuple):
