@@ -364,7 +364,7 @@ def largest_linear(x: Tensor, layer: Linear) -> Largest:
     if isinstance(layer, GroupedLinear):
         return largest(linear(x, layer, torch.float32))
     if isinstance(layer, QuantisedLinear):
-        searched = layer.format is not Format.WIDENED
+        searched = layer.format not in (Format.WIDENED, Format.FLOAT8)
         return layer.kernels.largest_linear(x, layer) if searched else largest(linear(x, layer, torch.float32))
     if layer.kernels is not None:
         return layer.kernels.largest_linear(x, layer)

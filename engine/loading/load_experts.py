@@ -81,7 +81,7 @@ class _Reader:
         return Projection(names, tuple(modules.values()), self._weights.packed(*(f"{name}.weight" for name in names)))
 
     def together(self, experts: Iterable[Linear]) -> ExpertWeights:
-        """Return the weights of all experts, widened where their stored forms differ, or inputs are out of order."""
+        """Return the weights of all experts, widened where their forms differ, or inputs are out of order."""
         found = tuple(experts)
         if takes_together(found):
             return ExpertWeights(found)

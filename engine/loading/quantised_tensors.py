@@ -35,6 +35,7 @@ from . import mxfp4
 
 _PIECE: Final = 1 << 23  # values that are decoded at once
 _WORD: Final = 32
+_WORD_BYTES: Final = 4
 BLOCK: Final = 32
 """Inputs of a block that native kernels multiply with as it is."""
 _AWQ_ORDER: Final = (0, 4, 1, 5, 2, 6, 3, 7)  # where the integer of each of eight columns is in an AWQ word
@@ -143,6 +144,21 @@ class QuantisedTensor:
         bits = max(self._scheme.bits, 4) if self._scheme.layout in _INTEGERS else 0
         stored = sum(view.nbytes for part, view in self._parts.items() if part not in _INDICES)
         return max(stored, math.prod(self.shape) * bits // 8)
+
+    @property
+    def is_bytes(self) -> bool:
+        """Whether native kernels of a CPU keep it in the 8 bits of its numbers, beside a few scales of each row."""
+        scheme, (_, width) = self._scheme, self.shape
+        is_integer = scheme.layout in ("int8", "packed", "bnb_int8") and scheme.bits == 8 and scheme.symmetric
+        is_float = scheme.layout in ("float8", "float8_blocks")
+        return (is_integer or is_float) and not scheme.group and width % _WORD_BYTES == 0
+
+    def bytes(self) -> StoredNumbers | None:
+        """Return the same as ``numbers``, for native kernels of a CPU; None where they have no form."""
+        if not self.is_bytes or (stored := self.numbers()) is None:
+            return None
+        is_plain = stored.offsets is None and stored.group_of is None and stored.scales is not None
+        return stored if is_plain and stored.numbers in (Numbers.INT8, Numbers.E4M3) else None
 
     def blocks(self) -> tuple[BlockType, Iterator[Tensor]] | None:
         """Return the type of blocks that have the same numbers, and rows of them [n, bytes]; None where none have."""

@@ -73,6 +73,12 @@ class WeightSource(Protocol):
         A part of a stack of [K, N] is given transposed.
         """
 
+    def byte_rows(self, name: str) -> StoredNumbers | None:
+        """Return a matrix [N, K] in 8 bits with scales of rows, or of FP8 in blocks; None if it is stored otherwise."""
+
+    def is_bytes(self, name: str) -> bool:
+        """Return whether ``byte_rows`` probably gives a matrix, without reading it."""
+
     def grouped_bytes(self, name: str) -> int | None:
         """Return the bytes that ``numbers`` of a tensor take, without reading it; None if it has none."""
 
@@ -196,6 +202,14 @@ class SafetensorsFolder:
             return None
         return mxfp4.stored_numbers(*(file.get_slice(stored)[part] for file, stored in _in_order(self._mxfp4[name])))
 
+    def byte_rows(self, name: str) -> StoredNumbers | None:
+        """Return a quantised matrix in 8 bits."""
+        return self._quantised[name].bytes() if name in self._quantised else None
+
+    def is_bytes(self, name: str) -> bool:
+        """Return whether a matrix is quantised in 8 bits."""
+        return name in self._quantised and self._quantised[name].is_bytes
+
     def grouped_bytes(self, name: str) -> int | None:
         """Return the bytes of a quantised matrix."""
         if name in self._quantised:
@@ -292,6 +306,12 @@ class GgufWeights:
             return None
         stored = self._tensors[name].stored
         return gguf_numbers(self._file.tensors[stored].type, torch.cat(list(self._rows(name))), self.shapes[name][1])
+
+    def byte_rows(self, name: str) -> None:
+        return None
+
+    def is_bytes(self, name: str) -> bool:
+        return False
 
     def grouped_bytes(self, name: str) -> int | None:
         """Return the bytes of a matrix in blocks that kernels of a GPU read."""
@@ -410,6 +430,12 @@ class RandomWeights:
 
     def numbers(self, name: str, part: int | None = None) -> None:
         return None
+
+    def byte_rows(self, name: str) -> None:
+        return None
+
+    def is_bytes(self, name: str) -> bool:
+        return False
 
     def grouped_bytes(self, name: str) -> None:
         return None

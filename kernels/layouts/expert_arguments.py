@@ -107,13 +107,12 @@ class ExpertWeights:
 
 def takes_together(experts: tuple[Linear, ...]) -> bool:
     """Return whether weights can be ``ExpertWeights``: in one form, grouped ones of one part with inputs in order."""
-    grouped = [each for each in experts if isinstance(each, GroupedLinear)]
-    if not grouped:
+    return all(map(_is_one_part, experts)) and len(set(map(_kind, experts))) == 1
+
+
+def _is_one_part(linear: Linear) -> bool:
+    if not isinstance(linear, GroupedLinear):
         return True
-    return len(grouped) == len(experts) and all(map(_is_one_part, grouped)) and len(set(map(_kind, experts))) == 1
-
-
-def _is_one_part(linear: GroupedLinear) -> bool:
     first = linear.parts[0]
     return len(linear.parts) == 1 and isinstance(first, GroupedPart) and first.permutation is None
 

@@ -35,6 +35,7 @@ from rootgraft.engine.loading.load_model import load_model
 from rootgraft.engine.loading.quantised_tensors import QuantisedTensor, View, unpacked
 from rootgraft.engine.loading.weight_forms import WeightForm, choose_weight_form
 from rootgraft.engine.models.decoder import DecoderModel
+from rootgraft.kernels import quantised_weights
 from rootgraft.kernels.grouped_weights import GroupedLinear, GroupedPart, dequantise, pack_grouped
 from rootgraft.kernels.layouts.packed_weights import Format, QuantisedLinear
 
@@ -445,3 +446,45 @@ def test_blocks_of_fp8_are_kept_for_a_gpu(tmp_path: Path) -> None:
     layer = pack_grouped([numbers], CPU, torch.bfloat16)
     assert layer is not None
     torch.testing.assert_close(dequantise(layer), meant, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("family", ["whole blocks", "experts of whole blocks"])
+@pytest.mark.parametrize(
+    ("kind", "form"),
+    [
+        ("fp8 channel", Format.FLOAT8), ("fp8 tensor", Format.FLOAT8), ("w8a8", Format.WIDENED),
+        ("w8 tensor", Format.WIDENED), ("w8a16 by channel", Format.WIDENED),
+    ],
+)  # fmt: skip
+def test_eight_bits_are_kept_on_a_cpu(kind: str, form: Format, family: str, tmp_path: Path) -> None:
+    """Of FP8 with the bits of the plain form; integers, whose scales are applied to sums, with its digits."""
+    _, packed = quantised_folder(tmp_path, kind, family)
+    chosen = choose_weight_form(EngineConfig(), CPU, torch.float32, packed)
+    assert chosen in ("stored_widened", "stored_both")
+    model, plain = (load_model(packed, dtype=torch.float32, device=CPU, weights=each) for each in (chosen, "plain"))
+    assert {each.format for each in model.weights if isinstance(each, QuantisedLinear)} == {form}
+    logits = [run_whole(each, TOKENS) for each in (model, plain)]
+    if form is Format.FLOAT8:
+        assert torch.equal(*logits)
+    torch.testing.assert_close(*logits, rtol=1e-4, atol=1e-4)
+
+
+def test_blocks_of_fp8_are_kept_on_a_cpu(tmp_path: Path) -> None:
+    parts, meant = compressed(*COMPRESSED["fp8 blocks"], torch.randn(256, 384))
+    stored = QuantisedTensor("m.weight", Scheme("float8"), views(parts, tmp_path)).bytes()
+    assert stored is not None and stored.scales is not None
+    layer = quantised_weights.pack_bytes(stored.pieces, stored.shape, stored.scales, is_float=True)
+    assert torch.equal(quantised_weights.rows(layer, torch.arange(256)), meant)
+
+
+def test_experts_whose_forms_differ_are_widened(tmp_path: Path) -> None:
+    """Scales of one expert that fit half precision, and of the others that do not."""
+    _, packed = quantised_folder(tmp_path, "w4a16", "experts of whole blocks")
+    file = packed / "model.safetensors"
+    tensors = load_file(file)
+    halved = {name: part.half() for name, part in tensors.items() if "experts.1." in name and name.endswith("_scale")}
+    save_file(tensors | halved, file)
+    model, plain = (
+        load_model(packed, dtype=torch.float32, device=CPU, weights=each) for each in ("stored_widened", "plain")
+    )
+    assert torch.equal(run_whole(model, TOKENS), run_whole(plain, TOKENS))
