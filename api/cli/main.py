@@ -291,7 +291,12 @@ COMMANDS = {
     "list": Command("List the models on this machine, and what each is served with.", (ListOptions,), _list),
     "rm": Command("Remove a model from this machine.", (RmOptions,), _rm, "model"),
     "ps": Command("List the servers that run on this machine.", (PsOptions,), _ps),
-    "doctor": Command("Tell what this machine has, what will be slow, and what to install.", (DoctorOptions,), _doctor),
+    "doctor": Command(
+        "Tell what this machine has, what will be slow, and what to install; and how a model will be computed here.",
+        (DoctorOptions,),
+        _doctor,
+        "model",
+    ),
     "completion": Command(
         "Print the completion of commands and options for a shell.", (CompletionOptions,), _completion, "shell"
     ),

@@ -81,13 +81,16 @@ DEFAULT_MODEL = PackagedFile(
 DEFAULT_NAME = "SmolLM2-135M-Instruct"
 
 
-def resolve_model(model: str | None, *, revision: str | None = None, progress: Progress | None = None) -> ModelFiles:
+def resolve_model(
+    model: str | None, *, revision: str | None = None, progress: Progress | None = None, on_machine: bool = False
+) -> ModelFiles:
     """Return the files of ``model``, downloaded if they are not on this machine.
 
     Args:
         model: a folder with ``config.json``, a GGUF file, ``org/name`` on the hub, or None for the default model.
         revision: branch, tag or commit; only for a model on the hub.
         progress: called during downloads.
+        on_machine: of the hub only what was downloaded before.
 
     Raises:
         ModelError: no such model, malformed files, or a failed download.
@@ -103,7 +106,7 @@ def resolve_model(model: str | None, *, revision: str | None = None, progress: P
         return _checked_folder(path, model)
     if path.is_file():
         return _checked_gguf(path, model)
-    return _from_hub(model, revision)
+    return _from_hub(model, revision, on_machine=on_machine)
 
 
 def cache_folder() -> Path:
@@ -153,7 +156,7 @@ def _checked_gguf(path: Path, model: str) -> ModelFiles:
     return ModelFiles(path, without_split(path.stem))
 
 
-def _from_hub(model: str, revision: str | None) -> ModelFiles:
+def _from_hub(model: str, revision: str | None, *, on_machine: bool) -> ModelFiles:
     """Download weights and texts with the hub's own client, into its own cache."""
     named = _HUB_NAME.fullmatch(model)
     if named is None:
@@ -163,23 +166,35 @@ def _from_hub(model: str, revision: str | None) -> ModelFiles:
         )
     repository, tag = named["repo"], named["tag"]
     if tag is not None:
-        folder = _snapshot(repository, revision, [f"*{form}*.gguf" for form in {tag, tag.upper(), tag.lower()}], [])
+        patterns = [f"*{form}*.gguf" for form in sorted({tag, tag.upper(), tag.lower()})]
+        folder = _snapshot(repository, revision, patterns, [], on_machine=on_machine)
         return ModelFiles(_tagged_gguf(folder, repository, tag), model)
-    folder = _snapshot(repository, revision, _HUB_FILES, _HUB_IGNORED)
+    folder = _snapshot(repository, revision, _HUB_FILES, _HUB_IGNORED, on_machine=on_machine)
     _checked_folder(folder, model)
     return ModelFiles(folder, model)
 
 
-def _snapshot(repository: str, revision: str | None, allowed: list[str], ignored: list[str]) -> Path:
+def _snapshot(
+    repository: str, revision: str | None, allowed: list[str], ignored: list[str], *, on_machine: bool
+) -> Path:
     """Download files that fit these patterns. Raises ModelError."""
     from huggingface_hub import snapshot_download
 
     try:
         folder = snapshot_download(
-            repository, revision=revision, allow_patterns=allowed, ignore_patterns=ignored, max_workers=4
+            repository,
+            revision=revision,
+            allow_patterns=allowed,
+            ignore_patterns=ignored,
+            max_workers=4,
+            local_files_only=on_machine,
         )
     # The client's exceptions have no common base class.
     except Exception as error:
+        if on_machine:
+            raise ModelError(
+                f"--model: {repository} is not on this machine. Try: rootgraft pull {repository}"
+            ) from error
         raise ModelError(f"--model: {hub_fault(repository, revision, error)}") from error
     return Path(folder)
 

@@ -67,6 +67,24 @@ PARTS: Final[dict[Layout, frozenset[str]]] = {
 }
 """Names of the parts of a matrix behind its module's name, by layout."""
 
+LAYOUT_NAMES: Final[dict[Layout, str]] = {
+    "gptq": "GPTQ",
+    "gptq_v2": "GPTQ v2",
+    "awq_gemm": "AWQ",
+    "awq_gemv": "AWQ gemv",
+    "packed": "compressed-tensors packed integers",
+    "int8": "INT8",
+    "float8": "FP8",
+    "float8_blocks": "FP8 in blocks of 128 by 128",
+    "nvfp4": "NVFP4",
+    "nvfp4_modelopt": "NVFP4 (ModelOpt)",
+    "mxfp4": "MXFP4",
+    "mxfp4_packed": "MXFP4",
+    "bnb_4bit": "bitsandbytes 4 bits",
+    "bnb_int8": "bitsandbytes LLM.int8()",
+}
+"""What people call the layouts."""
+
 WITHOUT_EFFECT: Final = frozenset(
     {"input_scale", "input_zero_point", "input_global_scale", "output_scale", "output_zero_point", "bias_scale"}
     | {"k_scale", "v_scale", "q_scale", "prob_scale", "k_zero_point", "v_zero_point"}
@@ -144,6 +162,15 @@ class QuantisedTensor:
         bits = max(self._scheme.bits, 4) if self._scheme.layout in _INTEGERS else 0
         stored = sum(view.nbytes for part, view in self._parts.items() if part not in _INDICES)
         return max(stored, math.prod(self.shape) * bits // 8)
+
+    @property
+    def description(self) -> str:
+        """The scheme in a few words: layout, bits, group."""
+        scheme = self._scheme
+        has_bits = scheme.layout in _INTEGERS
+        bits = [f"{scheme.bits} bits", "" if scheme.symmetric else "zero points"] if has_bits else []
+        group = "" if scheme.group is None else f"groups of {scheme.group}"
+        return ", ".join(filter(None, (LAYOUT_NAMES[scheme.layout], *bits, group)))
 
     @property
     def is_bytes(self) -> bool:

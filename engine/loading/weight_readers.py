@@ -73,6 +73,9 @@ class WeightSource(Protocol):
         A part of a stack of [K, N] is given transposed.
         """
 
+    def storage(self, name: str) -> str:
+        """Return how a tensor is stored, in a few words: its type, or the scheme of its quantisation."""
+
     def byte_rows(self, name: str) -> StoredNumbers | None:
         """Return a matrix [N, K] in 8 bits with scales of rows, or of FP8 in blocks; None if it is stored otherwise."""
 
@@ -202,6 +205,12 @@ class SafetensorsFolder:
             return None
         return mxfp4.stored_numbers(*(file.get_slice(stored)[part] for file, stored in _in_order(self._mxfp4[name])))
 
+    def storage(self, name: str) -> str:
+        """Return the type of a plain tensor, or the scheme of a quantised one."""
+        if name in self._quantised:
+            return self._quantised[name].description
+        return "MXFP4" if name in self._mxfp4 else View(*self._stored[name]).dtype
+
     def byte_rows(self, name: str) -> StoredNumbers | None:
         """Return a quantised matrix in 8 bits."""
         return self._quantised[name].bytes() if name in self._quantised else None
@@ -306,6 +315,11 @@ class GgufWeights:
             return None
         stored = self._tensors[name].stored
         return gguf_numbers(self._file.tensors[stored].type, torch.cat(list(self._rows(name))), self.shapes[name][1])
+
+    def storage(self, name: str) -> str:
+        """Return the type of a tensor; of one that is put together from two the first one's."""
+        stored = self._split[name][0] if name in self._split else self._tensors[name].stored
+        return self._file.tensors[stored].type
 
     def byte_rows(self, name: str) -> None:
         return None
@@ -430,6 +444,9 @@ class RandomWeights:
 
     def numbers(self, name: str, part: int | None = None) -> None:
         return None
+
+    def storage(self, name: str) -> str:
+        return "random"
 
     def byte_rows(self, name: str) -> None:
         return None
