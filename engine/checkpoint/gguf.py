@@ -12,7 +12,6 @@ allocated or data read. No torch, so that the tokenizer can read its part withou
 from __future__ import annotations
 
 import mmap
-import re
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import ModelError, quoted
+from .split_files import SPLIT_NAME
 
 MAGIC = b"GGUF"
 MAX_DIMS = 4
@@ -48,7 +48,6 @@ _NUMBERS = {
 }  # fmt: skip
 _STRING = 8
 _SPLIT_INDEX, _SPLIT_COUNT, _SPLIT_TENSORS = "split.no", "split.count", "split.tensors.count"
-_SPLIT_NAME = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 _MOST_PARTS = 10_000
 _ARRAY = 9
 
@@ -132,17 +131,17 @@ class GgufFile:
         except (OSError, ValueError) as error:  # mmap refuses an empty file with a ValueError
             raise ModelError(f"{path.name} cannot be read: {error.args[-1]}.") from error
         try:
-            file = cls(path, mapped)
-            names = _split_names(path, file.metadata)
+            opened = cls(path, mapped)
+            names = _split_names(path, opened.metadata)
         except ModelError as error:
             raise ModelError(f"{path.name}: {error}") from None
         if len(names) > 1:
             others = tuple(cls._open_part(path, name, index, len(names)) for index, name in enumerate(names) if index)
             try:
-                file._join(others)
+                opened._join(others)
             except ModelError as error:
                 raise ModelError(f"{path.name}: {error}") from None
-        return file
+        return opened
 
     @classmethod
     def _open_part(cls, first: Path, name: str, index: int, count: int) -> GgufFile:
@@ -189,19 +188,13 @@ def _split_names(path: Path, metadata: dict[str, Any]) -> list[str]:
         raise ModelError(f"{_SPLIT_COUNT} must be the number of files, at most {_MOST_PARTS}, not {quoted(count)}")
     if count <= 1:
         return [path.name]
-    found = _SPLIT_NAME.fullmatch(path.name)
+    found = SPLIT_NAME.fullmatch(path.name)
     if found is None or int(found["count"]) != count:
         raise ModelError(f"it is one of {count} files of a model, and must be named ...-00001-of-{count:05d}.gguf")
     names = [f"{found['stem']}-{number:05d}-of-{count:05d}.gguf" for number in range(1, count + 1)]
     if index:
         raise ModelError(f"it is file {index + 1} of {count} of a model: give the first, {names[0]}")
     return names
-
-
-def without_split(stem: str) -> str:
-    """Return a file's name without ending, and without what says which of several files it is."""
-    found = _SPLIT_NAME.fullmatch(f"{stem}.gguf")
-    return stem if found is None else found["stem"]
 
 
 def begins_as_gguf(path: Path) -> bool:

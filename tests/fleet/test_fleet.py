@@ -19,7 +19,7 @@ from rootgraft.engine.messages import AdapterChanged, Done, Failed, Heartbeat, M
 from rootgraft.engine.serving.engine_client import EngineClient
 from rootgraft.engine.types import FinishReason, SamplingParams
 from rootgraft.fleet import fleet as fleet_module
-from rootgraft.fleet.dispatcher_limits import DispatcherLimits
+from rootgraft.fleet.dispatcher import DispatcherLimits
 from rootgraft.fleet.fleet import MOST_FAILED_STARTS, Fleet
 from rootgraft.fleet.replica_client import ReplicaClient
 from rootgraft.fleet.replica_launcher import ProcessLauncher

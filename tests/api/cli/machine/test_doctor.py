@@ -426,5 +426,5 @@ def test_a_model_of_the_hub_is_not_downloaded_for_its_plan(monkeypatch: pytest.M
         raise FileNotFoundError(name)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
-    with pytest.raises(ModelError, match="org/name is not on this machine. Try: rootgraft pull org/name"):
+    with pytest.raises(ModelError, match=r"org/name is not on this machine\. Try: rootgraft pull org/name"):
         check_model("org/name")

@@ -1,0 +1,248 @@
+"""Main connection: the main process's end of the link to one gateway, with its sequences, calls and tickets.
+
+When it ends, however it does, its sequences are aborted, and what its requests held is given back and counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import astuple
+from typing import Any
+
+import psutil
+
+from ...engine.errors import EngineDead, EngineError
+from ...engine.messages import Abort, ForgetTokens, Message, Submit, TokenTexts, failure_of
+from ...engine.serving.watchdog import Watchdog
+from ...engine.types import Priority
+from ..access.api_keys import Key
+from ..access.caller import Caller, RequestFacts
+from ..access.request_admission import Demand
+from ..errors import HTTPError
+from ..generate.server_state import ServerState
+from ..observe.token_usage import TokenCounts
+from ..observe.usage_ledger import UsageRecord
+from .call_errors import pack_error
+from .engine_multiplexer import EngineChannel, EngineMultiplexer
+from .main_spawn import GatewayProcess
+from .main_ticket import MainTicket
+from .process_link import ProcessLink
+from .relayed_metrics import observe_relayed
+
+SILENT_SECONDS = 10.0
+"""Without a sign of life and without use of the processor, after which a gateway counts as hung."""
+BUSY_SECONDS = 60.0
+"""Of one pass of its event loop, after which it counts as hung."""
+
+logger = logging.getLogger("rootgraft.gateways")
+
+
+class MainConnection:
+    """One gateway and what it has open in the main process. Belongs to the event loop of the main process.
+
+    Args:
+        name: unique, also among those that are gone.
+        link: to the process, whose callbacks are taken.
+        state: of the server.
+        lost: called once when its link has ended.
+
+    Attributes:
+        serves: whether it answers requests.
+        started: in seconds of the monotonic clock.
+        engine: its channel to the engine; None until the model is loaded.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        process: GatewayProcess,
+        link: ProcessLink,
+        state: ServerState,
+        lost: Callable[[MainConnection], None],
+    ) -> None:
+        self.name = name
+        self.process = process
+        self.serves = False
+        self.started = time.monotonic()
+        self.engine: EngineChannel | None = None
+        self._link = link
+        self._state = state
+        self._lost = lost
+        self._tickets: dict[int, MainTicket] = {}
+        self._calls: set[asyncio.Task[None]] = set()
+        self._active = 0
+        self._watchdog = Watchdog(SILENT_SECONDS, BUSY_SECONDS, self._processor_seconds)
+        link.on_messages = self._take
+        link.on_command = self._command
+        link.on_closed = self._closed
+
+    @property
+    def silent_seconds(self) -> float:
+        """Seconds since its last sign of life."""
+        return self._watchdog.silent_seconds
+
+    @property
+    def num_active(self) -> int:
+        """Answers that it is generating."""
+        return max(len(self._tickets), self._active)
+
+    def begin(self, settings: Mapping[str, Any]) -> None:
+        """Tell it what it is to serve, and where."""
+        self._link.tell("start", settings)
+
+    def serve(self, model: Mapping[str, Any], engine: EngineMultiplexer) -> None:
+        """Tell it of the model, which is loaded, and give it a channel to the engine."""
+        self.engine = engine.open_channel()
+        self.engine.on_frame = self._link.send
+        self.engine.on_death = lambda error: self.end(str(error))
+        self._link.tell("serve", model)
+
+    def drain(self) -> None:
+        """Let it take no new requests."""
+        self._link.tell("drain")
+
+    def end(self, reason: str) -> None:
+        """Let it end, and its answers with an error of this text."""
+        self._link.tell("end", reason)
+
+    def hangs(self, now: float) -> bool:
+        """Return whether it hangs. Called every ``TICK_SECONDS`` with the monotonic clock's seconds."""
+        return self._watchdog.tick(now) is not None
+
+    def _take(self, messages: list[Message]) -> None:
+        """Pass messages to the engine; what it refuses is answered as by the engine itself."""
+        submits = [message for message in messages if isinstance(message, Submit)]
+        try:
+            if self.engine is None:
+                raise EngineDead("The engine is not running.")
+            for message in messages:
+                if isinstance(message, (TokenTexts, ForgetTokens)):
+                    self.engine.describe_tokens(message)
+                elif isinstance(message, Abort):
+                    self.engine.abort(message.ids)
+            if submits:
+                self.engine.submit(submits)
+        except EngineError as error:
+            if submits:
+                self._link.send([failure_of(submit.id, error) for submit in submits])
+
+    def _command(self, name: str, values: list[Any]) -> None:
+        match name:
+            case "alive":
+                num_passes, self._active, observed, progress = values
+                self._watchdog.sign_of_life(num_passes)
+                observe_relayed(self._state.observers.metrics, observed, self._state.models.adapters)
+                for number, num_tokens in progress:
+                    if (ticket := self._tickets.get(number)) is not None:
+                        ticket.add(num_tokens)
+            case "begun":
+                number, prompt, index, num_tokens = values
+                if (ticket := self._tickets.get(number)) is not None:
+                    ticket.begin((prompt, index), num_tokens)
+            case "ended":
+                number, num_tokens = values
+                if (ticket := self._tickets.pop(number, None)) is not None:  # none of a request that was refused
+                    ticket.end(num_tokens)
+            case "serving":
+                self.serves = True
+            case "call":
+                number, method, *arguments = values
+                self._answer(number, method, arguments)
+            case _:
+                raise ValueError(f"no command of a gateway: {name}")
+
+    def _answer(self, number: int, method: str, arguments: list[Any]) -> None:
+        """Answer a call: at once, or from a task where something has to be waited for."""
+        match method:
+            case "admit":
+                self._reply(number, lambda: self._admit(*arguments))
+            case "limit_headers":
+                self._reply(number, lambda: dict(self._state.limits.admission.limits.headers(self._key(arguments[0]))))
+            case "find_model":
+                self._run(number, self._find_model(*arguments))
+            case "record":
+                self._record(number, UsageRecord(*arguments))
+            case _:
+                raise ValueError(f"no call of a gateway: {method}")
+
+    def _reply(self, number: int, call: Callable[[], Any]) -> None:
+        try:
+            self._link.tell("reply", number, call())
+        except (EngineError, HTTPError) as error:
+            self._link.tell("error", number, pack_error(error))
+
+    def _run(self, number: int, work: Coroutine[Any, Any, Any]) -> None:
+        async def run() -> None:
+            try:
+                self._link.tell("reply", number, await work)
+            except (EngineError, HTTPError) as error:
+                self._link.tell("error", number, pack_error(error))
+            except Exception:
+                logger.exception("a call of %s", self.name)
+                problem = HTTPError(500, "The server made an error; its log has the details.", code="internal_error")
+                self._link.tell("error", number, pack_error(problem))
+
+        task = asyncio.create_task(run())
+        self._calls.add(task)
+        task.add_done_callback(self._calls.discard)
+
+    def _key(self, name: str) -> Key:
+        """Return a valid key. Raises HTTPError 401 for one that has been removed since the gateway has seen it."""
+        key = self._state.limits.keys.named(name)
+        if key is None:
+            raise HTTPError(401, "The API key is not valid any more.", code="invalid_api_key")
+        return key
+
+    def _admit(self, number: int, key_name: str, asked: Sequence[Any], model: str, adapter: str | None) -> None:
+        self._state.engine.serving()
+        priority, prompts, marks, may_be_deferred = asked
+        whole = tuple((tokens, n, most) for tokens, n, most in prompts)
+        demand = Demand(Priority(priority), whole, tuple(map(tuple, marks)), may_be_deferred)
+        held = self._state.limits.admission.admit(self._key(key_name), demand)
+        self._tickets[number] = MainTicket(held, demand, key_name, model, adapter)
+
+    async def _find_model(
+        self, key_name: str, model: str | None, timeout: float | None, lora_path: str | None, session: str | None
+    ) -> list[Any]:
+        key, facts, state = self._key(key_name), RequestFacts(), self._state
+        caller = Caller(key, state.limits.cache_tenant(key), timeout, facts)
+        found = await state.models.find(model, caller, lora_path, session)
+        info = None if found.adapter is None else state.models.adapters.get(found.adapter)
+        known = None if info is None else astuple(info)
+        return [found.name, found.adapter, facts.version, facts.adapter_seconds, known]
+
+    def _record(self, number: int, record: UsageRecord) -> None:
+        """Take a record at once, as the gateway may be gone the moment after, and answer when it is written."""
+        if (ledger := self._state.stores.ledger) is not None:
+            self._run(number, ledger.until_written(ledger.put(record)))
+
+    def _closed(self) -> None:
+        """End what the gateway leaves: sequences, calls, and tickets, whose use counts as that of aborted requests."""
+        if self.engine is not None:
+            self.engine.close()
+        for call in self._calls:
+            call.cancel()
+        for ticket in self._tickets.values():
+            ticket.end(0)
+            self._count(ticket)
+        self._tickets.clear()
+        self._lost(self)
+
+    def _count(self, ticket: MainTicket) -> None:
+        state = self._state
+        counts = TokenCounts(ticket.prompt_tokens, 0, ticket.num_generated)
+        state.observers.metrics.count_usage(ticket.key, ticket.adapter, counts, state.models.adapters)
+        if state.stores.ledger is not None:
+            row = (time.time(), ticket.key, ticket.model, counts.prompt, counts.cached, counts.completion)
+            state.stores.ledger.put(UsageRecord(uuid.uuid4().hex, *row))
+
+    def _processor_seconds(self) -> float | None:
+        try:
+            times = psutil.Process(self.process.pid).cpu_times()
+        except psutil.Error:
+            return None
+        return float(times.user + times.system)

@@ -1,0 +1,46 @@
+"""Main spawn: starts gateway processes, forked from one that has imported what they need.
+
+A gateway imports for a second or two of a core. Forked, it serves in a fraction of that, and the one that takes the
+place of a lost gateway keeps neither the others nor the engines from the processor meanwhile.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Protocol
+
+from ...engine.serving.fork_server import ForkedProcess, ForkServer
+
+GatewayProcess = subprocess.Popen[bytes] | ForkedProcess
+
+
+class GatewaySpawn(Protocol):
+    """Starts gateway processes."""
+
+    async def spawn(self, listening: int, link: int) -> GatewayProcess:
+        """Start one with the descriptors of the listening socket and of its end of the link. Raises OSError."""
+        ...
+
+    def close(self) -> None:
+        """Give up what it starts them from. Gateways run on."""
+        ...
+
+
+class ForkedGateways:
+    """Forks gateways, or starts them in the plain way where that cannot be. Belongs to one event loop."""
+
+    def __init__(self) -> None:
+        self._server = ForkServer("rootgraft.api.http.gateway_process")
+
+    async def spawn(self, listening: int, link: int) -> GatewayProcess:
+        await self._server.start()
+        return self._server.fork((listening, link)) or _start(listening, link)
+
+    def close(self) -> None:
+        self._server.close()
+
+
+def _start(listening: int, link: int) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-P", "-m", "rootgraft.api.http.gateway_process", str(listening), str(link)]
+    return subprocess.Popen(command, pass_fds=[listening, link], stdin=subprocess.DEVNULL)
