@@ -13,7 +13,7 @@ from .options import QuantizeOptions
 def quantize(options: QuantizeOptions) -> int:
     """Quantise and print what was written. Returns 0."""
     from ...engine.checkpoint.locate import resolve_model
-    from ...engine.offline.quantize_folder import Scheme, quantize_folder
+    from ...engine.model_tools.quantize_folder import Scheme, quantize_folder
 
     files = resolve_model(options.model, on_machine=True)
     if not files.path.is_dir():

@@ -87,7 +87,7 @@ def check_model(model: str, quantization: str | None = None) -> list[Finding]:
     Raises:
         EngineError: there is no such model on this machine, or it is not supported.
     """
-    from ....engine.profiling.weight_plan import plan_weights
+    from ....engine.model_tools.weight_plan import plan_weights
 
     files = resolve_model(model, on_machine=True)
     plan = plan_weights(EngineConfig(quantization=quantization), files.path)

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from rootgraft.api.cli.main import main
 from rootgraft.engine.errors import ConfigError, ModelError
 from rootgraft.engine.loading.load_model import load_model
-from rootgraft.engine.offline.quantize_folder import SCHEMES, Scheme, quantize_folder
+from rootgraft.engine.model_tools.quantize_folder import SCHEMES, Scheme, quantize_folder
 
 TOKENS = [5, 9, 100, 7, 64, 3]
 
