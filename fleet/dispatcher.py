@@ -351,7 +351,9 @@ class Dispatcher:
         standby = self._table.standby(entry.grammar, entry.base_digest)
         if standby is not None:
             self._table.grammars.add(standby.slot, entry.grammar)
-            self._sent.append((standby.name, PrepareGrammar(*entry.submit.grammar, entry.submit.vocabulary)))
+            self._sent.append(
+                (standby.name, PrepareGrammar(*entry.submit.grammar, entry.submit.vocabulary, entry.submit.tenant))
+            )
 
     def _chain(self, entry: JournalEntry) -> tuple[int, ...]:
         """Return the hashes of a sequence's prompt and of the tokens that it has so far."""

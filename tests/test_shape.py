@@ -11,7 +11,7 @@ from pathlib import Path
 
 from support.machine.import_graph import ROOT, imported_modules, name_of, parsed
 
-FOLDERS = ("api", "engine", "fleet", "grammar", "kernels", "lora", "programs", "radix")
+FOLDERS = ("api", "engine", "fleet", "grammar", "kernels", "lora", "programs", "radix", "tenancy")
 MOST_IMPORTS = 20
 MOST_FIELDS = 15
 

@@ -19,6 +19,7 @@ from ...engine.errors import EngineDead, EngineError
 from ...engine.messages import Abort, ForgetTokens, Message, Submit, TokenTexts, failure_of
 from ...engine.serving.watchdog import Watchdog
 from ...engine.types import Priority
+from ...tenancy.current_tenant import CURRENT_TENANT
 from ..access.api_keys import Key
 from ..access.caller import Caller, RequestFacts
 from ..access.request_admission import Demand
@@ -209,6 +210,7 @@ class MainConnection:
         self, key_name: str, model: str | None, timeout: float | None, lora_path: str | None, session: str | None
     ) -> list[Any]:
         key, facts, state = self._key(key_name), RequestFacts(), self._state
+        CURRENT_TENANT.set(key.tenant)  # of this call\'s task
         caller = Caller(key, state.limits.cache_tenant(key), timeout, facts)
         found = await state.models.find(model, caller, lora_path, session)
         info = None if found.adapter is None else state.models.adapters.get(found.adapter)

@@ -16,6 +16,7 @@ import orjson
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ...engine.serving.request import MAX_TIMEOUT
+from ...tenancy.current_tenant import CURRENT_TENANT
 from ..access.api_keys import Key, needed_scope
 from ..access.caller import Caller, RequestFacts
 from ..error_responses import error_response, speaks_anthropic
@@ -164,6 +165,7 @@ class Guard:
             if scope["path"] not in OPEN_PATHS:
                 key = self._key(scope)
                 scope["state"]["caller"] = self._caller(scope, key)
+                CURRENT_TENANT.set(key.tenant)
                 send = self._with_limit_headers(key, send)
         except HTTPError as error:
             await error_response(reply_to(error), scope)(scope, receive, send)

@@ -118,6 +118,33 @@ def test_canary_promote_and_rollback_move_new_requests_at_once(tmp_path: Path) -
     run(job())
 
 
+def test_promote_and_rollback_under_load_lose_and_mix_nothing(tmp_path: Path) -> None:
+    """Streams run on over each change; every answer names the version that the engine was asked for."""
+
+    async def job() -> None:
+        state = make(tmp_path)
+        admin, engine = Admin(state), state.engine.async_engine
+        engine.gate = asyncio.Event()  # type: ignore[union-attr]
+        one, two = [await admin.add(adapter_folder(tmp_path, name)) for name in ("one", "two")]
+        await admin.call("promote", version=one)
+        asked, expected = [], []
+        for turn in range(12):
+            asked += [asyncio.create_task(admin.ask()) for _ in range(8)]
+            while len(engine.seen) < len(asked):  # type: ignore[union-attr]
+                await asyncio.sleep(0)
+            expected += [(one, two)[turn % 2]] * 8
+            reply = await (admin.call("rollback") if turn % 2 else admin.call("promote", version=two))
+            assert reply.status_code == 200
+        engine.gate.set()  # type: ignore[union-attr]
+        replies = await asyncio.gather(*asked)
+        assert {reply.status_code for reply in replies} == {200}
+        assert [reply.headers["x-model-version"] for reply in replies] == expected
+        adapters = Counter(request.adapter for request in engine.seen)  # type: ignore[union-attr]
+        assert adapters == {f"sql@{one[:12]}": 48, f"sql@{two[:12]}": 48}
+
+    run(job())
+
+
 def test_an_answer_names_its_version_and_the_engine_gets_that_one(tmp_path: Path) -> None:
     async def job() -> None:
         state = make(tmp_path)
