@@ -1,4 +1,4 @@
-"""Products with packed weights: correct against their dequantised weights, and their times in the shapes of an 8B model.
+"""Products with packed weights: correct against dequantised ones, and their times in the shapes of an 8B model.
 
 What decides, at one row: all products of a step together, with a head in bfloat16, in at most 2.7 ms in 4 bits and 3.3
 ms in FP8 on an H200, of which 0.7 ms are for the other kernels; where they take longer than widened ones,
