@@ -55,6 +55,9 @@ def _number_formats(model: Model, device: torch.device) -> str:
     """Describe the model's type and device, and the forms of quantised weights."""
     name = f"{str(model.dtype).removeprefix('torch.')} on {device}"
     packed = model.weights if isinstance(model, DecoderModel) else ()
+    grouped = sorted({part.form.description for part in packed if isinstance(part, ops.GroupedLinear)})
+    if grouped:
+        return f"{name}, weights as stored: {' and '.join(grouped)}"
     quantised = [part for part in packed if isinstance(part, ops.QuantisedLinear)]
     if not quantised:
         return name
