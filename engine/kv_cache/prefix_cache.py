@@ -53,6 +53,9 @@ class Lease:
         held: the page whose checkpoint that is, until the first ``commit``; -1 for none.
         wanted: positions at which a checkpoint is worth its slot, beside every ``StateCache.interval`` tokens.
         pending: reserved slots by the position after which a step saves the state there.
+        drafted: slots by position too, of the states before the drafts of a step.
+        resumed: slot of the state that the next step reads, as its row's own has read rejected drafts; -1 for its own.
+        read: the slot that a step in flight reads so, -1 for none.
     """
 
     path: Path
@@ -70,6 +73,9 @@ class Lease:
     held: int = -1
     wanted: frozenset[int] = frozenset()
     pending: dict[int, int] = field(default_factory=dict)
+    drafted: dict[int, int] = field(default_factory=dict)
+    resumed: int = -1
+    read: int = -1
 
     def take_changes(self) -> tuple[int, tuple[int, ...]]:
         """Return the index from which ``pages`` changed since the last call, and the ids from there on."""
@@ -81,6 +87,37 @@ class Lease:
         """Return the copy for the next batch. Once taken it must be executed, even if the lease ends before."""
         copy, self.copy = self.copy, None
         return copy
+
+    def take_resumed(self) -> int:
+        """Return ``resumed`` for a step that reads it; -1 for the row's own state."""
+        slot, self.resumed = self.resumed, -1
+        self.read = slot if slot >= 0 else self.read
+        return slot
+
+    def put_back(self, slot: int) -> None:
+        """Undo ``take_resumed``, which returned this slot."""
+        if slot >= 0:
+            self.resumed, self.read = slot, -1
+
+    def most_drafts(self, position: int) -> int | None:
+        """Return how many drafts may follow the first ``position`` tokens in a step; None for any number.
+
+        None do where the state after these is a checkpoint: a step saves the state after a token once.
+        """
+        if self.states is None:
+            return None
+        return 0 if position in self.pending else self.states.num_free_drafts
+
+    def take_drafted(self, position: int, count: int) -> tuple[tuple[int, int], ...]:
+        """Reserve slots for the states before ``count`` drafts that follow the first ``position`` tokens.
+
+        Returns:
+            (position, slot) ascending, as ``take_checkpoints``. Empty in a model without states.
+        """
+        if self.states is None:
+            return ()
+        self.drafted = {position + index: self.states.reserve_draft() for index in range(count)}
+        return tuple(self.drafted.items())
 
     def take_checkpoints(self, start: int, end: int) -> tuple[tuple[int, int], ...]:
         """Reserve slots for the states that a step saves which computes positions ``start`` to ``end``.
@@ -254,6 +291,8 @@ class PrefixCache:
             self._keep_states(lease, num_computed, self.states)
             self.states.cancel(lease.pending.values())
             lease.pending.clear()
+            self.states.cancel_drafts(_draft_slots(lease))
+            lease.resumed = lease.read = -1
             entering = False  # a partly filled page has no state, so no hit would reach into it
         self._free(self._tree.unlock(lease.node))
         private = lease.pages[lease.num_shared :]
@@ -326,7 +365,8 @@ class PrefixCache:
             )
         if self.states is not None:
             pending = [slot for lease in leases for slot in lease.pending.values()]
-            self.states.check(cached, pending, [lease.held for lease in leases if lease.held >= 0])
+            drafted = [slot for lease in leases for slot in _draft_slots(lease)]
+            self.states.check(cached, pending, [lease.held for lease in leases if lease.held >= 0], drafted)
 
     def _allocate(self, num_pages: int) -> list[int]:
         """Take pages from the free list, after eviction if need be; none if there are not as many."""
@@ -363,7 +403,14 @@ class PrefixCache:
         self._allocator.free(pages)
 
     def _keep_states(self, lease: Lease, num_computed: int, states: StateCache) -> None:
-        """Give the saved states to their pages, which are in the tree now, and end the hold on the first one."""
+        """Give the saved states to their pages, which are in the tree now, and end the hold on the first one.
+
+        Of the states before drafts that before the first rejected one is left for the next step.
+        """
+        resumed = lease.drafted.pop(num_computed, -1) if lease.drafted else lease.resumed
+        lease.resumed = -1
+        states.cancel_drafts(_draft_slots(lease))
+        lease.drafted, lease.resumed, lease.read = {}, resumed, -1
         if lease.held >= 0:
             states.drop(lease.held)
             lease.held = -1
@@ -388,6 +435,11 @@ class PrefixCache:
 def _check_live(lease: Lease) -> None:
     if lease.released:
         raise ValueError(f"the lease on pages {lease.pages} was released before")
+
+
+def _draft_slots(lease: Lease) -> list[int]:
+    """Return the slots of states before drafts that a lease has."""
+    return [*lease.drafted.values(), *(slot for slot in (lease.resumed, lease.read) if slot >= 0)]
 
 
 def _memory(tokens: array[int], start: int, stop: int) -> bytes:
