@@ -278,9 +278,11 @@ class EngineCore:
         """Return an empty prefix cache and a scheduler over it."""
         config, worker, sharing = self._config, self._worker, self._config.enable_prefix_caching
         cache = PrefixCache(worker.num_pages, config.block_size, sharing=sharing, states=worker.states)
-        # No drafts where a rejected one would remain in a recurrent state.
-        has_states, fill = worker.states is not None, self._grammars.fill
-        self._drafts = None if has_states else make_draft_budget(config, cache, self._stats, worker.draft, fill)
+        # A draft model has no states to go back to where some of its drafts are rejected.
+        draft = worker.draft if worker.states is None else None
+        has_room = worker.states is None or worker.states.num_drafts > 0
+        fill = self._grammars.fill
+        self._drafts = make_draft_budget(config, cache, self._stats, draft, fill) if has_room else None
         scheduler = Scheduler(
             cache,
             max_num_seqs=config.max_num_seqs,

@@ -80,7 +80,11 @@ def _states(slots: StateSlots, state_bytes: int) -> str:
     return (
         f"Recurrent states: {slots.num_checkpoints:,} checkpoints of prefixes, one for every {slots.interval:,} "
         f"tokens, beside {slots.num_rows} of sequences ({slots.total * state_bytes / 2**30:.2f} GiB). "
-        "Drafts are off: a rejected one would remain in the state"
+        + (
+            f"Drafts by lookups alone, {slots.num_drafts} in a step, each with the state before it"
+            if slots.num_drafts
+            else "Drafts are off: there is no room for the states before them"
+        )
     )
 
 

@@ -146,6 +146,7 @@ class StepPlan:
             num_generated=sequence.num_generated + is_drawing,
             prompt_targets=_prompt_targets(sequence, start, end),
             checkpoints=() if lease.states is None else lease.take_checkpoints(start, end),
+            state=lease.take_resumed(),
         )
         self.budget -= end - start
         self.num_drawing += draws
@@ -167,6 +168,7 @@ class StepPlan:
     def take_back(self, sequence: Sequence) -> None:
         """Undo ``give``."""
         if row := self.rows.pop(sequence.id, None):
+            lease_of(sequence).put_back(row.state)
             self.budget += len(row.tokens)
             self.num_drawing -= row.draws
             self.num_prompt_tokens -= len(row.tokens) if _is_chunk(row) else 0
@@ -200,8 +202,15 @@ class StepPlan:
         row = self.rows[sequence.id]
         tokens = array("i", row.tokens)
         tokens.extend(drafts)
-        _, pages = lease_of(sequence).take_changes()
-        self.rows[sequence.id] = replace(row, tokens=tokens, new_pages=row.new_pages + pages, num_drafts=len(drafts))
+        lease = lease_of(sequence)
+        _, pages = lease.take_changes()
+        self.rows[sequence.id] = replace(
+            row,
+            tokens=tokens,
+            new_pages=row.new_pages + pages,
+            num_drafts=len(drafts),
+            checkpoints=(*row.checkpoints, *lease.take_drafted(sequence.num_tokens, len(drafts))),
+        )
 
 
 def _turn(want: tuple[Sequence, int, int]) -> int:
