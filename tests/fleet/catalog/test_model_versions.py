@@ -123,7 +123,7 @@ def test_promote_and_rollback_under_load_lose_and_mix_nothing(tmp_path: Path) ->
 
     async def job() -> None:
         state = make(tmp_path)
-        admin, engine = Admin(state), state.async_engine
+        admin, engine = Admin(state), state.engine.async_engine
         engine.gate = asyncio.Event()  # type: ignore[union-attr]
         one, two = [await admin.add(adapter_folder(tmp_path, name)) for name in ("one", "two")]
         await admin.call("promote", version=one)

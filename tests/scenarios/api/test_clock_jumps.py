@@ -34,11 +34,13 @@ def jump(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
 def live(tmp_path: Path) -> Iterator[Live]:
     write(file := tmp_path / "keys.json", entry("a"), entry("few", requests_per_minute=2))
     state = make_state(ServerConfig(api_key_file=str(file), batch_dir=str(tmp_path / "batches")))
-    state.batches = BatchService(tmp_path / "batches", state.options.max_stored_file_bytes, state.caller_named)
+    state.stores.batches = BatchService(
+        tmp_path / "batches", state.options.max_stored_file_bytes, state.limits.caller_named
+    )
     for live in serve(state):
-        live.loop.call_soon_threadsafe(state.batches.resume, state.internal_client)
+        live.loop.call_soon_threadsafe(state.stores.batches.resume, state.stores.internal_client)
         yield live
-        asyncio.run_coroutine_threadsafe(state.batches.close(), live.loop).result(60)
+        asyncio.run_coroutine_threadsafe(state.stores.batches.close(), live.loop).result(60)
 
 
 def test_what_is_kept_stays_and_limits_hold(live: Live, jump: Any) -> None:
