@@ -39,7 +39,7 @@ from rootgraft.api.protocol.tools import FunctionName, OtherChoice, OtherTool
 CONTENT = frozenset(
     {
         *("arguments", "content", "data", "description", "encrypted_content", "input", "instructions", "output"),
-        *("prompt", "reasoning", "reasoning_content", "refusal", "signature", "system", "text", "thinking"),
+        *("prompt", "reasoning", "reasoning_content", "refusal", "signature", "summary", "system", "text", "thinking"),
         *("ebnf", "grammar", "guided_grammar", "guided_regex", "regex", "choice", "guided_choice"),
     }
 )
