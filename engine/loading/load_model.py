@@ -16,7 +16,7 @@ from ..errors import ModelError
 from ..models.decoder import DecoderModel
 from ..models.experts import Experts
 from ..models.latent_attention import LatentAttention
-from ..models.layers import Attention, DecoderLayer, LayerMixer, Mlp, PlainMlp, Projection
+from ..models.layers import Attention, DecoderLayer, LayerMixer, Mlp, PlainMlp, Projection, QueryGate
 from ..models.norms import LayerNorm, NoNorm, Norm, RmsNorm, ScaledSum
 from ..models.rope import cos_sin_table, query_scale_table
 from .load_experts import load_experts
@@ -31,9 +31,11 @@ from .tensor_names import (
     expected_shapes,
     final_norm,
     head_norm_shapes,
+    ignored_tensors,
     output_modules,
     prediction_tensors,
     qkv_modules,
+    stacked_experts,
     up_modules,
 )
 from .weight_forms import WeightForm, WeightReader
@@ -67,7 +69,8 @@ def load_model(
     """
     config = read_model_config(checkpoint)
     source = open_source(checkpoint, config, dummy)
-    optional = prediction_tensors(source.shapes, config) | ({HEAD} if config.tied_head else set())
+    optional = prediction_tensors(source.shapes, config) | ignored_tensors(source.shapes, config)
+    optional |= {HEAD} if config.tied_head else set()
     check_tensors(expected_shapes(config), source.shapes, optional)
     if available is not None:
         weights = fitting_form(source, config, dtype, weights, device, available)
@@ -84,7 +87,9 @@ def open_source(checkpoint: Path | GgufFile, config: ModelConfig, dummy: bool) -
     found = open_checkpoint(checkpoint) if isinstance(checkpoint, Path) else checkpoint
     if isinstance(found, GgufFile):
         return GgufWeights(found, config)
-    return SafetensorsFolder(found, config.towers, config.quantization)
+    folder = SafetensorsFolder(found, config.towers, config.quantization)
+    folder.split_experts(stacked_experts(config))
+    return folder
 
 
 def _check_tied(source: WeightSource) -> None:
@@ -198,6 +203,7 @@ class LayerLoader:
                 chunk=layer.chunk,
             ),
             head_norms=tuple(f"{prefix}.{name}" for name in head_norm_shapes(config)),
+            gate=QueryGate.of(config.num_heads, config.kv_size, config.head_dim) if config.gated_attention else None,
         )
 
     def head_norms(self, layer: LayerConfig, prefix: str) -> tuple[Tensor | None, Tensor | None]:
