@@ -90,7 +90,7 @@ class Compiles:
         self.holding = False
         self._known = {spec.key: compile_grammar(spec, vocabulary) for spec in (*SPECS, *FAULTY)}
 
-    def compile(self, spec: GrammarSpec) -> Future[Any]:
+    def compile(self, spec: GrammarSpec, tenant: str = "") -> Future[Any]:
         future: Future[Any] = Future()
         if self.errors and isinstance(self.errors[0], CompileQueueFull):
             raise self.errors.popleft()
