@@ -8,7 +8,6 @@ To everything that counts requests, a reader is one sequence whose prompt is the
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from array import array
 from collections import defaultdict
@@ -20,9 +19,10 @@ from typing import TYPE_CHECKING, Any
 
 from ...engine.errors import ContextTooLong, DeadlineExceeded, EngineError, RequestError, UnknownModel
 from ...engine.serving.ending_tree import EndingRead, EndingTree, num_distinct_tokens
+from ...engine.serving.label_shares import label_logprobs
 from ...engine.serving.output_processor import Finish, SequenceOutput, TextDelta
 from ...engine.serving.request import TextRequest
-from ...engine.text.questions import QuestionEncoder, TypedQuestion
+from ...engine.text.questions import QuestionEncoder, TypedQuestion, asking
 from ...engine.types import FinishReason, Priority, SamplingParams, Usage
 from ..access.caller import Caller
 from ..protocol.chat_messages import ChatMessage, for_template
@@ -73,19 +73,6 @@ class PlannedQuestion:
     @property
     def engine(self) -> AsyncEngine:
         return self.model.engine
-
-    def labels(self, logprobs: Sequence[Sequence[float]]) -> list[float]:
-        """Return the logprob of each label from those that the tree's reads gave."""
-        sums = self.tree.sums(logprobs)
-        return [_log_sum(sums[at : at + self.num_ends]) for at in range(0, len(sums), self.num_ends)]
-
-
-def _log_sum(logprobs: Sequence[float]) -> float:
-    """Return the logarithm of the sum of probabilities."""
-    most = max(logprobs)
-    return (
-        most if len(logprobs) == 1 or most == -math.inf else most + math.log(sum(math.exp(p - most) for p in logprobs))
-    )
 
 
 async def asked_models(
@@ -194,14 +181,8 @@ class QuestionPlanner:
         tokenizer, dialect = engine.tokenizer, self._state.dialect(engine)
         if not tokenizer.has_chat_template:
             raise RequestError("This model has no chat template, by which it could be asked.", param="model")
-        *before, last = self._messages
-        if last["role"] == "user":
-            asking = [*before, {**last, "content": f"{last['content']}\n\n{question.text}"}]
-        else:
-            asking = [*before, last, {"role": "user", "content": question.text}]
-        text = tokenizer.render_chat(
-            for_dialect(with_known_roles(asking, tokenizer), [], dialect), kwargs={**dialect.defaults, **self._kwargs}
-        )
+        messages = with_known_roles(asking(self._messages, question), tokenizer)
+        text = tokenizer.render_chat(for_dialect(messages, [], dialect), kwargs={**dialect.defaults, **self._kwargs})
         form = self._state.reasoning_format(engine)
         thought = plan_thought(form, text, continued=None, output_format=None, shown=False)
         if thought is not None and thought.is_open:
@@ -217,6 +198,8 @@ class LabelReader:
     Attributes:
         request: what all of it counts as.
         logprobs: of each question's labels, once the stream has ended.
+        by_token: of the tokens of each ending of each question.
+        cached: tokens that came from the prefix cache.
     """
 
     def __init__(self, planned: Sequence[PlannedQuestion], caller: Caller) -> None:
@@ -233,6 +216,7 @@ class LabelReader:
             params=SamplingParams(max_tokens=1),
         )
         self.logprobs: list[list[float]] = []
+        self.by_token: list[list[list[float]]] = []
         self.cached = 0
 
     async def stream(self, *_requests: TextRequest) -> AsyncGenerator[list[TextDelta], None]:
@@ -254,7 +238,9 @@ class LabelReader:
                     num_computed += _num_computed(output)
         found = iter([values[index] for index in range(len(reads))])
         for question in self._planned:
-            self.logprobs.append(question.labels([next(found) for _ in question.tree.reads]))
+            tokens = question.tree.by_token([next(found) for _ in question.tree.reads])
+            self.by_token.append(tokens)
+            self.logprobs.append(label_logprobs(tokens, question.num_ends))
         self.cached = max(0, self._num_tokens - num_computed)
         usage = Usage(self._num_tokens, self.cached, 0)
         yield [TextDelta(0, "", finish=Finish(FinishReason.STOP, usage))]

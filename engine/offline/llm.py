@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -16,12 +17,16 @@ from ..checkpoint.locate import resolve_model
 from ..config import EngineConfig
 from ..errors import EngineError
 from ..peer_options import engine_keywords
+from ..serving.ending_tree import EndingTree
+from ..serving.label_shares import LabelShares, label_logprobs
 from ..serving.output_processor import TextDelta
 from ..serving.sampling_defaults import read_sampling_defaults
 from ..text.tokenizer import Tokenizer
 from ..types import SamplingDefaults
 from .beam_search import BeamSearch, BeamSearchOutput
 from .conversations import Conversation, read_conversations
+from .decisions import DecisionAnswer, check_labels, plan_questions, read_questions, score_prompts
+from .ending_logprobs import read_trees
 from .inputs import PromptType
 from .offline_engine import OfflineEngine
 from .progress_bar import ProgressBar
@@ -202,6 +207,71 @@ class LLM:
             progress.close()
         return search.outputs([tokenizer.decode for tokenizer in tokenizers])
 
+    def decide(
+        self,
+        input: str | Conversation,
+        questions: Sequence[Mapping[str, Any]],
+        *,
+        answer_with: str = "letters",
+        lora_request: LoRARequest | None = None,
+        adapter: str | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[DecisionAnswer]:
+        """Answer typed questions about an input with probabilities, as ``POST /v1/decisions`` does.
+
+        Args:
+            input: a text, or a conversation to whose last user turn each question is added.
+            questions: dicts with a ``type`` (``predicate``, ``choice`` or ``score``), ``instructions``, ``choices`` or
+                ``levels``, and perhaps a ``name``.
+            answer_with: ``letters``, or ``values``: the choices' own texts.
+            chat_template_kwargs: further variables of the template.
+
+        Raises:
+            RequestError: the input or a question is wrong, or does not fit.
+        """
+        asked = read_questions(questions, answer_with)
+        conversation = [{"role": "user", "content": input}] if isinstance(input, str) else input
+        [messages] = read_conversations(conversation)
+        [chosen] = self._engine.adapters.for_prompts(1, lora_request, adapter)
+        planned = plan_questions(messages, [each for each, _ in asked], chosen, chat_template_kwargs or {})
+        found = read_trees([each.tree for each in planned], [each.prompt for each in planned], self._run_reads)
+        return [
+            DecisionAnswer.of(question, name, LabelShares.of(label_logprobs(by_token, each.num_ends)))
+            for (question, name), each, by_token in zip(asked, planned, found, strict=True)
+        ]
+
+    def score(
+        self,
+        query: str | Sequence[int],
+        items: str | Sequence[str] | Sequence[Sequence[int]],
+        label_token_ids: Sequence[int],
+        apply_softmax: bool = False,
+        item_first: bool = False,
+        *,
+        lora_request: LoRARequest | None = None,
+        adapter: str | None = None,
+    ) -> list[list[float]]:
+        """Return the probabilities of tokens behind a query with each of several items, as SGLang does.
+
+        Args:
+            query: a text or token ids.
+            items: one prompt each, the query and then the item: of the query's kind.
+            label_token_ids: the tokens.
+            apply_softmax: shares among the labels, in place of probabilities in the whole vocabulary.
+            item_first: the item stands before the query.
+
+        Raises:
+            RequestError: one of them is out of bounds.
+        """
+        prompts = score_prompts(query, items, item_first=item_first)
+        inputs = self._engine.adapters.inputs(prompts, lora_request=lora_request, adapter=adapter)
+        labels = check_labels(label_token_ids, inputs[0].adapter.model.served.vocab_size)
+        found = read_trees([EndingTree(each.tokens, labels) for each in inputs], inputs, self._run_reads)
+        logprobs = [label_logprobs(by_token) for by_token in found]
+        return [
+            list(LabelShares.of(each).shares) if apply_softmax else [math.exp(one) for one in each] for each in logprobs
+        ]
+
     def begin(
         self,
         tokens: Sequence[int],
@@ -294,6 +364,9 @@ class LLM:
         builders = [self._requests.builder(given, request) for given, request in zip(inputs, requests, strict=True)]
         self._engine.run(inputs, requests, builders, use_tqdm)
         return [builder.build() for builder in builders]
+
+    def _run_reads(self, inputs: Sequence[Input], params: Sequence[AnyParams]) -> list[RequestOutput]:
+        return self._run(inputs, params, CallOptions(), False)
 
     def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
         """Do nothing: the prefix cache changes no answer. For scripts of vLLM."""
