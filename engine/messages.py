@@ -22,7 +22,7 @@ import msgpack
 from ..grammar.thought_rules import ThoughtRules
 from .errors import EngineError, GrammarRefused, RequestError
 from .snapshot import EngineSnapshot, NamespaceView, NodeView, SequenceView, SlotView
-from .types import AdapterInfo, FinishReason, Logprob, Priority, SamplingParams, SequenceStats, Usage
+from .types import AdapterInfo, FinishReason, Logprob, Pooler, Priority, SamplingParams, SequenceStats, Usage
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +164,7 @@ class Ready:
         summary: lines for the log: device, dtype, pool size, threads.
         adapters: loaded at the start.
         base_digest: of the base model: replicas with the same one answer for each other.
+        pooler: what it gives beside tokens.
     """
 
     max_model_len: int
@@ -173,6 +174,7 @@ class Ready:
     summary: tuple[str, ...]
     adapters: tuple[AdapterInfo, ...] = ()
     base_digest: str = ""
+    pooler: Pooler = field(default_factory=Pooler)
 
 
 @dataclass(slots=True)
@@ -180,6 +182,7 @@ class TokenOut:
     """New tokens of one sequence, without a stop token that ends it: see ``Done.stop_token``.
 
     ``is_limited``: without a budget of tokens the model would have drawn another one for one of them.
+    ``pooled``: 32-bit floats, where ``SamplingParams.pooling`` asks for them.
 
     Immutable by convention: a frozen dataclass takes four times as long to make, and there is one for each token.
     """
@@ -189,6 +192,7 @@ class TokenOut:
     logprobs: tuple[Logprob, ...] = ()
     prompt_logprobs: tuple[Logprob, ...] = ()
     is_limited: bool = False
+    pooled: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,7 +306,7 @@ Message = (
 _TYPES: tuple[type[Any], ...] = get_args(Message)
 _TAGS = {cls: tag for tag, cls in enumerate(_TYPES)}
 _VALUES = (
-    *(SamplingParams, ThoughtRules, Logprob, Usage, SequenceStats, AdapterInfo),
+    *(SamplingParams, ThoughtRules, Logprob, Usage, SequenceStats, AdapterInfo, Pooler),
     *(EngineSnapshot, NamespaceView, NodeView, SequenceView, SlotView),
 )
 _FIELDS = {cls: tuple(f.name for f in fields(cls)) for cls in (*_TYPES, *_VALUES)}
@@ -348,6 +352,13 @@ def _infos(rows: list[list[Any]]) -> tuple[AdapterInfo, ...]:
     return tuple(AdapterInfo(*row) for row in rows)
 
 
+def _pooler(row: list[Any]) -> Pooler:
+    values = dict(zip(_FIELDS[Pooler], row, strict=True))
+    values["labels"] = tuple(values["labels"])
+    values["prompts"] = tuple((name, text) for name, text in values["prompts"])
+    return Pooler(**values)
+
+
 def _snapshot(row: list[Any]) -> EngineSnapshot:
     values = dict(zip(_FIELDS[EngineSnapshot], row, strict=True))
     values["namespaces"] = tuple(NamespaceView(*each) for each in values["namespaces"])
@@ -369,6 +380,7 @@ _DECODERS: dict[tuple[type[Any], str], Callable[[Any], Any]] = {
     (Submit, "prefix_pins"): lambda rows: tuple((tokens, seconds) for tokens, seconds in rows),
     (Submit, "reasoning"): lambda row: ThoughtRules(*row) if row else None,
     (Ready, "adapters"): _infos,
+    (Ready, "pooler"): _pooler,
     (TokenOut, "logprobs"): _logprobs,
     (TokenOut, "prompt_logprobs"): _logprobs,
     (Done, "reason"): FinishReason,

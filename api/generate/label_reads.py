@@ -8,16 +8,14 @@ To everything that counts requests, a reader is one sequence whose prompt is the
 from __future__ import annotations
 
 import asyncio
-import time
 from array import array
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from ...engine.errors import ContextTooLong, DeadlineExceeded, EngineError, RequestError, UnknownModel
+from ...engine.errors import ContextTooLong, RequestError, UnknownModel
 from ...engine.serving.ending_tree import EndingRead, EndingTree, num_distinct_tokens
 from ...engine.serving.label_shares import label_logprobs
 from ...engine.serving.output_processor import Finish, SequenceOutput, TextDelta
@@ -28,14 +26,13 @@ from ..access.caller import Caller
 from ..protocol.chat_messages import ChatMessage, for_template
 from ..structured.reasoning_formats import plan_thought
 from ..structured.tool_dialects import for_dialect
+from .sequence_windows import WINDOW, deadline_of, run_window, usage_of
 from .server_state import ServerState
 from .template_roles import with_known_roles
 
 if TYPE_CHECKING:
     from ...engine.serving.async_engine import AsyncEngine
 
-WINDOW = 256
-"""Sequences of one request that the engine has at a time."""
 MAX_LABEL_TOKENS = 1 << 18
 """Tokens of all labels of a request together."""
 _NO_THOUGHT = {"enable_thinking": False, "thinking": False}
@@ -221,8 +218,7 @@ class LabelReader:
 
     async def stream(self, *_requests: TextRequest) -> AsyncGenerator[list[TextDelta], None]:
         """Read all labels, and yield one delta at the end. Raises as ``AsyncEngine.stream``."""
-        left = self._caller.seconds_left
-        deadline = None if left is None else time.monotonic() + left
+        deadline = deadline_of(self._caller)
         reads = [(question, read) for question in self._planned for read in question.tree.reads]
         # Parents come before their children: the shorter the path, the earlier.
         order = sorted(range(len(reads)), key=lambda index: (id(reads[index][0].engine), len(reads[index][1].path)))
@@ -235,7 +231,7 @@ class LabelReader:
                 outputs = await self._read([reads[index] for index in window], deadline)
                 for index, output in zip(window, outputs, strict=True):
                     values[index] = reads[index][1].logprobs(output)
-                    num_computed += _num_computed(output)
+                    num_computed += usage_of(output).prompt - usage_of(output).cached
         found = iter([values[index] for index in range(len(reads))])
         for question in self._planned:
             tokens = question.tree.by_token([next(found) for _ in question.tree.reads])
@@ -249,28 +245,13 @@ class LabelReader:
         self, window: Sequence[tuple[PlannedQuestion, EndingRead]], deadline: float | None
     ) -> list[SequenceOutput]:
         """Return the outputs of some sequences with one tokenizer."""
-        timeout = None if deadline is None else deadline - time.monotonic()
-        if timeout is not None and timeout <= 0:
-            raise DeadlineExceeded("The request's time was up before all labels were read.")
-        requests = [replace(read.request(question.request), timeout=timeout) for question, read in window]
-        outputs = [SequenceOutput() for _ in requests]
+        requests = [read.request(question.request) for question, read in window]
         try:
-            async with aclosing(window[0][0].engine.stream(*requests)) as stream:
-                async for deltas in stream:
-                    for delta in deltas:
-                        outputs[delta.prompt].add(delta)
+            return await run_window(window[0][0].engine, requests, deadline)
         except UnknownModel as error:  # of an adapter that only the engine could look for
             models = [question.model for question, _ in window if question.model.adapter is not None]
             error.param = next((m.field for m in models if str(UnknownModel(str(m.adapter))) == str(error)), "model")
             raise
-        return outputs
-
-
-def _num_computed(output: SequenceOutput) -> int:
-    """Return the tokens that a sequence computed. Raises EngineError for one without an end of its own."""
-    if output.finish is None or output.finish.reason is FinishReason.ABORT or not output.logprobs:
-        raise EngineError("The engine broke off the read of a label.")
-    return output.finish.usage.prompt - output.finish.usage.cached
 
 
 async def plan_reads(

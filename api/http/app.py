@@ -23,6 +23,7 @@ from ..routes import (
     files,
     health,
     models,
+    pooled,
     replicas,
     responses,
     scores,
@@ -69,7 +70,7 @@ def create_app(served: ServerState | ModelRouter) -> FastAPI:
     )
     app.state.models = router
     generation, operation = (
-        (chat, completions, decisions, scores, responses, anthropic, files, batches),
+        (chat, completions, decisions, scores, pooled, responses, anthropic, files, batches),
         (tokenize, health, ui),
     )
     for module in (*generation, models, adapters, admin_models, replicas, *operation):

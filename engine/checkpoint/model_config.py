@@ -246,6 +246,8 @@ class ModelConfig:
         final_norm: the norm behind the last layer.
         latent: attention is latent, None for keys and values of their own.
         quantization: what the stored numbers of its matrices mean, None for plain ones.
+        generates: the checkpoint has a language head; of one without the ``tied_head`` is of no use.
+        num_classes: rows of its classification head, 0 without one.
     """
 
     family: str
@@ -291,6 +293,8 @@ class ModelConfig:
     final_norm: str = "norm"
     latent: LatentConfig | None = None
     quantization: Quantization | None = None
+    generates: bool = True
+    num_classes: int = 0
 
     @property
     def num_layers(self) -> int:

@@ -93,6 +93,7 @@ class EngineCore:
             summary=worker.summary,
             adapters=self._adapters.load_named(config.named_adapters) if self._adapters else (),
             base_digest=worker.base_digest,
+            pooler=worker.pooler,
         )
 
     @classmethod

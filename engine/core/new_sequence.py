@@ -9,6 +9,7 @@ from ...radix.namespace import ENDLESS
 from ..errors import RequestError
 from ..messages import Submit
 from ..sequence.sequence import Sequence
+from ..types import Pooler
 from .adapter_manager import Adaptation
 from .step_worker import StepWorker
 
@@ -21,8 +22,9 @@ def new_sequence(submit: Submit, adaptation: Adaptation, worker: StepWorker, see
         seeds: of sequences that name none.
 
     Raises:
-        RequestError: it has as many generated tokens as it may have, or may draw none.
+        RequestError: it has as many generated tokens as it may have, or may draw none, or the model has no head for it.
     """
+    _check_kind(submit, worker.pooler)
     params, room = submit.params, worker.max_model_len - len(submit.tokens)
     if len(submit.generated) >= min(params.max_tokens, room) and submit.generated:
         raise RequestError(
@@ -61,3 +63,19 @@ def new_sequence(submit: Submit, adaptation: Adaptation, worker: StepWorker, see
         session=submit.session,
         pins=(*submit.prefix_pins, (len(submit.tokens), submit.pin_seconds)),
     )
+
+
+def _check_kind(submit: Submit, pooler: Pooler) -> None:
+    """Check that the model has what gives the kind of answer that is asked for. Raises RequestError."""
+    pooling = submit.params.pooling
+    if not pooling and not pooler.generates:
+        other = "classify" if pooler.labels else "embeddings"
+        raise RequestError(f"This model has no language head, so it writes nothing: ask /v1/{other}.", param="model")
+    if pooling == "classify" and not pooler.labels:
+        raise RequestError(
+            "This model has no classification head: load a ...ForSequenceClassification, or ask for one of several "
+            "labels with /v1/decisions.",
+            param="model",
+        )
+    if pooling == "embed" and pooler.refusal:
+        raise RequestError(f"Embeddings of this model are not computed: {pooler.refusal}.", param="model")

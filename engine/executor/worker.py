@@ -19,6 +19,7 @@ from ..batch import Batch, Masks, StepHandle, StepResult
 from ..checkpoint.base_digest import base_digest
 from ..checkpoint.gguf import GgufFile
 from ..checkpoint.model_config import ModelShape
+from ..checkpoint.pooling_config import read_pooler
 from ..checkpoint.read_config import open_checkpoint
 from ..config import EngineConfig
 from ..errors import ConfigError
@@ -34,6 +35,7 @@ from ..models.state_pool import StatePool, state_bytes
 from ..sampling.sampler import Sampler
 from ..step_timer import StepTimer
 from ..text.end_tokens import read_end_tokens
+from ..types import Pooler
 from .adapter_options import adapter_reader, check_adapters, check_folder
 from .device import choose_device, choose_dtype, choose_kv_dtype, place_threads
 from .draft_worker import DraftModel, DraftWorker, draft_pages, find_draft, load_draft
@@ -85,6 +87,7 @@ class Worker:
         rope_switch: tokens beyond which a sequence's KV is another one; ``ENDLESS`` if none becomes so long.
         adapters: names, memory and slots of adapters; None without ``enable_lora``.
         overlaps: whether the device computes while the host goes on. CPU kernels run on the engine's own thread.
+        pooler: what the model gives beside tokens.
         base_digest: tells its weights from others'.
         summary: lines for people about model, pool and kernels.
 
@@ -108,6 +111,7 @@ class Worker:
         weights = _load(config, checkpoint, model_path, device) if weights is None else weights
         self.model = model = weights.model
         self.vocab_size, self.eos_ids = model.config.vocab_size, _end_tokens(config, model.config, model_path)
+        self.pooler = _pooler(model, model_path)
         self.base_digest = base_digest(checkpoint, dummy=config.load_format == "dummy")
         loaded = time.monotonic()
         layout = layout_of(model, checkpoint, dummy=config.load_format == "dummy") if config.enable_lora else None
@@ -252,6 +256,13 @@ def _load(config: EngineConfig, checkpoint: Path | GgufFile, model_path: Path, d
 
 def _end_tokens(config: EngineConfig, model: ModelShape, model_path: Path) -> tuple[int, ...]:
     return read_end_tokens(model, model_path, None if config.tokenizer is None else Path(config.tokenizer))
+
+
+def _pooler(model: Model, model_path: Path) -> Pooler:
+    """Return what a model gives beside tokens."""
+    own = model.config if isinstance(model, DecoderModel) else None
+    classes, generates = (own.num_classes, own.generates) if own else (0, True)
+    return read_pooler(model_path, model.config, classes=classes, generates=generates)
 
 
 def _shape(config: ModelShape) -> str:

@@ -32,7 +32,10 @@ from . import mxfp4
 from .dequantise import dequantise
 from .quantised_tensors import PARTS, WITHOUT_EFFECT, QuantisedTensor, View, part_names
 from .tensor_names import (
+    EMBEDDING,
     GGUF_KV_UP,
+    HEAD,
+    SCORE,
     Shape,
     expected_shapes,
     experts_from_gguf,
@@ -41,6 +44,7 @@ from .tensor_names import (
     latent_from_gguf,
 )
 
+_BARE_EMBEDDING = EMBEDDING.removeprefix("model.")
 _FLOATS = ("F32", "F16", "BF16", "F64")
 _PIECE = 8 << 20  # bytes of blocks that are copied and packed at once
 
@@ -66,6 +70,11 @@ class WeightSource(Protocol):
         """Return a tensor's type of blocks and their bytes, without reading it; None if it has none."""
 
 
+def _in_model(name: str) -> str:
+    """Return the name that a tensor of a bare model has in one with a head."""
+    return name if name in (HEAD, SCORE) else f"model.{name}"
+
+
 class SafetensorsFolder:
     """A folder with ``model.safetensors``, or with an index and its shards.
 
@@ -75,6 +84,9 @@ class SafetensorsFolder:
         towers: modules beside the language model, whose tensors are left out. With any, the others' names are those
             of the language model on its own.
         quantization: what the parts of quantised matrices mean.
+
+    Attributes:
+        is_bare: it was saved without a head, as embedders are: names lack ``model.``, which is put in front.
 
     Raises:
         ModelError: there are only pickles, the index is malformed, a shard is missing, truncated or malformed, or a
@@ -88,11 +100,13 @@ class SafetensorsFolder:
         self._stored: dict[str, tuple[Any, str]] = {}  # file, and name there
         self._mxfp4: dict[str, dict[str, tuple[Any, str]]] = {}  # the same by ending, for tensors stored as two
         self._parts: dict[str, tuple[Scheme, dict[str, View]]] = {}  # by module
-        for shard in shard_names(folder):
-            file = _open(folder / shard)
+        files = [(shard, _open(folder / shard)) for shard in shard_names(folder)]
+        self.is_bare = not towers and any(_BARE_EMBEDDING in file.keys() for _, file in files)  # noqa: SIM118
+        for shard, file in files:
             for stored in file.keys():  # noqa: SIM118 (not a dict)
                 if not in_tower(stored, towers):
-                    self._add(language_model_name(stored) if towers else stored, file, stored, shard)
+                    name = language_model_name(stored) if towers else stored
+                    self._add(_in_model(name) if self.is_bare else name, file, stored, shard)
         for name, parts in self._mxfp4.items():
             self.shapes[name] = _mxfp4_shape(name, parts)
         self._quantised = self._quantised_tensors()

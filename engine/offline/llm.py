@@ -9,26 +9,29 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ...grammar.spec import GrammarSpec
 from ...lora.request import LoRARequest
 from ..checkpoint.locate import resolve_model
 from ..config import EngineConfig
-from ..errors import EngineError
+from ..errors import EngineError, RequestError
 from ..peer_options import engine_keywords
 from ..serving.ending_tree import EndingTree
 from ..serving.label_shares import LabelShares, label_logprobs
 from ..serving.output_processor import TextDelta
+from ..serving.pooled_values import class_probabilities, embedding, prompt_of
 from ..serving.sampling_defaults import read_sampling_defaults
 from ..text.tokenizer import Tokenizer
-from ..types import SamplingDefaults
+from ..types import Pooling, SamplingDefaults
+from ..types import SamplingParams as EngineParams
 from .beam_search import BeamSearch, BeamSearchOutput
 from .conversations import Conversation, read_conversations
 from .decisions import DecisionAnswer, check_labels, plan_questions, read_questions, score_prompts
 from .ending_logprobs import read_trees
-from .inputs import PromptType
+from .inputs import PromptType, listed_prompts
 from .offline_engine import OfflineEngine
+from .pooled_output import ClassificationOutput, EmbeddingOutput, PooledRequestOutput
 from .progress_bar import ProgressBar
 from .prompt_adapters import Loras
 from .request_inputs import CallOptions, Input, RequestMaker, one_for_each
@@ -39,6 +42,8 @@ from .tokenizer_face import TokenizerFace
 from .vllm_table import check_values, peer_names
 
 logger = logging.getLogger("rootgraft.llm")
+
+P = TypeVar("P")
 
 
 class LLM:
@@ -272,6 +277,71 @@ class LLM:
             list(LabelShares.of(each).shares) if apply_softmax else [math.exp(one) for one in each] for each in logprobs
         ]
 
+    def embed(
+        self,
+        prompts: PromptType | Sequence[PromptType],
+        *,
+        use_tqdm: bool | Callable[..., Any] = True,
+        lora_request: Loras = None,
+        adapter: str | None = None,
+        dimensions: int | None = None,
+        normalize: bool | None = None,
+        prompt_name: str | None = None,
+        **others: Any,
+    ) -> list[PooledRequestOutput[EmbeddingOutput]]:
+        """Return the embeddings of texts: the hidden states of their last tokens.
+
+        Args:
+            dimensions: the first so many values, which have length 1 again.
+            normalize: whether embeddings have length 1; by default as the checkpoint says.
+            prompt_name: which of the checkpoint's prompts stands before each text, in place of its default one.
+            others: vLLM's further parameters, as ``vllm_classes.toml`` says.
+
+        Raises:
+            RequestError: a prompt or parameter out of bounds, or the model's embeddings are not computed.
+        """
+        check_values("LLM.embed", others)
+        pooler = self._engine.pooler
+        if dimensions is not None and not 1 <= dimensions <= pooler.size:
+            raise RequestError(
+                f"dimensions must be at least 1 and at most {pooler.size}, not {dimensions}.", param="dimensions"
+            )
+        before = prompt_of(pooler, prompt_name)
+        listed = [f"{before}{each}" if isinstance(each, str) else each for each in listed_prompts(prompts)]
+        normalizes = pooler.normalizes if normalize is None else normalize
+        return self._pool(
+            self._engine.adapters.inputs(listed, lora_request=lora_request, adapter=adapter),
+            "embed",
+            lambda pooled: EmbeddingOutput(embedding(pooled, dimensions=dimensions, normalizes=normalizes).tolist()),
+            bool(use_tqdm),
+        )
+
+    def classify(
+        self,
+        prompts: PromptType | Sequence[PromptType],
+        *,
+        use_tqdm: bool | Callable[..., Any] = True,
+        lora_request: Loras = None,
+        adapter: str | None = None,
+        **others: Any,
+    ) -> list[PooledRequestOutput[ClassificationOutput]]:
+        """Return the probability of each class of the model's classification head, text by text.
+
+        Args:
+            others: vLLM's further parameters, as ``vllm_classes.toml`` says.
+
+        Raises:
+            RequestError: a prompt out of bounds, or the model has no classification head.
+        """
+        check_values("LLM.classify", others)
+        pooler = self._engine.pooler
+        return self._pool(
+            self._engine.adapters.inputs(prompts, lora_request=lora_request, adapter=adapter),
+            "classify",
+            lambda pooled: ClassificationOutput(class_probabilities(pooled, pooler).tolist()),
+            bool(use_tqdm),
+        )
+
     def begin(
         self,
         tokens: Sequence[int],
@@ -364,6 +434,22 @@ class LLM:
         builders = [self._requests.builder(given, request) for given, request in zip(inputs, requests, strict=True)]
         self._engine.run(inputs, requests, builders, use_tqdm)
         return [builder.build() for builder in builders]
+
+    def _pool(
+        self, inputs: Sequence[Input], pooling: Pooling, read: Callable[[bytes], P], use_tqdm: bool
+    ) -> list[PooledRequestOutput[P]]:
+        """Check all prompts, then pool them. Raises RequestError."""
+        params = EngineParams(max_tokens=1, temperature=0.0, ignore_eos=True, pooling=pooling)
+        requests = [
+            given.adapter.model.limits.check(self._requests.request(given, params, CallOptions())) for given in inputs
+        ]
+        builders = [self._requests.builder(given, request) for given, request in zip(inputs, requests, strict=True)]
+        self._engine.run(inputs, requests, builders, use_tqdm)
+        built = [builder.build() for builder in builders]
+        return [
+            PooledRequestOutput(each.request_id, read(builder.pooled), each.prompt_token_ids, each.num_cached_tokens)
+            for each, builder in zip(built, builders, strict=True)
+        ]
 
     def _run_reads(self, inputs: Sequence[Input], params: Sequence[AnyParams]) -> list[RequestOutput]:
         return self._run(inputs, params, CallOptions(), False)

@@ -42,6 +42,7 @@ class OfflineEngine:
 
     Attributes:
         adapters: finds and loads the adapters of prompts.
+        pooler: what the model gives beside tokens.
 
     Raises:
         ModelError: the model is not supported exactly.
@@ -58,6 +59,7 @@ class OfflineEngine:
             raise
         ready = self._core.ready
         self._adapters = {info.name: info for info in ready.adapters}
+        self.pooler = ready.pooler
         tokenizers = AdapterTokenizers(ServedTokenizer(tokenizer, ready.vocab_size), config)
         self._texts = AdapterTexts(
             tokenizers, self._adapters, lambda name: self.load_adapter(name, name), ready.max_model_len

@@ -18,7 +18,11 @@ TEXT = "the quick brown fox"
 TEAMS = ["a dog", "a lazy dog", "jumps"]
 QUESTIONS: list[Any] = [
     {"type": "predicate", "name": "quick", "instructions": "It is quick."},
-    {"type": "choice", "instructions": "What?", "choices": [TEAMS[0], {"value": TEAMS[1], "description": "x"}, TEAMS[2]]},
+    {
+        "type": "choice",
+        "instructions": "What?",
+        "choices": [TEAMS[0], {"value": TEAMS[1], "description": "x"}, TEAMS[2]],
+    },
     {"type": "score", "instructions": "How much?", "levels": ["low", {"label": "high"}]},
 ]
 

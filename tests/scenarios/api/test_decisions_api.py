@@ -342,7 +342,9 @@ def test_scores_of_tokens(http: httpx.Client, oracle: Oracle, folder: Path, mode
     items = [" It is broken", " It is whole", ""]
     texts = [item + TEXT if item_first else TEXT + item for item in items]
     adapter = None if model == "base" else model
-    wanted = [[_wanted(oracle, list(tokenizer.encode(text, True)), [label], adapter) for label in labels] for text in texts]
+    wanted = [
+        [_wanted(oracle, list(tokenizer.encode(text, True)), [label], adapter) for label in labels] for text in texts
+    ]
     body = {"model": model, "query": TEXT, "items": items, "label_token_ids": labels, "item_first": item_first}
     for apply_softmax in (False, True):
         found = http.post("/v1/score", json={**body, "apply_softmax": apply_softmax}).json()

@@ -24,7 +24,7 @@ from rootgraft.engine.batch import (
     placeholder_token,
 )
 from rootgraft.engine.kv_cache.state_cache import StateSlots
-from rootgraft.engine.types import Logprob
+from rootgraft.engine.types import Logprob, Pooler
 from rootgraft.radix.namespace import ENDLESS
 
 _MASK = (1 << 61) - 1
@@ -121,6 +121,7 @@ class FakeWorker:
         self.max_model_len = min(max_model_len, (num_pages - 1) * page_size - 1)
         self.summary = ("fake",)
         self.base_digest = "fake"
+        self.pooler = Pooler()
         self.adapters = adapters
         self.overlaps = overlaps
         self.log: list[tuple[str, int]] = []  # what was asked of it, with the number of the step

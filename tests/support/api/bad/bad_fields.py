@@ -11,6 +11,7 @@ Case = tuple[str, dict[str, Any], str | None, str | None]
 
 CHAT, COMPLETIONS, TOKENIZE, DETOKENIZE = "/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"
 DECISIONS, SYSTEM_ONE, SCORE = "/v1/decisions", "/v1/systemone", "/v1/score"
+EMBEDDINGS, CLASSIFY, RERANK = "/v1/embeddings", "/v1/classify", "/v1/rerank"
 RESPONSES, LOAD, UNLOAD = "/v1/responses", "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 HI = [{"role": "user", "content": "hi"}]
 
@@ -21,6 +22,9 @@ GOOD: dict[str, dict[str, Any]] = {
     DECISIONS: {"input": "ab", "questions": [{"type": "predicate", "instructions": "x"}]},
     SYSTEM_ONE: {"state": "ab", "questions": {"q": {"type": "noul", "instructions": "x"}}},
     SCORE: {"query": "ab", "items": ["c"], "label_token_ids": [97]},
+    EMBEDDINGS: {"input": "ab"},
+    CLASSIFY: {"input": ["ab", "c"]},
+    RERANK: {"query": "ab", "documents": ["c", {"text": "d"}]},
     TOKENIZE: {"prompt": "ab"},
     DETOKENIZE: {"tokens": [97]},
     LOAD: {"lora_name": "new", "lora_path": "new"},
@@ -96,6 +100,16 @@ FIELDS: dict[str, dict[str, tuple[str, ...]]] = {
         "item_first": ("boolean",),
         "logprobs": ("boolean",),
         "prompt_cache_key": ("string",),
+        "cache_salt": ("string",),
+    },
+    EMBEDDINGS: {"model": ("string",), "normalize": ("boolean",), "prompt_name": ("string",), "cache_salt": ("string",)},
+    CLASSIFY: {"model": ("string",), "cache_salt": ("string",)},
+    RERANK: {
+        "model": ("string",),
+        "query": ("string",),
+        "documents": ("list",),
+        "return_documents": ("boolean",),
+        "instruction": ("string",),
         "cache_salt": ("string",),
     },
     TOKENIZE: {
@@ -247,6 +261,29 @@ SCORES: list[Case] = [
     (SCORE, {"label_token_ids": None, "labels": ["a", ""]}, "labels[1]", "invalid_value"),
 ]  # fmt: skip
 
+POOLED: list[Case] = [
+    *((path, {"input": None}, "input", "missing_required_parameter") for path in (EMBEDDINGS, CLASSIFY)),
+    *((path, {"input": wrong}, "input", "invalid_value") for path in (EMBEDDINGS, CLASSIFY) for wrong in ("", [], {}, 5)),
+    *((path, {"input": ["a"] * 2049}, "input", "invalid_value") for path in (EMBEDDINGS, CLASSIFY)),
+    *((path, {"input": ["a", ""]}, "input[1]", "invalid_value") for path in (EMBEDDINGS, CLASSIFY)),
+    *((path, {"input": [[97], []]}, "input[1]", "invalid_value") for path in (EMBEDDINGS, CLASSIFY)),
+    *((path, {"input": ["a", "b" * 3000]}, "input[1]", None) for path in (EMBEDDINGS, CLASSIFY)),
+    *((EMBEDDINGS, {"input": [[97, far]]}, "input[0]", "invalid_value") for far in _FAR if far > 0),
+    *((EMBEDDINGS, {"dimensions": wrong}, "dimensions", "invalid_value") for wrong in (0, -1, 5, 1 << 62)),
+    (EMBEDDINGS, {"encoding_format": "hex"}, "encoding_format", "invalid_value"),
+    (EMBEDDINGS, {"prompt_name": "nobody"}, "prompt_name", "invalid_value"),
+    (RERANK, {"query": None}, "query", "missing_required_parameter"),
+    (RERANK, {"query": ""}, "query", "invalid_value"),
+    (RERANK, {"documents": []}, "documents", "invalid_value"),
+    (RERANK, {"documents": ["a"] * 2049}, "documents", "invalid_value"),
+    (RERANK, {"documents": ["a", ""]}, "documents[1]", "invalid_value"),
+    (RERANK, {"documents": ["a", {"text": ""}]}, "documents[1].text", "invalid_value"),
+    (RERANK, {"documents": ["a", {"title": "x", "text": "b"}]}, "documents[1].title", "unknown_parameter"),
+    (RERANK, {"documents": ["a", "b" * 3000]}, "documents[1]", None),
+    (RERANK, {"top_n": 0}, "top_n", "invalid_value"),
+    (RERANK, {"instruction": " "}, "instruction", "invalid_value"),
+]  # fmt: skip
+
 QUESTIONS: list[Case] = [
     (DECISIONS, {"questions": []}, "questions", "invalid_value"),
     (DECISIONS, {"questions": [_YES] * 401}, "questions", "invalid_value"),
@@ -294,4 +331,4 @@ QUESTIONS: list[Case] = [
     _named({"type": "score", "criteria": ["a", ""]}, ".criteria[1]", "invalid_value"),
 ]  # fmt: skip
 
-CASES: list[Case] = [*TYPES, *QUESTIONS, *SCORES, *PRIORITIES, *UNKNOWN, *SIZES, *IDS]
+CASES: list[Case] = [*TYPES, *QUESTIONS, *SCORES, *POOLED, *PRIORITIES, *UNKNOWN, *SIZES, *IDS]
