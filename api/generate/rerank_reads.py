@@ -53,7 +53,7 @@ def _planned(state: ServerState, body: RerankRequest, model: AskedModel, base: T
     for index, document in enumerate(body.texts):
         asked = f"<Instruct>: {instruction}\n<Query>: {body.query}\n<Document>: {document}"
         messages = [{"role": "system", "content": _SYSTEM}, {"role": "user", "content": asked}]
-        text = engine.tokenizer.render_chat(messages, kwargs=kwargs)
+        text = engine.tokenizer.render_chat(messages, add_generation_prompt=True, kwargs=kwargs)
         field = f"documents[{index}]"
         try:
             engine.check_length(text)

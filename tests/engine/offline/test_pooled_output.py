@@ -46,15 +46,9 @@ def make(kind: type[Any], config: type[Any], folder: Path, **fields: Any) -> Any
 def describe(folder: Path, pooling: dict[str, Any], *, normalizes: bool = True, prompts: Any = None) -> None:
     """Write the files of sentence-transformers."""
     kinds = ["Transformer", "Pooling", *(["Normalize"] if normalizes else [])]
-    modules = [
-        {
-            "idx": at,
-            "name": str(at),
-            "path": f"{at}_{kind}" if at else "",
-            "type": f"sentence_transformers.models.{kind}",
-        }
-        for at, kind in enumerate(kinds)
-    ]
+    types = [f"sentence_transformers.models.{kind}" for kind in kinds]
+    paths = ["", *(f"{at}_{kind}" for at, kind in enumerate(kinds) if at)]
+    modules = [{"idx": at, "name": str(at), "path": paths[at], "type": each} for at, each in enumerate(types)]
     (folder / "modules.json").write_text(json.dumps(modules))
     (folder / "1_Pooling").mkdir()
     (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling))

@@ -102,7 +102,12 @@ FIELDS: dict[str, dict[str, tuple[str, ...]]] = {
         "prompt_cache_key": ("string",),
         "cache_salt": ("string",),
     },
-    EMBEDDINGS: {"model": ("string",), "normalize": ("boolean",), "prompt_name": ("string",), "cache_salt": ("string",)},
+    EMBEDDINGS: {
+        "model": ("string",),
+        "normalize": ("boolean",),
+        "prompt_name": ("string",),
+        "cache_salt": ("string",),
+    },
     CLASSIFY: {"model": ("string",), "cache_salt": ("string",)},
     RERANK: {
         "model": ("string",),
@@ -263,11 +268,12 @@ SCORES: list[Case] = [
 
 POOLED: list[Case] = [
     *((path, {"input": None}, "input", "missing_required_parameter") for path in (EMBEDDINGS, CLASSIFY)),
-    *((path, {"input": wrong}, "input", "invalid_value") for path in (EMBEDDINGS, CLASSIFY) for wrong in ("", [], {}, 5)),
+    *((path, {"input": wrong}, "input", "invalid_value")
+      for path in (EMBEDDINGS, CLASSIFY) for wrong in ("", [], {}, 5)),
     *((path, {"input": ["a"] * 2049}, "input", "invalid_value") for path in (EMBEDDINGS, CLASSIFY)),
     *((path, {"input": ["a", ""]}, "input[1]", "invalid_value") for path in (EMBEDDINGS, CLASSIFY)),
     *((path, {"input": [[97], []]}, "input[1]", "invalid_value") for path in (EMBEDDINGS, CLASSIFY)),
-    *((path, {"input": ["a", "b" * 3000]}, "input[1]", None) for path in (EMBEDDINGS, CLASSIFY)),
+    *((path, {"input": ["a", "b" * 3000]}, "input[1]", "context_length_exceeded") for path in (EMBEDDINGS, CLASSIFY)),
     *((EMBEDDINGS, {"input": [[97, far]]}, "input[0]", "invalid_value") for far in _FAR if far > 0),
     *((EMBEDDINGS, {"dimensions": wrong}, "dimensions", "invalid_value") for wrong in (0, -1, 5, 1 << 62)),
     (EMBEDDINGS, {"encoding_format": "hex"}, "encoding_format", "invalid_value"),
@@ -279,7 +285,7 @@ POOLED: list[Case] = [
     (RERANK, {"documents": ["a", ""]}, "documents[1]", "invalid_value"),
     (RERANK, {"documents": ["a", {"text": ""}]}, "documents[1].text", "invalid_value"),
     (RERANK, {"documents": ["a", {"title": "x", "text": "b"}]}, "documents[1].title", "unknown_parameter"),
-    (RERANK, {"documents": ["a", "b" * 3000]}, "documents[1]", None),
+    (RERANK, {"documents": ["a", "b" * 3000]}, "documents[1]", "context_length_exceeded"),
     (RERANK, {"top_n": 0}, "top_n", "invalid_value"),
     (RERANK, {"instruction": " "}, "instruction", "invalid_value"),
 ]  # fmt: skip
