@@ -124,6 +124,7 @@ def _encoded(vector: Floats, encoding_format: str) -> str | list[float]:
 def _class(engine: AsyncEngine, index: int, pooled: bytes) -> dict[str, Any]:
     """Return vLLM's answer for a text."""
     shares = class_probabilities(pooled, engine.pooler)
-    labels = engine.pooler.labels
+    named = engine.pooler.labels
     best = int(shares.argmax())
-    return {"index": index, "label": labels[best], "probs": shares.tolist(), "num_classes": len(labels)}
+    label = named[best] if len(named) == len(shares) else f"LABEL_{best}"
+    return {"index": index, "label": label, "probs": shares.tolist(), "num_classes": len(shares)}

@@ -24,7 +24,7 @@ def new_sequence(submit: Submit, adaptation: Adaptation, worker: StepWorker, see
     Raises:
         RequestError: it has as many generated tokens as it may have, or may draw none, or the model has no head for it.
     """
-    _check_kind(submit, worker.pooler)
+    _check_kind(submit, worker.pooler, adaptation.num_classes or len(worker.pooler.labels))
     params, room = submit.params, worker.max_model_len - len(submit.tokens)
     if len(submit.generated) >= min(params.max_tokens, room) and submit.generated:
         raise RequestError(
@@ -65,13 +65,17 @@ def new_sequence(submit: Submit, adaptation: Adaptation, worker: StepWorker, see
     )
 
 
-def _check_kind(submit: Submit, pooler: Pooler) -> None:
-    """Check that the model has what gives the kind of answer that is asked for. Raises RequestError."""
+def _check_kind(submit: Submit, pooler: Pooler, num_classes: int) -> None:
+    """Check that the model has what gives the kind of answer that is asked for. Raises RequestError.
+
+    Args:
+        num_classes: of the model's classification head, or of its adapter's.
+    """
     pooling = submit.params.pooling
     if not pooling and not pooler.generates:
         other = "classify" if pooler.labels else "embeddings"
         raise RequestError(f"This model has no language head, so it writes nothing: ask /v1/{other}.", param="model")
-    if pooling == "classify" and not pooler.labels:
+    if pooling == "classify" and not num_classes:
         raise RequestError(
             "This model has no classification head: load a ...ForSequenceClassification, or ask for one of several "
             "labels with /v1/decisions.",

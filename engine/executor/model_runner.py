@@ -189,14 +189,18 @@ class ModelRunner:
                 # A copy, as the next step's forward pass overwrites the hidden states.
                 hidden = step.hidden[int(step.inputs.hidden_index(token)[0])].to(torch.float32, copy=True)
                 is_class = self._pooling[row.row] == "classify"
-                found[index] = HostCopy(self._class_logits(hidden) if is_class else hidden)
+                found[index] = HostCopy(self._class_logits(hidden, step.inputs.slots, token) if is_class else hidden)
         return found
 
-    def _class_logits(self, hidden: Tensor) -> Tensor:
-        """Return the logits [classes] of a hidden state [H], both fp32."""
-        assert isinstance(self._model, DecoderModel)
-        assert self._model.score is not None
-        return self._model.score @ hidden
+    def _class_logits(self, hidden: Tensor, slots: NDArray[np.int32] | None, token: NDArray[np.int64]) -> Tensor:
+        """Return the logits [classes] of the hidden state [H] of a token of the step, both fp32."""
+        _, own = self._of_head(slots, token)
+        heads = [each.score for _, each in own.parts] if own else []
+        score = heads[0] if heads and heads[0] is not None else None
+        if score is None and isinstance(self._model, DecoderModel):
+            score = self._model.score
+        assert score is not None  # a sequence without a head was refused
+        return score @ hidden
 
     def _drawn_tokens(self, drawing: Drawing) -> DrawnTokens | None:
         """Return the inputs of a next step that is planned ahead; None if there are drafts, after which none is."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from support.models.tiny_models import COMMON
 from support.models.tiny_tokenizers import train_byte_level, write_folder
 from transformers import (
     LlamaConfig,
+    LlamaForCausalLM,
     LlamaForSequenceClassification,
     MistralConfig,
     MistralModel,
@@ -175,3 +177,52 @@ def test_classes_are_those_of_transformers(
         assert each.outputs.num_classes == fields.get("num_labels", 2)
     with pytest.raises(RequestError, match="/v1/classify"):
         llm.generate("the fox", use_tqdm=False)
+
+
+def adapt(model: Any, folder: Path, **fields: Any) -> Any:
+    """Write an adapter of a model by PEFT, and return the adapted model."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from peft import LoraConfig, get_peft_model
+
+        adapted = get_peft_model(model, LoraConfig(r=4, target_modules=["q_proj", "v_proj"], **fields)).eval()
+        generator = torch.Generator().manual_seed(9)
+        with torch.no_grad():
+            for name, parameter in adapted.named_parameters():
+                if "lora_" in name or "modules_to_save" in name:
+                    parameter.normal_(0.0, 0.5, generator=generator)
+        adapted.save_pretrained(folder)
+    return adapted
+
+
+@pytest.mark.parametrize("base", [LlamaForSequenceClassification, LlamaForCausalLM])
+def test_an_adapter_brings_its_classification_head(opened: Open, tmp_path: Path, base: Any) -> None:
+    """Trained on the same layers with a head of three classes, behind a checkpoint with one of two, or with none."""
+    model = make(base, LlamaConfig, tmp_path / "base")
+    trained = LlamaForSequenceClassification(LlamaConfig(**{**model.config.to_dict(), "num_labels": 3})).eval()
+    trained.model.load_state_dict(model.model.state_dict())
+    adapted = adapt(trained, tmp_path / "adapter", task_type="SEQ_CLS")
+    llm = opened(tmp_path / "base")
+    llm.load_adapter("own", str(tmp_path / "adapter"))
+    found = llm.classify(TEXTS, use_tqdm=False, adapter="own")
+    for text, each in zip(TEXTS, found, strict=True):
+        with torch.no_grad():
+            logits = adapted(input_ids=torch.tensor([tokens_of(llm, text)])).logits[0]
+        assert each.outputs.probs == pytest.approx(logits.softmax(0).tolist(), abs=1e-4)
+    if base is LlamaForCausalLM:
+        with pytest.raises(RequestError, match="classification head"):
+            llm.classify("a", use_tqdm=False)
+    else:
+        assert llm.classify("a", use_tqdm=False)[0].outputs.num_classes == 2
+
+
+def test_an_adapter_of_an_embedder(opened: Open, tmp_path: Path) -> None:
+    """PEFT names the modules of a bare model without ``model.``."""
+    model = make(Qwen3Model, Qwen3Config, tmp_path / "base", tie_word_embeddings=True, head_dim=16)
+    adapted = adapt(model, tmp_path / "adapter", task_type="FEATURE_EXTRACTION")
+    llm = opened(tmp_path / "base")
+    llm.load_adapter("own", str(tmp_path / "adapter"))
+    for text, each in zip(TEXTS, llm.embed(TEXTS, use_tqdm=False, adapter="own"), strict=True):
+        with torch.no_grad():
+            hidden = adapted(input_ids=torch.tensor([tokens_of(llm, text)])).last_hidden_state[0, -1]
+        assert each.outputs.embedding == pytest.approx(torch.nn.functional.normalize(hidden, dim=0).tolist(), abs=1e-4)
