@@ -179,7 +179,11 @@ class QuestionPlanner:
         if not tokenizer.has_chat_template:
             raise RequestError("This model has no chat template, by which it could be asked.", param="model")
         messages = with_known_roles(asking(self._messages, question), tokenizer)
-        text = tokenizer.render_chat(for_dialect(messages, [], dialect), kwargs={**dialect.defaults, **self._kwargs})
+        text = tokenizer.render_chat(
+            for_dialect(messages, [], dialect),
+            add_generation_prompt=True,
+            kwargs={**dialect.defaults, **self._kwargs},
+        )
         form = self._state.reasoning_format(engine)
         thought = plan_thought(form, text, continued=None, output_format=None, shown=False)
         if thought is not None and thought.is_open:

@@ -62,7 +62,7 @@ class InputFields(PooledFields):
     def listed(self) -> list[str | list[int]]:
         """The input as a list."""
         if isinstance(self.input, str) or isinstance(self.input[0], int):
-            return [self.input]  # type: ignore[list-item]
+            return [self.input]
         return self.input  # type: ignore[return-value]
 
     def place(self, index: int) -> str:

@@ -119,7 +119,7 @@ class PlannedQuestion:
 
 
 def plan_questions(
-    messages: Sequence[Mapping[str, Any]],
+    messages: Sequence[dict[str, Any]],
     questions: Sequence[TypedQuestion],
     adapter: PromptAdapter,
     template_kwargs: Mapping[str, Any],

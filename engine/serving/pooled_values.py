@@ -21,7 +21,8 @@ def embedding(pooled: bytes, *, dimensions: int | None, normalizes: bool) -> Flo
     if not normalizes:
         return values
     length = np.linalg.norm(values.astype(np.float64))
-    return values if length == 0 else (values / length).astype(np.float32)
+    scaled: Floats = (values / (length or 1.0)).astype(np.float32)
+    return scaled
 
 
 def class_probabilities(pooled: bytes, pooler: Pooler) -> Floats:
@@ -32,9 +33,12 @@ def class_probabilities(pooled: bytes, pooler: Pooler) -> Floats:
     """
     logits = _values(pooled).astype(np.float64)
     if pooler.is_multi_label or len(logits) == 1:
-        return (1 / (1 + np.exp(-np.clip(logits, -700, 700)))).astype(np.float32)
-    weights = np.exp(logits - logits.max())
-    return (weights / weights.sum()).astype(np.float32)
+        shares = 1 / (1 + np.exp(-np.clip(logits, -700, 700)))
+    else:
+        weights = np.exp(logits - logits.max())
+        shares = weights / weights.sum()
+    found: Floats = shares.astype(np.float32)
+    return found
 
 
 def _values(pooled: bytes) -> Floats:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import string
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
@@ -97,7 +97,7 @@ class TypedQuestion:
         return f"Answer with the {how} of one {what} only."
 
 
-def asking(messages: Sequence[Mapping[str, Any]], question: TypedQuestion) -> list[Mapping[str, Any]]:
+def asking(messages: Sequence[dict[str, Any]], question: TypedQuestion) -> list[dict[str, Any]]:
     """Return a conversation with a question at the end of its last user turn, or as a turn of its own."""
     *before, last = messages
     if last["role"] == "user":
