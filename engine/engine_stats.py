@@ -6,7 +6,34 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 
 _MAX_OBSERVATIONS = 4096
-_SPLIT = ("finished", "drafted", "drafts_accepted", "accepted_runs", "seconds")
+
+
+@dataclass(slots=True)
+class DraftStats:
+    """Counters of drafts since the start.
+
+    Attributes:
+        drafts: rows with drafts, over all steps.
+        draft_tokens: drafts; ``drafted`` has the per-source counts.
+        draft_tokens_accepted: accepted drafts; ``drafts_accepted`` has the per-source counts.
+        accepted_runs: rows with drafts, by how many of these were accepted.
+    """
+
+    drafts: int = 0
+    draft_tokens: int = 0
+    draft_tokens_accepted: int = 0
+    drafted: dict[str, int] = field(default_factory=dict)
+    drafts_accepted: dict[str, int] = field(default_factory=dict)
+    accepted_runs: dict[int, int] = field(default_factory=dict)
+
+    def count(self, source: str, num_drafts: int, num_accepted: int) -> None:
+        """Count the drafts of one row."""
+        self.drafts += 1
+        self.draft_tokens += num_drafts
+        self.draft_tokens_accepted += num_accepted
+        self.drafted[source] = self.drafted.get(source, 0) + num_drafts
+        self.drafts_accepted[source] = self.drafts_accepted.get(source, 0) + num_accepted
+        self.accepted_runs[num_accepted] = self.accepted_runs.get(num_accepted, 0) + 1
 
 
 @dataclass(slots=True)
@@ -25,11 +52,8 @@ class EngineStats:
         accepted: sequences queued.
         finished: sequences ended, by reason.
         forced_tokens: tokens drawn without the model, as the grammar allowed no other.
-        drafts: rows with drafts, over all steps.
-        draft_tokens: drafts; ``drafted`` has the per-source counts.
-        draft_tokens_accepted: accepted drafts; ``drafts_accepted`` has the per-source counts.
-        accepted_runs: rows with drafts, by how many of these were accepted.
         seconds: of steps, by part; ``step`` is the whole.
+        draft_stats: of drafts.
     """
 
     steps: int = 0
@@ -43,14 +67,9 @@ class EngineStats:
     accepted: int = 0
     finished: dict[str, int] = field(default_factory=dict)
     forced_tokens: int = 0
-    drafts: int = 0
-    draft_tokens: int = 0
-    draft_tokens_accepted: int = 0
-    drafted: dict[str, int] = field(default_factory=dict)
-    drafts_accepted: dict[str, int] = field(default_factory=dict)
-    accepted_runs: dict[int, int] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     observations: dict[str, list[float]] = field(default_factory=dict)
+    draft_stats: DraftStats = field(default_factory=DraftStats)
 
     def observe(self, name: str, value: float) -> None:
         """Add to a histogram; observations beyond the bound are dropped until the next report."""
@@ -79,25 +98,21 @@ class EngineStats:
         self.prompt_tokens_cached += num_cached
         self.prompt_tokens_forked += num_forked
 
-    def count_drafts(self, source: str, num_drafts: int, num_accepted: int) -> None:
-        """Count the drafts of one row."""
-        self.drafts += 1
-        self.draft_tokens += num_drafts
-        self.draft_tokens_accepted += num_accepted
-        self.drafted[source] = self.drafted.get(source, 0) + num_drafts
-        self.drafts_accepted[source] = self.drafts_accepted.get(source, 0) + num_accepted
-        self.accepted_runs[num_accepted] = self.accepted_runs.get(num_accepted, 0) + 1
-
     def add_seconds(self, parts: Mapping[str, float]) -> None:
         for part, seconds in parts.items():
             self.seconds[part] = self.seconds.get(part, 0.0) + seconds
 
     def counters(self) -> dict[str, float]:
         """All counters, flat: ``finished`` becomes ``finished_stop`` and so on."""
-        values = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "observations"}
-        split = {name: values.pop(name) for name in _SPLIT}
-        return {**values, **{f"{name}_{key}": count for name, counts in split.items() for key, count in counts.items()}}
+        return _flat(self, "observations", "draft_stats") | _flat(self.draft_stats)
 
     def take_observations(self) -> dict[str, list[float]]:
         taken, self.observations = self.observations, {}
         return taken
+
+
+def _flat(stats: EngineStats | DraftStats, *without: str) -> dict[str, float]:
+    """Return the counters of a record by name; those that are by a key have it in their names."""
+    values = {each.name: getattr(stats, each.name) for each in fields(stats) if each.name not in without}
+    split = {name: values.pop(name) for name, value in tuple(values.items()) if isinstance(value, dict)}
+    return {**values, **{f"{name}_{key}": count for name, counts in split.items() for key, count in counts.items()}}

@@ -79,7 +79,7 @@ def one_thread() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         if torch := sys.modules.get("torch"):
             torch.set_num_threads(1)
-            patch.setattr("rootgraft.engine.executor.worker.place_threads", lambda config: config.threads or 1)
+            patch.setattr("rootgraft.engine.executor.load_weights.place_threads", lambda config: config.threads or 1)
         yield
 
 

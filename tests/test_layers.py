@@ -35,7 +35,7 @@ FLOORS = {
     ),
     "engine": (
         ("engine",),
-        ("engine/checkpoint/families",),
+        ("engine/checkpoint/families", "engine/messages"),
         ("engine/checkpoint", "engine/kv_cache", "engine/machine", "engine/sandbox"),
         ("engine/sequence", "engine/text", "engine/adapter_sources"),
         ("engine/speculation", "engine/serving"),
@@ -68,6 +68,7 @@ NEED_TORCH = tuple(
 FACES = (
     *(
         "engine",
+        "engine/messages",
         "engine/checkpoint",
         "engine/machine",
         "engine/sandbox",

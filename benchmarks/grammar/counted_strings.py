@@ -27,6 +27,7 @@ import numpy as np
 
 from benchmarks.grammar.counted_cases import Case, case, tool_case
 from benchmarks.grammar.evaluate import read_vocabulary
+from benchmarks.grammar.limited_walk import draw_within
 from benchmarks.grammar.times import enlarged, percentiles
 from rootgraft.grammar.compile.compiled_grammar import CompiledGrammar
 from rootgraft.grammar.compile.compiler import compile
@@ -64,7 +65,7 @@ class Follower:
         for at, token in enumerate(self.vocabulary.tokenize_named(text, bpe=True)):
             allowed = None
             if at < MAX_MASKS:
-                self.fill(matcher, None)
+                self.fill(matcher)
                 allowed = bool(self.row.view(np.uint32)[token >> 5] >> (token & 31) & 1)
             taken = matcher.accept(token)
             if allowed is not None and taken != allowed:
@@ -82,9 +83,9 @@ class Follower:
             if not matcher.accept(token):
                 raise AssertionError(f"the opening {opening!r} is refused")
         for step in range(budget):
-            self.fill(matcher, budget - step)
-            allowed = np.flatnonzero(np.unpackbits(self.row.view(np.uint8), bitorder="little"))
-            token = int(allowed[rng.randrange(len(allowed))])
+            before = time.thread_time()
+            token = draw_within(matcher, self.row, budget - step, lambda left: int(left[rng.randrange(len(left))]))
+            self.outcome.masks.append(time.thread_time() - before)
             if not matcher.accept(token):
                 raise AssertionError(f"token {token} is allowed by the mask and then refused")
             if matcher.is_done:
@@ -92,9 +93,9 @@ class Follower:
             data += self.vocabulary.tokens[token]
         return data.decode(errors="replace") if matcher.can_end else None
 
-    def fill(self, matcher: Any, remaining: int | None) -> None:
+    def fill(self, matcher: Any) -> None:
         before = time.thread_time()
-        matcher.fill_mask(self.row, remaining)
+        matcher.fill_mask(self.row)
         self.outcome.masks.append(time.thread_time() - before)
 
 

@@ -25,6 +25,7 @@ import jsonschema
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.grammar.limited_walk import Tokens, allowed_tokens, draw_within
 from benchmarks.grammar.spelling import MISSING, spell
 from rootgraft.engine.text.tokenizer import Tokenizer
 from rootgraft.grammar.compile.compiler import CompiledGrammar, compile
@@ -70,11 +71,10 @@ class Walker:
         text = enumerate(vocabulary.tokens)
         self.closing = {i for i, t in text if t and i not in vocabulary.special and set(t) <= set(b'"}], \n')}
 
-    def mask(self, matcher: Matcher, remaining: int | None = None) -> None:
+    def mask(self, matcher: Matcher) -> None:
         before = time.thread_time()
-        matcher.fill_mask(self.row, remaining)
-        if remaining is None:
-            self.report.mask_times.append(time.thread_time() - before)
+        matcher.fill_mask(self.row)
+        self.report.mask_times.append(time.thread_time() - before)
 
     def admits(self, compiled: CompiledGrammar, instance: Any) -> bool:
         """Whether an instance, as ``json.dumps`` spells it, can be produced token by token."""
@@ -93,10 +93,11 @@ class Walker:
         matcher = compiled.matcher()
         tokens: list[int] = []
         for step in range(BUDGET):
-            self.mask(matcher, BUDGET - step if closes else None)
-            allowed = np.flatnonzero(np.unpackbits(self.row.view(np.uint8), bitorder="little"))
-            near = list(self.closing.intersection(allowed.tolist())) if self.rng.random() < 0.4 else []
-            token = int(self.rng.choice(near or allowed))
+            if closes:
+                token = draw_within(matcher, self.row, BUDGET - step, self._choose)
+            else:
+                self.mask(matcher)
+                token = self._choose(allowed_tokens(self.row))
             if not matcher.accept(token):
                 raise AssertionError("mask and accept disagree")
             if matcher.is_done:
@@ -104,6 +105,10 @@ class Walker:
             tokens.append(token)
         text = b"".join(self.vocabulary.tokens[token] for token in tokens)
         return text.decode() if matcher.can_end else None
+
+    def _choose(self, tokens: Tokens) -> int:
+        near = list(self.closing.intersection(tokens.tolist())) if self.rng.random() < 0.4 else []
+        return int(self.rng.choice(near or tokens))
 
 
 def read_vocabulary(model: Path) -> Vocabulary:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...kernels.device_memory import DeviceMemoryError, on_device
-from ...radix.namespace import Namespace
+from ...radix.namespace import ENDLESS, Namespace
 from ...radix.namespace import Path as PrefixPath
 from ..batch import Batch, Masks, StepHandle, StepResult
 from ..config import EngineConfig
@@ -36,19 +36,18 @@ from ..messages import (
     UnloadAdapter,
     failure_of,
 )
+from ..scheduling.draft_budget import make_draft_budget
 from ..scheduling.scheduler import Scheduler
 from ..sequence.sequence import Sequence
 from ..step_timer import StepTimer
-from ..types import FinishReason, Usage
+from ..types import FinishReason, Pooler, Usage
 from .adapter_manager import Adaptation, AdapterManager
 from .debug_snapshot import take_snapshot
-from .draft_setup import make_drafts
 from .grammar_vocabularies import GrammarVocabularies
-from .new_sequence import new_sequence
 from .step_worker import Launched, StepWorker
 
 if TYPE_CHECKING:
-    from ..executor.worker import Weights
+    from ..executor.load_weights import Weights
     from .structured_output import Compilation
 
 logger = logging.getLogger("rootgraft.engine")
@@ -280,7 +279,9 @@ class EngineCore:
         """Return an empty prefix cache and a scheduler over it."""
         config, worker, sharing = self._config, self._worker, self._config.enable_prefix_caching
         cache = PrefixCache(worker.num_pages, config.block_size, sharing=sharing, states=worker.states)
-        self._drafts = make_drafts(config, worker, cache, self._stats, self._grammars.fill)
+        # No drafts where a rejected one would remain in a recurrent state.
+        has_states, fill = worker.states is not None, self._grammars.fill
+        self._drafts = None if has_states else make_draft_budget(config, cache, self._stats, worker.draft, fill)
         scheduler = Scheduler(
             cache,
             max_num_seqs=config.max_num_seqs,
@@ -351,7 +352,7 @@ class EngineCore:
             adaptation = self._adapt(submit)
             if adaptation is None:
                 return
-            sequence = new_sequence(submit, adaptation, self._worker, self._seeds)
+            sequence = _new_sequence(submit, adaptation, self._worker, self._seeds)
             if submit.grammar is None and submit.reasoning is None:
                 self._scheduler.add(sequence)
             else:
@@ -420,3 +421,74 @@ class EngineCore:
         """Begin to fill the token masks of a step on another thread; None if no row needs one."""
         jobs = self._scheduler.mask_jobs(batch)
         return self._grammars.fill(jobs) if jobs else None
+
+
+def _new_sequence(submit: Submit, adaptation: Adaptation, worker: StepWorker, seeds: random.Random) -> Sequence:
+    """Make the sequence of a ``Submit``.
+
+    Args:
+        adaptation: its adapter.
+        seeds: of sequences that name none.
+
+    Raises:
+        RequestError: it has as many generated tokens as it may have, or may draw none, or the model has no head for it.
+    """
+    _check_kind(submit, worker.pooler, adaptation.num_classes or len(worker.pooler.labels))
+    params, room = submit.params, worker.max_model_len - len(submit.tokens)
+    if len(submit.generated) >= min(params.max_tokens, room) and submit.generated:
+        raise RequestError(
+            f"generated must be fewer tokens than max_tokens ({params.max_tokens}) and than fit the model "
+            f"({room}), not {len(submit.generated)}.",
+            param="generated",
+        )
+    ends = () if params.ignore_eos else (*worker.eos_ids, *submit.ends)
+    stops = frozenset((*ends, *params.stop_token_ids))
+    if params.min_tokens and params.allowed_token_ids and stops.issuperset(params.allowed_token_ids):
+        raise RequestError(
+            "allowed_token_ids leaves nothing to draw before min_tokens: all of them end the answer.",
+            param="allowed_token_ids",
+        )
+    seed = params.seed if params.seed is not None else seeds.getrandbits(63)
+    tokens = submit.tokens + submit.generated
+    switch = worker.rope_switch
+    is_long = len(tokens) > switch
+    return Sequence(
+        id=submit.id,
+        tokens=tokens,
+        num_prompt=len(submit.tokens),
+        params=params,
+        path=adaptation.path.as_long() if is_long else adaptation.path,
+        stop_ids=stops,
+        seed=seed,
+        arrival=time.monotonic(),
+        max_model_len=worker.max_model_len,
+        rope_switch=ENDLESS if is_long else switch,
+        adapter=adaptation.adapter,
+        adapted_from=adaptation.adapted_from,
+        vocabulary=submit.vocabulary,
+        vocab_size=adaptation.vocab_size,
+        tenant=submit.tenant,
+        priority=submit.priority,
+        session=submit.session,
+        pins=(*submit.prefix_pins, (len(submit.tokens), submit.pin_seconds)),
+    )
+
+
+def _check_kind(submit: Submit, pooler: Pooler, num_classes: int) -> None:
+    """Check that the model has what gives the kind of answer that is asked for. Raises RequestError.
+
+    Args:
+        num_classes: of the model's classification head, or of its adapter's.
+    """
+    pooling = submit.params.pooling
+    if not pooling and not pooler.generates:
+        other = "classify" if pooler.labels else "embeddings"
+        raise RequestError(f"This model has no language head, so it writes nothing: ask /v1/{other}.", param="model")
+    if pooling == "classify" and not num_classes:
+        raise RequestError(
+            "This model has no classification head: load a ...ForSequenceClassification, or ask for one of several "
+            "labels with /v1/decisions.",
+            param="model",
+        )
+    if pooling == "embed" and pooler.refusal:
+        raise RequestError(f"Embeddings of this model are not computed: {pooler.refusal}.", param="model")

@@ -38,7 +38,7 @@ from .engine_core import EngineCore
 from .liveness_thread import LivenessThread
 
 if TYPE_CHECKING:
-    from ..executor.worker import Weights
+    from ..executor.load_weights import Weights
 
 HEARTBEAT_SECONDS = 0.25
 GOODBYE_SECONDS = 5.0  # for the client to take the last frame

@@ -26,9 +26,9 @@ def main(arguments: list[str]) -> int:
     fd, path, options = arguments
     config, end = parse_config(options), socket.socket(fileno=int(fd))
     try:
-        from ..executor.worker import load_weights
+        from ..executor.load_weights import load_for_forks
 
-        weights = load_weights(config, Path(path))
+        weights = load_for_forks(config, Path(path))
     except Exception:
         return EXIT_UNABLE
     if weights is None:

@@ -1,4 +1,4 @@
-"""Options of adapters, checked by configurations and headers of files before the weights are read."""
+"""Adapters of a worker: the checks of their options before the weights are read, and the pool that these ask for."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from ...lora.adapter_pool import AdapterPool
 from ...lora.base_projections import BaseLayout
 from ...lora.errors import AdapterError
 from ...lora.read_adapter import AdapterReader
@@ -14,7 +15,11 @@ from ..adapter_sources.named_sources import looked_in
 from ..checkpoint.gguf import GgufFile
 from ..config import EngineConfig
 from ..errors import ConfigError
-from ..loading.base_layout import planned_layout
+from ..loading.base_layout import adapter_bytes, matrix_bytes, planned_layout
+from ..loading.model_impl import layout_of
+from ..models.model import Model
+
+_SLOT_PATIENCE = 64  # steps that an adapter waits for a slot before one is closed for it
 
 
 def check_folder(config: EngineConfig) -> None:
@@ -32,7 +37,7 @@ def check_adapters(config: EngineConfig, checkpoint: Path | GgufFile, dtype: tor
     if not config.named_adapters:
         return
     dummy = config.load_format == "dummy"
-    reader = adapter_reader(config, planned_layout(checkpoint, dtype, dummy=dummy))
+    reader = _adapter_reader(config, planned_layout(checkpoint, dtype, dummy=dummy))
     for name, folder in config.named_adapters.items():
         try:
             check_name(name)
@@ -51,7 +56,35 @@ def _is_there(folder: str, root: str | None) -> bool:
         return False
 
 
-def adapter_reader(config: EngineConfig, layout: BaseLayout) -> AdapterReader:
+def make_adapters(config: EngineConfig, model: Model, checkpoint: Path | GgufFile) -> tuple[AdapterPool | None, int]:
+    """Return the empty pool of adapters of a model, None without ``enable_lora``, and the bytes of its full slots."""
+    if not config.enable_lora:
+        return None, 0
+    layout = layout_of(model, checkpoint, dummy=config.load_format == "dummy")
+    pool = AdapterPool(
+        _adapter_reader(config, layout),
+        max_loras=config.max_loras,
+        max_adapters=config.max_adapters,
+        max_cpu_bytes=(config.max_cpu_loras or 4 * config.max_loras) * adapter_bytes(layout, config.max_lora_rank),
+        patience=_SLOT_PATIENCE,
+        max_own=_most_own(config, layout),
+    )
+    return pool, _slot_bytes(config, layout)
+
+
+def _slot_bytes(config: EngineConfig, layout: BaseLayout) -> int:
+    """Return the bytes of full slots; on a GPU also of embeddings and heads that adapters bring."""
+    matrices = 0 if layout.device.type == "cpu" else _most_own(config, layout) * matrix_bytes(layout)
+    return config.max_loras * adapter_bytes(layout, config.max_lora_rank) + matrices
+
+
+def _most_own(config: EngineConfig, layout: BaseLayout) -> int:
+    """Return how many adapters in slots may bring an embedding or a head."""
+    default = config.max_loras if layout.device.type == "cpu" else 1
+    return default if config.max_lora_embeddings is None else min(config.max_lora_embeddings, config.max_loras)
+
+
+def _adapter_reader(config: EngineConfig, layout: BaseLayout) -> AdapterReader:
     """Return the reader of adapters that the options ask for."""
     root = None if config.lora_dir is None else Path(config.lora_dir)
     return AdapterReader(layout, config.max_lora_rank, root=root)

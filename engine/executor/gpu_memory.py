@@ -50,8 +50,14 @@ def single_row(num_tokens: int, pages: range | tuple[int, ...]) -> Batch:
     return Batch((row,), (start,))
 
 
-def measure_steps(model: Model, config: EngineConfig, bank: AdapterBank | None) -> StepMemory:
-    """Run the largest step on a GPU and capture two graphs, with a small pool that is freed afterwards."""
+def measure_steps(model: Model, config: EngineConfig, bank: AdapterBank | None) -> StepMemory | None:
+    """Run the largest step on a GPU and capture two graphs, with a small pool that is freed afterwards.
+
+    Returns:
+        None if an option tells the size of the KV pool, which does not depend on it then.
+    """
+    if config.kv_cache_memory is not None or config.num_gpu_blocks_override is not None:
+        return None
     memory = _measure(model, config, bank)
     torch.cuda.empty_cache()  # of the memory freed with that frame
     return memory

@@ -32,11 +32,10 @@ from .ending_logprobs import read_trees
 from .inputs import PromptType, listed_prompts
 from .offline_engine import OfflineEngine
 from .pooled_output import ClassificationOutput, EmbeddingOutput, PooledRequestOutput
-from .progress_bar import ProgressBar
 from .prompt_adapters import Loras
 from .request_inputs import CallOptions, Input, RequestMaker, one_for_each
 from .request_output import RequestOutput
-from .running_request import RunningRequest
+from .running_request import ProgressBar, RunningRequest
 from .sampling_params import AnyParams, BeamSearchParams, SamplingParams
 from .tokenizer_face import TokenizerFace
 from .vllm_table import check_values, peer_names

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,20 +14,18 @@ from ..adapter_sources.named_sources import fetch_named, named_source
 from ..config import EngineConfig
 from ..core.engine_core import EngineCore
 from ..errors import EngineDead, EngineError
-from ..messages import AdapterChanged, LoadAdapter, Reply, UnloadAdapter
+from ..messages import Abort, AdapterChanged, ForgetTokens, LoadAdapter, Reply, Submit, TokenTexts, UnloadAdapter
 from ..serving.adapter_tokenizers import AdapterTokenizers, ServedTokenizer
 from ..serving.output_processor import TextDelta, error_of
 from ..serving.request import TextRequest
 from ..serving.sequence_table import SequenceTable
 from ..text.tokenizer import Tokenizer
-from .core_link import CoreLink
 from .engine_thread import EngineThread
-from .progress_bar import ProgressBar
 from .prompt_adapters import PromptAdapters
 from .prompt_texts import AdapterTexts
 from .request_inputs import Input
 from .request_output import OutputBuilder
-from .running_request import DeltaCallbacks, GenerateCall, RunningRequest
+from .running_request import DeltaCallbacks, GenerateCall, ProgressBar, RunningRequest
 
 T = TypeVar("T")
 
@@ -212,6 +210,25 @@ class OfflineEngine:
             del self._replies[call.id]
         if reply.failure is not None:
             raise error_of(reply.failure)
+
+
+@dataclass(frozen=True, slots=True)
+class CoreLink:
+    """The ``EngineLink`` of an engine core in this process: hands messages to it at once."""
+
+    core: EngineCore
+
+    def describe_tokens(self, message: TokenTexts | ForgetTokens) -> None:
+        """Describe the tokens of a vocabulary, or let them be given up."""
+        self.core.handle([message])
+
+    def submit(self, submits: Sequence[Submit]) -> None:
+        """Start sequences."""
+        self.core.handle(submits)
+
+    def abort(self, ids: Iterable[int]) -> None:
+        """End sequences."""
+        self.core.handle([Abort(tuple(ids))])
 
 
 @dataclass(frozen=True, slots=True)

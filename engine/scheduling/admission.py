@@ -1,4 +1,4 @@
-"""Admission: whether a waiting sequence may start, by adapter slot, pages, preemption victims and shared prefix."""
+"""Admission: whether a waiting sequence may start, by row, adapter slot, pages, victims and shared prefix."""
 
 from __future__ import annotations
 
@@ -11,6 +11,32 @@ from ..kv_cache.prefix_cache import Lease, PrefixCache
 from ..sequence.sequence import Sequence
 from ..types import Priority
 from .step_plan import StepPlan
+
+
+class RowTable:
+    """The rows of the page table and of the sampler's state: which are free, and whose the others are.
+
+    Attributes:
+        size: rows in all.
+        free: those without a sequence; the last one is taken next.
+        owners: the sequence of each other row.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.free = list(range(size - 1, -1, -1))
+        self.owners: dict[int, Sequence] = {}
+
+    def take(self, sequence: Sequence) -> int:
+        """Return a free row, which is the sequence's from now on. IndexError if none is free."""
+        row = self.free.pop()
+        self.owners[row] = sequence
+        return row
+
+    def give_back(self, row: int) -> None:
+        """Free the row of a sequence."""
+        del self.owners[row]
+        self.free.append(row)
 
 
 class AdapterSlots(Protocol):

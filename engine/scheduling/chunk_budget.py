@@ -73,12 +73,16 @@ class ChunkBudget:
 
     Args:
         targets: inter-token latency in seconds by the priority class of a stream; a class without one has no limit.
-        usual: tokens of a usual chunk.
+        most: tokens of a step.
+
+    Attributes:
+        limit: most tokens of a step now.
     """
 
-    def __init__(self, targets: Mapping[Priority, float], usual: int) -> None:
+    def __init__(self, targets: Mapping[Priority, float], most: int) -> None:
+        self.limit = TokenLimit(most)
         self._targets = targets
-        self._usual = usual
+        self._usual = usual_chunk(most)
         self._cost = StepCostModel()
 
     def begin(self, running: Iterable[tuple[Sequence, int, int]]) -> PrefillAllowance | None:

@@ -6,11 +6,15 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Seq
 
+from ..batch import Masks
+from ..config import EngineConfig
+from ..engine_stats import EngineStats
 from ..kv_cache.prefix_cache import PrefixCache
+from ..sequence.mask_jobs import MaskJob
 from ..sequence.sequence import Sequence
-from ..speculation.model_drafter import ModelDrafter, Wanted
+from ..speculation.model_drafter import DraftRunner, ModelDrafter, Wanted
 from ..speculation.proposer import Proposal, Proposer
-from .step_plan import Drafting, StepInFlight, StepPlan, lease_of
+from .step_plan import StepPlan, lease_of
 
 _PROBE_EVERY = 128  # steps in which a draft model was not worth its time, after which it drafts for one row
 _PROBE_LENGTH = 4  # drafts, then and while its time is unknown
@@ -42,7 +46,7 @@ class DraftBudget:
         self._clock = clock
         self._num_idle = 0  # last steps in a row without the draft model
 
-    def add(self, plan: StepPlan, drawing: Seq[Sequence]) -> Drafting:
+    def add(self, plan: StepPlan, drawing: Seq[Sequence]) -> None:
         """Give drafts to the rows that draw, the likeliest first. No sequence is preempted for them."""
         left, num_rows = min(plan.budget, self._most), len(drawing)
         if plan.allowance is not None:
@@ -53,15 +57,15 @@ class DraftBudget:
                 limit = self._limit(sequence, left)
                 if limit > 0 and (proposal := self._proposer.propose(sequence, limit, num_rows)):
                     found[sequence.id] = sequence, proposal
-        seconds = self._ask_model(drawing, found, left)
+        plan.draft_seconds = self._ask_model(drawing, found, left)
         if not found:
-            return Drafting(0.0, seconds)
+            return
         choice = self._proposer.choose([proposal for _, proposal in found.values()], num_rows, left)
         for (sequence, proposal), count in zip(found.values(), choice.counts, strict=True):
             drafts = self._proposer.use(sequence, proposal, self._limit(sequence, count))
             if drafts and self._cache.grow(lease_of(sequence), sequence.num_tokens + len(drafts)):
                 plan.add_drafts(sequence, drafts)
-        return Drafting(choice.gain - self._proposer.tokens_in(seconds, num_rows), seconds)
+        plan.draft_gain = choice.gain - self._proposer.tokens_in(plan.draft_seconds, num_rows)
 
     def _ask_model(self, drawing: Seq[Sequence], found: dict[int, tuple[Sequence, Proposal]], left: int) -> float:
         """Let the draft model draft for the rows for which its drafts are expected to gain more, if that pays.
@@ -109,10 +113,10 @@ class DraftBudget:
 
     def learn(
         self,
-        step: StepInFlight,
+        step: StepPlan,
         seconds: float,
         num_drawn: int,
-        ahead: Iterable[StepInFlight],
+        ahead: Iterable[StepPlan],
         by_row: Mapping[int, Sequence],
     ) -> None:
         """Learn from a committed step what it cost, and what drafts would gain in the steps launched ahead of it.
@@ -125,20 +129,19 @@ class DraftBudget:
         """
         batch = step.batch
         if batch.num_tokens == batch.num_positions:
-            drafting = step.drafting
             self._proposer.observe_step(
-                len(batch.rows), batch.num_tokens, seconds, num_drawn, drafting.gain, drafting.seconds
+                len(batch.rows), batch.num_tokens, seconds, num_drawn, step.draft_gain, step.draft_seconds
             )
         for each in ahead:
             for row in each.rows.values():
                 sequence = by_row[row.row]
                 if row.draws and not self._proposer.in_backoff(sequence):
-                    limit = self._limit(sequence, self._most // max(1, each.num_drawing))
-                    each.draft_gain += self._proposer.expected_gain(sequence, limit, each.num_drawing)
+                    limit = self._limit(sequence, self._most // max(1, each.num_drawing_now))
+                    each.missed_gain += self._proposer.expected_gain(sequence, limit, each.num_drawing_now)
 
-    def outweigh_overlap(self, step: StepInFlight) -> bool:
+    def outweigh_overlap(self, step: StepPlan) -> bool:
         """Return whether drafts after a step are likely to gain more than planning before its tokens are known."""
-        return self._proposer.outweighs_overlap(step.draft_gain, step.num_drawing)
+        return self._proposer.outweighs_overlap(step.missed_gain, step.num_drawing_now)
 
     def leave(self, sequence: Sequence) -> None:
         """Give back what the draft model has of a sequence that leaves its row."""
@@ -155,3 +158,25 @@ class DraftBudget:
 
     def _limit(self, sequence: Sequence, part: int) -> int:
         return min(part, sequence.most_drafts)
+
+
+def make_draft_budget(
+    config: EngineConfig,
+    cache: PrefixCache,
+    stats: EngineStats,
+    draft: DraftRunner | None,
+    fill_masks: Callable[[Seq[MaskJob]], Callable[[], Masks]],
+) -> DraftBudget | None:
+    """Return what gives drafts to rows, as the options ask for; None without drafts.
+
+    Args:
+        draft: the draft model; None without.
+        fill_masks: begins to fill the masks of a draft model's step, see ``ModelDrafter``.
+    """
+    if not config.max_drafts:
+        return None
+    drafter = None
+    if draft is not None:
+        sharing, num_rows = config.enable_prefix_caching, config.max_num_seqs
+        drafter = ModelDrafter(draft, config.block_size, fill_masks, sharing=sharing, num_rows=num_rows)
+    return DraftBudget(Proposer(config.speculative, cache, stats), cache, config.max_drafts, drafter)

@@ -36,6 +36,7 @@ from ..sequence.stop_check import StopCheck, check_stop, failure
 from ..types import FinishReason, Priority
 from .admission import (
     AdapterSlots,
+    RowTable,
     SlotRequests,
     computed_twice,
     lacks_more,
@@ -46,12 +47,12 @@ from .admission import (
     prefetch,
     try_acquire,
 )
-from .chunk_budget import ChunkBudget, TokenLimit, usual_chunk
+from .chunk_budget import ChunkBudget, usual_chunk
 from .draft_budget import DraftBudget
 from .sequence_meter import SequenceMeter
 from .session_pins import SessionPins
 from .slow_masks import SlowMasks
-from .step_plan import NO_DRAFTS, Drafting, StepInFlight, StepPlan, lease_of
+from .step_plan import StepPlan, lease_of
 from .waiting_queue import WaitingQueue
 
 if TYPE_CHECKING:
@@ -89,20 +90,19 @@ class Scheduler:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._cache = cache
-        self._limit = TokenLimit(max_num_batched_tokens)
         self._stats = stats
         self._slots = slots
         self._drafts = drafts
-        self._chunks = ChunkBudget(target_itl, usual_chunk(max_num_batched_tokens))
+        self._chunks = ChunkBudget(target_itl, max_num_batched_tokens)
         self._clock = clock
         self._meter = SequenceMeter(stats, cache.page_size, clock)
         self._committed = 0.0  # when the last step was committed
-        self._in_flight: deque[StepInFlight] = deque()  # at most two, the later one planned ahead
+        self._in_flight: deque[StepPlan] = deque()  # at most two, the later one planned ahead
         self.session_pins, self.slow_masks = SessionPins(cache, clock), SlowMasks()
         self._queue = WaitingQueue(partial(num_reusable, cache) if cache.sharing else None, clock)
         self._running: list[Sequence] = []  # in order of admission
-        self._alive, self._by_row = dict[int, Sequence](), dict[int, Sequence]()
-        self._num_rows, self._free_rows = max_num_seqs, list(range(max_num_seqs - 1, -1, -1))
+        self._alive: dict[int, Sequence] = {}
+        self._rows = RowTable(max_num_seqs)
 
     @property
     def num_waiting(self) -> int:
@@ -115,7 +115,7 @@ class Scheduler:
     @property
     def max_tokens(self) -> int:
         """Most tokens of a step now: fewer than the option says for a while after ``drop_steps``."""
-        return self._limit.tokens
+        return self._chunks.limit.tokens
 
     @property
     def running(self) -> tuple[Sequence, ...]:
@@ -133,9 +133,9 @@ class Scheduler:
         """
         is_short = any(lacks_pages(self._cache, each, self._running) for each in self._queue.head(1))
         return {
-            "row_limit": self._num_rows,
-            "rows_usable": len(self._running) if is_short else self._num_rows,
-            "prefill_short_tokens": usual_chunk(self._limit.tokens) // 2,
+            "row_limit": self._rows.size,
+            "rows_usable": len(self._running) if is_short else self._rows.size,
+            "prefill_short_tokens": usual_chunk(self._chunks.limit.tokens) // 2,
             **self._chunks.prefill_stats(self._running),
         }
 
@@ -168,19 +168,20 @@ class Scheduler:
         """Plan a step. An empty batch means that nothing can be computed before an adapter or a mask is ready."""
         assert not self._in_flight
         self.session_pins.expire()
-        plan = StepPlan(self._limit.tokens, self._clock())
+        plan = StepPlan(self._chunks.limit.tokens, self._clock())
         for sequence in [each for each in self._running if each.num_tokens > each.rope_switch]:
             # It has outgrown its rotary embedding, and is computed anew by the other one.
             sequence.path, sequence.rope_switch = sequence.path.as_long(), ENDLESS
             self._preempt(sequence, plan)
         self._fill(plan)
-        drawing = [self._alive[number] for number, row in plan.rows.items() if row.draws] if self._drafts else []
-        return self._begin(plan, self._drafts.add(plan, drawing) if self._drafts else NO_DRAFTS)
+        if self._drafts:
+            self._drafts.add(plan, [self._alive[number] for number, row in plan.rows.items() if row.draws])
+        return self._begin(plan)
 
     def schedule_ahead(self) -> Batch:
         """Plan the step after the one in flight. An empty batch means that its tokens must be known first."""
         [step] = self._in_flight
-        plan = StepPlan(self._limit.tokens, self._clock(), step.rows)
+        plan = StepPlan(self._chunks.limit.tokens, self._clock(), step.rows)
         if self._can_plan_ahead(step, plan):
             self._fill(plan)
         return self._begin(plan)
@@ -214,7 +215,7 @@ class Scheduler:
             lease = lease_of(sequence)
             sequence.num_computed = min(sequence.num_computed, lease.num_shared * self._cache.page_size)
             self._requeue(sequence)
-        if self._limit.halve(max(sizes, default=0)) or not computed:
+        if self._chunks.limit.halve(max(sizes, default=0)) or not computed:
             return []
         largest = max(computed, key=lambda each: each.num_tokens)
         error = CapacityError(
@@ -235,7 +236,7 @@ class Scheduler:
         step = self._in_flight.popleft()
         assert step.batch is batch
         self._stats.count_step(batch.num_tokens, len(batch.rows))
-        self._limit.count_step()
+        self._chunks.limit.count_step()
         messages: list[Message] = []
         for row, row_result in zip(batch.rows, result.rows, strict=True):
             if sequence := self._owner(step, row):
@@ -243,17 +244,17 @@ class Scheduler:
         self._learn(step, sum(len(row.tokens) for row in result.rows))
         return messages
 
-    def _learn(self, step: StepInFlight, num_drawn: int) -> None:
+    def _learn(self, step: StepPlan, num_drawn: int) -> None:
         """Update the cost estimates with the time that a step took."""
         now = self._clock()
         seconds, self._committed = now - max(step.began, self._committed), now
-        self._chunks.observe(step.batch, seconds - step.drafting.seconds)
+        self._chunks.observe(step.batch, seconds - step.draft_seconds)
         if self._drafts:
-            self._drafts.learn(step, seconds, num_drawn, self._in_flight, self._by_row)
+            self._drafts.learn(step, seconds, num_drawn, self._in_flight, self._rows.owners)
 
-    def _owner(self, step: StepInFlight, row: Row) -> Sequence | None:
+    def _owner(self, step: StepPlan, row: Row) -> Sequence | None:
         """The sequence of a row, None if it has left the row since the step was planned."""
-        sequence = self._by_row.get(row.row)
+        sequence = self._rows.owners.get(row.row)
         return sequence if sequence and step.rows.get(sequence.id) is row else None
 
     def _fill(self, plan: StepPlan) -> None:
@@ -267,15 +268,15 @@ class Scheduler:
                 self._extend(sequence, start, wanted, plan)
         self._admit(plan)
         if self._slots is not None:
-            prefetch(self._slots, self._queue.head(self._num_rows))
+            prefetch(self._slots, self._queue.head(self._rows.size))
 
-    def _begin(self, plan: StepPlan, drafting: Drafting = NO_DRAFTS) -> Batch:
+    def _begin(self, plan: StepPlan) -> Batch:
         """Put the planned step in flight, unless it is empty."""
-        if (batch := plan.batch).rows:
-            self._in_flight.append(StepInFlight(batch, plan.rows, plan.began, drafting))
+        if (batch := plan.finish()).rows:
+            self._in_flight.append(plan)
         return batch
 
-    def _can_plan_ahead(self, step: StepInFlight, plan: StepPlan) -> bool:
+    def _can_plan_ahead(self, step: StepPlan, plan: StepPlan) -> bool:
         """Whether the next step can be planned before the tokens of the one in flight are known.
 
         Not if it has drafts, as the number of accepted ones is unknown; nor if drafts are likely to gain more than
@@ -323,9 +324,9 @@ class Scheduler:
         for sequence in self._queue.promote():
             sequence.priority = Priority.REALTIME
         passed_over = 0
-        slots = SlotRequests(self._slots, self._num_rows)
+        slots = SlotRequests(self._slots, self._rows.size)
         for sequence in self._queue:
-            if passed_over > self._num_rows or sequence.priority > latest or most <= 0:
+            if passed_over > self._rows.size or sequence.priority > latest or most <= 0:
                 return
             if not self._has_room(plan) and not preemption_victims(self._cache, sequence, self._running, plan):
                 return
@@ -349,7 +350,7 @@ class Scheduler:
                 most -= end - lease.num_tokens
 
     def _has_room(self, plan: StepPlan) -> bool:
-        return bool(plan.room and self._free_rows)
+        return bool(plan.room and self._rows.free)
 
     def _may_preempt_to_admit(self) -> bool:
         """Whether a waiting sequence may have a running one preempted. Cheap, as it is asked in every step."""
@@ -374,9 +375,8 @@ class Scheduler:
         self._queue.admit(sequence)
         self._running.append(sequence)
         sequence.status, sequence.lease = Status.RUNNING, lease
-        sequence.row = self._free_rows.pop()
+        sequence.row = self._rows.take(sequence)
         sequence.num_computed = lease.num_tokens
-        self._by_row[sequence.row] = sequence
         if sequence.num_cached < 0:
             most = sequence.num_prompt  # tokens that were generated elsewhere may be a prefix hit too
             sequence.num_cached, sequence.num_forked = min(lease.num_tokens, most), min(lease.num_forked, most)
@@ -399,9 +399,9 @@ class Scheduler:
             self._finish(sequence, FinishReason.ERROR)
             return [*messages, failure(sequence)]
         sequence.num_computed += len(row.tokens) - row.num_drafts + check.num_accepted
-        if check.stop:
-            reason, token, is_limited = check.stop
-            return [*messages, self._finish(sequence, reason, token, is_limited or result.is_limited)]
+        if check.reason:
+            is_limited = check.is_limited or result.is_limited
+            return [*messages, self._finish(sequence, check.reason, check.stop_token, is_limited)]
         self._cache.commit(lease_of(sequence), sequence.tokens, sequence.num_computed)
         if check.num_accepted < row.num_drafts:
             self._cache.shrink(lease_of(sequence), sequence.num_computed)
@@ -452,7 +452,6 @@ class Scheduler:
             self._drafts.leave(sequence)
         self._cache.release(lease_of(sequence), sequence.tokens, sequence.num_computed)
         self._running.remove(sequence)
-        del self._by_row[sequence.row]
-        self._free_rows.append(sequence.row)
+        self._rows.give_back(sequence.row)
         self._release_slot(sequence)
         sequence.lease, sequence.row, sequence.num_computed = None, -1, 0

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 
 from ..sequence.sequence import Sequence
-from .step_plan import StepInFlight
+from .step_plan import StepPlan
 
 # Added to that of the step loop, so that slow masks leave the cores to it and its kernels. A replay leaves less: its
 # client has had tokens and waits for the next one.
@@ -26,7 +26,7 @@ class SlowMasks:
         self._thread = ThreadPoolExecutor(1, "grammar-slow-masks", _lower_priority, (NICENESS,))
         self._replays = ThreadPoolExecutor(1, "grammar-replays", _lower_priority, (REPLAY_NICENESS,))
 
-    def begin(self, sequence: Sequence, ahead: Iterable[StepInFlight] = ()) -> None:
+    def begin(self, sequence: Sequence, ahead: Iterable[StepPlan] = ()) -> None:
         """Begin the next mask of a sequence if it is likely to take long.
 
         Args:

@@ -1,4 +1,4 @@
-"""Step plan: the rows, page tables and copies of a step while it is planned, and the step in flight."""
+"""Step plan: the rows, page tables and copies of a step, from its planning to its commit."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from array import array
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
-from typing import Final, NamedTuple
 
 from ..batch import Batch, PageCopy, Row, RowStart, placeholder_token
 from ..kv_cache.prefix_cache import Lease
@@ -17,7 +16,7 @@ from .chunk_budget import PrefillAllowance, usual_chunk
 
 @dataclass(slots=True)
 class StepPlan:
-    """A step while it is planned.
+    """A step: it is planned, then it is in flight until its result is committed.
 
     The step before may still be in flight. Each of its rows that draws counts as drawing one token: its sequence then
     has one token more than is known.
@@ -36,13 +35,17 @@ class StepPlan:
         budget: tokens left to give.
         began: when planning began.
         before: the rows of the step in flight by sequence id, none if all tokens are known.
-        rows: the rows planned, by sequence id.
+        rows: the rows planned, by sequence id; in flight those of sequences that have not left their row since.
         starts: rows taken by admitted sequences.
         copies: of pages.
         allowance: seconds for prompts; None if nothing limits them but tokens.
         num_prompt_tokens: tokens given to prompts.
-        num_drawing: rows that draw.
+        num_drawing: planned rows that draw.
+        draft_gain: tokens that its drafts are expected to gain.
+        draft_seconds: for which a draft model computed them.
+        missed_gain: tokens that drafts were expected to gain in it, if it was planned ahead and so has none.
         usual: tokens of a usual chunk, which the prompts of the step share.
+        batch: what the device computes, once it is planned.
     """
 
     budget: int
@@ -54,14 +57,24 @@ class StepPlan:
     allowance: PrefillAllowance | None = None
     num_prompt_tokens: int = 0
     num_drawing: int = 0
+    draft_gain: float = 0.0
+    draft_seconds: float = 0.0
+    missed_gain: float = 0.0
     usual: int = field(init=False)
+    batch: Batch = field(init=False)
 
     def __post_init__(self) -> None:
         self.usual = usual_chunk(self.budget)
 
+    def finish(self) -> Batch:
+        """End the planning. Returns the batch, which is empty if nothing can be computed."""
+        self.batch = Batch(tuple(self.rows.values()), tuple(self.starts), tuple(self.copies))
+        return self.batch
+
     @property
-    def batch(self) -> Batch:
-        return Batch(tuple(self.rows.values()), tuple(self.starts), tuple(self.copies))
+    def num_drawing_now(self) -> int:
+        """Rows that draw, without those that their sequences have left since the planning."""
+        return sum(row.draws for row in self.rows.values())
 
     def can_go_on(self, sequence: Sequence) -> bool:
         """Not if the token drawn by the step in flight is its last one in any case, or if a slow mask comes first."""
@@ -189,39 +202,6 @@ class StepPlan:
         tokens.extend(drafts)
         _, pages = lease_of(sequence).take_changes()
         self.rows[sequence.id] = replace(row, tokens=tokens, new_pages=row.new_pages + pages, num_drafts=len(drafts))
-
-
-class Drafting(NamedTuple):
-    """The drafts of a step: tokens that they are expected to gain, and seconds that a draft model took."""
-
-    gain: float = 0.0
-    seconds: float = 0.0
-
-
-NO_DRAFTS: Final = Drafting()
-
-
-@dataclass(slots=True)
-class StepInFlight:
-    """A step from its plan to its commit.
-
-    Attributes:
-        batch: the plan.
-        rows: by sequence id, those of sequences that have not left their row since.
-        began: when its planning began.
-        drafting: its drafts.
-        draft_gain: tokens that drafts were expected to gain in it, if it was planned ahead and so has none.
-    """
-
-    batch: Batch
-    rows: dict[int, Row]
-    began: float
-    drafting: Drafting = NO_DRAFTS
-    draft_gain: float = 0.0
-
-    @property
-    def num_drawing(self) -> int:
-        return sum(row.draws for row in self.rows.values())
 
 
 def _turn(want: tuple[Sequence, int, int]) -> int:

@@ -9,18 +9,7 @@ from ..messages import Failed
 from ..types import FinishReason
 from .sequence import Sequence
 
-
-class Stop(NamedTuple):
-    """Why a sequence ends.
-
-    Attributes:
-        token: the stop token that ended it, which is not part of the output.
-        is_limited: a structured output is complete as its tokens are used up, but could have gone on.
-    """
-
-    reason: FinishReason
-    token: int | None = None
-    is_limited: bool = False
+_GOES_ON = None, None, False
 
 
 class StopCheck(NamedTuple):
@@ -28,17 +17,21 @@ class StopCheck(NamedTuple):
 
     Attributes:
         num_tokens: of the row's tokens, how many the sequence takes.
-        num_sent: of these, how many the client receives.
+        num_sent: of these, how many the client receives: not a stop token, which ends the sequence.
         num_accepted: accepted drafts.
         failed: the step gave no valid token, or the grammar refused the one it gave.
-        stop: set if the sequence ends.
+        reason: why the sequence ends; None if it goes on.
+        stop_token: the one that ended it.
+        is_limited: a structured output is complete as its tokens are used up, but could have gone on.
     """
 
     num_tokens: int
     num_sent: int
     num_accepted: int
     failed: bool
-    stop: Stop | None = None
+    reason: FinishReason | None = None
+    stop_token: int | None = None
+    is_limited: bool = False
 
 
 def check_stop(sequence: Sequence, row: Row, result: RowResult) -> StopCheck:
@@ -55,26 +48,28 @@ def check_stop(sequence: Sequence, row: Row, result: RowResult) -> StopCheck:
     for count, token in enumerate(result.tokens, 1):
         if matcher and count > num_accepted and not matcher.accept(token):
             return StopCheck(count, count - 1, num_accepted, True)
-        if stop := _stop(sequence, token, count):
-            return StopCheck(count, count - (stop.token is not None), num_accepted, result.failed, stop)
+        reason, stop_token, is_limited = _stop(sequence, token, count)
+        if reason:
+            num_sent = count - (stop_token is not None)
+            return StopCheck(count, num_sent, num_accepted, result.failed, reason, stop_token, is_limited)
     return StopCheck(len(result.tokens), len(result.tokens), num_accepted, result.failed)
 
 
-def _stop(sequence: Sequence, token: int, count: int) -> Stop | None:
-    """Return why ``token``, the ``count``-th of a step, ends its sequence, or None.
+def _stop(sequence: Sequence, token: int, count: int) -> tuple[FinishReason | None, int | None, bool]:
+    """Return ``reason``, ``stop_token`` and ``is_limited`` for ``token``, the ``count``-th of a step.
 
     A structured output that is complete when its tokens are used up was not cut: it ends with reason stop.
     """
     matcher = sequence.matcher
     if token in sequence.stop_ids and sequence.num_generated + count > sequence.params.min_tokens:
-        return Stop(FinishReason.STOP, token)
+        return FinishReason.STOP, token, False
     if matcher and matcher.is_done:
-        return Stop(FinishReason.STOP, token)
+        return FinishReason.STOP, token, False
     if sequence.remaining > count:
-        return None
+        return _GOES_ON
     if matcher and matcher.is_whole:
-        return Stop(FinishReason.STOP, is_limited=matcher.may_go_on)
-    return Stop(FinishReason.LENGTH)
+        return FinishReason.STOP, None, matcher.may_go_on
+    return FinishReason.LENGTH, None, False
 
 
 def failure(sequence: Sequence) -> Failed:

@@ -8,7 +8,6 @@ import json
 import os
 import socket
 import subprocess
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -19,7 +18,7 @@ import psutil
 from .. import errors
 from ..config import EngineConfig
 from ..errors import EngineDead, EngineError
-from ..ipc import FrameReader, frame, last_liveness
+from ..ipc import FrameReader, frame
 from ..machine.visible_gpus import takes_gpu
 from ..messages import (
     Abort,
@@ -47,13 +46,12 @@ from ..snapshot import EngineSnapshot
 from ..types import AdapterInfo
 from .engine_spawn import EngineProcess, SpawnEngine, fault_of_start, spawn_engine
 from .output_processor import error_of
+from .process_watch import ENDED, ProcessWatch
 from .submit_gatherer import SubmitGatherer
-from .watchdog import HEARTBEAT_TIMEOUT, TICK_SECONDS, WATCHDOG_TIMEOUT, Watchdog
+from .watchdog import HEARTBEAT_TIMEOUT, WATCHDOG_TIMEOUT, Watchdog
 
 SOCKET_BUFFER = 4 << 20
 """Bytes of a channel's send buffer."""
-_ENDED = "The engine process has ended."
-_SIGNS_AT_ONCE = 1 << 16  # bytes of signs of life in one read: all that a pipe holds
 
 Call = LoadAdapter | UnloadAdapter | ListAdapters | TakeSnapshot
 CallReply = Reply | Adapters | SnapshotTaken
@@ -95,10 +93,8 @@ class EngineClient(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._reader = FrameReader()
         self._ready: asyncio.Future[Ready] | None = None
-        self._watchdog = Watchdog(heartbeat_timeout, watchdog_timeout, self._processor_seconds)
-        self._liveness: BinaryIO | None = None  # our end of the pipe, until the process or the connection ends
-        self._timer: asyncio.TimerHandle | None = None
-        self._main_ended = False
+        watchdog = Watchdog(heartbeat_timeout, watchdog_timeout, self._processor_seconds)
+        self._watch = ProcessWatch(watchdog, self._has_main_ended, lambda reason: self._end(EngineDead(reason)))
         self._closing = False
         self._disconnected = asyncio.Event()
         self._adapters: dict[str, AdapterInfo] = {}
@@ -118,7 +114,7 @@ class EngineClient(asyncio.Protocol):
     @property
     def silent_seconds(self) -> float:
         """Seconds since the engine's last sign of life."""
-        return self._watchdog.silent_seconds
+        return self._watch.watchdog.silent_seconds
 
     @property
     def place(self) -> str:
@@ -139,8 +135,8 @@ class EngineClient(asyncio.Protocol):
         """
         loop = asyncio.get_running_loop()
         self._ready = loop.create_future()
-        ours, self._liveness = await self._open()
-        loop.add_reader(self._liveness.fileno(), self._read_liveness)
+        ours, liveness = await self._open()
+        self._watch.open(liveness)
         self._connecting = loop.create_task(loop.create_connection(lambda: self, sock=ours))
         try:
             # Not cancelled with the start: uvloop would close the transport, and tell nobody.
@@ -259,7 +255,7 @@ class EngineClient(asyncio.Protocol):
         self._transport = None
         self._disconnected.set()
         is_starting = self._ready is not None and not self._ready.done()
-        self._end(EngineDead(self._fault_of_start() if is_starting else _ENDED))
+        self._end(EngineDead(self._fault_of_start() if is_starting else ENDED))
 
     def _fault_of_start(self) -> str:
         assert self._process is not None
@@ -267,7 +263,7 @@ class EngineClient(asyncio.Protocol):
 
     def _end(self, death: EngineDead) -> None:
         """Fail what waits for the engine, once: its start, calls, and through ``on_death`` all streams."""
-        self._stop_watching()
+        self._watch.stop()
         if self.death is not None:
             return
         self.death = death
@@ -279,42 +275,6 @@ class EngineClient(asyncio.Protocol):
             self._ready.set_exception(death)
         elif not self._closing:
             self.on_death(death)
-
-    def _read_liveness(self) -> None:
-        """Take the signs of life that have come. Their end alone means nothing: that of the connection follows."""
-        assert self._liveness is not None
-        signs = self._liveness.read(_SIGNS_AT_ONCE)
-        if not signs:
-            self._close_liveness()
-        elif (num_passes := last_liveness(signs)) is not None:
-            self._watchdog.sign_of_life(num_passes)
-
-    def _watch(self) -> None:
-        """Let the watchdog look at the engine, and again after each ``TICK_SECONDS`` until it hangs or has ended.
-
-        The socket of a process that was killed closes with its last thread, for which one of low priority may need a
-        second where other processes fill the cores. What it has sent is read until the second look.
-        """
-        if self._main_ended:
-            return self._end(EngineDead(_ENDED))
-        self._main_ended = self._has_main_ended()
-        reason = self._watchdog.tick(time.monotonic())
-        if reason is not None:
-            return self._end(EngineDead(f"The engine process hangs: {reason}."))
-        self._timer = asyncio.get_running_loop().call_later(TICK_SECONDS, self._watch)
-        return None
-
-    def _stop_watching(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        self._close_liveness()
-
-    def _close_liveness(self) -> None:
-        if self._liveness is not None:
-            asyncio.get_running_loop().remove_reader(self._liveness.fileno())
-            self._liveness.close()
-            self._liveness = None
 
     def _has_main_ended(self) -> bool:
         """Return whether the main thread of the engine process has ended."""
@@ -369,7 +329,7 @@ class EngineClient(asyncio.Protocol):
         """Take the engine's first message: Ready, or Failed with the reason."""
         assert self._ready is not None
         if isinstance(message, Ready):
-            self._watch()
+            self._watch.start()
             self._adapters = {info.name: info for info in message.adapters}
             self._ready.set_result(message)
         elif isinstance(message, Failed):

@@ -114,7 +114,7 @@ class Proposer:
         self._method = config.method
         self._most = config.num_speculative_tokens
         self._cache = cache
-        self._stats = stats
+        self._stats = stats.draft_stats
         self._cost = DraftCost()
         self._outputs = OutputLookup()
         self._rates = AcceptanceRates()
@@ -212,7 +212,7 @@ class Proposer:
     def count_accepted(self, sequence: Sequence, num_drafts: int, num_drawn: int) -> None:
         """Count at least one draft computed for a sequence, and those accepted among its tokens drawn."""
         if used := self._sequences[sequence.id].used:
-            self._stats.count_drafts(used, num_drafts, min(num_drafts, max(0, num_drawn - 1)))
+            self._stats.count(used, num_drafts, min(num_drafts, max(0, num_drawn - 1)))
 
     def forget(self, sequence_id: int) -> None:
         if state := self._sequences.pop(sequence_id, None):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from contextlib import suppress
+from dataclasses import dataclass
 from threading import Lock
 
 import numpy as np
@@ -20,6 +21,23 @@ MAX_RESTS = 4_096
 _Position = tuple[int, int, int]  # the automaton's state, the characters so far, and the decoder's state
 
 
+@dataclass(frozen=True, slots=True)
+class _Arrays:
+    """An automaton's transitions and ends for the tokens of a mask at once.
+
+    Attributes:
+        width: cells in the row of a state: the classes of characters, the closing quote, and no character.
+        targets: int32, the state after each of them, row by row.
+        offsets: int32, where the row of each target begins.
+        good: bool, for each state and count whether the string can end or, after the closing quote, has ended.
+    """
+
+    width: int
+    targets: NDArray[np.int32]
+    offsets: NDArray[np.int32]
+    good: NDArray[np.bool_]
+
+
 class StringRule:
     """A string automaton over one vocabulary, shared by all answers on all threads."""
 
@@ -29,21 +47,8 @@ class StringRule:
         self._vocabulary = vocabulary
         self._finish = automaton.can_finish
         self._last = automaton.last_count
-        closing = [self._closed if ends else DEAD for ends in automaton.accepting]
-        rows = [
-            (*row, end, state) for state, (row, end) in enumerate(zip(automaton.transitions, closing, strict=False))
-        ]
-        num_classes = automaton.classes.num
-        rows.append((*[DEAD] * num_classes, DEAD, self._closed))
-        self._width = num_classes + 2
-        self._flat = np.array(rows, dtype=np.int32).ravel()
-        self._offsets = self._flat * np.int32(self._width)  # of each target's row in `_flat`
-        self._rows = rows
-        counts = np.arange(self._last + 1)
-        in_range = counts >= automaton.least
-        if automaton.most is not None:
-            in_range &= counts <= automaton.most
-        self._table = np.vstack((self._finish, in_range[None])).ravel()
+        self._rows = _rows(automaton)
+        self._arrays = _arrays(automaton, self._rows)
         self._lock = Lock()
         self._bytes = frozenset(byte for byte in range(256) if vocabulary.token_of(bytes((byte,))) is not None)
         self._completed: dict[int, dict[int, bytes]] = {}
@@ -53,11 +58,6 @@ class StringRule:
         decoders = CLEAN, int(self.chars.next[CLEAN, BACKSLASH])
         self._tokens = {each: token_classes(vocabulary, automaton.classes, each) for each in decoders}
         self._next, self._emits = self.chars.next_rows, self.chars.emits_rows
-
-    @property
-    def _closed(self) -> int:
-        """The state after the closing quote."""
-        return len(self.automaton.accepting)
 
     @property
     def start(self) -> _Position:
@@ -95,12 +95,13 @@ class StringRule:
         tokens = self._groups(decoder)
         ends = self._ends(state, decoder)
         counts = np.minimum(tokens.lengths + count, self._last)
-        good = self._table.take(ends * (self._last + 1) + counts)
+        arrays = self._arrays
+        good = arrays.good.take(ends * (self._last + 1) + counts)
         good[0] = False
         for reach, some in tokens.pending:
-            targets = self._flat[ends[some, None] * self._width + reach]
+            targets = arrays.targets[ends[some, None] * arrays.width + reach]
             counted = np.minimum(counts[some] + 1, self._last)[:, None]
-            good[some] = self._table[targets * (self._last + 1) + counted].any(axis=1)
+            good[some] = arrays.good[targets * (self._last + 1) + counted].any(axis=1)
         found: NDArray[np.bool_] = good.take(tokens.group)
         return found
 
@@ -119,11 +120,12 @@ class StringRule:
                 self._cached.move_to_end(key)
                 return known
         tokens = self._groups(decoder)
-        offsets = np.full(len(tokens.lengths), state * self._width, dtype=np.int32)
+        arrays = self._arrays
+        offsets = np.full(len(tokens.lengths), state * arrays.width, dtype=np.int32)
         for column, count in enumerate(tokens.counts):
             after = offsets[1 : count + 1] + tokens.sequences[1 : count + 1, column]
-            self._offsets.take(after, out=offsets[1 : count + 1], mode="clip")
-        ends = offsets // self._width
+            arrays.offsets.take(after, out=offsets[1 : count + 1], mode="clip")
+        ends = offsets // arrays.width
         ends[0] = DEAD
         with self._lock:
             self._cached[key] = ends
@@ -164,3 +166,22 @@ class StringRule:
         if known is None:
             known = self._completed[decoder] = self.chars.completions(decoder, self._bytes)
         return known
+
+
+def _rows(automaton: StringAutomaton) -> list[tuple[int, ...]]:
+    """Return the targets of each state, and of the one after the closing quote, which is the last."""
+    closed = len(automaton.accepting)
+    ends = [closed if accepts else DEAD for accepts in automaton.accepting]
+    rows = [(*row, end, state) for state, (row, end) in enumerate(zip(automaton.transitions, ends, strict=False))]
+    return [*rows, (*[DEAD] * automaton.classes.num, DEAD, closed)]
+
+
+def _arrays(automaton: StringAutomaton, rows: list[tuple[int, ...]]) -> _Arrays:
+    width = automaton.classes.num + 2
+    targets = np.array(rows, dtype=np.int32).ravel()
+    counts = np.arange(automaton.last_count + 1)
+    in_range = counts >= automaton.least
+    if automaton.most is not None:
+        in_range &= counts <= automaton.most
+    good = np.vstack((automaton.can_finish, in_range[None])).ravel()
+    return _Arrays(width, targets, targets * np.int32(width), good)

@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, NamedTuple
 from urllib.parse import unquote, urldefrag, urljoin
 
 from ..annotations import SUBSCHEMA, SUBSCHEMAS
 from ..errors import GrammarError
 from .keywords import of_draft
-from .standard_schemas import standard_schema
 
 _CONTAINERS = (dict, list)
+# Of the meta-schemas of the standard, which references may lead to though they are outside of a schema.
+_STANDARD_HOSTS = ("http://json-schema.org/", "https://json-schema.org/")
 # Stands for ``"$recursiveAnchor": true`` among the names of dynamic anchors.
 RECURSIVE = ""
 _NEGATING = ("oneOf", "not", "if")
@@ -314,3 +315,16 @@ def _subschemas(schema: dict[str, Any]) -> Iterator[tuple[tuple[str | int, ...],
             yield from (((keyword, index), item) for index, item in enumerate(value) if isinstance(item, dict))
         elif keyword in SUBSCHEMAS and isinstance(value, dict):
             yield from (((keyword, name), item) for name, item in value.items() if isinstance(item, dict))
+
+
+def standard_schema(uri: str) -> dict[str, Any] | None:
+    """Return the meta-schema, or vocabulary of one, of a URI without fragment; None for any other URI."""
+    return _standard_schemas().get(uri) if uri.startswith(_STANDARD_HOSTS) else None
+
+
+@cache
+def _standard_schemas() -> dict[str, dict[str, Any]]:
+    # Imported late: it reads twenty files, and few schemas refer to one.
+    from jsonschema_specifications import REGISTRY
+
+    return {uri: REGISTRY.contents(uri) for uri in REGISTRY}

@@ -129,6 +129,38 @@ def _of_module(is1, is2, value0, value1, value2):
 
 
 @triton.jit
+def _module(row, size0, size1, size2, COLUMNS: tl.constexpr):
+    """The block of columns of one module that program (c, t) works on.
+
+    Returns:
+        The block's number in the module, then the module's columns and rank, then the columns, ranks and cells of B of
+        the modules before it.
+    """
+    rank0, rank1 = tl.load(row + 5).to(tl.int32), tl.load(row + 6).to(tl.int32)
+    until0 = tl.cdiv(size0, COLUMNS)
+    until1 = until0 + tl.cdiv(size1, COLUMNS)
+    is1 = (tl.program_id(0) >= until0) & (tl.program_id(0) < until1)
+    is2 = tl.program_id(0) >= until1
+    block = tl.program_id(0) - _of_module(is1, is2, 0, until0, until1)
+    size = _of_module(is1, is2, size0, size1, size2)
+    rank = _of_module(is1, is2, rank0, rank1, tl.load(row + 7).to(tl.int32))
+    columns_before = _of_module(is1, is2, 0, size0, size0 + size1)
+    ranks_before = _of_module(is1, is2, 0, rank0, rank0 + rank1)
+    cells_before = _of_module(is1, is2, 0, rank0 * size0, rank0 * size0 + rank1 * size1)
+    return block, size, rank, columns_before, ranks_before, cells_before
+
+
+@triton.jit
+def _add(target, sums, row, at_column, written, inside):
+    """``target = gain (target + sums) + add`` where ``written``, with the row's gain and add, each a vector or none."""
+    value = tl.load(target, written, other=0.0).to(tl.float32) + sums
+    gain, add = tl.load(row + 3), tl.load(row + 4)
+    gains = tl.load(gain.to(tl.pointer_type(tl.float32)) + at_column, inside & (gain != 0), other=1.0)
+    adds = tl.load(add.to(tl.pointer_type(tl.float32)) + at_column, inside & (add != 0), other=0.0)
+    tl.store(target, (value * gains[None, :] + adds[None, :]).to(target.dtype.element_ty), written)
+
+
+@triton.jit
 def _expanded(
     b, cells, step, shrunk, position, is_token, inside, ranks, first_rank, rank, part_size, TILE: tl.constexpr,
     COLUMNS: tl.constexpr, RANKS: tl.constexpr, PARTS: tl.constexpr,
@@ -172,17 +204,7 @@ def _expand(
     tile = tiles + tl.program_id(1) * 3
     first, end = tl.load(tile + 1), tl.load(tile + 2)
     row = table + tl.load(tile) * _FIELDS
-    rank0, rank1 = tl.load(row + 5).to(tl.int32), tl.load(row + 6).to(tl.int32)
-    until0 = tl.cdiv(size0, COLUMNS)
-    until1 = until0 + tl.cdiv(size1, COLUMNS)
-    is1 = (tl.program_id(0) >= until0) & (tl.program_id(0) < until1)
-    is2 = tl.program_id(0) >= until1
-    block = tl.program_id(0) - _of_module(is1, is2, 0, until0, until1)
-    size = _of_module(is1, is2, size0, size1, size2)
-    rank = _of_module(is1, is2, rank0, rank1, tl.load(row + 7).to(tl.int32))
-    columns_before = _of_module(is1, is2, 0, size0, size0 + size1)
-    ranks_before = _of_module(is1, is2, 0, rank0, rank0 + rank1)
-    cells_before = _of_module(is1, is2, 0, rank0 * size0, rank0 * size0 + rank1 * size1)
+    block, size, rank, columns_before, ranks_before, cells_before = _module(row, size0, size1, size2, COLUMNS)
     if (first >= end) | (rank == 0):
         return
     if WHOLE:
@@ -197,31 +219,13 @@ def _expand(
     cells = cells_before + packed * rank + column % _BLOCK
     b = tl.multiple_of(tl.load(row + 2).to(tl.pointer_type(B)), 16)
     sums = _expanded(
-        b,
-        cells,
-        step,
-        shrunk,
-        position,
-        is_token,
-        inside,
-        ranks,
-        ranks_before,
-        rank,
-        part_size,
-        TILE,
-        COLUMNS,
-        RANKS,
+        b, cells, step, shrunk, position, is_token, inside, ranks, ranks_before, rank, part_size, TILE, COLUMNS, RANKS,
         PARTS,
-    )
+    )  # fmt: skip
     token = tl.load(tokens + position, is_token, other=0).to(tl.int64)
     at_column = columns_before + column
     target = y + token[:, None] * (size0 + size1 + size2) + at_column[None, :]
-    written = is_token[:, None] & inside[None, :]
-    value = tl.load(target, written, other=0.0).to(tl.float32) + sums
-    gain, add = tl.load(row + 3), tl.load(row + 4)
-    gains = tl.load(gain.to(tl.pointer_type(tl.float32)) + at_column, inside & (gain != 0), other=1.0)
-    adds = tl.load(add.to(tl.pointer_type(tl.float32)) + at_column, inside & (add != 0), other=0.0)
-    tl.store(target, (value * gains[None, :] + adds[None, :]).to(y.dtype.element_ty), written)
+    _add(target, sums, row, at_column, is_token[:, None] & inside[None, :], inside)
 
 
 def shrink_expand(y: Tensor, x: Tensor | None, token_ids: Tensor | None, table: SlotTable, segments: Segments) -> None:

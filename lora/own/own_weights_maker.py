@@ -15,7 +15,6 @@ from ..base_projections import EMBEDDING, HEAD, BaseLayout
 from ..errors import AdapterError
 from ..published.module_weights import ModuleWeights
 from ..published.saved_modules import NormWeights, SavedModules, TokenRows
-from .merged_rows import merged_rows
 from .own_weights import OwnRows, OwnWeights, TokenPart, plain_linear
 
 
@@ -43,7 +42,7 @@ class OwnWeightsMaker:
             return None
         parts = {}
         for name, rows in ((EMBEDDING, saved.embedding), (HEAD, saved.head)):
-            merged = rows if rows is None or name not in modules else merged_rows(name, rows, modules[name])
+            merged = rows if rows is None or name not in modules else _merge_rows(name, rows, modules[name])
             parts[name] = None if merged is None else self._part(name, merged)
         norms = {name: NormWeights(*map(self._cast, (norm.weight, norm.bias))) for name, norm in saved.norms.items()}
         score = None if saved.score is None else saved.score.to(torch.float32, copy=True)
@@ -76,3 +75,25 @@ class OwnWeightsMaker:
         if not torch.isfinite(values).all():
             raise AdapterError(f"A weight of modules_to_save is beyond the range of {self._layout.dtype}.")
         return values
+
+
+def _merge_rows(name: str, rows: TokenRows, module: ModuleWeights) -> TokenRows:
+    """Return ``W + scale B A`` in fp32, with DoRA's magnitude, for the whole embedding or head W [V, H].
+
+    Only this adapter reads these rows, so they need no factors.
+
+    Raises:
+        AdapterError: DoRA divides by a norm that is zero.
+    """
+    assert rows.ids is None
+    a, b = module.a.float(), module.b.float()
+    delta = a.T @ b.T if name == EMBEDDING else b @ a
+    merged: Tensor = rows.rows.float() + module.scale * delta
+    if module.magnitude is not None:
+        # One magnitude for each output: the columns of an embedding, the rows of a head.
+        norm = merged.norm(dim=0, keepdim=True) if name == EMBEDDING else merged.norm(dim=1, keepdim=True)
+        if not (norm > 0).all():
+            raise AdapterError(f"DoRA of {name} divides by the norm of a row that is zero.", name)
+        magnitude = module.magnitude.float()
+        merged *= (magnitude[None, :] if name == EMBEDDING else magnitude[:, None]) / norm
+    return TokenRows(merged)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from .family import ATTENTION, QKV, Family
 from .mixture import ExpertNames, MixtureFamily
 from .norm_layout import POST
@@ -25,6 +27,20 @@ _LLAMA4 = MixtureFamily(
     shared_size_key="intermediate_size",
     weighs_input=True,
 )
+# The mixture that DeepSeek introduced with V3, and that others took over.
+_DEEPSEEK = MixtureFamily(
+    names=ExpertNames(),
+    count_keys=("n_routed_experts", "num_experts"),
+    dense_layers="first",
+    scores="sigmoid",
+    renormalises=None,
+    scaled=True,
+    corrected=True,
+    grouped=True,
+    shared_size_key="moe_intermediate_size",
+    shared_count_key="n_shared_experts",
+)
+_GLM_COUNTS = ("n_routed_experts", "num_local_experts")
 _QWEN_COUNTS = ("num_experts", "num_local_experts")
 _LATENT = {
     "q_lora_rank": 1536,
@@ -142,19 +158,7 @@ MIXTURE_FAMILIES = (
         qk_norm_flag="use_qk_norm",
         partial_rotary=True,
         prediction=PredictionModule(),
-        mixture=MixtureFamily(
-            names=ExpertNames(),
-            count_keys=("n_routed_experts", "num_local_experts"),
-            dense_layers="first",
-            scores="sigmoid",
-            renormalises=None,
-            scaled=True,
-            corrected=True,
-            grouped=True,
-            shared_size_key="moe_intermediate_size",
-            shared_count_key="n_shared_experts",
-            gguf_renormalises=True,
-        ),
+        mixture=replace(_DEEPSEEK, count_keys=_GLM_COUNTS, gguf_renormalises=True),
         gguf_name="glm4moe",
     ),
     Family(
@@ -176,16 +180,12 @@ MIXTURE_FAMILIES = (
         remote_code=_deepseek_code("V2"),
         gguf_name="deepseek2",
         harmless={"norm_topk_prob": (False,)},
-        mixture=MixtureFamily(
-            names=ExpertNames(),
-            count_keys=("n_routed_experts", "num_experts"),
-            dense_layers="first",
+        mixture=replace(
+            _DEEPSEEK,
+            scores="softmax",
             renormalises=False,
-            scaled=True,
-            grouped=True,
+            corrected=False,
             methods=("greedy", "group_limited_greedy"),
-            shared_size_key="moe_intermediate_size",
-            shared_count_key="n_shared_experts",
         ),
     ),
     Family(
@@ -210,20 +210,7 @@ MIXTURE_FAMILIES = (
         remote_code=_deepseek_code("V3"),
         gguf_name="deepseek2",
         prediction=PredictionModule(),
-        mixture=MixtureFamily(
-            names=ExpertNames(),
-            count_keys=("n_routed_experts", "num_experts"),
-            dense_layers="first",
-            scores="sigmoid",
-            renormalises=None,
-            scaled=True,
-            corrected=True,
-            grouped=True,
-            methods=("noaux_tc",),
-            gguf_renormalises=False,
-            shared_size_key="moe_intermediate_size",
-            shared_count_key="n_shared_experts",
-        ),
+        mixture=replace(_DEEPSEEK, methods=("noaux_tc",)),
     ),
     Family(
         name="granitemoe",
@@ -344,17 +331,6 @@ MIXTURE_FAMILIES = (
         },
         optional_biases={"attention_bias": ATTENTION},
         qk_norm="head",
-        mixture=MixtureFamily(
-            names=ExpertNames(),
-            count_keys=("n_routed_experts", "num_local_experts"),
-            dense_layers="first",
-            scores="sigmoid",
-            renormalises=None,
-            scaled=True,
-            corrected=True,
-            grouped=True,
-            shared_size_key="moe_intermediate_size",
-            shared_count_key="n_shared_experts",
-        ),
+        mixture=replace(_DEEPSEEK, count_keys=_GLM_COUNTS),
     ),
 )

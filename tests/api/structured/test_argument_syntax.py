@@ -13,7 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
+from numpy.typing import NDArray
 
+from benchmarks.grammar.limited_walk import draw_within
 from rootgraft.api.protocol.tools import Function, Tool
 from rootgraft.api.structured import argument_syntax
 from rootgraft.api.structured.tool_formats import FORMATS
@@ -28,7 +30,6 @@ from rootgraft.grammar.errors import GrammarError
 from rootgraft.grammar.spec import GrammarSpec
 from rootgraft.grammar.vocabulary import Vocabulary
 
-MAX_TESTS = 64  # draws of one position
 EOS = 256
 VOCABULARY = Vocabulary((*(bytes([byte]) for byte in range(256)), b"</s>"), frozenset({EOS}), (EOS,), 257)
 STYLED = [name for name, form in FORMATS.items() if form.style != "json"]
@@ -208,18 +209,13 @@ def walked(
         assert matcher.accept(byte)
         written.append(byte)
     common = frozenset(b'abf12 ,.:="<>/[]{}()\n_-')
+
+    def choose(allowed: NDArray[np.int64]) -> int:
+        liked = [int(token) for token in allowed if token in common] if rng.random() < 0.95 else []
+        return EOS if EOS in allowed and rng.random() < 0.3 else rng.choice(liked or [int(t) for t in allowed])
+
     while len(written) < budget:
-        check = matcher.fill_grammar_mask(mask, budget - len(written))
-        allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")[: len(vocabulary.tokens)])
-        for attempt in range(MAX_TESTS):  # as the sampler draws
-            assert len(allowed), text_of(written, vocabulary)
-            liked = [int(token) for token in allowed if token in common] if rng.random() < 0.95 else []
-            token = EOS if EOS in allowed and rng.random() < 0.3 else rng.choice(liked or [int(t) for t in allowed])
-            if check is None or check.fits(token):
-                break
-            allowed = np.setdiff1d(allowed, np.append(check.alike(token), token))
-            if attempt == MAX_TESTS - 2 or not len(allowed):
-                allowed = np.flatnonzero(np.unpackbits(check.known().view(np.uint8), bitorder="little"))
+        token = draw_within(matcher, mask, budget - len(written), choose)
         assert matcher.accept(token)
         if token == EOS:
             break

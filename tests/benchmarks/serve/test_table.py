@@ -19,16 +19,16 @@ from support.api.fake_openai import FakeServer
 from support.models import small_gguf
 from support.models.tiny_llama import save_tiny_llama
 
-from benchmarks.condense import COLUMNS, MEDIAN, condense, rows
+from benchmarks.condense import COLUMNS, MEDIAN, condense
 from benchmarks.serve import alternate, table
-from benchmarks.serve.alternate import NO_DRAFTS, PrecisionClass, ServedForm, Unavailable
+from benchmarks.serve.alternate import PrecisionClass, ServedForm, Unavailable
 from benchmarks.serve.installed_peers import find_llama_server, find_openvino, find_vllm
 from benchmarks.serve.load_run import Adapters
 from benchmarks.serve.make_adapters import random_factors, write_adapter, write_gguf_adapter
 from benchmarks.serve.model_files import ModelForms, write_bfloat16
 from benchmarks.serve.run_record import RecordMismatch, RunRecord
 from benchmarks.serve.schemas import is_valid
-from benchmarks.serve.table_report import TableReport, results
+from benchmarks.serve.table_report import results
 from benchmarks.serve.workloads import NAMES, workload
 from rootgraft.engine.checkpoint.gguf import GgufFile
 from rootgraft.engine.checkpoint.read_config import read_model_config
@@ -136,67 +136,11 @@ def test_a_server_without_name_or_command_is_refused(text: str, tmp_path: Path, 
     assert "--server must be NAME=COMMAND" in capsys.readouterr().err
 
 
-def figures(speed: float, *, valid: int = 0, with_schema: int = 0, p99: float | None = None) -> dict[str, Any]:
-    latency = None if p99 is None else {"p50": p99 / 2, "p99": p99}
-    return {
-        "requests": 4,
-        "completed": 4,
-        "output_tokens_per_s": speed,
-        "prompt_tokens": 200,
-        "cached_tokens": 50,
-        "ttft_ms": latency,
-        "itl_ms": latency,
-        "valid": valid,
-        "with_schema": with_schema,
-        "seconds": 1.0,
-    }
-
-
 @pytest.fixture
 def record(tmp_path: Path) -> RunRecord:
     about = {"date": "2026-11-26", "commit": "abc", "python": "3.11", "torch": "2", "cpu": "P", "cores": 2}
     about |= {"memory_gib": 8, "instructions": ["avx2"]}
     return RunRecord(tmp_path / "runs.jsonl", {"seed": 1, "versions": {"vLLM": "1"}, "machine": about}, same=())
-
-
-def test_the_table_shows_medians_ratios_and_validity(record: RunRecord) -> None:
-    servers = (ServedForm("rootgraft"), ServedForm(NO_DRAFTS), ServedForm("vLLM", is_peer=True))
-    measured = PrecisionClass("bf16", "bfloat16", ("W2", "W5"), servers)
-    for server, speeds in {"rootgraft": (1, 90, 30), NO_DRAFTS: (20, 20, 20), "vLLM": (15, 10, 20)}.items():
-        for repeat, speed in enumerate(speeds):
-            entry = {"class": "bf16", "server": server, "temperature": 1.0, "repeat": repeat}
-            record.add(**entry, workload="W2", figures=figures(speed, p99=100.0 * (repeat + 1)))
-            if server != "vLLM":
-                record.add(**entry, workload="W5", figures=figures(5, valid=6, with_schema=8))
-            record.add(**entry | {"temperature": 0.0}, workload="W2", figures=figures(1000))
-    record.add(**{"class": "bf16", "server": "vLLM"}, workload="W5", failed="no answer in W5: HTTP 400")
-    quality = {"form": "int8_dynamic+int8_kv", "bfloat16_agreement": 0.935, "bfloat16_perplexity_ratio": 1.0051}
-    record.add(quality={"forms": [quality]})
-    text = TableReport(record, [measured], 1.0).markdown()
-    assert "| W2: 32 at once | 30 | 20 | 15 |" in text
-    assert "| of W5's answers valid | 75 % | 75 % |  |" in text
-    assert "| TTFT p50 in W2, ms | 100 | 100 | 100 |" in text
-    assert "- bfloat16: rootgraft has 2.00 (W2) times the best peer's speed" in text
-    assert "- bfloat16: with drafts it has 1.50 (W2), 1.00 (W5) times its speed without" in text
-    assert "- bfloat16, vLLM: no answer in W5: HTTP 400" in text
-    assert "| W5 | vLLM | no answer in W5: HTTP 400 |" in text
-    assert "| W2 | rootgraft | 30.0 | 100 | 200 | 100.0 | 200.0 | 25 % |  | 3 | 0 |" in text
-    assert "- rootgraft in 8 bits: 93.5 % of the most likely tokens are those of bfloat16, at 1.005 times" in text
-    document = results(record, [measured], [1.0, 0.0])
-    assert document["comparisons"].keys() == {"bf16", "bf16-greedy"}
-    assert document["comparisons"]["bf16-greedy"]["rows"][0][:4] == ["W2", "rootgraft", MEDIAN, 1000]
-    assert document["machine"] == "P, 2 cores, 8 GiB, avx2"
-
-
-def test_rows_are_medians_then_repeats() -> None:
-    found = rows({("W5", "a"): [figures(1, valid=7), figures(3, valid=8), figures(2, valid=8)]})
-    assert [row[:4] for row in found] == [
-        ["W5", "a", MEDIAN, 2],
-        ["W5", "a", 0, 1],
-        ["W5", "a", 1, 3],
-        ["W5", "a", 2, 2],
-    ]
-    assert [row[-1] for row in found] == [8, 7, 8, 8]
 
 
 def test_condensing_takes_tables_over_and_keeps_the_rest(tmp_path: Path, record: RunRecord) -> None:

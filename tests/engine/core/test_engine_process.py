@@ -199,7 +199,8 @@ async def test_the_end_of_an_engine_is_found_while_one_of_its_threads_keeps_its_
 async def test_a_step_without_end_is_found(tiny_llama, monkeypatch):
     client = EngineClient(CONFIG, tiny_llama, watchdog_timeout=1.0)
     listener = Listener(client)
-    monkeypatch.setattr(client._watchdog, "sign_of_life", lambda passes, take=client._watchdog.sign_of_life: take(7))
+    watchdog = client._watch.watchdog
+    monkeypatch.setattr(watchdog, "sign_of_life", lambda passes, take=watchdog.sign_of_life: take(7))
     await client.start()
     assert "--watchdog-timeout" in str(await listener.death) and client.silent_seconds < HEARTBEAT_TIMEOUT
     await client.close()

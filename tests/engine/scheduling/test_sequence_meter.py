@@ -127,7 +127,7 @@ def test_measures_travel_once_a_request() -> None:
 def test_accepted_drafts_are_counted_by_the_length_of_their_run() -> None:
     stats = EngineStats()
     for num_accepted in (0, 3, 3, 1):
-        stats.count_drafts("ngram", 4, num_accepted)
+        stats.draft_stats.count("ngram", 4, num_accepted)
     counters = stats.counters()
     assert [counters[f"accepted_runs_{length}"] for length in (0, 1, 3)] == [1, 1, 2]
     assert counters["draft_tokens_accepted"] == 7

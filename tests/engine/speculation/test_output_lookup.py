@@ -189,4 +189,4 @@ def test_drafts_come_from_like_answers(
     second.tokens.extend(drafts)
     if drafts:
         proposer.count_accepted(second, len(drafts), len(drafts))
-    assert ("answer" in stats.drafted) == wanted
+    assert ("answer" in stats.draft_stats.drafted) == wanted

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from support.grammar.schema_cases import CASES
 
+from benchmarks.grammar.limited_walk import draw_within
 from rootgraft.grammar.compile.compiled_grammar import CompiledGrammar
 from rootgraft.grammar.compile.compiler import compile
 from rootgraft.grammar.errors import GrammarError
@@ -23,7 +24,6 @@ from rootgraft.grammar.match.token_classes import text_bytes
 from rootgraft.grammar.spec import GrammarSpec
 from rootgraft.grammar.vocabulary import Vocabulary
 
-MAX_TESTS = 64  # draws of one position, as of the sampler
 OPENINGS = {
     "hermes": ("<tool_call>", "<tool_call>\n", "\n</tool_call>"),
     "mistral": ("[TOOL_CALLS]", "[TOOL_CALLS] [", "]"),
@@ -67,10 +67,6 @@ def triggered(schemas: list[Any], opening: str, **options: Any) -> dict[str, Any
     }
 
 
-def _tokens(row: np.ndarray) -> np.ndarray:
-    return np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little"))
-
-
 def compiled_tag(form: dict[str, Any], vocabulary: Vocabulary) -> CompiledGrammar | None:
     try:
         return compile(GrammarSpec.structural_tag({"format": form}), vocabulary)
@@ -84,15 +80,7 @@ def drawn(grammars, matcher: Matcher, rng: random.Random, budget: int) -> tuple[
     text, whole = b"", 0 if matcher.can_end else None
     row = np.zeros(grammars.vocabulary.num_words, dtype=np.int32)
     for step in range(budget):
-        check = matcher.fill_grammar_mask(row, budget - step)
-        left = _tokens(row)
-        for attempt in range(1, MAX_TESTS + 1):
-            token = int(left[rng.randrange(len(left))])
-            if check is None or check.fits(token):
-                break
-            left = np.setdiff1d(left, np.append(check.alike(token), token))
-            if attempt == MAX_TESTS - 1 or not len(left):
-                left = _tokens(check.known() & row)
+        token = draw_within(matcher, row, budget - step, lambda left: int(left[rng.randrange(len(left))]))
         assert matcher.accept(token)
         if matcher.is_done:
             break

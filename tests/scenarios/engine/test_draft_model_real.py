@@ -22,7 +22,7 @@ from tokenizers.models import WordLevel
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.core.engine_core import EngineCore
 from rootgraft.engine.errors import ConfigError, ModelError
-from rootgraft.engine.executor.draft_worker import DraftModel, draft_pages, find_draft, load_draft
+from rootgraft.engine.executor.draft_weights import DraftModel, draft_pages, find_draft, load_draft
 from rootgraft.engine.loading.load_model import load_model
 from rootgraft.engine.messages import Done, Submit, TokenOut
 from rootgraft.engine.types import SamplingParams

@@ -14,7 +14,7 @@ from support.models.lora_models import VOCAB, PeftOracle
 
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.core.engine_core import EngineCore
-from rootgraft.engine.offline.core_link import CoreLink
+from rootgraft.engine.offline.offline_engine import CoreLink
 from rootgraft.engine.serving.adapter_tokenizers import ServedTokenizer
 from rootgraft.engine.serving.ending_tree import EndingTree
 from rootgraft.engine.serving.output_processor import OutputProcessor, SequenceOutput, TextDelta

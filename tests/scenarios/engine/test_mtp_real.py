@@ -21,7 +21,7 @@ from torch import Tensor
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.core.engine_core import EngineCore
 from rootgraft.engine.errors import ConfigError, ModelError
-from rootgraft.engine.executor.draft_worker import DraftModel, draft_pages
+from rootgraft.engine.executor.draft_weights import DraftModel, draft_pages
 from rootgraft.engine.loading.load_model import load_model
 from rootgraft.engine.loading.load_mtp import load_mtp
 from rootgraft.kernels import ops

@@ -126,7 +126,7 @@ def alive_sequences(core: EngineCore) -> Collection[Sequence]:
 
 
 def free_rows(core: EngineCore) -> list[int]:
-    return core._scheduler._free_rows
+    return core._scheduler._rows.free
 
 
 def draft_states(core: EngineCore) -> Mapping[int, Any]:

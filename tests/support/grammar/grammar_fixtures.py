@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from rfc3987_syntax import is_valid_syntax
 
+from benchmarks.grammar.limited_walk import draw_within
 from benchmarks.grammar.spelling import MISSING, spell
 from rootgraft.engine.text.tokenizer import Tokenizer
 from rootgraft.grammar.compile import compiled_grammar
@@ -101,12 +102,11 @@ class StructuredOutputManager:
         ordered = spell(Analysis(Document(schema)), frozenset((0,)), value)
         return ordered is not MISSING and self.admits(compiled, json.dumps(ordered, ensure_ascii=False))
 
-    def draw(self, matcher: Matcher, rng: Any, budget: int, *, closes: bool = True) -> bytes | None:
-        """A random answer; None if it was cut off."""
+    def draw(self, matcher: Matcher, rng: Any, budget: int) -> bytes | None:
+        """A random answer within a budget, drawn as the sampler does; None if it was cut off."""
         text = b""
         for step in range(budget):
-            allowed = sorted(self.allowed(matcher, budget - step if closes else None))
-            token = allowed[rng.randrange(len(allowed))]
+            token = draw_within(matcher, self.row, budget - step, lambda left: int(left[rng.randrange(len(left))]))
             assert matcher.accept(token)
             if matcher.is_done:
                 return text

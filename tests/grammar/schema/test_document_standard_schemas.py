@@ -11,7 +11,7 @@ import pytest
 from jsonschema_specifications import REGISTRY
 
 from rootgraft.grammar.errors import GrammarError
-from rootgraft.grammar.schema.standard_schemas import standard_schema
+from rootgraft.grammar.schema.document import standard_schema
 
 NEW = "https://json-schema.org/draft/2020-12/"
 OLD = "https://json-schema.org/draft/2019-09/"

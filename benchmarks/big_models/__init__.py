@@ -1,1 +1,0 @@
-"""Models of the sizes that people use, with random weights: their files, and steps against the machine's limits."""

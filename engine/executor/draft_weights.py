@@ -1,0 +1,216 @@
+"""Weights of a draft model, an EAGLE-3 head or an MTP module: found by the options, checked, loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from ...kernels import quantised_weights
+from ..checkpoint.base_digest import base_digest
+from ..checkpoint.gguf import GgufFile
+from ..checkpoint.locate import resolve_model
+from ..checkpoint.model_config import ModelConfig, ModelShape
+from ..checkpoint.read_config import open_checkpoint, read_model_config
+from ..config import EngineConfig
+from ..errors import ConfigError, ModelError
+from ..loading.load_head import is_draft_head, load_head
+from ..loading.load_model import load_model
+from ..loading.load_mtp import load_mtp, prediction_module
+from ..loading.weight_forms import WeightForm, choose_weight_form
+from ..models.decoder import DecoderModel
+from ..models.draft_head import DraftHead
+from ..models.hidden_pool import HiddenPool
+from ..models.kv_pool import bytes_per_page
+from ..models.model import Model
+from ..text.shared_vocabulary import has_tokenizer, vocabulary_difference
+
+_MODEL, _MTP = "The model of --speculative-config", "Method mtp of --speculative-config"
+_SHARE = 4  # the draft's KV takes at most one part in so many of the memory for KV
+
+
+@dataclass(frozen=True, slots=True)
+class DraftModel:
+    """The weights of a draft model or head, checked against the model that it drafts for; and where they come from."""
+
+    model: DecoderModel | DraftHead
+    base_digest: str
+
+    def hidden_pool(self, num_pages: int, page_size: int) -> HiddenPool | None:
+        """Make the pool of the hidden states that a head reads; None for a model."""
+        head = self.model
+        if isinstance(head, DecoderModel):
+            return None
+        return HiddenPool(num_pages, page_size, head.config.hidden_size, head.dtype, head.reads)
+
+    def hidden_bytes(self, page_size: int) -> int:
+        """Return the bytes of a page of that pool."""
+        if isinstance(self.model, DecoderModel):
+            return 0
+        return page_size * self.model.config.hidden_size * self.model.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class DraftFiles:
+    """Where the weights of a draft model are: a folder or a GGUF file; of an MTP module the target's own folder."""
+
+    kind: Literal["model", "head", "mtp"]
+    path: Path
+
+
+def find_draft(config: EngineConfig, target: ModelShape, device: torch.device, files: Path) -> DraftFiles | None:
+    """Find the draft model, the EAGLE-3 head or the MTP module that the options name; None if they name none.
+
+    Configurations and tokenizers are read, and no weights, so that what is wrong is told before any are.
+
+    Args:
+        target: the model that it drafts for.
+        files: folder or file of the target.
+
+    Raises:
+        ModelError: it cannot be found or computed.
+        ConfigError: it has another vocabulary, recurrent states, or is not on a CPU.
+    """
+    speculative = config.speculative
+    if speculative.model is None and speculative.method != "mtp":
+        return None
+    subject = _subject(config)
+    if device.type != "cpu":
+        raise _refusal(f"drafts on --device cpu alone so far; this is {device.type}. Leave it out", subject)
+    if target.has_states:
+        reason = "cannot draft for recurrent states, in which a rejected draft would remain. Leave it out"
+        raise _refusal(reason, subject)
+    if speculative.model is None:
+        return _find_module(config, target, files)
+    with _naming_draft():
+        path = resolve_model(speculative.model).path
+        if speculative.method == "eagle3" or is_draft_head(path):
+            return _find_head(config, target, path)
+        source = Path(config.tokenizer) if config.tokenizer else files
+        if difference := vocabulary_difference(source, path):
+            raise _refusal(f"must have the vocabulary of the model: {difference}")
+        shape = read_model_config(open_checkpoint(path))
+    if not has_tokenizer(source) and shape.vocab_size != target.vocab_size:
+        sizes = f"{target.vocab_size:,} tokens there are {shape.vocab_size:,} in the draft model"
+        raise _refusal(f"must have the vocabulary of the model: {sizes}")
+    if shape.has_states:
+        raise _refusal("must have attention in all layers: a rejected draft would remain in its recurrent states")
+    return DraftFiles("model", path)
+
+
+def _find_head(config: EngineConfig, target: ModelShape, path: Path) -> DraftFiles:
+    """Find the EAGLE-3 head of a model. Raises ModelError and ConfigError."""
+    if not isinstance(target, ModelConfig):
+        raise _refusal("is a head, which reads hidden states that --model-impl transformers does not give")
+    if config.load_format == "dummy":
+        raise _refusal("is a head, of which --load-format dummy makes nothing")
+    if not path.is_dir() or not is_draft_head(path):
+        raise _refusal(f"is no EAGLE-3 head: {path.name} has neither its architecture nor a draft_vocab_size")
+    return DraftFiles("head", path)
+
+
+def _find_module(config: EngineConfig, target: ModelShape, files: Path) -> DraftFiles:
+    """Find the MTP module of a model in the model's own folder. Raises ModelError and ConfigError."""
+    if not isinstance(target, ModelConfig):
+        raise _refusal("reads hidden states that --model-impl transformers does not give", _MTP)
+    if config.load_format == "dummy":
+        raise _refusal("reads a module of the checkpoint, of which --load-format dummy makes nothing", _MTP)
+    if not files.is_dir():
+        raise _refusal(f"reads a folder in Hugging Face format; {files.name} is a GGUF file. Leave it out", _MTP)
+    with _naming_module():
+        prediction_module(target)
+    return DraftFiles("mtp", files)
+
+
+def load_draft(config: EngineConfig, target: Model, found: DraftFiles) -> DraftModel:
+    """Load the weights of a draft.
+
+    Args:
+        target: the model that it drafts for.
+        found: by ``find_draft``.
+
+    Raises:
+        ModelError: the files are malformed, or a head is of another model.
+        ConfigError: no kernel computes the form of weights that the options name.
+    """
+    device, dtype = target.device, target.dtype
+    if found.kind == "model":
+        with _naming_draft():
+            checkpoint, dummy = open_checkpoint(found.path), config.load_format == "dummy"
+            form = _form(config, target, checkpoint)
+            model = load_model(checkpoint, dtype=dtype, device=device, dummy=dummy, weights=form)
+        return DraftModel(model, base_digest(checkpoint, dummy=dummy))
+    assert isinstance(target, DecoderModel)
+    form = _form(config, target, found.path)
+    if found.kind == "head":
+        with _naming_draft():
+            return DraftModel(load_head(found.path, target, form), base_digest(found.path))
+    with _naming_module():
+        return DraftModel(load_mtp(found.path, target, form), base_digest(found.path))
+
+
+def draft_pages(config: EngineConfig, num_bytes: int, page_bytes: int, draft: DraftModel) -> tuple[int, int]:
+    """Return the pages of a draft's pool and their bytes, out of the memory for KV: as many tokens as the model's.
+
+    At most a quarter of the memory is the draft's. Beside a given number of pages as many come on top.
+
+    Args:
+        num_bytes: for the KV of both.
+        page_bytes: of a page of the model's.
+
+    Raises:
+        ConfigError: nothing is left.
+    """
+    own = bytes_per_page(draft.model.config, config.block_size, draft.model.dtype)
+    if config.num_gpu_blocks_override is not None:
+        return config.num_gpu_blocks_override, 0
+    pages = min(num_bytes // (page_bytes + own), num_bytes // _SHARE // own)
+    if pages < 2:
+        reason = f"finds no memory for its KV in {num_bytes / 2**30:.2f} GiB. Try a larger --kv-cache-memory"
+        raise _refusal(reason, _subject(config))
+    return pages, pages * own
+
+
+@contextmanager
+def _naming_draft() -> Iterator[None]:
+    """Let a ModelError name the option of the draft model in place of the model's."""
+    try:
+        yield
+    except ModelError as error:
+        raise ModelError(str(error).replace("--model:", f"{_MODEL}:", 1)) from error
+
+
+@contextmanager
+def _naming_module() -> Iterator[None]:
+    """Let a ModelError name the method."""
+    try:
+        yield
+    except ModelError as error:
+        raise ModelError(f"{_MTP}: {error}") from error
+
+
+def _form(config: EngineConfig, target: Model, checkpoint: Path | GgufFile) -> WeightForm:
+    """Choose the form of the weights; by default one of few bytes, as its rounding changes no answer.
+
+    A draft model's step is as long as its weights take to read. Beside float32, which asks for exactness, it has that.
+
+    Raises:
+        ConfigError: no kernel computes the form that the options name.
+    """
+    quantization = config.speculative.quantization or config.quantization
+    if quantization is None and target.dtype is torch.bfloat16 and quantised_weights.available():
+        quantization = "gguf_dynamic" if isinstance(checkpoint, GgufFile) else "int8_dynamic"
+    return choose_weight_form(replace(config, quantization=quantization), target.device, target.dtype, checkpoint)
+
+
+def _subject(config: EngineConfig) -> str:
+    """What the options name, for refusals."""
+    return _MTP if config.speculative.method == "mtp" else _MODEL
+
+
+def _refusal(reason: str, subject: str = _MODEL) -> ConfigError:
+    return ConfigError(f"{subject} {reason}.")

@@ -1,0 +1,83 @@
+"""Weights of an engine, the model's and its draft's: the device is chosen and options are checked, then they load."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from ...kernels import ops
+from ..checkpoint.gguf import GgufFile
+from ..checkpoint.read_config import open_checkpoint
+from ..config import EngineConfig
+from ..loading.model_impl import load_by, own_config
+from ..loading.weight_forms import choose_weight_form
+from ..models.model import Model
+from .adapter_options import check_adapters, check_folder
+from .device import choose_device, choose_dtype, place_threads
+from .draft_weights import DraftModel, find_draft, load_draft
+from .kv_budget import check_budget, weight_room
+
+
+class Weights(NamedTuple):
+    """A model and the draft model, None without; what engine processes that are forked from one another share."""
+
+    model: Model
+    draft: DraftModel | None
+
+
+def load_for_forks(config: EngineConfig, model_path: Path) -> Weights | None:
+    """Load the weights for a ``Worker`` of this process or of one that is forked from it; no thread is started.
+
+    Returns:
+        None for a GPU, whose memory no other process can have.
+
+    Raises:
+        ModelError, ConfigError: as ``Worker``.
+    """
+    device = set_up_device(replace(config, threads=1))
+    return load_weights(config, open_checkpoint(model_path), model_path, device) if device.type == "cpu" else None
+
+
+def set_up_device(config: EngineConfig) -> torch.device:
+    """Choose the device, kernels and threads."""
+    device = choose_device(config)
+    ops.use_native(config.native_kernels)
+    if device.type == "cpu":
+        ops.set_threads(place_threads(config))
+    return device
+
+
+def load_weights(config: EngineConfig, checkpoint: Path | GgufFile, model_path: Path, device: torch.device) -> Weights:
+    """Load the weights of a model and of its draft, after all checks that need none of them.
+
+    Args:
+        device: by ``set_up_device``.
+
+    Raises:
+        ModelError, ConfigError: as ``Worker``.
+    """
+    dtype, dummy = choose_dtype(config, device), config.load_format == "dummy"
+    check_folder(config)
+    shape = own_config(config.model_impl, checkpoint)
+    draft = None
+    if shape is not None:
+        check_budget(config, shape, device, dtype)
+        check_adapters(config, checkpoint, dtype)
+        draft = find_draft(config, shape, device, model_path)
+    available = weight_room(config, shape, device, dtype)
+    model = load_by(
+        config.model_impl,
+        checkpoint,
+        dtype=dtype,
+        device=device,
+        max_positions=config.max_model_len,
+        dummy=dummy,
+        weights=choose_weight_form(config, device, dtype, checkpoint, available=available),
+        available=available,
+    )
+    if shape is None:  # of the transformers library, which tells its shape with its weights
+        draft = find_draft(config, model.config, device, model_path)
+    return Weights(model, None if draft is None else load_draft(config, model, draft))

@@ -1,0 +1,70 @@
+"""A model's runner: the builder of its inputs, its forward pass (CUDA graphs, CPU graphs or eager) and its sampler."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from torch import Tensor
+
+from ...lora.lora_step import AdapterBank
+from ..config import EngineConfig
+from ..models.decoder import DecoderModel
+from ..models.kv_pool import KvPool
+from ..models.model import Model
+from ..sampling.sampler import Sampler
+from ..step_timer import StepTimer
+from .cpu_graphs import CpuGraphs
+from .cuda_graphs import graphs_for
+from .input_builder import HostInputs, InputBuilder
+from .model_runner import ModelRunner
+
+
+def make_runner(
+    config: EngineConfig,
+    model: Model,
+    kv: KvPool,
+    *,
+    max_model_len: int,
+    vocab_size: int,
+    bank: AdapterBank | None = None,
+    head: Model | None = None,
+    step_timer: Callable[[], StepTimer] = StepTimer,
+) -> ModelRunner:
+    """Make the runner of a model, with all its CUDA graphs captured.
+
+    Args:
+        vocab_size: width of the logits.
+        bank: the adapters on the device; None for none.
+        head: computes the logits in place of the model.
+        step_timer: makes the timer of each step.
+    """
+    inputs = InputBuilder(
+        config.max_num_seqs,
+        max_model_len,
+        config.block_size,
+        model.device,
+        bank,
+        model.long_offset,
+        model.config.has_states,
+        keeps_all=kv.hidden is not None and kv.hidden.holds_last,
+    )
+    forward = _choose_forward(config, model, kv, inputs)
+    sampler = Sampler(config.max_num_seqs, vocab_size, model.device)
+    return ModelRunner(head or model, forward, kv, inputs, sampler, step_timer)
+
+
+def _choose_forward(
+    config: EngineConfig, model: Model, kv: KvPool, inputs: InputBuilder
+) -> Callable[[HostInputs], Tensor]:
+    """Return the forward pass, with all its CUDA graphs captured."""
+    if graphs := graphs_for(config, model, kv, inputs):
+        graphs.capture(graphs.variants)
+        return graphs.forward
+    if isinstance(model, DecoderModel) and model.device.type == "cpu" and not config.enforce_eager:
+        return CpuGraphs(model, kv, inputs, config.max_num_seqs).forward
+    return partial(_forward_eagerly, model, kv, inputs)
+
+
+def _forward_eagerly(model: Model, kv: KvPool, inputs: InputBuilder, step: HostInputs) -> Tensor:
+    return model.forward(inputs.to_tensors(step), kv)

@@ -1,0 +1,89 @@
+"""Summary of a worker: lines for people about its model, KV pool, adapters and kernels."""
+
+from __future__ import annotations
+
+import torch
+
+from ...kernels import ops
+from ...kernels.layouts import int8_kv_layout
+from ..checkpoint.model_config import ModelShape
+from ..config import EngineConfig
+from ..kv_cache.state_cache import StateSlots
+from ..loading.model_impl import notices
+from ..machine.software import install_command
+from ..models.decoder import DecoderModel
+from ..models.kv_pool import KvPool
+from ..models.model import Model
+from .worker_plan import WorkerPlan
+
+
+def summary_lines(
+    config: EngineConfig, model: Model, plan: WorkerPlan, kv: KvPool, draft: str | None, seconds: tuple[float, float]
+) -> tuple[str, ...]:
+    """Return the lines.
+
+    Args:
+        draft: the line of the draft model; None without.
+        seconds: for which the weights were loaded, and then the rest was made.
+    """
+    kv_format = " of 8 bits" if kv.k.dtype is int8_kv_layout.DTYPE else ""
+    return (
+        f"{_shape(model.config)}; {_number_formats(model, model.device)}; "
+        f"loaded in {seconds[0]:.1f} s, warm after {seconds[1]:.1f} s more",
+        f"KV pool: {kv.num_pages * kv.page_size:,} tokens{kv_format} "
+        f"in pages of {kv.page_size} ({kv.num_pages * kv.page_bytes / 2**30:.2f} GiB); "
+        f"context {plan.max_model_len:,}; up to {config.max_num_seqs} sequences and "
+        f"{config.max_num_batched_tokens:,} tokens a step",
+        *([_states(plan.states, kv.state_bytes)] if plan.states else []),
+        *([draft] if draft else []),
+        *notices(model),
+        *([f"Steps: {plan.steps}"] if plan.steps else []),
+        *([_slots(config, plan.slot_bytes)] if config.enable_lora else []),
+        _kernel_status(model.device),
+    )
+
+
+def _shape(config: ModelShape) -> str:
+    kv_heads = "1 KV head" if config.num_kv_heads == 1 else f"{config.num_kv_heads} KV heads"
+    return (
+        f"{config.family}: {config.num_layers} layers of {config.hidden_size}, "
+        f"{config.num_heads} heads over {kv_heads}, vocabulary {config.vocab_size:,}"
+    )
+
+
+def _number_formats(model: Model, device: torch.device) -> str:
+    """Describe the model's type and device, and the forms of quantised weights."""
+    name = f"{str(model.dtype).removeprefix('torch.')} on {device}"
+    packed = model.weights if isinstance(model, DecoderModel) else ()
+    quantised = [part for part in packed if isinstance(part, ops.QuantisedLinear)]
+    if not quantised:
+        return name
+    forms = {(part.format.description, part.widened and part.widened.few_rows) for part in quantised}
+    described = " and ".join(
+        form if few is None else f"{form} for steps of {'1 row' if few == 1 else f'up to {few} rows'}"
+        for form, few in sorted(forms, key=str)
+    )
+    return f"{name}, weights in {described}{', else widened' if any(few for _, few in forms) else ''}"
+
+
+def _slots(config: EngineConfig, slot_bytes: int) -> str:
+    return (
+        f"Adapters: {config.max_loras} slots up to rank {config.max_lora_rank} (at most {slot_bytes / 2**30:.2f} GiB); "
+        f"up to {config.max_adapters:,} loaded"
+    )
+
+
+def _states(slots: StateSlots, state_bytes: int) -> str:
+    return (
+        f"Recurrent states: {slots.num_checkpoints:,} checkpoints of prefixes, one for every {slots.interval:,} "
+        f"tokens, beside {slots.num_rows} of sequences ({slots.total * state_bytes / 2**30:.2f} GiB). "
+        "Drafts are off: a rejected one would remain in the state"
+    )
+
+
+def _kernel_status(device: torch.device) -> str:
+    """Return the line on kernels; where a compiler is all that they lack, with the command that installs it."""
+    if device.type != "cpu":
+        return ops.triton_status(device)
+    status = ops.native_status()
+    return f"{status}. Try: {install_command('g++')}" if "no C++ compiler" in status else status

@@ -1,0 +1,119 @@
+"""Messages about sequences: their start, their tokens and their end."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass, field
+
+from ...grammar.thought_rules import ThoughtRules
+from ..errors import EngineError, GrammarRefused, RequestError
+from ..types import FinishReason, Logprob, Priority, SamplingParams, SequenceStats, Usage
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """Start one sequence. ``id`` is the client's, unique among its live sequences.
+
+    Attributes:
+        tokens: the prompt, ``array('i')``, at least one token, checked against the vocabulary.
+        grammar: kind and content of the output's ``GrammarSpec``, None for free text.
+        adapter: name of an adapter, None for the base model.
+        salt: separates its KV from that of other salts of the same ``cache_tenant``.
+        tenant: whose share of the engine it uses.
+        cache_tenant: the tenant that may share its KV; "" is a tenant like any other.
+        priority: its priority class in the queue.
+        session: name of the tenant's session whose call it is; "" for none.
+        pin_seconds: how long its prompt is to be pinned, 0 for not at all.
+        prefix_pins: beginnings of the prompt that are to be pinned: (tokens, seconds).
+        reasoning: the thought before the answer, None where there is none or nothing depends on its end.
+        generated: the first tokens of its output, ``array('i')``, which another engine drew and sent: the sequence goes
+            on after them, with the tokens that the other would have drawn next. Fewer than ``params.max_tokens``.
+        vocabulary: of the grammar, as in ``TokenTexts``.
+        ends: tokens that end an answer, beside the model's: of an adapter's own tokenizer.
+        tokenizer: identity of the tokenizer that its adapter must have, which made its tokens; "" for the model's.
+    """
+
+    id: int
+    tokens: array[int]
+    params: SamplingParams
+    adapter: str | None = None
+    salt: str = ""
+    grammar: tuple[str, bytes] | None = None
+    tenant: str = ""
+    cache_tenant: str = ""
+    priority: Priority = Priority.INTERACTIVE
+    session: str = ""
+    pin_seconds: float = 0.0
+    prefix_pins: tuple[tuple[int, float], ...] = ()
+    reasoning: ThoughtRules | None = None
+    generated: array[int] = field(default_factory=lambda: array("i"))
+    vocabulary: str = ""
+    ends: tuple[int, ...] = ()
+    tokenizer: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """End sequences. Each is answered by ``Done`` with reason abort."""
+
+    ids: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class TokenOut:
+    """New tokens of one sequence, without a stop token that ends it: see ``Done.stop_token``.
+
+    ``is_limited``: without a budget of tokens the model would have drawn another one for one of them.
+    ``pooled``: 32-bit floats, where ``SamplingParams.pooling`` asks for them.
+
+    Immutable by convention: a frozen dataclass takes four times as long to make, and there is one for each token.
+    """
+
+    id: int
+    tokens: tuple[int, ...]
+    logprobs: tuple[Logprob, ...] = ()
+    prompt_logprobs: tuple[Logprob, ...] = ()
+    is_limited: bool = False
+    pooled: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The sequence has ended.
+
+    Attributes:
+        stop_token: the stop token that ended it, else None: a completion token that is in no ``TokenOut``.
+        stats: what the engine measured of it; None if it was never admitted.
+        is_limited: whether the budget of tokens has ended the answer of a grammar: in its last step as in ``TokenOut``,
+            or because a complete answer that could go on has used it up.
+    """
+
+    id: int
+    reason: FinishReason
+    usage: Usage
+    stop_token: int | None = None
+    stats: SequenceStats | None = None
+    is_limited: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The sequence was refused or failed. ``kind`` names the class in ``errors`` that the client raises.
+
+    Attributes:
+        refusal: keyword, JSON Pointer and reason of a refused grammar.
+    """
+
+    id: int
+    kind: str
+    message: str
+    param: str | None = None
+    code: str | None = None
+    refusal: tuple[str, str, str] | None = None
+
+
+def failure_of(number: int, error: EngineError) -> Failed:
+    """Return the message of an error for the client."""
+    param, code = (error.param, error.code) if isinstance(error, RequestError) else (None, None)
+    refusal = (error.keyword, error.pointer, error.reason) if isinstance(error, GrammarRefused) else None
+    return Failed(number, type(error).__name__, str(error), param=param, code=code, refusal=refusal)
