@@ -10,7 +10,7 @@ import math
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -86,12 +86,15 @@ class SafetensorsFolder:
         quantization: what the parts of quantised matrices mean.
 
     Attributes:
+        may_be_bare: whether it is a whole model, which may have been saved without a head.
         is_bare: it was saved without a head, as embedders are: names lack ``model.``, which is put in front.
 
     Raises:
         ModelError: there are only pickles, the index is malformed, a shard is missing, truncated or malformed, or a
             tensor is stored in a type other than F32, F16, BF16 and F64, MXFP4, or those of its module's scheme.
     """
+
+    may_be_bare: ClassVar[bool] = True
 
     def __init__(self, folder: Path, towers: tuple[str, ...] = (), quantization: Quantization | None = None) -> None:
         self.shapes: dict[str, Shape] = {}
@@ -101,7 +104,8 @@ class SafetensorsFolder:
         self._mxfp4: dict[str, dict[str, tuple[Any, str]]] = {}  # the same by ending, for tensors stored as two
         self._parts: dict[str, tuple[Scheme, dict[str, View]]] = {}  # by module
         files = [(shard, _open(folder / shard)) for shard in shard_names(folder)]
-        self.is_bare = not towers and any(_BARE_EMBEDDING in file.keys() for _, file in files)  # noqa: SIM118
+        has_bare_embedding = any(_BARE_EMBEDDING in file.keys() for _, file in files)  # noqa: SIM118 (not a dict)
+        self.is_bare = self.may_be_bare and not towers and has_bare_embedding
         for shard, file in files:
             for stored in file.keys():  # noqa: SIM118 (not a dict)
                 if not in_tower(stored, towers):
