@@ -14,7 +14,7 @@ from setuptools import Distribution, find_packages, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
 
-FOLDERS = ("engine", "radix", "lora", "grammar", "kernels", "fleet", "api", "programs")
+FOLDERS = ("engine", "radix", "lora", "grammar", "kernels", "fleet", "api", "programs", "tenancy")
 WANTED = os.environ.get("ROOTGRAFT_KERNELS", "")
 if WANTED not in ("", "all"):
     raise SystemExit(f"ROOTGRAFT_KERNELS is {WANTED!r}: it can be 'all', or not be set for this machine's level.")

@@ -78,7 +78,7 @@ def as_memory(left: bytes, right: bytes) -> bool:
 def state_of(ring: KeyRing) -> ServerState:
     """A server whose model is not loaded, which is all that a refusal needs."""
     state = ServerState(ServerConfig(), Metrics("none", dict))
-    state.keys = ring
+    state.limits.keys = ring
     return state
 
 

@@ -32,6 +32,7 @@ import uvloop
 from benchmarks.computed_step import ComputedStep
 from benchmarks.serve.server import machine
 from rootgraft.api.config import ServerConfig
+from rootgraft.api.generate.model_engine import ModelEngine
 from rootgraft.api.generate.server_state import ServerState
 from rootgraft.api.http.app import create_app
 from rootgraft.api.http.connection import uvicorn_options
@@ -118,8 +119,10 @@ def serve(sock: socket.socket, options: ServerConfig, tokenizer: Tokenizer, up: 
 
     async def main() -> None:
         client: Any = SimulatedClient()
-        state = ServerState(options, Metrics("simulated", dict), names=("simulated",), client=client)
-        state.async_engine = AsyncEngine(client, tokenizer, client.core.ready)
+        state = ServerState(
+            options, Metrics("simulated", dict), names=("simulated",), engine=ModelEngine(options, client)
+        )
+        state.engine.async_engine = AsyncEngine(client, tokenizer, client.core.ready)
         server = uvicorn.Server(uvicorn.Config(create_app(state), **uvicorn_options()))
         engine = asyncio.create_task(client.run())
         up.set()

@@ -134,6 +134,9 @@ class TokenCheck(Protocol):
     def alike(self, token: int) -> NDArray[np.int64]:
         """Return the tokens that fit if this one does, and do not if it does not."""
 
+    def costs(self, token: int) -> Mapping[int, int]:
+        """Return the work of testing a token and some that may be alike it, in tokens tried, by token."""
+
     def known(self) -> NDArray[np.int32]:
         """Return a mask of allowed tokens that are known to fit, at least one, without a search."""
 

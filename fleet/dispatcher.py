@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from ..engine.errors import AdapterUnavailable, CapacityError, EngineDead
 from ..engine.messages import (
@@ -36,7 +36,6 @@ from ..engine.messages import (
     failure_of,
 )
 from ..engine.types import Priority
-from .dispatcher_limits import DispatcherLimits
 from .frame_order import FrameGap, FrameOrder
 from .journal import Journal, JournalEntry, aborted, given_up, is_loss
 from .placement.grammar_index import grammar_key
@@ -51,6 +50,34 @@ MOST_REPLAYS = 16
 
 SUSPECT_DEATHS = 2
 """Deaths from which a sequence is in quarantine."""
+
+
+@dataclass(frozen=True, slots=True)
+class DispatcherLimits:
+    """Bounds of a dispatcher.
+
+    Attributes:
+        most_replicas: at one time.
+        most_bytes: of the journal.
+        most_held: sequences that wait for a replica while there is none.
+        hold_seconds: that they wait.
+        heartbeat_seconds: without a sign of life after which a replica is lost.
+        adapter_slots: adapters that a replica holds on its device.
+        adapter_load_seconds: that a load takes.
+    """
+
+    most_replicas: int = 64
+    most_bytes: int = 1 << 30
+    most_held: int = 1024
+    hold_seconds: float = 60.0
+    heartbeat_seconds: float = 3.0
+    adapter_slots: int = 4
+    adapter_load_seconds: float = 0.5
+
+    @property
+    def silent_seconds(self) -> float:
+        """Without a sign of life after which a replica gets new sequences only if there is no other."""
+        return self.heartbeat_seconds / 2
 
 
 class Dispatcher:
@@ -324,7 +351,9 @@ class Dispatcher:
         standby = self._table.standby(entry.grammar, entry.base_digest)
         if standby is not None:
             self._table.grammars.add(standby.slot, entry.grammar)
-            self._sent.append((standby.name, PrepareGrammar(*entry.submit.grammar, entry.submit.vocabulary)))
+            self._sent.append(
+                (standby.name, PrepareGrammar(*entry.submit.grammar, entry.submit.vocabulary, entry.submit.tenant))
+            )
 
     def _chain(self, entry: JournalEntry) -> tuple[int, ...]:
         """Return the hashes of a sequence's prompt and of the tokens that it has so far."""

@@ -20,13 +20,11 @@ from ..engine.messages import ForgetTokens, Heartbeat, Message, Ready, Submit, T
 from ..engine.serving.replica_status import FleetStatus, ReplicaStatus
 from ..engine.snapshot import EngineSnapshot
 from ..engine.types import AdapterInfo
-from .dispatcher import Dispatcher
-from .dispatcher_limits import DispatcherLimits
+from .dispatcher import Dispatcher, DispatcherLimits
 from .fleet_adapters import FleetAdapters, first_of
 from .replica_client import ReplicaClient, send
-from .replica_launcher import ReplicaLauncher
+from .replica_launcher import ReplicaLauncher, start_beside
 from .replica_roster import Member, ReplicaRoster, mute
-from .replica_start import start_beside
 from .scaling.autoscaler import Autoscaler
 from .scaling.autoscaling import AutoscalePolicy, FleetLoad
 

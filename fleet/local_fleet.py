@@ -11,7 +11,7 @@ from ..engine.machine.resources import cores
 from ..engine.serving.engine_client import EngineClient
 from ..engine.serving.engine_spawn import spawn_engine
 from ..engine.serving.template_client import EngineTemplate
-from .dispatcher_limits import DispatcherLimits
+from .dispatcher import DispatcherLimits
 from .fleet import Fleet
 from .fleet_options import FleetOptions
 from .gpu_launcher import GpuLauncher, gpus_of

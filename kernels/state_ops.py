@@ -13,9 +13,19 @@ from torch import Tensor
 
 from . import state_reference
 from .backend import native_for, on_triton
-from .layouts.state_arguments import ConvParams, SsmParams, StateBatch
+from .layouts.state_arguments import ConvParams, DeltaParams, GatedNormParams, SsmParams, StateBatch
 
-__all__ = ["ConvParams", "SsmParams", "StateBatch", "causal_conv", "gated_norm", "ssm_scan"]
+__all__ = [
+    "ConvParams",
+    "DeltaParams",
+    "GatedNormParams",
+    "SsmParams",
+    "StateBatch",
+    "causal_conv",
+    "delta_scan",
+    "gated_norm",
+    "ssm_scan",
+]
 
 
 def causal_conv(x: Tensor, state: Tensor, batch: StateBatch, params: ConvParams, first: int = 0) -> Tensor:
@@ -72,15 +82,49 @@ def ssm_scan(x: Tensor, steps: Tensor, first: int, state: Tensor, batch: StateBa
     return state_reference.ssm_scan(x, steps, first, state, batch, params)
 
 
-def gated_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float, num_groups: int) -> Tensor:
-    """``rms_norm(x * silu(gate))`` of each group of adjacent columns, times the weight, in fp32.
+def delta_scan(
+    x: Tensor, gates: Tensor, first: tuple[int, int], state: Tensor, batch: StateBatch, params: DeltaParams
+) -> Tensor:
+    """Gated delta rule of each head h of a row (https://arxiv.org/abs/2412.06464), in fp32, q and k of unit length:
+
+        shrink = exp(softplus(steps[t, h] + step_bias[h]) * decay[h])
+        S      = shrink * S_(t-1)
+        S_t    = S + k_t (sigmoid(rates[t, h]) * (v_t - S^T k_t))^T
+        y_t    = S_t^T q_t / sqrt(N)
+
+    The native kernel goes token by token too: a dimension of a value depends on no other one, so the cells that a
+    thread updates stay in its cache. In the rule's chunk form a token's bits would depend on where a chunk begins.
+
+    Args:
+        x: [T, 2 * G * N + H * P]: q and then k of all key heads, then v of all heads.
+        gates: [T, columns] of the type of x.
+        first: the columns of the first head's step and rate.
+        state: [slots, H, N, P] fp32; written.
+        batch: rows and slots.
+        params: of the layer.
+
+    Returns:
+        [T, H * P] in the type of x.
+
+    Raises:
+        IndexError: a slot or a row lies outside its tensor (native kernels).
+    """
+    kernels = native_for(x, gates)
+    if kernels is not None and kernels.states.takes_delta(params, state):
+        return kernels.states.delta_scan(x, gates, first, state, batch, params)
+    return state_reference.delta_scan(x, gates, first, state, batch, params)
+
+
+def gated_norm(x: Tensor, gate: Tensor, params: GatedNormParams, first: int = 0) -> Tensor:
+    """``rms_norm(x * silu(gate)) * weight`` or ``rms_norm(x) * weight * silu(gate)`` of groups of columns, in fp32.
 
     Args:
         x: [T, W].
-        gate: [T, at least W], of which the first W columns count.
-        weight: [W].
+        gate: [T, columns], of which W from ``first`` on count.
+        params: of the layer.
+        first: column.
     """
-    kernels = native_for(x, gate, weight)
-    if kernels is not None and kernels.states.takes_norm(weight, num_groups):
-        return kernels.states.gated_norm(x, gate, weight, eps, num_groups)
-    return state_reference.gated_norm(x, gate, weight, eps, num_groups)
+    kernels = native_for(x, gate, params.weight)
+    if kernels is not None and kernels.states.takes_norm(params):
+        return kernels.states.gated_norm(x, gate, params, first)
+    return state_reference.gated_norm(x, gate, params, first)

@@ -1,6 +1,6 @@
 """The ops of ``kernels.state_ops`` in plain torch: the tests' oracle, and the path of devices without kernels.
 
-But in ``ssm_scan``, no shape depends on the contents of a tensor, so they can be captured in a CUDA graph.
+But in the scans, no shape depends on the contents of a tensor, so they can be captured in a CUDA graph.
 """
 
 from __future__ import annotations
@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from .layouts.state_arguments import ConvParams, SsmParams, StateBatch
+from .layouts.state_arguments import ConvParams, DeltaParams, GatedNormParams, SsmParams, StateBatch
+
+_LENGTH_EPS = 1e-6
 
 
 def causal_conv(x: Tensor, state: Tensor, batch: StateBatch, params: ConvParams, first: int = 0) -> Tensor:
@@ -56,12 +58,50 @@ def ssm_scan(x: Tensor, steps: Tensor, first: int, state: Tensor, batch: StateBa
     return out
 
 
-def gated_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float, num_groups: int) -> Tensor:
+def delta_scan(
+    x: Tensor, gates: Tensor, first: tuple[int, int], state: Tensor, batch: StateBatch, params: DeltaParams
+) -> Tensor:
+    """See ``kernels.state_ops.delta_scan``."""
+    heads, of_keys = params.num_heads, params.num_key_heads * params.key_dim
+    queries, keys, values = x.float().split((of_keys, of_keys, params.width), dim=1)
+    each = heads // params.num_key_heads
+    queries, keys = (
+        unit_length(part.view(-1, params.num_key_heads, params.key_dim)).repeat_interleave(each, dim=1)
+        for part in (queries, keys)
+    )
+    values = values.view(-1, heads, params.head_dim)
+    steps, rates = (gates[:, column : column + heads].float() for column in first)
+    shrink = torch.exp(functional.softplus(steps + params.step_bias) * params.decay)
+    rates, results = torch.sigmoid(rates), torch.zeros_like(values)
+    starts, checkpoints = batch.query_start.tolist(), batch.checkpoints.tolist()
+    for row, (source, target) in enumerate(zip(batch.source.tolist(), batch.target.tolist(), strict=True)):
+        kept = state[source].clone() if source >= 0 else torch.zeros_like(state[0])
+        for token in range(starts[row], starts[row + 1]):
+            kept = shrink[token, :, None, None] * kept
+            error = values[token] - (keys[token][:, :, None] * kept).sum(1)
+            kept = kept + keys[token][:, :, None] * (rates[token, :, None] * error)[:, None]
+            results[token] = (queries[token][:, :, None] * kept).sum(1) * params.key_dim**-0.5
+            if checkpoints[token] >= 0:
+                state[checkpoints[token]] = kept
+        if starts[row] < starts[row + 1]:
+            state[target] = kept
+    out: Tensor = results.flatten(1).to(x.dtype)
+    return out
+
+
+def unit_length(x: Tensor) -> Tensor:
+    """Return vectors along the last dimension, divided by their lengths."""
+    return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + _LENGTH_EPS)
+
+
+def gated_norm(x: Tensor, gate: Tensor, params: GatedNormParams, first: int = 0) -> Tensor:
     """See ``kernels.state_ops.gated_norm``."""
-    gated = x.float() * functional.silu(gate[:, : x.shape[1]].float())
-    grouped = gated.view(len(x), num_groups, -1)
-    normed = grouped * torch.rsqrt(grouped.square().mean(-1, keepdim=True) + eps)
-    return (normed.view_as(gated) * weight.float()).to(x.dtype)
+    open_gate = functional.silu(gate[:, first : first + x.shape[1]].float())
+    wide = x.float() if params.is_norm_first else x.float() * open_gate
+    grouped = wide.view(len(x), params.num_groups, -1)
+    normed = grouped * torch.rsqrt(grouped.square().mean(-1, keepdim=True) + params.eps)
+    result = normed.view_as(wide) * params.weight.float()
+    return (result * open_gate if params.is_norm_first else result).to(x.dtype)
 
 
 def row_of_token(batch: StateBatch) -> Tensor:

@@ -2,21 +2,23 @@
 
     disk ---- background ----> host cache ---- install ----> slot
 
-The engine's thread calls every method, and none of them reads a file. Two background threads do: one for new adapters,
-one for evicted adapters that a slot waits for, so that a slot does not wait behind a thousand new loads. ``poll`` takes
-over their results once a step.
+The engine's thread calls every method, and none of them reads a file. Background threads do: some for new adapters, of
+which a tenant gets as many as it leaves to others, and one for evicted adapters that a slot waits for, so that a slot
+does not wait behind a thousand new loads. ``poll`` takes over their results once a step.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from threading import Semaphore
 from typing import TypeVar
 
 from ..kernels.device_memory import DeviceMemoryError, on_device
+from ..tenancy.tenant_shares import TenantShares
+from ..tenancy.tenant_threads import TenantThreads
 from .device_slots import SlotPool
 from .errors import AdapterError, AdapterLimit
 from .host_cache import HostCache
@@ -28,6 +30,7 @@ from .safe_paths import check_name
 
 T = TypeVar("T")
 
+_MOST_LOADS = 2  # that read files at a time
 _MOST_UNPOLLED = 4  # loaded adapters that wait for ``poll``; later loads are held back to bound memory
 
 
@@ -52,7 +55,7 @@ AdapterCheck = Callable[[PreparedAdapter], str]
 """Returns the identity of an adapter's tokenizer; raises AdapterError if its name must not come to stand for it."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Load:
     """A load in progress; ``wanted`` until its name is unloaded."""
 
@@ -60,12 +63,16 @@ class _Load:
     path: str
     trusted: bool
     public: str
-    future: Future[tuple[PreparedAdapter, str]]
+    tenant: str
+    check: AdapterCheck
+    future: Future[tuple[PreparedAdapter, str]] = field(default_factory=Future)
     wanted: bool = True
 
 
 class AdapterPool:
     """Names, versions, memory and slots of all adapters.
+
+    Loads of one name end in the order in which they were asked for, those of different names as their files come.
 
     Args:
         reader: of adapters for this base model.
@@ -106,17 +113,19 @@ class AdapterPool:
         )
         self._reader = reader
         self._max_own = max_loras if max_own is None else max_own
-        self._loader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="adapter-loads")
+        self._loader = TenantThreads(_MOST_LOADS, "adapter-loads")
+        self._shares = TenantShares(max_adapters)
         self._fetcher = ThreadPoolExecutor(max_workers=1, thread_name_prefix="adapter-fetches")
         self._room = Semaphore(_MOST_UNPOLLED)
-        self._loads: deque[_Load] = deque()  # one thread ends them in this order
+        self._loads: list[_Load] = []  # in the order in which they were asked for
         self._fetches: dict[int, Future[PreparedAdapter]] = {}
         self._broken: list[Broken] = []
         self._pinned: dict[int, str] = {}  # slot -> digest
 
     @property
-    def num_loading(self) -> int:
-        return len(self._loads)
+    def loading(self) -> list[str]:
+        """Names of the loads in progress, in the order in which they were asked for."""
+        return [load.name for load in self._loads]
 
     def load(
         self,
@@ -126,6 +135,7 @@ class AdapterPool:
         *,
         trusted: bool = False,
         public: str = "",
+        tenant: str = "",
     ) -> None:
         """Start loading the adapter in a folder under a new or used name; ``poll`` returns the result.
 
@@ -135,17 +145,22 @@ class AdapterPool:
             check: of what was read, on the thread that has read it.
             trusted: whether the path may lead outside the folder of adapters.
             public: the name that counts against the limit; "" for the name itself.
+            tenant: whose share of the loads it uses.
 
         Raises:
             AdapterError: the name is invalid.
-            AdapterLimit: as many names as there may be are loaded, or are being loaded.
+            AdapterLimit: as many names as there may be are loaded, or are being loaded, in all or for the tenant.
         """
         check_name(name)
         self.registry.check_room(name, public)
-        if len(self._loads) >= self.registry.max_adapters:
+        if self._shares.left_for(tenant) < 1:
             raise AdapterLimit(f"{len(self._loads)} adapters are being loaded: ask again later.")
-        future = self._loader.submit(self._read, path, check, trusted)
-        self._loads.append(_Load(name, path, trusted, public, future))
+        self._shares.take(tenant)
+        load = _Load(name, path, trusted, public, tenant, check)
+        is_next = name not in self.loading
+        self._loads.append(load)
+        if is_next:  # those of one name end in order, and what waits for another load takes no turn and no memory
+            self._begin(load)
 
     def unload(self, name: str) -> None:
         """Remove a name. Sequences that use its version go on; loads of it in progress are discarded.
@@ -165,8 +180,11 @@ class AdapterPool:
         for load_id in [load_id for load_id, future in self._fetches.items() if future.done()]:
             self._finish_fetch(load_id, self._fetches.pop(load_id))
         results = []
-        while self._loads and self._loads[0].future.done():
-            results.append(self._finish_load(self._loads.popleft()))
+        for load in [load for load in self._loads if load.future.done()]:
+            self._loads.remove(load)
+            results.append(self._finish_load(load))
+            if (later := next((each for each in self._loads if each.name == load.name), None)) is not None:
+                self._begin(later)
         return results
 
     def take_broken(self) -> list[Broken]:
@@ -186,9 +204,13 @@ class AdapterPool:
 
     def close(self) -> None:
         """Stop the background threads after their current jobs."""
-        self._room.release(len(self._loads) + 1)
-        for thread in (self._loader, self._fetcher):
-            thread.shutdown(wait=True, cancel_futures=True)
+        self._room.release(len(self._loads) + _MOST_LOADS)
+        self._loader.shutdown()
+        self._fetcher.shutdown(wait=True, cancel_futures=True)
+
+    def _begin(self, load: _Load) -> None:
+        """Read an adapter as soon as its tenant has a turn."""
+        load.future = self._loader.submit(load.tenant, partial(self._read, load.path, load.check, load.trusted))
 
     def _read(self, path: str, check: AdapterCheck, trusted: bool) -> tuple[PreparedAdapter, str]:
         self._room.acquire()
@@ -197,6 +219,7 @@ class AdapterPool:
 
     def _finish_load(self, load: _Load) -> LoadResult:
         self._room.release()
+        self._shares.give_back(load.tenant)
         try:
             adapter, tokenizer = _outcome(load.future)
             if adapter.has_matrix and not self._max_own:

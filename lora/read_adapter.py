@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from .adapter_weights import check_tensors, sort_tensors
 from .base_projections import BaseLayout
-from .config import MOST_BYTES, AdapterConfig, read_config
+from .config import MOST_BYTES, read_config
 from .errors import AdapterError
 from .own.own_weights_maker import OwnWeightsMaker
 from .prepare_factors import PreparedAdapter, prepare
 from .safe_paths import CONFIG, find_files, find_folder
 from .safetensors_file import read_shapes, read_tensors
+
+# Config and weights are of one version: if one of them is replaced meanwhile, both are read again so many times.
+_MOST_READS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +50,24 @@ class AdapterReader:
             trusted: whether it may lead outside ``root``: set by the operator, never by a request.
 
         Raises:
-            AdapterError: malformed, unsupported, or it does not fit the base model.
+            AdapterError: malformed, unsupported, it does not fit the base model, or its files change all the time.
         """
-        config, weights_file = self._find(path, trusted=trusted)
+        for _ in range(_MOST_READS):
+            files = self._files(path, trusted=trusted)
+            before = _stamps(files)
+            try:
+                adapter = self._read(*files)
+            except AdapterError:
+                if _stamps(files) == before:
+                    raise
+                continue
+            if _stamps(files) == before:
+                return adapter
+        raise AdapterError("The adapter's files changed while they were read: load it again.")
+
+    def _read(self, config_file: Path, weights_file: Path) -> PreparedAdapter:
+        """Read the adapter in two files."""
+        config = read_config(_bytes(config_file))
         try:
             tensors = read_tensors(weights_file, self.max_file_bytes)
             weights = sort_tensors(tensors, config, self.layout, self.max_rank)
@@ -62,7 +81,8 @@ class AdapterReader:
         Raises:
             AdapterError: what ``read`` would raise for them.
         """
-        config, weights_file = self._find(path, trusted=trusted)
+        config_file, weights_file = self._files(path, trusted=trusted)
+        config = read_config(_bytes(config_file))
         check_tensors(read_shapes(weights_file, self.max_file_bytes), config, self.layout, self.max_rank)
 
     def read_again(self, path: str, digest: str, *, trusted: bool = False) -> PreparedAdapter:
@@ -76,11 +96,23 @@ class AdapterReader:
             raise AdapterError("The adapter's files have changed since it was loaded; load it again under its name.")
         return adapter
 
-    def _find(self, path: str, *, trusted: bool) -> tuple[AdapterConfig, Path]:
-        """Return the config and the weights file of the adapter in a folder. Raises AdapterError."""
+    def _files(self, path: str, *, trusted: bool) -> tuple[Path, Path]:
+        """Return the config and the weights file in an adapter's folder. Raises AdapterError."""
         given, limit = (str((self.root or Path()) / path), None) if trusted else (path, self.root)
-        config_file, weights_file = find_files(find_folder(given, limit), limit)
-        return read_config(_bytes(config_file)), weights_file
+        return find_files(find_folder(given, limit), limit)
+
+
+def _stamps(files: Iterable[Path]) -> list[tuple[int, ...]]:
+    """Return what tells files from those that another writer puts in their place."""
+    stamps: list[tuple[int, ...]] = []
+    for file in files:
+        try:
+            found = file.stat()
+        except OSError:
+            stamps.append(())
+        else:
+            stamps.append((found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns))
+    return stamps
 
 
 def _bytes(config: Path) -> bytes:

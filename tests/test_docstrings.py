@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-FOLDERS = ("api", "engine", "fleet", "grammar", "kernels", "lora", "programs", "radix")
+FOLDERS = ("api", "engine", "fleet", "grammar", "kernels", "lora", "programs", "radix", "tenancy")
 FEW_LINES = 2
 
 

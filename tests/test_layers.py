@@ -14,13 +14,14 @@ from support.machine.import_graph import ROOT, imported_modules, imports, name_o
 
 # What each top-level package may import of ours. fleet, api and programs see only some folders of the engine: FACES.
 LAYERS = {
+    "tenancy": (),
     "kernels": (),
     "radix": (),
-    "grammar": (),
-    "lora": ("kernels",),
-    "engine": ("kernels", "radix", "grammar", "lora"),
+    "grammar": ("tenancy",),
+    "lora": ("kernels", "tenancy"),
+    "engine": ("kernels", "radix", "grammar", "lora", "tenancy"),
     "fleet": ("engine",),
-    "api": ("fleet", "engine", "grammar"),
+    "api": ("fleet", "engine", "grammar", "tenancy"),
     "programs": ("engine", "grammar"),
 }
 

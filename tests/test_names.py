@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-FOLDERS = ("api", "engine", "fleet", "grammar", "kernels", "lora", "programs", "radix")
+FOLDERS = ("api", "engine", "fleet", "grammar", "kernels", "lora", "programs", "radix", "tenancy")
 MOST_SHARED = 10
 
 # One such file per package.

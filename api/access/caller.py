@@ -14,7 +14,7 @@ from .api_keys import Key
 class RequestFacts:
     """Facts about a request for the access log, in the log's order. None is not logged.
 
-    ``Guard`` sets ``key``, ``ServerState.find_model`` sets ``version`` (a digest), and ``adapter_seconds`` if the
+    ``Guard`` sets ``key``, ``ModelDirectory.find`` sets ``version`` (a digest), and ``adapter_seconds`` if the
     adapter had to be loaded, routes set the fields up to ``ignored_fields``, ``generate`` sets the others at the
     end. The code of an error is set by whoever makes the error's response, or by ``generate`` where a stream ends
     in one.

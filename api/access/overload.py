@@ -5,8 +5,8 @@
     |----- interactive -----------------|
     |----- realtime -----------------------|
 
-A tenant may have as many sequences waiting as there are places left (Choudhury and Hahne, "Dynamic Queue Length
-Thresholds", 1998): a single tenant gets half of the queue, and the next one still finds a place.
+A tenant may have as many sequences and prompt tokens waiting as there are places left (Choudhury and Hahne, "Dynamic
+Queue Length Thresholds", 1998): a single tenant gets half of the queue, and the next one still finds a place.
 """
 
 from __future__ import annotations
@@ -67,6 +67,10 @@ class _Group:
     @property
     def sequences(self) -> int:
         return round(self.ready.sequences + self.deferrable.sequences)
+
+    @property
+    def tokens(self) -> int:
+        return round(self.ready.tokens + self.deferrable.tokens)
 
     def change(self, work: Work, sign: int, *, deferrable: bool) -> None:
         """Add work, or take it away with the sign -1."""
@@ -251,10 +255,17 @@ class QueueLimits:
         raise Rejection(503, f"{text} are allowed.", "queue_slow", wait - self._max_seconds)
 
     def _check_share(self, load: Load) -> None:
-        own = sum(group.sequences for (tenant, _), group in self._waiting.items() if tenant == load.tenant)
+        groups = [group for (tenant, _), group in self._waiting.items() if tenant == load.tenant]
+        if not load.tenant or not groups:  # what the first request of a tenant may take is a limit for all
+            return
+        own = sum(group.sequences for group in groups)
         left = self._max_sequences - self.sequences
-        if load.tenant and own + load.sequences > left:
+        if own + load.sequences > left:
             text = f"Too many requests with keys of yours are waiting: {own}, where {left} places are left."
+            raise Rejection(429, text, "tenant_share", self._until_room())
+        own_tokens, left_tokens = sum(group.tokens for group in groups), self._max_tokens - self.tokens
+        if own_tokens + load.tokens > left_tokens:
+            text = f"Prompts with keys of yours are waiting: {own_tokens} tokens, where {left_tokens} are left."
             raise Rejection(429, text, "tenant_share", self._until_room())
 
     def _until_room(self) -> float:

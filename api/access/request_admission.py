@@ -52,8 +52,8 @@ class Demand:
         return self.prompt_tokens + sum(n * most for _, n, most in self.prompts)
 
 
-class HeldTicket(Protocol):
-    """What a request that was admitted holds until its end; see ``Ticket``."""
+class Ticket(Protocol):
+    """What a request that was admitted holds until its end; see ``QueueTicket``."""
 
     def take(self, sequence: tuple[int, int], num_tokens: int) -> None: ...
 
@@ -73,7 +73,7 @@ class RequestAdmission:
         self.limits = limits
         self._known = KnownPrefixes()
 
-    def admit(self, key: Key, demand: Demand) -> Ticket:
+    def admit(self, key: Key, demand: Demand) -> QueueTicket:
         """Admit one HTTP request with all of its prompts.
 
         Raises:
@@ -104,10 +104,10 @@ class RequestAdmission:
             works.update({(prompt, index): others if index else first for index in range(n)})
         for each in marks:
             self._known.add(each)
-        return Ticket(self, load, reservation, demand, works)
+        return QueueTicket(self, load, reservation, demand, works)
 
 
-class Ticket:
+class QueueTicket:
     """Places in the queue that one HTTP request holds until its first tokens, and tokens of its key until its end.
 
     Args:

@@ -9,6 +9,7 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Scope
 
+from ...tenancy.current_tenant import CURRENT_TENANT
 from ..access.caller import Caller
 from ..errors import reply_to
 from ..protocol.exact_json import dumps_exact
@@ -28,6 +29,7 @@ class InternalClient:
 
     async def post(self, path: str, body: Mapping[str, Any], caller: Caller) -> tuple[int, Mapping[str, str], bytes]:
         """Send a request and return (status, headers in lower case, body)."""
+        CURRENT_TENANT.set(caller.key.tenant)
         exchange = _Exchange(dumps_exact(body))
         request_id = uuid.uuid4().hex
         try:

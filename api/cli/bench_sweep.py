@@ -21,6 +21,7 @@ from .bench_requests import BenchRequest, extra_fields, mixed_requests
 from .bench_serve import (
     EXIT_INTERRUPTED,
     BenchRun,
+    bench_serve,
     explain_errors,
     measure_scale,
     progress,
@@ -35,6 +36,11 @@ from .sweep_report import Level, find_knee, sweep_table
 
 _REQUESTS_PER_CLIENT = 4
 _FEWEST_REQUESTS = 16  # of a level: a percentile of fewer says nothing
+
+
+def bench(remote: RemoteOptions, options: BenchOptions) -> int:
+    """Measure one load, or with ``--sweep`` one level after the other. Returns the exit code of either."""
+    return bench_serve(remote, options) if options.sweep is None else bench_sweep(remote, options)
 
 
 def bench_sweep(remote: RemoteOptions, options: BenchOptions) -> int:

@@ -26,7 +26,7 @@ _POLL_SECONDS = 0.1  # while an own engine starts
 _STOP_SECONDS = 20.0  # for an own server to end
 
 
-def run_batch(engine: EngineConfig, options: RunBatchOptions) -> int:
+def run_batch(options: RunBatchOptions, engine: EngineConfig) -> int:
     """Answer the requests that have no answer in the output file. Returns 0 if all answers are successes, else 1.
 
     Raises:

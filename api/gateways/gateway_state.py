@@ -10,16 +10,19 @@ from ...engine.errors import EngineDead, EngineError
 from ...engine.types import AdapterInfo
 from ..access.api_keys import Key
 from ..access.caller import Caller
-from ..access.request_admission import Demand, HeldTicket
+from ..access.request_admission import Demand, Ticket
+from ..access.server_limits import ServerLimits
 from ..config import ServerConfig
 from ..errors import HTTPError
+from ..generate.model_directory import ModelDirectory, ModelTarget
+from ..generate.model_engine import ModelEngine
 from ..generate.server_state import ServerState
 from ..generate.streams import ledger_model
 from ..observe.tracing import open_tracer
-from .main_client import MainClient
+from .gateway_client import GatewayClient
+from .gateway_ledger import GatewayLedger
+from .gateway_ticket import GatewayTicket
 from .relayed_metrics import RelayedMetrics
-from .remote_ledger import RemoteLedger
-from .remote_ticket import RemoteTicket
 
 if TYPE_CHECKING:
     from ...engine.serving.async_engine import AsyncEngine
@@ -28,71 +31,82 @@ if TYPE_CHECKING:
 _MOST_ADAPTERS = 10_000  # remembered; only their tokenizers are known by them
 
 
-class GatewayState(ServerState):
-    """State of the routes that a gateway answers itself: those that generate.
+class GatewayEngine(ModelEngine):
+    """The engine as a gateway sees it: it lives as long as the main process says so.
 
-    Args:
-        client: of the main process.
-        enable_lora: whether requests may name adapters.
-
-    Raises:
-        ConfigError: the file with keys cannot be read, or OpenTelemetry is missing.
+    Attributes:
+        known: adapters that requests of this gateway have named, as they were then. Written by ``GatewayDirectory``.
     """
 
-    def __init__(self, options: ServerConfig, client: MainClient, version: str, *, enable_lora: bool) -> None:
-        self.relayed = RelayedMetrics()
-        super().__init__(options, self.relayed, version=version)
+    def __init__(self, options: ServerConfig, client: GatewayClient) -> None:
+        super().__init__(options)
         self._main = client
-        self._enable_lora = enable_lora
-        self._numbers = itertools.count(1)
-        self._tickets: dict[int, RemoteTicket] = {}
-        self._adapters: dict[str, AdapterInfo] = {}
-        self._recorder = None if options.usage_ledger is None else RemoteLedger(client)
-        if options.otlp_traces_endpoint is not None:
-            self.tracer = open_tracer(options.otlp_traces_endpoint, version)
-
-    def serve(self, names: tuple[str, ...], async_engine: AsyncEngine) -> None:
-        """Take the model, which is loaded."""
-        self.names, self.async_engine = names, async_engine
+        self.known: dict[str, AdapterInfo] = {}
 
     @property
     def is_healthy(self) -> bool:
         return self.async_engine is not None and self._main.death is None
 
+    @property
+    def adapters(self) -> Mapping[str, AdapterInfo]:
+        return self.known
+
     def death(self) -> EngineDead:
         return EngineDead("The engine is not running." if self._main.death is None else str(self._main.death))
 
-    @property
-    def adapters(self) -> Mapping[str, AdapterInfo]:
-        """Adapters that requests of this gateway have named, as they were then."""
-        return self._adapters
 
-    @property
-    def usage_recorder(self) -> RemoteLedger | None:
-        return self._recorder
+class GatewayDirectory(ModelDirectory):
+    """The names that a gateway serves, of which the main process decides whenever an adapter may be meant.
 
-    async def find_model(
+    Args:
+        enable_lora: whether requests may name adapters.
+    """
+
+    def __init__(self, engine: GatewayEngine, client: GatewayClient, *, enable_lora: bool) -> None:
+        super().__init__(("model",), engine)
+        self._gateway_engine = engine
+        self._main = client
+        self._enable_lora = enable_lora
+
+    async def find(
         self, model: str | None, caller: Caller, lora_path: str | None = None, session: str | None = None
-    ) -> tuple[str, str | None]:
-        """Return what the main process's state does, which is asked whenever an adapter may be meant."""
-        self.serving()
+    ) -> ModelTarget:
+        """Return what the main process's directory does, which is asked whenever an adapter may be meant."""
+        self._engine.serving()
         if not self._enable_lora or (not lora_path and (not model or model in self.names)):
-            return await super().find_model(model, caller, lora_path, session)
+            return await super().find(model, caller, lora_path, session)
         facts = caller.facts
         found = await self._main.call("find_model", caller.key.name, model, caller.timeout, lora_path, session)
         name, adapter, facts.version, facts.adapter_seconds, info = found
         if info is not None:
-            if len(self._adapters) >= _MOST_ADAPTERS:
-                self._adapters.clear()
-            self._adapters[adapter] = AdapterInfo(*info)
-        return name, adapter
+            known = self._gateway_engine.known
+            if len(known) >= _MOST_ADAPTERS:
+                known.clear()
+            known[adapter] = AdapterInfo(*info)
+        return await self._target(name, adapter)
 
-    async def admit(self, caller: Caller, requests: Sequence[TextRequest]) -> HeldTicket:
+
+class GatewayLimits(ServerLimits):
+    """The limits of the main process.
+
+    Args:
+        own: those of this process, of which the keys are used.
+        state: of the gateway.
+    """
+
+    def __init__(self, own: ServerLimits, client: GatewayClient, state: ServerState) -> None:
+        super().__init__(own.keys, own.admission, shares_cache=state.options.share_cache_between_keys)
+        self._main = client
+        self._state = state
+        self._numbers = itertools.count(1)
+        self._tickets: dict[int, GatewayTicket] = {}
+
+    async def admit(self, caller: Caller, requests: Sequence[TextRequest]) -> Ticket:
         """Admit the requests of one HTTP request by the limits of the main process. Raises as there."""
         demand = Demand.of(requests)
-        ticket = RemoteTicket(self._main, next(self._numbers), self._ended)
+        ticket = GatewayTicket(self._main, next(self._numbers), self._ended)
         self._tickets[ticket.number] = ticket
-        adapter, model = requests[0].adapter, ledger_model(self, caller)
+        adapter, model = requests[0].adapter, ledger_model(self._state, caller)
         try:
             asked = int(demand.priority), demand.prompts, demand.marks, demand.may_be_deferred
             await self._main.call("admit", ticket.number, caller.key.name, asked, model, adapter)
@@ -117,5 +131,35 @@ class GatewayState(ServerState):
             if ticket.num_generated > ticket.num_told
         ]
 
-    def _ended(self, ticket: RemoteTicket) -> None:
+    def _ended(self, ticket: GatewayTicket) -> None:
         self._tickets.pop(ticket.number, None)
+
+
+class GatewayState(ServerState):
+    """State of the routes that a gateway answers itself: those that generate.
+
+    Args:
+        client: of the main process.
+        enable_lora: whether requests may name adapters.
+
+    Raises:
+        ConfigError: the file with keys cannot be read, or OpenTelemetry is missing.
+
+    Attributes:
+        relayed: the metrics, which the main process has to be told of.
+        main_limits: ``limits``, as those of the main process.
+    """
+
+    def __init__(self, options: ServerConfig, client: GatewayClient, version: str, *, enable_lora: bool) -> None:
+        self.relayed = RelayedMetrics()
+        engine = GatewayEngine(options, client)
+        super().__init__(options, self.relayed, engine=engine, version=version)
+        self.models = GatewayDirectory(engine, client, enable_lora=enable_lora)
+        self.limits = self.main_limits = GatewayLimits(self.limits, client, self)
+        self.stores.relay = None if options.usage_ledger is None else GatewayLedger(client)
+        if options.otlp_traces_endpoint is not None:
+            self.observers.tracer = open_tracer(options.otlp_traces_endpoint, version)
+
+    def serve(self, names: tuple[str, ...], async_engine: AsyncEngine) -> None:
+        """Take the model, which is loaded."""
+        self.models.names, self.engine.async_engine = names, async_engine

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ...engine.errors import ContextTooLong, RequestError
 from ...engine.serving.request import TextRequest
@@ -16,27 +15,18 @@ from ...engine.types import SamplingParams
 from ...grammar.spec import GrammarSpec
 from ..access.caller import Caller
 from ..protocol.chat import ChatRequest
-from ..protocol.chat_messages import ChatMessage, for_template
 from ..protocol.completions import CompletionRequest
 from ..protocol.sampling import SamplingFields
-from ..protocol.tools import Tool
-from ..structured.output_format import OutputFormat, requested_format
-from ..structured.reasoning_formats import ReasoningFormat, ThoughtPlan, plan_thought
-from ..structured.tool_dialects import Dialect, for_dialect
-from ..structured.tool_grammar import tool_output_format
+from ..structured.output_format import OutputFormat
+from ..structured.reasoning_formats import ThoughtPlan
+from .chat_prompt import beginning_tokens, chat_prompt, naming_field, owner_of, prefix_pins
 from .completion_answers import EchoedPrompt
 from .logprob_formats import Unscored
-from .prompt_pins import prefix_pins
-from .template_roles import with_known_roles
+from .model_directory import ModelTarget
 
 if TYPE_CHECKING:
     from ...engine.serving.async_engine import AsyncEngine
     from ...engine.text.tokenizer import Tokenizer
-
-
-# Conversations beyond these are rendered on another thread, so that streams do not wait for them.
-_MANY_MESSAGES = 64
-_LONG_TEXT = 50_000
 
 
 class PreparedChat(NamedTuple):
@@ -52,35 +42,18 @@ class PreparedChat(NamedTuple):
     thought: ThoughtPlan | None
 
 
-class ChatPrompt(NamedTuple):
-    """The prompt of a chat, and how to parse its answers: as in ``PreparedChat``."""
-
-    tokens: array[int]
-    output_format: OutputFormat | None
-    thought: ThoughtPlan | None
-
-
-async def chat_request(
-    async_engine: AsyncEngine,
-    dialect: Dialect,
-    reasoning: ReasoningFormat | None,
-    body: ChatRequest,
-    adapter: str | None,
-    caller: Caller,
-    *,
-    strict: bool = False,
-) -> PreparedChat:
+async def chat_request(target: ModelTarget, body: ChatRequest, caller: Caller, *, strict: bool = False) -> PreparedChat:
     """Return the request of a chat.
 
     Args:
-        reasoning: how the model marks its thoughts, None for one that does not think.
         strict: refuse more tokens than fit after the prompt, and do not ask for as many as fit.
 
     Raises:
         RequestError: with the names of the body's fields.
     """
-    tokens, output_format, thought = await chat_prompt(async_engine, dialect, reasoning, body, caller)
-    with _naming_field("messages"):
+    async_engine, dialect, adapter = target.engine, target.dialect, target.adapter
+    tokens, output_format, thought = await chat_prompt(target, body, caller)
+    with naming_field("messages"):
         asked = 1 if body.is_prefill_only else body.max_new_tokens
         defaults = async_engine.defaults
         if strict and asked is not None:
@@ -94,7 +67,7 @@ async def chat_request(
         grammar = None if output_format is None else output_format.spec
         # Checked before the marks, each of which has a part of the prompt rendered again.
         request = async_engine.limits.check(_text_request(body, tokens, params, grammar, adapter, caller))
-        encode = partial(_beginning, async_engine, dialect, body, _owner(body, caller))
+        encode = partial(beginning_tokens, async_engine, dialect, body, owner_of(body, caller))
         if pins := await prefix_pins(body, tokens, encode):
             request = async_engine.limits.check(replace(request, prefix_pins=pins))
         if output_format is not None and output_format.tools is not None:
@@ -103,55 +76,6 @@ async def chat_request(
         if thought is not None:
             request = await _with_thought(request, thought, body.thought_budget, async_engine)
         return PreparedChat(request, output_format, thought)
-
-
-async def _beginning(
-    async_engine: AsyncEngine, dialect: Dialect, body: ChatRequest, owner: Owner, messages: Sequence[ChatMessage]
-) -> array[int]:
-    """Return the tokens of a chat's first messages."""
-    text = await render(
-        async_engine,
-        dialect,
-        messages,
-        tools=body.functions,
-        add_generation_prompt=False,
-        continue_final_message=False,
-        template_kwargs={**body.thinking_kwargs, **body.chat_template_kwargs},
-    )
-    return await async_engine.encode(text, add_special_tokens=body.add_special_tokens, owner=owner)
-
-
-async def chat_prompt(
-    async_engine: AsyncEngine, dialect: Dialect, reasoning: ReasoningFormat | None, body: ChatRequest, caller: Caller
-) -> ChatPrompt:
-    """Return the tokens of a chat as its request would have them. Raises as ``chat_request`` does."""
-    output_format = requested_format(body)
-    if body.functions:
-        output_format = tool_output_format(
-            body.tools, body.tool_choice, dialect.format, output_format, parallel=body.parallel_tool_calls
-        )
-    # The engine always draws one token; where none is asked for, it is dropped, and has no output format.
-    output_format = None if body.is_prefill_only else output_format
-    plan = None if output_format is None else output_format.tools
-    with _naming_field("messages"):
-        text = await render(
-            async_engine,
-            dialect,
-            body.messages,
-            tools=body.functions,
-            add_generation_prompt=body.add_generation_prompt,
-            continue_final_message=body.continue_final_message,
-            template_kwargs={**body.thinking_kwargs, **body.chat_template_kwargs},
-        )
-        continued = body.messages[-1].text if body.continue_final_message else None
-        shown = body.shows_thoughts
-        thought = plan_thought(reasoning, text, continued=continued, output_format=output_format, shown=shown)
-        if plan is not None and thought is None:
-            text += plan.prefill
-        elif plan is None and continued is None:
-            text += dialect.format.text_opening(text)
-        tokens = await async_engine.encode(text, add_special_tokens=body.add_special_tokens, owner=_owner(body, caller))
-        return ChatPrompt(tokens, output_format, thought)
 
 
 async def _with_thought(
@@ -166,60 +90,10 @@ async def _with_thought(
     return replace(request, shown_tokens=shown, reasoning=rules)
 
 
-async def render(
-    async_engine: AsyncEngine,
-    dialect: Dialect,
-    messages: Sequence[ChatMessage],
-    *,
-    tools: Sequence[Tool] = (),
-    add_generation_prompt: bool | None,
-    continue_final_message: bool,
-    template_kwargs: dict[str, Any],
-) -> str:
-    """Return the text of a conversation. By default it ends in a new answer's header, or in the continued message.
-
-    Args:
-        tools: functions that the model may call.
-
-    Raises:
-        ContextTooLong: the text cannot fit the model's length.
-    """
-    tokenizer = async_engine.tokenizer
-    if not tokenizer.has_chat_template:
-        raise RequestError("This model has no chat template: use /v1/completions.", param="messages")
-    definitions = [tool.for_template() for tool in tools]
-
-    def rendered() -> str:
-        return tokenizer.render_chat(
-            for_dialect(with_known_roles(for_template(messages), tokenizer), definitions, dialect),
-            add_generation_prompt=not continue_final_message
-            if add_generation_prompt is None
-            else add_generation_prompt,
-            continue_final_message=continue_final_message,
-            tools=definitions if dialect.by_template and definitions else None,
-            kwargs={**dialect.defaults, **template_kwargs},
-        )
-
-    is_short = len(messages) <= _MANY_MESSAGES and _size(messages, definitions, template_kwargs) <= _LONG_TEXT
-    text = await async_engine.render(rendered, at_once=is_short)
-    async_engine.check_length(text)
-    return text
-
-
-def _size(messages: Sequence[ChatMessage], tools: list[dict[str, Any]], template_kwargs: dict[str, Any]) -> int:
-    """Return the characters that a chat template is given, counted until there are too many for the event loop."""
-    size = sum(len(value) for value in template_kwargs.values() if isinstance(value, str))
-    for message in messages:
-        size += len(message.text or "") + len(message.thought or "")
-        size += sum(len(call.function.arguments) for call in message.tool_calls)
-    return size if size > _LONG_TEXT or not tools else size + len(repr(tools))
-
-
 async def completion_requests(
-    async_engine: AsyncEngine,
+    target: ModelTarget,
     body: CompletionRequest,
     grammar: GrammarSpec | None,
-    adapter: str | None,
     caller: Caller,
     *,
     strict: bool = False,
@@ -232,29 +106,27 @@ async def completion_requests(
     requests = []
     for number, prompt in enumerate(body.prompts):
         name = "prompt" if len(body.prompts) == 1 else f"prompt[{number}]"
-        with _naming_field(name):
-            request = await _completion_request(
-                async_engine, body, name, prompt, grammar, adapter, caller, strict=strict
-            )
+        with naming_field(name):
+            request = await _completion_request(target, body, name, prompt, grammar, caller, strict=strict)
             requests.append(request)
     return requests
 
 
 async def _completion_request(
-    async_engine: AsyncEngine,
+    target: ModelTarget,
     body: CompletionRequest,
     name: str,
     prompt: str | list[int],
     grammar: GrammarSpec | None,
-    adapter: str | None,
     caller: Caller,
     *,
     strict: bool,
 ) -> TextRequest:
+    async_engine = target.engine
     if isinstance(prompt, str):
         async_engine.check_length(prompt)
         tokens = await async_engine.encode(
-            prompt, add_special_tokens=body.add_special_tokens, owner=_owner(body, caller)
+            prompt, add_special_tokens=body.add_special_tokens, owner=owner_of(body, caller)
         )
     else:
         if len(prompt) > async_engine.max_model_len:  # before every id is looked at
@@ -273,7 +145,7 @@ async def _completion_request(
         prompt_logprobs=max(scored, default=None),
         logprob_start_len=body.logprob_start_len,
     )
-    return async_engine.limits.check(_text_request(body, tokens, params, grammar, adapter, caller))
+    return async_engine.limits.check(_text_request(body, tokens, params, grammar, target.adapter, caller))
 
 
 def token_array(field: str, ids: list[int], vocab_size: int) -> array[int]:
@@ -285,10 +157,6 @@ def token_array(field: str, ids: list[int], vocab_size: int) -> array[int]:
                 param=field,
             )
     return array("i", ids)
-
-
-def _owner(body: SamplingFields, caller: Caller) -> Owner:
-    return Owner(caller.cache_tenant, body.cache_salt or "")
 
 
 def _text_request(
@@ -341,14 +209,3 @@ def _echoed_prompt(
     text = prompt if isinstance(prompt, str) else tokenizer.decode(request.tokens, skip)
     lead = len(tokenizer.join_bytes(request.tokens, skip).decode(errors="replace")) - len(text)
     return EchoedPrompt(text, unscored, len(request.tokens), silent, max(0, lead), shown)
-
-
-@contextmanager
-def _naming_field(field: str) -> Iterator[None]:
-    """Make errors about the prompt name the request's field."""
-    try:
-        yield
-    except RequestError as error:
-        if error.param in (None, "prompt"):
-            error.param = field
-        raise

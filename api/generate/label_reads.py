@@ -26,9 +26,9 @@ from ..access.caller import Caller
 from ..protocol.chat_messages import ChatMessage, for_template
 from ..structured.reasoning_formats import plan_thought
 from ..structured.tool_dialects import for_dialect
+from .chat_prompt import with_known_roles
 from .sequence_windows import WINDOW, deadline_of, run_window, usage_of
 from .server_state import ServerState
-from .template_roles import with_known_roles
 
 if TYPE_CHECKING:
     from ...engine.serving.async_engine import AsyncEngine
@@ -89,19 +89,19 @@ async def asked_models(
     Raises:
         UnknownModel: the request's model is not served, or that of a question, which the error names.
     """
-    name, adapter = await state.find_model(model, caller, None, session)
+    target = await state.models.find(model, caller, None, session)
     version = caller.facts.version
-    found: dict[str | None, AskedModel] = {None: AskedModel(adapter, await state.engine_for(adapter))}
+    found: dict[str | None, AskedModel] = {None: AskedModel(target.adapter, target.engine)}
     for index, each in enumerate(named):
         if each not in found:
             try:
-                _, own = await state.find_model(each, caller, None, session)
-                found[each] = AskedModel(own, await state.engine_for(own), fields[index])
+                own = await state.models.find(each, caller, None, session)
+                found[each] = AskedModel(own.adapter, own.engine, fields[index])
             except RequestError as error:
                 error.param = fields[index]
                 raise
     caller.facts.version = version
-    return name, [found[each] for each in named]
+    return target.name, [found[each] for each in named]
 
 
 class QuestionPlanner:
@@ -175,7 +175,7 @@ class QuestionPlanner:
 
     def _render(self, question: TypedQuestion, engine: AsyncEngine) -> str:
         """Return the conversation with the question at its end, up to the beginning of the answer."""
-        tokenizer, dialect = engine.tokenizer, self._state.dialect(engine)
+        tokenizer, dialect = engine.tokenizer, self._state.engine.dialect(engine)
         if not tokenizer.has_chat_template:
             raise RequestError("This model has no chat template, by which it could be asked.", param="model")
         messages = with_known_roles(asking(self._messages, question), tokenizer)
@@ -184,7 +184,7 @@ class QuestionPlanner:
             add_generation_prompt=True,
             kwargs={**dialect.defaults, **self._kwargs},
         )
-        form = self._state.reasoning_format(engine)
+        form = self._state.engine.reasoning_format(engine)
         thought = plan_thought(form, text, continued=None, output_format=None, shown=False)
         if thought is not None and thought.is_open:
             raise RequestError(

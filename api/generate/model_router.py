@@ -56,9 +56,10 @@ class ModelRouter:
     def owner(self, name: str) -> ServerState | None:
         """Return the state of the model that has a name, or whose adapter does; None if none has."""
         for state in self._states:
-            if name in state.names or state.has_adapter(name):
+            if state.models.has(name):
                 return state
-        bases = [(len(each), state) for state in self._states for each in state.names if name.startswith(f"{each}:")]
+        names = [(each, state) for state in self._states for each in state.models.names]
+        bases = [(len(each), state) for each, state in names if name.startswith(f"{each}:")]
         return max(bases, key=lambda found: found[0])[1] if bases else None
 
     def remove(self, name: str) -> ServerState:
@@ -68,7 +69,7 @@ class ModelRouter:
             UnknownModel: no base model has the name.
             RequestError: it is the last one.
         """
-        state = next((each for each in self._states if name in each.names), None)
+        state = next((each for each in self._states if name in each.models.names), None)
         if state is None:
             raise UnknownModel(name)
         if len(self._states) == 1:
@@ -83,7 +84,7 @@ class ModelRouter:
 
         New requests get it at once; those of the others end as they began.
         """
-        before = [each for each in self._states if set(each.names) & set(state.names)]
+        before = [each for each in self._states if set(each.models.names) & set(state.models.names)]
         place = self._states.index(before[0]) if before else len(self._states)
         self._states.insert(place, state)
         for each in before:
@@ -91,11 +92,11 @@ class ModelRouter:
 
     def _drop(self, state: ServerState) -> None:
         self._states.remove(state)
-        state.removed = True
+        state.engine.removed = state.models.names[0]
         if state.is_main:
             state.is_main, self._states[0].is_main = False, True
         self.on_removed(state)
 
     def _finder(self, name: str) -> ServerState | None:
         """Return the first state that may find an adapter of a name that nobody has."""
-        return next((state for state in self._states if state.may_find(name)), None)
+        return next((state for state in self._states if state.models.may_have(name)), None)

@@ -24,6 +24,7 @@ from ...engine.adapter_sources.download_cache import CacheFull
 from ...engine.adapter_sources.source_uri import AdapterSource, has_scheme, is_hub_name, parse_source
 from ...engine.errors import AdapterUnavailable, DeadlineExceeded, EngineError, RequestError, UnknownModel
 from ...engine.types import AdapterInfo
+from ...tenancy.tenant_shares import TenantShares
 
 if TYPE_CHECKING:
     from ...engine.adapter_sources.adapter_fetcher import AdapterFetcher, Download, FetchedAdapter
@@ -34,7 +35,7 @@ WAIT_SECONDS = 60.0
 REMEMBERED_SECONDS = 30.0
 """Time for which requests get the error of a download that failed, without another try."""
 MOST_LOADS = 4
-"""Downloads of one tenant at a time."""
+"""Downloads of one tenant at a time, as far as it leaves as many to others."""
 MOST_WAITING = 256
 """Requests of one tenant that wait for adapters."""
 _MOST_EVICTIONS = 8  # for room in the cache on disk, at one load
@@ -78,7 +79,7 @@ class RemoteAdapters:
         self._fetched = {str(each.folder): each for each in (named or {}).values()}
         self._downloads: dict[str, tuple[AdapterSource, Download]] = {}  # by name
         self._loads: dict[str, asyncio.Task[None]] = {}  # of requests, by name
-        self._loading_for: Counter[str] = Counter()  # by tenant
+        self._loading = TenantShares(most_names)
         self._waiting_for: Counter[str] = Counter()
         self._failures: dict[str, tuple[float, EngineError]] = {}
         self._brought: OrderedDict[str, str] = OrderedDict()  # name -> tenant; the one used last at the end
@@ -181,9 +182,10 @@ class RemoteAdapters:
                 await asyncio.to_thread(self._fetcher.release, fetched)
 
     def _begin(self, name: str, tenant: str) -> asyncio.Task[None]:
-        if self._loading_for[tenant] >= MOST_LOADS:
-            raise AdapterUnavailable(f"{MOST_LOADS} adapters are being downloaded already: ask again later.")
-        self._loading_for[tenant] += 1
+        own = self._loading.held(tenant)
+        if own >= MOST_LOADS or (own and self._loading.left_for(tenant) < 1):
+            raise AdapterUnavailable(f"{own} adapters are being downloaded already: ask again later.")
+        self._loading.take(tenant)
         task = self._loads[name] = asyncio.create_task(self._bring(name, tenant))
         task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # seen, if nobody waits any more
         return task
@@ -212,7 +214,7 @@ class RemoteAdapters:
             raise
         finally:
             del self._loads[name]
-            self._loading_for[tenant] -= 1
+            self._loading.give_back(tenant)
 
     def _is_full(self) -> bool:
         """Return whether the engine has no name left for one more load."""

@@ -16,8 +16,8 @@ from ...engine.serving.request import TextRequest
 from ..access.caller import Caller
 from ..protocol.pooled import RerankRequest
 from .label_reads import AskedModel, LabelReader, PlannedQuestion
+from .model_directory import ModelTarget
 from .pooled_reads import pooled_request
-from .server_state import ServerState
 
 ANSWERS = ("yes", "no")
 DEFAULT_INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
@@ -27,28 +27,28 @@ _SYSTEM = (
 )
 
 
-async def plan_rerank(state: ServerState, body: RerankRequest, model: AskedModel, caller: Caller) -> LabelReader:
+async def plan_rerank(target: ModelTarget, body: RerankRequest, caller: Caller) -> LabelReader:
     """Return the reader of the two answers for each document.
 
     Raises:
         RequestError: the model has no chat template, by which it could be asked, or no language head.
         ContextTooLong: a document does not fit.
     """
-    engine = model.engine
+    engine = target.engine
     if not engine.pooler.generates:
         raise RequestError("This model has no language head, so it cannot be asked for 'yes' or 'no'.", param="model")
     if not engine.tokenizer.has_chat_template:
         raise RequestError("This model has no chat template, by which it could be asked.", param="model")
-    base = pooled_request(body, model.adapter, caller, "")
-    planned = await asyncio.to_thread(lambda: _planned(state, body, model, base))
+    base = pooled_request(body, target.adapter, caller, "")
+    planned = await asyncio.to_thread(lambda: _planned(target, body, base))
     return LabelReader(planned, caller)
 
 
-def _planned(state: ServerState, body: RerankRequest, model: AskedModel, base: TextRequest) -> list[PlannedQuestion]:
-    engine = model.engine
+def _planned(target: ModelTarget, body: RerankRequest, base: TextRequest) -> list[PlannedQuestion]:
+    engine, model = target.engine, AskedModel(target.adapter, target.engine)
     endings = [engine.tokenizer.encode(answer, False) for answer in ANSWERS]
     instruction = body.instruction or DEFAULT_INSTRUCTION
-    kwargs = {**state.dialect(engine).defaults, "enable_thinking": False, "thinking": False}
+    kwargs = {**target.dialect.defaults, "enable_thinking": False, "thinking": False}
     planned = []
     for index, document in enumerate(body.texts):
         asked = f"<Instruct>: {instruction}\n<Query>: {body.query}\n<Document>: {document}"

@@ -106,21 +106,21 @@ async def generate(
     Raises:
         Rejection: the requests are not admitted.
     """
-    state.serving()
+    state.engine.serving()
     try:
-        ticket = await state.admit(caller, requests)
+        ticket = await state.limits.admit(caller, requests)
     except Rejection as error:
-        state.metrics.count_rejection(error.reason)
+        state.observers.metrics.count_rejection(error.reason)
         raise
-    observer = RequestObserver(state.metrics, requests, ticket, usage or UsageCount())
+    observer = RequestObserver(state.observers.metrics, requests, ticket, usage or UsageCount())
     check = None
     if output_format is not None:
-        state.metrics.count_structured(output_format.kind)
-        check = OutputCheck(output_format, state.validators)
+        state.observers.metrics.count_structured(output_format.kind)
+        check = OutputCheck(output_format, state.stores.validators)
     parser = (
         None if thought is None else ReasoningParser(thought, cast("AsyncEngine", async_engine).tokenizer.token_bytes)
     )
-    state.active += 1
+    state.limits.active += 1
     reason = "abort"
     try:
         with nullcontext() if output_format is None else output_format.locating_errors():
@@ -136,15 +136,15 @@ async def generate(
         caller.facts.error = error_code(error)
         raise
     finally:
-        state.active -= 1
+        state.limits.active -= 1
         if check is not None and check.num_broken:
-            state.metrics.count_broken(check.num_broken)
+            state.observers.metrics.count_broken(check.num_broken)
             caller.facts.error = "structured_answer_broken"
         counts = caller.usage_id is None or observer.is_complete
         end = observer.end(reason)
         _tell(state, caller, requests, end)
         written = _record(state, caller, end) if counts else None
-    if written is not None and (recorder := state.usage_recorder) is not None:
+    if written is not None and (recorder := state.stores.recorder) is not None:
         await recorder.until_written(written)
 
 
@@ -159,9 +159,9 @@ def _tell(state: ServerState, caller: Caller, requests: Sequence[TextRequest], e
         facts.queue_seconds, facts.prefill_seconds = _rounded(measured.queued, 6), _rounded(measured.prefill, 6)
         facts.decode_seconds, facts.batch_size = _rounded(measured.decode, 6), _rounded(measured.batch_size, 2)
         facts.kv_pages, facts.preemptions = measured.kv_pages, measured.preemptions
-    state.metrics.count_usage(caller.key.name, facts.adapter, tokens, state.adapters)
-    if state.tracer is not None:
-        facts.trace_id = state.tracer.record(caller, requests, end)
+    state.observers.metrics.count_usage(caller.key.name, facts.adapter, tokens, state.models.adapters)
+    if state.observers.tracer is not None:
+        facts.trace_id = state.observers.tracer.record(caller, requests, end)
 
 
 def _rounded(value: float | None, digits: int) -> float | None:
@@ -170,7 +170,7 @@ def _rounded(value: float | None, digits: int) -> float | None:
 
 def _record(state: ServerState, caller: Caller, end: RequestEnd) -> asyncio.Future[None] | None:
     """Write the tokens of a request that has ended to the ledger; None if there is none."""
-    recorder = state.usage_recorder
+    recorder = state.stores.recorder
     if recorder is None:
         return None
     tokens = end.tokens
@@ -189,7 +189,7 @@ def _record(state: ServerState, caller: Caller, end: RequestEnd) -> asyncio.Futu
 
 def ledger_model(state: ServerState, caller: Caller) -> str:
     """Return the name that usage counts under: of a version of the catalogue, with the first digits of its digest."""
-    model, version = caller.facts.model or state.names[0], caller.facts.version
+    model, version = caller.facts.model or state.models.names[0], caller.facts.version
     return model if version is None else engine_name(model, version)
 
 

@@ -78,7 +78,9 @@ def create_app(served: ServerState | ModelRouter) -> FastAPI:
     for kind in HANDLED:
         app.add_exception_handler(kind, handle)
     app.add_exception_handler(ClientGone, _client_gone)
-    state.internal_client = InternalClient(app.build_middleware_stack(), app)  # without the middleware added below
+    state.stores.internal_client = InternalClient(
+        app.build_middleware_stack(), app
+    )  # without the middleware added below
     # The middleware added last is outermost.
     app.add_middleware(DirectRoutes, routes=[route for module in generation for route in module.router.routes])
     app.add_middleware(Guard, state=state)

@@ -1,8 +1,11 @@
 """The gateway process: answers HTTP on a port that it shares with other gateways, for the main process of a server.
 
     python -P -m rootgraft.api.http.gateway_process LISTENING LINK
+    python -P -m rootgraft.api.http.gateway_process FORKS
 
-LISTENING: the socket to accept connections from. LINK: its end of a socketpair to the main process.
+LISTENING: the socket to accept connections from. LINK: its end of a socketpair to the main process. FORKS: the end of a
+``ForkServer``; such a process is no gateway but forks them for ``ForkedGateways``, with the modules imported. It has no
+options, no model and no thread.
 
 It exits when the link closes, so it never outlives the main process, which alone handles signals.
 Exit codes: 0 when the main process has told it to end, 70 when that is gone, or a part of this one has failed.
@@ -25,14 +28,15 @@ from ...engine.config import EngineConfig
 from ...engine.errors import EngineError
 from ...engine.serving.adapter_tokenizers import AdapterTokenizers
 from ...engine.serving.async_engine import AsyncEngine
+from ...engine.serving.fork_server import serve_forks
 from ...grammar.parent_death import end_with_parent
 from ..config import ServerConfig
-from ..gateways.gateway_link import GatewayLink
+from ..gateways.gateway_client import GatewayClient
+from ..gateways.gateway_proxy import GatewayProxy
 from ..gateways.gateway_state import GatewayState
-from ..gateways.gateway_supervisor import settings_of
-from ..gateways.main_client import MainClient
-from ..gateways.main_proxy import MainProxy
-from ..gateways.shared_model import SharedModel
+from ..gateways.loaded_model import LoadedModel
+from ..gateways.main_supervisor import settings_of
+from ..gateways.process_link import ProcessLink
 from ..observe.log import set_up_log
 from .allowed_hosts import AllowedHosts
 from .app import create_app
@@ -62,8 +66,8 @@ def run(listening: int, link: int) -> int:
 
 
 async def _run(listening: socket.socket, link_socket: socket.socket) -> int:
-    link = GatewayLink()
-    client = MainClient(link)
+    link = ProcessLink()
+    client = GatewayClient(link)
     await asyncio.get_running_loop().create_connection(lambda: link, sock=link_socket)
     try:
         settings = await client.settings
@@ -86,8 +90,8 @@ class _Gateway:
         self,
         config: EngineConfig,
         options: ServerConfig,
-        client: MainClient,
-        link: GatewayLink,
+        client: GatewayClient,
+        link: ProcessLink,
         settings: Mapping[str, Any],
     ) -> None:
         self._config = config
@@ -96,20 +100,20 @@ class _Gateway:
         self._link = link
         self._state = GatewayState(options, client, settings["version"], enable_lora=config.enable_lora)
         self._tls = tls_context(options)
-        self._proxy = MainProxy(create_app(self._state), settings["main_socket"], options.root_path)
+        self._proxy = GatewayProxy(create_app(self._state), settings["main_socket"], options.root_path)
         hosts = {"names": options.allowed_hosts, "origins": options.allowed_origins}
-        self._http = HttpServer(AllowedHosts(self._proxy, keys=self._state.keys, **hosts), self._tls)
+        self._http = HttpServer(AllowedHosts(self._proxy, keys=self._state.limits.keys, **hosts), self._tls)
         self._is_loaded: bool = settings["is_loaded"]
         self._has_failed = False
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def _serve(self) -> None:
         """Make requests for the model, once it is loaded."""
-        model = SharedModel.unpack(await self._client.model)
+        model = LoadedModel.unpack(await self._client.model)
         tokenizer = await asyncio.to_thread(load_tokenizer, self._config, model.path)
         async_engine = AsyncEngine(self._client, tokenizer, model.ready, model.defaults)
         if self._config.enable_lora:
-            self._state.adapter_tokenizers = AdapterTokenizers(async_engine.served, self._config)
+            self._state.engine.tokenizers = AdapterTokenizers(async_engine.served, self._config)
         self._state.serve(model.names, async_engine)
         process_memory.freeze()
         self._client.tell("serving")
@@ -132,15 +136,15 @@ class _Gateway:
         for task in self._tasks:
             task.cancel()
         await self._proxy.close()
-        if self._state.tracer is not None:
-            await asyncio.to_thread(self._state.tracer.close)
+        if self._state.observers.tracer is not None:
+            await asyncio.to_thread(self._state.observers.tracer.close)
         self._tell(-1)
         self._link.close()
         return 0 if is_told else EXIT_FAILED
 
     async def _drain(self) -> None:
         await self._client.draining.wait()
-        self._state.draining = True
+        self._state.engine.draining = True
 
     async def _tell_regularly(self) -> None:
         num_passes = 0
@@ -151,7 +155,7 @@ class _Gateway:
 
     def _tell(self, num_passes: int) -> None:
         state = self._state
-        self._client.tell("alive", num_passes, state.active, state.relayed.take(), state.progress())
+        self._client.tell("alive", num_passes, state.limits.active, state.relayed.take(), state.main_limits.progress())
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
@@ -168,7 +172,14 @@ class _Gateway:
             self._client.ended.set()
 
 
-if __name__ == "__main__":
+def _main(descriptors: list[int]) -> int:
+    if len(descriptors) == 1:  # serve_forks sees to it that this process and its forks end with their parent
+        set_up_process()
+        return serve_forks(socket.socket(fileno=descriptors[0]), run)
     end_with_parent()
     set_up_process()
-    sys.exit(run(*map(int, sys.argv[1:3])))
+    return run(*descriptors)
+
+
+if __name__ == "__main__":
+    sys.exit(_main([int(word) for word in sys.argv[1:]]))

@@ -16,6 +16,7 @@ import orjson
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ...engine.serving.request import MAX_TIMEOUT
+from ...tenancy.current_tenant import CURRENT_TENANT
 from ..access.api_keys import Key, needed_scope
 from ..access.caller import Caller, RequestFacts
 from ..error_responses import error_response, speaks_anthropic
@@ -86,9 +87,9 @@ class Identify:
             await error_response(reply, scope)(scope, receive, send_with_id)
         finally:
             route = scope.get("route")
-            self._state.metrics.count_http("none" if route is None else route.path, scope["method"], status)
+            self._state.observers.metrics.count_http("none" if route is None else route.path, scope["method"], status)
             if facts.error is not None:
-                scope["state"].get(PICKED_STATE, self._state).metrics.count_error(facts.error)
+                scope["state"].get(PICKED_STATE, self._state).observers.metrics.count_error(facts.error)
             _log(scope, request_id, status, time.perf_counter() - start, facts)
 
 
@@ -148,7 +149,9 @@ class Guard:
         self._app = app
         self._state = state
         options = state.options
-        self._hosts = AllowedHosts(app, keys=state.keys, names=options.allowed_hosts, origins=options.allowed_origins)
+        self._hosts = AllowedHosts(
+            app, keys=state.limits.keys, names=options.allowed_hosts, origins=options.allowed_origins
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -162,6 +165,7 @@ class Guard:
             if scope["path"] not in OPEN_PATHS:
                 key = self._key(scope)
                 scope["state"]["caller"] = self._caller(scope, key)
+                CURRENT_TENANT.set(key.tenant)
                 send = self._with_limit_headers(key, send)
         except HTTPError as error:
             await error_response(reply_to(error), scope)(scope, receive, send)
@@ -191,9 +195,9 @@ class Guard:
     def _key(self, scope: Scope) -> Key:
         """Return the request's key. Raises HTTPError: 401 for an unknown key, 403 without the path's scope."""
         scheme, _, token = (header(scope, b"authorization") or b"").partition(b" ")
-        key = self._state.keys.find(token.strip() if scheme.lower() == b"bearer" else b"")
+        key = self._state.limits.keys.find(token.strip() if scheme.lower() == b"bearer" else b"")
         if key is None and (own := header(scope, b"x-api-key")) is not None:
-            key = self._state.keys.find(own.strip())
+            key = self._state.limits.keys.find(own.strip())
         if key is None:
             raise HTTPError(
                 401,
@@ -228,7 +232,7 @@ class Guard:
 
         async def send_with_limits(message: Message) -> None:
             if message["type"] == "http.response.start":
-                headers = await state.limit_headers(key)
+                headers = await state.limits.limit_headers(key)
                 added = [(name.encode(), value.encode()) for name, value in headers.items()]
                 message["headers"] = [*message["headers"], *added]
             await send(message)

@@ -29,6 +29,26 @@ _TICK_SECONDS = 0.25
 _MOST_SECONDS = 2 * _TICK_SECONDS  # that one look counts: more have passed if this process itself did not run
 
 
+class Silence:
+    """Counts the seconds in which a count stands still, as far as who looks at it runs itself.
+
+    Args:
+        now: the monotonic clock's seconds.
+    """
+
+    def __init__(self, now: float) -> None:
+        self._seen = -1
+        self._before = now
+        self._seconds = 0.0
+
+    def look(self, count: int, now: float) -> float:
+        """Return the seconds so far."""
+        passed = min(now - self._before, _MOST_SECONDS)
+        self._seconds = 0.0 if count != self._seen else self._seconds + passed
+        self._seen, self._before = count, now
+        return self._seconds
+
+
 class LoopWatch:
     """Watches the running event loop from its start to ``close``.
 
@@ -61,12 +81,9 @@ class LoopWatch:
         self._handle = self._loop.call_later(_BEAT_SECONDS, self._beat)
 
     def _watch(self) -> None:
-        seen, silent, before = -1, 0.0, time.monotonic()
+        silence = Silence(time.monotonic())
         while not self._closed.wait(_TICK_SECONDS):
-            now = time.monotonic()
-            silent = 0.0 if seen != self._num_beats else silent + min(now - before, _MOST_SECONDS)
-            seen, before = self._num_beats, now
-            if silent >= SILENT_SECONDS:
+            if silence.look(self._num_beats, time.monotonic()) >= SILENT_SECONDS:
                 self._end()
 
     def _end(self) -> None:

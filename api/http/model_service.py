@@ -26,8 +26,8 @@ from ...engine.types import AdapterInfo
 from ...fleet.catalog.model_catalog import ModelCatalog
 from ...fleet.catalog.model_versions import ModelVersions
 from ..config import ServerConfig
-from ..gateways.engine_share import EngineShare
-from ..gateways.shared_model import SharedModel
+from ..gateways.engine_multiplexer import EngineMultiplexer
+from ..gateways.loaded_model import LoadedModel
 from ..generate.remote_adapters import RemoteAdapters
 from ..generate.server_state import ServerState
 from ..models_file import ServedModel, naming_place
@@ -72,7 +72,7 @@ class ModelService:
     ) -> None:
         self.state = state
         self.path = ""
-        self.shared: tuple[SharedModel, EngineShare] | None = None
+        self.shared: tuple[LoadedModel, EngineMultiplexer] | None = None
         self._entry = model.entry
         self._config = model.engine
         self._options = model.server
@@ -117,17 +117,19 @@ class ModelService:
             starting.cancel()
             # Where the engine has failed too, the error of defaults or tokenizer counts.
             await asyncio.gather(starting, return_exceptions=True)
-        share = EngineShare(client) if self._options.gateways > 1 else None
-        async_engine = AsyncEngine(client if share is None else share.open(), tokenizer, ready, defaults.defaults)
+        multiplexer = EngineMultiplexer(client) if self._options.gateways > 1 else None
+        async_engine = AsyncEngine(
+            client if multiplexer is None else multiplexer.open_channel(), tokenizer, ready, defaults.defaults
+        )
         if self._catalog is not None and self._fetcher is not None:
-            state.versions = ModelVersions(self._catalog, self._fetcher, client)
-            await state.versions.restore(names)
+            state.models.versions = ModelVersions(self._catalog, self._fetcher, client)
+            await state.models.versions.restore(names)
         if self._config.enable_lora:
-            state.adapter_tokenizers = AdapterTokenizers(async_engine.served, self._config)
-            await self._check_tokenizers(state.adapter_tokenizers, ready.adapters)
+            state.engine.tokenizers = AdapterTokenizers(async_engine.served, self._config)
+            await self._check_tokenizers(state.engine.tokenizers, ready.adapters)
         state.begin_serving(async_engine, client, EngineFacts.of(self._config, ready), ready.base_digest)
-        if share is not None:
-            self.shared = SharedModel(names, files.path, ready, defaults.defaults), share
+        if multiplexer is not None:
+            self.shared = LoadedModel(names, files.path, ready, defaults.defaults), multiplexer
         which = f"{names[0]}: " if self._entry.place else ""
         for line in (*ready.summary, *([defaults.applied] if defaults.applied else [])):
             logger.info("%s%s", which, line)
@@ -141,14 +143,14 @@ class ModelService:
     @asynccontextmanager
     async def lending_catalog(self) -> AsyncIterator[ModelCatalog]:
         """Lend the catalogue to a service that is being loaded, and keep it as it is meanwhile."""
-        assert self._catalog is not None and self.state.versions is not None
+        assert self._catalog is not None and self.state.models.versions is not None
         async with self._lending:
-            await self.state.versions.keep()
+            await self.state.models.versions.keep()
             try:
                 yield self._catalog
             finally:
                 if self._owns_catalog:
-                    self.state.versions.free()
+                    self.state.models.versions.free()
 
     def give_catalog(self, other: ModelService) -> None:
         """Let the service that was lent the catalogue have it: it changes it from now on, and closes it."""
@@ -161,7 +163,7 @@ class ModelService:
         files = await asyncio.to_thread(resolve_model, model.engine.model, revision=model.engine.revision)
         is_dummy = model.engine.load_format == "dummy"
         digest = await asyncio.to_thread(base_digest, files.path, dummy=is_dummy)
-        return digest == self.state.base_digest
+        return digest == self.state.engine.base_digest
 
     async def _make_client(self, path: Path) -> tuple[EngineLike, RemoteAdapters | None]:
         """Return the client of an engine, and the adapters from sources, of which those of the start are fetched."""
@@ -193,13 +195,13 @@ class ModelService:
 
     def stop_downloads(self) -> None:
         """End downloads of adapters, so that requests that wait for them are answered."""
-        if self._fetcher is not None and self.state.remote is not None:
+        if self._fetcher is not None and self.state.models.remote is not None:
             self._fetcher.stop()
 
     def kill(self) -> None:
         """Kill the engine, which may hang and would ignore a shutdown."""
-        if self.state.client is not None:
-            self.state.client.kill()
+        if self.state.engine.client is not None:
+            self.state.engine.client.kill()
 
     async def finish(self) -> None:
         """End a removed model once no request has been active for a while, at most after ``--shutdown-timeout``."""
@@ -207,25 +209,25 @@ class ModelService:
         until, idle = loop.time() + self._options.shutdown_timeout, 0.0
         while idle < _GRACE_SECONDS and loop.time() < until:
             await asyncio.sleep(_IDLE_SECONDS)
-            idle = 0.0 if self.state.active else idle + _IDLE_SECONDS
-        if self.state.active:
-            logger.warning("cutting off %d requests of %s", self.state.active, self.state.names[0])
+            idle = 0.0 if self.state.limits.active else idle + _IDLE_SECONDS
+        if self.state.limits.active:
+            logger.warning("cutting off %d requests of %s", self.state.limits.active, self.state.models.names[0])
         await self.close_engine("The model was removed.")
         await self.close_files()
-        logger.info("%s: the engine that was replaced or removed has ended", self.state.names[0])
+        logger.info("%s: the engine that was replaced or removed has ended", self.state.models.names[0])
 
     async def close_engine(self, reason: str) -> None:
         """Close the engine, whose streams then end with an error of this text."""
-        client = self.state.client
+        client = self.state.engine.client
         if client is not None:
-            if self.state.active:
+            if self.state.limits.active:
                 client.on_death(EngineDead(reason))
             await client.close()
 
     async def close_files(self) -> None:
         """Close the catalogue and the fetcher of adapters."""
-        if self.state.versions is not None:
-            self.state.versions.close()
+        if self.state.models.versions is not None:
+            self.state.models.versions.close()
         async with self._lending:
             if self._catalog is not None and self._owns_catalog:
                 self._catalog.close()

@@ -14,8 +14,8 @@ from typing import Any
 from ...engine.errors import ConfigError, EngineError
 from ...engine.serving.engine_spawn import SpawnEngine
 from ...fleet.catalog.model_catalog import ModelCatalog
-from ..gateways.engine_share import EngineShare
-from ..gateways.shared_model import SharedModel
+from ..gateways.engine_multiplexer import EngineMultiplexer
+from ..gateways.loaded_model import LoadedModel
 from ..generate.model_router import ModelRouter
 from ..generate.server_state import ServerState
 from ..models_file import ServedModel
@@ -64,17 +64,17 @@ class ModelServices:
     @property
     def served(self) -> list[ModelService]:
         """The services of models that were not removed."""
-        return [service for service in self._services if not service.state.removed]
+        return [service for service in self._services if not service.state.engine.removed]
 
     @property
     def num_active(self) -> int:
         """Requests that are being answered."""
-        return sum(service.state.active for service in self._services)
+        return sum(service.state.limits.active for service in self._services)
 
     @property
     def sick(self) -> ServerState | None:
         """The state of a model whose engine does not run; None if all do."""
-        return next((service.state for service in self.served if not service.state.is_healthy), None)
+        return next((service.state for service in self.served if not service.state.engine.is_healthy), None)
 
     async def load(self, found: Callable[[], None]) -> None:
         """Load all models at once. Argument as of ``ModelService.load``; raises as it, once all loads have ended."""
@@ -86,7 +86,7 @@ class ModelServices:
                 load.cancel()
             await asyncio.gather(*loads, return_exceptions=True)
 
-    def shared_model(self) -> tuple[SharedModel, EngineShare]:
+    def loaded_model(self) -> tuple[LoadedModel, EngineMultiplexer]:
         """Return the only model, which is loaded, and its engine, for gateways."""
         [service] = self._services
         assert service.shared is not None
@@ -119,8 +119,8 @@ class ModelServices:
         if len(kept) == len(models):
             for service in self.served:
                 if service not in kept:
-                    logger.info("%s is not served any more", ", ".join(service.state.names))
-                    self.router.remove(service.state.names[0])
+                    logger.info("%s is not served any more", ", ".join(service.state.models.names))
+                    self.router.remove(service.state.models.names[0])
 
     async def _serving(self, model: ServedModel) -> ModelService | None:
         """Return the service that has exactly this model; None if there is none."""
@@ -132,7 +132,7 @@ class ModelServices:
     async def _replaced(self, model: ServedModel, num_engines: int) -> ModelService:
         """Load a model, and let it take its names from those that have them. Raises as ``ModelService.load``."""
         holder = next((each for each in self._services if each.has_catalog(model.server.model_catalog)), None)
-        if holder is not None and holder.state.removed:
+        if holder is not None and holder.state.engine.removed:
             place = model.entry.place
             raise ConfigError(f"{place}: --model-catalog is a removed model's, until the requests of that have ended.")
         async with nullcontext() if holder is None else holder.lending_catalog() as catalog:
@@ -141,7 +141,7 @@ class ModelServices:
             self.router.put(service.state)
             if holder is not None:
                 holder.give_catalog(service)
-        logger.info("%s is served anew", ", ".join(service.state.names))
+        logger.info("%s is served anew", ", ".join(service.state.models.names))
         return service
 
     async def _loaded(self, model: ServedModel, num_engines: int, catalog: ModelCatalog | None) -> ModelService:
@@ -172,7 +172,7 @@ class ModelServices:
     def drain(self) -> None:
         """Take no new requests."""
         for state in (self._main, *(service.state for service in self._services)):
-            state.draining = True
+            state.engine.draining = True
 
     def stop_downloads(self) -> None:
         """End downloads of adapters, so that requests that wait for them are answered."""

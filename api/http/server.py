@@ -28,7 +28,7 @@ from ...engine.errors import ConfigError
 from ...engine.sandbox.program_pool import POOL
 from ...engine.serving.engine_spawn import SpawnEngine
 from ..config import ServerConfig
-from ..gateways.gateway_supervisor import GatewaySupervisor
+from ..gateways.main_supervisor import GatewaySupervisor
 from ..generate.server_state import ServerState
 from ..models_file import ModelEntry, ServedModel
 from ..observe.engine_collector import kv_usage
@@ -128,7 +128,7 @@ class _Service:
             self._gateways = GatewaySupervisor(
                 self._options.gateways, listener.socket, self._state, models[0].engine, path
             )
-            self._state.gateways = self._gateways.status
+            self._state.observers.gateways = self._gateways.status
         self._http = HttpServer(create_app(self._models.router), tls)
         self._signalled = asyncio.Event()
         self._closing = False
@@ -174,7 +174,7 @@ class _Service:
 
     def _on_hangup(self) -> None:
         """Read a models file again, once its models are loaded; without one let what runs finish, and end."""
-        if self._state.draining:
+        if self._state.engine.draining:
             return
         if not self._may_reload:
             self._on_signal()
@@ -186,7 +186,7 @@ class _Service:
     def _on_signal(self) -> None:
         if self._closing:
             self._end_at_once()
-        if self._state.draining:
+        if self._state.engine.draining:
             logger.warning("second signal: ending at once")
             self._http.force_exit = True
         else:
@@ -195,8 +195,8 @@ class _Service:
         if self._gateways is not None:
             self._gateways.drain()
         notify("STOPPING=1")
-        if self._state.batches is not None:
-            self._state.batches.stop()
+        if self._state.stores.batches is not None:
+            self._state.stores.batches.stop()
         self._models.stop_downloads()
         self._signalled.set()
 
@@ -226,11 +226,11 @@ class _Service:
         await self._models.load(self._write_record)
         process_memory.freeze()
         if self._gateways is not None:
-            await self._gateways.serve(*self._models.shared_model())
+            await self._gateways.serve(*self._models.loaded_model())
         state = self._state
-        if state.batches is not None and state.internal_client is not None:
-            state.batches.resume(state.internal_client)
-        names = [name for each in self._models.router.states for name in each.names]
+        if state.stores.batches is not None and state.stores.internal_client is not None:
+            state.stores.batches.resume(state.stores.internal_client)
+        names = [name for each in self._models.router.states for name in each.models.names]
         url = self._listener.url
         page = f"; live page: {url}/ui" if url.startswith("http") else ""
         logger.info("ready: %s at %s/v1%s", ", ".join(names), url, page)
@@ -243,7 +243,7 @@ class _Service:
         models = self._models
         while models.sick is None and not self._http.force_exit:
             self._write_record()
-            if self._state.draining:
+            if self._state.engine.draining:
                 deadline = min(deadline, loop.time() + self._options.shutdown_timeout)
                 if not self._num_active or loop.time() >= deadline:
                     break
@@ -252,7 +252,7 @@ class _Service:
             if num_active := self._num_active:
                 logger.warning("cutting off %s", _requests(num_active))
             return EXIT_CUT_OFF if num_active else 0
-        logger.error("%s The server ends.", sick.death())
+        logger.error("%s The server ends.", sick.engine.death())
         models.kill()
         return EXIT_ENGINE_DEAD
 
@@ -265,15 +265,15 @@ class _Service:
         served = self._models.served
         states = [service.state for service in served]
         stats = [state.stats() for state in states]
-        is_loaded = all(state.async_engine is not None for state in states)
+        is_loaded = all(state.engine.async_engine is not None for state in states)
         self._record.write(
             RunRecord(
                 os.getpid(),
                 self._started,
                 self._listener.url,
-                tuple(name for state in states for name in state.names) if is_loaded else (),
-                sum(len(state.adapters) for state in states),
-                "draining" if self._state.draining else "ready" if is_loaded else "loading",
+                tuple(name for state in states for name in state.models.names) if is_loaded else (),
+                sum(len(state.models.adapters) for state in states),
+                "draining" if self._state.engine.draining else "ready" if is_loaded else "loading",
                 sum(int(each.get("running", 0)) for each in stats),
                 sum(int(each.get("waiting", 0)) for each in stats),
                 round(max(map(kv_usage, stats)), 2),
@@ -289,8 +289,8 @@ class _Service:
         limit = EndLimit(CLOSE_SECONDS, self._code, "What the server closes")
         limits.callback(limit.cancel)
         self._models.drain()
-        if self._state.batches is not None:
-            await self._state.batches.close()
+        if self._state.stores.batches is not None:
+            await self._state.stores.batches.close()
         if self._gateways is not None:
             await self._gateways.close("The server is shutting down.")
         await self._models.close_engines("The server is shutting down.")
@@ -298,10 +298,10 @@ class _Service:
         await http
         self._record.remove()
         await self._models.close_files()
-        if self._state.ledger is not None:
-            await self._state.ledger.close()
-        if self._state.tracer is not None:
-            await asyncio.to_thread(self._state.tracer.close)
+        if self._state.stores.ledger is not None:
+            await self._state.stores.ledger.close()
+        if self._state.observers.tracer is not None:
+            await asyncio.to_thread(self._state.observers.tracer.close)
         await asyncio.to_thread(POOL.close)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from ..access.request_admission import HeldTicket
+from ..access.request_admission import Ticket
 from .metrics import Metrics
 from .token_usage import TokenCounts, UsageCount
 
@@ -50,9 +50,7 @@ class RequestObserver:
         usage: sum of their tokens, written here alone.
     """
 
-    def __init__(
-        self, metrics: Metrics, requests: Sequence[TextRequest], ticket: HeldTicket, usage: UsageCount
-    ) -> None:
+    def __init__(self, metrics: Metrics, requests: Sequence[TextRequest], ticket: Ticket, usage: UsageCount) -> None:
         self._metrics = metrics
         self._requests = requests
         self._ticket = ticket

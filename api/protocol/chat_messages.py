@@ -114,7 +114,7 @@ def _check_role_name(role: str) -> str:
 class ChatMessage(StrictModel):
     """A message. All fields of our answers may be sent back.
 
-    Roles other than the usual ones are for the chat template to know: ``generate.template_roles`` asks it.
+    Roles other than the usual ones are for the chat template to know: ``generate.chat_prompt`` asks it.
     """
 
     ignored: ClassVar[frozenset[str]] = _IN_MESSAGE.ignored

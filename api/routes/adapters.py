@@ -22,10 +22,10 @@ _FIELDS = {"name": "lora_name", "path": "lora_path", "model": "lora_path", "": "
 
 def _client(state: ServerState) -> EngineLike:
     """Return the engine's client. Raises CapacityError or EngineDead if no new work is taken."""
-    state.serving()
-    if state.client is None:
-        raise state.death()
-    return state.client
+    state.engine.serving()
+    if state.engine.client is None:
+        raise state.engine.death()
+    return state.engine.client
 
 
 def check_base_model(
@@ -41,14 +41,14 @@ def check_base_model(
     """
     if models.is_single:
         return
-    if base is not None and base not in state.names:
+    if base is not None and base not in state.models.names:
         raise RequestError(f"No base model is named {quoted(base)}; GET /v1/models lists them.", param=fields[0])
     if models.owner(name) not in (None, state):
         raise RequestError(f"Another base model has the name {quoted(name)}, or its adapter does.", param=fields[1])
 
 
 def _check_not_in_catalog(state: ServerState, name: str) -> None:
-    versions = state.versions
+    versions = state.models.versions
     if versions is not None and (versions.public_name(name) is not None or name in versions.catalog.names()):
         raise RequestError(
             "The catalogue of models has that name: change it by /v1/admin/models (rootgraft models).",
@@ -64,8 +64,8 @@ async def load_lora_adapter(body: LoadAdapterRequest, state: State, models: Mode
     of the machine read, nor any address asked.
     """
     client = _client(state)
-    source = None if state.remote is None else state.remote.source_of(body.lora_path)
-    if source is None and not state.finds_adapters:
+    source = None if state.models.remote is None else state.models.remote.source_of(body.lora_path)
+    if source is None and not state.engine.finds_adapters:
         raise RequestError(
             "This server loads adapters over HTTP only from the folder of --lora-dir and from what --adapter-sources "
             "lists, and this is neither; --lora-modules loads from anywhere, at the start.",
@@ -73,18 +73,18 @@ async def load_lora_adapter(body: LoadAdapterRequest, state: State, models: Mode
         )
     _check_not_in_catalog(state, body.lora_name)
     check_base_model(models, state, body.base_model_name, body.lora_name, ("base_model_name", "lora_name"))
-    if body.lora_name in state.names:
+    if body.lora_name in state.models.names:
         raise RequestError("The base model has that name.", param="lora_name")
     try:
-        if state.remote is not None and source is not None:
-            await state.remote.load(body.lora_name, source, replace=body.load_inplace)
+        if state.models.remote is not None and source is not None:
+            await state.models.remote.load(body.lora_name, source, replace=body.load_inplace)
         else:
             num_tokens = 0
-            if (tokenizers := state.adapter_tokenizers) is not None:
+            if (tokenizers := state.engine.tokenizers) is not None:
                 num_tokens = await tokenizers.read_own_off_loop(body.lora_name, body.lora_path)
             await client.load_adapter(body.lora_name, body.lora_path, replace=body.load_inplace, num_tokens=num_tokens)
-            if state.remote is not None:
-                state.remote.forget(body.lora_name)
+            if state.models.remote is not None:
+                state.models.remote.forget(body.lora_name)
         await _check_tokenizer(state, body.lora_name)
     except UnknownModel as error:
         error.param = "lora_path"
@@ -97,11 +97,11 @@ async def load_lora_adapter(body: LoadAdapterRequest, state: State, models: Mode
 async def _check_tokenizer(state: ServerState, name: str) -> None:
     """Load an adapter's own tokenizer; unload the adapter and raise RequestError if its files broke meanwhile."""
     try:
-        await state.engine_for(name)
+        await state.engine.serving_adapter(name)
     except RequestError:
         await _client(state).unload_adapter(name)
-        if state.remote is not None:
-            state.remote.forget(name)
+        if state.models.remote is not None:
+            state.models.remote.forget(name)
         raise
 
 
@@ -109,8 +109,8 @@ async def _check_tokenizer(state: ServerState, name: str) -> None:
 async def unload_lora_adapter(body: UnloadAdapterRequest, state: State) -> PlainTextResponse:
     """Unload an adapter; requests that run with it go on. 404 if there is none of that name."""
     _check_not_in_catalog(state, body.lora_name)
-    if body.lora_name in state.names:
-        also = "" if body.lora_name == state.names[0] else f", also called {state.names[0]}"
+    if body.lora_name in state.models.names:
+        also = "" if body.lora_name == state.models.names[0] else f", also called {state.models.names[0]}"
         raise RequestError(
             f"{quoted(body.lora_name)} is the base model{also}, which is not unloaded as adapters are.",
             param="lora_name",
@@ -120,9 +120,9 @@ async def unload_lora_adapter(body: UnloadAdapterRequest, state: State) -> Plain
     except UnknownModel as error:
         error.param = "lora_name"
         raise
-    if state.remote is not None:
-        state.remote.forget(body.lora_name)
-        await state.remote.release_unused()
+    if state.models.remote is not None:
+        state.models.remote.forget(body.lora_name)
+        await state.models.remote.release_unused()
     return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
 
 
@@ -130,5 +130,5 @@ async def unload_lora_adapter(body: UnloadAdapterRequest, state: State) -> Plain
 async def list_adapters(state: State) -> dict[str, Any]:
     """All adapters: ready, loading, being downloaded, and unloaded ones that running requests still use."""
     infos = await _client(state).list_adapters()
-    loaded = [{**asdict(info), "path": shown_path(info, state.remote)} for info in infos]
-    return {"object": "list", "data": loaded + ([] if state.remote is None else state.remote.downloads())}
+    loaded = [{**asdict(info), "path": shown_path(info, state.models.remote)} for info in infos]
+    return {"object": "list", "data": loaded + ([] if state.models.remote is None else state.models.remote.downloads())}

@@ -21,13 +21,13 @@ router = APIRouter(route_class=JsonRoute, tags=["models"], prefix="/v1/admin/mod
 
 def _versions(state: ServerState) -> ModelVersions:
     """Return the versions that are served. Raises CapacityError or EngineDead if no new work is taken."""
-    state.serving()
-    if state.versions is None:
+    state.engine.serving()
+    if state.models.versions is None:
         raise RequestError(
             "This server has no catalogue of models: start it with --model-catalog FILE and --enable-lora.",
             code="no_model_catalog",
         )
-    return state.versions
+    return state.models.versions
 
 
 def _shown(versions: ModelVersions, name: str, base: str) -> dict[str, Any]:
@@ -45,7 +45,7 @@ def _shown(versions: ModelVersions, name: str, base: str) -> dict[str, Any]:
 
 def _base(state: ServerState) -> dict[str, Any]:
     """Return a base model in the form of a name with one version."""
-    name, digest = state.names[0], state.base_digest
+    name, digest = state.models.names[0], state.engine.base_digest
     version = ModelVersion(name, digest, "base model", VersionState.READY, state.started, FULL_WEIGHT)
     return {
         "id": name,
@@ -63,8 +63,8 @@ async def list_model_versions(models: Models) -> dict[str, Any]:
     data = []
     for state in models.states:
         data.append(_base(state))
-        if (versions := state.versions) is not None:
-            data += [_shown(versions, name, state.names[0]) for name in versions.catalog.names()]
+        if (versions := state.models.versions) is not None:
+            data += [_shown(versions, name, state.models.names[0]) for name in versions.catalog.names()]
     return {"object": "list", "data": data}
 
 
@@ -73,11 +73,11 @@ async def add_model_version(body: AddVersionRequest, state: State, models: Model
     """Bring a version, verify its content and load it; no request gets it before a promote or canary."""
     versions = _versions(state)
     check_base_model(models, state, body.model, body.name, ("model", "name"))
-    if body.name in state.names:
+    if body.name in state.models.names:
         raise RequestError("The base model has that name.", param="name")
-    if state.remote is None:
+    if state.models.remote is None:
         raise RequestError("This server has no adapters: start it with --enable-lora.", param="name")
-    source = state.remote.source_of(body.source)
+    source = state.models.remote.source_of(body.source)
     if source is None:
         raise RequestError(
             "'source' is hf://org/name@revision, s3://bucket/folder, https://host/folder or file:///folder, as "
@@ -86,7 +86,7 @@ async def add_model_version(body: AddVersionRequest, state: State, models: Model
             code="adapter_source_not_allowed",
         )
     await versions.add(body.name, source, body.digest)
-    return _shown(versions, body.name, state.names[0])
+    return _shown(versions, body.name, state.models.names[0])
 
 
 @router.post("/{name:path}/promote")
@@ -95,7 +95,7 @@ async def promote_model_version(name: str, body: PromoteRequest, models: Models,
     state = models.of(name)
     versions = _versions(state)
     versions.promote(name, body.version, caller.key.name)
-    return _shown(versions, name, state.names[0])
+    return _shown(versions, name, state.models.names[0])
 
 
 @router.post("/{name:path}/canary")
@@ -104,7 +104,7 @@ async def canary_model_version(name: str, body: CanaryRequest, models: Models, c
     state = models.of(name)
     versions = _versions(state)
     versions.canary(name, body.version, body.weight, caller.key.name)
-    return _shown(versions, name, state.names[0])
+    return _shown(versions, name, state.models.names[0])
 
 
 @router.post("/{name:path}/rollback")
@@ -113,7 +113,7 @@ async def rollback_model(name: str, body: RollbackRequest, models: Models, calle
     state = models.of(name)
     versions = _versions(state)
     versions.rollback(name, caller.key.name)
-    return _shown(versions, name, state.names[0])
+    return _shown(versions, name, state.models.names[0])
 
 
 @router.post("/{name:path}/remove")
@@ -123,8 +123,8 @@ async def remove_model(name: str, body: RemoveRequest, models: Models, caller: C
     Running requests end as they began.
     """
     state = models.of(name)
-    if name in state.names and body.version in (None, state.base_digest):
-        removed = [models.remove(name).base_digest]
+    if name in state.models.names and body.version in (None, state.engine.base_digest):
+        removed = [models.remove(name).engine.base_digest]
     else:
         removed = list(_versions(state).remove(name, body.version, caller.key.name))
     return {"id": name, "object": "model.versions", "removed": removed}

@@ -11,7 +11,8 @@ from ..anthropic.chat_conversion import as_chat, field_names
 from ..anthropic.message_reply import MessageReply, message_events
 from ..anthropic.message_request import CountTokensRequest, MessagesRequest
 from ..error_responses import MESSAGES_PATH
-from ..generate.build_request import chat_prompt, chat_request
+from ..generate.build_request import chat_request
+from ..generate.chat_prompt import chat_prompt
 from ..generate.envelope import json_response
 from ..generate.sse import EventStream
 from ..generate.streams import at_intervals, generate, silenced, take_all, while_connected
@@ -44,19 +45,17 @@ router = APIRouter(
 @router.post(MESSAGES_PATH)
 async def create_message(body: MessagesRequest, request: Request, state: State, caller: CallerOf) -> Response:
     """Answer a conversation in Anthropic's protocol."""
-    name, adapter = await state.find_model(body.model, caller)
-    engine = await state.engine_for(adapter)
+    target = await state.models.find(body.model, caller)
     names, chat = field_names(body), as_chat(body)
     with names.naming_errors():
-        formats = state.dialect(engine), state.reasoning_format(engine)
         prepared, output_format, thought = await chat_request(
-            engine, *formats, chat, adapter, caller, strict=state.options.strict_max_tokens
+            target, chat, caller, strict=state.options.strict_max_tokens
         )
     output_format = names.of_format(output_format)
-    reply = MessageReply(body, prepared, name, output_format)
-    set_facts(caller, [prepared], model=name, stream=body.stream, response_id=reply.id)
+    reply = MessageReply(body, prepared, target.name, output_format)
+    set_facts(caller, [prepared], model=target.name, stream=body.stream, response_id=reply.id)
     usage = UsageCount(drop_completion=chat.is_prefill_only)
-    deltas = generate(state, engine, [prepared], caller, output_format, usage, thought)
+    deltas = generate(state, target.engine, [prepared], caller, output_format, usage, thought)
     if chat.is_prefill_only:
         deltas = silenced(deltas)
     if body.stream:
@@ -69,9 +68,8 @@ async def create_message(body: MessagesRequest, request: Request, state: State, 
 @router.post(MESSAGES_PATH + "/count_tokens")
 async def count_message_tokens(body: CountTokensRequest, state: State, caller: CallerOf) -> Response:
     """Count the tokens of a message's prompt: those that its usage will say."""
-    _, adapter = state.resolve(body.model, caller)
-    engine = await state.engine_for(adapter)
+    target = await state.models.locate(body.model, caller)
     names, chat = field_names(body), as_chat(body)
     with names.naming_errors():
-        prompt = await chat_prompt(engine, state.dialect(engine), state.reasoning_format(engine), chat, caller)
+        prompt = await chat_prompt(target, chat, caller)
     return json_response({"input_tokens": len(prompt.tokens)})

@@ -24,7 +24,7 @@ router = APIRouter(route_class=JsonRoute, tags=["batches"])
 async def create_batch(body: BatchBody, state: State, caller: CallerOf) -> Response:
     """Answer all requests of a file within a day, in the lowest priority class."""
     batch_service = batch_service_of(state)
-    state.serving()
+    state.engine.serving()
     source = find_file(batch_service, caller, body.input_file_id)
     if source.purpose != "batch":
         raise RequestError("'input_file_id' must be a file of the purpose 'batch'.", param="input_file_id")

@@ -19,18 +19,14 @@ router = APIRouter(route_class=JsonRoute, tags=["generation"])
 @router.post("/v1/chat/completions")
 async def create_chat_completion(body: ChatRequest, request: Request, state: State, caller: CallerOf) -> Response:
     """Answer a conversation."""
-    name, adapter = await state.find_model(body.model, caller, body.lora_path, body.session or None)
-    engine = await state.engine_for(adapter)
-    formats = state.dialect(engine), state.reasoning_format(engine)
-    prepared, output_format, thought = await chat_request(
-        engine, *formats, body, adapter, caller, strict=state.options.strict_max_tokens
-    )
+    target = await state.models.find(body.model, caller, body.lora_path, body.session or None)
+    prepared, output_format, thought = await chat_request(target, body, caller, strict=state.options.strict_max_tokens)
     plan = None if output_format is None else output_format.tools
     kind = "chat.completion.chunk" if body.stream else "chat.completion"
-    envelope = Envelope.new("chatcmpl", kind, name, state.fingerprint_of(caller.facts.version))
-    set_facts(caller, [prepared], model=name, stream=body.stream, response_id=envelope.id)
+    envelope = Envelope.new("chatcmpl", kind, target.name, state.fingerprint_of(caller.facts.version))
+    set_facts(caller, [prepared], model=target.name, stream=body.stream, response_id=envelope.id)
     usage = UsageCount(drop_completion=body.is_prefill_only)
-    deltas = generate(state, engine, [prepared], caller, output_format, usage, thought)
+    deltas = generate(state, target.engine, [prepared], caller, output_format, usage, thought)
     if body.is_prefill_only:
         deltas = silenced(deltas)
     if body.stream:

@@ -35,9 +35,9 @@ router = APIRouter(route_class=JsonRoute, tags=["batches"])
 
 def batch_service_of(state: ServerState) -> BatchService:
     """Return the batch service. Raises RequestError if the server has none."""
-    if state.batches is None:
+    if state.stores.batches is None:
         raise RequestError("This server keeps no files and batches: it was started without --batch-dir.")
-    return state.batches
+    return state.stores.batches
 
 
 def find_file(batch_service: BatchService, caller: Caller, file_id: str) -> StoredFile:

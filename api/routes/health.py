@@ -18,12 +18,12 @@ router = APIRouter(tags=["operation"])
 @router.head("/ping", include_in_schema=False)
 async def health(models: Models) -> Response:
     """200 as long as the engines run and do not hang, also while the server finishes its last requests."""
-    sick = next((state for state in models.states if not state.is_healthy), None)
+    sick = next((state for state in models.states if not state.engine.is_healthy), None)
     if sick is None:
-        return json_response({"status": "draining" if models.main.draining else "ok"})
-    if sick.async_engine is None:
+        return json_response({"status": "draining" if models.main.engine.draining else "ok"})
+    if sick.engine.async_engine is None:
         return _loading()
-    return reply_to(sick.death()).response()
+    return reply_to(sick.engine.death()).response()
 
 
 @router.get("/ready")
@@ -32,7 +32,7 @@ async def ready(models: Models) -> Response:
     """200 while new requests are taken: not before the models are loaded, not once the server is shutting down."""
     if all(state.is_ready for state in models.states):
         return json_response({"status": "ready"})
-    if models.main.draining:
+    if models.main.engine.draining:
         return ErrorReply(503, "The server is shutting down.", code="shutting_down").response()
     answer = await health(models)
     return answer if answer.status_code != 200 else _loading()  # by gateways, of which each loads its tokenizer
@@ -51,6 +51,6 @@ async def version(state: State) -> Response:
 @router.get("/metrics", response_class=Response)
 async def metrics(request: Request, models: Models) -> Response:
     """All metrics for Prometheus."""
-    parts = [state.metrics for state in models.states]
-    body, content_type = exposition(models.main.metrics, parts, request.headers.get("accept", ""))
+    parts = [state.observers.metrics for state in models.states]
+    body, content_type = exposition(models.main.observers.metrics, parts, request.headers.get("accept", ""))
     return Response(body, headers={"content-type": content_type})

@@ -16,26 +16,26 @@ router = APIRouter(tags=["models"])
 
 
 def _card(state: ServerState, name: str) -> dict[str, Any]:
-    served = {} if state.versions is None else state.versions.served.get(name, {})
+    served = {} if state.models.versions is None else state.models.versions.served.get(name, {})
     loaded = engine_name(name, max(served, key=lambda digest: served[digest])) if served else name
-    adapter = None if name in state.names else state.adapters.get(loaded)
+    adapter = None if name in state.models.names else state.models.adapters.get(loaded)
     return {
         "id": name,
         "object": "model",
         "created": state.started,
         "owned_by": "rootgraft",
-        "root": shown_path(adapter, state.remote, to_all=True) if adapter else state.names[0],
-        "parent": state.names[0] if adapter else None,
-        "max_model_len": None if state.async_engine is None else state.async_engine.max_model_len,
+        "root": shown_path(adapter, state.models.remote, to_all=True) if adapter else state.models.names[0],
+        "parent": state.models.names[0] if adapter else None,
+        "max_model_len": None if state.engine.async_engine is None else state.engine.async_engine.max_model_len,
     }
 
 
 def _names(state: ServerState, caller: Caller) -> list[str]:
     """Return the names of a base model and of the adapters that a caller may use."""
-    versions = state.versions
+    versions = state.models.versions
     served = () if versions is None else versions.served
-    loaded = (name for name in state.adapters if versions is None or versions.public_name(name) is None)
-    return [*state.names, *filter(caller.may_use, (*loaded, *served))]
+    loaded = (name for name in state.models.adapters if versions is None or versions.public_name(name) is None)
+    return [*state.models.names, *filter(caller.may_use, (*loaded, *served))]
 
 
 @router.get("/v1/models")
@@ -50,7 +50,9 @@ async def list_models(models: Models, caller: CallerOf) -> dict[str, Any]:
 async def get_model(name: str, models: Models, caller: CallerOf) -> dict[str, Any]:
     """One model or adapter."""
     state = models.of(name)
-    served = () if state.versions is None else state.versions.served
-    if name not in state.names and not ((name in state.adapters or name in served) and caller.may_use(name)):
+    served = () if state.models.versions is None else state.models.versions.served
+    if name not in state.models.names and not (
+        (name in state.models.adapters or name in served) and caller.may_use(name)
+    ):
         raise UnknownModel(name)
     return _card(state, name)

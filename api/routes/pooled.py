@@ -14,7 +14,7 @@ from ...engine.serving.label_shares import LabelShares
 from ...engine.serving.pooled_values import Floats, class_probabilities, embedding, prompt_of
 from ..access.caller import Caller
 from ..generate.envelope import json_response
-from ..generate.label_reads import AskedModel, LabelReader
+from ..generate.label_reads import LabelReader
 from ..generate.pooled_reads import PooledReader, plan_pooled
 from ..generate.rerank_reads import plan_rerank
 from ..generate.server_state import ServerState
@@ -32,40 +32,39 @@ router = APIRouter(route_class=JsonRoute, tags=["pooled outputs"])
 @router.post("/v1/embeddings")
 async def create_embedding(body: EmbeddingRequest, request: Request, state: State, caller: CallerOf) -> Response:
     """Embed texts."""
-    name, adapter = await state.find_model(body.model, caller, None, None)
-    engine = await state.engine_for(adapter)
-    pooler = engine.pooler
+    target = await state.models.find(body.model, caller)
+    engine, pooler = target.engine, target.engine.pooler
     if body.dimensions is not None and pooler.size and body.dimensions > pooler.size:
         raise RequestError(
             f"'dimensions' must be at most {pooler.size}, not {body.dimensions}: a hidden state has so many values.",
             param="dimensions",
         )
-    reader = await plan_pooled(engine, adapter, body, caller, "embed", prompt_of(pooler, body.prompt_name))
-    await _read(state, caller, request, reader, name, f"embd-{uuid.uuid4().hex}")
+    reader = await plan_pooled(engine, target.adapter, body, caller, "embed", prompt_of(pooler, body.prompt_name))
+    await _read(state, caller, request, reader, target.name, f"embd-{uuid.uuid4().hex}")
     normalizes = pooler.normalizes if body.normalize is None else body.normalize
     vectors = [embedding(each, dimensions=body.dimensions, normalizes=normalizes) for each in reader.pooled]
     data = [
         {"object": "embedding", "index": index, "embedding": _encoded(vector, body.encoding_format)}
         for index, vector in enumerate(vectors)
     ]
-    return json_response({"object": "list", "data": data, "model": name, "usage": _usage(reader)})
+    return json_response({"object": "list", "data": data, "model": target.name, "usage": _usage(reader)})
 
 
 @router.post("/v1/classify")
 async def create_classification(body: ClassifyRequest, request: Request, state: State, caller: CallerOf) -> Response:
     """Classify texts by the model's classification head."""
-    name, adapter = await state.find_model(body.model, caller, None, None)
-    engine = await state.engine_for(adapter)
-    reader = await plan_pooled(engine, adapter, body, caller, "classify")
+    target = await state.models.find(body.model, caller)
+    engine = target.engine
+    reader = await plan_pooled(engine, target.adapter, body, caller, "classify")
     response_id = f"classify-{uuid.uuid4().hex}"
-    await _read(state, caller, request, reader, name, response_id)
+    await _read(state, caller, request, reader, target.name, response_id)
     data = [_class(engine, index, pooled) for index, pooled in enumerate(reader.pooled)]
     return json_response(
         {
             "id": response_id,
             "object": "list",
             "created": int(time.time()),
-            "model": name,
+            "model": target.name,
             "data": data,
             "usage": _usage(reader),
         }
@@ -75,11 +74,10 @@ async def create_classification(body: ClassifyRequest, request: Request, state: 
 @router.post("/v1/rerank")
 async def create_ranking(body: RerankRequest, request: Request, state: State, caller: CallerOf) -> Response:
     """Order documents by how relevant they are to a query."""
-    name, adapter = await state.find_model(body.model, caller, None, None)
-    model = AskedModel(adapter, await state.engine_for(adapter))
-    reader = await plan_rerank(state, body, model, caller)
+    target = await state.models.find(body.model, caller)
+    reader = await plan_rerank(target, body, caller)
     response_id = f"rerank-{uuid.uuid4().hex}"
-    await _read(state, caller, request, reader, name, response_id)
+    await _read(state, caller, request, reader, target.name, response_id)
     scores = [LabelShares.of(logprobs).shares[0] for logprobs in reader.logprobs]
     order = sorted(range(len(scores)), key=lambda index: -scores[index])[: body.top_n]
     texts = body.texts
@@ -88,7 +86,7 @@ async def create_ranking(body: RerankRequest, request: Request, state: State, ca
         | ({"document": {"text": texts[index]}} if body.return_documents else {})
         for index in order
     ]
-    return json_response({"id": response_id, "model": name, "usage": _usage(reader), "results": results})
+    return json_response({"id": response_id, "model": target.name, "usage": _usage(reader), "results": results})
 
 
 async def _read(

@@ -22,7 +22,7 @@ async def fleet(state: State) -> dict[str, Any]:
     Raises:
         CapacityError: the model is being loaded.
     """
-    if state.client is None or state.async_engine is None:
+    if state.engine.client is None or state.engine.async_engine is None:
         raise CapacityError("The model is still being loaded.")
-    gateways = None if state.gateways is None else state.gateways()
-    return fleet_json(fleet_status(state.client, time.time() - state.started), gateways)
+    gateways = None if state.observers.gateways is None else state.observers.gateways()
+    return fleet_json(fleet_status(state.engine.client, max(0.0, time.time() - state.started)), gateways)

@@ -11,7 +11,8 @@ from fastapi import APIRouter, Query, Request, Response
 from ...engine.errors import CapacityError, RequestError
 from ..access.caller import Caller
 from ..errors import HTTPError, reply_to
-from ..generate.build_request import chat_prompt, chat_request
+from ..generate.build_request import chat_request
+from ..generate.chat_prompt import chat_prompt
 from ..generate.envelope import json_response
 from ..generate.server_state import ServerState
 from ..generate.sse import EventStream
@@ -33,25 +34,23 @@ router = APIRouter(route_class=JsonRoute, tags=["responses"])
 async def create_response(body: ResponseRequest, request: Request, state: State, caller: CallerOf) -> Response:
     """Answer an input, and store the response unless ``store`` is false."""
     owner = caller.key.tenant
-    name, adapter = await state.find_model(body.model, caller, session=body.prompt_cache_key)
-    engine = await state.engine_for(adapter)
-    conversation = load_conversation(body, state.responses, owner)
+    target = await state.models.find(body.model, caller, session=body.prompt_cache_key)
+    conversation = load_conversation(body, state.stores.responses, owner)
     with FIELD_NAMES.naming_errors():
         chat = chat_request_of(body, conversation.messages(body.instructions))
-        formats = state.dialect(engine), state.reasoning_format(engine)
         prepared, output_format, thought = await chat_request(
-            engine, *formats, chat, adapter, caller, strict=state.options.strict_max_tokens
+            target, chat, caller, strict=state.options.strict_max_tokens
         )
     output_format = FIELD_NAMES.of_format(output_format)
-    stored = body.store and state.responses.is_on
-    reply = ResponseReply(body, prepared.params, name, output_format, stored=stored, thinks=thought is not None)
-    set_facts(caller, [prepared], model=name, stream=body.stream, response_id=reply.id)
+    stored = body.store and state.stores.responses.is_on
+    reply = ResponseReply(body, prepared.params, target.name, output_format, stored=stored, thinks=thought is not None)
+    set_facts(caller, [prepared], model=target.name, stream=body.stream, response_id=reply.id)
 
     def keep(ended: ResponseReply) -> None:
         if body.store:
-            state.responses.put(_record(ended, owner, conversation))
+            state.stores.responses.put(_record(ended, owner, conversation))
 
-    deltas = generate(state, engine, [prepared], caller, output_format, thought=thought)
+    deltas = generate(state, target.engine, [prepared], caller, output_format, thought=thought)
     if body.stream:
         return EventStream(response_events(reply, at_intervals(deltas, state.options.stream_interval), keep))
     if body.background:
@@ -64,12 +63,11 @@ async def create_response(body: ResponseRequest, request: Request, state: State,
 @router.post("/v1/responses/input_tokens")
 async def count_input_tokens(body: CountInputTokensRequest, state: State, caller: CallerOf) -> Response:
     """Count the tokens of a response's input: those that its usage will say."""
-    _, adapter = state.resolve(body.model, caller, session=body.prompt_cache_key)
-    engine = await state.engine_for(adapter)
-    conversation = load_conversation(body, state.responses, caller.key.tenant)
+    target = await state.models.locate(body.model, caller, session=body.prompt_cache_key)
+    conversation = load_conversation(body, state.stores.responses, caller.key.tenant)
     with FIELD_NAMES.naming_errors():
         chat = chat_request_of(body, conversation.messages(body.instructions))
-        prompt = await chat_prompt(engine, state.dialect(engine), state.reasoning_format(engine), chat, caller)
+        prompt = await chat_prompt(target, chat, caller)
     return json_response({"object": "response.input_tokens", "input_tokens": len(prompt.tokens)})
 
 
@@ -98,9 +96,9 @@ def _begin(
     state: ServerState, reply: ResponseReply, deltas: Deltas, owner: str, conversation: Conversation
 ) -> Response:
     """Return a background response at once; the store has it, now unfinished and later with its end."""
-    if not state.responses.is_on:
+    if not state.stores.responses.is_on:
         raise RequestError("'background' needs a server that stores responses.", param="background")
-    jobs = state.responses.jobs
+    jobs = state.stores.responses.jobs
     if jobs.total >= jobs.most:
         raise CapacityError(f"{jobs.most} background responses are under way already.")
     if jobs.left_for(owner) < 1:
@@ -111,8 +109,8 @@ def _begin(
     def take(delta: TextDelta) -> None:
         if reply.status == "queued":
             reply.begin()
-            if reply.id in state.responses:
-                state.responses.put(_record(reply, owner, conversation, job))
+            if reply.id in state.stores.responses:
+                state.stores.responses.put(_record(reply, owner, conversation, job))
         reply.take(delta)
 
     async def make() -> None:
@@ -122,16 +120,16 @@ def _begin(
             reply.cancel()
         except Exception as error:
             reply.fail(reply_to(error))
-        if reply.id in state.responses:
-            state.responses.put(_record(reply, owner, conversation))
+        if reply.id in state.stores.responses:
+            state.stores.responses.put(_record(reply, owner, conversation))
 
     job = asyncio.create_task(make())
-    state.responses.put(_record(reply, owner, conversation, job))
+    state.stores.responses.put(_record(reply, owner, conversation, job))
     return json_response(reply.body())
 
 
 def _find(state: ServerState, caller: Caller, response_id: str) -> StoredResponse:
-    record = state.responses.get(caller.key.tenant, response_id)
+    record = state.stores.responses.get(caller.key.tenant, response_id)
     if record is None:
         raise HTTPError(404, f"Response with id '{response_id[:128]}' not found.")
     return record
@@ -152,7 +150,7 @@ async def get_response(
 async def delete_response(response_id: str, caller: CallerOf, state: State) -> Response:
     """Delete a stored response; a running one is cancelled."""
     _find(state, caller, response_id)
-    state.responses.delete(caller.key.tenant, response_id)
+    state.stores.responses.delete(caller.key.tenant, response_id)
     return json_response({"id": response_id, "object": "response", "deleted": True})
 
 

@@ -10,7 +10,8 @@ from fastapi import APIRouter
 
 from ...engine.text.prompt_cache import Owner
 from ..errors import HTTPError
-from ..generate.build_request import chat_prompt, token_array
+from ..generate.build_request import token_array
+from ..generate.chat_prompt import chat_prompt
 from ..protocol.tokenize import DetokenizeRequest, TokenizeRequest
 from .dependencies import CallerOf, JsonRoute, State
 
@@ -22,11 +23,10 @@ router = APIRouter(route_class=JsonRoute, tags=["tokens"])
 @router.post("/tokenize")
 async def tokenize(body: TokenizeRequest, state: State, caller: CallerOf) -> dict[str, Any]:
     """The tokens of a text or of a conversation."""
-    _, adapter = state.resolve(body.model, caller)
-    async_engine = await state.engine_for(adapter)
+    target = await state.models.locate(body.model, caller)
+    async_engine = target.engine
     if body.messages is not None:
-        formats = state.dialect(async_engine), state.reasoning_format(async_engine)
-        tokens = (await chat_prompt(async_engine, *formats, body.chat(body.messages), caller)).tokens
+        tokens = (await chat_prompt(target, body.chat(body.messages), caller)).tokens
     else:
         add_special_tokens = True if body.add_special_tokens is None else body.add_special_tokens
         owner = Owner(caller.cache_tenant)
@@ -45,8 +45,7 @@ async def tokenize(body: TokenizeRequest, state: State, caller: CallerOf) -> dic
 @router.post("/detokenize")
 async def detokenize(body: DetokenizeRequest, state: State, caller: CallerOf) -> dict[str, Any]:
     """The text of tokens."""
-    _, adapter = state.resolve(body.model, caller)
-    async_engine = await state.engine_for(adapter)
+    async_engine = (await state.models.locate(body.model, caller)).engine
     tokens = token_array("tokens", body.tokens, async_engine.vocab_size)
     decode = partial(async_engine.tokenizer.decode, tokens, skip_special_tokens=False)
     return {"prompt": decode() if len(tokens) <= _MANY_TOKENS else await asyncio.to_thread(decode)}
@@ -58,7 +57,7 @@ async def tokenizer_info(state: State, _caller: CallerOf) -> dict[str, Any]:
     if not state.options.enable_tokenizer_info_endpoint:
         problem = "There is no such route: start the server with --enable-tokenizer-info-endpoint."
         raise HTTPError(404, problem, code="unknown_url")
-    async_engine = state.serving()
+    async_engine = state.engine.serving()
     tokenizer = async_engine.tokenizer
     return {
         "tokenizer_class": type(tokenizer).__name__,

@@ -26,22 +26,22 @@ async def ui_state(state: State, since: Annotated[float, Query(ge=-1)] = -1) -> 
         CapacityError: the model is being loaded, or the engine does not answer in time.
         EngineDead: the engine is gone.
     """
-    if state.client is None or state.async_engine is None:
+    if state.engine.client is None or state.engine.async_engine is None:
         raise CapacityError("The model is still being loaded.")
-    if not state.is_healthy:
-        raise state.death()
+    if not state.engine.is_healthy:
+        raise state.engine.death()
     # Of an engine of one process all that could be told is in the snapshot.
-    fleet = fleet_json(state.client.status()) if isinstance(state.client, ReplicaOwner) else None
+    fleet = fleet_json(state.engine.client.status()) if isinstance(state.engine.client, ReplicaOwner) else None
     is_empty = fleet is not None and not fleet["data"]
-    engine = b"null" if is_empty else await state.watch.snapshot(state.client)
+    engine = b"null" if is_empty else await state.observers.watch.snapshot(state.engine.client)
     server = {
         "version": state.version,
         "started": state.started,
-        "model": state.names[0],
-        "max_model_len": state.async_engine.max_model_len,
-        "draining": state.draining,
+        "model": state.models.names[0],
+        "max_model_len": state.engine.async_engine.max_model_len,
+        "draining": state.engine.draining,
     }
-    history = list(state.metrics.history.since(since))
+    history = list(state.observers.metrics.history.since(since))
     return json_response({"server": server, "history": history, "fleet": fleet, "engine": orjson.Fragment(engine)})
 
 

@@ -8,7 +8,6 @@ validating -> in_progress -> finalizing -> completed        every line has an an
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -18,6 +17,7 @@ from uuid import uuid4
 import orjson
 
 from .file_store import write_json
+from .steady_clock import STEADY_CLOCK
 
 ENDED = ("completed", "failed", "cancelled", "expired")
 WINDOW = 86400  # seconds
@@ -98,7 +98,7 @@ class BatchRecords:
         clock: seconds since 1970.
     """
 
-    def __init__(self, folder: Path, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, folder: Path, clock: Callable[[], float] = STEADY_CLOCK) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
         self._clock = clock

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import re
-import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,8 +18,9 @@ from uuid import uuid4
 
 import orjson
 
+from ...tenancy.tenant_shares import TenantShares
 from ..errors import HTTPError
-from ..tenant_shares import TenantShares
+from .steady_clock import STEADY_CLOCK
 
 MAX_FILES = 10_000  # of one owner
 DEFAULT_EXPIRY = 30 * 86400
@@ -66,7 +66,7 @@ class FileStore:
         max_bytes: int,
         max_upload: int = 200 << 20,
         is_read: Callable[[StoredFile], bool] = lambda file: False,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = STEADY_CLOCK,
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder

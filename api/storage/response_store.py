@@ -16,7 +16,7 @@ from typing import Any
 
 import orjson
 
-from ..tenant_shares import TenantShares
+from ...tenancy.tenant_shares import TenantShares
 
 MAX_RESPONSES = 10_000
 MAX_BACKGROUND = 64

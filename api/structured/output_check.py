@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from jsonschema_specifications import REGISTRY
 
+from ...engine.errors import CapacityError
 from ...engine.sandbox.program_pool import POOL, VALIDATION_SECONDS, ProgramRefused
 from ...engine.types import FinishReason
 from ...grammar.regex.ecma_regex import pattern_matches
@@ -117,6 +118,9 @@ class OutputValidators:
             return await POOL.off_loop(lambda: _is_valid_elsewhere(spec, text))
         except ProgramRefused as error:
             logger.warning("a structured answer could not be validated: the validation %s", error)
+            return True
+        except CapacityError as error:  # the answer is there, and as the grammar has made it
+            logger.warning("a structured answer could not be validated: %s", error)
             return True
 
     def _validator(self, spec: GrammarSpec) -> AnswerValidator:

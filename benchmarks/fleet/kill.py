@@ -31,8 +31,7 @@ from rootgraft.engine.serving.request import TextRequest
 from rootgraft.engine.serving.template_client import EngineTemplate
 from rootgraft.engine.text.tokenizer import Tokenizer
 from rootgraft.engine.types import SamplingParams
-from rootgraft.fleet.dispatcher import MOST_DEATHS
-from rootgraft.fleet.dispatcher_limits import DispatcherLimits
+from rootgraft.fleet.dispatcher import MOST_DEATHS, DispatcherLimits
 from rootgraft.fleet.fleet import Fleet
 from rootgraft.fleet.replica_launcher import ProcessLauncher
 from rootgraft.grammar.spec import GrammarSpec

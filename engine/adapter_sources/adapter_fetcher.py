@@ -25,6 +25,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import SplitResult
 
+from ...tenancy.current_tenant import CURRENT_TENANT
 from ..config import EngineConfig
 from ..errors import AdapterUnavailable, ConfigError, EngineError, RequestError
 from .cached_adapters import adapter_cache_folder
@@ -124,11 +125,12 @@ class AdapterFetcher:
 
         Args:
             trusted: named by the operator, so that host and folder need not be listed.
-            for_request: named by the request of a client, which leaves slots of downloads to others.
+            for_request: named by the request of a client, which leaves slots of downloads to others: to admins, and of
+                the current tenant to other tenants.
         """
         progress, result = DownloadProgress(), Future[FetchedAdapter]()
         result.set_running_or_notify_cancel()
-        call = (result, self._run, source, _Standing(trusted, for_request), progress)
+        call = (result, self._run, source, _Standing(trusted, for_request, CURRENT_TENANT.get()), progress)
         thread = threading.Thread(target=settle, args=call, name="adapter-download", daemon=True)
         with self._lock:
             self._threads = {each for each in self._threads if each.is_alive()} | {thread}
@@ -219,10 +221,11 @@ class AdapterFetcher:
 
 @dataclass(frozen=True, slots=True)
 class _Standing:
-    """Who has named a source: the operator (trusted), an admin, or the request of a client."""
+    """Who has named a source: the operator (trusted), an admin, or the request of a tenant's client."""
 
     trusted: bool
     for_request: bool
+    tenant: str
 
 
 class _Fetch:
@@ -319,7 +322,7 @@ class _Fetch:
         while True:
             self._progress.state = "waiting for other downloads"
             # The slot first: who waits for one holds up nobody who wants the same content and has one.
-            async with self._slots.slot(for_request=self._standing.for_request):
+            async with self._slots.slot(self._standing.tenant, for_request=self._standing.for_request):
                 with self._cache.partial(key) as partial:
                     if partial is not None:
                         found = self._from_cache(remote.version)

@@ -1,17 +1,15 @@
-"""Download slots: how many downloads read from their sources at a time."""
+"""Download slots: how many downloads read from their sources at a time, and how many of them for one tenant."""
 
 from __future__ import annotations
 
-import asyncio
-import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-_POLL_SECONDS = 0.05
+from ...tenancy.tenant_slots import TenantSlots
 
 
 class DownloadSlots:
-    """Slots of downloads on several event loops.
+    """Slots of downloads on several event loops. A tenant's requests get as many as they leave to others.
 
     Args:
         most: downloads at a time.
@@ -19,26 +17,15 @@ class DownloadSlots:
     """
 
     def __init__(self, most: int, reserved: int) -> None:
-        self._lock = threading.Lock()
-        self._free = most
-        self._free_for_requests = most - reserved
+        self._all = TenantSlots(most)
+        self._of_requests = TenantSlots(most - reserved)
 
     @asynccontextmanager
-    async def slot(self, *, for_request: bool) -> AsyncIterator[None]:
+    async def slot(self, tenant: str, *, for_request: bool) -> AsyncIterator[None]:
         """Hold a slot within the block, once there is one."""
-        while not self._took(for_request):
-            await asyncio.sleep(_POLL_SECONDS)
-        try:
+        if not for_request:
+            async with self._all.hold_async(""):
+                yield
+            return
+        async with self._of_requests.hold_async(tenant), self._all.hold_async(""):
             yield
-        finally:
-            with self._lock:
-                self._free += 1
-                self._free_for_requests += for_request
-
-    def _took(self, for_request: bool) -> bool:
-        with self._lock:
-            if not self._free or (for_request and not self._free_for_requests):
-                return False
-            self._free -= 1
-            self._free_for_requests -= for_request
-            return True

@@ -131,6 +131,7 @@ def model_config(config: Mapping[str, Any]) -> ModelConfig:
         output_module=family.output_module,
         final_norm=family.final_norm,
         latent=latent,
+        gated_attention=family.gated_attention,
         quantization=quantization,
         generates=classes is None,
         num_classes=classes or 0,

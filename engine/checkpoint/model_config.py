@@ -245,6 +245,8 @@ class ModelConfig:
         output_module: name of attention's output projection.
         final_norm: the norm behind the last layer.
         latent: attention is latent, None for keys and values of their own.
+        gated_attention: attention's results are multiplied by the sigmoid of a gate, which q's projection has behind
+            each head's queries (Qwen3-Next).
         quantization: what the stored numbers of its matrices mean, None for plain ones.
         generates: the checkpoint has a language head; of one without the ``tied_head`` is of no use.
         num_classes: rows of its classification head, 0 without one.
@@ -292,6 +294,7 @@ class ModelConfig:
     output_module: str = "o_proj"
     final_norm: str = "norm"
     latent: LatentConfig | None = None
+    gated_attention: bool = False
     quantization: Quantization | None = None
     generates: bool = True
     num_classes: int = 0
@@ -317,8 +320,8 @@ class ModelConfig:
 
     @property
     def query_size(self) -> int:
-        """Rows of the query projection."""
-        return self.num_heads * self.head_dim
+        """Rows of the query projection, its gate included."""
+        return self.num_heads * self.head_dim * (2 if self.gated_attention else 1)
 
     @property
     def attention_size(self) -> int:

@@ -7,6 +7,7 @@ from .config_fields import Fields
 from .families.mixture import ClampedGate, Mixture, MixtureFamily
 
 MOST_EXPERTS = 1 << 12
+_MLP_TYPES = ("dense", "sparse")
 _ACTIVATIONS = ("silu", "swish")
 
 
@@ -47,11 +48,11 @@ def _mixture(fields: Fields, family: MixtureFamily) -> Mixture:
         names=family.names,
         num_experts=count,
         size=fields.integer(family.size_key),
-        top_k=fields.integer("num_experts_per_tok", high=allowed),
+        top_k=_of_all_layers(fields, family.top_k_key).integer(family.top_k_key, high=allowed),
         scores=family.scores,
         renormalises=fields.flag("norm_topk_prob") if family.renormalises is None else family.renormalises,
         scale=fields.positive("routed_scaling_factor", default=1.0) if family.scaled else 1.0,
-        corrected=family.corrected,
+        corrected=family.corrected and (family.corrected_key is None or fields.flag(family.corrected_key)),
         groups=groups,
         top_groups=top_groups,
         best_of_group=2 if groups > 1 and family.corrected else 1,
@@ -61,6 +62,16 @@ def _mixture(fields: Fields, family: MixtureFamily) -> Mixture:
         clamp=_clamp(fields) if family.clamped else None,
         weighs_input=family.weighs_input,
     )
+
+
+def _of_all_layers(fields: Fields, key: str) -> Fields:
+    """Return the fields with one value of a key in place of a list of the same for each layer. Raises ModelError."""
+    listed = fields.values.get(key)
+    if not isinstance(listed, list):
+        return fields
+    if not listed or any(value != listed[0] for value in listed):
+        raise fields.wrong(key, "the same in all layers")
+    return Fields({**fields.values, key: listed[0]}, fields.where)
 
 
 def _clamp(fields: Fields) -> ClampedGate:
@@ -85,8 +96,12 @@ def _sparse_layers(fields: Fields, family: MixtureFamily, num_layers: int) -> li
     match family.dense_layers:
         case "none":
             return [True] * num_layers
-        case "first":
-            first = fields.integer("first_k_dense_replace", low=0, high=num_layers)
+        case "typed" if fields.has("mlp_layer_types"):
+            return _typed_layers(fields, num_layers)
+        case "spanned":
+            return _spanned_layers(fields, num_layers)
+        case "first" | "typed":
+            first = fields.integer(family.first_key, low=0, high=num_layers)
             return [index >= first for index in range(num_layers)]
         case "unlisted":
             return _listed_layers(fields, num_layers)
@@ -95,6 +110,20 @@ def _sparse_layers(fields: Fields, family: MixtureFamily, num_layers: int) -> li
         raise fields.wrong("mlp_only_layers", "a list of layers")
     step = fields.integer("decoder_sparse_step", default=1)
     return [index not in dense and (index + 1) % step == 0 for index in range(num_layers)]
+
+
+def _typed_layers(fields: Fields, num_layers: int) -> list[bool]:
+    listed = fields.values["mlp_layer_types"]
+    if not isinstance(listed, list) or len(listed) != num_layers or any(kind not in _MLP_TYPES for kind in listed):
+        raise fields.wrong("mlp_layer_types", f"a list of {num_layers} times {' or '.join(_MLP_TYPES)}")
+    return [kind == _MLP_TYPES[1] for kind in listed]
+
+
+def _spanned_layers(fields: Fields, num_layers: int) -> list[bool]:
+    first, last = (fields.integer(f"moe_layer_{key}_index", low=-1, high=num_layers) for key in ("start", "end"))
+    step = fields.integer("moe_layer_interval", high=num_layers)
+    last = num_layers - 1 if last == -1 else last
+    return [(index + 1) % step == 0 and first <= index <= last for index in range(num_layers)]
 
 
 def _listed_layers(fields: Fields, num_layers: int) -> list[bool]:

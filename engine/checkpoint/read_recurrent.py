@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from fractions import Fraction
 from math import inf
 from typing import Any
 
 from .config_fields import Fields
-from .families.family import Family
-from .families.recurrent import Mamba2Layer, RecurrentLayer, ShortConvLayer
+from .families.family import Family, Recurrent
+from .families.recurrent import DeltaLayer, Mamba2Layer, RecurrentLayer, ShortConvLayer
 from .read_mixture import is_dense
 
 ATTENTION, RECURRENT = "attention", "recurrent"
@@ -22,7 +23,17 @@ _KINDS = {
 _NAMES = {
     "short_conv": ("full_attention", "conv"),
     "mamba2": ("attention", "full_attention", "mamba", "linear_attention"),
+    "delta": ("full_attention", "linear_attention"),
+    "grouped_delta": ("full_attention", "linear_attention"),
 }
+_READERS: Mapping[Recurrent, Callable[[Fields], RecurrentLayer]] = {
+    "short_conv": lambda fields: _short_conv(fields),
+    "mamba2": lambda fields: _mamba2(fields),
+    "delta": lambda fields: _delta(fields, grouped=False),
+    "grouped_delta": lambda fields: _delta(fields, grouped=True),
+}
+_INDICES = ("full_attn_idxs", "attn_layer_indices")  # of LFM2 and of Bamba
+_INTERVAL = "full_attention_interval"
 _INFINITY = {"__float__": "Infinity"}  # as transformers writes it
 _MOST_TAPS = 8
 _MOST_HEADS = 1 << 16
@@ -36,7 +47,7 @@ def read_recurrent(fields: Fields, family: Family, count: int) -> tuple[Recurren
     """
     if family.recurrent is None:
         return (None,) * count
-    layer = _short_conv(fields) if family.recurrent == "short_conv" else _mamba2(fields)
+    layer = _READERS[family.recurrent](fields)
     return tuple(layer if kind == RECURRENT else None for kind in _kinds(fields, _NAMES[family.recurrent], count))
 
 
@@ -67,17 +78,38 @@ def _mamba2(fields: Fields) -> Mamba2Layer:
     )
 
 
+def _delta(fields: Fields, *, grouped: bool) -> DeltaLayer:
+    heads = fields.integer("linear_num_value_heads", high=_MOST_HEADS)
+    key_heads = fields.integer("linear_num_key_heads", high=heads)
+    if heads % key_heads:
+        raise fields.wrong("linear_num_key_heads", f"a divisor of linear_num_value_heads {heads}")
+    if fields.values.get("hidden_act", "silu") not in ("silu", "swish"):
+        raise fields.wrong("hidden_act", "silu, which the convolution has too")
+    return DeltaLayer(
+        num_heads=heads,
+        head_dim=fields.integer("linear_value_head_dim", high=_MOST_HEADS),
+        num_key_heads=key_heads,
+        key_dim=fields.integer("linear_key_head_dim", high=_MOST_HEADS),
+        taps=fields.integer("linear_conv_kernel_dim", low=2, high=_MOST_TAPS),
+        grouped=grouped,
+    )
+
+
 def _kinds(fields: Fields, names: tuple[str, ...], count: int) -> list[str]:
     """Return ``ATTENTION`` or ``RECURRENT`` for each layer, also from the older keys."""
     key = "layers_block_type" if fields.has("layers_block_type") else "layer_types"
     listed = fields.values.get(key)
+    if listed is None and fields.has(_INTERVAL):
+        interval = fields.integer(_INTERVAL, high=count)
+        return [RECURRENT if (index + 1) % interval else ATTENTION for index in range(count)]
     if listed is None:
-        indices = fields.values.get("full_attn_idxs")
+        key = next((key for key in _INDICES if fields.has(key)), _INDICES[0])
+        indices = fields.values.get(key)
         indices = list(range(count)) if indices is None else indices
         if not isinstance(indices, list) or any(type(each) is not int or not 0 <= each < count for each in indices):
-            raise fields.wrong("full_attn_idxs", f"a list of layers below {count}")
+            raise fields.wrong(key, f"a list of layers below {count}")
         if not indices:
-            raise fields.wrong("full_attn_idxs", "a list of at least one layer")
+            raise fields.wrong(key, "a list of at least one layer")
         return [ATTENTION if index in indices else RECURRENT for index in range(count)]
     if not isinstance(listed, list) or len(listed) != count or any(kind not in names for kind in listed):
         raise fields.wrong(key, f"a list of {count} times {' or '.join(names)}")
@@ -90,6 +122,9 @@ def _kinds(fields: Fields, names: tuple[str, ...], count: int) -> list[str]:
 def own_keys(config: Mapping[str, Any], family: Family, where: str) -> Mapping[str, Any]:
     """Return a config with the usual keys in place of such a family's own. Raises ModelError."""
     fields = Fields({**family.defaults, **config}, where)
+    if family.partial_rotary and fields.has("rotary_dim") and fields.has("head_dim"):
+        rotated = Fraction(fields.integer("rotary_dim"), fields.integer("head_dim"))
+        return {**config, "partial_rotary_factor": rotated}
     if family.recurrent == "short_conv":
         return {**config, **_lfm2_keys(fields)}
     if family.recurrent == "mamba2" and family.mixture is not None and is_dense(fields, family.mixture):

@@ -83,7 +83,7 @@ def _merged(new: dict[str, Any], old: dict[str, Any], where: str) -> dict[str, A
 def _rope(fields: Fields, parameters: dict[str, Any], theta_key: str, family: Family, head_dim: int) -> Rope:
     where = f"{fields.where}: rope parameters"
     if family.mrope:
-        parameters = _without_sections(Fields(parameters, where), head_dim)
+        parameters = _without_sections(Fields(parameters, where), _rotary_dim(fields, parameters, family, head_dim))
     own = Fields({"rope_theta": fields.values.get(theta_key), **parameters}, where)
     kind = parameters.get("rope_type", parameters.get("type", "default"))
     if not isinstance(kind, str) or _newest(kind) not in _KEYS or parameters.get("type", kind) != kind:
@@ -141,13 +141,15 @@ def _longrope(own: Fields, fields: Fields, dim: int) -> LongRopeScaling:
     )
 
 
-def _without_sections(fields: Fields, head_dim: int) -> dict[str, Any]:
+def _without_sections(fields: Fields, rotary_dim: int) -> dict[str, Any]:
     """Check the sections for time, height and width, and leave them out: in text the three positions are the same."""
     sections = fields.values.get("mrope_section")
     if sections is not None:
         whole = isinstance(sections, list) and all(type(size) is int and size >= 0 for size in sections)
-        if not whole or len(sections) != 3 or sum(sections) != head_dim // 2:
-            raise fields.wrong("mrope_section", f"three sizes that add up to half a head's, {head_dim // 2}")
+        if not whole or len(sections) != 3 or sum(sections) != rotary_dim // 2:
+            raise fields.wrong(
+                "mrope_section", f"three sizes that add up to half of a head's rotated dimensions, {rotary_dim // 2}"
+            )
     fields.flag("mrope_interleaved")
     plain = {key: value for key, value in fields.values.items() if not key.startswith("mrope_")}
     for key in ("type", "rope_type"):

@@ -117,6 +117,16 @@ MULTIMODAL = (
         towers=("visual",),
     ),
     Multimodal(
+        family=replace(BY_NAME["qwen3_5_text"], architecture="Qwen3_5ForConditionalGeneration"),
+        text_types=("qwen3_5_text",),
+        towers=("visual",),
+    ),
+    Multimodal(
+        family=replace(BY_NAME["qwen3_5_moe_text"], architecture="Qwen3_5MoeForConditionalGeneration"),
+        text_types=("qwen3_5_moe_text",),
+        towers=("visual",),
+    ),
+    Multimodal(
         family=replace(BY_NAME["llama4"], architecture="Llama4ForConditionalGeneration"),
         text_types=("llama4_text",),
         towers=("vision_model", "multi_modal_projector"),

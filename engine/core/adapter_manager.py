@@ -8,7 +8,7 @@ Submit ----> begin ----> pinned version ----> Done or Failed ----> settle: unpin
 from __future__ import annotations
 
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from heapq import nlargest
@@ -82,7 +82,7 @@ class Loss:
     error: EngineError
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Load:
     """A load in progress, and the sequences that begin when it is done."""
 
@@ -109,7 +109,7 @@ class AdapterManager:
         self._base_digest = base_digest
         self._config = config
         self._folder = None if config.lora_dir is None else Path(config.lora_dir)
-        self._loads: deque[_Load] = deque()  # in the order in which the pool reports them
+        self._loads: list[_Load] = []  # those of one name in the order in which the pool reports them
         self._pins: dict[int, AdapterVersion] = {}  # by sequence
         self._requests: Counter[str] = Counter()
         self._hits: Counter[str] = Counter()
@@ -199,7 +199,9 @@ class AdapterManager:
         """Finish loads, once a step. Returns the sequences that waited for them."""
         arrivals: list[Arrival] = []
         for result in self._pool.poll():
-            arrivals += self._finish(self._loads.popleft(), result)
+            load = next(each for each in self._loads if each.name == result.name)
+            self._loads.remove(load)
+            arrivals += self._finish(load, result)
         return arrivals
 
     def take_lost(self) -> list[Loss]:
@@ -314,8 +316,13 @@ class AdapterManager:
         self._pool.slots.clear()
         for load in self._loads:
             load.waiting.clear()
-        while len(self._loads) > self._pool.num_loading:
-            load = self._loads.popleft()
+        running, lost = Counter(self._pool.loading), []
+        for load in reversed(self._loads):
+            running[load.name] -= 1
+            if running[load.name] < 0:
+                lost.append(load)
+        for load in reversed(lost):
+            self._loads.remove(load)
             if load.call is not None:
                 self._reply(load.call, EngineError(f"The load of the adapter {load.name!r} failed: try it again."))
 
@@ -352,7 +359,7 @@ class AdapterManager:
         """Begin a load, of which nobody is told if the call's id is negative."""
         try:
             check = self._check_of(call.path, call.num_tokens)
-            self._pool.load(call.name, call.path, check, trusted=call.trusted, public=call.of)
+            self._pool.load(call.name, call.path, check, trusted=call.trusted, public=call.of, tenant=call.tenant)
         except AdapterError as error:
             raise _refusal(error) from None
         self._loads.append(_Load(call.name, call.path, call.id if call.id >= 0 else None))
@@ -364,7 +371,7 @@ class AdapterManager:
         if load is None:
             if self._folder is None or not is_adapter(self._folder, name):
                 raise UnknownModel(name)
-            load = self._start(LoadAdapter(_NO_CALL, name, name))
+            load = self._start(LoadAdapter(_NO_CALL, name, name, tenant=submit.tenant))
         load.waiting.append(submit)
 
     def _finish(self, load: _Load, result: LoadResult) -> list[Arrival]:

@@ -76,7 +76,7 @@ class GrammarVocabularies:
             raise RequestError(f"This model has no end token, so its answers {what}.")
         if submit.vocabulary != OWN:
             self._users[submit.id] = submit.vocabulary
-        compilation = self._manager(submit.vocabulary).compile(submit.grammar, submit.reasoning)
+        compilation = self._manager(submit.vocabulary).compile(submit.grammar, submit.reasoning, submit.tenant)
         self._close_idle()
         return compilation
 
@@ -92,7 +92,7 @@ class GrammarVocabularies:
     def prepare(self, message: PrepareGrammar) -> None:
         """Compile a grammar ahead if its vocabulary is in use."""
         if (manager := self._managers.get(message.vocabulary)) is not None:
-            manager.prepare(message.kind, message.content)
+            manager.prepare(message.kind, message.content, message.tenant)
 
     def fill(self, jobs: Seq[MaskJob]) -> Callable[[], Masks]:
         """Begin to fill masks. Returns a function that waits for them."""

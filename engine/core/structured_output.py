@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from itertools import accumulate, pairwise
 from time import monotonic, perf_counter
@@ -56,20 +57,23 @@ class StructuredOutputManager:
         self._mask_seconds: list[float] = []
         self._built = self._thread.submit(_build, texts, eos_ids, vocab_size, max_lines)
 
-    def compile(self, grammar: tuple[str, bytes] | None, reasoning: ThoughtRules | None) -> Compilation:
+    def compile(
+        self, grammar: tuple[str, bytes] | None, reasoning: ThoughtRules | None, tenant: str = ""
+    ) -> Compilation:
         """Begin to compile a grammar, or take it from the cache; poll the result with ``Compilation.poll``.
 
         Args:
             grammar: kind and content of the answer's grammar; None for free text after the thought.
             reasoning: the thought before the answer; None for none.
+            tenant: whose share of the compiles it uses.
         """
         spec = None if grammar is None else GrammarSpec(GrammarKind(grammar[0]), grammar[1])
-        return Compilation(self._built, spec, reasoning)
+        return Compilation(self._built, spec, reasoning, tenant)
 
-    def prepare(self, kind: str, content: bytes) -> None:
+    def prepare(self, kind: str, content: bytes, tenant: str = "") -> None:
         """Compile a grammar ahead, unless ``MOST_AHEAD`` others wait to be compiled. Its refusal is remembered too."""
         spec = GrammarSpec(GrammarKind(kind), content)
-        self._built.add_done_callback(partial(_compile_ahead, spec))
+        self._built.add_done_callback(partial(_compile_ahead, spec, tenant))
 
     def fill(self, jobs: Sequence[MaskJob]) -> Callable[[], Masks]:
         """Begin to fill masks. Returns a function that waits for them."""
@@ -148,12 +152,15 @@ class StructuredOutputManager:
             _postpone_end(buffer.words[at + early], self._eos_ids, buffer.checks.get(at + early))
 
 
-def _compile_ahead(spec: GrammarSpec, built: Future[tuple[CompileService, MaskBuffer, Vocabulary]]) -> None:
+def _compile_ahead(
+    spec: GrammarSpec, tenant: str, built: Future[tuple[CompileService, MaskBuffer, Vocabulary]]
+) -> None:
     if built.cancelled() or built.exception() is not None:
         return
     service = built.result()[0]
     if service.stats.pending < MOST_AHEAD:
-        service.compile(spec)
+        with suppress(CompileQueueFull):
+            service.compile(spec, tenant)
 
 
 def _postpone_end(words: NDArray[np.int32], eos_ids: tuple[int, ...], check: TokenCheck | None) -> None:
@@ -188,9 +195,11 @@ class Compilation:
         built: Future[tuple[CompileService, MaskBuffer, Vocabulary]],
         spec: GrammarSpec | None,
         reasoning: ThoughtRules | None,
+        tenant: str = "",
     ) -> None:
         self._built = built
         self._spec = spec
+        self._tenant = tenant
         self._reasoning = reasoning
         self._compiled: Future[CompiledGrammar] | None = None
         self._since = monotonic()
@@ -203,7 +212,7 @@ class Compilation:
             if self._spec is None:
                 return self._after_thought(None)
             if self._compiled is None:
-                self._compiled = self._built.result()[0].compile(self._spec)
+                self._compiled = self._built.result()[0].compile(self._spec, self._tenant)
             if not self._compiled.done():
                 return self._late()
             # Not raised: the exception would refer to this frame, and so to the future that refers to the exception.

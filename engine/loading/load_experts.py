@@ -9,7 +9,7 @@ from ...kernels.ops import Linear
 from ..checkpoint.families.mixture import Mixture
 from ..models.experts import ExpertProjection, Experts
 from ..models.layers import Mlp, Projection
-from .tensor_names import CORRECTION, expert_modules, shared_block, shared_modules
+from .tensor_names import expert_modules, shared_block, shared_modules
 from .weight_forms import WeightReader
 
 STACKED_GATE_UP, STACKED_DOWN = "gate_up_proj", "down_proj"  # names of all experts' weights in transformers 5
@@ -31,7 +31,7 @@ def load_experts(weights: WeightReader, prefix: str, mixture: Mixture, hidden: i
             scores=mixture.scores,
             renormalises=mixture.renormalises,
             scale=mixture.scale,
-            correction=weights.exact(f"{prefix}.{names.router}.{CORRECTION}") if mixture.corrected else None,
+            correction=weights.exact(f"{prefix}.{names.correction_name}").flatten() if mixture.corrected else None,
             groups=mixture.groups,
             top_groups=mixture.top_groups,
             best_of_group=mixture.best_of_group,

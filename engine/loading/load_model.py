@@ -17,7 +17,7 @@ from ..errors import ModelError
 from ..models.decoder import DecoderModel
 from ..models.experts import Experts
 from ..models.latent_attention import LatentAttention
-from ..models.layers import Attention, DecoderLayer, LayerMixer, Mlp, PlainMlp, Projection
+from ..models.layers import Attention, DecoderLayer, LayerMixer, Mlp, PlainMlp, Projection, QueryGate
 from ..models.norms import LayerNorm, NoNorm, Norm, RmsNorm, ScaledSum
 from ..models.rope import cos_sin_table, query_scale_table
 from .load_experts import load_experts
@@ -33,9 +33,11 @@ from .tensor_names import (
     expected_shapes,
     final_norm,
     head_norm_shapes,
+    ignored_tensors,
     output_modules,
     prediction_tensors,
     qkv_modules,
+    stacked_experts,
     up_modules,
 )
 from .weight_forms import WeightForm, WeightReader
@@ -71,7 +73,8 @@ def load_model(
     source = open_source(checkpoint, config, dummy)
     if not config.tied_head and isinstance(source, SafetensorsFolder) and source.is_bare and HEAD not in source.shapes:
         config = replace(config, tied_head=True, generates=False)  # an embedder, whose class is that of its base
-    optional = prediction_tensors(source.shapes, config) | ({HEAD} if config.tied_head else set())
+    optional = prediction_tensors(source.shapes, config) | ignored_tensors(source.shapes, config)
+    optional |= {HEAD} if config.tied_head else set()
     check_tensors(expected_shapes(config), source.shapes, optional)
     if available is not None:
         weights = fitting_form(source, config, dtype, weights, device, available)
@@ -88,7 +91,9 @@ def open_source(checkpoint: Path | GgufFile, config: ModelConfig, dummy: bool) -
     found = open_checkpoint(checkpoint) if isinstance(checkpoint, Path) else checkpoint
     if isinstance(found, GgufFile):
         return GgufWeights(found, config)
-    return SafetensorsFolder(found, config.towers, config.quantization)
+    folder = SafetensorsFolder(found, config.towers, config.quantization)
+    folder.split_experts(stacked_experts(config))
+    return folder
 
 
 def _check_tied(source: WeightSource) -> None:
@@ -203,6 +208,7 @@ class LayerLoader:
                 chunk=layer.chunk,
             ),
             head_norms=tuple(f"{prefix}.{name}" for name in head_norm_shapes(config)),
+            gate=QueryGate.of(config.num_heads, config.kv_size, config.head_dim) if config.gated_attention else None,
         )
 
     def head_norms(self, layer: LayerConfig, prefix: str) -> tuple[Tensor | None, Tensor | None]:

@@ -1,17 +1,19 @@
-"""Load what a layer has in place of attention: a short convolution, or a state space."""
+"""Load what a layer has in place of attention: a short convolution, a state space, or a gated delta net."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from ...kernels.state_ops import ConvParams, SsmParams
-from ..checkpoint.families.recurrent import Mamba2Layer, RecurrentLayer, ShortConvLayer
+from ...kernels.column_ops import ColumnRuns
+from ...kernels.state_ops import ConvParams, DeltaParams, GatedNormParams, SsmParams
+from ..checkpoint.families.recurrent import DeltaLayer, Mamba2Layer, RecurrentLayer, ShortConvLayer
 from ..errors import ModelError
+from ..models.gated_delta import GatedDelta
 from ..models.layers import LayerMixer, Projection
 from ..models.mamba2 import Mamba2
 from ..models.short_conv import ShortConv
-from .tensor_names import recurrent_block, recurrent_linears
+from .tensor_names import recurrent_bias, recurrent_block, recurrent_inputs, recurrent_output
 from .weight_forms import WeightReader
 
 
@@ -21,28 +23,56 @@ def load_recurrent(weights: WeightReader, prefix: str, layer: RecurrentLayer, hi
     Raises:
         ModelError: a weight does not fit the form of quantised weights, or the device has no kernel of such a layer.
     """
-    if isinstance(layer, Mamba2Layer) and weights.device.type == "cuda":
-        raise ModelError("Mamba-2 layers are computed on a CPU alone: there is no GPU kernel yet. Try: --device cpu")
-    block = f"{prefix}.{recurrent_block(layer)}"
-    into, out_of = (
-        _projection(weights, f"{block}.{name}", rows, biased=layer.biased)
-        for name, rows, _ in recurrent_linears(layer, hidden)
-    )
+    if not isinstance(layer, ShortConvLayer) and weights.device.type == "cuda":
+        kind = "Gated delta nets" if isinstance(layer, DeltaLayer) else "Mamba-2 layers"
+        raise ModelError(f"{kind} are computed on a CPU alone: there is no GPU kernel yet. Try: --device cpu")
+    block, biased = f"{prefix}.{recurrent_block(layer)}", recurrent_bias(layer)
+    modules = list(recurrent_inputs(layer, hidden).items())
+    half = len(modules) // 2 if isinstance(layer, DeltaLayer) else len(modules)
+    into = _projection(weights, block, dict(modules[:half]), biased=biased)
+    out_of = _projection(weights, block, {recurrent_output(layer, hidden)[0]: hidden}, biased=biased)
     if isinstance(layer, ShortConvLayer):
         return ShortConv(into, out_of, _conv(weights, f"{block}.conv", biased=layer.biased, gated=True))
+    norm = weights.tensor(f"{block}.norm.weight")
+    if isinstance(layer, DeltaLayer):
+        return GatedDelta(
+            into,
+            _projection(weights, block, dict(modules[half:]), biased=False),
+            out_of,
+            grouped_runs(layer) if layer.grouped else None,
+            _conv(weights, f"{block}.conv1d", biased=False, gated=False),
+            _delta(weights, block, layer),
+            GatedNormParams(norm.repeat(layer.num_heads), eps, layer.num_heads, is_norm_first=True),
+        )
     return Mamba2(
         into,
         out_of,
         _conv(weights, f"{block}.conv1d", biased=layer.conv_biased, gated=False),
         _scan(weights, block, layer),
-        weights.tensor(f"{block}.norm.weight"),
-        eps,
+        GatedNormParams(norm, eps, layer.num_groups),
     )
 
 
-def _projection(weights: WeightReader, name: str, rows: int, *, biased: bool) -> Projection:
-    bias = weights.tensor(f"{name}.bias") if biased else None
-    return Projection((name,), (rows,), weights.packed(f"{name}.weight", bias=bias))
+def grouped_runs(layer: DeltaLayer) -> tuple[ColumnRuns, ColumnRuns]:
+    """Return where q, k, v and the gate, and rates and steps are in the two projections of Qwen3-Next.
+
+    The first has queries, keys, values and gates of one key head after the other, the second rates and steps of the
+    value heads of each.
+    """
+    each, heads = layer.num_heads // layer.num_key_heads, range(layer.num_key_heads)
+    sizes = (layer.key_dim, layer.key_dim, each * layer.head_dim, each * layer.head_dim)
+    wide, starts = sum(sizes), [sum(sizes[:part]) for part in range(len(sizes))]
+    parts = [(0, head * wide + start, size) for start, size in zip(starts, sizes, strict=True) for head in heads]
+    return ColumnRuns.of(parts), ColumnRuns.of(
+        [(0, (2 * head + part) * each, each) for part in (0, 1) for head in heads]
+    )
+
+
+def _projection(weights: WeightReader, block: str, modules: dict[str, int], *, biased: bool) -> Projection:
+    names = tuple(f"{block}.{module}" for module in modules)
+    bias = weights.tensor(*(f"{name}.bias" for name in names)) if biased else None
+    packed = weights.packed(*(f"{name}.weight" for name in names), bias=bias)
+    return Projection(names, tuple(modules.values()), packed)
 
 
 def _conv(weights: WeightReader, name: str, *, biased: bool, gated: bool) -> ConvParams:
@@ -60,4 +90,15 @@ def _scan(weights: WeightReader, block: str, layer: Mamba2Layer) -> SsmParams:
         decay=-torch.exp(weights.exact(f"{block}.A_log")),
         step_bias=weights.exact(f"{block}.dt_bias"),
         skip=weights.exact(f"{block}.D"),
+    )
+
+
+def _delta(weights: WeightReader, block: str, layer: DeltaLayer) -> DeltaParams:
+    return DeltaParams(
+        num_heads=layer.num_heads,
+        head_dim=layer.head_dim,
+        num_key_heads=layer.num_key_heads,
+        key_dim=layer.key_dim,
+        decay=-torch.exp(weights.exact(f"{block}.A_log")),
+        step_bias=weights.exact(f"{block}.dt_bias"),
     )

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from ..checkpoint.families.family_table import BY_NAME
 from ..checkpoint.families.mixture import Mixture
 from ..checkpoint.families.norm_layout import HeadNorm
-from ..checkpoint.families.recurrent import RecurrentLayer, ShortConvLayer
+from ..checkpoint.families.recurrent import DeltaLayer, RecurrentLayer, ShortConvLayer
 from ..checkpoint.model_config import LatentConfig, ModelConfig
 from ..errors import ModelError, shortened
 
@@ -138,29 +138,46 @@ def output_modules(config: ModelConfig) -> dict[str, int]:
 
 def recurrent_block(layer: RecurrentLayer) -> str:
     """Return the module of a layer that is there in place of attention."""
+    if isinstance(layer, DeltaLayer):
+        return "linear_attn"
     return "conv" if isinstance(layer, ShortConvLayer) else "mamba"
 
 
-def recurrent_linears(layer: RecurrentLayer, hidden: int) -> tuple[tuple[str, int, int], ...]:
-    """Return its projections, that to its input first: name, rows and columns."""
+def recurrent_inputs(layer: RecurrentLayer, hidden: int) -> dict[str, int]:
+    """Return the modules of its projection of hidden states, side by side, and the rows of each."""
     if isinstance(layer, ShortConvLayer):
-        return ("in_proj", 3 * hidden, hidden), ("out_proj", hidden, hidden)
-    return (
-        ("in_proj", layer.width + layer.conv_width + layer.num_heads, hidden),
-        ("out_proj", hidden, layer.width),
-    )
+        return {"in_proj": 3 * hidden}
+    if not isinstance(layer, DeltaLayer):
+        return {"in_proj": layer.width + layer.conv_width + layer.num_heads}
+    if layer.grouped:
+        return {"in_proj_qkvz": layer.conv_width + layer.width, "in_proj_ba": 2 * layer.num_heads}
+    rows = (layer.conv_width, layer.width, layer.num_heads, layer.num_heads)
+    return dict(zip(("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"), rows, strict=True))
+
+
+def recurrent_output(layer: RecurrentLayer, hidden: int) -> tuple[str, int]:
+    """Return the module of its projection to hidden states, and its columns."""
+    return "out_proj", hidden if isinstance(layer, ShortConvLayer) else layer.width
+
+
+def recurrent_bias(layer: RecurrentLayer) -> bool:
+    """Return whether its projections have biases."""
+    return not isinstance(layer, DeltaLayer) and layer.biased
 
 
 def _recurrent(prefix: str, layer: RecurrentLayer, hidden: int) -> dict[str, Shape]:
     """The tensors of what a layer has in place of attention."""
-    shapes: dict[str, Shape] = {}
-    for name, rows, columns in recurrent_linears(layer, hidden):
-        shapes |= _linears(prefix, {name: rows}, columns, layer.biased)
+    biased = recurrent_bias(layer)
+    output, columns = recurrent_output(layer, hidden)
+    shapes = _linears(prefix, recurrent_inputs(layer, hidden), hidden, biased)
+    shapes |= _linears(prefix, {output: hidden}, columns, biased)
     if isinstance(layer, ShortConvLayer):
         return shapes | _conv(f"{prefix}.conv", hidden, layer.taps, layer.biased)
-    shapes |= {f"{prefix}.{name}": (layer.num_heads,) for name in ("A_log", "D", "dt_bias")}
-    shapes[f"{prefix}.norm.weight"] = (layer.width,)
-    return shapes | _conv(f"{prefix}.conv1d", layer.conv_width, layer.taps, layer.conv_biased)
+    is_delta = isinstance(layer, DeltaLayer)
+    shapes |= {f"{prefix}.{name}": (layer.num_heads,) for name in ("A_log", "dt_bias", *(() if is_delta else ("D",)))}
+    shapes[f"{prefix}.norm.weight"] = (layer.head_dim if is_delta else layer.width,)
+    conv_biased = not isinstance(layer, DeltaLayer) and layer.conv_biased
+    return shapes | _conv(f"{prefix}.conv1d", layer.conv_width, layer.taps, conv_biased)
 
 
 def _conv(name: str, width: int, taps: int, biased: bool) -> dict[str, Shape]:
@@ -178,7 +195,7 @@ def mixture_shapes(prefix: str, mixture: Mixture, hidden: int) -> dict[str, Shap
     names, count, size = mixture.names, mixture.num_experts, mixture.size
     shapes = _linears(prefix, {names.router: count}, hidden, mixture.biased)
     if mixture.corrected:
-        shapes[f"{prefix}.{names.router}.{CORRECTION}"] = (count,)
+        shapes[f"{prefix}.{names.correction_name}"] = (1, count) if names.correction_is_row else (count,)
     match "modules" if names.is_split else names.storage:
         case "modules":
             for expert in range(count):
@@ -216,6 +233,23 @@ def expert_modules(prefix: str, mixture: Mixture, expert: int) -> tuple[str, str
     return f"{inner}.{gate}", f"{inner}.{up}", f"{inner}.{down}"
 
 
+def stacked_experts(config: ModelConfig) -> dict[str, list[tuple[str, ...]]]:
+    """Return the modules of each expert by the names of tensors that hold those of all experts in transformers 5.
+
+    Families whose files have each expert's matrices are published in that form too (Qwen 3.5).
+    """
+    found: dict[str, list[tuple[str, ...]]] = {}
+    for index, layer in enumerate(config.layers):
+        mixture = layer.mixture
+        if mixture is None or mixture.names.storage != "modules":
+            continue
+        prefix = f"model.layers.{index}.{mixture.names.block}"
+        modules = [expert_modules(prefix, mixture, expert) for expert in range(mixture.num_experts)]
+        found[f"{prefix}.experts.gate_up_proj"] = [(gate, up) for gate, up, _ in modules]
+        found[f"{prefix}.experts.down_proj"] = [(down,) for *_, down in modules]
+    return found
+
+
 def shared_modules(mixture: Mixture) -> dict[str, int]:
     """Return the modules of the shared expert's gate and up, in this order, and the rows of each."""
     names = mixture.names.shared_modules[:-1]
@@ -232,6 +266,12 @@ def _linears(prefix: str, modules: dict[str, int], in_features: int, bias: bool)
     weights: dict[str, Shape] = {f"{prefix}.{name}.weight": (rows, in_features) for name, rows in modules.items()}
     biases: dict[str, Shape] = {f"{prefix}.{name}.bias": (rows,) for name, rows in modules.items()}
     return weights | biases if bias else weights
+
+
+def ignored_tensors(names: Iterable[str], config: ModelConfig) -> frozenset[str]:
+    """Return the tensors of modules that this family's checkpoints have beside the model."""
+    ignored = BY_NAME[config.family].ignored
+    return frozenset(name for name in names if name.removeprefix("model.").startswith(ignored))
 
 
 def prediction_tensors(names: Iterable[str], config: ModelConfig) -> frozenset[str]:
@@ -342,7 +382,7 @@ def _gguf_mixture_module(module: str, config: ModelConfig, index: int) -> str | 
     names = mixture.names
     found = {
         "ffn_gate_inp": names.router,
-        "exp_probs_b": f"{names.router}.{CORRECTION}",
+        "exp_probs_b": f"{names.correction_name}",
         "ffn_gate_inp_shexp": f"{names.shared}_gate",
         "ffn_gate_shexp": f"{names.shared}.gate_proj",
         "ffn_up_shexp": f"{names.shared}.up_proj",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Protocol
 
@@ -115,6 +115,25 @@ class SafetensorsFolder:
             self.shapes[name] = _mxfp4_shape(name, parts)
         self._quantised = self._quantised_tensors()
         self.shapes |= {name: tensor.shape for name, tensor in self._quantised.items()}
+        self._pieces: dict[str, tuple[str, int, slice]] = {}  # stacked tensor, expert, rows
+
+    def split_experts(self, modules: Mapping[str, Sequence[tuple[str, ...]]]) -> None:
+        """Show stacked tensors of experts [E, N, K] as the matrices of the experts' modules, N rows side by side.
+
+        Args:
+            modules: of each expert, by the name that a stacked tensor would have. Those that the folder lacks, or has
+                in another shape, stay as they are.
+        """
+        for stacked, experts in modules.items():
+            shape = self.shapes.get(stacked, ())
+            if stacked not in self._stored or len(shape) != 3 or shape[0] != len(experts) or shape[1] % len(experts[0]):
+                continue
+            del self.shapes[stacked]
+            rows = shape[1] // len(experts[0])
+            for expert, names in enumerate(experts):
+                for part, name in enumerate(names):
+                    self.shapes[f"{name}.weight"] = (rows, shape[2])
+                    self._pieces[f"{name}.weight"] = stacked, expert, slice(part * rows, (part + 1) * rows)
 
     def _add(self, name: str, file: Any, stored: str, shard: str) -> None:
         view = View(file, stored)
@@ -174,6 +193,11 @@ class SafetensorsFolder:
             assert part is not None
             blocks, scales = (file.get_slice(stored)[part] for file, stored in _in_order(self._mxfp4[name]))
             out.copy_(mxfp4.decode_mxfp4(blocks, scales).T)
+            return
+        if name in self._pieces:
+            stacked, expert, rows = self._pieces[name]
+            file, stored = self._stored[stacked]
+            out.copy_(file.get_slice(stored)[expert, rows])
             return
         file, stored = self._stored[name]
         if part is not None:

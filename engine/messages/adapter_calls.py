@@ -17,6 +17,7 @@ class LoadAdapter:
         replace: whether the name may be in use; later sequences then get the new version.
         num_tokens: of the tokenizer in the folder, for which an embedding of its own must have rows; 0 without one.
         of: the name that it is a version of, with which it counts as one name; "" for ``name``.
+        tenant: whose share of the loads it uses.
     """
 
     id: int
@@ -26,6 +27,7 @@ class LoadAdapter:
     trusted: bool = False
     num_tokens: int = 0
     of: str = ""
+    tenant: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,8 +34,13 @@ class ForgetTokens:
 
 @dataclass(frozen=True, slots=True)
 class PrepareGrammar:
-    """Compile a grammar ahead of sequences that may come. Not answered, and ignored where many wait to be compiled."""
+    """Compile a grammar ahead of sequences that may come. Not answered, and ignored where many wait to be compiled.
+
+    Attributes:
+        tenant: whose share of the compiles it uses.
+    """
 
     kind: str
     content: bytes
     vocabulary: str = ""
+    tenant: str = ""

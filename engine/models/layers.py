@@ -9,6 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from ...kernels.column_ops import ColumnRuns, sigmoid_gate, take_columns
 from ...kernels.expert_ops import ExpertWeights
 from ...kernels.ops import (
     AttentionParams,
@@ -63,6 +64,34 @@ class Projection:
 
 
 @dataclass(frozen=True, slots=True)
+class QueryGate:
+    """Where queries and the gate of attention's results are, which one projection has head by head.
+
+    Attributes:
+        projected: q, k and v of the fused projection [q and gate of each head, k, v].
+        joined: rotated queries, and behind them the gate of the fused projection.
+        queries: the former of these two.
+        width: columns of each.
+    """
+
+    projected: ColumnRuns
+    joined: ColumnRuns
+    queries: ColumnRuns
+    width: int
+
+    @classmethod
+    def of(cls, num_heads: int, kv_size: int, head_dim: int) -> QueryGate:
+        """Return the record for heads of ``head_dim`` dimensions, and ``kv_size`` columns of k and of v."""
+        width, heads = num_heads * head_dim, range(num_heads)
+        return cls(
+            ColumnRuns.of([*((0, 2 * head * head_dim, head_dim) for head in heads), (0, 2 * width, 2 * kv_size)]),
+            ColumnRuns.of([(0, 0, width), *((1, (2 * head + 1) * head_dim, head_dim) for head in heads)]),
+            ColumnRuns.of([(0, 0, width)], heads=num_heads),
+            width,
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Attention:
     """Self-attention of one layer, from normed hidden states to the output projection: ``store``, then the call.
 
@@ -70,6 +99,8 @@ class Attention:
         rope: heads, rotary table and head norms.
         params: scale, window and cap of the scores.
         head_norms: names of the norms of query and key heads in the checkpoint, empty without norms.
+        gate: where the gate of the results is, None without one. With it ``store`` returns queries and gate side by
+            side.
     """
 
     qkv: Projection
@@ -77,10 +108,17 @@ class Attention:
     rope: RopeParams
     params: AttentionParams
     head_norms: tuple[str, ...] = ()
+    gate: QueryGate | None = None
 
     def store(self, x: Tensor, inputs: ForwardInputs, k_cache: Tensor, v_cache: Tensor) -> Tensor:
         """Write K and V of T tokens to this layer's cache [pages, Hkv, page, D]: [T, H] -> their queries [T, Hq, D]."""
-        qkv = self.qkv(x, inputs.lora)
+        projected = self.qkv(x, inputs.lora)
+        if self.gate is None:
+            return self._store(projected, inputs, k_cache, v_cache)
+        q = self._store(take_columns(self.gate.projected, projected), inputs, k_cache, v_cache)
+        return take_columns(self.gate.joined, q, projected)
+
+    def _store(self, qkv: Tensor, inputs: ForwardInputs, k_cache: Tensor, v_cache: Tensor) -> Tensor:
         q = rope_store_kv(qkv, inputs.positions, inputs.kv_loc, k_cache, v_cache, self.rope)
         for tokens, rope in self._own_norms(inputs.own):
             places = inputs.positions[tokens], inputs.kv_loc[tokens]
@@ -98,7 +136,11 @@ class Attention:
 
     def __call__(self, q: Tensor, inputs: ForwardInputs, k_cache: Tensor, v_cache: Tensor) -> Tensor:
         """Causal attention of queries to the cache, and the output projection: [S, Hq, D] -> [S, H]."""
-        return self.output(attention(q, k_cache, v_cache, inputs, self.params), inputs.lora)
+        if self.gate is None:
+            return self.output(attention(q, k_cache, v_cache, inputs, self.params), inputs.lora)
+        queries = take_columns(self.gate.queries, q)
+        y = attention(queries, k_cache, v_cache, inputs, self.params)
+        return self.output(sigmoid_gate(y, q, self.gate.width), inputs.lora)
 
     @property
     def before_kv(self) -> tuple[Projection, ...]:

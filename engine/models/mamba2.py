@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from ...kernels.expert_ops import ExpertWeights
-from ...kernels.state_ops import ConvParams, SsmParams, causal_conv, gated_norm, ssm_scan
+from ...kernels.state_ops import ConvParams, GatedNormParams, SsmParams, causal_conv, gated_norm, ssm_scan
 from .forward_inputs import ForwardInputs
 from .layers import Projection
 
@@ -20,16 +20,14 @@ class Mamba2:
         input: the projection to gate, x, B, C and a step for each head, side by side.
         conv: the convolution of x, B and C.
         scan: the state space.
-        norm: weight [H * P] of the norm behind the gate.
-        eps: of the norm.
+        norm: norm and gate behind it.
     """
 
     input: Projection
     output: Projection
     conv: ConvParams
     scan: SsmParams
-    norm: Tensor
-    eps: float
+    norm: GatedNormParams
 
     def store(self, x: Tensor, inputs: ForwardInputs, convolved: Tensor, summed: Tensor) -> Tensor:
         """Scan T tokens and write the states of their rows: [T, H] -> [T, heads * head_dim].
@@ -43,7 +41,7 @@ class Mamba2:
         projected = self.input(x, inputs.lora)
         mixed = causal_conv(projected, convolved, states, self.conv, scan.width)
         y = ssm_scan(mixed, projected, scan.width + scan.columns, summed, states, scan)
-        return gated_norm(y, projected, self.norm, self.eps, scan.num_groups)
+        return gated_norm(y, projected, self.norm)
 
     def __call__(self, y: Tensor, inputs: ForwardInputs, convolved: Tensor, summed: Tensor) -> Tensor:
         """The output projection: [S, heads * head_dim] -> [S, H]."""

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ...kernels.memory import lazy_zeros
-from ..checkpoint.families.recurrent import RecurrentLayer, ShortConvLayer
+from ..checkpoint.families.recurrent import DeltaLayer, RecurrentLayer, ShortConvLayer
 from ..checkpoint.model_config import ModelConfig
 
 SUM_DTYPE = torch.float32
@@ -26,7 +26,8 @@ def state_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
 def _shapes(layer: RecurrentLayer, config: ModelConfig) -> tuple[tuple[int, ...], tuple[int, ...]]:
     if isinstance(layer, ShortConvLayer):
         return (layer.taps - 1, config.hidden_size), (0,)
-    return (layer.taps - 1, layer.conv_width), (layer.num_heads, layer.state_size, layer.head_dim)
+    rows = layer.key_dim if isinstance(layer, DeltaLayer) else layer.state_size
+    return (layer.taps - 1, layer.conv_width), (layer.num_heads, rows, layer.head_dim)
 
 
 class StatePool:

@@ -48,6 +48,7 @@ _FAMILIES: Final = {  # of the native calls of a forward pass
     "rope_store_latent": "rope and KV",
     "causal_conv": "recurrent",
     "ssm_scan": "recurrent",
+    "delta_scan": "recurrent",
     "gated_norm": "recurrent",
     "rms_norm": "norm",
     "layer_norm": "norm",

@@ -21,8 +21,10 @@ from ...kernels.layouts.draw_params import DrawParams
 from ..batch import TokenCheck
 from .top_k_top_p import kept_weights, uniforms
 
-# Draws of one position. The last one is among the tokens that are known to fit: all streams wait for the tests.
+# Draws of one position, and tokens that the searches of its tests may try, before the last draw, which is among the
+# tokens that are known to fit: all streams wait for the tests. Some microseconds for each token tried.
 MAX_TESTS = 64
+MAX_TRIES = 400
 _ATTEMPT = 0xD1B54A32D192ED03
 Line = npt.NDArray[np.float32]
 
@@ -65,17 +67,21 @@ class LimitedLines:
 def _redrawn(line: Line, check: TokenCheck, params: Any, num_generated: int, token: int) -> int:
     """Draw until a token fits, without those that do not."""
     weights = _weights(line, params)
+    costs: dict[int, int] = {}
     for attempt in range(1, MAX_TESTS + 1):
         left_out = np.append(check.alike(token), token)
-        if attempt == MAX_TESTS:
-            left_out = np.append(left_out, np.flatnonzero(~_known(check, line)))
+        costs.update(check.costs(token))
+        is_last = attempt == MAX_TESTS or sum(costs.values()) > MAX_TRIES
         line[left_out] = -np.inf
+        if is_last and np.isfinite(line[known := _known(check, line)]).any():
+            left_out = np.flatnonzero(~known)
+            line[left_out] = -np.inf
         if weights is not None:
             weights[left_out] = 0
             if not weights.any():  # nothing that the filters keep fits
                 weights = _weights(line, params)
         token = _draw(line, weights, params, num_generated, attempt)
-        if token < 0 or check.fits(token):
+        if token < 0 or is_last or check.fits(token):
             return token
     return -1
 

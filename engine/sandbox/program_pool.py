@@ -2,7 +2,8 @@
 
 A thread cannot be stopped, and native code may hold the interpreter's lock, so whatever a client or a publisher brings
 as data and this server runs is run in a process that can be killed. The processes are shared by the whole process, are
-started when the first job comes, and are kept.
+started when the first job comes, and are kept. A tenant gets as many of them, and of the threads that wait for them, as
+it leaves to others: programs that take all of their time keep nobody else waiting.
 """
 
 from __future__ import annotations
@@ -12,13 +13,18 @@ import atexit
 import json
 import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+from functools import partial
 from threading import Event, Lock
 from typing import Any, TypeVar
 
 from ...grammar.compile.compile_worker import DONE
-from ...grammar.compile.worker_handle import WorkerDied, WorkerProcess, WorkerTimeout
+from ...grammar.compile.worker_handle import WorkerCrashed, WorkerDied, WorkerProcess, WorkerTimeout
 from ...grammar.compile.worker_pool import WorkerPool
+from ...tenancy.current_tenant import CURRENT_TENANT
+from ...tenancy.tenant_slots import ShareFull, TenantSlots
+from ...tenancy.tenant_threads import TenantThreads
+from ..errors import CapacityError
 from .program_worker import encode_job
 
 TEMPLATE_SECONDS = 2.0
@@ -29,8 +35,13 @@ VALIDATION_SECONDS = 2.0
 """Of one answer's validation."""
 MEMORY_BYTES = 512 << 20
 """Address space that one job may add."""
-MOST_WORKERS = min(4, os.cpu_count() or 1)
-_MOST_THREADS = 32  # that wait for processes, or for their turn
+MOST_WORKERS = max(2, min(4, os.cpu_count() or 1))
+"""Jobs at a time; at least two, of which a tenant leaves one."""
+MOST_CALLS = 1024
+"""Calls that wait for a thread, of which a tenant gets half."""
+MOST_TRIES = 2
+"""Processes that may be killed from outside, one after the other, over one job."""
+_MOST_THREADS = 32  # that wait for processes
 _MAIN = "from rootgraft.engine.sandbox.program_worker import main; main()"
 
 
@@ -58,16 +69,25 @@ class ProgramPool:
 
     def __init__(self, most: int = MOST_WORKERS) -> None:
         self._most = most
+        self._jobs = TenantSlots(most)
         self._lock = Lock()
         self._workers: WorkerPool[WorkerProcess] | None = None
-        self._threads = ThreadPoolExecutor(_MOST_THREADS, "programs")
+        self._threads = TenantThreads(_MOST_THREADS, "programs", MOST_CALLS)
 
     async def off_loop(self, call: Callable[[], T]) -> T:
-        """Await a call that may run programs, made on a thread of its own: no other work of the loop waits for it."""
-        return await asyncio.get_running_loop().run_in_executor(self._threads, call)
+        """Await a call that may run programs, made on a thread of its own: no other work of the loop waits for it.
+
+        Raises:
+            CapacityError: as many calls of the current tenant wait as may.
+        """
+        try:
+            made = self._threads.submit(CURRENT_TENANT.get(), partial(copy_context().run, call))
+        except ShareFull:
+            raise CapacityError("Too many requests wait for their templates or tokenizers to be run.") from None
+        return await asyncio.wrap_future(made)
 
     def run(self, program: str, seconds: float, arguments: Any, data: bytes = b"", *, memory: int = 0) -> bytes:
-        """Return what a function makes of its arguments.
+        """Return what a function makes of its arguments, once the current tenant has its turn.
 
         Args:
             program: as ``module:name`` below the package.
@@ -76,27 +96,14 @@ class ProgramPool:
             memory: bytes of address space in place of ``MEMORY_BYTES``.
 
         Raises:
-            ProgramRefused: the program fails, or was ended.
+            ProgramRefused: the program fails, or was ended at a limit.
+            CapacityError: no process can be started, or those that were are killed from outside.
         """
         num_bytes = memory or MEMORY_BYTES
         job = encode_job(program, seconds, num_bytes, arguments, data)
-        workers = self._open()
-        try:
-            worker = workers.acquire()
-        except WorkerDied:
-            raise ProgramRefused("cannot be run: no process for it can be started") from None
-        try:
-            answer = worker.run(job, seconds)
-        except WorkerTimeout:
-            workers.discard(worker)
-            raise ProgramStopped(f"takes longer than {seconds:g} s") from None
-        except WorkerDied:
-            workers.discard(worker)
-            raise ProgramStopped(f"needs more than {num_bytes >> 20} MiB, or ends its process") from None
-        except BaseException:  # the pool must not count the worker as busy for ever
-            workers.discard(worker)
-            raise
-        workers.release(worker)
+        workers = self._open()  # before the turn: those that wait when it is closed open no others
+        with self._jobs.hold(CURRENT_TENANT.get()):
+            answer = _run(workers, job, seconds, num_bytes)
         if answer[:1] != DONE:
             is_own, text = json.loads(answer[1:])
             raise (ProgramFailed if is_own else ProgramRefused)(text)
@@ -114,6 +121,32 @@ class ProgramPool:
             if self._workers is None:
                 self._workers = WorkerPool(_start, self._most, name="programs")
             return self._workers
+
+
+def _run(workers: WorkerPool[WorkerProcess], job: bytes, seconds: float, num_bytes: int) -> bytes:
+    """Run a job in a free worker, once more if that is ended from outside, as by the kernel for want of memory."""
+    for _ in range(MOST_TRIES):
+        try:
+            worker = workers.acquire()
+        except WorkerDied:
+            raise CapacityError("No process for the programs of requests can be started now: ask again.") from None
+        try:
+            answer = worker.run(job, seconds)
+        except WorkerTimeout:
+            workers.discard(worker)
+            raise ProgramStopped(f"takes longer than {seconds:g} s") from None
+        except WorkerCrashed:
+            workers.discard(worker)
+            raise ProgramStopped(f"needs more than {num_bytes >> 20} MiB, or ends its process") from None
+        except WorkerDied:
+            workers.discard(worker)
+            continue
+        except BaseException:  # the pool must not count the worker as busy for ever
+            workers.discard(worker)
+            raise
+        workers.release(worker)
+        return answer
+    raise CapacityError("The processes for the programs of requests are killed at once: ask again.")
 
 
 def _start(_is_first: bool, ending: Event) -> WorkerProcess:

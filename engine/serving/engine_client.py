@@ -15,6 +15,7 @@ from typing import BinaryIO, cast
 
 import psutil
 
+from ...tenancy.current_tenant import CURRENT_TENANT
 from .. import errors
 from ..config import EngineConfig
 from ..errors import EngineDead, EngineError
@@ -181,6 +182,8 @@ class EngineClient(asyncio.Protocol):
     ) -> None:
         """Load an adapter under a name, which may be in use with ``replace``. Returns when requests can name it.
 
+        It uses the share of the current tenant.
+
         Args:
             trusted: the path may lead outside the folder of adapters.
             num_tokens: of the tokenizer in the folder, for which an embedding of its own must have rows; 0 without one.
@@ -190,7 +193,8 @@ class EngineClient(asyncio.Protocol):
             RequestError: the adapter cannot be loaded.
             EngineDead: the engine is gone, before the call or before its reply.
         """
-        await self._call(LoadAdapter(next(self._call_ids), name, path, replace, trusted, num_tokens, of))
+        tenant = CURRENT_TENANT.get()
+        await self._call(LoadAdapter(next(self._call_ids), name, path, replace, trusted, num_tokens, of, tenant))
 
     async def unload_adapter(self, name: str) -> None:
         """Unload an adapter; running requests keep it. Raises UnknownModel, and EngineDead as ``load_adapter``."""

@@ -55,7 +55,8 @@ def _cased(numbers: str, suffix: str, *, but: str = "", others: str = _SLASHED) 
 _LLAMA3 = _words(_THREE_DIGITS)
 _QWEN2 = _words(DIGIT)
 _GPT4O = _cased(_THREE_DIGITS, f"{_SUFFIX}?")
-# Groups of three digits, counted from the right.
+# Groups of three digits, counted from the right. In Oniguruma, which the original tokenizers use too, the fractions and
+# superscripts of Latin-1 belong to words: no word ends between 1 and ½, and one does between 1 and ⅓.
 _TO_THE_LEFT = r"\d{1,3}(?=(?:\d{3})*\b)"
 _TO_THE_LEFT_OF_ALL = r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))"
 _ASCII_PUNCTUATION = r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~]"

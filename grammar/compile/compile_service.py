@@ -4,7 +4,8 @@ No grammar library bounds its own work, and a thread cannot be stopped, so a com
 limits on processor time and memory; a worker that exceeds either is killed and replaced. What a machine does to a
 worker (no time for it, a kill when memory is short) is no limit of the grammar's: the compile goes on, or is tried
 again, and fails at last in a way that may be asked for again. Workers yield the cores to the engine, unless that leaves
-them none. Results and errors are cached by content. Requests for a grammar that is being compiled share one future.
+them none. A tenant gets as many of the workers, and of the places in the queue before them, as it leaves to others.
+Results and errors are cached by content. Requests for a grammar that is being compiled share one future.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ import threading
 import time
 from collections import OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from ...tenancy.tenant_slots import ShareFull, TenantSlots, Turn
 from ..emit.grammar_artifact import GrammarArtifact
 from ..errors import CompileUnavailable, GrammarError, GrammarTimeout
 from ..schema.error_location import complexity_error
@@ -81,6 +83,21 @@ class _Entry:
         return time.monotonic() < self.expires
 
 
+@dataclass(slots=True)
+class _Pending:
+    """A compile that waits or runs.
+
+    Attributes:
+        future: of its result, for all who asked.
+        turns: by tenant: for a worker. The first one that is granted is used.
+    """
+
+    spec: GrammarSpec
+    future: Future[CompiledGrammar] = field(default_factory=Future)
+    turns: dict[str, Turn] = field(default_factory=dict)
+    has_begun: bool = False
+
+
 class CompileService:
     """Compiles for one vocabulary. Every method may be called from any thread.
 
@@ -105,17 +122,18 @@ class CompileService:
             seconds: limit on a compile's processor time, dry run included; there is none by the clock.
             memory_bytes: limit on the address space that one compile adds.
             cache_bytes: limit on the estimated size of the cached grammars.
-            most_pending: limit on compiles waiting or in flight.
+            most_pending: limit on compiles that wait for a worker.
         """
         self.stats = CompileStats()
         self._vocabulary = vocabulary
         self._seconds = seconds
         self._memory_bytes = memory_bytes
         self._cache_bytes = cache_bytes
-        self._most_pending = most_pending
         self._lock = threading.Lock()
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
-        self._pending: dict[str, Future[CompiledGrammar]] = {}
+        self._pending: dict[str, _Pending] = {}
+        self._slots = TenantSlots(workers, most_pending)
+        self._is_closed = False
         self._pool = ThreadPoolExecutor(workers, "grammar-compile", _lower_priority)
         # Both are ready from the start: a grammar that arrives while no core is idle need not wait for a worker.
         self._steady = compile_workers(vocabulary, workers, yields=False)
@@ -123,11 +141,14 @@ class CompileService:
         self._steady_until = 0.0
         self._seconds_taken: list[float] = []
 
-    def compile(self, spec: GrammarSpec) -> Future[CompiledGrammar]:
+    def compile(self, spec: GrammarSpec, tenant: str = "") -> Future[CompiledGrammar]:
         """Return a future of the compiled grammar, of a `GrammarError`, or of `CompileUnavailable`.
 
+        Args:
+            tenant: whose share of workers and queue it uses; "" where there is one.
+
         Raises:
-            CompileQueueFull: if too many compiles are pending.
+            CompileQueueFull: if too many compiles of the tenant's, or in all, are pending.
         """
         with self._lock:
             entry = self._entries.get(spec.key)
@@ -138,14 +159,21 @@ class CompileService:
             pending = self._pending.get(spec.key)
             if pending is not None:
                 self.stats.hits += 1
-                return pending
-            if len(self._pending) >= self._most_pending:
-                raise CompileQueueFull(f"{self._most_pending} grammars wait to be compiled")
-            future: Future[CompiledGrammar] = Future()
-            self._pending[spec.key] = future
+            else:
+                pending = _Pending(spec)
+            if pending.has_begun or tenant in pending.turns:
+                return pending.future
+            try:
+                # One that another tenant has asked for waits for a turn of this tenant's too.
+                turn = pending.turns[tenant] = self._slots.ask(tenant)
+            except ShareFull:
+                if pending.turns:
+                    return pending.future
+                raise CompileQueueFull(f"{self._slots.num_waiting} grammars wait to be compiled") from None
+            self._pending[spec.key] = pending
             self.stats.pending = len(self._pending)
-        self._pool.submit(self._run, spec, future)
-        return future
+        turn.granted.add_done_callback(lambda _: self._begin(pending, turn))
+        return pending.future
 
     def take_seconds(self) -> list[float]:
         """Return the seconds of each compile since the last call (at most 4096), failures included, waiting not."""
@@ -157,12 +185,28 @@ class CompileService:
         """End all workers; pending compiles fail."""
         for workers in (self._yielding, self._steady):
             workers.close()
+        with self._lock:
+            self._is_closed = True
         self._pool.shutdown(wait=True, cancel_futures=True)
-        for future in self._pending.values():
-            future.set_exception(CompileUnavailable("The server is shutting down."))
+        for pending in self._pending.values():
+            pending.future.set_exception(CompileUnavailable("The server is shutting down."))
         self._pending.clear()
 
-    def _run(self, spec: GrammarSpec, future: Future[CompiledGrammar]) -> None:
+    def _begin(self, pending: _Pending, turn: Turn) -> None:
+        """Compile what has got a turn. Of several, the others are given back."""
+        with self._lock:
+            if self._is_closed:
+                return
+            unused = [turn]
+            if not pending.has_begun:
+                pending.has_begun = True
+                unused = [each for each in pending.turns.values() if each is not turn]
+                self._pool.submit(self._run, pending, turn)
+        for each in unused:
+            self._slots.leave(each)
+
+    def _run(self, pending: _Pending, turn: Turn) -> None:
+        spec, future = pending.spec, pending.future
         result: CompiledGrammar | GrammarError | CompileUnavailable
         start = time.perf_counter()
         try:
@@ -176,6 +220,7 @@ class CompileService:
             if len(self._seconds_taken) < MAX_OBSERVATIONS:
                 self._seconds_taken.append(time.perf_counter() - start)
         self._remember(spec.key, result)
+        self._slots.leave(turn)
         if isinstance(result, CompiledGrammar):
             future.set_result(result)
         else:

@@ -87,7 +87,7 @@ class CompiledGrammar:
             return least_ends.shortest()
         search = CompletionSearch(ClosingTexts(self._vocabulary, replace(self.artifact, shortest=())))
         known = self._vocabulary.recut(self.artifact.shortest)
-        if known and leads_to_end(self._state, known):
+        if known and leads_to_end(self._state.copy(), known):
             found = search.shortest(self._state, OUTSIDE, len(known) + 20, len(known) - 1)
             return tuple(known if found is None or len(found) > len(known) else found)
         found = search.shortest(self._state, OUTSIDE)

@@ -7,10 +7,11 @@ the entries too: of those that are few with a common beginning, the last one mus
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
 from itertools import islice
 from typing import Any
 
@@ -109,14 +110,23 @@ def number_spellings(begun: Iterable[_Spelled]) -> Iterator[str]:
     Args:
         begun: automata, each with the state after a text, and that text.
     """
-    todo = deque(begun)
+    # Of texts whose shortest ends are equally long the longest goes on: bounds of many digits have few short ends, and
+    # as many beginnings of them as there are numbers.
+    order = itertools.count()
+    todo = [
+        (len(text) + each.number_rests[state], -len(text), next(order), each, state, text)
+        for each, state, text in begun
+    ]
+    heapify(todo)
     for _ in range(MAX_SPELLINGS):
         if not todo:
             return
-        automaton, state, text = todo.popleft()
+        *_, automaton, state, text = heappop(todo)
         if automaton.accepting[state]:
             yield text
-        todo.extend((automaton, after, text + char) for char, after in automaton.number_steps[state])
+        for char, after in automaton.number_steps[state]:
+            least = len(text) + 1 + automaton.number_rests[after]
+            heappush(todo, (least, -len(text) - 1, next(order), automaton, after, text + char))
 
 
 def is_endless(automaton: StringAutomaton) -> bool:

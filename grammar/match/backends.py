@@ -120,6 +120,9 @@ class XgrammarBackend:
         return b""
 
 
+COPY = 4
+
+
 class SearchExhausted(Exception):
     """A search has tried as many tokens as it may: all streams wait for it."""
 
@@ -127,7 +130,8 @@ class SearchExhausted(Exception):
 class BoundedState:
     """A state with a limit on the tokens it accepts, shared by all its copies.
 
-    The limit counts tokens rather than time, so that masks depend on the tokens of the answer alone.
+    The limit counts tokens rather than time, so that masks depend on the tokens of the answer alone. A copy counts as
+    `COPY` tokens, whose time it takes once it advances.
     """
 
     def __init__(self, state: BackendState, left: list[int]) -> None:
@@ -157,6 +161,7 @@ class BoundedState:
         self._state.rollback(count)
 
     def copy(self) -> BoundedState:
+        self._left[0] -= COPY
         return BoundedState(self._state.copy(), self._left)
 
     def can_end(self) -> bool:
@@ -173,9 +178,14 @@ class BoundedState:
 
 
 def leads_to_end(state: BackendState, tokens: Sequence[int]) -> bool:
-    """Return whether some tokens complete the answer; the state is left as it is."""
-    after = state.copy()
-    return after.advance(tokens) == len(tokens) and after.can_end()
+    """Return whether some tokens complete the answer; the state is left as it is, unless its backend fails.
+
+    Advancing and rolling back takes a fraction of the time of a copy that advances.
+    """
+    count = state.advance(tokens)
+    found = count == len(tokens) and state.can_end()
+    rollback_unless_failed(state, count)
+    return found
 
 
 def advance(state: BackendState, tokens: Sequence[int]) -> bool:

@@ -17,12 +17,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .backends import BackendState, Row, advance, leads_to_end, rollback_unless_failed
+from .backends import (
+    BackendState,
+    BoundedState,
+    Row,
+    SearchExhausted,
+    advance,
+    leads_to_end,
+    rollback_unless_failed,
+)
 from .closing_texts import FREE, INSIDE, OUTSIDE, ClosingTexts
 from .completion_search import MAX_TOKENS, CompletionSearch
 from .least_ends import State
@@ -36,7 +44,7 @@ PAUSE = 8
 BEYOND_TEST = 20
 MAX_CHECKS = 64  # positions of which the check is kept, more than a step has drafts
 MAX_SUFFIXES = 40  # of a known completion, tried before a search
-MAX_TRIES = 600  # tokens that a search after a token may try
+MAX_TRIES = 200  # tokens that the test of one token may try
 TIE = 3  # tokens by which another end than the first one found may be shorter
 # Tokens up to which each one is tested alone.
 MAX_SINGLE = 512
@@ -50,6 +58,12 @@ class BudgetCheck(Protocol):
 
     def alike(self, token: int) -> NDArray[np.int64]:
         """Return the tokens that fit if this one does, and do not if it does not."""
+
+    def costs(self, token: int) -> dict[int, int]:
+        """Return the work of testing a token and some that may be alike it, in tokens tried, by token.
+
+        It is the same whether or not they had been tested before.
+        """
 
     def known(self) -> Row:
         """Return a mask of allowed tokens that are known to fit, at least one, without a search."""
@@ -70,6 +84,9 @@ class RowCheck:
     def alike(self, token: int) -> NDArray[np.int64]:
         return np.array([token])
 
+    def costs(self, token: int) -> dict[int, int]:
+        return {}
+
     def known(self) -> Row:
         return self._row
 
@@ -77,35 +94,11 @@ class RowCheck:
         return self._row
 
 
-class _Tests:
-    """Results of tests at one position.
+class _Test(NamedTuple):
+    """What a test of a token has found: a short end after it, None if none was found, and the tokens that it tried."""
 
-    Equal masks do not make positions of a string equal: characters may be counted, and what was written before may not
-    be repeated. So an end that was found at an earlier position is followed again before it is taken.
-
-    Args:
-        earlier: results at a position of the same string with the same mask.
-
-    Attributes:
-        row: the grammar's mask there.
-        found: the completion there.
-        ends: an end after a token; true if a search found no shorter one.
-        earlier: the same at earlier positions.
-        shorter: the shortest end that was found in place of another one.
-    """
-
-    def __init__(self, row: Row, found: list[int], earlier: _Tests | None = None) -> None:
-        self.row = row
-        self.found = found
-        self.ends: dict[int, tuple[list[int] | None, bool]] = {}
-        self.earlier: dict[int, tuple[list[int] | None, bool]] = (
-            {} if earlier is None else earlier.earlier | earlier.ends
-        )
-        self.shorter: dict[tuple[int, ...], list[int]] = {} if earlier is None else earlier.shorter
-
-    @cached_property
-    def num_allowed(self) -> int:
-        return int(np.unpackbits(self.row.view(np.uint8)).sum())
+    end: list[int] | None
+    cost: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +110,6 @@ class _Position:
         known: position and tokens of the last completion found.
         retry_at: after a search that found nothing, the tokens left at which to search again.
         check: of the next token.
-        tests: of the last check, here or before.
         state: of the language whose least ends are known.
     """
 
@@ -125,7 +117,6 @@ class _Position:
     known: tuple[int, list[int]] | None = None
     retry_at: int | None = None
     check: EndCheck | None = None
-    tests: _Tests | None = None
     state: State = 0
 
 
@@ -173,7 +164,7 @@ class BudgetClose:
         known = last.known if end is None else (position, end)
         lexical = self._texts.lexical(last.lexical, token)
         state = last.state if least_ends is None else least_ends.after(last.state, token)
-        self._positions.append(_Position(lexical, known, last.retry_at, None, last.tests, state))
+        self._positions.append(_Position(lexical, known, last.retry_at, None, state))
 
     def rollback(self, count: int) -> None:
         if count:
@@ -215,12 +206,8 @@ class BudgetClose:
         if found is None or remaining > len(found) + self._texts.jump:
             return None
         last = self._positions[-1]
-        tests = last.tests
-        if tests is not None and (last.lexical != INSIDE or len(tests.found) != len(found) or (tests.row != row).any()):
-            tests = None
-        tests = _Tests(row.copy(), found, earlier=tests)
-        check = EndCheck(self._search, self._texts, state.copy(), last.lexical, remaining - 1, tests)
-        self._positions[-1] = replace(last, check=check, tests=tests)
+        check = EndCheck(self._search, self._texts, state.copy(), last.lexical, remaining - 1, row.copy(), found)
+        self._positions[-1] = replace(last, check=check)
         return check
 
     def _end_within(self, state: BackendState, remaining: int) -> list[int] | None:
@@ -275,82 +262,112 @@ def _suffix_to_end(state: BackendState, tokens: list[int]) -> list[int] | None:
 class EndCheck:
     """Tests after which tokens an end of at most so many tokens follows, by a search for one.
 
+    What a test finds and costs follows from the tokens of the answer alone, never from other tests: drafts, which have
+    more tokens tested, change no draw.
+
     Args:
         state: of the answer; belongs to the check.
         lexical: its lexical state.
         most: tokens of an end.
-        tests: what is known; added to.
+        row: the grammar's mask.
+        found: a completion.
     """
 
     def __init__(
-        self, search: CompletionSearch, texts: ClosingTexts, state: BackendState, lexical: int, most: int, tests: _Tests
+        self,
+        search: CompletionSearch,
+        texts: ClosingTexts,
+        state: BackendState,
+        lexical: int,
+        most: int,
+        row: Row,
+        found: list[int],
     ) -> None:
         self._search = search
         self._texts = texts
         self._state = state
         self._lexical = lexical
         self.most = most
-        self._tests = tests
+        self._row = row
+        self._found = found
+        self._tests: dict[int, _Test] = {}
+        self._sampled: dict[int, tuple[int, ...]] = {}
 
     def fits(self, token: int) -> bool:
         """Return whether an end fits after an allowed token, by a search of bounded length."""
-        return self._fits(token, None)
-
-    def _fits(self, token: int, left: list[int] | None) -> bool:
         if token in self._texts.vocabulary.eos:
             return True
-        end = self.end_after(token, left)
+        end = self.end_after(token)
         return end is not None and len(end) <= self.most
 
+    def costs(self, token: int) -> dict[int, int]:
+        """See `BudgetCheck.costs`."""
+        tested = (token, *self._compared(token))
+        return {each: self._test(each).cost for each in tested if each not in self._texts.vocabulary.eos}
+
     def known(self) -> Row:
-        """Return the tokens after which an end has been found that fits, and the end token where it may come."""
-        fitting = [token for token, (end, _) in self._tests.ends.items() if end is not None and len(end) <= self.most]
-        row = np.zeros_like(self._tests.row)
+        """Return the mask of the first token of the completion, and of the end token where it may come."""
+        row = np.zeros_like(self._row)
         words = row.view(np.uint32)
-        for token in (*fitting, *self._tests.found[:1], *self._texts.vocabulary.eos):
+        for token in (*self._found[:1], *self._texts.vocabulary.eos):
             words[token >> 5] |= np.uint32(1 << (token & 31))
-        return row & self._tests.row
+        return row & self._row
 
-    def end_after(self, token: int, left: list[int] | None = None) -> list[int] | None:
-        """Return a short end after a token, None if none was found: one that fits, if there is one.
-
-        Args:
-            left: tries that its search may take, which it lessens; None for those of one search.
-        """
-        if self._tests.found[:1] == [token]:
-            return self._tests.found[1:]
-        end, is_shortest = self._tests.ends.get(token, (None, False))
-        if not is_shortest and (end is None or len(end) > self.most):
-            end, is_shortest = self._tests.ends[token] = self._find_end(token, left)
-        return end
+    def end_after(self, token: int) -> list[int] | None:
+        """Return a short end after a token, None if none was found: one that fits, if there is one."""
+        return self._test(token).end
 
     def alike(self, token: int) -> NDArray[np.int64]:
         """Return the tokens that are alike one for the end of the answer.
 
         In a string that admits all tokens of a length these are, and among many other tokens those of one shape.
         """
-        kinds = token_kinds(self._texts.vocabulary)
-        if self._tests.num_allowed <= MAX_SINGLE or self._tests.found[:1] == [token]:
+        if self._num_allowed <= MAX_SINGLE:
             return np.array([token])
-        length = int(kinds.lengths[token])
-        if self._lexical == INSIDE and length < SINGLE:
-            [members] = np.nonzero(kinds.lengths == length)
-            members = members[_bits(self._tests.row, members)]
-            ends = {self._length(int(each)) for each in members[[0, len(members) // 2, -1]]} if len(members) else set()
-            if len(members) >= kinds.num_of_length[length] - 1 and ends == {self._length(token)}:
-                return members[~np.isin(members, self._tests.found[:1])]
-        [members] = np.nonzero(kinds.shapes == kinds.shapes[token])
-        return members[~np.isin(members, self._tests.found[:1])]
+        kinds, compared = token_kinds(self._texts.vocabulary), self._compared(token)
+        if compared and self._length(compared[-1]) == self._length(token):
+            members = self._members(int(kinds.lengths.numbers[token]))
+        else:
+            members = kinds.shapes.members(int(kinds.shapes.numbers[token]))
+        return members[~np.isin(members, self._found[:1])]
+
+    @cached_property
+    def _num_allowed(self) -> int:
+        return int(np.unpackbits(self._row.view(np.uint8)).sum())
+
+    def _compared(self, token: int) -> tuple[int, ...]:
+        """Return the samples of a token's length up to the first one whose end has another length."""
+        samples, length = self._samples(token), self._length(token)
+        count = next((at for at, each in enumerate(samples, 1) if self._length(each) != length), len(samples))
+        return samples[:count]
+
+    def _samples(self, token: int) -> tuple[int, ...]:
+        """Return tokens of the length of one, which are tested to find whether all of this length are alike."""
+        kinds = token_kinds(self._texts.vocabulary)
+        length = int(kinds.lengths.numbers[token])
+        if length >= SINGLE or self._num_allowed <= MAX_SINGLE:
+            return ()
+        samples = self._sampled.get(length)
+        if samples is None:
+            members = self._members(length)
+            is_whole = len(members) >= max(1, len(kinds.lengths.members(length)) - 1)
+            samples = self._sampled[length] = tuple(members[[0, len(members) // 2, -1]].tolist()) if is_whole else ()
+        return samples
+
+    def _members(self, length: int) -> NDArray[np.int64]:
+        """Return the allowed tokens of a length."""
+        members = token_kinds(self._texts.vocabulary).lengths.members(length)
+        return members[_bits(self._row, members)]
 
     def limits(self) -> Row:
         """Return the mask of all allowed tokens that fit."""
-        row = self._tests.row
+        row = self._row
         left = np.unpackbits(row.view(np.uint8), bitorder="little").astype(np.bool_)
         good = np.zeros(len(left), dtype=np.bool_)
         while len(some := np.flatnonzero(left)):
             token = int(some[0])
             members = np.append(self.alike(token), token)
-            good[members[left[members]]] = self._fits(token, None)
+            good[members[left[members]]] = self.fits(token)
             left[members] = False
         mask: Row = np.packbits(good, bitorder="little").view(np.int32)
         return mask
@@ -359,44 +376,53 @@ class EndCheck:
         end = self.end_after(token)
         return -1 if end is None else len(end)
 
-    def _find_end(self, token: int, left: list[int] | None) -> tuple[list[int] | None, bool]:
-        """Return a short end after a token, and whether a search found no shorter one."""
-        tests, after = self._tests, self._state.copy()
+    def _test(self, token: int) -> _Test:
+        test = self._tests.get(token)
+        if test is None:
+            left = [MAX_TRIES]
+            end = self._find_end(token, left)
+            test = self._tests[token] = _Test(end, MAX_TRIES - left[0])
+        return test
+
+    def _find_end(self, token: int, left: list[int]) -> list[int] | None:
+        """Return a short end after a token, by at most ``left`` tokens tried."""
+        if self._found[:1] == [token]:
+            return self._found[1:]
+        after = BoundedState(self._state, left)
         if not after.accept(token):
-            return None, True
-        if self._stays_in_string(token) and leads_to_end(after, tests.found):
-            return tests.found, True
-        earlier, is_shortest = tests.earlier.get(token, (None, False))
-        if earlier is not None and len(earlier) <= self.most and leads_to_end(after, earlier):
-            return earlier, is_shortest
-        for size in range(min(len(tests.found), self.most) + 1):
-            if leads_to_end(after, end := tests.found[len(tests.found) - size :]):
-                return end, False
-        if is_shortest and tests.num_allowed > MAX_SINGLE and (earlier is None or len(earlier) > self.most):
-            return earlier, True  # of a string that admits so much, another search would find no more
-        lexical = self._texts.lexical(self._lexical, token)
-        if left is not None and left[0] <= 0:
-            return None, False
-        found = self._search.shortest(after, lexical, 2 * self.most + BEYOND_TEST, tries=MAX_TRIES, left=left)
-        if found is not None and self.most < len(found) <= self.most + TIE:
-            found = self._shorter(after, lexical, found)
-        return found, True
+            return None
+        try:
+            known = self._known_end(after, token, left)
+            if known is not None or not self.most:
+                return known
+            lexical, most = self._texts.lexical(self._lexical, token), 2 * self.most + BEYOND_TEST
+            return self._search.shortest(self._state, lexical, most, self.most, left, near=self.most + TIE)
+        except SearchExhausted:
+            return None
+        finally:
+            rollback_unless_failed(self._state, 1)
 
-    def _shorter(self, after: BackendState, lexical: int, end: list[int]) -> list[int]:
-        """Return an end that fits in place of one that is a little too long, if there is one.
+    def _known_end(self, after: BackendState, token: int, left: list[int]) -> list[int] | None:
+        """Return the completion or a part of it that ends the answer after a token too, and fits.
 
-        Where several tokens lead to the same end, it is looked for once.
+        Of a string that goes on the completion is as short an end as before, even if it does not fit. Free text takes
+        all of each part, so half of the work is left to a search.
         """
-        tests = self._tests
-        known = tests.shorter.get(tuple(end))
-        if known is None or not (known is end or leads_to_end(after, known)):
-            known = self._search.shortest(after, lexical, 2 * self.most + BEYOND_TEST, self.most, MAX_TRIES) or end
-            tests.shorter[tuple(end)] = known
-        return known
+        if not self.most:
+            return [] if after.can_end() else None
+        found = self._found
+        if (len(found) <= self.most or self._stays_in_string(token)) and leads_to_end(after, found):
+            return found
+        for size in range(min(len(found) - 1, self.most), -1, -1):
+            if left[0] < MAX_TRIES // 2:
+                break
+            if leads_to_end(after, end := found[len(found) - size :]):
+                return end
+        return None
 
     def _stays_in_string(self, token: int) -> bool:
         """Whether a string that the completion ends at once goes on with a token: its end is then as far as before."""
-        tokens, found = self._texts.vocabulary.tokens, self._tests.found
+        tokens, found = self._texts.vocabulary.tokens, self._found
         is_inside = self._lexical == INSIDE and self._texts.lexical(INSIDE, token) == INSIDE
         return is_inside and b'"' not in tokens[token] and bool(found) and tokens[found[0]][:1] == b'"'
 

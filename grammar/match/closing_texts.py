@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import cached_property
 
 import numpy as np
@@ -10,6 +11,7 @@ from ..emit.grammar_artifact import GrammarArtifact
 from ..vocabulary import Vocabulary
 from .backends import Row
 from .least_ends import LeastEnds
+from .token_kinds import token_kinds
 
 MAX_TAILS = 600
 DEFAULT_JUMP = 10
@@ -50,7 +52,7 @@ class ClosingTexts:
 
     def prepare(self) -> None:
         """Compute all texts now: of structural tags there are thousands, for which no stream should wait."""
-        _ = self.listed, self.tails, self.ends, self.rests, self.jump
+        _ = self.listed, self.tails, self.ends, self.rests, self.jump, token_kinds(self.vocabulary)
 
     @cached_property
     def listed(self) -> list[list[int]]:
@@ -58,7 +60,7 @@ class ClosingTexts:
         if not self.is_json:
             return []
         parts = self._artifact.properties, self._artifact.values
-        cut = [[self.vocabulary.fewest(text.encode()) for text in part] for part in parts]
+        cut = [[self._fewest(text.encode()) for text in part] for part in parts]
         plain, begins = map(self.vocabulary.fewest, _PLAIN), map(self.vocabulary.fewest, _BEGINS)
         return [*sorted(cut[0], key=len), *sorted([*cut[1], *plain], key=len), *begins]
 
@@ -92,6 +94,28 @@ class ClosingTexts:
         # A completion is put together from parts, which takes more tokens than a text tokenized as a whole.
         return 4 + 3 * max(map(len, (detour, *texts))) // 2 if texts else DEFAULT_JUMP
 
+    def recuts(self, tokens: list[int]) -> list[list[int]]:
+        """Return the same text in as few tokens as possible, first with blanks that make them fewer, if any do."""
+        plain = self.vocabulary.recut(tokens)
+        if not self.is_json or self._artifact.texts or not self.vocabulary.special.isdisjoint(tokens):
+            return [plain]
+        spaced = self._fewest(b"".join(self.vocabulary.tokens[token] for token in tokens))
+        return [spaced, plain] if len(spaced) < len(plain) else [plain]
+
+    def _fewest(self, text: bytes) -> list[int]:
+        """Cut JSON into as few tokens as possible, with a blank behind its colons or commas where that saves some."""
+        spellings = [self.vocabulary.fewest(text)]
+        for marks in self._joined_blanks:
+            spellings.append(self.vocabulary.fewest(_spaced(text, marks)))
+        return min(spellings, key=len)
+
+    @cached_property
+    def _joined_blanks(self) -> list[bytes]:
+        """Colons, commas or both, where a token of the vocabulary joins them and a blank to other marks."""
+        tokens = self.vocabulary.tokens
+        found = [mark for mark in b":," if any(bytes((mark, 0x20)) in token and len(token) > 2 for token in tokens)]
+        return [bytes((mark,)) for mark in found] + ([b":,"] if len(found) > 1 else [])
+
     def lexical(self, state: int, token: int) -> int:
         """Return the lexical state after a token; a structured part of free text begins outside of strings."""
         if not self.is_json:
@@ -101,6 +125,14 @@ class ClosingTexts:
         if after is None:
             after = self._transitions[state, token] = _lexical(state, self.vocabulary.tokens[token])
         return after
+
+
+_STRINGS_AND_MARKS = re.compile(rb'"(?:[^"\\]|\\.)*"?|[:,](?![ \n])', re.DOTALL)
+
+
+def _spaced(text: bytes, marks: bytes) -> bytes:
+    """Return JSON with a blank behind some marks outside of its strings."""
+    return _STRINGS_AND_MARKS.sub(lambda found: found[0] + b" " * (found[0] in (marks[:1], marks[1:])), text)
 
 
 def _lexical(state: int, text: bytes) -> int:

@@ -35,8 +35,9 @@ class CompletionSearch:
         lexical: int,
         most: int = MAX_TOKENS,
         enough: int = MAX_TOKENS,
-        tries: int = MAX_TRIES,
         left: list[int] | None = None,
+        *,
+        near: int | None = None,
     ) -> list[int] | None:
         """Return the shortest completion that was found, None if none was.
 
@@ -45,25 +46,22 @@ class CompletionSearch:
             lexical: its lexical state.
             most: about the most tokens of a completion.
             enough: a completion of at most so many tokens ends the search.
-            tries: most tokens tried.
-            left: a count of tries for several searches, which this one lessens.
+            left: tokens that may be tried; lessened by those that were.
+            near: if given, a completion of more tokens ends the search too: a shorter one is not to be expected.
         """
         best: list[int] | None = None
-        count = [tries if left is None else min(tries, left[0])]
-        start = count[0]
+        count = [MAX_TRIES] if left is None else left
+        probe = BoundedState(state.copy(), count)
         try:
             for found in self._completions(BoundedState(state, count), lexical, most):
-                recut = self._texts.vocabulary.recut(found)
-                if len(recut) < len(found) and leads_to_end(state, recut):
-                    found = recut
+                recuts = self._texts.recuts(found)
+                found = next((each for each in recuts if len(each) < len(found) and leads_to_end(probe, each)), found)
                 if best is None or len(found) < len(best):
                     best = found
-                if len(best) <= enough:
+                if len(best) <= enough or (near is not None and len(best) > near):
                     break
         except SearchExhausted:
             pass
-        if left is not None:
-            left[0] -= start - max(0, count[0])
         return best
 
     def _completions(self, state: BackendState, lexical: int, most: int) -> Iterator[list[int]]:
@@ -228,5 +226,9 @@ def _accept_first(state: BackendState, texts: Sequence[list[int]], then: Sequenc
 
 
 def _accepts_any(state: BackendState, texts: Sequence[list[int]]) -> bool:
-    after = state.copy()
-    return any(advance(after, tokens) for tokens in texts)
+    for tokens in texts:
+        count = state.advance(tokens)
+        rollback_unless_failed(state, count)
+        if count == len(tokens):
+            return True
+    return False

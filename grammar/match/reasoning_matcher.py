@@ -121,6 +121,10 @@ class _WithOthers:
         alike = self._answer.alike(token)
         return alike[~np.isin(alike, list(self._others))] if token not in self._others else np.array([token])
 
+    def costs(self, token: int) -> dict[int, int]:
+        """Return the work of testing a token and some that may be alike it, by token."""
+        return {} if self._fit and token in self._others else self._answer.costs(token)
+
     def known(self) -> Row:
         """Return a mask of allowed tokens that are known to fit."""
         row = self._answer.known().copy()

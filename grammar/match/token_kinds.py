@@ -25,19 +25,31 @@ _CLASSES = bytes.maketrans(
 )  # fmt: skip
 
 
+class TokenGroups:
+    """Tokens by the number of their group."""
+
+    def __init__(self, numbers: NDArray[np.int32]) -> None:
+        self.numbers = numbers
+        self._order = np.argsort(numbers, kind="stable")
+        self._sorted = numbers[self._order]
+
+    def members(self, number: int) -> NDArray[np.int64]:
+        """Return the tokens of a group."""
+        first, last = np.searchsorted(self._sorted, [number, number + 1])
+        return self._order[first:last]
+
+
 class TokenKinds(NamedTuple):
     """The groups of each token.
 
     Attributes:
-        lengths: int32 [vocabulary], the characters of tokens that neither end nor escape anything in a JSON string,
-            apart from those that break characters; all other tokens are groups of their own.
-        num_of_length: int64, the tokens of each number in `lengths`.
-        shapes: int32 [vocabulary], equal where the classes of all characters are: letters, digits, others.
+        lengths: the characters of tokens that neither end nor escape anything in a JSON string, apart from those that
+            break characters; all other tokens are groups of their own.
+        shapes: equal where the classes of all characters are: letters, digits, others.
     """
 
-    lengths: NDArray[np.int32]
-    num_of_length: NDArray[np.int64]
-    shapes: NDArray[np.int32]
+    lengths: TokenGroups
+    shapes: TokenGroups
 
 
 def token_kinds(vocabulary: Vocabulary) -> TokenKinds:
@@ -58,4 +70,4 @@ def _token_kinds(vocabulary: Vocabulary) -> TokenKinds:
                 lengths[token] = len(text.decode())
             except UnicodeDecodeError:
                 lengths[token] = _BROKEN + min(len(text), _BROKEN - 1) if text[0] & 0xC0 != 0x80 else lengths[token]
-    return TokenKinds(lengths, np.bincount(lengths), shapes)
+    return TokenKinds(TokenGroups(lengths), TokenGroups(shapes))

@@ -123,6 +123,18 @@ class StringAutomaton:
             [(char, row[number]) for char, number in classes if can_finish[row[number]]] for row in self.transitions
         ]
 
+    @cached_property
+    def number_rests(self) -> list[int]:
+        """The characters of a shortest end of a number, for each state; too many to count where there is none."""
+        rests = [0 if ends else len(self.accepting) for ends in self.accepting]
+        for _ in self.accepting:
+            before = list(rests)
+            for state, steps in enumerate(self.number_steps):
+                rests[state] = min([rests[state], *(rests[after] + 1 for _, after in steps)])
+            if rests == before:
+                break
+        return rests
+
     def may_end(self, state: int, count: int) -> bool:
         """Return whether the string is complete after `count` characters (at most `last_count`)."""
         return self.accepting[state] and count >= self.least and (self.most is None or count <= self.most)

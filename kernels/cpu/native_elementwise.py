@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from struct import Struct
 from typing import Final
 
 import torch
 from torch import Tensor
 
+from ..layouts.column_runs import ColumnRuns
 from .native_library import Fields, NativeLibrary
 
 _BF16: Final = torch.bfloat16
 _FP32: Final = torch.float32
+_LANES: Final = 16
 
 # The C++ structures: q for integers, booleans and addresses (0 for none), d for real numbers.
 _RMS_NORM: Final = Struct("10q2d")
@@ -19,6 +22,8 @@ _LAYER_NORM: Final = Struct("11q2d")
 _ADD_SCALED: Final = Struct("6qd")
 _COPY_RESIDUAL: Final = Struct("6q")
 _ACTIVATION: Final = Struct("8q")
+_TAKE_COLUMNS: Final = Struct("11q")
+_SIGMOID_GATE: Final = Struct("9q")
 
 KINDS: Final = ("silu", "gelu_tanh", "relu2")
 """Activations, in the order of the C++ enumeration."""
@@ -38,6 +43,8 @@ class ElementwiseKernels:
         self._add_scaled = library.bind("add_scaled", _ADD_SCALED, Fields((2,)))
         self._copy_residual = library.bind("copy_residual", _COPY_RESIDUAL, Fields((2,)))
         self._activation = library.bind("activation", _ACTIVATION, Fields((2,)))
+        self._take_columns = library.bind("take_columns", _TAKE_COLUMNS, Fields((4,)))
+        self._sigmoid_gate = library.bind("sigmoid_gate", _SIGMOID_GATE, Fields((3,)))
 
     def rms_norm(
         self,
@@ -138,6 +145,35 @@ class ElementwiseKernels:
                 self.library.num_threads,
             )
         )
+        return out
+
+    def take_columns(self, runs: ColumnRuns, first: Tensor, second: Tensor | None) -> Tensor:
+        """See ``kernels.column_ops.take_columns``."""
+        tokens, columns = len(first), math.prod(first.shape[1:])
+        others = 0 if second is None else math.prod(second.shape[1:])
+        if columns < runs.needed[0] or others < runs.needed[1] or (second is not None and len(second) != tokens):
+            shapes = f"[{tokens}, {columns}] and {None if second is None else list(second.shape)}"
+            raise ValueError(f"{shapes} lack columns that are asked for: {list(runs.needed)}")
+        out = self.library.empty((tokens, *runs.shape), dtype=first.dtype)
+        addresses = (
+            first.data_ptr(),
+            0 if second is None else second.data_ptr(),
+            runs.table.data_ptr(),
+            out.data_ptr(),
+        )
+        sizes = (tokens, len(runs.table), columns, others, runs.columns, first.itemsize)
+        self._take_columns(_TAKE_COLUMNS.pack(*addresses, *sizes, self.library.num_threads))
+        return out
+
+    def sigmoid_gate(self, x: Tensor, gate: Tensor, first: int) -> Tensor:
+        """See ``kernels.column_ops.sigmoid_gate``."""
+        tokens, width = x.shape
+        if len(gate) != tokens or gate.shape[1] < first + width or width % _LANES:
+            raise ValueError(f"x {list(x.shape)} and gate {list(gate.shape)} from {first} do not fit")
+        out = self.library.empty((tokens, width), dtype=x.dtype)
+        addresses = (x.data_ptr(), gate.data_ptr(), out.data_ptr())
+        sizes = (tokens, width, gate.shape[1], first, x.dtype is _BF16)
+        self._sigmoid_gate(_SIGMOID_GATE.pack(*addresses, *sizes, self.library.num_threads))
         return out
 
 

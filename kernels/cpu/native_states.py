@@ -8,7 +8,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from ..layouts.state_arguments import ConvParams, SsmParams, StateBatch
+from ..layouts.state_arguments import ConvParams, DeltaParams, GatedNormParams, SsmParams, StateBatch
 from .native_library import Fields, NativeLibrary
 
 _BF16: Final = torch.bfloat16
@@ -16,10 +16,12 @@ _LANES: Final = 16
 _MOST_TAPS: Final = 8
 
 _MOST_STATE: Final = 256
+_MOST_KEY: Final = 256
 
 _CAUSAL_CONV: Final = Struct("19q")
 _SSM_SCAN: Final = Struct("22q")
-_GATED_NORM: Final = Struct("10qd")
+_DELTA_SCAN: Final = Struct("22q")
+_GATED_NORM: Final = Struct("12qd")
 
 
 class StateKernels:
@@ -29,6 +31,7 @@ class StateKernels:
         self._library = library
         self._causal_conv = library.bind("causal_conv", _CAUSAL_CONV, Fields((9,), (10,)))
         self._ssm_scan = library.bind("ssm_scan", _SSM_SCAN, Fields((11,), (12,)))
+        self._delta_scan = library.bind("delta_scan", _DELTA_SCAN, Fields((10,), (11,)))
         self._gated_norm = library.bind("gated_norm", _GATED_NORM, Fields((4,)))
 
     @staticmethod
@@ -116,20 +119,64 @@ class StateKernels:
         return out
 
     @staticmethod
-    def takes_norm(weight: Tensor, num_groups: int) -> bool:
-        """Return whether the kernel supports this norm."""
-        return len(weight) % (num_groups * _LANES) == 0
+    def takes_delta(params: DeltaParams, state: Tensor) -> bool:
+        """Return whether the kernel supports this scan."""
+        fits = params.head_dim % _LANES == 0 and params.key_dim % _LANES == 0 and params.key_dim <= _MOST_KEY
+        return fits and state.dtype is torch.float32 and state.is_contiguous()
 
-    def gated_norm(self, x: Tensor, gate: Tensor, weight: Tensor, eps: float, num_groups: int) -> Tensor:
+    def delta_scan(
+        self, x: Tensor, gates: Tensor, first: tuple[int, int], state: Tensor, batch: StateBatch, params: DeltaParams
+    ) -> Tensor:
+        """See ``kernels.state_ops.delta_scan``."""
+        tokens, heads = len(x), params.num_heads
+        shape = (heads, params.key_dim, params.head_dim)
+        if x.shape[1] != params.columns or max(first) + heads > gates.shape[1] or state.shape[1:] != shape:
+            shapes = f"x {list(x.shape)}, gates {list(gates.shape)} from {list(first)}, state {list(state.shape)}"
+            raise ValueError(f"{shapes} do not fit {params.columns} columns and states {list(shape)}")
+        check_batch(batch, tokens)
+        out = self._library.empty((tokens, params.width), dtype=x.dtype)
+        failed = self._delta_scan(
+            _DELTA_SCAN.pack(
+                x.data_ptr(),
+                gates.data_ptr(),
+                params.decay.data_ptr(),
+                params.step_bias.data_ptr(),
+                state.data_ptr(),
+                *addresses(batch),
+                out.data_ptr(),
+                tokens,
+                len(batch.source),
+                heads,
+                params.head_dim,
+                params.num_key_heads,
+                params.key_dim,
+                len(state),
+                *first,
+                gates.shape[1],
+                x.dtype is _BF16,
+                self._library.num_threads,
+            )
+        )
+        if failed:
+            raise IndexError("a state's slot or a row's tokens are out of range")
+        return out
+
+    @staticmethod
+    def takes_norm(params: GatedNormParams) -> bool:
+        """Return whether the kernel supports this norm."""
+        return len(params.weight) % (params.num_groups * _LANES) == 0
+
+    def gated_norm(self, x: Tensor, gate: Tensor, params: GatedNormParams, first: int) -> Tensor:
         """See ``kernels.state_ops.gated_norm``."""
         tokens, width = x.shape
-        if gate.shape[0] != tokens or gate.shape[1] < width or weight.shape != (width,):
-            shapes = f"x {list(x.shape)}, gate {list(gate.shape)}, weight {list(weight.shape)}"
+        weight = params.weight
+        if gate.shape[0] != tokens or gate.shape[1] < first + width or weight.shape != (width,):
+            shapes = f"x {list(x.shape)}, gate {list(gate.shape)} from {first}, weight {list(weight.shape)}"
             raise ValueError(f"{shapes} do not fit")
         out = self._library.empty((tokens, width), dtype=x.dtype)
         addresses = (x.data_ptr(), gate.data_ptr(), weight.data_ptr(), out.data_ptr())
-        sizes = (tokens, width, num_groups, gate.shape[1], x.dtype is _BF16, self._library.num_threads)
-        self._gated_norm(_GATED_NORM.pack(*addresses, *sizes, eps))
+        sizes = (tokens, width, params.num_groups, gate.shape[1], first, params.is_norm_first)
+        self._gated_norm(_GATED_NORM.pack(*addresses, *sizes, x.dtype is _BF16, self._library.num_threads, params.eps))
         return out
 
 

@@ -60,6 +60,54 @@ class SsmParams:
 
 
 @dataclass(frozen=True, slots=True)
+class DeltaParams:
+    """A gated delta rule: H heads of P dimensions, each with a state of N x P; adjacent heads share q and k.
+
+    Attributes:
+        num_heads: H, of values.
+        head_dim: P.
+        num_key_heads: of queries and keys, a divisor of H.
+        key_dim: N, of a query and a key.
+        decay: [H] fp32, below 0: a state shrinks by ``exp(step * decay)`` with each token.
+        step_bias: [H] fp32, added to a head's step before the softplus.
+    """
+
+    num_heads: int
+    head_dim: int
+    num_key_heads: int
+    key_dim: int
+    decay: Tensor
+    step_bias: Tensor
+
+    @property
+    def width(self) -> int:
+        """H * P."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def columns(self) -> int:
+        """Columns of q, k and v."""
+        return 2 * self.num_key_heads * self.key_dim + self.width
+
+
+@dataclass(frozen=True, slots=True)
+class GatedNormParams:
+    """An RMS norm of each group of adjacent columns, and a gate.
+
+    Attributes:
+        weight: [W].
+        eps: of the norm.
+        num_groups: a divisor of W.
+        is_norm_first: the gate is a factor of the norm's result, not of what it norms.
+    """
+
+    weight: Tensor
+    eps: float
+    num_groups: int
+    is_norm_first: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class ConvParams:
     """A causal convolution of each channel with the inputs before it.
 

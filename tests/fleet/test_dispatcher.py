@@ -23,8 +23,7 @@ from rootgraft.engine.messages import (
     TokenTexts,
 )
 from rootgraft.engine.types import FinishReason, Logprob, Priority, SamplingParams, SequenceStats, Usage
-from rootgraft.fleet.dispatcher import MOST_DEATHS, MOST_REPLAYS, Dispatcher
-from rootgraft.fleet.dispatcher_limits import DispatcherLimits
+from rootgraft.fleet.dispatcher import MOST_DEATHS, MOST_REPLAYS, Dispatcher, DispatcherLimits
 from rootgraft.fleet.frame_order import MOST_EARLY, FrameGap, FrameOrder
 from rootgraft.fleet.journal import Journal
 

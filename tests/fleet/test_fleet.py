@@ -19,7 +19,7 @@ from rootgraft.engine.messages import AdapterChanged, Done, Failed, Heartbeat, M
 from rootgraft.engine.serving.engine_client import EngineClient
 from rootgraft.engine.types import FinishReason, SamplingParams
 from rootgraft.fleet import fleet as fleet_module
-from rootgraft.fleet.dispatcher_limits import DispatcherLimits
+from rootgraft.fleet.dispatcher import DispatcherLimits
 from rootgraft.fleet.fleet import MOST_FAILED_STARTS, Fleet
 from rootgraft.fleet.replica_client import ReplicaClient
 from rootgraft.fleet.replica_launcher import ProcessLauncher
@@ -517,3 +517,96 @@ async def test_requests_may_name_an_adapter_while_no_replica_runs(make: Any) -> 
     made.fleet.submit([submit(1, [1], adapter="sql")])
     await made.until(lambda: 1 in made.ends)
     assert made.clients[1].submits[0].adapter == "sql"
+
+
+def check_answers(made: Made, prompts: dict[int, list[int]], max_tokens: int) -> None:
+    """Every sequence has ended once, with the tokens of an engine that nothing happened to."""
+    assert made.ends.keys() == prompts.keys()
+    for number, prompt in prompts.items():
+        assert made.tokens[number] == expected_tokens(prompt, max_tokens, VOCAB)
+        end = made.ends[number]
+        assert isinstance(end, Done) and end.reason is FinishReason.LENGTH
+
+
+async def test_two_replicas_that_are_lost_at_once_lose_nothing(make: Any) -> None:
+    made = await make(3)
+    prompts = {number: [number % VOCAB, 3, 1] for number in range(24)}
+    made.fleet.submit([submit(number, prompt) for number, prompt in prompts.items()])
+    await made.until(lambda: len(made.tokens) >= 12)
+    for client in made.serving[:2]:
+        client.die()
+    await made.until(lambda: len(made.ends) == len(prompts) and len(made.serving) == 3)
+    check_answers(made, prompts, 40)
+    assert made.fleet.num_lost == 2
+
+
+@pytest.mark.parametrize("steps", [1, 2, 5])
+async def test_a_replica_that_is_lost_in_prefill_loses_nothing(make: Any, steps: int) -> None:
+    """Prompts of many steps, of which some are computed and none has a token."""
+    made = await make(2)
+    prompts = {number: [(number + each) % VOCAB for each in range(300)] for number in range(6)}
+    made.fleet.submit([submit(number, prompt, 8) for number, prompt in prompts.items()])
+    victim = made.serving[0]
+    await made.until(lambda: victim.stats.get("steps", 0) >= steps)
+    assert not made.tokens and victim.submits
+    victim.die()
+    await made.until(lambda: len(made.ends) == len(prompts))
+    check_answers(made, prompts, 8)
+
+
+async def test_a_replica_that_is_lost_while_it_drains_loses_nothing(make: Any) -> None:
+    made = await make(2)
+    prompts = {number: [number % VOCAB, 5] for number in range(8)}
+    made.fleet.submit([submit(number, prompt, 200) for number, prompt in prompts.items()])
+    await made.until(lambda: len(made.tokens) == len(prompts))
+    made.fleet.scale(1)
+    [draining] = [
+        client
+        for client, status in zip(made.fleet.replicas.values(), made.fleet.status().replicas, strict=True)
+        if status.state == "draining"
+    ]
+    draining.die()
+    await made.until(lambda: len(made.ends) == len(prompts))
+    check_answers(made, prompts, 200)
+    assert len(made.serving) == 1 and made.fleet.num_replays
+
+
+async def answered_with_a_loss(made: Made, prompts: dict[int, list[int]], max_tokens: int) -> None:
+    """Ask a fleet without replicas, and kill one once there is a token."""
+    await made.until(lambda: not made.serving)
+    made.fleet.submit([submit(number, prompt, max_tokens) for number, prompt in prompts.items()])
+    await made.until(lambda: bool(made.tokens.keys() & prompts.keys()))
+    made.serving[-1].die()
+    await made.until(lambda: made.ends.keys() >= prompts.keys())
+
+
+async def test_waves_from_none_to_all_and_back_lose_nothing(make: Any, hasty: None) -> None:
+    """With a loss in each wave, while replicas come and go."""
+    made = await make(1, AutoscalePolicy(least=0, most=3, rows=4))
+    waves = [{100 * wave + number: [number % VOCAB, wave] for number in range(16)} for wave in range(3)]
+    for prompts in waves:
+        await answered_with_a_loss(made, prompts, 60)
+    check_answers(made, waves[0] | waves[1] | waves[2], 60)
+    assert made.fleet.num_lost == 3
+
+
+async def test_a_replica_that_is_lost_while_it_loads_an_adapter(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The load goes on where it can, the loss is replaced, and its replacement has the adapter too."""
+    made = await make(2)
+    victim, gate = made.serving[0], asyncio.Event()
+    begun: list[str] = []
+
+    async def stuck(name: str, path: str, **_: Any) -> None:
+        begun.append(name)
+        await gate.wait()
+        raise EngineDead("The engine process has ended.")
+
+    monkeypatch.setattr(victim, "load_adapter", stuck)
+    load = asyncio.ensure_future(made.fleet.load_adapter("sql", "one"))
+    await made.until(lambda: bool(begun))
+    victim.die()
+    gate.set()
+    await load
+    await made.until(lambda: len(made.serving) == 2)
+    assert made.fleet.adapters.keys() == {"sql"}
+    await made.until(lambda: all(paths(client) == ["one"] for client in made.serving))

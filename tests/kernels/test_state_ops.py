@@ -8,10 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional
+from transformers.models.qwen3_next.modeling_qwen3_next import torch_chunk_gated_delta_rule
 
 from rootgraft.kernels import state_ops, state_reference
 from rootgraft.kernels.ops import native_kernels, set_threads
-from rootgraft.kernels.state_ops import ConvParams, SsmParams, StateBatch
+from rootgraft.kernels.state_ops import ConvParams, DeltaParams, GatedNormParams, SsmParams, StateBatch
 
 # A whole number of the vectors that torch takes together, as in every model: it computes silu of the others one by one,
 # with other last bits.
@@ -234,16 +235,94 @@ def test_a_scan_refuses_what_does_not_fit() -> None:
     with pytest.raises(ValueError, match="do not fit"):
         state_ops.ssm_scan(x, steps, 8, ssm_state(), batch([2], [0], [0]), params)
     with pytest.raises(ValueError, match="do not fit"):
-        state_ops.gated_norm(x, x[:1], torch.ones(x.shape[1]), 1e-5, 1)
+        state_ops.gated_norm(x, x[:1], GatedNormParams(torch.ones(x.shape[1]), 1e-5, 1))
 
 
+@pytest.mark.parametrize("is_norm_first", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_norm_behind_a_gate(dtype: torch.dtype) -> None:
+def test_the_norm_and_its_gate(dtype: torch.dtype, is_norm_first: bool) -> None:
     generator = torch.Generator().manual_seed(5)
     x, gate, weight = (torch.randn(shape, generator=generator).to(dtype) for shape in ((5, 64), (5, 70), (64,)))
-    wide = x.double() * functional.silu(gate[:, :64].double())
-    grouped = wide.view(5, 2, 32)
+    factor = functional.silu(gate[:, 6:].double())
+    grouped = (x.double() if is_norm_first else x.double() * factor).view(5, 2, 32)
     expected = (grouped / (grouped.square().mean(-1, keepdim=True) + 1e-3).sqrt()).flatten(1) * weight.double()
+    if is_norm_first:
+        expected *= factor
     tolerance = 1e-5 if dtype is torch.float32 else 1e-2
+    params = GatedNormParams(weight, 1e-3, 2, is_norm_first)
     for norm in (state_ops.gated_norm, state_reference.gated_norm):
-        torch.testing.assert_close(norm(x, gate, weight, 1e-3, 2).double(), expected, rtol=tolerance, atol=tolerance)
+        torch.testing.assert_close(norm(x, gate, params, 6).double(), expected, rtol=tolerance, atol=tolerance)
+
+
+DELTAS = [
+    pytest.param(state_ops.delta_scan, marks=pytest.mark.skipif(native_kernels() is None, reason="no C++ compiler")),
+    state_reference.delta_scan,
+]
+
+
+def delta_params(head_dim: int, key_dim: int) -> DeltaParams:
+    generator = torch.Generator().manual_seed(2)
+    decay, bias = torch.rand(2, HEADS, generator=generator)
+    return DeltaParams(HEADS, head_dim, 2, key_dim, -decay, bias)
+
+
+def delta_inputs(params: DeltaParams, tokens: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(tokens, params.columns, generator=generator)
+    return x.to(dtype), torch.randn(tokens, 3 + 2 * HEADS, generator=generator).to(dtype)
+
+
+def delta_state(params: DeltaParams) -> Tensor:
+    return torch.full((SLOTS, HEADS, params.key_dim, params.head_dim), 77.0)
+
+
+@pytest.mark.parametrize("scan", DELTAS)
+@pytest.mark.parametrize(("head_dim", "key_dim", "tokens"), [(16, 16, 5), (32, 48, 70), (48, 32, 130)])
+def test_the_delta_rule_is_that_of_transformers(scan, head_dim: int, key_dim: int, tokens: int) -> None:
+    """In its chunk form, which solves for all tokens of a chunk at once."""
+    params = delta_params(head_dim, key_dim)
+    x, gates = delta_inputs(params, tokens)
+    found = scan(x, gates, (3, 3 + HEADS), delta_state(params), batch([tokens], [-1], [0]), params)
+    queries, keys, values = x.split((2 * key_dim, 2 * key_dim, HEADS * head_dim), dim=1)
+    theirs, _ = torch_chunk_gated_delta_rule(
+        queries.view(1, tokens, 2, key_dim),
+        keys.view(1, tokens, 2, key_dim),
+        values.view(1, tokens, HEADS, head_dim),
+        g=(params.decay * functional.softplus(gates[:, 3 : 3 + HEADS] + params.step_bias))[None],
+        beta=gates[:, 3 + HEADS :].sigmoid()[None],
+        use_qk_l2norm_in_kernel=True,
+    )
+    torch.testing.assert_close(found, theirs[0].flatten(1), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("scan", DELTAS)
+@pytest.mark.parametrize("head_dim", [16, 32])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_delta_scan_in_chunks_and_from_checkpoints_is_the_same(scan, dtype: torch.dtype, head_dim: int) -> None:
+    """In every bit on native kernels."""
+    tolerance = 0.0 if scan is state_ops.delta_scan else 1e-5
+    same = functools.partial(torch.testing.assert_close, rtol=tolerance, atol=tolerance)
+    params = delta_params(head_dim, 32)
+    (x, gates), state, where = delta_inputs(params, 20, dtype), delta_state(params), (3 + HEADS, 3)
+    whole = scan(x, gates, where, state, batch([0, 20], [3, -1], [4, 0], {4: 6, 12: 7}), params)
+    assert (state[1:6] == 77).all() and (state[8:-1] == 77).all()
+    for token, slot in {4: 6, 12: 7}.items():
+        rest = scan(x[token + 1 :], gates[token + 1 :], where, state, batch([19 - token], [slot], [2]), params)
+        same(rest, whole[token + 1 :])
+        same(state[2], state[0])
+    parts, done, other = [], 0, delta_state(params)
+    for length in (1, 1, 5, 13):
+        part = slice(done, done + length)
+        parts.append(scan(x[part], gates[part], where, other, batch([length], [0 if done else -1], [0]), params))
+        done += length
+    same(torch.cat(parts), whole)
+
+
+@pytest.mark.skipif(native_kernels() is None, reason="no C++ compiler")
+def test_a_delta_scan_refuses_what_does_not_fit() -> None:
+    params = delta_params(16, 16)
+    x, gates = delta_inputs(params, 2)
+    with pytest.raises(IndexError, match="out of range"):
+        state_ops.delta_scan(x, gates, (0, 4), delta_state(params), batch([2], [SLOTS], [0]), params)
+    with pytest.raises(ValueError, match="do not fit"):
+        state_ops.delta_scan(x, gates, (0, 8), delta_state(params), batch([2], [0], [0]), params)

@@ -128,8 +128,8 @@ def test_all_of_them_touch_nobody(tmp_path):
 def wait(adapters: AdapterPool) -> list[Any]:
     """Poll until nothing is being loaded."""
     results = adapters.poll()
-    while adapters.num_loading:
-        adapters._loads[0].future.exception()  # waits
+    while adapters.loading:
+        futures.wait([load.future for load in adapters._loads], return_when=futures.FIRST_COMPLETED)
         results += adapters.poll()
     return results
 

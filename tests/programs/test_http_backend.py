@@ -189,11 +189,11 @@ def test_a_busy_server_is_asked_again(live: Live, remote: Session, monkeypatch: 
 
     def pause(response: HTTPResponse, attempt: int) -> float:
         pauses.append(attempt)
-        live.state.draining = len(pauses) < 2
+        live.state.engine.draining = len(pauses) < 2
         return 0
 
     monkeypatch.setattr("rootgraft.programs.http_backend._pause", pause)
-    live.state.draining = True
+    live.state.engine.draining = True
     assert Session(live.url, model="tiny").user("?").gen("x") == "answer 0"
     assert pauses == [1, 2]
 
@@ -224,7 +224,7 @@ def test_closing_the_session_ends_the_wait_for_a_busy_server(live: Live, monkeyp
         return 1000
 
     monkeypatch.setattr("rootgraft.programs.http_backend._pause", pause)
-    live.state.draining = True
+    live.state.engine.draining = True
     session = Session(live.url, model="tiny")
     with ThreadPoolExecutor() as pool:
         asked = pool.submit(ask, session, 1)

@@ -157,11 +157,13 @@ def test_an_empty_server_says_so(live: Live, open_page: Open) -> None:
 
 def test_curves_have_points(live: Live, open_page: Open) -> None:
     live.client.snapshot = small_snapshot()
-    history = live.state.metrics.history
+    history = live.state.observers.metrics.history
     for number in range(4):
         history._last = (history._clock() - 2.0, {"generation_tokens": 100.0 * number})
         history.add_between(0.02)
-        live.state.metrics.on_heartbeat(Heartbeat({"generation_tokens": 100.0 * number + 80, "running": 5}, {}))
+        live.state.observers.metrics.on_heartbeat(
+            Heartbeat({"generation_tokens": 100.0 * number + 80, "running": 5}, {})
+        )
     page = open_page(live.url)
     expect(page.locator(".curve .now").first).to_contain_text("40 tokens/s")
     expect(page.locator(".curve .now").nth(3)).to_have_text(re.compile("20.0 ms / 20.0 ms"))

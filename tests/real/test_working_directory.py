@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from support.api.real_server import start
 
-NAMES = ("engine", "radix", "lora", "grammar", "kernels", "fleet", "api", "programs")
+NAMES = ("engine", "radix", "lora", "grammar", "kernels", "fleet", "api", "programs", "tenancy")
 MODULES = ("http.py", "json.py", "queue.py", "select.py", "numpy.py", "torch.py", "rootgraft.py")
 SCRIPT = """
 import asyncio

@@ -20,8 +20,7 @@ from zlib import crc32
 from rootgraft.engine.errors import CapacityError
 from rootgraft.engine.messages import Abort, AdapterChanged, Done, Failed, Heartbeat, Message, Ready, Submit, TokenOut
 from rootgraft.engine.types import FinishReason, Logprob, SamplingParams, Usage
-from rootgraft.fleet.dispatcher import MOST_DEATHS, Dispatcher
-from rootgraft.fleet.dispatcher_limits import DispatcherLimits
+from rootgraft.fleet.dispatcher import MOST_DEATHS, Dispatcher, DispatcherLimits
 from rootgraft.fleet.scaling.autoscaling import AutoscalePolicy, FleetLoad, ScaleState
 
 SECONDS = 40.0  # in which requests come

@@ -29,6 +29,8 @@ Windows = Literal["never", "all", "late", "no_rope", "pattern", "leading", "aske
 #   asked     all, unless "position_embedding_type" is "rope"
 NoRope = Literal["never", "listed", "full", "asked"]
 
+Recurrent = Literal["short_conv", "mamba2", "delta", "grouped_delta"]
+
 Biases = frozenset[Literal["qkv", "output", "mlp"]]
 """Projections with a bias: of q, k and v; of attention's output; of the MLP."""
 
@@ -89,7 +91,10 @@ class Family:
         latent: attention is multi-head latent attention.
         mixture: how layers are mixtures of experts, None for none.
         recurrent: what layers have in place of attention where "layer_types" does not name attention, with the keys
-            of LFM2 ("short_conv") or of Granite 4 ("mamba2"); None for attention in all layers.
+            of LFM2 ("short_conv"), of Granite 4 ("mamba2"), of Qwen 3.5 ("delta") or of Qwen3-Next ("grouped_delta");
+            None for attention in all layers.
+        gated_attention: that of ``ModelConfig``.
+        ignored: beginnings of the names of modules in checkpoints that are no part of the model.
         output_module, mlp_block, final_norm: those of ``ModelConfig``.
         prediction: how checkpoints store MTP modules, None where none is known.
     """
@@ -142,7 +147,9 @@ class Family:
     attention_sinks: bool = False
     latent: bool = False
     mixture: MixtureFamily | None = None
-    recurrent: Literal["short_conv", "mamba2"] | None = None
+    recurrent: Recurrent | None = None
+    gated_attention: bool = False
+    ignored: tuple[str, ...] = ()
     output_module: str = "o_proj"
     final_norm: str = "norm"
     prediction: PredictionModule | None = None

@@ -40,6 +40,8 @@ class ExpertNames:
             where that has stacked experts of another form.
         is_split: whatever the storage, this file has matrices of each expert (GGUF).
         shared_modules: its gate and up, or both in one, and down.
+        correction: the correction of the router's scores in the block; None for the usual name, in the router.
+        correction_is_row: it is stored as [1, E], not as [E].
         shared_in_layer: it stands in the layer beside the block, not in the block.
     """
 
@@ -54,6 +56,13 @@ class ExpertNames:
     is_split: bool = False
     shared_modules: tuple[str, ...] = ("gate_proj", "up_proj", "down_proj")
     shared_in_layer: bool = False
+    correction: str | None = None
+    correction_is_row: bool = False
+
+    @property
+    def correction_name(self) -> str:
+        """The tensor of the correction, below the block."""
+        return self.correction or f"{self.router}.e_score_correction_bias"
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,13 +115,18 @@ class MixtureFamily:
         names: in checkpoints.
         count_keys: of the number of experts, in older and in newer files.
         size_key: of an expert's intermediate size.
+        top_k_key: of the number of a token's experts; its value may be a list of the same for each layer.
         dense_layers: which layers have an ordinary MLP: none, those that "mlp_only_layers" or "decoder_sparse_step"
-            rule out, those before "first_k_dense_replace", or all that "moe_layers" does not list, which by default has
-            every n-th one, n = "interleave_moe_layer_step".
+            rule out, those before ``first_key``, those that "mlp_layer_types" calls dense or else the same, those
+            outside of "moe_layer_start_index" and "moe_layer_end_index" or not an n-th one, n = "moe_layer_interval",
+            or all that "moe_layers" does not list, which by default has every n-th one, n =
+            "interleave_moe_layer_step".
+        first_key: the key of the number of layers before the first mixture.
         scores: of the router.
         renormalises: whether weights are divided by their sum; None where "norm_topk_prob" says so.
         scaled: honours "routed_scaling_factor".
         corrected: the checkpoint has a correction for each expert.
+        corrected_key: the key that says whether it has; None where it always has.
         grouped: honours "n_group" and "topk_group".
         methods: values of "topk_method", the default first; with "greedy" there are no groups. Empty where the family
             has no such key.
@@ -130,11 +144,14 @@ class MixtureFamily:
     names: ExpertNames
     count_keys: tuple[str, ...]
     size_key: str = "moe_intermediate_size"
-    dense_layers: Literal["none", "stepped", "first", "unlisted"] = "none"
+    top_k_key: str = "num_experts_per_tok"
+    dense_layers: Literal["none", "stepped", "first", "typed", "spanned", "unlisted"] = "none"
+    first_key: str = "first_k_dense_replace"
     scores: Scores = "softmax"
     renormalises: bool | None = True
     scaled: bool = False
     corrected: bool = False
+    corrected_key: str | None = None
     grouped: bool = False
     methods: tuple[str, ...] = ()
     shared_size_key: str | None = None

@@ -51,4 +51,40 @@ class Mamba2Layer:
         return self.width + 2 * self.num_groups * self.state_size
 
 
-RecurrentLayer = ShortConvLayer | Mamba2Layer
+@dataclass(frozen=True, slots=True)
+class DeltaLayer:
+    """A gated delta net behind a convolution (Qwen3-Next, Qwen 3.5).
+
+    Attributes:
+        num_heads: H, of values.
+        head_dim: P, of a value.
+        num_key_heads: of queries and keys.
+        key_dim: N, of a query and a key.
+        taps: of the convolution.
+        grouped: the projections' columns are those of key head after key head (Qwen3-Next).
+    """
+
+    num_heads: int
+    head_dim: int
+    num_key_heads: int
+    key_dim: int
+    taps: int
+    grouped: bool
+
+    @property
+    def width(self) -> int:
+        """Columns of values, and of the gate."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def key_width(self) -> int:
+        """Columns of keys, and of queries."""
+        return self.num_key_heads * self.key_dim
+
+    @property
+    def conv_width(self) -> int:
+        """Columns of q, k and v, which the convolution sees."""
+        return 2 * self.key_width + self.width
+
+
+RecurrentLayer = ShortConvLayer | Mamba2Layer | DeltaLayer

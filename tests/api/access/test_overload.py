@@ -79,6 +79,19 @@ def test_a_tenant_alone_takes_half_and_the_next_finds_room() -> None:
     assert fill(QueueLimits(100, 10**6, 60, Clock()), tenant="") == 90, "without tenants there is nobody to share with"
 
 
+def test_waiting_tokens_are_parted_as_requests_are() -> None:
+    queue_limits = QueueLimits(100, 1000, 60, Clock())
+    work = join(queue_limits, load(tenant="a", tokens=400))
+    join(queue_limits, load(tenant="a", tokens=100))
+    assert refused(lambda: queue_limits.check(load(tenant="a", tokens=1)))[:2] == (429, "tenant_share")
+    queue_limits.check(load(tenant="b", tokens=400))
+    queue_limits.leave(load(tenant="a", tokens=400), work, begun=True)
+    queue_limits.check(load(tenant="a", tokens=400))
+    alone = QueueLimits(100, 1000, 60, Clock())
+    join(alone, load(tokens=500))
+    alone.check(load(tokens=400))
+
+
 KNOWN = Capacity(
     rows=4, usable=4, tokens_per_second=1000, pairs_per_second=math.inf, short=200, steps=1
 )  # an engine that was measured

@@ -36,13 +36,13 @@ def line(number: int, url: str = CHAT, **body: Any) -> str:
 @contextmanager
 def start(folder: Path, **options: Any) -> Iterator[Live]:
     state = make_state(ServerConfig(batch_dir=str(folder), **options))
-    state.batches = BatchService(folder, state.options.max_stored_file_bytes, state.caller_named)
+    state.stores.batches = BatchService(folder, state.options.max_stored_file_bytes, state.limits.caller_named)
     for live in serve(state):
-        live.loop.call_soon_threadsafe(state.batches.resume, state.internal_client)
+        live.loop.call_soon_threadsafe(state.stores.batches.resume, state.stores.internal_client)
         try:
             yield live
         finally:
-            asyncio.run_coroutine_threadsafe(state.batches.close(), live.loop).result(60)
+            asyncio.run_coroutine_threadsafe(state.stores.batches.close(), live.loop).result(60)
 
 
 @pytest.fixture
@@ -150,9 +150,9 @@ def test_files(client: openai.OpenAI) -> None:
 
 def test_files_expire(live: Live, client: openai.OpenAI) -> None:
     file = upload(client, line(1))
-    live.state.batches.files._clock = lambda: file.expires_at - 1
+    live.state.stores.batches.files._clock = lambda: file.expires_at - 1
     assert client.files.retrieve(file.id).id == file.id
-    live.state.batches.files._clock = lambda: file.expires_at
+    live.state.stores.batches.files._clock = lambda: file.expires_at
     with pytest.raises(openai.NotFoundError):
         client.files.content(file.id)
     assert not list((Path(live.state.options.batch_dir) / "files").iterdir())
@@ -219,7 +219,7 @@ def test_a_file_stays_while_a_batch_reads_it(live: Live, client: openai.OpenAI) 
     file = upload(client, *map(line, range(3)), expires_after={"anchor": "created_at", "seconds": 3600})
     batch = begin_with(client, file.id)
     wait_until(lambda: client.batches.retrieve(batch.id).status == "in_progress")
-    live.state.batches.files._clock = lambda: file.expires_at
+    live.state.stores.batches.files._clock = lambda: file.expires_at
     assert client.files.retrieve(file.id).id == file.id
     client.batches.cancel(batch.id)
     done = ended(client, batch)
@@ -233,7 +233,7 @@ def test_a_batch_whose_time_is_up(live: Live, client: openai.OpenAI, monkeypatch
     hold(live)
     batch = begin(client, *map(line, range(3)))
     wait_until(lambda: client.batches.retrieve(batch.id).status == "in_progress")
-    live.state.batches.records._clock = lambda: batch.expires_at
+    live.state.stores.batches.records._clock = lambda: batch.expires_at
     done = ended(client, batch)
     assert (done.status, done.expired_at) == ("expired", batch.expires_at) and done.output_file_id is None
     assert {each["error"]["code"] for each in answers(client, done.error_file_id).values()} == {"batch_expired"}
@@ -249,8 +249,8 @@ def test_a_batch_whose_time_is_up_while_others_are_answered(tmp_path: Path, monk
         first, second = (begin(client, line(number)) for number in range(2))
         wait_until(lambda: len(live.async_engine.seen) == 1)
         late = max(first.expires_at, second.expires_at)  # they may have come in two seconds
-        live.state.batches.records._clock = lambda: late
-        live.state.batches.records.get("", first.id).expires_at += 60
+        live.state.stores.batches.records._clock = lambda: late
+        live.state.stores.batches.records.get("", first.id).expires_at += 60
         assert ended(client, second).status == "expired"
         release(live)
         assert ended(client, first).status == "completed" and len(live.async_engine.seen) == 1
@@ -292,7 +292,7 @@ def test_a_tenant_with_many_batches_holds_no_other_up(tmp_path: Path, monkeypatc
         live.openai(api_key="one") as mine,
         live.openai(api_key="two") as other,
     ):
-        first, second = (live.state.keys.find(key).tenant for key in (b"one", b"two"))
+        first, second = (live.state.limits.keys.find(key).tenant for key in (b"one", b"two"))
         hold(live)
         many = [begin(mine, *map(line, range(20))) for _ in range(6)]
         wait_until(lambda: len(live.async_engine.seen) == 4)
@@ -321,7 +321,7 @@ def test_a_full_disk_loses_no_answer(live: Live, client: openai.OpenAI, monkeypa
 
 
 def test_a_batch_that_is_cancelled_before_it_is_read(live: Live, client: openai.OpenAI) -> None:
-    batch_service = live.state.batches
+    batch_service = live.state.stores.batches
     batch_service._start = lambda record: None
     batch = begin(client, "nonsense")
     del batch_service._start
@@ -416,7 +416,7 @@ def test_a_file_and_a_batch_belong_to_their_tenant(tmp_path: Path) -> None:
     ):
         batch = ended(mine, begin(mine, line(1)))
         assert batch.status == "completed"
-        assert {request.tenant for request in live.async_engine.seen} == {live.state.keys.find(b"one").tenant}
+        assert {request.tenant for request in live.async_engine.seen} == {live.state.limits.keys.find(b"one").tenant}
         for call in (
             lambda: other.files.retrieve(batch.input_file_id),
             lambda: other.files.content(batch.output_file_id),
@@ -436,11 +436,11 @@ def begin_with(client: openai.OpenAI, file_id: str) -> Any:
 
 def test_a_key_that_is_taken_back_asks_nothing_more(tmp_path: Path) -> None:
     with start(tmp_path / "b", api_key=("one", "two")) as live, live.openai(api_key="one") as client:
-        live.state.batches._slots = slots = FairSlots(0)  # for nobody
+        live.state.stores.batches._slots = slots = FairSlots(0)  # for nobody
         batch = begin(client, line(1))
         wait_until(lambda: client.batches.retrieve(batch.id).status == "in_progress")
-        keys, owner = live.state.keys, live.state.keys.find(b"one")
-        record = live.state.batches.records.get(owner.tenant, batch.id)
+        keys, owner = live.state.limits.keys, live.state.limits.keys.find(b"one")
+        record = live.state.stores.batches.records.get(owner.tenant, batch.id)
         keys._keys = keys._given[1:]
         live.loop.call_soon_threadsafe(slots._give_back, "nobody")
         wait_until(lambda: record.has_ended)

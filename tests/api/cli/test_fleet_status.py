@@ -54,10 +54,10 @@ def with_client(
     client: Any, options: ServerConfig | None = None, gateways: GatewaysStatus | None = None
 ) -> Iterator[Live]:
     state = make_state(options)
-    state.gateways = None if gateways is None else lambda: gateways
-    state.client = client
-    assert state.async_engine is not None
-    state.begin_serving(state.async_engine, client, EngineFacts())
+    state.observers.gateways = None if gateways is None else lambda: gateways
+    state.engine.client = client
+    assert state.engine.async_engine is not None
+    state.begin_serving(state.engine.async_engine, client, EngineFacts())
     yield from serve(state)
 
 

@@ -8,14 +8,15 @@ import sys
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rootgraft.api.cli.commands import COMMANDS
 from rootgraft.api.cli.flag_parser import parse
-from rootgraft.api.cli.main import COMMANDS, main
+from rootgraft.api.cli.main import main
 from rootgraft.api.cli.options import BenchOptions, SamplingOptions
 from rootgraft.api.config import ServerConfig
 from rootgraft.api.models_file import ModelEntry, ServedModel
@@ -49,6 +50,14 @@ def test_help_shows_every_option_of_a_command(name: str, capsys) -> None:
     for cls in COMMANDS[name].classes:
         for spec in fields(cls):
             assert "--" + spec.name.replace("_", "-") in shown
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_names_a_function_that_takes_its_options(name: str) -> None:
+    command = COMMANDS[name]
+    hints = get_type_hints(command.load())
+    assert hints.pop("return") is int
+    assert command.takes_models or tuple(hints.values()) == command.classes
 
 
 @pytest.mark.parametrize("words", ["models -h", "models --help", "help models"])

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import errno
 import tempfile
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from rootgraft.api.cli import main
+from rootgraft.api.cli.machine import server_list
 from rootgraft.api.http.run_record import run_folder
 
 NO_FOLDER = "no folder for temporary files can be written. Try: TMPDIR=FOLDER, with one that can be"
@@ -36,7 +36,7 @@ def test_one_line_and_exit_code_1(monkeypatch: pytest.MonkeyPatch, capsys: Any, 
             no_temporary_folder()
         raise error
 
-    monkeypatch.setitem(main.COMMANDS, "ps", replace(main.COMMANDS["ps"], run=fail))
+    monkeypatch.setattr(server_list, "list_servers", fail)
     assert main.main(["ps"]) == 1
     assert capsys.readouterr().err == line
 

@@ -118,11 +118,11 @@ def test_a_server_that_has_no_room_is_asked_again(live: Live, tmp_path: Path, mo
     sleep = asyncio.sleep
 
     async def room(seconds: float) -> None:
-        live.state.draining = False
+        live.state.engine.draining = False
         await sleep(0)  # it is everybody's: the server's loop must get its turn
 
     monkeypatch.setattr("rootgraft.api.batches.batch_work.asyncio.sleep", room)
-    live.state.draining = True
+    live.state.engine.draining = True
     given, out = write(tmp_path / "in", line(0)), tmp_path / "out"
     assert run(live, given, out) == 0
     assert answers(out)["r0"]["response"]["status_code"] == 200

@@ -19,11 +19,12 @@ from support.engine.core_client import CoreClient
 from rootgraft.api.access.caller import Caller, RequestFacts
 from rootgraft.api.config import ServerConfig
 from rootgraft.api.errors import HTTPError, Rejection
-from rootgraft.api.gateways.engine_share import EngineShare
-from rootgraft.api.gateways.gateway_link import GatewayLink
-from rootgraft.api.gateways.gateway_member import GatewayMember
+from rootgraft.api.gateways.engine_multiplexer import EngineMultiplexer
+from rootgraft.api.gateways.gateway_client import GatewayClient
 from rootgraft.api.gateways.gateway_state import GatewayState
-from rootgraft.api.gateways.main_client import MainClient
+from rootgraft.api.gateways.main_connection import MainConnection
+from rootgraft.api.gateways.process_link import ProcessLink
+from rootgraft.api.generate.model_directory import ModelTarget
 from rootgraft.api.observe.token_usage import TokenCounts
 from rootgraft.api.observe.usage_ledger import UsageLedger, UsageRecord
 from rootgraft.engine.errors import AdapterUnavailable, EngineDead, GrammarRefused, UnknownModel
@@ -40,34 +41,34 @@ class Pair:
         write(keys, entry("ann", requests_per_minute=3, tokens_per_minute=1000), entry("bob", adapters=["sql"]))
         self.options = ServerConfig(api_key_file=str(keys), usage_ledger=str(folder / "usage.sqlite"), **options)
         self.main = make_state(self.options)
-        self.main.ledger = UsageLedger(folder / "usage.sqlite")
+        self.main.stores.ledger = UsageLedger(folder / "usage.sqlite")
         self.core = CoreClient()
-        self.share = EngineShare(self.core)
-        self.lost: list[GatewayMember] = []
+        self.multiplexer = EngineMultiplexer(self.core)
+        self.lost: list[MainConnection] = []
 
     async def connect(self) -> None:
         ours, theirs = socket.socketpair()
-        self.link, link = GatewayLink(), GatewayLink()
+        self.link, link = ProcessLink(), ProcessLink()
         loop = asyncio.get_running_loop()
         process: Any = SimpleNamespace(pid=os.getpid())
-        self.member = GatewayMember("gateway-1", process, self.link, self.main, self.lost.append)
-        self.client = MainClient(link)
+        self.connection = MainConnection("gateway-1", process, self.link, self.main, self.lost.append)
+        self.client = GatewayClient(link)
         self.client.settings.set_result({})
         await loop.create_connection(lambda: self.link, sock=ours)
         await loop.create_connection(lambda: link, sock=theirs)
-        self.member.serve({}, self.share)
+        self.connection.serve({}, self.multiplexer)
         self.gateway = GatewayState(self.options, self.client, "1.2.3", enable_lora=True)
-        self.gateway.serve(self.main.names, self.main.async_engine)  # type: ignore[arg-type]
+        self.gateway.serve(self.main.models.names, self.main.engine.async_engine)  # type: ignore[arg-type]
         self.kill = link.close
 
     def caller(self, name: str) -> Caller:
-        key = self.gateway.keys.named(name)
+        key = self.gateway.limits.keys.named(name)
         assert key is not None
         return Caller(key, key.tenant, None, RequestFacts(model="tiny"))
 
     async def settled(self) -> None:
         """Wait until what was told has arrived."""
-        await self.gateway.limit_headers(self.caller("ann").key)
+        await self.gateway.limits.limit_headers(self.caller("ann").key)
 
 
 @pytest.fixture
@@ -76,8 +77,12 @@ async def pair(tmp_path: Path) -> AsyncIterator[Pair]:
     await made.connect()
     yield made
     made.kill()
-    assert made.main.ledger is not None
-    await made.main.ledger.close()
+    assert made.main.stores.ledger is not None
+    await made.main.stores.ledger.close()
+
+
+def names_of(target: ModelTarget) -> tuple[str, str | None]:
+    return target.name, target.adapter
 
 
 def request(num_tokens: int = 10, most: int = 100, n: int = 1) -> TextRequest:
@@ -86,8 +91,8 @@ def request(num_tokens: int = 10, most: int = 100, n: int = 1) -> TextRequest:
 
 async def test_limits_are_those_of_the_main_process(pair: Pair) -> None:
     ann = pair.caller("ann")
-    first = await pair.gateway.admit(ann, [request()])
-    queue = pair.main.admission.queue_limits
+    first = await pair.gateway.limits.admit(ann, [request()])
+    queue = pair.main.limits.admission.queue_limits
     assert (queue.sequences, queue.tokens) == (1, 10)
     first.take((0, 0), 1)
     first.take((0, 0), 4)
@@ -95,13 +100,13 @@ async def test_limits_are_those_of_the_main_process(pair: Pair) -> None:
     await pair.settled()
     assert (queue.sequences, queue.tokens) == (0, 0)
     # Beside the gateway's, the main process's own requests count: batches, and stored responses.
-    await pair.main.admit(ann, [request()])
-    headers = await pair.gateway.limit_headers(ann.key)
+    await pair.main.limits.admit(ann, [request()])
+    headers = await pair.gateway.limits.limit_headers(ann.key)
     assert headers["x-ratelimit-remaining-requests"] == "1"
     assert headers["x-ratelimit-remaining-tokens"] == str(1000 - 15 - 110)
-    await pair.gateway.admit(ann, [request()])
+    await pair.gateway.limits.admit(ann, [request()])
     with pytest.raises(Rejection) as refused:
-        await pair.gateway.admit(ann, [request()])
+        await pair.gateway.limits.admit(ann, [request()])
     assert (refused.value.status_code, refused.value.reason, refused.value.kind) == (
         429,
         "requests_per_minute",
@@ -113,42 +118,42 @@ async def test_limits_are_those_of_the_main_process(pair: Pair) -> None:
 async def test_a_key_that_was_removed_is_refused_by_the_main_process(pair: Pair, tmp_path: Path) -> None:
     ann = pair.caller("ann")
     write(tmp_path / "keys.json", entry("bob"))
-    pair.main.keys._looked_at = -1e9
+    pair.main.limits.keys._looked_at = -1e9
     with pytest.raises(HTTPError) as refused:
-        await pair.gateway.admit(ann, [request()])
+        await pair.gateway.limits.admit(ann, [request()])
     assert refused.value.status_code == 401
-    assert await pair.gateway.limit_headers(ann.key) == {}
+    assert await pair.gateway.limits.limit_headers(ann.key) == {}
 
 
 async def test_a_cancelled_admission_holds_nothing(pair: Pair) -> None:
-    admission = asyncio.ensure_future(pair.gateway.admit(pair.caller("bob"), [request()]))
+    admission = asyncio.ensure_future(pair.gateway.limits.admit(pair.caller("bob"), [request()]))
     await asyncio.sleep(0)
     admission.cancel()
     await asyncio.gather(admission, return_exceptions=True)
     await pair.settled()
-    assert pair.main.admission.queue_limits.sequences == 0
+    assert pair.main.limits.admission.queue_limits.sequences == 0
 
 
 async def test_a_draining_server_admits_nothing(pair: Pair) -> None:
-    pair.main.draining = True
+    pair.main.engine.draining = True
     with pytest.raises(HTTPError) as refused:
-        await pair.gateway.admit(pair.caller("bob"), [request()])
+        await pair.gateway.limits.admit(pair.caller("bob"), [request()])
     assert (refused.value.status_code, refused.value.code) == (503, "shutting_down")
     assert refused.value.headers == {"retry-after": "1", "connection": "close"}
 
 
 async def test_adapters_are_those_that_the_main_process_has_now(pair: Pair) -> None:
     bob = pair.caller("bob")
-    assert await pair.gateway.find_model("tiny", bob) == ("tiny", None)
+    assert names_of(await pair.gateway.models.find("tiny", bob)) == ("tiny", None)
     with pytest.raises(UnknownModel):
-        await pair.gateway.find_model("sql", bob)
+        await pair.gateway.models.find("sql", bob)
     info = AdapterInfo("sql", "adapters/sql", "ready", "host", digest="d1")
-    pair.main.client.adapters["sql"] = info  # type: ignore[union-attr, index]
-    assert await pair.gateway.find_model("sql", bob) == ("sql", "sql")
-    assert pair.gateway.adapters["sql"] == info
-    del pair.main.client.adapters["sql"]  # type: ignore[union-attr, attr-defined]
+    pair.main.engine.client.adapters["sql"] = info  # type: ignore[union-attr, index]
+    assert names_of(await pair.gateway.models.find("sql", bob)) == ("sql", "sql")
+    assert pair.gateway.models.adapters["sql"] == info
+    del pair.main.engine.client.adapters["sql"]  # type: ignore[union-attr, attr-defined]
     with pytest.raises(UnknownModel, match="'sql' does not exist"):
-        await pair.gateway.find_model("sql", bob)
+        await pair.gateway.models.find("sql", bob)
 
 
 @pytest.mark.parametrize(
@@ -165,9 +170,9 @@ async def test_errors_arrive_as_they_were_raised(pair: Pair, monkeypatch: pytest
     async def fail(*_args: Any) -> Any:
         raise error
 
-    monkeypatch.setattr(type(pair.main), "find_model", fail)
+    monkeypatch.setattr(type(pair.main.models), "find", fail)
     with pytest.raises(type(error)) as raised:
-        await pair.gateway._main.call("find_model", "bob", "x", None, None, None)
+        await pair.client.call("find_model", "bob", "x", None, None, None)
     assert str(raised.value) == str(error)
     for name in ("param", "code", "keyword", "pointer", "reason", "status_code", "headers", "kind"):
         assert getattr(raised.value, name, None) == getattr(error, name, None)
@@ -176,7 +181,7 @@ async def test_errors_arrive_as_they_were_raised(pair: Pair, monkeypatch: pytest
 async def test_metrics_are_added_to_those_of_the_main_process(pair: Pair) -> None:
     usage, stats = Usage(10, 4, 6), SequenceStats(0.25, 0.5, 2.0, 1, 3.5, 7)
     direct = make_state(pair.options)
-    for metrics in (pair.gateway.metrics, direct.metrics):
+    for metrics in (pair.gateway.observers.metrics, direct.observers.metrics):
         metrics.observe_prompt(10, 2, 100)
         metrics.observe_first(0.3)
         metrics.observe_between(0.04)
@@ -195,7 +200,7 @@ async def test_metrics_are_added_to_those_of_the_main_process(pair: Pair) -> Non
     await pair.settled()
 
     def told(state: Any) -> list[str]:
-        lines = state.metrics.exposition("")[0].decode().splitlines()
+        lines = state.observers.metrics.exposition("")[0].decode().splitlines()
         return [line for line in lines if not line.startswith(("process_", "#", "rootgraft:lora_requests_info"))]
 
     assert told(pair.main) == told(direct)
@@ -203,14 +208,14 @@ async def test_metrics_are_added_to_those_of_the_main_process(pair: Pair) -> Non
 
 
 def rows(pair: Pair) -> list[Any]:
-    assert pair.main.ledger is not None
-    return pair.main.ledger._file._db.execute(
+    assert pair.main.stores.ledger is not None
+    return pair.main.stores.ledger._file._db.execute(
         "SELECT key, model, requests, prompt_tokens, completion_tokens FROM usage ORDER BY key"
     ).fetchall()
 
 
 async def test_usage_is_written_before_an_answer_ends(pair: Pair) -> None:
-    recorder = pair.gateway.usage_recorder
+    recorder = pair.gateway.stores.recorder
     assert recorder is not None
     record = UsageRecord("id-1", 1e9, "ann", "tiny", 10, 4, 6)
     for _ in range(2):  # a repeated one counts once
@@ -219,9 +224,9 @@ async def test_usage_is_written_before_an_answer_ends(pair: Pair) -> None:
 
 
 async def test_a_request_that_has_ended_counts_once_though_its_gateway_ends_with_it(pair: Pair) -> None:
-    recorder = pair.gateway.usage_recorder
+    recorder = pair.gateway.stores.recorder
     assert recorder is not None
-    ticket = await pair.gateway.admit(pair.caller("ann"), [request(10)])
+    ticket = await pair.gateway.limits.admit(pair.caller("ann"), [request(10)])
     ticket.take((0, 0), 6)
     ticket.close()
     recorder.put(UsageRecord("id-2", 1e9, "ann", "tiny", 10, 0, 6)).add_done_callback(lambda reply: reply.exception())
@@ -229,34 +234,34 @@ async def test_a_request_that_has_ended_counts_once_though_its_gateway_ends_with
     pair.kill()
     while not pair.lost:
         await asyncio.sleep(0.001)
-    while pair.main.ledger and pair.main.ledger.num_waiting:
+    while pair.main.stores.ledger and pair.main.stores.ledger.num_waiting:
         await asyncio.sleep(0.001)
     assert rows(pair) == [("ann", "tiny", 1, 10, 6)]
 
 
 async def test_what_a_killed_gateway_leaves_is_ended_given_back_and_counted(pair: Pair) -> None:
     ann, heard = pair.caller("ann"), []
-    ticket = await pair.gateway.admit(ann, [request(10), request(20, n=2)])
-    waiting = await pair.gateway.admit(ann, [request(5)])
+    ticket = await pair.gateway.limits.admit(ann, [request(10), request(20, n=2)])
+    waiting = await pair.gateway.limits.admit(ann, [request(5)])
     pair.client.on_frame = heard.extend
     pair.client.submit([Submit(1, array("i", [1, 2, 3]), SamplingParams(max_tokens=10**3, ignore_eos=True))])
     while not any(isinstance(message, TokenOut) for message in heard):
         await asyncio.sleep(0)
     ticket.take((1, 0), 3)
     ticket.take((1, 0), 4)
-    pair.client.tell("alive", 1, 2, [], pair.gateway.progress())
+    pair.client.tell("alive", 1, 2, [], pair.gateway.main_limits.progress())
     await pair.settled()
-    assert pair.member.num_active == 2 and pair.main.admission.queue_limits.sequences == 3
+    assert pair.connection.num_active == 2 and pair.main.limits.admission.queue_limits.sequences == 3
     pair.kill()
     while not pair.lost:
         await asyncio.sleep(0.001)
     while pair.core.core.has_work:
         await asyncio.sleep(0)
     assert pair.core.stats["running"] == 0
-    assert pair.main.admission.queue_limits.sequences == 0
-    headers = pair.main.admission.limits.headers(ann.key)
+    assert pair.main.limits.admission.queue_limits.sequences == 0
+    headers = pair.main.limits.admission.limits.headers(ann.key)
     assert headers["x-ratelimit-remaining-tokens"] == str(1000 - 30 - 7)
-    while pair.main.ledger and pair.main.ledger.num_waiting:
+    while pair.main.stores.ledger and pair.main.stores.ledger.num_waiting:
         await asyncio.sleep(0.001)
     assert rows(pair) == [("ann", "tiny", 2, 20, 7)]  # of the prompts, the one that had begun
     assert waiting is not ticket
@@ -265,15 +270,15 @@ async def test_what_a_killed_gateway_leaves_is_ended_given_back_and_counted(pair
 async def test_a_gateway_without_its_main_process_says_so(pair: Pair) -> None:
     deaths: list[EngineDead] = []
     pair.client.on_death = deaths.append
-    call = asyncio.ensure_future(pair.gateway._main.call("find_model", "bob", "sql", None, None, None))
+    call = asyncio.ensure_future(pair.client.call("find_model", "bob", "sql", None, None, None))
     pair.link.close()
     with pytest.raises(EngineDead, match="main process has ended"):
         await call
     while not deaths:
         await asyncio.sleep(0.001)
-    assert not pair.gateway.is_healthy
+    assert not pair.gateway.engine.is_healthy
     with pytest.raises(EngineDead):
-        await pair.gateway.admit(pair.caller("bob"), [request()])
+        await pair.gateway.limits.admit(pair.caller("bob"), [request()])
     with pytest.raises(EngineDead):
         pair.client.submit([])
 
@@ -291,5 +296,5 @@ async def test_a_refused_sequence_fails_as_by_the_engine(pair: Pair) -> None:
 
 async def test_priorities_are_kept(pair: Pair) -> None:
     late = TextRequest(array("i", [1]), SamplingParams(max_tokens=1), priority=Priority.BATCH)
-    await pair.gateway.admit(pair.caller("bob"), [late])
-    assert pair.main.admission.queue_limits.waiting(Priority.BATCH) == 1
+    await pair.gateway.limits.admit(pair.caller("bob"), [late])
+    assert pair.main.limits.admission.queue_limits.waiting(Priority.BATCH) == 1

@@ -48,7 +48,7 @@ class Door:
         return await self.http.post(path, json=body)
 
     def counts(self) -> tuple[int, int]:
-        return len(self.tiny.async_engine.seen), len(self.big.async_engine.seen)
+        return len(self.tiny.engine.async_engine.seen), len(self.big.engine.async_engine.seen)
 
 
 @pytest.mark.parametrize("path", ASKS)
@@ -80,7 +80,7 @@ def test_without_a_name_the_first_model_answers() -> None:
 def test_one_list_has_all_models_and_their_adapters() -> None:
     async def job() -> None:
         door = Door()
-        door.big.client.adapters = {"sql": AdapterInfo("sql", "sql", "ready", "host")}
+        door.big.engine.client.adapters = {"sql": AdapterInfo("sql", "sql", "ready", "host")}
         cards = (await door.http.get("/v1/models")).json()["data"]
         assert [(card["id"], card["parent"]) for card in cards] == [
             ("tiny", None), ("org/alias", None), ("big", None), ("org/big", None), ("sql", "big")
@@ -88,7 +88,7 @@ def test_one_list_has_all_models_and_their_adapters() -> None:
         assert (await door.http.get("/v1/models/sql")).json()["parent"] == "big"
         assert (await door.ask("sql")).status_code == 200
         assert (await door.ask("big:sql")).status_code == 200
-        assert [seen.adapter for seen in door.big.async_engine.seen] == ["sql", "sql"]
+        assert [seen.adapter for seen in door.big.engine.async_engine.seen] == ["sql", "sql"]
         assert (await door.ask("tiny:sql")).status_code == 404
 
     asyncio.run(job())
@@ -99,12 +99,12 @@ def test_an_adapter_is_loaded_into_the_base_model_that_the_call_names() -> None:
         door = Door()
         loaded: list[tuple[str, str]] = []
         for state in (door.tiny, door.big):
-            state.finds_adapters = True
+            state.engine.finds_adapters = True
 
-            async def load(name: str, path: str, *, base: str = state.names[0], **_: object) -> None:
+            async def load(name: str, path: str, *, base: str = state.models.names[0], **_: object) -> None:
                 loaded.append((base, name))
 
-            state.client.load_adapter = load
+            state.engine.client.load_adapter = load
 
         async def post(**more: str) -> httpx.Response:
             body = {"lora_name": "sql", "lora_path": "sql", **more}
@@ -115,7 +115,7 @@ def test_an_adapter_is_loaded_into_the_base_model_that_the_call_names() -> None:
         assert loaded == [("big", "sql"), ("tiny", "sql")]
         unknown = (await post(base_model_name="other")).json()["error"]
         assert unknown["param"] == "base_model_name"
-        door.big.client.adapters = {"sql": AdapterInfo("sql", "sql", "ready", "host")}
+        door.big.engine.client.adapters = {"sql": AdapterInfo("sql", "sql", "ready", "host")}
         taken = (await post(base_model_name="tiny")).json()["error"]
         assert taken["param"] == "lora_name"
         assert len(loaded) == 2
@@ -138,7 +138,7 @@ def test_metrics_are_apart_by_model_and_those_of_the_server_are_told_once() -> N
         assert {each.labels["model_name"] for each in errors} == {"big"}
         for number, state in enumerate((door.tiny, door.big), 1):
             facts = EngineFacts(max_loras=number, cache={"num_gpu_blocks": str(10 * number)})
-            state.metrics = Metrics(state.names[0], dict, facts=facts)
+            state.observers.metrics = Metrics(state.models.names[0], dict, facts=facts)
         families = {
             family.name: family for family in text_string_to_metric_families((await door.http.get("/metrics")).text)
         }
@@ -159,9 +159,9 @@ def test_a_removed_model_ends_its_streams_and_leaves_the_others_alone() -> None:
     async def job() -> None:
         door = Door()
         ended: list[str] = []
-        door.router.on_removed = lambda state: ended.append(state.names[0])
+        door.router.on_removed = lambda state: ended.append(state.models.names[0])
         gates = [asyncio.Event(), asyncio.Event()]
-        door.tiny.async_engine.gate, door.big.async_engine.gate = gates
+        door.tiny.engine.async_engine.gate, door.big.engine.async_engine.gate = gates
         running = [asyncio.create_task(door.ask(model)) for model in ("tiny", "big")]
         while door.counts() != (1, 1):
             await asyncio.sleep(0.001)
@@ -194,7 +194,7 @@ def test_the_first_model_can_be_removed_too() -> None:
 def test_the_server_is_ready_once_all_models_are() -> None:
     async def job() -> None:
         door = Door()
-        door.big.async_engine = None
+        door.big.engine.async_engine = None
         assert (await door.http.get("/ready")).status_code == 503
         assert (await door.ask("tiny")).status_code == 200
         assert (await door.ask("big")).status_code == 503
@@ -205,9 +205,12 @@ def test_the_server_is_ready_once_all_models_are() -> None:
 def test_usage_counts_by_model_and_limits_of_keys_are_shared(tmp_path: Path) -> None:
     async def job() -> None:
         door = Door()
-        ledger = door.tiny.ledger = door.big.ledger = UsageLedger(tmp_path / "usage.db")
-        assert door.tiny.admission.limits is door.big.admission.limits and door.tiny.keys is door.big.keys
-        assert door.tiny.admission.queue_limits is not door.big.admission.queue_limits
+        ledger = door.tiny.stores.ledger = UsageLedger(tmp_path / "usage.db")
+        assert (
+            door.tiny.limits.admission.limits is door.big.limits.admission.limits
+            and door.tiny.limits.keys is door.big.limits.keys
+        )
+        assert door.tiny.limits.admission.queue_limits is not door.big.limits.admission.queue_limits
         for model in ("tiny", "big", "big"):
             await door.ask(model)
         await ledger.close()

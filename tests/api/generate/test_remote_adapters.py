@@ -106,9 +106,9 @@ async def serve(tmp_path: Path, fetcher: Make) -> AsyncIterator[Callable[..., Se
     ) -> Server:
         engine, now = Engine(most_adapters), [0.0]
         state = make_state(ServerConfig(api_key_file=str(file)))
-        state.client = engine  # type: ignore[assignment]
-        state.finds_adapters = lora_dir is not None
-        state.remote = RemoteAdapters(
+        state.engine.client = engine  # type: ignore[assignment]
+        state.engine.finds_adapters = lora_dir is not None
+        state.models.remote = RemoteAdapters(
             fetcher(*entries, **options),
             engine,  # type: ignore[arg-type]
             lora_dir=lora_dir,
@@ -140,7 +140,7 @@ async def test_a_request_brings_the_adapter_that_it_names(hub: HubStub, serve: A
     answers = await asyncio.gather(*(server.ask(NAME) for _ in range(8)))
     assert {(each.status_code, each.json()["model"]) for each in answers} == {(200, NAME)}
     assert server.engine.loads == [(NAME, False)] and len(hub.storage.gets(LFS)) == 1
-    seen = server.state.async_engine.seen
+    seen = server.state.engine.async_engine.seen
     assert {each.adapter for each in seen} == {NAME}
     card = await server.http.get(f"/v1/models/{NAME}", headers={"Authorization": "Bearer a"})
     assert card.json()["root"] == f"hf://{NAME}@{commit}" and card.json()["parent"] == "tiny"
@@ -297,7 +297,7 @@ async def test_what_an_admin_loads_under_the_name_meanwhile_is_not_remembered_ei
     event = hub.storage.holds[LFS] = threading.Event()
     server = serve("hf", LOCAL)
     load = asyncio.create_task(server.load(NAME, NAME))
-    await until(lambda: bool(server.state.remote.downloads()))
+    await until(lambda: bool(server.state.models.remote.downloads()))
     assert error_of(await server.ask(NAME)) == (503, "adapter_unavailable", None)
     event.set()
     assert (await load).status_code == 200
@@ -313,7 +313,7 @@ async def test_waiting_is_bounded_and_the_download_goes_on(
     late = await server.ask(NAME, **{"x-request-timeout": "0.05"})
     assert error_of(late) == (504, "timeout", None)
     monkeypatch.setattr(remote_adapters, "WAIT_SECONDS", 0.05)
-    await until(lambda: server.state.remote.downloads()[0]["bytes_here"] > 0)
+    await until(lambda: server.state.models.remote.downloads()[0]["bytes_here"] > 0)
     busy = await server.ask(NAME)
     assert error_of(busy) == (503, "adapter_unavailable", None) and "downloading, 0.0 of 0.2 MB" in busy.text
     row = (await server.listed())[NAME]
@@ -332,7 +332,7 @@ async def test_a_request_has_what_its_adapter_left_of_its_time(hub: HubStub, ser
     server = serve("hf", LOCAL)
     assert (await server.ask(NAME, **{"x-request-timeout": "30"})).status_code == 200
     assert (await server.ask(NAME, **{"x-request-timeout": "30"})).status_code == 200
-    first, second = (each.timeout for each in server.state.async_engine.seen)
+    first, second = (each.timeout for each in server.state.engine.async_engine.seen)
     assert first < 30 == second
 
 
@@ -346,13 +346,29 @@ async def test_a_tenant_has_few_downloads_and_waiting_requests_at_a_time(
     event = hub.storage.holds[LFS] = threading.Event()
     server = serve("hf", LOCAL)
     waiting = [asyncio.create_task(server.ask(NAME)) for _ in range(2)]
-    await until(lambda: bool(server.state.remote.downloads()))
+    await until(lambda: bool(server.state.models.remote.downloads()))
     assert "1 adapters are being downloaded already" in (await server.ask("acme/second")).text
     assert "2 requests wait for adapters already" in (await server.ask(NAME)).text
     other = asyncio.create_task(server.ask("acme/second", "b"))  # another tenant is not held up
-    await until(lambda: len(server.state.remote.downloads()) == 2)
+    await until(lambda: len(server.state.models.remote.downloads()) == 2)
     event.set()
     assert {each.status_code for each in await asyncio.gather(*waiting, other)} == {200}
+
+
+async def test_a_tenant_loads_as_many_as_it_leaves(hub: HubStub, serve: Any) -> None:
+    names = [f"acme/n{index}" for index in range(5)]
+    for name in names:
+        hub.add(name, FILES)
+    event = hub.storage.holds[LFS] = threading.Event()
+    server = serve("hf", LOCAL, most_names=4)
+    of_a = [asyncio.create_task(server.ask(name)) for name in names[:2]]
+    await until(lambda: len(server.state.remote.downloads()) == 2)
+    assert "2 adapters are being downloaded already" in (await server.ask(names[2])).text
+    of_b = asyncio.create_task(server.ask(names[3], "b"))
+    await until(lambda: len(server.state.remote.downloads()) == 3)
+    assert "1 adapters are being downloaded already" in (await server.ask(names[4], "b")).text
+    event.set()
+    assert {each.status_code for each in await asyncio.gather(*of_a, of_b)} == {200}
 
 
 async def test_requests_leave_slots_of_downloads_to_admins(
@@ -366,9 +382,9 @@ async def test_requests_leave_slots_of_downloads_to_admins(
     event = hub.storage.holds[held] = threading.Event()
     server = serve("hf", LOCAL)
     first = asyncio.create_task(server.ask("acme/0"))
-    await until(lambda: any(row["bytes_here"] for row in server.state.remote.downloads()))
+    await until(lambda: any(row["bytes_here"] for row in server.state.models.remote.downloads()))
     second = asyncio.create_task(server.ask("acme/1", "b"))
-    await until(lambda: "waiting for other" in server.state.remote._state("acme/1"))
+    await until(lambda: "waiting for other" in server.state.models.remote._state("acme/1"))
     assert (await server.load("mine", "acme/2")).status_code == 200
     assert (await server.load("again", "acme/1")).status_code == 200  # also what a request waits to download
     assert not first.done()
@@ -401,7 +417,7 @@ async def test_names_that_are_being_loaded_count(hub: HubStub, serve: Any) -> No
     event = hub.storage.holds[held] = threading.Event()
     server = serve("hf", LOCAL, most_names=1)
     first = asyncio.create_task(server.ask("acme/0"))
-    await until(lambda: bool(server.state.remote.downloads()))
+    await until(lambda: bool(server.state.models.remote.downloads()))
     answer = await server.ask("acme/1", "b")
     assert error_of(answer) == (503, "adapter_unavailable", None) and "--max-adapters" in answer.text
     assert answer.headers["retry-after"] == "5"
@@ -517,7 +533,7 @@ async def test_what_an_admin_loads_again_or_unloads_is_no_longer_a_requests(hub:
     assert (await server.ask("acme/1")).status_code == 200
     assert set(server.engine.adapters) == {"acme/0", "acme/1"}
     await server.http.post("/v1/unload_lora_adapter", json={"lora_name": "acme/1"}, headers=admin)
-    assert not server.state.remote._brought
+    assert not server.state.models.remote._brought
 
 
 async def test_requests_that_wait_for_an_adapter_are_told_that_the_server_ends(
@@ -533,14 +549,14 @@ async def test_requests_that_wait_for_an_adapter_are_told_that_the_server_ends(
         _state=server.state,
         _models=SimpleNamespace(
             num_active=0,
-            drain=lambda: setattr(server.state, "draining", True),
-            stop_downloads=server.state.remote._fetcher.stop,
+            drain=lambda: setattr(server.state.engine, "draining", True),
+            stop_downloads=server.state.models.remote._fetcher.stop,
         ),
         _signalled=asyncio.Event(),
         _options=SimpleNamespace(shutdown_timeout=30.0),
     )
     waiting = asyncio.create_task(server.ask(NAME))
-    await until(lambda: bool(server.state.remote.downloads()))
+    await until(lambda: bool(server.state.models.remote.downloads()))
     _Service._on_signal(service)  # type: ignore[arg-type]
     answer = await waiting
     assert error_of(answer) == (503, "shutting_down", None) and answer.headers["connection"] == "close"

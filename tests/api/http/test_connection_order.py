@@ -193,7 +193,7 @@ def test_a_client_that_leaves_with_a_request_behind_it_is_noticed(strict: Live, 
         wire.send(asked("a") + asked("b"))
         wait_until(lambda: bool(strict.async_engine.seen))
     wait_until(lambda: len(strict.async_engine.aborted) == 1)
-    wait_until(lambda: strict.state.active == 0)
+    wait_until(lambda: strict.state.limits.active == 0)
     assert len(strict.async_engine.seen) == 1
 
 
@@ -212,4 +212,4 @@ def test_requests_of_a_half_closed_connection_are_answered(strict: Live, gate: C
         while part := wire.socket.recv(65536):
             data += part
         assert data.count(b"HTTP/1.1 200 ") == 2
-    wait_until(lambda: strict.state.active == 0)
+    wait_until(lambda: strict.state.limits.active == 0)

@@ -13,8 +13,8 @@ from support.api.api_live import make_state
 
 from rootgraft.api.config import ServerConfig
 from rootgraft.api.error_responses import HANDLED, handle
+from rootgraft.api.generate.model_directory import ModelDirectory
 from rootgraft.api.generate.model_router import ModelRouter
-from rootgraft.api.generate.server_state import ServerState
 from rootgraft.api.http.app import create_app
 from rootgraft.api.http.direct_routes import DirectRoutes
 from rootgraft.api.http.guard import Guard, Identify
@@ -123,7 +123,7 @@ def test_the_busiest_routes_are_direct_and_no_others() -> None:
 
 
 async def test_a_bug_behind_a_direct_route_is_told_as_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ServerState, "find_model", None)
+    monkeypatch.setattr(ModelDirectory, "find", None)
     status, headers, body = await answer(
         create_app(make_state()), "/v1/chat/completions", BODIES[10], b"application/json"
     )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import socket
 import subprocess
 import sys
@@ -11,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from rootgraft.api.http.loop_watch import Silence
+
 WAIT = 60
 PROGRAM = """
-import asyncio, os, re, sys, time
+import asyncio, os, re, sys, threading, time
 from rootgraft.api.http import loop_watch
 os.cpu_count = lambda: 1
 loop_watch.SILENT_SECONDS, loop_watch.PROCESSOR_SECONDS = float(sys.argv[2]), float(sys.argv[3])
@@ -21,20 +21,22 @@ loop_watch._BEAT_SECONDS = 0.05
 
 async def main():
     watch = loop_watch.LoopWatch(lambda: print("ending", flush=True))
-    await asyncio.sleep(0.1)
+    [thread] = [each for each in threading.enumerate() if each.name == "loop-watch"]
     print("begun", flush=True)
     exec(sys.argv[1])
-    await eval(sys.argv[4])
+    while watch._num_beats < 4:
+        await asyncio.sleep(0.01)
     watch.close()
-    time.sleep(2)
+    thread.join()
+    print("watched by", watch._timer._timer, flush=True)
 
 asyncio.run(main())
 """
 NEVER = "1000"
 
 
-def start(blocks: str, silent: str, processor: str, awaited: str = "asyncio.sleep(0)") -> subprocess.Popen[str]:
-    command = [sys.executable, "-P", "-c", PROGRAM, blocks, silent, processor, awaited]
+def start(blocks: str, silent: str, processor: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-P", "-c", PROGRAM, blocks, silent, processor]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
@@ -53,21 +55,23 @@ def test_native_code_that_holds_the_lock_is_ended_by_the_kernels_timer() -> None
     assert (process.returncode, out) == (70, "begun\n")
 
 
-def test_a_loop_that_lives_and_one_that_has_ended_are_left_alone() -> None:
-    process = start("pass", "2", "2", "asyncio.sleep(4)")
-    assert process.communicate(timeout=WAIT) == ("begun\n", "") and process.returncode == 0
+def test_a_loop_that_lives_is_left_alone_and_one_that_has_ended_is_watched_no_more() -> None:
+    process = start("pass", NEVER, NEVER)
+    assert process.communicate(timeout=WAIT) == ("begun\nwatched by None\n", "") and process.returncode == 0
 
 
-def test_a_process_that_was_stopped_does_not_hang() -> None:
-    process = start("pass", "2", NEVER, "asyncio.sleep(5)")
-    assert process.stdout is not None and process.stdout.readline() == "begun\n"
-    os.kill(process.pid, signal.SIGSTOP)
-    os.waitpid(process.pid, os.WUNTRACED)
-    with pytest.raises(subprocess.TimeoutExpired):
-        process.wait(2.5)
-    os.kill(process.pid, signal.SIGCONT)
-    process.communicate(timeout=WAIT)
-    assert process.returncode == 0
+def test_seconds_of_silence_are_counted_from_the_last_sign_of_life() -> None:
+    silence = Silence(100.0)
+    assert [silence.look(1, now) for now in (100.25, 100.5, 101.0)] == [0.0, 0.25, 0.75]
+    assert silence.look(2, 101.25) == 0.0 and silence.look(2, 101.5) == 0.25
+
+
+@pytest.mark.parametrize("absent", [2.5, 3600.0, 1e9])
+def test_time_in_which_the_process_was_stopped_does_not_count(absent: float) -> None:
+    silence = Silence(0.0)
+    silence.look(1, 0.25)
+    assert silence.look(1, 0.25 + absent) <= 0.5
+    assert silence.look(2, 0.5 + absent) == 0.0
 
 
 @pytest.mark.parametrize("is_asked", [True, False])
@@ -78,7 +82,7 @@ def test_systemd_hears_each_sign_of_life(tmp_path: Path, monkeypatch: pytest.Mon
         monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
         if is_asked:
             monkeypatch.setenv("WATCHDOG_USEC", "60000000")
-        process = start("pass", NEVER, NEVER, "asyncio.sleep(0.5)")
+        process = start("pass", NEVER, NEVER)
         process.communicate(timeout=WAIT)
         systemd.settimeout(0 if not is_asked else WAIT)
         if is_asked:

@@ -281,11 +281,11 @@ def test_requests_that_had_found_a_removed_model_are_answered(worlds: Any, monke
         services = await world.begin()
         state = services.router.of("small")
         services.router.remove("small")
-        assert state.serving() is world.frontends["digest of small"]  # found a moment before
+        assert state.engine.serving() is world.frontends["digest of small"]  # found a moment before
         await world.idle()
-        state.client.is_alive = False
+        state.engine.client.is_alive = False
         with pytest.raises(Exception, match="small"):
-            state.serving()
+            state.engine.serving()
 
     asyncio.run(job())
 

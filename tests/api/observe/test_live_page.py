@@ -93,7 +93,7 @@ def test_the_files_are_in_the_package() -> None:
 
 def test_what_the_page_shows(live: Live) -> None:
     live.client.snapshot = full_snapshot()
-    history = live.state.metrics.history
+    history = live.state.observers.metrics.history
     history.take({})
     with live.http() as http:
         body = http.get("/ui/state").json()
@@ -105,7 +105,7 @@ def test_what_the_page_shows(live: Live) -> None:
 def test_answers_are_bounded(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
     live.client.snapshot = full_snapshot()
     for _ in range(3):
-        live.state.metrics.on_heartbeat(Heartbeat({"running": 3}, {}))
+        live.state.observers.metrics.on_heartbeat(Heartbeat({"running": 3}, {}))
     with live.http() as http:
         assert len(http.get("/ui/state").content) < 160_000
         assert http.get("/ui/state", params={"since": 1e9}).json()["history"] == []

@@ -83,7 +83,7 @@ def test_our_own_metrics_keep_our_prefix(quiet: Live, live: Live) -> None:
 def test_values_of_the_engine(quiet: Live) -> None:
     quiet.client.stats = {"waiting": 5.0, "waiting_deferred": 2.0, "prompt_tokens": 40.0, "prompt_tokens_cached": 10.0}
     quiet.client.stats |= {"accepted_runs_0": 4.0, "accepted_runs_1": 2.0, "accepted_runs_3": 1.0}
-    quiet.state.metrics.on_heartbeat(Heartbeat({}, {}, (("sql", "team/x"), ("zeta",))))
+    quiet.state.observers.metrics.on_heartbeat(Heartbeat({}, {}, (("sql", "team/x"), ("zeta",))))
     found = [sample for family in scrape(quiet).values() for sample in family.samples]
     of_label = ("reason", "source", "position")
     samples = {
@@ -110,7 +110,7 @@ def test_values_of_the_engine(quiet: Live) -> None:
 
 def test_refusals_are_counted_in_both_words(quiet: Live) -> None:
     for reason in ("max_queued_requests", "max_queued_tokens", "tenant_share"):
-        quiet.state.metrics.count_rejection(reason)
+        quiet.state.observers.metrics.count_rejection(reason)
     families = scrape(quiet)
     told = {sample.labels["reason"]: sample.value for sample in families["vllm:admission_rejections"].samples}
     assert told == {"max_num_queued_reqs": 1, "max_num_queued_tokens": 1}
@@ -181,7 +181,7 @@ def test_hostile_names_make_no_series(live: Live) -> None:
 
 def test_hundreds_of_adapters_have_a_bounded_number_of_series(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metrics_module, "MOST_ADAPTERS", 5)
-    metrics = make_state().metrics
+    metrics = make_state().observers.metrics
     loaded = {f"a{number}": None for number in range(300)}
     for name in loaded:
         metrics.count_usage("", name, TokenCounts(1, 0, 2), loaded)

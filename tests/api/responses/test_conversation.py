@@ -101,7 +101,7 @@ def test_what_is_kept_takes_no_more_memory_than_is_counted(live: Live) -> None:
 
     with live.http() as http:
         post("what is made when it is first needed")
-        before = live.state.responses.num_bytes
+        before = live.state.stores.responses.num_bytes
         tracemalloc.start()
         try:
             for number in range(30):
@@ -109,7 +109,7 @@ def test_what_is_kept_takes_no_more_memory_than_is_counted(live: Live) -> None:
             taken = sum(trace.size for trace in tracemalloc.take_snapshot().traces if _is_of_responses(trace))
         finally:
             tracemalloc.stop()
-    assert 0 < taken < live.state.responses.num_bytes - before
+    assert 0 < taken < live.state.stores.responses.num_bytes - before
 
 
 def _is_of_responses(trace: tracemalloc.Trace) -> bool:
@@ -199,7 +199,7 @@ def test_a_background_response_is_made_and_found(live: Live) -> None:
         wait_until(lambda: client.responses.retrieve(begun.id).status == "completed")
         assert client.responses.retrieve(begun.id).output_text == "answer 0"
         assert client.responses.cancel(begun.id).status == "completed"
-        wait_until(lambda: live.state.active == live.state.responses.jobs.total == 0)
+        wait_until(lambda: live.state.limits.active == live.state.stores.responses.jobs.total == 0)
 
 
 def test_a_background_response_is_cancelled_or_deleted(live: Live) -> None:
@@ -252,4 +252,4 @@ def test_a_server_that_stores_nothing(serve_with: Any) -> None:
             client.responses.retrieve(made.id)
         with pytest.raises(openai.BadRequestError, match="background"):
             client.responses.create(**ASKED, background=True)
-    assert live.state.active == 0
+    assert live.state.limits.active == 0

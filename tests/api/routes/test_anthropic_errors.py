@@ -70,14 +70,14 @@ def test_errors_of_the_engine(
 
 
 def test_overload_has_a_status_of_its_own(live: Live) -> None:
-    live.state.draining = True
+    live.state.engine.draining = True
     with live.http() as http:
         for path, body in ((PATH, ASKED), (COUNT, {"model": "tiny", "messages": HI})):
             reply = http.post(path, json=body)
             error_of(reply, 529, "overloaded_error")
             assert reply.headers["retry-after"] == "1"
         assert http.post("/v1/chat/completions", json={"messages": HI}).status_code == 503
-    live.state.draining = False
+    live.state.engine.draining = False
     live.client.hang()
     with live.http() as http:
         error_of(http.post(PATH, json=ASKED), 503, "overloaded_error")

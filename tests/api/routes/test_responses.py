@@ -191,4 +191,4 @@ def test_a_client_that_leaves_gets_nothing_stored(live: Live) -> None:
     with ask(live, PATH, ASKED):
         wait_until(lambda: len(live.async_engine.seen) == 1)
     wait_until(lambda: len(live.async_engine.aborted) == 1)
-    assert len(live.state.responses) == 0
+    assert len(live.state.stores.responses) == 0

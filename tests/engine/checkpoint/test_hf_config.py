@@ -392,6 +392,8 @@ def test_every_family_has_a_config() -> None:
         if (mixture := family.mixture) is not None:
             counts = filter(None, (mixture.count_keys[0], mixture.shared_count_key))
             config |= dict.fromkeys(counts, 8) | {"num_experts_per_tok": 2}
+        if "full_attention_interval" in family.defaults:
+            config |= {"full_attention_interval": 2}
         if family.latent:
             config |= {"num_key_value_heads": 4, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1}
         found = model_config(config)
@@ -457,7 +459,10 @@ REFUSED = {
     "quantised multimodal model": (whole("Mistral3", quantization_config={"bits": 4}), "quantization_config"),
     "quantised language model": (whole("Mistral3", text_config=LLAMA | {"quantization_config": {"bits": 4}}), "quant"),
     "audio": (whole("Gemma3", audio_config={}), "audio_config = {} is not supported"),
-    "two sections": (mrope([4, 4]), "mrope_section must be three sizes that add up to half a head's, 8, not [4, 4]"),
+    "two sections": (
+        mrope([4, 4]),
+        "mrope_section must be three sizes that add up to half of a head's rotated dimensions, 8, not [4, 4]",
+    ),
     "sections too large": (mrope([4, 4, 1]), "mrope_section must be three sizes"),
     "sections as text": (mrope("8"), "mrope_section must be three sizes"),
     "a negative section": (mrope([9, -1, 0]), "mrope_section must be three sizes"),

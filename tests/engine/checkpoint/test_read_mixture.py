@@ -17,6 +17,36 @@ _COMMON = {"attention_dropout": 0.0, "hidden_act": "silu", "initializer_range": 
 _ROUTER = {"output_router_logits": False, "router_aux_loss_coef": 0.001}
 
 PUBLISHED: dict[str, tuple[dict[str, Any], dict[str, Any], int]] = {
+    "MiniMax-M2": (
+        {"architectures": ["MiniMaxM2ForCausalLM"], "model_type": "minimax_m2", "head_dim": 128, "hidden_size": 3072,
+         "intermediate_size": 1536, "max_position_embeddings": 196608, "num_attention_heads": 48,
+         "num_experts_per_tok": 8, "num_hidden_layers": 62, "num_key_value_heads": 8, "num_local_experts": 256,
+         "qk_norm_type": "per_layer", "rms_norm_eps": 1e-06, "rope_theta": 5000000, "rotary_dim": 64,
+         "scoring_func": "sigmoid", "use_qk_norm": True, "use_routing_bias": True, "vocab_size": 200064,
+         "auto_map": {"AutoConfig": "configuration_minimax_m2.MiniMaxM2Config"}},
+        {"num_experts": 256, "top_k": 8, "size": 1536, "scores": "sigmoid", "corrected": True, "renormalises": True},
+        62,
+    ),
+    "ERNIE-4.5-21B-A3B": (
+        {"architectures": ["Ernie4_5_MoeForCausalLM"], "model_type": "ernie4_5_moe", "hidden_size": 2560,
+         "intermediate_size": 12288, "max_position_embeddings": 131072, "moe_intermediate_size": 1536, "moe_k": 6,
+         "moe_layer_end_index": 27, "moe_layer_interval": 1, "moe_layer_start_index": 1, "moe_num_experts": 64,
+         "moe_num_shared_experts": 2, "num_attention_heads": 20, "num_hidden_layers": 28, "num_key_value_heads": 4,
+         "rms_norm_eps": 1e-05, "rope_theta": 500000.0, "use_bias": False, "vocab_size": 103424,
+         "tie_word_embeddings": True},
+        {"num_experts": 64, "top_k": 6, "size": 1536, "shared_size": 3072, "corrected": True},
+        27,
+    ),
+    "Hunyuan-A13B": (
+        {"architectures": ["HunYuanMoEV1ForCausalLM"], "model_type": "hunyuan_v1_moe", "attention_bias": False,
+         "head_dim": 128, "hidden_size": 4096, "intermediate_size": 3072, "max_position_embeddings": 32768,
+         "moe_topk": [8] * 32, "num_attention_heads": 32, "num_experts": 64, "num_hidden_layers": 32,
+         "num_key_value_heads": 8, "rms_norm_eps": 1e-05, "rope_theta": 10000.0, "use_qk_norm": True,
+         "rope_scaling": {"alpha": 1000.0, "beta_fast": 32, "beta_slow": 1, "factor": 1.0, "mscale": 1.0,
+                          "mscale_all_dim": 1.0, "type": "dynamic"}, "vocab_size": 128167},
+        {"num_experts": 64, "top_k": 8, "size": 3072, "shared_size": 3072},
+        32,
+    ),
     "Mixtral-8x7B-v0.1": (
         {"architectures": ["MixtralForCausalLM"], "bos_token_id": 1, "eos_token_id": 2, "hidden_size": 4096,
          "intermediate_size": 14336, "max_position_embeddings": 32768, "model_type": "mixtral",
@@ -206,6 +236,22 @@ def test_the_latent_attention_of_published_configs() -> None:
     assert large.prediction_layers == 1
 
 
+def test_layers_by_type_or_behind_the_first() -> None:
+    config = {
+        **_COMMON,
+        **PUBLISHED["ERNIE-4.5-21B-A3B"][0],
+        "architectures": ["ExaoneMoeForCausalLM"],
+        "use_bias": None,
+    }
+    config |= {"num_experts": 8, "num_hidden_layers": 4, "moe_num_experts": None, "head_dim": 128}
+    assert [layer.mixture is None for layer in model_config(config).layers] == [True, False, False, False]
+    typed = {**config, "mlp_layer_types": ["sparse", "dense", "dense", "sparse"]}
+    assert [layer.mixture is None for layer in model_config(typed).layers] == [False, True, True, False]
+    for wrong in (["sparse"], ["sparse", "dense", "dense", "x"], "sparse"):
+        with pytest.raises(ModelError, match="mlp_layer_types must be a list of 4 times dense or sparse"):
+            model_config({**config, "mlp_layer_types": wrong})
+
+
 @pytest.mark.parametrize(
     ("name", "changes", "message"),
     [
@@ -217,6 +263,15 @@ def test_the_latent_attention_of_published_configs() -> None:
         ("DeepSeek-R1", {"num_key_value_heads": 8}, "num_key_value_heads must be num_attention_heads 128"),
         ("DeepSeek-R1", {"rope_interleave": False}, "rope_interleave = False is not supported"),
         ("DeepSeek-R1", {"moe_layer_freq": 2}, "moe_layer_freq = 2 is not supported"),
+        ("Hunyuan-A13B", {"moe_topk": [8] * 31 + [4]}, "moe_topk must be the same in all layers"),
+        ("Hunyuan-A13B", {"moe_topk": []}, "moe_topk must be the same in all layers"),
+        ("Hunyuan-A13B", {"moe_topk": [65] * 32}, "moe_topk must be an integer from 1 to 64"),
+        ("ERNIE-4.5-21B-A3B", {"moe_layer_interval": 0}, "moe_layer_interval must be an integer from 1 to 28"),
+        ("ERNIE-4.5-21B-A3B", {"moe_layer_end_index": 29}, "moe_layer_end_index must be an integer from -1 to 28"),
+        ("ERNIE-4.5-21B-A3B", {"use_bias": True}, "use_bias = True is not supported"),
+        ("MiniMax-M2", {"rotary_dim": 0}, "rotary_dim must be an integer from 1"),
+        ("MiniMax-M2", {"rotary_dim": 129}, "partial_rotary_factor must be a number above 0 and at most 1"),
+        ("MiniMax-M2", {"scoring_func": "softmax"}, "scoring_func must be 'sigmoid'"),
         ("DeepSeek-R1", {"kv_lora_rank": 0}, "kv_lora_rank must be an integer from 1 to 65536"),
         ("DeepSeek-R1", {"q_lora_rank": 0}, "q_lora_rank must be an integer from 1"),
         ("DeepSeek-R1", {"v_head_dim": "128"}, "v_head_dim must be an integer"),

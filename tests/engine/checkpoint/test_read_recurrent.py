@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from rootgraft.engine.checkpoint.families.recurrent import Mamba2Layer, ShortConvLayer
+from rootgraft.engine.checkpoint.families.recurrent import DeltaLayer, Mamba2Layer, ShortConvLayer
 from rootgraft.engine.checkpoint.hf_config import model_config
 from rootgraft.engine.checkpoint.read_config import read_model_config
 from rootgraft.engine.errors import ModelError
@@ -34,6 +34,42 @@ GRANITE = {
     "mamba_n_heads": 8,
     "mamba_d_state": 16,
     "rms_norm_eps": 1e-5,
+}
+
+DELTA = {
+    **_COMMON,
+    "architectures": ["Qwen3_5ForCausalLM"],
+    "num_hidden_layers": 4,
+    "head_dim": 32,
+    "intermediate_size": 48,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 32,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 6,
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 1e7,
+        "mrope_section": [1, 1, 2],
+        "mrope_interleaved": True,
+    },
+}
+NEXT = {
+    **{key: value for key, value in DELTA.items() if key != "rope_parameters"},
+    "architectures": ["Qwen3NextForCausalLM"],
+    "rope_theta": 1e7,
+    "partial_rotary_factor": 0.25,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+}
+BAMBA = {
+    **_COMMON,
+    "architectures": ["BambaForCausalLM"],
+    "intermediate_size": 48,
+    "attn_layer_indices": [1],
+    "mamba_n_heads": 8,
+    "mamba_d_state": 16,
 }
 
 
@@ -65,6 +101,35 @@ def test_granite_as_published() -> None:
     assert model_config({**GRANITE, "mamba_d_head": 16}) == config
 
 
+def test_gated_delta_nets_as_published() -> None:
+    config = model_config(DELTA)
+    delta = DeltaLayer(num_heads=6, head_dim=32, num_key_heads=2, key_dim=16, taps=4, grouped=False)
+    assert [layer.recurrent for layer in config.layers] == [delta, delta, delta, None]  # every fourth is attention
+    rope = config.layers[3].rope
+    assert rope is not None and (rope.theta, rope.dim) == (1e7, 8)  # a quarter of a head
+    assert config.gated_attention and config.norm_offset == 1.0 and config.query_size == 2 * 4 * 32
+    assert model_config({**DELTA, "layer_types": [*["linear_attention"] * 3, "full_attention"]}) == config
+    assert [layer.recurrent is None for layer in model_config({**DELTA, "full_attention_interval": 2}).layers] == [
+        False, True, False, True,
+    ]  # fmt: skip
+    grouped = model_config(NEXT)
+    assert grouped.layers[0].recurrent == DeltaLayer(6, 32, 2, 16, 4, grouped=True)
+    assert grouped.layers[3].rope == rope
+    mixture = grouped.layers[3].mixture
+    assert mixture is not None and (mixture.shared_size, mixture.gated_sharing, mixture.renormalises) == (
+        512,
+        True,
+        True,
+    )
+    assert model_config({**NEXT, "num_experts": 0}).layers[0].mixture is None
+
+
+def test_bamba_as_published() -> None:
+    config = model_config(BAMBA)
+    assert [layer.recurrent is None for layer in config.layers] == [False, True, False]
+    assert config.layers[1].rope is not None and config.layers[1].rope.dim == 8  # a half of a head
+
+
 @pytest.mark.parametrize(
     ("base", "changes", "key"),
     [
@@ -87,6 +152,19 @@ def test_granite_as_published() -> None:
         (GRANITE, {"time_step_limit": [0.001, 0.1]}, "time_step_limit"),
         (GRANITE, {"position_embedding_type": "alibi"}, "position_embedding_type"),
         (GRANITE, {"hidden_act": "gelu_pytorch_tanh"}, "hidden_act"),
+        (DELTA, {"linear_num_key_heads": 4}, "linear_num_key_heads"),
+        (DELTA, {"linear_num_key_heads": 7}, "linear_num_key_heads"),
+        (DELTA, {"linear_conv_kernel_dim": 1}, "linear_conv_kernel_dim"),
+        (DELTA, {"linear_value_head_dim": 0}, "linear_value_head_dim"),
+        (DELTA, {"linear_key_head_dim": 1 << 17}, "linear_key_head_dim"),
+        (DELTA, {"full_attention_interval": 0}, "full_attention_interval"),
+        (DELTA, {"full_attention_interval": 5}, "full_attention_interval"),
+        (DELTA, {"layer_types": ["linear_attention"] * 4}, "layer_types"),
+        (DELTA, {"hidden_act": "gelu_pytorch_tanh"}, "hidden_act"),
+        (DELTA, {"rope_parameters": {**DELTA["rope_parameters"], "mrope_section": [2, 2, 12]}}, "mrope_section"),
+        (NEXT, {"partial_rotary_factor": 0.01}, "partial_rotary_factor"),
+        (BAMBA, {"attn_layer_indices": [3]}, "attn_layer_indices"),
+        (BAMBA, {"attn_layer_indices": []}, "attn_layer_indices"),
     ],
 )
 def test_what_is_not_computed_is_refused(base: dict[str, Any], changes: dict[str, Any], key: str) -> None:

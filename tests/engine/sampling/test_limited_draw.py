@@ -2,26 +2,43 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pytest
 import torch
+from support.grammar.grammar_fixtures import grammars, vocabulary
+from support.grammar.schema_cases import SCHEMAS
 
 from rootgraft.engine.batch import Row, RowStart
 from rootgraft.engine.sampling.draft_verify import sampling_positions
-from rootgraft.engine.sampling.sampler import DeviceMasks, Sampler
+from rootgraft.engine.sampling.limited_draw import MAX_TRIES, LimitedLines
+from rootgraft.engine.sampling.sampler import _ROW, DeviceMasks, Sampler
 from rootgraft.engine.types import SamplingParams
+from rootgraft.grammar.match import budget_close
+from rootgraft.grammar.match.backends import LlguidanceBackend
+from rootgraft.grammar.match.matcher import Matcher
+
+__all__ = ("grammars", "vocabulary")
 
 VOCAB = 70
-DRAWS = 4_000
+DRAWS = 800
 
 
 class FakeCheck:
-    """Some tokens fit; neighbours of two are alike."""
+    """Some tokens fit; neighbours of two are alike.
 
-    def __init__(self, fitting: set[int]) -> None:
+    Args:
+        known: those that are known to fit without a test; all if None.
+        cost: of the test of each token.
+    """
+
+    def __init__(self, fitting: set[int], known: set[int] | None = None, cost: int = 0) -> None:
         self.fitting = fitting
+        self._known = fitting if known is None else known
+        self._cost = cost
         self.num_tests = 0
 
     def fits(self, token: int) -> bool:
@@ -32,23 +49,30 @@ class FakeCheck:
         pair = {token, token ^ 1}
         return np.array(sorted(pair if pair.isdisjoint(self.fitting) or pair <= self.fitting else {token}))
 
+    def costs(self, token: int) -> dict[int, int]:
+        return {token: self._cost}
+
     def known(self) -> np.ndarray:
-        return self.limits()
+        return self._mask(self._known)
 
     def limits(self) -> np.ndarray:
+        return self._mask(self.fitting)
+
+    def _mask(self, tokens: set[int]) -> np.ndarray:
         bits = np.zeros(96, dtype=np.bool_)
-        bits[sorted(self.fitting)] = True
+        bits[sorted(tokens)] = True
         return np.packbits(bits, bitorder="little").view(np.int32)
 
 
-def draw(logits: torch.Tensor, fitting: set[int], seeds: range, **params) -> list:
+def draw(logits: torch.Tensor, fitting: set[int] | FakeCheck, seeds: range, **params) -> list:
+    check = fitting if isinstance(fitting, FakeCheck) else FakeCheck(fitting)
     sampler = Sampler(1, VOCAB, torch.device("cpu"))
     results = []
     everything = torch.from_numpy(np.full((1, 3), -1, dtype=np.int32))
     for seed in seeds:
         sampler.start([RowStart(0, SamplingParams(**params), [1], 1, (), seed)])
         positions = sampling_positions([Row(0, 0, [1], 0, (), True, 0)], {})
-        masks = DeviceMasks(torch.tensor([0]), everything, {0: FakeCheck(fitting)})
+        masks = DeviceMasks(torch.tensor([0]), everything, {0: check})
         results += sampler.collect(sampler.draw(logits[None].clone(), positions, masks))
     return results
 
@@ -109,3 +133,106 @@ def test_logprobs_are_those_of_the_token_that_was_drawn_again():
     expected = float(torch.log_softmax(logits.double(), 0)[order[4]])
     assert result.tokens == (order[4],) and result.logprobs[0].token == order[4]
     assert result.logprobs[0].logprob == pytest.approx(expected, abs=1e-4) and result.logprobs[0].rank == 5
+
+
+@pytest.mark.parametrize("spare", [0, 1])
+def test_when_the_tests_have_cost_too_much_a_token_is_drawn_that_is_known_to_fit(spare):
+    """Tests that cost as much as a draw may are the last but one; with one more each, the last one comes earlier."""
+    logits, num_tests = line(), 8
+    order = logits.argsort(descending=True).tolist()
+    wrong = order[:40:2]  # one of each pair of neighbours in rank
+    fitting = set(range(VOCAB)) - set(wrong) - {token ^ 1 for token in wrong}
+    check = FakeCheck(fitting, known={min(fitting)}, cost=MAX_TRIES // num_tests + spare)
+    [result] = draw(check_order(logits, order, fitting), check, range(1), temperature=0.0)
+    assert result.is_limited and result.tokens[0] in fitting
+    is_last = num_tests + 1 if not spare else num_tests
+    assert check.num_tests == is_last and result.tokens == (min(fitting),)
+
+
+def check_order(logits: torch.Tensor, order: list[int], fitting: set[int]) -> torch.Tensor:
+    """Put the tokens that do not fit first."""
+    moved = logits.clone()
+    moved[[token for token in order if token in fitting]] -= 100
+    return moved
+
+
+def test_where_nothing_that_is_known_may_be_drawn_another_token_is_drawn_untested():
+    """As by a logit bias: the answer may be cut, and does not fail."""
+    logits = line()
+    order = logits.argsort(descending=True).tolist()
+    logits[order[-1]] = -np.inf
+    check = FakeCheck({order[-2], order[-1]}, known={order[-1]}, cost=MAX_TRIES + 1)
+    [result] = draw(logits, check, range(1), temperature=0.0)
+    assert result.tokens[0] not in (order[0], order[0] ^ 1, order[-1]) and not result.failed
+
+
+def test_no_draw_tries_more_than_so_many_tokens(grammars, vocabulary):
+    """Over schemas of all keywords and calls amid text, at budgets near their shortest answers: work, not time."""
+    most = MAX_TRIES + 4 * (budget_close.MAX_TRIES + 1)  # the last test, and of up to three tokens like it
+    rng, highest, num_draws = random.Random(5), 0, 0
+    for number, matcher, budget in _small_budgets(grammars, vocabulary):
+        row = np.zeros(vocabulary.num_words, dtype=np.int32)
+        for remaining in range(budget, 0, -1):
+            check = matcher.fill_grammar_mask(row, remaining)
+            bits = np.unpackbits(row.view(np.uint8), bitorder="little")[: vocabulary.size].astype(bool)
+            logits = torch.where(torch.from_numpy(bits), torch.randn(len(bits), generator=_seeded(rng)), -torch.inf)
+            token = int(logits.argmax())
+            if check is not None:
+                counted = Counted()
+                with counted:
+                    token = redrawn(logits, check, rng.randrange(1 << 30), token)
+                assert counted.tokens <= most, (number, remaining)
+                highest, num_draws = max(highest, counted.tokens), num_draws + 1
+            assert matcher.accept(token)
+            if matcher.is_done:
+                break
+        assert matcher.can_end
+    assert num_draws > 30 and highest > MAX_TRIES / 4
+
+
+def _small_budgets(grammars, vocabulary) -> Iterator[tuple[int, Matcher, int]]:
+    """Yield matchers with budgets in which their answers just fit."""
+    for number, schema in enumerate(SCHEMAS[::3]):
+        compiled = grammars.schema(schema)
+        for spare in (0, 4):
+            yield number, compiled.matcher(), (compiled.matcher().num_shortest or 0) + spare
+
+
+def _seeded(rng: random.Random) -> torch.Generator:
+    return torch.Generator().manual_seed(rng.randrange(1 << 30))
+
+
+def redrawn(logits: torch.Tensor, check, seed: int, token: int) -> int:
+    """Draw as the sampler does after a first draw."""
+    params = np.zeros(1, dtype=_ROW)
+    params["temperature"], params["top_p"], params["seed"] = 1.0, 1.0, seed
+    tokens = [token]
+    LimitedLines(logits[None], {0: check}, params, np.zeros(1, dtype=np.int64)).redraw(tokens)
+    return tokens[0]
+
+
+class Counted(pytest.MonkeyPatch):
+    """Counts the tokens that the grammar library tries."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens = 0
+
+    def __enter__(self) -> Counted:
+        accept, advance = LlguidanceBackend.accept, LlguidanceBackend.advance
+
+        def counted_accept(state: LlguidanceBackend, token: int) -> bool:
+            self.tokens += 1
+            return accept(state, token)
+
+        def counted_advance(state: LlguidanceBackend, tokens: Sequence[int]) -> int:
+            count = advance(state, tokens)
+            self.tokens += min(count + 1, len(tokens))
+            return count
+
+        self.setattr(LlguidanceBackend, "accept", counted_accept)
+        self.setattr(LlguidanceBackend, "advance", counted_advance)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.undo()

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 
 import psutil
 import pytest
 
+from rootgraft.engine.errors import CapacityError
 from rootgraft.engine.sandbox.program_pool import ProgramFailed, ProgramPool, ProgramRefused, ProgramStopped
+from rootgraft.grammar.compile.worker_handle import WorkerProcess
+from rootgraft.tenancy.current_tenant import CURRENT_TENANT
+from rootgraft.tenancy.tenant_threads import TenantThreads
 
 WAIT = 60
 ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
@@ -19,6 +25,13 @@ RENDER = "engine.text.chat_template:render_job"
 
 def source(text: str) -> dict[str, object]:
     return {"source": text, "variables": {}}
+
+
+@pytest.fixture(autouse=True)
+def no_tenant() -> Iterator[None]:
+    token = CURRENT_TENANT.set("")
+    yield
+    CURRENT_TENANT.reset(token)
 
 
 @pytest.fixture
@@ -70,6 +83,73 @@ def test_a_worker_that_is_killed_is_replaced(pool):
         os.kill(worker.pid, signal.SIGKILL)
         worker.wait(WAIT)
     assert pool.run(RENDER, 2.0, source("b")) == b"b"
+
+
+def test_workers_that_are_killed_over_a_job_are_no_fault_of_the_program(pool, monkeypatch):
+    """As by the kernel when memory is short: another one is tried, then the client may ask again."""
+    runs: list[int] = []
+
+    def run(self: WorkerProcess, job: bytes, seconds: float) -> bytes:
+        runs.append(len(runs))
+        self._process.kill()
+        return was_run(self, job, seconds)
+
+    was_run = WorkerProcess.run
+    monkeypatch.setattr(WorkerProcess, "run", run)
+    with pytest.raises(CapacityError, match="ask again"):
+        pool.run(RENDER, 2.0, source("a"))
+    assert len(runs) == 2
+    monkeypatch.undo()
+    assert pool.run(RENDER, 2.0, source("a")) == b"a"
+
+
+def in_tenant(tenant: str, call: Callable[[], object]) -> threading.Thread:
+    """Make a call for a tenant, on a thread."""
+
+    def work() -> None:
+        CURRENT_TENANT.set(tenant)
+        with suppress(ProgramRefused, CapacityError):
+            call()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    return thread
+
+
+def test_programs_of_a_tenant_that_take_long_leave_a_process_to_others(pool):
+    hostile = [in_tenant("a", lambda: pool.run(RENDER, 600.0, source(ENDLESS))) for _ in range(5)]
+    CURRENT_TENANT.set("b")
+    assert pool.run(RENDER, 2.0, source("b")) == b"b"
+    assert all(thread.is_alive() for thread in hostile)
+    pool.close()
+    for thread in hostile:
+        thread.join(WAIT)
+    assert not any(thread.is_alive() for thread in hostile)
+
+
+async def test_calls_of_a_tenant_leave_threads_to_others_and_hold_them_until_they_end(pool, monkeypatch):
+    monkeypatch.setattr(pool, "_threads", threads := TenantThreads(4, "test", 8))
+    gate, begun = threading.Event(), []
+
+    def stuck() -> None:
+        begun.append(1)
+        gate.wait()
+
+    CURRENT_TENANT.set("a")
+    calls = [asyncio.create_task(pool.off_loop(stuck)) for _ in range(6)]
+    while threads.slots.num_waiting < 4 or len(begun) < 2:
+        await asyncio.sleep(0)
+    with pytest.raises(CapacityError, match="Too many requests wait"):
+        await pool.off_loop(stuck)
+    for call in calls:
+        call.cancel()
+    await asyncio.gather(*calls, return_exceptions=True)
+    assert threads.slots.num_held == 2, "their threads still run"
+    CURRENT_TENANT.set("b")
+    assert await pool.off_loop(CURRENT_TENANT.get) == "b"
+    gate.set()
+    threads.shutdown()
+    assert threads.slots.num_held == 0
 
 
 def test_workers_end_with_the_pool(pool):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
+import unicodedata
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,8 @@ NAMES = [(name, group["lengths"]) for group in WORDS["words"] for name in group[
 
 # llama.cpp knows capitals of ASCII alone; the original expressions are compared below.
 CASED = {
-    *("tekken", "gpt-4o", "llama4", "kanana2", "talkie", "minimax-m2", "granite-embed-multi-97m"),
-    *("kimi-k2", "youtu"),
+    *("tekken", "gpt-4o", "llama4", "kanana2", "talkie", "minimax-m2", "granite-embed-multi-97m", "tiny_aya"),
+    *("cohere2moe", "kimi-k2", "youtu"),
 }
 # llama.cpp knows no capitals at all in these.
 CASELESS = {"tiny_aya", "cohere2moe", "kimi-k2", "youtu"}
@@ -53,7 +54,11 @@ DEEPSEEK_3 = (
     r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-TO_THE_LEFT = r"\d{1,3}(?=(?:\d{3})*\b)"
+# Oniguruma, which runs the expressions of each tokenizer.json, counts the superscripts and fractions of Latin-1 as
+# characters of a word, and no joiners. Python's regex module does not, so the end of a word is spelled out for it.
+ONIGURUMA_WORD = r"[[\w²³¹¼½¾]--[\u200c\u200d]]"
+ONIGURUMA_EDGE = rf"(?:(?<={ONIGURUMA_WORD})(?!{ONIGURUMA_WORD})|(?<!{ONIGURUMA_WORD})(?={ONIGURUMA_WORD}))"
+TO_THE_LEFT = rf"\d{{1,3}}(?=(?:\d{{3}})*{ONIGURUMA_EDGE})"
 ORIGINALS = {name: [split] for name, split in GGUF_PRE_TOKENIZER_SPLITS.items()} | {
     "kimi-k2": [KIMI_K2],
     "deepseek-v3": [r"\p{N}{1,3}", "[一-龥\u3040-ゟ゠-ヿ]+", DEEPSEEK_3],
@@ -115,12 +120,53 @@ TEXTS = st.lists(
     st.sampled_from(
         [
             *("a", "b", "Z", "é", "É", "ж", "Ж", "ß", "日", "本", "の", "カ", "한", "ก", "म", "ा", "\u0301", "ʰ", "ǅ"),
-            *("'s", "'LL", "'", "1", "23", "4567", "½", "٣", " ", "  ", "\n", "\r\n", "\t", "\u3000", "\u00a0"),
+            *(
+                "'s",
+                "'LL",
+                "'",
+                "1",
+                "23",
+                "4567",
+                "½",
+                "²",
+                "⅓",
+                "Ⅷ",
+                "④",
+                "٣",
+                "\u200d",
+                " ",
+                "  ",
+                "\n",
+                "\r\n",
+                "\t",
+                "\u3000",
+                "\u00a0",
+            ),
             *(".", "!", "/", "-", "(", "$", "_", "|", "“", "。", "，", "😀"),
         ]
     ),
     max_size=12,
 ).map("".join)
+
+
+# One or more of each kind of number, as category and whether Oniguruma counts it as a character of a word.
+NUMBERS = ("1", "٣", "½", "²", "⅓", "④", "Ⅷ", "〇")
+
+
+@pytest.mark.parametrize("meaning", [r"\d", r"\p{N}", r"\p{Nd}", ONIGURUMA_WORD, r"\s", r"\p{L}", r"\p{M}"])
+def test_classes_hold_the_same_characters_for_both_libraries(meaning: str) -> None:
+    """Over all characters that both know: what an expression's class means does not depend on who runs it."""
+    text = "".join(chr(code) for code in range(0x110000) if unicodedata.category(chr(code)) not in ("Cn", "Cs"))
+    expression = r"\w" if meaning == ONIGURUMA_WORD else meaning
+    split = pre_tokenizers.Split(tokenizers.Regex(f"{expression}+"), "removed")
+    left = "".join(word for word, _ in split.pre_tokenize_str(text))
+    assert left == regex.sub(f"{meaning}+", "", text, flags=regex.V1)
+
+
+@pytest.mark.parametrize("name", ORIGINALS)
+def test_numbers_of_each_kind_beside_each_other_equal_those_of_the_original(name: str) -> None:
+    for text in map("".join, itertools.product(NUMBERS, (*NUMBERS, "a", "_", " "), (*NUMBERS, ""))):
+        assert cut(name, text) == cut_by(ORIGINALS[name], text), text
 
 
 @pytest.mark.parametrize("name", ORIGINALS)

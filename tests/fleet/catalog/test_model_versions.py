@@ -51,7 +51,7 @@ def closed() -> Iterator[None]:
 
 def make(path: Path) -> ServerState:
     state = make_state()
-    client: Any = state.client
+    client: Any = state.engine.client
 
     async def load(name: str, path: str, *, replace: bool = False, trusted: bool = False) -> None:
         if "broken" in path:
@@ -64,11 +64,11 @@ def make(path: Path) -> ServerState:
         client.adapters = {key: info for key, info in client.adapters.items() if key != name}
 
     client.load_adapter, client.unload_adapter = load, unload
-    state.remote = Remote()  # type: ignore[assignment]
+    state.models.remote = Remote()  # type: ignore[assignment]
     points = iter([number / 100 for number in range(100)] * 100)
     fetcher: Any = FolderFetcher()
     OPENED.append(ModelCatalog.open(path / "models.db"))
-    state.versions = ModelVersions(OPENED[-1], fetcher, client, draw=lambda: next(points))
+    state.models.versions = ModelVersions(OPENED[-1], fetcher, client, draw=lambda: next(points))
     return state
 
 
@@ -118,10 +118,37 @@ def test_canary_promote_and_rollback_move_new_requests_at_once(tmp_path: Path) -
     run(job())
 
 
+def test_promote_and_rollback_under_load_lose_and_mix_nothing(tmp_path: Path) -> None:
+    """Streams run on over each change; every answer names the version that the engine was asked for."""
+
+    async def job() -> None:
+        state = make(tmp_path)
+        admin, engine = Admin(state), state.engine.async_engine
+        engine.gate = asyncio.Event()  # type: ignore[union-attr]
+        one, two = [await admin.add(adapter_folder(tmp_path, name)) for name in ("one", "two")]
+        await admin.call("promote", version=one)
+        asked, expected = [], []
+        for turn in range(12):
+            asked += [asyncio.create_task(admin.ask()) for _ in range(8)]
+            while len(engine.seen) < len(asked):  # type: ignore[union-attr]
+                await asyncio.sleep(0)
+            expected += [(one, two)[turn % 2]] * 8
+            reply = await (admin.call("rollback") if turn % 2 else admin.call("promote", version=two))
+            assert reply.status_code == 200
+        engine.gate.set()  # type: ignore[union-attr]
+        replies = await asyncio.gather(*asked)
+        assert {reply.status_code for reply in replies} == {200}
+        assert [reply.headers["x-model-version"] for reply in replies] == expected
+        adapters = Counter(request.adapter for request in engine.seen)  # type: ignore[union-attr]
+        assert adapters == {f"sql@{one[:12]}": 48, f"sql@{two[:12]}": 48}
+
+    run(job())
+
+
 def test_an_answer_names_its_version_and_the_engine_gets_that_one(tmp_path: Path) -> None:
     async def job() -> None:
         state = make(tmp_path)
-        admin, engine = Admin(state), state.async_engine
+        admin, engine = Admin(state), state.engine.async_engine
         one, two = [await admin.add(adapter_folder(tmp_path, name)) for name in ("one", "two")]
         await admin.call("promote", version=one)
         first = await admin.ask(n=2)
@@ -167,8 +194,8 @@ def test_a_digest_that_does_not_match_is_told_and_nothing_is_added(tmp_path: Pat
         broken = {"name": "sql", "source": adapter_folder(tmp_path, "broken")}
         assert (await admin.http.post("/v1/admin/models", json=broken)).status_code == 400
         assert [each["id"] for each in (await admin.http.get("/v1/admin/models")).json()["data"]] == ["tiny"]
-        assert not state.adapters
-        assert len(state.versions._fetcher.released) == 2  # type: ignore[union-attr]
+        assert not state.models.adapters
+        assert len(state.models.versions._fetcher.released) == 2  # type: ignore[union-attr]
 
     run(job())
 
@@ -208,7 +235,7 @@ def test_a_removed_version_is_unloaded_later_and_the_name_is_gone_at_once(
         assert unload.status_code == 400
         assert (await admin.call("remove")).json()["removed"] == [one]
         assert (await admin.ask()).status_code == 404
-        while state.adapters:
+        while state.models.adapters:
             await asyncio.sleep(0.01)
 
     run(job())
@@ -220,20 +247,20 @@ def test_a_restart_serves_what_the_catalogue_says(tmp_path: Path) -> None:
         admin = Admin(state)
         one, two = [await admin.add(adapter_folder(tmp_path, name)) for name in ("one", "two")]
         await admin.call("promote", version=one)
-        state.versions.catalog.close()  # type: ignore[union-attr]
+        state.models.versions.catalog.close()  # type: ignore[union-attr]
         (tmp_path / "two" / WEIGHTS).write_text("changed")
         state = make(tmp_path)
-        assert state.versions is not None
-        await state.versions.restore()
+        assert state.models.versions is not None
+        await state.models.versions.restore()
         assert await Admin(state).answered(3) == {one: 3}
-        assert [each.digest for each in state.versions.catalog.versions("sql")] == [one]
-        state.versions.catalog.close()
+        assert [each.digest for each in state.models.versions.catalog.versions("sql")] == [one]
+        state.models.versions.catalog.close()
         (tmp_path / "one" / WEIGHTS).write_text("changed")
         state = make(tmp_path)
-        assert state.versions is not None
+        assert state.models.versions is not None
         with pytest.raises(ConfigError, match=f"{one[:12]} of sql gets requests"):
-            await state.versions.restore()
-        assert two not in state.adapters
+            await state.models.versions.restore()
+        assert two not in state.models.adapters
 
     run(job())
 
@@ -241,14 +268,14 @@ def test_a_restart_serves_what_the_catalogue_says(tmp_path: Path) -> None:
 def test_a_version_that_was_removed_is_refused_at_once_and_can_be_added_again(tmp_path: Path) -> None:
     async def job() -> None:
         state = make(tmp_path)
-        admin, versions = Admin(state), state.versions
+        admin, versions = Admin(state), state.models.versions
         assert versions is not None
         source = adapter_folder(tmp_path, "one")
         one = await admin.add(source)
         own = f"sql@{one[:12]}"
         assert (await admin.ask(own)).status_code == 200
         await admin.call("remove", version=one)
-        assert own in state.adapters and (await admin.ask(own)).status_code == 404
+        assert own in state.models.adapters and (await admin.ask(own)).status_code == 404
         assert await admin.add(source) == one
         assert (await admin.ask(own)).status_code == 200
         assert len(versions._fetcher.released) == 1  # type: ignore[attr-defined]
@@ -261,7 +288,7 @@ def test_a_version_is_loaded_anew_if_its_unload_has_begun(tmp_path: Path, monkey
     async def job() -> None:
         monkeypatch.setattr(model_versions, "UNLOAD_SECONDS", 0.0)
         state = make(tmp_path)
-        admin, client, begun, gate = Admin(state), state.client, asyncio.Event(), asyncio.Event()
+        admin, client, begun, gate = Admin(state), state.engine.client, asyncio.Event(), asyncio.Event()
         assert client is not None
         source = adapter_folder(tmp_path, "one")
         one = await admin.add(source)
@@ -279,7 +306,7 @@ def test_a_version_is_loaded_anew_if_its_unload_has_begun(tmp_path: Path, monkey
         await asyncio.sleep(0.01)
         gate.set()
         assert await again == one
-        assert f"sql@{one[:12]}" in state.adapters
+        assert f"sql@{one[:12]}" in state.models.adapters
 
     run(job())
 
@@ -290,8 +317,8 @@ def test_other_content_under_the_name_of_a_version_is_never_served(tmp_path: Pat
         admin = Admin(state)
         source = adapter_folder(tmp_path, "one")
         own = f"sql@{content_digest(tmp_path / 'one')[:12]}"
-        assert state.client is not None
-        await state.client.load_adapter(own, "elsewhere")
+        assert state.engine.client is not None
+        await state.engine.client.load_adapter(own, "elsewhere")
         reply = await admin.http.post("/v1/admin/models", json={"name": "sql", "source": source})
         assert (reply.status_code, reply.json()["error"]["param"]) == (400, "name")
         assert (await admin.call("promote", version=own[4:])).status_code == 404
@@ -303,12 +330,12 @@ def test_a_restart_refuses_a_name_that_stands_for_something_else(tmp_path: Path)
     async def job() -> None:
         state = make(tmp_path)
         await Admin(state).add(adapter_folder(tmp_path, "one"))
-        assert state.versions is not None and state.client is not None
+        assert state.models.versions is not None and state.engine.client is not None
         with pytest.raises(ConfigError, match="the base model has the name sql too"):
-            await state.versions.restore(["sql"])
-        await state.client.load_adapter("sql", "elsewhere")
+            await state.models.versions.restore(["sql"])
+        await state.engine.client.load_adapter("sql", "elsewhere")
         with pytest.raises(ConfigError, match="an adapter of --lora-modules has the name sql too"):
-            await state.versions.restore()
+            await state.models.versions.restore()
 
     run(job())
 
@@ -317,15 +344,15 @@ def test_an_engine_that_dies_while_versions_are_restored_retires_none(tmp_path: 
     async def job() -> None:
         state = make(tmp_path)
         one = await Admin(state).add(adapter_folder(tmp_path, "one"))
-        state.versions.catalog.close()  # type: ignore[union-attr]
+        state.models.versions.catalog.close()  # type: ignore[union-attr]
         state = make(tmp_path)
-        versions = state.versions
+        versions = state.models.versions
         assert versions is not None
 
         async def dead(*_: Any, **__: Any) -> None:
             raise EngineDead("The engine process has ended.")
 
-        state.client.load_adapter = dead  # type: ignore[union-attr]
+        state.engine.client.load_adapter = dead  # type: ignore[union-attr]
         with pytest.raises(EngineDead):
             await versions.restore()
         assert [each.digest for each in versions.catalog.versions("sql")] == [one]

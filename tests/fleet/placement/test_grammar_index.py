@@ -8,8 +8,7 @@ import pytest
 
 from rootgraft.engine.messages import Message, PrepareGrammar, Ready, Submit, TokenOut
 from rootgraft.engine.types import SamplingParams
-from rootgraft.fleet.dispatcher import Dispatcher
-from rootgraft.fleet.dispatcher_limits import DispatcherLimits
+from rootgraft.fleet.dispatcher import Dispatcher, DispatcherLimits
 from rootgraft.fleet.placement import grammar_index
 from rootgraft.fleet.placement.grammar_index import GrammarIndex, grammar_key
 

@@ -11,12 +11,14 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
 from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
 
-from rootgraft.grammar.compile import worker_handle
+from rootgraft.grammar.compile import compile_service, worker_handle
 from rootgraft.grammar.compile.compile_service import CompileQueueFull, CompileService, compile_workers
 from rootgraft.grammar.compile.compile_worker import (
     LOADING_NICE,
@@ -26,6 +28,7 @@ from rootgraft.grammar.compile.compile_worker import (
     encode_job,
     encode_vocabulary,
 )
+from rootgraft.grammar.compile.compiled_grammar import CompiledGrammar
 from rootgraft.grammar.compile.worker_handle import (
     _STEADY,
     _YIELD,
@@ -393,6 +396,92 @@ def test_the_queue_is_bounded_and_closing_answers_everyone(vocabulary):
             futures.append(service.compile(GrammarSpec.json_schema({"const": value})))
     service.close()
     assert all(future.done() for future in futures)
+
+
+class GatedService(CompileService):
+    """Compiles nothing: refuses each grammar once its gate is open, and notes the order."""
+
+    def __init__(self, workers: int, most_pending: int) -> None:
+        self.begun: list[bytes] = []
+        self.gates: dict[bytes, threading.Event] = {}
+        super().__init__(None, workers=workers, most_pending=most_pending)  # type: ignore[arg-type]
+
+    def ask(self, name: str, tenant: str, *, stuck: bool = False) -> Future[Any]:
+        spec = GrammarSpec.regex(name)
+        self.gates.setdefault(spec.content, threading.Event())
+        if not stuck:
+            self.gates[spec.content].set()
+        return self.compile(spec, tenant)
+
+    def open_all(self) -> None:
+        for gate in self.gates.values():
+            gate.set()
+
+    def _compiled(self, spec: GrammarSpec) -> CompiledGrammar:
+        self.begun.append(spec.content)
+        assert self.gates[spec.content].wait(WAIT)
+        raise GrammarError("regex", "", "was seen")
+
+
+@pytest.fixture
+def gated(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int, int], GatedService]]:
+    monkeypatch.setattr(
+        compile_service, "compile_workers", lambda *_, **__: SimpleNamespace(close=lambda: None), raising=True
+    )
+    made: list[GatedService] = []
+
+    def make(workers: int, most_pending: int) -> GatedService:
+        made.append(GatedService(workers, most_pending))
+        return made[-1]
+
+    yield make
+    for service in made:
+        service.open_all()
+        service.close()
+
+
+def test_grammars_of_a_tenant_that_take_long_leave_a_worker_to_others(gated):
+    service = gated(2, 256)
+    of_a = [service.ask(f"a{number}", "a", stuck=True) for number in range(9)]
+    assert isinstance(service.ask("b", "b").exception(WAIT), GrammarError)
+    assert not any(future.done() for future in of_a) and service.begun[-1] == b"b" and len(service.begun) == 2
+    service.open_all()
+    assert all(isinstance(future.exception(WAIT), GrammarError) for future in of_a)
+
+
+def test_a_grammar_that_another_tenant_asked_for_has_the_turn_of_who_comes_later_too(gated):
+    """Tenant a has a long queue, at whose end is a grammar that tenant b needs as well."""
+    service = gated(2, 256)
+    of_a = [service.ask(f"a{number}", "a", stuck=True) for number in range(5)]
+    shared = service.ask("shared", "a")
+    assert service.ask("shared", "b") is shared
+    assert isinstance(shared.exception(WAIT), GrammarError)
+    assert not any(future.done() for future in of_a) and len(service.begun) == 2
+    service.open_all()
+    wait(of_a, WAIT)
+    assert service._slots.num_waiting == 0 and service.stats.pending == 0
+
+
+def test_a_tenant_queues_as_many_grammars_as_it_leaves(gated):
+    service = gated(1, 8)
+    service.ask("begun", "a", stuck=True)
+    for tenant, share in (("a", 4), ("b", 2), ("c", 1)):
+        futures = [service.ask(f"{tenant}{number}", tenant, stuck=True) for number in range(share)]
+        with pytest.raises(CompileQueueFull):
+            service.ask(f"{tenant}-more", tenant)
+        assert service.ask(f"{tenant}0", tenant, stuck=True) is futures[0], "what it has asked for already"
+    service.open_all()
+    assert service.ask("a3", "a").exception(WAIT)
+    assert service.ask("a-more", "a").exception(WAIT)
+
+
+def test_without_keys_one_tenant_has_all_workers_and_places(gated):
+    service = gated(2, 8)
+    futures = [service.ask(f"n{number}", "", stuck=True) for number in range(10)]
+    with pytest.raises(CompileQueueFull):
+        service.ask("more", "")
+    service.open_all()
+    assert not wait(futures, WAIT).not_done
 
 
 def test_a_vocabulary_survives_the_pipe(vocabulary):

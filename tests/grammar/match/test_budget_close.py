@@ -96,9 +96,9 @@ def test_some_schemas_of_the_suite_at_small_budgets(grammars, part):
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("part", range(4))
-def test_every_schema_of_the_suite_at_every_small_budget(grammars, part):
-    assert_complete_at_small_budgets(grammars, SUITE[part::4])
+@pytest.mark.parametrize("part", range(2))
+def test_many_schemas_of_the_suite_at_small_budgets(grammars, part):
+    assert_complete_at_small_budgets(grammars, SUITE[4 * part + 3 :: 8])
 
 
 def assert_complete_at_small_budgets(grammars, schemas: list[Any]) -> None:
@@ -128,7 +128,7 @@ def test_a_tag_of_some_schemas_is_closed_at_every_budget_that_it_fits(grammars, 
 @pytest.mark.heavy
 @pytest.mark.parametrize("opening", OPENINGS)
 def test_a_tag_that_is_opened_is_closed_at_every_budget_that_it_fits(grammars, vocabulary, opening):
-    assert_an_opened_tag_is_closed(grammars, vocabulary, opening, every=3, least=20)
+    assert_an_opened_tag_is_closed(grammars, vocabulary, opening, every=6, least=10)
 
 
 def assert_an_opened_tag_is_closed(grammars, vocabulary, opening: str, *, every: int, least: int) -> None:
@@ -160,7 +160,7 @@ def _needed(matcher: Matcher) -> int:
 
 @pytest.mark.parametrize("options", [{}, {"at_least_one": True}, {"stop_after_first": True}])
 def test_budgets_from_one_token_up_inside_of_a_tag(grammars, vocabulary, options):
-    """At every fourth place of a call where the budget begins to count."""
+    """At every eighth place of a call where the budget begins to count."""
     schema = {
         "type": "object",
         "properties": {"city": {"type": "string"}, "unit": {"enum": ["celsius", "fahrenheit"]}},
@@ -173,7 +173,7 @@ def test_budgets_from_one_token_up_inside_of_a_tag(grammars, vocabulary, options
     matcher = compiled.matcher()
     for position, token in enumerate(vocabulary.tokenize(body.encode())):
         assert matcher.accept(token)
-        if matcher.can_end or position % 4:
+        if matcher.can_end or position % 8:
             continue
         needed = _needed(matcher)
         for budget in (needed, needed + 5):
@@ -200,7 +200,7 @@ def test_budgets_from_one_token_up_inside_of_a_tag(grammars, vocabulary, options
 def test_forms_that_are_no_free_text_have_a_shortest_answer(grammars, vocabulary, form):
     compiled = compiled_tag(form, vocabulary)
     assert compiled is not None and compiled.matcher().num_shortest
-    for budget in range(compiled.matcher().num_shortest, compiled.matcher().num_shortest + 12):
+    for budget in range(compiled.matcher().num_shortest, compiled.matcher().num_shortest + 12, 3):
         text, whole = drawn(grammars, compiled.matcher(), random.Random(budget), budget)
         assert whole is not None, text
 

@@ -126,8 +126,8 @@ def specs(seed: int) -> Iterator[tuple[GrammarSpec, Vocabulary]]:
 class Comparison:
     """Counts of positions that were compared with the oracle.
 
-    Where an expression binds a string of a schema, the search may overlook a shorter end, and then excludes a token too
-    many; never one too few, which would lead nowhere.
+    Where an expression binds a string of a schema, the search may overlook an end of which the shortest text has more
+    tokens than another one, and then excludes a token too many; never one too few, which would lead nowhere.
     """
 
     def __init__(self) -> None:
@@ -178,12 +178,12 @@ def compared(seeds: range) -> Comparison:
 
 
 def test_the_tokens_that_fit_are_those_of_brute_force():
-    comparison = compared(range(12))
-    assert comparison.equal > 150 and comparison.overlooked <= 3 and comparison.left_out <= 3
+    comparison = compared(range(6))
+    assert comparison.equal > 100 and comparison.overlooked <= 1 and comparison.left_out <= 2
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("part", range(8))
+@pytest.mark.parametrize("part", range(3))
 def test_the_tokens_that_fit_are_those_of_brute_force_for_many_grammars(part):
-    comparison = compared(range(100 + 42 * part, 100 + 42 * (part + 1)))
-    assert comparison.equal > 600 and comparison.overlooked <= 12 and comparison.left_out <= 12
+    comparison = compared(range(100 + 14 * part, 100 + 14 * (part + 1)))
+    assert comparison.equal > 350 and comparison.overlooked <= 3 and comparison.left_out <= 4

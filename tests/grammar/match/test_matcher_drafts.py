@@ -50,7 +50,11 @@ def test_masks_along_drafts_are_those_of_a_replay(compiled, vocabulary, number, 
             if (check := plain_buffer.checks.get(0)) is not None:
                 fits = {token: check.fits(token) for token in allowed}
                 some = [*rng.sample(allowed, min(5, len(allowed))), *drafts[ahead : ahead + 1]]
-                assert all(buffer.checks[ahead].fits(token) == fits[token] for token in some if token in fits)
+                some = [token for token in some if token in fits]
+                assert all(buffer.checks[ahead].fits(token) == fits[token] for token in some)
+                # What the sampler goes by when its draws have cost too much, too.
+                assert all(buffer.checks[ahead].costs(token) == check.costs(token) for token in some)
+                assert (buffer.checks[ahead].known() == check.known()).all()
                 allowed = [token for token in allowed if fits[token]]
             stands = ahead < len(drafts) and drafts[ahead] in allowed and rng.random() < 0.8
             token = drafts[ahead] if stands else rng.choice(allowed)

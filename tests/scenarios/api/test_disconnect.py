@@ -38,9 +38,9 @@ def test_before_the_first_token(
 ) -> None:
     with ask(live, path, {**body, "stream": stream}):
         wait_until(lambda: len(live.async_engine.seen) == count)
-        assert live.state.active == 1 and not live.async_engine.aborted
+        assert live.state.limits.active == 1 and not live.async_engine.aborted
     wait_until(lambda: len(live.async_engine.aborted) == count)
-    wait_until(lambda: live.state.active == 0)
+    wait_until(lambda: live.state.limits.active == 0)
 
 
 @pytest.mark.parametrize("num_chunks", [1, 3])
@@ -50,8 +50,8 @@ def test_in_the_middle_of_a_stream(live: Live, num_chunks: int) -> None:
         data = b""
         while data.count(b"data: ") < num_chunks:
             data += sock.recv(4096)
-    wait_until(lambda: len(live.async_engine.aborted) == 1 or live.state.active == 0)
-    wait_until(lambda: live.state.active == 0)
+    wait_until(lambda: len(live.async_engine.aborted) == 1 or live.state.limits.active == 0)
+    wait_until(lambda: live.state.limits.active == 0)
 
 
 def test_a_client_that_closes_its_half_still_gets_its_answer(live: Live, gate: asyncio.Event) -> None:
@@ -85,7 +85,7 @@ def test_a_client_that_reads_nothing_counts_as_gone(live: Live, monkeypatch: pyt
     body = {"prompt": ["x"] * 64, "stream": True, "max_tokens": 2000, "logprobs": 20}
     with ask(live, "/v1/completions", body):
         wait_until(lambda: bool(live.async_engine.seen))
-        wait_until(lambda: live.state.active == 0)
+        wait_until(lambda: live.state.limits.active == 0)
     assert live.async_engine.aborted
 
 
@@ -104,7 +104,7 @@ def test_one_failing_prompt_ends_the_others(live: Live) -> None:
         assert http.post("/v1/completions", json=body).status_code == 500
         stream = http.post("/v1/completions", json={**body, "stream": True}).text
         assert "internal_error" in stream and "[DONE]" not in stream
-    assert live.state.active == 0
+    assert live.state.limits.active == 0
     assert len(live.async_engine.aborted) == len(live.async_engine.seen)
 
 

@@ -45,14 +45,14 @@ def disk(tmp_path: Path) -> Iterator[SmallDisk]:
 @contextmanager
 def start(folder: Path, ledger: Path | None = None) -> Iterator[Live]:
     state = make_state(ServerConfig(batch_dir=str(folder)))
-    state.batches = BatchService(folder, 1 << 30, state.caller_named)
-    state.ledger = None if ledger is None else UsageLedger(ledger)
+    state.stores.batches = BatchService(folder, 1 << 30, state.limits.caller_named)
+    state.stores.ledger = None if ledger is None else UsageLedger(ledger)
     for live in serve(state):
-        live.loop.call_soon_threadsafe(state.batches.resume, state.internal_client)
+        live.loop.call_soon_threadsafe(state.stores.batches.resume, state.stores.internal_client)
         try:
             yield live
         finally:
-            for ending in (state.batches, state.ledger):
+            for ending in (state.stores.batches, state.stores.ledger):
                 if ending is not None:
                     asyncio.run_coroutine_threadsafe(ending.close(), live.loop).result(60)
 
@@ -136,7 +136,10 @@ def test_any_call_may_find_no_space(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         calls = iter([call])
         asked = {"input_file_id": kept.json()["id"], "endpoint": CHAT, "completion_window": "24h"}
         check_full(http.post("/v1/batches", json=asked))
-        assert http.get("/v1/batches").json()["data"] == [] and live.state.batches.stats()["batches_unfinished"] == 0
+        assert (
+            http.get("/v1/batches").json()["data"] == []
+            and live.state.stores.batches.stats()["batches_unfinished"] == 0
+        )
         assert not list((tmp_path / "batches" / "batches").iterdir())
 
 
@@ -245,10 +248,12 @@ def test_a_batch_that_fails_on_a_full_disk_ends_when_it_can(
             disk.fill()
             raise ValueError("a bug")
 
-        monkeypatch.setattr(live.state.batches, "_validate", broken)
+        monkeypatch.setattr(live.state.stores.batches, "_validate", broken)
         batch = begin(client, 1)
         wait_until(lambda: caplog.text.count("a bug") >= 3)
-        monkeypatch.setattr(live.state.batches, "_validate", lambda *_: (_ for _ in ()).throw(ValueError("a bug")))
+        monkeypatch.setattr(
+            live.state.stores.batches, "_validate", lambda *_: (_ for _ in ()).throw(ValueError("a bug"))
+        )
         disk.free()
         done = ended(client, batch)
         assert done.status == "failed" and done.errors.data[0].code == "internal_error"

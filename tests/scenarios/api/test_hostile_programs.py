@@ -7,15 +7,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from pathlib import Path
 from typing import Any
 
 import httpx
 import psutil
 import pytest
 from support.api.api_live import Live, wait_until
+from support.api.key_files import entry, write
 
+from rootgraft.api.config import ServerConfig
 from rootgraft.api.structured import output_check
+from rootgraft.engine.sandbox import program_pool
 from rootgraft.engine.text import chat_template
 from rootgraft.engine.text.chat_template import ChatTemplates
 
@@ -76,6 +80,7 @@ def check_that_others_are_served(live: Live, hostile: Any) -> None:
 
 def test_a_chat_template(live: Live, clients: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chat_template, "TEMPLATE_SECONDS", 600.0)
+    monkeypatch.setattr(program_pool, "MOST_TRIES", 1)
     templates = ChatTemplates({"default": ENDLESS}, {})
     monkeypatch.setattr(live.async_engine.tokenizer, "render_chat", templates.render)
     body = {"model": "tiny", "messages": [{"role": "user", "content": "hang"}]}
@@ -85,12 +90,38 @@ def test_a_chat_template(live: Live, clients: ThreadPoolExecutor, monkeypatch: p
         check_that_others_are_served(live, hostile)
         worker.kill()
         reply: httpx.Response = hostile.result(60)
-    assert reply.status_code == 400
-    assert reply.json()["error"]["message"].startswith("The chat template needs more than 512 MiB, or ends its process")
+    assert reply.status_code == 503 and "ask again" in reply.json()["error"]["message"]
+
+
+def test_templates_of_one_tenant_leave_processes_to_others(
+    serve_with: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many endless renders as there are processes, and more: another tenant's are made meanwhile."""
+    monkeypatch.setattr(chat_template, "TEMPLATE_SECONDS", 600.0)
+    monkeypatch.setattr(program_pool, "MOST_TRIES", 1)
+    write(file := tmp_path / "keys.json", entry("a"), entry("b"))
+    live = serve_with(ServerConfig(api_key_file=str(file)))
+    templates = ChatTemplates({"default": ENDLESS}, {})
+    templates._heavy.add("default")
+    monkeypatch.setattr(live.async_engine.tokenizer, "render_chat", templates.render)
+    hang = {"model": "tiny", "messages": [{"role": "user", "content": "hang"}]}
+    keys = {name: {"Authorization": f"Bearer {name}"} for name in "ab"}
+    count = program_pool.MOST_WORKERS + 2
+    with live.http() as http, ThreadPoolExecutor(count) as clients:
+        hostile = [clients.submit(http.post, CHAT, json=hang, headers=keys["a"]) for _ in range(count)]
+        wait_until(lambda: program_pool.POOL._jobs.num_waiting > 0)
+        reply = http.post(CHAT, json={"model": "tiny", "messages": MESSAGES}, headers=keys["b"])
+        assert reply.status_code == 200 and not any(each.done() for each in hostile)
+        while not all(each.done() for each in hostile):
+            for worker in workers():
+                worker.kill()
+            wait(hostile, timeout=0.2, return_when=FIRST_COMPLETED)
+    assert {each.result().status_code for each in hostile} == {503}
 
 
 def test_the_schema_of_an_answer(live: Live, clients: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(output_check, "VALIDATION_SECONDS", 600.0)
+    monkeypatch.setattr(program_pool, "MOST_TRIES", 1)
     answer = '{"a": "x", "b": "y"}'
     live.async_engine.say = lambda request, index: "answer 0" if request.grammar is None else answer
     with live.http() as http:

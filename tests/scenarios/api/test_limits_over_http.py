@@ -31,7 +31,7 @@ def bearer(live: Live, name: str) -> httpx.Client:
 
 def metric(live: Live, reason: str) -> float:
     labels = {"model_name": "tiny", "engine": "0", "reason": reason}
-    value = live.state.metrics.registry.get_sample_value("rootgraft:admission_rejections_total", labels)
+    value = live.state.observers.metrics.registry.get_sample_value("rootgraft:admission_rejections_total", labels)
     return float(value)
 
 
@@ -74,17 +74,17 @@ def test_a_queue_that_is_full(tmp_path: Path, serve_with: Start) -> None:
     replies: list[httpx.Response] = []
     with bearer(live, "a") as a, bearer(live, "b") as b, bearer(live, "late") as late:
         threads = [ask_in_thread(a, replies, {"prompt": "x", "n": 2})]
-        wait_until(lambda: live.state.admission.queue_limits.sequences == 2)
+        wait_until(lambda: live.state.limits.admission.queue_limits.sequences == 2)
         check_refusal(a.post(COMPLETIONS, json={"prompt": "x"}), 429, "requests", "rate_limit_exceeded")
         check_refusal(late.post(COMPLETIONS, json={"prompt": "x"}), 503, "server_error", "server_overloaded")
         threads.append(ask_in_thread(b, replies, {"prompt": "x"}))
-        wait_until(lambda: live.state.admission.queue_limits.sequences == 3)
+        wait_until(lambda: live.state.limits.admission.queue_limits.sequences == 3)
         check_refusal(b.post(COMPLETIONS, json={"prompt": ["x", "y"]}), 503, "server_error", "server_overloaded")
         live.loop.call_soon_threadsafe(live.async_engine.gate.set)
         for thread in threads:
             thread.join(60)
         assert [reply.status_code for reply in replies] == [200, 200]
-        assert live.state.admission.queue_limits.sequences == 0
+        assert live.state.limits.admission.queue_limits.sequences == 0
         assert late.post(COMPLETIONS, json={"prompt": "x"}).status_code == 200
     assert (metric(live, "tenant_share"), metric(live, "max_queued_requests")) == (1, 2)
 
@@ -93,8 +93,8 @@ def test_a_client_that_leaves_gives_its_place_back(tmp_path: Path, serve_with: S
     live = serve_with(key_file(tmp_path, entry("a", tokens_per_minute=1000)))
     live.async_engine.gate = asyncio.Event()
     with ask(live, COMPLETIONS, {"prompt": "x"}, key="a"):
-        wait_until(lambda: live.state.admission.queue_limits.sequences == 1)
-    wait_until(lambda: live.state.admission.queue_limits.sequences == 0)
+        wait_until(lambda: live.state.limits.admission.queue_limits.sequences == 1)
+    wait_until(lambda: live.state.limits.admission.queue_limits.sequences == 0)
     with bearer(live, "a") as http:
         wait_until(lambda: http.get("/version").headers["x-ratelimit-remaining-tokens"] == "1000")
 

@@ -61,10 +61,10 @@ def log() -> Iterator[Lines]:
 @pytest.fixture
 def spans(live: Live) -> Iterator[InMemorySpanExporter]:
     exporter = InMemorySpanExporter()
-    live.state.tracer = Tracer(SimpleSpanProcessor(exporter), "1.2.3")
+    live.state.observers.tracer = Tracer(SimpleSpanProcessor(exporter), "1.2.3")
     yield exporter
-    live.state.tracer.close()
-    live.state.tracer = None
+    live.state.observers.tracer.close()
+    live.state.observers.tracer = None
 
 
 def test_a_line_of_the_log_tells_all_but_the_text(live: Live, log: Lines, spans: InMemorySpanExporter) -> None:
@@ -173,11 +173,11 @@ def test_spans_arrive_by_otlp(live: Live) -> None:
     with HTTPServer(("127.0.0.1", 0), Collector) as server:
         thread = Thread(target=server.serve_forever)
         thread.start()
-        live.state.tracer = open_tracer(f"http://127.0.0.1:{server.server_address[1]}/v1/traces", "1.2.3")
+        live.state.observers.tracer = open_tracer(f"http://127.0.0.1:{server.server_address[1]}/v1/traces", "1.2.3")
         with live.http() as http:
             assert http.post(COMPLETIONS, json={"prompt": "x"}).status_code == 200
-        live.state.tracer.close()
-        live.state.tracer = None
+        live.state.observers.tracer.close()
+        live.state.observers.tracer = None
         server.shutdown()
         thread.join()
     [body] = bodies
@@ -214,7 +214,7 @@ def test_the_ledger_and_the_counters_say_what_the_answers_said(tmp_path: Path, s
     keys = tmp_path / "keys.json"
     write(keys, entry("a", scopes=["inference", "metrics"]), entry("b"))
     live = serve_with(ServerConfig(api_key_file=str(keys)))
-    live.state.ledger = UsageLedger(tmp_path / "usage.db")
+    live.state.stores.ledger = UsageLedger(tmp_path / "usage.db")
     expected = {name: [0, 0, 0, 0] for name in "ab"}
     for name in ("a", "b", "a"):
         with live.http(headers={"authorization": f"Bearer {name}", "x-request-id": "always-the-same"}) as http:
@@ -230,7 +230,7 @@ def test_the_ledger_and_the_counters_say_what_the_answers_said(tmp_path: Path, s
     names = ("key_requests", "key_prompt_tokens", "key_prompt_tokens_cached", "key_generation_tokens")
     for key, counts in expected.items():
         assert [value(families, name, "_total", key=key) for name in names] == counts
-    asyncio.run_coroutine_threadsafe(live.state.ledger.close(), live.loop).result(60)
+    asyncio.run_coroutine_threadsafe(live.state.stores.ledger.close(), live.loop).result(60)
 
 
 def test_what_a_client_that_leaves_got_is_counted(tmp_path: Path, live: Live) -> None:
@@ -245,12 +245,12 @@ def test_what_a_client_that_leaves_got_is_counted(tmp_path: Path, live: Live) ->
                 await asyncio.Event().wait()
 
     live.async_engine.gate = Gate()
-    live.state.ledger = UsageLedger(tmp_path / "usage.db")
+    live.state.stores.ledger = UsageLedger(tmp_path / "usage.db")
     with live.http() as http, http.stream("POST", COMPLETIONS, json={"prompt": "abc", "stream": True}) as reply:
         next(reply.iter_lines())
-    wait_until(lambda: bool(live.async_engine.aborted) and live.state.active == 0)
-    asyncio.run_coroutine_threadsafe(live.state.ledger.close(), live.loop).result(60)
-    live.state.ledger = None
+    wait_until(lambda: bool(live.async_engine.aborted) and live.state.limits.active == 0)
+    asyncio.run_coroutine_threadsafe(live.state.stores.ledger.close(), live.loop).result(60)
+    live.state.stores.ledger = None
     db = sqlite3.connect(tmp_path / "usage.db")
     [(requests, prompt, completion)] = db.execute("SELECT requests, prompt_tokens, completion_tokens FROM usage")
     db.close()

@@ -26,7 +26,7 @@ class NoAdapters:
 
 STATE = make_state()
 for name in ("load_adapter", "unload_adapter", "list_adapters"):
-    setattr(STATE.client, name, getattr(NoAdapters(), name))
+    setattr(STATE.engine.client, name, getattr(NoAdapters(), name))
 SCHEMA = schemathesis.openapi.from_asgi("/openapi.json", create_app(STATE))
 SCHEMA.config.generation.update(modes=[GenerationMode.POSITIVE, GenerationMode.NEGATIVE])
 

@@ -30,9 +30,9 @@ def statuses(live: Live) -> tuple[int, int, int]:
 
 def test_probes(live: Live) -> None:
     assert statuses(live) == (200, 200, 200)
-    live.state.draining = True
+    live.state.engine.draining = True
     assert statuses(live) == (200, 503, 200)
-    live.state.draining = False
+    live.state.engine.draining = False
     live.client.hang()
     assert statuses(live) == (503, 503, 503)
     with live.http() as http:
@@ -45,18 +45,18 @@ def test_probes(live: Live) -> None:
 
 
 def test_a_server_is_ready_once_its_gateways_serve(live: Live) -> None:
-    live.state.gateways = lambda: GatewaysStatus((), 2, 0, serves=False)
+    live.state.observers.gateways = lambda: GatewaysStatus((), 2, 0, serves=False)
     assert statuses(live) == (200, 503, 200)
     with live.http() as http:
         assert http.get("/ready").json()["error"]["code"] == "loading"
-    live.state.gateways = lambda: GatewaysStatus((), 2, 0)
+    live.state.observers.gateways = lambda: GatewaysStatus((), 2, 0)
     assert statuses(live) == (200, 200, 200)
-    live.state.gateways = None
+    live.state.observers.gateways = None
 
 
 def test_while_the_model_is_loading() -> None:
     state = make_state()
-    state.async_engine, state.client = None, None
+    state.engine.async_engine, state.engine.client = None, None
     for live in serve(state):
         assert statuses(live) == (503, 503, 503)
         with live.http() as http:
@@ -67,7 +67,7 @@ def test_while_the_model_is_loading() -> None:
 
 
 def test_a_server_that_is_ending_takes_nothing_new(live: Live) -> None:
-    live.state.draining = True
+    live.state.engine.draining = True
     with live.openai() as client, pytest.raises(openai.InternalServerError, match="shutting down"):
         client.chat.completions.create(model="tiny", messages=HI)  # type: ignore[arg-type]
     assert not live.async_engine.seen
@@ -125,7 +125,7 @@ def test_tokenize_messages_as_chat_does(live: Live) -> None:
 
 def test_metrics_of_the_engine(live: Live) -> None:
     live.client.stats = {"running": 3.0, "waiting": 2.0, "pages": 100.0, "pages_available": 25.0, "prompt_tokens": 40.0}
-    live.state.metrics.on_heartbeat(Heartbeat({}, {"iteration_tokens_total": [2, 4], "unknown": [1.0]}))
+    live.state.observers.metrics.on_heartbeat(Heartbeat({}, {"iteration_tokens_total": [2, 4], "unknown": [1.0]}))
     families = scrape(live)
     assert value(families, "num_requests_running", model_name="tiny", engine="0") == 3
     assert value(families, "num_requests_waiting") == 2

@@ -99,8 +99,8 @@ async def test_loglikelihoods_equal_those_of_transformers(model_folder: Path) ->
     client = EngineClient(CONFIG, model_folder)
     ready = await client.start()
     state = make_state()
-    state.client = client
-    state.async_engine = AsyncEngine(client, Tokens(), ready)  # type: ignore[arg-type]
+    state.engine.client = client
+    state.engine.async_engine = AsyncEngine(client, Tokens(), ready)  # type: ignore[arg-type]
     transport = httpx.ASGITransport(create_app(state))
     body = {"model": "tiny", "temperature": 0, "max_tokens": 1, "logprobs": 1, "seed": 1234, "echo": True}
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:

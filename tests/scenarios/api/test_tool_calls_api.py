@@ -14,7 +14,7 @@ from support.api.bad.bad_structured import named, schema_format, tool
 from support.api.reply_checks import scrape, value
 from support.api.tool_asks import CASES, CITY, FORCED, ONE, SHORT, TOOLS, TWO
 
-from rootgraft.api.generate.template_formats import TemplateFormats
+from rootgraft.api.generate.model_engine import TemplateFormats
 from rootgraft.api.structured.tool_formats import FORMATS
 from rootgraft.engine.errors import GrammarRefused
 from rootgraft.grammar.spec import GrammarKind
@@ -232,9 +232,9 @@ def test_the_format_follows_the_chat_template(live: Live, family: str) -> None:
     say(live, FAMILIES[family])
     [choice] = post(live)["choices"]
     assert choice["message"]["tool_calls"][0]["function"] == {"name": "weather", "arguments": '{"city": "Ulm"}'}
-    assert live.state.dialect(live.async_engine) is live.state.dialect(live.async_engine)
-    assert live.state.dialect(live.async_engine).format.name == (family or "generic")
-    assert live.state.dialect(live.async_engine).by_template is bool(family)
+    assert live.state.engine.dialect(live.async_engine) is live.state.engine.dialect(live.async_engine)
+    assert live.state.engine.dialect(live.async_engine).format.name == (family or "generic")
+    assert live.state.engine.dialect(live.async_engine).by_template is bool(family)
 
 
 def test_templates_get_tools_as_they_know_them(live: Live) -> None:

@@ -21,10 +21,10 @@ from support.api.api_live import wait_until
 from support.machine.server_process import interrupt, replace_engine, run
 from support.models.small_gguf import tensors, write
 
-from rootgraft.api.cli import flag_parser
-from rootgraft.api.cli.machine import completion
+from rootgraft.api.cli import completion, flag_parser
+from rootgraft.api.cli.commands import COMMANDS
 from rootgraft.api.cli.machine.text_table import bytes_text, duration_text, text_table
-from rootgraft.api.cli.main import COMMANDS, main
+from rootgraft.api.cli.main import main
 from rootgraft.api.http import run_record
 from rootgraft.api.http.run_record import RunRecord, RunRecordFile, running_servers, started_at
 from rootgraft.engine.adapter_sources.download_cache import DownloadCache

@@ -259,7 +259,7 @@ def test_a_package_that_is_missing_is_one_line(
     from rootgraft.api.cli.main import main
 
     monkeypatch.setitem(sys.modules, "shtab", None)
-    monkeypatch.delitem(sys.modules, "rootgraft.api.cli.machine.completion", raising=False)
+    monkeypatch.delitem(sys.modules, "rootgraft.api.cli.completion", raising=False)
     assert main(["completion", "bash"]) == 1
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and "the package shtab is missing. Try: pip install" in error

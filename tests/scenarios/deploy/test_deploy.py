@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 import yaml
 
+from rootgraft.api.cli.commands import COMMANDS
 from rootgraft.api.cli.flag_parser import parse
-from rootgraft.api.cli.main import COMMANDS
 from rootgraft.api.config import ServerConfig
 from rootgraft.api.http.loop_watch import SILENT_SECONDS
 from rootgraft.api.http.server import CLOSE_SECONDS

@@ -18,7 +18,17 @@ from rootgraft.kernels import expert_ops, ops, quantised_weights, sampling_ops
 from rootgraft.kernels.layouts.draw_params import DrawParams
 from rootgraft.kernels.lora_ops import Factors, Segments, SlotTable, lora_shrink_expand, pack_expansion
 from rootgraft.kernels.quantised_weights import BLOCK_SIZES, BlockType
-from rootgraft.kernels.state_ops import ConvParams, SsmParams, StateBatch, causal_conv, gated_norm, ssm_scan
+from rootgraft.kernels.state_ops import (
+    ConvParams,
+    DeltaParams,
+    GatedNormParams,
+    SsmParams,
+    StateBatch,
+    causal_conv,
+    delta_scan,
+    gated_norm,
+    ssm_scan,
+)
 from rootgraft.lora.segments import make_segments
 
 pytestmark = pytest.mark.usefixtures("kernels")
@@ -117,7 +127,15 @@ def test_states(dtype: torch.dtype) -> None:
     assert_others_keep_bits(
         lambda x: ssm_scan(x, steps, 0, states.clone(), batch, scan), torch.randn(rows, scan.columns).to(dtype)
     )
-    assert_others_keep_bits(lambda x: gated_norm(x, x, weight, 1e-5, 2), torch.randn(rows, 64).to(dtype))
+    delta, of_delta = DeltaParams(4, 16, 2, 48, -torch.rand(4), torch.randn(4)), torch.randn(rows, 4, 48, 16)
+    gates = torch.randn(rows, 9).to(dtype)
+    assert_others_keep_bits(
+        lambda x: delta_scan(x, gates, (5, 1), of_delta.clone(), batch, delta),
+        torch.randn(rows, delta.columns).to(dtype),
+    )
+    for is_first in (False, True):
+        norm = GatedNormParams(weight, 1e-5, 2, is_first)
+        assert_others_keep_bits(lambda x, norm=norm: gated_norm(x, x, norm), torch.randn(rows, 64).to(dtype))
 
 
 @pytest.mark.parametrize("kind", ["softmax", "sigmoid"])

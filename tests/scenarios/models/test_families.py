@@ -92,6 +92,10 @@ def test_older_spellings_mean_the_same(family: tuple[str, Path], tmp_path: Path)
     if written["model_type"] == "granitemoehybrid":  # which has no rule
         kinds = {"full_attention": "attention", "linear_attention": "mamba"}
         written["layers_block_type"] = [kinds[kind] for kind in written["layer_types"]]
+    if written["model_type"] == "lfm2_moe":
+        written["full_attn_idxs"] = [1]
+    if written["model_type"].startswith(("qwen3_next", "qwen3_5")):
+        written["full_attention_interval"] = 2
     for listed in ("layer_types", "no_rope_layers"):
         written.pop(listed, None)
     (tmp_path / "config.json").write_text(json.dumps(written))

@@ -33,6 +33,9 @@ FAMILIES = [
     *("starcoder2", "internlm3", "ernie4_5", "hunyuan", "nemotron", "arcee", "ministral3", "llama4"),
     *("lfm2", "lfm2_biased"),
     *("granite_hybrid", "granite_hybrid_mixture"),
+    *("qwen3_next", "qwen3_5", "qwen3_5_biased", "qwen3_5_moe"),
+    *("lfm2_moe", "bamba"),
+    *("solar_open", "minimax_m2", "exaone_moe", "ernie4_5_moe", "hunyuan_moe"),
     *("deepseek_v2", "deepseek_v2_lite", "deepseek_v3"),
     *("helium", "cwm", "flex_olmo"),
 ]

@@ -29,7 +29,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of importing it
     from peft import LoraConfig, get_peft_model
 
-MODELS = ("lfm2", "granite_hybrid", "granite_hybrid_mixture")
+MODELS = ("lfm2", "granite_hybrid", "granite_hybrid_mixture", "qwen3_next", "qwen3_5", "qwen3_5_moe", "bamba")
 RANDOM = random.Random(3)
 SYSTEM = [RANDOM.randrange(3, VOCAB) for _ in range(18)]
 

@@ -17,6 +17,7 @@ import openai
 import uvicorn
 
 from rootgraft.api.config import ServerConfig
+from rootgraft.api.generate.model_engine import ModelEngine
 from rootgraft.api.generate.server_state import ServerState
 from rootgraft.api.http.app import create_app
 from rootgraft.api.http.connection import uvicorn_options
@@ -51,8 +52,11 @@ class Live:
         for fake in (self.async_engine, self.client):
             vars(fake).clear()
             fake.__init__()
-        self.state.draining = False
-        self.state.__post_init__()
+        fresh = ServerState(self.state.options, self.state.observers.metrics, engine=self.state.engine)
+        self.state.engine.draining = False
+        self.state.limits = fresh.limits
+        self.state.stores.responses = fresh.stores.responses
+        self.state.observers.watch = fresh.observers.watch
 
 
 def make_state(options: ServerConfig | None = None) -> ServerState:
@@ -64,8 +68,7 @@ def make_state(options: ServerConfig | None = None) -> ServerState:
         options,
         Metrics("tiny", lambda: client.stats, prefix=options.metrics_prefix, facts=facts, gpus=fake_gpus()),
         names=("tiny", "org/alias"),
-        async_engine=FakeFrontend(),  # type: ignore[arg-type]
-        client=client,  # type: ignore[arg-type]
+        engine=ModelEngine(options, client, FakeFrontend()),  # type: ignore[arg-type]
         version="1.2.3",
     )
 
@@ -102,7 +105,9 @@ def run_app(app: Any, sock: socket.socket) -> Iterator[asyncio.AbstractEventLoop
 
 def serve(state: ServerState) -> Iterator[Live]:
     with socket.create_server(("127.0.0.1", 0)) as sock, run_app(create_app(state), sock) as loop:
-        yield Live(f"http://127.0.0.1:{sock.getsockname()[1]}", state, state.async_engine, state.client, loop)
+        yield Live(
+            f"http://127.0.0.1:{sock.getsockname()[1]}", state, state.engine.async_engine, state.engine.client, loop
+        )
 
 
 def ask(live: Live, path: str, body: dict[str, Any], key: str = "none") -> socket.socket:

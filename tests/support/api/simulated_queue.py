@@ -17,7 +17,7 @@ from rootgraft.api.access.api_keys import Key
 from rootgraft.api.access.known_prefixes import marks_of
 from rootgraft.api.access.overload import QueueLimits
 from rootgraft.api.access.rate_limits import RateLimits
-from rootgraft.api.access.request_admission import Demand, RequestAdmission, Ticket
+from rootgraft.api.access.request_admission import Demand, QueueTicket, RequestAdmission
 from rootgraft.api.access.wait_estimate import Capacity
 from rootgraft.api.errors import Rejection
 from rootgraft.engine.batch import Batch, RowResult, StepResult
@@ -117,7 +117,7 @@ class Simulation:
         limits = QueueLimits(1 << 20, 1 << 40, machine.max_queue_seconds, lambda: self.now, lambda: self.capacity)
         self.admission = RequestAdmission(limits, RateLimits(lambda: self.now))
         self.compiling: list[tuple[float, int]] = []
-        self.tickets: dict[int, Ticket] = {}
+        self.tickets: dict[int, QueueTicket] = {}
         self.run = Run()
 
     def go(self) -> Run:

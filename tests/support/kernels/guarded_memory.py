@@ -12,13 +12,24 @@ import math
 import mmap
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
 import torch
 from torch import Tensor
 
-from rootgraft.kernels import expert_ops, latent_ops, lora_ops, memory, ops, quantised_weights, sampling_ops, state_ops
+from rootgraft.kernels import (
+    column_ops,
+    expert_ops,
+    latent_ops,
+    lora_ops,
+    memory,
+    ops,
+    quantised_weights,
+    sampling_ops,
+    state_ops,
+)
 from rootgraft.kernels.cpu import arena
 from rootgraft.kernels.layouts import int8_kv_layout
 from rootgraft.kernels.layouts.draw_params import DrawParams
@@ -200,7 +211,24 @@ def states(guard: Guard, dtype: torch.dtype) -> None:
     x, steps = guard(torch.randn(6, scan.columns).to(dtype)), guard(torch.randn(6, 9).to(dtype))
     state_ops.ssm_scan(x, steps, 5, guard(torch.zeros(3, 4, 24, 16)), batch, scan)
     gate = guard(torch.randn(6, 70).to(dtype))
-    state_ops.gated_norm(guard(torch.randn(6, 64).to(dtype)), gate, guard(torch.rand(64).to(dtype)), 1e-5, 2)
+    weight = guard(torch.rand(64).to(dtype))
+    for is_first in (False, True):
+        norm = state_ops.GatedNormParams(weight, 1e-5, 2, is_first)
+        state_ops.gated_norm(guard(torch.randn(6, 64).to(dtype)), gate, norm, 6)
+    for heads, dim in ((4, 16), (2, 32)):
+        vectors = [guard(torch.randn(heads)) for _ in range(2)]
+        delta = state_ops.DeltaParams(heads, dim, 2, 48, -vectors[0].abs(), vectors[1])
+        x, gates = guard(torch.randn(6, delta.columns).to(dtype)), guard(torch.randn(6, 2 * heads).to(dtype))
+        state_ops.delta_scan(x, gates, (heads, 0), guard(torch.zeros(3, heads, 48, dim)), batch, delta)
+
+
+def columns(guard: Guard, dtype: torch.dtype) -> None:
+    runs = column_ops.ColumnRuns.of([(0, 3, 5), (1, 16, 3), (0, 0, 1)])
+    runs = replace(runs, table=guard(runs.table))
+    for rows in ROWS:
+        x, other = guard(torch.randn(rows, 8).to(dtype)), guard(torch.randn(rows, 19).to(dtype))
+        column_ops.take_columns(runs, x, other)
+        column_ops.sigmoid_gate(guard(torch.randn(rows, 16).to(dtype)), other, 3)
 
 
 def sampling(guard: Guard, _: torch.dtype) -> None:
@@ -243,6 +271,7 @@ def main() -> None:
                 experts,
                 adapters,
                 states,
+                columns,
                 sampling,
             ):
                 calls(room.copy, dtype)

@@ -78,7 +78,7 @@ Code from a model's repository is never run. Before it serves, each model comput
 
 {classes}.
 
-Any other causal class of the library loads if it passes that check. Refused by name: attention outside of the library's interface, as with ALiBi (Bloom, Falcon, MPT); masks but causal ones and sliding windows (chunks, Doge); two calls of attention in a layer (DiffLlama); recurrent states and convolutions (Mamba, Qwen3-Next, Falcon H1); encoders; cross attention; multimodal and quantised checkpoints, GGUF files and `--quantization`; other tensors than the class has. With longrope the context ends at `original_max_position_embeddings`.
+Any other causal class of the library loads if it passes that check. Refused by name: attention outside of the library's interface, as with ALiBi (Bloom, Falcon, MPT); masks but causal ones and sliding windows (chunks, Doge); two calls of attention in a layer (DiffLlama); recurrent states and convolutions (Mamba, Falcon H1); encoders; cross attention; multimodal and quantised checkpoints, GGUF files and `--quantization`; other tensors than the class has. With longrope the context ends at `original_max_position_embeddings`.
 
 Adapters change linear modules, the embedding and the head; those on experts are refused. Latent attention (MiniCPM 3) keeps whole keys and values in the pool, and values with fewer dimensions than keys take as much as these. A result may depend on the other rows of a step in its last bits, as on a GPU.
 """
@@ -99,6 +99,13 @@ _WINDOWS = {
     "chunks": "in chunks where there is a rotary embedding, if any",
 }
 _NO_ROPE = {"never": "", "listed": "; none in listed layers", "full": "; none in full layers", "asked": "; mostly none"}
+
+_RECURRENT = {
+    "short_conv": "short convolutions",
+    "mamba2": "Mamba-2",
+    "delta": "gated delta nets",
+    "grouped_delta": "gated delta nets",
+}
 
 
 def page() -> str:
@@ -129,7 +136,7 @@ def _row(family: Family) -> str:
     gguf = "" if family.gguf_name is None else f"`{family.gguf_name}`"
     windows = "full, latent" if family.latent else _WINDOWS[family.windows]
     cells = (family.models, f"`{family.architecture}`", _rope(family), windows, _layer(family), gguf)
-    return f"| {' | '.join(cells)} |"
+    return f"|{'|'.join(cells)}|"
 
 
 def _rope(family: Family) -> str:
@@ -158,13 +165,14 @@ def _layer(family: Family) -> str:
         parts.append("multipliers" if family.multipliers else "logit scale")
     if family.attention_soft_cap or family.logit_soft_cap:
         parts.append("soft caps")
+    if family.gated_attention:
+        parts.append("gated attention")
     if family.attention_sinks:
         parts.append("attention sinks")
     if family.mixture is not None:
         parts.append(_experts(family.mixture))
     if family.recurrent is not None:
-        layers = {"short_conv": "short convolutions", "mamba2": "Mamba-2"}[family.recurrent]
-        parts.append(f"{layers} in layers without attention ([hybrid](hybrid-models.md))")
+        parts.append(f"{_RECURRENT[family.recurrent]} ([hybrid](hybrid-models.md))")
     return ", ".join(parts)
 
 
@@ -174,6 +182,8 @@ def _experts(mixture: MixtureFamily) -> str:
         "none": "",
         "stepped": " in some layers",
         "first": " behind the first layers",
+        "typed": " behind the first layers",
+        "spanned": " in some layers",
         "unlisted": " in some layers",
     }[mixture.dense_layers]
     clamped = ", clamped SwiGLU" if mixture.clamped else ", of weighted inputs" if mixture.weighs_input else ""

@@ -12,6 +12,8 @@ from torch import Tensor
 from transformers import (
     ArceeConfig,
     ArceeForCausalLM,
+    BambaConfig,
+    BambaForCausalLM,
     Cohere2Config,
     Cohere2ForCausalLM,
     CohereConfig,
@@ -24,10 +26,14 @@ from transformers import (
     DeepseekV3ForCausalLM,
     Dots1Config,
     Dots1ForCausalLM,
+    Ernie4_5_MoeConfig,
+    Ernie4_5_MoeForCausalLM,
     Ernie4_5Config,
     Ernie4_5ForCausalLM,
     Exaone4Config,
     Exaone4ForCausalLM,
+    ExaoneMoeConfig,
+    ExaoneMoeForCausalLM,
     FlexOlmoConfig,
     FlexOlmoForCausalLM,
     Gemma2Config,
@@ -52,14 +58,20 @@ from transformers import (
     HeliumForCausalLM,
     HunYuanDenseV1Config,
     HunYuanDenseV1ForCausalLM,
+    HunYuanMoEV1Config,
+    HunYuanMoEV1ForCausalLM,
     InternLM3Config,
     IQuestCoderConfig,
     Lfm2Config,
     Lfm2ForCausalLM,
+    Lfm2MoeConfig,
+    Lfm2MoeForCausalLM,
     Llama4ForCausalLM,
     Llama4TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
+    MiniMaxM2Config,
+    MiniMaxM2ForCausalLM,
     Ministral3Config,
     Ministral3ForCausalLM,
     MinistralConfig,
@@ -83,14 +95,22 @@ from transformers import (
     Qwen2ForCausalLM,
     Qwen2MoeConfig,
     Qwen2MoeForCausalLM,
+    Qwen3_5ForCausalLM,
+    Qwen3_5MoeForCausalLM,
+    Qwen3_5MoeTextConfig,
+    Qwen3_5TextConfig,
     Qwen3Config,
     Qwen3ForCausalLM,
     Qwen3MoeConfig,
     Qwen3MoeForCausalLM,
+    Qwen3NextConfig,
+    Qwen3NextForCausalLM,
     SeedOssConfig,
     SeedOssForCausalLM,
     SmolLM3Config,
     SmolLM3ForCausalLM,
+    SolarOpenConfig,
+    SolarOpenForCausalLM,
     Starcoder2Config,
     Starcoder2ForCausalLM,
 )
@@ -154,6 +174,32 @@ _GRANITE_HYBRID = {
     "mamba_d_state": 24,
     "mamba_chunk_size": 8,
     "tie_word_embeddings": True,
+}
+
+_CORRECTED = {
+    "num_experts_per_tok": 3,
+    "n_group": 4,
+    "topk_group": 2,
+    "moe_intermediate_size": 14,
+    "routed_scaling_factor": 1.7,
+}
+
+_DELTA = {
+    **_NATIVE,
+    "num_hidden_layers": 3,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "head_dim": 32,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 32,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.25},
+}
+_DELTA_MIXTURE = {
+    "num_experts": 6,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 16,
+    "shared_expert_intermediate_size": 24,
 }
 
 _LONGROPE = {
@@ -620,6 +666,69 @@ MODELS: dict[str, tuple[type[Any], type[Any], dict[str, Any]]] = {
             "max_window_layers": 2,
         },
     ),
+    "solar_open": (
+        SolarOpenConfig,
+        SolarOpenForCausalLM,
+        {
+            **_NATIVE,
+            **_CORRECTED,
+            "head_dim": 16,
+            "n_routed_experts": 8,
+            "n_shared_experts": 2,
+            "attention_bias": True,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
+        },
+    ),
+    "minimax_m2": (
+        MiniMaxM2Config,
+        MiniMaxM2ForCausalLM,
+        {
+            **_NATIVE,
+            "head_dim": 16,
+            "num_local_experts": 6,
+            "num_experts_per_tok": 3,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5},
+        },
+    ),
+    "exaone_moe": (
+        ExaoneMoeConfig,
+        ExaoneMoeForCausalLM,
+        {
+            **_NATIVE,
+            **_CORRECTED,
+            "num_hidden_layers": 4,
+            "head_dim": 16,
+            "num_experts": 8,
+            "num_shared_experts": 2,
+            "sliding_window": 6,
+        },
+    ),
+    "ernie4_5_moe": (
+        Ernie4_5_MoeConfig,
+        Ernie4_5_MoeForCausalLM,
+        {
+            **_NATIVE,
+            "num_hidden_layers": 4,
+            "moe_num_experts": 6,
+            "moe_k": 3,
+            "moe_num_shared_experts": 2,
+            "moe_intermediate_size": 14,
+            "moe_layer_start_index": 1,
+            "moe_layer_end_index": 2,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "hunyuan_moe": (
+        HunYuanMoEV1Config,
+        HunYuanMoEV1ForCausalLM,
+        {
+            **_NATIVE,
+            "head_dim": 16,
+            "num_experts": 6,
+            "moe_topk": 3,
+            "rope_parameters": {"rope_type": "dynamic", "rope_theta": 500.0, "alpha": 50.0, "factor": 1.0},
+        },
+    ),
     # What a GGUF file can say: YaRN without a factor of its own, and the usual window.
     "olmo3_plain": (
         Olmo3Config,
@@ -641,6 +750,36 @@ MODELS: dict[str, tuple[type[Any], type[Any], dict[str, Any]]] = {
         Lfm2ForCausalLM,
         {**_LFM2, "conv_L_cache": 4, "conv_bias": True, "full_attn_idxs": [0, 2]},
     ),
+    "lfm2_moe": (
+        Lfm2MoeConfig,
+        Lfm2MoeForCausalLM,
+        {
+            **_NATIVE,
+            "num_hidden_layers": 3,
+            "norm_eps": 1e-5,
+            "layer_types": ["conv", "full_attention", "conv"],
+            "num_dense_layers": 1,
+            "num_experts": 6,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 16,
+            "routed_scaling_factor": 1.3,
+        },
+    ),
+    "bamba": (
+        BambaConfig,
+        BambaForCausalLM,
+        {
+            **_NATIVE,
+            "num_hidden_layers": 3,
+            "attn_layer_indices": [1],
+            "mamba_n_heads": 12,
+            "mamba_n_groups": 2,
+            "mamba_d_state": 24,
+            "mamba_chunk_size": 8,
+            "mamba_proj_bias": True,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
+        },
+    ),
     "granite_hybrid": (GraniteMoeHybridConfig, GraniteMoeHybridForCausalLM, _GRANITE_HYBRID),
     "granite_hybrid_mixture": (
         GraniteMoeHybridConfig,
@@ -657,6 +796,24 @@ MODELS: dict[str, tuple[type[Any], type[Any], dict[str, Any]]] = {
             "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
         },
     ),
+    "qwen3_next": (
+        Qwen3NextConfig,
+        Qwen3NextForCausalLM,
+        {**_DELTA, **_DELTA_MIXTURE, "norm_topk_prob": True, "decoder_sparse_step": 2},
+    ),
+    "qwen3_5": (Qwen3_5TextConfig, Qwen3_5ForCausalLM, {**_DELTA, "tie_word_embeddings": True}),
+    "qwen3_5_biased": (
+        Qwen3_5TextConfig,
+        Qwen3_5ForCausalLM,
+        {
+            **_DELTA,
+            "linear_num_key_heads": 3,
+            "linear_num_value_heads": 3,
+            "linear_conv_kernel_dim": 3,
+            "attention_bias": True,
+        },
+    ),
+    "qwen3_5_moe": (Qwen3_5MoeTextConfig, Qwen3_5MoeForCausalLM, {**_DELTA, **_DELTA_MIXTURE}),
     "arcee": (ArceeConfig, ArceeForCausalLM, {**_NATIVE, "head_dim": 16, "attention_bias": True}),
 }
 
@@ -682,7 +839,7 @@ def tiny_model(name: str) -> PreTrainedModel:
         for parameter in model.parameters():
             parameter.normal_(0.0, 0.25, generator=generator)
         for name, buffer in model.named_buffers():
-            if name.endswith("e_score_correction_bias"):
+            if name.endswith(("e_score_correction_bias", "expert_bias")):
                 buffer.normal_(0.0, 0.25, generator=generator)
     return model
 

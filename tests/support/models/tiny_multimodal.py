@@ -22,6 +22,10 @@ from transformers import (
     PreTrainedModel,
     Qwen2_5_VLConfig,
     Qwen2_5_VLForConditionalGeneration,
+    Qwen3_5Config,
+    Qwen3_5ForConditionalGeneration,
+    Qwen3_5MoeConfig,
+    Qwen3_5MoeForConditionalGeneration,
     Qwen3VLConfig,
     Qwen3VLForConditionalGeneration,
     Qwen3VLMoeConfig,
@@ -39,6 +43,19 @@ _QWEN = {
     "depth": 1, "hidden_size": 16, "intermediate_size": 24, "num_heads": 2, "out_hidden_size": 48, "patch_size": 14,
 }  # fmt: skip
 _OUT_OF_SIGHT = {"image_token_id": 120, "video_token_id": 121, "vision_start_token_id": 122, "vision_end_token_id": 123}
+
+_DELTA = {
+    "head_dim": 16,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "linear_num_key_heads": 1,
+    "linear_num_value_heads": 2,
+    "rope_parameters": {
+        "rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5, "mrope_section": [1, 1, 2],
+        "mrope_interleaved": True,
+    },
+}  # fmt: skip
 
 Kind = tuple[type[Any], type[Any], dict[str, Any]]
 MULTIMODAL: dict[str, Kind] = {
@@ -164,6 +181,32 @@ MULTIMODAL: dict[str, Kind] = {
             **_OUT_OF_SIGHT,
         },
     ),
+    "qwen3_5": (
+        Qwen3_5Config,
+        Qwen3_5ForConditionalGeneration,
+        {
+            "text_config": {**_TEXT, **_DELTA},
+            "vision_config": {**_QWEN, "num_position_embeddings": 16},
+            "tie_word_embeddings": True,
+            **_OUT_OF_SIGHT,
+        },
+    ),
+    "qwen3_5_moe": (
+        Qwen3_5MoeConfig,
+        Qwen3_5MoeForConditionalGeneration,
+        {
+            "text_config": {
+                **_TEXT,
+                **_DELTA,
+                "num_experts": 5,
+                "num_experts_per_tok": 2,
+                "moe_intermediate_size": 26,
+                "shared_expert_intermediate_size": 20,
+            },
+            "vision_config": {**_QWEN, "num_position_embeddings": 16},
+            **_OUT_OF_SIGHT,
+        },
+    ),
 }  # fmt: skip
 
 
@@ -195,14 +238,33 @@ def save_multimodal(name: str, folder: Path, spelling: str) -> Path:
     tensors = {_today(key): value for key, value in load_file(file).items()}
     if name == "qwen3_vl_moe":  # the published files, which transformers turns when it loads them
         tensors |= {key: value.mT.contiguous() for key, value in tensors.items() if ".experts." in key}
+    if name.startswith("qwen3_5"):  # with the layer that predicts further tokens, which is no part of the model
+        tensors |= {"mtp.fc.weight": torch.zeros(3), "mtp.layers.0.input_layernorm.weight": torch.zeros(3)}
+    if name == "qwen3_5_moe" and spelling == "today":
+        tensors = _stacked(tensors)
     if spelling == "old":
         qwen = name.startswith("qwen")
-        if not name.startswith("qwen3_vl"):
+        if not name.startswith(("qwen3_vl", "qwen3_5")):
             tensors = {(_old_qwen if qwen else _old_llava)(key): value for key, value in tensors.items()}
         config = json.loads((folder / "config.json").read_text())
         (folder / "config.json").write_text(json.dumps(_old_config(name, config)))
     save_file(tensors, file, metadata={"format": "pt"})
     return folder
+
+
+def _stacked(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Stack the matrices of experts as Qwen 3.5 is published: [E, 2 I, H] and [E, H, I]."""
+    found = {key: value for key, value in tensors.items() if ".experts." not in key}
+    experts = [re.fullmatch(r"(.*\.experts\.)(\d+)\.gate_proj\.weight", key) for key in tensors]
+    count = 1 + max(int(match[2]) for match in experts if match)
+    for prefix in {match[1] for match in experts if match}:
+        gate, up, down = (
+            [tensors[f"{prefix}{expert}.{part}_proj.weight"] for expert in range(count)]
+            for part in ("gate", "up", "down")
+        )
+        pairs = [torch.cat(pair) for pair in zip(gate, up, strict=True)]
+        found |= {f"{prefix}gate_up_proj": torch.stack(pairs), f"{prefix}down_proj": torch.stack(down)}
+    return found
 
 
 def _today(key: str) -> str:
@@ -231,7 +293,11 @@ def _old_config(name: str, config: dict[str, Any]) -> dict[str, Any]:
         text.pop("layer_types")
     else:
         text["rope_theta"] = rope.pop("rope_theta")
-    if name in ("qwen3_vl", "qwen3_vl_moe", "ministral3"):
+    if name.startswith("qwen3_5"):
+        text["partial_rotary_factor"] = rope.pop("partial_rotary_factor")
+        text["full_attention_interval"] = 2
+        text.pop("layer_types")
+    if name in ("qwen3_vl", "qwen3_vl_moe", "ministral3", "qwen3_5", "qwen3_5_moe"):
         text["rope_scaling"] = rope
     if name == "qwen2_5_vl":
         text["rope_scaling"] = {"type": "mrope", "mrope_section": rope["mrope_section"]}

@@ -1,4 +1,4 @@
-// RMS norm of groups of columns after a gate: rms(x * silu(gate)) * weight.
+// RMS norm of groups of columns behind or before a gate: rms(x * silu(gate)) * weight, or rms(x) * weight * silu(gate).
 #include <cmath>
 
 #include "simd/parallel.h"
@@ -12,10 +12,10 @@ constexpr int64_t kSmall = 1 << 14;  // outputs below which one thread is faster
 // Argument structure packed by Python: fields of 8 bytes in this order.
 struct GatedNorm {
   const void* x;       // [tokens][width]
-  const void* gate;    // [tokens][gate_columns], the first `width` of them
+  const void* gate;    // [tokens][gate_columns], `width` of them from `gate_first` on
   const void* weight;  // [width]
   void* out;           // [tokens][width]
-  int64_t tokens, width, groups, gate_columns, is_bf16, threads;
+  int64_t tokens, width, groups, gate_columns, gate_first, is_norm_first, is_bf16, threads;
   double eps;
 };
 
@@ -23,22 +23,26 @@ template <class E>
 void run_token(const GatedNorm& op, int64_t token) {
   using Value = typename E::Value;
   const Value* x = static_cast<const Value*>(op.x) + token * op.width;
-  const Value* gate = static_cast<const Value*>(op.gate) + token * op.gate_columns;
+  const Value* gate = static_cast<const Value*>(op.gate) + token * op.gate_columns + op.gate_first;
   const Value* weight = static_cast<const Value*>(op.weight);
   Value* out = static_cast<Value*>(op.out) + token * op.width;
-  const auto gated = [&](int64_t i) {
-    const Floats open = E::load(gate + i);
-    return E::load(x + i) * (open * sigmoid(open));
+  const auto open = [&](int64_t i) {
+    const Floats value = E::load(gate + i);
+    return value * sigmoid(value);
   };
+  const auto before = [&](int64_t i) { return op.is_norm_first ? E::load(x + i) : E::load(x + i) * open(i); };
   const int64_t size = op.width / op.groups;
   for (int64_t first = 0; first < op.width; first += size) {
     Floats squares = broadcast(0.0f);
     for (int64_t i = first; i < first + size; i += kWidth) {
-      const Floats value = gated(i);
+      const Floats value = before(i);
       squares = fma(value, value, squares);
     }
     const Floats scale = broadcast(1.0f / std::sqrt(sum(squares) / (float)size + (float)op.eps));
-    for (int64_t i = first; i < first + size; i += kWidth) E::store(out + i, gated(i) * scale * E::load(weight + i));
+    for (int64_t i = first; i < first + size; i += kWidth) {
+      const Floats normed = before(i) * scale * E::load(weight + i);
+      E::store(out + i, op.is_norm_first ? normed * open(i) : normed);
+    }
   }
 }
 

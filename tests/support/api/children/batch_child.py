@@ -20,7 +20,7 @@ from support.api.api_live import make_state, serve
 def main(folder: str, asked: str, most: str = "0") -> None:
     left = int(most)
     state: Any = make_state(ServerConfig(batch_dir=folder))
-    state.batches = BatchService(Path(folder), 1 << 30, state.caller_named)
+    state.stores.batches = BatchService(Path(folder), 1 << 30, state.limits.caller_named)
 
     def say(request: Any, index: int) -> str:
         nonlocal left
@@ -31,9 +31,9 @@ def main(folder: str, asked: str, most: str = "0") -> None:
             signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)  # this thread, so at once
         return "answer" * 4
 
-    state.async_engine.say = say
+    state.engine.async_engine.say = say
     for live in serve(state):
-        live.loop.call_soon_threadsafe(state.batches.resume, state.internal_client)
+        live.loop.call_soon_threadsafe(state.stores.batches.resume, state.stores.internal_client)
         print(live.url, flush=True)
         sys.stdin.read()
 

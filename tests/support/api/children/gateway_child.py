@@ -13,10 +13,10 @@ from types import SimpleNamespace
 from typing import Any
 
 from rootgraft.api.config import ServerConfig
-from rootgraft.api.gateways import gateway_member
+from rootgraft.api.gateways import main_connection
 from rootgraft.api.http import model_service, server
 from rootgraft.engine.config import EngineConfig
-from rootgraft.fleet.dispatcher_limits import DispatcherLimits
+from rootgraft.fleet.dispatcher import DispatcherLimits
 from rootgraft.fleet.fleet import Fleet
 from rootgraft.fleet.replica_launcher import ProcessLauncher
 from support.engine.core_client import CoreClient
@@ -28,7 +28,7 @@ STOPPED_SECONDS = 300.0  # that a test may stop a gateway for
 def main(folder: str, model: str, words: str) -> int:
     vocabulary = len(json.loads((Path(folder) / "tokenizer.json").read_text())["model"]["vocab"])
     hold = Path(folder) / "hold"
-    gateway_member.SILENT_SECONDS = STOPPED_SECONDS
+    main_connection.SILENT_SECONDS = STOPPED_SECONDS
 
     def make() -> Any:
         return CoreClient(vocab_size=vocabulary, step_seconds=STEP_SECONDS, rests=hold.exists)

@@ -1,4 +1,4 @@
-"""ASGI middleware of a gateway: answers what generates itself, and lets the main process answer all other requests.
+"""Gateway proxy: ASGI middleware that passes on to the main process all requests that do not generate.
 
 So files, batches, stored responses, adapters, the catalogue and the metrics have one owner, through whichever gateway.
 """
@@ -27,7 +27,7 @@ _ADDED_BY_CLIENT = ("accept", "accept-encoding", "user-agent", "content-type")  
 _CHUNK = 1 << 16
 
 
-class MainProxy:
+class GatewayProxy:
     """Passes requests on to the main process, over its Unix domain socket, body and answer in pieces as they come.
 
     Args:

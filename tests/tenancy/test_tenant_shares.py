@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rootgraft.api.tenant_shares import TenantShares
+from rootgraft.tenancy.tenant_shares import TenantShares
 
 
 def fill(shares: TenantShares, tenant: str) -> int:

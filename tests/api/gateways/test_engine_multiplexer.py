@@ -11,7 +11,7 @@ import pytest
 from support.engine.core_client import VOCAB, CoreClient
 from support.engine.fake_worker import expected_tokens
 
-from rootgraft.api.gateways.engine_share import EngineShare, SharedEngine
+from rootgraft.api.gateways.engine_multiplexer import EngineChannel, EngineMultiplexer
 from rootgraft.engine.errors import CapacityError, EngineDead
 from rootgraft.engine.messages import AdapterChanged, Done, Failed, ForgetTokens, Message, Submit, TokenOut, TokenTexts
 from rootgraft.engine.types import SamplingParams
@@ -22,8 +22,8 @@ PROMPTS = ([1, 2, 3, 4, 5], [5, 4, 3], [7, 7])
 class Client:
     """What one client of the engine heard."""
 
-    def __init__(self, share: EngineShare) -> None:
-        self.engine: SharedEngine = share.open()
+    def __init__(self, multiplexer: EngineMultiplexer) -> None:
+        self.engine: EngineChannel = multiplexer.open_channel()
         self.engine.on_frame = self.take
         self.engine.on_death = self.die
         self.tokens: dict[int, list[int]] = {}
@@ -53,8 +53,8 @@ async def until_ended(*clients: Client) -> None:
 
 async def test_equal_numbers_of_two_clients_are_two_sequences() -> None:
     core = CoreClient()
-    share = EngineShare(core)
-    first, second = Client(share), Client(share)
+    multiplexer = EngineMultiplexer(core)
+    first, second = Client(multiplexer), Client(multiplexer)
     for number, prompt in enumerate(PROMPTS):
         first.submit(number, prompt)
         second.submit(number, prompt[::-1])
@@ -67,8 +67,8 @@ async def test_equal_numbers_of_two_clients_are_two_sequences() -> None:
 
 async def test_a_client_that_leaves_ends_its_sequences_and_no_other() -> None:
     core = CoreClient()
-    share = EngineShare(core)
-    first, second = Client(share), Client(share)
+    multiplexer = EngineMultiplexer(core)
+    first, second = Client(multiplexer), Client(multiplexer)
     first.submit(7, PROMPTS[0], 1000)
     second.submit(7, PROMPTS[1], 40)
     while not (first.tokens and second.tokens):
@@ -83,8 +83,8 @@ async def test_a_client_that_leaves_ends_its_sequences_and_no_other() -> None:
 
 
 async def test_an_abort_names_the_clients_own_sequences_alone() -> None:
-    share = EngineShare(CoreClient())
-    first, second = Client(share), Client(share)
+    multiplexer = EngineMultiplexer(CoreClient())
+    first, second = Client(multiplexer), Client(multiplexer)
     first.submit(1, PROMPTS[0], 1000)
     second.submit(1, PROMPTS[1], 30)
     first.engine.abort([1, 2])
@@ -95,8 +95,8 @@ async def test_an_abort_names_the_clients_own_sequences_alone() -> None:
 
 async def test_what_the_engine_refuses_leaves_nothing_behind() -> None:
     core = CoreClient()
-    share = EngineShare(core)
-    client = Client(share)
+    multiplexer = EngineMultiplexer(core)
+    client = Client(multiplexer)
     submit, aborted = core.submit, []
 
     def refuse(submits: Sequence[Submit]) -> None:
@@ -117,8 +117,8 @@ async def test_what_the_engine_refuses_leaves_nothing_behind() -> None:
 
 async def test_all_clients_hear_of_the_engines_death_but_those_that_have_left() -> None:
     core = CoreClient()
-    share = EngineShare(core)
-    clients = [Client(share) for _ in range(3)]
+    multiplexer = EngineMultiplexer(core)
+    clients = [Client(multiplexer) for _ in range(3)]
     clients[1].engine.close()
     core.die()
     assert [len(client.deaths) for client in clients] == [1, 0, 1]
@@ -127,10 +127,10 @@ async def test_all_clients_hear_of_the_engines_death_but_those_that_have_left() 
 async def test_tokens_are_sent_once_and_given_up_when_no_client_uses_them() -> None:
     """A client that leaves gives up what it alone has used, but for the model's own tokens."""
     core = CoreClient()
-    share = EngineShare(core)
+    multiplexer = EngineMultiplexer(core)
     sent: list[Message] = []
     core.describe_tokens = sent.append  # type: ignore[method-assign]
-    first, second = Client(share), Client(share)
+    first, second = Client(multiplexer), Client(multiplexer)
     own, wide = (TokenTexts(array("i", [1]), b"a", (), key) for key in ("", "wide"))
     for client in (first, second):
         client.engine.describe_tokens(own)
@@ -148,9 +148,9 @@ async def test_tokens_are_sent_once_and_given_up_when_no_client_uses_them() -> N
 
 async def test_every_client_hears_of_changed_adapters() -> None:
     core = CoreClient()
-    share = EngineShare(core)
+    multiplexer = EngineMultiplexer(core)
     heard: list[list[Message]] = []
     for _ in range(2):
-        share.open().on_frame = heard.append
+        multiplexer.open_channel().on_frame = heard.append
     core.on_frame([AdapterChanged("a", None)])
     assert heard == [[AdapterChanged("a", None)]] * 2

@@ -13,7 +13,7 @@ from support.api.api_live import make_state, run_app
 from support.api.wire.connection_asks import LIMIT, OPTIONS, asked, check_order
 from support.api.wire.raw_http import Wire, chunked, request
 
-from rootgraft.api.gateways.main_proxy import MainProxy
+from rootgraft.api.gateways.gateway_proxy import GatewayProxy
 from rootgraft.api.http.app import create_app
 
 
@@ -24,7 +24,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with socket.socket(socket.AF_UNIX) as main, socket.create_server(("127.0.0.1", 0)) as sock:
         main.bind(path)
         main.listen()
-        proxy = MainProxy(create_app(make_state(OPTIONS)), path, "")
+        proxy = GatewayProxy(create_app(make_state(OPTIONS)), path, "")
         with run_app(create_app(make_state(OPTIONS)), main), run_app(proxy, sock) as loop:
             yield f"http://127.0.0.1:{sock.getsockname()[1]}"
             asyncio.run_coroutine_threadsafe(proxy.close(), loop).result(60)

@@ -1,4 +1,4 @@
-"""Remote ledger: the usage of a gateway's requests, written by the main process."""
+"""Gateway ledger: sends the usage of a gateway's requests to the main process, which writes it."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import asyncio
 from dataclasses import astuple
 
 from ..observe.usage_ledger import WAIT_SECONDS, UsageRecord
-from .main_client import MainClient
+from .gateway_client import GatewayClient
 
 
-class RemoteLedger:
+class GatewayLedger:
     """Sends records to the main process's ``UsageLedger``, which waits for its file if that can be written."""
 
-    def __init__(self, client: MainClient) -> None:
+    def __init__(self, client: GatewayClient) -> None:
         self._client = client
 
     def put(self, record: UsageRecord) -> asyncio.Future[None]:

@@ -1,4 +1,4 @@
-"""Gateway member: the main process's side of one gateway: its sequences, calls and tickets, until it ends.
+"""Main connection: the main process's end of the link to one gateway, with its sequences, calls and tickets.
 
 When it ends, however it does, its sequences are aborted, and what its requests held is given back and counted.
 """
@@ -19,6 +19,7 @@ from ...engine.errors import EngineDead, EngineError
 from ...engine.messages import Abort, ForgetTokens, Message, Submit, TokenTexts, failure_of
 from ...engine.serving.watchdog import Watchdog
 from ...engine.types import Priority
+from ...tenancy.current_tenant import CURRENT_TENANT
 from ..access.api_keys import Key
 from ..access.caller import Caller, RequestFacts
 from ..access.request_admission import Demand
@@ -27,10 +28,10 @@ from ..generate.server_state import ServerState
 from ..observe.token_usage import TokenCounts
 from ..observe.usage_ledger import UsageRecord
 from .call_errors import pack_error
-from .engine_share import EngineShare, SharedEngine
-from .gateway_link import GatewayLink
-from .gateway_spawn import GatewayProcess
-from .open_ticket import OpenTicket
+from .engine_multiplexer import EngineChannel, EngineMultiplexer
+from .main_spawn import GatewayProcess
+from .main_ticket import MainTicket
+from .process_link import ProcessLink
 from .relayed_metrics import observe_relayed
 
 SILENT_SECONDS = 10.0
@@ -41,8 +42,8 @@ BUSY_SECONDS = 60.0
 logger = logging.getLogger("rootgraft.gateways")
 
 
-class GatewayMember:
-    """One gateway. Belongs to the event loop of the main process.
+class MainConnection:
+    """One gateway and what it has open in the main process. Belongs to the event loop of the main process.
 
     Args:
         name: unique, also among those that are gone.
@@ -53,26 +54,26 @@ class GatewayMember:
     Attributes:
         serves: whether it answers requests.
         started: in seconds of the monotonic clock.
-        engine: its view of the engine; None until the model is loaded.
+        engine: its channel to the engine; None until the model is loaded.
     """
 
     def __init__(
         self,
         name: str,
         process: GatewayProcess,
-        link: GatewayLink,
+        link: ProcessLink,
         state: ServerState,
-        lost: Callable[[GatewayMember], None],
+        lost: Callable[[MainConnection], None],
     ) -> None:
         self.name = name
         self.process = process
         self.serves = False
         self.started = time.monotonic()
-        self.engine: SharedEngine | None = None
+        self.engine: EngineChannel | None = None
         self._link = link
         self._state = state
         self._lost = lost
-        self._tickets: dict[int, OpenTicket] = {}
+        self._tickets: dict[int, MainTicket] = {}
         self._calls: set[asyncio.Task[None]] = set()
         self._active = 0
         self._watchdog = Watchdog(SILENT_SECONDS, BUSY_SECONDS, self._processor_seconds)
@@ -94,9 +95,9 @@ class GatewayMember:
         """Tell it what it is to serve, and where."""
         self._link.tell("start", settings)
 
-    def serve(self, model: Mapping[str, Any], share: EngineShare) -> None:
-        """Tell it of the model, which is loaded, and give it a view of the engine."""
-        self.engine = share.open()
+    def serve(self, model: Mapping[str, Any], engine: EngineMultiplexer) -> None:
+        """Tell it of the model, which is loaded, and give it a channel to the engine."""
+        self.engine = engine.open_channel()
         self.engine.on_frame = self._link.send
         self.engine.on_death = lambda error: self.end(str(error))
         self._link.tell("serve", model)
@@ -135,7 +136,7 @@ class GatewayMember:
             case "alive":
                 num_passes, self._active, observed, progress = values
                 self._watchdog.sign_of_life(num_passes)
-                observe_relayed(self._state.metrics, observed, self._state.adapters)
+                observe_relayed(self._state.observers.metrics, observed, self._state.models.adapters)
                 for number, num_tokens in progress:
                     if (ticket := self._tickets.get(number)) is not None:
                         ticket.add(num_tokens)
@@ -161,7 +162,7 @@ class GatewayMember:
             case "admit":
                 self._reply(number, lambda: self._admit(*arguments))
             case "limit_headers":
-                self._reply(number, lambda: dict(self._state.admission.limits.headers(self._key(arguments[0]))))
+                self._reply(number, lambda: dict(self._state.limits.admission.limits.headers(self._key(arguments[0]))))
             case "find_model":
                 self._run(number, self._find_model(*arguments))
             case "record":
@@ -192,32 +193,33 @@ class GatewayMember:
 
     def _key(self, name: str) -> Key:
         """Return a valid key. Raises HTTPError 401 for one that has been removed since the gateway has seen it."""
-        key = self._state.keys.named(name)
+        key = self._state.limits.keys.named(name)
         if key is None:
             raise HTTPError(401, "The API key is not valid any more.", code="invalid_api_key")
         return key
 
     def _admit(self, number: int, key_name: str, asked: Sequence[Any], model: str, adapter: str | None) -> None:
-        self._state.serving()
+        self._state.engine.serving()
         priority, prompts, marks, may_be_deferred = asked
         whole = tuple((tokens, n, most) for tokens, n, most in prompts)
         demand = Demand(Priority(priority), whole, tuple(map(tuple, marks)), may_be_deferred)
-        held = self._state.admission.admit(self._key(key_name), demand)
-        self._tickets[number] = OpenTicket(held, demand, key_name, model, adapter)
+        held = self._state.limits.admission.admit(self._key(key_name), demand)
+        self._tickets[number] = MainTicket(held, demand, key_name, model, adapter)
 
     async def _find_model(
         self, key_name: str, model: str | None, timeout: float | None, lora_path: str | None, session: str | None
     ) -> list[Any]:
         key, facts, state = self._key(key_name), RequestFacts(), self._state
-        caller = Caller(key, "" if state.options.share_cache_between_keys else key.tenant, timeout, facts)
-        name, adapter = await state.find_model(model, caller, lora_path, session)
-        await state.engine_for(adapter)  # loads one whose tokenizer the gateway will need
-        info = None if adapter is None else state.adapters.get(adapter)
-        return [name, adapter, facts.version, facts.adapter_seconds, None if info is None else astuple(info)]
+        CURRENT_TENANT.set(key.tenant)  # of this call\'s task
+        caller = Caller(key, state.limits.cache_tenant(key), timeout, facts)
+        found = await state.models.find(model, caller, lora_path, session)
+        info = None if found.adapter is None else state.models.adapters.get(found.adapter)
+        known = None if info is None else astuple(info)
+        return [found.name, found.adapter, facts.version, facts.adapter_seconds, known]
 
     def _record(self, number: int, record: UsageRecord) -> None:
         """Take a record at once, as the gateway may be gone the moment after, and answer when it is written."""
-        if (ledger := self._state.ledger) is not None:
+        if (ledger := self._state.stores.ledger) is not None:
             self._run(number, ledger.until_written(ledger.put(record)))
 
     def _closed(self) -> None:
@@ -232,13 +234,13 @@ class GatewayMember:
         self._tickets.clear()
         self._lost(self)
 
-    def _count(self, ticket: OpenTicket) -> None:
+    def _count(self, ticket: MainTicket) -> None:
         state = self._state
         counts = TokenCounts(ticket.prompt_tokens, 0, ticket.num_generated)
-        state.metrics.count_usage(ticket.key, ticket.adapter, counts, state.adapters)
-        if state.ledger is not None:
+        state.observers.metrics.count_usage(ticket.key, ticket.adapter, counts, state.models.adapters)
+        if state.stores.ledger is not None:
             row = (time.time(), ticket.key, ticket.model, counts.prompt, counts.cached, counts.completion)
-            state.ledger.put(UsageRecord(uuid.uuid4().hex, *row))
+            state.stores.ledger.put(UsageRecord(uuid.uuid4().hex, *row))
 
     def _processor_seconds(self) -> float | None:
         try:

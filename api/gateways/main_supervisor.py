@@ -1,4 +1,4 @@
-"""Gateway supervisor: starts the gateways of a server, and another one in the place of each that ends or hangs.
+"""Main supervisor: starts the gateways of a server, and another one in the place of each that ends or hangs.
 
 clients --> one listening socket --> gateway-1, gateway-2: HTTP, templates, tokens, streams
                                           |  link, and HTTP for what is no generation
@@ -23,11 +23,11 @@ from ...engine.serving.watchdog import TICK_SECONDS
 from ..config import ServerConfig
 from ..generate.server_state import ServerState
 from ..observe.replica_view import GatewaysStatus, GatewayStatus
-from .engine_share import EngineShare
-from .gateway_link import GatewayLink
-from .gateway_member import GatewayMember
-from .gateway_spawn import ForkedGateways, GatewayProcess, GatewaySpawn
-from .shared_model import SharedModel
+from .engine_multiplexer import EngineMultiplexer
+from .loaded_model import LoadedModel
+from .main_connection import MainConnection
+from .main_spawn import ForkedGateways, GatewayProcess, GatewaySpawn
+from .process_link import ProcessLink
 
 END_SECONDS = 10.0
 """For gateways to end, once they are told to."""
@@ -67,8 +67,8 @@ class GatewaySupervisor:
         self._main_socket = main_socket
         self._processes = ForkedGateways() if processes is None else processes
         self._numbers = itertools.count(1)
-        self._members: dict[str, GatewayMember] = {}
-        self._model: tuple[Mapping[str, Any], EngineShare] | None = None
+        self._gateways: dict[str, MainConnection] = {}
+        self._model: tuple[Mapping[str, Any], EngineMultiplexer] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._closing = False
@@ -79,7 +79,7 @@ class GatewaySupervisor:
     @property
     def num_active(self) -> int:
         """Answers that gateways are generating."""
-        return sum(member.num_active for member in self._members.values())
+        return sum(gateway.num_active for gateway in self._gateways.values())
 
     def status(self) -> GatewaysStatus:
         """Return the gateways that run and what has happened to them."""
@@ -87,14 +87,14 @@ class GatewaySupervisor:
         return GatewaysStatus(
             tuple(
                 GatewayStatus(
-                    member.name,
-                    ("draining" if self._state.draining else "serving") if member.serves else "starting",
-                    member.process.pid,
-                    now - member.started,
-                    member.silent_seconds,
-                    member.num_active,
+                    gateway.name,
+                    ("draining" if self._state.engine.draining else "serving") if gateway.serves else "starting",
+                    gateway.process.pid,
+                    now - gateway.started,
+                    gateway.silent_seconds,
+                    gateway.num_active,
                 )
-                for member in self._members.values()
+                for gateway in self._gateways.values()
             ),
             self._num_started,
             self._num_lost,
@@ -108,31 +108,31 @@ class GatewaySupervisor:
             await self._start_one()
         self._tick()
 
-    async def serve(self, model: SharedModel, share: EngineShare) -> None:
+    async def serve(self, model: LoadedModel, engine: EngineMultiplexer) -> None:
         """Let the gateways serve a model, which is loaded, and wait until all that take connections already do.
 
         Those that are started from now on take none before they serve.
         """
-        self._model = model.pack(), share
-        listening = tuple(self._members.values())
-        for member in listening:
-            member.serve(*self._model)
-        while not any(member.serves for member in self._members.values()) or any(
-            member.name in self._members and not member.serves for member in listening
+        self._model = model.pack(), engine
+        listening = tuple(self._gateways.values())
+        for gateway in listening:
+            gateway.serve(*self._model)
+        while not any(gateway.serves for gateway in self._gateways.values()) or any(
+            gateway.name in self._gateways and not gateway.serves for gateway in listening
         ):
             await asyncio.sleep(TICK_SECONDS)
         self._serves = True
 
     def drain(self) -> None:
         """Let the gateways take no new requests."""
-        for member in self._members.values():
-            member.drain()
+        for gateway in self._gateways.values():
+            gateway.drain()
 
     def kill(self) -> None:
         """Kill all gateways."""
         self._closing = True
-        for member in self._members.values():
-            member.process.kill()
+        for gateway in self._gateways.values():
+            gateway.process.kill()
 
     async def close(self, reason: str) -> None:
         """Let the gateways end, answers that still run with an error of this text, and wait for them."""
@@ -142,21 +142,21 @@ class GatewaySupervisor:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        members = list(self._members.values())
+        gateways = list(self._gateways.values())
         try:
-            await self._end_all(members, reason)
+            await self._end_all(gateways, reason)
         finally:
             self._processes.close()
 
-    async def _end_all(self, members: Sequence[GatewayMember], reason: str) -> None:
-        for member in members:
-            member.end(reason)
-            if not member.serves:  # it may not listen yet
-                member.process.kill()
+    async def _end_all(self, gateways: Sequence[MainConnection], reason: str) -> None:
+        for gateway in gateways:
+            gateway.end(reason)
+            if not gateway.serves:  # it may not listen yet
+                gateway.process.kill()
         until = asyncio.get_running_loop().time() + END_SECONDS
-        while self._members and asyncio.get_running_loop().time() < until:
+        while self._gateways and asyncio.get_running_loop().time() < until:
             await asyncio.sleep(0.02)
-        await asyncio.gather(*(asyncio.to_thread(_reap, member.process) for member in members))
+        await asyncio.gather(*(asyncio.to_thread(_reap, gateway.process) for gateway in gateways))
 
     async def _start_one(self) -> None:
         ours, theirs = socket.socketpair()
@@ -168,18 +168,18 @@ class GatewaySupervisor:
             except BaseException:
                 ours.close()
                 raise
-        link = GatewayLink()
-        member = GatewayMember(f"gateway-{next(self._numbers)}", process, link, self._state, self._lose)
+        link = ProcessLink()
+        gateway = MainConnection(f"gateway-{next(self._numbers)}", process, link, self._state, self._lose)
         self._num_started += 1
         await asyncio.get_running_loop().create_connection(lambda: link, sock=ours)
         if not link.is_open:  # it has ended already
             return
-        self._members[member.name] = member
-        member.begin(self._settings(is_loaded=self._model is not None))
+        self._gateways[gateway.name] = gateway
+        gateway.begin(self._settings(is_loaded=self._model is not None))
         if self._model is not None:
-            member.serve(*self._model)
-        if self._state.draining:
-            member.drain()
+            gateway.serve(*self._model)
+        if self._state.engine.draining:
+            gateway.drain()
 
     def _settings(self, *, is_loaded: bool) -> dict[str, Any]:
         return {
@@ -190,18 +190,18 @@ class GatewaySupervisor:
             "is_loaded": is_loaded,
         }
 
-    def _lose(self, member: GatewayMember) -> None:
+    def _lose(self, gateway: MainConnection) -> None:
         """Start another gateway in the place of one whose link has ended."""
-        self._members.pop(member.name, None)
+        self._gateways.pop(gateway.name, None)
         if self._closing:
             return
         self._num_lost += 1
-        logger.warning("%s (process %d) is lost", member.name, member.process.pid)
-        self._run(self._replace(member))
+        logger.warning("%s (process %d) is lost", gateway.name, gateway.process.pid)
+        self._run(self._replace(gateway))
 
-    async def _replace(self, member: GatewayMember) -> None:
-        reaping = asyncio.create_task(asyncio.to_thread(_reap, member.process))
-        if not member.serves:
+    async def _replace(self, gateway: MainConnection) -> None:
+        reaping = asyncio.create_task(asyncio.to_thread(_reap, gateway.process))
+        if not gateway.serves:
             await asyncio.sleep(RETRY_SECONDS)
         while True:
             try:
@@ -213,10 +213,10 @@ class GatewaySupervisor:
         await reaping
 
     def _tick(self) -> None:
-        for member in tuple(self._members.values()):
-            if member.hangs(time.monotonic()):
-                logger.warning("%s (process %d) hangs, and is killed", member.name, member.process.pid)
-                member.process.kill()
+        for gateway in tuple(self._gateways.values()):
+            if gateway.hangs(time.monotonic()):
+                logger.warning("%s (process %d) hangs, and is killed", gateway.name, gateway.process.pid)
+                gateway.process.kill()
         self._timer = asyncio.get_running_loop().call_later(TICK_SECONDS, self._tick)
 
     def _run(self, job: Coroutine[Any, Any, None]) -> None:

@@ -1,4 +1,4 @@
-"""Gateway link: frames between the main process and a gateway, over a socketpair: messages of the engine, or commands.
+"""Process link: frames between the main process and a gateway, over a socketpair: messages of the engine, or commands.
 
     1 byte: 0, then a frame of ``engine.messages``
     1 byte: 1, then a msgpack list of commands, each the list [name, value, ...]
@@ -22,7 +22,7 @@ _MESSAGES = b"\0"
 _COMMANDS = b"\1"
 
 
-class GatewayLink(asyncio.Protocol):
+class ProcessLink(asyncio.Protocol):
     """One end of a link. Belongs to one event loop.
 
     Attributes:

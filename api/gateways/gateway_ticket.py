@@ -1,13 +1,13 @@
-"""Remote ticket: what a request of a gateway holds of queue and rate limits, which the main process keeps."""
+"""Gateway ticket: what a request of this gateway holds of queue and rate limits, which the main process keeps."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from .main_client import MainClient
+from .gateway_client import GatewayClient
 
 
-class RemoteTicket:
+class GatewayTicket:
     """A ticket of the main process's ``RequestAdmission``, by its number.
 
     Args:
@@ -19,7 +19,7 @@ class RemoteTicket:
         num_told: those of them that the main process knows of.
     """
 
-    def __init__(self, client: MainClient, number: int, ended: Callable[[RemoteTicket], None]) -> None:
+    def __init__(self, client: GatewayClient, number: int, ended: Callable[[GatewayTicket], None]) -> None:
         self._client = client
         self._ended = ended
         self._begun: set[tuple[int, int]] = set()

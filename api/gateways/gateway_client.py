@@ -1,4 +1,4 @@
-"""Main client: a gateway's connection to the main process, which has the engine, the limits and the stores."""
+"""Gateway client: a gateway's connection to the main process, which has the engine, the limits and the stores."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 from ...engine.errors import EngineDead
 from ...engine.messages import Abort, ForgetTokens, Message, Submit, TokenTexts
 from .call_errors import unpack_error
-from .gateway_link import GatewayLink
+from .process_link import ProcessLink
 
 _GONE = "The server's main process has ended."
 
 
-class MainClient:
+class GatewayClient:
     """Sends sequences and calls to the main process. Belongs to one event loop.
 
     To ``AsyncEngine`` it is the engine.
@@ -32,7 +32,7 @@ class MainClient:
         death: why the engine is gone; None while it is not.
     """
 
-    def __init__(self, link: GatewayLink) -> None:
+    def __init__(self, link: ProcessLink) -> None:
         self._link = link
         self._call_ids = itertools.count(1)
         self._calls: dict[int, asyncio.Future[Any]] = {}

@@ -14,9 +14,9 @@ import msgpack
 import pytest
 from support.api.api_live import make_state
 
-from rootgraft.api.gateways import gateway_member, gateway_supervisor
-from rootgraft.api.gateways.gateway_spawn import GatewaySpawn
-from rootgraft.api.gateways.gateway_supervisor import GatewaySupervisor, settings_of
+from rootgraft.api.gateways import main_connection, main_supervisor
+from rootgraft.api.gateways.main_spawn import GatewaySpawn
+from rootgraft.api.gateways.main_supervisor import GatewaySupervisor, settings_of
 from rootgraft.engine.config import EngineConfig
 
 SLEEPS = "import time; time.sleep(100)"
@@ -41,7 +41,7 @@ class Started:
 
 @pytest.fixture
 async def supervise(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Callable[[GatewaySpawn], GatewaySupervisor]]:
-    monkeypatch.setattr(gateway_supervisor, "RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(main_supervisor, "RETRY_SECONDS", 0.01)
     made: list[GatewaySupervisor] = []
     with socket.create_server(("127.0.0.1", 0)) as listening:
 
@@ -63,7 +63,7 @@ async def until(condition: Callable[[], bool]) -> None:
 async def test_one_that_gives_no_sign_of_life_is_killed_and_replaced(
     supervise: Callable[..., GatewaySupervisor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gateway_member, "SILENT_SECONDS", 0.5)
+    monkeypatch.setattr(main_connection, "SILENT_SECONDS", 0.5)
     started = Started(SLEEPS)
     supervisor = supervise(started)
     await supervisor.start()
@@ -89,13 +89,13 @@ async def test_one_that_ends_at_once_is_tried_again(supervise: Callable[..., Gat
 async def test_a_model_is_served_once_all_gateways_that_take_connections_serve_it(
     supervise: Callable[..., GatewaySupervisor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gateway_supervisor, "TICK_SECONDS", 0.01)
-    monkeypatch.setattr(gateway_member.GatewayMember, "serve", lambda *_: None)
+    monkeypatch.setattr(main_supervisor, "TICK_SECONDS", 0.01)
+    monkeypatch.setattr(main_connection.MainConnection, "serve", lambda *_: None)
     model: Any = SimpleNamespace(pack=dict)
     started = Started(SLEEPS)
     supervisor = supervise(started)
     await supervisor.start()
-    first, second = supervisor._members.values()
+    first, second = supervisor._gateways.values()
     serving = asyncio.create_task(supervisor.serve(model, model))
     first.serves = True
     await asyncio.sleep(0.1)

@@ -7,7 +7,9 @@ from collections.abc import Mapping
 
 import shtab
 
-from .machine_options import CompletionOptions
+from .commands import COMMANDS
+from .flag_parser import command_parser
+from .machine.machine_options import CompletionOptions
 
 PROG = "rootgraft"
 # Ends the destination of an option that is given without its flag.
@@ -25,17 +27,13 @@ _FILES = {
 _FOLDERS = {"tokenizer", "lora-dir", "batch-dir"}
 
 
-def print_completion(options: CompletionOptions, commands: Mapping[str, tuple[str, argparse.ArgumentParser]]) -> int:
-    """Print the script for a shell.
-
-    Args:
-        options: the shell.
-        commands: sentence for the help and parser of each command, by name; a name may have two words.
-
-    Returns:
-        0.
-    """
-    print(shtab.complete(_whole_parser(commands), shell=options.shell))
+def print_completion(options: CompletionOptions) -> int:
+    """Print the script for a shell. Returns 0."""
+    parsers = {
+        name: (command.about, command_parser(f"{PROG} {name}", command.about, command.classes, command.positional))
+        for name, command in COMMANDS.items()
+    }
+    print(shtab.complete(_whole_parser(parsers), shell=options.shell))
     return 0
 
 

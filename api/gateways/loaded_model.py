@@ -1,4 +1,4 @@
-"""Shared model: a loaded model as gateways need to know it."""
+"""Loaded model: what the main process tells gateways of a model, as they need to know it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ...engine.types import SamplingDefaults
 
 
 @dataclass(frozen=True, slots=True)
-class SharedModel:
+class LoadedModel:
     """What a gateway makes requests with.
 
     Attributes:
@@ -37,7 +37,7 @@ class SharedModel:
         }
 
     @classmethod
-    def unpack(cls, values: Mapping[str, Any]) -> SharedModel:
+    def unpack(cls, values: Mapping[str, Any]) -> LoadedModel:
         """Return what ``pack`` was called on."""
         [ready] = decode(values["ready"])
         assert isinstance(ready, Ready)

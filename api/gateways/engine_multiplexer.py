@@ -1,7 +1,7 @@
-"""Engine share: lets several clients use one engine, each with numbers of its own for its sequences.
+"""Engine multiplexer: lets several clients use one engine, each with numbers of its own for its sequences.
 
 client 1: sequence 7  --->                  ---> 41
-                           EngineShare, engine
+                           EngineMultiplexer, engine
 client 2: sequence 7  --->                  ---> 42
 """
 
@@ -17,7 +17,7 @@ from ...engine.messages import AdapterChanged, Done, Failed, ForgetTokens, Messa
 from ...engine.serving.engine_like import SequenceEngine
 
 
-class EngineShare:
+class EngineMultiplexer:
     """Takes an engine's frames and hands each client its own. Belongs to the engine's event loop.
 
     Args:
@@ -27,19 +27,19 @@ class EngineShare:
     def __init__(self, engine: SequenceEngine) -> None:
         self.engine = engine
         self._numbers = itertools.count(1)
-        self._owners: dict[int, tuple[SharedEngine, int]] = {}  # by the engine's number: client, and its own number
-        self._described: dict[str, set[SharedEngine]] = {}  # by vocabulary: clients that have sent its tokens
-        self._clients: list[SharedEngine] = []
+        self._owners: dict[int, tuple[EngineChannel, int]] = {}  # by the engine's number: client, and its own number
+        self._described: dict[str, set[EngineChannel]] = {}  # by vocabulary: clients that have sent its tokens
+        self._clients: list[EngineChannel] = []
         engine.on_frame = self._take
         engine.on_death = self._fail
 
-    def open(self) -> SharedEngine:
-        """Return a new client."""
-        client = SharedEngine(self)
+    def open_channel(self) -> EngineChannel:
+        """Return the channel of a new client."""
+        client = EngineChannel(self)
         self._clients.append(client)
         return client
 
-    def describe_tokens(self, client: SharedEngine, message: TokenTexts | ForgetTokens) -> None:
+    def describe_tokens(self, client: EngineChannel, message: TokenTexts | ForgetTokens) -> None:
         """Send the tokens of a vocabulary once for all clients; they are given up when all have given them up."""
         clients = self._described.get(message.vocabulary, set())
         if isinstance(message, TokenTexts):
@@ -52,7 +52,7 @@ class EngineShare:
         else:
             clients.discard(client)
 
-    def number(self, client: SharedEngine, own: int) -> int:
+    def number(self, client: EngineChannel, own: int) -> int:
         """Return a new number of the engine's for a client's sequence."""
         number = next(self._numbers)
         self._owners[number] = client, own
@@ -61,7 +61,7 @@ class EngineShare:
     def forget(self, number: int) -> None:
         self._owners.pop(number, None)
 
-    def leave(self, client: SharedEngine) -> None:
+    def leave(self, client: EngineChannel) -> None:
         """Let a client go, with the vocabularies that it alone has described."""
         self._clients.remove(client)
         for vocabulary in [key for key, clients in self._described.items() if client in clients]:
@@ -71,7 +71,7 @@ class EngineShare:
         self._described.get("", set()).discard(client)
 
     def _take(self, messages: list[Message]) -> None:
-        by_client: dict[SharedEngine, list[Message]] = {}
+        by_client: dict[EngineChannel, list[Message]] = {}
         for message in messages:
             if isinstance(message, AdapterChanged):
                 for each in self._clients:
@@ -94,16 +94,16 @@ class EngineShare:
             client.on_death(error)
 
 
-class SharedEngine:
-    """One client's view of a shared engine.
+class EngineChannel:
+    """One client's channel to a shared engine.
 
     Attributes:
         on_frame: called with the messages of the client's own sequences and changes of adapters, in order.
         on_death: called once if the engine ends or hangs.
     """
 
-    def __init__(self, share: EngineShare) -> None:
-        self._share = share
+    def __init__(self, multiplexer: EngineMultiplexer) -> None:
+        self._multiplexer = multiplexer
         self._numbers: dict[int, int] = {}  # the engine's numbers of the sequences that have not ended
         self.on_frame: Callable[[list[Message]], None] = lambda messages: None
         self.on_death: Callable[[EngineDead], None] = lambda error: None
@@ -114,37 +114,37 @@ class SharedEngine:
 
     def describe_tokens(self, message: TokenTexts | ForgetTokens) -> None:
         """Send the bytes of all tokens, before sequences with a grammar, or give them up. Raises EngineDead."""
-        self._share.describe_tokens(self, message)
+        self._multiplexer.describe_tokens(self, message)
 
     def submit(self, submits: Sequence[Submit]) -> None:
         """Start sequences. Raises what the engine does; then none of them runs."""
         numbered = []
         for submit in submits:
-            number = self._numbers[submit.id] = self._share.number(self, submit.id)
+            number = self._numbers[submit.id] = self._multiplexer.number(self, submit.id)
             numbered.append(replace(submit, id=number))
         try:
-            self._share.engine.submit(numbered)
+            self._multiplexer.engine.submit(numbered)
         except BaseException:
             for submit, sent in zip(submits, numbered, strict=True):
-                self._share.forget(sent.id)
+                self._multiplexer.forget(sent.id)
                 self._numbers.pop(submit.id, None)
-            self._share.engine.abort([sent.id for sent in numbered])
+            self._multiplexer.engine.abort([sent.id for sent in numbered])
             raise
 
     def abort(self, ids: Iterable[int]) -> None:
         """End sequences; numbers of those that have ended are ignored."""
         if known := [self._numbers[own] for own in ids if own in self._numbers]:
-            self._share.engine.abort(known)
+            self._multiplexer.engine.abort(known)
 
     def ended(self, own: int) -> None:
-        """Forget a sequence; called by the share before its last message."""
+        """Forget a sequence; called by the multiplexer before its last message."""
         self._numbers.pop(own, None)
 
     def close(self) -> None:
         """End all sequences of the client, of which it hears nothing more."""
         self.on_frame, self.on_death = (lambda messages: None), (lambda error: None)
         self.abort(tuple(self._numbers))
-        self._share.leave(self)
+        self._multiplexer.leave(self)
 
 
 def _renumbered(message: TokenOut | Done | Failed, own: int) -> Message:

@@ -1,4 +1,4 @@
-"""Gateway spawn: starts gateway processes, forked from one that has imported what they need.
+"""Main spawn: starts gateway processes, forked from one that has imported what they need.
 
 A gateway imports for a second or two of a core. Forked, it serves in a fraction of that, and the one that takes the
 place of a lost gateway keeps neither the others nor the engines from the processor meanwhile.
@@ -31,7 +31,7 @@ class ForkedGateways:
     """Forks gateways, or starts them in the plain way where that cannot be. Belongs to one event loop."""
 
     def __init__(self) -> None:
-        self._server = ForkServer("rootgraft.api.http.gateway_template")
+        self._server = ForkServer("rootgraft.api.http.gateway_process")
 
     async def spawn(self, listening: int, link: int) -> GatewayProcess:
         await self._server.start()

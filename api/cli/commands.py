@@ -1,0 +1,129 @@
+"""The commands of ``rootgraft``: help, options, and the function of each, whose module is imported when it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, cast
+
+from ...engine.config import EngineConfig
+from ..config import ServerConfig
+from .machine.machine_options import CompletionOptions, DoctorOptions, ListOptions, PsOptions, RmOptions
+from .options import (
+    AddOptions,
+    AdminOptions,
+    BenchOptions,
+    CanaryOptions,
+    ChatOptions,
+    CompleteOptions,
+    FleetStatusOptions,
+    KeyOptions,
+    NameOptions,
+    PullOptions,
+    RemoteOptions,
+    RunBatchOptions,
+    SamplingOptions,
+    StepOptions,
+    VersionOptions,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A command of ``rootgraft``.
+
+    Attributes:
+        about: a sentence for the help.
+        classes: dataclasses of its options.
+        function: ``module:name`` below this package; it takes one instance of each class and returns the exit code.
+        positional: an option that may be given without its flag, or an empty string.
+        takes_models: the function takes the models, of which a file may name several, and what reads them again.
+    """
+
+    about: str
+    classes: tuple[type[Any], ...]
+    function: str
+    positional: str = ""
+    takes_models: bool = False
+
+    def load(self) -> Callable[..., int]:
+        """Return the function, with its module imported."""
+        module, _, name = self.function.partition(":")
+        return cast(Callable[..., int], getattr(import_module(f".{module}", __package__), name))
+
+
+COMMANDS = {
+    "serve": Command(
+        "Serve a model with OpenAI's interface.",
+        (EngineConfig, ServerConfig),
+        "serve_command:serve",
+        "model",
+        takes_models=True,
+    ),
+    "chat": Command(
+        "Talk with a model that is being served.", (RemoteOptions, SamplingOptions, ChatOptions), "terminal:chat"
+    ),
+    "complete": Command(
+        "Let a model that is being served continue a text.",
+        (RemoteOptions, SamplingOptions, CompleteOptions),
+        "terminal:complete",
+        "prompt",
+    ),
+    "run-batch": Command(
+        "Answer a file of requests into another, and go on where it was broken off.",
+        (RunBatchOptions, EngineConfig),
+        "run_batch:run_batch",
+    ),
+    "bench serve": Command(
+        "Load a server with requests and measure it.", (RemoteOptions, BenchOptions), "bench_sweep:bench"
+    ),
+    "bench step": Command(
+        "Tell where the time of an engine's step goes.", (EngineConfig, StepOptions), "bench_step:bench_step", "model"
+    ),
+    "models list": Command("List the versions of a server's models.", (AdminOptions,), "models_command:list_models_of"),
+    "models add": Command(
+        "Bring a version of an adapter to a server.", (AdminOptions, AddOptions), "models_command:add", "name"
+    ),
+    "models promote": Command(
+        "Let a version get all new requests.", (AdminOptions, VersionOptions), "models_command:promote", "name"
+    ),
+    "models canary": Command(
+        "Let a version get a share of new requests.",
+        (AdminOptions, VersionOptions, CanaryOptions),
+        "models_command:canary",
+        "name",
+    ),
+    "models rollback": Command(
+        "Undo the last promote or canary of a name.", (AdminOptions, NameOptions), "models_command:rollback", "name"
+    ),
+    "models remove": Command(
+        "Retire a version or a name, or stop serving a base model.",
+        (AdminOptions, NameOptions),
+        "models_command:remove",
+        "name",
+    ),
+    "fleet status": Command(
+        "Tell how a server's replicas are, and what has happened to them.",
+        (FleetStatusOptions,),
+        "fleet_status:print_fleet",
+    ),
+    "key": Command("Make an API key, and the lines for --api-key-file.", (KeyOptions,), "key_command:make_key", "name"),
+    "pull": Command("Bring a model to this machine and say where it is.", (PullOptions,), "pull:pull", "model"),
+    "list": Command(
+        "List the models on this machine, and what each is served with.",
+        (ListOptions,),
+        "machine.model_list:list_models",
+    ),
+    "rm": Command("Remove a model from this machine.", (RmOptions,), "machine.model_list:remove_model", "model"),
+    "ps": Command("List the servers that run on this machine.", (PsOptions,), "machine.server_list:list_servers"),
+    "doctor": Command(
+        "Tell what this machine has, what will be slow, and what to install.", (DoctorOptions,), "machine.doctor:doctor"
+    ),
+    "completion": Command(
+        "Print the completion of commands and options for a shell.",
+        (CompletionOptions,),
+        "completion:print_completion",
+        "shell",
+    ),
+}

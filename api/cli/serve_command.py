@@ -1,0 +1,64 @@
+"""``rootgraft serve``: check the models of the command line, and serve them.
+
+The process of a single engine imports the engine while this one imports the server.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+from ...engine.process_memory import uncollected
+from ...engine.serving.engine_spawn import EnginePreload
+from ..config import ServerConfig
+from ..models_file import ModelEntry, ServedModel, check_digest, check_models, naming_place
+from .pull import fetch_model
+
+ParsedModels = Sequence[tuple[ModelEntry, list[Any]]]
+"""Entry and instances of options of each model."""
+
+
+def serve(models: ParsedModels, read_again: Callable[[], ParsedModels]) -> int:
+    """Serve models until the process is told to end. Returns the exit code.
+
+    Args:
+        read_again: reads the models anew, after a SIGHUP.
+
+    Raises:
+        ConfigError: options or models do not fit together.
+        ModelError: a model is not there, or cannot be loaded.
+    """
+    with ExitStack() as stack:
+        if models[0][0].options is not None:  # a SIGHUP has the file read again, once the server can do it
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+            stack.callback(signal.pthread_sigmask, signal.SIG_UNBLOCK, {signal.SIGHUP})
+        spawn = stack.enter_context(EnginePreload()).spawn if _is_single_engine(models) else None
+        served = _checked(models)
+        with uncollected():
+            from ..http.server import serve_models
+        return serve_models(served, lambda: _checked(read_again()), spawn)
+
+
+def _is_single_engine(models: ParsedModels) -> bool:
+    servers: list[ServerConfig] = [options[-1] for _, options in models]
+    return len(servers) == 1 and not servers[0].is_fleet and servers[0].ray_address is None
+
+
+def _checked(parsed: ParsedModels) -> Sequence[ServedModel]:
+    """Return models once their files are on this machine and fit together. Raises ConfigError, ModelError."""
+    from ...engine.checkpoint.base_digest import base_digest
+
+    models, names = [ServedModel(entry, *options) for entry, options in parsed], []
+    for model in models:
+        engine = model.engine
+        with naming_place(model.entry):
+            files = fetch_model(engine.model, engine.revision)
+            digest = model.entry.digest and base_digest(files.path, dummy=engine.load_format == "dummy")
+        if digest is not None:
+            check_digest(model.entry, files.path, digest)
+        names.append(model.server.served_model_name or (files.name,))
+    if len(models) > 1:
+        check_models(models, names)
+    return models

@@ -1,0 +1,187 @@
+"""Model directory: finds what the model name of a request is for: the base model, an adapter, a version of one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import TYPE_CHECKING
+
+from ...engine.errors import AdapterUnavailable, UnknownModel
+from ...engine.types import AdapterInfo
+from ...fleet.catalog.model_versions import ModelVersions
+from ..access.caller import Caller
+from .model_engine import ModelEngine
+from .remote_adapters import RemoteAdapters
+
+if TYPE_CHECKING:
+    from ...engine.serving.async_engine import AsyncEngine
+    from ..structured.reasoning_formats import ReasoningFormat
+    from ..structured.tool_dialects import Dialect
+
+
+class NameKind(Enum):
+    """What a name is for.
+
+    Attributes:
+        BASE: the base model.
+        CATALOGUE: a name of the catalogue, of which requests get one version.
+        VERSION: one version of the catalogue, by the name that the engine has for it.
+        LOADED: an adapter that is loaded.
+        FINDABLE: maybe an adapter in ``--lora-dir``, which the engine loads or refuses.
+        REMOTE: maybe an adapter of the Hub, which ``RemoteAdapters`` has to bring.
+    """
+
+    BASE = auto()
+    CATALOGUE = auto()
+    VERSION = auto()
+    LOADED = auto()
+    FINDABLE = auto()
+    REMOTE = auto()
+
+
+_KNOWN_KINDS = frozenset((NameKind.BASE, NameKind.CATALOGUE, NameKind.VERSION, NameKind.LOADED))
+
+
+@dataclass(frozen=True, slots=True)
+class NameEntry:
+    """What ``ModelDirectory.look_up`` knows of a name.
+
+    Attributes:
+        public: the name that keys may be restricted to, and that the response carries.
+        offered: whether requests may ask for it; a version that is being unloaded is not.
+    """
+
+    kind: NameKind
+    public: str
+    offered: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ModelTarget:
+    """The model that a request is for.
+
+    Attributes:
+        name: for the response.
+        adapter: the engine's name of the adapter; None for the base model.
+        engine: with the tokenizer and vocabulary that the adapter is used with.
+        dialect: how the model's chat template writes tool calls.
+        reasoning: how the model marks its thoughts; None for one that does not think.
+    """
+
+    name: str
+    adapter: str | None
+    engine: AsyncEngine
+    dialect: Dialect
+    reasoning: ReasoningFormat | None
+
+
+class ModelDirectory:
+    """Names of one base model, of its adapters, and of the catalogue. Belongs to the server's event loop.
+
+    Attributes:
+        names: of the base model; responses carry the first one by default.
+        remote: adapters from sources; None until the engine's process is started, and without ``--enable-lora``.
+        versions: of the catalogue; None without ``--model-catalog``.
+    """
+
+    def __init__(self, names: tuple[str, ...], engine: ModelEngine) -> None:
+        self.names = names
+        self.remote: RemoteAdapters | None = None
+        self.versions: ModelVersions | None = None
+        self._engine = engine
+
+    @property
+    def adapters(self) -> Mapping[str, AdapterInfo]:
+        """Adapters that are loaded."""
+        return self._engine.adapters
+
+    def look_up(self, name: str) -> NameEntry | None:
+        """Return what a name is for; None if nothing has it or may have it."""
+        if name in self.names:
+            return NameEntry(NameKind.BASE, name)
+        if (versions := self.versions) is not None:
+            if (public := versions.public_name(name)) is not None:
+                return NameEntry(NameKind.VERSION, public, versions.is_offered(name))
+            if versions.has_name(name):
+                return NameEntry(NameKind.CATALOGUE, name, name in versions.served)
+        if name in self.adapters:
+            return NameEntry(NameKind.LOADED, name)
+        if self.remote is not None and self.remote.may_name(name):
+            return NameEntry(NameKind.REMOTE, name)
+        return NameEntry(NameKind.FINDABLE, name) if self._engine.finds_adapters else None
+
+    def has(self, name: str) -> bool:
+        """Return whether a name is the base model's, an adapter's or the catalogue's."""
+        entry = self.look_up(name)
+        return entry is not None and entry.kind in _KNOWN_KINDS
+
+    def may_have(self, name: str) -> bool:
+        """Return whether ``has``, or an adapter of the name may be found when a request names it."""
+        return self.look_up(name) is not None
+
+    async def find(
+        self, model: str | None, caller: Caller, lora_path: str | None = None, session: str | None = None
+    ) -> ModelTarget:
+        """Return the model of a request that generates, once an adapter that has to be brought is loaded.
+
+        Args:
+            model: of the request: a name, none or an empty one for the base model, or SGLang's ``base:adapter``.
+            lora_path: SGLang's name of an adapter beside the base model; a model that names an adapter counts.
+            session: the request's ``prompt_cache_key``, whose requests get one version of a name of the catalogue.
+
+        Raises:
+            UnknownModel: the name is not served, or not to this caller, which cannot be told apart; or the Hub has no
+                such adapter.
+            EngineError: the adapter cannot be loaded, or not yet; see ``RemoteAdapters.bring``.
+            RequestError: as ``ModelEngine.serving_adapter``.
+        """
+        name, adapter, kind = self._resolve(model, caller, lora_path, session)
+        caller.facts.version = None if self.versions is None else self.versions.version_of(adapter)
+        if adapter is not None and self.remote is not None:
+            if kind is NameKind.REMOTE:
+                await self._bring(adapter, caller, self.remote)
+            elif adapter in self.adapters:
+                self.remote.touch(adapter)
+        return await self._target(name, adapter)
+
+    async def locate(self, model: str | None, caller: Caller, session: str | None = None) -> ModelTarget:
+        """Return the model of a request that counts tokens, for which nothing is brought. Raises as ``find``."""
+        name, adapter, _ = self._resolve(model, caller, None, session)
+        return await self._target(name, adapter)
+
+    def _resolve(
+        self, model: str | None, caller: Caller, lora_path: str | None, session: str | None
+    ) -> tuple[str, str | None, NameKind]:
+        """Return the response's name, the engine's name of the adapter, and what the name is for."""
+        model = model or self.names[0]
+        entry = self.look_up(model)
+        is_sure = entry is not None and (entry.kind in _KNOWN_KINDS if entry.offered else model in self.adapters)
+        if not is_sure and (bases := [name for name in self.names if model.startswith(f"{name}:")]):
+            base = max(bases, key=len)
+            model, lora_path = base, model[len(base) + 1 :] or lora_path
+            entry = self.look_up(base)
+        if entry is not None and entry.kind is NameKind.BASE:
+            if not lora_path:
+                return model, None, NameKind.BASE
+            model, entry = lora_path, None if lora_path in self.names else self.look_up(lora_path)
+        if entry is None or not entry.offered or not caller.may_use(entry.public):
+            raise UnknownModel(model)
+        if entry.kind is NameKind.CATALOGUE and self.versions is not None:
+            return entry.public, self.versions.pick(model, caller.key.tenant, session), entry.kind
+        return entry.public, model, entry.kind
+
+    async def _bring(self, adapter: str, caller: Caller, remote: RemoteAdapters) -> None:
+        self._engine.serving()
+        began = time.monotonic()
+        try:
+            await remote.bring(adapter, caller.key.tenant, caller.timeout)
+        except AdapterUnavailable:
+            self._engine.serving()  # which says that the server is shutting down, if that is why
+            raise
+        caller.facts.adapter_seconds = round(time.monotonic() - began, 6)
+
+    async def _target(self, name: str, adapter: str | None) -> ModelTarget:
+        engine = await self._engine.serving_adapter(adapter)
+        return ModelTarget(name, adapter, engine, self._engine.dialect(engine), self._engine.reasoning_format(engine))

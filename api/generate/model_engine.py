@@ -1,0 +1,194 @@
+"""Model engine: the engine of one base model, whether it serves, and with which tokenizer it serves an adapter."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
+
+from ...engine.errors import CapacityError, EngineDead, RequestError, UnknownModel
+from ...engine.serving.replica_status import FleetStatus, ReplicaOwner
+from ...engine.text.chat_template import TemplateStopped, rendered
+from ...engine.types import AdapterInfo
+from ..config import ServerConfig
+from ..errors import HTTPError
+from ..structured.reasoning_formats import ReasoningFormat, reasoning_format_of
+from ..structured.tool_dialects import Dialect, dialect_of
+
+if TYPE_CHECKING:
+    from ...engine.serving.adapter_tokenizers import AdapterTokenizers
+    from ...engine.serving.async_engine import AsyncEngine
+    from ...engine.serving.engine_like import EngineLike
+    from ...engine.text.tokenizer import Tokenizer
+
+_RETRY_ELSEWHERE = {"retry-after": "1", "connection": "close"}
+
+
+class ModelEngine:
+    """The engine of a base model, from the start of its process to its end. Belongs to the server's event loop.
+
+    Attributes:
+        client: of the engine's process; None until that is started.
+        async_engine: None until the model is loaded.
+        tokenizers: of adapters; None without ``--enable-lora``.
+        finds_adapters: whether the engine loads unknown adapters from ``--lora-dir`` by itself.
+        base_digest: of the model's content; "" until it is loaded.
+        draining: the server is shutting down and takes no new work.
+        removed: name of the model once it is served no more, while what runs may end; "" before.
+    """
+
+    def __init__(
+        self, options: ServerConfig, client: EngineLike | None = None, async_engine: AsyncEngine | None = None
+    ) -> None:
+        self.client = client
+        self.async_engine = async_engine
+        self.tokenizers: AdapterTokenizers | None = None
+        self.finds_adapters = False
+        self.base_digest = ""
+        self.draining = False
+        self.removed = ""
+        self._formats = TemplateFormats(options)
+        self._loading: dict[str, asyncio.Future[None]] = {}
+
+    @property
+    def is_healthy(self) -> bool:
+        """Whether the model is loaded and its engine process runs and does not hang."""
+        return self.client is not None and self.async_engine is not None and self.client.is_alive
+
+    @property
+    def adapters(self) -> Mapping[str, AdapterInfo]:
+        """Adapters that are loaded."""
+        return {} if self.client is None else self.client.adapters
+
+    def death(self) -> EngineDead:
+        """Return the error that says why the engine is not running."""
+        death = None if self.client is None else self.client.death
+        return EngineDead("The engine is not running." if death is None else str(death))
+
+    def serving(self) -> AsyncEngine:
+        """Return the engine.
+
+        Raises:
+            CapacityError: the model is being loaded.
+            UnknownModel: it was removed.
+            HTTPError: the server is shutting down; the client should connect anew, where its successor may answer.
+            EngineDead: the engine is gone.
+        """
+        if self.async_engine is None:
+            raise CapacityError("The model is still being loaded.")
+        if self.draining:
+            raise HTTPError(503, "The server is shutting down.", code="shutting_down", headers=_RETRY_ELSEWHERE)
+        if not self.is_healthy:
+            raise UnknownModel(self.removed) if self.removed else self.death()
+        return self.async_engine
+
+    async def serving_adapter(self, adapter: str | None) -> AsyncEngine:
+        """Return the engine, with the tokenizer and vocabulary of an adapter that brings them.
+
+        Raises:
+            EngineError: as ``serving``.
+            RequestError: the adapter's tokenizer is malformed, or does not fit its embedding; its chat template takes
+                too long.
+        """
+        engine = await self._with_tokenizer(adapter)
+        try:
+            await self._formats.prepare(engine.tokenizer)
+        except RequestError as error:
+            whose = "" if adapter is None else f"The adapter {adapter!r} cannot be used. "
+            raise RequestError(f"{whose}{error}", param="model") from None
+        return engine
+
+    async def _with_tokenizer(self, adapter: str | None) -> AsyncEngine:
+        engine, tokenizers = self.serving(), self.tokenizers
+        if adapter is None or tokenizers is None:
+            return engine
+        if adapter not in self.adapters and self.finds_adapters:
+            await self._load_found(adapter, tokenizers)
+        info = self.adapters.get(adapter)
+        if info is None:
+            return engine  # which loads or refuses it
+        served = tokenizers.known(adapter, info)
+        if served is None:
+            served = await tokenizers.find_off_loop(adapter, info)
+        return engine if served is engine.served else engine.with_tokenizer(served)
+
+    async def _load_found(self, name: str, tokenizers: AdapterTokenizers) -> None:
+        """Load an adapter of ``--lora-dir`` that has a tokenizer, whose vocabulary its prompts need."""
+        if not (num_tokens := await tokenizers.read_own_off_loop(name, name)) or self.client is None:
+            return
+        load = self._loading.get(name)
+        if load is None:
+            call = self.client.load_adapter(name, name, num_tokens=num_tokens)
+            load = self._loading[name] = asyncio.ensure_future(call)
+            load.add_done_callback(lambda _: self._loading.pop(name, None))
+        try:
+            await asyncio.shield(load)
+        except RequestError as error:
+            if name not in self.adapters:  # otherwise another request has loaded it meanwhile
+                raise RequestError(str(error), param="model", code=error.code) from None
+
+    def dialect(self, engine: AsyncEngine) -> Dialect:
+        """Return the tool call format of an engine's tokenizer."""
+        return self._formats.dialect(engine.tokenizer)
+
+    def reasoning_format(self, engine: AsyncEngine) -> ReasoningFormat | None:
+        """Return how a model marks its thoughts."""
+        return self._formats.reasoning_format(engine.tokenizer)
+
+    def stats(self) -> Mapping[str, float]:
+        """Return the last gauges and counters of the engine; none before it is started."""
+        return {} if self.client is None else self.client.stats
+
+    def replica_stats(self) -> Mapping[int, Mapping[str, float]]:
+        """Return those of each replica of a fleet, by its number."""
+        return self.client.engine_stats() if isinstance(self.client, ReplicaOwner) else {}
+
+    def fleet_status(self) -> FleetStatus | None:
+        """Return the replicas of a fleet; None for a single engine."""
+        return self.client.status() if isinstance(self.client, ReplicaOwner) else None
+
+
+class TemplateFormats:
+    """How the chat templates of the model and of adapters write tool calls and mark thoughts, each found out once.
+
+    Args:
+        options: may name parsers, and variables of the template.
+    """
+
+    def __init__(self, options: ServerConfig) -> None:
+        self._options = options
+        self._dialects: WeakKeyDictionary[Tokenizer, Dialect] = WeakKeyDictionary()
+        self._reasoning: WeakKeyDictionary[Tokenizer, ReasoningFormat | None] = WeakKeyDictionary()
+        self._stopped: WeakKeyDictionary[Tokenizer, str] = WeakKeyDictionary()
+
+    async def prepare(self, tokenizer: Tokenizer) -> None:
+        """Find out what the other methods return, on another thread, and in another process if the template takes long.
+
+        Raises:
+            RequestError: the template was ended at a limit, now or before.
+        """
+        if tokenizer in self._dialects:
+            return
+        if (reason := self._stopped.get(tokenizer)) is None:
+            try:
+                # Some dozens of renders, each of which may take milliseconds.
+                await rendered(lambda: self.dialect(tokenizer), at_once=False)
+                return
+            except TemplateStopped as error:
+                reason = self._stopped[tokenizer] = str(error)
+        raise RequestError(reason, param="model")
+
+    def dialect(self, tokenizer: Tokenizer) -> Dialect:
+        """Return the tool call format, read from the chat template at the first call."""
+        if tokenizer not in self._dialects:
+            found = dialect_of(tokenizer, self._options.tool_call_parser)
+            self._dialects[tokenizer] = replace(found, defaults=self._options.template_kwargs)
+        return self._dialects[tokenizer]
+
+    def reasoning_format(self, tokenizer: Tokenizer) -> ReasoningFormat | None:
+        """Return how thoughts are marked, read from the chat template at the first call."""
+        if tokenizer not in self._reasoning:
+            self._reasoning[tokenizer] = reasoning_format_of(tokenizer, self._options.reasoning_parser)
+        return self._reasoning[tokenizer]

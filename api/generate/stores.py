@@ -1,0 +1,70 @@
+"""Stores of a server: stored responses, files and batches of clients, the usage ledger, compiled validators."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..batches.batch_service import BatchService, FindCaller
+from ..config import ServerConfig
+from ..observe.usage_ledger import UsageLedger, UsageRecorder
+from ..storage.response_store import ResponseStore
+from ..structured.output_check import OutputValidators
+
+if TYPE_CHECKING:
+    from ..batches.internal_client import InternalClient
+
+
+@dataclass(slots=True)
+class Stores:
+    """What the server keeps of requests. All base models of a server have the same one.
+
+    Attributes:
+        batches: files and batches of clients; None without ``--batch-dir``.
+        internal_client: calls the routes for batches. Set by ``create_app``.
+        ledger: of usage; None without ``--usage-ledger``, and in a gateway.
+        relay: of a gateway, which sends the usage of each request to the ledger of the main process.
+        validators: of schemas, for checks of answers.
+    """
+
+    responses: ResponseStore
+    batches: BatchService | None = None
+    internal_client: InternalClient | None = None
+    ledger: UsageLedger | None = None
+    relay: UsageRecorder | None = None
+    validators: OutputValidators = field(default_factory=OutputValidators)
+
+    @classmethod
+    def in_memory(cls, options: ServerConfig) -> Stores:
+        """Return stores that open no file."""
+        return cls(ResponseStore(options.max_stored_response_bytes, options.stored_response_ttl))
+
+    @classmethod
+    def open(cls, options: ServerConfig, find_caller: FindCaller) -> Stores:
+        """Open the stores that the options name.
+
+        Args:
+            find_caller: returns the caller of a batch.
+
+        Raises:
+            ConfigError: a store cannot be opened.
+        """
+        stores = cls.in_memory(options)
+        if options.usage_ledger is not None:
+            stores.ledger = UsageLedger(Path(options.usage_ledger))
+        if options.batch_dir is not None:
+            limits = options.max_stored_file_bytes, find_caller, options.max_file_bytes
+            stores.batches = BatchService(Path(options.batch_dir), *limits)
+        return stores
+
+    @property
+    def recorder(self) -> UsageRecorder | None:
+        """What takes the usage of each request; None for nothing."""
+        return self.relay if self.ledger is None else self.ledger
+
+    def stats(self) -> dict[str, float]:
+        """Return gauges and counters for the metrics."""
+        lost, waiting = (0, 0) if self.ledger is None else (self.ledger.num_lost, self.ledger.num_waiting)
+        batches = {} if self.batches is None else self.batches.stats()
+        return {**self.responses.stats(), **batches, "ledger_lost": lost, "ledger_waiting": waiting}

@@ -1,0 +1,31 @@
+"""Observers of a server: its metrics, trace exporter, collector of GPU use, and the snapshots of its live page."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from .gpu_usage import GpuCollector
+from .live_page import EngineWatch
+from .metrics import Metrics
+from .replica_view import GatewaysStatus
+from .tracing import Tracer
+
+
+@dataclass(slots=True)
+class Observers:
+    """What observes one base model's requests and engine.
+
+    Attributes:
+        metrics: of the model; ``ServerState`` begins them again when it learns the model's names, and its engine.
+        tracer: of the whole server; None without ``--otlp-traces-endpoint``.
+        gpus: collector of GPU use for the metrics; None where there is none, and beside the main state.
+        gateways: returns the status of the gateways; None where this process answers HTTP alone.
+        watch: snapshots of the engine for the live page.
+    """
+
+    metrics: Metrics
+    tracer: Tracer | None = None
+    gpus: GpuCollector | None = None
+    gateways: Callable[[], GatewaysStatus] | None = None
+    watch: EngineWatch = field(default_factory=EngineWatch)

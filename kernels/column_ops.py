@@ -1,0 +1,44 @@
+"""Ops on columns: taking them in another order, and gates, on native kernels or plain torch."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .backend import native_for, on_triton
+from .layouts.column_runs import ColumnRuns
+
+__all__ = ["ColumnRuns", "sigmoid_gate", "take_columns"]
+
+_LANES = 16
+
+
+def take_columns(runs: ColumnRuns, first: Tensor, second: Tensor | None = None) -> Tensor:
+    """Copy runs of columns of [T, ...], or of two of one type, side by side: -> [T, *``runs.shape``].
+
+    Columns are the numbers of a token in their order, heads after heads.
+
+    Raises:
+        ValueError: a matrix has fewer columns than the runs need.
+    """
+    kernels = None
+    if not on_triton(first.device):
+        kernels = native_for(first) if second is None else native_for(first, second)
+    if kernels is not None:
+        return kernels.take_columns(runs, first, second)
+    matrices = (first.flatten(1), None if second is None else second.flatten(1))
+    parts = []
+    for index, column, count in runs.table.tolist():
+        matrix = matrices[index]
+        if matrix is None or matrix.shape[1] < column + count:
+            raise ValueError(f"matrix {index} lacks columns that are asked for: {column} to {column + count}")
+        parts.append(matrix[:, column : column + count])
+    return torch.cat(parts, dim=1).view(-1, *runs.shape)
+
+
+def sigmoid_gate(x: Tensor, gate: Tensor, first: int = 0) -> Tensor:
+    """``x * sigmoid(gate)`` in fp32: [T, W], and W columns of [T, columns] from ``first`` on -> [T, W] of x's type."""
+    kernels = None if on_triton(x.device) else native_for(x, gate)
+    if kernels is not None and x.shape[1] % _LANES == 0:
+        return kernels.sigmoid_gate(x, gate, first)
+    return (x.float() * torch.sigmoid(gate[:, first : first + x.shape[1]].float())).to(x.dtype)

@@ -1,0 +1,74 @@
+// Columns of one or two matrices in another order, and products with a sigmoid of columns.
+#include <algorithm>
+#include <cstring>
+
+#include "simd/parallel.h"
+#include "simd/simd.h"
+
+namespace rootgraft {
+namespace {
+
+constexpr int64_t kSmall = 1 << 14;  // values below which one thread is faster
+
+// Argument structures packed by Python: fields of 8 bytes in this order.
+struct TakeColumns {
+  const void *first, *second;  // [tokens][first_columns], [tokens][second_columns] or null
+  const int64_t* runs;         // [count][3]: 0 or 1 for the matrix, first column, number of columns
+  void* out;                   // [tokens][columns], the sum of the numbers
+  int64_t tokens, count, first_columns, second_columns, columns, value_bytes, threads;
+};
+
+struct SigmoidGate {
+  const void* x;     // [tokens][width]
+  const void* gate;  // [tokens][gate_columns], `width` of them from `gate_first` on
+  void* out;         // [tokens][width]
+  int64_t tokens, width, gate_columns, gate_first, is_bf16, threads;
+};
+
+void take(const TakeColumns& op, int64_t token) {
+  char* out = static_cast<char*>(op.out) + token * op.columns * op.value_bytes;
+  for (int64_t run = 0; run < op.count; run++) {
+    const int64_t* at = op.runs + 3 * run;
+    const char* from = static_cast<const char*>(at[0] ? op.second : op.first);
+    const int64_t columns = at[0] ? op.second_columns : op.first_columns, bytes = at[2] * op.value_bytes;
+    std::memcpy(out, from + (token * columns + at[1]) * op.value_bytes, bytes);
+    out += bytes;
+  }
+}
+
+template <class E>
+void run(const SigmoidGate& op) {
+  using Value = typename E::Value;
+  const int threads = threads_for(op.tokens * op.width, kSmall, op.threads);
+  parallel_ranges(threads, op.tokens, [&](int64_t token, int64_t end) {
+    for (; token < end; token++) {
+      const Value* x = static_cast<const Value*>(op.x) + token * op.width;
+      const Value* gate = static_cast<const Value*>(op.gate) + token * op.gate_columns + op.gate_first;
+      Value* out = static_cast<Value*>(op.out) + token * op.width;
+      for (int64_t i = 0; i < op.width; i += kWidth) E::store(out + i, E::load(x + i) * sigmoid(E::load(gate + i)));
+    }
+  });
+}
+
+}  // namespace
+}  // namespace rootgraft
+
+using namespace rootgraft;
+
+extern "C" int take_columns(const TakeColumns* op) {
+  const int threads = threads_for(op->tokens * op->columns, kSmall, op->threads);
+  parallel_ranges(threads, op->tokens, [&](int64_t token, int64_t end) {
+    for (; token < end; token++) take(*op, token);
+  });
+  return 0;
+}
+
+extern "C" int64_t take_columns_size() { return sizeof(TakeColumns); }
+
+extern "C" int sigmoid_gate(const SigmoidGate* op) {
+  if (op->is_bf16) run<Bf16>(*op);
+  else run<Fp32>(*op);
+  return 0;
+}
+
+extern "C" int64_t sigmoid_gate_size() { return sizeof(SigmoidGate); }

@@ -1,0 +1,45 @@
+"""Columns in another order and gates, against torch's own indexing and sigmoid."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rootgraft.kernels.column_ops import ColumnRuns, sigmoid_gate, take_columns
+
+# Native kernels take the first two, plain torch the last.
+TYPES = (torch.float32, torch.bfloat16, torch.float16)
+RUNS = st.lists(st.tuples(st.integers(0, 1), st.integers(0, 9), st.integers(1, 9)), min_size=1, max_size=6)
+
+
+@settings(max_examples=60, deadline=None)
+@given(RUNS, st.integers(0, 5), st.sampled_from(TYPES))
+def test_columns_are_those_of_indexing(runs: list[tuple[int, int, int]], tokens: int, dtype: torch.dtype) -> None:
+    first = torch.arange(tokens * 18).view(tokens, 18).to(dtype)
+    matrices = [first, -first]
+    expected = torch.cat([matrices[index][:, first : first + count] for index, first, count in runs], dim=1)
+    assert torch.equal(take_columns(ColumnRuns.of(runs), *matrices), expected)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_missing_columns_are_refused(dtype: torch.dtype) -> None:
+    x = torch.zeros(2, 8, dtype=dtype)
+    assert take_columns(ColumnRuns.of([(0, 3, 5)]), x).shape == (2, 5)
+    for runs in ([(0, 4, 5)], [(0, 0, 1), (1, 0, 1)]):
+        with pytest.raises(ValueError, match="lack"):
+            take_columns(ColumnRuns.of(runs), x)
+    for runs in ([(2, 0, 1)], [(0, -1, 1)], [(0, 0, 0)]):
+        with pytest.raises(ValueError, match="runs of columns"):
+            ColumnRuns.of(runs)
+
+
+@pytest.mark.parametrize("width", [16, 48, 20])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_gate_of_columns_beside_others(dtype: torch.dtype, width: int) -> None:
+    generator = torch.Generator().manual_seed(width)
+    x, gate = (torch.randn(7, columns, generator=generator).to(dtype) for columns in (width, width + 9))
+    expected = x.double() * gate[:, 5 : 5 + width].double().sigmoid()
+    tolerance = 1e-5 if dtype is torch.float32 else 1e-2
+    torch.testing.assert_close(sigmoid_gate(x, gate, 5).double(), expected, rtol=tolerance, atol=tolerance)
