@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from typing import Literal
 
+from .sampling_options import SamplingNumbers
+
 MAX_LOGPROBS = 20
-MAX_TOP_K = 1 << 20
 MIN_SEED, MAX_SEED = -(1 << 63), (1 << 63) - 1
 MAX_STOP_TOKEN_IDS = 128
 MAX_LOGIT_BIAS = 300
@@ -73,17 +74,15 @@ class Priority(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class SamplingParams:
+class SamplingParams(SamplingNumbers):
     """Sampling parameters of one sequence. Checked by ``RequestLimits``; trusted below.
 
     The order is fixed: grammar mask, ``allowed_token_ids``, ``logit_bias``, penalties, ``min_tokens``, temperature,
-    ``top_k``, ``top_p``, ``min_p``, draw. Logprobs are of the raw distribution, before any of these (vLLM's
+    filters (``engine.sampling.top_k_top_p``), draw. Logprobs are of the raw distribution, before any of these (vLLM's
     ``raw_logprobs``).
 
     Attributes:
         max_tokens: most tokens to generate, at least 1; "as many as fit" is resolved before.
-        temperature: 0 is greedy.
-        top_k: 0 is off. Ties at the k-th logit are all kept.
         seed: any 64-bit integer, gives the same draws in any batch; None for one of the engine.
         stop_token_ids: end the sequence like the model's own end tokens, unless ``ignore_eos`` is set for those.
         logit_bias: (token id, bias) pairs, biases in [-100, 100].
@@ -98,13 +97,6 @@ class SamplingParams:
     """
 
     max_tokens: int = 16
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
     seed: int | None = None
     stop_token_ids: tuple[int, ...] = ()
     min_tokens: int = 0
@@ -123,18 +115,13 @@ class SamplingParams:
 
 
 @dataclass(frozen=True, slots=True)
-class SamplingDefaults:
+class SamplingDefaults(SamplingNumbers):
     """Sampling parameters of requests that name none: the neutral ones, or those that the model's publisher recommends.
 
     Attributes:
         max_tokens: most tokens of an answer; None: as ``SamplingParams`` offline, as many as fit in a chat.
     """
 
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
     max_tokens: int | None = None
 
 

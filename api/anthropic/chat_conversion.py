@@ -11,6 +11,7 @@ from ..generate.field_names import FieldNames
 from ..protocol.cache_control import CacheControl
 from ..protocol.chat import ChatRequest
 from ..protocol.chat_messages import ChatMessage, FunctionCall, TextPart, ToolCall
+from ..protocol.sampling import OPTION_NAMES
 from ..protocol.tools import OtherTool
 from .content_blocks import (
     AssistantMessage,
@@ -25,7 +26,7 @@ from .content_blocks import (
 )
 from .message_request import CustomTool, MessagesRequest, OneToolChoice, PromptFields
 
-_SAMPLING_FIELDS = ("max_tokens", "temperature", "top_p", "top_k", "seed", "prompt_cache_key", "priority")
+_SAMPLING_FIELDS = (*OPTION_NAMES, "max_tokens", "seed", "prompt_cache_key", "priority")
 _ACCOUNT_DATA = "x-anthropic-billing-header:"
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 

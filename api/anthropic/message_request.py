@@ -13,7 +13,7 @@ from ..protocol.call_ids import CallIdError, ToolCallIds
 from ..protocol.chat import TemplateKwargs
 from ..protocol.chat_messages import MAX_MESSAGES
 from ..protocol.reasoning import MAX_THINKING_BUDGET
-from ..protocol.sampling import CacheKey, ModelName, PriorityName, Salt
+from ..protocol.sampling import CacheKey, ModelName, OptionFields, PriorityName, Salt
 from ..protocol.structured import Schema
 from ..protocol.tools import MAX_TOOLS, OtherTool, by_tool_type, tools_left_out
 from .content_blocks import (
@@ -216,13 +216,11 @@ def _texts(block: ToolResultBlock) -> list[TextBlock]:
     return [] if isinstance(block.content, str) else block.content
 
 
-class MessagesRequest(PromptFields):
+class MessagesRequest(PromptFields, OptionFields):
     """Anthropic's fields, and some extensions of ours as for chats. ``max_tokens`` of 0 computes the prompt alone."""
 
     max_tokens: Annotated[int, Field(ge=0)]
     temperature: Annotated[float, Field(ge=0, le=1)] | None = None
-    top_p: float | None = None
-    top_k: int | None = None
     stop_sequences: list[str] = Field(default_factory=list)
     stream: bool = False
     seed: int | None = None

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from ...engine.errors import ContextTooLong, RequestError
@@ -19,7 +19,7 @@ from ..protocol.completions import CompletionRequest
 from ..protocol.sampling import SamplingFields
 from ..structured.output_format import OutputFormat
 from ..structured.reasoning_formats import ThoughtPlan
-from .chat_prompt import beginning_tokens, chat_prompt, naming_field, owner_of, prefix_pins
+from .chat_prompt import chat_prompt, owner_of, plan_chat, prefix_pins
 from .completion_answers import EchoedPrompt
 from .logprob_formats import Unscored
 from .model_directory import ModelTarget
@@ -42,6 +42,13 @@ class PreparedChat(NamedTuple):
     thought: ThoughtPlan | None
 
 
+async def chat_tokens(target: ModelTarget, body: ChatRequest, caller: Caller) -> array[int]:
+    """Return the tokens of a chat as its request would have them. Raises as ``plan_chat`` and ``chat_prompt``."""
+    plan = plan_chat(target, body, caller)
+    with _naming_field("messages"):
+        return (await chat_prompt(target, plan)).tokens
+
+
 async def chat_request(target: ModelTarget, body: ChatRequest, caller: Caller, *, strict: bool = False) -> PreparedChat:
     """Return the request of a chat.
 
@@ -51,31 +58,34 @@ async def chat_request(target: ModelTarget, body: ChatRequest, caller: Caller, *
     Raises:
         RequestError: with the names of the body's fields.
     """
-    async_engine, dialect, adapter = target.engine, target.dialect, target.adapter
-    tokens, output_format, thought = await chat_prompt(target, body, caller)
-    with naming_field("messages"):
-        asked = 1 if body.is_prefill_only else body.max_new_tokens
-        defaults = async_engine.defaults
-        if strict and asked is not None:
-            async_engine.limits.check_room(body.length_field, asked, len(tokens))
-        max_tokens = async_engine.limits.default_max_tokens(
-            len(tokens), defaults.max_tokens if asked is None else asked
-        )
-        params = body.sampling(
-            defaults, max_tokens=max_tokens, logprobs=body.num_logprobs, prompt_logprobs=body.prompt_logprobs
-        )
-        grammar = None if output_format is None else output_format.spec
-        # Checked before the marks, each of which has a part of the prompt rendered again.
-        request = async_engine.limits.check(_text_request(body, tokens, params, grammar, adapter, caller))
-        encode = partial(beginning_tokens, async_engine, dialect, body, owner_of(body, caller))
-        if pins := await prefix_pins(body, tokens, encode):
-            request = async_engine.limits.check(replace(request, prefix_pins=pins))
-        if output_format is not None and output_format.tools is not None:
+    plan = plan_chat(target, body, caller)
+    with _naming_field("messages"):
+        prompt = await chat_prompt(target, plan)
+        params = _chat_params(target, body, len(prompt.tokens), strict=strict)
+        grammar = None if plan.output_format is None else plan.output_format.spec
+        request = _text_request(body, prompt.tokens, params, grammar, target.adapter, caller)
+        if plan.tools is not None:
             # A tool call may open with a special token, and the grammar permits no other special token.
             request = replace(request, skip_special_tokens=False)
-        if thought is not None:
-            request = await _with_thought(request, thought, body.thought_budget, async_engine)
-        return PreparedChat(request, output_format, thought)
+        if prompt.thought is not None:
+            request = await _with_thought(request, prompt.thought, body.thought_budget, target.engine)
+        request = target.engine.limits.check(request)
+        if plan.marks:
+            # Made of what has been checked. Each mark has a part of the prompt rendered again, so they come last.
+            request = replace(request, prefix_pins=await prefix_pins(target, plan, prompt.tokens))
+        return PreparedChat(request, plan.output_format, prompt.thought)
+
+
+def _chat_params(target: ModelTarget, body: ChatRequest, num_prompt: int, *, strict: bool) -> SamplingParams:
+    """Return the sampling parameters of a chat. Raises as ``RequestLimits.check_room``."""
+    limits, defaults = target.engine.limits, target.engine.defaults
+    asked, field = body.asked_length()
+    if strict and asked is not None:
+        limits.check_room(field, asked, num_prompt)
+    max_tokens = limits.default_max_tokens(num_prompt, defaults.max_tokens if asked is None else asked)
+    return body.sampling(
+        defaults, max_tokens=max_tokens, logprobs=body.num_logprobs, prompt_logprobs=body.prompt_logprobs
+    )
 
 
 async def _with_thought(
@@ -106,7 +116,7 @@ async def completion_requests(
     requests = []
     for number, prompt in enumerate(body.prompts):
         name = "prompt" if len(body.prompts) == 1 else f"prompt[{number}]"
-        with naming_field(name):
+        with _naming_field(name):
             request = await _completion_request(target, body, name, prompt, grammar, caller, strict=strict)
             requests.append(request)
     return requests
@@ -170,19 +180,13 @@ def _text_request(
     return TextRequest(
         tokens=tokens,
         params=params,
-        stop=body.stop_strings,
-        include_stop=body.include_stop_str_in_output,
-        n=body.n,
-        adapter=adapter,
-        salt=body.cache_salt or "",
-        skip_special_tokens=body.skip_special_tokens,
         grammar=grammar,
+        adapter=adapter,
         tenant=caller.key.tenant,
         cache_tenant=caller.cache_tenant,
         priority=caller.priority(body.priority_class),
         timeout=caller.seconds_left,
-        session=body.session,
-        pin_seconds=body.pin_seconds,
+        **body.request_fields(),
     )
 
 
@@ -209,3 +213,14 @@ def _echoed_prompt(
     text = prompt if isinstance(prompt, str) else tokenizer.decode(request.tokens, skip)
     lead = len(tokenizer.join_bytes(request.tokens, skip).decode(errors="replace")) - len(text)
     return EchoedPrompt(text, unscored, len(request.tokens), silent, max(0, lead), shown)
+
+
+@contextmanager
+def _naming_field(field: str) -> Iterator[None]:
+    """Make errors about the prompt name the request's field."""
+    try:
+        yield
+    except RequestError as error:
+        if error.param in (None, "prompt"):
+            error.param = field
+        raise

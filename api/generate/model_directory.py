@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import Enum, auto
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ...engine.errors import AdapterUnavailable, UnknownModel
 from ...engine.types import AdapterInfo
@@ -44,8 +43,7 @@ class NameKind(Enum):
 _KNOWN_KINDS = frozenset((NameKind.BASE, NameKind.CATALOGUE, NameKind.VERSION, NameKind.LOADED))
 
 
-@dataclass(frozen=True, slots=True)
-class NameEntry:
+class NameEntry(NamedTuple):
     """What ``ModelDirectory.look_up`` knows of a name.
 
     Attributes:
@@ -58,8 +56,7 @@ class NameEntry:
     offered: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class ModelTarget:
+class ModelTarget(NamedTuple):
     """The model that a request is for.
 
     Attributes:
@@ -156,6 +153,8 @@ class ModelDirectory:
     ) -> tuple[str, str | None, NameKind]:
         """Return the response's name, the engine's name of the adapter, and what the name is for."""
         model = model or self.names[0]
+        if model in self.names and not lora_path:  # as most requests
+            return model, None, NameKind.BASE
         entry = self.look_up(model)
         is_sure = entry is not None and (entry.kind in _KNOWN_KINDS if entry.offered else model in self.adapters)
         if not is_sure and (bases := [name for name in self.names if model.startswith(f"{name}:")]):

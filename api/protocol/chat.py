@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -12,7 +12,7 @@ from ...engine.types import MAX_LOGPROBS, MAX_PREFIX_PINS
 from .base import Refusal, rejected
 from .cache_control import CacheControl
 from .call_ids import in_call_order
-from .chat_messages import ChatMessage, Messages, check_template_kwargs
+from .chat_messages import ChatMessage, Messages, check_template_kwargs, num_characters
 from .foreign_fields import foreign_rules
 from .reasoning import ReasoningFields
 from .sampling import SamplingFields
@@ -21,8 +21,43 @@ from .tools import Tool, ToolChoice, Tools, check_tools, functions_of, tools_lef
 _FOREIGN = foreign_rules("chat")
 
 _INSTRUCTIONS = ("system", "developer")
+_MANY_MESSAGES = 64
+_LONG_TEXT = 50_000
 
 TemplateKwargs = Annotated[dict[str, Any], AfterValidator(check_template_kwargs)]
+
+
+class TemplateInput(NamedTuple):
+    """What a chat template is given, read from a body in one pass.
+
+    Attributes:
+        tools: functions that the model may call.
+        kwargs: variables of the template.
+        adds_header: the text ends with the header of a new answer.
+        continued: text of the last message, which the answer continues; None for a new answer.
+    """
+
+    messages: Sequence[ChatMessage]
+    tools: Sequence[Tool]
+    kwargs: Mapping[str, Any]
+    adds_header: bool
+    continued: str | None
+
+    def beginning(self, messages: Sequence[ChatMessage]) -> TemplateInput:
+        """Return the input of some first messages, after which nothing is to come."""
+        return self._replace(messages=messages, adds_header=False, continued=None)
+
+    def definitions(self) -> list[dict[str, Any]]:
+        """Return the tools for the template."""
+        return [tool.for_template() for tool in self.tools]
+
+    @property
+    def is_long(self) -> bool:
+        """Whether it is more than the event loop should render, counted until that is known."""
+        if len(self.messages) > _MANY_MESSAGES:
+            return True
+        size = num_characters(self.messages) + sum(len(each) for each in self.kwargs.values() if isinstance(each, str))
+        return size > _LONG_TEXT or (bool(self.tools) and size + len(repr(self.definitions())) > _LONG_TEXT)
 
 
 class ChatRequest(ReasoningFields):
@@ -88,6 +123,13 @@ class ChatRequest(ReasoningFields):
             for beginning, mark in message.cache_points():
                 yield [*self.messages[:number], beginning], mark
 
+    def template_input(self) -> TemplateInput:
+        """Return what the chat template is given. By default it adds a header unless the last message is continued."""
+        continued = self.messages[-1].text if self.continue_final_message else None
+        adds_header = continued is None if self.add_generation_prompt is None else self.add_generation_prompt
+        kwargs = {**self.thinking_kwargs, **self.chat_template_kwargs}
+        return TemplateInput(self.messages, self.functions, kwargs, adds_header, continued)
+
     @property
     def functions(self) -> list[Tool]:
         """The tools that can be called."""
@@ -102,10 +144,13 @@ class ChatRequest(ReasoningFields):
     def max_new_tokens(self) -> int | None:
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
-    @property
-    def length_field(self) -> str:
-        """The field that says how long the answer may be."""
-        return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
+    def asked_length(self) -> tuple[int | None, str]:
+        """Return how many tokens are asked for, None for as many as fit, and the field that says so.
+
+        The engine always draws one token; where none is asked for, it is dropped.
+        """
+        field = "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
+        return (1 if self.is_prefill_only else self.max_new_tokens), field
 
     @property
     def echoed_text(self) -> str:

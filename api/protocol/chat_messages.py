@@ -204,6 +204,14 @@ def check_template_kwargs(kwargs: dict[str, Any]) -> dict[str, Any]:
 Messages = Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
 
 
+def num_characters(messages: Sequence[ChatMessage]) -> int:
+    """Return the characters of texts, thoughts and arguments of calls."""
+    return sum(
+        len(each.text or "") + len(each.thought or "") + sum(len(call.function.arguments) for call in each.tool_calls)
+        for each in messages
+    )
+
+
 def for_template(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
     """All messages for the chat template. Tool results get the names of their calls, which some templates need."""
     names = {call.id: call.function.name for message in messages for call in message.tool_calls if call.id}

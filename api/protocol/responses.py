@@ -14,7 +14,7 @@ from .chat import TemplateKwargs
 from .foreign_fields import foreign_rules
 from .reasoning import Budget, Effort
 from .response_items import Input, InputItem, items_left_out
-from .sampling import CacheKey, ModelName, PriorityName, Salt, Stop
+from .sampling import CacheKey, ModelName, OptionFields, PriorityName, Salt, Stop
 from .structured import Schema
 from .tools import BY_CHOICE_FORM, MAX_TOOLS, OtherChoice, OtherTool, by_tool_type, tools_left_out
 
@@ -159,7 +159,7 @@ class ResponsePrompt(StrictModel):
     chat_template_kwargs: TemplateKwargs = Field(default_factory=dict)
 
 
-class ResponseRequest(ResponsePrompt):
+class ResponseRequest(ResponsePrompt, OptionFields):
     """OpenAI's fields that change the answer or are repeated in it, and some of vLLM's extensions."""
 
     ignored: ClassVar[frozenset[str]] = _FOREIGN.ignored | {
@@ -178,8 +178,6 @@ class ResponseRequest(ResponsePrompt):
 
     input: Input
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
-    temperature: float | None = None
-    top_p: float | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] = 0
     include: list[Includable] = Field(default_factory=list)
     store: bool = True
@@ -190,11 +188,6 @@ class ResponseRequest(ResponsePrompt):
     user: Annotated[str, Field(max_length=MAX_USER)] | None = None
     safety_identifier: Annotated[str, Field(max_length=MAX_SAFETY_IDENTIFIER)] | None = None
     cache_control: CacheControl | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float | None = None
     seed: int | None = None
     stop: Stop = Field(default_factory=list)
     ignore_eos: bool = False

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import AfterValidator, ConfigDict, Discriminator, Field, Tag, create_model, model_validator
 
+from ...engine.sampling_options import OPTIONS
 from ...engine.types import (
     MAX_ALLOWED_TOKEN_IDS,
     MAX_LOGIT_BIAS,
@@ -25,7 +26,7 @@ from .foreign_fields import foreign_rules
 _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
 _PRINTABLE = re.compile(r"[\x20-\x7e]{1,128}")
 
-Number = TypeVar("Number", int, float)
+OPTION_NAMES = tuple(option.name for option in OPTIONS)
 PriorityName = Literal["realtime", "interactive", "batch"]
 MAX_MODEL_NAME = 256
 ModelName = Annotated[str, Field(max_length=MAX_MODEL_NAME)]
@@ -100,11 +101,22 @@ class UsageOption(StrictModel):
     include: bool = False
 
 
-class SamplingFields(StrictModel):
-    """Fields shared by chat and completions. Their bounds are checked by ``AsyncEngine.check``.
+if TYPE_CHECKING:
+    OptionFields = StrictModel
+else:
+    # The sampling options. One that the model's publisher may recommend is None where the request names no value.
+    OptionFields = create_model(
+        "OptionFields",
+        __base__=StrictModel,
+        **{
+            option.name: (option.kind | None, None) if option.recommended else (option.kind, option.neutral)
+            for option in OPTIONS
+        },
+    )
 
-    Those of ``SamplingDefaults`` are None where the request names no value.
-    """
+
+class SamplingFields(OptionFields):
+    """Fields shared by chat and completions. Their bounds are checked by ``AsyncEngine.check``."""
 
     ignored: ClassVar[frozenset[str]] = IGNORED | _FOREIGN.ignored
     refused: ClassVar[Mapping[str, Refusal]] = {
@@ -114,13 +126,6 @@ class SamplingFields(StrictModel):
     }
 
     model: ModelName | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float | None = None
     seed: int | None = None
     n: int = 1
     min_tokens: int = 0
@@ -171,13 +176,17 @@ class SamplingFields(StrictModel):
         """The name of the request's session, empty for none."""
         return self.session_id or "" if self.prompt_cache_key is None else self.prompt_cache_key
 
-    @property
-    def stop_strings(self) -> tuple[str, ...]:
-        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
-
-    @property
-    def pin_seconds(self) -> float:
-        return 0.0 if self.cache_control is None else self.cache_control.seconds
+    def request_fields(self) -> dict[str, Any]:
+        """Return the fields of ``TextRequest`` that the body says, but for prompt, parameters and form."""
+        return {
+            "stop": (self.stop,) if isinstance(self.stop, str) else tuple(self.stop),
+            "include_stop": self.include_stop_str_in_output,
+            "n": self.n,
+            "salt": self.cache_salt or "",
+            "skip_special_tokens": self.skip_special_tokens,
+            "session": self.session,
+            "pin_seconds": 0.0 if self.cache_control is None else self.cache_control.seconds,
+        }
 
     @property
     def priority_class(self) -> Priority | None:
@@ -193,15 +202,11 @@ class SamplingFields(StrictModel):
         logprob_start_len: int = 0,
     ) -> SamplingParams:
         """Sampling parameters for the engine; the keywords are named differently in chat and completions."""
+        given = {name: getattr(self, name) for name in OPTION_NAMES}
+        options = {name: getattr(defaults, name) if value is None else value for name, value in given.items()}
         return SamplingParams(
+            **options,
             max_tokens=max_tokens,
-            temperature=_given(self.temperature, defaults.temperature),
-            top_p=_given(self.top_p, defaults.top_p),
-            top_k=_given(self.top_k, defaults.top_k),
-            min_p=_given(self.min_p, defaults.min_p),
-            presence_penalty=self.presence_penalty,
-            frequency_penalty=self.frequency_penalty,
-            repetition_penalty=_given(self.repetition_penalty, defaults.repetition_penalty),
             seed=self.seed,
             stop_token_ids=tuple(self.stop_token_ids),
             min_tokens=self.min_tokens,
@@ -213,7 +218,3 @@ class SamplingFields(StrictModel):
             logprob_token_ids=tuple(self.logprob_token_ids),
             allowed_token_ids=tuple(self.allowed_token_ids or ()),
         )
-
-
-def _given(value: Number | None, default: Number) -> Number:
-    return default if value is None else value

@@ -8,6 +8,7 @@ from ..generate.field_names import FieldNames
 from ..protocol.chat import ChatRequest
 from ..protocol.chat_messages import ChatMessage
 from ..protocol.responses import AllowedFunctions, NamedFunction, ResponsePrompt, ResponseRequest, TextFormat
+from ..protocol.sampling import OPTION_NAMES
 from ..protocol.tools import OtherChoice
 
 FIELD_NAMES = FieldNames(
@@ -22,10 +23,7 @@ _PROMPT_FIELDS = (
     *("model", "parallel_tool_calls", "cache_salt", "chat_template_kwargs", "prompt_cache_key"),
     "thinking_token_budget",
 )
-_SAMPLING_FIELDS = (
-    *("temperature", "top_p", "top_k", "min_p", "seed", "stop", "ignore_eos", "priority"),
-    *("presence_penalty", "frequency_penalty", "repetition_penalty"),
-)
+_SAMPLING_FIELDS = (*OPTION_NAMES, "seed", "stop", "ignore_eos", "priority")
 
 
 def chat_request_of(body: ResponsePrompt, messages: list[ChatMessage]) -> ChatRequest:

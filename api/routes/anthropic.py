@@ -11,8 +11,7 @@ from ..anthropic.chat_conversion import as_chat, field_names
 from ..anthropic.message_reply import MessageReply, message_events
 from ..anthropic.message_request import CountTokensRequest, MessagesRequest
 from ..error_responses import MESSAGES_PATH
-from ..generate.build_request import chat_request
-from ..generate.chat_prompt import chat_prompt
+from ..generate.build_request import chat_request, chat_tokens
 from ..generate.envelope import json_response
 from ..generate.sse import EventStream
 from ..generate.streams import at_intervals, generate, silenced, take_all, while_connected
@@ -71,5 +70,5 @@ async def count_message_tokens(body: CountTokensRequest, state: State, caller: C
     target = await state.models.locate(body.model, caller)
     names, chat = field_names(body), as_chat(body)
     with names.naming_errors():
-        prompt = await chat_prompt(target, chat, caller)
-    return json_response({"input_tokens": len(prompt.tokens)})
+        tokens = await chat_tokens(target, chat, caller)
+    return json_response({"input_tokens": len(tokens)})

@@ -11,8 +11,7 @@ from fastapi import APIRouter, Query, Request, Response
 from ...engine.errors import CapacityError, RequestError
 from ..access.caller import Caller
 from ..errors import HTTPError, reply_to
-from ..generate.build_request import chat_request
-from ..generate.chat_prompt import chat_prompt
+from ..generate.build_request import chat_request, chat_tokens
 from ..generate.envelope import json_response
 from ..generate.server_state import ServerState
 from ..generate.sse import EventStream
@@ -67,8 +66,8 @@ async def count_input_tokens(body: CountInputTokensRequest, state: State, caller
     conversation = load_conversation(body, state.stores.responses, caller.key.tenant)
     with FIELD_NAMES.naming_errors():
         chat = chat_request_of(body, conversation.messages(body.instructions))
-        prompt = await chat_prompt(target, chat, caller)
-    return json_response({"object": "response.input_tokens", "input_tokens": len(prompt.tokens)})
+        tokens = await chat_tokens(target, chat, caller)
+    return json_response({"object": "response.input_tokens", "input_tokens": len(tokens)})
 
 
 @router.post("/v1/responses/compact", include_in_schema=False)

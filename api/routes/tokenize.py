@@ -10,8 +10,7 @@ from fastapi import APIRouter
 
 from ...engine.text.prompt_cache import Owner
 from ..errors import HTTPError
-from ..generate.build_request import token_array
-from ..generate.chat_prompt import chat_prompt
+from ..generate.build_request import chat_tokens, token_array
 from ..protocol.tokenize import DetokenizeRequest, TokenizeRequest
 from .dependencies import CallerOf, JsonRoute, State
 
@@ -26,7 +25,7 @@ async def tokenize(body: TokenizeRequest, state: State, caller: CallerOf) -> dic
     target = await state.models.locate(body.model, caller)
     async_engine = target.engine
     if body.messages is not None:
-        tokens = (await chat_prompt(target, body.chat(body.messages), caller)).tokens
+        tokens = await chat_tokens(target, body.chat(body.messages), caller)
     else:
         add_special_tokens = True if body.add_special_tokens is None else body.add_special_tokens
         owner = Owner(caller.cache_tenant)

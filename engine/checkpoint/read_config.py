@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import ModelError
+from ..sampling_options import OPTIONS
 from .config_fields import Fields
 from .gguf import GgufFile, begins_as_gguf
 from .gguf_config import gguf_model_config
@@ -21,13 +22,7 @@ from .text_config import shared_value
 CONFIG = "config.json"
 GENERATION_CONFIG = "generation_config.json"
 GGUF_SAMPLING = "general.sampling"
-_GGUF_SAMPLING_KEYS = {
-    "temperature": "temp",
-    "top_p": "top_p",
-    "top_k": "top_k",
-    "min_p": "min_p",
-    "repetition_penalty": "penalty_repeat",
-}
+_GGUF_SAMPLING_KEYS = {option.name: option.gguf for option in OPTIONS if option.gguf}
 
 
 def open_checkpoint(path: Path) -> Path | GgufFile:

@@ -29,10 +29,9 @@ from .beam_search import BeamSearch, BeamSearchOutput
 from .conversations import Conversation, read_conversations
 from .decisions import DecisionAnswer, check_labels, plan_questions, read_questions, score_prompts
 from .ending_logprobs import read_trees
-from .inputs import PromptType, listed_prompts
+from .inputs import Loras, PromptType, listed_prompts
 from .offline_engine import OfflineEngine
 from .pooled_output import ClassificationOutput, EmbeddingOutput, PooledRequestOutput
-from .prompt_adapters import Loras
 from .request_inputs import CallOptions, Input, RequestMaker, one_for_each
 from .request_output import RequestOutput
 from .running_request import ProgressBar, RunningRequest

@@ -12,6 +12,7 @@ from typing import Any
 from ...grammar.errors import GrammarError
 from ...grammar.spec import GrammarSpec
 from ..errors import GrammarRefused, RequestError
+from ..sampling_options import OPTIONS
 from ..serving.request import RequestLimits
 from ..types import SamplingParams as EngineParams
 from .vllm_table import check_values, is_nothing, peer_names
@@ -215,10 +216,7 @@ class SamplingParams:
         most = limits.default_max_tokens(num_prompt) if self.max_tokens is None else self.max_tokens
         same = {
             name: getattr(self, name)
-            for name in (
-                *("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty"),
-                *("repetition_penalty", "min_tokens", "ignore_eos", "logprob_start_len"),
-            )
+            for name in (*(option.name for option in OPTIONS), "min_tokens", "ignore_eos", "logprob_start_len")
         }
         return EngineParams(
             max_tokens=most,

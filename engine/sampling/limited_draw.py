@@ -35,7 +35,7 @@ class LimitedLines:
     Args:
         logits: [N, V], edited and masked by the grammar.
         checks: by position among those of the step, in the order of the lines.
-        params: of all positions: temperature, top_k, top_p, min_p, seed.
+        params: of all positions: the ``COLUMNS`` of their draws, and seed.
         num_generated: of all positions.
     """
 
@@ -94,9 +94,7 @@ def _weights(line: Line, params: Any) -> npt.NDArray[np.int64] | None:
     allowed = np.flatnonzero(np.isfinite(line))
     if params["temperature"] <= 0 or not len(allowed):
         return None
-    names = ("temperature", "top_k", "top_p", "min_p")
-    temperature, top_k, top_p, min_p = (torch.from_numpy(params[name].reshape(1, 1)) for name in names)
-    draws = DrawParams(temperature, top_k, top_p, min_p, torch.zeros(1, 1, dtype=torch.float64))
+    draws = DrawParams.of(params, lambda values: torch.from_numpy(values.reshape(1, 1)), np.zeros(1))
     weights = np.zeros(len(line), dtype=np.int64)
     weights[allowed] = kept_weights(torch.from_numpy(line[None, allowed]), draws)[0].numpy()
     return weights

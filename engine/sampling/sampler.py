@@ -1,10 +1,10 @@
 """The sampler: from the logits of all sampling positions of a step to the accepted tokens of each row.
 
-    mask -> allowed_token_ids -> logit_bias -> penalties -> min_tokens -> temperature -> top_k -> top_p -> min_p -> draw
+    mask -> allowed_token_ids -> logit_bias -> penalties -> min_tokens -> temperature -> filters -> draw
 
-A filter that no row of a step uses is not computed. A position's token depends on its own logits, parameters, seed and
-number of generated tokens, never on other positions (``engine.sampling.top_k_top_p``). Rows with drafts keep the
-accepted ones and one token more (``engine.sampling.draft_verify``).
+Filters and their order are those of ``engine.sampling.top_k_top_p``; one that no row of a step uses is not computed.
+A position's token depends on its own logits, parameters, seed and number of generated tokens, never on other positions.
+Rows with drafts keep the accepted ones and one token more (``engine.sampling.draft_verify``).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ...kernels.layouts.draw_params import DrawParams
+from ...kernels.layouts.draw_params import COLUMNS, DrawParams
 from ...kernels.layouts.staging import HostCopy, to_device
 from ...kernels.ops import Largest, largest
 from ...kernels.sampling_ops import draw_tokens, draws_tokens, mask_logits
@@ -35,10 +35,7 @@ Params = npt.NDArray[np.void]  # of _ROW
 
 _ROW = np.dtype(
     [
-        ("temperature", np.float32),
-        ("top_k", np.int64),
-        ("top_p", np.float64),
-        ("min_p", np.float32),
+        *((name, str(dtype).removeprefix("torch.")) for name, dtype in COLUMNS.items()),
         ("seed", np.uint64),
         ("num_logprobs", np.int64),  # -1: none wanted, not even of the chosen token
         ("num_prompt_logprobs", np.int64),
@@ -119,11 +116,13 @@ class Sampler:
         """Replace the parameters, seed and penalty counts of these rows."""
         for start in starts:
             params = start.params
+            options = {name: getattr(params, name) for name in COLUMNS}
+            if params.temperature:
+                options["temperature"] = max(params.temperature, _MIN_TEMPERATURE)
+            if params.top_k >= (start.vocab_size or self._vocab_size):
+                options["top_k"] = 0
             self._rows[start.row] = (
-                max(params.temperature, _MIN_TEMPERATURE) if params.temperature else 0.0,
-                params.top_k if params.top_k < (start.vocab_size or self._vocab_size) else 0,
-                params.top_p,
-                params.min_p,
+                *options.values(),
                 start.seed % (1 << 64),
                 len(params.logprob_token_ids) or (-1 if params.logprobs is None else params.logprobs),
                 params.prompt_logprobs or 0,
@@ -260,9 +259,7 @@ class Sampler:
         seeds, at = params["seed"], num_generated.astype(np.uint64)
         has_race = ((params["temperature"] > 0) & ~_are_ranked(params)).any()
         noise = to_device(exponentials(seeds, at, num_noise(width)), self._device) if has_race else None
-        fields = (params[name] for name in ("temperature", "top_k", "top_p", "min_p"))
-        temperature, top_k, top_p, min_p, u = (self._column(values) for values in (*fields, uniforms(seeds, at)))
-        return DrawParams(temperature, top_k, top_p, min_p, u, noise)
+        return DrawParams.of(params, self._column, uniforms(seeds, at), noise)
 
     def _index(self, values: Ints) -> Tensor:
         return self._column(values).squeeze(1)

@@ -13,6 +13,7 @@ from ...grammar.spec import GrammarSpec
 from ...grammar.thought_rules import ThoughtRules
 from ..errors import ContextTooLong, RequestError, shortened
 from ..messages import Submit
+from ..sampling_options import OPTIONS, without_aliases
 from ..types import (
     MAX_ALLOWED_TOKEN_IDS,
     MAX_LOGIT_BIAS,
@@ -23,7 +24,6 @@ from ..types import (
     MAX_SEED,
     MAX_SESSION_NAME,
     MAX_STOP_TOKEN_IDS,
-    MAX_TOP_K,
     MIN_SEED,
     Priority,
     SamplingParams,
@@ -36,13 +36,7 @@ MAX_TIMEOUT = 86400.0
 
 # Numbers of SamplingParams with their inclusive bounds; None is no bound. OpenAI's where OpenAI has the field.
 _BOUNDS: dict[str, tuple[type[int] | type[float], float, float | None]] = {
-    "temperature": (float, 0, 2),
-    "top_p": (float, 0, 1),
-    "top_k": (int, 0, MAX_TOP_K),
-    "min_p": (float, 0, 1),
-    "presence_penalty": (float, -2, 2),
-    "frequency_penalty": (float, -2, 2),
-    "repetition_penalty": (float, 0, 2),
+    **{option.name: (option.kind, option.low, option.high) for option in OPTIONS},
     "max_tokens": (int, 1, None),
     "min_tokens": (int, 0, None),
     "seed": (int, MIN_SEED, MAX_SEED),
@@ -50,7 +44,8 @@ _BOUNDS: dict[str, tuple[type[int] | type[float], float, float | None]] = {
     "prompt_logprobs": (int, 0, MAX_LOGPROBS),
     "logprob_start_len": (int, 0, None),
 }
-_ABOVE_ZERO = ("top_p", "repetition_penalty", "timeout")
+_ABOVE_LOW = frozenset({"timeout", *(option.name for option in OPTIONS if option.is_above_low)})
+_WITH_ALIASES = tuple(option.name for option in OPTIONS if option.aliases)
 _OPTIONAL = ("seed", "logprobs", "prompt_logprobs", "timeout")
 
 
@@ -134,7 +129,7 @@ class RequestLimits:
     vocab_size: int
 
     def check(self, request: TextRequest) -> TextRequest:
-        """Return the request in the engine's form (``top_k`` -1 becomes 0).
+        """Return the request in the engine's form (``top_k`` -1 becomes 0, as all aliases of neutral values do).
 
         Raises:
             ContextTooLong: the prompt leaves no room for an answer.
@@ -142,8 +137,9 @@ class RequestLimits:
         """
         _check_kinds(request)
         params = request.params
-        if params.top_k == -1:
-            params = replace(params, top_k=0)
+        for name in _WITH_ALIASES:
+            if (meant := without_aliases(name, getattr(params, name))) is not getattr(params, name):
+                params = replace(params, **{name: meant})
         for name, bounds in _BOUNDS.items():
             _check_number(name, getattr(params, name), *bounds)
         num_prompt = len(request.tokens)
@@ -249,13 +245,13 @@ def _check_number(name: str, value: object, kind: type[int] | type[float], low: 
         what = "an integer" if kind is int else "a number"
         raise _out_of_bounds(name, value, f"{what}, {_bounds(name, low, high)}")
     assert isinstance(value, (int, float))
-    inside = value > low if name in _ABOVE_ZERO else value >= low
+    inside = value > low if name in _ABOVE_LOW else value >= low
     if not (inside and (high is None or value <= high) and value != math.inf):
         raise _out_of_bounds(name, value, _bounds(name, low, high))
 
 
 def _bounds(name: str, low: float, high: float | None) -> str:
-    return f"{'above' if name in _ABOVE_ZERO else 'at least'} {low}" + ("" if high is None else f" and at most {high}")
+    return f"{'above' if name in _ABOVE_LOW else 'at least'} {low}" + ("" if high is None else f" and at most {high}")
 
 
 def _check_kinds(request: TextRequest) -> None:

@@ -9,18 +9,12 @@ from typing import Any, NamedTuple
 from ..checkpoint.read_config import GENERATION_CONFIG, GGUF_SAMPLING, read_generation_config, read_gguf_sampling
 from ..config import EngineConfig
 from ..errors import RequestError
+from ..sampling_options import OPTIONS, without_aliases
 from ..types import SamplingDefaults, SamplingParams
 from .request import check_parameter
 
 # Keys of the file that are applied, and their parameters. Others (do_sample, max_length, ...) are vLLM's to ignore too.
-_APPLIED = {
-    "temperature": "temperature",
-    "top_p": "top_p",
-    "top_k": "top_k",
-    "min_p": "min_p",
-    "repetition_penalty": "repetition_penalty",
-    "max_new_tokens": "max_tokens",
-}
+_APPLIED = {option.name: option.name for option in OPTIONS if option.recommended} | {"max_new_tokens": "max_tokens"}
 
 
 class DefaultsRead(NamedTuple):
@@ -49,7 +43,7 @@ def read_sampling_defaults(config: EngineConfig, model: Path) -> DefaultsRead:
         value = content.get(key)
         if value is None:
             continue
-        value = 0 if (name, value) == ("top_k", -1) else value
+        value = without_aliases(name, value)
         try:
             check_parameter(name, value)
         except RequestError as error:
@@ -65,11 +59,5 @@ def read_sampling_defaults(config: EngineConfig, model: Path) -> DefaultsRead:
 
 def default_params(defaults: SamplingDefaults) -> SamplingParams:
     """Return the parameters of an offline request that names none."""
-    params = SamplingParams(
-        temperature=defaults.temperature,
-        top_p=defaults.top_p,
-        top_k=defaults.top_k,
-        min_p=defaults.min_p,
-        repetition_penalty=defaults.repetition_penalty,
-    )
+    params = SamplingParams(**{option.name: getattr(defaults, option.name) for option in OPTIONS})
     return params if defaults.max_tokens is None else replace(params, max_tokens=defaults.max_tokens)

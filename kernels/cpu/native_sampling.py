@@ -8,20 +8,13 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from ..layouts.draw_params import DrawParams
+from ..layouts.draw_params import COLUMNS, DrawParams
 from .native_library import NativeLibrary
 
 _MASK: Final = Struct("7q")
-_DRAW: Final = Struct("12q")
+_DRAW: Final = Struct(f"{len(DrawParams._fields) + 6}q")
 _WORD_BITS: Final = 32
 _NOISE, _PART = 64 + 32, 2048  # random numbers of a race within a part of the vocabulary, and tokens in a part
-_PARAM_TYPES: Final = {
-    "temperature": torch.float32,
-    "top_k": torch.int64,
-    "top_p": torch.float64,
-    "min_p": torch.float32,
-    "u": torch.float64,
-}
 
 
 class SamplingKernels:
@@ -47,8 +40,9 @@ class SamplingKernels:
     def draw_tokens(self, logits: Tensor, params: DrawParams) -> Tensor:
         """See ``kernels.sampling_ops.draw_tokens``."""
         lines, columns = logits.shape
-        for name, dtype in _PARAM_TYPES.items():
-            _check(name, getattr(params, name), dtype, (lines, 1))
+        for name, dtype in (*COLUMNS.items(), ("u", torch.float64)):
+            if (column := getattr(params, name)) is not None:
+                _check(name, column, dtype, (lines, 1))
         num_noise = _NOISE - (-columns // _PART)
         if params.noise is not None:
             _check("noise", params.noise, torch.float64, (lines, num_noise))

@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+import torch
 from torch import Tensor
+
+COLUMNS: Final = {
+    "temperature": torch.float32,
+    "top_k": torch.int64,
+    "top_p": torch.float64,
+    "min_p": torch.float32,
+}
+"""Columns of ``DrawParams`` that are options of a request, and their types."""
 
 
 class DrawParams(NamedTuple):
@@ -26,7 +38,24 @@ class DrawParams(NamedTuple):
     u: Tensor
     noise: Tensor | None = None
 
+    @classmethod
+    def of(
+        cls,
+        values: Mapping[str, npt.NDArray[Any]] | npt.NDArray[np.void],
+        column: Callable[[npt.NDArray[Any]], Tensor],
+        u: npt.NDArray[np.float64],
+        noise: Tensor | None = None,
+    ) -> DrawParams:
+        """Return the parameters of some rows.
+
+        Args:
+            values: [n] of each of ``COLUMNS``.
+            column: makes [n, 1] on the device of the logits.
+        """
+        columns = {name: column(values[name]) for name in COLUMNS}
+        return cls(**columns, u=column(u), noise=noise)
+
     def rows(self, index: Tensor | slice) -> DrawParams:
         """Those of some rows."""
-        temperature, top_k, top_p, min_p, u = (column[index] for column in self[:5])
-        return DrawParams(temperature, top_k, top_p, min_p, u, None if self.noise is None else self.noise[index])
+        columns = {name: column[index] for name, column in self._asdict().items() if column is not None}
+        return DrawParams(**columns)

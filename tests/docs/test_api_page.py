@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from fastapi.routing import APIRoute
 from support.foreign_fields_page import section
+from support.sampling_options_page import rewritten
 
 from rootgraft.api.anthropic.message_request import CountTokensRequest, MessagesRequest
 from rootgraft.api.protocol.adapters import LoadAdapterRequest, UnloadAdapterRequest
@@ -95,6 +96,10 @@ def test_every_foreign_field_inside_is_taken_as_it_is_told(place: str, model: ty
 def test_the_section_on_foreign_fields_is_current() -> None:
     told = TEXT.partition("\n## Fields of other servers and clients\n")[2].partition("\n## ")[0]
     assert told.strip() == section().strip(), "run tests/support/foreign_fields_page.py"
+
+
+def test_the_rows_on_sampling_options_are_current() -> None:
+    assert rewritten(TEXT) == TEXT, "run PYTHONPATH=tests python tests/support/sampling_options_page.py"
 
 
 def test_a_foreign_field_is_one_of_three_things() -> None:

@@ -19,6 +19,7 @@ from rootgraft.grammar.compile.compiler import compile
 from rootgraft.grammar.emit.grammar_artifact import Backend, GrammarArtifact
 from rootgraft.grammar.match.budget_close import BudgetClose
 from rootgraft.grammar.match.closing_texts import ClosingTexts
+from rootgraft.grammar.match.completion_search import CompletionSearch
 from rootgraft.grammar.match.mask_buffer import MaskBuffer, MaskFill
 from rootgraft.grammar.match.matcher import GrammarFailure, Matcher
 from rootgraft.grammar.spec import GrammarSpec
@@ -56,20 +57,11 @@ def test_rollback_and_replay_lead_to_the_same_state(grammars, schema, seed, step
 def test_an_answer_is_complete_whenever_its_shortest_form_fits(grammars, schema, spare):
     compiled = grammars.schema(schema)
     for seed in range(8):
-        shortest = len(_shortest(grammars, compiled))
+        shortest = compiled.matcher().num_shortest
+        assert shortest
         text = grammars.draw(compiled.matcher(), random.Random(seed), max(1, shortest + spare))
         assert text is not None
         jsonschema.validate(json.loads(text), schema, cls=jsonschema.Draft202012Validator)
-
-
-def _shortest(grammars, compiled) -> list[int]:
-    """The tokens that a matcher steers to when there is no budget for anything else."""
-    matcher, tokens = compiled.matcher(), []
-    while not matcher.can_end:
-        [token] = grammars.allowed(matcher, 1)
-        assert matcher.accept(token)
-        tokens.append(token)
-    return tokens
 
 
 def test_closing_survives_rollback(grammars):
@@ -139,10 +131,10 @@ def test_time_in_which_other_threads_have_the_core_makes_no_mask_slow(grammars, 
 def test_an_end_that_was_looked_for_in_vain_is_not_looked_for_again_at_once(vocabulary, monkeypatch):
     searched: list[int] = []
 
-    def search(self: BudgetClose, state: object, lexical: int, most: int) -> None:
+    def search(self: CompletionSearch, state: object, lexical: int, most: int) -> None:
         searched.append(most)
 
-    monkeypatch.setattr(BudgetClose, "_search_walks", search)
+    monkeypatch.setattr(CompletionSearch, "shortest", search)
     row = np.zeros(vocabulary.num_words, dtype=np.int32)
     for search_failed, times in ((False, 2), (True, 1)):
         searched.clear()
@@ -347,7 +339,8 @@ class _Failing:
 def test_a_library_that_fails_in_a_search_for_an_end_ends_nothing_else(vocabulary):
     artifact = GrammarArtifact(Backend.LLGUIDANCE, "", values=("abc", "d"), is_json=True)
     closer = BudgetClose(ClosingTexts(vocabulary, artifact))
-    assert closer.plan(_Failing(), 50) is None
+    everything = np.full(vocabulary.num_words, -1, dtype=np.int32)
+    assert closer.check(_Failing(), everything, 50) is None
     rebuilt: list[_Failing] = []
 
     def rebuild() -> _Failing:

@@ -143,6 +143,7 @@ def test_the_document_says_what_the_code_does() -> None:
     from rootgraft.api.protocol.sampling import MAX_MODEL_NAME
     from rootgraft.api.protocol.tools import MAX_TOOLS
     from rootgraft.api.routes.files import MAX_LINES
+    from rootgraft.engine.sampling_options import MAX_TOP_K
     from rootgraft.engine.scheduling.fairness import CACHED_WEIGHT
     from rootgraft.engine.scheduling.waiting_queue import MAX_OVERTAKEN, WINDOW
     from rootgraft.engine.serving.request import MAX_N, MAX_STOP_LENGTH, MAX_STOPS, MAX_TIMEOUT
@@ -154,7 +155,6 @@ def test_the_document_says_what_the_code_does() -> None:
         MAX_SEED,
         MAX_SESSION_NAME,
         MAX_STOP_TOKEN_IDS,
-        MAX_TOP_K,
         MIN_SEED,
     )
 

@@ -52,4 +52,4 @@ def test_whatever_the_document_allows_or_forbids(case: Any, fuzzed: Live) -> Non
         keys = {"type", "error", "request_id"} if speaks_anthropic(case.operation.path) else {"error"}
         assert set(reply.json()) == keys and reply.json()["error"]["message"]
     assert reply.headers["x-request-id"]
-    assert STATE.active == 0 or case.operation.path == "/v1/responses"
+    assert STATE.limits.active == 0 or case.operation.path == "/v1/responses"

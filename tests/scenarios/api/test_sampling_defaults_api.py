@@ -13,7 +13,7 @@ from support.api.api_live import Live
 from rootgraft.api.cli.main import main
 from rootgraft.engine.types import SamplingDefaults, SamplingParams
 
-DEFAULTS = SamplingDefaults(0.6, 0.9, 40, 0.05, 1.1, max_tokens=33)
+DEFAULTS = SamplingDefaults(0.6, 0.9, 40, 0.05, repetition_penalty=1.1, max_tokens=33)
 ASKED: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}]},
     "/v1/completions": {"prompt": "hi"},
