@@ -48,6 +48,8 @@ _FAMILIES: Final = {  # of the native calls of a forward pass
     "rope_store_kv": "rope and KV",
     "rope_store_latent": "rope and KV",
     "causal_conv": "recurrent",
+    "take_columns": "attention",
+    "sigmoid_gate": "attention",
     "ssm_scan": "recurrent",
     "delta_scan": "recurrent",
     "gated_norm": "recurrent",

@@ -251,7 +251,7 @@ def test_logits_may_be_much_wider_than_the_vocabulary(grammars, vocabulary, widt
 def test_rows_of_a_batch(vocabulary):
     number = compile(GrammarSpec.json_schema({"const": 7}), vocabulary)
     broken = number.matcher()
-    broken.fill_mask = _fail  # type: ignore[method-assign]
+    broken.fill_grammar_mask = _fail  # type: ignore[method-assign]
     buffer = MaskBuffer(4, vocabulary)
     failures = buffer.fill([MaskFill(0, number.matcher()), MaskFill(2, broken), MaskFill(3, number.matcher(), 10)])
     assert list(failures) == [2]
@@ -268,22 +268,30 @@ def test_masks_along_drafts_are_those_of_one_token_after_another(grammars, vocab
     rng, walk = random.Random(seed), grammars.schema(schema).matcher()
     budget = None if spare is None else (walk.num_shortest or 1) + spare
     rows: list[np.ndarray] = []
+    limits: dict[int, np.ndarray] = {}
     drafts: list[int] = []
     while True:
         rows.append(np.zeros(vocabulary.num_words, dtype=np.int32))
-        walk.fill_mask(rows[-1], None if budget is None else budget - len(drafts))
+        check = walk.fill_grammar_mask(rows[-1], None if budget is None else budget - len(drafts))
+        fitting = rows[-1]
+        if check is not None:
+            fitting = limits[len(drafts) + 1] = check.limits()
         if len(drafts) == 15 or walk.is_done or budget == len(drafts) + 1:
             break
-        drafts.append(int(rng.choice(np.flatnonzero(np.unpackbits(rows[-1].view(np.uint8), bitorder="little")))))
+        drafts.append(int(rng.choice(np.flatnonzero(np.unpackbits(fitting.view(np.uint8), bitorder="little")))))
         assert walk.accept(drafts[-1])
 
     def filled(tokens: list[int]) -> np.ndarray:
+        nonlocal buffer
         buffer = MaskBuffer(18, vocabulary)
         assert buffer.fill([MaskFill(1, grammars.schema(schema).matcher(), budget, tokens)]) == {}
         assert (buffer.words[0] == -1).all() and (buffer.words[len(tokens) + 2 :] == -1).all()
         return buffer.words[1 : len(tokens) + 2]
 
+    buffer = None
     assert (filled(drafts) == rows).all()
+    assert buffer.checks.keys() == limits.keys()
+    assert all((buffer.checks[row].limits() == limit).all() for row, limit in limits.items())
     if drafts:
         at = rng.randrange(len(drafts))
         bits = np.unpackbits(rows[at].view(np.uint8), count=len(vocabulary.tokens), bitorder="little")
@@ -355,7 +363,7 @@ def test_a_library_that_fails_in_a_search_for_an_end_ends_nothing_else(vocabular
 
 def test_whatever_a_library_raises_is_the_end_of_its_row_alone(vocabulary):
     class Broken:
-        def fill_mask(self, row, remaining=None):
+        def fill_grammar_mask(self, row, remaining=None):
             raise RuntimeError("check failed")
 
     buffer = MaskBuffer(2, vocabulary)

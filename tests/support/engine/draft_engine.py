@@ -272,7 +272,7 @@ class FakeDraft(FakeWorker):
         if self._random.random() >= self._right:
             return RowResult((self._random.choice(allowed),))
         right = next_token(content, self.vocab_size)
-        return RowResult((min(allowed, key=lambda token: (token - right) % self.vocab_size),))
+        return RowResult((self.nearest(allowed, right, first),))
 
 
 class FakeHead(FakeDraft):
