@@ -1,7 +1,7 @@
 # One verb per task. PYTHON is the interpreter of the environment that `pip install -e '.[test]'` went to.
 PYTHON ?= .venv/bin/python
 
-.PHONY: test test-heavy lint format wheel
+.PHONY: test test-heavy lint format wheel lock audit
 
 test:
 	$(PYTHON) -m pytest
@@ -26,3 +26,15 @@ wheel:
 	ROOTGRAFT_KERNELS=all $(PYTHON) -m pip wheel --no-deps --wheel-dir build/wheel .
 	$(PYTHON) -m auditwheel show build/wheel/*.whl
 	PATH="$(dir $(abspath $(PYTHON))):$$PATH" $(PYTHON) -m auditwheel repair --wheel-dir dist build/wheel/*.whl
+
+# Versions and hashes of what the images install beside torch and what it brings, which are of the index of each image.
+lock:
+	mkdir -p build
+	printf '%s\n' "torch; python_version < '3'" "triton; python_version < '3'" > build/not-locked.txt
+	$(PYTHON) -m uv pip compile pyproject.toml --extra otel --override build/not-locked.txt --python-version 3.12 \
+	  --python-platform x86_64-manylinux_2_28 --generate-hashes --no-emit-index-url --no-annotate \
+	  --custom-compile-command "make lock" --output-file deploy/requirements.lock
+
+# Known advisories against lower bounds and locked versions, without a network.
+audit:
+	$(PYTHON) deploy/audit.py

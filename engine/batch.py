@@ -70,6 +70,7 @@ class Row:
         num_drafts: how many of ``tokens``, from the end, are drafts; 0 for a row that does not draw.
         prompt_targets: prompt tokens at ``start + 1 ...`` whose logprobs this step's logits give.
         checkpoints: (position, slot): the recurrent state after so many tokens of the sequence is saved in the slot.
+        state: slot of the recurrent state before its first token, -1 for where the row's last step left it.
     """
 
     row: int
@@ -82,6 +83,7 @@ class Row:
     num_drafts: int = 0
     prompt_targets: Seq[int] = ()
     checkpoints: tuple[tuple[int, int], ...] = ()
+    state: int = -1
 
     @property
     def drafts(self) -> Seq[int]:

@@ -15,7 +15,7 @@ _WITH_WEIGHTS = (*_WITH_MODEL, "mtp")
 # Other names of methods in vLLM: of its own suffix decoding, and of MTP by the kind of model.
 _ALIASES = {"suffix": "auto", "deepseek_mtp": "mtp", "glm4_moe_mtp": "mtp", "mimo_mtp": "mtp"}
 MAX_SPECULATIVE_TOKENS = 64
-QUANTIZATIONS = ("gguf", "gguf_dynamic", "int8_weight_only", "int8_dynamic")
+QUANTIZATIONS = ("gguf", "gguf_dynamic", "int8_weight_only", "int8_dynamic", "widened")
 _SPECULATIVE = "--speculative-config"
 _NO_HEADS = "EAGLE-1, EAGLE-2 and Medusa heads are not computed. Without the option drafts come from lookups alone."
 _TARGET_ITL = "--target-itl-ms"

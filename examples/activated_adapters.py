@@ -19,6 +19,8 @@ def ask(branch: Branch, adapter: str) -> str:
 
 def main(url: str, *adapters: str) -> None:
     """Print each adapter's answer and the token report."""
+    if not adapters:
+        raise SystemExit("Name the adapters to ask: python activated_adapters.py URL NAME [NAME ...]")
     with Session(url) as session:
         session.system(CONTEXT).warm()
         before = session.report()

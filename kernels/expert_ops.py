@@ -30,6 +30,7 @@ from .layouts.expert_arguments import (
     RouterParams,
     Routing,
     Scores,
+    takes_together,
 )
 
 __all__ = [
@@ -43,6 +44,7 @@ __all__ = [
     "expert_linear",
     "route",
     "sum_experts",
+    "takes_together",
 ]
 
 
@@ -77,7 +79,7 @@ def expert_linear(x: Tensor, weights: ExpertWeights, experts: Tensor, num_tokens
 
         if gpu.takes(x, weights, experts):
             return gpu.expert_linear(x, weights, experts, num_tokens)
-    if weights.first.kernels is not None:
+    if not isinstance(weights.first, ops.GroupedLinear) and weights.first.kernels is not None:
         return packing_kernels().experts.linear(x, weights, experts)
     return expert_reference.expert_linear(x, weights, experts)
 

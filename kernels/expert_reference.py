@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from .grouped_weights import GroupedLinear, grouped_linear
 from .layouts.expert_arguments import ClampedSwiglu, ExpertActivation, ExpertWeights, RouterParams, Routing
 
 
@@ -34,7 +35,10 @@ def expert_linear(x: Tensor, weights: ExpertWeights, experts: Tensor) -> Tensor:
     for expert in experts.unique().tolist():
         linear = weights.experts[expert]
         token, pick = torch.where(experts == expert)
-        out[token, pick] = functional.linear(own[token, pick], linear.weight, linear.bias)
+        if isinstance(linear, GroupedLinear):
+            out[token, pick] = grouped_linear(own[token, pick], linear, x.dtype)
+        else:
+            out[token, pick] = functional.linear(own[token, pick], linear.weight, linear.bias)
     return out
 
 

@@ -20,6 +20,7 @@ from . import latent_reference
 from .backend import native_for, on_triton, packing_kernels
 from .layouts.attention_arguments import LatentParams
 from .layouts.expert_arguments import ExpertWeights
+from .layouts.grouped_weights import GroupedLinear
 
 __all__ = ["LatentParams", "head_linear", "latent_queries", "rope_store_latent"]
 
@@ -79,6 +80,6 @@ def _head_linear(x: Tensor, weights: ExpertWeights, shape: tuple[int, ...]) -> T
 
         if gpu.takes_heads(x, weights):
             return gpu.head_linear(x, weights, shape)
-    if weights.first.kernels is not None:
+    if not isinstance(weights.first, GroupedLinear) and weights.first.kernels is not None:
         return packing_kernels().experts.head_linear(x, weights, shape)
     return latent_reference.head_linear(x, weights).view(shape)

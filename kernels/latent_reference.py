@@ -8,6 +8,7 @@ from torch import Tensor
 from . import reference
 from .layouts.attention_arguments import LatentParams
 from .layouts.expert_arguments import ExpertWeights
+from .layouts.grouped_weights import GroupedLinear
 
 
 def rope_store_latent(
@@ -27,7 +28,8 @@ def rope_store_latent(
 def head_linear(x: Tensor, weights: ExpertWeights) -> Tensor:
     """[T, H * (K + more)], weights [H, N, K] -> [T, H, N + more], the rest as it is."""
     heads = x.unflatten(1, (len(weights), -1))
-    matrices = torch.stack([each.weight for each in weights.experts]).float()
+    plain = [each.weight for each in weights.experts if not isinstance(each, GroupedLinear)]
+    matrices = torch.stack(plain).float()
     products = torch.einsum("thk,hnk->thn", heads[..., : weights.in_features].float(), matrices)
     rest = heads[..., weights.in_features :]
     return torch.cat((products.to(x.dtype), rest), dim=2)

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from . import reference
+from . import grouped_weights, reference
 from .backend import (
     native_for,
     native_for_kv,
@@ -38,6 +38,7 @@ from .backend import (
     use_native,
 )
 from .layouts.attention_arguments import AttentionParams, HeadNorm, PagedBatch, RopeParams, SharedPrefixes
+from .layouts.grouped_weights import GroupedLinear
 from .layouts.packed_weights import Format, Largest, Linear, PackedLinear, QuantisedLinear
 from .triton import shared_prefixes
 from .triton.shared_prefixes import Ints, StaticSharedPrefixes
@@ -45,6 +46,7 @@ from .triton.shared_prefixes import Ints, StaticSharedPrefixes
 __all__ = [
     "Activation",
     "AttentionParams",
+    "GroupedLinear",
     "HeadNorm",
     "Largest",
     "Linear",
@@ -116,6 +118,8 @@ def linear(x: Tensor, layer: Linear, out_dtype: torch.dtype | None = None) -> Te
         out_dtype: the type of x (None), or float32 for unrounded sums.
     """
     out_dtype = out_dtype or x.dtype
+    if isinstance(layer, GroupedLinear):
+        return _grouped_linear(x, layer, out_dtype)
     if isinstance(layer, QuantisedLinear):
         return layer.kernels.linear(x, layer, out_dtype)
     if layer.kernels is not None:
@@ -126,6 +130,15 @@ def linear(x: Tensor, layer: Linear, out_dtype: torch.dtype | None = None) -> Te
         out = torch.mm(x, layer.weight.t(), out_dtype=out_dtype)
         return out if layer.bias is None else out.add_(layer.bias)
     return reference.linear_fp32(x, layer.weight, layer.bias)
+
+
+def _grouped_linear(x: Tensor, layer: GroupedLinear, out_dtype: torch.dtype) -> Tensor:
+    if on_triton(x.device):
+        from .triton import grouped_product as gpu
+
+        if gpu.takes(x, layer):
+            return gpu.grouped_linear(x, layer, out_dtype)
+    return grouped_weights.grouped_linear(x, layer, out_dtype)
 
 
 def rms_norm(
@@ -329,7 +342,7 @@ def _activated(x: Tensor, kind: Activation, *, gated: bool) -> Tensor:
 
 def gated_linear(x: Tensor, layer: Linear, kind: Activation) -> Tensor:
     """``gated_activation(linear(x, layer), kind)``; the native CPU path keeps the product out of memory."""
-    if not on_triton(x.device):
+    if not on_triton(x.device) and not isinstance(layer, GroupedLinear):
         if isinstance(layer, QuantisedLinear):
             if layer.kernels.takes_gated(layer):
                 return layer.kernels.gated_linear(x, layer, kind)
@@ -348,8 +361,10 @@ def largest(values: Tensor) -> Largest:
 
 def largest_linear(x: Tensor, layer: Linear) -> Largest:
     """``largest(linear(x, layer, float32))``; the native CPU path keeps the product out of memory."""
+    if isinstance(layer, GroupedLinear):
+        return largest(linear(x, layer, torch.float32))
     if isinstance(layer, QuantisedLinear):
-        searched = layer.format is not Format.WIDENED
+        searched = layer.format not in (Format.WIDENED, Format.FLOAT8)
         return layer.kernels.largest_linear(x, layer) if searched else largest(linear(x, layer, torch.float32))
     if layer.kernels is not None:
         return layer.kernels.largest_linear(x, layer)

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from . import ops
-from .cpu.native_quantised import PANEL_ROWS, QuantisedKernels
+from .cpu.native_quantised import FLOAT8_GROUP, PANEL_ROWS, QuantisedKernels
 from .layouts.packed_weights import Format, QuantisedLinear
 
 __all__ = [
@@ -41,6 +41,7 @@ __all__ = [
     "is_widened_only",
     "pack_block_rows",
     "pack_blocks",
+    "pack_bytes",
     "pack_channels",
     "rows",
     "with_widened",
@@ -160,7 +161,7 @@ def with_widened(
         ValueError: rows of x are quantised for this weight, it has a second form, or x has another type.
         RuntimeError: no native kernels.
     """
-    is_blocks = not layer.planes and layer.format not in (Format.CHANNELS, Format.WIDENED)
+    is_blocks = not layer.planes and layer.format not in (Format.CHANNELS, Format.WIDENED, Format.FLOAT8)
     if not is_blocks or layer.widened is not None or dtype not in (torch.bfloat16, torch.float32):
         raise ValueError(f"a weight in {layer.format.description} has no widened form in {dtype} beside it")
     return _kernels().with_widened(layer, dtype, bias, few_rows)
@@ -184,6 +185,28 @@ def pack_channels(weight: Tensor, bias: Tensor | None = None, *, dynamic: bool) 
     if weight.dim() != 2 or not QuantisedKernels.takes_weight(weight):
         raise ValueError(f"{weight.dtype} {list(weight.shape)} on {weight.device} cannot be quantised by channels")
     return _kernels().pack_channels(weight, Format.CHANNELS if dynamic else Format.WIDENED, bias)
+
+
+def pack_bytes(
+    pieces: Iterable[Tensor], shape: tuple[int, int], scales: Tensor, bias: Tensor | None = None, *, is_float: bool
+) -> QuantisedLinear:
+    """Pack a weight that is stored in 8 bits, without another rounding: the product takes x as it is.
+
+    Args:
+        pieces: rows [n, K] uint8 that follow each other, n a multiple of ``PANEL_ROWS`` but in the last: signed
+            integers, or E4M3.
+        shape: [N, K].
+        scales: [N, 1], or of E4M3 also [N, ceil(K / 128)].
+        is_float: of E4M3, whose products have the bits of the plain weight; those of integers are scaled in fp32.
+
+    Raises:
+        ValueError: the scales do not fit.
+        RuntimeError: no native kernels.
+    """
+    groups = {1, -(-shape[1] // FLOAT8_GROUP)} if is_float else {1}
+    if scales.dim() != 2 or len(scales) != shape[0] or scales.shape[1] not in groups:
+        raise ValueError(f"scales {list(scales.shape)} do not fit a weight {list(shape)} in 8 bits")
+    return _kernels().pack_bytes(pieces, shape, Format.FLOAT8 if is_float else Format.WIDENED, scales, bias)
 
 
 def rows(layer: QuantisedLinear, ids: Tensor) -> Tensor:

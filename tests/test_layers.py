@@ -45,7 +45,7 @@ FLOORS = {
         ("engine/loading",),
         ("engine/executor",),
         ("engine/core",),
-        ("engine/profiling", "engine/offline"),
+        ("engine/profiling", "engine/offline", "engine/model_tools"),
     ),
 }
 FLOORS["fleet"] = (("fleet/placement", "fleet/scaling"), ("fleet",), ("fleet/catalog", "fleet/on_ray"))
@@ -64,7 +64,7 @@ FLOORS["api"] = (
 )
 NEED_TORCH = tuple(
     f"engine/{name}"
-    for name in ("sampling", "models", "models/transformers", "loading", "executor", "core", "profiling")
+    for name in ("sampling", "models", "models/transformers", "loading", "executor", "core", "profiling", "model_tools")
 )
 FACES = (
     *(
@@ -77,7 +77,7 @@ FACES = (
         "engine/text",
         "engine/serving",
     ),
-    *("engine/profiling", "engine/offline"),
+    *("engine/profiling", "engine/offline", "engine/model_tools"),
 )
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
 
-from ..protocol.base import StrictModel, rejected, string_or_list
+from ..protocol.base import Id, StrictModel, rejected, string_or_list
 from ..protocol.cache_control import CacheControl
 from ..protocol.chat_messages import MAX_CALLS, MAX_PARTS, Name
 
@@ -102,7 +102,7 @@ class OtherBlock(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="ignore")
 
-    type: str
+    type: Id
     cache_control: CacheControl | None = None
 
 

@@ -21,6 +21,7 @@ from .options import (
     KeyOptions,
     NameOptions,
     PullOptions,
+    QuantizeOptions,
     RemoteOptions,
     RunBatchOptions,
     SamplingOptions,
@@ -110,6 +111,12 @@ COMMANDS = {
     ),
     "key": Command("Make an API key, and the lines for --api-key-file.", (KeyOptions,), "key_command:make_key", "name"),
     "pull": Command("Bring a model to this machine and say where it is.", (PullOptions,), "pull:pull", "model"),
+    "quantize": Command(
+        "Write a copy of a model with weights of 4 or 8 bits, in the format compressed-tensors.",
+        (QuantizeOptions,),
+        "quantize_command:quantize",
+        "model",
+    ),
     "list": Command(
         "List the models on this machine, and what each is served with.",
         (ListOptions,),
@@ -118,7 +125,10 @@ COMMANDS = {
     "rm": Command("Remove a model from this machine.", (RmOptions,), "machine.model_list:remove_model", "model"),
     "ps": Command("List the servers that run on this machine.", (PsOptions,), "machine.server_list:list_servers"),
     "doctor": Command(
-        "Tell what this machine has, what will be slow, and what to install.", (DoctorOptions,), "machine.doctor:doctor"
+        "Tell what this machine has, what will be slow, and what to install; and how a model will be computed here.",
+        (DoctorOptions,),
+        "machine.doctor:doctor",
+        "model",
     ),
     "completion": Command(
         "Print the completion of commands and options for a shell.",

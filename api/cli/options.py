@@ -25,6 +25,26 @@ class PullOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class QuantizeOptions:
+    """Options of ``rootgraft quantize``."""
+
+    model: str = option("", "Folder in Hugging Face format, or a name on the hub that was downloaded.", group="model")
+    output: str = option("", "Folder to write; it must not exist, or be empty.", group="model")
+    scheme: str = option(
+        "w4a16",
+        "w4a16: integers of 4 bits with scales of groups. w8a8: of 8 bits, fp8: E4M3, both with scales of rows.",
+        choices=("w4a16", "w8a8", "fp8"),
+        group="model",
+    )
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        for name in ("model", "output"):
+            if not getattr(self, name):
+                raise ConfigError(f"--{name} must name a folder.")
+
+
+@dataclass(frozen=True, slots=True)
 class RemoteOptions:
     """Address, key and model of a server."""
 

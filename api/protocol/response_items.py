@@ -122,9 +122,9 @@ class OtherItem(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="allow")
 
-    type: str
-    id: str | None = None
-    call_id: str | None = None
+    type: Id
+    id: Id | None = None
+    call_id: Id | None = None
 
 
 class ReferenceItem(StrictModel):

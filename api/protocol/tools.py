@@ -38,8 +38,8 @@ class OtherTool(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="allow")
 
-    type: str
-    name: str | None = None
+    type: Id
+    name: Id | None = None
     cache_control: CacheControl | None = None
 
 
@@ -116,7 +116,7 @@ class OtherChoice(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="allow")
 
-    type: str
+    type: Id
 
 
 AnyChoice = Annotated[

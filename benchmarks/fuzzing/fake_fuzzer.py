@@ -82,7 +82,7 @@ def draw_fake_world(seed: str) -> FakeWorld:
         "block_size": page,
         "max_num_seqs": rows,
         "max_num_batched_tokens": rng.randint(max(rows, 4), 40),
-        "speculative_config": json.dumps({"method": "off"} if states else speculation),
+        "speculative_config": json.dumps(speculation),
         "enable_prefix_caching": rng.random() < 0.85,
         "target_itl_ms": rng.choice(("0", "0", "1", "20")),
     }
@@ -90,7 +90,9 @@ def draw_fake_world(seed: str) -> FakeWorld:
         options=options,
         num_pages=-(-(MAX_LEN + rng.choice((6, 30, 200))) // page) + 3,
         rope_switch=rng.choice((ENDLESS, ENDLESS, 20, 40)),
-        states=StateSlots(rows, rng.randint(0, 8), page * rng.choice((1, 2, 5))) if states else None,
+        states=StateSlots(rows, rng.randint(0, 8), page * rng.choice((1, 2, 5)), rng.choice((0, 3, 9)))
+        if states
+        else None,
         draft=(rng.choice((30, 100, 1000)), rng.choice((0.0, 0.5, 1.0))) if not states and rng.random() < 0.5 else None,
         despite_others=rng.random() < 0.5,
         max_loras=rng.randint(1, 3),

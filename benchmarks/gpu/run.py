@@ -31,6 +31,7 @@ from benchmarks.gpu import (
     kernel_times,
     lora_correctness,
     lora_times,
+    quantised_times,
     sampling_times,
 )
 from benchmarks.gpu.measure import Line, Machine
@@ -46,10 +47,11 @@ def _under_ceilings(run: Callable[..., Iterator[Line]]) -> Section:
 
 # The sections of each part; one that fails does not keep the next ones from running.
 PARTS: dict[str, tuple[Section, ...]] = {
-    "correctness": (correctness.run, lora_correctness.run, expert_correctness.run),
+    "correctness": (correctness.run, lora_correctness.run, expert_correctness.run, quantised_times.check),
     "engine": (engine_correctness.run,),
     "ceilings": (lambda machine: ceilings.lines(ceilings.measure(machine)),),
     "kernels": (_under_ceilings(kernel_times.run),),
+    "quantised": (_under_ceilings(quantised_times.run),),
     "lora": (_under_ceilings(lora_times.run),),
     "sampling": (_under_ceilings(sampling_times.run),),
     "end_to_end": (_under_ceilings(end_to_end.run),),

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rootgraft.engine.sampling.limited_draw import MAX_TESTS
+from rootgraft.engine.sampling.limited_draw import MAX_TESTS, MAX_TRIES
 
 Tokens = NDArray[np.int64]
 
@@ -28,11 +28,13 @@ def draw_within(matcher: Any, row: NDArray[np.int32], remaining: int, choose: Ca
     """
     check = matcher.fill_grammar_mask(row, remaining)
     left = allowed_tokens(row)
-    for attempt in range(1, MAX_TESTS):
+    costs: dict[int, int] = {}
+    for _ in range(1, MAX_TESTS):
         token = choose(left)
         if check is None or check.fits(token):
             return token
         left = np.setdiff1d(left, np.append(check.alike(token), token))
-        if attempt == MAX_TESTS - 1 or not len(left):
+        costs.update(check.costs(token))
+        if sum(costs.values()) > MAX_TRIES or not len(left):
             break
     return choose(allowed_tokens(check.known() & row))

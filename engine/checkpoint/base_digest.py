@@ -53,13 +53,13 @@ def base_digest(checkpoint: Path | GgufFile, *, dummy: bool = False) -> str:
 
 
 def _add_gguf(digest: hashlib.blake2b, opened: GgufFile, dummy: bool) -> None:
-    tensors = opened.tensors.values()
-    start = min((tensor.offset for tensor in tensors), default=opened.path.stat().st_size)
-    with opened.path.open("rb") as file:
-        _add(digest, file.read(start))
-    _add_samples(
-        digest, opened.path, [] if dummy else ((each.offset, each.offset + each.num_bytes) for each in tensors)
-    )
+    for part in opened.parts:
+        tensors = part.own_tensors.values()
+        start = min((tensor.offset for tensor in tensors), default=part.path.stat().st_size)
+        with part.path.open("rb") as file:
+            _add(digest, file.read(start))
+        spans = [] if dummy else [(each.offset, each.offset + each.num_bytes) for each in tensors]
+        _add_samples(digest, part.path, spans)
 
 
 def _add_samples(digest: hashlib.blake2b, path: Path, spans: Iterable[tuple[int, int]]) -> None:

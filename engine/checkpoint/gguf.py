@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import ModelError, quoted
+from .split_files import SPLIT_NAME
 
 MAGIC = b"GGUF"
 MAX_DIMS = 4
@@ -46,6 +47,8 @@ _NUMBERS = {
     0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "?", 10: "<u8", 11: "<i8", 12: "<f8",
 }  # fmt: skip
 _STRING = 8
+_SPLIT_INDEX, _SPLIT_COUNT, _SPLIT_TENSORS = "split.no", "split.count", "split.tensors.count"
+_MOST_PARTS = 10_000
 _ARRAY = 9
 
 # The least bytes of an entry, to refuse absurd counts before the first is read.
@@ -74,6 +77,9 @@ class GgufTensor:
 class GgufFile:
     """One opened file at ``path``: ``metadata`` by key, ``tensors`` by name, tensor bytes on demand.
 
+    A model that was split into several files (``gguf-split``) is opened by the first, which has the metadata;
+    ``tensors`` are those of all of them, and ``parts`` the files, itself the first, with their ``own_tensors``.
+
     Metadata values are int, float, bool, str, ``list[str]`` or, for arrays of numbers, ``np.ndarray``. The file
     stays mapped as long as the object or an array from ``data`` lives.
     """
@@ -93,9 +99,23 @@ class GgufFile:
         table = [_read_tensor(reader) for _ in range(num_tensors)]
         alignment = _alignment(self.metadata)
         start = -(-reader.position // alignment) * alignment
-        self.tensors: dict[str, GgufTensor] = {}
+        self.own_tensors: dict[str, GgufTensor] = {}
         for entry in table:
-            _add(self.tensors, entry.name, _located(entry, start, alignment, reader.size), "tensor")
+            _add(self.own_tensors, entry.name, _located(entry, start, alignment, reader.size), "tensor")
+        self.parts: tuple[GgufFile, ...] = (self,)
+        self.tensors = dict(self.own_tensors)
+        self._part_of: dict[str, GgufFile] = {}
+
+    def _join(self, others: tuple[GgufFile, ...]) -> None:
+        """Take in the tensors of the further files of a split model. Raises ModelError."""
+        for part in others:
+            for name, tensor in part.own_tensors.items():
+                _add(self.tensors, name, tensor, "tensor")
+                self._part_of[name] = part
+        self.parts = (self, *others)
+        stated = self.metadata.get(_SPLIT_TENSORS, len(self.tensors))
+        if stated != len(self.tensors):
+            raise ModelError(f"its files hold {len(self.tensors)} tensors together, not {quoted(stated)} as it says")
 
     @classmethod
     def open(cls, path: Path) -> GgufFile:
@@ -111,13 +131,40 @@ class GgufFile:
         except (OSError, ValueError) as error:  # mmap refuses an empty file with a ValueError
             raise ModelError(f"{path.name} cannot be read: {error.args[-1]}.") from error
         try:
-            return cls(path, mapped)
+            opened = cls(path, mapped)
+            names = _split_names(path, opened.metadata)
         except ModelError as error:
             raise ModelError(f"{path.name}: {error}") from None
+        if len(names) > 1:
+            others = tuple(cls._open_part(path, name, index, len(names)) for index, name in enumerate(names) if index)
+            try:
+                opened._join(others)
+            except ModelError as error:
+                raise ModelError(f"{path.name}: {error}") from None
+        return opened
+
+    @classmethod
+    def _open_part(cls, first: Path, name: str, index: int, count: int) -> GgufFile:
+        """Open a further file of a split model. Raises ModelError."""
+        path = first.with_name(name)
+        if not path.is_file():
+            raise ModelError(f"{first.name} is one of {count} files of a model, and {name} is missing beside it.")
+        try:
+            with path.open("rb") as file:
+                part = cls(path, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+        except (OSError, ValueError) as error:
+            raise ModelError(f"{name} cannot be read: {error.args[-1]}.") from error
+        except ModelError as error:
+            raise ModelError(f"{name}: {error}") from None
+        if (part.metadata.get(_SPLIT_INDEX), part.metadata.get(_SPLIT_COUNT)) != (index, count):
+            raise ModelError(f"{name} is not file {index + 1} of {count} of the model that {first.name} begins.")
+        return part
 
     def data(self, name: str) -> npt.NDArray[np.uint8]:
         """Return a tensor's raw bytes, a read-only view of the mapped file. Raises KeyError for an unknown name."""
-        tensor = self.tensors[name]
+        if (part := self._part_of.get(name)) is not None:
+            return part.data(name)
+        tensor = self.own_tensors[name]
         return self._bytes[tensor.offset : tensor.offset + tensor.num_bytes]
 
     def release(self, data: npt.NDArray[np.uint8]) -> None:
@@ -125,8 +172,29 @@ class GgufFile:
         if (advice := getattr(mmap, "MADV_DONTNEED", None)) is None or not data.nbytes:
             return
         start = data.ctypes.data - self._bytes.ctypes.data
+        if not 0 <= start < self._bytes.nbytes:  # of another file of a split model
+            for part in self.parts[1:]:
+                if 0 <= data.ctypes.data - part._bytes.ctypes.data < part._bytes.nbytes:
+                    part.release(data)
+            return
         first = start // mmap.PAGESIZE * mmap.PAGESIZE
         self._mapped.madvise(advice, first, start + data.nbytes - first)
+
+
+def _split_names(path: Path, metadata: dict[str, Any]) -> list[str]:
+    """Return the names of all files of a split model, of one file its own name alone. Raises ModelError."""
+    count, index = metadata.get(_SPLIT_COUNT, 0), metadata.get(_SPLIT_INDEX, 0)
+    if not isinstance(count, int) or not isinstance(index, int) or not 0 <= count <= _MOST_PARTS:
+        raise ModelError(f"{_SPLIT_COUNT} must be the number of files, at most {_MOST_PARTS}, not {quoted(count)}")
+    if count <= 1:
+        return [path.name]
+    found = SPLIT_NAME.fullmatch(path.name)
+    if found is None or int(found["count"]) != count:
+        raise ModelError(f"it is one of {count} files of a model, and must be named ...-00001-of-{count:05d}.gguf")
+    names = [f"{found['stem']}-{number:05d}-of-{count:05d}.gguf" for number in range(1, count + 1)]
+    if index:
+        raise ModelError(f"it is file {index + 1} of {count} of a model: give the first, {names[0]}")
+    return names
 
 
 def begins_as_gguf(path: Path) -> bool:

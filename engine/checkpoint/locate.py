@@ -26,12 +26,13 @@ from pathlib import Path
 
 from ..errors import ConfigError, ModelError, shortened
 from .hub_errors import hub_fault
+from .split_files import without_split
 
 Progress = Callable[[str, int, int], None]
 """Called repeatedly with a few words, bytes done, and bytes in all."""
 
 _CHUNK = 1 << 20
-_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_HUB_NAME = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?::(?P<tag>[A-Za-z0-9][\w-]*))?")
 # Weights and texts only: no code, no pickles.
 _HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "*.txt", "*.model"]
 _HUB_IGNORED = ["*/*", "consolidated*"]
@@ -80,13 +81,16 @@ DEFAULT_MODEL = PackagedFile(
 DEFAULT_NAME = "SmolLM2-135M-Instruct"
 
 
-def resolve_model(model: str | None, *, revision: str | None = None, progress: Progress | None = None) -> ModelFiles:
+def resolve_model(
+    model: str | None, *, revision: str | None = None, progress: Progress | None = None, on_machine: bool = False
+) -> ModelFiles:
     """Return the files of ``model``, downloaded if they are not on this machine.
 
     Args:
         model: a folder with ``config.json``, a GGUF file, ``org/name`` on the hub, or None for the default model.
         revision: branch, tag or commit; only for a model on the hub.
         progress: called during downloads.
+        on_machine: of the hub only what was downloaded before.
 
     Raises:
         ModelError: no such model, malformed files, or a failed download.
@@ -102,7 +106,7 @@ def resolve_model(model: str | None, *, revision: str | None = None, progress: P
         return _checked_folder(path, model)
     if path.is_file():
         return _checked_gguf(path, model)
-    return _from_hub(model, revision)
+    return _from_hub(model, revision, on_machine=on_machine)
 
 
 def cache_folder() -> Path:
@@ -149,27 +153,72 @@ def _checked_gguf(path: Path, model: str) -> ModelFiles:
         magic = file.read(4)
     if magic != b"GGUF":
         raise ModelError(f"--model: the file {model} is not a GGUF file (it begins with {magic!r}, not b'GGUF').")
-    return ModelFiles(path, path.stem)
+    return ModelFiles(path, without_split(path.stem))
 
 
-def _from_hub(model: str, revision: str | None) -> ModelFiles:
+def _from_hub(model: str, revision: str | None, *, on_machine: bool) -> ModelFiles:
     """Download weights and texts with the hub's own client, into its own cache."""
-    if not _HUB_NAME.fullmatch(model):
+    named = _HUB_NAME.fullmatch(model)
+    if named is None:
         raise ModelError(
             f"--model: there is no folder or file {model}, and it is not a name on the hub (org/name). "
             f"Try: ls {shlex.quote(str(Path(model).parent))}, or rootgraft list"
         )
+    repository, tag = named["repo"], named["tag"]
+    if tag is not None:
+        patterns = [f"*{form}*.gguf" for form in sorted({tag, tag.upper(), tag.lower()})]
+        folder = _snapshot(repository, revision, patterns, [], on_machine=on_machine)
+        return ModelFiles(_tagged_gguf(folder, repository, tag), model)
+    folder = _snapshot(repository, revision, _HUB_FILES, _HUB_IGNORED, on_machine=on_machine)
+    _checked_folder(folder, model)
+    return ModelFiles(folder, model)
+
+
+def _snapshot(
+    repository: str, revision: str | None, allowed: list[str], ignored: list[str], *, on_machine: bool
+) -> Path:
+    """Download files that fit these patterns. Raises ModelError."""
     from huggingface_hub import snapshot_download
 
     try:
         folder = snapshot_download(
-            model, revision=revision, allow_patterns=_HUB_FILES, ignore_patterns=_HUB_IGNORED, max_workers=4
+            repository,
+            revision=revision,
+            allow_patterns=allowed,
+            ignore_patterns=ignored,
+            max_workers=4,
+            local_files_only=on_machine,
         )
     # The client's exceptions have no common base class.
     except Exception as error:
-        raise ModelError(f"--model: {hub_fault(model, revision, error)}") from error
-    _checked_folder(Path(folder), model)
-    return ModelFiles(Path(folder), model)
+        if on_machine:
+            raise ModelError(
+                f"--model: {repository} is not on this machine. Try: rootgraft pull {repository}"
+            ) from error
+        raise ModelError(f"--model: {hub_fault(repository, revision, error)}") from error
+    return Path(folder)
+
+
+def _tagged_gguf(folder: Path, repository: str, tag: str) -> Path:
+    """Return the GGUF file of a quantisation, ``Q4_K_M``; of a split model the first. Raises ModelError.
+
+    Of several whose names have the tag, it is the one of the shortest name: ``UD-Q4_K_M`` comes after ``Q4_K_M``.
+    """
+    pattern = re.compile(rf"(?:^|[-._/]){re.escape(tag)}(?:[-._/]|$)", re.IGNORECASE)
+    files = sorted(folder.rglob("*.gguf"))
+    models = [file for file in files if not file.name.startswith("mmproj") and not _is_further_part(file)]
+    found = [file for file in models if pattern.search(file.relative_to(folder).as_posix())]
+    if not found:
+        raise ModelError(
+            f"--model: {repository} has no GGUF file whose name has {tag}. Look for the names at "
+            f"https://huggingface.co/{repository}/tree/main"
+        )
+    return min(found, key=lambda file: (len(without_split(file.stem)), file.name))
+
+
+def _is_further_part(file: Path) -> bool:
+    """Return whether a file is one of a split model, and not the first."""
+    return without_split(file.stem) != file.stem and "-00001-of-" not in file.name
 
 
 def fetch_packaged(file: PackagedFile, folder: Path, progress: Progress | None = None) -> Path:

@@ -38,7 +38,7 @@ from ..messages import (
 )
 from ..scheduling.draft_budget import make_draft_budget
 from ..scheduling.scheduler import Scheduler
-from ..sequence.sequence import Sequence
+from ..sequence.sequence import Sequence, SequenceSpec
 from ..step_timer import StepTimer
 from ..types import FinishReason, Usage
 from .adapter_manager import Adaptation, AdapterManager
@@ -278,9 +278,11 @@ class EngineCore:
         """Return an empty prefix cache and a scheduler over it."""
         config, worker, sharing = self._config, self._worker, self._config.enable_prefix_caching
         cache = PrefixCache(worker.num_pages, config.block_size, sharing=sharing, states=worker.states)
-        # No drafts where a rejected one would remain in a recurrent state.
-        has_states, fill = worker.states is not None, self._grammars.fill
-        self._drafts = None if has_states else make_draft_budget(config, cache, self._stats, worker.draft, fill)
+        # A draft model has no states to go back to where some of its drafts are rejected.
+        draft = worker.draft if worker.states is None else None
+        has_room = worker.states is None or worker.states.num_drafts > 0
+        fill = self._grammars.fill
+        self._drafts = make_draft_budget(config, cache, self._stats, draft, fill) if has_room else None
         scheduler = Scheduler(
             cache,
             max_num_seqs=config.max_num_seqs,
@@ -450,23 +452,26 @@ def _new_sequence(submit: Submit, adaptation: Adaptation, worker: StepWorker, se
     tokens = submit.tokens + submit.generated
     switch = worker.rope_switch
     is_long = len(tokens) > switch
-    return Sequence(
-        id=submit.id,
-        tokens=tokens,
-        num_prompt=len(submit.tokens),
-        params=params,
-        path=adaptation.path.as_long() if is_long else adaptation.path,
+    spec = SequenceSpec(
         stop_ids=stops,
         seed=seed,
         arrival=time.monotonic(),
         max_model_len=worker.max_model_len,
-        rope_switch=ENDLESS if is_long else switch,
         adapter=adaptation.adapter,
         adapted_from=adaptation.adapted_from,
         vocabulary=submit.vocabulary,
         vocab_size=adaptation.vocab_size,
         tenant=submit.tenant,
-        priority=submit.priority,
         session=submit.session,
         pins=(*submit.prefix_pins, (len(submit.tokens), submit.pin_seconds)),
+    )
+    return Sequence(
+        id=submit.id,
+        tokens=tokens,
+        params=params,
+        path=adaptation.path.as_long() if is_long else adaptation.path,
+        spec=spec,
+        rope_switch=ENDLESS if is_long else switch,
+        priority=submit.priority,
+        num_prompt=len(submit.tokens),
     )

@@ -20,7 +20,7 @@ class StepWorker(Protocol):
     Attributes:
         overlaps: whether the device computes while the host goes on, so that a step is better launched before the
             last one is read.
-        states: slots of recurrent states; None for a model without. Drafts are off then.
+        states: slots of recurrent states; None for a model without.
         rope_switch: tokens beyond which a sequence's KV is another one; ``ENDLESS`` for never.
         draft: the draft model; None without.
         base_digest: of the base model, see ``engine.checkpoint.base_digest``.

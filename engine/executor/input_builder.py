@@ -260,6 +260,8 @@ class InputBuilder:
         """Return the slots of a step. A row reads its own from its second step on."""
         source, target = sources[index], index.astype(np.int32)
         sources[index] = index
+        resumed = np.fromiter((row.state for row in rows), np.int32, len(rows))
+        source = np.where(resumed >= 0, resumed, source)
         checkpoints = np.full(query_start[-1], -1, np.int32)
         for first, row in zip(query_start.tolist(), rows, strict=False):
             for position, slot in row.checkpoints:

@@ -50,14 +50,15 @@ def share_states(config: EngineConfig, num_bytes: int, page_bytes: int, state_si
     sharing, size, rows = config.enable_prefix_caching, config.block_size, config.max_num_seqs
     if (num_pages := config.num_gpu_blocks_override) is not None:
         run = -(-state_size // page_bytes)
-        return num_pages, StateSlots(rows, max(rows, num_pages // run) if sharing else 0, run * size)
+        num_checkpoints = max(rows, num_pages // run) if sharing else 0
+        return num_pages, StateSlots(rows, num_checkpoints, run * size, min(rows, config.max_drafts))
     most = (num_bytes - 2 * page_bytes) // (2 * state_size)
     if rows * state_size > num_bytes - 2 * page_bytes and most > 0:
         raise ConfigError(
             f"A sequence has a recurrent state of {state_size / 2**20:.1f} MiB, and those of --max-num-seqs {rows} "
             f"leave no memory for KV of {num_bytes / 2**30:.1f} GiB. Try: rootgraft serve --max-num-seqs {most}"
         )
-    return share_budget(num_bytes, size, page_bytes, state_size, rows, sharing=sharing)
+    return share_budget(num_bytes, size, page_bytes, state_size, rows, sharing=sharing, most_drafts=config.max_drafts)
 
 
 def weight_room(config: EngineConfig, model: ModelConfig | None, device: torch.device, dtype: torch.dtype) -> int:

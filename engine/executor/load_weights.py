@@ -13,7 +13,7 @@ from ..checkpoint.gguf import GgufFile
 from ..checkpoint.read_config import open_checkpoint
 from ..config import EngineConfig
 from ..loading.model_impl import load_by, own_config
-from ..loading.weight_forms import choose_weight_form
+from ..loading.weight_forms import WIDENED, choose_weight_form
 from ..models.model import Model
 from .adapter_options import check_adapters, check_folder
 from .device import choose_device, choose_dtype, place_threads
@@ -68,6 +68,7 @@ def load_weights(config: EngineConfig, checkpoint: Path | GgufFile, model_path: 
         check_adapters(config, checkpoint, dtype)
         draft = find_draft(config, shape, device, model_path)
     available = weight_room(config, shape, device, dtype)
+    is_theirs = shape is None and config.quantization in (None, WIDENED)  # the transformers library reads its weights
     model = load_by(
         config.model_impl,
         checkpoint,
@@ -75,7 +76,7 @@ def load_weights(config: EngineConfig, checkpoint: Path | GgufFile, model_path: 
         device=device,
         max_positions=config.max_model_len,
         dummy=dummy,
-        weights=choose_weight_form(config, device, dtype, checkpoint, available=available),
+        weights="plain" if is_theirs else choose_weight_form(config, device, dtype, checkpoint, available=available),
         available=available,
     )
     if shape is None:  # of the transformers library, which tells its shape with its weights

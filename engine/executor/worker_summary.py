@@ -55,6 +55,9 @@ def _number_formats(model: Model, device: torch.device) -> str:
     """Describe the model's type and device, and the forms of quantised weights."""
     name = f"{str(model.dtype).removeprefix('torch.')} on {device}"
     packed = model.weights if isinstance(model, DecoderModel) else ()
+    grouped = sorted({part.form.description for part in packed if isinstance(part, ops.GroupedLinear)})
+    if grouped:
+        return f"{name}, weights as stored: {' and '.join(grouped)}"
     quantised = [part for part in packed if isinstance(part, ops.QuantisedLinear)]
     if not quantised:
         return name
@@ -77,7 +80,11 @@ def _states(slots: StateSlots, state_bytes: int) -> str:
     return (
         f"Recurrent states: {slots.num_checkpoints:,} checkpoints of prefixes, one for every {slots.interval:,} "
         f"tokens, beside {slots.num_rows} of sequences ({slots.total * state_bytes / 2**30:.2f} GiB). "
-        "Drafts are off: a rejected one would remain in the state"
+        + (
+            f"Drafts by lookups alone, {slots.num_drafts} in a step, each with the state before it"
+            if slots.num_drafts
+            else "Drafts are off: there is no room for the states before them"
+        )
     )
 
 

@@ -32,6 +32,30 @@ from .page_allocator import PageAllocator
 from .state_cache import StateCache, StateSlots
 
 
+@dataclass(slots=True)
+class StateUses:
+    """What a sequence has of recurrent states beside its pending checkpoints.
+
+    Attributes:
+        held: the page whose checkpoint its first step reads, until the first ``commit``; -1 for none.
+        wanted: positions at which a checkpoint is worth its slot, beside every ``StateCache.interval`` tokens.
+        drafted: slots by position, of the states before the drafts of a step.
+        resumed: slot of the state that the next step reads, as its row's own has read rejected drafts; -1 for its own.
+        read: the slot that a step in flight reads so, -1 for none.
+    """
+
+    held: int = -1
+    wanted: frozenset[int] = frozenset()
+    drafted: dict[int, int] = field(default_factory=dict)
+    resumed: int = -1
+    read: int = -1
+
+    @property
+    def draft_slots(self) -> list[int]:
+        """The slots of states before drafts that it has."""
+        return [*self.drafted.values(), *(slot for slot in (self.resumed, self.read) if slot >= 0)]
+
+
 @dataclass(slots=True, eq=False)
 class Lease:
     """The pages of a running sequence, from ``acquire`` to ``release``. Written by ``PrefixCache`` and ``take_*``.
@@ -50,9 +74,8 @@ class Lease:
         released: whether ``release`` was called.
         states: checkpoints of recurrent states; None for a model without.
         state: slot of the state at the end of the hit, -1 for none.
-        held: the page whose checkpoint that is, until the first ``commit``; -1 for none.
-        wanted: positions at which a checkpoint is worth its slot, beside every ``StateCache.interval`` tokens.
         pending: reserved slots by the position after which a step saves the state there.
+        uses: what the sequence has of states beside these.
     """
 
     path: Path
@@ -67,9 +90,8 @@ class Lease:
     released: bool = False
     states: StateCache | None = None
     state: int = -1
-    held: int = -1
-    wanted: frozenset[int] = frozenset()
     pending: dict[int, int] = field(default_factory=dict)
+    uses: StateUses = field(default_factory=StateUses)
 
     def take_changes(self) -> tuple[int, tuple[int, ...]]:
         """Return the index from which ``pages`` changed since the last call, and the ids from there on."""
@@ -82,6 +104,37 @@ class Lease:
         copy, self.copy = self.copy, None
         return copy
 
+    def take_resumed(self) -> int:
+        """Return ``StateUses.resumed`` for a step that reads it; -1 for the row's own state."""
+        slot, self.uses.resumed = self.uses.resumed, -1
+        self.uses.read = slot if slot >= 0 else self.uses.read
+        return slot
+
+    def put_back(self, slot: int) -> None:
+        """Undo ``take_resumed``, which returned this slot."""
+        if slot >= 0:
+            self.uses.resumed, self.uses.read = slot, -1
+
+    def most_drafts(self, position: int) -> int | None:
+        """Return how many drafts may follow the first ``position`` tokens in a step; None for any number.
+
+        None do where the state after these is a checkpoint: a step saves the state after a token once.
+        """
+        if self.states is None:
+            return None
+        return 0 if position in self.pending else self.states.num_free_drafts
+
+    def take_drafted(self, position: int, count: int) -> tuple[tuple[int, int], ...]:
+        """Reserve slots for the states before ``count`` drafts that follow the first ``position`` tokens.
+
+        Returns:
+            (position, slot) ascending, as ``take_checkpoints``. Empty in a model without states.
+        """
+        if self.states is None:
+            return ()
+        self.uses.drafted = {position + index: self.states.reserve_draft() for index in range(count)}
+        return tuple(self.uses.drafted.items())
+
     def take_checkpoints(self, start: int, end: int) -> tuple[tuple[int, int], ...]:
         """Reserve slots for the states that a step saves which computes positions ``start`` to ``end``.
 
@@ -92,7 +145,7 @@ class Lease:
             return ()
         interval, taken = self.states.interval, []
         regular = range(start - start % interval + interval, end + 1, interval)
-        for position in sorted({*regular, *(each for each in self.wanted if start < each <= end)}):
+        for position in sorted({*regular, *(each for each in self.uses.wanted if start < each <= end)}):
             slot = self.states.reserve()
             if slot is None:
                 break
@@ -174,10 +227,10 @@ class PrefixCache:
         node = self._tree.lock(found)
         lease = Lease(path, node, found.pages, whole, whole * self.page_size, self.sharing, forked)
         self._leases.add(lease)
-        lease.states, lease.wanted = self.states, wanted
+        lease.states, lease.uses.wanted = self.states, wanted
         if self.states is not None and whole:
-            lease.held = lease.pages[-1]
-            lease.state = self.states.hold(lease.held)
+            lease.uses.held = lease.pages[-1]
+            lease.state = self.states.hold(lease.uses.held)
         if found.num_copied and (target := self._allocate(1)):
             lease.pages += target
             lease.num_tokens += found.num_copied
@@ -254,6 +307,8 @@ class PrefixCache:
             self._keep_states(lease, num_computed, self.states)
             self.states.cancel(lease.pending.values())
             lease.pending.clear()
+            self.states.cancel_drafts(lease.uses.draft_slots)
+            lease.uses.resumed = lease.uses.read = -1
             entering = False  # a partly filled page has no state, so no hit would reach into it
         self._free(self._tree.unlock(lease.node))
         private = lease.pages[lease.num_shared :]
@@ -326,7 +381,8 @@ class PrefixCache:
             )
         if self.states is not None:
             pending = [slot for lease in leases for slot in lease.pending.values()]
-            self.states.check(cached, pending, [lease.held for lease in leases if lease.held >= 0])
+            drafted = [slot for lease in leases for slot in lease.uses.draft_slots]
+            self.states.check(cached, pending, [lease.uses.held for lease in leases if lease.uses.held >= 0], drafted)
 
     def _allocate(self, num_pages: int) -> list[int]:
         """Take pages from the free list, after eviction if need be; none if there are not as many."""
@@ -363,10 +419,17 @@ class PrefixCache:
         self._allocator.free(pages)
 
     def _keep_states(self, lease: Lease, num_computed: int, states: StateCache) -> None:
-        """Give the saved states to their pages, which are in the tree now, and end the hold on the first one."""
-        if lease.held >= 0:
-            states.drop(lease.held)
-            lease.held = -1
+        """Give the saved states to their pages, which are in the tree now, and end the hold on the first one.
+
+        Of the states before drafts that before the first rejected one is left for the next step.
+        """
+        resumed = lease.uses.drafted.pop(num_computed, -1) if lease.uses.drafted else lease.uses.resumed
+        lease.uses.resumed = -1
+        states.cancel_drafts(lease.uses.draft_slots)
+        lease.uses.drafted, lease.uses.resumed, lease.uses.read = {}, resumed, -1
+        if lease.uses.held >= 0:
+            states.drop(lease.uses.held)
+            lease.uses.held = -1
         for position in [each for each in lease.pending if each <= num_computed]:
             slot = lease.pending.pop(position)
             if lease.sharing:

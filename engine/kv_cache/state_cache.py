@@ -18,28 +18,39 @@ from dataclasses import dataclass
 
 from ...radix.invariants import BrokenInvariant
 
+_DRAFTS_SHARE = 8  # of the budget, the part that states before drafts take at most
+
 
 @dataclass(frozen=True, slots=True)
 class StateSlots:
-    """How many states a pool holds: a working one for each row, then checkpoints, and one for padding.
+    """How many states a pool holds: a working one for each row, then checkpoints, those before drafts, and padding.
 
     Attributes:
         num_rows: rows, whose working states have the slots of the same numbers.
         num_checkpoints: slots behind these.
         interval: tokens from one checkpoint of a long prefix to the next, a multiple of the page size.
+        num_drafts: slots behind these, for the states before the drafts of a step.
     """
 
     num_rows: int
     num_checkpoints: int
     interval: int
+    num_drafts: int = 0
 
     @property
     def total(self) -> int:
-        return self.num_rows + self.num_checkpoints + 1
+        return self.num_rows + self.num_checkpoints + self.num_drafts + 1
 
 
 def share_budget(
-    num_bytes: int, page_size: int, page_bytes: int, state_bytes: int, num_rows: int, *, sharing: bool
+    num_bytes: int,
+    page_size: int,
+    page_bytes: int,
+    state_bytes: int,
+    num_rows: int,
+    *,
+    sharing: bool,
+    most_drafts: int = 0,
 ) -> tuple[int, StateSlots]:
     """Divide a budget between pages of KV and recurrent states: return the number of pages, and the slots.
 
@@ -48,14 +59,17 @@ def share_budget(
 
     Args:
         sharing: whether prefixes are kept; without, there are no checkpoints.
+        most_drafts: drafts of a step, for each of which there is a state as far as these take an eighth of the rest.
     """
     run = -(-state_bytes // page_bytes)  # pages from one checkpoint to the next
     left = max(0, num_bytes - (num_rows + 1) * state_bytes)
+    num_drafts = min(most_drafts, left // (_DRAFTS_SHARE * state_bytes))
+    left -= num_drafts * state_bytes
     if not sharing:
-        return left // page_bytes, StateSlots(num_rows, 0, run * page_size)
+        return left // page_bytes, StateSlots(num_rows, 0, run * page_size, num_drafts)
     num_runs = left // (run * page_bytes + state_bytes)
     num_pages = (left - num_runs * state_bytes) // page_bytes
-    return num_pages, StateSlots(num_rows, num_runs, run * page_size)
+    return num_pages, StateSlots(num_rows, num_runs, run * page_size, num_drafts)
 
 
 class StateCache:
@@ -72,6 +86,8 @@ class StateCache:
         first = slots.num_rows
         self._slots = range(first, first + slots.num_checkpoints)
         self._free = list(reversed(self._slots))
+        self._drafts = range(self._slots.stop, self._slots.stop + slots.num_drafts)
+        self._free_drafts = list(reversed(self._drafts))
         self._kept: dict[str, OrderedDict[int, int]] = {}  # by tenant: slot of each page, in the order of use
         self._tenants: dict[int, str] = {}  # of each page
         self._holds: Counter[int] = Counter()  # leases that are still to read a page's checkpoint
@@ -79,6 +95,19 @@ class StateCache:
     @property
     def num_free(self) -> int:
         return len(self._free)
+
+    @property
+    def num_free_drafts(self) -> int:
+        """Slots for states before drafts that no lease has."""
+        return len(self._free_drafts)
+
+    def reserve_draft(self) -> int:
+        """Take a slot for the state before a draft. Raises IndexError without a free one."""
+        return self._free_drafts.pop()
+
+    def cancel_drafts(self, slots: Iterable[int]) -> None:
+        """Give back slots for states before drafts, which no step is still to read or write."""
+        self._free_drafts += slots
 
     @property
     def num_kept(self) -> int:
@@ -125,14 +154,19 @@ class StateCache:
             if page in self._tenants:
                 self._free.append(self._take(page))
 
-    def check(self, tree_pages: Iterable[int], pending: Sequence[int], held: Iterable[int]) -> None:
+    def check(
+        self, tree_pages: Iterable[int], pending: Sequence[int], held: Iterable[int], drafted: Iterable[int]
+    ) -> None:
         """Check that every slot has one owner. Raises BrokenInvariant.
 
         Args:
             tree_pages: all pages of the tree.
             pending: reserved slots of all leases.
             held: pages that leases hold, one for each.
+            drafted: slots of states before drafts of all leases.
         """
+        if sorted([*self._free_drafts, *drafted]) != list(self._drafts):
+            raise BrokenInvariant(f"free {sorted(self._free_drafts)} + used {sorted(drafted)} are not {self._drafts}")
         kept = {page: slot for pages in self._kept.values() for page, slot in pages.items()}
         owned = [*self._free, *pending, *kept.values()]
         if sorted(owned) != list(self._slots):

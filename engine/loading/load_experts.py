@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from torch import Tensor
 
-from ...kernels.expert_ops import ClampedSwiglu, ExpertWeights, RouterParams
+from ...kernels.expert_ops import ClampedSwiglu, ExpertWeights, RouterParams, takes_together
 from ...kernels.ops import Linear
 from ..checkpoint.families.mixture import Mixture
 from ..models.experts import ExpertProjection, Experts
@@ -40,13 +42,13 @@ def load_experts(weights: WeightReader, prefix: str, mixture: Mixture, hidden: i
             name=f"{prefix}.experts.{STACKED_GATE_UP}",
             modules=tuple(expert_modules(prefix, mixture, expert)[:2] for expert in experts),
             sizes=(mixture.size, mixture.size),
-            weights=ExpertWeights(tuple(reader.gate_up(expert) for expert in experts)),
+            weights=reader.together(reader.gate_up(expert) for expert in experts),
         ),
         down=ExpertProjection(
             name=f"{prefix}.experts.{STACKED_DOWN}",
             modules=tuple(expert_modules(prefix, mixture, expert)[2:] for expert in experts),
             sizes=(hidden,),
-            weights=ExpertWeights(tuple(reader.down(expert) for expert in experts)),
+            weights=reader.together(reader.down(expert) for expert in experts),
         ),
         activation="silu" if clamp is None else ClampedSwiglu(clamp.alpha, clamp.limit),
         shared=reader.shared(hidden) if mixture.shared_size else None,
@@ -77,6 +79,13 @@ class _Reader:
     def _fused(self, prefix: str, modules: dict[str, int]) -> Projection:
         names = tuple(f"{prefix}.{module}" for module in modules)
         return Projection(names, tuple(modules.values()), self._weights.packed(*(f"{name}.weight" for name in names)))
+
+    def together(self, experts: Iterable[Linear]) -> ExpertWeights:
+        """Return the weights of all experts, widened where their forms differ, or inputs are out of order."""
+        found = tuple(experts)
+        if takes_together(found):
+            return ExpertWeights(found)
+        return ExpertWeights(tuple(self._weights.widened(each) for each in found))
 
     def gate_up(self, expert: int) -> Linear:
         """Gate and up of an expert, [2 I, H]."""
@@ -115,8 +124,11 @@ class _Reader:
     def _transposed(self, tensor: str, expert: int, turns: int) -> Linear:
         """A matrix stored as [K, N], whose columns belong to so many modules by turns, and its bias [N], if any."""
         name = f"{self._prefix}.{tensor}"
-        weight = _by_module(self._weights.part(name, expert).T, turns)
         bias = _by_module(self._weights.part(f"{name}_bias", expert), turns) if self._mixture.biased else None
+        grouped = self._weights.grouped_part(name, expert, turns, bias)
+        if grouped is not None:
+            return grouped
+        weight = _by_module(self._weights.part(name, expert).T, turns)
         return self._weights.pack(name, weight, bias)
 
 

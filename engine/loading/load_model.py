@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ...kernels import memory
-from ...kernels.ops import AttentionParams, QuantisedLinear, RopeParams
+from ...kernels.ops import AttentionParams, GroupedLinear, QuantisedLinear, RopeParams
 from ..checkpoint.gguf import GgufFile
 from ..checkpoint.model_config import LayerConfig, ModelConfig, QueryScaling, Rope
 from ..checkpoint.read_config import open_checkpoint, read_model_config
@@ -217,17 +217,18 @@ class LayerLoader:
         q_norm, k_norm = (self.weights.tensor(f"{prefix}.{name}.weight") for name in config.head_norms)
         return q_norm, k_norm
 
-    def embedding_and_head(self) -> tuple[Tensor | QuantisedLinear, Projection]:
+    def embedding_and_head(self) -> tuple[Tensor | QuantisedLinear | GroupedLinear, Projection]:
         """Return the embedding, plain or quantised, and the head. A tied quantised head is the embedding itself."""
         size = self.config.vocab_size
         if not self.config.tied_head:
             return self.embedding(), self.projection("", {"lm_head": size}, bias=False)
         packed = self.weights.packed(EMBEDDING)
-        embedding = packed if isinstance(packed, QuantisedLinear) else self.weights.tensor(EMBEDDING)
+        embedding = packed if isinstance(packed, QuantisedLinear | GroupedLinear) else self.weights.tensor(EMBEDDING)
         return embedding, Projection(("lm_head",), (size,), packed)
 
-    def embedding(self) -> Tensor | QuantisedLinear:
-        return self.weights.stored(EMBEDDING) or self.weights.tensor(EMBEDDING)
+    def embedding(self) -> Tensor | QuantisedLinear | GroupedLinear:
+        found = self.weights.grouped(EMBEDDING) or self.weights.stored(EMBEDDING)
+        return self.weights.tensor(EMBEDDING) if found is None else found
 
     def projection(self, prefix: str, modules: dict[str, int], bias: bool) -> Projection:
         """Read modules side by side, given by their names behind ``prefix`` and their output columns."""

@@ -6,8 +6,12 @@ has two, the first in its low half. A block's scale is a power of two, whose exp
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
+
+from ...kernels.grouped_weights import Numbers, Scales, StoredNumbers
 
 BLOCK = 32  # values
 BLOCKS, SCALES = "_blocks", "_scales"
@@ -27,3 +31,29 @@ def scaled_values(nibbles: Tensor, scales: Tensor) -> Tensor:
     """Values of four bits each and stored exponents that broadcast to them, uint8 -> fp32, exact."""
     values = torch.tensor((*_MAGNITUDES, *(-magnitude for magnitude in _MAGNITUDES)), device=nibbles.device)
     return torch.ldexp(values[nibbles.int()], scales.int() - BIAS)
+
+
+_LARGEST = 255  # an exponent that stands for no number
+
+
+def stored_meaning(exponents: Tensor) -> StoredNumbers | None:
+    """Return what a matrix in MXFP4 means for kernels of a GPU, without its numbers.
+
+    Args:
+        exponents: [N, K / 32] uint8.
+
+    Returns:
+        None for exponents that stand for no number.
+    """
+    if bool((exponents == _LARGEST).any()):
+        return None
+    return StoredNumbers((0, 0), Numbers.E2M1, (), exponents, Scales.E8M0)
+
+
+def stored_numbers(blocks: Tensor, scales: Tensor) -> StoredNumbers | None:
+    """Return a matrix for kernels of a GPU: [N, K / 32, 16] and [N, K / 32] uint8; None as ``stored_meaning``."""
+    meaning = stored_meaning(scales)
+    if meaning is None:
+        return None
+    codes = torch.stack((blocks & 15, blocks >> 4), dim=-1).flatten(1)
+    return replace(meaning, shape=(codes.shape[0], codes.shape[1]), pieces=[codes])

@@ -20,13 +20,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 
+from ...kernels.grouped_weights import Numbers, Offsets, Scales, StoredNumbers
 from ...kernels.quantised_weights import BlockType
 from ..checkpoint.quantization_config import Layout, Quantization, Scheme
 from ..errors import ModelError, shortened
@@ -34,6 +35,7 @@ from . import mxfp4
 
 _PIECE: Final = 1 << 23  # values that are decoded at once
 _WORD: Final = 32
+_WORD_BYTES: Final = 4
 BLOCK: Final = 32
 """Inputs of a block that native kernels multiply with as it is."""
 _AWQ_ORDER: Final = (0, 4, 1, 5, 2, 6, 3, 7)  # where the integer of each of eight columns is in an AWQ word
@@ -41,6 +43,8 @@ _NVFP4_GROUP: Final = 16
 _FLOAT8: Final = "F8_E4M3"
 _FLOAT8_BLOCK: Final = 128
 _FLOATS: Final = ("F32", "F16", "BF16")
+_BYTES: Final = {"U8": 1, "I8": 1, "F8_E4M3": 1, "F16": 2, "BF16": 2, "F32": 4, "I32": 4, "I64": 8}
+_INDICES: Final = ("g_idx", "weight_g_idx", "weight_shape")
 _INTEGERS: Final = ("gptq", "gptq_v2", "awq_gemm", "awq_gemv", "packed", "int8")
 
 PARTS: Final[dict[Layout, frozenset[str]]] = {
@@ -62,6 +66,24 @@ PARTS: Final[dict[Layout, frozenset[str]]] = {
     "bnb_int8": frozenset({"weight", "SCB", "weight_format"}),
 }
 """Names of the parts of a matrix behind its module's name, by layout."""
+
+LAYOUT_NAMES: Final[dict[Layout, str]] = {
+    "gptq": "GPTQ",
+    "gptq_v2": "GPTQ v2",
+    "awq_gemm": "AWQ",
+    "awq_gemv": "AWQ gemv",
+    "packed": "compressed-tensors packed integers",
+    "int8": "INT8",
+    "float8": "FP8",
+    "float8_blocks": "FP8 in blocks of 128 by 128",
+    "nvfp4": "NVFP4",
+    "nvfp4_modelopt": "NVFP4 (ModelOpt)",
+    "mxfp4": "MXFP4",
+    "mxfp4_packed": "MXFP4",
+    "bnb_4bit": "bitsandbytes 4 bits",
+    "bnb_int8": "bitsandbytes LLM.int8()",
+}
+"""What people call the layouts."""
 
 WITHOUT_EFFECT: Final = frozenset(
     {"input_scale", "input_zero_point", "input_global_scale", "output_scale", "output_zero_point", "bias_scale"}
@@ -91,6 +113,10 @@ class View:
     def dtype(self) -> str:
         """The type by its name in the format: ``F16``, ``I32``, ``F8_E4M3``."""
         return str(self.file.get_slice(self.stored).get_dtype())
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * _BYTES.get(self.dtype, 4)
 
     def tensor(self) -> Tensor:
         found: Tensor = self.file.get_tensor(self.stored)
@@ -123,9 +149,43 @@ class QuantisedTensor:
     def pieces(self) -> Iterator[tuple[int, Tensor]]:
         """Yield some rows [n, K] fp32 at a time, with the number of the first."""
         opened = self._opened()
-        decode = opened.decode if isinstance(opened, Integers) else opened
         for first, end in self._ranges():
-            yield first, decode(first, end)
+            yield first, opened.decode(first, end)
+
+    def numbers(self) -> StoredNumbers | None:
+        """Return the matrix as it is stored, for kernels of a GPU; None where they have no form for its numbers."""
+        return self._opened().stored(self.shape, self._ranges())
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the matrix as it is kept on a GPU: numbers of two and three bits take four there."""
+        bits = max(self._scheme.bits, 4) if self._scheme.layout in _INTEGERS else 0
+        stored = sum(view.nbytes for part, view in self._parts.items() if part not in _INDICES)
+        return max(stored, math.prod(self.shape) * bits // 8)
+
+    @property
+    def description(self) -> str:
+        """The scheme in a few words: layout, bits, group."""
+        scheme = self._scheme
+        has_bits = scheme.layout in _INTEGERS
+        bits = [f"{scheme.bits} bits", "" if scheme.symmetric else "zero points"] if has_bits else []
+        group = "" if scheme.group is None else f"groups of {scheme.group}"
+        return ", ".join(filter(None, (LAYOUT_NAMES[scheme.layout], *bits, group)))
+
+    @property
+    def is_bytes(self) -> bool:
+        """Whether native kernels of a CPU keep it in the 8 bits of its numbers, beside a few scales of each row."""
+        scheme, (_, width) = self._scheme, self.shape
+        is_integer = scheme.layout in ("int8", "packed", "bnb_int8") and scheme.bits == 8 and scheme.symmetric
+        is_float = scheme.layout in ("float8", "float8_blocks")
+        return (is_integer or is_float) and not scheme.group and width % _WORD_BYTES == 0
+
+    def bytes(self) -> StoredNumbers | None:
+        """Return the same as ``numbers``, for native kernels of a CPU; None where they have no form."""
+        if not self.is_bytes or (stored := self.numbers()) is None:
+            return None
+        is_plain = stored.offsets is None and stored.group_of is None and stored.scales is not None
+        return stored if is_plain and stored.numbers in (Numbers.INT8, Numbers.E4M3) else None
 
     def blocks(self) -> tuple[BlockType, Iterator[Tensor]] | None:
         """Return the type of blocks that have the same numbers, and rows of them [n, bytes]; None where none have."""
@@ -161,6 +221,9 @@ class QuantisedTensor:
 Rows = Callable[[int, int], Tensor]
 """Some rows [first, end) of a matrix."""
 
+Ranges = Iterable[tuple[int, int]]
+"""First rows and ends, which follow each other."""
+
 
 @dataclass(frozen=True, slots=True)
 class Integers:
@@ -170,12 +233,14 @@ class Integers:
         numbers: q, rows [n, K] of uint8, or of int8.
         zeros: z, [N, groups of a row] fp32.
         scales: s, [N, groups of a row] fp32.
+        bits: of q.
         group_of: the group of each input [K] where they are not in order, None where they are.
     """
 
     numbers: Rows
     zeros: Tensor
     scales: Tensor
+    bits: int
     group_of: Tensor | None = None
 
     def decode(self, first: int, end: int) -> Tensor:
@@ -184,6 +249,33 @@ class Integers:
         each = (_in_groups(part[first:end], numbers.shape[1], self.group_of) for part in (self.zeros, self.scales))
         zero, scale = each
         return (numbers - zero) * scale
+
+    def stored(self, shape: tuple[int, int], ranges: Ranges) -> StoredNumbers | None:
+        """Return the same for kernels of a GPU; None for zero points that are no integers of eight bits."""
+        is_signed = self.numbers(0, 1).dtype is torch.int8
+        is_byte = self.bits > 4
+        zeros = self.zeros + 128 if is_signed else self.zeros
+        middle = 128 if is_byte else 8
+        is_middle = bool((zeros == middle).all())
+        if not bool(((zeros >= 0) & (zeros <= 255) & (zeros == zeros.floor())).all()):
+            return None
+
+        def codes(first: int, end: int) -> Tensor:
+            found = self.numbers(first, end)
+            if is_signed:
+                found = found.view(torch.uint8)
+            # Bytes are signed where their middle is their zero point, and unsigned otherwise.
+            return found ^ 128 if is_byte and is_signed is not is_middle else found
+
+        return StoredNumbers(
+            shape=shape,
+            numbers=Numbers.INT8 if is_byte else Numbers.INT4,
+            pieces=(codes(first, end) for first, end in ranges),
+            scales=self.scales,
+            offsets=None if is_middle else zeros.to(torch.uint8),
+            offset_kind=Offsets.MIDDLE if is_middle else Offsets.ZERO_POINTS,
+            group_of=self.group_of,
+        )
 
     def block_type(self, bits: int, width: int) -> BlockType | None:
         """Return the type of blocks of 32 inputs that have the same numbers, None where there is none.
@@ -222,8 +314,31 @@ class Integers:
         return torch.cat((*halves, packed), dim=2).flatten(1)
 
 
-Opened = Integers | Rows
-"""The parts of a matrix: integers, or its decoded rows [n, K] fp32."""
+@dataclass(frozen=True, slots=True)
+class Floats:
+    """A matrix of small floating point numbers, or of indices into a table, with scales.
+
+    Attributes:
+        codes: rows [n, K] uint8, a number in each byte.
+        decode: rows [n, K] in fp32.
+        meaning: what the bytes are, without rows; None where kernels of a GPU have no form for it.
+    """
+
+    codes: Rows
+    decode: Rows
+    meaning: StoredNumbers | None
+
+    def stored(self, shape: tuple[int, int], ranges: Ranges) -> StoredNumbers | None:
+        """Return the same for kernels of a GPU."""
+        if self.meaning is None:
+            return None
+        return replace(self.meaning, shape=shape, pieces=(self.codes(first, end) for first, end in ranges))
+
+
+Opened = Integers | Floats
+"""The parts of a matrix."""
+
+_NOWHERE: Final = (0, 0)  # in place of a shape that the caller knows
 
 
 def _of_blocks(values: Tensor, blocks: int) -> Tensor:
@@ -341,6 +456,7 @@ def _open_gptq(parts: _Checked) -> Opened:
         numbers=lambda first, end: unpacked(words[:, first:end].T, bits, width),
         zeros=zeros.T.contiguous(),
         scales=scales.T.contiguous(),
+        bits=bits,
         group_of=_group_indices(parts, width, len(scales)),
     )
 
@@ -389,6 +505,7 @@ def _open_awq(parts: _Checked) -> Opened:
         numbers=lambda first, end: _awq_unpacked(words[:, first // 8 : end // 8]).T,
         zeros=_awq_unpacked(parts.tensor("qzeros")).T.float().contiguous(),
         scales=scales.T.contiguous(),
+        bits=4,
     )
 
 
@@ -422,6 +539,7 @@ def _open_awq_gemv(parts: _Checked) -> Opened:
         numbers=lambda first, end: unpacked(words[first:end], 4, width),
         zeros=unpacked(parts.tensor("qzeros"), 4, groups).float(),
         scales=scales,
+        bits=4,
     )
 
 
@@ -470,7 +588,7 @@ def _open_packed(parts: _Checked) -> Opened:
     if parts.has("weight_g_idx"):
         found = parts.tensor("weight_g_idx").long()
         group_of = _packed_groups(parts, found, width, scales.shape[1])
-    return Integers(lambda first, end: unpacked(words[first:end], bits, width), zeros, scales, group_of)
+    return Integers(lambda first, end: unpacked(words[first:end], bits, width), zeros, scales, bits, group_of)
 
 
 def _packed_groups(parts: _Checked, found: Tensor, width: int, groups: int) -> Tensor | None:
@@ -500,7 +618,7 @@ def _open_int8(parts: _Checked) -> Opened:
     if not parts.scheme.symmetric:
         found = parts.tensor("weight_zero_point").float()
         zeros = found.reshape(1, 1).expand(rows, 1) if found.numel() == 1 else found.reshape(rows, -1)
-    return Integers(lambda first, end: numbers[first:end], zeros, scales)
+    return Integers(lambda first, end: numbers[first:end], zeros, scales, bits=8)
 
 
 def _blocks_shape(shape: tuple[int, int]) -> tuple[int, int]:
@@ -526,7 +644,11 @@ def _open_float8(parts: _Checked) -> Opened:
     if is_in_blocks:
         return _in_blocks(numbers, scales)
     of_rows = _row_scales(parts, rows)
-    return lambda first, end: numbers[first:end].float() * _in_groups(of_rows[first:end], width, None)
+    return Floats(
+        codes=lambda first, end: numbers[first:end].view(torch.uint8),
+        decode=lambda first, end: numbers[first:end].float() * _in_groups(of_rows[first:end], width, None),
+        meaning=StoredNumbers(_NOWHERE, Numbers.E4M3, (), of_rows),
+    )
 
 
 def _float8_blocks_shape(parts: _Checked) -> tuple[int, int]:
@@ -543,7 +665,12 @@ def _in_blocks(numbers: Tensor, scales: Tensor) -> Opened:
         rows = torch.arange(first, end) // _FLOAT8_BLOCK
         return numbers[first:end].float() * wide[rows]
 
-    return decode
+    of_rows = scales.repeat_interleave(_FLOAT8_BLOCK, dim=0)[: len(numbers)]
+    return Floats(
+        codes=lambda first, end: numbers[first:end].view(torch.uint8),
+        decode=decode,
+        meaning=StoredNumbers(_NOWHERE, Numbers.E4M3, (), of_rows, group=_FLOAT8_BLOCK),
+    )
 
 
 def _open_float8_blocks(parts: _Checked) -> Opened:
@@ -576,20 +703,26 @@ def _open_nvfp4(parts: _Checked) -> Opened:
     if parts.scheme.layout == "nvfp4":  # compressed-tensors stores what the scales were multiplied with
         if not factor:
             raise ModelError(f"The tensor {shortened(parts.name)} is malformed: {total} is 0.")
-        scales = scales / factor
+        wide, factor = scales / factor, 1 / factor
     else:
-        scales = scales * factor
+        wide = scales * factor
 
     def decode(first: int, end: int) -> Tensor:
-        return _e2m1(numbers[first:end]) * _in_groups(scales[first:end], width, None)
+        return _e2m1(numbers[first:end]) * _in_groups(wide[first:end], width, None)
 
-    return decode
+    small = parts.tensor("weight_scale").view(torch.uint8)
+    meaning = StoredNumbers(_NOWHERE, Numbers.E2M1, (), small, Scales.E4M3, factors=factor.expand(len(numbers)))
+    return Floats(lambda first, end: _halves(numbers[first:end]), decode, meaning)
+
+
+def _halves(packed: Tensor) -> Tensor:
+    """Numbers of four bits in bytes, the first in the low half: [n, K / 2] uint8 -> [n, K]."""
+    return torch.stack((packed & 15, packed >> 4), dim=-1).flatten(1)
 
 
 def _e2m1(packed: Tensor) -> Tensor:
     """Numbers of four bits in bytes, the first in the low half: [n, K / 2] uint8 -> [n, K] fp32."""
-    nibbles = torch.stack((packed & 15, packed >> 4), dim=-1).flatten(1)
-    return mxfp4.scaled_values(nibbles, torch.full((1, 1), mxfp4.BIAS))
+    return mxfp4.scaled_values(_halves(packed), torch.full((1, 1), mxfp4.BIAS))
 
 
 def _mxfp4_packed_shape(parts: _Checked) -> tuple[int, int]:
@@ -605,11 +738,9 @@ def _open_mxfp4_packed(parts: _Checked) -> Opened:
     numbers, exponents = parts.tensor("weight_packed"), parts.tensor("weight_scale")
 
     def decode(first: int, end: int) -> Tensor:
-        some = numbers[first:end]
-        nibbles = torch.stack((some & 15, some >> 4), dim=-1).flatten(1)
-        return mxfp4.scaled_values(nibbles, _in_groups(exponents[first:end].int(), width, None))
+        return mxfp4.scaled_values(_halves(numbers[first:end]), _in_groups(exponents[first:end].int(), width, None))
 
-    return decode
+    return Floats(lambda first, end: _halves(numbers[first:end]), decode, mxfp4.stored_meaning(exponents))
 
 
 # bitsandbytes
@@ -681,14 +812,20 @@ def _open_bnb_4bit(parts: _Checked) -> Opened:
     packed = parts.tensor("weight").contiguous().view(torch.uint8).reshape(-1)
     table, scales = parts.scales("weight.quant_map"), _bnb_scales(parts, state)
 
-    def decode(first: int, end: int) -> Tensor:
+    def codes(first: int, end: int) -> Tensor:
         start, stop = first * width, end * width
         some = packed[start // 2 : -(-stop // 2)]
         numbers = torch.stack((some >> 4, some & 15), dim=-1).flatten()[start % 2 : start % 2 + stop - start]
-        blocks = torch.arange(start, stop) // state.block
-        return (table[numbers.int()] * scales[blocks]).view(end - first, width)
+        return numbers.view(end - first, width)
 
-    return decode
+    def decode(first: int, end: int) -> Tensor:
+        blocks = torch.arange(first * width, end * width).view(-1, width) // state.block
+        return table[codes(first, end).int()] * scales[blocks]
+
+    meaning = None
+    if width % state.block == 0:  # else a block spans two rows
+        meaning = StoredNumbers(_NOWHERE, Numbers.TABLE, (), scales.view(-1, width // state.block), table=table)
+    return Floats(codes, decode, meaning)
 
 
 def _bnb_scales(parts: _Checked, state: _BlockState) -> Tensor:
@@ -710,7 +847,11 @@ def _open_bnb_int8(parts: _Checked) -> Opened:
     if parts.has("weight_format") and int(parts.tensor("weight_format").reshape(-1)[0]) != 0:
         raise parts.wrong("weight_format", "0, which is plain rows,")
     numbers, scales = parts.tensor("weight"), parts.scales("SCB") / 127
-    return lambda first, end: numbers[first:end].float() * scales[first:end, None]
+    return Floats(
+        codes=lambda first, end: numbers[first:end].view(torch.uint8),
+        decode=lambda first, end: numbers[first:end].float() * scales[first:end, None],
+        meaning=StoredNumbers(_NOWHERE, Numbers.INT8, (), scales[:, None]),
+    )
 
 
 _SHAPES: Final[dict[Layout, Callable[[_Checked], tuple[int, int]]]] = {

@@ -15,26 +15,32 @@ import torch
 from torch import Tensor
 
 from ...kernels import ops, quantised_weights
-from ...kernels.ops import Linear, QuantisedLinear, pack_linear
+from ...kernels.grouped_weights import GroupedLinear, Numbers, by_module, dequantise, group_form, pack_grouped
+from ...kernels.ops import Linear, PackedLinear, QuantisedLinear, pack_linear
 from ...kernels.quantised_weights import BlockType, Format
 from ..checkpoint.gguf import GgufFile
+from ..checkpoint.model_config import ModelConfig
 from ..checkpoint.quantization_config import KEY
 from ..checkpoint.read_config import CONFIG, read_config_file, read_model_config
 from ..config import EngineConfig
 from ..errors import ConfigError, ModelError
 from . import measured_form
+from .gguf_numbers import GROUPED_TYPES
 from .measured_form import FormSpeeds, StoredBlocks, blocks_of, measure_few_rows, measure_forms
 from .weight_readers import SafetensorsFolder, WeightSource
 
 WeightForm = Literal[
-    "plain", "stored", "stored_widened", "stored_both", "stored_dynamic", "int8_weight_only", "int8_dynamic"
+    "plain", "stored", "stored_widened", "stored_both", "stored_dynamic", "grouped", "int8_weight_only", "int8_dynamic"
 ]
 """Format of the weights of matrix products.
 
 plain: in the model's type.
 stored: GGUF's blocks of 4 and 8 bits as they are, other tensors plain; see ``kernels.quantised_weights.pack_blocks``.
-stored_widened: the same, and numbers of blocks rounded to the model's type in products: the bits of "plain".
+stored_widened: the same, and numbers of blocks rounded to the model's type in products: the bits of "plain". Also FP8
+    in its 8 bits, with these bits too, and integers of 8 bits with a scale of each row, which is applied to sums.
 stored_both: the same for few rows, and beside it the plain form for more: again the bits of "plain".
+grouped: on a GPU, whatever was quantised as it was stored, with the digits of the dequantised weight in fp32; see
+    ``kernels.grouped_weights``.
 stored_dynamic: as "stored", and activations rounded to 8 bits.
 int8_weight_only, int8_dynamic: rounded to 8 bits with a scale for each output (``pack_channels``).
 """
@@ -45,7 +51,10 @@ FORMS: dict[str, WeightForm] = {
     "int8_dynamic": "int8_dynamic",
     "int8_weight_only": "int8_weight_only",
 }
-"""The form of each value of ``--quantization``."""
+"""The form of each value of ``--quantization`` that takes less memory than plain weights."""
+
+WIDENED: Final = "widened"
+"""The value of ``--quantization`` for a quantised checkpoint's weights in the model's type, on every device."""
 
 
 _DYNAMIC: Final[dict[BlockType, Format]] = {
@@ -54,6 +63,7 @@ _DYNAMIC: Final[dict[BlockType, Format]] = {
     "Q8_0": Format.BYTES,
 }
 _KEPT: Final = {"plain": "widened", "stored_widened": "as stored", "stored_both": "as stored and widened"}
+_KEEPS_BYTES: Final = ("stored_widened", "stored_both")
 _EXPERT: Final = re.compile(r"\.ffn_\w+\.\d+\.weight$")
 
 
@@ -78,21 +88,40 @@ def choose_weight_form(
         ConfigError: no kernel computes the form.
     """
     has_form = has_kernels(device, dtype)
+    if config.quantization == WIDENED:
+        return "plain"
     if config.quantization is None:
+        if config.load_format != "dummy" and _is_quantised(checkpoint) and takes_grouped(device, dtype):
+            return "grouped"
         if not has_form or config.load_format == "dummy":
             return "plain"
         found = _stored(checkpoint)
         if found is None:
-            return "plain"
+            return "stored_widened" if _has_byte_rows(checkpoint) else "plain"
         if isinstance(checkpoint, GgufFile) and _takes_dynamic(found.blocks.type, dtype):
             return "stored_dynamic"
-        return _fastest(found, dtype, measure, available)
+        form = _fastest(found, dtype, measure, available)
+        return "stored_widened" if form == "plain" and _has_byte_rows(checkpoint) else form
     if not has_form:
         raise ConfigError(
             f"--quantization {config.quantization} needs --device cpu, the native kernels (a C++ compiler), "
             "and bfloat16 or float32. Try: rootgraft doctor"
         )
     return FORMS[config.quantization]
+
+
+def takes_grouped(device: torch.device, dtype: torch.dtype) -> bool:
+    """Return whether kernels of a GPU read weights of 4 to 8 bits as they are stored."""
+    return device.type != "cpu" and ops.on_triton(device) and dtype in (torch.bfloat16, torch.float16)
+
+
+def _is_quantised(checkpoint: Path | GgufFile | None) -> bool:
+    """Return whether a checkpoint may have weights of 4 to 8 bits."""
+    if isinstance(checkpoint, GgufFile):
+        return any(tensor.type in GROUPED_TYPES for tensor in checkpoint.tensors.values())
+    if checkpoint is None or not (checkpoint / CONFIG).is_file():
+        return False
+    return KEY in read_config_file(checkpoint)
 
 
 def _takes_dynamic(block_type: BlockType, dtype: torch.dtype) -> bool:
@@ -129,14 +158,9 @@ def _stored(checkpoint: Path | GgufFile | None) -> _Stored | None:
         blocks = blocks_of((each.type, each.shape[-1], each.num_bytes) for each in tensors if len(each.shape) > 1)
         sizes = sum(math.prod(each.shape) for each in tensors), sum(each.num_bytes for each in tensors)
         return None if blocks is None else _Stored(blocks, *sizes, _has_experts(checkpoint))
-    if checkpoint is None or not (checkpoint / CONFIG).is_file():
+    if (opened := _quantised_folder(checkpoint)) is None:
         return None
-    if KEY not in read_config_file(checkpoint):  # as of a draft head, whose class is no model's
-        return None
-    config = read_model_config(checkpoint)
-    if config.quantization is None:
-        return None
-    source = SafetensorsFolder(checkpoint, config.towers, config.quantization)
+    config, source = opened
     stored = {name: found for name in source.shapes if (found := source.stored(name)) is not None}
     blocks = blocks_of((kind, source.shapes[name][-1], size) for name, (kind, size) in stored.items())
     if blocks is None:
@@ -144,6 +168,24 @@ def _stored(checkpoint: Path | GgufFile | None) -> _Stored | None:
     values = {name: math.prod(shape) for name, shape in source.shapes.items()}
     num_bytes = sum(stored[name][1] if name in stored else 2 * count for name, count in values.items())
     return _Stored(blocks, sum(values.values()), num_bytes, any(layer.mixture is not None for layer in config.layers))
+
+
+def _quantised_folder(checkpoint: Path | GgufFile | None) -> tuple[ModelConfig, SafetensorsFolder] | None:
+    """Return the config of a folder whose weights are quantised, and its tensors; None for other checkpoints."""
+    if checkpoint is None or isinstance(checkpoint, GgufFile) or not (checkpoint / CONFIG).is_file():
+        return None
+    if KEY not in read_config_file(checkpoint):  # as of a draft head, whose class is no model's
+        return None
+    config = read_model_config(checkpoint)
+    if config.quantization is None:
+        return None
+    return config, SafetensorsFolder(checkpoint, config.towers, config.quantization)
+
+
+def _has_byte_rows(checkpoint: Path | GgufFile | None) -> bool:
+    """Return whether a folder has matrices in 8 bits with scales of rows, or FP8 in blocks."""
+    opened = _quantised_folder(checkpoint)
+    return opened is not None and any(map(opened[1].is_bytes, opened[1].shapes))
 
 
 def _fastest(
@@ -211,15 +253,64 @@ class WeightReader:
 
     def packed(self, *names: str, bias: Tensor | None = None) -> Linear:
         """Return the named matrices, concatenated by rows, for ``kernels.ops.linear``. Raises ModelError."""
+        grouped = self.grouped(*names, bias=bias)
+        if grouped is not None:
+            return grouped
         blocks = self.stored(*names, bias=bias)
         if blocks is None:
-            return self.pack(names[0], self.tensor(*names), bias)
+            in_bytes = self.byte_rows(*names, bias=bias)
+            return self.pack(names[0], self.tensor(*names), bias) if in_bytes is None else in_bytes
         if self._form != "stored_both":
             return blocks
         few_rows = measure_few_rows(blocks.format.unarranged, self.dtype)
         if not few_rows:
             return self.pack(names[0], self.tensor(*names), bias)
         return quantised_weights.with_widened(blocks, self.dtype, bias, few_rows=few_rows)
+
+    def byte_rows(self, *names: str, bias: Tensor | None = None) -> QuantisedLinear | None:
+        """Return the same in the 8 bits that they are stored in, None for another form. Raises ModelError."""
+        if self._form not in _KEEPS_BYTES or not all(map(self._source.is_bytes, names)):
+            return None
+        found = [self._source.byte_rows(name) for name in names]
+        kept = [each for each in found if each is not None]
+        scales = [each.scales for each in kept if each.scales is not None]
+        kinds = {each.numbers for each in kept}
+        if len(scales) < len(names) or len(kinds) != 1 or len({each.shape[1] for each in scales}) != 1:
+            return None
+        pieces: Iterable[Tensor] = chain.from_iterable(each.pieces for each in kept)
+        if any(each.shape[0] % quantised_weights.PANEL_ROWS for each in kept[:-1]):
+            pieces = [torch.cat(list(pieces))]
+        shape = sum(each.shape[0] for each in kept), kept[0].shape[1]
+        is_float = kinds == {Numbers.E4M3}
+        return quantised_weights.pack_bytes(pieces, shape, torch.cat(scales), bias, is_float=is_float)
+
+    def grouped(self, *names: str, bias: Tensor | None = None) -> GroupedLinear | None:
+        """Return the same as it is stored, for kernels of a GPU; None for another form, or where none has one."""
+        if self._form != "grouped":
+            return None
+        found = [self._source.numbers(name) for name in names]
+        kept = [each if each is not None and group_form(each) is not None else None for each in found]
+        if not any(kept):
+            return None
+        parts = [self.tensor(name) if each is None else each for name, each in zip(names, kept, strict=True)]
+        return pack_grouped(parts, self.device, self.dtype, bias)
+
+    def grouped_part(self, name: str, index: int, turns: int, bias: Tensor | None) -> GroupedLinear | None:
+        """Return a matrix of a stack as it is stored, whose rows belong to so many modules by turns; None as above."""
+        found = self._source.numbers(name, index) if self._form == "grouped" else None
+        if found is None:
+            return None
+        return pack_grouped([by_module(found, turns)], self.device, self.dtype, bias)
+
+    def widened(self, layer: Linear) -> Linear:
+        """Return a weight in the model's type, whatever it is in."""
+        if isinstance(layer, PackedLinear):
+            return layer
+        bias = None if layer.bias is None else layer.bias.to(self.dtype)
+        if isinstance(layer, GroupedLinear):
+            return pack_linear(dequantise(layer).to(self.dtype), bias)
+        rows = quantised_weights.rows(layer, torch.arange(layer.out_features))
+        return pack_linear(rows.to(self.dtype), bias)
 
     def plain(self, name: str, bias: Tensor | None = None) -> Linear:
         """Return a matrix in the model's type, whatever the form."""

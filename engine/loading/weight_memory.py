@@ -79,8 +79,13 @@ def _tensor_bytes(
 ) -> int:
     count = math.prod(shape)
     is_packed = len(shape) > 1 and (name != EMBEDDING or config.tied_head)
+    if form == "grouped":
+        grouped = source.grouped_bytes(name)
+        return count * dtype.itemsize if grouped is None else grouped
     if form.startswith("stored"):
         stored = source.stored(name)
+        if form in ("stored_widened", "stored_both") and source.is_bytes(name):
+            return count
         if not stored or stored[0] not in quantised_weights.BLOCK_SIZES:
             return count * dtype.itemsize
         return stored[1] + (count * dtype.itemsize if form == "stored_both" and is_packed else 0)

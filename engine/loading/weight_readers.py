@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from ...kernels.grouped_weights import StoredNumbers
 from ...kernels.memory import release_mapped
 from ...kernels.quantised_weights import BLOCK_SIZES, PANEL_ROWS
 from ...lora.base_projections import in_tower, language_model_name
@@ -30,6 +31,7 @@ from ..checkpoint.safetensors_files import shard_names
 from ..errors import ModelError, shortened
 from . import mxfp4
 from .dequantise import dequantise
+from .gguf_numbers import GROUPED_TYPES, gguf_numbers
 from .quantised_tensors import PARTS, WITHOUT_EFFECT, QuantisedTensor, View, part_names
 from .tensor_names import (
     GGUF_KV_UP,
@@ -64,6 +66,24 @@ class WeightSource(Protocol):
 
     def stored(self, name: str) -> tuple[str, int] | None:
         """Return a tensor's type of blocks and their bytes, without reading it; None if it has none."""
+
+    def numbers(self, name: str, part: int | None = None) -> StoredNumbers | None:
+        """Return a matrix [N, K], or one of a stack, as it is stored, for kernels of a GPU; None if they have no form.
+
+        A part of a stack of [K, N] is given transposed.
+        """
+
+    def storage(self, name: str) -> str:
+        """Return how a tensor is stored, in a few words: its type, or the scheme of its quantisation."""
+
+    def byte_rows(self, name: str) -> StoredNumbers | None:
+        """Return a matrix [N, K] in 8 bits with scales of rows, or of FP8 in blocks; None if it is stored otherwise."""
+
+    def is_bytes(self, name: str) -> bool:
+        """Return whether ``byte_rows`` probably gives a matrix, without reading it."""
+
+    def grouped_bytes(self, name: str) -> int | None:
+        """Return the bytes that ``numbers`` of a tensor take, without reading it; None if it has none."""
 
 
 class SafetensorsFolder:
@@ -201,6 +221,36 @@ class SafetensorsFolder:
         values, size = BLOCK_SIZES[found]
         return found, math.prod(self.shapes[name]) // values * size
 
+    def numbers(self, name: str, part: int | None = None) -> StoredNumbers | None:
+        """Return a quantised matrix, or one of a stack in MXFP4, as it is stored."""
+        if name in self._quantised:
+            return self._quantised[name].numbers() if part is None else None
+        if name not in self._mxfp4 or part is None:
+            return None
+        return mxfp4.stored_numbers(*(file.get_slice(stored)[part] for file, stored in _in_order(self._mxfp4[name])))
+
+    def storage(self, name: str) -> str:
+        """Return the type of a plain tensor, or the scheme of a quantised one."""
+        if name in self._quantised:
+            return self._quantised[name].description
+        return "MXFP4" if name in self._mxfp4 else View(*self._stored[name]).dtype
+
+    def byte_rows(self, name: str) -> StoredNumbers | None:
+        """Return a quantised matrix in 8 bits."""
+        return self._quantised[name].bytes() if name in self._quantised else None
+
+    def is_bytes(self, name: str) -> bool:
+        """Return whether a matrix is quantised in 8 bits."""
+        return name in self._quantised and self._quantised[name].is_bytes
+
+    def grouped_bytes(self, name: str) -> int | None:
+        """Return the bytes of a quantised matrix."""
+        if name in self._quantised:
+            return self._quantised[name].nbytes
+        if name not in self._mxfp4:
+            return None
+        return sum(math.prod(View(*each).shape) for each in _in_order(self._mxfp4[name]))
+
 
 def _in_order(parts: Mapping[str, tuple[Any, str]]) -> tuple[tuple[Any, str], tuple[Any, str]]:
     return parts[mxfp4.BLOCKS], parts[mxfp4.SCALES]
@@ -282,6 +332,29 @@ class GgufWeights:
         if name in self._split:
             return None
         return self._file.tensors[self._tensors[name].stored].type, self._data(name).nbytes
+
+    def numbers(self, name: str, part: int | None = None) -> StoredNumbers | None:
+        """Return a matrix in blocks as numbers and scales; its rows are in the published order."""
+        if name in self._split or part is not None or len(self.shapes[name]) != 2:
+            return None
+        stored = self._tensors[name].stored
+        return gguf_numbers(self._file.tensors[stored].type, torch.cat(list(self._rows(name))), self.shapes[name][1])
+
+    def storage(self, name: str) -> str:
+        """Return the type of a tensor; of one that is put together from two the first one's."""
+        stored = self._split[name][0] if name in self._split else self._tensors[name].stored
+        return self._file.tensors[stored].type
+
+    def byte_rows(self, name: str) -> None:
+        return None
+
+    def is_bytes(self, name: str) -> bool:
+        return False
+
+    def grouped_bytes(self, name: str) -> int | None:
+        """Return the bytes of a matrix in blocks that kernels of a GPU read."""
+        found = self.stored(name)
+        return found[1] if found is not None and found[0] in GROUPED_TYPES and len(self.shapes[name]) == 2 else None
 
     def _read_split(self, parts: tuple[str, str], out: Tensor) -> None:
         """Put the rows of a head's keys, stored transposed, and those of its values together again."""
@@ -391,4 +464,19 @@ class RandomWeights:
         return None
 
     def stored(self, name: str) -> None:
+        return None
+
+    def numbers(self, name: str, part: int | None = None) -> None:
+        return None
+
+    def storage(self, name: str) -> str:
+        return "random"
+
+    def byte_rows(self, name: str) -> None:
+        return None
+
+    def is_bytes(self, name: str) -> bool:
+        return False
+
+    def grouped_bytes(self, name: str) -> None:
         return None

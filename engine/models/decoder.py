@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ...kernels.ops import Largest, Linear, largest
+from ...kernels import grouped_weights
+from ...kernels.ops import GroupedLinear, Largest, Linear, largest
 from ...kernels.quantised_weights import QuantisedLinear, rows
 from ...lora.lora_step import LoraStep
 from ...lora.own.own_weights import OwnStep
@@ -37,7 +38,7 @@ class DecoderModel:
     config: ModelConfig
     dtype: torch.dtype
     device: torch.device
-    embedding: Tensor | QuantisedLinear
+    embedding: Tensor | QuantisedLinear | GroupedLinear
     embedding_scale: float
     first_norm: Norm
     layers: tuple[DecoderLayer, ...]
@@ -118,6 +119,8 @@ class DecoderModel:
 
     def _embed(self, token_ids: Tensor) -> Tensor:
         """[T] -> [T, H] fp32."""
+        if isinstance(self.embedding, GroupedLinear):
+            return grouped_weights.rows(self.embedding, token_ids)
         if isinstance(self.embedding, QuantisedLinear):
             embedded = rows(self.embedding, token_ids)
             return embedded if self.embedding.planes else embedded.to(self.dtype).float()  # as the head's are rounded

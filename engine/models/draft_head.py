@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ...kernels.ops import Largest, largest
+from ...kernels import grouped_weights
+from ...kernels.ops import GroupedLinear, Largest, largest
 from ...kernels.quantised_weights import QuantisedLinear, rows
 from ...lora.lora_step import LoraStep
 from ...lora.own.own_weights import OwnStep
@@ -110,7 +111,7 @@ class DraftHead:
     config: ModelConfig
     dtype: torch.dtype
     device: torch.device
-    embedding: Tensor | QuantisedLinear
+    embedding: Tensor | QuantisedLinear | GroupedLinear
     join: HeadJoin
     layer: DecoderLayer
     head: Projection
@@ -149,6 +150,8 @@ class DraftHead:
 
     def _embed(self, token_ids: Tensor) -> Tensor:
         """[T] -> [T, H] fp32."""
+        if isinstance(self.embedding, GroupedLinear):
+            return grouped_weights.rows(self.embedding, token_ids)
         if isinstance(self.embedding, QuantisedLinear):
             return rows(self.embedding, token_ids)
         return functional.embedding(token_ids, self.embedding).float()

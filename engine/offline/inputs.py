@@ -1,4 +1,4 @@
-"""Prompts of offline requests in vLLM's forms: texts, token ids, ``TextPrompt`` and ``TokensPrompt``."""
+"""Prompts of offline requests in vLLM's forms, such as ``TextPrompt`` and ``TokensPrompt``, and their adapters."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
+from ...lora.request import LoRARequest
 from ..errors import RequestError
 from .vllm_table import check_values
 
@@ -26,6 +27,8 @@ class TokensPrompt(TypedDict, total=False):
 
 
 PromptType = str | Sequence[int] | TextPrompt | TokensPrompt
+Loras = LoRARequest | Sequence[LoRARequest | None] | None
+"""An adapter of all prompts, or one for each."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,9 +22,8 @@ from ..text.tokenizer import Tokenizer
 from ..types import SamplingDefaults
 from .beam_search import BeamSearch, BeamSearchOutput
 from .conversations import Conversation, read_conversations
-from .inputs import PromptType
+from .inputs import Loras, PromptType
 from .offline_engine import OfflineEngine
-from .prompt_adapters import Loras
 from .request_inputs import CallOptions, Input, RequestMaker, one_for_each
 from .request_output import RequestOutput
 from .running_request import ProgressBar, RunningRequest

@@ -7,13 +7,10 @@ from typing import Any
 
 from ...lora.request import LoRARequest
 from ..errors import RequestError
-from .inputs import read_prompts
+from .inputs import Loras, read_prompts
 from .prompt_texts import AdapterTexts, PromptTexts
 from .request_inputs import Input, PromptAdapter
 from .vllm_table import check_values
-
-Loras = LoRARequest | Sequence[LoRARequest | None] | None
-"""An adapter of all prompts, or one for each."""
 
 
 class PromptAdapters:

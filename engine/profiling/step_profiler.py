@@ -21,6 +21,7 @@ import torch
 
 from ...kernels import machine_limits, ops
 from ...kernels.layouts import int8_kv_layout
+from ...kernels.layouts.grouped_weights import GroupedLinear, GroupForm
 from ...kernels.layouts.packed_weights import Format, Linear, QuantisedLinear
 from ..config import EngineConfig
 from ..core.engine_core import EngineCore
@@ -280,7 +281,9 @@ def fastest_layer_rate(model: DecoderModel, *, budget: float = 0.3) -> float:
     return max(machine_limits.layer_rate(layer, model.dtype, budget=budget) for layer in kinds.values())
 
 
-def _form(layer: Linear) -> tuple[Format, int] | None:
+def _form(layer: Linear) -> tuple[Format, int] | GroupForm | None:
+    if isinstance(layer, GroupedLinear):
+        return layer.form
     return (layer.format, layer.planes) if isinstance(layer, QuantisedLinear) else None
 
 
@@ -327,4 +330,6 @@ def _products(layer: Linear) -> int:
 
 
 def _nbytes(layer: Linear) -> int:
+    if isinstance(layer, GroupedLinear):
+        return layer.nbytes
     return layer.weight.nbytes + (layer.scales.nbytes if isinstance(layer, QuantisedLinear) else 0)

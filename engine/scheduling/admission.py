@@ -87,7 +87,7 @@ def prefetch(slots: AdapterSlots, coming: Iterable[Sequence]) -> None:
 
     Their position in the queue for slots counts from now on, not from when a row is free.
     """
-    for adapter in {sequence.adapter: None for sequence in coming}:
+    for adapter in {sequence.spec.adapter: None for sequence in coming}:
         if adapter >= 0:
             slots.prefetch(adapter)
 

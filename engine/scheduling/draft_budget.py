@@ -157,7 +157,8 @@ class DraftBudget:
             self._drafter.check()
 
     def _limit(self, sequence: Sequence, part: int) -> int:
-        return min(part, sequence.most_drafts)
+        most, states = min(part, sequence.most_drafts), lease_of(sequence).most_drafts(sequence.num_tokens)
+        return most if states is None else min(most, states)
 
 
 def make_draft_budget(

@@ -307,7 +307,7 @@ class Scheduler:
     def _requeue(self, sequence: Sequence) -> None:
         self._leave(sequence)
         sequence.status = Status.WAITING
-        sequence.num_preempted += 1
+        sequence.counts.num_preempted += 1
         self._queue.requeue(sequence)
         self._stats.preemptions += 1
 
@@ -336,7 +336,7 @@ class Scheduler:
             if twice > self._chunks.most_twice or lacks_more(self._cache, sequence, most):
                 passed_over += 1
                 continue
-            if (slot := slots.acquire(sequence.adapter)) is None:
+            if (slot := slots.acquire(sequence.spec.adapter)) is None:
                 continue
             sequence.slot = slot
             lease = self._make_room(sequence, plan)
@@ -377,9 +377,10 @@ class Scheduler:
         sequence.status, sequence.lease = Status.RUNNING, lease
         sequence.row = self._rows.take(sequence)
         sequence.num_computed = lease.num_tokens
-        if sequence.num_cached < 0:
+        counts = sequence.counts
+        if counts.num_cached < 0:
             most = sequence.num_prompt  # tokens that were generated elsewhere may be a prefix hit too
-            sequence.num_cached, sequence.num_forked = min(lease.num_tokens, most), min(lease.num_forked, most)
+            counts.num_cached, counts.num_forked = min(lease.num_tokens, most), min(lease.num_forked, most)
             self._queue.charge_prompt(sequence)
             self._meter.admit(sequence)
         plan.begin(sequence)
@@ -413,10 +414,11 @@ class Scheduler:
         if check.num_tokens:
             self._meter.draw(sequence)
         sequence.tokens.extend(result.tokens[: check.num_tokens])
-        sequence.num_scored += len(result.prompt_logprobs)
+        counts = sequence.counts
+        counts.num_scored += len(result.prompt_logprobs)
         # Of accepted drafts behind the end of the sequence none is a token of its answer.
-        sequence.num_drafted += min(check.num_accepted, row.num_drafts, check.num_tokens)
-        sequence.num_forced += min(result.num_forced, check.num_tokens)
+        counts.num_drafted += min(check.num_accepted, row.num_drafts, check.num_tokens)
+        counts.num_forced += min(result.num_forced, check.num_tokens)
         self._queue.charge_tokens(sequence, check.num_tokens)
         self._stats.generation_tokens += len(result.tokens)
         self._stats.forced_tokens += result.num_forced
@@ -432,7 +434,7 @@ class Scheduler:
         measured = self._meter.end(sequence)
         if sequence.status is Status.RUNNING:
             self._leave(sequence)
-            sequence.num_pinned = self.session_pins.add(sequence)
+            sequence.counts.num_pinned = self.session_pins.add(sequence)
         self._queue.remove(sequence)
         sequence.status = Status.FINISHED
         del self._alive[sequence.id]

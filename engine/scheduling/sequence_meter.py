@@ -37,7 +37,7 @@ class SequenceMeter:
 
     def admit(self, sequence: Sequence) -> None:
         """Note the first admission of a sequence, and count its prompt."""
-        self._stats.count_prompt(sequence.num_prompt, sequence.num_cached, sequence.num_forked)
+        self._stats.count_prompt(sequence.num_prompt, sequence.counts.num_cached, sequence.counts.num_forked)
         self._begun[sequence.id] = _Begin(self._clock(), self._stats.steps, self._stats.rows)
 
     def draw(self, sequence: Sequence) -> None:
@@ -55,10 +55,10 @@ class SequenceMeter:
         first = now if begin.first_token is None else begin.first_token
         steps = self._stats.steps - begin.num_steps
         return SequenceStats(
-            queued=begin.at - sequence.arrival,
+            queued=begin.at - sequence.spec.arrival,
             prefill=first - begin.at,
             decode=now - first,
-            preemptions=sequence.num_preempted,
+            preemptions=sequence.counts.num_preempted,
             batch_size=(self._stats.rows - begin.num_rows) / steps if steps else 0.0,
             kv_pages=-(-sequence.num_computed // self._page_size),
         )

@@ -57,10 +57,10 @@ class SessionPins:
 
     def add(self, sequence: Sequence) -> int:
         """Pin what a finished sequence asks for; its pages have just been released. Returns prompt tokens pinned."""
-        if sequence.session:
+        if sequence.spec.session:
             self._pin_session(sequence)
         ends: dict[int, float] = {}  # by whole pages, as those that end on the same page are one
-        for num_tokens, seconds in sequence.pins:
+        for num_tokens, seconds in sequence.spec.pins:
             num_pages = num_tokens // self._cache.page_size
             ends[num_pages] = max(seconds, ends.get(num_pages, 0.0))
         pinned = [self._pin_prompt(sequence, pages, seconds) for pages, seconds in ends.items() if pages and seconds]
@@ -87,7 +87,7 @@ class SessionPins:
 
     def _pin_session(self, sequence: Sequence) -> None:
         """Pin all that a sequence has computed, in place of the last call of its session."""
-        name = sequence.tenant, sequence.session
+        name = sequence.spec.tenant, sequence.spec.session
         if name in self._sessions:
             self._end_session(name)
         most = SESSIONS_SHARE * self._cache.num_pages
@@ -97,7 +97,7 @@ class SessionPins:
         if pin is None:
             return
         self._sessions[name] = _TimedPin(pin, self._clock() + SESSION_SECONDS)
-        self._num_sessions[sequence.tenant] += 1
+        self._num_sessions[sequence.spec.tenant] += 1
         while len(self._sessions) > 1 and (
             len(self._sessions) > MAX_SESSIONS or self._cache.num_pinned(PinKind.SESSION) > most
         ):
@@ -115,7 +115,7 @@ class SessionPins:
 
         It replaces the tenant's pins on the same path that end sooner.
         """
-        tenant, cache = sequence.tenant, self._cache
+        tenant, cache = sequence.spec.tenant, self._cache
         pin = cache.pin(sequence.path, sequence.tokens, num_pages * cache.page_size, PinKind.PIN)
         if pin is None:
             return 0

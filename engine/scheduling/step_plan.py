@@ -146,6 +146,7 @@ class StepPlan:
             num_generated=sequence.num_generated + is_drawing,
             prompt_targets=_prompt_targets(sequence, start, end),
             checkpoints=() if lease.states is None else lease.take_checkpoints(start, end),
+            state=lease.take_resumed(),
         )
         self.budget -= end - start
         self.num_drawing += draws
@@ -167,6 +168,7 @@ class StepPlan:
     def take_back(self, sequence: Sequence) -> None:
         """Undo ``give``."""
         if row := self.rows.pop(sequence.id, None):
+            lease_of(sequence).put_back(row.state)
             self.budget += len(row.tokens)
             self.num_drawing -= row.draws
             self.num_prompt_tokens -= len(row.tokens) if _is_chunk(row) else 0
@@ -185,13 +187,13 @@ class StepPlan:
                 sequence.tokens[:],
                 sequence.num_prompt,
                 # Under a grammar the mask keeps an answer from ending early: it knows where only the end is allowed.
-                () if sequence.matcher else tuple(sequence.stop_ids),
-                sequence.seed,
+                () if sequence.matcher else tuple(sequence.spec.stop_ids),
+                sequence.spec.seed,
                 sequence.slot,
-                sequence.adapted_from,
+                sequence.spec.adapted_from,
                 sequence.path.namespace.is_long,
                 lease.state,
-                sequence.vocab_size,
+                sequence.spec.vocab_size,
             )
         )
 
@@ -200,8 +202,15 @@ class StepPlan:
         row = self.rows[sequence.id]
         tokens = array("i", row.tokens)
         tokens.extend(drafts)
-        _, pages = lease_of(sequence).take_changes()
-        self.rows[sequence.id] = replace(row, tokens=tokens, new_pages=row.new_pages + pages, num_drafts=len(drafts))
+        lease = lease_of(sequence)
+        _, pages = lease.take_changes()
+        self.rows[sequence.id] = replace(
+            row,
+            tokens=tokens,
+            new_pages=row.new_pages + pages,
+            num_drafts=len(drafts),
+            checkpoints=(*row.checkpoints, *lease.take_drafted(sequence.num_tokens, len(drafts))),
+        )
 
 
 def _turn(want: tuple[Sequence, int, int]) -> int:
@@ -219,9 +228,9 @@ def _is_chunk(row: Row) -> bool:
 
 def _prompt_targets(sequence: Sequence, start: int, end: int) -> Seq[int]:
     """``Row.prompt_targets`` of a step that computes positions ``start`` to ``end``."""
-    if sequence.num_scored >= sequence.num_prompt:
+    if sequence.counts.num_scored >= sequence.num_prompt:
         return ()
-    return sequence.tokens[max(start + 1, sequence.num_scored) : min(end + 1, sequence.num_prompt)]
+    return sequence.tokens[max(start + 1, sequence.counts.num_scored) : min(end + 1, sequence.num_prompt)]
 
 
 def lease_of(sequence: Sequence) -> Lease:

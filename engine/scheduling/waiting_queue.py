@@ -110,10 +110,10 @@ class WaitingQueue:
     def charge_prompt(self, sequence: Sequence) -> None:
         """Charge the prompt of a sequence to its tenant, once ``num_cached`` is known."""
         counters = self._classes[sequence.priority].counters
-        counters.charge_prompt(sequence.tenant, sequence.num_prompt, sequence.num_cached)
+        counters.charge_prompt(sequence.spec.tenant, sequence.num_prompt, sequence.counts.num_cached)
 
     def charge_tokens(self, sequence: Sequence, count: int) -> None:
-        self._classes[sequence.priority].counters.charge_tokens(sequence.tenant, count)
+        self._classes[sequence.priority].counters.charge_tokens(sequence.spec.tenant, count)
 
     def has_before(self, priority: Priority) -> bool:
         """Return whether a sequence of an earlier priority class waits."""
@@ -154,7 +154,7 @@ class _PriorityClass:
         return not self._preempted and not self._tenants
 
     def push(self, entry: _Entry) -> None:
-        tenant = entry.sequence.tenant
+        tenant = entry.sequence.spec.tenant
         if tenant not in self._tenants:
             self.counters.join(tenant, self._tenants)
             self._tenants[tenant] = OrderedDict()
@@ -168,17 +168,17 @@ class _PriorityClass:
         sequence = entry.sequence
         if self._preempted.pop(sequence.id, None):
             return
-        fifo = self._tenants[sequence.tenant]
+        fifo = self._tenants[sequence.spec.tenant]
         del fifo[sequence.id]
         if not fifo:
-            del self._tenants[sequence.tenant]
-            self.counters.leave(sequence.tenant)
+            del self._tenants[sequence.spec.tenant]
+            self.counters.leave(sequence.spec.tenant)
 
     def count_overtaken(self, admitted: _Entry) -> None:
         """Count the admission of an entry for the earlier ones of its tenant."""
         if admitted.sequence.id in self._preempted:
             return
-        for earlier in islice(self._tenants[admitted.sequence.tenant].values(), WINDOW):
+        for earlier in islice(self._tenants[admitted.sequence.spec.tenant].values(), WINDOW):
             if earlier is admitted:
                 return
             earlier.num_overtaken += 1

@@ -50,7 +50,7 @@ def mask_jobs(batch: Batch, owner: Callable[[Row], Sequence | None]) -> list[Mas
             remaining = sequence.remaining - (row.num_generated - sequence.num_generated)
             early = max(0, sequence.params.min_tokens - row.num_generated)
             scored = sequence.params.logprobs is not None
-            fields = (remaining, early, scored, sequence.vocabulary)
+            fields = (remaining, early, scored, sequence.spec.vocabulary)
             jobs.append(MaskJob(line, sequence.matcher, row.drafts, *fields))
         line += row.num_positions
     return jobs

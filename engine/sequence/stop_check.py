@@ -9,8 +9,6 @@ from ..messages import Failed
 from ..types import FinishReason
 from .sequence import Sequence
 
-_GOES_ON = None, None, False
-
 
 class StopCheck(NamedTuple):
     """The outcome for one row, which the scheduler applies to its sequence.
@@ -48,25 +46,24 @@ def check_stop(sequence: Sequence, row: Row, result: RowResult) -> StopCheck:
     for count, token in enumerate(result.tokens, 1):
         if matcher and count > num_accepted and not matcher.accept(token):
             return StopCheck(count, count - 1, num_accepted, True)
-        reason, stop_token, is_limited = _stop(sequence, token, count)
-        if reason:
-            num_sent = count - (stop_token is not None)
-            return StopCheck(count, num_sent, num_accepted, result.failed, reason, stop_token, is_limited)
+        if end := _end(sequence, token, count):
+            _, stop_token, _ = end
+            return StopCheck(count, count - (stop_token is not None), num_accepted, result.failed, *end)
     return StopCheck(len(result.tokens), len(result.tokens), num_accepted, result.failed)
 
 
-def _stop(sequence: Sequence, token: int, count: int) -> tuple[FinishReason | None, int | None, bool]:
-    """Return ``reason``, ``stop_token`` and ``is_limited`` for ``token``, the ``count``-th of a step.
+def _end(sequence: Sequence, token: int, count: int) -> tuple[FinishReason, int | None, bool] | None:
+    """Return ``reason``, ``stop_token`` and ``is_limited`` if ``token``, the ``count``-th of a step, ends its sequence.
 
     A structured output that is complete when its tokens are used up was not cut: it ends with reason stop.
     """
     matcher = sequence.matcher
-    if token in sequence.stop_ids and sequence.num_generated + count > sequence.params.min_tokens:
+    if token in sequence.spec.stop_ids and sequence.num_generated + count > sequence.params.min_tokens:
         return FinishReason.STOP, token, False
     if matcher and matcher.is_done:
         return FinishReason.STOP, token, False
     if sequence.remaining > count:
-        return _GOES_ON
+        return None
     if matcher and matcher.is_whole:
         return FinishReason.STOP, None, matcher.may_go_on
     return FinishReason.LENGTH, None, False

@@ -265,8 +265,8 @@ class ModelDrafter:
         known = self._tokens(sequence)
         lease = self._cache.acquire(self._path(sequence), known, len(known) - 1)
         line, params, tokens = self._free_lines.pop(), _drafting(sequence.params), sequence.tokens[:]
-        stops = () if sequence.matcher else tuple(sequence.stop_ids)
-        start = RowStart(line, params, tokens, sequence.num_prompt, stops, sequence.seed)
+        stops = () if sequence.matcher else tuple(sequence.spec.stop_ids)
+        start = RowStart(line, params, tokens, sequence.num_prompt, stops, sequence.spec.seed)
         follower = _Follower(line, lease, lease.num_tokens, start)
         self._followers[sequence.id] = follower
         return follower
@@ -275,7 +275,7 @@ class ModelDrafter:
         """Let the draft model and the grammar read its last draft, if the sequence wants another one behind it."""
         sequence, follower, last = wanted.sequence, self._followers[wanted.sequence.id], drafts[-1]
         place = sequence.num_tokens - self._runner.num_skipped + len(drafts) - 1
-        if len(drafts) == wanted.limit or last in sequence.stop_ids or place + 1 >= self._runner.max_model_len:
+        if len(drafts) == wanted.limit or last in sequence.spec.stop_ids or place + 1 >= self._runner.max_model_len:
             return
         if last >= self._runner.vocab_size:  # forced by a mask of a larger vocabulary
             return

@@ -290,8 +290,8 @@ def _gain(rates: Seq[float], cost: float) -> float:
 def _admitted(sequence: Sequence, tokens: Seq[int]) -> Seq[int]:
     """Return the leading tokens before one that ends the sequence or that its grammar does not admit."""
     end = len(tokens)
-    if not sequence.stop_ids.isdisjoint(tokens):
-        end = next(at for at, token in enumerate(tokens) if token in sequence.stop_ids)
+    if not sequence.spec.stop_ids.isdisjoint(tokens):
+        end = next(at for at, token in enumerate(tokens) if token in sequence.spec.stop_ids)
     if sequence.matcher:
         end = sequence.matcher.admits(tokens[:end])
     return tokens[:end]

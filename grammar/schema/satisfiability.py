@@ -113,8 +113,8 @@ class Satisfiability:
             size += self._part_size(arrays.item(index)) + 1
         if arrays.least > arrays.num_prefix:
             size += (arrays.least - arrays.num_prefix) * (self._part_size(arrays.item(arrays.num_prefix)) + 1)
-        needed = [entry.item for entry in arrays.contains if entry.least]
-        return inf if any(-1 in conj for conj in needed) else size
+        needed = (entry.item for entry in arrays.contains if entry.least)
+        return max([size, *(min(map(self._part_size, _places(arrays, conj)), default=inf) for conj in needed)])
 
     def _object(self, objects: Objects) -> float:
         size = 2.0
@@ -131,12 +131,18 @@ def _string(strings: Strings) -> float:
     return strings.least
 
 
+def _places(arrays: Arrays, conj: Conj) -> list[Conj]:
+    """Return what an item has to be that a condition holds for too, at each of the places that it may have."""
+    most = arrays.num_prefix + 1 if arrays.most is None else min(arrays.num_prefix + 1, arrays.most)
+    return [arrays.item(index) | conj for index in range(most)]
+
+
 def _parts(alternative: Alternative) -> Iterator[Conj]:
     if alternative.types & ARRAY:
         for index in range(alternative.arrays.num_prefix + 1):
             yield alternative.arrays.item(index)
         for entry in alternative.arrays.contains:
-            yield alternative.arrays.item(alternative.arrays.num_prefix) | entry.item
+            yield from _places(alternative.arrays, entry.item)
             yield alternative.arrays.item(alternative.arrays.num_prefix) | entry.negated
     if alternative.types & OBJECT:
         for name in alternative.objects.declared():

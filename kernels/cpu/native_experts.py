@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..layouts.expert_arguments import ClampedSwiglu, ExpertActivation, ExpertWeights, RouterParams, Routing
+from ..layouts.grouped_weights import GroupedLinear
 from ..layouts.packed_weights import QuantisedLinear
 from .native_library import Fields, NativeLibrary
 
@@ -61,6 +62,7 @@ class ExpertKernels:
         """x [T, K] or [T, k, K] and experts [T, k] -> [T, k, N]."""
         tokens, picks = experts.shape
         first = weights.first
+        assert not isinstance(first, GroupedLinear), "weights of a GPU"
         width, types = weights.in_features, _TYPES if isinstance(first, QuantisedLinear) else (first.weight.dtype,)
         if x.shape not in ((tokens, width), (tokens, picks, width)) or x.dtype not in types or not x.is_cpu:
             raise ValueError(
@@ -74,6 +76,7 @@ class ExpertKernels:
     def head_linear(self, x: Tensor, weights: ExpertWeights, shape: tuple[int, ...]) -> Tensor:
         """x [T, heads * (K + carried)] -> [T, heads * (N + carried)] as a tensor of this shape."""
         first, heads = weights.first, len(weights)
+        assert not isinstance(first, GroupedLinear), "weights of a GPU"
         carried = x.shape[1] // heads - weights.in_features
         types = _TYPES if isinstance(first, QuantisedLinear) else (first.weight.dtype,)
         if x.shape[1] % heads or carried < 0 or x.dtype not in types or not x.is_cpu or not x.is_contiguous():

@@ -17,6 +17,7 @@ from .native_library import Fields, NativeLibrary
 BLOCK: Final = 32  # values with one scale, in the formats with blocks
 SUPER_BLOCK: Final = 256  # values whose scales have common factors, in those with super-blocks
 MOST_WIDTH: Final = 1 << 17  # a sum of so many products fits 32 bits
+FLOAT8_GROUP: Final = 128  # inputs with one scale, in FP8 by blocks
 PANEL_ROWS: Final = 16  # of a weight, which are output columns side by side
 
 _WORD: Final = 4  # bytes
@@ -32,7 +33,7 @@ _BOTH_FORMS: Final = Struct("19q")
 _WIDEN_BLOCKS: Final = Struct("8q")
 _ARRANGE_BLOCKS: Final = Struct("5q")
 _FLUSH_LINES: Final = Struct("2q")
-_WIDENED: Final = Struct("11q")
+_WIDENED: Final = Struct("12q")
 
 
 class QuantisedKernels:
@@ -155,10 +156,37 @@ class QuantisedKernels:
             raise MemoryError("quantising a weight could not allocate a row")
         return QuantisedLinear(width, columns, form, 1, packed, scales, _wide(bias), self)
 
+    def pack_bytes(
+        self, pieces: Iterable[Tensor], shape: tuple[int, int], form: Format, scales: Tensor, bias: Tensor | None
+    ) -> QuantisedLinear:
+        """Pack bytes [n, K] uint8 of [N, K], as they are, with their scales [N, G] in fp32.
+
+        Args:
+            form: WIDENED of signed integers with a scale of each row, or FLOAT8.
+        """
+        columns, width = shape
+        panels, words = -(-columns // PANEL_ROWS), -(-width // _WORD)
+        packed = self._library.arena.empty((panels, words, PANEL_ROWS), torch.int32)
+        as_bytes = packed.view(torch.uint8).view(panels, words, PANEL_ROWS, _WORD)
+        first = 0
+        for piece in pieces:
+            stored = piece ^ 128 if form is Format.WIDENED else piece
+            rows = torch.nn.functional.pad(stored, (0, words * _WORD - width, 0, -len(piece) % PANEL_ROWS))
+            end = first + len(rows) // PANEL_ROWS
+            as_bytes[first:end] = rows.view(-1, PANEL_ROWS, words, _WORD).transpose(1, 2)
+            first = end
+        wide = torch.nn.functional.pad(scales.float(), (0, 0, 0, panels * PANEL_ROWS - columns))
+        of_panels = self._library.arena.empty((panels, scales.shape[1], PANEL_ROWS), torch.float32)
+        of_panels.copy_(wide.view(panels, PANEL_ROWS, -1).transpose(1, 2))
+        planes = scales.shape[1] if form is Format.FLOAT8 else 1
+        return QuantisedLinear(width, columns, form, planes, packed, of_panels, _wide(bias), self)
+
     def rows(self, layer: QuantisedLinear, ids: Tensor) -> Tensor:
         """Dequantise rows of the weight, [T] int64 -> [T, K] fp32."""
         if ids.dtype is not torch.int64 or ids.dim() != 1 or not ids.is_cpu:
             raise ValueError(f"ids must be int64 [T] on the CPU, not {ids.dtype} {list(ids.shape)} on {ids.device}")
+        if layer.format is Format.FLOAT8:
+            return _float8_rows(layer, ids)
         ids = ids.contiguous()
         out = torch.empty((ids.shape[0], layer.in_features), dtype=torch.float32)
         addresses = (ids.data_ptr(), layer.weight.data_ptr(), layer.scales.data_ptr(), out.data_ptr())
@@ -217,8 +245,9 @@ class QuantisedKernels:
         )
         sizes = (rows, layer.out_features, width)
         flags = (x.dtype is _BF16, out.dtype is _BF16, self._library.num_threads)
-        if layer.format is Format.WIDENED:
-            failed = self._widened_linear(_WIDENED.pack(*addresses, *sizes, *flags))
+        if layer.format in (Format.WIDENED, Format.FLOAT8):
+            groups = layer.planes if layer.format is Format.FLOAT8 else 0
+            failed = self._widened_linear(_WIDENED.pack(*addresses, *sizes, *flags, groups))
         elif layer.widened is not None and x.dtype is layer.widened.weight.dtype:
             wide, bias, few_rows = layer.widened
             fields = (*addresses, columns, *sizes, layer.format, layer.planes, *flags, 0, gate)
@@ -229,6 +258,19 @@ class QuantisedKernels:
             failed = self._quantised_linear(_QUANTISED.pack(*addresses, columns, *sizes, *formats, *flags, 0, gate))
         if failed == _NO_MEMORY:
             raise MemoryError("a quantised product could not allocate its rows")
+
+
+def _float8_rows(layer: QuantisedLinear, ids: Tensor) -> Tensor:
+    """Dequantise rows of FP8: [T] int64 -> [T, K] fp32. Raises IndexError as ``QuantisedKernels.rows``."""
+    if bool(((ids < 0) | (ids >= layer.out_features)).any()):
+        raise IndexError(f"an id is not in 0 .. {layer.out_features - 1}")
+    panels, words, _ = layer.weight.shape
+    stored = layer.weight.view(torch.uint8).view(panels, words, PANEL_ROWS, _WORD)
+    numbers = stored[ids // PANEL_ROWS, :, ids % PANEL_ROWS].flatten(1)[:, : layer.in_features].contiguous()
+    scales = layer.scales[ids // PANEL_ROWS, :, ids % PANEL_ROWS]
+    if scales.shape[1] > 1:
+        scales = scales.repeat_interleave(FLOAT8_GROUP, dim=1)[:, : layer.in_features]
+    return numbers.view(torch.float8_e4m3fn).float() * scales
 
 
 def _wide(bias: Tensor | None) -> Tensor | None:

@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from .grouped_weights import GroupedLinear, GroupedPart
 from .packed_weights import Linear, PackedLinear, QuantisedLinear
 
 Scores = Literal["softmax", "sigmoid"]
@@ -77,7 +78,8 @@ class ExpertWeights:
         experts: of equal sizes, format and kernels.
 
     Attributes:
-        table: [E, 3] int64 on the weights' device: addresses of weight, scales and bias, 0 for none.
+        table: int64 on the weights' device, addresses of each expert's tensors, 0 for none: [E, 3], of weight, scales
+            and bias; of grouped weights [E, 9], of ``GroupedPart.tensors`` and bias.
 
     Raises:
         ValueError: no experts, or unequal ones.
@@ -90,7 +92,9 @@ class ExpertWeights:
         self.in_features = experts[0].in_features
         self.out_features = experts[0].out_features
         addresses = [[0 if part is None else part.data_ptr() for part in _parts(each)] for each in experts]
-        self.table = torch.tensor(addresses, dtype=torch.int64, device=experts[0].weight.device)
+        first = experts[0]
+        device = first.device if isinstance(first, GroupedLinear) else first.weight.device
+        self.table = torch.tensor(addresses, dtype=torch.int64, device=device)
 
     @property
     def first(self) -> Linear:
@@ -101,12 +105,37 @@ class ExpertWeights:
         return len(self.experts)
 
 
+def takes_together(experts: tuple[Linear, ...]) -> bool:
+    """Return whether weights can be ``ExpertWeights``: in one form, grouped ones of one part with inputs in order."""
+    return all(map(_is_one_part, experts)) and len(set(map(_kind, experts))) == 1
+
+
+def _is_one_part(linear: Linear) -> bool:
+    if not isinstance(linear, GroupedLinear):
+        return True
+    first = linear.parts[0]
+    return len(linear.parts) == 1 and isinstance(first, GroupedPart) and first.permutation is None
+
+
 def _parts(linear: Linear) -> tuple[Tensor | None, ...]:
+    if isinstance(linear, GroupedLinear):
+        return *_only_part(linear).tensors, linear.bias
     scales = linear.scales if isinstance(linear, QuantisedLinear) else None
     return linear.weight, scales, linear.bias
 
 
+def _only_part(linear: GroupedLinear) -> GroupedPart:
+    """Return the part of a grouped weight that kernels of experts take: all rows in one form, inputs in order."""
+    (part,) = linear.parts
+    assert isinstance(part, GroupedPart) and part.permutation is None
+    return part
+
+
 def _kind(linear: Linear) -> tuple[object, ...]:
+    if isinstance(linear, GroupedLinear):
+        part = _only_part(linear)
+        types = tuple(None if tensor is None else tensor.dtype for tensor in part.tensors)
+        return linear.in_features, linear.out_features, part.form, types, linear.bias is not None
     native = linear.kernels if isinstance(linear, PackedLinear) else (linear.format, linear.planes, linear.kernels)
     biased = linear.bias is not None
     return linear.in_features, linear.out_features, linear.weight.dtype, linear.weight.shape, biased, native

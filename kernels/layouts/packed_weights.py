@@ -9,6 +9,8 @@ from typing import Final, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from .grouped_weights import GroupedLinear
+
 
 class PanelKernels(Protocol):
     """Native kernels that read the panels of a ``PackedLinear``: ``kernels.cpu.native_ops.Kernels``."""
@@ -66,6 +68,7 @@ class Format(IntEnum):
     SUPER_BYTES: blocks of 16 in super-blocks of 256, ``(d * s) * q`` with q of 6 bits in a byte (GGUF's Q6_K).
     SYMMETRIC: as NIBBLES, ``d * (q - 8)`` (GGUF's Q4_0).
     ZERO_POINTS: as NIBBLES, ``d * (q - z)`` with an integer z in half precision (AWQ, GPTQ).
+    FLOAT8: rows, ``d * q`` with q in E4M3, d in fp32 for all inputs or each 128 of them, rounded to the type of x.
     NIBBLE_ROWS, BYTE_ROWS, SUPER_NIBBLE_ROWS, SUPER_BYTE_ROWS, SYMMETRIC_ROWS, ZERO_POINT_ROWS: the same six, arranged
         for products of few rows by AMX.
 
@@ -89,10 +92,13 @@ class Format(IntEnum):
     SUPER_BYTE_ROWS = 11
     SYMMETRIC_ROWS = 12
     ZERO_POINT_ROWS = 13
+    FLOAT8 = 14
 
     @property
     def description(self) -> str:
         """The format in a few words for a log line."""
+        if self is Format.FLOAT8:
+            return "FP8"
         blocks = ("4-bit blocks", "8-bit blocks", "8 bits (x too)", "8 bits")
         return (*blocks, "4-bit super-blocks", "6-bit super-blocks", "4-bit blocks", "4-bit blocks")[self.unarranged]
 
@@ -140,7 +146,7 @@ class QuantisedLinear:
         out_features: N.
         weight: panels of integers.
         planes: bytes of a quantised value of x: 1 for 8 bits, 2 for 15; 0 for blocks whose numbers are rounded to the
-            type of x instead.
+            type of x instead. FLOAT8: scales of a row.
         scales: factors of the integers.
         bias: [N] fp32 or None.
         kernels: the native kernels that read it.
@@ -158,7 +164,7 @@ class QuantisedLinear:
     widened: WidenedForm | None = None
 
 
-Linear = PackedLinear | QuantisedLinear
+Linear = PackedLinear | QuantisedLinear | GroupedLinear
 
 
 class Largest(NamedTuple):

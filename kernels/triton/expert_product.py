@@ -19,11 +19,21 @@ import triton.language as tl
 from torch import Tensor
 
 from ..layouts.expert_arguments import ExpertWeights
+from ..layouts.grouped_weights import GroupedLinear, GroupedPart, GroupForm, Numbers, Offsets, Scales
 from ..layouts.packed_weights import PackedLinear
+from .grouped_product import form_constants, grouped_sums, meta_part
 from .launch import NARROW_TYPES, Launch, cdiv, is_narrow, is_placed, meta
 
 _SCANNED = 1024  # picks that a program looks at in one iteration
 _FIELDS = tl.constexpr(3)  # of a row of the table: addresses of weight, scales and bias
+_GROUPED_FIELDS = tl.constexpr(9)  # of grouped weights: those of a part's tensors, and bias
+_ELEMENTS = {
+    torch.uint8: tl.uint8,
+    torch.int8: tl.int8,
+    torch.float16: tl.float16,
+    torch.bfloat16: tl.bfloat16,
+    torch.float32: tl.float32,
+}
 _MOST_SLOTS = 8  # programs for the same columns of an expert, which take turns at its tiles of rows
 
 
@@ -109,8 +119,53 @@ def _product(
         tl.store(out + pick[:, None] * out_stride + column[None, :], value, is_row[:, None] & is_column[None, :])
 
 
+@triton.jit(do_not_specialize=["picks"])
+def _grouped_expert_product(
+    x, table, order, starts, out, width, columns, picks, x_stride, out_stride, ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr, SLOTS: tl.constexpr, NUMBERS: tl.constexpr, SCALES: tl.constexpr, OFFSETS: tl.constexpr,
+    GROUP: tl.constexpr, CHUNK: tl.constexpr, HIGH: tl.constexpr, MIDDLE: tl.constexpr, FACTOR: tl.constexpr,
+    SCALE_TYPE: tl.constexpr, OFFSET_TYPE: tl.constexpr, COARSE_TYPE: tl.constexpr, HAS_FACTORS: tl.constexpr,
+):  # fmt: skip
+    """``_product`` with weights of 4 to 8 bits, by the same programs.
+
+    The tensors of a weight have the types that its form and the constants say.
+    """
+    expert = tl.program_id(1)
+    begin, end = tl.load(starts + expert), tl.load(starts + expert + 1)
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    is_column = column < columns
+    entry = table + expert * _GROUPED_FIELDS
+    weight = tl.multiple_of(tl.load(entry).to(tl.pointer_type(tl.uint8)), 16)
+    high = tl.multiple_of(tl.load(entry + 1).to(tl.pointer_type(tl.uint8)), 16)
+    scales = tl.multiple_of(tl.load(entry + 2).to(tl.pointer_type(SCALE_TYPE)), 16)
+    super_scales = tl.multiple_of(tl.load(entry + 3).to(tl.pointer_type(COARSE_TYPE)), 16)
+    offsets = tl.multiple_of(tl.load(entry + 4).to(tl.pointer_type(OFFSET_TYPE)), 16)
+    super_offsets = tl.multiple_of(tl.load(entry + 5).to(tl.pointer_type(COARSE_TYPE)), 16)
+    factors = tl.load(entry + 6).to(tl.pointer_type(tl.float32))
+    lookup = tl.load(entry + 7).to(tl.pointer_type(tl.float32))
+    bias = tl.load(entry + 8)
+    biases = tl.load(bias.to(tl.pointer_type(x.dtype.element_ty)) + column, is_column & (bias != 0), other=0.0)
+    factor = tl.full((COLUMNS,), FACTOR, tl.float32)
+    if HAS_FACTORS:
+        factor *= tl.load(factors + column, is_column & (begin < end), other=0.0)
+    for first in range(begin + tl.program_id(2) * ROWS, end, SLOTS * ROWS):
+        place = first + tl.arange(0, ROWS)
+        is_row = place < end
+        pick = tl.load(order + place, is_row, other=0).to(tl.int64)
+        source = x + (pick // picks) * x_stride
+        sums = grouped_sums(
+            source, is_row, column, is_column, weight, high, scales, super_scales, offsets, super_offsets, lookup,
+            width, columns, ROWS, COLUMNS, NUMBERS, SCALES, OFFSETS, GROUP, CHUNK, HIGH, MIDDLE,
+        )  # fmt: skip
+        value = (sums * factor[None, :] + biases.to(tl.float32)[None, :]).to(out.dtype.element_ty)
+        tl.store(out + pick[:, None] * out_stride + column[None, :], value, is_row[:, None] & is_column[None, :])
+
+
 def takes(x: Tensor, weights: ExpertWeights, experts: Tensor) -> bool:
-    """Return whether the kernels support this: plain weights, and rows that begin at aligned addresses."""
+    """Return whether the kernels support this: plain weights whose rows begin at aligned addresses, or grouped ones."""
+    first = weights.first
+    if isinstance(first, GroupedLinear):
+        return first.dtype is x.dtype and is_narrow(x) and is_placed(experts)
     return takes_heads(x, weights) and is_placed(experts)
 
 
@@ -153,8 +208,13 @@ def _launches(
     order = experts.new_empty(experts.numel())
     starts = experts.new_empty(len(weights) + 1)
     config = _MANY if experts.numel() >= _MANY.rows * len(weights) // 2 else _FEW
+    group, first = _group_launch(experts, order, starts, num_tokens), weights.first
+    if isinstance(first, GroupedLinear):
+        (part,) = first.parts
+        assert isinstance(part, GroupedPart)
+        return group, _grouped_launch(x, weights.table, part, order, starts, out, config)
     return (
-        _group_launch(experts, order, starts, num_tokens),
+        group,
         _product_launch(x, weights.table, order, starts, out, config, weights.in_features, weights.out_features),
     )
 
@@ -185,6 +245,38 @@ def _product_launch(
     return Launch(_product, grid, args, constants, config.num_warps, config.num_stages)
 
 
+def _grouped_launch(
+    x: Tensor, table: Tensor, part: GroupedPart, order: Tensor, starts: Tensor, out: Tensor, config: ProductConfig
+) -> Launch:
+    tokens, picks, columns = out.shape
+    slots = max(1, min(_MOST_SLOTS, cdiv(tokens, config.rows)))
+    grid = (cdiv(columns, config.columns), table.shape[0], slots)
+    args = (x, table, order, starts, out, x.shape[-1], columns, picks if x.dim() == 2 else 1, x.shape[-1], columns)
+
+    def element(tensor: Tensor | None) -> object:
+        return tl.uint8 if tensor is None else _ELEMENTS[tensor.dtype]
+
+    constants = {
+        "ROWS": config.rows,
+        "COLUMNS": config.columns,
+        "SLOTS": slots,
+        **form_constants(part.form),
+        "SCALE_TYPE": element(part.scales),
+        "OFFSET_TYPE": element(part.offsets),
+        "COARSE_TYPE": element(part.super_scales),
+        "HAS_FACTORS": part.factors is not None,
+    }
+    # Two stages at most: the decoded tile lies in shared memory beside the stored one.
+    return Launch(_grouped_expert_product, grid, args, constants, config.num_warps, min(2, config.num_stages))
+
+
+_GROUPED_FORMS = {
+    "int4-128-zeros": GroupForm(Numbers.INT4, Scales.FLOATS, Offsets.ZERO_POINTS, 128, 128),
+    "fp8-128": GroupForm(Numbers.E4M3, Scales.FLOATS, Offsets.MIDDLE, 128, 128),
+    "mxfp4": GroupForm(Numbers.E2M1, Scales.E8M0, Offsets.MIDDLE, 32, 32),
+}
+
+
 def variants() -> Iterator[tuple[str, Launch]]:
     """Yield every compilation of ``expert_linear``, but for the numbers of slots between one and the most."""
     experts, order, starts = (meta(*shape, dtype=torch.int32) for shape in ((2, 2), (4,), (17,)))
@@ -197,3 +289,8 @@ def variants() -> Iterator[tuple[str, Launch]]:
                 x, out = meta(tokens, 2048, dtype=dtype), meta(tokens, 8, 1536, dtype=dtype)
                 launch = _product_launch(x, table, order, starts, out, config, 2048, 1536)
                 yield f"expert_product/{kind}-{name}-slots-{slots}", launch
+    for name, form in _GROUPED_FORMS.items():
+        part = meta_part(form, 1536, 2048)
+        for size, config in (("few", _FEW), ("many", _MANY)):
+            x, out = meta(config.rows, 2048, dtype=torch.bfloat16), meta(config.rows, 8, 1536, dtype=torch.bfloat16)
+            yield f"grouped_expert_product/{name}-{size}", _grouped_launch(x, table, part, order, starts, out, config)

@@ -154,7 +154,7 @@ def test_spellings_of_vllm_and_sglang(line: str, options: dict[str, object]) -> 
         ("--tensor-parralel-size 2", "unknown option --tensor-parralel-size. Did you mean --tensor-parallel-size?"),
         ("--max-model-length 5", "unknown option --max-model-length. Did you mean --max-model-len?"),
         ("--max-model-len 1.5", "--max-model-len: must be a whole number such as 4096, 4k (4000) or 4K (4096), not 1.5."),
-        ("--quantization awq", "--quantization: must be one of gguf, gguf_dynamic, int8_weight_only, int8_dynamic, not awq. Serve"),
+        ("--quantization awq", "--quantization: must be one of gguf, gguf_dynamic, int8_weight_only, int8_dynamic, widened, not awq. Leave it out"),
         ("--kv-cache-dtype fp8", "--kv-cache-dtype: must be one of auto, int8, not fp8. There is no KV"),
         ("--tool-call-parser nope", "--tool-call-parser: must be one of auto, mistral"),
         ("--gpu-memory-utilization x", "--gpu-memory-utilization: must be a number, not x."),

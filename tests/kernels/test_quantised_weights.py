@@ -20,6 +20,7 @@ from torch.nn import functional
 from rootgraft.kernels import ops, quantised_weights
 from rootgraft.kernels.cpu import build
 from rootgraft.kernels.cpu.native_library import Buffers, NativeLibrary
+from rootgraft.kernels.cpu.native_ops import Kernels
 from rootgraft.kernels.cpu.native_quantised import QuantisedKernels
 from rootgraft.kernels.cpu.recorded_pass import record
 from rootgraft.kernels.layouts.packed_weights import Format, QuantisedLinear
@@ -492,3 +493,38 @@ def test_the_largest_of_a_wide_product(threads, dynamic):
         assert torch.equal(found.value[sound], whole.amax(1)[sound])
         assert torch.equal(found.column[sound], whole.argmax(1)[sound])
         assert found.column[sound].max() < 1003
+
+
+@pytest.mark.parametrize("level", [None, WITHOUT_AMX, "avx512", "avx2"])
+@pytest.mark.parametrize("groups", [1, 3])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_float8_has_the_bits_of_the_plain_weight(level, groups, dtype):
+    """Every byte of E4M3 that is a number, with scales of rows or of 128 inputs, at every level of instructions."""
+    columns, width = 70, 320
+    codes = torch.arange(columns * width).mul(7).remainder(256).to(torch.uint8).view(columns, width)
+    codes[(codes & 127) == 127] = 1
+    scales = torch.rand(columns, groups, generator=torch.Generator().manual_seed(groups)) * 1e-3
+    wide = scales.repeat_interleave(128, 1)[:, :width] if groups > 1 else scales
+    weight = codes.view(torch.float8_e4m3fn).float() * wide
+    bias = randn(2, columns)
+    kernels = Kernels(load_level(level)) if level else ops.native_kernels()
+    packed = kernels.quantised.pack_bytes([codes[:32], codes[32:]], (columns, width), Format.FLOAT8, scales, bias)
+    ids = torch.tensor([0, 69, 33])
+    assert torch.equal(kernels.quantised.rows(packed, ids), weight[ids])
+    plain = kernels.pack_linear(weight.to(dtype), None)
+    for tokens in (1, 5, 40):
+        x = randn(tokens, tokens, width, dtype=dtype)
+        out = kernels.quantised.linear(x, packed, torch.float32)
+        assert torch.equal(out, kernels.linear(x, plain, torch.float32) + bias)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_stored_bytes_are_not_rounded_again(dtype):
+    codes = torch.randint(-50, 51, (40, 96), generator=torch.Generator().manual_seed(0)).to(torch.int8)
+    scales = torch.rand(40, 1, generator=torch.Generator().manual_seed(1)) * 0.01
+    packed = quantised_weights.pack_bytes([codes.view(torch.uint8)], (40, 96), scales, is_float=False)
+    weight = codes.float() * scales
+    assert torch.equal(quantised_weights.rows(packed, torch.arange(40)), weight)
+    x = randn(1, 7, 96, dtype=dtype)
+    expected, magnitudes = x.double() @ weight.double().T, x.double().abs() @ weight.double().abs().T
+    assert_near(ops.linear(x, packed, torch.float32), expected, magnitudes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
+from concurrent import futures
 from typing import Any
 
 import pytest

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from .doctor_checks import Finding, examine
+from .doctor_checks import Finding, check_model, examine
 from .machine_options import DoctorOptions
 
 _COLOURS = {"ok": "32", "slow": "33", "fault": "31", "note": "36"}
@@ -21,6 +21,8 @@ _NAME_WIDTH = 12
 def doctor(options: DoctorOptions) -> int:
     """Print the report. Returns 0, or 1 if a server cannot start here."""
     findings = examine()
+    if options.model is not None:
+        findings += check_model(options.model, options.quantization)
     is_fault = any(finding.status == "fault" for finding in findings)
     if options.json:
         print(json.dumps({"ok": not is_fault, "findings": [asdict(finding) for finding in findings]}, indent=2))

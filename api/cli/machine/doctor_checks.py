@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from ....engine.checkpoint.locate import cache_folder
+from ....engine.checkpoint.locate import cache_folder, resolve_model
 from ....engine.config import EngineConfig
 from ....engine.errors import EngineError
 from ....engine.machine.kernel_state import KernelState, kernel_state
@@ -78,6 +78,34 @@ def examine() -> list[Finding]:
         check_port(ServerConfig()),
         check_open_files(open_files()),
         *check_caches(),
+    ]
+
+
+def check_model(model: str, quantization: str | None = None) -> list[Finding]:
+    """Find how a model's weights are stored, what they will take in memory, and how they will be computed.
+
+    Raises:
+        EngineError: there is no such model on this machine, or it is not supported.
+    """
+    from ....engine.model_tools.weight_plan import plan_weights
+
+    files = resolve_model(model, on_machine=True)
+    plan = plan_weights(EngineConfig(quantization=quantization), files.path)
+    kinds = ", ".join(kind if share == 1.0 else f"{share:.0%} {kind}" for kind, share in plan.stored)
+    size, room = bytes_text(plan.memory_bytes), bytes_text(plan.room_bytes)
+    is_small = plan.memory_bytes <= plan.room_bytes
+    return [
+        Finding("Model", "model", "ok", f"{files.name}: {plan.shape}"),
+        Finding("Model", "stored", "ok", f"{kinds}; {bytes_text(plan.stored_bytes)} in files"),
+        Finding(
+            "Model",
+            "memory",
+            "ok" if is_small else "fault",
+            f"{size} for weights, of {room} that they may take",
+            "" if is_small else "The weights do not fit. Free memory, or take a smaller form of the model.",
+        ),
+        Finding("Model", "computed", "ok", f"{plan.computed}; {plan.device}"),
+        Finding("Model", "adapters", "ok", "LoRA and DoRA on all linear modules, over these weights"),
     ]
 
 

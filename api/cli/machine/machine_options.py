@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from ....engine.config import check_options, option
 from ....engine.errors import ConfigError
+from ....engine.json_options import QUANTIZATIONS
 
 _ADAPTER_CACHE = "Folder of downloaded adapters, as a server has it."
 SHELLS = ("bash", "zsh", "fish")
@@ -42,6 +43,14 @@ class RmOptions:
 @dataclass(frozen=True, slots=True)
 class DoctorOptions:
     """Options of ``rootgraft doctor``."""
+
+    model: str | None = option(
+        None,
+        "Also tell how this model's weights are stored, what they will take in memory, and how they will be computed: "
+        "a folder, a GGUF file, or a name on the hub that was downloaded before.",
+        group="model",
+    )
+    quantization: str | None = option(None, "As of rootgraft serve.", choices=QUANTIZATIONS, group="model")
 
     json: bool = option(False, "Print JSON for programs.", group="output")
 

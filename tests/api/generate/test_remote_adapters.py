@@ -362,10 +362,10 @@ async def test_a_tenant_loads_as_many_as_it_leaves(hub: HubStub, serve: Any) -> 
     event = hub.storage.holds[LFS] = threading.Event()
     server = serve("hf", LOCAL, most_names=4)
     of_a = [asyncio.create_task(server.ask(name)) for name in names[:2]]
-    await until(lambda: len(server.state.remote.downloads()) == 2)
+    await until(lambda: len(server.state.models.remote.downloads()) == 2)
     assert "2 adapters are being downloaded already" in (await server.ask(names[2])).text
     of_b = asyncio.create_task(server.ask(names[3], "b"))
-    await until(lambda: len(server.state.remote.downloads()) == 3)
+    await until(lambda: len(server.state.models.remote.downloads()) == 3)
     assert "1 adapters are being downloaded already" in (await server.ask(names[4], "b")).text
     event.set()
     assert {each.status_code for each in await asyncio.gather(*of_a, of_b)} == {200}

@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.models import small_gguf
 
+from rootgraft.engine.checkpoint.base_digest import base_digest
 from rootgraft.engine.checkpoint.gguf import GgufFile
 from rootgraft.engine.errors import ModelError
 
@@ -228,3 +230,59 @@ def test_released_bytes_leave_memory_and_can_be_read_again(tmp_path: Path) -> No
     file.release(data[100:200])
     file.release(data[:0])
     assert np.array_equal(file.data("small").view(np.float32), large[0])
+
+
+def write_split(folder: Path, count: int = 3, *, num_tensors: int | None = None) -> list[Path]:
+    """A model in several files, as ``gguf-split`` writes one: the first has the metadata."""
+    whole = small_gguf.tensors()
+    names = list(whole)
+    paths = []
+    for index in range(count):
+        path = folder / f"model-Q8_0-{index + 1:05d}-of-{count:05d}.gguf"
+        writer = gguf.GGUFWriter(path, "llama")
+        writer.add_uint16("split.no", index)
+        writer.add_uint16("split.count", count)
+        writer.add_int32("split.tensors.count", len(names) if num_tensors is None else num_tensors)
+        for key, value in small_gguf.METADATA.items() if index == 0 else ():
+            small_gguf._add(writer, f"llama.{key}", value)
+        for name in names[index::count]:
+            writer.add_tensor(name, whole[name])
+        for step in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file):
+            step()
+        writer.close()
+        paths.append(path)
+    return paths
+
+
+def test_a_split_model_is_read_as_one_file(tmp_path: Path) -> None:
+    first, *_ = write_split(tmp_path)
+    file = GgufFile.open(first)
+    for name, values in small_gguf.tensors().items():
+        data = file.data(name)
+        assert np.array_equal(data.view(np.float32).reshape(values.shape), values)
+        file.release(data)
+    assert len(file.parts) == 3 and base_digest(first) == base_digest(file)
+
+
+def test_a_split_model_is_refused_where_a_file_is_missing_or_another(tmp_path: Path) -> None:
+    first, second, third = write_split(tmp_path)
+    with pytest.raises(ModelError, match=r"it is file 2 of 3 of a model: give the first, model-Q8_0-00001-of-00003"):
+        GgufFile.open(second)
+    digest = base_digest(first)
+    third.write_bytes(third.read_bytes()[:-4] + b"\0\0\0\0")
+    assert base_digest(first) != digest
+    second.write_bytes(third.read_bytes())
+    with pytest.raises(ModelError, match=r"00002-of-00003\.gguf is not file 2 of 3"):
+        GgufFile.open(first)
+    second.unlink()
+    with pytest.raises(ModelError, match=r"is one of 3 files of a model, and .*00002-of-00003\.gguf is missing"):
+        GgufFile.open(first)
+    renamed = first.rename(tmp_path / "model.gguf")
+    with pytest.raises(ModelError, match=r"must be named \.\.\.-00001-of-00003\.gguf"):
+        GgufFile.open(renamed)
+
+
+def test_the_tensors_of_a_split_model_are_counted(tmp_path: Path) -> None:
+    first, *_ = write_split(tmp_path, num_tensors=5)
+    with pytest.raises(ModelError, match="tensors together"):
+        GgufFile.open(first)

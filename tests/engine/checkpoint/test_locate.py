@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import hashlib
 import json
 import os
@@ -13,6 +14,7 @@ from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import huggingface_hub
 import pytest
@@ -329,3 +331,31 @@ def test_a_hub_that_fails_gives_its_reason_in_one_line(monkeypatch) -> None:
     monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
     with pytest.raises(ModelError, match=r"the hub did not give it: gated$"):
         resolve_model("org/name")
+
+
+@pytest.mark.parametrize(
+    ("tag", "name"),
+    [
+        ("Q4_K_M", "Some-1B-Q4_K_M.gguf"), ("q8_0", "Q8_0/Some-1B-Q8_0-00001-of-00002.gguf"),
+        ("UD-Q4_K_M", "Some-1B-UD-Q4_K_M.gguf"), ("F16", "Some-1B.f16.gguf"),
+    ],
+)  # fmt: skip
+def test_a_quantisation_on_the_hub_is_named_behind_a_colon(tag: str, name: str, tmp_path: Path, monkeypatch) -> None:
+    names = [
+        "Some-1B-Q4_K_M.gguf", "Some-1B-UD-Q4_K_M.gguf", "Some-1B-Q4_K_S.gguf", "mmproj-F16.gguf", "Some-1B.f16.gguf",
+        "Q8_0/Some-1B-Q8_0-00001-of-00002.gguf", "Q8_0/Some-1B-Q8_0-00002-of-00002.gguf",
+    ]  # fmt: skip
+
+    def snapshot(repository: str, **options: Any) -> str:
+        assert (repository, options["revision"]) == ("org/Some-1B-GGUF", "main")
+        for each in names:
+            if any(fnmatch.fnmatchcase(each, pattern) for pattern in options["allow_patterns"]):
+                (tmp_path / each).parent.mkdir(exist_ok=True)
+                (tmp_path / each).write_bytes(b"GGUF")
+        return str(tmp_path)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
+    files = resolve_model(f"org/Some-1B-GGUF:{tag}", revision="main")
+    assert files.path == tmp_path / name and files.name == f"org/Some-1B-GGUF:{tag}"
+    with pytest.raises(ModelError, match="org/Some-1B-GGUF has no GGUF file whose name has Q2_K"):
+        resolve_model("org/Some-1B-GGUF:Q2_K", revision="main")

@@ -15,8 +15,8 @@ BASE = Path(Namespace("r"))
 OTHER = Path(Namespace("r", tenant="t"))
 
 
-def make(pages: int = 32, checkpoints: int = 8, interval: int = PAGE) -> PrefixCache:
-    return PrefixCache(pages, PAGE, states=StateSlots(2, checkpoints, interval))
+def make(pages: int = 32, checkpoints: int = 8, interval: int = PAGE, drafts: int = 0) -> PrefixCache:
+    return PrefixCache(pages, PAGE, states=StateSlots(2, checkpoints, interval, drafts))
 
 
 def compute(cache: PrefixCache, tokens: array, path: Path = BASE) -> tuple[Lease, tuple[tuple[int, int], ...]]:
@@ -169,3 +169,56 @@ def test_the_budget_holds(state_bytes: int) -> None:
     alone, without = share_budget(budget, PAGE, page_bytes, state_bytes, 2, sharing=False)
     assert alone >= pages
     assert without.num_checkpoints == 0
+
+
+def test_after_a_rejected_draft_the_next_step_reads_the_state_before_it() -> None:
+    cache, tokens = make(interval=40 * PAGE, drafts=4), array("i", range(13))
+    lease, _ = compute(cache, tokens[:9])
+    assert cache.states is not None
+    assert lease.most_drafts(9) == 4
+    assert cache.grow(lease, 12)
+    saved = dict(lease.take_drafted(9, 3))
+    assert list(saved) == [9, 10, 11] and lease.most_drafts(12) == 1
+    cache.check()
+    cache.commit(lease, tokens, 10)  # the first is accepted
+    assert lease.uses.resumed == saved[10] and cache.states.num_free_drafts == 3
+    assert lease.take_resumed() == saved[10] and lease.take_resumed() == -1
+    lease.put_back(saved[10])  # the step did without it
+    assert lease.take_resumed() == saved[10]
+    cache.check()
+    assert cache.states.num_free_drafts == 3  # the step still reads it
+    cache.commit(lease, tokens, 11)
+    assert (lease.uses.resumed, cache.states.num_free_drafts) == (-1, 4)
+    end(cache, lease, tokens[:11])
+
+
+def test_accepted_drafts_and_ended_sequences_give_their_slots_back() -> None:
+    cache, tokens = make(interval=40 * PAGE, drafts=4), array("i", range(14))
+    lease, _ = compute(cache, tokens[:9])
+    assert cache.grow(lease, 14)
+    lease.take_drafted(9, 2)
+    cache.commit(lease, tokens, 11)  # both are
+    assert lease.uses.resumed == -1 and lease.most_drafts(11) == 4
+    lease.take_drafted(11, 2)
+    cache.check()
+    end(cache, lease, tokens[:11])  # before the step is read
+    assert cache.states is not None and cache.states.num_free_drafts == 4
+
+
+def test_no_drafts_behind_a_checkpoint_nor_where_there_are_no_slots() -> None:
+    cache, tokens = make(drafts=4), array("i", range(8))
+    lease = cache.acquire(BASE, tokens, 7)
+    assert cache.grow(lease, 8)
+    lease.take_checkpoints(0, 8)
+    assert lease.most_drafts(8) == 0
+    assert lease.most_drafts(7) == 4
+    assert make().acquire(BASE, tokens, 7).most_drafts(7) == 0
+    assert PrefixCache(9, PAGE).acquire(BASE, tokens, 7).most_drafts(7) is None
+
+
+def test_states_before_drafts_take_an_eighth_at_most() -> None:
+    for most, expected in ((0, 0), (5, 5), (12, 12), (64, 12)):
+        num_pages, slots = share_budget(102 * 1000, PAGE, 100, 1000, 1, sharing=True, most_drafts=most)
+        assert slots.num_drafts == expected
+        assert num_pages * 100 + slots.total * 1000 <= 102 * 1000
+    assert share_budget(2500, PAGE, 100, 1000, 1, sharing=False, most_drafts=9)[1].num_drafts == 0

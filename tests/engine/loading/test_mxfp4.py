@@ -18,6 +18,7 @@ from rootgraft.engine.checkpoint.read_config import read_model_config
 from rootgraft.engine.errors import ModelError
 from rootgraft.engine.loading.load_model import load_model
 from rootgraft.engine.loading.mxfp4 import decode_mxfp4
+from rootgraft.kernels.grouped_weights import GroupedLinear, Numbers
 
 EXPERTS = ("gate_up_proj", "down_proj")
 TOKENS = [5, 9, 100, 7, 64, 3]
@@ -64,6 +65,16 @@ def folders(tmp_path: Path) -> tuple[Path, Path]:
 def test_a_checkpoint_in_mxfp4_is_the_one_it_decodes_to(folders: tuple[Path, Path]) -> None:
     plain, packed = (load_model(folder, dtype=torch.float32, device=CPU) for folder in folders)
     assert torch.equal(run_whole(packed, TOKENS), run_whole(plain, TOKENS))
+
+
+def test_experts_are_kept_in_their_four_bits_for_a_gpu(folders: tuple[Path, Path]) -> None:
+    """Gate and up, which the checkpoint has by turns, one below the other."""
+    plain, packed = folders
+    model = load_model(packed, dtype=torch.float32, device=CPU, weights="grouped")
+    forms = {each.form.numbers for each in model.weights if isinstance(each, GroupedLinear)}
+    assert forms == {Numbers.E2M1}
+    expected = run_whole(load_model(plain, dtype=torch.float32, device=CPU), TOKENS)
+    torch.testing.assert_close(run_whole(model, TOKENS), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_what_lacks_a_part_is_refused(folders: tuple[Path, Path]) -> None:

@@ -20,10 +20,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from support.kernels import triton_interpreter
 from support.models.paged_run import CPU, run_whole
 from support.models.tiny_models import save
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from rootgraft.engine.checkpoint.quantization_config import Layout, Scheme, read_quantization
 from rootgraft.engine.config import EngineConfig
@@ -33,6 +34,9 @@ from rootgraft.engine.loading.base_layout import base_layout
 from rootgraft.engine.loading.load_model import load_model
 from rootgraft.engine.loading.quantised_tensors import QuantisedTensor, View, unpacked
 from rootgraft.engine.loading.weight_forms import WeightForm, choose_weight_form
+from rootgraft.engine.models.decoder import DecoderModel
+from rootgraft.kernels import quantised_weights
+from rootgraft.kernels.grouped_weights import GroupedLinear, GroupedPart, dequantise, pack_grouped
 from rootgraft.kernels.layouts.packed_weights import Format, QuantisedLinear
 
 WORDS = Path(__file__).parent / "data" / "packed_words.safetensors"
@@ -208,11 +212,24 @@ def save_llama(folder: Path) -> None:
     LlamaForCausalLM(config).save_pretrained(folder)
 
 
+def save_mixture(folder: Path) -> None:
+    """The same with experts."""
+    config = Qwen3MoeConfig(
+        vocab_size=256, hidden_size=64, moe_intermediate_size=32, num_hidden_layers=2, num_attention_heads=4,
+        head_dim=16, num_key_value_heads=2, num_experts=4, num_experts_per_tok=2, tie_word_embeddings=True,
+        bos_token_id=1, eos_token_id=2,
+    )  # fmt: skip
+    torch.manual_seed(4)
+    Qwen3MoeForCausalLM(config).save_pretrained(folder)
+
+
 def quantised_folder(tmp_path: Path, kind: str, family: str) -> tuple[Path, Path]:
     """A model whose projections compressed-tensors has quantised, and the same with what they mean."""
     plain, packed = tmp_path / "plain", tmp_path / "packed"
     if family == "whole blocks":
         save_llama(plain)
+    elif family == "experts of whole blocks":
+        save_mixture(plain)
     else:
         save(family, plain)
     form, args = COMPRESSED[kind]
@@ -347,3 +364,127 @@ def test_corrupted_files_are_refused_or_read(kind: str, seed: int, tmp_path: Pat
     except ModelError:
         return
     assert got.shape == (128, 128)
+
+
+GROUPED = [kind for kind in COMPRESSED if kind not in ("fp8 blocks", "w8 groups")]  # wider than a tiny model
+
+
+@pytest.mark.parametrize("kind", GROUPED)
+def test_kernels_of_a_gpu_get_the_numbers_as_they_are_stored(kind: str, tmp_path: Path) -> None:
+    """All but the smallest matrices are kept packed, and give what the dequantised weights give in fp32."""
+    _, packed = quantised_folder(tmp_path, kind, "whole blocks")
+    model = load_model(packed, dtype=torch.float32, device=CPU, weights="grouped")
+    layers = [each.packed for each in model.projections[:-1]]
+    assert all(isinstance(each, GroupedLinear) for each in layers)
+    expected = run_whole(load_model(packed, dtype=torch.float32, device=CPU), TOKENS)
+    torch.testing.assert_close(run_whole(model, TOKENS), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.usefixtures("interpreted")
+@pytest.mark.parametrize("family", ["whole blocks", "experts of whole blocks"])
+def test_a_step_by_kernels_of_a_gpu_is_that_of_the_dequantised_model(family: str, tmp_path: Path) -> None:
+    plain, packed = quantised_folder(tmp_path, "w4a16 asymmetric", family)
+    model = load_model(packed, dtype=torch.float32, device=CPU, weights="grouped")
+    allow_experts(model)
+    expected = run_whole(load_model(plain, dtype=torch.float32, device=CPU), TOKENS)
+    assert any(isinstance(each, GroupedLinear) for each in model.weights)
+    torch.testing.assert_close(run_whole(model, TOKENS), expected, rtol=1e-4, atol=1e-4)
+
+
+def allow_experts(model: DecoderModel) -> None:
+    """Let interpreted kernels reach the tensors that tables of experts point at."""
+    for layer in model.layers:
+        for _, product in layer.active:
+            for expert in product.experts:
+                assert isinstance(expert, GroupedLinear)
+                (part,) = expert.parts
+                assert isinstance(part, GroupedPart)
+                triton_interpreter.allow(*(each for each in part.tensors if each is not None))
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.startswith(("gptq", "awq"))])
+def test_integers_in_words_are_kept_for_a_gpu(case: str, tmp_path: Path) -> None:
+    """Also those of groups that are out of order, by a permutation of x."""
+    parts = stored_case(case)
+    if case.startswith("awq"):
+        kind, group = case.split(".")
+        stored = {name: parts[name] for name in ("qweight", "qzeros", "scales")}
+        scheme, scales = Scheme(cast(Layout, kind), 4, int(group)), parts["steps"]
+        groups = torch.arange(128) // int(group)
+    else:
+        _, bits, group, symmetric, _ = case.split(".")
+        names = {"qweight": "qweight", "qzeros": "qzeros_v2", "scales": "scales", "g_idx": "g_idx"}
+        stored = {name: parts[each] for name, each in names.items()}
+        scheme = Scheme("gptq_v2", int(bits), None if group == "-1" else int(group), symmetric == "sym")
+        scales, groups = parts["scales"].T, parts["g_idx"].long()
+    numbers = QuantisedTensor("m.weight", scheme, views(stored, tmp_path)).numbers()
+    assert numbers is not None
+    layer = pack_grouped([numbers], CPU, torch.bfloat16)
+    assert layer is not None
+    torch.testing.assert_close(dequantise(layer), meaning(parts, scales, groups), rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("kind", ["nf4", "fp4"])
+def test_four_bits_of_bitsandbytes_are_kept_for_a_gpu(kind: str, tmp_path: Path) -> None:
+    functional = pytest.importorskip("bitsandbytes.functional")
+    weight = torch.randn(64, 128, generator=torch.Generator().manual_seed(2))
+    packed, state = functional.quantize_4bit(weight, quant_type=kind, compress_statistics=True, blocksize=64)
+    stored = {"weight": packed, **{f"weight.{name}": part for name, part in state.as_dict(packed=True).items()}}
+    scheme = Scheme("bnb_4bit", 4)
+    numbers = QuantisedTensor("m.weight", scheme, views(stored, tmp_path)).numbers()
+    assert numbers is not None
+    layer = pack_grouped([numbers], CPU, torch.bfloat16)
+    assert layer is not None
+    torch.testing.assert_close(dequantise(layer), decoded(scheme, stored, tmp_path), rtol=1e-6, atol=1e-7)
+
+
+def test_blocks_of_fp8_are_kept_for_a_gpu(tmp_path: Path) -> None:
+    weight = torch.randn(200, 320)
+    parts, meant = compressed(*COMPRESSED["fp8 blocks"], torch.nn.functional.pad(weight, (0, 64, 0, 56)))
+    numbers = QuantisedTensor("m.weight", Scheme("float8"), views(parts, tmp_path)).numbers()
+    assert numbers is not None
+    layer = pack_grouped([numbers], CPU, torch.bfloat16)
+    assert layer is not None
+    torch.testing.assert_close(dequantise(layer), meant, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("family", ["whole blocks", "experts of whole blocks"])
+@pytest.mark.parametrize(
+    ("kind", "form"),
+    [
+        ("fp8 channel", Format.FLOAT8), ("fp8 tensor", Format.FLOAT8), ("w8a8", Format.WIDENED),
+        ("w8 tensor", Format.WIDENED), ("w8a16 by channel", Format.WIDENED),
+    ],
+)  # fmt: skip
+def test_eight_bits_are_kept_on_a_cpu(kind: str, form: Format, family: str, tmp_path: Path) -> None:
+    """Of FP8 with the bits of the plain form; integers, whose scales are applied to sums, with its digits."""
+    _, packed = quantised_folder(tmp_path, kind, family)
+    chosen = choose_weight_form(EngineConfig(), CPU, torch.float32, packed)
+    assert chosen in ("stored_widened", "stored_both")
+    model, plain = (load_model(packed, dtype=torch.float32, device=CPU, weights=each) for each in (chosen, "plain"))
+    assert {each.format for each in model.weights if isinstance(each, QuantisedLinear)} == {form}
+    logits = [run_whole(each, TOKENS) for each in (model, plain)]
+    if form is Format.FLOAT8:
+        assert torch.equal(*logits)
+    torch.testing.assert_close(*logits, rtol=1e-4, atol=1e-4)
+
+
+def test_blocks_of_fp8_are_kept_on_a_cpu(tmp_path: Path) -> None:
+    parts, meant = compressed(*COMPRESSED["fp8 blocks"], torch.randn(256, 384))
+    stored = QuantisedTensor("m.weight", Scheme("float8"), views(parts, tmp_path)).bytes()
+    assert stored is not None and stored.scales is not None
+    layer = quantised_weights.pack_bytes(stored.pieces, stored.shape, stored.scales, is_float=True)
+    assert torch.equal(quantised_weights.rows(layer, torch.arange(256)), meant)
+
+
+def test_experts_whose_forms_differ_are_widened(tmp_path: Path) -> None:
+    """Scales of one expert that fit half precision, and of the others that do not."""
+    _, packed = quantised_folder(tmp_path, "w4a16", "experts of whole blocks")
+    file = packed / "model.safetensors"
+    tensors = load_file(file)
+    halved = {name: part.half() for name, part in tensors.items() if "experts.1." in name and name.endswith("_scale")}
+    save_file(tensors | halved, file)
+    model, plain = (
+        load_model(packed, dtype=torch.float32, device=CPU, weights=each) for each in ("stored_widened", "plain")
+    )
+    assert torch.equal(run_whole(model, TOKENS), run_whole(plain, TOKENS))

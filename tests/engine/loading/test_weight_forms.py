@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import gguf
@@ -12,6 +13,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.kernels import meta_gpu
 from support.kernels.cpu_levels import WITHOUT_AMX, load_level
 from support.models.paged_run import run_whole
 from support.models.small_gguf import HIDDEN, SHAPES, VOCAB, tensors, write
@@ -21,6 +23,7 @@ from rootgraft.engine.checkpoint.gguf import GgufFile
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.errors import ConfigError, ModelError
 from rootgraft.engine.loading import measured_form, weight_forms, weight_readers
+from rootgraft.engine.loading.gguf_numbers import gguf_numbers
 from rootgraft.engine.loading.load_model import load_model
 from rootgraft.engine.loading.measured_form import FEW_ROWS, FormSpeeds, StoredBlocks, most_rows
 from rootgraft.engine.loading.weight_forms import WeightForm, choose_weight_form
@@ -29,7 +32,9 @@ from rootgraft.engine.models.experts import Experts
 from rootgraft.kernels import ops, quantised_weights
 from rootgraft.kernels.backend import LIBRARY
 from rootgraft.kernels.cpu.native_ops import Kernels
+from rootgraft.kernels.grouped_weights import GroupForm, Numbers, Offsets, Scales, dequantise, pack_grouped
 from rootgraft.kernels.layouts.packed_weights import Format
+from rootgraft.kernels.triton.grouped_product import meta_part
 
 CPU = torch.device("cpu")
 KINDS = gguf.GGMLQuantizationType
@@ -356,3 +361,68 @@ def test_the_options_decide() -> None:
             choose_weight_form(EngineConfig(quantization="int8_dynamic"), CPU, bf16)
     finally:
         ops.use_native(True)
+
+
+GROUPED = [
+    KINDS.Q4_0, KINDS.Q4_1, KINDS.Q5_0, KINDS.Q5_1, KINDS.Q8_0, KINDS.Q4_K, KINDS.Q5_K, KINDS.Q6_K, KINDS.MXFP4,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", GROUPED, ids=lambda kind: kind.name)
+def test_numbers_of_blocks_are_kept_for_a_gpu(kind: gguf.GGMLQuantizationType) -> None:
+    """Random bytes of every type, whose halves are finite, by gguf's own decoder."""
+    block, size = gguf.GGML_QUANT_SIZES[kind]
+    raw = np.random.default_rng(kind).integers(0, 256, (20, 1024 // block, size), dtype=np.uint8)
+    for at in {KINDS.Q6_K: (208,), KINDS.MXFP4: ()}.get(kind, (0, 2) if kind not in (KINDS.Q4_0, KINDS.Q5_0) else (0,)):
+        raw[..., at + 1] &= 0x3B
+    if kind is KINDS.MXFP4:
+        raw[..., 0] = raw[..., 0] % 16 + 118
+    rows = torch.from_numpy(raw).flatten(1)
+    stored = gguf_numbers(kind.name, rows, 1024)
+    assert stored is not None
+    layer = pack_grouped([stored], CPU, torch.bfloat16)
+    assert layer is not None
+    meant = torch.from_numpy(gguf.quants.dequantize(rows.numpy(), kind))
+    torch.testing.assert_close(dequantise(layer), meant, rtol=1e-6, atol=1e-6)
+    assert layer.nbytes <= 1.15 * rows.numel()
+
+
+@pytest.mark.parametrize("kind", [KINDS.Q4_0, KINDS.Q8_0])
+def test_blocks_of_a_file_are_kept_for_a_gpu(tmp_path: Path, kind: gguf.GGMLQuantizationType) -> None:
+    """Rows of q and k come in the published order; a tied head is the embedding."""
+    path = write(tmp_path / "model.gguf", tensors(), types=dict.fromkeys(MATRICES, kind))
+    model, plain = load(path, "grouped", torch.float32), load(path, "plain", torch.float32)
+    assert all(isinstance(part.packed, ops.GroupedLinear) for part in model.projections)
+    assert model.embedding is model.head.packed
+    tokens = [3, 0, VOCAB - 1, 7, 7, 12]
+    torch.testing.assert_close(run_whole(model, tokens), run_whole(plain, tokens), rtol=1e-4, atol=1e-4)
+
+
+def test_a_gpu_keeps_what_was_quantised(tmp_path: Path) -> None:
+    """As it is stored by default, widened by name; plain files, float32 and other devices are as they were."""
+    quantised = GgufFile.open(write(tmp_path / "q.gguf", tensors(), types=dict.fromkeys(MATRICES, KINDS.Q4_0)))
+    plain = GgufFile.open(write(tmp_path / "p.gguf", tensors()))
+
+    def choose(file: GgufFile, dtype: torch.dtype = torch.bfloat16, **options: str) -> WeightForm:
+        return choose_weight_form(EngineConfig(**options), meta_gpu.GPU, dtype, file)
+
+    with meta_gpu.posing_gpu():
+        assert choose(quantised) == "grouped" and choose(quantised, torch.float16) == "grouped"
+        assert choose(quantised, quantization="widened") == "plain"
+        assert choose(quantised, torch.float32) == "plain" and choose(plain) == "plain"
+        assert choose(quantised, load_format="dummy") == "plain"
+        with pytest.raises(ConfigError, match="--quantization gguf needs --device cpu"):
+            choose(quantised, quantization="gguf")
+    assert choose_weight_form(EngineConfig(quantization="widened"), CPU, torch.bfloat16, quantised) == "plain"
+
+
+def test_a_step_of_a_gpu_launches_the_product_of_packed_weights() -> None:
+    """For each part one launch, which reads nothing back; with groups out of order after a gather of x."""
+    form = GroupForm(Numbers.INT4, Scales.FLOATS, Offsets.MIDDLE, 128, 128)
+    part = meta_part(form, 512, 256)
+    gathered = replace(part, permutation=meta_gpu.gpu_tensor(256, dtype=torch.int64))
+    with meta_gpu.posing_gpu() as launched:
+        layer = ops.GroupedLinear(256, 1024, torch.bfloat16, (part, gathered), None)
+        for rows in (1, 16, 300):
+            assert ops.linear(meta_gpu.gpu_tensor(rows, 256), layer).shape == (rows, 1024)
+    assert launched == ["_grouped_product"] * 6

@@ -19,7 +19,7 @@ from rootgraft.engine.messages import Done, Submit, TokenOut
 from rootgraft.engine.scheduling.chunk_budget import usual_chunk
 from rootgraft.engine.scheduling.scheduler import Scheduler
 from rootgraft.engine.scheduling.waiting_queue import PATIENCE
-from rootgraft.engine.sequence.sequence import Sequence, Status
+from rootgraft.engine.sequence.sequence import Sequence, SequenceSpec, Status
 from rootgraft.engine.types import Priority, SamplingParams
 from rootgraft.radix.namespace import Namespace, Path
 
@@ -242,7 +242,7 @@ def test_one_that_waits_for_a_slot_makes_nobody_give_way() -> None:
     def sequence(number: int, priority: Priority, adapter: int) -> Sequence:
         path, tokens = Path(Namespace("base")), array("i", [1, 2, 3])
         params = SamplingParams()
-        return Sequence(number, tokens, params, path, frozenset(), 0, 0.0, 50, adapter=adapter, priority=priority)
+        return Sequence(number, tokens, params, path, SequenceSpec(frozenset(), 0, 0.0, 50, adapter), priority=priority)
 
     batch = sequence(0, Priority.BATCH, -1)
     scheduler.add(batch)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from array import array
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 from hypothesis import given, settings
@@ -139,7 +139,8 @@ class TimedCore:
         self.running.add(number)
         self.core.handle([Submit(number, prompt, SamplingParams(max_tokens=max_tokens), priority=priority)])
         [sequence] = [each for each in alive_sequences(self.core) if each.id == number]
-        sequence.arrival = self.arrived[number] = self.now
+        self.arrived[number] = self.now
+        sequence.spec = replace(sequence.spec, arrival=self.now)
         return number
 
     def step(self) -> Step:

@@ -256,5 +256,5 @@ def test_a_scored_prompt_that_is_preempted_is_scored_once(num_pages):
         for message in core.step():
             if isinstance(message, TokenOut) and message.id == 9:
                 scored += [entry.token for entry in message.prompt_logprobs]
-        waits += [each.num_preempted for each in alive_sequences(core) if each.id == 9]
+        waits += [each.counts.num_preempted for each in alive_sequences(core) if each.id == 9]
     assert scored == list(range(1001, 1030)) and waits[-1] > 0

@@ -12,7 +12,7 @@ from rootgraft.engine.engine_stats import EngineStats
 from rootgraft.engine.kv_cache.prefix_cache import PrefixCache
 from rootgraft.engine.messages import Done, Message, TokenOut
 from rootgraft.engine.scheduling.scheduler import Scheduler
-from rootgraft.engine.sequence.sequence import Sequence
+from rootgraft.engine.sequence.sequence import Sequence, SequenceSpec
 from rootgraft.engine.types import SamplingParams
 from rootgraft.lora.device_slots import SlotPool
 from rootgraft.radix.namespace import Namespace, Path
@@ -88,11 +88,7 @@ class Engine:
                 tokens=array("i", prompt),
                 params=SamplingParams(max_tokens=max_tokens, temperature=0.0),
                 path=Path(namespace),
-                stop_ids=frozenset(),
-                seed=0,
-                arrival=0.0,
-                max_model_len=1000,
-                adapter=adapter,
+                spec=SequenceSpec(stop_ids=frozenset(), seed=0, arrival=0.0, max_model_len=1000, adapter=adapter),
             )
         )
         return number

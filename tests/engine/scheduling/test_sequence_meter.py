@@ -17,7 +17,7 @@ from rootgraft.engine.core.engine_core import EngineCore
 from rootgraft.engine.engine_stats import EngineStats
 from rootgraft.engine.messages import Abort, Done, Heartbeat, Message, Submit, TokenOut, decode, encode
 from rootgraft.engine.scheduling.sequence_meter import SequenceMeter
-from rootgraft.engine.sequence.sequence import Sequence
+from rootgraft.engine.sequence.sequence import Sequence, SequenceSpec
 from rootgraft.engine.types import FinishReason, SamplingParams, SequenceStats
 from rootgraft.radix.namespace import Namespace
 from rootgraft.radix.namespace import Path as PrefixPath
@@ -54,7 +54,7 @@ def test_the_intervals_of_a_sequence_add_up() -> None:
     stats = EngineStats()
     meter = SequenceMeter(stats, PAGE, lambda: next(now))
     sequence = Sequence(
-        1, array("i", range(9)), SamplingParams(), PATH, frozenset(), 0, arrival=100.0, max_model_len=99
+        1, array("i", range(9)), SamplingParams(), PATH, SequenceSpec(frozenset(), 0, arrival=100.0, max_model_len=99)
     )
     meter.admit(sequence)
     for num_rows in (4, 2, 3):

@@ -18,7 +18,7 @@ from rootgraft.engine.core.engine_core import EngineCore
 from rootgraft.engine.messages import Done, Submit, TokenOut
 from rootgraft.engine.scheduling.fairness import CACHED_WEIGHT, INPUT_WEIGHT, OUTPUT_WEIGHT, TokenCounters
 from rootgraft.engine.scheduling.waiting_queue import MAX_OVERTAKEN, PATIENCE, WINDOW, WaitingQueue
-from rootgraft.engine.sequence.sequence import Sequence
+from rootgraft.engine.sequence.sequence import Sequence, SequenceCounts, SequenceSpec
 from rootgraft.engine.types import MAX_SEED, MIN_SEED, Priority, SamplingParams
 from rootgraft.radix.namespace import Namespace, Path
 
@@ -28,9 +28,9 @@ R, I, B = Priority  # noqa: E741
 
 def sequence(number: int, tenant: str = "", priority: Priority = I, num_prompt: int = 4) -> Sequence:
     tokens = array("i", range(num_prompt))
-    return Sequence(
-        number, tokens, SamplingParams(), PATH, frozenset(), 0, 0.0, 100, tenant=tenant, priority=priority, num_cached=0
-    )
+    spec = SequenceSpec(frozenset(), 0, 0.0, 100, tenant=tenant)
+    counts = SequenceCounts(num_cached=0)
+    return Sequence(number, tokens, SamplingParams(), PATH, spec, priority=priority, counts=counts)
 
 
 class Clock:
@@ -244,7 +244,7 @@ def test_nobody_is_overtaken_more_often_than_the_bound(seed: int) -> None:
         if rng.random() < 0.8 and waiting:
             [started] = start(queue)
             [found] = [each for each in waiting if each.id == started]
-            earlier = [each for each in waiting if each.id < started and each.tenant == found.tenant]
+            earlier = [each for each in waiting if each.id < started and each.spec.tenant == found.spec.tenant]
             assert len(earlier) < WINDOW
             for each in earlier:
                 overtaken[each.id] += 1
@@ -293,8 +293,8 @@ def test_the_bound_of_fair_queueing_holds(
         messages = core.step()
         for each in scheduler_of(core).running:
             if waiting.pop(each.id, None):
-                served[each.tenant] += INPUT_WEIGHT * (each.num_prompt - each.num_cached)
-                served[each.tenant] += CACHED_WEIGHT * each.num_cached
+                served[each.spec.tenant] += INPUT_WEIGHT * (each.num_prompt - each.counts.num_cached)
+                served[each.spec.tenant] += CACHED_WEIGHT * each.counts.num_cached
         for message in messages:
             if isinstance(message, Done) and waiting.pop(message.id, None):  # began and ended in one step
                 usage = message.usage

@@ -116,7 +116,7 @@ def compilation(compiled_grammar: Any) -> Compilation:
     service_built: Future[Any] = Future()
 
     class Service:
-        def compile(self, spec: Any) -> Future[Any]:
+        def compile(self, spec: Any, tenant: str = "") -> Future[Any]:
             future: Future[Any] = Future()
             if isinstance(compiled_grammar, Exception):
                 future.set_exception(compiled_grammar)

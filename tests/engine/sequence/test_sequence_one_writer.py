@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from rootgraft.engine.sequence.guarded_matcher import GuardedMatcher
-from rootgraft.engine.sequence.sequence import Sequence
+from rootgraft.engine.sequence.sequence import Sequence, SequenceCounts, SequenceSpec
 
 ENGINE = Path(__file__).parents[3] / "engine"
-FIELDS = {each.name for each in fields(Sequence)}
+FIELDS = {each.name for record in (Sequence, SequenceSpec, SequenceCounts) for each in fields(record)}
 CHANGES = {"append", "extend", "insert", "pop", "remove", "clear", "reverse", "sort"}  # of ``tokens``
 WRITER = "scheduling/scheduler.py"
 

@@ -14,7 +14,7 @@ from support.engine.draft_engine import drafts_of
 from rootgraft.engine.engine_stats import EngineStats
 from rootgraft.engine.json_options import SpeculativeConfig
 from rootgraft.engine.kv_cache.prefix_cache import PrefixCache
-from rootgraft.engine.sequence.sequence import Sequence
+from rootgraft.engine.sequence.sequence import Sequence, SequenceSpec
 from rootgraft.engine.speculation.acceptance import HIGHEST_RATE, AcceptanceRate, AcceptanceRates, chances, observe
 from rootgraft.engine.speculation.prompt_lookup import NgramIndex
 from rootgraft.engine.speculation.proposer import DraftSource, Proposer
@@ -26,7 +26,11 @@ WORDS = 50_000
 
 def sequence(number: int, prompt: list[int]) -> Sequence:
     return Sequence(
-        number, array("i", prompt), SamplingParams(max_tokens=1000), Path(Namespace("base")), frozenset(), 0, 0.0, 2000
+        number,
+        array("i", prompt),
+        SamplingParams(max_tokens=1000),
+        Path(Namespace("base")),
+        SequenceSpec(frozenset(), 0, 0.0, 2000),
     )
 
 

@@ -15,7 +15,7 @@ from support.engine.draft_engine import compute_all_drafts, drafts_of
 from rootgraft.engine.engine_stats import EngineStats
 from rootgraft.engine.json_options import SpeculativeConfig
 from rootgraft.engine.kv_cache.prefix_cache import PrefixCache
-from rootgraft.engine.sequence.sequence import Sequence
+from rootgraft.engine.sequence.sequence import Sequence, SequenceSpec
 from rootgraft.engine.speculation.output_lookup import OutputIndex, OutputLookup
 from rootgraft.engine.speculation.proposer import Proposer
 from rootgraft.engine.types import SamplingParams
@@ -164,7 +164,7 @@ def test_the_latest_places_of_a_group_are_found(groups: list[int], most: int) ->
 
 def sequence(number: int, prompt: list[int], namespace: Namespace = NAMESPACES[0]) -> Sequence:
     params = SamplingParams(max_tokens=50)
-    return Sequence(number, array("i", prompt), params, Path(namespace), frozenset(), 0, 0.0, 1000)
+    return Sequence(number, array("i", prompt), params, Path(namespace), SequenceSpec(frozenset(), 0, 0.0, 1000))
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import jsonschema
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.grammar.schema_cases import SCHEMAS
 
@@ -19,6 +19,7 @@ from rootgraft.grammar.compile.compiler import compile
 from rootgraft.grammar.emit.grammar_artifact import Backend, GrammarArtifact
 from rootgraft.grammar.match.budget_close import BudgetClose
 from rootgraft.grammar.match.closing_texts import ClosingTexts
+from rootgraft.grammar.match.completion_search import CompletionSearch
 from rootgraft.grammar.match.mask_buffer import MaskBuffer, MaskFill
 from rootgraft.grammar.match.matcher import GrammarFailure, Matcher
 from rootgraft.grammar.spec import GrammarSpec
@@ -29,6 +30,7 @@ def state_of(grammars, matcher: Matcher) -> tuple[set[int], bool, bool]:
     return grammars.allowed(matcher), matcher.can_end, matcher.is_done
 
 
+@settings(max_examples=40)
 @given(st.sampled_from(SCHEMAS), st.integers(0, 10**6), st.lists(st.integers(0, 6), max_size=12))
 def test_rollback_and_replay_lead_to_the_same_state(grammars, schema, seed, steps):
     """Forward some tokens, back some of them, and so on: the state is that of a fresh matcher on the same tokens."""
@@ -55,21 +57,12 @@ def test_rollback_and_replay_lead_to_the_same_state(grammars, schema, seed, step
 @pytest.mark.parametrize("spare", [0, 1, 5, 40])
 def test_an_answer_is_complete_whenever_its_shortest_form_fits(grammars, schema, spare):
     compiled = grammars.schema(schema)
-    for seed in range(8):
-        shortest = len(_shortest(grammars, compiled))
+    for seed in range(3):
+        shortest = compiled.matcher().num_shortest
+        assert shortest
         text = grammars.draw(compiled.matcher(), random.Random(seed), max(1, shortest + spare))
         assert text is not None
         jsonschema.validate(json.loads(text), schema, cls=jsonschema.Draft202012Validator)
-
-
-def _shortest(grammars, compiled) -> list[int]:
-    """The tokens that a matcher steers to when there is no budget for anything else."""
-    matcher, tokens = compiled.matcher(), []
-    while not matcher.can_end:
-        [token] = grammars.allowed(matcher, 1)
-        assert matcher.accept(token)
-        tokens.append(token)
-    return tokens
 
 
 def test_closing_survives_rollback(grammars):
@@ -86,6 +79,7 @@ def test_closing_survives_rollback(grammars):
         assert matcher.can_end
 
 
+@settings(max_examples=25)
 @given(schema=st.sampled_from(SCHEMAS), seed=st.integers(0, 2**32), budget=st.sampled_from([3, 12, 60, None]))
 def test_a_mask_filled_ahead_is_the_one_filled_when_asked_for(grammars, vocabulary, schema, seed, budget):
     """Along a walk with tokens taken back, and with another budget than was thought."""
@@ -139,10 +133,10 @@ def test_time_in_which_other_threads_have_the_core_makes_no_mask_slow(grammars, 
 def test_an_end_that_was_looked_for_in_vain_is_not_looked_for_again_at_once(vocabulary, monkeypatch):
     searched: list[int] = []
 
-    def search(self: BudgetClose, state: object, lexical: int, most: int) -> None:
+    def search(self: CompletionSearch, state: object, lexical: int, most: int) -> None:
         searched.append(most)
 
-    monkeypatch.setattr(BudgetClose, "_search_walks", search)
+    monkeypatch.setattr(CompletionSearch, "shortest", search)
     row = np.zeros(vocabulary.num_words, dtype=np.int32)
     for search_failed, times in ((False, 2), (True, 1)):
         searched.clear()
@@ -267,6 +261,7 @@ def test_rows_of_a_batch(vocabulary):
     assert (buffer.words[1] == -1).all()
 
 
+@settings(max_examples=25)
 @given(schema=st.sampled_from(SCHEMAS), seed=st.integers(0, 2**32), spare=st.none() | st.integers(0, 30))
 def test_masks_along_drafts_are_those_of_one_token_after_another(grammars, vocabulary, schema, seed, spare):
     """Each draft leaves the next one a token less; behind one that is refused nothing is allowed."""
@@ -347,7 +342,8 @@ class _Failing:
 def test_a_library_that_fails_in_a_search_for_an_end_ends_nothing_else(vocabulary):
     artifact = GrammarArtifact(Backend.LLGUIDANCE, "", values=("abc", "d"), is_json=True)
     closer = BudgetClose(ClosingTexts(vocabulary, artifact))
-    assert closer.plan(_Failing(), 50) is None
+    everything = np.full(vocabulary.num_words, -1, dtype=np.int32)
+    assert closer.check(_Failing(), everything, 50) is None
     rebuilt: list[_Failing] = []
 
     def rebuild() -> _Failing:

@@ -34,7 +34,8 @@ def jump(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
 def live(tmp_path: Path) -> Iterator[Live]:
     write(file := tmp_path / "keys.json", entry("a"), entry("few", requests_per_minute=2))
     state = make_state(ServerConfig(api_key_file=str(file), batch_dir=str(tmp_path / "batches")))
-    state.stores.batches = BatchService(tmp_path / "batches", state.options.max_stored_file_bytes, state.limits.caller_named)
+    largest = state.options.max_stored_file_bytes
+    state.stores.batches = BatchService(tmp_path / "batches", largest, state.limits.caller_named)
     for live in serve(state):
         live.loop.call_soon_threadsafe(state.stores.batches.resume, state.stores.internal_client)
         yield live

@@ -25,7 +25,7 @@ from support.engine.draft_engine import (
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.errors import ConfigError
 from rootgraft.engine.messages import Abort
-from rootgraft.engine.sequence.sequence import Sequence
+from rootgraft.engine.sequence.sequence import Sequence, SequenceSpec
 from rootgraft.engine.speculation.acceptance import AcceptanceRate
 from rootgraft.engine.speculation.proposer import DraftSource, Proposal, Proposer
 from rootgraft.engine.types import SamplingParams
@@ -114,7 +114,9 @@ def test_another_namespace_learns_nothing_from_the_tree(engine, eager):
     twice.run()
     twice.tokens[1] = []
     path = Path(Namespace("fake", None, "salt"))
-    scheduler_of(twice.core).add(Sequence(1, array("i", ask.prompt), ask.params, path, frozenset(), 1, 0.0, 1000))
+    scheduler_of(twice.core).add(
+        Sequence(1, array("i", ask.prompt), ask.params, path, SequenceSpec(frozenset(), 1, 0.0, 1000))
+    )
     twice.run()
     assert "drafted_tree" not in twice.core.stats()
 

@@ -25,10 +25,16 @@ PAGE, ROWS, VOCAB = 4, 4, 11
 
 
 def make_core(
-    *, pages: int = 64, checkpoints: int = 20, interval: int = PAGE, budget: int = 16, overlaps: bool = False
+    *,
+    pages: int = 64,
+    checkpoints: int = 20,
+    interval: int = PAGE,
+    budget: int = 16,
+    overlaps: bool = False,
+    drafts: int = 0,
 ) -> EngineCore:
     config = EngineConfig(block_size=PAGE, max_num_seqs=ROWS, max_num_batched_tokens=budget)
-    slots = StateSlots(ROWS, checkpoints, interval)
+    slots = StateSlots(ROWS, checkpoints, interval, drafts)
     return EngineCore(config, FakeWorker(pages, PAGE, vocab_size=VOCAB, overlaps=overlaps, states=slots))
 
 
@@ -95,11 +101,45 @@ def test_answers_to_one_prompt_share_its_checkpoint_and_no_state() -> None:
     assert len({start.state for start in starts[1:]}) == 1
 
 
-def test_no_draft_is_ever_computed() -> None:
+def drafted(client: Client) -> list[int]:
+    """Numbers of drafts of all rows that had any."""
+    rows = [row for batch in worker_of(client.core).batches for row in batch.rows]
+    return [row.num_drafts for row in rows if row.num_drafts]
+
+
+def test_without_slots_before_drafts_none_is_computed() -> None:
     client = Client(make_core(pages=100))
     client.submit([1, 2, 3] * 10, 30)  # what prompt lookup would continue
     client.run()
-    assert all(not row.num_drafts for batch in worker_of(client.core).batches for row in batch.rows)
+    assert not drafted(client)
+
+
+@pytest.mark.parametrize("overlaps", [False, True])
+@pytest.mark.parametrize("interval", [PAGE, 40 * PAGE])
+def test_drafts_change_no_token_whether_accepted_or_not(interval: int, overlaps: bool) -> None:
+    """The device says so: a row reads the state of exactly its tokens."""
+    client = Client(make_core(pages=100, interval=interval, overlaps=overlaps, drafts=5))
+    prompt = [3, 1, 4, 1, 5, 9]
+    said = expected_tokens(prompt, 40, VOCAB)
+    first = client.submit(prompt, 40)
+    client.run()
+    for number in range(3):  # what the first answer says, up to a token that it does not
+        client.submit([*prompt, *said[: 9 + number], number], 30)
+        client.submit(prompt, 40)
+        client.run()
+    counts, stats = drafted(client), client.core.stats()
+    assert counts and max(counts) <= 5
+    assert 0 < stats["draft_tokens_accepted"] < stats["draft_tokens"]
+    assert client.cached(first) == 0
+
+
+def test_no_more_drafts_than_slots() -> None:
+    client = Client(make_core(pages=100, interval=40 * PAGE, budget=40, drafts=3))
+    for number in range(ROWS):
+        client.submit([*[1, 2, 3] * 5, number], 30)
+    client.run()
+    rows = [sum(row.num_drafts for row in batch.rows) for batch in worker_of(client.core).batches]
+    assert 0 < max(rows) <= 3
 
 
 @pytest.mark.parametrize("overlaps", [False, True])
@@ -137,9 +177,13 @@ OPERATIONS = st.lists(
     checkpoints=st.integers(0, 9),
     interval=st.sampled_from((PAGE, 3 * PAGE, 100 * PAGE)),
     overlaps=st.booleans(),
+    drafts=st.integers(0, 6),
 )
-def test_any_traffic(operations: list[tuple], pages: int, checkpoints: int, interval: int, *, overlaps: bool) -> None:
-    client = Client(make_core(pages=pages, checkpoints=checkpoints, interval=interval, budget=9, overlaps=overlaps))
+def test_any_traffic(
+    operations: list[tuple], pages: int, checkpoints: int, interval: int, drafts: int, *, overlaps: bool
+) -> None:
+    slots = {"checkpoints": checkpoints, "interval": interval, "drafts": drafts}
+    client = Client(make_core(pages=pages, budget=9, overlaps=overlaps, **slots))
     for kind, *values in operations:
         if kind == "submit":
             client.submit(*values)

@@ -69,7 +69,7 @@ def _compiled(spec: GrammarSpec) -> CompiledGrammar:
 class _Service:
     """Compiles in this process: ``CompileService`` starts child processes."""
 
-    def compile(self, spec: GrammarSpec) -> Future[CompiledGrammar]:
+    def compile(self, spec: GrammarSpec, tenant: str = "") -> Future[CompiledGrammar]:
         done: Future[CompiledGrammar] = Future()
         done.set_result(_compiled(spec))
         return done

@@ -86,6 +86,21 @@ def test_with_parameters_of_sampling_and_a_budget(roomy, form, params):
     run(roomy, form, [b"p"], **params, max_tokens=shortest)
 
 
+@pytest.mark.parametrize("form", FORMS)
+def test_near_the_budget_an_answer_does_not_depend_on_its_neighbours(roomy, form):
+    """Several at once, as of a request with n = 3, and each alone: what the budget excludes is each one's own."""
+    run(roomy, form, [b"p"])
+    shortest = roomy.ends[len(roomy.ends) - 1].usage.shortest
+    assert shortest
+    for spare in (0, 1, 3, 6):
+        budget = shortest + spare
+        together = run(roomy, form, [b"p", b"q", b"r"], max_tokens=budget)
+        alone = [run(roomy, form, [prompt], max_tokens=budget)[0] for prompt in (b"r", b"q", b"p")]
+        assert together == alone[::-1]
+        # A text of single bytes: the end token may or may not be one of the budget.
+        assert max(map(len, together)) <= budget
+
+
 LONG_TEXT = {"type": "string", "pattern": "^[a-z]{24,30}$"}
 LONG_SCHEMA = {"type": "object", "properties": {"a": LONG_TEXT}, "required": ["a"], "additionalProperties": False}
 LONG_TAG = {"type": "tag", "begin": "<f>", "content": {"type": "json_schema", "json_schema": LONG_TEXT}, "end": "</f>"}

@@ -150,12 +150,30 @@ def test_a_hit_gives_the_same_bits(hybrid: Hybrid) -> None:
     core.close()
 
 
-def test_the_start_says_what_states_take_and_that_drafts_are_off(hybrid: Hybrid) -> None:
+def test_the_start_says_what_states_take(hybrid: Hybrid) -> None:
     core = hybrid.core()
     [line] = [line for line in core.ready.summary if line.startswith("Recurrent states")]
-    assert "Drafts are off" in line and "checkpoints of prefixes" in line
+    assert "Drafts by lookups alone, 6 in a step" in line and "checkpoints of prefixes" in line
     slots = worker_of(core).states
-    assert slots is not None and slots.num_rows == 6
+    assert slots is not None and (slots.num_rows, slots.num_drafts) == (6, 6)
+    core.close()
+
+
+@pytest.mark.parametrize("overlaps", [False, True])
+def test_drafts_that_are_accepted_and_rejected(hybrid: Hybrid, overlaps: bool) -> None:
+    """Answers with the seeds of others, which the tree proposes, and with seeds of their own, which leave these."""
+    core = hybrid.core(overlaps=overlaps, num_gpu_blocks_override=64)
+    talk = Talk(hybrid, core)
+    for turn in range(4):
+        for adapter in (None, "a"):
+            for seed in (1, 1, 10 + turn):
+                talk.ask(SYSTEM, 16, adapter, seed=seed)
+        talk.run(preempt_every=7 if turn == 2 else 0)
+    stats = core.stats()
+    assert 0 < stats["draft_tokens_accepted"] < stats["draft_tokens"]
+    first = {adapter: talk.answers[number][1] for number, adapter in ((0, None), (3, "a"))}
+    for submit, tokens, _ in talk.answers.values():
+        assert submit.params.seed != 1 or tokens == first[submit.adapter]
     core.close()
 
 

@@ -26,7 +26,7 @@ from rootgraft.engine.kv_cache.prefix_cache import PrefixCache
 from rootgraft.engine.messages import Done, TokenOut
 from rootgraft.engine.scheduling.scheduler import Scheduler
 from rootgraft.engine.scheduling.step_cost_model import StepWork, work_of
-from rootgraft.engine.sequence.sequence import Sequence
+from rootgraft.engine.sequence.sequence import Sequence, SequenceSpec
 from rootgraft.engine.types import Priority, SamplingParams
 from rootgraft.radix.namespace import Namespace, Path
 
@@ -179,11 +179,7 @@ class Simulation:
                 array("i", arrival.prompt),
                 SamplingParams(max_tokens=arrival.answer),
                 Path(Namespace("base", None)),
-                frozenset(),
-                0,
-                self.now,
-                10**9,
-                tenant=arrival.tenant,
+                SequenceSpec(frozenset(), 0, self.now, 10**9, tenant=arrival.tenant),
                 priority=arrival.priority,
             )
         )

@@ -116,7 +116,7 @@ class Engine:
                 self.replies[message.id] = message
         self.core.check()
         for sequence in scheduler_of(self.core).running:
-            assert (sequence.slot >= 0) == (sequence.adapter >= 0)
+            assert (sequence.slot >= 0) == (sequence.spec.adapter >= 0)
         assert self.pool.slots.num_pinned <= len(scheduler_of(self.core).running)
 
     def wait(self, condition) -> None:

@@ -18,7 +18,7 @@ from rootgraft.engine.batch import Batch, Masks, Row, RowResult, StepResult
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.core.engine_core import EngineCore
 from rootgraft.engine.messages import Done, Failed, TokenOut
-from rootgraft.engine.sequence.sequence import Sequence
+from rootgraft.engine.sequence.sequence import Sequence, SequenceSpec
 from rootgraft.engine.speculation.draft_cost import DraftChoice, DraftCost
 from rootgraft.engine.speculation.proposer import Proposal, Proposer
 from rootgraft.engine.types import SamplingParams
@@ -115,12 +115,8 @@ class Engine:
         ends = frozenset((*(() if ask.params.ignore_eos else (EOS,)), *ask.params.stop_token_ids))
         path = Path(Namespace("fake"))
         self.tokens[number] = []
-        scheduler_of(self.core).add(
-            Sequence(
-                number, array("i", ask.prompt), ask.params, path, ends, number, 0.0, worker_of(self.core).max_model_len
-            ),
-            matcher,
-        )
+        spec = SequenceSpec(ends, number, 0.0, worker_of(self.core).max_model_len)
+        scheduler_of(self.core).add(Sequence(number, array("i", ask.prompt), ask.params, path, spec), matcher)
 
     def step(self) -> None:
         for message in self.core.step():

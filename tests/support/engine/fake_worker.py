@@ -175,7 +175,9 @@ class FakeWorker:
                 self.cells[copy.target * self.page_size + i] = self.cells[copy.source * self.page_size + i]
         writes: dict[int, int] = {}
         self.saved: dict[int, int] = {}
+        self.read: list[tuple[int, int]] = []  # slot and row
         results = tuple(self._row(row, writes) for row in batch.rows)
+        assert all(slot not in self.saved or slot == row for slot, row in self.read), "a row writes what another reads"
         for slot, content in self.saved.items():
             self.state_of[slot] = content
         for cell, content in writes.items():
@@ -190,7 +192,8 @@ class FakeWorker:
         content = self.cells[self._cell(table, row.start - 1)] if row.start else 0
         assert content >= 0, "reads a cell that nobody wrote"
         if self.states:
-            source = self.sources[row.row]
+            source = self.sources[row.row] if row.state < 0 else row.state
+            self.read.append((source, row.row))
             assert (self.state_of[source] if source >= 0 else 0) == content, "reads the state of other tokens"
         contents = []
         assert self.long[row.row] or row.start + len(row.tokens) <= self.rope_switch, "is not computed as a long one"
@@ -218,7 +221,6 @@ class FakeWorker:
 
     def _save(self, row: Row, contents: list[int]) -> None:
         """Leave the states: the row's own, and those that the batch asks for."""
-        assert not row.num_drafts, "a rejected draft would remain in the state"
         self.sources[row.row] = row.row
         for slot, content in [
             (row.row, contents[-1]),

@@ -90,7 +90,7 @@ class Compiles:
         self.holding = False
         self._known = {spec.key: compile_grammar(spec, vocabulary) for spec in (*SPECS, *FAULTY)}
 
-    def compile(self, spec: GrammarSpec) -> Future[Any]:
+    def compile(self, spec: GrammarSpec, tenant: str = "") -> Future[Any]:
         future: Future[Any] = Future()
         if self.errors and isinstance(self.errors[0], CompileQueueFull):
             raise self.errors.popleft()
@@ -345,7 +345,7 @@ class World:
         assert set(pins) <= self.open_ids
         assert sum(version.pins for version in self.pool.registry) <= len(pins)
         assert self.pool.slots.num_pinned <= scheduler.num_running
-        assert all((one.slot >= 0) == (one.adapter >= 0) for one in scheduler.running)
+        assert all((one.slot >= 0) == (one.spec.adapter >= 0) for one in scheduler.running)
         used = stats["pages_free"] + stats["pages_cached"] + stats["pages_private"]
         assert used == stats["pages"]
 

@@ -28,36 +28,24 @@ The same for all classes above, as each is one decoder over the same ops:
 |---|---|---|
 | weights of a folder: F32, F16, BF16 | native kernels in float32 and bfloat16 | Triton kernels in bfloat16 and float16 |
 | `--quantization int8_dynamic`, `int8_weight_only` | all linear modules | refused |
-| a GGUF file: {types} | dequantised, as stored (Q4_0, Q4_1, Q4_K, Q6_K, Q8_0), or both ([which](#forms-of-a-gguf-file)); `--quantization gguf`, `gguf_dynamic`: as stored, activations of 15 or 8 bits (Q4_0, Q4_1, Q8_0) | dequantised |
+| `--quantization widened`: a quantised checkpoint in the model's type | all linear modules | all linear modules |
+| a GGUF file, or the first of a split one, or `org/name:Q4_K_M` on the hub: {types} | dequantised, as stored (Q4_0, Q4_1, Q4_K, Q6_K, Q8_0), or both ([which](weight-forms.md#forms-of-a-gguf-file)); `--quantization gguf`, `gguf_dynamic`: as stored, activations of 15 or 8 bits (Q4_0, Q4_1, Q8_0) | as stored |
 | `--kv-cache-dtype int8` | yes | refused |
 | LoRA adapters on every linear module, embedding and head; routers and shared experts | batched, native | batched, Triton |
 | LoRA adapters on experts, stacked (`target_parameters`) or one by one | batched, native | batched, Triton; steps with them run without CUDA graphs |
-| experts in MXFP4 (gpt-oss; also in GGUF files) | widened to the model's type, exactly | the same |
-| GPTQ (2, 3, 4, 8 bits, `desc_act`, versions 1 and 2), AWQ (gemm, gemv), compressed-tensors `pack-quantized`, `int-quantized`, `naive-quantized` | integers of 4 bits, and symmetric ones of 8, as stored by the rule of GGUF files; others widened | widened |
-| compressed-tensors `float-quantized`, `nvfp4-pack-quantized`, `mxfp4-pack-quantized`; FP8 by tensor, row or block (DeepSeek V3, Kimi K2, ModelOpt, FBGEMM); ModelOpt NVFP4; bitsandbytes NF4, FP4, LLM.int8() | widened, rounded once | widened |
+| experts in MXFP4 (gpt-oss; also in GGUF files) | widened to the model's type, exactly | as stored |
+| GPTQ (2, 3, 4, 8 bits, `desc_act`, versions 1 and 2), AWQ (gemm, gemv), compressed-tensors `pack-quantized`, `int-quantized`, `naive-quantized` | integers of 4 bits, and symmetric ones of 8, as stored by the rule of GGUF files, or of 8 bits with scales of rows in these; others widened | as stored, those of 2 and 3 bits in 4 |
+| compressed-tensors `float-quantized`, `nvfp4-pack-quantized`, `mxfp4-pack-quantized`; FP8 by tensor, row or block (DeepSeek V3, Kimi K2, ModelOpt, FBGEMM); ModelOpt NVFP4; bitsandbytes NF4, FP4, LLM.int8() | FP8 in its 8 bits, with the bits of the widened form, and LLM.int8() in its 8; others widened, rounded once | as stored |
 
 Activations are not quantised, whatever a config says.
+
+How weights are kept, by storage and device: [weight forms](weight-forms.md).
 
 On a GPU, norms of all query heads together (OLMo 2 and 3), layer norms of heads (Command R+), additions outside of norms, routing and the sum of a token's experts are plain torch; all else is Triton.
 
 Router and the shared expert's gate stay in the model's type under `--quantization`. Layers that predict further tokens (MTP modules of GLM-4.5, DeepSeek V3 and MiMo) are loaded where `--speculative-config '{{"method": "mtp"}}'` drafts by them, on a CPU and from a folder, else not. Mixtures not in the table are refused by name.
 
 *Latent attention* (DeepSeek V2 and V3, R1, Kimi K2) keeps one vector of each token in the KV pool for all heads: `kv_lora_rank + qk_rope_head_dim` numbers a layer, 576 in published models, where keys and values of 128 heads were 40,960. `kv_b_proj` is applied to queries and results, never to what is cached (the absorbed form). LoRA on every linear module is exact, `kv_b_proj` included, which is computed at the adapter's own rank; on a GPU, with DoRA, and in an activated LoRA, `kv_b_proj` is refused by name. `--kv-cache-dtype int8` is refused.
-
-### Forms of a GGUF file
-
-A step of few streams takes as long as its weights take to read, and blocks are a quarter or half of the bytes of bfloat16. All forms below have the same bits, so no answer depends on the choice:
-
-| | held in memory |
-|---|---|
-| less than 256 MiB of blocks, or blocks that are slower for some number of rows | both, if half of the available memory holds them: blocks for steps of few rows, as many as a measurement at the start says, bfloat16 (or float32) for larger ones |
-| blocks that are as fast for one to 512 rows (measured) | blocks |
-| both forms do not fit in half of the memory, or a mixture of experts | blocks, where they are faster in the geometric mean of six numbers of rows and never below 0.8 times as fast; else bfloat16. Small files: bfloat16 |
-| bfloat16 does not fit at all | blocks |
-
-On CPUs without products of bfloat16 (AVX2, older AVX-512) blocks of Q4_0, Q4_1 and Q8_0 are multiplied with activations of 8 bits, llama.cpp's own arithmetic, where a measurement at the start finds that faster.
-
-The start says it: `weights in 4-bit blocks for steps of up to 64 rows, else widened`.
 """
 _RATIO = "on two cores of a CPU our decoder is 1.9 times as fast for one stream, and 1.5 times for four"
 _ROPE = """## Rotary embeddings

@@ -23,7 +23,7 @@ constexpr int64_t kFewRows = 6;      // make one tile, which takes as long as a 
 constexpr int64_t kSlices = 4;       // of all weights for each thread
 constexpr int64_t kPanels = 8;       // at least in a slice
 constexpr int kOutOfRange = 1, kNoMemory = 2;
-constexpr int64_t kPlain = -1, kWidened = 3;  // formats beside those of Format
+constexpr int64_t kPlain = -1, kWidened = 3, kFloat8 = 14;  // formats beside those of Format
 
 // A row of the table of experts.
 struct ExpertWeight {
@@ -104,8 +104,11 @@ int multiply(const ExpertLinear& op, const Slice& slice, const char* x, int64_t 
   if (bias) bias += column;
   const auto* scales = static_cast<const float*>(weight.scales) + column;
   const int64_t channel_words = (width + kWordBytes - 1) / kWordBytes * kWidth;
-  if (op.format == kWidened) {
-    const WidenedLinear part = {words, panels(channel_words), scales, bias, out, rows, columns, width, bf16, bf16, 1};
+  if (op.format == kWidened || op.format == kFloat8) {
+    const int64_t groups = op.format == kFloat8 ? op.planes : 0;
+    const auto* scaled = static_cast<const float*>(weight.scales) + column * std::max<int64_t>(1, groups);
+    const WidenedLinear part = {words, panels(channel_words), scaled, bias, out, rows, columns, width, bf16, bf16, 1,
+                                groups};
     return widened_linear(&part);
   }
   const Format format = static_cast<Format>(op.format);

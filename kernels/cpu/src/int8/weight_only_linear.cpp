@@ -1,5 +1,6 @@
 // Weight-only quantised linear: y = x W^T + b with W in signed bytes and a scale for each column, widened to the type
-// of x.
+// of x, or in FP8 with scales for groups of inputs, whose numbers are rounded to the type of x: the bits of a plain
+// weight.
 #include <algorithm>
 #include <atomic>
 #include <new>
@@ -81,6 +82,45 @@ INLINE void widen_word<Bf16>(const Words& bytes, uint32_t* to) {
 }
 #endif
 
+// Byte i of each lane as an E4M3. Those without an exponent are integers times 2^-9, so that no number is denormal.
+INLINE FloatPart float8(const WordPart& bytes, int i) {
+  const WordPart byte = bytes >> (8 * i), magnitude = byte & 0x7Fu;
+  const WordPart normal = (magnitude << 20) + (120u << 23);
+  const FloatPart small = __builtin_convertvector((IntPart)magnitude, FloatPart) * 0x1p-9f;
+  const WordPart bits = magnitude < 8u ? (WordPart)small : normal;
+  return (FloatPart)(bits | (byte & 0x80u) << 24);
+}
+
+// Words of 16 columns, four E4M3 along K each, times the columns' scales: rounded to E.
+template <class E>
+INLINE void widen_float8(const Words& bytes, const Floats& scale, uint32_t* to) {
+  const auto value = [&](int i) { return map([&](int part) { return float8(bytes.part[part], i); }) * scale; };
+#pragma GCC unroll 4
+  for (int i = 0; i < kWordBytes; i += E::kPerWord) {
+    if constexpr (E::kPerWord == 1) {
+      store(reinterpret_cast<float*>(to) + i * kWidth, value(i));
+    } else {
+      alignas(64) uint16_t low[kWidth], high[kWidth];
+      E::store(low, value(i));
+      E::store(high, value(i + 1));
+      store_words(to + i / 2 * kWidth, E::interleave(low, high));
+    }
+  }
+}
+
+// Panels of FP8, words apart.
+template <class E>
+void widen_float8_panels(const WidenedLinear& op, int64_t panel, int panels, int64_t words, uint32_t* to) {
+  const int64_t count = op.panel_words() / kWidth, group = op.group_words();
+  for (int64_t p = panel; p < panel + panels; p++, to += words) {
+    const uint32_t* from = op.panels + p * op.panel_words();
+    for (int64_t word = 0; word < count; word++) {
+      const Floats scale = load(op.scales + (p * op.groups + word / group) * kWidth);
+      widen_float8<E>(load_words(from + word * kWidth), scale, to + word * kWidth * (kWordBytes / E::kPerWord));
+    }
+  }
+}
+
 template <class E, class To>
 void store_tile(const WidenedLinear& op, const float* sums, int64_t row, int rows, int64_t column, int columns) {
   for (int m = 0; m < rows; m++, sums += kTilePanels * kWidth) {
@@ -88,10 +128,13 @@ void store_tile(const WidenedLinear& op, const float* sums, int64_t row, int row
     const float *scales = op.scales + column, *bias = op.bias + column;
     int i = 0;
     for (; i + kWidth <= columns; i += kWidth) {
-      const Floats sum = load(sums + i) * load(scales + i);
+      const Floats sum = op.groups ? load(sums + i) : load(sums + i) * load(scales + i);
       To::store(out + i, op.bias ? sum + load(bias + i) : sum);
     }
-    for (; i < columns; i++) out[i] = To::narrow(op.bias ? sums[i] * scales[i] + bias[i] : sums[i] * scales[i]);
+    for (; i < columns; i++) {
+      const float sum = op.groups ? sums[i] : sums[i] * scales[i];
+      out[i] = To::narrow(op.bias ? sum + bias[i] : sum);
+    }
   }
 }
 
@@ -133,7 +176,8 @@ void multiply_block(const WidenedLinear& op, int64_t panel, int64_t panel_end) {
   for (; panel < panel_end; panel += most) {
     const int panels = (int)std::min<int64_t>(most, panel_end - panel);
     const uint32_t* from = op.panels + panel * op.panel_words();
-    for (int64_t i = 0; i < panels * op.panel_words(); i += kWidth) {
+    if (op.groups) widen_float8_panels<E>(op, panel, panels, words, to);
+    for (int64_t i = 0; !op.groups && i < panels * op.panel_words(); i += kWidth) {
       widen_word<E>(load_words(from + i), to + i * (kWordBytes / E::kPerWord));
     }
     multiply_wide<E, To>(op, to, words, panel, panels);

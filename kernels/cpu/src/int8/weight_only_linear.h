@@ -5,15 +5,20 @@
 
 namespace rootgraft {
 
+constexpr int64_t kGroupInputs = 128;  // of FP8 in blocks
+
 // Argument structure packed by Python: fields of 8 bytes in this order.
 struct WidenedLinear {
   const uint32_t* x;       // [rows][words of x's type]
   const uint32_t* panels;  // [ceil(columns / 16)][ceil(width / 4)][16] words of bytes, each a signed number + 128
-  const float* scales;     // [ceil(columns / 16)][16]
+  const float* scales;     // [ceil(columns / 16)][16], of FP8 [ceil(columns / 16)][groups][16]
   const float* bias;       // [columns] or null
   void* out;               // [rows][columns], of x's type or fp32
   int64_t rows, columns, width, is_bf16, out_is_bf16, threads;
+  int64_t groups;  // 0; or bytes are E4M3, with a scale for all inputs (1), or for each 128 of them
 
+  // Words of a column with one scale.
+  int64_t group_words() const { return groups == 1 ? panel_words() / kWidth : kGroupInputs / kWordBytes; }
   int64_t panel_words() const { return (width + kWordBytes - 1) / kWordBytes * kWidth; }
 };
 

@@ -13,8 +13,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import psutil
 import pytest
+from gguf import GGMLQuantizationType
+from support.models.small_gguf import SHAPES, tensors
+from support.models.small_gguf import write as write_gguf
 
 from rootgraft.api.cli.machine import doctor_checks
 from rootgraft.api.cli.machine.doctor import report
@@ -25,6 +29,7 @@ from rootgraft.api.cli.machine.doctor_checks import (
     check_gpu,
     check_kernels,
     check_memory,
+    check_model,
     check_open_files,
     check_packages,
     check_port,
@@ -34,6 +39,7 @@ from rootgraft.api.cli.machine.doctor_checks import (
 from rootgraft.api.cli.main import main
 from rootgraft.api.config import ServerConfig
 from rootgraft.api.http.listener import listening
+from rootgraft.engine.errors import ModelError
 from rootgraft.engine.machine import kernel_state as kernel_states
 from rootgraft.engine.machine import software
 from rootgraft.engine.machine.kernel_state import KernelState, kernel_state
@@ -397,3 +403,28 @@ def test_doctor_needs_neither_torch_nor_numpy() -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 1, done.stderr
     assert "No model can be loaded: No module named torch" in done.stdout and not done.stderr
+
+
+def test_a_model_is_planned_before_anything_is_loaded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its storage, memory and products, for the options that a server would have."""
+    kinds = dict.fromkeys((name for name, shape in SHAPES.items() if len(shape) == 2), GGMLQuantizationType.Q8_0)
+    path = write_gguf(tmp_path / "small.gguf", tensors(), types=kinds)
+    found = {each.name: each for each in check_model(str(path))}
+    assert found["stored"].value.startswith("Q8_0; ") and found["model"].value.startswith(
+        "small: llama, 1 layers of 64"
+    )
+    assert found["memory"].status == "ok"
+    widened = {each.name: each for each in check_model(str(path), "widened")}
+    assert widened["computed"].value.startswith("in ")
+    assert main(["doctor", str(tmp_path / "none.gguf")]) != 0
+    assert "there is no folder or file" in capsys.readouterr().err
+
+
+def test_a_model_of_the_hub_is_not_downloaded_for_its_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    def snapshot(name: str, **options: Any) -> str:
+        assert options["local_files_only"] is True
+        raise FileNotFoundError(name)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
+    with pytest.raises(ModelError, match=r"org/name is not on this machine\. Try: rootgraft pull org/name"):
+        check_model("org/name")

@@ -1,0 +1,32 @@
+"""``rootgraft quantize``: write a quantised copy of a model's folder, with a line of progress for each file."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import cast
+
+from ...engine.errors import ConfigError
+from .options import QuantizeOptions
+
+
+def quantize(options: QuantizeOptions) -> int:
+    """Quantise and print what was written. Returns 0."""
+    from ...engine.checkpoint.locate import resolve_model
+    from ...engine.model_tools.quantize_folder import Scheme, quantize_folder
+
+    files = resolve_model(options.model, on_machine=True)
+    if not files.path.is_dir():
+        raise ConfigError(f"--model: {options.model} is a GGUF file, whose weights are quantised already.")
+
+    def progress(shard: str, done: int, total: int) -> None:
+        print(f"{shard} ({done + 1} of {total})", file=sys.stderr, flush=True)
+
+    out = Path(options.output).expanduser()
+    found = quantize_folder(files.path, out, cast(Scheme, options.scheme), progress)
+    share = found.bytes_after / max(1, found.bytes_before)
+    print(
+        f"{out}: {found.modules} linear modules in {options.scheme}, {found.bytes_after / 1e6:,.0f} MB "
+        f"({share:.0%} of {found.bytes_before / 1e6:,.0f})"
+    )
+    return 0

@@ -1,0 +1,236 @@
+"""Weights of 4 to 8 bits on a GPU, as their checkpoints store them: numbers, and scales of groups of inputs.
+
+    w[n, k] = factor[n] * scale[n, g] * (number[n, k] - zero[n, g]) + minimum[n, g]        g = k // group
+
+All of it but the numbers may be left out. A checkpoint's own order of inputs is a permutation of x.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final, NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Numbers(IntEnum):
+    """What the bits of a number mean.
+
+    INT4, INT5, INT6: unsigned integers of so many bits.
+    INT8: signed integers, or unsigned ones where there are zero points.
+    E4M3, E2M1: floating point numbers of 8 bits and of 4 (OCP).
+    TABLE: indices of 4 bits into a table of 16 values (NF4, FP4 of bitsandbytes).
+    """
+
+    INT4 = 0
+    INT5 = 1
+    INT6 = 2
+    INT8 = 3
+    E4M3 = 4
+    E2M1 = 5
+    TABLE = 6
+
+    @property
+    def bits(self) -> int:
+        return _BITS[self]
+
+    @property
+    def high_bits(self) -> int:
+        """Bits above the lowest four, which are stored apart from these."""
+        return self.bits - 4 if self.bits < 8 else 0
+
+    @property
+    def middle(self) -> int:
+        """What is subtracted from a number where nothing else says so."""
+        return 1 << (self.bits - 1) if self in (Numbers.INT4, Numbers.INT5, Numbers.INT6) else 0
+
+
+_BITS: Final = {
+    Numbers.INT4: 4,
+    Numbers.INT5: 5,
+    Numbers.INT6: 6,
+    Numbers.INT8: 8,
+    Numbers.E4M3: 8,
+    Numbers.E2M1: 4,
+    Numbers.TABLE: 4,
+}
+
+
+class Scales(IntEnum):
+    """How the scales of groups are stored.
+
+    NONE: there are none, all is said by the factors of rows.
+    FLOATS: in half precision, bfloat16 or fp32.
+    E8M0: exponents of powers of two, in a byte (MXFP4).
+    E4M3: floating point numbers of 8 bits (NVFP4).
+    PRODUCTS: an integer for each group, times one number in half precision for each super-block of 256 inputs.
+    """
+
+    NONE = 0
+    FLOATS = 1
+    E8M0 = 2
+    E4M3 = 3
+    PRODUCTS = 4
+
+
+class Offsets(IntEnum):
+    """What is subtracted from numbers, or added to their products with a scale.
+
+    MIDDLE: the middle of the range of an unsigned integer is 0.
+    ZERO_POINTS: an unsigned integer of 8 bits for each group.
+    MINIMA: a number for each group, which is added: in half precision.
+    PRODUCTS: the same as integers, times one number in half precision for each super-block, subtracted.
+    """
+
+    MIDDLE = 0
+    ZERO_POINTS = 1
+    MINIMA = 2
+    PRODUCTS = 3
+
+
+SUPER_BLOCK: Final = 256
+"""Inputs that share the number by which ``PRODUCTS`` are multiplied."""
+
+MOST_CHUNK: Final = 128
+LEAST_CHUNK: Final = 32
+
+
+class GroupForm(NamedTuple):
+    """What a kernel must know of a weight when it is compiled.
+
+    Attributes:
+        group: inputs that share a scale; 0 for all of a row.
+        chunk: inputs that are stored side by side for all rows, and multiplied at once.
+    """
+
+    numbers: Numbers
+    scales: Scales
+    offsets: Offsets
+    group: int
+    chunk: int
+
+    @property
+    def description(self) -> str:
+        """The form in a few words for a log line."""
+        names = {Numbers.E4M3: "FP8", Numbers.E2M1: "FP4", Numbers.TABLE: "4-bit floats (a table)"}
+        name = names.get(self.numbers, f"{self.numbers.bits}-bit integers")
+        return f"{name}, {f'groups of {self.group}' if self.group else 'scales of rows'}"
+
+
+@dataclass(frozen=True, slots=True)
+class StoredNumbers:
+    """A matrix [N, K] as a checkpoint stores it, on the CPU, for ``kernels.grouped_weights.pack_grouped``.
+
+    Attributes:
+        pieces: rows [n, K] uint8 that follow each other, a number in each byte (INT8: its two's complement).
+        scales: [N, G], by ``form``; None for NONE.
+        super_scales: [N, K / 256] in half precision for PRODUCTS.
+        offsets: [N, G], by ``form``; None for MIDDLE.
+        super_offsets: [N, K / 256] in half precision for PRODUCTS.
+        factors: [N] fp32, or None for 1.
+        table: [16] fp32 for TABLE.
+        group_of: [K], the group of each input where they are not in order; None where they are.
+    """
+
+    shape: tuple[int, int]
+    numbers: Numbers
+    pieces: Iterable[Tensor]
+    scales: Tensor | None = None
+    scale_kind: Scales = Scales.FLOATS
+    super_scales: Tensor | None = None
+    offsets: Tensor | None = None
+    offset_kind: Offsets = Offsets.MIDDLE
+    super_offsets: Tensor | None = None
+    factors: Tensor | None = None
+    table: Tensor | None = None
+    group_of: Tensor | None = None
+    group: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GroupedPart:
+    """Some rows of a weight, all in one form.
+
+    Attributes:
+        weight: [K / chunk, N, bytes] uint8. Numbers of 4 bits: byte j of a chunk has input j in its low half and input
+            ``chunk / 2 + j`` in its high half.
+        high: [K / chunk, N, bytes] uint8, the bits above the lowest four of INT5 and INT6, or None.
+        scales: [G, N], or None.
+        super_scales: [K / 256, N], or None.
+        offsets: [G, N], or None.
+        super_offsets: [K / 256, N], or None.
+        factors: [N] fp32, or None.
+        table: [16] fp32, or None.
+        permutation: [K] int64, the input of x that each stored one is; None where they are in order.
+    """
+
+    form: GroupForm
+    weight: Tensor
+    high: Tensor | None = None
+    scales: Tensor | None = None
+    super_scales: Tensor | None = None
+    offsets: Tensor | None = None
+    super_offsets: Tensor | None = None
+    factors: Tensor | None = None
+    table: Tensor | None = None
+    permutation: Tensor | None = None
+
+    @property
+    def rows(self) -> int:
+        """Output features, N."""
+        return self.weight.shape[1]
+
+    @property
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        """What a kernel reads, in the order of its arguments."""
+        return (
+            self.weight,
+            self.high,
+            self.scales,
+            self.super_scales,
+            self.offsets,
+            self.super_offsets,
+            self.factors,
+            self.table,
+        )
+
+    @property
+    def nbytes(self) -> int:
+        return sum(each.nbytes for each in (*self.tensors, self.permutation) if each is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupedLinear:
+    """A weight that is kept on a GPU as it was stored, for ``kernels.ops.linear``.
+
+    Attributes:
+        in_features: K.
+        out_features: N.
+        dtype: of x.
+        parts: rows that follow each other: one part, or one for each matrix that was stored otherwise. A part in
+            ``dtype`` is plain, [n, K].
+        bias: [N] or None, of ``dtype``.
+    """
+
+    in_features: int
+    out_features: int
+    dtype: torch.dtype
+    parts: tuple[GroupedPart | Tensor, ...]
+    bias: Tensor | None
+
+    @property
+    def nbytes(self) -> int:
+        return sum(each.nbytes for each in self.parts)
+
+    @property
+    def device(self) -> torch.device:
+        first = self.parts[0]
+        return first.device if isinstance(first, Tensor) else first.weight.device
+
+    @property
+    def form(self) -> GroupForm:
+        """The form of its first part that is not plain."""
+        return next(each.form for each in self.parts if isinstance(each, GroupedPart))

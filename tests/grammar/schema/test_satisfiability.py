@@ -1,0 +1,58 @@
+"""Satisfiability: alternatives that no value has are left out before anything in them is refused."""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+import jsonschema
+import pytest
+from support.grammar.grammar_fixtures import grammars, vocabulary
+
+from rootgraft.grammar.errors import GrammarError
+
+__all__ = ("grammars", "vocabulary")
+NAMES = {"type": "array", "items": {"enum": ["a", "b"]}, "uniqueItems": True, "minItems": 1}
+
+
+@pytest.mark.parametrize("names", [NAMES, NAMES | {"uniqueItems": False}])
+def test_a_branch_that_denies_what_holds_around_it_needs_no_grammar(grammars, names):
+    """As in Dependabot's and Bitbucket's own schemas: the other branch's array cannot fail, so it must be absent."""
+    schema = {
+        "type": "object",
+        "additionalProperties": False,
+        "properties": {"many": names, "one": {"type": "string"}},
+        "oneOf": [
+            {"properties": {"many": names}, "required": ["many"]},
+            {"properties": {"one": {"type": "string"}}, "required": ["one"]},
+        ],
+    }
+    compiled = grammars.schema(schema)
+    values = [{}, {"many": ["a"]}, {"many": []}, {"many": [1]}, {"one": "x"}, {"many": ["b"], "one": "x"}]
+    assert_as_jsonschema(grammars, compiled, schema, values)
+
+
+ITEMS = [{"type": "integer"}, {"type": "string"}, {"enum": [1, "a"]}]
+VALUES = [list(value) for count in range(4) for value in itertools.product((1, 2, "a"), repeat=count)]
+
+
+@pytest.mark.parametrize("rest", [False, *ITEMS])
+@pytest.mark.parametrize("least", [0, 1, 2])
+@pytest.mark.parametrize("contains", ITEMS)
+def test_what_an_array_contains_needs_a_place(grammars, contains, least, rest):
+    """In the prefix or behind it: schemas that no array satisfies are refused, others as the validator says."""
+    first = {"type": "string"}
+    schema = {"type": "array", "prefixItems": [first], "items": rest, "contains": contains, "minContains": least}
+    valid = [value for value in VALUES if jsonschema.Draft202012Validator(schema).is_valid(value)]
+    if not valid:
+        with pytest.raises(GrammarError):
+            grammars.schema(schema)
+        return
+    assert_as_jsonschema(grammars, grammars.schema(schema), schema, VALUES)
+
+
+def assert_as_jsonschema(grammars, compiled, schema, values) -> None:
+    validator = jsonschema.Draft202012Validator(schema)
+    for value in values:
+        text = json.dumps(value, separators=(",", ":"))
+        assert grammars.admits(compiled, text) == validator.is_valid(value), value
