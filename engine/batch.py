@@ -176,6 +176,7 @@ class RowResult:
         is_limited: whether without a budget of tokens another token would have been drawn for one of ``tokens``.
         failed: no token could be drawn after ``tokens``, mostly because logits were not finite: the sequence ends
             with an error, the other rows go on.
+        pooled: 32-bit floats, where ``SamplingParams.pooling`` asks for them and the row draws.
     """
 
     tokens: tuple[int, ...] = ()
@@ -184,6 +185,7 @@ class RowResult:
     num_forced: int = 0
     failed: bool = False
     is_limited: bool = False
+    pooled: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
+from typing import Literal
 
 from .sampling_options import SamplingNumbers
 
@@ -29,6 +30,36 @@ class FinishReason(StrEnum):
     ABORT = "abort"
     ERROR = "error"
     TIMEOUT = "timeout"
+
+
+Pooling = Literal["", "embed", "classify"]
+
+
+@dataclass(frozen=True, slots=True)
+class Pooler:
+    """What a model gives beside tokens, as its checkpoint's files say.
+
+    Attributes:
+        generates: whether it has a language head.
+        size: values of a hidden state.
+        labels: names of the classes of its classification head; none without a head.
+        is_multi_label: classes are independent of each other.
+        refusal: why its embeddings cannot be computed; "" if they can.
+        normalizes: whether embeddings have length 1.
+        prompts: texts that stand before what is embedded, by name.
+        default_prompt: the one that is used where none is named; "" for none.
+        max_length: most tokens of a text, 0 for the model's.
+    """
+
+    generates: bool = True
+    size: int = 0
+    labels: tuple[str, ...] = ()
+    is_multi_label: bool = False
+    refusal: str = ""
+    normalizes: bool = True
+    prompts: tuple[tuple[str, str], ...] = ()
+    default_prompt: str = ""
+    max_length: int = 0
 
 
 class Priority(IntEnum):
@@ -61,6 +92,8 @@ class SamplingParams(SamplingNumbers):
             (as in SGLang); 0 and 1 are the same.
         logprob_token_ids: tokens whose logprobs stand in the place of the k best at each drawn position (vLLM's field).
         allowed_token_ids: the only tokens that may be drawn; none for all.
+        pooling: what is returned of the prompt in the place of tokens: its last hidden state, or the classification
+            head's logits of it; "" for tokens. One token is drawn, which means nothing.
     """
 
     max_tokens: int = 16
@@ -74,6 +107,7 @@ class SamplingParams(SamplingNumbers):
     logprob_start_len: int = 0
     logprob_token_ids: tuple[int, ...] = ()
     allowed_token_ids: tuple[int, ...] = ()
+    pooling: Pooling = ""
 
     @property
     def needs_counts(self) -> bool:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from .base_projections import EMBEDDING, HEAD, BaseLayout, in_tower
+from .base_projections import EMBEDDING, HEAD, SCORE, BaseLayout, in_tower
 from .config import OF_EXPERTS, AdapterConfig
 from .errors import AdapterError
 from .published.module_weights import ModuleWeights
@@ -130,6 +130,10 @@ class _Sorted:
             return
         if layout.experts_of(trained) is not None:
             _add(self.stacked.setdefault(trained, {}), part.removesuffix(".weight"), tensor, name)
+            return
+        if trained == SCORE and is_saved:
+            if part not in UNUSED:
+                _add(self.saved.setdefault(SCORE, {}), part.removeprefix("modules_to_save."), tensor, name)
             return
         module = layout.module_of(trained) or (layout.norm_of(trained) if is_saved else None)
         if module is None:

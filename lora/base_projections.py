@@ -9,6 +9,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+SCORE = "score"
+"""A classification head, which the base model need not have."""
 EMBEDDING = "model.embed_tokens"
 HEAD = "lm_head"
 
@@ -199,4 +201,9 @@ class BaseLayout:
 def _published(trained: str) -> tuple[str, ...]:
     """Names that a module may have in the checkpoint."""
     name = language_model_name(trained)
-    return (name, *(name.replace(new, published) for new, published in _RENAMED))
+    bare = () if name.startswith("model.") else (f"model.{name}",)  # trained on the model without a head
+    return tuple(
+        each
+        for first in (name, *bare)
+        for each in (first, *(first.replace(new, published) for new, published in _RENAMED))
+    )

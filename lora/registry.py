@@ -36,6 +36,7 @@ class AdapterVersion:
         pins: running and waiting sequences that use it.
         retired: no longer the current version of its name.
         public: the name that counts against the limit: versions of one are one name there.
+        num_classes: rows of its classification head, 0 without one.
     """
 
     name: str
@@ -53,6 +54,7 @@ class AdapterVersion:
     pins: int = 0
     retired: bool = False
     public: str = ""
+    num_classes: int = 0
 
 
 class AdapterRegistry:
@@ -102,7 +104,10 @@ class AdapterRegistry:
             tokenizer,
             time.time(),
         )
-        version = AdapterVersion(name, self._next_id, adapter.digest, path, trusted, *facts, public=public)
+        num_classes = 0 if adapter.own is None or adapter.own.score is None else len(adapter.own.score)
+        version = AdapterVersion(
+            name, self._next_id, adapter.digest, path, trusted, *facts, public=public, num_classes=num_classes
+        )
         self._next_id += 1
         self._alive[version.load_id] = version
         self._digests[version.digest] += 1

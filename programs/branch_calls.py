@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from array import array
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -12,6 +13,7 @@ from typing import Any, Protocol
 from pydantic import PydanticUserError, TypeAdapter
 from pydantic_core import SchemaError
 
+from ..engine.serving.ending_tree import EndingTree
 from .errors import CallFailed
 from .token_report import Report
 
@@ -101,7 +103,10 @@ class ModelBackend(Protocol):
         """Yield the pieces of an answer and return the whole. Closing the generator aborts the request."""
 
     def score(self, prompt: Prompt, choices: Sequence[str]) -> tuple[list[list[float]], Report]:
-        """Return the log-probabilities of each choice's tokens as the next text, from ``first_difference`` on."""
+        """Return the log-probabilities of each choice's tokens as the next text, from ``first_difference`` on.
+
+        The choices are read as a tree of endings behind what they have in common, which is computed once.
+        """
 
     def warm(self, prompt: Prompt, pin: int) -> Report:
         """Compute a prompt into the prefix cache, and pin it there for ``pin`` seconds if not 0."""
@@ -138,6 +143,22 @@ def first_difference(base: Sequence[int], wholes: Sequence[Sequence[int]]) -> in
     if start >= min(map(len, wholes)):
         raise CallFailed("one of the choices adds no token to the prompt")
     return start
+
+
+def choice_tree(base: Sequence[int], wholes: Sequence[Sequence[int]]) -> EndingTree:
+    """Return the tree of choices behind their common beginning.
+
+    Args:
+        base: tokens of the prompt.
+        wholes: of the prompt with each choice.
+
+    Raises:
+        CallFailed: a choice adds no token, or has no token in common with the prompt.
+    """
+    start = first_difference(base, wholes)
+    if start == 0:
+        raise CallFailed("the choices differ in the first token of all, which has no probability: begin with a text")
+    return EndingTree(array("i", wholes[0][:start]), [list(whole[start:]) for whole in wholes])
 
 
 def check_text(name: str, value: Any) -> str:

@@ -21,7 +21,6 @@ from .branch_calls import AnswerFormat, CallParams, Completion, FormatKind, Prom
 from .errors import CallFailed
 from .token_report import Report
 
-_MOST_PROMPTS = 64
 _ATTEMPTS = 6
 _LONGEST_PAUSE = 30.0  # seconds
 _RETRIED = (429, 503)
@@ -81,18 +80,19 @@ class HttpBackend:
         return Completion("".join(texts), str(last["finish_reason"]), _report(usage), last.get("stop_reason"), shortest)
 
     def score(self, prompt: Prompt, choices: Sequence[str]) -> tuple[list[list[float]], Report]:
-        """Echo the prompts with logprobs from the first differing token on."""
+        """Have the server read the choices as a tree of endings."""
         base = self._tokens(prompt)
         wholes = [self._tokens(prompt.followed_by(choice)) for choice in choices]
         start = first_difference(base, wholes)
-        scores: list[list[float]] = []
-        report = Report(calls=1)
-        for first in range(0, len(wholes), _MOST_PROMPTS):
-            fields = {"echo": True, "logprobs": 0, "logprob_start_len": start}
-            answer = self._complete(prompt, wholes[first : first + _MOST_PROMPTS], fields)
-            scores += [choice["logprobs"]["token_logprobs"][start:] for choice in answer["choices"]]
-            report += _report(answer["usage"], calls=0)
-        return scores, report
+        body = {
+            "model": self._model_of(prompt),
+            "query": wholes[0][:start],
+            "items": [[]],
+            "labels": [whole[start:] for whole in wholes],
+            "logprobs": True,
+        }
+        answer = self._json("POST", "/v1/score", body | self._key(prompt))
+        return answer["logprobs"][0], _report(answer["usage"])
 
     def warm(self, prompt: Prompt, pin: int) -> Report:
         """Request a chat completion of no tokens."""
@@ -108,10 +108,6 @@ class HttpBackend:
             for each in self._sockets:
                 with suppress(OSError):  # of one that the server has closed
                     socket.shutdown(each, SHUT_RDWR)  # past TLS, which its reader still uses
-
-    def _complete(self, prompt: Prompt, tokens: list[list[int]], fields: dict[str, Any]) -> dict[str, Any]:
-        body = {"model": self._model_of(prompt), "prompt": tokens, "max_tokens": 0, **fields}
-        return self._json("POST", "/v1/completions", body | self._key(prompt))
 
     def _model_of(self, prompt: Prompt) -> str:
         return self._default_model if prompt.adapter is None else prompt.adapter

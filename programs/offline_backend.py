@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from ..engine.errors import EngineError
+from ..engine.offline.ending_logprobs import read_logprobs
 from ..engine.offline.request_output import RequestOutput
 from ..engine.offline.running_request import RunningRequest
 from ..engine.offline.sampling_params import AnyParams
@@ -19,7 +20,7 @@ from ..engine.serving.output_processor import TextDelta
 from ..engine.types import SamplingParams, Usage
 from ..grammar.errors import GrammarError
 from ..grammar.spec import GrammarSpec
-from .branch_calls import AnswerFormat, CallParams, Completion, FormatKind, Prompt, first_difference, session_name
+from .branch_calls import AnswerFormat, CallParams, Completion, FormatKind, Prompt, choice_tree, session_name
 from .errors import CallFailed
 from .token_report import Report
 
@@ -92,18 +93,16 @@ class OfflineBackend:
         return Completion(answer.text, answer.finish_reason, _report(usage), answer.stop_reason, usage.shortest)
 
     def score(self, prompt: Prompt, choices: Sequence[str]) -> tuple[list[list[float]], Report]:
-        """Score all choices in parallel, one sequence each."""
-        base = self._tokens(prompt)
-        wholes = [self._tokens(prompt.followed_by(choice)) for choice in choices]
-        start = first_difference(base, wholes)
-        params = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=0, logprob_start_len=start)
-        calls = [_Call(whole, params, adapter=prompt.adapter, session=self._name(prompt)) for whole in wholes]
+        """Read the choices as a tree of endings, one sequence for each of its inner nodes."""
+        tree = choice_tree(self._tokens(prompt), [self._tokens(prompt.followed_by(choice)) for choice in choices])
+        session = self._name(prompt)
+        calls = [_Call(read.tokens, read.params, adapter=prompt.adapter, session=session) for read in tree.reads]
         with self._sent(calls):
             outputs = [call.wait() for call in calls]
         report = Report(calls=1)
         for output in outputs:
             report += _report(output.usage[0], calls=0, dropped=1)
-        return [_logprobs(output, start) for output in outputs], report
+        return tree.by_token(read_logprobs(*each) for each in zip(tree.reads, outputs, strict=True)), report
 
     def warm(self, prompt: Prompt, pin: int) -> Report:
         """Compute the prompt in a sequence whose one generated token is dropped."""
@@ -223,9 +222,3 @@ def _report(usage: Usage, calls: int = 1, dropped: int = 0) -> Report:
     return Report(
         calls, usage.prompt, usage.cached, usage.forked, usage.completion - dropped, usage.drafted, usage.forced
     )
-
-
-def _logprobs(output: RequestOutput, start: int) -> list[float]:
-    assert output.prompt_logprobs is not None
-    positions = zip(output.prompt_token_ids[start:], output.prompt_logprobs[start:], strict=True)
-    return [scores[token].logprob for token, scores in positions if scores is not None]

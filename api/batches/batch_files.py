@@ -20,7 +20,7 @@ import orjson
 from ...engine.errors import ConfigError, quoted
 from ..protocol.exact_json import dumps_exact, loads_exact
 
-ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
+ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings", "/v1/decisions")
 _FIELDS = {"custom_id", "method", "url", "body"}
 
 

@@ -2,52 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from ...engine.errors import EngineError
+from ...engine.serving.label_shares import LabelShares
 from ..protocol.decisions import ChoiceQuestion, DecisionRequest, PredicateQuestion, ScoreQuestion
 from ..protocol.system_one import ChoiceAsked, NoulAsked, ScoreAsked, SystemOneRequest
-
-
-@dataclass(frozen=True, slots=True)
-class LabelShares:
-    """How a model answers a question.
-
-    Attributes:
-        shares: probability of each label among all of them; they sum to 1.
-        mass: probability that the model gives to the labels together, of all that it might write.
-    """
-
-    shares: tuple[float, ...]
-    mass: float
-
-    @classmethod
-    def of(cls, logprobs: Sequence[float]) -> LabelShares:
-        """Return the shares of labels with these logprobs. Raises EngineError if they are no numbers."""
-        best = max(logprobs)
-        if not math.isfinite(best) or any(map(math.isnan, logprobs)):
-            raise EngineError("The model gives none of the labels of a question a probability.")
-        weights = [math.exp(logprob - best) for logprob in logprobs]
-        total = math.fsum(weights)
-        return cls(tuple(weight / total for weight in weights), min(1.0, math.exp(best) * total))
-
-    @property
-    def best(self) -> int:
-        """The likeliest label, the first one of several."""
-        return max(range(len(self.shares)), key=self.shares.__getitem__)
-
-    @property
-    def confidence(self) -> float:
-        """Probability that the model gives to the likeliest label, of all that it might write."""
-        return self.shares[self.best] * self.mass
-
-    @property
-    def mean(self) -> float:
-        """The expected index of the label."""
-        return math.fsum(index * share for index, share in enumerate(self.shares))
 
 
 def decision_body(body: DecisionRequest, model: str, found: Sequence[LabelShares], usage: dict[str, Any]) -> Any:

@@ -8,34 +8,31 @@ To everything that counts requests, a reader is one sequence whose prompt is the
 from __future__ import annotations
 
 import asyncio
-import math
-import time
 from array import array
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from ...engine.errors import ContextTooLong, DeadlineExceeded, EngineError, RequestError, UnknownModel
+from ...engine.errors import ContextTooLong, RequestError, UnknownModel
 from ...engine.serving.ending_tree import EndingRead, EndingTree, num_distinct_tokens
+from ...engine.serving.label_shares import label_logprobs
 from ...engine.serving.output_processor import Finish, SequenceOutput, TextDelta
 from ...engine.serving.request import TextRequest
-from ...engine.text.questions import QuestionEncoder, TypedQuestion
+from ...engine.text.questions import QuestionEncoder, TypedQuestion, asking
 from ...engine.types import FinishReason, Priority, SamplingParams, Usage
 from ..access.caller import Caller
 from ..protocol.chat_messages import ChatMessage, for_template
 from ..structured.reasoning_formats import plan_thought
 from ..structured.tool_dialects import for_dialect
 from .chat_prompt import with_known_roles
+from .sequence_windows import WINDOW, deadline_of, run_window, usage_of
 from .server_state import ServerState
 
 if TYPE_CHECKING:
     from ...engine.serving.async_engine import AsyncEngine
 
-WINDOW = 256
-"""Sequences of one request that the engine has at a time."""
 MAX_LABEL_TOKENS = 1 << 18
 """Tokens of all labels of a request together."""
 _NO_THOUGHT = {"enable_thinking": False, "thinking": False}
@@ -73,19 +70,6 @@ class PlannedQuestion:
     @property
     def engine(self) -> AsyncEngine:
         return self.model.engine
-
-    def labels(self, logprobs: Sequence[Sequence[float]]) -> list[float]:
-        """Return the logprob of each label from those that the tree's reads gave."""
-        sums = self.tree.sums(logprobs)
-        return [_log_sum(sums[at : at + self.num_ends]) for at in range(0, len(sums), self.num_ends)]
-
-
-def _log_sum(logprobs: Sequence[float]) -> float:
-    """Return the logarithm of the sum of probabilities."""
-    most = max(logprobs)
-    return (
-        most if len(logprobs) == 1 or most == -math.inf else most + math.log(sum(math.exp(p - most) for p in logprobs))
-    )
 
 
 async def asked_models(
@@ -194,13 +178,11 @@ class QuestionPlanner:
         tokenizer, dialect = engine.tokenizer, self._state.engine.dialect(engine)
         if not tokenizer.has_chat_template:
             raise RequestError("This model has no chat template, by which it could be asked.", param="model")
-        *before, last = self._messages
-        if last["role"] == "user":
-            asking = [*before, {**last, "content": f"{last['content']}\n\n{question.text}"}]
-        else:
-            asking = [*before, last, {"role": "user", "content": question.text}]
+        messages = with_known_roles(asking(self._messages, question), tokenizer)
         text = tokenizer.render_chat(
-            for_dialect(with_known_roles(asking, tokenizer), [], dialect), kwargs={**dialect.defaults, **self._kwargs}
+            for_dialect(messages, [], dialect),
+            add_generation_prompt=True,
+            kwargs={**dialect.defaults, **self._kwargs},
         )
         form = self._state.engine.reasoning_format(engine)
         thought = plan_thought(form, text, continued=None, output_format=None, shown=False)
@@ -217,6 +199,8 @@ class LabelReader:
     Attributes:
         request: what all of it counts as.
         logprobs: of each question's labels, once the stream has ended.
+        by_token: of the tokens of each ending of each question.
+        cached: tokens that came from the prefix cache.
     """
 
     def __init__(self, planned: Sequence[PlannedQuestion], caller: Caller) -> None:
@@ -233,12 +217,12 @@ class LabelReader:
             params=SamplingParams(max_tokens=1),
         )
         self.logprobs: list[list[float]] = []
+        self.by_token: list[list[list[float]]] = []
         self.cached = 0
 
     async def stream(self, *_requests: TextRequest) -> AsyncGenerator[list[TextDelta], None]:
         """Read all labels, and yield one delta at the end. Raises as ``AsyncEngine.stream``."""
-        left = self._caller.seconds_left
-        deadline = None if left is None else time.monotonic() + left
+        deadline = deadline_of(self._caller)
         reads = [(question, read) for question in self._planned for read in question.tree.reads]
         # Parents come before their children: the shorter the path, the earlier.
         order = sorted(range(len(reads)), key=lambda index: (id(reads[index][0].engine), len(reads[index][1].path)))
@@ -251,10 +235,12 @@ class LabelReader:
                 outputs = await self._read([reads[index] for index in window], deadline)
                 for index, output in zip(window, outputs, strict=True):
                     values[index] = reads[index][1].logprobs(output)
-                    num_computed += _num_computed(output)
+                    num_computed += usage_of(output).prompt - usage_of(output).cached
         found = iter([values[index] for index in range(len(reads))])
         for question in self._planned:
-            self.logprobs.append(question.labels([next(found) for _ in question.tree.reads]))
+            tokens = question.tree.by_token([next(found) for _ in question.tree.reads])
+            self.by_token.append(tokens)
+            self.logprobs.append(label_logprobs(tokens, question.num_ends))
         self.cached = max(0, self._num_tokens - num_computed)
         usage = Usage(self._num_tokens, self.cached, 0)
         yield [TextDelta(0, "", finish=Finish(FinishReason.STOP, usage))]
@@ -263,28 +249,13 @@ class LabelReader:
         self, window: Sequence[tuple[PlannedQuestion, EndingRead]], deadline: float | None
     ) -> list[SequenceOutput]:
         """Return the outputs of some sequences with one tokenizer."""
-        timeout = None if deadline is None else deadline - time.monotonic()
-        if timeout is not None and timeout <= 0:
-            raise DeadlineExceeded("The request's time was up before all labels were read.")
-        requests = [replace(read.request(question.request), timeout=timeout) for question, read in window]
-        outputs = [SequenceOutput() for _ in requests]
+        requests = [read.request(question.request) for question, read in window]
         try:
-            async with aclosing(window[0][0].engine.stream(*requests)) as stream:
-                async for deltas in stream:
-                    for delta in deltas:
-                        outputs[delta.prompt].add(delta)
+            return await run_window(window[0][0].engine, requests, deadline)
         except UnknownModel as error:  # of an adapter that only the engine could look for
             models = [question.model for question, _ in window if question.model.adapter is not None]
             error.param = next((m.field for m in models if str(UnknownModel(str(m.adapter))) == str(error)), "model")
             raise
-        return outputs
-
-
-def _num_computed(output: SequenceOutput) -> int:
-    """Return the tokens that a sequence computed. Raises EngineError for one without an end of its own."""
-    if output.finish is None or output.finish.reason is FinishReason.ABORT or not output.logprobs:
-        raise EngineError("The engine broke off the read of a label.")
-    return output.finish.usage.prompt - output.finish.usage.cached
 
 
 async def plan_reads(

@@ -23,8 +23,10 @@ from ..routes import (
     files,
     health,
     models,
+    pooled,
     replicas,
     responses,
+    scores,
     tokenize,
     ui,
 )
@@ -67,7 +69,10 @@ def create_app(served: ServerState | ModelRouter) -> FastAPI:
         servers=[{"url": state.options.root_path.rstrip("/")}] if state.options.root_path.rstrip("/") else None,
     )
     app.state.models = router
-    generation, operation = (chat, completions, decisions, responses, anthropic, files, batches), (tokenize, health, ui)
+    generation, operation = (
+        (chat, completions, decisions, scores, pooled, responses, anthropic, files, batches),
+        (tokenize, health, ui),
+    )
     for module in (*generation, models, adapters, admin_models, replicas, *operation):
         app.include_router(module.router)
     for kind in HANDLED:

@@ -24,7 +24,7 @@ class BatchBody(StrictModel):
     """The body of ``POST /v1/batches``."""
 
     input_file_id: Annotated[str, Field(max_length=128)]
-    endpoint: Literal["/v1/chat/completions", "/v1/completions", "/v1/responses"]
+    endpoint: Literal["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings", "/v1/decisions"]
     completion_window: Literal["24h"]
     metadata: Annotated[dict[str, str], AfterValidator(check_metadata)] | None = None
     output_expires_after: ExpiresAfter | None = None

@@ -6,9 +6,10 @@ import uuid
 
 from fastapi import APIRouter, Request, Response
 
+from ...engine.serving.label_shares import LabelShares
 from ...engine.types import Priority
 from ..access.caller import Caller
-from ..generate.decision_answers import LabelShares, decision_body, decision_usage, system_one_body
+from ..generate.decision_answers import decision_body, decision_usage, system_one_body
 from ..generate.envelope import json_response
 from ..generate.label_reads import LabelReader, asked_models, plan_reads
 from ..generate.server_state import ServerState
@@ -41,7 +42,8 @@ async def create_decision(body: DecisionRequest, request: Request, state: State,
         template_kwargs={},
         input_field="input",
     )
-    found = await _read(state, caller, request, reader, name, f"dec_{uuid.uuid4().hex}")
+    await read_labels(state, caller, request, reader, name, f"dec_{uuid.uuid4().hex}")
+    found = [LabelShares.of(logprobs) for logprobs in reader.logprobs]
     usage = decision_usage(len(reader.request.tokens), reader.cached)
     return json_response(decision_body(body, name, found, usage))
 
@@ -65,7 +67,8 @@ async def create_system_one(body: SystemOneRequest, request: Request, state: Sta
         input_field="state",
     )
     response_id = f"decision-{uuid.uuid4().hex}"
-    found = await _read(state, caller, request, reader, name, response_id)
+    await read_labels(state, caller, request, reader, name, response_id)
+    found = [LabelShares.of(logprobs) for logprobs in reader.logprobs]
     return json_response(system_one_body(body, name, response_id, found, len(reader.request.tokens)))
 
 
@@ -73,11 +76,10 @@ def _priority(name: PriorityName | None) -> Priority | None:
     return None if name is None else priority_of(name)
 
 
-async def _read(
+async def read_labels(
     state: ServerState, caller: Caller, request: Request, reader: LabelReader, model: str, response_id: str
-) -> list[LabelShares]:
+) -> None:
     """Read all labels as one admitted request."""
     set_facts(caller, [reader.request], model=model, stream=False, response_id=response_id)
     deltas = generate(state, reader, [reader.request], caller, usage=UsageCount())
     await while_connected(request.receive, collect(deltas))
-    return [LabelShares.of(logprobs) for logprobs in reader.logprobs]

@@ -27,6 +27,10 @@ MAX_LAYERS = 2048
 _LONGEST_NAME = 80  # characters of an unknown architecture that are compared with the known ones
 MAX_LENGTH = 1 << 30
 
+_BARE, _CLASSIFIER = "Model", "ForSequenceClassification"
+_DEFAULT_CLASSES = 2  # of the transformers library, for a config that names none
+_MOST_CLASSES = 1 << 16
+
 FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
 
 _ACTIVATIONS: dict[str, Activation] = {
@@ -60,6 +64,7 @@ def model_config(config: Mapping[str, Any]) -> ModelConfig:
     Raises:
         ModelError: an unsupported architecture or feature, or an invalid value.
     """
+    config, classes = _as_causal(config)
     family, whole = _family(config)
     quantization = read_quantization(config)
     towers: tuple[str, ...] = ()
@@ -118,7 +123,7 @@ def model_config(config: Mapping[str, Any]) -> ModelConfig:
         embedding_scale=embedding_scale,
         rounds_embedding_scale=family.scaled_embedding,
         residual_scale=residual_scale,
-        tied_head=fields.flag("tie_word_embeddings"),
+        tied_head=classes is not None or fields.flag("tie_word_embeddings"),
         towers=towers,
         bos_token_id=next(iter(fields.token_ids("bos_token_id", vocab)), None),
         eos_token_ids=fields.token_ids("eos_token_id", vocab),
@@ -128,7 +133,33 @@ def model_config(config: Mapping[str, Any]) -> ModelConfig:
         latent=latent,
         gated_attention=family.gated_attention,
         quantization=quantization,
+        generates=classes is None,
+        num_classes=classes or 0,
     )
+
+
+def _as_causal(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], int | None]:
+    """Return a config without a language head as that of its family's causal model, and the rows of its other head.
+
+    Returns:
+        The config; the classes of a ``ForSequenceClassification``, 0 of a bare ``Model``, None for any other class.
+
+    Raises:
+        ModelError: ``id2label`` is no object with a name for each class.
+    """
+    names = config.get("architectures")
+    name = names[0] if isinstance(names, list) and len(names) == 1 and isinstance(names[0], str) else ""
+    ending = next((each for each in (_CLASSIFIER, _BARE) if name.endswith(each)), None)
+    family = None if ending is None else family_of(f"{name.removesuffix(ending)}ForCausalLM")
+    if family is None:
+        return config, None
+    causal = {**config, "architectures": [family.architecture]}
+    if ending == _BARE:
+        return causal, 0
+    labels = config.get("id2label")
+    if labels is not None and not (isinstance(labels, dict) and 1 <= len(labels) <= _MOST_CLASSES):
+        raise ModelError(f"{WHERE}: id2label must name 1 to {_MOST_CLASSES} classes.")
+    return causal, len(labels) if labels else _DEFAULT_CLASSES
 
 
 def _check_mxfp4(quantization: Quantization | None, family: Family) -> None:

@@ -248,6 +248,8 @@ class ModelConfig:
         gated_attention: attention's results are multiplied by the sigmoid of a gate, which q's projection has behind
             each head's queries (Qwen3-Next).
         quantization: what the stored numbers of its matrices mean, None for plain ones.
+        generates: the checkpoint has a language head; of one without the ``tied_head`` is of no use.
+        num_classes: rows of its classification head, 0 without one.
     """
 
     family: str
@@ -294,6 +296,8 @@ class ModelConfig:
     latent: LatentConfig | None = None
     gated_attention: bool = False
     quantization: Quantization | None = None
+    generates: bool = True
+    num_classes: int = 0
 
     @property
     def num_layers(self) -> int:

@@ -56,12 +56,14 @@ class Adaptation:
         adapter: load id of the version, -1 for the base model alone.
         adapted_from: position of the first token that the adapter reads.
         vocab_size: tokens of the adapter's own vocabulary, 0 for the base model's.
+        num_classes: rows of its classification head, 0 without one.
     """
 
     path: PrefixPath
     adapter: int = -1
     adapted_from: int = 0
     vocab_size: int = 0
+    num_classes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +193,7 @@ class AdapterManager:
         self._pool.slots.prefetch(version.load_id)
         own = Namespace(self._base_digest, version.digest, submit.salt, submit.cache_tenant)
         path = PrefixPath(own, switch_at=start, before=base) if start else PrefixPath(own)
-        return Adaptation(path, version.load_id, start, version.vocab_size or 0)
+        return Adaptation(path, version.load_id, start, version.vocab_size or 0, version.num_classes)
 
     def poll(self) -> list[Arrival]:
         """Finish loads, once a step. Returns the sequences that waited for them."""

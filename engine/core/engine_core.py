@@ -40,7 +40,7 @@ from ..scheduling.draft_budget import make_draft_budget
 from ..scheduling.scheduler import Scheduler
 from ..sequence.sequence import Sequence, SequenceSpec
 from ..step_timer import StepTimer
-from ..types import FinishReason, Usage
+from ..types import FinishReason, Pooler, Usage
 from .adapter_manager import Adaptation, AdapterManager
 from .debug_snapshot import take_snapshot
 from .grammar_vocabularies import GrammarVocabularies
@@ -92,6 +92,7 @@ class EngineCore:
             summary=worker.summary,
             adapters=self._adapters.load_named(config.named_adapters) if self._adapters else (),
             base_digest=worker.base_digest,
+            pooler=worker.pooler,
         )
 
     @classmethod
@@ -432,8 +433,9 @@ def _new_sequence(submit: Submit, adaptation: Adaptation, worker: StepWorker, se
         seeds: of sequences that name none.
 
     Raises:
-        RequestError: it has as many generated tokens as it may have, or may draw none.
+        RequestError: it has as many generated tokens as it may have, or may draw none, or the model has no head for it.
     """
+    _check_kind(submit, worker.pooler, adaptation.num_classes or len(worker.pooler.labels))
     params, room = submit.params, worker.max_model_len - len(submit.tokens)
     if len(submit.generated) >= min(params.max_tokens, room) and submit.generated:
         raise RequestError(
@@ -475,3 +477,23 @@ def _new_sequence(submit: Submit, adaptation: Adaptation, worker: StepWorker, se
         priority=submit.priority,
         num_prompt=len(submit.tokens),
     )
+
+
+def _check_kind(submit: Submit, pooler: Pooler, num_classes: int) -> None:
+    """Check that the model has what gives the kind of answer that is asked for. Raises RequestError.
+
+    Args:
+        num_classes: of the model's classification head, or of its adapter's.
+    """
+    pooling = submit.params.pooling
+    if not pooling and not pooler.generates:
+        other = "classify" if pooler.labels else "embeddings"
+        raise RequestError(f"This model has no language head, so it writes nothing: ask /v1/{other}.", param="model")
+    if pooling == "classify" and not num_classes:
+        raise RequestError(
+            "This model has no classification head: load a ...ForSequenceClassification, or ask for one of several "
+            "labels with /v1/decisions.",
+            param="model",
+        )
+    if pooling == "embed" and pooler.refusal:
+        raise RequestError(f"Embeddings of this model are not computed: {pooler.refusal}.", param="model")

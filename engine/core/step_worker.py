@@ -9,6 +9,7 @@ from ..batch import Batch, Masks, StepHandle
 from ..kv_cache.state_cache import StateSlots
 from ..speculation.model_drafter import DraftRunner
 from ..step_timer import StepTimer
+from ..types import Pooler
 
 if TYPE_CHECKING:
     from ...lora.adapter_pool import AdapterPool
@@ -23,6 +24,7 @@ class StepWorker(Protocol):
         states: slots of recurrent states; None for a model without.
         rope_switch: tokens beyond which a sequence's KV is another one; ``ENDLESS`` for never.
         draft: the draft model; None without.
+        pooler: what the model gives beside tokens.
         base_digest: of the base model, see ``engine.checkpoint.base_digest``.
     """
 
@@ -36,6 +38,7 @@ class StepWorker(Protocol):
     adapters: AdapterPool | None
     overlaps: bool
     base_digest: str
+    pooler: Pooler
 
     @property
     def draft(self) -> DraftRunner | None: ...

@@ -11,19 +11,20 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ...kernels.layouts.staging import to_device
+from ...kernels.layouts.staging import HostCopy, to_device
 from ...kernels.ops import Largest
 from ...lora.lora_step import LoraStep
 from ...lora.own.own_weights import OwnStep
 from ...lora.published.saved_modules import MOST_ADDED_TOKENS
-from ..batch import Batch, Masks, Row, RowResult, StepResult
+from ..batch import Batch, Masks, Row, RowResult, RowStart, StepResult
+from ..models.decoder import DecoderModel
 from ..models.kv_pool import KvPool
 from ..models.model import Model
 from ..sampling.draft_verify import sampling_positions
 from ..sampling.logprobs import prompt_logprobs
 from ..sampling.sampler import DeviceMasks, Drawing, Sampler
 from ..step_timer import StepTimer
-from ..types import Logprob
+from ..types import Logprob, Pooling
 from .input_builder import DrawnTokens, HostInputs, InputBuilder, last_tokens
 
 # Prompt logits are computed for this many positions at a time: those of a whole chunk would take 100 MB and more.
@@ -42,6 +43,7 @@ class RunnerStep:
         step_timer: seconds of its parts.
         drawing: its tokens, set by ``draw``.
         prompt_scores: prompt logprobs, set by ``draw``, by index of their row in the batch.
+        pooled: what is pooled of prompts, set by ``draw``, by index of their row in the batch.
     """
 
     runner: ModelRunner
@@ -51,6 +53,7 @@ class RunnerStep:
     step_timer: StepTimer
     drawing: Drawing | None = None
     prompt_scores: dict[int, list[_PromptScores]] = field(default_factory=dict)
+    pooled: dict[int, HostCopy] = field(default_factory=dict)
 
     def draw(self, masks: Callable[[], Masks] | None) -> None:
         """Begin to draw the step's tokens and to score its prompts. Called before the next step is launched."""
@@ -85,6 +88,7 @@ class ModelRunner:
         self._sampler = sampler
         self._step_timer = step_timer
         self._drawn: DrawnTokens | None = None  # by the step before
+        self._pooling: dict[int, Pooling] = {}  # of the rows whose prompts are pooled
 
     def run(self, batch: Batch, masks: Callable[[], Masks] | None = None) -> StepResult:
         """Compute a step with at least one row; ``masks`` is called when the forward pass is done."""
@@ -120,9 +124,11 @@ class ModelRunner:
         step_timer, batch = step.step_timer, step.batch
         step_timer.skip()
         self._sampler.start(batch.starts)
+        self._start_pooling(batch.starts)
         step_timer.end("inputs")
         filled = masks() if masks else None
         step_timer.end("masks")
+        step.pooled = self._pool(step)
         step.drawing = drawing = self.draw(step, filled)
         self._drawn = self._drawn_tokens(drawing)
         for index, row in enumerate(batch.rows):
@@ -130,8 +136,8 @@ class ModelRunner:
                 step.prompt_scores[index] = self._score_prompt(step, row, int(step.inputs.query_start[index + 1]) - 1)
 
     def draw(self, step: RunnerStep, masks: Masks | None) -> Drawing:
-        """Begin to draw the tokens of a step. Positions with a forced token need no logits."""
-        forced = _forced(masks) if masks else {}
+        """Begin to draw the tokens of a step. Positions with a forced token, as pooled ones have, need no logits."""
+        forced = (_forced(masks) if masks else {}) | self._pooled_positions(step.batch)
         positions = sampling_positions([row for row in step.batch.rows if row.draws], forced)
         tokens = _logit_tokens(step.batch, step.inputs.query_start, forced)
         head = self._model.best if not masks and self._sampler.takes_best(positions) else self._model.logits
@@ -152,7 +158,49 @@ class ModelRunner:
         for index, slices in step.prompt_scores.items():
             scored = tuple(score for wait in slices for score in wait())
             results[index] = replace(results[index], prompt_logprobs=scored)
+        for index, copied in step.pooled.items():
+            results[index] = replace(results[index], pooled=copied.wait().numpy().tobytes())
         return StepResult(tuple(results), step.step_timer.seconds)
+
+    def _start_pooling(self, starts: Seq[RowStart]) -> None:
+        """Replace what is pooled of these rows' prompts."""
+        for start in starts:
+            self._pooling.pop(start.row, None)
+            if start.params.pooling:
+                self._pooling[start.row] = start.params.pooling
+
+    def _pooled_positions(self, batch: Batch) -> dict[int, int]:
+        """Return the sampling positions of pooled rows, each with a token that is forced there: any will do."""
+        if not self._pooling:
+            return {}
+        found, position = {}, 0
+        for row in batch.rows:
+            if row.draws and row.row in self._pooling:
+                found[position] = 0
+            position += row.num_positions
+        return found
+
+    def _pool(self, step: RunnerStep) -> dict[int, HostCopy]:
+        """Begin to copy what is pooled at the last positions of prompts, by index of the row in the batch."""
+        found: dict[int, HostCopy] = {}
+        for index, row in enumerate(step.batch.rows if self._pooling else ()):
+            if row.draws and row.row in self._pooling:
+                token = np.array([int(step.inputs.query_start[index + 1]) - 1])
+                # A copy, as the next step's forward pass overwrites the hidden states.
+                hidden = step.hidden[int(step.inputs.hidden_index(token)[0])].to(torch.float32, copy=True)
+                is_class = self._pooling[row.row] == "classify"
+                found[index] = HostCopy(self._class_logits(hidden, step.inputs.slots, token) if is_class else hidden)
+        return found
+
+    def _class_logits(self, hidden: Tensor, slots: NDArray[np.int32] | None, token: NDArray[np.int64]) -> Tensor:
+        """Return the logits [classes] of the hidden state [H] of a token of the step, both fp32."""
+        _, own = self._of_head(slots, token)
+        heads = [each.score for _, each in own.parts] if own else []
+        score = heads[0] if heads and heads[0] is not None else None
+        if score is None and isinstance(self._model, DecoderModel):
+            score = self._model.score
+        assert score is not None  # a sequence without a head was refused
+        return score @ hidden
 
     def _drawn_tokens(self, drawing: Drawing) -> DrawnTokens | None:
         """Return the inputs of a next step that is planned ahead; None if there are drafts, after which none is."""

@@ -11,6 +11,7 @@ import torch
 
 from ..batch import Batch, Masks, StepHandle, StepResult
 from ..checkpoint.base_digest import base_digest
+from ..checkpoint.pooling_config import read_pooler
 from ..checkpoint.read_config import open_checkpoint
 from ..config import EngineConfig
 from ..errors import ConfigError
@@ -21,6 +22,7 @@ from ..models.model import Model
 from ..models.state_pool import StatePool
 from ..step_timer import StepTimer
 from ..text.end_tokens import read_end_tokens
+from ..types import Pooler
 from .adapter_options import make_adapters
 from .draft_worker import DraftWorker
 from .gpu_memory import measure_steps, single_row
@@ -63,6 +65,7 @@ class Worker:
         rope_switch: tokens beyond which a sequence's KV is another one; ``ENDLESS`` if none becomes so long.
         adapters: names, memory and slots of adapters; None without ``enable_lora``.
         overlaps: whether the device computes while the host goes on. CPU kernels run on the engine's own thread.
+        pooler: what the model gives beside tokens.
         base_digest: tells its weights from others'.
         summary: lines for people about model, pool and kernels.
 
@@ -93,6 +96,7 @@ class Worker:
 
         tokenizer = None if config.tokenizer is None else Path(config.tokenizer)
         self.vocab_size, self.eos_ids = model.config.vocab_size, read_end_tokens(model.config, model_path, tokenizer)
+        self.pooler = _pooler(model, model_path)
         self.base_digest = base_digest(checkpoint, dummy=is_dummy)
         self.num_pages, self.states = plan.num_pages, plan.states
         self.max_model_len, self.rope_switch = plan.max_model_len, plan.rope_switch
@@ -125,6 +129,13 @@ class Worker:
         """Give memory of a GPU back that torch only caches."""
         if self.overlaps:
             torch.cuda.empty_cache()
+
+
+def _pooler(model: Model, model_path: Path) -> Pooler:
+    """Return what a model gives beside tokens."""
+    own = model.config if isinstance(model, DecoderModel) else None
+    classes, generates = (own.num_classes, own.generates) if own else (0, True)
+    return read_pooler(model_path, model.config, classes=classes, generates=generates)
 
 
 def _make_kv_pool(config: EngineConfig, model: Model, plan: WorkerPlan, hidden: HiddenPool | None) -> KvPool:

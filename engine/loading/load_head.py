@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -93,6 +93,8 @@ class _HeadFolder(SafetensorsFolder):
     Attributes:
         shifts: what is added to each token of its vocabulary to get the model's; None if they are the same.
     """
+
+    may_be_bare: ClassVar[bool] = False
 
     def __init__(self, folder: Path) -> None:
         self.shifts: Tensor | None = None

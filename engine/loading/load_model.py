@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -25,6 +26,7 @@ from .load_recurrent import load_recurrent
 from .tensor_names import (
     EMBEDDING,
     HEAD,
+    SCORE,
     SINKS,
     check_tensors,
     down_module,
@@ -69,6 +71,8 @@ def load_model(
     """
     config = read_model_config(checkpoint)
     source = open_source(checkpoint, config, dummy)
+    if not config.tied_head and isinstance(source, SafetensorsFolder) and source.is_bare and HEAD not in source.shapes:
+        config = replace(config, tied_head=True, generates=False)  # an embedder, whose class is that of its base
     optional = prediction_tensors(source.shapes, config) | ignored_tensors(source.shapes, config)
     optional |= {HEAD} if config.tied_head else set()
     check_tensors(expected_shapes(config), source.shapes, optional)
@@ -133,6 +137,7 @@ class LayerLoader:
             head=head,
             max_positions=self.max_positions,
             long_offset=self.max_positions if self.has_two_ropes else 0,
+            score=self.weights.exact(SCORE) if config.num_classes else None,
         )
 
     def layer(self, index: int, own_norm: Norm, next_norm: Norm, prefix: str | None = None) -> DecoderLayer:

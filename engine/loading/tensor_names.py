@@ -17,6 +17,7 @@ Shape = tuple[int, ...]
 
 EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
+SCORE = "score.weight"  # of a classification head
 SINKS = "sinks"
 CORRECTION = "e_score_correction_bias"  # of a router
 
@@ -67,6 +68,8 @@ def expected_shapes(config: ModelConfig) -> dict[str, Shape]:
     shapes: dict[str, Shape] = {EMBEDDING: (config.vocab_size, hidden), **_norm(final_norm(config), config)}
     if not config.tied_head:
         shapes[HEAD] = (config.vocab_size, hidden)
+    if config.num_classes:
+        shapes[SCORE] = (config.num_classes, hidden)
     for index in range(config.num_layers):
         prefix = f"model.layers.{index}"
         for name in filter(None, config.norms):

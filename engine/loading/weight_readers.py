@@ -10,7 +10,7 @@ import math
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -34,7 +34,10 @@ from .dequantise import dequantise
 from .gguf_numbers import GROUPED_TYPES, gguf_numbers
 from .quantised_tensors import PARTS, WITHOUT_EFFECT, QuantisedTensor, View, part_names
 from .tensor_names import (
+    EMBEDDING,
     GGUF_KV_UP,
+    HEAD,
+    SCORE,
     Shape,
     expected_shapes,
     experts_from_gguf,
@@ -43,6 +46,7 @@ from .tensor_names import (
     latent_from_gguf,
 )
 
+_BARE_EMBEDDING = EMBEDDING.removeprefix("model.")
 _FLOATS = ("F32", "F16", "BF16", "F64")
 _PIECE = 8 << 20  # bytes of blocks that are copied and packed at once
 
@@ -86,6 +90,11 @@ class WeightSource(Protocol):
         """Return the bytes that ``numbers`` of a tensor take, without reading it; None if it has none."""
 
 
+def _in_model(name: str) -> str:
+    """Return the name that a tensor of a bare model has in one with a head."""
+    return name if name in (HEAD, SCORE) else f"model.{name}"
+
+
 class SafetensorsFolder:
     """A folder with ``model.safetensors``, or with an index and its shards.
 
@@ -96,10 +105,16 @@ class SafetensorsFolder:
             of the language model on its own.
         quantization: what the parts of quantised matrices mean.
 
+    Attributes:
+        may_be_bare: whether it is a whole model, which may have been saved without a head.
+        is_bare: it was saved without a head, as embedders are: names lack ``model.``, which is put in front.
+
     Raises:
         ModelError: there are only pickles, the index is malformed, a shard is missing, truncated or malformed, or a
             tensor is stored in a type other than F32, F16, BF16 and F64, MXFP4, or those of its module's scheme.
     """
+
+    may_be_bare: ClassVar[bool] = True
 
     def __init__(self, folder: Path, towers: tuple[str, ...] = (), quantization: Quantization | None = None) -> None:
         self.shapes: dict[str, Shape] = {}
@@ -108,11 +123,14 @@ class SafetensorsFolder:
         self._stored: dict[str, tuple[Any, str]] = {}  # file, and name there
         self._mxfp4: dict[str, dict[str, tuple[Any, str]]] = {}  # the same by ending, for tensors stored as two
         self._parts: dict[str, tuple[Scheme, dict[str, View]]] = {}  # by module
-        for shard in shard_names(folder):
-            file = _open(folder / shard)
+        files = [(shard, _open(folder / shard)) for shard in shard_names(folder)]
+        has_bare_embedding = any(_BARE_EMBEDDING in file.keys() for _, file in files)  # noqa: SIM118 (not a dict)
+        self.is_bare = self.may_be_bare and not towers and has_bare_embedding
+        for shard, file in files:
             for stored in file.keys():  # noqa: SIM118 (not a dict)
                 if not in_tower(stored, towers):
-                    self._add(language_model_name(stored) if towers else stored, file, stored, shard)
+                    name = language_model_name(stored) if towers else stored
+                    self._add(_in_model(name) if self.is_bare else name, file, stored, shard)
         for name, parts in self._mxfp4.items():
             self.shapes[name] = _mxfp4_shape(name, parts)
         self._quantised = self._quantised_tensors()

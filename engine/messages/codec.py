@@ -15,7 +15,7 @@ import msgpack
 
 from ...grammar.thought_rules import ThoughtRules
 from ..snapshot import EngineSnapshot, NamespaceView, NodeView, SequenceView, SlotView
-from ..types import AdapterInfo, FinishReason, Logprob, Priority, SamplingParams, SequenceStats, Usage
+from ..types import AdapterInfo, FinishReason, Logprob, Pooler, Priority, SamplingParams, SequenceStats, Usage
 from .adapter_calls import AdapterChanged, Adapters, ListAdapters, LoadAdapter, Reply, UnloadAdapter
 from .engine_state import Heartbeat, Ready, Shutdown, SnapshotTaken, TakeSnapshot
 from .sequences import Abort, Done, Failed, Submit, TokenOut
@@ -46,7 +46,7 @@ Message = (
 _TYPES: tuple[type[Any], ...] = get_args(Message)
 _TAGS = {cls: tag for tag, cls in enumerate(_TYPES)}
 _VALUES = (
-    *(SamplingParams, ThoughtRules, Logprob, Usage, SequenceStats, AdapterInfo),
+    *(SamplingParams, ThoughtRules, Logprob, Usage, SequenceStats, AdapterInfo, Pooler),
     *(EngineSnapshot, NamespaceView, NodeView, SequenceView, SlotView),
 )
 _FIELDS = {cls: tuple(f.name for f in fields(cls)) for cls in (*_TYPES, *_VALUES)}
@@ -85,6 +85,13 @@ def _infos(rows: list[list[Any]]) -> tuple[AdapterInfo, ...]:
     return tuple(AdapterInfo(*row) for row in rows)
 
 
+def _pooler(row: list[Any]) -> Pooler:
+    values = dict(zip(_FIELDS[Pooler], row, strict=True))
+    values["labels"] = tuple(values["labels"])
+    values["prompts"] = tuple((name, text) for name, text in values["prompts"])
+    return Pooler(**values)
+
+
 def _snapshot(row: list[Any]) -> EngineSnapshot:
     values = dict(zip(_FIELDS[EngineSnapshot], row, strict=True))
     values["namespaces"] = tuple(NamespaceView(*each) for each in values["namespaces"])
@@ -106,6 +113,7 @@ _DECODERS: dict[tuple[type[Any], str], Callable[[Any], Any]] = {
     (Submit, "prefix_pins"): lambda rows: tuple((tokens, seconds) for tokens, seconds in rows),
     (Submit, "reasoning"): lambda row: ThoughtRules(*row) if row else None,
     (Ready, "adapters"): _infos,
+    (Ready, "pooler"): _pooler,
     (TokenOut, "logprobs"): _logprobs,
     (TokenOut, "prompt_logprobs"): _logprobs,
     (Done, "reason"): FinishReason,

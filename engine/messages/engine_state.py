@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ..snapshot import EngineSnapshot
-from ..types import AdapterInfo
+from ..types import AdapterInfo, Pooler
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +16,7 @@ class Ready:
         summary: lines for the log: device, dtype, pool size, threads.
         adapters: loaded at the start.
         base_digest: of the base model: replicas with the same one answer for each other.
+        pooler: what it gives beside tokens.
     """
 
     max_model_len: int
@@ -25,6 +26,7 @@ class Ready:
     summary: tuple[str, ...]
     adapters: tuple[AdapterInfo, ...] = ()
     base_digest: str = ""
+    pooler: Pooler = field(default_factory=Pooler)
 
 
 @dataclass(frozen=True, slots=True)

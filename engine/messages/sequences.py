@@ -64,6 +64,7 @@ class TokenOut:
     """New tokens of one sequence, without a stop token that ends it: see ``Done.stop_token``.
 
     ``is_limited``: without a budget of tokens the model would have drawn another one for one of them.
+    ``pooled``: 32-bit floats, where ``SamplingParams.pooling`` asks for them.
 
     Immutable by convention: a frozen dataclass takes four times as long to make, and there is one for each token.
     """
@@ -73,6 +74,7 @@ class TokenOut:
     logprobs: tuple[Logprob, ...] = ()
     prompt_logprobs: tuple[Logprob, ...] = ()
     is_limited: bool = False
+    pooled: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,7 @@ class DecoderModel:
         max_positions: positions that the rotary tables hold; a forward pass must stay below.
         long_offset: added to the positions of sequences longer than ``config.rope_switch``, whose part of the rotary
             tables comes after the other; 0 where none is so long.
+        score: [classes, H] fp32, the classification head; None without one.
     """
 
     config: ModelConfig
@@ -45,6 +46,7 @@ class DecoderModel:
     head: Projection
     max_positions: int
     long_offset: int
+    score: Tensor | None = None
 
     @torch.inference_mode()
     def forward(self, inputs: ForwardInputs, kv: KvPool) -> Tensor:

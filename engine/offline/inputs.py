@@ -54,6 +54,16 @@ class Prompt:
         return self.text
 
 
+def listed_prompts(prompts: Any) -> list[Any]:
+    """Return one prompt or several as a list. Raises RequestError for anything else."""
+    if isinstance(prompts, bytes) or not hasattr(prompts, "__getitem__"):
+        right = "a text, a list of token ids, a dict with prompt or prompt_token_ids, or a list of these"
+        raise RequestError(f"prompts must be {right}, not {type(prompts).__name__}.", param="prompt")
+    if isinstance(prompts, (str, Mapping)) or (len(prompts) > 0 and isinstance(prompts[0], int)):
+        return [prompts]
+    return list(prompts)
+
+
 def read_prompts(prompts: Any, prompt_token_ids: Any = None) -> list[Prompt]:
     """Read one prompt or several.
 
@@ -66,12 +76,7 @@ def read_prompts(prompts: Any, prompt_token_ids: Any = None) -> list[Prompt]:
     """
     if prompt_token_ids is not None:
         return [Prompt(tokens=each.tokens, text=None, salt="") for each in read_prompts(prompt_token_ids)]
-    if isinstance(prompts, bytes) or not hasattr(prompts, "__getitem__"):
-        right = "a text, a list of token ids, a dict with prompt or prompt_token_ids, or a list of these"
-        raise RequestError(f"prompts must be {right}, not {type(prompts).__name__}.", param="prompt")
-    if isinstance(prompts, (str, Mapping)) or (len(prompts) > 0 and isinstance(prompts[0], int)):
-        return [_read(prompts)]
-    return [_read(prompt) for prompt in prompts]
+    return [_read(prompt) for prompt in listed_prompts(prompts)]
 
 
 def _read(prompt: Any) -> Prompt:

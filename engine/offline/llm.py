@@ -3,27 +3,35 @@
 from __future__ import annotations
 
 import logging
+import math
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ...grammar.spec import GrammarSpec
 from ...lora.request import LoRARequest
 from ..checkpoint.locate import resolve_model
 from ..config import EngineConfig
-from ..errors import EngineError
+from ..errors import EngineError, RequestError
 from ..peer_options import engine_keywords
+from ..serving.ending_tree import EndingTree
+from ..serving.label_shares import LabelShares, label_logprobs
 from ..serving.output_processor import TextDelta
+from ..serving.pooled_values import class_probabilities, embedding, prompt_of
 from ..serving.sampling_defaults import read_sampling_defaults
 from ..text.tokenizer import Tokenizer
-from ..types import SamplingDefaults
+from ..types import Pooling, SamplingDefaults
+from ..types import SamplingParams as EngineParams
 from .beam_search import BeamSearch, BeamSearchOutput
 from .conversations import Conversation, read_conversations
-from .inputs import Loras, PromptType
+from .decisions import DecisionAnswer, check_labels, plan_questions, read_questions, score_prompts
+from .ending_logprobs import read_trees
+from .inputs import Loras, PromptType, listed_prompts
 from .offline_engine import OfflineEngine
+from .pooled_output import ClassificationOutput, EmbeddingOutput, PooledRequestOutput
 from .request_inputs import CallOptions, Input, RequestMaker, one_for_each
 from .request_output import RequestOutput
 from .running_request import ProgressBar, RunningRequest
@@ -32,6 +40,8 @@ from .tokenizer_face import TokenizerFace
 from .vllm_table import check_values, peer_names
 
 logger = logging.getLogger("rootgraft.llm")
+
+P = TypeVar("P")
 
 
 class LLM:
@@ -200,6 +210,136 @@ class LLM:
             progress.close()
         return search.outputs([tokenizer.decode for tokenizer in tokenizers])
 
+    def decide(
+        self,
+        input: str | Conversation,
+        questions: Sequence[Mapping[str, Any]],
+        *,
+        answer_with: str = "letters",
+        lora_request: LoRARequest | None = None,
+        adapter: str | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[DecisionAnswer]:
+        """Answer typed questions about an input with probabilities, as ``POST /v1/decisions`` does.
+
+        Args:
+            input: a text, or a conversation to whose last user turn each question is added.
+            questions: dicts with a ``type`` (``predicate``, ``choice`` or ``score``), ``instructions``, ``choices`` or
+                ``levels``, and perhaps a ``name``.
+            answer_with: ``letters``, or ``values``: the choices' own texts.
+            chat_template_kwargs: further variables of the template.
+
+        Raises:
+            RequestError: the input or a question is wrong, or does not fit.
+        """
+        asked = read_questions(questions, answer_with)
+        conversation = [{"role": "user", "content": input}] if isinstance(input, str) else input
+        [messages] = read_conversations(conversation)
+        [chosen] = self._engine.adapters.for_prompts(1, lora_request, adapter)
+        planned = plan_questions(messages, [each for each, _ in asked], chosen, chat_template_kwargs or {})
+        found = read_trees([each.tree for each in planned], [each.prompt for each in planned], self._run_reads)
+        return [
+            DecisionAnswer.of(question, name, LabelShares.of(label_logprobs(by_token, each.num_ends)))
+            for (question, name), each, by_token in zip(asked, planned, found, strict=True)
+        ]
+
+    def score(
+        self,
+        query: str | Sequence[int],
+        items: str | Sequence[str] | Sequence[Sequence[int]],
+        label_token_ids: Sequence[int],
+        apply_softmax: bool = False,
+        item_first: bool = False,
+        *,
+        lora_request: LoRARequest | None = None,
+        adapter: str | None = None,
+    ) -> list[list[float]]:
+        """Return the probabilities of tokens behind a query with each of several items, as SGLang does.
+
+        Args:
+            query: a text or token ids.
+            items: one prompt each, the query and then the item: of the query's kind.
+            label_token_ids: the tokens.
+            apply_softmax: shares among the labels, in place of probabilities in the whole vocabulary.
+            item_first: the item stands before the query.
+
+        Raises:
+            RequestError: one of them is out of bounds.
+        """
+        prompts = score_prompts(query, items, item_first=item_first)
+        inputs = self._engine.adapters.inputs(prompts, lora_request=lora_request, adapter=adapter)
+        labels = check_labels(label_token_ids, inputs[0].adapter.model.served.vocab_size)
+        found = read_trees([EndingTree(each.tokens, labels) for each in inputs], inputs, self._run_reads)
+        logprobs = [label_logprobs(by_token) for by_token in found]
+        return [
+            list(LabelShares.of(each).shares) if apply_softmax else [math.exp(one) for one in each] for each in logprobs
+        ]
+
+    def embed(
+        self,
+        prompts: PromptType | Sequence[PromptType],
+        *,
+        use_tqdm: bool | Callable[..., Any] = True,
+        lora_request: Loras = None,
+        adapter: str | None = None,
+        dimensions: int | None = None,
+        normalize: bool | None = None,
+        prompt_name: str | None = None,
+        **others: Any,
+    ) -> list[PooledRequestOutput[EmbeddingOutput]]:
+        """Return the embeddings of texts: the hidden states of their last tokens.
+
+        Args:
+            dimensions: the first so many values, which have length 1 again.
+            normalize: whether embeddings have length 1; by default as the checkpoint says.
+            prompt_name: which of the checkpoint's prompts stands before each text, in place of its default one.
+            others: vLLM's further parameters, as ``vllm_classes.toml`` says.
+
+        Raises:
+            RequestError: a prompt or parameter out of bounds, or the model's embeddings are not computed.
+        """
+        check_values("LLM.embed", others)
+        pooler = self._engine.pooler
+        if dimensions is not None and not 1 <= dimensions <= pooler.size:
+            raise RequestError(
+                f"dimensions must be at least 1 and at most {pooler.size}, not {dimensions}.", param="dimensions"
+            )
+        before = prompt_of(pooler, prompt_name)
+        listed = [f"{before}{each}" if isinstance(each, str) else each for each in listed_prompts(prompts)]
+        normalizes = pooler.normalizes if normalize is None else normalize
+        return self._pool(
+            self._engine.adapters.inputs(listed, lora_request=lora_request, adapter=adapter),
+            "embed",
+            lambda pooled: EmbeddingOutput(embedding(pooled, dimensions=dimensions, normalizes=normalizes).tolist()),
+            bool(use_tqdm),
+        )
+
+    def classify(
+        self,
+        prompts: PromptType | Sequence[PromptType],
+        *,
+        use_tqdm: bool | Callable[..., Any] = True,
+        lora_request: Loras = None,
+        adapter: str | None = None,
+        **others: Any,
+    ) -> list[PooledRequestOutput[ClassificationOutput]]:
+        """Return the probability of each class of the model's classification head, text by text.
+
+        Args:
+            others: vLLM's further parameters, as ``vllm_classes.toml`` says.
+
+        Raises:
+            RequestError: a prompt out of bounds, or the model has no classification head.
+        """
+        check_values("LLM.classify", others)
+        pooler = self._engine.pooler
+        return self._pool(
+            self._engine.adapters.inputs(prompts, lora_request=lora_request, adapter=adapter),
+            "classify",
+            lambda pooled: ClassificationOutput(class_probabilities(pooled, pooler).tolist()),
+            bool(use_tqdm),
+        )
+
     def begin(
         self,
         tokens: Sequence[int],
@@ -292,6 +432,25 @@ class LLM:
         builders = [self._requests.builder(given, request) for given, request in zip(inputs, requests, strict=True)]
         self._engine.run(inputs, requests, builders, use_tqdm)
         return [builder.build() for builder in builders]
+
+    def _pool(
+        self, inputs: Sequence[Input], pooling: Pooling, read: Callable[[bytes], P], use_tqdm: bool
+    ) -> list[PooledRequestOutput[P]]:
+        """Check all prompts, then pool them. Raises RequestError."""
+        params = EngineParams(max_tokens=1, temperature=0.0, ignore_eos=True, pooling=pooling)
+        requests = [
+            given.adapter.model.limits.check(self._requests.request(given, params, CallOptions())) for given in inputs
+        ]
+        builders = [self._requests.builder(given, request) for given, request in zip(inputs, requests, strict=True)]
+        self._engine.run(inputs, requests, builders, use_tqdm)
+        built = [builder.build() for builder in builders]
+        return [
+            PooledRequestOutput(each.request_id, read(builder.pooled), each.prompt_token_ids, each.num_cached_tokens)
+            for each, builder in zip(built, builders, strict=True)
+        ]
+
+    def _run_reads(self, inputs: Sequence[Input], params: Sequence[AnyParams]) -> list[RequestOutput]:
+        return self._run(inputs, params, CallOptions(), False)
 
     def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
         """Do nothing: the prefix cache changes no answer. For scripts of vLLM."""

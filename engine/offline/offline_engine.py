@@ -40,6 +40,7 @@ class OfflineEngine:
 
     Attributes:
         adapters: finds and loads the adapters of prompts.
+        pooler: what the model gives beside tokens.
 
     Raises:
         ModelError: the model is not supported exactly.
@@ -56,6 +57,7 @@ class OfflineEngine:
             raise
         ready = self._core.ready
         self._adapters = {info.name: info for info in ready.adapters}
+        self.pooler = ready.pooler
         tokenizers = AdapterTokenizers(ServedTokenizer(tokenizer, ready.vocab_size), config)
         self._texts = AdapterTexts(
             tokenizers, self._adapters, lambda name: self.load_adapter(name, name), ready.max_model_len

@@ -142,6 +142,11 @@ class OutputBuilder:
     def add(self, delta: TextDelta) -> None:
         self._outputs[delta.index].add(delta)
 
+    @property
+    def pooled(self) -> bytes:
+        """What is pooled of the prompt, as in ``TextDelta``."""
+        return self._outputs[0].pooled
+
     def build(self) -> RequestOutput:
         """Return the output, once ``is_complete``."""
         prompt_logprobs = self._outputs[0].prompt_logprobs  # the same for every sequence

@@ -167,8 +167,8 @@ class SamplingParams:
 
     @classmethod
     def of(cls, params: EngineParams) -> SamplingParams:
-        """Return the parameters of the engine in this form."""
-        values = {each.name: getattr(params, each.name) for each in fields(params)}
+        """Return the parameters of the engine in this form, without pooling, which has methods of its own."""
+        values = {each.name: getattr(params, each.name) for each in fields(params) if each.name != "pooling"}
         ids = ("stop_token_ids", "allowed_token_ids", "logprob_token_ids")
         more: dict[str, Any] = {name: list(getattr(params, name)) or None for name in ids}
         more["logit_bias"] = dict(params.logit_bias) or None

@@ -394,7 +394,8 @@ class Scheduler:
         messages: list[Message] = []
         if check.num_sent or result.prompt_logprobs:
             tokens, logprobs = result.tokens[: check.num_sent], result.logprobs[: check.num_sent]
-            messages.append(TokenOut(sequence.id, tokens, logprobs, result.prompt_logprobs, result.is_limited))
+            scored, is_limited = result.prompt_logprobs, result.is_limited
+            messages.append(TokenOut(sequence.id, tokens, logprobs, scored, is_limited, result.pooled))
         if check.failed:
             self._finish(sequence, FinishReason.ERROR)
             return [*messages, failure(sequence)]

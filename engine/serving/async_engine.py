@@ -37,6 +37,7 @@ class AsyncEngine:
         defaults: sampling parameters of requests that name none.
         limits: bounds of requests; every request must pass ``limits.check`` before ``stream``.
         max_model_len: most tokens in prompt and answer together.
+        pooler: what the model gives beside tokens.
         vocab_size: token ids are below this.
         served: ``tokenizer`` and ``vocab_size`` as the engine knows them.
     """
@@ -46,6 +47,7 @@ class AsyncEngine:
     ) -> None:
         self.defaults = defaults
         self.max_model_len = ready.max_model_len
+        self.pooler = ready.pooler
         self._cache = PromptCache()
         self._take(ServedTokenizer(tokenizer, ready.vocab_size))
         self._sequences = SequenceTable(client)

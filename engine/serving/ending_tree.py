@@ -45,10 +45,11 @@ class EndingRead:
         """The prompt and the path. Made anew each time: those of all reads of a tree may take much memory."""
         return self.prompt + self.path
 
-    def request(self, base: TextRequest) -> TextRequest:
-        """Return ``base`` as the request of this sequence. The one token that it draws is of no use."""
+    @property
+    def params(self) -> SamplingParams:
+        """Parameters of its sequence. The one token that it draws is of no use."""
         is_scored = self.scored_from < len(self.prompt) + len(self.path)
-        params = SamplingParams(
+        return SamplingParams(
             max_tokens=1,
             temperature=0.0,
             ignore_eos=True,
@@ -57,7 +58,10 @@ class EndingRead:
             prompt_logprobs=0 if is_scored else None,
             logprob_start_len=self.scored_from if is_scored else 0,
         )
-        return replace(base, tokens=self.tokens, params=params)
+
+    def request(self, base: TextRequest) -> TextRequest:
+        """Return ``base`` as the request of this sequence."""
+        return replace(base, tokens=self.tokens, params=self.params)
 
     def logprobs(self, output: SequenceOutput) -> list[float]:
         """Return the logprobs of ``edges``."""

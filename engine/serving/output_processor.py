@@ -85,6 +85,7 @@ class TextDelta:
         prompt_logprobs: of the prompt's tokens from the second on, if they were asked for.
         finish: set in the sequence's last delta.
         prompt: which of the requests that run together.
+        pooled: 32-bit floats, where ``SamplingParams.pooling`` asks for them.
     """
 
     index: int
@@ -95,6 +96,7 @@ class TextDelta:
     finish: Finish | None = None
     prompt: int = 0
     reasoning: str = ""
+    pooled: bytes = b""
 
 
 @dataclass(slots=True)
@@ -106,6 +108,7 @@ class SequenceOutput:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
+    pooled: bytes = b""
     finish: Finish | None = None
 
     @property
@@ -128,6 +131,7 @@ class SequenceOutput:
         self.tokens += delta.tokens
         self.logprobs += delta.logprobs
         self.prompt_logprobs += delta.prompt_logprobs
+        self.pooled += delta.pooled
         self.finish = delta.finish
 
 
@@ -191,6 +195,7 @@ class OutputProcessor:
             token_logprobs(self._tokenizer, message.logprobs[:count]),
             token_logprobs(self._tokenizer, message.prompt_logprobs),
             prompt=self.prompt,
+            pooled=message.pooled,
         )
 
     def _read(self, tokens: tuple[int, ...]) -> tuple[str, int]:

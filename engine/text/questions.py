@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
 from itertools import product
+from typing import Any
 
 from ..errors import RequestError
 from .tokenizer import Tokenizer
@@ -94,6 +95,14 @@ class TypedQuestion:
             return f"Answer with the text of one {what} only."
         how = "number" if self.kind is QuestionKind.SCORE else "letter" if len(self.options) <= 26 else "letters"
         return f"Answer with the {how} of one {what} only."
+
+
+def asking(messages: Sequence[dict[str, Any]], question: TypedQuestion) -> list[dict[str, Any]]:
+    """Return a conversation with a question at the end of its last user turn, or as a turn of its own."""
+    *before, last = messages
+    if last["role"] == "user":
+        return [*before, {**last, "content": f"{last['content']}\n\n{question.text}"}]
+    return [*messages, {"role": "user", "content": question.text}]
 
 
 @lru_cache(maxsize=1024)

@@ -101,12 +101,14 @@ class OwnWeights:
 
     Attributes:
         vocab_size: tokens of its vocabulary, None for the base model's.
+        score: [classes, H] fp32, a classification head.
     """
 
     embedding: TokenPart | None = None
     head: TokenPart | None = None
     norms: Mapping[str, NormWeights] = field(default_factory=dict)
     vocab_size: int | None = None
+    score: Tensor | None = None
 
     @property
     def matrices(self) -> tuple[OwnRows, ...]:
@@ -118,7 +120,8 @@ class OwnWeights:
     def num_bytes(self) -> int:
         """Memory of all of them."""
         norms = (each for norm in self.norms.values() for each in (norm.weight, norm.bias) if each is not None)
-        return sum(own.num_bytes for own in self.matrices) + sum(each.nbytes for each in norms)
+        score = 0 if self.score is None else self.score.nbytes
+        return score + sum(own.num_bytes for own in self.matrices) + sum(each.nbytes for each in norms)
 
     @property
     def has_matrix(self) -> bool:
@@ -135,7 +138,8 @@ class OwnWeights:
             name: NormWeights(*(None if each is None else move(each) for each in (norm.weight, norm.bias)))
             for name, norm in self.norms.items()
         }
-        return replace(self, embedding=part(self.embedding), head=part(self.head), norms=norms)
+        score = None if self.score is None else move(self.score)
+        return replace(self, embedding=part(self.embedding), head=part(self.head), norms=norms, score=score)
 
 
 @dataclass(frozen=True, slots=True)

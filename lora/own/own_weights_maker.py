@@ -45,7 +45,10 @@ class OwnWeightsMaker:
             merged = rows if rows is None or name not in modules else _merge_rows(name, rows, modules[name])
             parts[name] = None if merged is None else self._part(name, merged)
         norms = {name: NormWeights(*map(self._cast, (norm.weight, norm.bias))) for name, norm in saved.norms.items()}
-        return OwnWeights(parts[EMBEDDING], parts[HEAD], norms, saved.vocab_size)
+        score = None if saved.score is None else saved.score.to(torch.float32, copy=True)
+        if score is not None and not torch.isfinite(score).all():
+            raise AdapterError("A weight of the classification head is not finite.")
+        return OwnWeights(parts[EMBEDDING], parts[HEAD], norms, saved.vocab_size, score)
 
     def _part(self, name: str, rows: TokenRows) -> TokenPart:
         values = self._cast(rows.rows)

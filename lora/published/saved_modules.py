@@ -15,12 +15,15 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from ..base_projections import EMBEDDING, HEAD, BaseLayout
+from ..base_projections import EMBEDDING, HEAD, SCORE, BaseLayout
 from ..config import AdapterConfig
 from ..errors import AdapterError
 
 MOST_ADDED_TOKENS = 4096
 """Tokens that an adapter may add to the base model's vocabulary."""
+
+MOST_CLASSES = 1 << 16
+"""Classes of an adapter's classification head."""
 
 WHOLE = ("weight", "base_layer.weight", "token_adapter.base_layer.weight")
 """Parts of a module in an adapter's file that are its whole weight."""
@@ -63,11 +66,13 @@ class SavedModules:
         embedding: rows of the embedding, None for the base model's.
         head: the same of the head.
         norms: by the base model's name of the norm.
+        score: [classes, H], a classification head.
     """
 
     embedding: TokenRows | None = None
     head: TokenRows | None = None
     norms: Mapping[str, NormWeights] = field(default_factory=dict)
+    score: Tensor | None = None
 
     @property
     def vocab_size(self) -> int | None:
@@ -82,6 +87,7 @@ class SavedModules:
             if part is not None:
                 found.append((f"{name}.rows", part.rows))
                 found += [] if part.ids is None else [(f"{name}.ids", part.ids)]
+        found += [] if self.score is None else [(f"{SCORE}.weight", self.score)]
         for name in sorted(self.norms):
             norm = self.norms[name]
             found += [] if norm.weight is None else [(f"{name}.weight", norm.weight)]
@@ -104,7 +110,22 @@ def saved_modules(parts: Parts, config: AdapterConfig, layout: BaseLayout) -> Sa
     _check_vocabularies(whole, layout)
     rows = _token_rows(parts, config, layout, whole)
     embedding, head = (_merged(whole[name], rows.get(name)) for name in (EMBEDDING, HEAD))
-    return SavedModules(embedding, head, dict(_norms(parts, config, layout)))
+    return SavedModules(embedding, head, dict(_norms(parts, config, layout)), _score(parts.get(SCORE, {}), layout))
+
+
+def _score(parts: Mapping[str, Tensor], layout: BaseLayout) -> Tensor | None:
+    """Return the classification head, None for none. Raises AdapterError for one of another shape, or with a bias."""
+    if "bias" in parts:
+        raise AdapterError(f"The adapter has a bias of {SCORE}, which no classification head here has.", SCORE)
+    weight, (_, hidden) = parts.get("weight"), _shape(EMBEDDING, layout)
+    if weight is None:
+        return None
+    if weight.dim() != 2 or weight.shape[1] != hidden or not 1 <= len(weight) <= MOST_CLASSES:
+        raise AdapterError(
+            f"The tensor {SCORE}.weight has shape {list(weight.shape)}; it must be [1 to {MOST_CLASSES:,}, {hidden}].",
+            SCORE,
+        )
+    return weight
 
 
 def _refuse_own(parts: Parts, config: AdapterConfig) -> None:

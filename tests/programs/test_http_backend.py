@@ -100,11 +100,13 @@ def test_the_report_adds_up_all_branches(live: Live, remote: Session) -> None:
 def test_select_sums_what_the_server_scores(live: Live, remote: Session) -> None:
     remote.user("?").assistant("It is ")
     assert remote.select("x", ["long one", "no"]) == "no"
-    # A token of the fake has one byte.
-    assert remote.scores["x"] == {"long one": -0.25 * 8, "no": -0.25 * 2}
+    # A token of the fake has one byte. Of the tokens that are named at a position the second one has 1 less.
+    assert remote.scores["x"] == {"long one": -0.25 * 8, "no": -0.25 * 2 - 1}
     assert remote.messages[-1]["content"] == "It is no"
-    request = live.async_engine.seen[0]
-    assert request.params.logprob_start_len == len(request.tokens) - 8
+    # Each choice is a branch of the tree behind the prompt, whose children are its first tokens.
+    root, *branches = live.async_engine.seen
+    assert root.params.logprob_token_ids == (ord("l"), ord("n"))
+    assert {len(each.tokens) - len(root.tokens) for each in branches} == {1, 7}
     assert remote.select("y", ["ab", "abcd"], normalise=True) == "ab" and set(remote.scores["y"].values()) == {-0.25}
     assert remote.report().completion == 0
     for choices in ([], ["a", ""]):

@@ -330,6 +330,19 @@ def test_a_batch_that_is_cancelled_before_it_is_read(live: Live, client: openai.
     assert done.status == "cancelled" and done.output_file_id is None and done.error_file_id is None
 
 
+def test_batches_of_embeddings_and_of_decisions(live: Live, client: openai.OpenAI) -> None:
+    questions = [{"type": "predicate", "instructions": "x"}]
+    for url, body in (
+        ("/v1/embeddings", {"input": ["ab", "c"]}),
+        ("/v1/decisions", {"input": "ab", "questions": questions}),
+    ):
+        done = ended(client, begin(client, *(line(number, url, **body) for number in range(3)), endpoint=url))
+        assert (done.status, done.request_counts.completed) == ("completed", 3)
+        for each in answers(client, done.output_file_id).values():
+            assert len(each["response"]["body"].get("data") or each["response"]["body"]["answers"]) in (1, 2)
+    assert all(request.priority is Priority.BATCH for request in live.async_engine.seen)
+
+
 def test_lists_of_batches(client: openai.OpenAI) -> None:
     made = [ended(client, begin(client, line(number))) for number in range(3)]
     assert [batch.id for batch in client.batches.list(limit=2)] == [batch.id for batch in reversed(made)]
@@ -343,7 +356,7 @@ def test_what_is_no_batch(client: openai.OpenAI) -> None:
     file = upload(client, line(1))
     right: dict[str, Any] = {"input_file_id": file.id, "endpoint": CHAT, "completion_window": "24h"}
     for wrong, status, param in (
-        ({"endpoint": "/v1/embeddings"}, 400, "endpoint"),
+        ({"endpoint": "/v1/moderations"}, 400, "endpoint"),
         ({"completion_window": "1h"}, 400, "completion_window"),
         ({"metadata": {"x": "y" * 513}}, 400, "metadata"),
         ({"output_expires_after": {"anchor": "created_at", "seconds": 3599}}, 400, "output_expires_after.seconds"),

@@ -189,7 +189,7 @@ def test_a_server_that_is_not_there(tmp_path: Path, closed_port: int, capsys: py
         (['{"custom_id": "a"}'], "in, line 1: 'body' is missing."),
         ([line(0), line(0)], "in, line 2: custom_id 'r0' is used twice."),
         ([line(0).replace("POST", "GET")], "in, line 1: method must be POST"),
-        ([line(0, "/v1/embeddings")], "in, line 1: method must be POST and url one of"),
+        ([line(0, "/v1/moderations")], "in, line 1: method must be POST and url one of"),
         ([line(0, stream=True)], "in, line 1: body must be"),
         ([line(0).replace('"r0"', "7")], "in, line 1: custom_id must be"),
     ],

@@ -125,7 +125,7 @@ def test_ten_thousand_messages(live: Live) -> None:
     ("method", "path", "status", "code"),
     [
         ("GET", "/nope", 404, "unknown_url"),
-        ("POST", "/v1/embeddings", 404, "unknown_url"),
+        ("POST", "/v1/moderations", 404, "unknown_url"),
         ("GET", "/v1/chat/completions/", 404, "unknown_url"),
         ("GET", CHAT, 405, "method_not_allowed"),
         ("DELETE", "/v1/models", 405, "method_not_allowed"),
@@ -150,7 +150,7 @@ ENDS_IN_V1 = "The base URL of OpenAI's clients ends in /v1."
         ("POST", "/v1/chat/completions/", f"; there is {CHAT}."),
         ("GET", "/v1//models", "; there is /v1/models."),
         ("GET", CHAT + "/", "."),
-        ("POST", "/v1/embeddings", "."),
+        ("POST", "/v1/moderations", "."),
         ("GET", "/", "."),
         ("GET", "/v1", "."),
         ("GET", "/%ff", None),

@@ -326,6 +326,74 @@ def test_choices_of_the_same_tokens_are_refused(http: httpx.Client) -> None:
     assert reply.json()["error"]["param"] == "questions[0].choices"
 
 
+def _wanted(oracle: Oracle, prompt: list[int], label: list[int], adapter: str | None = None) -> float:
+    """The logprob of a label behind a prompt."""
+    path = adapter and oracle._folder / "adapters" / adapter
+    logprobs = oracle._peft.logits(path, prompt + label).log_softmax(-1)
+    return sum(float(logprobs[len(prompt) + at - 1, token]) for at, token in enumerate(label))
+
+
+@pytest.mark.parametrize("item_first", [False, True])
+@pytest.mark.parametrize("model", ["base", "one"])
+def test_scores_of_tokens(http: httpx.Client, oracle: Oracle, folder: Path, model: str, item_first: bool) -> None:
+    """SGLang's fields, in texts and in token ids."""
+    tokenizer = Tokenizer.load(folder / "wordy")
+    labels = [5, 77, 31, 5]
+    items = [" It is broken", " It is whole", ""]
+    texts = [item + TEXT if item_first else TEXT + item for item in items]
+    adapter = None if model == "base" else model
+    wanted = [
+        [_wanted(oracle, list(tokenizer.encode(text, True)), [label], adapter) for label in labels] for text in texts
+    ]
+    body = {"model": model, "query": TEXT, "items": items, "label_token_ids": labels, "item_first": item_first}
+    for apply_softmax in (False, True):
+        found = http.post("/v1/score", json={**body, "apply_softmax": apply_softmax}).json()
+        assert (found["object"], found["model"]) == ("scoring", model)
+        for scores, logprobs in zip(found["scores"], wanted, strict=True):
+            whole = sum(map(math.exp, logprobs)) if apply_softmax else 1
+            assert scores == pytest.approx([math.exp(each) / whole for each in logprobs], abs=1e-4)
+    assert found["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+    ids = {"query": [3, 4, 5], "items": [[6], [7, 8]]}
+    found = http.post("/v1/score", json={**body, **ids}).json()
+    for scores, item in zip(found["scores"], ids["items"], strict=True):
+        prompt = [*item, 3, 4, 5] if item_first else [3, 4, 5, *item]  # type: ignore[misc]
+        logprobs = [_wanted(oracle, prompt, [label], adapter) for label in labels]
+        assert scores == pytest.approx(list(map(math.exp, logprobs)), abs=1e-4)
+
+
+def test_scores_of_labels_of_many_tokens(http: httpx.Client, oracle: Oracle) -> None:
+    labels = [[9, 8, 7], [9, 8], [4], [9, 8, 7]]
+    body = {"query": [3, 4, 5], "items": [[6]], "labels": labels, "logprobs": True}
+    found = http.post("/v1/score", json=body).json()
+    logprobs = [_wanted(oracle, [3, 4, 5, 6], label) for label in labels]
+    assert [sum(each) for each in found["logprobs"][0]] == pytest.approx(logprobs, abs=1e-4)
+    assert [len(each) for each in found["logprobs"][0]] == [3, 2, 1, 3]
+    assert found["scores"][0] == pytest.approx(list(map(math.exp, logprobs)), abs=1e-4)
+    # Prompt, and the two inner nodes of the tree.
+    assert found["usage"]["prompt_tokens"] == 4 + 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "param"),
+    [
+        ({"label_token_ids": [1 << 20]}, "label_token_ids"),
+        ({"label_token_ids": None}, "label_token_ids"),
+        ({"label_token_ids": []}, "label_token_ids"),
+        ({"labels": ["a"]}, "labels"),
+        ({"label_token_ids": None, "labels": ["a", ""]}, "labels[1]"),
+        ({"items": ["a", [5]]}, "items[1]"),
+        ({"items": ["a", TEXT * 200]}, "items[1]"),
+        ({"query": "", "items": ["a", ""]}, "items[1]"),
+        ({"query": [], "items": [[5], []]}, "items[1]"),
+        ({"query": [], "items": [[5], [1 << 20]]}, "items[1]"),
+        ({"items": ["a"] * 1000, "label_token_ids": [5] * 263}, "label_token_ids"),
+    ],
+)
+def test_what_cannot_be_scored_is_named(http: httpx.Client, changes: dict[str, Any], param: str) -> None:
+    reply = http.post("/v1/score", json={"query": TEXT, "items": ["a"], "label_token_ids": [5], **changes})
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, param), reply.text
+
+
 def test_ids_and_named_logprobs_of_a_real_answer(client: openai.OpenAI, oracle: Oracle, folder: Path) -> None:
     """Of allowed tokens one is drawn each time; the end token is among the ids, which have its place in no text."""
     tokenizer = Tokenizer.load(folder / "wordy")

@@ -16,7 +16,15 @@ from rootgraft.engine.serving.request import RequestLimits, TextRequest
 from rootgraft.engine.snapshot import EngineSnapshot
 from rootgraft.engine.text.chat_template import rendered
 from rootgraft.engine.text.prompt_cache import Owner
-from rootgraft.engine.types import AdapterInfo, FinishReason, SamplingDefaults, SamplingParams, SequenceStats, Usage
+from rootgraft.engine.types import (
+    AdapterInfo,
+    FinishReason,
+    Pooler,
+    SamplingDefaults,
+    SamplingParams,
+    SequenceStats,
+    Usage,
+)
 
 BOS, EOS, VOCAB = 256, 257, 260
 MAX_LEN = 2048
@@ -112,6 +120,7 @@ class FakeFrontend:
         self.max_model_len = MAX_LEN
         self.vocab_size = VOCAB
         self.limits = RequestLimits(MAX_LEN, VOCAB)
+        self.pooler = Pooler(size=4, labels=("bad", "good"), prompts=(("query", "Q: "),))
         self.defaults = SamplingDefaults()
         self.say: Callable[[TextRequest, int], str] = lambda request, index: f"answer {index}"
         self.fail_after: tuple[int, Exception] | None = None
@@ -186,7 +195,14 @@ class FakeFrontend:
             prompt_logprobs=_prompt_logprobs(request) if step == 0 else (),
             finish=finish,
             prompt=prompt,
+            pooled=_pooled(request) if step == 0 else b"",
         )
+
+
+def _pooled(request: TextRequest) -> bytes:
+    """The number of tokens, and as many further values as the kind has."""
+    sizes = {"": 0, "embed": 4, "classify": 2}
+    return array("f", [float(len(request.tokens)), 1.0, 2.0, 3.0][: sizes[request.params.pooling]]).tobytes()
 
 
 def _logprob(token: int, params: SamplingParams) -> TokenLogprob:

@@ -24,7 +24,7 @@ from rootgraft.engine.batch import (
     placeholder_token,
 )
 from rootgraft.engine.kv_cache.state_cache import StateSlots
-from rootgraft.engine.types import Logprob
+from rootgraft.engine.types import Logprob, Pooler
 from rootgraft.radix.namespace import ENDLESS
 
 _MASK = (1 << 61) - 1
@@ -121,6 +121,7 @@ class FakeWorker:
         self.max_model_len = min(max_model_len, (num_pages - 1) * page_size - 1)
         self.summary = ("fake",)
         self.base_digest = "fake"
+        self.pooler = Pooler()
         self.adapters = adapters
         self.overlaps = overlaps
         self.log: list[tuple[str, int]] = []  # what was asked of it, with the number of the step
@@ -133,6 +134,7 @@ class FakeWorker:
         self.tables: dict[int, list[int]] = {}
         self.adapted: dict[int, tuple[int, int]] = {}
         self.long: dict[int, bool] = {}
+        self.named: dict[int, tuple[int, ...]] = {}  # tokens whose logprobs a row wants
         self.batches: list[Batch] = []
         self.failing_rows: set[int] = set()
 
@@ -169,6 +171,7 @@ class FakeWorker:
             self.tables[start.row] = []
             self.adapted[start.row] = start.slot, start.adapted_from
             self.long[start.row] = start.is_long
+            self.named[start.row] = start.params.logprob_token_ids
             self.sources[start.row] = start.state
         for copy in batch.copies:
             for i in range(copy.num_tokens):
@@ -217,7 +220,9 @@ class FakeWorker:
         result = self._draw(row, contents, first)
         if result.tokens:
             self.drawn[row.row] = result.tokens[-1]
-        return replace(result, prompt_logprobs=scores)
+        top = tuple((token, 0.0) for token in self.named[row.row])
+        logprobs = tuple(Logprob(token, 0.0, 1, top) for token in result.tokens) if top else ()
+        return replace(result, prompt_logprobs=scores, logprobs=logprobs)
 
     def _save(self, row: Row, contents: list[int]) -> None:
         """Leave the states: the row's own, and those that the batch asks for."""

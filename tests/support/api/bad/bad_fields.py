@@ -10,7 +10,8 @@ from typing import Any
 Case = tuple[str, dict[str, Any], str | None, str | None]
 
 CHAT, COMPLETIONS, TOKENIZE, DETOKENIZE = "/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"
-DECISIONS, SYSTEM_ONE = "/v1/decisions", "/v1/systemone"
+DECISIONS, SYSTEM_ONE, SCORE = "/v1/decisions", "/v1/systemone", "/v1/score"
+EMBEDDINGS, CLASSIFY, RERANK = "/v1/embeddings", "/v1/classify", "/v1/rerank"
 RESPONSES, LOAD, UNLOAD = "/v1/responses", "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 HI = [{"role": "user", "content": "hi"}]
 
@@ -20,6 +21,10 @@ GOOD: dict[str, dict[str, Any]] = {
     RESPONSES: {"input": "hi"},
     DECISIONS: {"input": "ab", "questions": [{"type": "predicate", "instructions": "x"}]},
     SYSTEM_ONE: {"state": "ab", "questions": {"q": {"type": "noul", "instructions": "x"}}},
+    SCORE: {"query": "ab", "items": ["c"], "label_token_ids": [97]},
+    EMBEDDINGS: {"input": "ab"},
+    CLASSIFY: {"input": ["ab", "c"]},
+    RERANK: {"query": "ab", "documents": ["c", {"text": "d"}]},
     TOKENIZE: {"prompt": "ab"},
     DETOKENIZE: {"tokens": [97]},
     LOAD: {"lora_name": "new", "lora_path": "new"},
@@ -86,6 +91,30 @@ FIELDS: dict[str, dict[str, tuple[str, ...]]] = {
         "questions": ("object",),
         "instructions": ("string",),
         "chat_template_kwargs": ("object",),
+        "cache_salt": ("string",),
+    },
+    SCORE: {
+        "model": ("string",),
+        "label_token_ids": ("list",),
+        "apply_softmax": ("boolean",),
+        "item_first": ("boolean",),
+        "logprobs": ("boolean",),
+        "prompt_cache_key": ("string",),
+        "cache_salt": ("string",),
+    },
+    EMBEDDINGS: {
+        "model": ("string",),
+        "normalize": ("boolean",),
+        "prompt_name": ("string",),
+        "cache_salt": ("string",),
+    },
+    CLASSIFY: {"model": ("string",), "cache_salt": ("string",)},
+    RERANK: {
+        "model": ("string",),
+        "query": ("string",),
+        "documents": ("list",),
+        "return_documents": ("boolean",),
+        "instruction": ("string",),
         "cache_salt": ("string",),
     },
     TOKENIZE: {
@@ -188,6 +217,8 @@ IDS: list[Case] = [
     *((COMPLETIONS, {"prompt": [97, far]}, "prompt", "invalid_value") for far in _FAR),
     *((COMPLETIONS, {"prompt": [[97], [97, far]]}, "prompt[1]", "invalid_value") for far in _FAR),
     *((DETOKENIZE, {"tokens": [97, far]}, "tokens", "invalid_value") for far in _FAR),
+    *((SCORE, {"query": [97], "items": [[97, far]]}, "items[0]" if far > 0 else "items[0][1]", "invalid_value")
+      for far in _FAR),
 ]  # fmt: skip
 
 _YES = {"type": "predicate", "instructions": "x"}
@@ -219,6 +250,45 @@ def _score(levels: Any) -> dict[str, Any]:
 def _named(question: dict[str, Any], param: str, code: str) -> Case:
     return SYSTEM_ONE, {"questions": {"q": question}}, f"questions.q{param}", code
 
+
+SCORES: list[Case] = [
+    (SCORE, {"query": None}, "query", "missing_required_parameter"),
+    (SCORE, {"items": None}, "items", "missing_required_parameter"),
+    (SCORE, {"items": []}, "items", "invalid_value"),
+    (SCORE, {"items": ["c"] * 1001}, "items", "invalid_value"),
+    (SCORE, {"items": ["c", [97]]}, "items[1]", "invalid_value"),
+    (SCORE, {"label_token_ids": None}, "label_token_ids", "invalid_value"),
+    (SCORE, {"label_token_ids": []}, "label_token_ids", "invalid_value"),
+    (SCORE, {"label_token_ids": [97] * 4097}, "label_token_ids", "invalid_value"),
+    (SCORE, {"labels": ["a"]}, "labels", "invalid_value"),
+    (SCORE, {"label_token_ids": None, "labels": []}, "labels", "invalid_value"),
+    (SCORE, {"label_token_ids": None, "labels": ["a"] * 4097}, "labels", "invalid_value"),
+    (SCORE, {"label_token_ids": None, "labels": ["a", ""]}, "labels[1]", "invalid_value"),
+]  # fmt: skip
+
+POOLED: list[Case] = [
+    *((path, {"input": None}, "input", "missing_required_parameter") for path in (EMBEDDINGS, CLASSIFY)),
+    *((path, {"input": wrong}, "input", "invalid_value")
+      for path in (EMBEDDINGS, CLASSIFY) for wrong in ("", [], {}, 5)),
+    *((path, {"input": ["a"] * 2049}, "input", "invalid_value") for path in (EMBEDDINGS, CLASSIFY)),
+    *((path, {"input": ["a", ""]}, "input[1]", "invalid_value") for path in (EMBEDDINGS, CLASSIFY)),
+    *((path, {"input": [[97], []]}, "input[1]", "invalid_value") for path in (EMBEDDINGS, CLASSIFY)),
+    *((path, {"input": ["a", "b" * 3000]}, "input[1]", "context_length_exceeded") for path in (EMBEDDINGS, CLASSIFY)),
+    *((EMBEDDINGS, {"input": [[97, far]]}, "input[0]", "invalid_value") for far in _FAR if far > 0),
+    *((EMBEDDINGS, {"dimensions": wrong}, "dimensions", "invalid_value") for wrong in (0, -1, 5, 1 << 62)),
+    (EMBEDDINGS, {"encoding_format": "hex"}, "encoding_format", "invalid_value"),
+    (EMBEDDINGS, {"prompt_name": "nobody"}, "prompt_name", "invalid_value"),
+    (RERANK, {"query": None}, "query", "missing_required_parameter"),
+    (RERANK, {"query": ""}, "query", "invalid_value"),
+    (RERANK, {"documents": []}, "documents", "invalid_value"),
+    (RERANK, {"documents": ["a"] * 2049}, "documents", "invalid_value"),
+    (RERANK, {"documents": ["a", ""]}, "documents[1]", "invalid_value"),
+    (RERANK, {"documents": ["a", {"text": ""}]}, "documents[1].text", "invalid_value"),
+    (RERANK, {"documents": ["a", {"title": "x", "text": "b"}]}, "documents[1].title", "unknown_parameter"),
+    (RERANK, {"documents": ["a", "b" * 3000]}, "documents[1]", "context_length_exceeded"),
+    (RERANK, {"top_n": 0}, "top_n", "invalid_value"),
+    (RERANK, {"instruction": " "}, "instruction", "invalid_value"),
+]  # fmt: skip
 
 QUESTIONS: list[Case] = [
     (DECISIONS, {"questions": []}, "questions", "invalid_value"),
@@ -267,4 +337,4 @@ QUESTIONS: list[Case] = [
     _named({"type": "score", "criteria": ["a", ""]}, ".criteria[1]", "invalid_value"),
 ]  # fmt: skip
 
-CASES: list[Case] = [*TYPES, *QUESTIONS, *PRIORITIES, *UNKNOWN, *SIZES, *IDS]
+CASES: list[Case] = [*TYPES, *QUESTIONS, *SCORES, *POOLED, *PRIORITIES, *UNKNOWN, *SIZES, *IDS]

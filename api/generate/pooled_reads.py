@@ -1,0 +1,102 @@
+"""Pooled reads: what a model gives of texts beside tokens, text by text, as one admitted request."""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ...engine.errors import ContextTooLong, RequestError
+from ...engine.serving.output_processor import Finish, TextDelta
+from ...engine.serving.request import TextRequest
+from ...engine.types import FinishReason, Pooling, SamplingParams, Usage
+from ..access.caller import Caller
+from ..protocol.pooled import InputFields, PooledFields
+from .build_request import token_array
+from .sequence_windows import WINDOW, deadline_of, run_window, usage_of
+
+if TYPE_CHECKING:
+    from ...engine.serving.async_engine import AsyncEngine
+
+
+class PooledReader:
+    """Reads what is pooled of prompts. In place of an engine it is one request's stream (``generate``).
+
+    Attributes:
+        request: what all of it counts as.
+        pooled: of each prompt, 32-bit floats; once the stream has ended.
+        cached: tokens that came from the prefix cache.
+    """
+
+    def __init__(self, engine: AsyncEngine, requests: Sequence[TextRequest], caller: Caller) -> None:
+        self._engine = engine
+        self._requests = requests
+        self._caller = caller
+        self._num_tokens = sum(len(each.tokens) for each in requests)
+        self.request = replace(requests[0], tokens=array("i", bytes(array("i").itemsize * self._num_tokens)))
+        self.pooled: list[bytes] = []
+        self.cached = 0
+
+    async def stream(self, *_requests: TextRequest) -> AsyncGenerator[list[TextDelta], None]:
+        """Compute all prompts, and yield one delta at the end. Raises as ``AsyncEngine.stream``."""
+        deadline = deadline_of(self._caller)
+        for begin in range(0, len(self._requests), WINDOW):
+            for output in await run_window(self._engine, self._requests[begin : begin + WINDOW], deadline):
+                self.cached += usage_of(output).cached
+                self.pooled.append(output.pooled)
+        usage = Usage(self._num_tokens, self.cached, 0)
+        yield [TextDelta(0, "", finish=Finish(FinishReason.STOP, usage))]
+
+
+async def plan_pooled(
+    engine: AsyncEngine, adapter: str | None, body: InputFields, caller: Caller, pooling: Pooling, before: str = ""
+) -> PooledReader:
+    """Return the reader of a request's texts.
+
+    Args:
+        before: stands before each text that is no list of token ids.
+
+    Raises:
+        RequestError: a text has no token, or a token is outside of the vocabulary.
+        ContextTooLong: a text does not fit.
+    """
+    base = pooled_request(body, adapter, caller, pooling)
+
+    def requests() -> list[TextRequest]:
+        return [_request(engine, base, body.place(at), each, before) for at, each in enumerate(body.listed)]
+
+    # Thousands of texts are encoded, which would keep the event loop from the streams of others.
+    return PooledReader(engine, await asyncio.to_thread(requests), caller)
+
+
+def pooled_request(body: PooledFields, adapter: str | None, caller: Caller, pooling: Pooling) -> TextRequest:
+    """Return the request that those of all prompts are made of."""
+    return TextRequest(
+        tokens=array("i"),
+        params=SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True, pooling=pooling),
+        adapter=adapter,
+        salt=body.cache_salt or "",
+        tenant=caller.key.tenant,
+        cache_tenant=caller.cache_tenant,
+        priority=caller.priority(body.priority_class),
+    )
+
+
+def _request(engine: AsyncEngine, base: TextRequest, field: str, given: str | list[int], before: str) -> TextRequest:
+    longest = engine.pooler.max_length or engine.max_model_len
+    try:
+        if isinstance(given, str):
+            engine.check_length(before + given)
+            tokens = engine.tokenizer.encode(before + given, True)
+        else:
+            if len(given) > engine.max_model_len:  # before every id is looked at
+                raise ContextTooLong(len(given), 1, engine.max_model_len)
+            tokens = token_array(field, given, engine.vocab_size)
+        if len(tokens) > longest:
+            raise ContextTooLong(len(tokens), 0, longest)
+        return engine.limits.check(replace(base, tokens=tokens))
+    except RequestError as error:
+        error.param = field
+        raise

@@ -1,0 +1,49 @@
+"""Sequences of one request in windows: so many at a time, each read to its end, with one deadline for all."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ...engine.errors import DeadlineExceeded, EngineError
+from ...engine.serving.output_processor import SequenceOutput
+from ...engine.serving.request import TextRequest
+from ...engine.types import FinishReason, Usage
+from ..access.caller import Caller
+
+if TYPE_CHECKING:
+    from ...engine.serving.async_engine import AsyncEngine
+
+WINDOW = 256
+"""Sequences of one request that the engine has at a time."""
+
+
+def deadline_of(caller: Caller) -> float | None:
+    """Return the time by which a request must have ended, None for no limit."""
+    left = caller.seconds_left
+    return None if left is None else time.monotonic() + left
+
+
+async def run_window(
+    engine: AsyncEngine, requests: Sequence[TextRequest], deadline: float | None
+) -> list[SequenceOutput]:
+    """Return the outputs of some requests with one tokenizer. Raises as ``AsyncEngine.stream``."""
+    timeout = None if deadline is None else deadline - time.monotonic()
+    if timeout is not None and timeout <= 0:
+        raise DeadlineExceeded("The request's time was up before all of it was read.")
+    outputs = [SequenceOutput() for _ in requests]
+    async with aclosing(engine.stream(*(replace(request, timeout=timeout) for request in requests))) as stream:
+        async for deltas in stream:
+            for delta in deltas:
+                outputs[delta.prompt].add(delta)
+    return outputs
+
+
+def usage_of(output: SequenceOutput) -> Usage:
+    """Return the tokens of a sequence. Raises EngineError for one without an end of its own."""
+    if output.finish is None or output.finish.reason is FinishReason.ABORT or not output.finish.usage.completion:
+        raise EngineError("The engine broke off a part of the request.")
+    return output.finish.usage

@@ -1,0 +1,136 @@
+"""Request bodies of ``POST /v1/embeddings``, ``/v1/classify`` and ``/v1/rerank``."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Discriminator, Field, Tag, model_validator
+
+from ...engine.types import Priority
+from .base import StrictModel, rejected, string_or_list
+from .chat_messages import MAX_NAME
+from .sampling import ModelName, PriorityName, Salt, priority_of
+
+MAX_TEXTS = 2048
+MAX_DIMENSIONS = 1 << 16
+
+TokenIds = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
+
+
+def _input_form(value: Any) -> str | None:
+    if not isinstance(value, list):
+        return string_or_list(value)
+    first = value[0] if value else None
+    if isinstance(first, list):
+        return "<token lists>"
+    return "<tokens>" if type(first) is int else "<strings>"
+
+
+Texts = Annotated[
+    Annotated[str, Tag("<string>"), Field(min_length=1)]
+    | Annotated[list[Annotated[str, Field(min_length=1)]], Tag("<strings>"), Field(min_length=1, max_length=MAX_TEXTS)]
+    | Annotated[TokenIds, Tag("<tokens>")]
+    | Annotated[list[TokenIds], Tag("<token lists>"), Field(max_length=MAX_TEXTS)],
+    Discriminator(
+        _input_form,
+        custom_error_type="rejected",
+        custom_error_message="must be a string, a list of strings, a list of token ids or a list of such lists",
+    ),
+]
+
+
+class PooledFields(StrictModel):
+    """Fields of all requests whose answers are no text. ``cache_salt`` and ``priority`` are extensions."""
+
+    ignored: ClassVar[frozenset[str]] = frozenset({"user", "safety_identifier"})
+
+    model: ModelName | None = None
+    cache_salt: Salt | None = None
+    priority: PriorityName | None = None
+
+    @property
+    def priority_class(self) -> Priority | None:
+        return None if self.priority is None else priority_of(self.priority)
+
+
+class InputFields(PooledFields):
+    """Fields of requests with an ``input`` of texts or token ids."""
+
+    input: Texts
+
+    @property
+    def listed(self) -> list[str | list[int]]:
+        """The input as a list."""
+        if isinstance(self.input, str) or isinstance(self.input[0], int):
+            return [self.input]
+        return self.input  # type: ignore[return-value]
+
+    def place(self, index: int) -> str:
+        """Return where a text stands in the request."""
+        return f"input[{index}]" if self.listed is self.input else "input"
+
+
+class EmbeddingRequest(InputFields):
+    """OpenAI's fields; ``normalize`` and ``prompt_name`` are extensions.
+
+    Attributes:
+        dimensions: the first so many values, which have length 1 again.
+        normalize: whether embeddings have length 1, in place of what the checkpoint says.
+        prompt_name: which of the checkpoint's prompts stands before each text, in place of its default one.
+    """
+
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: Annotated[int, Field(ge=1, le=MAX_DIMENSIONS)] | None = None
+    normalize: bool | None = None
+    prompt_name: Annotated[str, Field(max_length=MAX_NAME)] | None = None
+
+
+class ClassifyRequest(InputFields):
+    """vLLM's fields."""
+
+
+class Document(StrictModel):
+    """A document with nothing but a text."""
+
+    text: Annotated[str, Field(min_length=1)]
+
+
+Documents = Annotated[
+    list[
+        Annotated[
+            Annotated[str, Tag("<string>"), Field(min_length=1)] | Annotated[Document, Tag("<object>")],
+            Discriminator(
+                lambda value: "<string>" if isinstance(value, str) else "<object>" if isinstance(value, dict) else None,
+                custom_error_type="rejected",
+                custom_error_message="must be a string or an object with a 'text'",
+            ),
+        ]
+    ],
+    Field(min_length=1, max_length=MAX_TEXTS),
+]
+
+
+class RerankRequest(PooledFields):
+    """Cohere's and Jina's fields; ``instruction`` is an extension.
+
+    Attributes:
+        top_n: the best so many alone.
+        instruction: what makes a document relevant, for models that are asked in words.
+    """
+
+    query: Annotated[str, Field(min_length=1)]
+    documents: Documents
+    top_n: Annotated[int, Field(ge=1)] | None = None
+    return_documents: bool = True
+    instruction: str | None = None
+
+    @model_validator(mode="after")
+    def _check_instruction(self) -> RerankRequest:
+        if self.instruction is not None and not self.instruction.strip():
+            raise rejected("must not be empty", "instruction")
+        return self
+
+    @property
+    def texts(self) -> list[str]:
+        """The documents' texts."""
+        return [each if isinstance(each, str) else each.text for each in self.documents]

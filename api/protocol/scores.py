@@ -1,0 +1,99 @@
+"""Request body of ``POST /v1/score``: probabilities of named tokens behind a query with each of several items."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Discriminator, Field, Tag, model_validator
+
+from ...engine.types import Priority
+from .base import StrictModel, rejected, string_or_list
+from .sampling import CacheKey, ModelName, PriorityName, Salt, priority_of
+
+MAX_ITEMS = 1000
+MAX_LABELS = 4096
+
+TokenIds = list[Annotated[int, Field(ge=0)]]
+Text = Annotated[
+    Annotated[str, Tag("<string>")] | Annotated[TokenIds, Tag("<list>")],
+    Discriminator(
+        string_or_list, custom_error_type="rejected", custom_error_message="must be a string or a list of token ids"
+    ),
+]
+Items = Annotated[
+    Annotated[str, Tag("<string>")] | Annotated[list[Text], Field(min_length=1, max_length=MAX_ITEMS), Tag("<list>")],
+    Discriminator(
+        string_or_list,
+        custom_error_type="rejected",
+        custom_error_message="must be a string, or a list of strings or of lists of token ids",
+    ),
+]
+
+
+class ScoreRequest(StrictModel):
+    """SGLang's fields; ``labels``, ``logprobs`` and those of the cache are extensions.
+
+    Attributes:
+        items: one prompt each: the query, then the item. Texts or token ids, as the query.
+        label_token_ids: tokens whose probabilities behind the prompt are returned.
+        labels: in their place, texts or token ids, each of any number of tokens.
+        apply_softmax: shares among the labels, which sum to 1, in place of probabilities in the whole vocabulary.
+        item_first: the item stands before the query.
+        logprobs: return the logprob of each label's tokens too.
+    """
+
+    query: Text
+    items: Items
+    label_token_ids: Annotated[TokenIds, Field(min_length=1, max_length=MAX_LABELS)] | None = None
+    labels: Annotated[list[Text], Field(min_length=1, max_length=MAX_LABELS)] | None = None
+    apply_softmax: bool = False
+    item_first: bool = False
+    logprobs: bool = False
+    model: ModelName | None = None
+    prompt_cache_key: CacheKey | None = None
+    cache_salt: Salt | None = None
+    priority: PriorityName | None = None
+
+    @model_validator(mode="after")
+    def _check_kinds(self) -> ScoreRequest:
+        if (self.label_token_ids is None) == (self.labels is None):
+            if self.labels is not None:
+                raise rejected("contradicts 'label_token_ids'", "labels")
+            raise rejected("is required", "label_token_ids")
+        for index, item in enumerate(self.listed):
+            if isinstance(item, str) != isinstance(self.query, str):
+                wanted = "a string" if isinstance(self.query, str) else "a list of token ids"
+                place = ("items",) if isinstance(self.items, str) else ("items", index)
+                raise rejected(f"must be {wanted}, as 'query' is", *place)
+        return self
+
+    @property
+    def listed(self) -> list[str | list[int]]:
+        """The items."""
+        return [self.items] if isinstance(self.items, str) else self.items
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        """The query with each item, all texts or all token ids."""
+        query = self.query
+        if isinstance(query, str):
+            texts = [str(item) for item in self.listed]
+            return [item + query if self.item_first else query + item for item in texts]
+        tokens = [list(item) for item in self.listed if not isinstance(item, str)]
+        return [[*item, *query] if self.item_first else [*query, *item] for item in tokens]
+
+    @property
+    def endings(self) -> list[str | list[int]]:
+        """The labels."""
+        if self.labels is not None:
+            return self.labels
+        assert self.label_token_ids is not None
+        return [[token] for token in self.label_token_ids]
+
+    @property
+    def priority_class(self) -> Priority | None:
+        return None if self.priority is None else priority_of(self.priority)
+
+    def item_field(self, index: int) -> str:
+        """Return where an item stands in the request."""
+        return "items" if isinstance(self.items, str) else f"items[{index}]"

@@ -1,0 +1,173 @@
+"""Questions of ``LLM.decide``, in the form of ``POST /v1/decisions``, their answers, and prompts of ``LLM.score``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import ContextTooLong, RequestError
+from ..serving.ending_tree import EndingTree
+from ..serving.label_shares import LabelShares
+from ..serving.request import token_array
+from ..text.questions import YES_NO, Labels, Option, QuestionEncoder, QuestionKind, TypedQuestion, asking
+from .request_inputs import Input, PromptAdapter
+
+_OPTIONS = {QuestionKind.CHOICE: ("choices", "value", 255), QuestionKind.SCORE: ("levels", "label", 100)}
+MAX_QUESTIONS = 400
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionAnswer:
+    """The answer to a question.
+
+    Attributes:
+        type: ``predicate``, ``choice`` or ``score``.
+        probabilities: of the options, in their order; they sum to 1. Of a predicate ``Yes`` and ``No``.
+        confidence: probability of the likeliest option, of all that the model might write.
+        label_mass: probability of all options together, of all that the model might write.
+        probability: of a predicate that it is true; None for other questions.
+        choice: the likeliest value; None for other questions than a choice.
+        score: the expected level, the first being 0; None for other questions than a score.
+    """
+
+    type: str
+    name: str | None
+    probabilities: dict[str, float]
+    confidence: float
+    label_mass: float
+    probability: float | None = None
+    choice: str | None = None
+    score: float | None = None
+
+    @classmethod
+    def of(cls, question: TypedQuestion, name: str | None, found: LabelShares) -> DecisionAnswer:
+        """Return the answer to a question whose labels have these shares."""
+        texts = [option.text for option in question.options]
+        return cls(
+            question.kind.value,
+            name,
+            dict(zip(texts, found.shares, strict=True)),
+            found.confidence,
+            found.mass,
+            probability=found.shares[0] if question.kind is QuestionKind.PREDICATE else None,
+            choice=texts[found.best] if question.kind is QuestionKind.CHOICE else None,
+            score=found.mean if question.kind is QuestionKind.SCORE else None,
+        )
+
+
+def read_questions(questions: Any, answer_with: str) -> list[tuple[TypedQuestion, str | None]]:
+    """Return questions with their names. Raises RequestError, with the place of what is wrong."""
+    if answer_with not in list(Labels):
+        raise RequestError(f"answer_with must be 'letters' or 'values', not {answer_with!r}.", param="answer_with")
+    if isinstance(questions, (str, Mapping)) or not isinstance(questions, Sequence):
+        raise RequestError(f"questions must be a list of dicts, not {type(questions).__name__}.", param="questions")
+    if not 1 <= len(questions) <= MAX_QUESTIONS:
+        raise RequestError(
+            f"questions must be at least 1 and at most {MAX_QUESTIONS}, not {len(questions)}.", param="questions"
+        )
+    return [_question(f"questions[{index}]", each, Labels(answer_with)) for index, each in enumerate(questions)]
+
+
+def _question(place: str, given: Any, labels_by: Labels) -> tuple[TypedQuestion, str | None]:
+    if not isinstance(given, Mapping):
+        raise RequestError(f"{place} must be a dict, not {type(given).__name__}.", param=place)
+    if given.get("type") not in list(QuestionKind):
+        raise RequestError(f"{place}.type must be one of predicate, choice and score.", param=f"{place}.type")
+    kind = QuestionKind(given["type"])
+    listed = _OPTIONS.get(kind, ("",))[0]
+    for name in given.keys() - {"type", "instructions", "name", listed}:
+        raise RequestError(f"{place}.{name} is not a field of a {kind}.", param=f"{place}.{name}")
+    instructions = _text(f"{place}.instructions", given.get("instructions"))
+    name = None if given.get("name") is None else _text(f"{place}.name", given["name"])
+    options = tuple(map(Option, YES_NO)) if kind is QuestionKind.PREDICATE else _options(place, kind, given)
+    return TypedQuestion(kind, instructions, options, labels_by, f"{place}.{listed}" if listed else place), name
+
+
+def _options(place: str, kind: QuestionKind, given: Mapping[str, Any]) -> tuple[Option, ...]:
+    """Return the choices or levels of a question: texts, or dicts with a description."""
+    listed, field, most = _OPTIONS[kind]
+    place = f"{place}.{listed}"
+    values = given.get(listed)
+    if isinstance(values, str) or not isinstance(values, Sequence) or not 2 <= len(values) <= most:
+        raise RequestError(f"{place} must be a list of 2 to {most}.", param=place)
+    found: dict[str, Option] = {}
+    for index, each in enumerate(values):
+        at = f"{place}[{index}]"
+        option = each if isinstance(each, Mapping) else {field: each}
+        text = _text(f"{at}.{field}", option.get(field))
+        if not text.strip() or text in found:
+            raise RequestError(f"{at}.{field} must be a text that is not empty and not given twice.", param=at)
+        described = option.get("description")
+        found[text] = Option(text, "" if described is None else _text(f"{at}.description", described))
+    return tuple(found.values())
+
+
+def _text(place: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise RequestError(f"{place} must be a text, not {type(value).__name__}.", param=place)
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedQuestion:
+    """A question in tokens: its prompt, the tree of its labels' endings, and how many of them each label has."""
+
+    prompt: Input
+    tree: EndingTree
+    num_ends: int
+
+
+def plan_questions(
+    messages: Sequence[dict[str, Any]],
+    questions: Sequence[TypedQuestion],
+    adapter: PromptAdapter,
+    template_kwargs: Mapping[str, Any],
+) -> list[PlannedQuestion]:
+    """Return questions about a conversation in tokens.
+
+    Raises:
+        RequestError: the labels of a question cannot be told apart.
+        ContextTooLong: a prompt with its longest label does not fit.
+    """
+    served, limits = adapter.model.served, adapter.model.limits
+    ends = [token for token in served.tokenizer.eos_ids if token < served.vocab_size]
+    encoder = QuestionEncoder(served.tokenizer, ends)
+    kwargs = {"enable_thinking": False, "thinking": False, **template_kwargs}
+    planned = []
+    for question in questions:
+        text = served.tokenizer.render_chat(asking(messages, question), kwargs=kwargs)
+        tokens = encoder.encode(text, question)
+        longest = max(map(len, tokens.endings))
+        if len(tokens.prompt) + longest > limits.max_model_len:
+            raise ContextTooLong(len(tokens.prompt), longest, limits.max_model_len)
+        tree = EndingTree(tokens.prompt, tokens.endings)
+        planned.append(PlannedQuestion(Input(tokens.prompt, None, "", adapter), tree, tokens.num_ends))
+    return planned
+
+
+def score_prompts(query: Any, items: Any, *, item_first: bool) -> list[Any]:
+    """Return the query with each item, all texts or all token ids. Raises RequestError if they are of two kinds."""
+    is_text = isinstance(query, str)
+    listed = [items] if isinstance(items, str) else items
+    if not isinstance(listed, Sequence) or not listed:
+        raise RequestError("items must be a text, or a list of texts or of lists of token ids.", param="items")
+    for index, item in enumerate(listed):
+        if isinstance(item, str) != is_text:
+            wanted = "a text" if is_text else "a list of token ids"
+            raise RequestError(f"items[{index}] must be {wanted}, as query is.", param=f"items[{index}]")
+    pairs = [(item, query) if item_first else (query, item) for item in listed]
+    return [first + second if is_text else [*first, *second] for first, second in pairs]
+
+
+def check_labels(label_token_ids: Any, vocab_size: int) -> list[list[int]]:
+    """Return the endings of single tokens. Raises RequestError for none, or one outside of the vocabulary."""
+    labels = token_array(label_token_ids)
+    if not labels:
+        raise RequestError("label_token_ids must hold at least one token.", param="label_token_ids")
+    for token in labels:
+        if not 0 <= token < vocab_size:
+            raise RequestError(
+                f"label_token_ids must hold token ids from 0 to {vocab_size - 1}, not {token}.", param="label_token_ids"
+            )
+    return [[token] for token in labels]

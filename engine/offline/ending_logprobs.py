@@ -1,0 +1,47 @@
+"""Logprobs of a tree of endings from the outputs of its reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ..serving.ending_tree import EndingRead, EndingTree
+from ..types import SamplingParams
+from .request_inputs import Input
+from .request_output import RequestOutput
+
+WINDOW = 256
+"""Reads that the engine has at a time: each holds a prompt in memory."""
+Run = Callable[[Sequence[Input], Sequence[SamplingParams]], Sequence[RequestOutput]]
+
+
+def read_trees(trees: Sequence[EndingTree], prompts: Sequence[Input], run: Run) -> list[list[list[float]]]:
+    """Return the logprobs of the tokens of each ending of each tree.
+
+    Args:
+        prompts: of the trees.
+        run: computes requests.
+    """
+    reads = [(place, read) for place, tree in enumerate(trees) for read in tree.reads]
+    # Parents come before their children: the shorter the path, the earlier.
+    order = sorted(range(len(reads)), key=lambda index: len(reads[index][1].path))
+    values: dict[int, list[float]] = {}
+    for begin in range(0, len(order), WINDOW):
+        window = [(index, *reads[index]) for index in order[begin : begin + WINDOW]]
+        inputs = [Input(read.tokens, None, prompts[at].salt, prompts[at].adapter) for _, at, read in window]
+        outputs = run(inputs, [read.params for _, _, read in window])
+        for (index, _, read), output in zip(window, outputs, strict=True):
+            values[index] = read_logprobs(read, output)
+    found = iter([values[index] for index in range(len(reads))])
+    return [tree.by_token([next(found) for _ in tree.reads]) for tree in trees]
+
+
+def read_logprobs(read: EndingRead, output: RequestOutput) -> list[float]:
+    """Return the logprobs of ``read.edges``, from the output of a request of its tokens and parameters."""
+    found = []
+    scored = output.prompt_logprobs or []
+    for token, scores in zip(output.prompt_token_ids[read.scored_from :], scored[read.scored_from :], strict=False):
+        assert scores is not None
+        found.append(scores[token].logprob)
+    assert output.outputs[0].logprobs is not None
+    [drawn] = output.outputs[0].logprobs
+    return found + [drawn[target].logprob for target in read.targets]

@@ -1,0 +1,66 @@
+"""Shares of the labels of a question, from the logprobs of their endings."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..errors import EngineError
+
+
+def label_logprobs(by_token: Sequence[Sequence[float]], num_ends: int = 1) -> list[float]:
+    """Return the logprob of each label.
+
+    Args:
+        by_token: logprobs of the tokens of each ending, label by label (``EndingTree.by_token``).
+        num_ends: endings of each label, whose probabilities add up.
+    """
+    sums = [math.fsum(each) for each in by_token]
+    return [_log_sum(sums[at : at + num_ends]) for at in range(0, len(sums), num_ends)]
+
+
+def _log_sum(logprobs: Sequence[float]) -> float:
+    """Return the logarithm of the sum of probabilities."""
+    most = max(logprobs)
+    return (
+        most if len(logprobs) == 1 or most == -math.inf else most + math.log(sum(math.exp(p - most) for p in logprobs))
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class LabelShares:
+    """How a model answers a question.
+
+    Attributes:
+        shares: probability of each label among all of them; they sum to 1.
+        mass: probability that the model gives to the labels together, of all that it might write.
+    """
+
+    shares: tuple[float, ...]
+    mass: float
+
+    @classmethod
+    def of(cls, logprobs: Sequence[float]) -> LabelShares:
+        """Return the shares of labels with these logprobs. Raises EngineError if they are no numbers."""
+        best = max(logprobs)
+        if not math.isfinite(best) or any(map(math.isnan, logprobs)):
+            raise EngineError("The model gives none of the labels of a question a probability.")
+        weights = [math.exp(logprob - best) for logprob in logprobs]
+        total = math.fsum(weights)
+        return cls(tuple(weight / total for weight in weights), min(1.0, math.exp(best) * total))
+
+    @property
+    def best(self) -> int:
+        """The likeliest label, the first one of several."""
+        return max(range(len(self.shares)), key=self.shares.__getitem__)
+
+    @property
+    def confidence(self) -> float:
+        """Probability that the model gives to the likeliest label, of all that it might write."""
+        return self.shares[self.best] * self.mass
+
+    @property
+    def mean(self) -> float:
+        """The expected index of the label."""
+        return math.fsum(index * share for index, share in enumerate(self.shares))

@@ -1,0 +1,65 @@
+"""Embeddings and class probabilities from what the engine pools of a prompt."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import EngineError, RequestError
+from ..types import Pooler
+
+Floats = NDArray[np.float32]
+
+
+def embedding(pooled: bytes, *, dimensions: int | None, normalizes: bool) -> Floats:
+    """Return the embedding of a text: its first ``dimensions`` values, of length 1 if asked.
+
+    Raises:
+        EngineError: the values are not finite.
+    """
+    values = _values(pooled)[:dimensions]
+    if not normalizes:
+        return values
+    length = np.linalg.norm(values.astype(np.float64))
+    scaled: Floats = (values / (length or 1.0)).astype(np.float32)
+    return scaled
+
+
+def class_probabilities(pooled: bytes, pooler: Pooler) -> Floats:
+    """Return the probability of each class; those of independent classes, or of a single one, do not sum to 1.
+
+    Raises:
+        EngineError: the logits are not finite.
+    """
+    logits = _values(pooled).astype(np.float64)
+    if pooler.is_multi_label or len(logits) == 1:
+        shares = 1 / (1 + np.exp(-np.clip(logits, -700, 700)))
+    else:
+        weights = np.exp(logits - logits.max())
+        shares = weights / weights.sum()
+    found: Floats = shares.astype(np.float32)
+    return found
+
+
+def _values(pooled: bytes) -> Floats:
+    values = np.frombuffer(pooled, np.float32)
+    if not len(values) or not np.isfinite(values).all():
+        raise EngineError("The model gives numbers that are not finite.")
+    return values
+
+
+def prompt_of(pooler: Pooler, name: str | None, field: str = "prompt_name") -> str:
+    """Return the text that stands before what is embedded.
+
+    Args:
+        name: of the checkpoint's prompts; None for its default.
+
+    Raises:
+        RequestError: the checkpoint names no such prompt.
+    """
+    prompts = dict(pooler.prompts)
+    chosen = pooler.default_prompt if name is None else name
+    if chosen and chosen not in prompts:
+        known = ", ".join(map(repr, prompts)) or "none"
+        raise RequestError(f"'{field}' must be one of the model's prompts ({known}), not {chosen!r}.", param=field)
+    return prompts.get(chosen, "")

@@ -1,0 +1,126 @@
+"""Typed questions and scores of tokens offline: the probabilities of transformers, label by label."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from rootgraft import LLM
+from rootgraft.engine.errors import ContextTooLong, RequestError
+
+TEXT = "the quick brown fox"
+TEAMS = ["a dog", "a lazy dog", "jumps"]
+QUESTIONS: list[Any] = [
+    {"type": "predicate", "name": "quick", "instructions": "It is quick."},
+    {
+        "type": "choice",
+        "instructions": "What?",
+        "choices": [TEAMS[0], {"value": TEAMS[1], "description": "x"}, TEAMS[2]],
+    },
+    {"type": "score", "instructions": "How much?", "levels": ["low", {"label": "high"}]},
+]
+
+
+class Oracle:
+    def __init__(self, folder: Path) -> None:
+        self._model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+
+    @torch.no_grad()
+    def logprob(self, prompt: Sequence[int], label: Sequence[int]) -> float:
+        logits = self._model(torch.tensor([[*prompt, *label]])).logits[0].log_softmax(-1)
+        return sum(float(logits[len(prompt) + at - 1, token]) for at, token in enumerate(label))
+
+    def shares(self, llm: LLM, user: str, labels: Sequence[str]) -> list[float]:
+        tokenizer = llm.get_tokenizer()
+        text = tokenizer.apply_chat_template(
+            [{"role": "user", "content": user}], tokenize=False, add_generation_prompt=True
+        )
+        prompt = tokenizer.encode(text, add_special_tokens=False)
+        wholes = [tokenizer.encode(text + label, add_special_tokens=False) for label in labels]
+        found = [math.exp(self.logprob(prompt, whole[len(prompt) :])) for whole in wholes]
+        return [each / sum(found) for each in found]
+
+
+@pytest.fixture(scope="module")
+def oracle(tiny_model: Path) -> Oracle:
+    return Oracle(tiny_model)
+
+
+def test_decisions_are_those_of_transformers(llm: LLM, oracle: Oracle) -> None:
+    predicate, choice, score = llm.decide(TEXT, QUESTIONS)
+    asked = f"{TEXT}\n\nQuestion: It is quick.\nAnswer with Yes or No only."
+    assert predicate.probability == pytest.approx(oracle.shares(llm, asked, ["Yes", "No"])[0], abs=1e-4)
+    assert (predicate.name, predicate.type) == ("quick", "predicate")
+    asked = (
+        f"{TEXT}\n\nQuestion: What?\nA: a dog\nB: a lazy dog - x\nC: jumps\nAnswer with the letter of one option only."
+    )
+    shares = oracle.shares(llm, asked, "ABC")
+    assert list(choice.probabilities) == TEAMS
+    assert list(choice.probabilities.values()) == pytest.approx(shares, abs=1e-4)
+    assert choice.choice == TEAMS[shares.index(max(shares))]
+    assert score.score is not None and 0 <= score.score <= 1
+    assert sum(score.probabilities.values()) == pytest.approx(1)
+
+
+def test_values_are_labels(llm: LLM, oracle: Oracle) -> None:
+    asked = f"{TEXT}\n\nQuestion: What?\n- a dog\n- a lazy dog - x\n- jumps\nAnswer with the text of one option only."
+    [choice] = llm.decide([{"role": "user", "content": TEXT}], QUESTIONS[1:2], answer_with="values")
+    assert list(choice.probabilities.values()) == pytest.approx(oracle.shares(llm, asked, TEAMS), abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("questions", "param"),
+    [
+        ([], "questions"),
+        ([QUESTIONS[0]] * 401, "questions"),
+        ("x", "questions"),
+        ([5], "questions[0]"),
+        ([{"type": "noul", "instructions": "x"}], "questions[0].type"),
+        ([{"type": "predicate"}], "questions[0].instructions"),
+        ([{**QUESTIONS[0], "levels": []}], "questions[0].levels"),
+        ([{**QUESTIONS[1], "choices": ["a"]}], "questions[0].choices"),
+        ([{**QUESTIONS[1], "choices": [str(each) for each in range(256)]}], "questions[0].choices"),
+        ([{**QUESTIONS[1], "choices": ["a", "a"]}], "questions[0].choices[1]"),
+        ([{**QUESTIONS[2], "levels": [str(each) for each in range(101)]}], "questions[0].levels"),
+    ],
+)
+def test_wrong_questions_are_named(llm: LLM, questions: Any, param: str) -> None:
+    with pytest.raises(RequestError) as told:
+        llm.decide(TEXT, questions)
+    assert told.value.param == param
+
+
+def test_as_many_questions_as_there_may_be(llm: LLM) -> None:
+    assert len(llm.decide("a", [QUESTIONS[0]] * 400)) == 400
+
+
+def test_a_text_beyond_the_context_is_refused(llm: LLM) -> None:
+    with pytest.raises(ContextTooLong):
+        llm.decide(f"{TEXT} " * 2000, QUESTIONS)
+
+
+@pytest.mark.parametrize("item_first", [False, True])
+def test_scores_are_those_of_transformers(llm: LLM, oracle: Oracle, item_first: bool) -> None:
+    labels, items = [4, 9, 4], [[6], [7, 8]]
+    for apply_softmax in (False, True):
+        found = llm.score([3, 5], items, labels, apply_softmax, item_first)
+        for item, scores in zip(items, found, strict=True):
+            prompt = [*item, 3, 5] if item_first else [3, 5, *item]
+            wanted = [math.exp(oracle.logprob(prompt, [label])) for label in labels]
+            whole = sum(wanted) if apply_softmax else 1
+            assert scores == pytest.approx([each / whole for each in wanted], abs=1e-4)
+    encode = llm.get_tokenizer().encode
+    [by_text] = llm.score("the fox", " jumps", labels)
+    [by_tokens] = llm.score([], [encode("the fox jumps")], labels)
+    assert by_text == pytest.approx(by_tokens)
+    for wrong in ([], [1 << 20], [-1], ["a"]):
+        with pytest.raises(RequestError):
+            llm.score("the fox", "a", wrong)
+    with pytest.raises(RequestError, match=r"items\[1\]"):
+        llm.score("the fox", ["a", [5]], labels)  # type: ignore[list-item]

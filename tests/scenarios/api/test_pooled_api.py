@@ -1,0 +1,172 @@
+"""Embeddings, classes and rankings over HTTP: OpenAI's client, and the numbers of transformers on tiny models."""
+
+from __future__ import annotations
+
+import base64
+import json
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+import torch
+from support.api.real_server import free_port
+from support.engine.tiny_llm import CHAT_TEMPLATE
+from support.models.tiny_models import COMMON
+from support.models.tiny_tokenizers import train_byte_level, write_folder
+from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
+
+from rootgraft.engine.text.tokenizer import Tokenizer
+
+ROOT = Path(__file__).parents[3]
+TEXTS = ["the quick brown fox", "a lazy dog", "jumps over"]
+
+
+def write(kind: type[Any], folder: Path, **fields: Any) -> Any:
+    """Write a tiny model with a tokenizer, and return it."""
+    config = LlamaConfig(
+        **COMMON | {"vocab_size": train_byte_level().get_vocab_size(), "max_position_embeddings": 512} | fields
+    )
+    model = kind(config).eval()
+    generator = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(0.0, 0.25, generator=generator)
+    model.save_pretrained(folder)
+    special = {"eos_token": "<|im_end|>", "bos_token": "<|endoftext|>", "chat_template": CHAT_TEMPLATE}
+    write_folder(folder, train_byte_level().to_str(), **special)
+    return model
+
+
+def served(folder: Path) -> Iterator[str]:
+    port = free_port()
+    options = f"--port {port} --served-model-name tiny --dtype float32 --device cpu --threads 1"
+    command = [sys.executable, "-m", "rootgraft.api.cli.main", "serve", str(folder), *options.split()]
+    command += ["--num-gpu-blocks-override", "200"]
+    address = f"http://127.0.0.1:{port}"
+    with subprocess.Popen(command, cwd=ROOT) as process:
+        try:
+            while not _is_ready(address):
+                assert process.poll() is None
+                time.sleep(0.1)
+            yield address
+        finally:
+            process.kill()
+
+
+def _is_ready(address: str) -> bool:
+    try:
+        return httpx.get(f"{address}/ready", trust_env=False).status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+@pytest.fixture(scope="module")
+def causal(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    folder = tmp_path_factory.mktemp("causal")
+    return folder, write(LlamaForCausalLM, folder)
+
+
+@pytest.fixture(scope="module")
+def url(causal: tuple[Path, Any]) -> Iterator[str]:
+    yield from served(causal[0])
+
+
+@pytest.fixture
+def client(url: str) -> Iterator[openai.OpenAI]:
+    inner = httpx.Client(trust_env=False)
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, http_client=inner) as made:
+        yield made
+
+
+@torch.no_grad()
+def embedded(model: Any, tokens: Sequence[int], dimensions: int | None = None) -> list[float]:
+    hidden = model.model(torch.tensor([tokens])).last_hidden_state[0, -1][:dimensions]
+    return torch.nn.functional.normalize(hidden, dim=0).tolist()
+
+
+def test_embeddings_are_those_of_transformers(client: openai.OpenAI, causal: tuple[Path, Any]) -> None:
+    """The client asks for base64 of its own accord; floats, fewer dimensions and token ids are alike."""
+    folder, model = causal
+    tokenizer = Tokenizer.load(folder)
+    tokens = [list(tokenizer.encode(text, True)) for text in TEXTS]
+    for dimensions in (None, 5):
+        given: Any = {} if dimensions is None else {"dimensions": dimensions}
+        for texts in (TEXTS, tokens):
+            found = client.embeddings.create(model="tiny", input=texts, **given)
+            assert [each.index for each in found.data] == [0, 1, 2]
+            for each, one in zip(found.data, tokens, strict=True):
+                assert each.embedding == pytest.approx(embedded(model, one, dimensions), abs=1e-4)
+            assert found.usage.prompt_tokens == found.usage.total_tokens == sum(map(len, tokens))
+    one = client.embeddings.create(model="tiny", input=TEXTS[0], encoding_format="float")
+    assert one.data[0].embedding == pytest.approx(embedded(model, tokens[0]), abs=1e-4)
+    many = client.embeddings.create(model="tiny", input=TEXTS * 200, encoding_format="float")
+    assert len(many.data) == 600
+    assert many.data[599].embedding == pytest.approx(embedded(model, tokens[2]), abs=1e-4)
+
+
+def test_base64_is_of_little_endian_floats(url: str, causal: tuple[Path, Any]) -> None:
+    folder, model = causal
+    body = {"input": TEXTS[1], "encoding_format": "base64"}
+    data = httpx.post(f"{url}/v1/embeddings", json=body, trust_env=False).json()["data"][0]["embedding"]
+    raw = base64.b64decode(data)
+    tokens = list(Tokenizer.load(folder).encode(TEXTS[1], True))
+    assert list(struct.unpack(f"<{len(raw) // 4}f", raw)) == pytest.approx(embedded(model, tokens), abs=1e-4)
+
+
+def test_a_ranking_is_by_the_probability_of_yes(url: str, causal: tuple[Path, Any]) -> None:
+    folder, model = causal
+    tokenizer = Tokenizer.load(folder)
+    instruction = "Given a web search query, retrieve relevant passages that answer the query"
+    scores = []
+    for text in TEXTS:
+        prompt = (
+            "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
+            'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'
+            f"<Instruct>: {instruction}\n<Query>: the fox\n<Document>: {text}<|im_end|>\n<|im_start|>assistant\n"
+        )
+        found = []
+        for answer in ("yes", "no"):
+            tokens, ending = list(tokenizer.encode(prompt, False)), list(tokenizer.encode(answer, False))
+            with torch.no_grad():
+                logprobs = model(torch.tensor([[*tokens, *ending]])).logits[0].log_softmax(-1)
+            found.append(sum(float(logprobs[len(tokens) + at - 1, token]) for at, token in enumerate(ending)))
+        scores.append(torch.tensor(found).softmax(0)[0].item())
+    order = sorted(range(3), key=lambda index: -scores[index])
+    body = {"query": "the fox", "documents": [TEXTS[0], {"text": TEXTS[1]}, TEXTS[2]], "model": "tiny"}
+    results = httpx.post(f"{url}/v1/rerank", json=body, trust_env=False).json()["results"]
+    assert [each["index"] for each in results] == order
+    assert [each["relevance_score"] for each in results] == pytest.approx([scores[at] for at in order], abs=1e-4)
+    assert [each["document"]["text"] for each in results] == [TEXTS[at] for at in order]
+    few = {**body, "top_n": 1, "return_documents": False}
+    [best] = httpx.post(f"{url}/v1/rerank", json=few, trust_env=False).json()["results"]
+    assert best == {"index": order[0], "relevance_score": results[0]["relevance_score"]}
+
+
+def test_a_model_without_a_classification_head_says_so(url: str) -> None:
+    reply = httpx.post(f"{url}/v1/classify", json={"input": "a"}, trust_env=False)
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, "model")
+
+
+def test_classes_are_those_of_transformers(tmp_path: Path) -> None:
+    labels = {0: "spam", 1: "ham", 2: "other"}
+    model = write(LlamaForSequenceClassification, tmp_path, id2label=labels, num_labels=3)
+    assert len(json.loads((tmp_path / "config.json").read_text())["id2label"]) == 3
+    tokenizer = Tokenizer.load(tmp_path)
+    for url in served(tmp_path):
+        found = httpx.post(f"{url}/v1/classify", json={"input": TEXTS}, trust_env=False).json()
+        for text, each in zip(TEXTS, found["data"], strict=True):
+            with torch.no_grad():
+                wanted = model(torch.tensor([list(tokenizer.encode(text, True))])).logits[0].softmax(0)
+            assert each["probs"] == pytest.approx(wanted.tolist(), abs=1e-4)
+            assert (each["label"], each["num_classes"]) == (labels[int(wanted.argmax())], 3)
+        refused = httpx.post(f"{url}/v1/completions", json={"prompt": "a", "max_tokens": 1}, trust_env=False)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "model")
+        ranked = httpx.post(f"{url}/v1/rerank", json={"query": "a", "documents": ["b"]}, trust_env=False)
+        assert ranked.status_code == 400
