@@ -52,8 +52,8 @@ def create_app(served: ServerState | ModelRouter) -> FastAPI:
         servers=[{"url": state.options.root_path.rstrip("/")}] if state.options.root_path.rstrip("/") else None,
     )
     app.state.models = router
-    for router in ROUTERS:
-        app.include_router(router)
+    for routes in ROUTERS:
+        app.include_router(routes)
     for kind in HANDLED:
         app.add_exception_handler(kind, handle)
     app.add_exception_handler(ClientGone, _client_gone)
@@ -61,7 +61,7 @@ def create_app(served: ServerState | ModelRouter) -> FastAPI:
         app.build_middleware_stack(), app
     )  # without the middleware added below
     # The middleware added last is outermost.
-    app.add_middleware(DirectRoutes, routes=[route for router in DIRECT for route in router.routes])
+    app.add_middleware(DirectRoutes, routes=[route for routes in DIRECT for route in routes.routes])
     app.add_middleware(Guard, state=state)
     origins = state.options.allowed_origins
     if origins:
