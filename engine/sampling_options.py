@@ -73,6 +73,12 @@ class SamplingNumbers:
         recommended=True,
         gguf="min_p",
     )
+    top_n_sigma: float = _row(
+        0.0,
+        -1000,
+        1000,
+        "keeps, before all other filters, logits within so many standard deviations of the largest; 0 and below is off",
+    )
     presence_penalty: float = _row(0.0, -2, 2, "is subtracted from the logits of tokens that the answer has")
     frequency_penalty: float = _row(0.0, -2, 2, "is subtracted for each time that the answer has the token")
     repetition_penalty: float = _row(

@@ -12,24 +12,7 @@ from ..error_responses import HANDLED, handle
 from ..generate.model_router import ModelRouter
 from ..generate.server_state import ServerState
 from ..generate.streams import ClientGone
-from ..routes import (
-    adapters,
-    admin_models,
-    anthropic,
-    batches,
-    chat,
-    completions,
-    decisions,
-    files,
-    health,
-    models,
-    pooled,
-    replicas,
-    responses,
-    scores,
-    tokenize,
-    ui,
-)
+from ..routes.routers import DIRECT, ROUTERS
 from ..routes.unknown_fields import IGNORED_HEADER, LEFT_OUT_HEADER
 from .direct_routes import DirectRoutes
 from .guard import Guard, Identify
@@ -69,12 +52,8 @@ def create_app(served: ServerState | ModelRouter) -> FastAPI:
         servers=[{"url": state.options.root_path.rstrip("/")}] if state.options.root_path.rstrip("/") else None,
     )
     app.state.models = router
-    generation, operation = (
-        (chat, completions, decisions, scores, pooled, responses, anthropic, files, batches),
-        (tokenize, health, ui),
-    )
-    for module in (*generation, models, adapters, admin_models, replicas, *operation):
-        app.include_router(module.router)
+    for routes in ROUTERS:
+        app.include_router(routes)
     for kind in HANDLED:
         app.add_exception_handler(kind, handle)
     app.add_exception_handler(ClientGone, _client_gone)
@@ -82,7 +61,7 @@ def create_app(served: ServerState | ModelRouter) -> FastAPI:
         app.build_middleware_stack(), app
     )  # without the middleware added below
     # The middleware added last is outermost.
-    app.add_middleware(DirectRoutes, routes=[route for module in generation for route in module.router.routes])
+    app.add_middleware(DirectRoutes, routes=[route for routes in DIRECT for route in routes.routes])
     app.add_middleware(Guard, state=state)
     origins = state.options.allowed_origins
     if origins:

@@ -158,6 +158,7 @@ class SamplingParams:
     extra_args: Mapping[str, Any] | None = None
     output_text_buffer_length: int = 0
     logprob_start_len: int = 0
+    top_n_sigma: float = 0.0
 
     @classmethod
     def from_optional(cls, **values: Any) -> SamplingParams:

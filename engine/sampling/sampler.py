@@ -39,7 +39,8 @@ _ROW = np.dtype(
         ("seed", np.uint64),
         ("num_logprobs", np.int64),  # -1: none wanted, not even of the chosen token
         ("num_prompt_logprobs", np.int64),
-    ]
+    ],
+    align=True,  # torch takes no column whose stride is no multiple of its items
 )
 _MIN_TEMPERATURE = 1e-20  # for positive ones, which float32 might otherwise round to 0, that is, to greedy
 

@@ -1,4 +1,4 @@
-"""Top-k, top-p and min-p sampling: a random token of each row, the same to the last bit whatever the batch.
+"""Filters of sampling and the draw: a random token of each row, the same to the last bit whatever the batch.
 
 Sums of floats depend on their order, and the order inside torch depends on the shape of the whole batch. So only
 ``softmax`` adds floats across a row, which torch computes row by row (rows start at multiples of 64 columns, so that
@@ -7,12 +7,14 @@ exact in every order. A token less likely than 2^-40 has weight 0 and is never d
 
 Kept tokens, in order (``SamplingParams`` fixes it), with p the softmax after temperature:
 
-    top_k   the k largest logits, and every tie of the k-th
+    top_n_sigma   the logits that are at most n standard deviations of the finite logits below the largest; p is the
+            softmax of those (Tang et al., arXiv 2411.07641)
+    top_k   of those, the k largest logits, and every tie of the k-th
     top_p   of those, largest first (ties: lowest id first): the smallest set whose share of their mass reaches top_p,
             the token that crosses included
     min_p   of those, the tokens with p >= min_p * p(best token)
 
-The best token passes all three.
+The best token passes all four.
 
 Without top_k and top_p a token is drawn by a race: i wins that has the largest weight_i / e_i, where the e_i are
 exponential random numbers of the draw. It wins with probability weight_i / sum(weights), and mostly wins among other
@@ -38,6 +40,7 @@ from ...kernels.sampling_ops import draw_ranked, has_kernel
 BLOCK = 64
 PART = 32  # blocks
 _ONE = float(1 << 40)  # the weight of probability 1
+_SIGMA_BITS = 21
 _WIDTHS = (128, 2048)  # best tokens of a row that are sorted before all of them are
 _SLICE = {"cpu": 1 << 19, "gpu": 1 << 26}  # logits processed together
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -165,9 +168,29 @@ def draw_kept(logits: Tensor, best: Tensor, draws: DrawParams) -> Tensor:
 def _probabilities(logits: Tensor, best: Tensor, draws: DrawParams) -> Tensor:
     """Return softmax((logits - best) / temperature), float32 [n, V].
 
-    The maximum is subtracted first: a temperature near 0 gives exp(0) and exp(-inf), never inf - inf.
+    The maximum is subtracted first: a temperature near 0 gives exp(0) and exp(-inf), never inf - inf. What top_n_sigma
+    leaves out has probability 0.
     """
-    return torch.softmax((logits - best).div_(draws.temperature), dim=1)
+    below = logits - best
+    if draws.top_n_sigma is not None:
+        below.masked_fill_(logits < _least_within(logits, best, draws.top_n_sigma), -torch.inf)
+    return torch.softmax(below.div_(draws.temperature), dim=1)
+
+
+def _least_within(logits: Tensor, best: Tensor, top_n_sigma: Tensor) -> Tensor:
+    """Return the least logit that top_n_sigma keeps in each row: [n, 1] float32, -inf where it is off.
+
+    Distances from the best are added up as integers, in units of 2^-21 of a power of two that none exceeds: exact in
+    every order, as sums of weights are.
+    """
+    distance = torch.where(torch.isfinite(logits), best.double() - logits.double(), 0.0)
+    exponent = torch.frexp(distance.amax(1, keepdim=True)).exponent
+    units = (distance * torch.exp2((_SIGMA_BITS - exponent).double())).round_().to(torch.int64)
+    count = torch.isfinite(logits).sum(1, keepdim=True).double()
+    mean = units.sum(1, keepdim=True).double() / count
+    variance = (units * units).sum(1, keepdim=True).double() / count - mean * mean
+    sigma = variance.clamp_(min=0).sqrt_() * torch.exp2((exponent - _SIGMA_BITS).double())
+    return torch.where(top_n_sigma > 0, (best.double() - top_n_sigma.double() * sigma).float(), -torch.inf)
 
 
 def _widths(logits: Tensor) -> list[int]:

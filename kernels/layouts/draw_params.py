@@ -15,6 +15,7 @@ COLUMNS: Final = {
     "top_k": torch.int64,
     "top_p": torch.float64,
     "min_p": torch.float32,
+    "top_n_sigma": torch.float32,
 }
 """Columns of ``DrawParams`` that are options of a request, and their types."""
 
@@ -29,6 +30,7 @@ class DrawParams(NamedTuple):
         min_p: float32, 0 is off.
         u: float64 in [0, 1), the random number of a draw by rank.
         noise: [n, 96 + V / 2048 rounded up] float64 above 0, the random numbers of a race; None if there is none.
+        top_n_sigma: float32, 0 or less is off; None if it is off in all rows.
     """
 
     temperature: Tensor
@@ -37,6 +39,7 @@ class DrawParams(NamedTuple):
     min_p: Tensor
     u: Tensor
     noise: Tensor | None = None
+    top_n_sigma: Tensor | None = None
 
     @classmethod
     def of(
@@ -52,7 +55,9 @@ class DrawParams(NamedTuple):
             values: [n] of each of ``COLUMNS``.
             column: makes [n, 1] on the device of the logits.
         """
-        columns = {name: column(values[name]) for name in COLUMNS}
+        # The host knows here what a kernel would have to wait for: that no row has the option.
+        off = {"top_n_sigma"} if not (values["top_n_sigma"] > 0).any() else set()
+        columns = {name: column(values[name]) for name in COLUMNS if name not in off}
         return cls(**columns, u=column(u), noise=noise)
 
     def rows(self, index: Tensor | slice) -> DrawParams:

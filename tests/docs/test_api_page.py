@@ -21,22 +21,7 @@ from rootgraft.api.protocol.foreign_fields import ForeignField, foreign_table
 from rootgraft.api.protocol.responses import CountInputTokensRequest, ResponseRequest
 from rootgraft.api.protocol.tokenize import DetokenizeRequest, TokenizeRequest
 from rootgraft.api.protocol.tools import Tool
-from rootgraft.api.routes import (
-    adapters,
-    admin_models,
-    anthropic,
-    batches,
-    chat,
-    completions,
-    decisions,
-    files,
-    health,
-    models,
-    replicas,
-    responses,
-    tokenize,
-    ui,
-)
+from rootgraft.api.routes.routers import ROUTERS
 
 TEXT = (Path(__file__).parents[2] / "docs" / "api.md").read_text()
 MODELS: dict[str, type[StrictModel]] = {
@@ -122,6 +107,4 @@ def test_every_route_is_told_of() -> None:
 
 
 def _routes() -> list[APIRoute]:
-    generation = (anthropic, batches, chat, completions, decisions, files, responses, tokenize)
-    modules = (*generation, adapters, admin_models, health, models, replicas, ui)
-    return [route for module in modules for route in module.router.routes if isinstance(route, APIRoute)]
+    return [route for router in ROUTERS for route in router.routes if isinstance(route, APIRoute)]

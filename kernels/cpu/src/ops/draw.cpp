@@ -1,5 +1,5 @@
-// A random token of each line of logits, with probabilities softmax(logits / temperature), of those that top-k, top-p and
-// min-p keep; or the likeliest. A thread finds a line's largest logit and draws from it while it has the line in its cache.
+// A random token of each line of logits, with probabilities softmax(logits / temperature), of those that top-n-sigma, top-k,
+// top-p and min-p keep; or the likeliest. A thread finds a line's largest logit and draws from it while it has the line in its cache.
 //
 // Weights e^((logit - best) / T) are added up in a fixed order. Without top-k and top-p races decide, as
 // engine/sampling/top_k_top_p.py defines them; weights are computed again for the winners, and never written. Else the
@@ -34,6 +34,7 @@ struct Draw {
   const float* min_p;        // [lines], 0: off
   const double* u;           // [lines] in [0, 1)
   const double* noise;       // [lines][num_noise], or null if no line is drawn by a race
+  const float* top_n_sigma;  // [lines], 0 or less: off; or null if it is off in all lines
   int64_t* tokens;           // [lines], -1 where the largest logit is not finite
   int64_t lines, columns, num_noise, threads;
 };
@@ -47,13 +48,18 @@ struct Line {
   const float* logits;
   int64_t columns;
   Floats best, scale, least;
+  Floats floor;       // logits below it are left out
   const float* next;  // logits of the line that this thread probably draws from next, or null
 
-  // Of 16 tokens from a column on; -infinity behind the last.
+  // Of 16 tokens from a column on; -infinity behind the last, and where they are left out.
   INLINE Floats load_logits(int64_t column) const {
     const int64_t left = columns - column;
-    if (left >= kWidth) return load(logits + column);
-    return keep_lanes(load_some<Fp32>(logits + column, left), 0, (int)left, kLeast);
+    if (left >= kWidth) return kept(load(logits + column));
+    return kept(keep_lanes(load_some<Fp32>(logits + column, left), 0, (int)left, kLeast));
+  }
+
+  INLINE Floats kept(const Floats& some) const {
+    return map([&](int i) { return some.part[i] >= floor.part[i] ? some.part[i] : FloatPart{} + kLeast; });
   }
 
   INLINE Floats weights(int64_t column) const {
@@ -267,6 +273,39 @@ int64_t race(const Line& line, const double* noise) {
   return tokens.winner;
 }
 
+// The least logit that is at most n standard deviations of the line's finite logits below the best. Their distances from the
+// best are whole units of 2^-21 of a power of two that none exceeds: sums are exact, as `_least_within` of
+// engine/sampling/top_k_top_p.py has them.
+float least_within(const float* logits, int64_t columns, float best, float n) {
+  constexpr int kBits = 21, kLanes = 8;
+  constexpr int64_t kExact = 1 << 10;  // squares of so many units have an exact sum as doubles
+  float lowest = best;
+  for (int64_t column = 0; column < columns; column++) {
+    if (logits[column] != kLeast && logits[column] < lowest) lowest = logits[column];
+  }
+  int exponent;
+  std::frexp((double)best - lowest, &exponent);
+  const double scale = std::ldexp(1.0, kBits - exponent);
+  int64_t count = 0, sum = 0, squares = 0;
+  for (int64_t first = 0; first < columns; first += kExact) {
+    double counts[kLanes] = {}, sums[kLanes] = {}, products[kLanes] = {};
+    const int64_t end = std::min(first + kExact, columns);
+    for (int64_t column = first; column < end; column += kLanes) {
+      for (int lane = 0; lane < std::min<int64_t>(kLanes, end - column); lane++) {
+        const float logit = logits[column + lane];
+        const double units = logit == kLeast ? 0.0 : std::nearbyint(((double)best - logit) * scale);
+        counts[lane] += logit != kLeast, sums[lane] += units, products[lane] += units * units;
+      }
+    }
+    for (int lane = 0; lane < kLanes; lane++) {
+      count += (int64_t)counts[lane], sum += (int64_t)sums[lane], squares += (int64_t)products[lane];
+    }
+  }
+  const double mean = (double)sum / (double)count;
+  const double variance = (double)squares / (double)count - mean * mean;
+  return (float)(best - n * (std::sqrt(std::max(0.0, variance)) * std::ldexp(1.0, exponent - kBits)));
+}
+
 int64_t draw(const Draw& op, int64_t i, int threads) {
   const float* logits = op.logits + i * op.columns;
   if (op.temperature[i] == 0) {
@@ -278,9 +317,11 @@ int64_t draw(const Draw& op, int64_t i, int threads) {
   const float best = largest_logit(logits, op.columns);
   if (!std::isfinite(best)) return -1;
   const bool ranked = op.top_k[i] > 0 || op.top_p[i] < 1;  // then min-p comes after the share of all
+  const float n = op.top_n_sigma ? op.top_n_sigma[i] : 0.0f;
+  const float floor = n > 0 ? least_within(logits, op.columns, best, n) : kLeast;
   const float* next = i + threads < op.lines ? logits + threads * op.columns : nullptr;
   const Line line = {logits, op.columns, broadcast(best), broadcast(kLog2E / op.temperature[i]),
-                     broadcast(ranked ? 0.0f : op.min_p[i]), next};
+                     broadcast(ranked ? 0.0f : op.min_p[i]), broadcast(floor), next};
   return ranked ? draw_kept(line, op.top_k[i], op.top_p[i], op.min_p[i], op.u[i]) : race(line, op.noise + i * op.num_noise);
 }
 
