@@ -14,14 +14,14 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from .layouts.grouped_weights import (
+from .layouts.grouped_forms import (
     LEAST_CHUNK,
     MOST_CHUNK,
     SUPER_BLOCK,
     GroupedLinear,
     GroupedPart,
     GroupForm,
-    Numbers,
+    NumberForm,
     Offsets,
     Scales,
     StoredNumbers,
@@ -31,7 +31,7 @@ __all__ = [
     "GroupForm",
     "GroupedLinear",
     "GroupedPart",
-    "Numbers",
+    "NumberForm",
     "Offsets",
     "Scales",
     "StoredNumbers",
@@ -63,7 +63,7 @@ def group_form(stored: StoredNumbers) -> GroupForm | None:
     return GroupForm(stored.numbers, scales, stored.offset_kind, 0 if whole else group, chunk)
 
 
-def _chunk(width: int, group: int, numbers: Numbers) -> int | None:
+def _chunk(width: int, group: int, numbers: NumberForm) -> int | None:
     """Return the inputs that are multiplied at once: of one group, or of two of 16 for numbers of fewer than 8 bits."""
     if numbers.bits < 8 and group == _SMALL_GROUP:
         return LEAST_CHUNK if width % LEAST_CHUNK == 0 else None
@@ -172,7 +172,7 @@ def _pack_numbers(
     first = 0
     for piece in stored.pieces:
         end = first + len(piece)
-        if numbers is Numbers.E4M3 and bool(((piece & _NOT_A_NUMBER) == _NOT_A_NUMBER).any()):
+        if numbers is NumberForm.E4M3 and bool(((piece & _NOT_A_NUMBER) == _NOT_A_NUMBER).any()):
             return None
         codes = (piece if permutation is None else piece[:, permutation]).view(len(piece), chunks, form.chunk)
         codes = codes.transpose(0, 1)
@@ -318,20 +318,20 @@ def _scales(part: GroupedPart, spread: object) -> Tensor:
 def _values(part: GroupedPart) -> Tensor:
     """Return the numbers [N, K] in fp32, zero points not yet subtracted."""
     numbers, weight = part.form.numbers, part.weight
-    if numbers is Numbers.INT8:
+    if numbers is NumberForm.INT8:
         signed = part.form.offsets is Offsets.MIDDLE
         return _by_rows(weight.view(torch.int8) if signed else weight).float()
-    if numbers is Numbers.E4M3:
+    if numbers is NumberForm.E4M3:
         return _by_rows(weight.view(torch.float8_e4m3fn).float())
     codes = torch.cat((weight & 15, weight >> 4), dim=-1)
     if part.high is not None:
         codes = codes | (_read_planes(part.high, numbers.high_bits) << 4)
     values = _by_rows(codes)
-    if numbers is Numbers.E2M1:
+    if numbers is NumberForm.E2M1:
         magnitude = values & 7
         normal = torch.ldexp(((magnitude & 1) + 2).float(), (magnitude.int() >> 1) - 2)
         return torch.where(magnitude < 2, magnitude * 0.5, normal) * (1.0 - (values >> 3) * 2.0)
-    if numbers is Numbers.TABLE:
+    if numbers is NumberForm.TABLE:
         assert part.table is not None
         found: Tensor = part.table[values.int()]
         return found

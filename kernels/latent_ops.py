@@ -20,7 +20,7 @@ from . import latent_reference
 from .backend import native_for, on_triton, packing_kernels
 from .layouts.attention_arguments import LatentParams
 from .layouts.expert_arguments import ExpertWeights
-from .layouts.grouped_weights import GroupedLinear
+from .layouts.grouped_forms import GroupedLinear
 
 __all__ = ["LatentParams", "head_linear", "latent_queries", "rope_store_latent"]
 

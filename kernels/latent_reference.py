@@ -8,7 +8,7 @@ from torch import Tensor
 from . import reference
 from .layouts.attention_arguments import LatentParams
 from .layouts.expert_arguments import ExpertWeights
-from .layouts.grouped_weights import GroupedLinear
+from .layouts.grouped_forms import GroupedLinear
 
 
 def rope_store_latent(

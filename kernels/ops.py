@@ -38,7 +38,7 @@ from .backend import (
     use_native,
 )
 from .layouts.attention_arguments import AttentionParams, HeadNorm, PagedBatch, RopeParams, SharedPrefixes
-from .layouts.grouped_weights import GroupedLinear
+from .layouts.grouped_forms import GroupedLinear
 from .layouts.packed_weights import Format, Largest, Linear, PackedLinear, QuantisedLinear
 from .triton import shared_prefixes
 from .triton.shared_prefixes import Ints, StaticSharedPrefixes

@@ -89,7 +89,7 @@ class ClassifyRequest(InputFields):
     """vLLM's fields."""
 
 
-class Document(StrictModel):
+class RerankDocument(StrictModel):
     """A document with nothing but a text."""
 
     text: Annotated[str, Field(min_length=1)]
@@ -98,7 +98,7 @@ class Document(StrictModel):
 Documents = Annotated[
     list[
         Annotated[
-            Annotated[str, Tag("<string>"), Field(min_length=1)] | Annotated[Document, Tag("<object>")],
+            Annotated[str, Tag("<string>"), Field(min_length=1)] | Annotated[RerankDocument, Tag("<object>")],
             Discriminator(
                 lambda value: "<string>" if isinstance(value, str) else "<object>" if isinstance(value, dict) else None,
                 custom_error_type="rejected",

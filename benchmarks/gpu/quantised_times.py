@@ -18,7 +18,7 @@ from benchmarks.gpu.measure import Ceilings, Line, Machine, launches, seconds
 from rootgraft.kernels import ops
 from rootgraft.kernels.grouped_weights import (
     GroupedLinear,
-    Numbers,
+    NumberForm,
     Offsets,
     Scales,
     StoredNumbers,
@@ -52,10 +52,10 @@ def stored(form: str, rows: int, width: int) -> StoredNumbers:
     kind, _, rest = form.partition(" ")
     shape = rows, width
     numbers = {
-        "int8": Numbers.INT8, "fp8": Numbers.E4M3, "mxfp4": Numbers.E2M1, "q6_k": Numbers.INT6
-    }.get(kind, Numbers.INT4)  # fmt: skip
+        "int8": NumberForm.INT8, "fp8": NumberForm.E4M3, "mxfp4": NumberForm.E2M1, "q6_k": NumberForm.INT6
+    }.get(kind, NumberForm.INT4)  # fmt: skip
     codes = torch.randint(0, 1 << numbers.bits, shape, dtype=torch.uint8)
-    if numbers is Numbers.E4M3:
+    if numbers is NumberForm.E4M3:
         codes &= 0xBF  # no NaN
     if kind == "mxfp4":
         return StoredNumbers(shape, numbers, [codes], torch.randint(116, 122, (rows, width // 32)).byte(), Scales.E8M0)
@@ -69,10 +69,10 @@ def stored(form: str, rows: int, width: int) -> StoredNumbers:
     return StoredNumbers(shape, numbers, [codes], scales, offsets=zeros, offset_kind=Offsets.ZERO_POINTS)
 
 
-def _super_blocks(shape: tuple[int, int], numbers: Numbers, codes: Tensor) -> StoredNumbers:
+def _super_blocks(shape: tuple[int, int], numbers: NumberForm, codes: Tensor) -> StoredNumbers:
     rows, width = shape
     coarse = torch.rand(rows, width // 256).half() * 1e-3
-    if numbers is Numbers.INT6:
+    if numbers is NumberForm.INT6:
         scales = torch.randint(-32, 32, (rows, width // 16), dtype=torch.int8)
         return StoredNumbers(shape, numbers, [codes], scales, Scales.PRODUCTS, super_scales=coarse)
     scales, minima = (torch.randint(0, 64, (rows, width // 32), dtype=torch.uint8) for _ in range(2))

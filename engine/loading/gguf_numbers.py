@@ -1,4 +1,4 @@
-"""GGUF's blocks as numbers and scales of groups, for kernels of a GPU (``kernels.layouts.grouped_weights``)."""
+"""GGUF's blocks as numbers and scales of groups, for kernels of a GPU (``kernels.layouts.grouped_forms``)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from ...kernels.grouped_weights import Numbers, Offsets, Scales, StoredNumbers
+from ...kernels.grouped_weights import NumberForm, Offsets, Scales, StoredNumbers
 from ..checkpoint.gguf import TENSOR_TYPES
 
 _PIECE: Final = 1 << 23  # values that are unpacked at once
@@ -67,29 +67,29 @@ def _with_fifth(at: int) -> Callable[[Tensor], Tensor]:
 
 
 def _q4_0(blocks: _Blocks) -> StoredNumbers:
-    return StoredNumbers(blocks.shape, Numbers.INT4, blocks.pieces(_nibbles(2)), blocks.halves(0))
+    return StoredNumbers(blocks.shape, NumberForm.INT4, blocks.pieces(_nibbles(2)), blocks.halves(0))
 
 
 def _q4_1(blocks: _Blocks) -> StoredNumbers:
     pieces, minima = blocks.pieces(_nibbles(4)), blocks.halves(2)
     return StoredNumbers(
-        blocks.shape, Numbers.INT4, pieces, blocks.halves(0), offsets=minima, offset_kind=Offsets.MINIMA
+        blocks.shape, NumberForm.INT4, pieces, blocks.halves(0), offsets=minima, offset_kind=Offsets.MINIMA
     )
 
 
 def _q5_0(blocks: _Blocks) -> StoredNumbers:
-    return StoredNumbers(blocks.shape, Numbers.INT5, blocks.pieces(_with_fifth(2)), blocks.halves(0))
+    return StoredNumbers(blocks.shape, NumberForm.INT5, blocks.pieces(_with_fifth(2)), blocks.halves(0))
 
 
 def _q5_1(blocks: _Blocks) -> StoredNumbers:
     pieces, minima = blocks.pieces(_with_fifth(4)), blocks.halves(2)
     return StoredNumbers(
-        blocks.shape, Numbers.INT5, pieces, blocks.halves(0), offsets=minima, offset_kind=Offsets.MINIMA
+        blocks.shape, NumberForm.INT5, pieces, blocks.halves(0), offsets=minima, offset_kind=Offsets.MINIMA
     )
 
 
 def _q8_0(blocks: _Blocks) -> StoredNumbers:
-    return StoredNumbers(blocks.shape, Numbers.INT8, blocks.pieces(lambda raw: raw[..., 2:]), blocks.halves(0))
+    return StoredNumbers(blocks.shape, NumberForm.INT8, blocks.pieces(lambda raw: raw[..., 2:]), blocks.halves(0))
 
 
 def _sub_scales(blocks: _Blocks) -> tuple[Tensor, Tensor]:
@@ -106,7 +106,7 @@ def _paired_nibbles(raw: Tensor) -> Tensor:
     return torch.cat((quarters & 15, quarters >> 4), dim=-2).flatten(-3, -2)
 
 
-def _super(blocks: _Blocks, numbers: Numbers, unpack: Callable[[Tensor], Tensor]) -> StoredNumbers:
+def _super(blocks: _Blocks, numbers: NumberForm, unpack: Callable[[Tensor], Tensor]) -> StoredNumbers:
     scales, minima = _sub_scales(blocks)
     return StoredNumbers(
         shape=blocks.shape,
@@ -122,7 +122,7 @@ def _super(blocks: _Blocks, numbers: Numbers, unpack: Callable[[Tensor], Tensor]
 
 
 def _q4_k(blocks: _Blocks) -> StoredNumbers:
-    return _super(blocks, Numbers.INT4, lambda raw: _paired_nibbles(raw[..., 16:]).flatten(2))
+    return _super(blocks, NumberForm.INT4, lambda raw: _paired_nibbles(raw[..., 16:]).flatten(2))
 
 
 def _q5_k(blocks: _Blocks) -> StoredNumbers:
@@ -131,7 +131,7 @@ def _q5_k(blocks: _Blocks) -> StoredNumbers:
         fifth = (raw[..., None, 16:48] >> shifts & 1) << 4
         return (_paired_nibbles(raw[..., 48:]) | fifth).flatten(2)
 
-    return _super(blocks, Numbers.INT5, unpack)
+    return _super(blocks, NumberForm.INT5, unpack)
 
 
 def _q6_k(blocks: _Blocks) -> StoredNumbers:
@@ -147,7 +147,7 @@ def _q6_k(blocks: _Blocks) -> StoredNumbers:
 
     scales = blocks.bytes(192, 208).contiguous().view(torch.int8).flatten(1)
     return StoredNumbers(
-        blocks.shape, Numbers.INT6, blocks.pieces(unpack), scales, Scales.PRODUCTS, super_scales=blocks.halves(208)
+        blocks.shape, NumberForm.INT6, blocks.pieces(unpack), scales, Scales.PRODUCTS, super_scales=blocks.halves(208)
     )
 
 
@@ -155,7 +155,7 @@ def _mxfp4(blocks: _Blocks) -> StoredNumbers | None:
     exponents = blocks.bytes(0, 1).flatten(1)
     if bool((exponents == _NO_NUMBER).any()):
         return None
-    return StoredNumbers(blocks.shape, Numbers.E2M1, blocks.pieces(_nibbles(1)), exponents, Scales.E8M0)
+    return StoredNumbers(blocks.shape, NumberForm.E2M1, blocks.pieces(_nibbles(1)), exponents, Scales.E8M0)
 
 
 _READERS: Final[dict[str, Callable[[_Blocks], StoredNumbers | None]]] = {

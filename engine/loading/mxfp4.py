@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ...kernels.grouped_weights import Numbers, Scales, StoredNumbers
+from ...kernels.grouped_weights import NumberForm, Scales, StoredNumbers
 
 BLOCK = 32  # values
 BLOCKS, SCALES = "_blocks", "_scales"
@@ -47,7 +47,7 @@ def stored_meaning(exponents: Tensor) -> StoredNumbers | None:
     """
     if bool((exponents == _LARGEST).any()):
         return None
-    return StoredNumbers((0, 0), Numbers.E2M1, (), exponents, Scales.E8M0)
+    return StoredNumbers((0, 0), NumberForm.E2M1, (), exponents, Scales.E8M0)
 
 
 def stored_numbers(blocks: Tensor, scales: Tensor) -> StoredNumbers | None:

@@ -12,7 +12,7 @@ the module's name. With q the stored integer, z a zero point, s a scale, and g t
     bnb_4bit       w = table[q] s[block], blocks of the flat matrix; scales may be quantised once more
     bnb_int8       w[n, k] = q[n, k] s[n] / 127
 
-Numbers are exact in fp32 but for the last rounding of a product. Rows are decoded some at a time: in fp32 a matrix
+NumberForm are exact in fp32 but for the last rounding of a product. Rows are decoded some at a time: in fp32 a matrix
 takes up to sixteen times what it takes in the file.
 """
 
@@ -27,7 +27,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from ...kernels.grouped_weights import Numbers, Offsets, Scales, StoredNumbers
+from ...kernels.grouped_weights import NumberForm, Offsets, Scales, StoredNumbers
 from ...kernels.quantised_weights import BlockType
 from ..checkpoint.quantization_config import Layout, Quantization, Scheme
 from ..errors import ModelError, shortened
@@ -185,7 +185,7 @@ class QuantisedTensor:
         if not self.is_bytes or (stored := self.numbers()) is None:
             return None
         is_plain = stored.offsets is None and stored.group_of is None and stored.scales is not None
-        return stored if is_plain and stored.numbers in (Numbers.INT8, Numbers.E4M3) else None
+        return stored if is_plain and stored.numbers in (NumberForm.INT8, NumberForm.E4M3) else None
 
     def blocks(self) -> tuple[BlockType, Iterator[Tensor]] | None:
         """Return the type of blocks that have the same numbers, and rows of them [n, bytes]; None where none have."""
@@ -269,7 +269,7 @@ class Integers:
 
         return StoredNumbers(
             shape=shape,
-            numbers=Numbers.INT8 if is_byte else Numbers.INT4,
+            numbers=NumberForm.INT8 if is_byte else NumberForm.INT4,
             pieces=(codes(first, end) for first, end in ranges),
             scales=self.scales,
             offsets=None if is_middle else zeros.to(torch.uint8),
@@ -647,7 +647,7 @@ def _open_float8(parts: _Checked) -> Opened:
     return Floats(
         codes=lambda first, end: numbers[first:end].view(torch.uint8),
         decode=lambda first, end: numbers[first:end].float() * _in_groups(of_rows[first:end], width, None),
-        meaning=StoredNumbers(_NOWHERE, Numbers.E4M3, (), of_rows),
+        meaning=StoredNumbers(_NOWHERE, NumberForm.E4M3, (), of_rows),
     )
 
 
@@ -669,7 +669,7 @@ def _in_blocks(numbers: Tensor, scales: Tensor) -> Opened:
     return Floats(
         codes=lambda first, end: numbers[first:end].view(torch.uint8),
         decode=decode,
-        meaning=StoredNumbers(_NOWHERE, Numbers.E4M3, (), of_rows, group=_FLOAT8_BLOCK),
+        meaning=StoredNumbers(_NOWHERE, NumberForm.E4M3, (), of_rows, group=_FLOAT8_BLOCK),
     )
 
 
@@ -711,17 +711,17 @@ def _open_nvfp4(parts: _Checked) -> Opened:
         return _e2m1(numbers[first:end]) * _in_groups(wide[first:end], width, None)
 
     small = parts.tensor("weight_scale").view(torch.uint8)
-    meaning = StoredNumbers(_NOWHERE, Numbers.E2M1, (), small, Scales.E4M3, factors=factor.expand(len(numbers)))
+    meaning = StoredNumbers(_NOWHERE, NumberForm.E2M1, (), small, Scales.E4M3, factors=factor.expand(len(numbers)))
     return Floats(lambda first, end: _halves(numbers[first:end]), decode, meaning)
 
 
 def _halves(packed: Tensor) -> Tensor:
-    """Numbers of four bits in bytes, the first in the low half: [n, K / 2] uint8 -> [n, K]."""
+    """NumberForm of four bits in bytes, the first in the low half: [n, K / 2] uint8 -> [n, K]."""
     return torch.stack((packed & 15, packed >> 4), dim=-1).flatten(1)
 
 
 def _e2m1(packed: Tensor) -> Tensor:
-    """Numbers of four bits in bytes, the first in the low half: [n, K / 2] uint8 -> [n, K] fp32."""
+    """NumberForm of four bits in bytes, the first in the low half: [n, K / 2] uint8 -> [n, K] fp32."""
     return mxfp4.scaled_values(_halves(packed), torch.full((1, 1), mxfp4.BIAS))
 
 
@@ -824,7 +824,7 @@ def _open_bnb_4bit(parts: _Checked) -> Opened:
 
     meaning = None
     if width % state.block == 0:  # else a block spans two rows
-        meaning = StoredNumbers(_NOWHERE, Numbers.TABLE, (), scales.view(-1, width // state.block), table=table)
+        meaning = StoredNumbers(_NOWHERE, NumberForm.TABLE, (), scales.view(-1, width // state.block), table=table)
     return Floats(codes, decode, meaning)
 
 
@@ -850,7 +850,7 @@ def _open_bnb_int8(parts: _Checked) -> Opened:
     return Floats(
         codes=lambda first, end: numbers[first:end].view(torch.uint8),
         decode=lambda first, end: numbers[first:end].float() * scales[first:end, None],
-        meaning=StoredNumbers(_NOWHERE, Numbers.INT8, (), scales[:, None]),
+        meaning=StoredNumbers(_NOWHERE, NumberForm.INT8, (), scales[:, None]),
     )
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ...kernels import ops, quantised_weights
-from ...kernels.grouped_weights import GroupedLinear, Numbers, by_module, dequantise, group_form, pack_grouped
+from ...kernels.grouped_weights import GroupedLinear, NumberForm, by_module, dequantise, group_form, pack_grouped
 from ...kernels.ops import Linear, PackedLinear, QuantisedLinear, pack_linear
 from ...kernels.quantised_weights import BlockType, Format
 from ..checkpoint.gguf import GgufFile
@@ -281,7 +281,7 @@ class WeightReader:
         if any(each.shape[0] % quantised_weights.PANEL_ROWS for each in kept[:-1]):
             pieces = [torch.cat(list(pieces))]
         shape = sum(each.shape[0] for each in kept), kept[0].shape[1]
-        is_float = kinds == {Numbers.E4M3}
+        is_float = kinds == {NumberForm.E4M3}
         return quantised_weights.pack_bytes(pieces, shape, torch.cat(scales), bias, is_float=is_float)
 
     def grouped(self, *names: str, bias: Tensor | None = None) -> GroupedLinear | None:

@@ -110,7 +110,7 @@ def _text(place: str, value: Any) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class PlannedQuestion:
+class TokenisedQuestion:
     """A question in tokens: its prompt, the tree of its labels' endings, and how many of them each label has."""
 
     prompt: Input
@@ -123,7 +123,7 @@ def plan_questions(
     questions: Sequence[TypedQuestion],
     adapter: PromptAdapter,
     template_kwargs: Mapping[str, Any],
-) -> list[PlannedQuestion]:
+) -> list[TokenisedQuestion]:
     """Return questions about a conversation in tokens.
 
     Raises:
@@ -142,7 +142,7 @@ def plan_questions(
         if len(tokens.prompt) + longest > limits.max_model_len:
             raise ContextTooLong(len(tokens.prompt), longest, limits.max_model_len)
         tree = EndingTree(tokens.prompt, tokens.endings)
-        planned.append(PlannedQuestion(Input(tokens.prompt, None, "", adapter), tree, tokens.num_ends))
+        planned.append(TokenisedQuestion(Input(tokens.prompt, None, "", adapter), tree, tokens.num_ends))
     return planned
 
 

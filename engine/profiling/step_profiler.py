@@ -21,7 +21,7 @@ import torch
 
 from ...kernels import machine_limits, ops
 from ...kernels.layouts import int8_kv_layout
-from ...kernels.layouts.grouped_weights import GroupedLinear, GroupForm
+from ...kernels.layouts.grouped_forms import GroupedLinear, GroupForm
 from ...kernels.layouts.packed_weights import Format, Linear, QuantisedLinear
 from ..config import EngineConfig
 from ..core.engine_core import EngineCore

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..layouts.expert_arguments import ClampedSwiglu, ExpertActivation, ExpertWeights, RouterParams, Routing
-from ..layouts.grouped_weights import GroupedLinear
+from ..layouts.grouped_forms import GroupedLinear
 from ..layouts.packed_weights import QuantisedLinear
 from .native_library import Fields, NativeLibrary
 

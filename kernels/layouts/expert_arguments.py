@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from .grouped_weights import GroupedLinear, GroupedPart
+from .grouped_forms import GroupedLinear, GroupedPart
 from .packed_weights import Linear, PackedLinear, QuantisedLinear
 
 Scores = Literal["softmax", "sigmoid"]

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from .grouped_weights import GroupedLinear
+from .grouped_forms import GroupedLinear
 
 
 class PanelKernels(Protocol):

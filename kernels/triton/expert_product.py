@@ -19,7 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..layouts.expert_arguments import ExpertWeights
-from ..layouts.grouped_weights import GroupedLinear, GroupedPart, GroupForm, Numbers, Offsets, Scales
+from ..layouts.grouped_forms import GroupedLinear, GroupedPart, GroupForm, NumberForm, Offsets, Scales
 from ..layouts.packed_weights import PackedLinear
 from .grouped_product import form_constants, grouped_sums, meta_part
 from .launch import NARROW_TYPES, Launch, cdiv, is_narrow, is_placed, meta
@@ -271,9 +271,9 @@ def _grouped_launch(
 
 
 _GROUPED_FORMS = {
-    "int4-128-zeros": GroupForm(Numbers.INT4, Scales.FLOATS, Offsets.ZERO_POINTS, 128, 128),
-    "fp8-128": GroupForm(Numbers.E4M3, Scales.FLOATS, Offsets.MIDDLE, 128, 128),
-    "mxfp4": GroupForm(Numbers.E2M1, Scales.E8M0, Offsets.MIDDLE, 32, 32),
+    "int4-128-zeros": GroupForm(NumberForm.INT4, Scales.FLOATS, Offsets.ZERO_POINTS, 128, 128),
+    "fp8-128": GroupForm(NumberForm.E4M3, Scales.FLOATS, Offsets.MIDDLE, 128, 128),
+    "mxfp4": GroupForm(NumberForm.E2M1, Scales.E8M0, Offsets.MIDDLE, 32, 32),
 }
 
 

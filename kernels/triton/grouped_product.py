@@ -1,4 +1,4 @@
-"""Triton product with weights of 4 to 8 bits, which are read as they are stored (``layouts.grouped_weights``).
+"""Triton product with weights of 4 to 8 bits, which are read as they are stored (``layouts.grouped_forms``).
 
 A program owns a tile of rows of x and columns of the result. For each chunk of inputs it loads the numbers of its
 columns, makes exact bfloat16 or half precision values of their bits in registers, multiplies, and scales the sums. So a
@@ -16,14 +16,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..layouts.grouped_weights import SUPER_BLOCK, GroupedLinear, GroupedPart, GroupForm, Numbers, Offsets, Scales
+from ..layouts.grouped_forms import SUPER_BLOCK, GroupedLinear, GroupedPart, GroupForm, NumberForm, Offsets, Scales
 from .launch import Launch, cdiv, is_narrow, is_placed, meta
 
-_INT4 = tl.constexpr(Numbers.INT4.value)
-_INT8 = tl.constexpr(Numbers.INT8.value)
-_E4M3 = tl.constexpr(Numbers.E4M3.value)
-_E2M1 = tl.constexpr(Numbers.E2M1.value)
-_TABLE = tl.constexpr(Numbers.TABLE.value)
+_INT4 = tl.constexpr(NumberForm.INT4.value)
+_INT8 = tl.constexpr(NumberForm.INT8.value)
+_E4M3 = tl.constexpr(NumberForm.E4M3.value)
+_E2M1 = tl.constexpr(NumberForm.E2M1.value)
+_TABLE = tl.constexpr(NumberForm.TABLE.value)
 _NO_SCALES = tl.constexpr(Scales.NONE.value)
 _E8M0_SCALES = tl.constexpr(Scales.E8M0.value)
 _E4M3_SCALES = tl.constexpr(Scales.E4M3.value)
@@ -243,7 +243,7 @@ def _plain_linear(x: Tensor, weight: Tensor, bias: Tensor | None, out_dtype: tor
 def form_constants(form: GroupForm) -> dict[str, int | float]:
     """Return the constants by which a kernel is compiled for a form."""
     numbers, scales = form.numbers, form.scales
-    factor = {Numbers.E4M3: _E4M3_FACTOR, Numbers.E2M1: _E2M1_FACTOR}.get(numbers, 1.0)
+    factor = {NumberForm.E4M3: _E4M3_FACTOR, NumberForm.E2M1: _E2M1_FACTOR}.get(numbers, 1.0)
     return {
         "NUMBERS": numbers.value,
         "SCALES": scales.value,
@@ -274,16 +274,16 @@ def _launch(x: Tensor, part: GroupedPart, bias: Tensor | None, out: Tensor) -> L
 
 
 _FORMS = {
-    "int4-128": GroupForm(Numbers.INT4, Scales.FLOATS, Offsets.MIDDLE, 128, 128),
-    "int4-128-zeros": GroupForm(Numbers.INT4, Scales.FLOATS, Offsets.ZERO_POINTS, 128, 128),
-    "int4-32-minima": GroupForm(Numbers.INT4, Scales.FLOATS, Offsets.MINIMA, 32, 32),
-    "int8-rows": GroupForm(Numbers.INT8, Scales.NONE, Offsets.MIDDLE, 0, 128),
-    "fp8-128": GroupForm(Numbers.E4M3, Scales.FLOATS, Offsets.MIDDLE, 128, 128),
-    "mxfp4": GroupForm(Numbers.E2M1, Scales.E8M0, Offsets.MIDDLE, 32, 32),
-    "nvfp4": GroupForm(Numbers.E2M1, Scales.E4M3, Offsets.MIDDLE, 16, 32),
-    "table-64": GroupForm(Numbers.TABLE, Scales.FLOATS, Offsets.MIDDLE, 64, 64),
-    "q5_k": GroupForm(Numbers.INT5, Scales.PRODUCTS, Offsets.PRODUCTS, 32, 32),
-    "q6_k": GroupForm(Numbers.INT6, Scales.PRODUCTS, Offsets.MIDDLE, 16, 32),
+    "int4-128": GroupForm(NumberForm.INT4, Scales.FLOATS, Offsets.MIDDLE, 128, 128),
+    "int4-128-zeros": GroupForm(NumberForm.INT4, Scales.FLOATS, Offsets.ZERO_POINTS, 128, 128),
+    "int4-32-minima": GroupForm(NumberForm.INT4, Scales.FLOATS, Offsets.MINIMA, 32, 32),
+    "int8-rows": GroupForm(NumberForm.INT8, Scales.NONE, Offsets.MIDDLE, 0, 128),
+    "fp8-128": GroupForm(NumberForm.E4M3, Scales.FLOATS, Offsets.MIDDLE, 128, 128),
+    "mxfp4": GroupForm(NumberForm.E2M1, Scales.E8M0, Offsets.MIDDLE, 32, 32),
+    "nvfp4": GroupForm(NumberForm.E2M1, Scales.E4M3, Offsets.MIDDLE, 16, 32),
+    "table-64": GroupForm(NumberForm.TABLE, Scales.FLOATS, Offsets.MIDDLE, 64, 64),
+    "q5_k": GroupForm(NumberForm.INT5, Scales.PRODUCTS, Offsets.PRODUCTS, 32, 32),
+    "q6_k": GroupForm(NumberForm.INT6, Scales.PRODUCTS, Offsets.MIDDLE, 16, 32),
 }
 """Forms of checkpoints that people have, whose needs are looked at for each card; the others need no more."""
 
@@ -306,7 +306,7 @@ def meta_part(form: GroupForm, rows: int, width: int) -> GroupedPart:
         meta(groups, rows, dtype=offset_type) if is_offset else None,
         coarse if form.offsets is Offsets.PRODUCTS else None,
         meta(rows, dtype=torch.float32) if form.scales in (Scales.NONE, Scales.E4M3) else None,
-        meta(16, dtype=torch.float32) if form.numbers is Numbers.TABLE else None,
+        meta(16, dtype=torch.float32) if form.numbers is NumberForm.TABLE else None,
     )
 
 

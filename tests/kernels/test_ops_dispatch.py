@@ -198,7 +198,7 @@ HOST = {
         "find_shared_prefixes", "native_kernels", "native_status", "on_triton", "pack_linear", "pack_linear_apart",
         "set_threads", "shares_prefixes", "timed_calls", "triton_status", "use_native",
     },
-    "expert_ops": set(),
+    "expert_ops": {"takes_together"},
     "lora_ops": {"lora_experts", "lora_heads", "pack_expansion"},  # of heads on a CPU alone
     "sampling_ops": {"draw_tokens", "draws_tokens", "has_kernel"},  # draws from all tokens by a kernel: on a CPU alone
     "memory": {"lazy_zeros", "populate", "release_mapped", "trim_heap"},

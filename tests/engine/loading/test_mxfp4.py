@@ -18,7 +18,7 @@ from rootgraft.engine.checkpoint.read_config import read_model_config
 from rootgraft.engine.errors import ModelError
 from rootgraft.engine.loading.load_model import load_model
 from rootgraft.engine.loading.mxfp4 import decode_mxfp4
-from rootgraft.kernels.grouped_weights import GroupedLinear, Numbers
+from rootgraft.kernels.grouped_weights import GroupedLinear, NumberForm
 
 EXPERTS = ("gate_up_proj", "down_proj")
 TOKENS = [5, 9, 100, 7, 64, 3]
@@ -72,7 +72,7 @@ def test_experts_are_kept_in_their_four_bits_for_a_gpu(folders: tuple[Path, Path
     plain, packed = folders
     model = load_model(packed, dtype=torch.float32, device=CPU, weights="grouped")
     forms = {each.form.numbers for each in model.weights if isinstance(each, GroupedLinear)}
-    assert forms == {Numbers.E2M1}
+    assert forms == {NumberForm.E2M1}
     expected = run_whole(load_model(plain, dtype=torch.float32, device=CPU), TOKENS)
     torch.testing.assert_close(run_whole(model, TOKENS), expected, rtol=1e-4, atol=1e-4)
 

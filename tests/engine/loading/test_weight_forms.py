@@ -32,7 +32,7 @@ from rootgraft.engine.models.experts import Experts
 from rootgraft.kernels import ops, quantised_weights
 from rootgraft.kernels.backend import LIBRARY
 from rootgraft.kernels.cpu.native_ops import Kernels
-from rootgraft.kernels.grouped_weights import GroupForm, Numbers, Offsets, Scales, dequantise, pack_grouped
+from rootgraft.kernels.grouped_weights import GroupForm, NumberForm, Offsets, Scales, dequantise, pack_grouped
 from rootgraft.kernels.layouts.packed_weights import Format
 from rootgraft.kernels.triton.grouped_product import meta_part
 
@@ -418,7 +418,7 @@ def test_a_gpu_keeps_what_was_quantised(tmp_path: Path) -> None:
 
 def test_a_step_of_a_gpu_launches_the_product_of_packed_weights() -> None:
     """For each part one launch, which reads nothing back; with groups out of order after a gather of x."""
-    form = GroupForm(Numbers.INT4, Scales.FLOATS, Offsets.MIDDLE, 128, 128)
+    form = GroupForm(NumberForm.INT4, Scales.FLOATS, Offsets.MIDDLE, 128, 128)
     part = meta_part(form, 512, 256)
     gathered = replace(part, permutation=meta_gpu.gpu_tensor(256, dtype=torch.int64))
     with meta_gpu.posing_gpu() as launched:

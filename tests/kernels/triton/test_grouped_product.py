@@ -18,7 +18,7 @@ from rootgraft.kernels.expert_ops import ExpertWeights, expert_linear
 from rootgraft.kernels.grouped_weights import (
     GroupedLinear,
     GroupedPart,
-    Numbers,
+    NumberForm,
     Offsets,
     Scales,
     StoredNumbers,
@@ -35,9 +35,9 @@ KINDS = ["int4", "int4 zeros", "int4 minima", "int8", "int8 zeros", "e4m3", "mxf
 SUPER = ["q4_k", "q5_k", "q6_k"]
 
 
-def random_codes(g: torch.Generator, rows: int, width: int, numbers: Numbers) -> Tensor:
+def random_codes(g: torch.Generator, rows: int, width: int, numbers: NumberForm) -> Tensor:
     codes = torch.randint(0, 1 << numbers.bits, (rows, width), generator=g, dtype=torch.uint8)
-    if numbers is Numbers.E4M3:
+    if numbers is NumberForm.E4M3:
         codes[(codes & 0x7F) == 0x7F] = 0
     return codes
 
@@ -48,8 +48,12 @@ def stored(kind: str, rows: int, width: int, group: int | None, seed: int) -> tu
     size = group or width
     groups = width // size
     numbers = {
-        "int8": Numbers.INT8, "e4m3": Numbers.E4M3, "mxfp4": Numbers.E2M1, "nvfp4": Numbers.E2M1, "table": Numbers.TABLE
-    }.get(kind.split()[0], Numbers.INT4)  # fmt: skip
+        "int8": NumberForm.INT8,
+        "e4m3": NumberForm.E4M3,
+        "mxfp4": NumberForm.E2M1,
+        "nvfp4": NumberForm.E2M1,
+        "table": NumberForm.TABLE,
+    }.get(kind.split()[0], NumberForm.INT4)
     codes = random_codes(g, rows, width, numbers)
     scales = torch.rand(rows, groups, generator=g).half() * 0.01
     wide = scales.float().repeat_interleave(size, 1)
@@ -86,7 +90,7 @@ def stored(kind: str, rows: int, width: int, group: int | None, seed: int) -> tu
 
 def super_stored(kind: str, rows: int, width: int, seed: int) -> tuple[StoredNumbers, Tensor]:
     g = torch.Generator().manual_seed(seed)
-    numbers = {"q4_k": Numbers.INT4, "q5_k": Numbers.INT5, "q6_k": Numbers.INT6}[kind]
+    numbers = {"q4_k": NumberForm.INT4, "q5_k": NumberForm.INT5, "q6_k": NumberForm.INT6}[kind]
     size, signed = (16, True) if kind == "q6_k" else (32, False)
     codes = random_codes(g, rows, width, numbers)
     kwargs = {"generator": g, "dtype": torch.int8 if signed else torch.uint8}
@@ -117,7 +121,7 @@ def assert_product(layer: GroupedLinear, weight: Tensor, num_rows: int) -> None:
     if layer.bias is not None:
         expected += layer.bias.double()
     size = x.double().abs() @ weight.double().abs().T + 1e-6
-    rounding = 2**-8 if layer.form.numbers is Numbers.TABLE and layer.dtype is not torch.float32 else 2e-6
+    rounding = 2**-8 if layer.form.numbers is NumberForm.TABLE and layer.dtype is not torch.float32 else 2e-6
     assert bool(((y.double() - expected).abs() <= rounding * size + 1e-6).all())
     narrow = ops.linear(x, layer)
     assert narrow.dtype is layer.dtype and torch.equal(narrow, y.to(layer.dtype))
@@ -175,7 +179,7 @@ def test_blocks_of_fp8_whose_last_group_is_short() -> None:
     found, _ = stored("e4m3", 5, 576, None, 3)
     scales = torch.rand(5, 5)
     (codes,) = found.pieces
-    layer = packed(StoredNumbers((5, 576), Numbers.E4M3, [codes], scales, group=128), torch.bfloat16)
+    layer = packed(StoredNumbers((5, 576), NumberForm.E4M3, [codes], scales, group=128), torch.bfloat16)
     weight = codes.view(torch.float8_e4m3fn).float() * scales.repeat_interleave(128, 1)[:, :576]
     assert torch.equal(grouped_weights.dequantise(layer), weight)
     assert_product(layer, weight, 2)

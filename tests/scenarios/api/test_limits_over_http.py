@@ -196,6 +196,7 @@ def test_the_document_says_what_the_code_does() -> None:
     assert rows.keys() == expected.keys()
     for name, numbers in expected.items():
         assert all(str(number) in rows[name] for number in numbers), name
+    text += (Path(__file__).parents[3] / "docs" / "overload.md").read_text("utf-8")
     for word in (*Rejection.REASONS, *KeyEntry.model_fields, "x-ratelimit-remaining-requests", "x-request-timeout"):
         assert f"`{word}`" in text or f"{word} =" in text, word
     for name in ("api_key_file", "share_cache_between_keys", "max_queued_requests", "max_queued_tokens"):

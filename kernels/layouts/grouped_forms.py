@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 
-class Numbers(IntEnum):
+class NumberForm(IntEnum):
     """What the bits of a number mean.
 
     INT4, INT5, INT6: unsigned integers of so many bits.
@@ -45,17 +45,17 @@ class Numbers(IntEnum):
     @property
     def middle(self) -> int:
         """What is subtracted from a number where nothing else says so."""
-        return 1 << (self.bits - 1) if self in (Numbers.INT4, Numbers.INT5, Numbers.INT6) else 0
+        return 1 << (self.bits - 1) if self in (NumberForm.INT4, NumberForm.INT5, NumberForm.INT6) else 0
 
 
 _BITS: Final = {
-    Numbers.INT4: 4,
-    Numbers.INT5: 5,
-    Numbers.INT6: 6,
-    Numbers.INT8: 8,
-    Numbers.E4M3: 8,
-    Numbers.E2M1: 4,
-    Numbers.TABLE: 4,
+    NumberForm.INT4: 4,
+    NumberForm.INT5: 5,
+    NumberForm.INT6: 6,
+    NumberForm.INT8: 8,
+    NumberForm.E4M3: 8,
+    NumberForm.E2M1: 4,
+    NumberForm.TABLE: 4,
 }
 
 
@@ -106,7 +106,7 @@ class GroupForm(NamedTuple):
         chunk: inputs that are stored side by side for all rows, and multiplied at once.
     """
 
-    numbers: Numbers
+    numbers: NumberForm
     scales: Scales
     offsets: Offsets
     group: int
@@ -115,7 +115,7 @@ class GroupForm(NamedTuple):
     @property
     def description(self) -> str:
         """The form in a few words for a log line."""
-        names = {Numbers.E4M3: "FP8", Numbers.E2M1: "FP4", Numbers.TABLE: "4-bit floats (a table)"}
+        names = {NumberForm.E4M3: "FP8", NumberForm.E2M1: "FP4", NumberForm.TABLE: "4-bit floats (a table)"}
         name = names.get(self.numbers, f"{self.numbers.bits}-bit integers")
         return f"{name}, {f'groups of {self.group}' if self.group else 'scales of rows'}"
 
@@ -136,7 +136,7 @@ class StoredNumbers:
     """
 
     shape: tuple[int, int]
-    numbers: Numbers
+    numbers: NumberForm
     pieces: Iterable[Tensor]
     scales: Tensor | None = None
     scale_kind: Scales = Scales.FLOATS
@@ -155,7 +155,7 @@ class GroupedPart:
     """Some rows of a weight, all in one form.
 
     Attributes:
-        weight: [K / chunk, N, bytes] uint8. Numbers of 4 bits: byte j of a chunk has input j in its low half and input
+        weight: [K / chunk, N, bytes] uint8. Of 4 bits: byte j of a chunk has input j in its low half and input
             ``chunk / 2 + j`` in its high half.
         high: [K / chunk, N, bytes] uint8, the bits above the lowest four of INT5 and INT6, or None.
         scales: [G, N], or None.
