@@ -27,9 +27,9 @@ from ..types import Pooling, SamplingDefaults
 from ..types import SamplingParams as EngineParams
 from .beam_search import BeamSearch, BeamSearchOutput
 from .conversations import Conversation, read_conversations
-from .decisions import DecisionAnswer, check_labels, plan_questions, read_questions, score_prompts
 from .ending_logprobs import read_trees
 from .inputs import Loras, PromptType, listed_prompts
+from .offline_decisions import DecisionAnswer, check_labels, plan_questions, read_questions, score_prompts
 from .offline_engine import OfflineEngine
 from .pooled_output import ClassificationOutput, EmbeddingOutput, PooledRequestOutput
 from .request_inputs import CallOptions, Input, RequestMaker, one_for_each

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.api.api_live import Live
 
+from rootgraft.api.protocol.base import MAX_ID
 from rootgraft.api.protocol.response_items import items_left_out
 from rootgraft.api.protocol.responses import ResponseRequest
 
@@ -189,7 +190,7 @@ def test_what_is_left_out_is_told_by_place(items: list[dict[str, Any]]) -> None:
 
 
 def test_the_header_is_bounded_plain_text(live: Live) -> None:
-    tools = [{"type": "ä\r\n" + "x" * 500}] + [{"type": f"t{number}"} for number in range(20)]
+    tools = [{"type": "ä\r\n" + "x" * (MAX_ID - 3)}] + [{"type": f"t{number}"} for number in range(20)]
     with live.http() as http:
         reply = http.post(RESPONSES, json={"input": "hi", "tools": tools})
     assert reply.status_code == 200

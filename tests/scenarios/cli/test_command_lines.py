@@ -13,6 +13,7 @@ import pytest
 from support.cli.command_lines import commands, options_of, outcome
 
 from rootgraft.api.cli import main as command_line
+from rootgraft.api.cli import serve_command
 from rootgraft.engine.errors import ModelError
 from rootgraft.engine.peer_options import peer_options
 
@@ -80,7 +81,7 @@ def test_20_of_21_typical_lines_reach_the_check_of_the_model(monkeypatch, capsys
         asked.append(model)
         raise ModelError("not fetched in tests")
 
-    monkeypatch.setattr(command_line, "_fetch", fetch)
+    monkeypatch.setattr(serve_command, "fetch_model", fetch)
     codes = Counter(command_line.main(["serve", *words_of(line)]) for line in LINES)
     assert codes == {1: 20, 2: 1}
     assert len(asked) == 20 and all(asked)

@@ -24,7 +24,7 @@ from rootgraft.engine.checkpoint.locate import resolve_model
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.core import engine_process
 from rootgraft.engine.errors import ConfigError, EngineDead, EngineError, ModelError
-from rootgraft.engine.executor import device, kv_budget, worker
+from rootgraft.engine.executor import device, kv_budget, load_weights, worker, worker_summary
 from rootgraft.engine.serving.engine_client import EngineClient
 from rootgraft.engine.serving.engine_spawn import fault_of_start
 from rootgraft.engine.text.tokenizer import Tokenizer
@@ -227,12 +227,12 @@ def test_options_that_do_not_fit_the_model_are_told_before_its_weights_are_read(
 ) -> None:
     """What a server says in seconds must not wait until a large model has been loaded, nor in a fleet's template."""
     options, message = WRONG_OPTIONS[case]
-    monkeypatch.setattr(worker, "load_by", lambda *_, **__: pytest.fail("weights are read"))
+    monkeypatch.setattr(load_weights, "load_by", lambda *_, **__: pytest.fail("weights are read"))
     monkeypatch.chdir(tmp_path)
     save_adapter(tmp_path / "fitting", 48)
     save_adapter(tmp_path / "wider", 64)
     config = EngineConfig(device="cpu", dtype="float32", threads=1, **options)
-    for start in (lambda: worker.Worker(config, tiny_llama), lambda: worker.load_weights(config, tiny_llama)):
+    for start in (lambda: worker.Worker(config, tiny_llama), lambda: load_weights.load_for_forks(config, tiny_llama)):
         with pytest.raises((ConfigError, ModelError), match=message):
             start()
 
@@ -247,10 +247,10 @@ def test_a_gpu_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_kernels_without_a_compiler_name_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = "CPU kernels: plain torch, because no C++ compiler (g++ or c++) was found"
-    monkeypatch.setattr(worker.ops, "native_status", lambda: plain)
-    assert worker._kernel_status(torch.device("cpu")).startswith(f"{plain}. Try: ")
-    monkeypatch.setattr(worker.ops, "native_status", lambda: "CPU kernels: native, AVX2, 2 threads")
-    assert "Try" not in worker._kernel_status(torch.device("cpu"))
+    monkeypatch.setattr(worker_summary.ops, "native_status", lambda: plain)
+    assert worker_summary._kernel_status(torch.device("cpu")).startswith(f"{plain}. Try: ")
+    monkeypatch.setattr(worker_summary.ops, "native_status", lambda: "CPU kernels: native, AVX2, 2 threads")
+    assert "Try" not in worker_summary._kernel_status(torch.device("cpu"))
 
 
 def test_a_package_that_is_missing_is_one_line(

@@ -74,7 +74,7 @@ class Engine:
             self.core.check()
             steps += 1
             if preempt_every and steps % preempt_every == 0:
-                for sequence in [s for s in scheduler_of(self.core).running if s.adapter >= 0]:
+                for sequence in [s for s in scheduler_of(self.core).running if s.spec.adapter >= 0]:
                     preempt(self.core, sequence)
         return list(tokens.values())
 

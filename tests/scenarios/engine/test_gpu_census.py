@@ -19,7 +19,7 @@ from support.models.lora_models import LINEARS, VOCAB, base, make_adapter
 
 from rootgraft.engine.batch import Batch, Masks, PageCopy, Row, RowStart
 from rootgraft.engine.config import EngineConfig
-from rootgraft.engine.executor import cuda_graphs, worker
+from rootgraft.engine.executor import cuda_graphs, load_weights
 from rootgraft.engine.executor.worker import Worker
 from rootgraft.engine.loading.base_layout import base_layout
 from rootgraft.engine.types import SamplingParams
@@ -61,7 +61,7 @@ class World:
             return replay
 
         with (
-            mock.patch.object(worker, "choose_device", lambda _: GPU),
+            mock.patch.object(load_weights, "choose_device", lambda _: GPU),
             mock.patch.object(cuda_graphs, "capture_for", lambda *_: capture),
         ):
             self.worker = Worker(config, folder / "native_llama")
