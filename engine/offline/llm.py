@@ -247,7 +247,7 @@ class LLM:
         self,
         query: str | Sequence[int],
         items: str | Sequence[str] | Sequence[Sequence[int]],
-        label_token_ids: Sequence[int],
+        label_token_ids: Sequence[int] | None = None,
         apply_softmax: bool = False,
         item_first: bool = False,
         *,
@@ -259,13 +259,18 @@ class LLM:
         Args:
             query: a text or token ids.
             items: one prompt each, the query and then the item: of the query's kind.
-            label_token_ids: the tokens.
+            label_token_ids: the tokens. Required: vLLM's calls without them are scores of a cross-encoder's head.
             apply_softmax: shares among the labels, in place of probabilities in the whole vocabulary.
             item_first: the item stands before the query.
 
         Raises:
             RequestError: one of them is out of bounds.
         """
+        if label_token_ids is None:
+            raise RequestError(
+                "LLM.score: pooled scores are not computed: give label_token_ids, or score texts with prompt_logprobs.",
+                param="label_token_ids",
+            )
         prompts = score_prompts(query, items, item_first=item_first)
         inputs = self._engine.adapters.inputs(prompts, lora_request=lora_request, adapter=adapter)
         labels = check_labels(label_token_ids, inputs[0].adapter.model.served.vocab_size)
