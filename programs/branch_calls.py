@@ -14,6 +14,7 @@ from pydantic import PydanticUserError, TypeAdapter
 from pydantic_core import SchemaError
 
 from ..engine.serving.ending_tree import EndingTree
+from ..engine.serving.output_processor import BUDGET
 from .errors import CallFailed
 from .token_report import Report
 
@@ -94,6 +95,14 @@ class Completion:
     report: Report
     stop: str | int | None = None
     shortest: int | None = None
+
+
+def stop_string(reason: str | int | None, stops: Sequence[str]) -> str | int | None:
+    """Return the stop string that ended an answer, of those that were asked for, from its ``stop_reason``.
+
+    An answer that its budget of tokens has made shorter is whole: ``budget`` is no stop string then.
+    """
+    return None if reason == BUDGET and BUDGET not in stops else reason
 
 
 class ModelBackend(Protocol):

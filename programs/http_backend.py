@@ -17,7 +17,16 @@ from typing import Any
 from urllib.parse import urlsplit
 from uuid import uuid4
 
-from .branch_calls import AnswerFormat, CallParams, Completion, FormatKind, Prompt, first_difference, session_name
+from .branch_calls import (
+    AnswerFormat,
+    CallParams,
+    Completion,
+    FormatKind,
+    Prompt,
+    first_difference,
+    session_name,
+    stop_string,
+)
 from .errors import CallFailed
 from .token_report import Report
 
@@ -77,7 +86,8 @@ class HttpBackend:
         if not last:
             raise CallFailed("the server ended the answer before its end")
         shortest = last.get("min_completion_tokens")
-        return Completion("".join(texts), str(last["finish_reason"]), _report(usage), last.get("stop_reason"), shortest)
+        stop = stop_string(last.get("stop_reason"), params.stop)
+        return Completion("".join(texts), str(last["finish_reason"]), _report(usage), stop, shortest)
 
     def score(self, prompt: Prompt, choices: Sequence[str]) -> tuple[list[list[float]], Report]:
         """Have the server read the choices as a tree of endings."""

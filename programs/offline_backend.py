@@ -20,7 +20,16 @@ from ..engine.serving.output_processor import TextDelta
 from ..engine.types import SamplingParams, Usage
 from ..grammar.errors import GrammarError
 from ..grammar.spec import GrammarSpec
-from .branch_calls import AnswerFormat, CallParams, Completion, FormatKind, Prompt, choice_tree, session_name
+from .branch_calls import (
+    AnswerFormat,
+    CallParams,
+    Completion,
+    FormatKind,
+    Prompt,
+    choice_tree,
+    session_name,
+    stop_string,
+)
 from .errors import CallFailed
 from .token_report import Report
 
@@ -90,7 +99,8 @@ class OfflineBackend:
         with self._sent([call]):
             output = yield from call.read()
         [answer], [usage] = output.outputs, output.usage
-        return Completion(answer.text, answer.finish_reason, _report(usage), answer.stop_reason, usage.shortest)
+        stop = stop_string(answer.stop_reason, params.stop)
+        return Completion(answer.text, answer.finish_reason, _report(usage), stop, usage.shortest)
 
     def score(self, prompt: Prompt, choices: Sequence[str]) -> tuple[list[list[float]], Report]:
         """Read the choices as a tree of endings, one sequence for each of its inner nodes."""

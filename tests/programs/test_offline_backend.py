@@ -7,6 +7,7 @@ from pydantic import BaseModel
 from support.engine.core_hooks import core_of, scheduler_of
 
 from rootgraft.programs import Branch, ProgramError, Session
+from rootgraft.programs.branch_calls import stop_string
 
 LONG = "the quick brown fox jumps over the lazy dog and of to in is " * 8
 
@@ -91,3 +92,13 @@ def test_a_step_that_fails_fails_what_ran(offline: Session, monkeypatch: pytest.
         offline.user("?").gen("x")
     monkeypatch.undo()
     assert offline.gen("x", max_tokens=1) is not None
+
+
+def test_an_answer_that_its_budget_made_shorter_is_whole(offline: Session) -> None:
+    """None is taken for one that a stop string cut off."""
+    offline.user("name one")
+    for budget in range(4, 40, 3):
+        found = offline.gen(f"x{budget}", regex='"[a-z ]{1,200}"', max_tokens=budget)
+        assert found.startswith('"') and found.endswith('"')
+    assert stop_string("budget", ()) is None and stop_string("budget", ("budget",)) == "budget"
+    assert stop_string("end", ("end",)) == "end"
