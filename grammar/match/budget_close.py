@@ -101,23 +101,45 @@ class _Test(NamedTuple):
     cost: int
 
 
+class _Searched(NamedTuple):
+    """What searches up to a position have found.
+
+    Attributes:
+        known: position and tokens of the last completion found.
+        retry_at: after a search that found nothing, the tokens left at which to search again.
+        check: of the next token.
+        remaining: tokens left when the position was searched; None for what the positions before it have found.
+    """
+
+    known: tuple[int, list[int]] | None = None
+    retry_at: int | None = None
+    check: EndCheck | None = None
+    remaining: int | None = None
+
+
+_NOTHING = _Searched()
+
+
 @dataclass(frozen=True, slots=True)
 class _Position:
     """What is known at one position of the answer.
 
     Attributes:
         lexical: inside or outside of a JSON string, or in free text, which needs no closing.
-        known: position and tokens of the last completion found.
-        retry_at: after a search that found nothing, the tokens left at which to search again.
-        check: of the next token.
+        before: what the positions before have found.
+        here: the same after a search at this position; None before it. It holds for as many tokens left as it was made
+            with: behind a thought an answer begins wherever that ends, and drafts try several ends.
         state: of the language whose least ends are known.
     """
 
     lexical: int = OUTSIDE
-    known: tuple[int, list[int]] | None = None
-    retry_at: int | None = None
-    check: EndCheck | None = None
+    before: _Searched = _NOTHING
+    here: _Searched | None = None
     state: State = 0
+
+    def searched(self, remaining: int) -> _Searched:
+        """Return what is found with so many tokens left."""
+        return self.here if self.here is not None and self.here.remaining == remaining else self.before
 
 
 class BudgetClose:
@@ -155,16 +177,17 @@ class BudgetClose:
             free: free text follows.
         """
         last, position, least_ends = self._positions[-1], len(self._positions), self._texts.least_ends
-        if position > MAX_CHECKS and self._positions[-MAX_CHECKS].check is not None:
-            self._positions[-MAX_CHECKS] = replace(self._positions[-MAX_CHECKS], check=None)
+        if position > MAX_CHECKS and (old := self._positions[-MAX_CHECKS]).here is not None:
+            self._positions[-MAX_CHECKS] = replace(old, here=old.here._replace(check=None))
         if free:
             self._positions.append(_Position(FREE))
             return
-        end = last.check.end_after(token) if last.check is not None else None
-        known = last.known if end is None else (position, end)
+        searched = last.here or last.before
+        end = searched.check.end_after(token) if searched.check is not None else None
+        known = searched.known if end is None else (position, end)
         lexical = self._texts.lexical(last.lexical, token)
         state = last.state if least_ends is None else least_ends.after(last.state, token)
-        self._positions.append(_Position(lexical, known, last.retry_at, None, state))
+        self._positions.append(_Position(lexical, _Searched(known, searched.retry_at), None, state))
 
     def rollback(self, count: int) -> None:
         if count:
@@ -175,9 +198,9 @@ class BudgetClose:
         last, position = self._positions[-1], len(self._positions) - 1
         if self._texts.least_ends is not None:
             return remaining <= self._texts.least_ends.most
-        if self.is_free or (last.retry_at is not None and remaining > last.retry_at):
+        known, retry_at, _, _ = last.searched(remaining)
+        if self.is_free or (retry_at is not None and remaining > retry_at):
             return False
-        known = last.known
         return known is None or remaining <= len(known[1]) + (position - known[0] + 1) * self._texts.jump
 
     def check(self, state: BackendState, row: Row, remaining: int) -> BudgetCheck | None:
@@ -190,38 +213,38 @@ class BudgetClose:
             row: the mask of the tokens that the grammar allows.
             remaining: tokens that may still be generated.
         """
+        last = self._positions[-1]
+        if last.here is not None and last.here.remaining != remaining:
+            last = self._positions[-1] = replace(last, here=None)
         if not self.must_search(remaining):
             return None
         least_ends = self._texts.least_ends
         if least_ends is not None:
-            position = self._positions[-1]
-            if least_ends.least(position.state) > remaining:
+            if least_ends.least(last.state) > remaining:
                 return None
-            kept = row & (least_ends.fitting(position.state, remaining - 1) | self._texts.end_row)
+            kept = row & (least_ends.fitting(last.state, remaining - 1) | self._texts.end_row)
             return None if (kept == row).all() else RowCheck(kept)
-        known = self._positions[-1].check
-        if known is not None and known.most == remaining - 1:
-            return known
+        if last.here is not None and last.here.check is not None:
+            return last.here.check
         found = self._end_within(state, remaining)
-        if found is None or remaining > len(found) + self._texts.jump:
+        if found is None:
+            # All streams wait for a search, and one that finds nothing takes longest: search again only a few times.
+            retry_at = min(remaining * 3 // 4, remaining - PAUSE)
+            self._positions[-1] = replace(last, here=_Searched(last.before.known, retry_at, None, remaining))
             return None
-        last = self._positions[-1]
-        check = EndCheck(self._search, self._texts, state.copy(), last.lexical, remaining - 1, row.copy(), found)
-        self._positions[-1] = replace(last, check=check)
+        check: EndCheck | None = None
+        if remaining <= len(found) + self._texts.jump:
+            check = EndCheck(self._search, self._texts, state.copy(), last.lexical, remaining - 1, row.copy(), found)
+        known = len(self._positions) - 1, found
+        self._positions[-1] = replace(last, here=_Searched(known, last.before.retry_at, check, remaining))
         return check
 
     def _end_within(self, state: BackendState, remaining: int) -> list[int] | None:
         """Return a completion that fits, the known one if its rest still leads to an end; None if none was found."""
-        last, position = self._positions[-1], len(self._positions) - 1
         found = self._known_suffix(state)
         if found is None or len(found) > remaining:
             found = self.completion(state, remaining + BEYOND)
-        if found is None or len(found) > remaining:
-            # All streams wait for a search, and one that finds nothing takes longest: search again only a few times.
-            self._positions[-1] = replace(last, retry_at=min(remaining * 3 // 4, remaining - PAUSE))
-            return None
-        self._positions[-1] = replace(last, known=(position, found))
-        return found
+        return None if found is None or len(found) > remaining else found
 
     def completion(self, state: BackendState, most: int = MAX_TOKENS) -> list[int] | None:
         """Search a short completion of about `most` tokens at most; None if none was found."""
@@ -238,7 +261,7 @@ class BudgetClose:
         is what is under way ended first, if the state knows how. Trying takes a fraction of a search; there may be
         shorter completions.
         """
-        known = self._positions[-1].known
+        known = self._positions[-1].before.known
         tokens = known[1] if known else []
         after = state.copy()
         found = _suffix_to_end(after, tokens)
