@@ -44,6 +44,7 @@ from rootgraft.engine.core.engine_core import EngineCore
 from rootgraft.engine.messages import Abort, Message, Submit
 from rootgraft.engine.serving.async_engine import AsyncEngine
 from rootgraft.engine.text.tokenizer import Tokenizer
+from rootgraft.engine.types import Pooler
 from rootgraft.radix.namespace import ENDLESS
 
 STEP, PER_TOKEN = 0.020, 0.00005
@@ -60,6 +61,7 @@ class SimulatedWorker:
     summary = ("simulated",)
     base_digest = "simulated"
     adapters = draft = states = None
+    pooler = Pooler()
     rope_switch = ENDLESS
     overlaps = False
 

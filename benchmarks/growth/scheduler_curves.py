@@ -14,7 +14,7 @@ from rootgraft.engine.batch import Batch, RowResult, StepHandle, StepResult
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.core.engine_core import EngineCore
 from rootgraft.engine.messages import Done, Submit
-from rootgraft.engine.types import SamplingParams
+from rootgraft.engine.types import Pooler, SamplingParams
 from rootgraft.radix.namespace import ENDLESS
 
 RUNNING = (1, 4, 16, 64, 256)
@@ -31,6 +31,7 @@ class InstantWorker:
     summary = ("instant",)
     base_digest = "instant"
     adapters = draft = states = None
+    pooler = Pooler()
     rope_switch = ENDLESS
     overlaps = False
 

