@@ -11,8 +11,9 @@ from typing import Any
 
 import orjson
 import pytest
-from support.api.api_live import Live, wait_until
+from support.api.api_live import Live
 from support.api.full_snapshot import full_snapshot
+from support.machine.waits import wait_until
 
 from rootgraft.api.config import ServerConfig
 from rootgraft.api.observe import live_page
