@@ -24,6 +24,7 @@ from .options import (
     QuantizeOptions,
     RemoteOptions,
     RunBatchOptions,
+    RunOptions,
     SamplingOptions,
     StepOptions,
     VersionOptions,
@@ -62,13 +63,21 @@ COMMANDS = {
         "model",
         takes_models=True,
     ),
+    "run": Command(
+        "Talk with a model at once: fetch it, serve it while the chat lasts, and chat.",
+        (RunOptions, SamplingOptions, ChatOptions),
+        "chat.run_command:run",
+        "model",
+    ),
     "chat": Command(
-        "Talk with a model that is being served.", (RemoteOptions, SamplingOptions, ChatOptions), "terminal:chat"
+        "Talk with a model that is being served.",
+        (RemoteOptions, SamplingOptions, ChatOptions),
+        "chat.chat_command:chat",
     ),
     "complete": Command(
         "Let a model that is being served continue a text.",
         (RemoteOptions, SamplingOptions, CompleteOptions),
-        "terminal:complete",
+        "complete_command:complete",
         "prompt",
     ),
     "run-batch": Command(

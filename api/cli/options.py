@@ -13,6 +13,11 @@ from ...engine.config import check_options, option
 from ...engine.errors import ConfigError
 from ...engine.types import MAX_SEED, MIN_SEED
 
+_DEFAULT_URL = (
+    "Default: the variable ROOTGRAFT_URL, else the only server that you run on this machine, else port 8000 of it."
+)
+_DEFAULT_KEY = "Default: the variable ROOTGRAFT_API_KEY, which other users cannot see as they can a command line."
+
 
 @dataclass(frozen=True, slots=True)
 class PullOptions:
@@ -20,6 +25,16 @@ class PullOptions:
 
     model: str | None = option(
         None, "Name on the hub (org/name). Without it: SmolLM2-135M-Instruct (Q4_1).", group="model"
+    )
+    revision: str | None = option(None, "Branch, tag or commit of a model on the hub.", group="model")
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """Options of ``rootgraft run``."""
+
+    model: str | None = option(
+        None, "Folder, GGUF file or name on the hub. Without it: SmolLM2-135M-Instruct (Q4_1).", group="model"
     )
     revision: str | None = option(None, "Branch, tag or commit of a model on the hub.", group="model")
 
@@ -48,8 +63,8 @@ class QuantizeOptions:
 class RemoteOptions:
     """Address, key and model of a server."""
 
-    url: str = option("http://127.0.0.1:8000/v1", "Address of an OpenAI-compatible server.", group="server")
-    api_key: str | None = option(None, "Key that the server asks for.", group="server")
+    url: str | None = option(None, f"Address of an OpenAI-compatible server. {_DEFAULT_URL}", group="server")
+    api_key: str | None = option(None, f"Key that the server asks for. {_DEFAULT_KEY}", group="server")
     model: str | None = option(None, "Model or adapter. Default: the first that the server lists.", group="server")
 
 
@@ -57,8 +72,10 @@ class RemoteOptions:
 class FleetStatusOptions:
     """Options of ``rootgraft fleet status``."""
 
-    url: str = option("http://127.0.0.1:8000/v1", "Address of the server.", group="server")
-    api_key: str | None = option(None, "Key with the scope admin, where the server asks for keys.", group="server")
+    url: str | None = option(None, f"Address of the server. {_DEFAULT_URL}", group="server")
+    api_key: str | None = option(
+        None, f"Key with the scope admin, where the server asks for keys. {_DEFAULT_KEY}", group="server"
+    )
     json: bool = option(False, "Print JSON for programs.", group="output")
 
 
@@ -288,8 +305,10 @@ class KeyOptions:
 class AdminOptions:
     """Address and administrator's key of a server, for ``rootgraft models``."""
 
-    url: str = option("http://127.0.0.1:8000/v1", "Address of a server of rootgraft.", group="server")
-    api_key: str | None = option(None, "Key with the scope admin, if the server asks for keys.", group="server")
+    url: str | None = option(None, f"Address of a server of rootgraft. {_DEFAULT_URL}", group="server")
+    api_key: str | None = option(
+        None, f"Key with the scope admin, if the server asks for keys. {_DEFAULT_KEY}", group="server"
+    )
     json: bool = option(False, "Print the server's answer as JSON, for programs.", group="output")
 
 
