@@ -18,7 +18,9 @@ from .options import (
     ChatOptions,
     CompleteOptions,
     FleetStatusOptions,
-    KeyOptions,
+    KeyAddOptions,
+    KeyListOptions,
+    KeyNameOptions,
     NameOptions,
     PullOptions,
     QuantizeOptions,
@@ -27,6 +29,7 @@ from .options import (
     RunOptions,
     SamplingOptions,
     StepOptions,
+    UsageOptions,
     VersionOptions,
 )
 
@@ -41,6 +44,7 @@ class Command:
         function: ``module:name`` below this package; it takes one instance of each class and returns the exit code.
         positional: an option that may be given without its flag, or an empty string.
         takes_models: the function takes the models, of which a file may name several, and what reads them again.
+        common: the options that ``--help`` shows; ``--help-all`` has the others. Empty: ``--help`` has all.
     """
 
     about: str
@@ -48,6 +52,7 @@ class Command:
     function: str
     positional: str = ""
     takes_models: bool = False
+    common: tuple[str, ...] = ()
 
     def load(self) -> Callable[..., int]:
         """Return the function, with its module imported."""
@@ -55,6 +60,10 @@ class Command:
         return cast(Callable[..., int], getattr(import_module(f".{module}", __package__), name))
 
 
+_COMMON_OF_SERVE = (
+    *("model", "host", "port", "served_model_name", "api_key_file", "lora_modules", "lora_dir", "max_model_len"),
+    *("kv_cache_memory", "max_num_seqs", "quantization", "device"),
+)
 COMMANDS = {
     "serve": Command(
         "Serve a model with OpenAI's interface.",
@@ -62,6 +71,7 @@ COMMANDS = {
         "serve_command:serve",
         "model",
         takes_models=True,
+        common=_COMMON_OF_SERVE,
     ),
     "run": Command(
         "Talk with a model at once: fetch it, serve it while the chat lasts, and chat.",
@@ -118,7 +128,16 @@ COMMANDS = {
         (FleetStatusOptions,),
         "fleet_status:print_fleet",
     ),
-    "key": Command("Make an API key, and the lines for --api-key-file.", (KeyOptions,), "key_command:make_key", "name"),
+    "key add": Command("Make an API key, and let a server know it.", (KeyAddOptions,), "key_command:add", "name"),
+    "key list": Command("List the keys of a file, and what each may do.", (KeyListOptions,), "key_command:list_keys"),
+    "key rotate": Command("Make a new key in the place of one.", (KeyNameOptions,), "key_command:rotate", "name"),
+    "key revoke": Command("Take a key away.", (KeyNameOptions,), "key_command:revoke", "name"),
+    "usage": Command(
+        "Tell what was used, by day, key, tenant or model, and what it costs.",
+        (UsageOptions,),
+        "usage_report:report_usage",
+        "usage_ledger",
+    ),
     "pull": Command("Bring a model to this machine and say where it is.", (PullOptions,), "pull:pull", "model"),
     "quantize": Command(
         "Write a copy of a model with weights of 4 or 8 bits, in the format compressed-tensors.",

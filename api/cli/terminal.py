@@ -62,12 +62,14 @@ class ShownAnswer:
         return "".join(self.pieces)
 
     def write_text(self, text: str) -> None:
+        """Show a piece of the answer."""
         if self.has_thought and not self.pieces:
             print("\n")
         self.pieces.append(text)
         self.output.write(text)
 
     def write_thought(self, text: str) -> None:
+        """Show a piece of the thought before it."""
         if in_terminal():
             self.has_thought = True
             print(f"\x1b[2m{without_controls(text)}\x1b[0m", end="", flush=True)

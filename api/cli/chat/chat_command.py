@@ -20,7 +20,7 @@ from ..terminal import (
     stream_answer,
     take_any_text,
 )
-from .conversation import Conversation
+from .chat_history import ChatHistory
 from .question_input import questions
 from .slash_commands import ChatEnd, ChatSession, run_slash_command
 
@@ -37,7 +37,7 @@ def chat(remote: RemoteOptions, sampling: SamplingOptions, options: ChatOptions)
         RemoteError: there is no server.
     """
     take_any_text()
-    conversation = Conversation(options.system, sampling_fields(sampling, options.max_tokens))
+    conversation = ChatHistory(options.system, sampling_fields(sampling, options.max_tokens))
     with asyncio.Runner() as runner, connected(runner, remote) as server:
         return _ChatLoop(runner, server, conversation).run()
 
@@ -45,7 +45,7 @@ def chat(remote: RemoteOptions, sampling: SamplingOptions, options: ChatOptions)
 class _ChatLoop:
     """The chat with one server: questions and commands in, answers out."""
 
-    def __init__(self, runner: asyncio.Runner, server: RemoteServer, conversation: Conversation) -> None:
+    def __init__(self, runner: asyncio.Runner, server: RemoteServer, conversation: ChatHistory) -> None:
         self._runner = runner
         self._server = server
         self._conversation = conversation

@@ -11,7 +11,7 @@ import orjson
 
 from ....engine.errors import ConfigError
 from ....engine.peer_options import nearest
-from .conversation import Conversation, read_text
+from .chat_history import ChatHistory, read_text
 
 _COMMAND = re.compile(r"\s*/([a-z]+)(?:\s+(.*))?\s*", re.DOTALL)
 
@@ -27,7 +27,7 @@ class ChatSession:
         take_model: takes another model for what is asked from now on.
     """
 
-    conversation: Conversation
+    conversation: ChatHistory
     model: Callable[[], str]
     models: Callable[[], list[str]]
     take_model: Callable[[str], None]

@@ -13,7 +13,7 @@ MOST_FILE_BYTES = 4 << 20  # of a conversation or a text that is read
 
 
 @dataclass(slots=True)
-class Conversation:
+class ChatHistory:
     """Messages and request fields of a chat.
 
     Attributes:
