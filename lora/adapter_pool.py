@@ -16,9 +16,10 @@ from functools import partial
 from threading import Semaphore
 from typing import TypeVar
 
-from ..kernels.device_memory import DeviceMemoryError, on_device
+from ..kernels.device_memory import DeviceMemoryError, is_out_of_memory, on_device
 from ..tenancy.tenant_shares import TenantShares
 from ..tenancy.tenant_threads import TenantThreads
+from ..tenancy.thread_calls import NoThread
 from .device_slots import SlotPool
 from .errors import AdapterError, AdapterLimit
 from .host_cache import HostCache
@@ -116,6 +117,7 @@ class AdapterPool:
         self._loader = TenantThreads(_MOST_LOADS, "adapter-loads")
         self._shares = TenantShares(max_adapters)
         self._fetcher = ThreadPoolExecutor(max_workers=1, thread_name_prefix="adapter-fetches")
+        self._fetcher.submit(int)  # its thread starts now: later there may be no memory for it
         self._room = Semaphore(_MOST_UNPOLLED)
         self._loads: list[_Load] = []  # in the order in which they were asked for
         self._fetches: dict[int, Future[PreparedAdapter]] = {}
@@ -302,4 +304,6 @@ def _outcome(future: Future[T]) -> T:
     except AdapterError:
         raise
     except Exception as error:
+        if isinstance(error, NoThread) or is_out_of_memory(error):
+            raise AdapterLimit("The server has no memory to load the adapter now: ask again later.") from None
         raise AdapterError(f"The adapter cannot be loaded: {type(error).__name__}.") from error
