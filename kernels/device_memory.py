@@ -20,8 +20,8 @@ class DeviceMemoryError(Exception):
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether an exception says that a device has no memory: torch's own, CUDA's, cuBLAS's or Triton's.
 
-    The device may be the host. Python and ``mmap`` tell there what ``ulimit -v`` or strict overcommitting refuse, before
-    anything is taken; where a control group's limit is reached, the system ends the process without a word.
+    The device may be the host. Python and ``mmap`` tell there what ``ulimit -v`` or strict overcommitting refuse,
+    before anything is taken; where a control group's limit is reached, the system ends the process without a word.
     """
     if type(error).__name__ == "OutOfMemoryError" or isinstance(error, MemoryError):
         return True

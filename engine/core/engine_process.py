@@ -31,6 +31,7 @@ from ..config import EngineConfig
 from ..end_limit import EndLimit
 from ..errors import ConfigError, EngineError
 from ..ipc import Channel
+from ..machine.resources import check_room
 from ..machine.software import requirement
 from ..machine.visible_gpus import takes_gpu
 from ..messages import Failed, Heartbeat, Message, Shutdown, decode, encode
@@ -46,6 +47,7 @@ ORPHAN_SECONDS = 4.0  # for a process whose server is gone to end by itself
 CLOSE_SECONDS = 8.0  # for threads to end, less than the client waits before it kills the process
 START_FAILED = -1  # the id of the Failed that is sent in place of Ready
 EXIT_SOFTWARE = 70
+_TORCH_BYTES = 640 << 20  # of address space: what cannot be had would end the import anywhere in it
 MOST_BYTES = 1 << 18  # of arguments by a socket: more than the system takes in one message
 _ALLOCATOR_SETTINGS = "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"  # of torch's allocator on a GPU, new and old name
 SWITCH_SECONDS = 0.0005  # for which the mask thread may hold the GIL while the step loop returns from a kernel
@@ -113,8 +115,14 @@ def _load(config: EngineConfig, model_path: Path, weights: Weights | None = None
 
 
 def _import_torch() -> None:
-    """Import what the core imports when it loads. Raises ConfigError where a library is missing."""
+    """Import what the core imports when it loads.
+
+    Raises:
+        ConfigError: a library is missing.
+        OSError: there is no memory for it.
+    """
     try:
+        check_room(_TORCH_BYTES)
         with process_memory.uncollected():
             importlib.import_module("torch")
     except (ImportError, OSError) as error:

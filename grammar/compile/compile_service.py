@@ -207,7 +207,9 @@ class CompileService:
         for each in unused:
             self._slots.leave(each)
         if turn not in unused and made.done() and isinstance(made.exception(), NoThread):
-            self._settle(pending, turn, CompileUnavailable("The grammar could not be compiled now: there is no thread."))
+            self._settle(
+                pending, turn, CompileUnavailable("The grammar could not be compiled now: there is no thread.")
+            )
 
     def _run(self, pending: _Pending, turn: Turn) -> None:
         spec = pending.spec
