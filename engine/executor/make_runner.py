@@ -37,10 +37,10 @@ def make_kv_pool(config: EngineConfig, model: Model, plan: WorkerPlan, hidden: H
     try:
         return KvPool(model.config, plan.num_pages, config.block_size, plan.kv_dtype, model.device, states, hidden)
     except OSError as error:
-        size = f"{plan.num_pages * plan.page_bytes / 2**30:,.1f} GiB"
+        gib = plan.num_pages * plan.page_bytes / 2**30
         raise ConfigError(
-            f"The system gives no {size} for the KV pool: {error.strerror}. Try: rootgraft serve --kv-cache-memory "
-            "4 (GiB)"
+            f"The system gives no {gib:,.1f} GiB for the KV pool: {error.strerror}. Try: rootgraft serve "
+            f"--kv-cache-memory {min(4.0, gib / 2):.2g} (GiB)"
         ) from error
 
 
