@@ -8,13 +8,12 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.api.tool_templates import OTHERS, TEMPLATES, WITHOUT_CALLS
+from support.api.tool_templates import OTHERS, TEMPLATES, WITHOUT_CALLS, TemplateOnly
 
 from rootgraft.api.protocol.chat import ChatRequest
 from rootgraft.api.protocol.chat_messages import for_template
 from rootgraft.api.structured.template_shape import ANY_SHAPE, TemplateShape, as_taken
 from rootgraft.api.structured.tool_dialects import Dialect, dialect_of, for_dialect
-from rootgraft.engine.text.chat_template import ChatTemplates
 
 _CALLS = (
     "{% for c in m.tool_calls or [] %}<tool_call>\n"
@@ -92,23 +91,6 @@ SHAPES = {
         TemplateShape(True, False, False, False, False, False, False),
     ),
 }
-
-
-class TemplateOnly:
-    """As much of a tokenizer as a template's shape is found out by."""
-
-    def __init__(self, source: str) -> None:
-        self.templates = ChatTemplates({"default": source}, {})
-        self.named_roles = self.templates.named_roles
-
-    def render_chat(self, messages: Any, **options: Any) -> str:
-        return self.templates.render(messages, **options)
-
-    def renders_role(self, role: str) -> bool:
-        return self.templates.renders_role(role)
-
-    def template_mentions(self, text: str) -> bool:
-        return self.templates.mention(text)
 
 
 TOOL = {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}}
