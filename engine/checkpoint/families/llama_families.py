@@ -284,6 +284,7 @@ LLAMA_FAMILIES = (
             (r"\.mlp\.c_fc_1\b", ".mlp.up_proj"),
             (r"\.mlp\.c_proj\b", ".mlp.down_proj"),
         ),
+        gguf_name="exaone",
     ),
     Family(
         name="helium",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -12,7 +13,7 @@ from support.api.tool_templates import OTHERS, TEMPLATES, WITHOUT_CALLS, Templat
 
 from rootgraft.api.protocol.chat import ChatRequest
 from rootgraft.api.protocol.chat_messages import for_template
-from rootgraft.api.structured.template_shape import ANY_SHAPE, TemplateShape, as_taken
+from rootgraft.api.structured.template_shape import ANY_SHAPE, TemplateShape, as_taken, shape_of
 from rootgraft.api.structured.tool_dialects import Dialect, dialect_of, for_dialect
 
 _CALLS = (
@@ -216,3 +217,24 @@ def test_long_runs_become_one_turn() -> None:
     assert turn.keys() == {"role", "content"} and turn["role"] == "user"
     places = [turn["content"].find(f"<{n}>") for n in range(4096)]
     assert places[0] == 0 and places == sorted(places)
+
+
+IN_PARTS = (
+    "{% for message in messages %}<|{{ message.role }}|>{% for part in message.content %}"
+    "{% if part.type == 'text' %}{{ part.text }}{% endif %}{% endfor %}<|end|>{% endfor %}"
+)
+
+
+def test_a_template_of_parts_gets_texts_as_parts() -> None:
+    """It renders nothing of a text that is a string, without an error."""
+    tokenizer = TemplateOnly(IN_PARTS)
+    shape = shape_of(tokenizer, [], {})  # type: ignore[arg-type]
+    assert shape == replace(ANY_SHAPE, texts=False)
+    said = [{"role": "system", "content": "Be."}, {"role": "user", "content": "Hi."}]
+    assert "Hi." not in tokenizer.render_chat(said, add_generation_prompt=False)
+    text = tokenizer.render_chat(as_taken(said, shape), add_generation_prompt=False)
+    assert text == "<|system|>Be.<|end|><|user|>Hi.<|end|>"
+    both = "{{ message.content if message.content is string else message.content[0].text }}"
+    for source in (both, "{{ message.content }}"):
+        loop = f"{{% for message in messages %}}{source}{{% endfor %}}"
+        assert shape_of(TemplateOnly(loop), [], {}).texts  # type: ignore[arg-type]
