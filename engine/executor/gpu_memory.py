@@ -64,17 +64,17 @@ def measure_steps(model: Model, config: EngineConfig, bank: AdapterBank | None) 
 
 
 def _measure(model: Model, config: EngineConfig, bank: AdapterBank | None) -> StepMemory:
-    num_tokens = min(config.max_num_batched_tokens, model.max_positions)
+    num_tokens = min(config.most_tokens, model.max_positions)
     pages = range(-(-num_tokens // config.block_size))
     has_states = model.config.has_states
     states = None
     if isinstance(model, DecoderModel) and has_states:
-        states = StatePool(model.config, config.max_num_seqs + 1, model.dtype, model.device)
+        states = StatePool(model.config, config.most_seqs + 1, model.dtype, model.device)
     kv = KvPool(model.config, len(pages), config.block_size, model.dtype, model.device, states)
     inputs = InputBuilder(
-        config.max_num_seqs, model.max_positions, config.block_size, model.device, bank, has_states=has_states
+        config.most_seqs, model.max_positions, config.block_size, model.device, bank, has_states=has_states
     )
-    sampler = Sampler(config.max_num_seqs, model.config.vocab_size, model.device)
+    sampler = Sampler(config.most_seqs, model.config.vocab_size, model.device)
     runner = ModelRunner(model, lambda step: model.forward(inputs.to_tensors(step), kv), kv, inputs, sampler)
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(model.device)
