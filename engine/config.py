@@ -165,6 +165,12 @@ class EngineConfig:
         False, "Launch every op of a step by itself: no captured graphs on a GPU, no recorded calls on a CPU."
     )
 
+    batch_invariant: bool = option(
+        False,
+        "The same request gives the same tokens in whatever company. On a CPU it always does; on a GPU by slower "
+        "kernels, for dense models in bfloat16 or float16.",
+    )
+
     enable_lora: bool = option(False, "Serve LoRA adapters of the model as well.", group="adapters")
     lora_modules: tuple[str, ...] = option(
         (),

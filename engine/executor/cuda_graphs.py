@@ -102,7 +102,7 @@ class CudaGraphs:
             for shares in (True, False)
             for is_adapted in (True, False)
             if (size > 1 if is_mixed else size <= self._max_rows)
-            and (shares_prefixes(self._num_rows(size)) or not shares)
+            and (shares_prefixes(self._num_rows(size), self._model.device) or not shares)
             and (self._inputs.bank or not is_adapted)
         ]
 

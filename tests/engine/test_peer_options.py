@@ -241,7 +241,9 @@ def test_environment_variables_count_least(monkeypatch, tmp_path: Path) -> None:
     monkeypatch.setenv("VLLM_LOGGING_LEVEL", "DEBUG")
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "3")
     monkeypatch.setenv("VLLM_PORT", "9999")
+    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
     engine, server = serve("m")
+    assert engine.batch_invariant
     assert (server.api_key, server.log_level, server.port, engine.kv_cache_memory) == (("secret",), "debug", 8000, 3.0)
     assert serve("m --api-key other --log-level error")[1] == ServerConfig(api_key=("other",), log_level="error")
     file = tmp_path / "serve.yaml"
