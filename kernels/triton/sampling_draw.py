@@ -613,7 +613,7 @@ def _launches(logits: Tensor, table: Tensor, lines: Tensor, tokens: Tensor) -> I
         (count, 1, 1),
         (logits, lines, table, seeds, *of_chunks, *found, *numbers, num_parts),
         {**each, "PARTS": power_of_two(num_parts, 16)},
-        num_warps=8,
+        num_warps=16,
     )
 
 
