@@ -300,7 +300,8 @@ class _Call:
 def variants() -> Iterator[tuple[str, Launch]]:
     """Yield every compilation of ``attention``: each kernel by type, head size, and with or without a cap.
 
-    With sinks for the models that have them: heads of 64 dimensions, no cap.
+    With sinks for the models that have them: heads of 64 dimensions, no cap. Of invariant attention, which takes
+    another path through the same code, for heads of 128 dimensions.
     """
     for name, dtype in NARROW_TYPES.items():
         for dim in _BLOCKS_D:
@@ -308,10 +309,11 @@ def variants() -> Iterator[tuple[str, Launch]]:
                 call = _example(dtype, dim, soft_cap)
                 end = "" if soft_cap is None else "-capped"
                 launches = [call.extend(), *call.decode()]
-                yield f"attention_extend/{name}-{dim}-invariant{end}", replace(call, invariant=True).extend()
                 for kind, launch in zip(("extend", "shared", "decode", "merge"), launches, strict=True):
                     if kind != "merge" or soft_cap is None:  # a merge does not depend on the cap
                         yield f"attention_{kind}/{name}-{dim}{end}", launch
+        call = _example(dtype, 128, None)
+        yield f"attention_extend/{name}-128-invariant", replace(call, invariant=True).extend()
         call = _example(dtype, _BLOCKS_D[0], None, sinks=meta(16, dtype=torch.float32))
         _, decode, _ = call.decode()
         yield f"attention_extend/{name}-{_BLOCKS_D[0]}-sinks", call.extend()
