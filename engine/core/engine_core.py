@@ -74,7 +74,7 @@ class EngineCore:
         self._config = config
         self._worker = worker
         self._stats = EngineStats()
-        num_lines = config.max_num_seqs + config.max_drafts
+        num_lines = config.most_seqs + config.max_drafts
         self._grammars = GrammarVocabularies(worker.eos_ids, worker.vocab_size, num_lines)
         self._cache, self._scheduler = self._make_scheduler()
         self._open: set[int] = set()  # ids of sequences whose end was not returned yet
@@ -98,8 +98,10 @@ class EngineCore:
     @classmethod
     def load(cls, config: EngineConfig, model_path: Path, weights: Weights | None = None) -> EngineCore:
         """Load a model, unless its weights are, and make its engine core. Raises ModelError and ConfigError."""
+        from ..executor.device_defaults import with_device_defaults
         from ..executor.worker import Worker
 
+        config = with_device_defaults(config, model_path)
         return cls(config, Worker(config, model_path, weights=weights))
 
     @property
@@ -286,8 +288,8 @@ class EngineCore:
         self._drafts = make_draft_budget(config, cache, self._stats, draft, fill) if has_room else None
         scheduler = Scheduler(
             cache,
-            max_num_seqs=config.max_num_seqs,
-            max_num_batched_tokens=config.max_num_batched_tokens,
+            max_num_seqs=config.most_seqs,
+            max_num_batched_tokens=config.most_tokens,
             stats=self._stats,
             slots=worker.adapters.slots if worker.adapters else None,
             drafts=self._drafts,
