@@ -17,6 +17,7 @@ from ..batch import Batch, Masks, StepHandle, StepResult
 from ..config import EngineConfig
 from ..engine_stats import EngineStats
 from ..errors import EngineDead, EngineError, RequestError, UnknownModel
+from ..kv_cache.make_tiers import make_tiers
 from ..kv_cache.prefix_cache import PrefixCache
 from ..messages import (
     Abort,
@@ -76,6 +77,7 @@ class EngineCore:
         self._stats = EngineStats()
         num_lines = config.max_num_seqs + config.max_drafts
         self._grammars = GrammarVocabularies(worker.eos_ids, worker.vocab_size, num_lines)
+        self._tiers = make_tiers(config, worker.kv_pages)
         self._cache, self._scheduler = self._make_scheduler()
         self._open: set[int] = set()  # ids of sequences whose end was not returned yet
         self._seeds = random.Random(config.seed % (1 << 64))  # which takes -1 for 1
@@ -229,6 +231,8 @@ class EngineCore:
         if self._adapters:
             self._outbox += [failure_of(submit.id, error) for submit in self._adapters.take_waiting()]
             self._adapters.close()
+        if self._tiers:
+            self._tiers.close()
         return self._take_outbox()
 
     def stats(self) -> dict[str, float]:
@@ -243,6 +247,7 @@ class EngineCore:
             **self._scheduler.session_pins.stats(),
             **self._grammars.stats(),
             **(self._adapters.stats() if self._adapters else {}),
+            **(self._tiers.stats() if self._tiers else {}),
             "running": self._scheduler.num_running,
             "waiting": self._scheduler.num_waiting + deferred,
             "waiting_deferred": deferred,
@@ -278,7 +283,9 @@ class EngineCore:
     def _make_scheduler(self) -> tuple[PrefixCache, Scheduler]:
         """Return an empty prefix cache and a scheduler over it."""
         config, worker, sharing = self._config, self._worker, self._config.enable_prefix_caching
-        cache = PrefixCache(worker.num_pages, config.block_size, sharing=sharing, states=worker.states)
+        cache = PrefixCache(
+            worker.num_pages, config.block_size, sharing=sharing, states=worker.states, tiers=self._tiers
+        )
         # A draft model has no states to go back to where some of its drafts are rejected.
         draft = worker.draft if worker.states is None else None
         has_room = worker.states is None or worker.states.num_drafts > 0
@@ -311,6 +318,8 @@ class EngineCore:
             self._stats.count_unfinished(FinishReason.ERROR)
             if self._adapters:
                 self._adapters.start_anew()
+            if self._tiers:
+                self._tiers.reset()
             self._cache, self._scheduler = self._make_scheduler()
             failure = EngineError(
                 f"A step of the engine failed ({type(error).__name__}), and all its requests with it."

@@ -29,6 +29,7 @@ from .gpu_memory import measure_steps, single_row
 from .load_weights import Weights, load_weights, set_up_device
 from .make_runner import make_runner
 from .model_runner import ModelRunner
+from .pool_pages import PoolPages
 from .worker_plan import WorkerPlan, plan_worker
 from .worker_summary import summary_lines
 
@@ -67,6 +68,7 @@ class Worker:
         overlaps: whether the device computes while the host goes on. CPU kernels run on the engine's own thread.
         pooler: what the model gives beside tokens.
         base_digest: tells its weights from others'.
+        kv_pages: the pages of its pool.
         summary: lines for people about model, pool and kernels.
 
     Raises:
@@ -105,6 +107,7 @@ class Worker:
         if weights.draft:
             self.draft = DraftWorker(config, weights.draft, plan.num_draft_pages, self.vocab_size, hidden)
         kv = _make_kv_pool(config, model, plan, hidden)
+        self.kv_pages = PoolPages(config, model, kv)
         self._runner = make_runner(
             config,
             model,

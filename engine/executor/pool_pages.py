@@ -1,0 +1,47 @@
+"""``PoolPages``: the pages of a worker's KV pool as those see them that keep KV elsewhere."""
+
+from __future__ import annotations
+
+from ...kernels import ops
+from ..config import EngineConfig
+from ..models.kv_pool import KvPool
+from ..models.model import Model
+
+
+class PoolPages:
+    """Reads pages of a KV pool (``kv_cache.make_tiers.KvPages``).
+
+    KV also depends on how its numbers are computed, so the form names the arithmetic beside the layout. Which form of
+    weights is the fastest, which is measured at the start, changes no number.
+
+    Attributes:
+        form, page_bytes, refusal, on_device: as in ``KvPages``.
+    """
+
+    def __init__(self, config: EngineConfig, model: Model, kv: KvPool) -> None:
+        self._kv = kv
+        self.on_device = model.device.type != "cpu"
+        self.form = f"{kv.form}; {_arithmetic(config, model)}"
+        self.page_bytes = kv.page_bytes
+        self.refusal = _refusal(kv)
+
+    def read_page(self, page: int) -> memoryview:
+        """Return a copy of a page's bytes, on any thread."""
+        return self._kv.read_page(page)
+
+
+def _refusal(kv: KvPool) -> str:
+    if kv.state_bytes:
+        return "it has recurrent states, without which a prefix cannot be continued"
+    if kv.hidden is not None:
+        return "its draft head reads hidden states beside the KV; take another --speculative-config"
+    return ""
+
+
+def _arithmetic(config: EngineConfig, model: Model) -> str:
+    """Return what the numbers of the KV depend on beside the weights."""
+    kernels = ops.native_kernels() if model.device.type == "cpu" else None
+    instructions = kernels.library.instruction_set if kernels is not None else "plain"
+    dtype = str(model.dtype).removeprefix("torch.")
+    weights = config.quantization or "as stored"
+    return f"{type(model).__name__} {dtype} on {model.device.type} {instructions}, weights {weights}"

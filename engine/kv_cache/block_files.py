@@ -1,0 +1,131 @@
+"""Block files: whole files written beside their name and renamed, so that a name never stands for half a file.
+
+Nothing is synchronised to the disk: after a loss of power a file may be short or wrong, which its checksum shows.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from .block_codec import Buffer
+
+SUFFIX = ".kv"
+_UNFINISHED = ".part"
+_LOCK = "lock"
+_MOST_SLOTS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class FoundFile:
+    """A block's file that an earlier process has left: name, folder, size and when it was used."""
+
+    key: bytes
+    folder: str
+    num_bytes: int
+    used: float
+
+
+class BlockFiles:
+    """The files of one folder, which this process has for itself until ``close``: DIR/0, or DIR/1 and so on.
+
+    Args:
+        folder: DIR, which is made if need be.
+
+    Attributes:
+        folder: the one of this process.
+
+    Raises:
+        OSError: the folder cannot be made or locked.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for number in range(_MOST_SLOTS):
+            self.folder = folder / str(number)
+            self.folder.mkdir(mode=0o700, exist_ok=True)
+            self._lock = os.open(self.folder / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+            try:
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:
+                os.close(self._lock)
+        raise OSError(f"{_MOST_SLOTS} processes use {folder} already")
+
+    def path(self, folder: str, key: bytes) -> Path:
+        return self.folder / folder / (key.hex() + SUFFIX)
+
+    def write(self, folder: str, key: bytes, parts: Iterable[Buffer]) -> None:
+        """Write a file. Raises OSError, and nothing is left then."""
+        path = self.path(folder, key)
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        unfinished = path.with_suffix(_UNFINISHED)
+        try:
+            with open(unfinished, "wb", buffering=0, opener=_private) as file:
+                for part in parts:
+                    self.write_part(file.fileno(), memoryview(part))
+            unfinished.rename(path)
+        except BaseException:
+            with suppress(OSError):
+                unfinished.unlink()
+            raise
+
+    def write_part(self, fd: int, part: memoryview) -> None:
+        """Write all of a part to an open file. Raises OSError."""
+        while part:
+            part = part[os.write(fd, part) :]
+
+    def read(self, folder: str, key: bytes, num_bytes: int) -> memoryview:
+        """Return the content of a file that should have so many bytes: fewer if it has fewer. Raises OSError."""
+        path = self.path(folder, key)
+        data = memoryview(bytearray(num_bytes + 1))  # one more shows a file that is too long
+        with open(path, "rb", buffering=0) as file:
+            length = self.read_into(file.fileno(), data)
+        with suppress(OSError):
+            os.utime(path)
+        return data[:length]
+
+    def read_into(self, fd: int, data: memoryview) -> int:
+        """Fill memory from an open file as far as the file goes. Returns the number of bytes. Raises OSError."""
+        length = 0
+        while length < len(data) and (count := os.readv(fd, [data[length:]])):
+            length += count
+        return length
+
+    def remove(self, folder: str, key: bytes) -> None:
+        with suppress(OSError):
+            self.path(folder, key).unlink()
+
+    def scan(self) -> list[FoundFile]:
+        """Return the files of earlier processes in the order of their last use, and remove unfinished ones."""
+        return sorted(self._scan(), key=lambda file: file.used)
+
+    def _scan(self) -> Iterator[FoundFile]:
+        for path in found_files(self.folder):
+            if path.suffix == _UNFINISHED:
+                with suppress(OSError):
+                    path.unlink()
+                continue
+            with suppress(OSError, ValueError):
+                status = path.stat()
+                yield FoundFile(bytes.fromhex(path.stem), path.parent.name, status.st_size, status.st_mtime)
+
+    def close(self) -> None:
+        """Leave the folder to other processes. Its files stay."""
+        os.close(self._lock)
+
+
+def found_files(folder: Path) -> Iterator[Path]:
+    """Yield the files of blocks below one process's folder, unfinished ones too."""
+    for tenant in sorted(each for each in folder.iterdir() if each.is_dir()):
+        for entry in os.scandir(tenant):
+            if entry.name.endswith((SUFFIX, _UNFINISHED)):
+                yield Path(entry.path)
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
