@@ -19,7 +19,13 @@ _COUNTED = ("kv_hits_disk", "kv_stored_disk", "kv_rejected_disk", "kv_errors_dis
 
 
 class TieredFuzzer(Fuzzer):
-    """A mixin before a fuzzer: worlds with tiers, but for models with recurrent states, which have none."""
+    """A mixin before a fuzzer: worlds with tiers, but for models with recurrent states, which have none.
+
+    Attributes:
+        inline: pages are written and read at once in all worlds; else on threads in half of them.
+    """
+
+    inline = False
 
     def make_core(self, world: Any) -> EngineCore:
         core = super().make_core(world)
@@ -49,7 +55,7 @@ class TieredFuzzer(Fuzzer):
             rate=rng.choice((0.0, 0.02, 0.2)),
             host_pages=rng.choice((0, 0, 3, 20)),
             disk_pages=rng.choice((5, 40, 400)),
-            inline=rng.random() < 0.5,
+            inline=rng.random() < 0.5 or self.inline,
             key=rng.choice((b"", bytes(32))),
         )
         set_tiers(core, made)
