@@ -139,9 +139,7 @@ class EngineConfig:
         "Folder for KV of prefixes beyond the pool, which outlives a restart: pages are written behind the steps, and "
         "read while their request waits. Each engine process uses a folder of its own in it.",
     )
-    kv_disk_gib: float = option(
-        10.0, "Most GiB of files of one engine process in --kv-disk.", low=0.001, high=1 << 20
-    )
+    kv_disk_gib: float = option(10.0, "Most GiB of files of one engine process in --kv-disk.", low=0.001, high=1 << 20)
     kv_disk_key_file: str | None = option(
         None,
         "File with 32 bytes, or 64 hexadecimal digits: KV in --kv-disk is encrypted with a key for each tenant that "

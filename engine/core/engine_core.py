@@ -30,6 +30,7 @@ from ..messages import (
     PrepareGrammar,
     Ready,
     Reply,
+    ResetCache,
     SnapshotTaken,
     Submit,
     TakeSnapshot,
@@ -45,6 +46,7 @@ from ..types import FinishReason, Pooler, Usage
 from .adapter_manager import Adaptation, AdapterManager
 from .debug_snapshot import take_snapshot
 from .grammar_vocabularies import GrammarVocabularies
+from .prefix_transfer import PrefixTransfer
 from .step_worker import Launched, StepWorker
 
 if TYPE_CHECKING:
@@ -131,6 +133,9 @@ class EngineCore:
                     self._grammars.forget(message.vocabulary)
                 elif isinstance(message, (LoadAdapter, UnloadAdapter, ListAdapters)):
                     self._manage(message)
+                elif isinstance(message, ResetCache):
+                    self.reset_cache()
+                    self._outbox.append(Reply(message.id, None))
                 elif isinstance(message, TakeSnapshot):
                     snapshot = take_snapshot(self._cache, self._scheduler, self._adapters, self.stats())
                     self._outbox.append(SnapshotTaken(message.id, snapshot))
@@ -234,6 +239,25 @@ class EngineCore:
         if self._tiers:
             self._tiers.close()
         return self._take_outbox()
+
+    def reset_cache(self) -> None:
+        """Remove all cached KV that no running sequence uses, from the pool and from all tiers."""
+        self._cache.clear()
+        if self._tiers:
+            self._tiers.clear()
+
+    def prefix_transfer(self) -> PrefixTransfer:
+        """Return what saves and loads KV of prompts, between two steps. Raises ConfigError."""
+        return PrefixTransfer(self._cache, self._worker.kv_pages, self._worker.base_digest)
+
+    def prefix_path(self, submit: Submit) -> PrefixPath:
+        """Return the namespaces of a sequence's prompt. Raises UnknownModel, RequestError."""
+        adaptation = self._adapt(submit)
+        if adaptation is None:
+            raise UnknownModel(str(submit.adapter))
+        if self._adapters:
+            self._adapters.settle([Done(submit.id, FinishReason.ABORT, Usage(0, 0, 0))])
+        return adaptation.path
 
     def stats(self) -> dict[str, float]:
         """Return gauges and counters by name, as in ``Heartbeat``."""

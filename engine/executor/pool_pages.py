@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ...kernels import ops
+from ..batch import PageLoad
 from ..config import EngineConfig
 from ..models.kv_pool import KvPool
 from ..models.model import Model
@@ -28,6 +31,10 @@ class PoolPages:
     def read_page(self, page: int) -> memoryview:
         """Return a copy of a page's bytes, on any thread."""
         return self._kv.read_page(page)
+
+    def load(self, loads: Sequence[PageLoad]) -> None:
+        """Fill pages that no step in flight uses, between two steps."""
+        self._kv.copy(loads)
 
 
 def _refusal(kv: KvPool) -> str:

@@ -132,7 +132,11 @@ class BlockCodec:
     def _cipher(self, tenant: str) -> Any:
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-        return AESGCM(blake2b(tenant.encode("utf-8", "surrogatepass"), key=self.key, person=b"rootgraft tenant", digest_size=32).digest())
+        return AESGCM(
+            blake2b(
+                tenant.encode("utf-8", "surrogatepass"), key=self.key, person=b"rootgraft tenant", digest_size=32
+            ).digest()
+        )
 
 
 def check_preamble(view: memoryview, *, sealed: bool) -> tuple[int, int]:

@@ -64,7 +64,10 @@ class KvStore(Protocol):
         """Return a page; None for a miss."""
 
     def clear(self) -> int:
-        """Remove all pages. Returns their number."""
+        """Forget all pages. Returns their number."""
+
+    def sweep(self) -> None:
+        """Give back what pages took that were forgotten by ``clear``, which may take long."""
 
     def stats(self) -> dict[str, float]: ...
 
@@ -123,6 +126,9 @@ class HostStore:
             self._pages.clear()
             return count
 
+    def sweep(self) -> None:
+        """Nothing is left."""
+
     def stats(self) -> dict[str, float]:
         return _stats(self.tier, self._index, self._stats)
 
@@ -157,6 +163,7 @@ class DiskStore:
         self._index = TierIndex(capacity, clock)
         self._stats = StoreStats()
         self._logged = -_LOG_SECONDS
+        self._forgotten: list[tuple[bytes, str]] = []  # key and folder of files that are still to be removed
         for found in files.scan():
             removed = self._index.make_room(found.num_bytes)
             for key, entry in removed or ():
@@ -173,6 +180,7 @@ class DiskStore:
     def put(self, block: BlockId, payload: Buffer) -> None:
         folder, num_bytes = self._folder(block), self._codec.block_bytes(block)
         with self._writing:
+            self._sweep()
             with self._lock:
                 removed = self._index.make_room(num_bytes)
                 self._stats.evicted += len(removed or ())
@@ -216,10 +224,19 @@ class DiskStore:
     def clear(self) -> int:
         with self._lock:
             entries = [(key, self._index.remove(key)) for key in tuple(self._index)]
-        for key, entry in entries:
-            assert entry is not None
-            self._files.remove(entry.tenant, key)
+            self._forgotten += [(key, entry.tenant) for key, entry in entries if entry is not None]
         return len(entries)
+
+    def sweep(self) -> None:
+        with self._writing:
+            self._sweep()
+
+    def _sweep(self) -> None:
+        """Remove the files of pages that were forgotten, before a file is written: the bound counts them no more."""
+        with self._lock:
+            forgotten, self._forgotten = self._forgotten, []
+        for key, folder in forgotten:
+            self._files.remove(folder, key)
 
     def stats(self) -> dict[str, float]:
         return _stats(self.tier, self._index, self._stats)

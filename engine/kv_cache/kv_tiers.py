@@ -11,6 +11,8 @@ threads, and whatever fails is a miss.
 from __future__ import annotations
 
 import logging
+import os
+import sys
 import threading
 from array import array
 from collections import deque
@@ -26,6 +28,7 @@ from .kv_stores import KvStore
 logger = logging.getLogger("rootgraft.kv")
 
 _MOST_OFFERED = 1 << 16  # pages that wait for the writer
+_NICENESS = 10  # added to that of the writer: a step whose kernel waits for one of its threads waits as a whole
 _MOST_MOVES = 2  # reads of one sequence anew because the tree has lost what came before its pages
 
 
@@ -96,6 +99,7 @@ class KvTiers:
         self._num_dropped = 0
         self._is_closed = False
         self._is_writing = False
+        self._is_sweeping = False  # files of forgotten pages are to be removed
         work = () if inline else ((self._write_all, "kv-write-behind"), (self._read_all, "kv-read-ahead"))
         self._threads = [threading.Thread(target=run, name=name, daemon=True) for run, name in work]
         for thread in self._threads:
@@ -218,17 +222,24 @@ class KvTiers:
         self._arriving.clear()
 
     def clear(self) -> int:
-        """Remove all pages from all stores. Returns their number."""
+        """Forget all pages of all stores, whose files the writer removes. Returns their number."""
         with self._lock:
             self._offered.clear()
             self._to_write.clear()
-        self.flush()
-        return sum(store.clear() for store in self.stores)
+            self._lock.wait_for(lambda: not self._is_writing)
+            count = sum(store.clear() for store in self.stores)
+            self._is_sweeping = True
+            self._lock.notify_all()
+        if self._inline:
+            self._sweep()
+        return count
 
     def flush(self) -> None:
         """Wait until all pages that were offered are written or given up."""
         with self._lock:
-            self._lock.wait_for(lambda: self._is_closed or not (self._to_write or self._is_writing))
+            self._lock.wait_for(
+                lambda: self._is_closed or not (self._to_write or self._is_writing or self._is_sweeping)
+            )
 
     def stats(self) -> dict[str, float]:
         """Return gauges and counters by name."""
@@ -260,7 +271,9 @@ class KvTiers:
     # The threads
 
     def _write_all(self) -> None:
-        self._work(lambda: bool(self._to_write), self._write_next)
+        if sys.platform == "linux":  # elsewhere niceness is that of the whole process
+            os.nice(_NICENESS)
+        self._work(lambda: bool(self._to_write or self._is_sweeping), self._write_next)
 
     def _read_all(self) -> None:
         self._work(lambda: bool(self._to_read), self._read_next)
@@ -280,7 +293,18 @@ class KvTiers:
         while self._to_write:
             self._write_next()
 
+    def _sweep(self) -> None:
+        try:
+            for store in self.stores:
+                store.sweep()
+        finally:
+            with self._lock:
+                self._is_sweeping = False
+                self._lock.notify_all()
+
     def _write_next(self) -> None:
+        if self._is_sweeping:
+            self._sweep()
         with self._lock:
             if not self._to_write:
                 return

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from hashlib import blake2b
 from pathlib import Path
 from typing import Protocol
 
+from ..batch import PageLoad
 from ..config import EngineConfig
 from ..errors import ConfigError
 from .block_codec import BlockCodec, Buffer
@@ -34,6 +36,9 @@ class KvPages(Protocol):
 
     def read_page(self, page: int) -> Buffer:
         """Return a copy of a page's bytes, on any thread."""
+
+    def load(self, loads: Sequence[PageLoad]) -> None:
+        """Fill pages that no step in flight uses, between two steps."""
 
 
 def make_scheme(config: EngineConfig, pages: KvPages) -> tuple[BlockScheme, bytes]:

@@ -32,6 +32,7 @@ from ...radix.soft_pins import PinKind, SoftPin
 from ...radix.tree import RadixTree
 from ...radix.tree_view import tree_view
 from ..batch import PageCopy, PageLoad
+from .block_keys import BlockId, BlockScheme
 from .kv_tiers import Fetch, KvTiers
 from .page_allocator import PageAllocator
 from .state_cache import StateCache, StateSlots
@@ -367,6 +368,38 @@ class PrefixCache:
         self._free(private)
         self._leases.remove(lease)
         lease.released = True
+
+    def export(self, scheme: BlockScheme, path: Path, tokens: array[int]) -> tuple[list[BlockId], list[int]]:
+        """Return the whole pages of a prefix in the tree: their names, and their ids, which hold until the next call.
+
+        In a model with recurrent states they are useless without a state, which is not exported.
+        """
+        data = _memory(tokens, 0, len(tokens))
+        pages = self._tree.match(path, data).pages
+        keys: list[bytes] = []
+        scheme.extend(keys, path, data, len(pages))
+        return scheme.blocks(keys, path, data, 0, len(pages)), pages
+
+    def import_pages(self, path: Path, tokens: array[int]) -> tuple[Lease, int]:
+        """Lease pages for a prefix of whole pages, as far as there is room: those of the tree, then private ones.
+
+        The caller fills the private ones at once, commits the lease and releases it.
+
+        Returns:
+            The lease, and the tokens that it has pages for.
+        """
+        found = len(self._tree.match(path, _memory(tokens, 0, len(tokens))).pages)
+        lease = self.acquire(path, tokens, found * self.page_size)
+        room = found + self.available()
+        num_tokens = min(len(tokens) // self.page_size, max(found, room)) * self.page_size
+        self.grow(lease, num_tokens)
+        return lease, num_tokens
+
+    def clear(self) -> int:
+        """Evict all pages that no sequence uses. Returns their number."""
+        freed = self._tree.evict(self._tree.num_pages - self._tree.num_locked)
+        self._free(freed)
+        return len(freed)
 
     def pin(self, path: Path, tokens: array[int], num_tokens: int, kind: PinKind) -> SoftPin | None:
         """Soft-pin the whole pages of the first ``num_tokens`` tokens that are in the tree; None if there are none."""

@@ -55,7 +55,12 @@ def test_a_plain_header_says_what_the_block_is() -> None:
     fields = describe(lambda count: bytes(next(parts)[:count]))
     assert fields is not None
     assert fields["form"] == SCHEME.form
-    assert (fields["base"], fields["adapter"], fields["salt"], fields["tenant"]) == ("base", "adapter", "salt", "tenant")
+    assert (fields["base"], fields["adapter"], fields["salt"], fields["tenant"]) == (
+        "base",
+        "adapter",
+        "salt",
+        "tenant",
+    )
     assert (fields["position"], fields["tokens"], fields["page_size"]) == (4, [4, 5, 6, 7], PAGE)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support.engine.faulty_files import FaultyFiles
 
 from rootgraft.engine.kv_cache.block_codec import ALIGNMENT, BlockCodec
 from rootgraft.engine.kv_cache.block_files import BlockFiles, found_files
@@ -17,7 +18,6 @@ from rootgraft.engine.kv_cache.block_keys import BlockId, BlockScheme
 from rootgraft.engine.kv_cache.kv_stores import DiskStore, HostStore
 from rootgraft.radix import namespace
 from rootgraft.radix.namespace import Namespace
-from support.engine.faulty_files import FaultyFiles
 
 PAGE, BYTES = 4, 512
 SCHEME = BlockScheme("fake", PAGE, BYTES)

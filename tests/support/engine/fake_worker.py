@@ -111,6 +111,12 @@ class FakePages:
         start = page * self._worker.page_size
         return array("q", self._worker.cells[start : start + self._worker.page_size]).tobytes()
 
+    def load(self, loads: Iterable[PageLoad]) -> None:
+        for load in loads:
+            start = load.page * self._worker.page_size
+            content = memoryview(bytes(load.payload)).cast("q").tolist()
+            self._worker.cells[start : start + self._worker.page_size] = content
+
 
 class FakeWorker:
     """Runs batches on integers, with the same rules as a device: rows read what earlier steps wrote."""
@@ -194,8 +200,7 @@ class FakeWorker:
             self.sources[start.row] = start.state
         for copy in batch.copies:
             if isinstance(copy, PageLoad):
-                start = copy.page * self.page_size
-                self.cells[start : start + self.page_size] = memoryview(bytes(copy.payload)).cast("q").tolist()
+                self.kv_pages.load([copy])
                 continue
             for i in range(copy.num_tokens):
                 self.cells[copy.target * self.page_size + i] = self.cells[copy.source * self.page_size + i]
