@@ -1,4 +1,4 @@
-"""KV stores: where blocks are kept outside the pool, in host memory or in files. Bounded, thread-safe, never an error."""
+"""KV stores: blocks outside the pool, in host memory or in files. Bounded and thread-safe; a fault is a miss."""
 
 from __future__ import annotations
 

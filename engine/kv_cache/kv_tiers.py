@@ -157,13 +157,17 @@ class KvTiers:
         if len(fetch.keys) < num_pages:
             self.scheme.extend(fetch.keys, path, tokens[: num_pages * self.scheme.page_size].tobytes(), num_pages)
         end = num_cached
-        while end < num_pages and any([store.touch(fetch.keys[end]) for store in self.stores]):
+        while end < num_pages and self._touch(fetch.keys[end]):
             end += 1
         fetch.payloads = []
         if end == num_cached:
             return False
         data = tokens[: end * self.scheme.page_size].tobytes()
         return self._begin(fetch, num_cached, self.scheme.blocks(fetch.keys, path, data, num_cached, end))
+
+    def _touch(self, key: bytes) -> bool:
+        """Note a use of a page in all stores. False if none has it."""
+        return True in [store.touch(key) for store in self.stores]
 
     def knows(self, number: int) -> bool:
         """Return whether ``awaits`` was asked of a waiting sequence."""

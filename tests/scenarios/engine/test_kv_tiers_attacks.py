@@ -1,4 +1,4 @@
-"""KV on disk under attack: other keys, salts, tenants, adapters, and files that were cut, swapped, rewritten or flipped.
+"""KV on disk under attack: other keys, salts, tenants, adapters; files that were cut, swapped, rewritten or flipped.
 
 The device of integers keeps in each cell a hash of all tokens and weights before it, so KV of anything else changes
 the tokens that follow.
