@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 from .block_codec import Buffer
 
@@ -18,6 +19,10 @@ SUFFIX = ".kv"
 _UNFINISHED = ".part"
 _LOCK = "lock"
 _MOST_SLOTS = 64
+
+
+class SlotInUse(Exception):
+    """Another process has this folder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,15 +51,30 @@ class BlockFiles:
     def __init__(self, folder: Path) -> None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         for number in range(_MOST_SLOTS):
-            self.folder = folder / str(number)
-            self.folder.mkdir(mode=0o700, exist_ok=True)
-            self._lock = os.open(self.folder / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
             try:
-                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                self._take(folder / str(number))
                 return
-            except BlockingIOError:
-                os.close(self._lock)
+            except SlotInUse:
+                continue
         raise OSError(f"{_MOST_SLOTS} processes use {folder} already")
+
+    @classmethod
+    def of(cls, folder: Path) -> Self:
+        """Take DIR/0 or another one of them. Raises SlotInUse, OSError."""
+        made = cls.__new__(cls)
+        made._take(folder)
+        return made
+
+    def _take(self, folder: Path) -> None:
+        """Lock a folder for this process. Raises SlotInUse, OSError."""
+        self.folder = folder
+        folder.mkdir(mode=0o700, exist_ok=True)
+        self._lock = os.open(folder / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._lock)
+            raise SlotInUse(folder) from None
 
     def path(self, folder: str, key: bytes) -> Path:
         return self.folder / folder / (key.hex() + SUFFIX)
@@ -117,6 +137,11 @@ class BlockFiles:
     def close(self) -> None:
         """Leave the folder to other processes. Its files stay."""
         os.close(self._lock)
+
+
+def slot_folders(folder: Path) -> list[Path]:
+    """Return the folders of processes below DIR."""
+    return sorted(each for each in folder.iterdir() if each.is_dir() and each.name.isdecimal())
 
 
 def found_files(folder: Path) -> Iterator[Path]:
