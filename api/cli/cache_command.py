@@ -12,7 +12,7 @@ from typing import Any
 
 from ...engine.kv_cache.kv_folder import KvFolder, KvGroup
 from .machine.text_table import ago_text, bytes_text, text_table
-from .options import CacheFileOptions, CacheOptions, RemoteOptions
+from .options import KvCacheOptions, KvFileOptions, RemoteOptions
 from .remote_server import RemoteServer
 
 _HEAD = ("TENANT", "ADAPTER", "PROMPTS", "PAGES", "SIZE", "USED", "BASE MODEL")
@@ -21,7 +21,7 @@ _SHOWN_DIGITS = 12
 _ENCRYPTED = "(encrypted)"
 
 
-def ls(options: CacheOptions) -> int:
+def ls(options: KvCacheOptions) -> int:
     """Print what a folder holds by tenant, adapter and base model. Returns 0. Raises ConfigError."""
     if options.kv_disk is None:
         return stats(options)
@@ -34,7 +34,7 @@ def ls(options: CacheOptions) -> int:
     return 0
 
 
-def stats(options: CacheOptions) -> int:
+def stats(options: KvCacheOptions) -> int:
     """Print how much KV a folder or a server holds. Returns 0. Raises RemoteError, ConfigError."""
     if options.kv_disk is not None:
         with _opened(options.kv_disk) as folder:
@@ -54,7 +54,7 @@ def stats(options: CacheOptions) -> int:
     return 0
 
 
-def clear(options: CacheOptions) -> int:
+def clear(options: KvCacheOptions) -> int:
     """Remove the cached KV of a folder or a server. Returns 0. Raises RemoteError, ConfigError."""
     if options.kv_disk is not None:
         with _opened(options.kv_disk) as folder:
@@ -65,14 +65,14 @@ def clear(options: CacheOptions) -> int:
     return 0
 
 
-def export(options: CacheFileOptions) -> int:
+def export(options: KvFileOptions) -> int:
     """Pack a folder into a file. Returns 0. Raises ConfigError, OSError."""
     with _opened(options.kv_disk) as folder:
         print(f"{folder.export(Path(options.file))} pages of KV written to {options.file}")
     return 0
 
 
-def import_file(options: CacheFileOptions) -> int:
+def import_file(options: KvFileOptions) -> int:
     """Unpack a file into a folder. Returns 0. Raises ConfigError, OSError."""
     Path(options.kv_disk).expanduser().mkdir(mode=0o700, parents=True, exist_ok=True)
     with _opened(options.kv_disk) as folder:
@@ -90,7 +90,7 @@ def _opened(path: str) -> Iterator[KvFolder]:
         folder.close()
 
 
-async def _ask(options: CacheOptions, method: str, path: str) -> Any:
+async def _ask(options: KvCacheOptions, method: str, path: str) -> Any:
     async with RemoteServer.connect(RemoteOptions(options.url, options.api_key, "-")) as server:
         return await server.call(method, path, None if method == "GET" else {})
 

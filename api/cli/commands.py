@@ -14,8 +14,6 @@ from .options import (
     AddOptions,
     AdminOptions,
     BenchOptions,
-    CacheFileOptions,
-    CacheOptions,
     CanaryOptions,
     ChatOptions,
     CompleteOptions,
@@ -23,6 +21,8 @@ from .options import (
     KeyAddOptions,
     KeyListOptions,
     KeyNameOptions,
+    KvCacheOptions,
+    KvFileOptions,
     NameOptions,
     PullOptions,
     QuantizeOptions,
@@ -130,22 +130,22 @@ COMMANDS = {
         (FleetStatusOptions,),
         "fleet_status:print_fleet",
     ),
-    "cache ls": Command("List what a folder of --kv-disk holds.", (CacheOptions,), "cache_command:ls", "kv_disk"),
+    "cache ls": Command("List what a folder of --kv-disk holds.", (KvCacheOptions,), "cache_command:ls", "kv_disk"),
     "cache stats": Command(
-        "Tell how much KV a server or a folder of --kv-disk holds.", (CacheOptions,), "cache_command:stats", "kv_disk"
+        "Tell how much KV a server or a folder of --kv-disk holds.", (KvCacheOptions,), "cache_command:stats", "kv_disk"
     ),
     "cache clear": Command(
         "Remove the cached KV of a server, or the files of a folder of --kv-disk.",
-        (CacheOptions,),
+        (KvCacheOptions,),
         "cache_command:clear",
         "kv_disk",
     ),
     "cache export": Command(
-        "Write the files of a folder of --kv-disk into one.", (CacheFileOptions,), "cache_command:export", "file"
+        "Write the files of a folder of --kv-disk into one.", (KvFileOptions,), "cache_command:export", "file"
     ),
     "cache import": Command(
         "Take KV from a file of `cache export` to a folder of --kv-disk.",
-        (CacheFileOptions,),
+        (KvFileOptions,),
         "cache_command:import_file",
         "file",
     ),

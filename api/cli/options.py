@@ -81,7 +81,7 @@ class FleetStatusOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class CacheOptions:
+class KvCacheOptions:
     """Options of ``rootgraft cache``: a folder of KV, or a server."""
 
     kv_disk: str | None = option(
@@ -93,7 +93,7 @@ class CacheOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class CacheFileOptions:
+class KvFileOptions:
     """Options of ``rootgraft cache export`` and ``import``."""
 
     file: str = option("", "File of KV, which can be taken to another machine.", group="cache")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...kernels import ops
-from ..batch import PageLoad
+from ..batch import Batch, PageLoad
 from ..config import EngineConfig
-from ..models.kv_pool import KvPool
+from ..models.kv_pool import KvPool, KvPrefault
 from ..models.model import Model
 
 
@@ -23,10 +23,21 @@ class PoolPages:
 
     def __init__(self, config: EngineConfig, model: Model, kv: KvPool) -> None:
         self._kv = kv
+        self._prefault: KvPrefault | None = None
         self.on_device = model.device.type != "cpu"
         self.form = f"{kv.form}; {_arithmetic(config, model)}"
         self.page_bytes = kv.page_bytes
         self.refusal = _refusal(kv)
+
+    def populate_ahead(self) -> None:
+        """Have memory provided ahead of use from now on, on a CPU."""
+        if not self.on_device:
+            self._prefault = KvPrefault(self._kv)
+
+    def reach(self, batch: Batch) -> None:
+        """Note the pages that a step is about to write."""
+        if self._prefault is not None:
+            self._prefault.reach(batch)
 
     def read_page(self, page: int) -> memoryview:
         """Return a copy of a page's bytes, on any thread."""

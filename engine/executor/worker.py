@@ -13,7 +13,6 @@ from ..batch import Batch, Masks, StepHandle, StepResult
 from ..checkpoint.base_digest import base_digest
 from ..checkpoint.read_config import open_checkpoint
 from ..config import EngineConfig
-from ..models.kv_pool import KvPrefault
 from ..step_timer import StepTimer
 from ..text.end_tokens import read_end_tokens
 from .adapter_options import make_adapters
@@ -111,14 +110,13 @@ class Worker:
             step_timer=step_timer,
         )
         self._runner.run(single_row(1, (0,)))  # the smallest step: no request waits for what first use sets up
-        self._kv_prefault = KvPrefault(kv) if device.type == "cpu" else None
+        self.kv_pages.populate_ahead()
         seconds = loaded - started, time.monotonic() - loaded
         self.summary = summary_lines(config, model, plan, kv, self.draft.summary if self.draft else None, seconds)
 
     def launch(self, batch: Batch) -> StepHandle:
         """Start the forward pass of a step: see ``ModelRunner.launch``."""
-        if self._kv_prefault is not None:
-            self._kv_prefault.reach(batch)
+        self.kv_pages.reach(batch)
         return self._runner.launch(batch) if self.overlaps else DeferredStep(self._runner, batch)
 
     def free_memory(self) -> None:

@@ -81,7 +81,7 @@ class BlockCodec:
             preamble = _preamble(_SEALED, len(header), len(payload), nonce)
             return [preamble, self._cipher(block.origin.namespace.tenant).encrypt(nonce, header + payload, preamble)]
         preamble = _preamble(0, len(header), len(payload), bytes(12))
-        return [preamble, header, payload, _checksum(preamble, header, payload)]
+        return [preamble + header, payload, _checksum(preamble, header, payload)]
 
     def decode(self, block: BlockId, data: Buffer) -> memoryview:
         """Return the payload of an encoded block, if that is the one that is wanted. Raises NotABlock."""

@@ -81,17 +81,24 @@ class BlockFiles:
 
     def write(self, folder: str, key: bytes, parts: Iterable[Buffer]) -> None:
         """Write a file. Raises OSError, and nothing is left then."""
-        path = self.path(folder, key)
-        path.parent.mkdir(mode=0o700, exist_ok=True)
-        unfinished = path.with_suffix(_UNFINISHED)
+        path = f"{self.folder}/{folder}/{key.hex()}"
+        unfinished = path + _UNFINISHED
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
         try:
-            with open(unfinished, "wb", buffering=0, opener=_private) as file:
+            fd = os.open(unfinished, flags, 0o600)
+        except FileNotFoundError:
+            os.mkdir(f"{self.folder}/{folder}", 0o700)
+            fd = os.open(unfinished, flags, 0o600)
+        try:
+            try:
                 for part in parts:
-                    self.write_part(file.fileno(), memoryview(part))
-            unfinished.rename(path)
+                    self.write_part(fd, memoryview(part))
+            finally:
+                os.close(fd)
+            os.rename(unfinished, path + SUFFIX)
         except BaseException:
             with suppress(OSError):
-                unfinished.unlink()
+                os.unlink(unfinished)
             raise
 
     def write_part(self, fd: int, part: memoryview) -> None:
@@ -150,7 +157,3 @@ def found_files(folder: Path) -> Iterator[Path]:
         for entry in os.scandir(tenant):
             if entry.name.endswith((SUFFIX, _UNFINISHED)):
                 yield Path(entry.path)
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)

@@ -93,10 +93,12 @@ class HostStore:
         self._stats = StoreStats()
 
     def touch(self, key: bytes) -> bool:
+        """Note a use of a page. False if it is not here."""
         with self._lock:
             return self._index.touch(key)
 
     def put(self, block: BlockId, payload: Buffer) -> None:
+        """Store a page, which may fail unnoticed."""
         with self._lock:
             removed = self._index.make_room(len(payload))
             if removed is None:
@@ -109,6 +111,7 @@ class HostStore:
             self._stats.evicted += len(removed)
 
     def get(self, block: BlockId) -> Buffer | None:
+        """Return a page; None for a miss."""
         with self._lock:
             stored, payload = self._pages.get(block.key, (None, b""))
             if stored != block:
@@ -119,6 +122,7 @@ class HostStore:
             return payload
 
     def clear(self) -> int:
+        """Forget all pages. Returns their number."""
         with self._lock:
             count = len(self._index)
             for key in tuple(self._index):
@@ -133,6 +137,7 @@ class HostStore:
         return _stats(self.tier, self._index, self._stats)
 
     def check(self) -> None:
+        """Raise AssertionError if what is counted is wrong."""
         with self._lock:
             self._index.check()
             assert self._pages.keys() == set(self._index)
@@ -174,10 +179,12 @@ class DiskStore:
                 self._index.add(found.key, found.folder, found.num_bytes)
 
     def touch(self, key: bytes) -> bool:
+        """Note a use of a page. False if it is not here."""
         with self._lock:
             return self._index.touch(key)
 
     def put(self, block: BlockId, payload: Buffer) -> None:
+        """Store a page, which may fail unnoticed."""
         folder, num_bytes = self._folder(block), self._codec.block_bytes(block)
         with self._writing:
             self._sweep()
@@ -198,6 +205,7 @@ class DiskStore:
                 self._stats.stored += 1
 
     def get(self, block: BlockId) -> Buffer | None:
+        """Return a page; None for a miss."""
         with self._lock:
             entry = self._index.get(block.key)
             self._index.touch(block.key)
@@ -222,12 +230,14 @@ class DiskStore:
         return payload
 
     def clear(self) -> int:
+        """Forget all pages. Returns their number."""
         with self._lock:
             entries = [(key, self._index.remove(key)) for key in tuple(self._index)]
             self._forgotten += [(key, entry.tenant) for key, entry in entries if entry is not None]
         return len(entries)
 
     def sweep(self) -> None:
+        """Remove the files of pages that ``clear`` has forgotten."""
         with self._writing:
             self._sweep()
 
@@ -242,6 +252,7 @@ class DiskStore:
         return _stats(self.tier, self._index, self._stats)
 
     def check(self) -> None:
+        """Raise AssertionError if what is counted is wrong."""
         with self._lock:
             self._index.check()
 

@@ -89,7 +89,6 @@ class KvTiers:
         self.stores = tuple(stores)
         self._reader = reader
         self._most_fetched = max(1, most_fetched // scheme.page_bytes)
-        self._inline = inline
         self._lock = threading.Condition()
         self._offered: dict[int, BlockId] = {}  # by page of the pool; an entry ends when the page leaves the tree
         self._to_write: deque[tuple[int, BlockId]] = deque()
@@ -127,7 +126,7 @@ class KvTiers:
                 self._offered[page] = block
                 self._to_write.append((page, block))
             self._lock.notify_all()
-        if self._inline:
+        if not self._threads:
             self._write_until_empty()
 
     def forget(self, pages: Iterable[int]) -> None:
@@ -185,7 +184,7 @@ class KvTiers:
         fetch.first, fetch.blocks = first, blocks[:room]
         fetch.num_moves += 1
         fetch.is_done = False
-        if self._inline:
+        if not self._threads:
             self._read(fetch)
             return False
         with self._lock:
@@ -234,7 +233,7 @@ class KvTiers:
             count = sum(store.clear() for store in self.stores)
             self._is_sweeping = True
             self._lock.notify_all()
-        if self._inline:
+        if not self._threads:
             self._sweep()
         return count
 

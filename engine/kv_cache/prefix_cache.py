@@ -62,6 +62,21 @@ class StateUses:
         return [*self.drafted.values(), *(slot for slot in (self.resumed, self.read) if slot >= 0)]
 
 
+@dataclass(slots=True)
+class TierUses:
+    """What a sequence has of tiers.
+
+    Attributes:
+        loads: pages to fill from outside before the last tokens of the hit have KV, until ``Lease.take_loads``.
+        arriving: keys of the pages that are filled so, until the first ``commit``.
+        keys: of its whole pages, as far as tiers were asked.
+    """
+
+    loads: tuple[PageLoad, ...] = ()
+    arriving: tuple[bytes, ...] = ()
+    keys: list[bytes] = field(default_factory=list)
+
+
 @dataclass(slots=True, eq=False)
 class Lease:
     """The pages of a running sequence, from ``acquire`` to ``release``. Written by ``PrefixCache`` and ``take_*``.
@@ -82,9 +97,7 @@ class Lease:
         state: slot of the state at the end of the hit, -1 for none.
         pending: reserved slots by the position after which a step saves the state there.
         uses: what the sequence has of states beside these.
-        loads: pages to fill from outside before the last tokens of the hit have KV, until ``take_loads``.
-        arriving: keys of the pages that are filled so, until the first ``commit``.
-        keys: of its whole pages, as far as tiers were asked; none without tiers.
+        tiered: what it has of tiers.
     """
 
     path: Path
@@ -101,9 +114,7 @@ class Lease:
     state: int = -1
     pending: dict[int, int] = field(default_factory=dict)
     uses: StateUses = field(default_factory=StateUses)
-    loads: tuple[PageLoad, ...] = ()
-    arriving: tuple[bytes, ...] = ()
-    keys: list[bytes] = field(default_factory=list)
+    tiered: TierUses = field(default_factory=TierUses)
 
     def take_changes(self) -> tuple[int, tuple[int, ...]]:
         """Return the index from which ``pages`` changed since the last call, and the ids from there on."""
@@ -118,7 +129,7 @@ class Lease:
 
     def take_loads(self) -> tuple[PageLoad, ...]:
         """Return the pages to fill before the next batch. Once taken they must be filled, even if the lease ends."""
-        loads, self.loads = self.loads, ()
+        loads, self.tiered.loads = self.tiered.loads, ()
         return loads
 
     def take_resumed(self) -> int:
@@ -323,15 +334,15 @@ class PrefixCache:
             num_computed: tokens whose KV is in the lease's pages.
         """
         _check_live(lease)
-        if lease.copy or lease.loads:
-            waiting = lease.copy or f"{len(lease.loads)} loads"
+        if lease.copy or lease.tiered.loads:
+            waiting = lease.copy or f"{len(lease.tiered.loads)} loads"
             raise ValueError(f"commit of {num_computed} tokens before the lease's copy was taken: {waiting}")
         self._check_computed(lease, tokens, num_computed)
         if lease.sharing:
             self._enter(lease, tokens, num_computed // self.page_size)
         if self.states is not None:
             self._keep_states(lease, num_computed, self.states)
-        if lease.arriving:
+        if lease.tiered.arriving:
             self._end_arrival(lease)
 
     def release(self, lease: Lease, tokens: array[int], num_computed: int) -> None:
@@ -346,9 +357,9 @@ class PrefixCache:
         _check_live(lease)
         self._check_computed(lease, tokens, num_computed)
         # Until a step of the lease is committed, pages that are filled from outside may not be filled yet.
-        is_filled = not lease.arriving or num_computed > lease.num_tokens
+        is_filled = not lease.tiered.arriving or num_computed > lease.num_tokens
         entering = lease.sharing and lease.copy is None and is_filled
-        if lease.arriving:
+        if lease.tiered.arriving:
             self._end_arrival(lease)
         if entering:
             self._enter(lease, tokens, num_computed // self.page_size)
@@ -502,8 +513,8 @@ class PrefixCache:
         if not lease.sharing or first >= end:
             return
         data = _memory(tokens, 0, end * self.page_size)
-        tiers.scheme.extend(lease.keys, lease.path, data, end)
-        tiers.offer(tiers.scheme.blocks(lease.keys, lease.path, data, first, end), lease.pages[first:end])
+        tiers.scheme.extend(lease.tiered.keys, lease.path, data, end)
+        tiers.offer(tiers.scheme.blocks(lease.tiered.keys, lease.path, data, first, end), lease.pages[first:end])
 
     def _load(self, lease: Lease, tiers: KvTiers, fetch: Fetch, most: int) -> bool:
         """Continue a lease, which has the tree's pages alone, by those that were read. False if they do not fit.
@@ -519,15 +530,15 @@ class PrefixCache:
         payloads = fetch.payloads[first - fetch.first : end - fetch.first]
         lease.pages += targets
         lease.num_tokens = end * self.page_size
-        lease.loads = tuple(map(PageLoad, targets, payloads))
-        lease.arriving = tuple(fetch.keys[first:end])
-        tiers.arrive(lease.arriving)
+        lease.tiered.loads = tuple(map(PageLoad, targets, payloads))
+        lease.tiered.arriving = tuple(fetch.keys[first:end])
+        tiers.arrive(lease.tiered.arriving)
         return True
 
     def _end_arrival(self, lease: Lease) -> None:
         assert self.tiers is not None
-        self.tiers.arrived(lease.arriving)
-        lease.arriving = ()
+        self.tiers.arrived(lease.tiered.arriving)
+        lease.tiered.arriving = ()
 
     def _free(self, pages: list[int]) -> None:
         """Free pages, and the checkpoints of those that were in the tree."""

@@ -193,5 +193,6 @@ def test_a_clear_leaves_nothing(tmp_path: Path) -> None:
     say(engine)
     tiers_of(engine.core).flush()
     assert tiers_of(engine.core).clear() == 11, "pages of prompt and answer"
+    tiers_of(engine.core).flush()
     assert not [*found_files(tmp_path / "0")]
     engine.core.close()

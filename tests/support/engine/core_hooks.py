@@ -159,9 +159,9 @@ def watch_preemptions(core: EngineCore) -> list[int]:
 
 def set_tiers(core: EngineCore, tiers: KvTiers) -> None:
     """Give a core without tiers some."""
-    core._tiers = core._cache.tiers = tiers
+    core._kept.tiers = core._cache.tiers = tiers
 
 
 def tiers_of(core: EngineCore) -> KvTiers:
-    assert core._tiers is not None
-    return core._tiers
+    assert core._kept.tiers is not None
+    return core._kept.tiers

@@ -1,4 +1,4 @@
-"""Prefix transfer: KV of a prompt out of the prefix cache into a file, and back. Called on the core's thread."""
+"""Kept KV: prefix caches with the tiers of the options, and KV of prompts in files. Called on the core's thread."""
 
 from __future__ import annotations
 
@@ -7,12 +7,61 @@ from pathlib import Path as FilePath
 
 from ...radix.namespace import Path
 from ..batch import PageLoad
+from ..config import EngineConfig
 from ..errors import ConfigError
 from ..kv_cache.block_codec import BlockCodec
 from ..kv_cache.block_keys import BlockScheme
-from ..kv_cache.make_tiers import KvPages
+from ..kv_cache.make_tiers import KvPages, make_tiers
 from ..kv_cache.prefix_cache import PrefixCache
 from ..kv_cache.prefix_files import read_prefix, write_prefix
+from .step_worker import StepWorker
+
+
+class KeptKv:
+    """Makes the prefix caches of an engine core, over tiers that outlive each of them.
+
+    Attributes:
+        tiers: of the options; None for none.
+
+    Raises:
+        ConfigError: the model or the device cannot have the tiers, or folder or key are not usable.
+    """
+
+    def __init__(self, config: EngineConfig, worker: StepWorker) -> None:
+        self._config, self._worker = config, worker
+        self.tiers = make_tiers(config, worker.kv_pages)
+
+    def new_cache(self) -> PrefixCache:
+        """Return an empty prefix cache, of a pool whose content is trusted no more."""
+        if self.tiers:
+            self.tiers.reset()
+        config, worker = self._config, self._worker
+        return PrefixCache(
+            worker.num_pages,
+            config.block_size,
+            sharing=config.enable_prefix_caching,
+            states=worker.states,
+            tiers=self.tiers,
+        )
+
+    def clear(self, cache: PrefixCache) -> None:
+        """Remove all KV that no running sequence uses, from the pool and from all tiers."""
+        cache.clear()
+        if self.tiers:
+            self.tiers.clear()
+
+    def transfer(self, cache: PrefixCache) -> PrefixTransfer:
+        """Return what saves and loads KV of prompts, between two steps. Raises ConfigError."""
+        return PrefixTransfer(cache, self._worker.kv_pages, self._worker.base_digest)
+
+    def stats(self) -> dict[str, float]:
+        """Return gauges and counters of the tiers by name."""
+        return self.tiers.stats() if self.tiers else {}
+
+    def close(self) -> None:
+        """End the threads of the tiers, once they have written what they were given."""
+        if self.tiers:
+            self.tiers.close()
 
 
 class PrefixTransfer:
