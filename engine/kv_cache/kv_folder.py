@@ -72,8 +72,8 @@ class KvFolder:
         for path in self._files():
             with suppress(OSError, NotABlock), path.open("rb", buffering=0) as file:
                 fields = describe(file.read) or {}
-                names = [fields.get(name) for name in ("base", "adapter", "salt", "tenant")]
-                group = groups.setdefault((path.parent.name, *names), KvGroup(path.parent.name, *names))
+                names = {name: fields.get(name) for name in ("base", "adapter", "salt", "tenant")}
+                group = groups.setdefault((path.parent.name, *names.values()), KvGroup(path.parent.name, **names))
                 status = path.stat()
                 group.pages += 1
                 group.prompts += fields.get("position") == 0

@@ -246,7 +246,7 @@ class KvTiers:
 
     def stats(self) -> dict[str, float]:
         """Return gauges and counters by name."""
-        found = {"kv_pages_to_write": len(self._to_write), "kv_dropped": self._num_dropped}
+        found: dict[str, float] = {"kv_pages_to_write": len(self._to_write), "kv_dropped": self._num_dropped}
         for store in self.stores:
             found |= store.stats()
         return found
@@ -343,7 +343,8 @@ class KvTiers:
         found: list[Buffer] = []
         try:
             for block in fetch.blocks:
-                payload = next(filter(None, (store.get(block) for store in self.stores)), None)
+                payloads = (store.get(block) for store in self.stores)
+                payload = next((each for each in payloads if each is not None), None)
                 if payload is None:
                     break
                 found.append(payload)

@@ -110,10 +110,10 @@ class KvPool:
             data = np.empty(sum(part.nbytes for part in parts), np.uint8)
             for part, target in zip(parts, _parts(data, parts), strict=True):
                 np.copyto(target, part)
-            return memoryview(data)
+            return data.data
         with torch.cuda.stream(self._read_stream()):
             pages = [cache[:, page].flatten().view(torch.uint8) for cache in self._caches]
-            return memoryview(torch.cat(pages).cpu().numpy())
+            return torch.cat(pages).cpu().numpy().data
 
     def _read_stream(self) -> torch.cuda.Stream:
         if self._stream is None:
