@@ -342,7 +342,7 @@ class Scheduler:
                 continue
             if self._cache.tiers is not None and awaits_pages(self._cache, sequence):
                 continue
-            if (slot := slots.acquire(sequence.spec.adapter)) is None:
+            if (slot := slots.acquire(sequence.spec.adapter, sequence.spec.tenant)) is None:
                 continue
             sequence.slot = slot
             lease = self._make_room(sequence, plan)
