@@ -145,6 +145,24 @@ class EngineConfig:
         "JSON by the priority of the streams; 0: no target, for the most tokens a second.",
     )
     enable_prefix_caching: bool = option(True, "Share the KV of equal prefixes.")
+    kv_disk: str | None = option(
+        None,
+        "Folder for KV of prefixes beyond the pool, which outlives a restart: pages are written behind the steps, and "
+        "read while their request waits. Each engine process uses a folder of its own in it.",
+    )
+    kv_disk_gib: float = option(10.0, "Most GiB of files of one engine process in --kv-disk.", low=0.001, high=1 << 20)
+    kv_disk_key_file: str | None = option(
+        None,
+        "File with 32 bytes, or 64 hexadecimal digits: KV in --kv-disk is encrypted with a key for each tenant that "
+        "follows from it (AES-256-GCM), and files' names tell nobody without it which prompts are there.",
+    )
+    kv_host_gib: float | None = option(
+        None,
+        "GiB of the host's memory for KV that a GPU's pool has no room for. Not on a CPU, whose pool is the host's "
+        "memory: see --kv-cache-memory.",
+        low=0.001,
+        high=1 << 20,
+    )
     speculative_config: str = option(
         '{"method": "auto"}',
         "Drafts of the next tokens, which change speed and nothing else. JSON: method auto (from grammars, the "
@@ -266,12 +284,20 @@ class EngineConfig:
         """Raise ``ConfigError`` for the first option out of bounds, or for two that contradict each other."""
         check_options(self)
         self._check_adapters()
+        self._check_tiers()
         _ = self.speculative, self.target_itl
         if self.most_tokens < self.most_seqs:
             raise ConfigError(
                 f"--max-num-batched-tokens ({self.most_tokens}) must be at least --max-num-seqs "
                 f"({self.most_seqs}): every running sequence needs one token a step."
             )
+
+    def _check_tiers(self) -> None:
+        if (self.kv_disk or self.kv_host_gib) and not self.enable_prefix_caching:
+            flag = "--kv-disk" if self.kv_disk else "--kv-host-gib"
+            raise ConfigError(f"{flag} keeps prefixes, and needs --enable-prefix-caching.")
+        if self.kv_disk_key_file and not self.kv_disk:
+            raise ConfigError("--kv-disk-key-file needs --kv-disk.")
 
     def _check_adapters(self) -> None:
         for spec in fields(self):
