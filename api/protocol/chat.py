@@ -107,6 +107,8 @@ class ChatRequest(ReasoningFields):
             raise rejected(f"may be given {MAX_PREFIX_PINS} times in messages and tools at most", "cache_control")
         if self.functions and self.include_stop_str_in_output:
             raise rejected("contradicts 'tools': calls leave no room for it", "include_stop_str_in_output")
+        if self.functions and self.field_probabilities:
+            raise rejected("contradicts 'tools': a call has another form", "field_probabilities")
         check_continuation(self.messages, self.add_generation_prompt, self.continue_final_message)
         return self
 
