@@ -11,7 +11,7 @@ from ...engine.serving.output_processor import BUDGET, end_tokens
 from ..observe.token_usage import UsageCount, finish_fields, usage_body
 from ..protocol.chat import ChatRequest
 from ..structured.tool_parser import ToolParser, read_calls
-from ..structured.tool_plan import Arguments, CallStart, Content, Event, ToolPlan
+from ..structured.tool_plan import Arguments, CallStart, Content, Event, ParsedCall, ToolPlan
 from .envelope import Envelope
 from .logprob_formats import chat_logprobs, field_probabilities, prompt_logprobs
 
@@ -53,10 +53,7 @@ def _choice(request: ChatRequest, index: int, output: SequenceOutput, plan: Tool
         message["content"], calls = read_calls(plan, message["content"])
         if calls:
             message["content"] = message["content"] or None
-            message["tool_calls"] = [
-                {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-                for call in calls
-            ]
+            message["tool_calls"] = [_call_fields(call) for call in calls]
             _finish_with_calls(finish, is_whole=calls[-1].is_whole)
     if output.reasoning:
         message["content"] = message["content"] or None
@@ -67,6 +64,12 @@ def _choice(request: ChatRequest, index: int, output: SequenceOutput, plan: Tool
     ids = {"token_ids": output.token_ids} if request.return_token_ids else {}
     fields = {"field_probabilities": field_probabilities(output.fields)} if request.field_probabilities else {}
     return {"index": index, "message": message, "logprobs": logprobs, **finish, **ids, **fields}
+
+
+def _call_fields(call: ParsedCall) -> dict[str, Any]:
+    if call.is_custom:
+        return {"id": call.id, "type": "custom", "custom": {"name": call.name, "input": call.arguments}}
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
 
 def _reasoning_fields(text: str | None) -> dict[str, Any]:
@@ -183,8 +186,13 @@ def _delta_of(event: Event) -> dict[str, Any]:
     match event:
         case Content():
             return {"content": event.text}
+        case CallStart() if event.is_custom:
+            custom = {"name": event.name, "input": ""}
+            return {"tool_calls": [{"index": event.index, "id": event.id, "type": "custom", "custom": custom}]}
         case CallStart():
             function = {"name": event.name, "arguments": ""}
             return {"tool_calls": [{"index": event.index, "id": event.id, "type": "function", "function": function}]}
+        case Arguments() if event.is_custom:
+            return {"tool_calls": [{"index": event.index, "custom": {"input": event.text}}]}
         case Arguments():
             return {"tool_calls": [{"index": event.index, "function": {"arguments": event.text}}]}
