@@ -1,7 +1,7 @@
 # One verb per task. PYTHON is the interpreter of the environment that `pip install -e '.[test]'` went to.
 PYTHON ?= .venv/bin/python
 
-.PHONY: test test-heavy lint format wheel lock audit
+.PHONY: test test-heavy lint format wheel lock audit pin-base
 
 test:
 	$(PYTHON) -m pytest
@@ -34,6 +34,12 @@ lock:
 	$(PYTHON) -m uv pip compile pyproject.toml --extra otel --override build/not-locked.txt --python-version 3.12 \
 	  --python-platform x86_64-manylinux_2_28 --generate-hashes --no-emit-index-url --no-annotate \
 	  --custom-compile-command "make lock" --output-file deploy/requirements.lock
+
+# The digest of the newest base image, for all platforms, as the registry tells it.
+BASE_IMAGE ?= python:3.12-slim-bookworm
+pin-base:
+	digest=$$(docker buildx imagetools inspect $(BASE_IMAGE) --format '{{.Manifest.Digest}}') && \
+	  sed -i "s|^ARG BASE=.*|ARG BASE=$(BASE_IMAGE)@$$digest|" deploy/Dockerfile
 
 # Known advisories against lower bounds and locked versions, without a network.
 audit:

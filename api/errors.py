@@ -7,6 +7,7 @@ An unexpected exception becomes a 500 without its cause, which goes to the log.
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import math
@@ -162,7 +163,24 @@ def _known_reply(error: Exception) -> ErrorReply | None:
             return _reply_to_invalid(error.errors())
         case HTTPException():
             return _reply_to_http(error)
+    if lacks_memory(error):
+        text = "The server has no memory for this request now: ask again later."
+        return ErrorReply(503, text, code="server_overloaded", headers=_RETRY)
     return None
+
+
+def lacks_memory(error: Exception) -> bool:
+    """Return whether the system refuses memory or a thread, as under ``ulimit -v``; orjson tells it as bad JSON."""
+    match error:
+        case MemoryError():
+            return True
+        case OSError():
+            return error.errno == errno.ENOMEM
+        case RuntimeError():
+            return str(error) == "can't start new thread"
+        case json.JSONDecodeError():
+            return error.msg.startswith("Not enough memory")
+    return False
 
 
 def _reply_to_http(error: HTTPException) -> ErrorReply:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+import signal
 import sys
 import threading
 
@@ -18,11 +20,18 @@ class EndLimit:
     def __init__(self, seconds: float, code: int, what: str) -> None:
         self._cancelled = threading.Event()
         self._seconds, self._code, self._what = seconds, code, what
-        threading.Thread(target=self._run, name="end-limit", daemon=True).start()
+        self._alarm = False
+        try:
+            threading.Thread(target=self._run, name="end-limit", daemon=True).start()
+        except RuntimeError:  # no memory for a thread: the system's alarm ends the process, without the line
+            signal.alarm(max(1, math.ceil(seconds)))
+            self._alarm = True
 
     def cancel(self) -> None:
         """Let the process live."""
         self._cancelled.set()
+        if self._alarm:
+            signal.alarm(0)
 
     def _run(self) -> None:
         if not self._cancelled.wait(self._seconds):

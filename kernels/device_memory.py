@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# Of torch's allocators, CUDA's runtime and cuBLAS, whose errors are plain RuntimeErrors.
-_TEXTS = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "can't allocate memory")
+# Of torch's allocators, CUDA's runtime, cuBLAS and Python's threads, whose errors are plain RuntimeErrors.
+_TEXTS = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "can't allocate memory", "can't start new thread")
 
 
 class DeviceMemoryError(Exception):
@@ -17,9 +18,15 @@ class DeviceMemoryError(Exception):
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an exception says that a device has no memory: torch's own, CUDA's, cuBLAS's or Triton's."""
-    if type(error).__name__ == "OutOfMemoryError":
+    """Return whether an exception says that a device has no memory: torch's own, CUDA's, cuBLAS's or Triton's.
+
+    The device may be the host. Python and ``mmap`` tell there what ``ulimit -v`` or strict overcommitting refuse,
+    before anything is taken; where a control group's limit is reached, the system ends the process without a word.
+    """
+    if type(error).__name__ == "OutOfMemoryError" or isinstance(error, MemoryError):
         return True
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
     return isinstance(error, RuntimeError) and any(text in str(error) for text in _TEXTS)
 
 
@@ -32,8 +39,8 @@ def on_device(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """
     try:
         return call(*args, **kwargs)
-    except RuntimeError as error:
+    except (RuntimeError, MemoryError, OSError) as error:
         if not is_out_of_memory(error):
             raise
-        text = " ".join(str(error).split())
+        text = " ".join(str(error).split()) or type(error).__name__
     raise DeviceMemoryError(text)

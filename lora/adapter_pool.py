@@ -16,9 +16,10 @@ from functools import partial
 from threading import Semaphore
 from typing import TypeVar
 
-from ..kernels.device_memory import DeviceMemoryError, on_device
+from ..kernels.device_memory import DeviceMemoryError, is_out_of_memory, on_device
 from ..tenancy.tenant_shares import TenantShares
 from ..tenancy.tenant_threads import TenantThreads
+from ..tenancy.thread_calls import NoThread
 from .device_slots import SlotPool
 from .errors import AdapterError, AdapterLimit
 from .host_cache import HostCache
@@ -303,4 +304,6 @@ def _outcome(future: Future[T]) -> T:
     except AdapterError:
         raise
     except Exception as error:
+        if isinstance(error, NoThread) or is_out_of_memory(error):
+            raise AdapterLimit("The server has no memory to load the adapter now: ask again later.") from None
         raise AdapterError(f"The adapter cannot be loaded: {type(error).__name__}.") from error

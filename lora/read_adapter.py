@@ -6,10 +6,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ..kernels.device_memory import is_out_of_memory
 from .adapter_weights import check_tensors, sort_tensors
 from .base_projections import BaseLayout
 from .config import MOST_BYTES, read_config
-from .errors import AdapterError
+from .errors import AdapterError, AdapterLimit
 from .own.own_weights_maker import OwnWeightsMaker
 from .prepare_factors import PreparedAdapter, prepare
 from .safe_paths import CONFIG, find_files, find_folder
@@ -72,8 +73,10 @@ class AdapterReader:
             tensors = read_tensors(weights_file, self.max_file_bytes)
             weights = sort_tensors(tensors, config, self.layout, self.max_rank)
             return prepare(weights, self.layout, self.own_weights.make(weights.saved, weights.modules))
-        except (MemoryError, RuntimeError):  # torch's allocator raises the latter
-            raise AdapterError("There is not enough memory to load the adapter.") from None
+        except (MemoryError, RuntimeError, OSError) as error:  # torch's allocator and mappings raise the latter
+            if not is_out_of_memory(error):
+                raise
+            raise AdapterLimit("The server has no memory to load the adapter now: ask again later.") from None
 
     def check(self, path: str, *, trusted: bool = False) -> None:
         """Check the config, and names and shapes of the tensors, of the adapter in a folder; values are not read.

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from typing import TypeVar
 
 from .tenant_slots import TenantSlots
+from .thread_calls import call_on
 
 T = TypeVar("T")
 
@@ -30,28 +30,15 @@ class TenantThreads:
     def submit(self, tenant: str, call: Callable[[], T]) -> Future[T]:
         """Make a call once the tenant has a turn. Its thread counts as the tenant's until the call ends.
 
+        The result is a ``NoThread`` where no thread can be started for it.
+
         Raises:
             ShareFull: the tenant has as many calls waiting as it may.
         """
         result: Future[T] = Future()
         turn = self.slots.ask(tenant)
-
-        def make() -> None:
-            try:
-                if result.set_running_or_notify_cancel():
-                    result.set_result(call())
-            except BaseException as error:
-                result.set_exception(error)
-            finally:
-                self.slots.leave(turn)
-
-        def begin(_: Future[None]) -> None:
-            with suppress(RuntimeError):  # shut down meanwhile: the call is never made
-                self._threads.submit(make)
-
-        turn.granted.add_done_callback(begin)
-        # One that is cancelled while it waits has no turn any more; one that runs cannot be cancelled.
-        result.add_done_callback(lambda ended: self.slots.leave(turn) if ended.cancelled() else None)
+        result.add_done_callback(lambda _: self.slots.leave(turn))
+        turn.granted.add_done_callback(lambda _: call_on(self._threads, call, result))
         return result
 
     def shutdown(self) -> None:

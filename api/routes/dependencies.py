@@ -21,7 +21,7 @@ from ...engine.errors import RequestError
 from ...engine.serving.request import TextRequest
 from ...engine.types import AdapterInfo
 from ..access.caller import Caller
-from ..errors import HTTPError
+from ..errors import HTTPError, lacks_memory
 from ..generate.model_router import ModelRouter
 from ..generate.remote_adapters import RemoteAdapters
 from ..generate.server_state import ServerState
@@ -235,17 +235,22 @@ async def _validated_body(model: type[StrictModel], request: Request) -> StrictM
     Raises:
         RequestValidationError: it is empty, no JSON, or not valid.
         HTTPException: it cannot be read.
+        Exception: there is no memory for it.
     """
     try:
         if not await request.body():
             raise RequestValidationError([{"type": "missing", "loc": ("body",)}])
         value = await request.json()
     except json.JSONDecodeError as error:
+        if lacks_memory(error):
+            raise
         fault = {"type": "json_invalid", "loc": ("body", error.pos), "ctx": {"error": error.msg}}
         raise RequestValidationError([fault]) from error
     except (HTTPException, RequestValidationError):
         raise
     except Exception as error:
+        if lacks_memory(error):
+            raise
         raise HTTPException(400, "There was an error parsing the body") from error
     try:
         body = model.model_validate(value, from_attributes=True)

@@ -31,6 +31,7 @@ from ..config import EngineConfig
 from ..end_limit import EndLimit
 from ..errors import ConfigError, EngineError
 from ..ipc import Channel
+from ..machine.resources import check_room
 from ..machine.software import requirement
 from ..machine.visible_gpus import takes_gpu
 from ..messages import Failed, Heartbeat, Message, Shutdown, decode, encode
@@ -46,6 +47,7 @@ ORPHAN_SECONDS = 4.0  # for a process whose server is gone to end by itself
 CLOSE_SECONDS = 8.0  # for threads to end, less than the client waits before it kills the process
 START_FAILED = -1  # the id of the Failed that is sent in place of Ready
 EXIT_SOFTWARE = 70
+_TORCH_BYTES = 640 << 20  # of address space: what cannot be had would end the import anywhere in it
 MOST_BYTES = 1 << 18  # of arguments by a socket: more than the system takes in one message
 _ALLOCATOR_SETTINGS = "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"  # of torch's allocator on a GPU, new and old name
 SWITCH_SECONDS = 0.0005  # for which the mask thread may hold the GIL while the step loop returns from a kernel
@@ -100,22 +102,36 @@ def start(
 
 def _load(config: EngineConfig, model_path: Path, weights: Weights | None = None) -> EngineCore:
     """Load the engine. Raises EngineError, also where torch cannot be imported or memory is used up."""
+    advice = _advice(config)  # now, while there is memory for it
     try:
+        _import_torch()
+        return EngineCore.load(config, model_path, weights)
+    except (MemoryError, RuntimeError, OSError) as error:
+        if not is_out_of_memory(error):
+            raise
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+    # Outside of the handler, so that what the frames of the error hold is free.
+    raise ConfigError(f"The model does not fit the memory ({reason}): {advice}")
+
+
+def _import_torch() -> None:
+    """Import what the core imports when it loads.
+
+    Raises:
+        ConfigError: a library is missing.
+        OSError: there is no memory for it.
+    """
+    try:
+        check_room(_TORCH_BYTES)
         with process_memory.uncollected():
-            importlib.import_module("torch")  # whose libraries may be missing; the core imports it when it loads
+            importlib.import_module("torch")
     except (ImportError, OSError) as error:
+        if is_out_of_memory(error):
+            raise
         name = getattr(error, "name", None) or "torch"
         raise ConfigError(
             f"The package {name} cannot be imported: {error}. Try: {sys.executable} -m pip install --force-reinstall "
             f"'{requirement(name)}', or rootgraft doctor"
-        ) from error
-    try:
-        return EngineCore.load(config, model_path, weights)
-    except (MemoryError, RuntimeError) as error:
-        if not isinstance(error, MemoryError) and not is_out_of_memory(error):
-            raise
-        raise ConfigError(
-            f"The model does not fit the memory ({' '.join(str(error).split())[:200]}): {_advice(config)}"
         ) from error
 
 
@@ -185,8 +201,11 @@ def preload() -> list[str]:
     with suppress(Exception), process_memory.uncollected():  # what cannot be imported is told at the start
         importlib.import_module("torch")
         importlib.import_module("..executor.worker", __package__)
-    with socket.socket(fileno=os.dup(0)) as client:
-        message, fds, _, _ = socket.recv_fds(client, MOST_BYTES, 2)
+    try:
+        with socket.socket(fileno=os.dup(0)) as client:
+            message, fds, _, _ = socket.recv_fds(client, MOST_BYTES, 2)
+    except MemoryError:  # the client starts another process, which tells it
+        return []
     with open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), 0)
     return [*map(str, fds), *json.loads(message)] if len(fds) == 2 else []

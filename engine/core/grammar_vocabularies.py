@@ -42,6 +42,7 @@ class GrammarVocabularies:
         self._texts: dict[str, TokenTexts] = {}
         self._managers: OrderedDict[str, StructuredOutputManager] = OrderedDict()  # least recently used first
         self._closer = ThreadPoolExecutor(1, "grammar-ends")  # which may have to wait for a thread or child process
+        self._closer.submit(int)  # its thread starts now: later there may be no memory for it
         self._users: dict[int, str] = {}  # vocabularies of living sequences that do not use the model's own
 
     def learn(self, texts: TokenTexts) -> None:

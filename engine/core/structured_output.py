@@ -23,8 +23,11 @@ from ...grammar.match.reasoning_matcher import AnswerMatcher, ReasoningMatcher
 from ...grammar.spec import GrammarKind, GrammarSpec
 from ...grammar.thought_rules import ThoughtRules
 from ...grammar.vocabulary import Vocabulary
+from ...kernels.device_memory import is_out_of_memory
+from ...tenancy.thread_calls import NoThread, call_on
 from ..batch import Masks, TokenCheck
 from ..errors import CapacityError, EngineError, GrammarRefused, ModelError
+from ..machine import resources
 from ..messages import TokenTexts
 from ..sequence.mask_jobs import MaskJob
 
@@ -32,6 +35,7 @@ MOST_WAITED = 120.0
 """Seconds that a request waits for its grammar, by the clock: for a worker, and for what the compile takes beside
 other work. How much a grammar may take is another limit, on processor time."""
 MOST_TESTED = 64  # tokens after which an end is looked for where the end of an answer is postponed
+_BUILD_BYTES = 2048  # for each token of a vocabulary: more than building it takes at any time
 MOST_AHEAD = 8
 """Compiles that wait beyond which none is made ahead: those that a request waits for come first."""
 
@@ -55,7 +59,8 @@ class StructuredOutputManager:
         self._eos_ids = eos_ids
         self._thread = ThreadPoolExecutor(1, "grammar-masks")
         self._mask_seconds: list[float] = []
-        self._built = self._thread.submit(_build, texts, eos_ids, vocab_size, max_lines)
+        self._build = partial(_build, texts, eos_ids, vocab_size, max_lines)
+        self._built = call_on(self._thread, self._build)
 
     def compile(
         self, grammar: tuple[str, bytes] | None, reasoning: ThoughtRules | None, tenant: str = ""
@@ -68,12 +73,19 @@ class StructuredOutputManager:
             tenant: whose share of the compiles it uses.
         """
         spec = None if grammar is None else GrammarSpec(GrammarKind(grammar[0]), grammar[1])
-        return Compilation(self._built, spec, reasoning, tenant)
+        return Compilation(self._vocabulary(), spec, reasoning, tenant)
 
     def prepare(self, kind: str, content: bytes, tenant: str = "") -> None:
         """Compile a grammar ahead, unless ``MOST_AHEAD`` others wait to be compiled. Its refusal is remembered too."""
         spec = GrammarSpec(GrammarKind(kind), content)
-        self._built.add_done_callback(partial(_compile_ahead, spec, tenant))
+        self._vocabulary().add_done_callback(partial(_compile_ahead, spec, tenant))
+
+    def _vocabulary(self) -> Future[tuple[CompileService, MaskBuffer, Vocabulary]]:
+        """Return the library's vocabulary, which is built again where there was no memory for it."""
+        built = self._built
+        if built.done() and not built.cancelled() and _lacks_memory(built.exception()):
+            self._built = call_on(self._thread, self._build)
+        return self._built
 
     def fill(self, jobs: Sequence[MaskJob]) -> Callable[[], Masks]:
         """Begin to fill masks. Returns a function that waits for them."""
@@ -225,6 +237,8 @@ class Compilation:
         except CompileQueueFull:
             return CapacityError("Too many grammars wait to be compiled.")
         except Exception as error:  # of a library, or a bug: it fails this request alone
+            if _lacks_memory(error):
+                return CapacityError("The server has no memory for the grammar of this request now: ask again later.")
             logger.error("A grammar could not be loaded; its request ends", exc_info=error)
             return ModelError(f"The grammar of this request could not be loaded: {type(error).__name__}.")
 
@@ -242,9 +256,14 @@ class Compilation:
         return ReasoningMatcher(self._built.result()[2], self._reasoning, matcher)
 
 
+def _lacks_memory(error: BaseException | None) -> bool:
+    return error is not None and (isinstance(error, NoThread) or is_out_of_memory(error))
+
+
 def _build(
     texts: TokenTexts, eos_ids: tuple[int, ...], vocab_size: int, max_lines: int
 ) -> tuple[CompileService, MaskBuffer, Vocabulary]:
+    resources.check_room(_BUILD_BYTES * len(texts.lengths))
     bounds = accumulate(texts.lengths, initial=0)
     tokens = tuple(texts.data[start:end] for start, end in pairwise(bounds))
     vocabulary = Vocabulary(tokens[:vocab_size], frozenset(texts.special), eos_ids, vocab_size)

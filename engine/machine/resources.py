@@ -1,8 +1,9 @@
-"""Cores and memory that this process may use, within affinity and cgroup limits (versions 1 and 2)."""
+"""Cores and memory that this process may use, within affinity, ``ulimit -v`` and cgroup limits (versions 1 and 2)."""
 
 from __future__ import annotations
 
 import math
+import mmap
 import os
 import resource
 from collections.abc import Iterator
@@ -61,7 +62,7 @@ class Memory:
 
     Attributes:
         machine: of the whole machine.
-        total: that this process may use: the machine's, or its cgroup's limit.
+        total: that this process may use: the machine's, or the limit of its cgroup or of its address space.
         available: of those, that can still be taken.
     """
 
@@ -99,12 +100,22 @@ def memory(root: Path = Path("/")) -> Memory:
         if limit is not None and limit < machine.total:
             total = min(total, limit)
             available = min(available, max(0, limit - _used(folder)))
+    if (space := _address_space(root)) is not None and space[0] < machine.total:
+        total, available = min(total, space[0]), min(available, space[1])
     return Memory(int(machine.total), total, available)
 
 
 def kv_pool_bytes(found: Memory, utilization: float) -> int:
     """Return the default size of a KV pool on a CPU: what that share of the memory leaves, at most 4 GiB."""
     return min(_MOST_KV, int(found.available - (1 - utilization) * found.total))
+
+
+def check_room(num_bytes: int) -> None:
+    """Raise OSError if the system would not give this process so much address space.
+
+    For libraries that end the process where they find no memory, as those in Rust do.
+    """
+    mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS).close()
 
 
 def open_files() -> tuple[int, int]:
@@ -153,6 +164,17 @@ def _folders(root: Path, controller: str) -> Iterator[Path]:
             own = base / path.strip("/")
             # Inside of a container the path may be the host's, and the cgroup is mounted at the base.
             yield from (folder for folder in (own, *own.parents) if folder.is_relative_to(base))
+
+
+def _address_space(root: Path) -> tuple[int, int] | None:
+    """Return the limit of this process's address space (``ulimit -v``) and what is left of it; None without one."""
+    limit, used = None, 0
+    with suppress(OSError, ValueError):
+        for line in (root / "proc/self/limits").read_text().splitlines():
+            if line.startswith("Max address space") and (soft := line.split()[3]) != "unlimited":
+                limit = int(soft)
+        used = int((root / "proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    return None if limit is None else (limit, max(0, limit - used))
 
 
 def _quota(folder: Path) -> float | None:

@@ -24,6 +24,7 @@ from ...grammar.compile.worker_pool import WorkerPool
 from ...tenancy.current_tenant import CURRENT_TENANT
 from ...tenancy.tenant_slots import ShareFull, TenantSlots
 from ...tenancy.tenant_threads import TenantThreads
+from ...tenancy.thread_calls import NoThread
 from ..errors import CapacityError
 from .program_worker import encode_job
 
@@ -78,13 +79,16 @@ class ProgramPool:
         """Await a call that may run programs, made on a thread of its own: no other work of the loop waits for it.
 
         Raises:
-            CapacityError: as many calls of the current tenant wait as may.
+            CapacityError: as many calls of the current tenant wait as may, or no thread can be started.
         """
         try:
             made = self._threads.submit(CURRENT_TENANT.get(), partial(copy_context().run, call))
         except ShareFull:
             raise CapacityError("Too many requests wait for their templates or tokenizers to be run.") from None
-        return await asyncio.wrap_future(made)
+        try:
+            return await asyncio.wrap_future(made)
+        except NoThread:
+            raise CapacityError("No thread for the programs of requests can be started now: ask again.") from None
 
     def run(self, program: str, seconds: float, arguments: Any, data: bytes = b"", *, memory: int = 0) -> bytes:
         """Return what a function makes of its arguments, once the current tenant has its turn.

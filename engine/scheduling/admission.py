@@ -7,6 +7,7 @@ from collections.abc import Sequence as Seq
 from typing import Protocol
 
 from ...radix.node import common_prefix
+from ..kv_cache.kv_tiers import KvTiers
 from ..kv_cache.prefix_cache import Lease, PrefixCache
 from ..sequence.sequence import Sequence
 from ..types import Priority
@@ -97,6 +98,18 @@ def num_reusable(cache: PrefixCache, sequence: Sequence) -> int:
     return cache.match(sequence.path, sequence.tokens, sequence.reusable)
 
 
+def awaits_pages(cache: PrefixCache, sequence: Sequence) -> bool:
+    """Return whether KV of a waiting sequence is being read from a tier."""
+    return cache.awaits_pages(sequence.id, sequence.path, sequence.tokens, sequence.reusable)
+
+
+def read_ahead(cache: PrefixCache, tiers: KvTiers, coming: Iterable[Sequence]) -> None:
+    """Begin to read KV of the next sequences from tiers, also while these wait for rows or pages."""
+    for sequence in coming:
+        if not tiers.knows(sequence.id):
+            awaits_pages(cache, sequence)
+
+
 def lacks_more(cache: PrefixCache, sequence: Sequence, most: int) -> bool:
     """Return whether a waiting sequence lacks more than ``most`` tokens, a prefix hit aside."""
     return sequence.num_tokens > most and sequence.num_tokens - num_reusable(cache, sequence) > most
@@ -122,7 +135,8 @@ def try_acquire(cache: PrefixCache, sequence: Sequence, running: Iterable[Sequen
     evictable, and a sequence that fits the pool at all is admitted.
     """
     reserved = sum(pages_missing(other, cache.page_size) + 1 for other in running)
-    lease = cache.acquire(sequence.path, sequence.tokens, sequence.reusable)
+    fetch = cache.tiers.fetched(sequence.id) if cache.tiers else None
+    lease = cache.acquire(sequence.path, sequence.tokens, sequence.reusable, fetch)
     needed = -(-(sequence.num_tokens + 1) // cache.page_size) - len(lease.pages)
     if needed + reserved > cache.available():
         cache.release(lease, sequence.tokens, lease.num_tokens)

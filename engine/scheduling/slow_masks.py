@@ -25,6 +25,8 @@ class SlowMasks:
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "grammar-slow-masks", _lower_priority, (NICENESS,))
         self._replays = ThreadPoolExecutor(1, "grammar-replays", _lower_priority, (REPLAY_NICENESS,))
+        for pool in (self._thread, self._replays):
+            pool.submit(int)  # its thread starts now: later there may be no memory for it
 
     def begin(self, sequence: Sequence, ahead: Iterable[StepPlan] = ()) -> None:
         """Begin the next mask of a sequence if it is likely to take long.

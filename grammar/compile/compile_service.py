@@ -18,8 +18,10 @@ import time
 from collections import OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 
 from ...tenancy.tenant_slots import ShareFull, TenantSlots, Turn
+from ...tenancy.thread_calls import NoThread, call_on
 from ..emit.grammar_artifact import GrammarArtifact
 from ..errors import CompileUnavailable, GrammarError, GrammarTimeout
 from ..schema.error_location import complexity_error
@@ -201,12 +203,16 @@ class CompileService:
             if not pending.has_begun:
                 pending.has_begun = True
                 unused = [each for each in pending.turns.values() if each is not turn]
-                self._pool.submit(self._run, pending, turn)
+                made = call_on(self._pool, partial(self._run, pending, turn))
         for each in unused:
             self._slots.leave(each)
+        if turn not in unused and made.done() and isinstance(made.exception(), NoThread):
+            self._settle(
+                pending, turn, CompileUnavailable("The grammar could not be compiled now: there is no thread.")
+            )
 
     def _run(self, pending: _Pending, turn: Turn) -> None:
-        spec, future = pending.spec, pending.future
+        spec = pending.spec
         result: CompiledGrammar | GrammarError | CompileUnavailable
         start = time.perf_counter()
         try:
@@ -219,12 +225,17 @@ class CompileService:
         with self._lock:
             if len(self._seconds_taken) < MAX_OBSERVATIONS:
                 self._seconds_taken.append(time.perf_counter() - start)
-        self._remember(spec.key, result)
+        self._settle(pending, turn, result)
+
+    def _settle(
+        self, pending: _Pending, turn: Turn, result: CompiledGrammar | GrammarError | CompileUnavailable
+    ) -> None:
+        self._remember(pending.spec.key, result)
         self._slots.leave(turn)
         if isinstance(result, CompiledGrammar):
-            future.set_result(result)
+            pending.future.set_result(result)
         else:
-            future.set_exception(result)
+            pending.future.set_exception(result)
 
     def _compiled(self, spec: GrammarSpec) -> CompiledGrammar:
         workers = self._yielding if time.monotonic() >= self._steady_until else self._steady

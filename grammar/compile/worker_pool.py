@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from threading import Condition, Event
 from typing import Generic, TypeVar
 
+from ...tenancy.thread_calls import NoThread, call_on
 from .worker_handle import WorkerDied, WorkerProcess, WorkerStarved
 
 W = TypeVar("W", bound=WorkerProcess)
@@ -103,6 +105,8 @@ class WorkerPool(Generic[W]):
                 break
             if self._starting < self._waiting:
                 self._start_one()
+                if self._failures:
+                    continue
             if not self._yields or self._busy:
                 self._changed.wait()
             elif not self._was_ready or not self._changed.wait(START_PATIENCE):
@@ -119,8 +123,12 @@ class WorkerPool(Generic[W]):
         """Start a worker on a thread, unless there are `most`. The caller holds the lock."""
         if not self._ending.is_set() and self._busy + len(self._idle) + self._starting < self._most:
             self._starting += 1
-            self._starters.submit(self._start, not self._num_started)
+            started = call_on(self._starters, partial(self._start, not self._num_started))
             self._num_started += 1
+            if started.done() and isinstance(started.exception(), NoThread):
+                self._starting -= 1
+                self._failures += bool(self._waiting)
+                self._changed.notify_all()
 
     def _start(self, is_first: bool) -> None:
         worker = None

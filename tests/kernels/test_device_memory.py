@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import weakref
 
+import numpy as np
 import pytest
 import torch
 
@@ -19,7 +21,10 @@ from rootgraft.kernels.device_memory import DeviceMemoryError, is_out_of_memory,
         (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), True),
         (RuntimeError("CUDA error: an illegal memory access was encountered"), False),
         (ValueError("out of memory"), False),
-        (MemoryError(), False),  # of the host, whose system is about to end processes
+        (MemoryError(), True),
+        (np.exceptions.AxisError("out of memory"), False),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), True),
+        (OSError(errno.ENOSPC, "No space left on device"), False),
     ],
 )
 def test_which_errors_say_that_a_device_has_no_memory(error: Exception, expected: bool) -> None:
@@ -38,6 +43,15 @@ def test_the_error_keeps_no_tensor_of_the_call() -> None:
         on_device(step)
     assert seen[0]() is None, "the caller could not free it"
     assert caught.value.__context__ is None
+
+
+@pytest.mark.parametrize("error", [MemoryError(), OSError(errno.ENOMEM, "Cannot allocate memory")])
+def test_a_host_without_memory_is_a_device_without(error: Exception) -> None:
+    def step() -> None:
+        raise error
+
+    with pytest.raises(DeviceMemoryError, match=r"MemoryError|Cannot allocate memory"):
+        on_device(step)
 
 
 def test_other_errors_and_results_pass() -> None:

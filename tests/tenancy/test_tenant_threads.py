@@ -10,6 +10,7 @@ import pytest
 
 from rootgraft.tenancy.tenant_slots import ShareFull
 from rootgraft.tenancy.tenant_threads import TenantThreads
+from rootgraft.tenancy.thread_calls import NoThread
 
 WAIT = 60
 
@@ -62,4 +63,4 @@ def test_calls_that_wait_at_the_end_are_never_made(gate: threading.Event) -> Non
         closing.join(0.01)
     gate.set()
     closing.join(WAIT)
-    assert running.done() and not waiting.done() and not closing.is_alive()
+    assert running.done() and isinstance(waiting.exception(WAIT), NoThread) and not closing.is_alive()

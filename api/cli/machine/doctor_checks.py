@@ -151,7 +151,9 @@ def check_cores(found: Cores, load: float) -> Iterator[Finding]:
 def check_memory(found: Memory) -> Finding:
     """Find the memory and what of it the KV pool would get."""
     value = f"{_gib(found.available)} available of {_gib(found.total)}"
-    value += f" (limit of the cgroup; the machine has {_gib(found.machine)})" if found.is_limited else ""
+    value += (
+        f" (limit of the cgroup or of ulimit -v; the machine has {_gib(found.machine)})" if found.is_limited else ""
+    )
     pool = kv_pool_bytes(found, EngineConfig().gpu_memory_utilization)
     if pool < _LEAST_KV:
         reason = f"A tenth is left alone, and {_gib(max(pool, 0))} would be left for KV, before any weights."

@@ -24,7 +24,7 @@ from rootgraft.engine.checkpoint.locate import resolve_model
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.core import engine_process
 from rootgraft.engine.errors import ConfigError, EngineDead, EngineError, ModelError
-from rootgraft.engine.executor import device, kv_budget, load_weights, worker, worker_summary
+from rootgraft.engine.executor import device, kv_budget, load_weights, make_runner, worker, worker_summary
 from rootgraft.engine.serving.engine_client import EngineClient
 from rootgraft.engine.serving.engine_spawn import fault_of_start
 from rootgraft.engine.text.tokenizer import Tokenizer
@@ -121,8 +121,17 @@ def test_an_engine_whose_torch_does_not_run(
         asyncio.run(start())
 
 
+def no_memory(*_: object) -> None:
+    raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+
 @pytest.mark.parametrize(
-    "fault", [MemoryError(), torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 2 GiB")]
+    "fault",
+    [
+        MemoryError(),
+        torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 2 GiB"),
+        OSError(errno.ENOMEM, "Cannot allocate memory"),
+    ],
 )
 def test_a_model_beyond_the_memory(fault: Exception, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from rootgraft.engine.core.engine_core import EngineCore
@@ -133,6 +142,10 @@ def test_a_model_beyond_the_memory(fault: Exception, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(EngineCore, "load", load)
     with pytest.raises(ConfigError, match=r"does not fit the memory .* Try: rootgraft serve --quantization int8"):
         engine_process._load(EngineConfig(device="cpu"), tmp_path)
+    with monkeypatch.context() as patch:  # not even torch can be imported
+        patch.setattr(engine_process, "check_room", no_memory)
+        with pytest.raises(ConfigError, match=r"does not fit the memory \(\[Errno 12\]"):
+            engine_process._load(EngineConfig(device="cpu"), tmp_path)
     with pytest.raises(ConfigError, match=r"does not fit the memory .* what else uses the GPU") as caught:
         engine_process._load(EngineConfig(device="cuda"), tmp_path)
     assert "--quantization" not in str(caught.value), "a GPU refuses it"
@@ -166,7 +179,7 @@ def test_a_pool_that_the_system_does_not_give(monkeypatch: pytest.MonkeyPatch, t
     def refuse(*_: object) -> None:
         raise OSError(errno.ENOMEM, "Cannot allocate memory")
 
-    monkeypatch.setattr(worker, "KvPool", refuse)
+    monkeypatch.setattr(make_runner, "KvPool", refuse)
     config = EngineConfig(device="cpu", dtype="float32", kv_cache_memory=9999)
     with pytest.raises(
         ConfigError, match=r"no 9,9\d\d\.\d GiB for the KV pool: Cannot allocate memory\. Try: .*memory 4"

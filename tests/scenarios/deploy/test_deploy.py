@@ -84,6 +84,12 @@ def test_the_default_target_is_the_cpu_image_and_has_no_compiler() -> None:
     assert not [rest for word, rest in whole("cpu") if word == "RUN" and "apt-get" in rest]
 
 
+def test_the_base_of_each_stage_is_a_digest() -> None:
+    base = re.findall(r"(?m)^ARG BASE=(\S+)$", (DEPLOY / "Dockerfile").read_text("utf-8"))
+    assert len(base) == 1 and re.fullmatch(r"python:3\.12[.\d]*-slim-bookworm@sha256:[0-9a-f]{64}", base[0])
+    assert {source for source, _ in stages().values()} <= {"${BASE}", *stages()}
+
+
 def test_what_a_build_copies_and_runs_exists() -> None:
     for name, (_, instructions) in stages().items():
         for word, rest in instructions:

@@ -81,7 +81,7 @@ class _Service:
 def make_core() -> EngineCore:
     config = EngineConfig(block_size=4, max_num_seqs=3, max_num_batched_tokens=32)
     core = EngineCore(config, FakeWorker(400, 4, vocab_size=VOCAB, eos=(EOS,), max_model_len=400))
-    manager: Any = structured_output_in_process(config.max_num_seqs + config.max_drafts, VOCABULARY)
+    manager: Any = structured_output_in_process(config.most_seqs + config.max_drafts, VOCABULARY)
     _, buffer, vocabulary = manager._built.result()
     manager._built = Future()
     manager._built.set_result((_Service(), buffer, vocabulary))

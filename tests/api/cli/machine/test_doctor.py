@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import resource
 import subprocess
 import sys
 from collections.abc import Callable
@@ -194,6 +195,15 @@ def test_processors_of_which_the_system_tells_nothing_are_cores_of_one_socket(
             0,
         ),
         ({"proc/self/cgroup": V1, "sys/fs/cgroup/memory/box/memory.limit_in_bytes": 1 << 63}, None, None),
+        ({"proc/self/limits": "Max address space         unlimited            unlimited            bytes"}, None, None),
+        (
+            {
+                "proc/self/limits": "Max address space         1000000              unlimited            bytes",
+                "proc/self/statm": "100 50 20 0 0 0 0",
+            },
+            1_000_000,
+            1_000_000 - 100 * resource.getpagesize(),
+        ),
         (
             {
                 "proc/self/cgroup": V1,
@@ -245,7 +255,7 @@ def kernels(status: Any, **changes: Any) -> KernelState:
         (lambda: check_cores(processors(64, 64, 0.5), 1.0), "slow", "--cpus"),
         (lambda: check_cores(processors(4, 4), 4.1), "slow", "top -o %CPU"),
         (lambda: [check_memory(Memory(8 * GIB, 8 * GIB, 6 * GIB))], "ok", "up to 4.0 GiB for KV"),
-        (lambda: [check_memory(Memory(8 * GIB, GIB, GIB // 8))], "fault", "limit of the cgroup; the machine has 8.0 GiB"),
+        (lambda: [check_memory(Memory(8 * GIB, GIB, GIB // 8))], "fault", "limit of the cgroup or of ulimit -v; the machine has 8.0 GiB"),
         (lambda: check_kernels(kernels("built")), "ok", "AVX2, compiled, in /c"),
         (lambda: check_kernels(kernels("compiled at start")), "note", "half a minute"),
         (lambda: check_kernels(kernels("fitting", compiler="")), "ok", "none is needed: the package holds compiled kernels | "),
