@@ -22,7 +22,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from ..engine.errors import AdapterUnavailable, CapacityError, EngineDead
 from ..engine.messages import (
@@ -87,6 +87,21 @@ class DispatcherLimits:
         return self.heartbeat_seconds / 2
 
 
+@dataclass(slots=True)
+class LostReplicas:
+    """Replicas that a dispatcher has given up.
+
+    Attributes:
+        names: of those that nobody has taken note of yet.
+        last: when the last one was.
+        count: of them in all.
+    """
+
+    names: list[str] = field(default_factory=list)
+    last: float = -math.inf
+    count: int = 0
+
+
 class Dispatcher:
     """All sequences and replicas of one model, as one gateway knows them.
 
@@ -95,7 +110,6 @@ class Dispatcher:
 
     Attributes:
         num_replays: sequences that went on on another replica.
-        num_lost: replicas lost.
     """
 
     def __init__(self, limits: DispatcherLimits, seed: int = 0) -> None:
@@ -112,10 +126,13 @@ class Dispatcher:
         self._seeds = random.Random(seed % (1 << 64))  # as in the engine core
         self._sent: list[tuple[str, Message]] = []
         self._delivered: list[Message] = []
-        self._lost: list[str] = []
-        self._lost_at = -math.inf
+        self._lost = LostReplicas()
         self.num_replays = 0
-        self.num_lost = 0
+
+    @property
+    def num_lost(self) -> int:
+        """Replicas lost."""
+        return self._lost.count
 
     @property
     def replicas(self) -> Mapping[str, ReplicaInfo]:
@@ -133,7 +150,7 @@ class Dispatcher:
     @property
     def num_interrupted(self) -> int:
         """Sequences whose replica was lost and that have no token since. Linear in the open ones."""
-        return sum(entry.deaths > 0 for entry in self._journal)
+        return sum(entry.losses.in_a_row > 0 for entry in self._journal)
 
     @property
     def queue_seconds(self) -> float:
@@ -229,12 +246,12 @@ class Dispatcher:
 
     def _leave(self, names: Sequence[str], now: float) -> None:
         """Give up replicas together, so that none gets the sequences of another one."""
-        self._lost += names
-        self._lost_at = now
-        self.num_lost += len(names)
+        self._lost.names += names
+        self._lost.last = now
+        self._lost.count += len(names)
         for entry in [entry for name in names for entry in self._remove(name)]:
-            entry.is_careful = now - entry.lost_at < self._limits.quiet_seconds
-            entry.lost_at = now
+            entry.losses.is_careful = now - entry.losses.last < self._limits.quiet_seconds
+            entry.losses.last = now
             self._replay(entry, now)
         self._place_held(now)
         self._prepare_grammars()
@@ -300,7 +317,7 @@ class Dispatcher:
 
     def take_lost(self) -> list[str]:
         """Return the replicas given up since the last call."""
-        lost, self._lost = self._lost, []
+        lost, self._lost.names = self._lost.names, []
         return lost
 
     def check(self) -> None:
@@ -309,7 +326,7 @@ class Dispatcher:
         for info in self.replicas.values():
             entries = self._journal.on(info.name)
             assert info.rows == len(entries) >= len(info.pending), f"{info.name} has {len(entries)} sequences"
-            assert sum(entry.deaths >= SUSPECT_DEATHS for entry in entries) <= 1, "two suspects on a replica"
+            assert sum(entry.losses.in_a_row >= SUSPECT_DEATHS for entry in entries) <= 1, "two suspects on a replica"
         placed = sum(len(self._journal.on(name)) for name in self.replicas)
         assert placed + len(self._held) == len(self._journal), "a sequence is nowhere"
 
@@ -327,9 +344,9 @@ class Dispatcher:
             text = "The adapter's files are gone, or have changed since it was loaded: load it again."
             self._end(entry, failure_of(submit.id, AdapterUnavailable(text)))
             return True
-        is_suspect = entry.deaths >= SUSPECT_DEATHS
-        is_careful = is_suspect or entry.is_careful
-        if is_careful and now - self._lost_at < self._limits.quiet_seconds:
+        is_suspect = entry.losses.in_a_row >= SUSPECT_DEATHS
+        is_careful = is_suspect or entry.losses.is_careful
+        if is_careful and now - self._lost.last < self._limits.quiet_seconds:
             self._held.setdefault(submit.id, (entry, now))
             return False
         chain, num_tokens = self._chain(entry), len(submit.tokens) + len(entry.generated)
@@ -341,10 +358,10 @@ class Dispatcher:
             base_digest=entry.base_digest,
             heard_since=now - self._limits.silent_seconds,
             excluded={*self._suspects, *lacking} if lacking else self._suspects,
-            is_replay=entry.replays > 0,
+            is_replay=entry.losses.in_all > 0,
         )
         is_silent = info is not None and now - info.heard > self._limits.silent_seconds
-        if info is None or (entry.replays and is_silent) or (is_careful and info.heard <= self._lost_at):
+        if info is None or (entry.losses.in_all and is_silent) or (is_careful and info.heard <= self._lost.last):
             self._held.setdefault(submit.id, (entry, now))
             return False
         self._held.pop(submit.id, None)
@@ -381,17 +398,17 @@ class Dispatcher:
 
     def _place_held(self, now: float) -> None:
         for entry, _ in tuple(self._held.values()):
-            if not self._place(entry, now) and not entry.replays:
+            if not self._place(entry, now) and not entry.losses.in_all:
                 return  # nobody takes new sequences
 
     def _replay(self, entry: JournalEntry, now: float) -> None:
         """Go on with a sequence whose replica was lost, unless it has lost too many."""
-        entry.deaths += not (entry.is_late or (entry.waits and self._table.grammars.is_proven(entry.grammar)))
-        entry.replays += 1
+        entry.losses.in_a_row += not (entry.is_late or (entry.waits and self._table.grammars.is_proven(entry.grammar)))
+        entry.losses.in_all += 1
         if entry.aborted:
             self._end(entry, aborted(entry))
-        elif entry.deaths >= MOST_DEATHS or entry.replays > MOST_REPLAYS:
-            self._end(entry, given_up(entry, in_a_row=entry.deaths >= MOST_DEATHS))
+        elif entry.losses.in_a_row >= MOST_DEATHS or entry.losses.in_all > MOST_REPLAYS:
+            self._end(entry, given_up(entry, in_a_row=entry.losses.in_a_row >= MOST_DEATHS))
         else:
             self.num_replays += 1
             # It has waited its turn once, and the sooner it has a token the sooner it is free of suspicion.
@@ -422,8 +439,8 @@ class Dispatcher:
         if len(entry.generated) == num_generated:
             return
         self._table.begun(info, entry.number)
-        entry.deaths = 0
-        entry.lost_at = -math.inf
+        entry.losses.in_a_row = 0
+        entry.losses.last = -math.inf
         if entry.began is None:
             entry.began = now
             self._table.grammars.prove(entry.grammar)

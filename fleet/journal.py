@@ -25,6 +25,23 @@ _TOKEN_BYTES = 4
 _LOSSES = ("EngineDead", "EngineError")
 
 
+@dataclass(slots=True)
+class Losses:
+    """Losses of the replicas where a sequence was. Written by ``Dispatcher``.
+
+    Attributes:
+        in_a_row: replicas lost while it was there and got no token.
+        in_all: replicas lost while it was there.
+        last: when, without a token since.
+        is_careful: two were lost in the same moment: it waits until that is over.
+    """
+
+    in_a_row: int = 0
+    in_all: int = 0
+    last: float = -math.inf
+    is_careful: bool = False
+
+
 @dataclass(slots=True, eq=False)
 class JournalEntry:
     """One sequence. Written by ``Journal``; the priority and the grammar and all from ``aborted`` on by ``Dispatcher``.
@@ -40,13 +57,10 @@ class JournalEntry:
         skipped: of the next tokens, how many the client has already.
         skipped_scores: the same of the prompt's logprobs.
         aborted: the client does not want it any more.
-        deaths: replicas lost in a row while it was there and got no token.
-        replays: replicas lost while it was there, in all.
+        losses: of the replicas where it was.
         began: when its first token came; None before that.
         waits: its replica has said that no step computes it: it waits in the queue, or for its grammar.
         is_late: its replica was silent already when it came there: it is not the reason if that is lost.
-        lost_at: when it last lost a replica, without a token since.
-        is_careful: it has lost two in the same moment: it waits until that is over.
     """
 
     submit: Submit
@@ -59,13 +73,10 @@ class JournalEntry:
     skipped: int = 0
     skipped_scores: int = 0
     aborted: bool = False
-    deaths: int = 0
-    replays: int = 0
+    losses: Losses = field(default_factory=Losses)
     began: float | None = None
     waits: bool = False
     is_late: bool = False
-    lost_at: float = -math.inf
-    is_careful: bool = False
 
     @property
     def num_bytes(self) -> int:
@@ -173,7 +184,7 @@ class Journal:
         """
         self.close(entry)
         said = replace(message, id=entry.submit.id)
-        if isinstance(said, Done) and said.stats is not None and entry.replays and entry.began is not None:
+        if isinstance(said, Done) and said.stats is not None and entry.losses.in_all and entry.began is not None:
             return replace(said, stats=replace(said.stats, decode=now - entry.began))
         return said
 
@@ -214,7 +225,7 @@ def aborted(entry: JournalEntry) -> Done:
 
 def given_up(entry: JournalEntry, *, in_a_row: bool) -> Failed:
     """Return the end of a sequence that has lost too many replicas, in a row or in all."""
-    row = f"{entry.deaths} times in a row" if in_a_row else f"{entry.replays} times"
+    row = f"{entry.losses.in_a_row} times in a row" if in_a_row else f"{entry.losses.in_all} times"
     error = EngineError(f"The replica of this request failed {row}, so it is not tried again.")
     return failure_of(entry.submit.id, error)
 

@@ -20,7 +20,6 @@ WIDE_MODULES = {}
 # Classes that own more than MOST_FIELDS fields.
 WIDE_CLASSES = {
     "api/access/caller.py RequestFacts": 25,
-    "fleet/dispatcher.py Dispatcher": 16,
     "fleet/fleet.py Fleet": 18,
     "fleet/placement/replica_table.py ReplicaTable": 17,
     "api/http/server.py _Service": 16,

@@ -80,7 +80,7 @@ def forgive_all(monkeypatch: pytest.MonkeyPatch) -> None:
     inner = Dispatcher._replay
 
     def replay(self: Dispatcher, entry: JournalEntry, now: float) -> None:
-        entry.deaths = entry.replays = 0
+        entry.losses.in_a_row = entry.losses.in_all = 0
         inner(self, entry, now)
 
     monkeypatch.setattr(Dispatcher, "_replay", replay)
