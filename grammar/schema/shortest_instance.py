@@ -18,9 +18,6 @@ from .subschemas import Subschemas
 MAX_TEXTS = 400
 MAX_TEXT_BYTES = 4_096
 MAX_ANSWER = 256 << 10
-# Short texts of a value that are kept beside the shortest one: a word may be fewer tokens than a number of three digits.
-NUM_OTHERS = 3
-MAX_OTHER = 16
 _NEAR = (Decimal(1), Decimal(-1), Decimal("0.5"))
 SOME_DISTINCT = 12  # items of an array of distinct ones, among the texts to end an answer with
 
@@ -48,7 +45,6 @@ class ShortestInstance:
         self._analysis = analysis
         self._satisfiability = satisfiability
         self._texts: dict[Conj, str | None] = {ALWAYS: "0"}
-        self._others: dict[Conj, list[str]] = {}
         self._open: set[Conj] = set()
 
     def text(self, conj: Conj) -> str | None:
@@ -63,7 +59,6 @@ class ShortestInstance:
         self._open.discard(conj)
         text = min(found, key=len, default=None)
         self._texts[conj] = None if text is None or len(text) > MAX_ANSWER else text
-        self._others[conj] = [other for other in sorted(found, key=len) if len(other) <= MAX_OTHER][:NUM_OTHERS]
         return self._texts[conj]
 
     def closing_texts(self, root: Conj) -> tuple[list[str], list[str], str]:
@@ -77,18 +72,14 @@ class ShortestInstance:
         for conj in self._satisfiability.satisfiable():
             text = self.text(conj)
             if text is not None and conj != root:
-                values |= dict.fromkeys((text, *self._others.get(conj, ())))
+                values[text] = None
             for alternative in self._analysis.conjunction(conj) if conj != ALWAYS else ():
                 values |= dict.fromkeys(_pattern_texts(alternative.strings) if alternative.types & STRING else ())
                 if alternative.types & ARRAY and alternative.arrays.unique:
                     values |= dict.fromkeys(self._different(alternative.arrays, SOME_DISTINCT))
                 if alternative.types & OBJECT:
                     written = self._properties(alternative.objects)
-                    for name in alternative.objects.required:
-                        if name in written:
-                            others = self._others.get(alternative.objects.value(name), ())
-                            written_others = (f"{json_string(name)}:{other}" for other in others)
-                            properties |= dict.fromkeys((written[name], *written_others))
+                    properties |= {written[name]: None for name in alternative.objects.required if name in written}
                     optional += written.values()
         longest = max((text for text in optional if len(text) <= MAX_TEXT_BYTES), key=len, default="")
         return _shortest(properties), _shortest(values | {"0": None}), longest
