@@ -110,7 +110,7 @@ class AdapterPool:
             self._install,
             self._clear,
             max_own,
-            lambda load_id: self._version(load_id).has_matrix,
+            lambda load_id: self._version(load_id).own.has_matrix,
         )
         self._reader = reader
         self._max_own = max_loras if max_own is None else max_own
