@@ -22,7 +22,8 @@ TOOL_CALL_PARSERS = (
 # The same for api/structured/reasoning_formats.py.
 REASONING_PARSERS = (
     *("auto", "none", "qwen3", "deepseek_r1", "deepseek_v3", "glm45", "kimi_k2", "minimax_m2", "nemotron_v3", "olmo3"),
-    *("step3", "seed_oss", "mistral", "cohere_command3", "granite", "gemma4", "openai_gptoss"),
+    *("step3", "seed_oss", "mistral", "cohere_command3", "apertus", "apriel", "granite", "gemma4"),
+    "openai_gptoss",
 )
 # Variables of a chat template that the server sets.
 RESERVED_TEMPLATE_KWARGS = frozenset(

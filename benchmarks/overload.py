@@ -60,7 +60,7 @@ class SimulatedWorker:
     eos_ids: tuple[int, ...] = ()
     summary = ("simulated",)
     base_digest = "simulated"
-    adapters = draft = states = None
+    adapters = draft = states = kv_pages = None
     pooler = Pooler()
     rope_switch = ENDLESS
     overlaps = False

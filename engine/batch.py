@@ -110,12 +110,20 @@ class PageCopy:
 
 
 @dataclass(frozen=True, slots=True)
+class PageLoad:
+    """Fill a page with the bytes of one that was read from a pool of the same form, before the step."""
+
+    page: int
+    payload: bytes | bytearray | memoryview
+
+
+@dataclass(frozen=True, slots=True)
 class Batch:
     """One step. ``starts`` are applied first, then ``copies`` in order, then the forward of ``rows``."""
 
     rows: tuple[Row, ...]
     starts: tuple[RowStart, ...] = ()
-    copies: tuple[PageCopy, ...] = ()
+    copies: tuple[PageCopy | PageLoad, ...] = ()
 
     @property
     def num_tokens(self) -> int:

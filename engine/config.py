@@ -14,6 +14,11 @@ from .errors import ConfigError
 from .json_options import QUANTIZATIONS, SpeculativeConfig, TargetItl
 from .types import MAX_SEED, MIN_SEED
 
+# Of a step, where no option says otherwise and nothing is known of a GPU (``executor.device_defaults``).
+DEFAULT_SEQS = 64
+DEFAULT_TOKENS = 640
+MOST_GPU_SEQS = 256
+
 
 def option(
     default: Any,
@@ -119,11 +124,17 @@ class EngineConfig:
     num_gpu_blocks_override: int | None = option(
         None, "Pages in the KV pool, whatever the memory says.", low=2, high=(1 << 31) - 1
     )
-    max_num_seqs: int = option(64, "Most sequences in one step.", low=1, high=4096)
-    max_num_batched_tokens: int = option(
-        640,
+    max_num_seqs: int | None = option(
+        None,
+        "Most sequences in one step. Default: 64; on a GPU as many as its memory serves well, at most 256.",
+        low=1,
+        high=4096,
+    )
+    max_num_batched_tokens: int | None = option(
+        None,
         "Most tokens computed in one step. Prompts take four fifths of it, more only up to the end of one or where one "
-        "is computed alone, and fewer beside running streams, as --target-itl-ms says.",
+        "is computed alone, and fewer beside running streams, as --target-itl-ms says. Default: 640, on a GPU up to "
+        "2048; at least --max-num-seqs.",
         low=1,
         high=1 << 20,
     )
@@ -134,6 +145,24 @@ class EngineConfig:
         "JSON by the priority of the streams; 0: no target, for the most tokens a second.",
     )
     enable_prefix_caching: bool = option(True, "Share the KV of equal prefixes.")
+    kv_disk: str | None = option(
+        None,
+        "Folder for KV of prefixes beyond the pool, which outlives a restart: pages are written behind the steps, and "
+        "read while their request waits. Each engine process uses a folder of its own in it.",
+    )
+    kv_disk_gib: float = option(10.0, "Most GiB of files of one engine process in --kv-disk.", low=0.001, high=1 << 20)
+    kv_disk_key_file: str | None = option(
+        None,
+        "File with 32 bytes, or 64 hexadecimal digits: KV in --kv-disk is encrypted with a key for each tenant that "
+        "follows from it (AES-256-GCM), and files' names tell nobody without it which prompts are there.",
+    )
+    kv_host_gib: float | None = option(
+        None,
+        "GiB of the host's memory for KV that a GPU's pool has no room for. Not on a CPU, whose pool is the host's "
+        "memory: see --kv-cache-memory.",
+        low=0.001,
+        high=1 << 20,
+    )
     speculative_config: str = option(
         '{"method": "auto"}',
         "Drafts of the next tokens, which change speed and nothing else. JSON: method auto (from grammars, the "
@@ -152,6 +181,12 @@ class EngineConfig:
     )
     enforce_eager: bool = option(
         False, "Launch every op of a step by itself: no captured graphs on a GPU, no recorded calls on a CPU."
+    )
+
+    batch_invariant: bool = option(
+        False,
+        "The same request gives the same tokens in whatever company. On a CPU it always does; on a GPU by slower "
+        "kernels, for dense models in bfloat16 or float16.",
     )
 
     enable_lora: bool = option(False, "Serve LoRA adapters of the model as well.", group="adapters")
@@ -223,10 +258,22 @@ class EngineConfig:
         return TargetItl.parse(str(self.target_itl_ms))  # LLM takes numbers
 
     @property
+    def most_seqs(self) -> int:
+        """Most sequences in one step: the option, or its default where nothing is known of a GPU."""
+        if self.max_num_seqs is not None:
+            return self.max_num_seqs
+        return min(DEFAULT_SEQS, self.max_num_batched_tokens or DEFAULT_SEQS)
+
+    @property
+    def most_tokens(self) -> int:
+        """Most tokens in one step: the option, or its default where nothing is known of a GPU."""
+        return self.max_num_batched_tokens or max(DEFAULT_TOKENS, self.most_seqs)
+
+    @property
     def max_drafts(self) -> int:
         """Most drafts in one step, of all sequences together: each takes a row of logits."""
         config = self.speculative
-        return 0 if config.method == "off" else max(self.max_num_seqs, config.num_speculative_tokens)
+        return 0 if config.method == "off" else max(self.most_seqs, config.num_speculative_tokens)
 
     @property
     def named_adapters(self) -> dict[str, str]:
@@ -237,12 +284,20 @@ class EngineConfig:
         """Raise ``ConfigError`` for the first option out of bounds, or for two that contradict each other."""
         check_options(self)
         self._check_adapters()
+        self._check_tiers()
         _ = self.speculative, self.target_itl
-        if self.max_num_batched_tokens < self.max_num_seqs:
+        if self.most_tokens < self.most_seqs:
             raise ConfigError(
-                f"--max-num-batched-tokens ({self.max_num_batched_tokens}) must be at least --max-num-seqs "
-                f"({self.max_num_seqs}): every running sequence needs one token a step."
+                f"--max-num-batched-tokens ({self.most_tokens}) must be at least --max-num-seqs "
+                f"({self.most_seqs}): every running sequence needs one token a step."
             )
+
+    def _check_tiers(self) -> None:
+        if (self.kv_disk or self.kv_host_gib) and not self.enable_prefix_caching:
+            flag = "--kv-disk" if self.kv_disk else "--kv-host-gib"
+            raise ConfigError(f"{flag} keeps prefixes, and needs --enable-prefix-caching.")
+        if self.kv_disk_key_file and not self.kv_disk:
+            raise ConfigError("--kv-disk-key-file needs --kv-disk.")
 
     def _check_adapters(self) -> None:
         for spec in fields(self):

@@ -192,11 +192,9 @@ def engine_keywords(keywords: Mapping[str, Any]) -> tuple[dict[str, Any], list[s
 
 
 def complete(given: dict[str, Any]) -> dict[str, Any]:
-    """Add what follows from other options: a step's budget of a token for each sequence, the model's own tokenizer."""
+    """Leave out what is so anyway: the model's own tokenizer."""
     if given.get("tokenizer") is not None and given["tokenizer"] == given.get("model"):
         del given["tokenizer"]
-    if (seqs := given.get("max_num_seqs") or 0) > EngineConfig().max_num_batched_tokens:
-        given.setdefault("max_num_batched_tokens", seqs)
     return given
 
 

@@ -227,6 +227,15 @@ class Fleet:
         busiest = max(self.replicas.values(), key=lambda client: client.stats.get("running", 0.0), default=None)
         return await first_of([busiest] if busiest else ()).take_snapshot()
 
+    async def reset_cache(self) -> None:
+        """Remove the cached KV of all replicas that run; one that is lost meanwhile has none."""
+        outcomes = await asyncio.gather(
+            *(client.reset_cache() for client in self.replicas.values()), return_exceptions=True
+        )
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException) and not isinstance(outcome, EngineDead):
+                raise outcome
+
     def kill(self) -> None:
         """Kill all replicas."""
         self._closing = True

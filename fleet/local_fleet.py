@@ -6,8 +6,9 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from ..engine.config import EngineConfig
+from ..engine.config import MOST_GPU_SEQS, EngineConfig
 from ..engine.machine.resources import cores
+from ..engine.machine.visible_gpus import takes_gpu
 from ..engine.serving.engine_client import EngineClient
 from ..engine.serving.engine_spawn import spawn_engine
 from ..engine.serving.template_client import EngineTemplate
@@ -66,7 +67,8 @@ def policy_of(config: EngineConfig, options: FleetOptions) -> AutoscalePolicy | 
     if options.autoscale_bounds is None:
         return None
     least, most = options.autoscale_bounds
-    return AutoscalePolicy(least, most, rows=max(1, config.max_num_seqs // 2))
+    seqs = MOST_GPU_SEQS if config.max_num_seqs is None and takes_gpu(config.device) else config.most_seqs
+    return AutoscalePolicy(least, most, rows=max(1, seqs // 2))
 
 
 def limits_of(config: EngineConfig, options: FleetOptions) -> DispatcherLimits:

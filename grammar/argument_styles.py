@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 MAX_REFERENCES = 32
@@ -101,6 +101,40 @@ PYTHON = "python"  # keyword arguments with literals of Python
 GEMMA = "gemma"  # an object with names as they are, and strings as they are between quote marks
 GEMMA_QUOTE = '<|"|>'
 STYLES = ("json", PYTHON, GEMMA, *XML_STYLES)
+_MARKS = tuple(each.name for each in fields(XmlStyle) if each.name not in ("name", "capitals"))
+_LONGEST_MARK = 200  # characters
+
+
+def xml_style(style: Any) -> XmlStyle | None:
+    """Return the marks of a style that has some.
+
+    Args:
+        style: the name of a style, an `XmlStyle`, or one as an object of its marks (`xml_marks`).
+
+    Raises:
+        ValueError: an object that says no style; the message says what is wrong.
+    """
+    if isinstance(style, XmlStyle):
+        return style
+    if not isinstance(style, dict):
+        return XML_STYLES.get(style) if isinstance(style, str) else None
+    if unknown := sorted(map(str, style.keys() - {*_MARKS, "capitals"})):
+        raise ValueError(f"has no {unknown[0]!r}; it has {', '.join((*_MARKS, 'capitals'))}")
+    marks = {name: style.get(name, "") for name in _MARKS}
+    wrong = [name for name, mark in marks.items() if not isinstance(mark, str) or len(mark) > _LONGEST_MARK]
+    if wrong or not isinstance(style.get("capitals", False), bool):
+        raise ValueError(f"must have strings of at most {_LONGEST_MARK} characters as marks, and a boolean 'capitals'")
+    if not all(marks[name].strip() for name in ("key_begin", "key_end", "mark")):
+        raise ValueError("must have 'key_begin', 'key_end' and 'mark'")
+    return XmlStyle("given", capitals=style.get("capitals", False), **marks)
+
+
+def xml_marks(style: XmlStyle) -> dict[str, Any]:
+    """Return a style as an object for a structural tag."""
+    marks = {name: getattr(style, name) for name in (*_MARKS, "capitals")}
+    return {name: mark for name, mark in marks.items() if mark}
+
+
 # Constants of JSON as Python writes them; numbers and strings in double quotes are the same.
 PYTHON_WORDS = {"null": "None", "true": "True", "false": "False"}
 

@@ -23,10 +23,12 @@ class KernelLibrary:
 
     Attributes:
         enabled: whether native and Triton kernels may run; plain torch computes otherwise.
+        invariant: whether the bits of a token on a GPU must not depend on the other tokens of a step.
     """
 
     def __init__(self) -> None:
         self.enabled = True
+        self.invariant = False
 
     @functools.cached_property
     def native(self) -> Kernels | BuildError:
@@ -46,6 +48,19 @@ def use_native(enabled: bool) -> None:
     Weights already packed by ``pack_linear`` keep their layout and the kernels that read it.
     """
     LIBRARY.enabled = enabled
+
+
+def use_invariant(invariant: bool) -> None:
+    """Choose on a GPU the kernels whose results for a token do not depend on the other tokens, or the faster ones.
+
+    On a CPU the native kernels have this property.
+    """
+    LIBRARY.invariant = invariant
+
+
+def is_invariant(device: torch.device) -> bool:
+    """Return whether these kernels are chosen for a GPU."""
+    return LIBRARY.invariant and on_triton(device)
 
 
 def native_kernels() -> Kernels | None:

@@ -124,7 +124,7 @@ def _run(y: Tensor, x: Tensor | None, token_ids: Tensor | None, table: SlotTable
     if segments.tiles is not None and _takes_triton(table, *floats):
         from .triton import lora_kernels
 
-        lora_kernels.shrink_expand(y, x, token_ids, table, segments)
+        lora_kernels.shrink_expand(y, x, token_ids, table, segments, invariant=ops.is_invariant(y.device))
         return
     kernels = ops.native_kernels() if y.is_cpu else None
     if kernels is not None and kernels.lora.takes(table, *floats):

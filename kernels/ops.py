@@ -26,6 +26,7 @@ from torch.nn import functional
 
 from . import grouped_weights, reference
 from .backend import (
+    is_invariant,
     native_for,
     native_for_kv,
     native_for_latent,
@@ -35,6 +36,7 @@ from .backend import (
     set_threads,
     timed_calls,
     triton_status,
+    use_invariant,
     use_native,
 )
 from .layouts.attention_arguments import AttentionParams, HeadNorm, PagedBatch, RopeParams, SharedPrefixes
@@ -65,6 +67,7 @@ __all__ = [
     "find_shared_prefixes",
     "gated_activation",
     "gated_linear",
+    "is_invariant",
     "largest",
     "largest_linear",
     "layer_norm",
@@ -80,6 +83,7 @@ __all__ = [
     "shares_prefixes",
     "timed_calls",
     "triton_status",
+    "use_invariant",
     "use_native",
 ]
 
@@ -124,6 +128,11 @@ def linear(x: Tensor, layer: Linear, out_dtype: torch.dtype | None = None) -> Te
         return layer.kernels.linear(x, layer, out_dtype)
     if layer.kernels is not None:
         return layer.kernels.linear(x, layer, out_dtype)
+    if is_invariant(x.device):
+        from .triton import invariant_linear as gpu
+
+        if gpu.takes(x, layer.weight):
+            return gpu.linear(x, layer.weight, layer.bias, out_dtype)
     if out_dtype is x.dtype:
         return functional.linear(x, layer.weight, layer.bias)
     if x.is_cuda:
@@ -284,7 +293,7 @@ def attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: PagedBatch, pa
         from .triton import attention as gpu
 
         if gpu.takes(q, k_cache, v_cache, batch.page_table, params.value_dim):
-            return gpu.attention(q, k_cache, v_cache, batch, params)
+            return gpu.attention(q, k_cache, v_cache, batch, params, invariant=is_invariant(q.device))
     value_dim = params.value_dim
     kernels = native_for_kv(q, k_cache, v_cache) if value_dim is None else native_for_latent(q, k_cache, value_dim)
     if kernels is not None and params.scale > 0:
@@ -308,14 +317,14 @@ def find_shared_prefixes(
         Tensors on the host, moved to the device by ``to``; None where sharing does not pay, and for a CPU, whose
         kernels detect common prefixes themselves.
     """
-    if not on_triton(device):
+    if not on_triton(device) or is_invariant(device):
         return None
     return shared_prefixes.find_shared_prefixes(page_table, query_len, context_len, page_size)
 
 
-def shares_prefixes(num_rows: int) -> bool:
+def shares_prefixes(num_rows: int, device: torch.device) -> bool:
     """Return whether ``find_shared_prefixes`` can find prefixes in a batch of so many rows."""
-    return num_rows >= shared_prefixes.LEAST_SHARERS
+    return not is_invariant(device) and num_rows >= shared_prefixes.LEAST_SHARERS
 
 
 def gated_activation(gate_up: Tensor, kind: Activation) -> Tensor:

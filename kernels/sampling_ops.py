@@ -1,4 +1,4 @@
-"""Sampling ops: token masks applied to logits, random draws on a CPU, the top-k/top-p draw on a GPU."""
+"""Sampling ops: token masks applied to logits, and the draw of tokens on a CPU and on a GPU."""
 
 from __future__ import annotations
 
@@ -70,26 +70,23 @@ def draw_tokens(logits: Tensor, params: DrawParams) -> Tensor:
 
 
 def has_kernel(logits: Tensor) -> bool:
-    """Return whether ``draw_ranked`` has a kernel for these logits [n, V]: on a GPU, fp32 and contiguous."""
+    """Return whether ``draw_lines`` has kernels for these logits [n, V]: on a GPU, fp32 and contiguous."""
     return ops.on_triton(logits.device) and launch.is_of(torch.float32, logits)
 
 
-def draw_ranked(logits: Tensor, probs: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, u: Tensor) -> Tensor:
-    """Draw a token of each row after top-k, top-p and min-p, as ``engine.sampling.top_k_top_p`` defines it.
+def draw_lines(logits: Tensor, table: Tensor, lines: Tensor) -> Tensor:
+    """Draw a token of each line on a GPU, as ``engine.sampling.top_k_top_p`` defines it.
 
-    The host does not wait for the device. Equal logits of a row must have equal probabilities, and larger ones no
-    smaller.
+    Random numbers follow from seed and position on the device. The launches depend on shapes alone and read nothing
+    back, so that they can be captured.
 
     Args:
-        logits: [n, V] float32, contiguous.
-        probs: [n, V] float32, the softmax after temperature.
-        top_k: [n, 1] int64, 0 is off.
-        top_p: [n, 1] float64, 1 is off.
-        min_p: [n, 1] float32, 0 is off.
-        u: [n, 1] float64 in [0, 1), the random number of the draw.
+        logits: [S, V] float32, which ``has_kernel``.
+        table: [R, 6] float64, parameters of rows: ``DrawTable``.
+        lines: [S, 2] int64, the row of each line, -1 for none, and its position in the row's stream of random numbers.
 
-    Returns: [n] int64; 0 for rows whose probabilities are NaN.
+    Returns: [S] int64; -1 for lines whose largest logit is not finite, NaN counted as the largest, and without a row.
     """
     from .triton import sampling_draw
 
-    return sampling_draw.draw_ranked(logits, probs, top_k, top_p, min_p, u)
+    return sampling_draw.draw_lines(logits, table, lines)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -21,6 +22,18 @@ def language_model_name(name: str) -> str:
         return name.removeprefix("language_model.")
     if name.startswith("model.language_model."):
         return f"model.{name.removeprefix('model.language_model.')}"
+    return name
+
+
+def usual_name(name: str, names: tuple[tuple[str, str], ...]) -> str:
+    """Return the name that a module or tensor has here.
+
+    Args:
+        name: in a checkpoint or an adapter.
+        names: expressions of its parts with what stands here for them, one after the other.
+    """
+    for pattern, part in names:
+        name = re.sub(pattern, part, name)
     return name
 
 
@@ -144,6 +157,7 @@ class BaseLayout:
         read_weight: the weight of a module in use, [out, in] (for the embedding [V, H]), any floating
             type. Called from background threads, for DoRA and to compare a weight that came with an adapter.
         read_bias: the bias [out] of a module, or None if it has none. Called from background threads, for DoRA.
+        names: parts of names in checkpoints and adapters and what stands here for them, as in `usual_name`.
         towers: modules of the checkpoint beside the language model: an adapter's part in them changes no text.
         experts: the layers' experts by the name of the module that they are in.
         renamed: names of ``EMBEDDING`` and ``HEAD`` in models that call them otherwise.
@@ -158,6 +172,7 @@ class BaseLayout:
     read_weight: Callable[[str], Tensor]
     read_bias: Callable[[str], Tensor | None]
     towers: tuple[str, ...] = ()
+    names: tuple[tuple[str, str], ...] = ()
     experts: Mapping[str, ExpertModules] = field(default_factory=dict)
     renamed: Mapping[str, str] = field(default_factory=dict)
     norms: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
@@ -183,19 +198,24 @@ class BaseLayout:
 
     def module_of(self, trained: str) -> str | None:
         """Return the base model's name of a module that has this one where it was trained, None for no such module."""
-        return next((name for name in _published(self.renamed.get(trained, trained)) if name in self.modules), None)
+        return next(
+            (name for name in self._published(self.renamed.get(trained, trained)) if name in self.modules), None
+        )
 
     def norm_of(self, trained: str) -> str | None:
         """Return the base model's name of a norm that has this one where it was trained, None for no such norm."""
-        return next((name for name in _published(trained) if name in self.norms), None)
+        return next((name for name in self._published(trained) if name in self.norms), None)
 
     def experts_of(self, trained: str) -> ExpertModules | None:
         """Return the experts whose tensors are trained as a module of this name, None for no such module.
 
         PEFT nests the modules of several tensors of one module in each other, as ``base_layer``.
         """
-        names = _published(trained.removesuffix(".base_layer"))
+        names = self._published(trained.removesuffix(".base_layer"))
         return next((self.experts[name] for name in names if name in self.experts), None)
+
+    def _published(self, trained: str) -> tuple[str, ...]:
+        return _published(usual_name(trained, self.names))
 
 
 def _published(trained: str) -> tuple[str, ...]:

@@ -169,6 +169,11 @@ class AdapterBank:
         """
         return LoraStep({name: self._tables[name] for name in names}, segments, self._experts)
 
+    def widest_step(self, rank: int, segments: Segments) -> LoraStep:
+        """Return the LoRA part of a step with adapters of this rank in all products, for what it takes of memory."""
+        tables = {name: table.widened(rank * len(table.sizes)) for name, table in self._tables.items()}
+        return LoraStep(tables, segments, self._experts)
+
     def reserve(self, rank: int) -> frozenset[str]:
         """Make launches wide enough for adapters of this rank; returns all but those of experts, of heads, and HEAD."""
         names = frozenset(self._tables) - self._experts.keys() - {HEAD}

@@ -17,6 +17,28 @@ from .errors import AdapterError, AdapterLimit
 from .prepare_factors import PreparedAdapter
 
 
+@dataclass(frozen=True, slots=True)
+class OwnParts:
+    """What an adapter brings in place of the model's.
+
+    Attributes:
+        has_matrix: whether it brings a whole embedding or head.
+        vocab_size: tokens of its vocabulary, None for the base model's.
+        num_classes: rows of its classification head, 0 without one.
+    """
+
+    has_matrix: bool = False
+    vocab_size: int | None = None
+    num_classes: int = 0
+
+    @classmethod
+    def of(cls, adapter: PreparedAdapter) -> OwnParts:
+        """Return what an adapter brings."""
+        if (own := adapter.own) is None:
+            return cls()
+        return cls(adapter.has_matrix, own.vocab_size, 0 if own.score is None else len(own.score))
+
+
 @dataclass(slots=True, eq=False)
 class AdapterVersion:
     """One load of an adapter. Written by ``AdapterRegistry`` only.
@@ -29,14 +51,12 @@ class AdapterVersion:
         invocation_tokens: of an activated LoRA; empty for an ordinary one.
         rank: the largest rank of a module.
         num_bytes: memory of its factors and its own weights.
-        has_matrix: whether it brings a whole embedding or head.
-        vocab_size: tokens of its vocabulary, None for the base model's.
+        own: what it brings in place of the model's.
         tokenizer: identity of the tokenizer of its sequences; "" for the base model's.
         loaded: when it was, in seconds since 1970.
         pins: running and waiting sequences that use it.
         retired: no longer the current version of its name.
         public: the name that counts against the limit: versions of one are one name there.
-        num_classes: rows of its classification head, 0 without one.
     """
 
     name: str
@@ -47,14 +67,12 @@ class AdapterVersion:
     invocation_tokens: tuple[int, ...]
     rank: int
     num_bytes: int
-    has_matrix: bool = False
-    vocab_size: int | None = None
+    own: OwnParts
     tokenizer: str = ""
     loaded: float = 0.0
     pins: int = 0
     retired: bool = False
     public: str = ""
-    num_classes: int = 0
 
 
 class AdapterRegistry:
@@ -94,19 +112,19 @@ class AdapterRegistry:
         """
         public = public or name
         self.check_room(name, public)
-        vocab_size = None if adapter.own is None else adapter.own.vocab_size
-        facts = (
+        version = AdapterVersion(
+            name,
+            self._next_id,
+            adapter.digest,
+            path,
+            trusted,
             adapter.invocation_tokens,
             adapter.rank,
             adapter.num_bytes,
-            adapter.has_matrix,
-            vocab_size,
+            OwnParts.of(adapter),
             tokenizer,
-            time.time(),
-        )
-        num_classes = 0 if adapter.own is None or adapter.own.score is None else len(adapter.own.score)
-        version = AdapterVersion(
-            name, self._next_id, adapter.digest, path, trusted, *facts, public=public, num_classes=num_classes
+            loaded=time.time(),
+            public=public,
         )
         self._next_id += 1
         self._alive[version.load_id] = version

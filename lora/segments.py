@@ -53,7 +53,7 @@ def make_segments(of_tokens: Ints, device: torch.device) -> Segments | None:
     if not ops.on_triton(device):
         first, second, third = (to_device(values, device) for values in (tokens, slots, starts))
         return Segments(first, second, third)
-    size = tile_size(len(tokens), len(slots))
+    size = SHORT if ops.is_invariant(device) else tile_size(len(tokens), len(slots))
     parts = [tokens, slots, starts, make_tiles(slots, starts, size).reshape(-1)]
     on_device = to_device(np.concatenate(parts), device)
     all_tokens, all_slots, all_starts, lines = on_device.split([len(part) for part in parts])

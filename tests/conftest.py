@@ -51,6 +51,27 @@ settings.register_profile("ci", **BUSY, derandomize=True, print_blob=True)
 settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """Share a run of all fast tests between two processes.
+
+    A run that names paths is one process, as is each of the two; heavy tests are left to whoever asks for them, as some
+    want the machine to themselves.
+    """
+    option = config.option
+    is_worker = hasattr(config, "workerinput") or "PYTEST_XDIST_WORKER" in os.environ
+    if (
+        not is_worker
+        and config.args_source is pytest.Config.ArgsSource.TESTPATHS
+        and config.pluginmanager.hasplugin("xdist")
+        and option.numprocesses is None
+        and option.markexpr == "not heavy"
+        and not (option.usepdb or option.collectonly)
+        and (os.cpu_count() or 1) > 1
+    ):
+        option.numprocesses, option.dist = 2, "loadfile"
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put files with heavy tests first: processes that share a run, a file each, then end at about the same time."""
     heavy = {item.path for item in items if item.get_closest_marker("heavy")}

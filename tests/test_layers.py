@@ -72,6 +72,7 @@ FACES = (
         "engine",
         "engine/messages",
         "engine/checkpoint",
+        "engine/kv_cache",
         "engine/machine",
         "engine/sandbox",
         "engine/adapter_sources",

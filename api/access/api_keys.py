@@ -41,8 +41,10 @@ LOOK_SECONDS = 0.5
 """Least time between two looks at the file."""
 _MAX_FILE_BYTES = 4 << 20
 _MAX_PER_MINUTE = 1 << 40
-_ADMIN_PATHS = frozenset({"/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/v1/adapters", "/v1/fleet", "/ui/state"})
-_ADMIN_FOLDERS = ("/v1/adapters/", "/v1/admin/")
+_ADMIN_PATHS = frozenset(
+    {"/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/v1/adapters", "/v1/cache", "/v1/fleet", "/ui/state"}
+)
+_ADMIN_FOLDERS = ("/v1/adapters/", "/v1/admin/", "/v1/cache/")
 
 logger = logging.getLogger(__name__)
 

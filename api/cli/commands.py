@@ -21,6 +21,8 @@ from .options import (
     KeyAddOptions,
     KeyListOptions,
     KeyNameOptions,
+    KvCacheOptions,
+    KvFileOptions,
     NameOptions,
     PullOptions,
     QuantizeOptions,
@@ -127,6 +129,25 @@ COMMANDS = {
         "Tell how a server's replicas are, and what has happened to them.",
         (FleetStatusOptions,),
         "fleet_status:print_fleet",
+    ),
+    "cache ls": Command("List what a folder of --kv-disk holds.", (KvCacheOptions,), "cache_command:ls", "kv_disk"),
+    "cache stats": Command(
+        "Tell how much KV a server or a folder of --kv-disk holds.", (KvCacheOptions,), "cache_command:stats", "kv_disk"
+    ),
+    "cache clear": Command(
+        "Remove the cached KV of a server, or the files of a folder of --kv-disk.",
+        (KvCacheOptions,),
+        "cache_command:clear",
+        "kv_disk",
+    ),
+    "cache export": Command(
+        "Write the files of a folder of --kv-disk into one.", (KvFileOptions,), "cache_command:export", "file"
+    ),
+    "cache import": Command(
+        "Take KV from a file of `cache export` to a folder of --kv-disk.",
+        (KvFileOptions,),
+        "cache_command:import_file",
+        "file",
     ),
     "key add": Command("Make an API key, and let a server know it.", (KeyAddOptions,), "key_command:add", "name"),
     "key list": Command("List the keys of a file, and what each may do.", (KeyListOptions,), "key_command:list_keys"),

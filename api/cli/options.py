@@ -81,6 +81,33 @@ class FleetStatusOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class KvCacheOptions:
+    """Options of ``rootgraft cache``: a folder of KV, or a server."""
+
+    kv_disk: str | None = option(
+        None, "Folder of --kv-disk, whose server is not running. Without it: ask the server.", group="cache"
+    )
+    url: str = option("http://127.0.0.1:8000/v1", "Address of the server.", group="server")
+    api_key: str | None = option(None, "Key with the scope admin, where the server asks for keys.", group="server")
+    json: bool = option(False, "Print JSON for programs.", group="output")
+
+
+@dataclass(frozen=True, slots=True)
+class KvFileOptions:
+    """Options of ``rootgraft cache export`` and ``import``."""
+
+    file: str = option("", "File of KV, which can be taken to another machine.", group="cache")
+    kv_disk: str = option("", "Folder of --kv-disk, whose server is not running.", group="cache")
+    kv_disk_gib: float = option(10.0, "Most GiB of files in the folder after an import.", low=0.001, high=1 << 20)
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        for name in ("file", "kv_disk"):
+            if not getattr(self, name):
+                raise ConfigError(f"--{name.replace('_', '-')} must be named.")
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingOptions:
     """Sampling parameters; None leaves the server's default."""
 

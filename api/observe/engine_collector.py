@@ -9,7 +9,18 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from ...engine.types import Priority
 from .engine_facts import EngineFacts
-from .metric_tables import COUNTERS, GAUGES, SLEEP_STATES, TIERS, VLLM_PREFIX, ZERO_COUNTERS, full_name
+from .metric_tables import (
+    COUNTERS,
+    GAUGES,
+    KV_TIER_COUNTERS,
+    KV_TIER_GAUGES,
+    KV_TIERS,
+    SLEEP_STATES,
+    TIERS,
+    VLLM_PREFIX,
+    ZERO_COUNTERS,
+    full_name,
+)
 
 LABELS = ("model_name", "engine")
 
@@ -59,6 +70,7 @@ class EngineCollector:
             yield self._gauge(name, text, self._values(key, engines, whole))
         for key, name, text in COUNTERS:
             yield self._counter(name, text, self._values(key, engines, whole))
+        yield from self._tiers(engines)
         yield from self._queue(engines, whole)
         if self._facts.max_drafts:
             yield self._accepted_by_position(engines)
@@ -73,6 +85,17 @@ class EngineCollector:
         return {name: stats[key] for name, stats in engines.items() if key in stats} or {
             self._engine: whole.get(key, 0.0)
         }
+
+    def _tiers(self, engines: Mapping[str, Mapping[str, float]]) -> Iterator[Metric]:
+        """Yield what is counted of each tier of KV beside the pool; nothing where there is none."""
+        for rows, make in ((KV_TIER_GAUGES, self._gauge), (KV_TIER_COUNTERS, self._counter)):
+            for key, name, text in rows:
+                values = {
+                    engine: {tier: stats[f"{key}_{tier}"] for tier in KV_TIERS if f"{key}_{tier}" in stats}
+                    for engine, stats in engines.items()
+                }
+                if any(values.values()):
+                    yield make(name, text, values, "tier")
 
     def _queue(self, engines: Mapping[str, Mapping[str, float]], whole: Mapping[str, float]) -> Iterator[Metric]:
         text = "Those of them that wait for room, and for an adapter's load or a grammar's compile."

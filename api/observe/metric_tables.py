@@ -88,6 +88,21 @@ COUNTERS: Rows = (
     ("ledger_lost", "usage_ledger_lost", "Requests that could not be written to the usage ledger."),
     ("adapters_evicted", "adapters_evicted", "Adapters that left the host's memory for others."),
 )
+# Name in the heartbeat before the tier's, name outside, help; each by the tiers that an engine has.
+KV_TIERS = ("host", "disk")
+KV_TIER_GAUGES: Rows = (
+    ("kv_bytes", "kv_tier_bytes", "Bytes of KV in a tier beside the pool, by `tier`."),
+    ("kv_capacity_bytes", "kv_tier_capacity_bytes", "Most bytes of KV in a tier."),
+    ("kv_pages", "kv_tier_pages", "Pages of KV in a tier."),
+)
+KV_TIER_COUNTERS: Rows = (
+    ("kv_hits", "kv_tier_hits", "Pages that were read from a tier."),
+    ("kv_misses", "kv_tier_misses", "Pages that were wanted and gone, or not readable."),
+    ("kv_stored", "kv_tier_stored", "Pages that were written to a tier."),
+    ("kv_evicted", "kv_tier_evicted", "Pages that left a tier to make room."),
+    ("kv_rejected", "kv_tier_rejected", "Files that were damaged, or not the page of their name."),
+    ("kv_errors", "kv_tier_errors", "Reads and writes that the system refused."),
+)
 # Observed in the engine, which sends the values with each heartbeat.
 ENGINE_HISTOGRAMS = (
     ("iteration_tokens_total", "Tokens computed in one step.", TOKENS_OF_STEPS),

@@ -9,6 +9,7 @@ from . import (
     admin_models,
     anthropic,
     batches,
+    cache,
     chat,
     completions,
     decisions,
@@ -29,5 +30,5 @@ DIRECT: tuple[APIRouter, ...] = tuple(
 """Those whose routes are answered without the framework where a body is all that they take."""
 ROUTERS: tuple[APIRouter, ...] = (
     *DIRECT,
-    *(module.router for module in (models, adapters, admin_models, replicas, tokenize, health, ui)),
+    *(module.router for module in (models, adapters, admin_models, cache, replicas, tokenize, health, ui)),
 )

@@ -19,9 +19,9 @@ from ...grammar.argument_styles import (
     GEMMA_QUOTE,
     PYTHON,
     PYTHON_WORDS,
-    XML_STYLES,
     XmlStyle,
     gemma_text,
+    xml_style,
 )
 
 _OUTSIDE, _INSIDE = re.compile(r'["{}\[\]]'), re.compile(r'["\\]')
@@ -43,13 +43,14 @@ class ArgumentReader(Protocol):
         """
 
 
-def argument_reader(style: str, types: Mapping[str, frozenset[str]]) -> ArgumentReader:
+def argument_reader(style: str | XmlStyle, types: Mapping[str, frozenset[str]]) -> ArgumentReader:
     """Return a reader of one call's arguments; ``types`` are those of the function's parameters (`argument_types`)."""
     if style == PYTHON:
         return _PythonReader()
     if style == GEMMA:
         return _GemmaReader()
-    return _XmlReader(XML_STYLES[style], types) if style in XML_STYLES else JsonReader()
+    xml = xml_style(style)
+    return JsonReader() if xml is None else _XmlReader(xml, types)
 
 
 class JsonReader:
@@ -273,7 +274,7 @@ def _size_of_begin(text: str, mark: str) -> int:
     return next((size for size in range(min(len(text), len(mark) - 1), 0, -1) if text.endswith(mark[:size])), 0)
 
 
-def write_arguments(arguments: str, style: str) -> str:
+def write_arguments(arguments: str, style: str | XmlStyle) -> str:
     """Return arguments, a JSON object as text, in a style. What is no object stays as it is."""
     if style == "json":
         return arguments
@@ -287,7 +288,9 @@ def write_arguments(arguments: str, style: str) -> str:
         return ", ".join(f"{name}={_python(each)}" for name, each in value.items())
     if style == GEMMA:
         return gemma_text(value)
-    xml = XML_STYLES[style]
+    xml = xml_style(style)
+    if xml is None:
+        raise ValueError(f"{style!r} is no style of arguments")
     texts = [
         xml.written(name, each if isinstance(each, str) else _encode(each), is_text=isinstance(each, str))
         for name, each in value.items()

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from ...engine.errors import RequestError
+from ...engine.text.chat_template import TemplateStopped
 from ...grammar.thought_rules import ThoughtRules
 from .output_format import OutputFormat
+from .thought_probe import probed_thought
 
 if TYPE_CHECKING:
     from ...engine.text.tokenizer import Tokenizer
 
+_LONGEST_PROBE = 1 << 16  # characters
 MAX_NEWLINES = 2  # that models write between the end mark and the answer
 
 
@@ -56,6 +61,8 @@ FORMATS = {
         ReasoningFormat("seed_oss", "<seed:think>", "</seed:think>"),
         ReasoningFormat("mistral", "[THINK]", "[/THINK]"),
         ReasoningFormat("cohere_command3", "<|START_THINKING|>", "<|END_THINKING|>"),
+        ReasoningFormat("apertus", "<|inner_prefix|>", "<|inner_suffix|>"),
+        ReasoningFormat("apriel", "Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]"),
         ReasoningFormat("granite", "Here is my thought process:", "Here is my response:"),
         ReasoningFormat("gemma4", "<|channel>thought", "<channel|>"),
         ReasoningFormat(
@@ -93,11 +100,32 @@ def reasoning_format_of(tokenizer: Tokenizer, parser: str) -> ReasoningFormat | 
     """Return the model's reasoning format; None for a model that does not think.
 
     Args:
-        parser: name of a format, ``none``, or ``auto`` for the first one whose mark the chat template mentions.
+        parser: name of a format, ``none``, or ``auto`` for the first one whose mark the chat template mentions, or else
+            what the template renders around a thought.
+
+    Raises:
+        TemplateStopped: the template takes too long.
+        TemplateDeferred: as ``ChatTemplates.render``.
     """
-    if parser == "auto":
-        return next((form for form in FORMATS.values() if tokenizer.template_mentions(form.mention)), None)
-    return FORMATS.get(parser)
+    if parser != "auto":
+        return FORMATS.get(parser)
+    named = next((form for form in FORMATS.values() if tokenizer.template_mentions(form.mention)), None)
+    return named or _probed(tokenizer)
+
+
+def _probed(tokenizer: Tokenizer) -> ReasoningFormat | None:
+    def render(messages: Sequence[dict[str, Any]], has_header: bool) -> str:
+        try:
+            return tokenizer.render_chat(messages, add_generation_prompt=has_header)[:_LONGEST_PROBE]
+        except TemplateStopped:
+            raise
+        except RequestError:
+            return ""
+
+    found = probed_thought(render)
+    if found is None:
+        return None
+    return ReasoningFormat("probed", found.start, found.end, lead=found.lead, in_messages=found.in_messages)
 
 
 def plan_thought(

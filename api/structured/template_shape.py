@@ -51,6 +51,7 @@ class TemplateShape:
         assistant_first: a conversation that the assistant begins.
         user_after_results: a user's message right behind results of calls.
         calls_without_content: calls in a message that has no key ``content``; where not, its text is empty.
+        texts: texts as strings; where not, as lists of parts, as templates of models with images want them.
     """
 
     system: bool = True
@@ -62,6 +63,7 @@ class TemplateShape:
     assistant_first: bool = True
     user_after_results: bool = True
     calls_without_content: bool = True
+    texts: bool = True
 
 
 ANY_SHAPE = TemplateShape()
@@ -70,8 +72,11 @@ ANY_SHAPE = TemplateShape()
 class _Probe:
     """Renders short conversations, written as letters of ``_TEXTS``; ``C`` is a call, ``c`` one without content."""
 
-    def __init__(self, tokenizer: Tokenizer, tools: Sequence[Mapping[str, Any]], arguments: Any) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, tools: Sequence[Mapping[str, Any]], arguments: Any, *, in_parts: bool = False
+    ) -> None:
         self._tokenizer = tokenizer
+        self._in_parts = in_parts
         self._tools = tools
         self._arguments = arguments
 
@@ -90,7 +95,8 @@ class _Probe:
 
     def _shows(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None) -> bool:
         try:
-            text = self._tokenizer.render_chat(messages, add_generation_prompt=True, tools=tools)
+            shown = _in_parts(messages) if self._in_parts else messages
+            text = self._tokenizer.render_chat(shown, add_generation_prompt=True, tools=tools)
         except TemplateStopped:
             raise
         except RequestError:
@@ -125,8 +131,11 @@ def shape_of(tokenizer: Tokenizer, tools: Sequence[Mapping[str, Any]], arguments
         arguments: of a call in the form that the template takes.
     """
     probe = _Probe(tokenizer, tools, arguments)
-    if not probe.takes("U"):
-        return ANY_SHAPE
+    takes_texts = probe.takes("U")
+    if not takes_texts:
+        probe = _Probe(tokenizer, tools, arguments, in_parts=True)
+        if not probe.takes("U"):
+            return ANY_SHAPE
     known = ["system"]
     if "developer" in tokenizer.named_roles and tokenizer.renders_role("developer"):
         known.append("developer")
@@ -144,6 +153,7 @@ def shape_of(tokenizer: Tokenizer, tools: Sequence[Mapping[str, Any]], arguments
         assistant_first=probe.takes("AU"),
         user_after_results=not has_calls or probe.takes("UCRV") or not probe.takes("UCRAV"),
         calls_without_content=not has_calls or probe.takes("UcR"),
+        texts=takes_texts,
     )
 
 
@@ -155,7 +165,18 @@ def as_taken(messages: Sequence[Message], shape: TemplateShape) -> list[Message]
     """
     if shape == ANY_SHAPE:
         return list(messages)
-    return _alternating(_instructed(_with_content(messages, shape), shape), shape)
+    taken = _alternating(_instructed(_with_content(messages, shape), shape), shape)
+    return taken if shape.texts else _in_parts(taken)
+
+
+def _in_parts(messages: Sequence[Message]) -> list[Message]:
+    """Return the messages with texts as lists of one part."""
+    return [
+        {**message, "content": [{"type": "text", "text": content}]}
+        if isinstance(content := message.get("content"), str) and content
+        else message
+        for message in messages
+    ]
 
 
 def _with_content(messages: Sequence[Message], shape: TemplateShape) -> Sequence[Message]:

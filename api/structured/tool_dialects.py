@@ -15,8 +15,10 @@ import orjson
 
 from ...engine.errors import RequestError
 from ...engine.text.chat_template import TemplateStopped
+from .reasoning_formats import reasoning_format_of
 from .template_shape import ANY_SHAPE, TemplateShape, as_taken, shape_of
 from .tool_formats import ALIASES, FORMATS, ToolFormat, formats_of
+from .tool_probe import probed_calls
 
 if TYPE_CHECKING:
     from ...engine.text.tokenizer import Tokenizer
@@ -77,8 +79,9 @@ def dialect_of(tokenizer: Tokenizer, parser: str) -> Dialect:
 def _calls_of(tokenizer: Tokenizer, parser: str) -> Dialect:
     """Detect the tool call format by rendering a probe call.
 
-    A template that drops tools, or renders calls in no format of ``FORMATS``, gets the generic dialect: the system
-    message describes the tools and the call format in plain text.
+    What is no format of ``FORMATS`` is derived from the calls that the template renders (`tool_probe`). A template that
+    drops tools, or shows no format, gets the generic dialect: the system message describes the tools and the call
+    format in plain text.
     """
     possible = formats_of(parser)
     default = FORMATS["generic" if parser == "auto" else ALIASES.get(parser, parser)]
@@ -92,10 +95,24 @@ def _calls_of(tokenizer: Tokenizer, parser: str) -> Dialect:
         found = next((form for form in possible if re.search(form.rendered, rendered)), None)
         if found is not None:
             return Dialect(found, by_template, arguments_as_text=as_text)
-    mentioned = (form for form in possible if form.mention and tokenizer.template_mentions(form.mention))
+    if by_template and parser == "auto" and (probed := _probed(tokenizer)) is not None:
+        return probed
+    mentioned = (form for form in possible if any(map(tokenizer.template_mentions, form.mentions)))
     if by_template and (form := next(mentioned, None)) is not None:
         return Dialect(form, by_template, calls_by_template=False)
     return Dialect(default, by_template and default.name != "generic")
+
+
+def _probed(tokenizer: Tokenizer) -> Dialect | None:
+    """Return the dialect of a template that renders calls in a format that no row of ``FORMATS`` has."""
+
+    def render(messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]], has_header: bool) -> str:
+        return _render(tokenizer, messages, tools, has_header=has_header)
+
+    thoughts = reasoning_format_of(tokenizer, "auto")
+    ends = frozenset(tokenizer.decode([token], False) for token in tokenizer.eos_ids)
+    found = probed_calls(render, thought_end="" if thoughts is None else thoughts.end, ends=ends)
+    return None if found is None else Dialect(found.format, True, arguments_as_text=found.arguments_as_text)
 
 
 def _probe_call(*, as_text: bool) -> dict[str, Any]:
@@ -104,9 +121,16 @@ def _probe_call(*, as_text: bool) -> dict[str, Any]:
     return {"role": "assistant", "content": "", "tool_calls": [call]}
 
 
-def _render(tokenizer: Tokenizer, messages: Sequence[dict[str, Any]]) -> str:
+def _render(
+    tokenizer: Tokenizer,
+    messages: Sequence[dict[str, Any]],
+    tools: Sequence[dict[str, Any]] = (_PROBE_TOOL,),
+    *,
+    has_header: bool = False,
+) -> str:
+    """Return the conversation's text, with the header of the answer or without; empty where the template refuses."""
     try:
-        text = tokenizer.render_chat(messages, add_generation_prompt=False, tools=[_PROBE_TOOL])
+        text = tokenizer.render_chat(messages, add_generation_prompt=has_header, tools=tools)
         # Patterns are searched in it, and what makes so much of a few words is no template for tools.
         return text if len(text) <= _LONGEST_PROBE else ""
     except TemplateStopped:

@@ -6,9 +6,11 @@ A call is ``before_name NAME after_name ARGUMENTS after_arguments``; one or seve
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from enum import Enum, auto
 
+from ...grammar.argument_styles import XmlStyle
 from .argument_syntax import write_arguments
 
 
@@ -22,10 +24,21 @@ class CallIds(Enum):
     """The same, written by the model between the function's name and the arguments."""
     NUMBERED = auto()
     """``functions.NAME:NUMBER``, in which the model writes the number."""
+    COUNTED = auto()
+    """Any; the model writes the number of the call before the function's name."""
+    FREE = auto()
+    """Letters, digits, ``_`` and ``-``, which the model writes."""
 
 
 # Regular expressions of what the model writes of an id.
-WRITTEN_IDS = {CallIds.WRITTEN: "[a-zA-Z0-9]{9}", CallIds.NUMBERED: "[0-9]{1,4}"}
+WRITTEN_IDS = {
+    CallIds.WRITTEN: "[a-zA-Z0-9]{9}",
+    CallIds.NUMBERED: "[0-9]{1,4}",
+    CallIds.COUNTED: "[0-9]{1,4}",
+    CallIds.FREE: "[a-zA-Z0-9_-]{1,64}",
+}
+_OBJECT_HEAD = re.compile(r'\{\s*"name"\s*:\s*"')
+_ARGUMENTS_KEYS = ("arguments", "parameters")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +52,8 @@ class ToolFormat:
         parser: value of ``--tool-call-parser``, if other than the name; the template decides among a parser's formats.
         models: that write it, for the documentation.
         rendered: regular expression that finds the probe call in what a template renders.
-        mention: text in the source of templates that leave out calls.
-        style: how arguments are written: ``json``, or a style of `grammar.argument_styles`.
+        mentions: texts one of which is in the source of templates that leave out calls.
+        style: how arguments are written: ``json``, a style of `grammar.argument_styles`, or one that was probed.
         before_name: text before the function's name.
         after_name: text between the name (or the number) and the arguments.
         after_arguments: text after the arguments.
@@ -52,7 +65,9 @@ class ToolFormat:
         single: there is at most one call.
         ids: what ids of calls look like.
         id_begin: text between the name and what the model writes of the id.
+        id_lead: text before an id that the model writes before the name; then ``before_name`` follows the id.
         content_opening: text before an answer without calls.
+        content_closing: text after such an answer, no part of it.
         preamble: marks around text before a call; None for text without marks.
         recipient_mark: mark before each part of an answer, which begins with its recipient: a function, or what
             ``content_opening`` names. Prompts end in it.
@@ -64,8 +79,8 @@ class ToolFormat:
     parser: str = ""
     models: str = ""
     rendered: str = r"(?!)"
-    mention: str = ""
-    style: str = "json"
+    mentions: tuple[str, ...] = ()
+    style: str | XmlStyle = "json"
     before_name: str = '{"name": "'
     after_name: str = '", "arguments": '
     after_arguments: str = "}"
@@ -77,7 +92,9 @@ class ToolFormat:
     single: bool = False
     ids: CallIds = CallIds.ANY
     id_begin: str = ""
+    id_lead: str = ""
     content_opening: str = ""
+    content_closing: str = ""
     preamble: tuple[str, str] | None = None
     recipient_mark: str = ""
 
@@ -93,12 +110,15 @@ class ToolFormat:
 
     @property
     def is_object(self) -> bool:
-        """Whether a call is a JSON object with name and arguments."""
-        return self.before_name.startswith("{")
+        """Whether calls are JSON objects with name and arguments, and several of them a list."""
+        is_listed = self.separator is None or self.opening.rstrip().endswith("[")
+        return is_listed and bool(_OBJECT_HEAD.fullmatch(self.before_name)) and self.arguments_key in _ARGUMENTS_KEYS
 
     def head(self, function: str, number: int = 0) -> str:
         """Return the text of a call up to its arguments; the number counts only in formats that write an id."""
-        written = {CallIds.WRITTEN: f"{number:09}", CallIds.NUMBERED: str(number)}.get(self.ids, "")
+        written = f"{number:09}" if self.ids is CallIds.WRITTEN else str(number) if self.ids in WRITTEN_IDS else ""
+        if self.id_lead:
+            return f"{self.id_lead}{written}{self.before_name}{function}{self.after_name}"
         return f"{self.before_name}{function}{self.id_begin}{written}{self.after_name}"
 
     def call(self, function: str, arguments: str, number: int = 0) -> str:
@@ -161,6 +181,7 @@ FORMATS = {
             "hermes", "<tool_call>", "<tool_call>\n", closing="\n</tool_call>",
             models="Qwen 2.5, Qwen 3, Hermes 2 and 3, Granite 4, SmolLM 3",
             rendered=r"<tool_call>\s*\{[^<]*probe_tool",
+            mentions=("within <tool_call> </tool_call> tags", "within <tool_call></tool_call> XML tags"),
         ),
         ToolFormat(
             "llama3_json", '{"name": "', "", only_at_start=True, single=True,
@@ -234,6 +255,7 @@ FORMATS = {
             after_arguments="<|tool_call_end|>",
             models="Kimi K2",
             rendered=r"<\|tool_call_begin\|>[^<]*<\|tool_call_argument_begin\|>\s*\{",
+            mentions=("<|tool_calls_section_begin|>",),
         ),
         ToolFormat(
             "openai", _HARMONY_CALL, "", single=True,
@@ -252,7 +274,7 @@ FORMATS = {
         ToolFormat(
             "granite", "<|tool_call|>", "<|tool_call|>[", separator=", ", closing="]",
             models="Granite 3.0, 3.2, 3.3",
-            rendered=r"<\|tool_call\|>\s*\[[^<]*probe_tool", mention="<|tool_call|>",
+            rendered=r"<\|tool_call\|>\s*\[[^<]*probe_tool", mentions=("<|tool_call|>",),
         ),
         ToolFormat(
             "granite_text", "<tool_call>", "<tool_call>[", parser="granite", separator=", ", closing="]",
@@ -262,18 +284,19 @@ FORMATS = {
         ToolFormat(
             "granite-20b-fc", "<function_call>", "<function_call> ",
             models="Granite 20B function calling",
-            rendered=r"<function_call>\s*\{[^<]*probe_tool", mention="<function_call>",
+            rendered=r"<function_call>\s*\{[^<]*probe_tool", mentions=("<function_call>",),
         ),
         ToolFormat(
             "phi4_mini_json", "functools[", "functools[", separator=", ", closing="]",
             models="Phi-4-mini",
-            rendered=r"functools\s*\[[^<]*probe_tool", mention="functools[",
+            rendered=r"functools\s*\[[^<]*probe_tool", mentions=("functools[",),
         ),
         ToolFormat(
             "lfm2", "<|tool_call_start|>", "<|tool_call_start|>[", style="python", separator=", ",
             closing="]<|tool_call_end|>", before_name="", after_name="(", after_arguments=")",
             models="LFM2, LFM2.5",
-            rendered=r"<\|tool_call_start\|>\[probe_tool\(probe=", mention="<|tool_call_start|>",
+            rendered=r"<\|tool_call_start\|>\[probe_tool\(probe=",
+            mentions=("<|tool_call_start|>", "<|tool_list_start|>", "List of tools: "),
         ),
         ToolFormat(
             "pythonic", "[", "[", style="python", separator=", ", closing="]", only_at_start=True,

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ...engine.errors import RequestError
-from ...grammar.argument_styles import XML_STYLES, argument_types
+from ...grammar.argument_styles import XmlStyle, argument_types, xml_marks, xml_style
 from ...grammar.errors import GrammarError
 from ...grammar.schema.document import pointer_join
 from ...grammar.schema.static_limits import check_limits
@@ -112,7 +112,7 @@ def _required(
     prefill = form.opening
     if parallel:
         schema = {"type": "array", "items": schema, "minItems": 1, "maxItems": MAX_FORCED_CALLS}
-        prefill = form.opening.removesuffix("[") if form.separator else ""
+        prefill = form.opening.rstrip().removesuffix("[") if form.separator else ""
     schema_fields = _schema_fields(schema, {id(part): fields[name] for name, part in embedded.items()})
     plan = ToolPlan(form, Reading.JSON, arguments, prefill, schema_fields=schema_fields)
     spec = _checked(GrammarSpec.json_schema, schema, plan)
@@ -177,7 +177,7 @@ def _triggered(
         once = not parallel or form.separator is not None
         shape = {"type": "triggered_tags", "triggers": [form.trigger], "tags": calls, "stop_after_first": once}
     schema_fields = _schema_fields({"format": shape}, owners)
-    types = {name: argument_types(schema) for name, schema in schemas.items()} if form.style in XML_STYLES else {}
+    types = {name: argument_types(schema) for name, schema in schemas.items()} if xml_style(form.style) else {}
     plan = ToolPlan(form, Reading.TRIGGERED, arguments, types=types, schema_fields=schema_fields, starts=starts)
     spec = _checked(GrammarSpec.structural_tag, {"format": shape}, plan)
     return OutputFormat(spec, "tools", "tools", None if document is None or requested is None else requested.spec, plan)
@@ -220,9 +220,13 @@ def _call(name: str, schema: Any, form: ToolFormat) -> dict[str, Any]:
     """Return the structural tag of a call without opening and closing."""
     content: dict[str, Any] = {"type": "json_schema", "json_schema": schema}
     if form.style != "json":
-        content["style"] = form.style
+        content["style"] = xml_marks(form.style) if isinstance(form.style, XmlStyle) else form.style
     begin = form.head(name)
-    if form.ids in WRITTEN_IDS:
+    if form.id_lead:
+        written = {"type": "regex", "pattern": WRITTEN_IDS[form.ids]}
+        between = {"type": "const_string", "value": form.before_name + name + form.after_name}
+        begin, content = form.id_lead, {"type": "sequence", "elements": [written, between, content]}
+    elif form.ids in WRITTEN_IDS:
         begin = form.before_name + name + form.id_begin
         written = {"type": "regex", "pattern": WRITTEN_IDS[form.ids]}
         between = {"type": "const_string", "value": form.after_name}
@@ -242,7 +246,7 @@ def _text(schemas: Mapping[str, Any], form: ToolFormat, *, parallel: bool) -> di
 
 def _in_channels(calls: list[dict[str, Any]], text: dict[str, Any], form: ToolFormat) -> dict[str, Any]:
     """Return the structural tag of an answer whose content, free text or a document, stands in a channel of its own."""
-    content = {"type": "tag", "begin": form.content_opening, "content": text, "end": ""}
+    content = {"type": "tag", "begin": form.content_opening, "content": text, "end": form.content_closing}
     options = [*calls, content]
     if form.preamble is not None:
         begin, end = form.preamble

@@ -52,6 +52,7 @@ class ToolParser:
             self._triggers = tuple(self._form.recipient_mark + self._form.head(name) for name in plan.arguments)
         self._events: list[Event] = []
         self._num_calls = 0
+        self._ids: set[str] = set()
         self._after_call = False
         self._has_content = False
         self._reader: ArgumentReader = JsonReader()
@@ -156,7 +157,19 @@ class ToolParser:
         self._buffer = self._buffer[len(certain) :]
 
     def _rest(self) -> bool:
-        self._add_content(self._buffer)
+        closing = self._form.content_closing if self._plan.reading is Reading.TRIGGERED else ""
+        text, found, _ = self._buffer.partition(closing) if closing else (self._buffer, "", "")
+        if found:
+            self._add_content(text)
+            self._buffer, self._state = "", self._nothing
+            return False
+        kept = next((size for size in range(len(closing) - 1, 0, -1) if text.endswith(closing[:size])), 0)
+        self._add_content(text[: len(text) - kept])
+        self._buffer = text[len(text) - kept :]
+        return False
+
+    def _nothing(self) -> bool:
+        """After the mark that ends the content there is nothing for the client."""
         self._buffer = ""
         return False
 
@@ -193,8 +206,11 @@ class ToolParser:
                 call_id = written or digits[:9]
             case CallIds.NUMBERED:
                 call_id = f"functions.{name}:{written or self._num_calls}"
-            case CallIds.ANY:
+            case CallIds.FREE if written and written not in self._ids:
+                call_id = written
+            case _:
                 call_id = f"call_{digits[:24]}"
+        self._ids.add(call_id)
         self._events.append(CallStart(self._num_calls, call_id, name))
         self._num_calls += 1
         self._reader = JsonReader()
@@ -226,7 +242,15 @@ class ToolParser:
         form = self._form
         closing = form.after_arguments + form.closing
         separator = form.after_arguments + (form.separator or "")
-        if self._buffer.startswith(closing):
+        # Without a closing, another call is known by what it begins with.
+        is_listed = form.separator is not None and not form.closing and not form.recipient_mark
+        another = separator + (form.id_lead or form.before_name) if is_listed else ""
+        if another and self._buffer.startswith(another):
+            self._buffer = self._buffer[len(separator) :]
+            self._state = self._head
+        elif another and another.startswith(self._buffer):
+            return False
+        elif self._buffer.startswith(closing):
             self._buffer = self._buffer[len(closing) :]
             is_over = form.only_at_start or (form.content_opening and not form.recipient_mark)
             self._state = self._rest if is_over else self._text
@@ -242,7 +266,7 @@ class ToolParser:
 
 @cache
 def _native_head(form: ToolFormat) -> re.Pattern[str]:
-    before, between, after = map(re.escape, (form.before_name, form.id_begin, form.after_name))
-    return re.compile(
-        rf"{before}(?P<name>[\w.-]+)(?=[^\w.-]){between}(?P<id>{WRITTEN_IDS.get(form.ids, '')}){after}", re.ASCII
-    )
+    lead, before, between, after = map(re.escape, (form.id_lead, form.before_name, form.id_begin, form.after_name))
+    written, name = f"(?P<id>{WRITTEN_IDS.get(form.ids, '')})", r"(?P<name>[\w.-]+)(?=[^\w.-])"
+    head = f"{lead}{written}{before}{name}{after}" if form.id_lead else f"{before}{name}{between}{written}{after}"
+    return re.compile(head, re.ASCII)

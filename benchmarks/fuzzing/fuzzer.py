@@ -104,7 +104,7 @@ def make_core(model: Model, folder: Path, overlaps: bool, **options: Any) -> Eng
 
 def compile_in_process(core: EngineCore, config: EngineConfig) -> EngineCore:
     """Have a core take grammars that are compiled here, each once."""
-    grammars: Any = structured_output_in_process(config.max_num_seqs + config.max_drafts, VOCABULARY)
+    grammars: Any = structured_output_in_process(config.most_seqs + config.max_drafts, VOCABULARY)
     grammars.compile = lambda grammar, reasoning, tenant: Ready(_compiled(*grammar))
     set_structured_output(core, grammars)
     return core

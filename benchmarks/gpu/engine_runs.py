@@ -144,7 +144,7 @@ class Engine:
             block_size=PAGE_SIZE,
             **{"load_format": "dummy", "speculative_config": '{"method": "off"}', **options},
         )
-        self.budget = config.max_num_batched_tokens
+        self.budget = config.most_tokens
         worker = Worker(config, folder)
         worker.overlaps = True  # a rehearsal on a CPU makes the calls that a GPU gets
         self.core = EngineCore(config, worker)

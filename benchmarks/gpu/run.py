@@ -60,6 +60,25 @@ PARTS: dict[str, tuple[Section, ...]] = {
 CHECKS = ("correctness", "engine")
 """Parts in which a value above 1 is a failure."""
 
+PART_SECONDS = 540.0
+"""What a part may take: a device is lent for ten minutes, in which what was found must come back."""
+
+TARGETS: dict[tuple[str, str], float] = {
+    ("kernels", "extend, 8192 tokens of 8192"): 1000,
+    ("kernels", "decode, 1 rows of 1024"): 8,
+    ("kernels", "decode, 64 rows that share 4096, read together"): 22,
+    ("sampling", "draw, top_p 0.9, 1 rows, peaked"): 150,
+    ("sampling", "draw, top_p 0.9, 1 rows, flat"): 150,
+    ("sampling", "draw, top_p 0.9, 128 rows, peaked"): 350,
+    ("sampling", "draw, top_p 0.9, 128 rows, flat"): 350,
+    ("sampling", "draw, temperature 0.8, 128 rows, flat"): 350,
+    ("end_to_end", "decode step, 1 rows of 1024"): 4.05,
+    ("end_to_end", "decode step, 64 rows of 1024"): 6.35,
+    ("end_to_end", "decode step, 64 rows of 1024, 8 adapters"): 7.8,
+    ("end_to_end", "decode step, 64 rows that share 4096"): 5.45,
+}
+"""The most that decides for what was built, by part and line, of 8B on an H200, in the unit of the line."""
+
 
 class Results:
     """What was found, and what failed; every change is written to the file."""
@@ -99,12 +118,23 @@ class Results:
         self._out.write_text(json.dumps(content, indent=1) + "\n")
 
     def report(self) -> int:
-        """Print what is wrong, last, where a cut output still shows it. Returns the exit code."""
+        """Print the figures that decide and what is wrong, last, where a cut output still shows them.
+
+        Returns the exit code.
+        """
         wrong = [line["name"] for line in self.lines if line["part"] in CHECKS and not line["value"] <= 1]
         print(f"{len(self.lines)} results, written to {self._out}")
+        print("".join(f"{line}\n" for line in self.decisions()), end="")
         print("".join(f"WRONG: {name}\n" for name in wrong), end="")
         print("".join(f"FAILED: {each['part']}: {each['error']}\n" for each in self.failures), end="", flush=True)
         return int(bool(wrong or self.failures))
+
+    def decisions(self) -> Iterator[str]:
+        """Yield a line for each target that was measured."""
+        for line in self.lines:
+            if (target := TARGETS.get((line["part"], line["name"]))) is not None and "left out" not in line["note"]:
+                reached = "REACHED" if line["value"] <= target else "MISSED"
+                yield f"{reached}: {line['name']}: {line['value']:.4g} {line['unit']}, at most {target:g}"
 
 
 def main() -> None:
@@ -138,9 +168,12 @@ def run_parts(parts: Sequence[str], tiny: bool, results: Results) -> None:
 
 
 def start(part: str, tiny: bool, file: Path) -> int:
-    """Run a part in another process; returns its exit code."""
+    """Run a part in another process; returns its exit code, 124 if it was ended because it took too long."""
     command = [sys.executable, "-m", "benchmarks.gpu.run", "--parts", part, "--out", str(file)]
-    return subprocess.run([*command, *(["--tiny"] if tiny else [])]).returncode
+    try:
+        return subprocess.run([*command, *(["--tiny"] if tiny else [])], timeout=PART_SECONDS).returncode
+    except subprocess.TimeoutExpired:
+        return 124
 
 
 def run_part(part: str, tiny: bool, results: Results) -> None:

@@ -11,11 +11,10 @@ import torch
 
 from benchmarks.gpu.measure import Ceilings, Line, Machine, seconds, synchronize
 from rootgraft.engine.batch import Row, RowStart
-from rootgraft.engine.sampling import top_k_top_p
 from rootgraft.engine.sampling.sampler import DeviceMasks, Sampler
 from rootgraft.engine.types import SamplingParams
-from rootgraft.kernels.layouts.draw_params import DrawParams
-from rootgraft.kernels.sampling_ops import draw_ranked, mask_logits
+from rootgraft.kernels.layouts.draw_params import COLUMNS
+from rootgraft.kernels.sampling_ops import draw_lines, mask_logits
 
 VOCAB, TINY_VOCAB = 128_256, 512
 REQUESTS = {
@@ -27,9 +26,17 @@ REQUESTS = {
     "greedy, logprobs 5": SamplingParams(temperature=0, logprobs=5),
 }
 
+DRAWS = {
+    "greedy": SamplingParams(temperature=0),
+    "temperature 0.8": SamplingParams(temperature=0.8),
+    "top_p 0.9": SamplingParams(temperature=0.8, top_p=0.9),
+    "top_k 50": SamplingParams(temperature=0.8, top_k=50),
+    "top_n_sigma 1": SamplingParams(temperature=0.8, top_n_sigma=1.0),
+}
+
 
 def run(machine: Machine, ceilings: Ceilings) -> Iterator[Line]:
-    """Microseconds. The floor of a draw is to read its probabilities once, that of a mask to write what it bans."""
+    """Microseconds. The floor of a draw is to read its logits once, that of a mask to write what it bans."""
     vocab = TINY_VOCAB if machine.tiny else VOCAB
     for rows in (2,) if machine.tiny else (1, 32, 128):
         yield from _draws(machine, ceilings, rows, vocab)
@@ -46,31 +53,28 @@ def _logits(machine: Machine, rows: int, vocab: int, peaked: bool) -> torch.Tens
 
 
 def _draws(machine: Machine, ceilings: Ceilings, rows: int, vocab: int) -> Iterator[Line]:
-    draws = _columns(machine, rows)
     for shape in ("peaked", "flat"):
         logits = _logits(machine, rows, vocab, shape == "peaked")
-        probs = torch.softmax(logits, 1)
         floor = logits.nbytes / ceilings.read
-        for name, call in (("kernel", _by_kernel), ("sort", _by_sorting)):
-            took = seconds(machine, [functools.partial(call, logits, probs, draws)])
-            yield _line(f"draw from top_p 0.9, {rows} rows, {shape}, {name}", took, floor)
+        for name, params in DRAWS.items():
+            table, lines = _table(machine, rows, params)
+            took = seconds(machine, [functools.partial(draw_lines, logits, table, lines)])
+            yield _line(f"draw, {name}, {rows} rows, {shape}", took, floor)
+        took = seconds(machine, [functools.partial(_by_sorting, logits)])
+        yield _line(f"draw, top_p 0.9, {rows} rows, {shape}, by sorting", took, floor)
 
 
-def _by_kernel(logits: torch.Tensor, probs: torch.Tensor, draws: DrawParams) -> object:
-    return draw_ranked(logits, probs, draws.top_k, draws.top_p, draws.min_p, draws.u)
+def _by_sorting(logits: torch.Tensor) -> object:
+    """The part of a draw by rank without kernels that takes most of its time."""
+    return torch.softmax(torch.sort(logits, dim=1, descending=True).values, 1).cumsum(1)
 
 
-def _by_sorting(logits: torch.Tensor, probs: torch.Tensor, draws: DrawParams) -> object:
-    """What ``rootgraft.engine.sampling.top_k_top_p`` would do without the kernel."""
-    return top_k_top_p._draw_sorted(logits, probs, draws, logits.shape[1])
-
-
-def _columns(machine: Machine, rows: int) -> DrawParams:
-    def column(value: float, kind: torch.dtype) -> torch.Tensor:
-        return torch.full((rows, 1), value, dtype=kind, device=machine.device)
-
-    kinds = (torch.float32, torch.int64, torch.float64, torch.float32, torch.float64)
-    return DrawParams(*(column(value, kind) for value, kind in zip((1, 0, 0.9, 0, 0.5), kinds, strict=True)))
+def _table(machine: Machine, rows: int, params: SamplingParams) -> tuple[torch.Tensor, torch.Tensor]:
+    """The table of so many rows with the same parameters, and a line of each."""
+    columns = [float(getattr(params, name)) for name in COLUMNS]
+    table = torch.tensor([[*columns, 0.0]] * rows, dtype=torch.float64, device=machine.device)
+    lines = torch.tensor([[row, 0] for row in range(rows)], dtype=torch.int64, device=machine.device)
+    return table, lines
 
 
 def _mask(machine: Machine, ceilings: Ceilings, rows: int, vocab: int) -> Line:

@@ -30,7 +30,7 @@ class InstantWorker:
     eos_ids: tuple[int, ...] = ()
     summary = ("instant",)
     base_digest = "instant"
-    adapters = draft = states = None
+    adapters = draft = states = kv_pages = None
     pooler = Pooler()
     rope_switch = ENDLESS
     overlaps = False

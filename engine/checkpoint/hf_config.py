@@ -66,6 +66,7 @@ def model_config(config: Mapping[str, Any]) -> ModelConfig:
     """
     config, classes = _as_causal(config)
     family, whole = _family(config)
+    config = {family.config_names.get(key, key): value for key, value in config.items()}
     quantization = read_quantization(config)
     towers: tuple[str, ...] = ()
     if whole is not None:
@@ -175,14 +176,19 @@ def _defaults(family: Family, config: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in family.defaults.items() if key != unused}
 
 
+_LLAMA = "LlamaForCausalLM"
+
+
 def _family(config: Mapping[str, Any]) -> tuple[Family, Multimodal | None]:
     """Return the family of the language model, and the row of the multimodal class that it is in, if it is in one.
 
-    Without ``architectures``, as in configs that were never saved with a model, ``model_type`` tells it.
+    Without ``architectures``, as in configs that were never saved with a model, ``model_type`` tells it, and where the
+    class is that of a Llama and the names of tensors are not.
     """
     names, model_type = config.get("architectures"), config.get("model_type")
-    if not names and isinstance(model_type, str) and model_type in BY_MODEL_TYPE:
-        return BY_MODEL_TYPE[model_type], None
+    typed = BY_MODEL_TYPE.get(model_type) if isinstance(model_type, str) else None
+    if typed is not None and (not names or (typed.tensor_names and names == [_LLAMA])):
+        return typed, None
     if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
         message = f"{WHERE}: architectures must name one class, not {quoted(names)}."
         raise ModelError(message) if names else UnknownArchitecture(message, str(model_type))

@@ -82,7 +82,7 @@ def check_tokens(submit: Submit, version: AdapterVersion, base_size: int) -> Non
             "was replaced meanwhile, so ask again; or its tokenizer's files have changed since it was loaded, so load "
             "it again."
         )
-    vocab_size = version.vocab_size or base_size
+    vocab_size = version.own.vocab_size or base_size
     biased = [token for token, _ in submit.params.logit_bias]
     for name, tokens in (("prompt", submit.tokens), ("generated", submit.generated), ("logit_bias", biased)):
         if tokens and (largest := max(tokens)) >= vocab_size:

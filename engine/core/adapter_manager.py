@@ -190,10 +190,10 @@ class AdapterManager:
             return Adaptation(PrefixPath(base))
         self._pool.registry.pin(version)
         self._pins[submit.id] = version
-        self._pool.slots.prefetch(version.load_id)
+        self._pool.slots.prefetch(version.load_id, submit.tenant)
         own = Namespace(self._base_digest, version.digest, submit.salt, submit.cache_tenant)
         path = PrefixPath(own, switch_at=start, before=base) if start else PrefixPath(own)
-        return Adaptation(path, version.load_id, start, version.vocab_size or 0, version.num_classes)
+        return Adaptation(path, version.load_id, start, version.own.vocab_size or 0, version.own.num_classes)
 
     def poll(self) -> list[Arrival]:
         """Finish loads, once a step. Returns the sequences that waited for them."""
@@ -256,7 +256,7 @@ class AdapterManager:
             requests=self._requests[version.name],
             hits=self._hits[version.name],
             digest=version.digest,
-            vocab_size=version.vocab_size or 0,
+            vocab_size=version.own.vocab_size or 0,
             loaded=version.loaded,
         )
 

@@ -17,7 +17,6 @@ from ..batch import Batch, Masks, StepHandle, StepResult
 from ..config import EngineConfig
 from ..engine_stats import EngineStats
 from ..errors import EngineDead, EngineError, RequestError, UnknownModel
-from ..kv_cache.prefix_cache import PrefixCache
 from ..messages import (
     Abort,
     Done,
@@ -29,6 +28,7 @@ from ..messages import (
     PrepareGrammar,
     Ready,
     Reply,
+    ResetCache,
     SnapshotTaken,
     Submit,
     TakeSnapshot,
@@ -44,6 +44,7 @@ from ..types import FinishReason, Pooler, Usage
 from .adapter_manager import Adaptation, AdapterManager
 from .debug_snapshot import take_snapshot
 from .grammar_vocabularies import GrammarVocabularies
+from .kept_kv import KeptKv, PrefixTransfer
 from .step_worker import Launched, StepWorker
 
 if TYPE_CHECKING:
@@ -74,9 +75,11 @@ class EngineCore:
         self._config = config
         self._worker = worker
         self._stats = EngineStats()
-        num_lines = config.max_num_seqs + config.max_drafts
+        num_lines = config.most_seqs + config.max_drafts
         self._grammars = GrammarVocabularies(worker.eos_ids, worker.vocab_size, num_lines)
-        self._cache, self._scheduler = self._make_scheduler()
+        self._kept = KeptKv(config, worker)
+        self._cache = self._kept.new_cache()
+        self._scheduler = self._make_scheduler()
         self._open: set[int] = set()  # ids of sequences whose end was not returned yet
         self._seeds = random.Random(config.seed % (1 << 64))  # which takes -1 for 1
         self._outbox: list[Message] = []
@@ -98,8 +101,10 @@ class EngineCore:
     @classmethod
     def load(cls, config: EngineConfig, model_path: Path, weights: Weights | None = None) -> EngineCore:
         """Load a model, unless its weights are, and make its engine core. Raises ModelError and ConfigError."""
+        from ..executor.device_defaults import with_device_defaults
         from ..executor.worker import Worker
 
+        config = with_device_defaults(config, model_path)
         return cls(config, Worker(config, model_path, weights=weights))
 
     @property
@@ -129,6 +134,9 @@ class EngineCore:
                     self._grammars.forget(message.vocabulary)
                 elif isinstance(message, (LoadAdapter, UnloadAdapter, ListAdapters)):
                     self._manage(message)
+                elif isinstance(message, ResetCache):
+                    self.reset_cache()
+                    self._outbox.append(Reply(message.id, None))
                 elif isinstance(message, TakeSnapshot):
                     snapshot = take_snapshot(self._cache, self._scheduler, self._adapters, self.stats())
                     self._outbox.append(SnapshotTaken(message.id, snapshot))
@@ -229,7 +237,25 @@ class EngineCore:
         if self._adapters:
             self._outbox += [failure_of(submit.id, error) for submit in self._adapters.take_waiting()]
             self._adapters.close()
+        self._kept.close()
         return self._take_outbox()
+
+    def reset_cache(self) -> None:
+        """Remove all cached KV that no running sequence uses, from the pool and from all tiers."""
+        self._kept.clear(self._cache)
+
+    def prefix_transfer(self) -> PrefixTransfer:
+        """Return what saves and loads KV of prompts, between two steps. Raises ConfigError."""
+        return self._kept.transfer(self._cache)
+
+    def prefix_path(self, submit: Submit) -> PrefixPath:
+        """Return the namespaces of a sequence's prompt. Raises UnknownModel, RequestError."""
+        adaptation = self._adapt(submit)
+        if adaptation is None:
+            raise UnknownModel(str(submit.adapter))
+        if self._adapters:
+            self._adapters.settle([Done(submit.id, FinishReason.ABORT, Usage(0, 0, 0))])
+        return adaptation.path
 
     def stats(self) -> dict[str, float]:
         """Return gauges and counters by name, as in ``Heartbeat``."""
@@ -243,6 +269,7 @@ class EngineCore:
             **self._scheduler.session_pins.stats(),
             **self._grammars.stats(),
             **(self._adapters.stats() if self._adapters else {}),
+            **self._kept.stats(),
             "running": self._scheduler.num_running,
             "waiting": self._scheduler.num_waiting + deferred,
             "waiting_deferred": deferred,
@@ -275,25 +302,23 @@ class EngineCore:
         if self._adapters:
             self._adapters.check()
 
-    def _make_scheduler(self) -> tuple[PrefixCache, Scheduler]:
-        """Return an empty prefix cache and a scheduler over it."""
-        config, worker, sharing = self._config, self._worker, self._config.enable_prefix_caching
-        cache = PrefixCache(worker.num_pages, config.block_size, sharing=sharing, states=worker.states)
+    def _make_scheduler(self) -> Scheduler:
+        """Return a scheduler over the prefix cache."""
+        config, worker, cache = self._config, self._worker, self._cache
         # A draft model has no states to go back to where some of its drafts are rejected.
         draft = worker.draft if worker.states is None else None
         has_room = worker.states is None or worker.states.num_drafts > 0
         fill = self._grammars.fill
         self._drafts = make_draft_budget(config, cache, self._stats, draft, fill) if has_room else None
-        scheduler = Scheduler(
+        return Scheduler(
             cache,
-            max_num_seqs=config.max_num_seqs,
-            max_num_batched_tokens=config.max_num_batched_tokens,
+            max_num_seqs=config.most_seqs,
+            max_num_batched_tokens=config.most_tokens,
             stats=self._stats,
             slots=worker.adapters.slots if worker.adapters else None,
             drafts=self._drafts,
             target_itl=config.target_itl.seconds,
         )
-        return cache, scheduler
 
     @contextmanager
     def _starting_anew(self) -> Iterator[None]:
@@ -311,7 +336,8 @@ class EngineCore:
             self._stats.count_unfinished(FinishReason.ERROR)
             if self._adapters:
                 self._adapters.start_anew()
-            self._cache, self._scheduler = self._make_scheduler()
+            self._cache = self._kept.new_cache()
+            self._scheduler = self._make_scheduler()
             failure = EngineError(
                 f"A step of the engine failed ({type(error).__name__}), and all its requests with it."
             )

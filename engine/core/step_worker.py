@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from ..batch import Batch, Masks, StepHandle
+from ..kv_cache.make_tiers import KvPages
 from ..kv_cache.state_cache import StateSlots
 from ..speculation.model_drafter import DraftRunner
 from ..step_timer import StepTimer
@@ -25,6 +26,7 @@ class StepWorker(Protocol):
         rope_switch: tokens beyond which a sequence's KV is another one; ``ENDLESS`` for never.
         draft: the draft model; None without.
         pooler: what the model gives beside tokens.
+        kv_pages: the pages of its KV pool, to keep them elsewhere; None where that cannot be.
         base_digest: of the base model, see ``engine.checkpoint.base_digest``.
     """
 
@@ -42,6 +44,9 @@ class StepWorker(Protocol):
 
     @property
     def draft(self) -> DraftRunner | None: ...
+
+    @property
+    def kv_pages(self) -> KvPages | None: ...
 
     def launch(self, batch: Batch) -> StepHandle:
         """Start the forward pass of a step.

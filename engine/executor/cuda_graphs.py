@@ -32,7 +32,8 @@ from ..models.model import Model
 from .input_builder import HostInputs, InputBuilder
 from .static_inputs import StaticInputs
 
-_MOST_TOKENS = 1024  # of a captured step: a larger one computes longer than its launches take
+MOST_TOKENS = 2048  # of a captured step, as many as a step has by default: a larger one outlasts its launches
+_STEPS = {16: 8, 64: 16, 256: 64, 1024: 128}  # from a size on, tokens by which the next one is larger
 
 
 class Variant(NamedTuple):
@@ -52,7 +53,8 @@ def sizes_up_to(most: int) -> list[int]:
     sizes = [1]
     while sizes[-1] < most:
         last = sizes[-1]
-        sizes.append(2 * last if last < 16 else last + (8 if last < 64 else 16 if last < 256 else 64))
+        step = max((step for begin, step in _STEPS.items() if last >= begin), default=last)
+        sizes.append(last + step)
     return sizes
 
 
@@ -79,7 +81,7 @@ class CudaGraphs:
     ) -> None:
         self._model, self._kv, self._inputs = model, kv, inputs
         self._capture = capture
-        self._sizes = sizes_up_to(min(max_tokens, _MOST_TOKENS))
+        self._sizes = sizes_up_to(min(max_tokens, MOST_TOKENS))
         self._max_rows = self._sizes[bisect_left(self._sizes, min(max_rows, self._sizes[-1]))]
         self._adapted = inputs.bank.reserve(max_rank) if inputs.bank else frozenset[str]()
         has_states = model.config.has_states
@@ -100,7 +102,7 @@ class CudaGraphs:
             for shares in (True, False)
             for is_adapted in (True, False)
             if (size > 1 if is_mixed else size <= self._max_rows)
-            and (shares_prefixes(self._num_rows(size)) or not shares)
+            and (shares_prefixes(self._num_rows(size), self._model.device) or not shares)
             and (self._inputs.bank or not is_adapted)
         ]
 
@@ -179,7 +181,7 @@ def graphs_for(config: EngineConfig, model: Model, kv: KvPool, inputs: InputBuil
         kv,
         inputs,
         capture,
-        max_rows=config.max_num_seqs,
-        max_tokens=config.max_num_batched_tokens,
+        max_rows=config.most_seqs,
+        max_tokens=config.most_tokens,
         max_rank=config.max_lora_rank,
     )

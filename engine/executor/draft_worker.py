@@ -108,7 +108,7 @@ class DraftWorker:
         )
         self._head: HeadInputs | None = None
         if isinstance(model, DraftHead) and hidden is not None:
-            self._head = HeadInputs(model.states, hidden, config.max_num_seqs, config.block_size)
+            self._head = HeadInputs(model.states, hidden, config.most_seqs, config.block_size)
         self.num_skipped = int(self._head is not None)
         self.run(single_row(1, (0,)), [(0,)])  # no request waits for what first use sets up
         shape = model.config

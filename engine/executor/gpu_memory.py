@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from ...lora.lora_step import AdapterBank
+from ...lora.segments import make_segments
 from ..batch import Batch, Row, RowStart
 from ..config import EngineConfig
 from ..models.decoder import DecoderModel
 from ..models.kv_pool import KvPool
 from ..models.model import Model
 from ..models.state_pool import StatePool
-from ..sampling.sampler import Sampler
-from ..types import SamplingParams
+from ..sampling.sampler import DeviceMasks, Sampler
+from ..types import MAX_LOGPROBS, SamplingParams
 from .cuda_graphs import graphs_for
 from .input_builder import InputBuilder
 from .model_runner import ModelRunner
@@ -51,7 +54,10 @@ def single_row(num_tokens: int, pages: range | tuple[int, ...]) -> Batch:
 
 
 def measure_steps(model: Model, config: EngineConfig, bank: AdapterBank | None) -> StepMemory | None:
-    """Run the largest step on a GPU and capture two graphs, with a small pool that is freed afterwards.
+    """Run the worst steps on a GPU and capture two graphs, with a small pool that is freed afterwards.
+
+    Those are the step with the most tokens, run op by op, with adapters if there may be any, and a draw of the most
+    lines by rows with all options that take memory.
 
     Returns:
         None if an option tells the size of the KV pool, which does not depend on it then.
@@ -64,24 +70,61 @@ def measure_steps(model: Model, config: EngineConfig, bank: AdapterBank | None) 
 
 
 def _measure(model: Model, config: EngineConfig, bank: AdapterBank | None) -> StepMemory:
-    num_tokens = min(config.max_num_batched_tokens, model.max_positions)
+    num_tokens = min(config.most_tokens, model.max_positions)
     pages = range(-(-num_tokens // config.block_size))
     has_states = model.config.has_states
     states = None
     if isinstance(model, DecoderModel) and has_states:
-        states = StatePool(model.config, config.max_num_seqs + 1, model.dtype, model.device)
+        states = StatePool(model.config, config.most_seqs + 1, model.dtype, model.device)
     kv = KvPool(model.config, len(pages), config.block_size, model.dtype, model.device, states)
     inputs = InputBuilder(
-        config.max_num_seqs, model.max_positions, config.block_size, model.device, bank, has_states=has_states
+        config.most_seqs, model.max_positions, config.block_size, model.device, bank, has_states=has_states
     )
-    sampler = Sampler(config.max_num_seqs, model.config.vocab_size, model.device)
+    sampler = Sampler(config.most_seqs, model.config.vocab_size, model.device)
     runner = ModelRunner(model, lambda step: model.forward(inputs.to_tensors(step), kv), kv, inputs, sampler)
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(model.device)
     before = torch.cuda.memory_reserved(model.device)
-    runner.run(single_row(num_tokens, pages))
+    batch = single_row(num_tokens, pages)
+    runner.run(batch)
+    if bank is not None and isinstance(model, DecoderModel):
+        _run_adapted(config, model, kv, inputs, bank, batch)
+    _draw_worst(config, sampler, model.config.vocab_size, model.device)
     activations = torch.cuda.max_memory_reserved(model.device) - before
     return StepMemory(activations, _measure_graphs(config, model, kv, inputs))
+
+
+@torch.inference_mode()
+def _run_adapted(
+    config: EngineConfig, model: DecoderModel, kv: KvPool, inputs: InputBuilder, bank: AdapterBank, batch: Batch
+) -> None:
+    """Run the step with adapters of the largest rank in every product: slots are empty, but what they need is taken."""
+    step = inputs.to_tensors(inputs.build(batch))
+    segments = make_segments(np.zeros(batch.num_tokens, np.int32), model.device)
+    assert segments is not None
+    lora = bank.widest_step(config.max_lora_rank, segments)
+    model.forward(replace(step, lora=lora), kv)
+
+
+@torch.inference_mode()
+def _draw_worst(config: EngineConfig, sampler: Sampler, vocab_size: int, device: torch.device) -> None:
+    """Draw the most lines of a step from rows with masks, penalties, logprobs and filters."""
+    num_rows, drafts = config.most_seqs, config.max_drafts
+    shares = [drafts // num_rows + (row < drafts % num_rows) for row in range(num_rows)]
+    num_top = min(MAX_LOGPROBS, vocab_size)
+    params = SamplingParams(
+        temperature=1.0, top_p=0.9, repetition_penalty=1.1, presence_penalty=0.1, logprobs=num_top, top_n_sigma=3.0
+    )
+    race = SamplingParams(temperature=1.0, min_p=0.1, logprobs=num_top)
+    sampler.start([RowStart(row, params if row % 2 else race, [0], 1, (), row) for row in range(num_rows)])
+    rows = [
+        Row(row, 0, [0] * (share + 1), 0, (), draws=True, num_generated=0, num_drafts=share)
+        for row, share in enumerate(shares)
+    ]
+    count = num_rows + sum(shares)
+    words = torch.full((count, -(-vocab_size // 32)), -1, dtype=torch.int32, device=device)
+    masks = DeviceMasks(torch.arange(count, device=device), words)
+    sampler.sample(torch.zeros(count, vocab_size, device=device), rows, masks)
 
 
 def _measure_graphs(config: EngineConfig, model: Model, kv: KvPool, inputs: InputBuilder) -> int:

@@ -47,7 +47,7 @@ def share_states(config: EngineConfig, num_bytes: int, page_bytes: int, state_si
     Raises:
         ConfigError: the states of all sequences leave nothing for KV.
     """
-    sharing, size, rows = config.enable_prefix_caching, config.block_size, config.max_num_seqs
+    sharing, size, rows = config.enable_prefix_caching, config.block_size, config.most_seqs
     if (num_pages := config.num_gpu_blocks_override) is not None:
         run = -(-state_size // page_bytes)
         num_checkpoints = max(rows, num_pages // run) if sharing else 0

@@ -19,6 +19,7 @@ from ..models.decoder import DecoderModel
 from ..models.model import Model
 from ..types import Pooler
 from .adapter_options import check_adapters, check_folder
+from .batch_invariance import check_invariance, check_weights
 from .device import choose_device, choose_dtype, place_threads
 from .draft_weights import DraftModel, find_draft, load_draft
 from .kv_budget import check_budget, weight_room
@@ -54,6 +55,7 @@ def set_up_device(config: EngineConfig) -> torch.device:
     """Choose the device, kernels and threads."""
     device = choose_device(config)
     ops.use_native(config.native_kernels)
+    ops.use_invariant(config.batch_invariant)
     if device.type == "cpu":
         ops.set_threads(place_threads(config))
     return device
@@ -72,12 +74,15 @@ def load_weights(config: EngineConfig, checkpoint: Path | GgufFile, model_path: 
     check_folder(config)
     shape = own_config(config.model_impl, checkpoint)
     draft = None
+    check_invariance(config, shape, device, dtype)
     if shape is not None:
         check_budget(config, shape, device, dtype)
         check_adapters(config, checkpoint, dtype)
         draft = find_draft(config, shape, device, model_path)
     available = weight_room(config, shape, device, dtype)
     is_theirs = shape is None and config.quantization in (None, WIDENED)  # the transformers library reads its weights
+    form = "plain" if is_theirs else choose_weight_form(config, device, dtype, checkpoint, available=available)
+    check_weights(config, form, device)
     model = load_by(
         config.model_impl,
         checkpoint,
@@ -85,7 +90,7 @@ def load_weights(config: EngineConfig, checkpoint: Path | GgufFile, model_path: 
         device=device,
         max_positions=config.max_model_len,
         dummy=dummy,
-        weights="plain" if is_theirs else choose_weight_form(config, device, dtype, checkpoint, available=available),
+        weights=form,
         available=available,
     )
     if shape is None:  # of the transformers library, which tells its shape with its weights

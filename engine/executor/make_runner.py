@@ -64,7 +64,7 @@ def make_runner(
         step_timer: makes the timer of each step.
     """
     inputs = InputBuilder(
-        config.max_num_seqs,
+        config.most_seqs,
         max_model_len,
         config.block_size,
         model.device,
@@ -74,7 +74,7 @@ def make_runner(
         keeps_all=kv.hidden is not None and kv.hidden.holds_last,
     )
     forward = _choose_forward(config, model, kv, inputs)
-    sampler = Sampler(config.max_num_seqs, vocab_size, model.device)
+    sampler = Sampler(config.most_seqs, vocab_size, model.device)
     return ModelRunner(head or model, forward, kv, inputs, sampler, step_timer)
 
 
@@ -86,7 +86,7 @@ def _choose_forward(
         graphs.capture(graphs.variants)
         return graphs.forward
     if isinstance(model, DecoderModel) and model.device.type == "cpu" and not config.enforce_eager:
-        return CpuGraphs(model, kv, inputs, config.max_num_seqs).forward
+        return CpuGraphs(model, kv, inputs, config.most_seqs).forward
     return partial(_forward_eagerly, model, kv, inputs)
 
 

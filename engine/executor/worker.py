@@ -13,7 +13,6 @@ from ..batch import Batch, Masks, StepHandle, StepResult
 from ..checkpoint.base_digest import base_digest
 from ..checkpoint.read_config import open_checkpoint
 from ..config import EngineConfig
-from ..models.kv_pool import KvPrefault
 from ..step_timer import StepTimer
 from ..text.end_tokens import read_end_tokens
 from .adapter_options import make_adapters
@@ -22,6 +21,7 @@ from .gpu_memory import measure_steps, single_row
 from .load_weights import Weights, load_weights, set_up_device
 from .make_runner import make_kv_pool, make_runner
 from .model_runner import ModelRunner
+from .pool_pages import PoolPages
 from .worker_plan import plan_worker
 from .worker_summary import summary_lines
 
@@ -60,6 +60,7 @@ class Worker:
         overlaps: whether the device computes while the host goes on. CPU kernels run on the engine's own thread.
         pooler: what the model gives beside tokens.
         base_digest: tells its weights from others'.
+        kv_pages: the pages of its pool.
         summary: lines for people about model, pool and kernels.
 
     Raises:
@@ -98,6 +99,7 @@ class Worker:
         if weights.draft:
             self.draft = DraftWorker(config, weights.draft, plan.num_draft_pages, self.vocab_size, hidden)
         kv = make_kv_pool(config, model, plan, hidden)
+        self.kv_pages = PoolPages(config, model, kv)
         self._runner = make_runner(
             config,
             model,
@@ -108,14 +110,13 @@ class Worker:
             step_timer=step_timer,
         )
         self._runner.run(single_row(1, (0,)))  # the smallest step: no request waits for what first use sets up
-        self._kv_prefault = KvPrefault(kv) if device.type == "cpu" else None
+        self.kv_pages.populate_ahead()
         seconds = loaded - started, time.monotonic() - loaded
         self.summary = summary_lines(config, model, plan, kv, self.draft.summary if self.draft else None, seconds)
 
     def launch(self, batch: Batch) -> StepHandle:
         """Start the forward pass of a step: see ``ModelRunner.launch``."""
-        if self._kv_prefault is not None:
-            self._kv_prefault.reach(batch)
+        self.kv_pages.reach(batch)
         return self._runner.launch(batch) if self.overlaps else DeferredStep(self._runner, batch)
 
     def free_memory(self) -> None:

@@ -32,8 +32,8 @@ def summary_lines(
         f"loaded in {seconds[0]:.1f} s, warm after {seconds[1]:.1f} s more",
         f"KV pool: {kv.num_pages * kv.page_size:,} tokens{kv_format} "
         f"in pages of {kv.page_size} ({kv.num_pages * kv.page_bytes / 2**30:.2f} GiB); "
-        f"context {plan.max_model_len:,}; up to {config.max_num_seqs} sequences and "
-        f"{config.max_num_batched_tokens:,} tokens a step",
+        f"context {plan.max_model_len:,}; up to {config.most_seqs} sequences and "
+        f"{config.most_tokens:,} tokens a step",
         *([_states(plan.states, kv.state_bytes)] if plan.states else []),
         *([draft] if draft else []),
         *notices(model),

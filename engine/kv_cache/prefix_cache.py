@@ -9,6 +9,10 @@ The only writer of the free list and of the tree. Every page has one owner::
     pages of a lease     |...... shared: in the tree, locked ......|...... private ......|
                          0                                    num_shared           len(pages)
 
+With tiers (``engine.kv_cache.kv_tiers``) a hit may go on beyond the tree: its next pages are private ones, filled from
+outside before the first step of the lease, and enter the tree with the commit of that step. Pages that enter the tree
+are offered to the tiers.
+
 In a model with recurrent states (``engine.kv_cache.state_cache``) a hit ends at a page with a checkpoint, and a lease
 reserves slots for the checkpoints that its next steps make.
 """
@@ -27,7 +31,9 @@ from ...radix.node import TOKEN_BYTES, Node, upwards
 from ...radix.soft_pins import PinKind, SoftPin
 from ...radix.tree import RadixTree
 from ...radix.tree_view import tree_view
-from ..batch import PageCopy
+from ..batch import PageCopy, PageLoad
+from .block_keys import BlockId, BlockScheme
+from .kv_tiers import Fetch, KvTiers
 from .page_allocator import PageAllocator
 from .state_cache import StateCache, StateSlots
 
@@ -56,6 +62,21 @@ class StateUses:
         return [*self.drafted.values(), *(slot for slot in (self.resumed, self.read) if slot >= 0)]
 
 
+@dataclass(slots=True)
+class TierUses:
+    """What a sequence has of tiers.
+
+    Attributes:
+        loads: pages to fill from outside before the last tokens of the hit have KV, until ``Lease.take_loads``.
+        arriving: keys of the pages that are filled so, until the first ``commit``.
+        keys: of its whole pages, as far as tiers were asked.
+    """
+
+    loads: tuple[PageLoad, ...] = ()
+    arriving: tuple[bytes, ...] = ()
+    keys: list[bytes] = field(default_factory=list)
+
+
 @dataclass(slots=True, eq=False)
 class Lease:
     """The pages of a running sequence, from ``acquire`` to ``release``. Written by ``PrefixCache`` and ``take_*``.
@@ -76,6 +97,7 @@ class Lease:
         state: slot of the state at the end of the hit, -1 for none.
         pending: reserved slots by the position after which a step saves the state there.
         uses: what the sequence has of states beside these.
+        tiered: what it has of tiers.
     """
 
     path: Path
@@ -92,6 +114,7 @@ class Lease:
     state: int = -1
     pending: dict[int, int] = field(default_factory=dict)
     uses: StateUses = field(default_factory=StateUses)
+    tiered: TierUses = field(default_factory=TierUses)
 
     def take_changes(self) -> tuple[int, tuple[int, ...]]:
         """Return the index from which ``pages`` changed since the last call, and the ids from there on."""
@@ -103,6 +126,11 @@ class Lease:
         """Return the copy for the next batch. Once taken it must be executed, even if the lease ends before."""
         copy, self.copy = self.copy, None
         return copy
+
+    def take_loads(self) -> tuple[PageLoad, ...]:
+        """Return the pages to fill before the next batch. Once taken they must be filled, even if the lease ends."""
+        loads, self.tiered.loads = self.tiered.loads, ()
+        return loads
 
     def take_resumed(self) -> int:
         """Return ``StateUses.resumed`` for a step that reads it; -1 for the row's own state."""
@@ -171,16 +199,24 @@ class PrefixCache:
         page_size: tokens in a page.
         sharing: whether prefixes are found and kept.
         states: slots of recurrent states; None for a model without.
+        tiers: pages outside the pool; None for none, as in a model with recurrent states.
     """
 
     def __init__(
-        self, num_pages: int, page_size: int, *, sharing: bool = True, states: StateSlots | None = None
+        self,
+        num_pages: int,
+        page_size: int,
+        *,
+        sharing: bool = True,
+        states: StateSlots | None = None,
+        tiers: KvTiers | None = None,
     ) -> None:
         self.num_pages = num_pages
         self.page_size = page_size
         self.num_evicted = 0
         self.sharing = sharing
         self.states = None if states is None else StateCache(states)
+        self.tiers = tiers
         self._allocator = PageAllocator(num_pages)
         self._tree = RadixTree(page_size)
         self._leases: set[Lease] = set()
@@ -207,7 +243,19 @@ class PrefixCache:
             return self.states.longest(found.pages) * self.page_size
         return len(found.pages) * self.page_size + found.num_copied
 
-    def acquire(self, path: Path, tokens: array[int], limit: int) -> Lease:
+    def awaits_pages(self, number: int, path: Path, tokens: array[int], limit: int) -> bool:
+        """Return whether pages of a waiting sequence are being read from a tier; begin to if one has them.
+
+        Args:
+            number: of the sequence.
+            limit: as in ``acquire``.
+        """
+        if self.tiers is None:
+            return False
+        num_cached = len(self._tree.match(path, _memory(tokens, 0, limit)).pages)
+        return self.tiers.awaits(number, path, tokens, num_cached, limit // self.page_size)
+
+    def acquire(self, path: Path, tokens: array[int], limit: int, fetch: Fetch | None = None) -> Lease:
         """Lease the longest reusable prefix of the first ``limit`` tokens. All pages count as changed.
 
         A hit that ends inside a page takes a page for a private copy of it, by eviction if need be; if there is no
@@ -217,6 +265,7 @@ class PrefixCache:
             path: the namespaces of the sequence.
             tokens: int32 tokens of the sequence.
             limit: most tokens to reuse, at most ``len(tokens)``.
+            fetch: pages of the sequence that were read from a tier; they are used if they continue the tree's.
         """
         found = self._tree.match(path, _memory(tokens, 0, limit))
         wanted = frozenset[int]()
@@ -231,6 +280,10 @@ class PrefixCache:
         if self.states is not None and whole:
             lease.uses.held = lease.pages[-1]
             lease.state = self.states.hold(lease.uses.held)
+        if self.tiers is not None:
+            self._offer(lease, self.tiers, tokens, 0, whole)
+            if fetch is not None and self._load(lease, self.tiers, fetch, limit // self.page_size):
+                return lease
         if found.num_copied and (target := self._allocate(1)):
             lease.pages += target
             lease.num_tokens += found.num_copied
@@ -281,13 +334,16 @@ class PrefixCache:
             num_computed: tokens whose KV is in the lease's pages.
         """
         _check_live(lease)
-        if lease.copy:
-            raise ValueError(f"commit of {num_computed} tokens before the lease's copy was taken: {lease.copy}")
+        if lease.copy or lease.tiered.loads:
+            waiting = lease.copy or f"{len(lease.tiered.loads)} loads"
+            raise ValueError(f"commit of {num_computed} tokens before the lease's copy was taken: {waiting}")
         self._check_computed(lease, tokens, num_computed)
         if lease.sharing:
             self._enter(lease, tokens, num_computed // self.page_size)
         if self.states is not None:
             self._keep_states(lease, num_computed, self.states)
+        if lease.tiered.arriving:
+            self._end_arrival(lease)
 
     def release(self, lease: Lease, tokens: array[int], num_computed: int) -> None:
         """End the lease: enter all computed pages in the tree, a partly filled last page too, and free the rest.
@@ -300,7 +356,11 @@ class PrefixCache:
         """
         _check_live(lease)
         self._check_computed(lease, tokens, num_computed)
-        entering = lease.sharing and lease.copy is None
+        # Until a step of the lease is committed, pages that are filled from outside may not be filled yet.
+        is_filled = not lease.tiered.arriving or num_computed > lease.num_tokens
+        entering = lease.sharing and lease.copy is None and is_filled
+        if lease.tiered.arriving:
+            self._end_arrival(lease)
         if entering:
             self._enter(lease, tokens, num_computed // self.page_size)
         if self.states is not None:
@@ -319,6 +379,38 @@ class PrefixCache:
         self._free(private)
         self._leases.remove(lease)
         lease.released = True
+
+    def export(self, scheme: BlockScheme, path: Path, tokens: array[int]) -> tuple[list[BlockId], list[int]]:
+        """Return the whole pages of a prefix in the tree: their names, and their ids, which hold until the next call.
+
+        In a model with recurrent states they are useless without a state, which is not exported.
+        """
+        data = _memory(tokens, 0, len(tokens))
+        pages = self._tree.match(path, data).pages
+        keys: list[bytes] = []
+        scheme.extend(keys, path, data, len(pages))
+        return scheme.blocks(keys, path, data, 0, len(pages)), pages
+
+    def import_pages(self, path: Path, tokens: array[int]) -> tuple[Lease, int]:
+        """Lease pages for a prefix of whole pages, as far as there is room: those of the tree, then private ones.
+
+        The caller fills the private ones at once, commits the lease and releases it.
+
+        Returns:
+            The lease, and the tokens that it has pages for.
+        """
+        found = len(self._tree.match(path, _memory(tokens, 0, len(tokens))).pages)
+        lease = self.acquire(path, tokens, found * self.page_size)
+        room = found + self.available()
+        num_tokens = min(len(tokens) // self.page_size, max(found, room)) * self.page_size
+        self.grow(lease, num_tokens)
+        return lease, num_tokens
+
+    def clear(self) -> int:
+        """Evict all pages that no sequence uses. Returns their number."""
+        freed = self._tree.evict(self._tree.num_pages - self._tree.num_locked)
+        self._free(freed)
+        return len(freed)
 
     def pin(self, path: Path, tokens: array[int], num_tokens: int, kind: PinKind) -> SoftPin | None:
         """Soft-pin the whole pages of the first ``num_tokens`` tokens that are in the tree; None if there are none."""
@@ -383,6 +475,8 @@ class PrefixCache:
             pending = [slot for lease in leases for slot in lease.pending.values()]
             drafted = [slot for lease in leases for slot in lease.uses.draft_slots]
             self.states.check(cached, pending, [lease.uses.held for lease in leases if lease.uses.held >= 0], drafted)
+        if self.tiers is not None:
+            self.tiers.check(cached)
 
     def _allocate(self, num_pages: int) -> list[int]:
         """Take pages from the free list, after eviction if need be; none if there are not as many."""
@@ -411,11 +505,47 @@ class PrefixCache:
         lease.pages[first:num_whole] = entered.pages
         lease.node, lease.num_shared = entered.node, num_whole
         self._free(entered.freed)
+        if self.tiers is not None:
+            self._offer(lease, self.tiers, tokens, first, num_whole)
+
+    def _offer(self, lease: Lease, tiers: KvTiers, tokens: array[int], first: int, end: int) -> None:
+        """Offer the tree's pages ``first`` to ``end`` of a lease to the tiers; those that have them note the use."""
+        if not lease.sharing or first >= end:
+            return
+        data = _memory(tokens, 0, end * self.page_size)
+        tiers.scheme.extend(lease.tiered.keys, lease.path, data, end)
+        tiers.offer(tiers.scheme.blocks(lease.tiered.keys, lease.path, data, first, end), lease.pages[first:end])
+
+    def _load(self, lease: Lease, tiers: KvTiers, fetch: Fetch, most: int) -> bool:
+        """Continue a lease, which has the tree's pages alone, by those that were read. False if they do not fit.
+
+        Args:
+            most: whole pages that the sequence may reuse.
+        """
+        first = len(lease.pages)
+        end = min(fetch.end, most)
+        targets = self._allocate(end - first) if fetch.first <= first < end and lease.sharing else []
+        if not targets:
+            return False
+        payloads = fetch.payloads[first - fetch.first : end - fetch.first]
+        lease.pages += targets
+        lease.num_tokens = end * self.page_size
+        lease.tiered.loads = tuple(map(PageLoad, targets, payloads))
+        lease.tiered.arriving = tuple(fetch.keys[first:end])
+        tiers.arrive(lease.tiered.arriving)
+        return True
+
+    def _end_arrival(self, lease: Lease) -> None:
+        assert self.tiers is not None
+        self.tiers.arrived(lease.tiered.arriving)
+        lease.tiered.arriving = ()
 
     def _free(self, pages: list[int]) -> None:
         """Free pages, and the checkpoints of those that were in the tree."""
         if self.states is not None:
             self.states.forget(pages)
+        if self.tiers is not None:
+            self.tiers.forget(pages)
         self._allocator.free(pages)
 
     def _keep_states(self, lease: Lease, num_computed: int, states: StateCache) -> None:

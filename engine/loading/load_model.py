@@ -38,6 +38,7 @@ from .tensor_names import (
     prediction_tensors,
     qkv_modules,
     stacked_experts,
+    stored_names,
     up_modules,
 )
 from .weight_forms import WeightForm, WeightReader
@@ -91,7 +92,7 @@ def open_source(checkpoint: Path | GgufFile, config: ModelConfig, dummy: bool) -
     found = open_checkpoint(checkpoint) if isinstance(checkpoint, Path) else checkpoint
     if isinstance(found, GgufFile):
         return GgufWeights(found, config)
-    folder = SafetensorsFolder(found, config.towers, config.quantization)
+    folder = SafetensorsFolder(found, config.towers, config.quantization, stored_names(config))
     folder.split_experts(stacked_experts(config))
     return folder
 

@@ -15,7 +15,7 @@ from ..models.decoder import DecoderModel
 from ..models.draft_head import DraftHead, Projected
 from ..models.hidden_pool import LastHidden
 from .load_model import LayerLoader
-from .tensor_names import Shape, check_tensors, expected_shapes
+from .tensor_names import Shape, check_tensors, expected_shapes, stored_names
 from .weight_forms import WeightForm, WeightReader
 from .weight_readers import SafetensorsFolder
 
@@ -36,7 +36,7 @@ def load_mtp(folder: Path, model: DecoderModel, weights: WeightForm) -> DraftHea
     layer = model.config.layers[-1]
     config = replace(model.config, layers=(*model.config.layers, layer))
     prefix = module.prefix(0, index)
-    source = SafetensorsFolder(folder, config.towers, config.quantization)
+    source = SafetensorsFolder(folder, config.towers, config.quantization, stored_names(config))
     found = {name: shape for name, shape in source.shapes.items() if name.startswith(f"{prefix}.")}
     embedding, head = (_copy(name, prefix, found) for name in (module.embedding, module.head))
     copies: dict[str, Shape] = {f"{name}.weight": (config.vocab_size, size) for name in (embedding, head) if name}

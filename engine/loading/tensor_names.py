@@ -30,6 +30,11 @@ _CACHE_SCALES = frozenset({"k_scale", "v_scale", "q_scale", "prob_scale"})
 _COMPUTED = re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")
 
 
+def stored_names(config: ModelConfig) -> tuple[tuple[str, str], ...]:
+    """Return the parts of names in the family's checkpoints and adapters, and what stands here for them."""
+    return BY_NAME[config.family].tensor_names
+
+
 def qkv_modules(config: ModelConfig) -> dict[str, int]:
     """Return the modules of q, k and v, in this order, and the rows of each."""
     q, kv = config.query_size, config.kv_size

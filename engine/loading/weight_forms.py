@@ -27,6 +27,7 @@ from ..errors import ConfigError, ModelError
 from . import measured_form
 from .gguf_numbers import GROUPED_TYPES
 from .measured_form import FormSpeeds, StoredBlocks, blocks_of, measure_few_rows, measure_forms
+from .tensor_names import stored_names
 from .weight_readers import SafetensorsFolder, WeightSource
 
 WeightForm = Literal[
@@ -179,7 +180,7 @@ def _quantised_folder(checkpoint: Path | GgufFile | None) -> tuple[ModelConfig, 
     config = read_model_config(checkpoint)
     if config.quantization is None:
         return None
-    return config, SafetensorsFolder(checkpoint, config.towers, config.quantization)
+    return config, SafetensorsFolder(checkpoint, config.towers, config.quantization, stored_names(config))
 
 
 def _has_byte_rows(checkpoint: Path | GgufFile | None) -> bool:

@@ -21,7 +21,7 @@ from torch import Tensor
 from ...kernels.grouped_weights import StoredNumbers
 from ...kernels.memory import release_mapped
 from ...kernels.quantised_weights import BLOCK_SIZES, PANEL_ROWS
-from ...lora.base_projections import in_tower, language_model_name
+from ...lora.base_projections import in_tower, language_model_name, usual_name
 from ..checkpoint.families.family_table import BY_NAME
 from ..checkpoint.gguf import GgufFile
 from ..checkpoint.gguf_config import ROPE_TENSORS
@@ -104,6 +104,7 @@ class SafetensorsFolder:
         towers: modules beside the language model, whose tensors are left out. With any, the others' names are those
             of the language model on its own.
         quantization: what the parts of quantised matrices mean.
+        names: parts of names and what stands here for them, as in `usual_name`.
 
     Attributes:
         may_be_bare: whether it is a whole model, which may have been saved without a head.
@@ -116,7 +117,13 @@ class SafetensorsFolder:
 
     may_be_bare: ClassVar[bool] = True
 
-    def __init__(self, folder: Path, towers: tuple[str, ...] = (), quantization: Quantization | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        towers: tuple[str, ...] = (),
+        quantization: Quantization | None = None,
+        names: tuple[tuple[str, str], ...] = (),
+    ) -> None:
         self.shapes: dict[str, Shape] = {}
         self._quantization = quantization
         self._part_names = part_names(quantization)
@@ -129,7 +136,7 @@ class SafetensorsFolder:
         for shard, file in files:
             for stored in file.keys():  # noqa: SIM118 (not a dict)
                 if not in_tower(stored, towers):
-                    name = language_model_name(stored) if towers else stored
+                    name = usual_name(language_model_name(stored) if towers else stored, names)
                     self._add(_in_model(name) if self.is_bare else name, file, stored, shard)
         for name, parts in self._mxfp4.items():
             self.shapes[name] = _mxfp4_shape(name, parts)

@@ -1,17 +1,17 @@
 """Messages between the API and the engine process, by subject; users import them from here.
 
     to the engine:    TokenTexts, ForgetTokens, Submit, PrepareGrammar, Abort, LoadAdapter, UnloadAdapter, ListAdapters,
-                      TakeSnapshot, Shutdown
+                      TakeSnapshot, ResetCache, Shutdown
     from the engine:  Ready, then TokenOut, Done, Failed, AdapterChanged, Reply, Adapters, SnapshotTaken, Heartbeat
 
 Every ``Submit`` ends in exactly one ``Done`` or ``Failed``; an ``Abort`` of a sequence that has ended is ignored.
-``LoadAdapter`` and ``UnloadAdapter`` are answered by ``Reply``, ``ListAdapters`` by ``Adapters``, ``TakeSnapshot`` by
-``SnapshotTaken``.
+``LoadAdapter``, ``UnloadAdapter`` and ``ResetCache`` are answered by ``Reply``, ``ListAdapters`` by ``Adapters``,
+``TakeSnapshot`` by ``SnapshotTaken``.
 """
 
 from .adapter_calls import AdapterChanged, Adapters, ListAdapters, LoadAdapter, Reply, UnloadAdapter
 from .codec import Message, decode, encode
-from .engine_state import Heartbeat, Ready, Shutdown, SnapshotTaken, TakeSnapshot
+from .engine_state import Heartbeat, Ready, ResetCache, Shutdown, SnapshotTaken, TakeSnapshot
 from .sequences import Abort, Done, Failed, Submit, TokenOut, failure_of
 from .vocabularies import ForgetTokens, PrepareGrammar, TokenTexts
 
@@ -29,6 +29,7 @@ __all__ = [
     "PrepareGrammar",
     "Ready",
     "Reply",
+    "ResetCache",
     "Shutdown",
     "SnapshotTaken",
     "Submit",

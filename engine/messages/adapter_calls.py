@@ -47,7 +47,7 @@ class ListAdapters:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """Result of ``LoadAdapter`` or ``UnloadAdapter``: None if done."""
+    """Result of ``LoadAdapter``, ``UnloadAdapter`` or ``ResetCache``: None if done."""
 
     id: int
     failure: Failed | None

@@ -17,7 +17,7 @@ from ...grammar.thought_rules import ThoughtRules
 from ..snapshot import EngineSnapshot, NamespaceView, NodeView, SequenceView, SlotView
 from ..types import AdapterInfo, FinishReason, Logprob, Pooler, Priority, SamplingParams, SequenceStats, Usage
 from .adapter_calls import AdapterChanged, Adapters, ListAdapters, LoadAdapter, Reply, UnloadAdapter
-from .engine_state import Heartbeat, Ready, Shutdown, SnapshotTaken, TakeSnapshot
+from .engine_state import Heartbeat, Ready, ResetCache, Shutdown, SnapshotTaken, TakeSnapshot
 from .sequences import Abort, Done, Failed, Submit, TokenOut
 from .vocabularies import ForgetTokens, PrepareGrammar, TokenTexts
 
@@ -31,6 +31,7 @@ Message = (
     | UnloadAdapter
     | ListAdapters
     | TakeSnapshot
+    | ResetCache
     | Shutdown
     | Ready
     | TokenOut

@@ -49,6 +49,13 @@ class Heartbeat:
 
 
 @dataclass(frozen=True, slots=True)
+class ResetCache:
+    """Remove all cached KV that no running sequence uses, from the pool and from all tiers; a ``Reply`` follows."""
+
+    id: int
+
+
+@dataclass(frozen=True, slots=True)
 class TakeSnapshot:
     """Take a debug snapshot."""
 

@@ -7,13 +7,16 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import groupby
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from ...kernels.layouts import int8_kv_layout
 from ...kernels.memory import copy_pages, lazy_zeros, populate
-from ..batch import Batch, PageCopy
+from ..batch import Batch, PageCopy, PageLoad
 from ..checkpoint.model_config import ModelShape
 from .hidden_pool import HiddenPool
 from .state_pool import StatePool
@@ -78,11 +81,69 @@ class KvPool:
         self.page_bytes = bytes_per_page(config, page_size, dtype) + (hidden.page_bytes if hidden is not None else 0)
         self.hidden = hidden
         self.state_bytes = 0 if states is None else states.state_bytes
+        self._stream: torch.cuda.Stream | None = None  # on which pages of a GPU are read
 
-    def copy(self, copies: Sequence[PageCopy]) -> None:
-        """Do the copies in their order. Raises IndexError for a page or a count outside the pool."""
+    @property
+    def form(self) -> str:
+        """Number format and shape of a page, for those who keep its bytes elsewhere."""
+        layers, _, heads, size, width = self.k.shape
+        caches = "latent" if self.v is None else "k,v"
+        return f"{str(self.k.dtype).removeprefix('torch.')} {caches} {layers}x{heads}x{size}x{width}"
+
+    def copy(self, copies: Sequence[PageCopy | PageLoad]) -> None:
+        """Do copies and loads in their order. Raises IndexError for a page or a count outside the pool."""
         if not copies:  # as in most steps
             return
+        for kind, group in groupby(copies, type):
+            if kind is PageLoad:
+                self._load([each for each in group if isinstance(each, PageLoad)])
+            else:
+                self._copy([each for each in group if isinstance(each, PageCopy)])
+
+    def read_page(self, page: int) -> memoryview:
+        """Return a copy of a page's K, then V, of all layers. Another thread may compute meanwhile.
+
+        On a GPU after all that was launched before on the stream of the page's last step.
+        """
+        if self.k.device.type == "cpu":
+            parts = [_bytes_of(cache)[:, page] for cache in self._caches]
+            data = np.empty(sum(part.nbytes for part in parts), np.uint8)
+            for part, target in zip(parts, _parts(data, parts), strict=True):
+                np.copyto(target, part)
+            return data.data
+        with torch.cuda.stream(self._read_stream()):
+            pages = [cache[:, page].flatten().view(torch.uint8) for cache in self._caches]
+            return torch.cat(pages).cpu().numpy().data
+
+    def _read_stream(self) -> torch.cuda.Stream:
+        if self._stream is None:
+            self._stream = torch.cuda.Stream(self.k.device)
+        return self._stream
+
+    @property
+    def _caches(self) -> tuple[torch.Tensor, ...]:
+        return (self.k,) if self.v is None else (self.k, self.v)
+
+    def _load(self, loads: Sequence[PageLoad]) -> None:
+        """Fill pages with bytes of ``read_page``."""
+        for load in loads:
+            data = np.frombuffer(load.payload, np.uint8)
+            if not 0 <= load.page < self.num_pages or data.nbytes != self.page_bytes:
+                raise IndexError(f"page {load.page} with {data.nbytes} bytes is none of the pool's")
+            if self.k.device.type == "cpu":
+                parts = [_bytes_of(cache)[:, load.page] for cache in self._caches]
+                for part, source in zip(parts, _parts(data, parts), strict=True):
+                    np.copyto(part, source)
+                continue
+            read = torch.from_numpy(data.copy()).to(self.k.device)
+            start = 0
+            for cache in self._caches:
+                target = cache[:, load.page]
+                size = target.numel() * target.element_size()
+                target.copy_(read[start : start + size].view(cache.dtype).view(target.shape))
+                start += size
+
+    def _copy(self, copies: Sequence[PageCopy]) -> None:
         source = [copy.source for copy in copies]
         target = [copy.target for copy in copies]
         count = [copy.num_tokens for copy in copies]
@@ -105,6 +166,19 @@ class KvPool:
         except OSError:
             return self.num_pages
         return end
+
+
+def _bytes_of(cache: torch.Tensor) -> NDArray[np.uint8]:
+    """View a cache on the CPU as bytes, [layers, pages, heads, page_size, bytes of a row]."""
+    return cache.view(torch.uint8).numpy()
+
+
+def _parts(data: NDArray[np.uint8], like: Sequence[NDArray[np.uint8]]) -> Iterator[NDArray[np.uint8]]:
+    """Yield views of consecutive bytes in the shapes of other arrays."""
+    start = 0
+    for part in like:
+        yield data[start : start + part.nbytes].reshape(part.shape)
+        start += part.nbytes
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -439,8 +439,49 @@ class LLM:
     def _run_reads(self, inputs: Sequence[Input], params: Sequence[AnyParams]) -> list[RequestOutput]:
         return self._run(inputs, params, CallOptions(), False)
 
+    def save_prefix(
+        self,
+        prompt: PromptType,
+        path: str | Path,
+        *,
+        lora_request: LoRARequest | None = None,
+        adapter: str | None = None,
+    ) -> int:
+        """Compute a prompt and write the KV of its whole pages to a file, which ``load_prefix`` takes.
+
+        Args:
+            prompt: of any form of ``generate``.
+            path: of the file, which is replaced.
+            lora_request, adapter: the adapter that reads the prompt.
+
+        Returns:
+            Tokens whose KV is in the file.
+
+        Raises:
+            RequestError: the prompt is out of bounds, or no adapter has the name.
+            ConfigError: the KV of this model cannot be kept.
+            OSError: the file cannot be written.
+        """
+        [given] = self._engine.adapters.inputs([prompt], lora_request=lora_request, adapter=adapter)
+        self._run([given], SamplingParams(max_tokens=1, temperature=0.0), CallOptions(), False)
+        return self._engine.save_prefix(given, Path(path))
+
+    def load_prefix(self, path: str | Path) -> int:
+        """Take the KV of a prompt from a file of ``save_prefix`` to the prefix cache.
+
+        Returns:
+            Tokens whose KV is cached now. 0 for a file of another model, number format or page size, and fewer than
+            were saved where the file is damaged or the pool has no room: requests are then computed as without it.
+
+        Raises:
+            ConfigError: the KV of this model cannot be kept.
+            OSError: the file cannot be read.
+        """
+        return self._engine.load_prefix(Path(path))
+
     def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
-        """Do nothing: the prefix cache changes no answer. For scripts of vLLM."""
+        """Remove all cached KV that no running request uses, of all tiers. Returns True. Arguments are vLLM's."""
+        self._engine.reset_cache()
         return True
 
     def __getattr__(self, name: str) -> Any:

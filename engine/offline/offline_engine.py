@@ -22,6 +22,7 @@ from ..serving.output_processor import TextDelta, error_of
 from ..serving.request import TextRequest
 from ..serving.sequence_table import SequenceTable
 from ..text.tokenizer import Tokenizer
+from ..types import SamplingParams
 from .engine_thread import EngineThread
 from .prompt_adapters import PromptAdapters
 from .prompt_texts import AdapterTexts
@@ -30,6 +31,8 @@ from .request_output import OutputBuilder
 from .running_request import DeltaCallbacks, GenerateCall, ProgressBar, RunningRequest
 
 T = TypeVar("T")
+
+_NO_SEQUENCE = -1  # an id that no sequence has
 
 logger = logging.getLogger("rootgraft.llm")
 
@@ -174,6 +177,23 @@ class OfflineEngine:
     def unload_adapter(self, name: str) -> None:
         """Unload an adapter. Raises UnknownModel if no adapter has the name."""
         self._call(UnloadAdapter(next(self._call_ids), name))
+
+    def save_prefix(self, given: Input, file: Path) -> int:
+        """Write the cached whole pages of a prompt to a file. Returns their tokens. Raises OSError, ConfigError."""
+        adapter, tokenizer = given.adapter.name, given.adapter.model.served.identity
+        params = SamplingParams(max_tokens=1)
+        submit = Submit(_NO_SEQUENCE, given.tokens, params, adapter=adapter, salt=given.salt, tokenizer=tokenizer)
+        return self.on_thread(
+            lambda: self._core.prefix_transfer().save(self._core.prefix_path(submit), submit.tokens, file)
+        )
+
+    def load_prefix(self, file: Path) -> int:
+        """Enter the pages of a file in the prefix cache. Returns their tokens. Raises OSError, ConfigError."""
+        return self.on_thread(lambda: self._core.prefix_transfer().load(file))
+
+    def reset_cache(self) -> None:
+        """Remove all cached KV that no running request uses."""
+        self.on_thread(self._core.reset_cache)
 
     def close(self) -> None:
         """End the engine's threads and the processes that compile grammars. Requests that run fail with EngineDead.

@@ -226,12 +226,10 @@ def _check(config: EngineConfig, worker: Worker, load: StepLoad) -> None:
         load.context + (2 * load.steps + _WARM) * (1 + config.speculative.num_speculative_tokens), load.prefill
     )
     pages = load.rows * -(-longest // config.block_size)
-    if rows > config.max_num_seqs:
-        raise ConfigError(f"--rows: {rows} sequences run at a time; --max-num-seqs is {config.max_num_seqs}.")
-    if tokens > config.max_num_batched_tokens:
-        raise ConfigError(
-            f"--prefill: a step has {tokens} tokens; --max-num-batched-tokens is {config.max_num_batched_tokens}."
-        )
+    if rows > config.most_seqs:
+        raise ConfigError(f"--rows: {rows} sequences run at a time; --max-num-seqs is {config.most_seqs}.")
+    if tokens > config.most_tokens:
+        raise ConfigError(f"--prefill: a step has {tokens} tokens; --max-num-batched-tokens is {config.most_tokens}.")
     if longest >= worker.max_model_len or pages > worker.num_pages:
         raise ConfigError(
             f"--context and --steps: rows may come to {longest} tokens, {pages} pages in all; a sequence may have "

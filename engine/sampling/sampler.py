@@ -18,10 +18,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ...kernels.layouts.draw_params import COLUMNS, DrawParams
+from ...kernels.layouts.draw_params import COLUMNS, DrawParams, DrawTable
 from ...kernels.layouts.staging import HostCopy, to_device
-from ...kernels.ops import Largest, largest
-from ...kernels.sampling_ops import draw_tokens, draws_tokens, mask_logits
+from ...kernels.ops import Largest, largest, on_triton
+from ...kernels.sampling_ops import draw_lines, draw_tokens, draws_tokens, has_kernel, mask_logits
 from ..batch import Row, RowResult, RowStart, TokenCheck
 from .draft_verify import Drawn, SamplingPositions, accept_drafts, sampling_positions
 from .limited_draw import LimitedLines
@@ -110,6 +110,7 @@ class Sampler:
         self._vocab_size = vocab_size
         self._device = device
         self._rows = np.zeros(max_num_seqs, _ROW)
+        self._table = DrawTable(max_num_seqs, device) if on_triton(device) else None
         self._edits = LogitEdits(max_num_seqs, vocab_size)
         self._names: dict[int, Ints] = {}  # ``logprob_token_ids`` of the rows that have any
 
@@ -132,6 +133,9 @@ class Sampler:
             if params.logprob_token_ids:
                 self._names[start.row] = np.asarray(params.logprob_token_ids, np.int64)
             self._edits.start(start)
+        if self._table is not None and starts:
+            started = np.array([start.row for start in starts])
+            self._table.write(started, self._rows[started])
 
     def num_prompt_logprobs(self, row: int) -> int:
         """Top logprobs wanted at each position of the row's prompt."""
@@ -200,7 +204,7 @@ class Sampler:
         before = largest(logits)[0] if edits else None  # an edit may hide a value that is not finite
         edited = self._edited(logits, positions, masks, keep=bool(len(wanted))) if edits else logits
         lines = None if masks is None or not masks.checks else edited[self._index(np.array(list(masks.checks)))]
-        drawn = self._draw_lines(edited, params, positions.num_generated)
+        drawn = self._draw_lines(edited, positions)
         if before is not None:
             drawn = torch.where(_are_finite(before), drawn, -1)
         columns = self._with_logprobs(drawn, logits, wanted, positions.row) if len(wanted) else None
@@ -228,8 +232,13 @@ class Sampler:
             self._edits.apply(edited, positions)
         return edited
 
-    def _draw_lines(self, logits: Tensor, params: Params, num_generated: Ints) -> Tensor:
+    def _draw_lines(self, logits: Tensor, positions: SamplingPositions) -> Tensor:
         """Draw from each line of edited logits: [S] int64, -1 where the largest is not finite."""
+        num_generated = positions.num_generated
+        if self._table is not None and has_kernel(logits):
+            lines = to_device(np.stack([positions.row, num_generated], 1), self._device)
+            return draw_lines(logits, self._table.rows, lines)
+        params = self._rows[positions.row]
         if draws_tokens(logits):
             return draw_tokens(logits, self._draw_params(params, num_generated, logits.shape[1]))
         best, tokens = largest(logits)

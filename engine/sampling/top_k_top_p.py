@@ -21,7 +21,8 @@ exponential random numbers of the draw. It wins with probability weight_i / sum(
 weights that are near these too, as a draft model's are (Gumbel-max coupling; Maddison et al., arXiv 1411.0030). So that
 few numbers are needed, it is run three times: between parts of the vocabulary, within the winner, within its winner.
 
-On a CPU with native kernels ``kernels.sampling_ops.draw_tokens`` does all of it, one row after another.
+On a CPU with native kernels ``kernels.sampling_ops.draw_tokens`` does all of it, one row after another, on a GPU
+``draw_lines``, with sums of its own: probabilities there differ in their last bits.
 """
 
 from __future__ import annotations
@@ -35,7 +36,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...kernels.layouts.draw_params import DrawParams
-from ...kernels.sampling_ops import draw_ranked, has_kernel
 
 BLOCK = 64
 PART = 32  # blocks
@@ -145,12 +145,9 @@ def draw_kept(logits: Tensor, best: Tensor, draws: DrawParams) -> Tensor:
     """Draw from the tokens that all filters keep, in the order (probability, id), likeliest first; shapes as above.
 
     Sorting a vocabulary is slow on a CPU, and the kept tokens are mostly few: a row sorts its 128 best, then its 2048
-    best if its kept tokens might reach beyond, at last all. The width changes the cost, never the result. On a GPU a
-    kernel finds the token without sorting.
+    best if its kept tokens might reach beyond, at last all. The width changes the cost, never the result.
     """
     probs = _probabilities(logits, best, draws)
-    if has_kernel(logits):
-        return draw_ranked(logits, probs, draws.top_k, draws.top_p, draws.min_p, draws.u)
     tokens = torch.zeros(len(logits), dtype=torch.int64, device=logits.device)
     pending = torch.arange(len(logits), device=logits.device)
     for width in _widths(logits):

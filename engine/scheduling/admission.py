@@ -7,6 +7,7 @@ from collections.abc import Sequence as Seq
 from typing import Protocol
 
 from ...radix.node import common_prefix
+from ..kv_cache.kv_tiers import KvTiers
 from ..kv_cache.prefix_cache import Lease, PrefixCache
 from ..sequence.sequence import Sequence
 from ..types import Priority
@@ -42,8 +43,8 @@ class RowTable:
 class AdapterSlots(Protocol):
     """Device slots of adapters, by load id and slot index: ``lora.device_slots.SlotPool``, or a fake in tests."""
 
-    def acquire(self, adapter: int) -> int:
-        """Return a slot for one more sequence of an adapter, held until ``release``; negative if it must wait."""
+    def acquire(self, adapter: int, tenant: str) -> int:
+        """Return a slot for a tenant's sequence of an adapter, held until ``release``; negative if it must wait."""
 
     def release(self, index: int) -> None:
         """End one sequence's use of a slot."""
@@ -51,8 +52,8 @@ class AdapterSlots(Protocol):
     def is_ready(self, adapter: int) -> bool:
         """Return whether an adapter is in a slot."""
 
-    def prefetch(self, adapter: int) -> None:
-        """Load an adapter to a slot, or keep its position in the queue for one."""
+    def prefetch(self, adapter: int, tenant: str) -> None:
+        """Load an adapter to a slot by a tenant's share, or keep its position in the queue for one."""
 
 
 class SlotRequests:
@@ -68,14 +69,14 @@ class SlotRequests:
         self._most_waiting = most_waiting
         self._waiting: set[int] = set()
 
-    def acquire(self, adapter: int) -> int | None:
-        """Return a slot for a sequence of an adapter, -1 for the base model, None if it must wait."""
+    def acquire(self, adapter: int, tenant: str) -> int | None:
+        """Return a slot for a tenant's sequence of an adapter, -1 for the base model, None if it must wait."""
         if adapter < 0 or self._slots is None:
             return -1
         is_late = len(self._waiting) >= self._most_waiting
         if adapter in self._waiting or (is_late and not self._slots.is_ready(adapter)):
             return None
-        slot = self._slots.acquire(adapter)
+        slot = self._slots.acquire(adapter, tenant)
         if slot < 0:
             self._waiting.add(adapter)
             return None
@@ -87,14 +88,26 @@ def prefetch(slots: AdapterSlots, coming: Iterable[Sequence]) -> None:
 
     Their position in the queue for slots counts from now on, not from when a row is free.
     """
-    for adapter in {sequence.spec.adapter: None for sequence in coming}:
+    for adapter, tenant in {sequence.spec.adapter: sequence.spec.tenant for sequence in coming}.items():
         if adapter >= 0:
-            slots.prefetch(adapter)
+            slots.prefetch(adapter, tenant)
 
 
 def num_reusable(cache: PrefixCache, sequence: Sequence) -> int:
     """Return how many tokens of a waiting sequence are in the cache."""
     return cache.match(sequence.path, sequence.tokens, sequence.reusable)
+
+
+def awaits_pages(cache: PrefixCache, sequence: Sequence) -> bool:
+    """Return whether KV of a waiting sequence is being read from a tier."""
+    return cache.awaits_pages(sequence.id, sequence.path, sequence.tokens, sequence.reusable)
+
+
+def read_ahead(cache: PrefixCache, tiers: KvTiers, coming: Iterable[Sequence]) -> None:
+    """Begin to read KV of the next sequences from tiers, also while these wait for rows or pages."""
+    for sequence in coming:
+        if not tiers.knows(sequence.id):
+            awaits_pages(cache, sequence)
 
 
 def lacks_more(cache: PrefixCache, sequence: Sequence, most: int) -> bool:
@@ -122,7 +135,8 @@ def try_acquire(cache: PrefixCache, sequence: Sequence, running: Iterable[Sequen
     evictable, and a sequence that fits the pool at all is admitted.
     """
     reserved = sum(pages_missing(other, cache.page_size) + 1 for other in running)
-    lease = cache.acquire(sequence.path, sequence.tokens, sequence.reusable)
+    fetch = cache.tiers.fetched(sequence.id) if cache.tiers else None
+    lease = cache.acquire(sequence.path, sequence.tokens, sequence.reusable, fetch)
     needed = -(-(sequence.num_tokens + 1) // cache.page_size) - len(lease.pages)
     if needed + reserved > cache.available():
         cache.release(lease, sequence.tokens, lease.num_tokens)

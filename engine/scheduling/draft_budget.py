@@ -178,6 +178,6 @@ def make_draft_budget(
         return None
     drafter = None
     if draft is not None:
-        sharing, num_rows = config.enable_prefix_caching, config.max_num_seqs
+        sharing, num_rows = config.enable_prefix_caching, config.most_seqs
         drafter = ModelDrafter(draft, config.block_size, fill_masks, sharing=sharing, num_rows=num_rows)
     return DraftBudget(Proposer(config.speculative, cache, stats), cache, config.max_drafts, drafter)

@@ -38,6 +38,7 @@ from .admission import (
     AdapterSlots,
     RowTable,
     SlotRequests,
+    awaits_pages,
     computed_twice,
     lacks_more,
     lacks_pages,
@@ -45,6 +46,7 @@ from .admission import (
     pages_missing,
     preemption_victims,
     prefetch,
+    read_ahead,
     try_acquire,
 )
 from .chunk_budget import ChunkBudget, usual_chunk
@@ -269,6 +271,8 @@ class Scheduler:
         self._admit(plan)
         if self._slots is not None:
             prefetch(self._slots, self._queue.head(self._rows.size))
+        if self._cache.tiers is not None:
+            read_ahead(self._cache, self._cache.tiers, self._queue.head(self._rows.size))
 
     def _begin(self, plan: StepPlan) -> Batch:
         """Put the planned step in flight, unless it is empty."""
@@ -336,7 +340,9 @@ class Scheduler:
             if twice > self._chunks.most_twice or lacks_more(self._cache, sequence, most):
                 passed_over += 1
                 continue
-            if (slot := slots.acquire(sequence.spec.adapter)) is None:
+            if self._cache.tiers is not None and awaits_pages(self._cache, sequence):
+                continue
+            if (slot := slots.acquire(sequence.spec.adapter, sequence.spec.tenant)) is None:
                 continue
             sequence.slot = slot
             lease = self._make_room(sequence, plan)
@@ -383,6 +389,8 @@ class Scheduler:
             counts.num_cached, counts.num_forked = min(lease.num_tokens, most), min(lease.num_forked, most)
             self._queue.charge_prompt(sequence)
             self._meter.admit(sequence)
+        if self._cache.tiers is not None:
+            self._cache.tiers.drop(sequence.id)
         plan.begin(sequence)
 
     def _commit_row(self, sequence: Sequence, row: Row, result: RowResult) -> list[Message]:
@@ -437,6 +445,8 @@ class Scheduler:
             self._leave(sequence)
             sequence.counts.num_pinned = self.session_pins.add(sequence)
         self._queue.remove(sequence)
+        if self._cache.tiers is not None:
+            self._cache.tiers.drop(sequence.id)
         sequence.status = Status.FINISHED
         del self._alive[sequence.id]
         if sequence.matcher:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 
-from ..batch import Batch, PageCopy, Row, RowStart, placeholder_token
+from ..batch import Batch, PageCopy, PageLoad, Row, RowStart, placeholder_token
 from ..kv_cache.prefix_cache import Lease
 from ..sequence.sequence import Sequence
 from ..types import Priority
@@ -37,7 +37,7 @@ class StepPlan:
         before: the rows of the step in flight by sequence id, none if all tokens are known.
         rows: the rows planned, by sequence id; in flight those of sequences that have not left their row since.
         starts: rows taken by admitted sequences.
-        copies: of pages.
+        copies: of pages, and pages that are filled from outside the pool, in the order of admission.
         allowance: seconds for prompts; None if nothing limits them but tokens.
         num_prompt_tokens: tokens given to prompts.
         num_drawing: planned rows that draw.
@@ -53,7 +53,7 @@ class StepPlan:
     before: Mapping[int, Row] = field(default_factory=dict)
     rows: dict[int, Row] = field(default_factory=dict)
     starts: list[RowStart] = field(default_factory=list)
-    copies: list[PageCopy] = field(default_factory=list)
+    copies: list[PageCopy | PageLoad] = field(default_factory=list)
     allowance: PrefillAllowance | None = None
     num_prompt_tokens: int = 0
     num_drawing: int = 0
@@ -176,10 +176,11 @@ class StepPlan:
                 self.allowance.give_back(sequence.id)
 
     def begin(self, sequence: Sequence) -> None:
-        """Start the row of an admitted sequence, and copy the page that its lease needs copied."""
+        """Start the row of an admitted sequence, and copy or fill the pages that its lease needs copied or filled."""
         lease = lease_of(sequence)
         if copy := lease.take_copy():
             self.copies.append(copy)
+        self.copies += lease.take_loads()
         self.starts.append(
             RowStart(
                 sequence.row,

@@ -34,6 +34,7 @@ from ..messages import (
     PrepareGrammar,
     Ready,
     Reply,
+    ResetCache,
     Shutdown,
     SnapshotTaken,
     Submit,
@@ -54,7 +55,7 @@ from .watchdog import HEARTBEAT_TIMEOUT, WATCHDOG_TIMEOUT, Watchdog
 SOCKET_BUFFER = 4 << 20
 """Bytes of a channel's send buffer."""
 
-Call = LoadAdapter | UnloadAdapter | ListAdapters | TakeSnapshot
+Call = LoadAdapter | UnloadAdapter | ListAdapters | ResetCache | TakeSnapshot
 CallReply = Reply | Adapters | SnapshotTaken
 _REPLIES = (Reply, Adapters, SnapshotTaken)
 
@@ -210,6 +211,10 @@ class EngineClient(asyncio.Protocol):
         reply = await self._call(TakeSnapshot(next(self._call_ids)))
         assert isinstance(reply, SnapshotTaken)
         return reply.snapshot
+
+    async def reset_cache(self) -> None:
+        """Remove all cached KV that no running sequence uses, of all tiers. Raises EngineDead as above."""
+        await self._call(ResetCache(next(self._call_ids)))
 
     def kill(self) -> None:
         """Kill a process that hangs. Does nothing if it has ended."""

@@ -1,8 +1,10 @@
 """Reads the tokenizer files of a folder in Hugging Face's format to plain data.
 
 tokenizer.json              the tokenizer itself
-tiktoken.model              or else its vocabulary, see ``tokenizer_tiktoken``; without both there is only Python code,
-                            which is never run
+tokenizer.model             or else a SentencePiece model, see ``tokenizer_sentencepiece``
+tiktoken.model              or else a vocabulary of tiktoken's, see ``tokenizer_tiktoken``; without all of them there is
+                            only Python code, which is never run
+added_tokens.json           ids of further tokens, beside ``tokenizer.model``
 tokenizer_config.json       names of special tokens, further added tokens, and flags of all added tokens
 special_tokens_map.json     names of special tokens, in older folders
 generation_config.json      further end tokens
@@ -21,6 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ModelError, quoted, shortened
+from .definition_parts import add_ends, added_token
+from .tokenizer_sentencepiece import SENTENCEPIECE, read_sentencepiece
 from .tokenizer_tiktoken import TIKTOKEN, read_tiktoken
 
 DEFINITION = "tokenizer.json"
@@ -73,30 +77,36 @@ def read_folder(folder: Path) -> TokenizerFiles:
 
 def has_definition(folder: Path) -> bool:
     """Return whether a folder has a tokenizer that is data."""
-    return (folder / DEFINITION).is_file() or (folder / TIKTOKEN).is_file()
+    return any((folder / name).is_file() for name in (DEFINITION, SENTENCEPIECE, TIKTOKEN))
 
 
 def _definition(folder: Path, config: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the content of ``tokenizer.json``, else that of a tiktoken vocabulary in its form."""
-    if (folder / DEFINITION).is_file() or not (folder / TIKTOKEN).is_file():
-        _refuse_code(folder, config)
+    """Return the content of ``tokenizer.json``, else that of another vocabulary in its form."""
+    if (folder / DEFINITION).is_file():
         return _read_json(folder / DEFINITION)
+    if (folder / SENTENCEPIECE).is_file():
+        return _sentencepiece(folder, config)
+    if not (folder / TIKTOKEN).is_file():
+        _refuse_code(folder, config)
+        return None
     definition, reserved = read_tiktoken(folder / TIKTOKEN, config)
     names = [added_token(token, f"<|reserved_token_{token}|>", special=True) for token in reserved]
     return definition | {"added_tokens": names}
 
 
-def added_token(token: int, text: str, *, special: bool, rstrip: bool = False) -> dict[str, Any]:
-    """Return an entry of a definition's ``added_tokens``, found in a text before normalization."""
-    return {
-        "id": token,
-        "content": text,
-        "single_word": False,
-        "lstrip": False,
-        "rstrip": rstrip,
-        "normalized": False,
-        "special": special,
-    }
+def _sentencepiece(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
+    """Return the definition of a SentencePiece model; ``config`` gets its special tokens where it names none."""
+    found = read_sentencepiece(folder / SENTENCEPIECE, config)
+    for role, text in found.special.items():
+        config.setdefault(role, text)
+    known = {token["content"] for token in found.definition["added_tokens"]}
+    for text, token in (_read_json(folder / "added_tokens.json") or {}).items():
+        if text not in known:
+            found.definition["added_tokens"].append(added_token(int(token), text, special=False))
+    first = _text(config.get("bos_token")) if config.get("add_bos_token", True) else None
+    last = _text(config.get("eos_token")) if config.get("add_eos_token", False) else None
+    add_ends(found.definition, first, last)
+    return found.definition
 
 
 def _read_json(path: Path) -> dict[str, Any] | None:
@@ -116,13 +126,11 @@ def _read_json(path: Path) -> dict[str, Any] | None:
 
 def _refuse_code(folder: Path, config: dict[str, Any]) -> None:
     """Raise ModelError for a tokenizer that needs Python code: the folder's own or a class of another library."""
-    if (folder / DEFINITION).is_file():
-        return
     code = config.get("auto_map", {})
     if isinstance(code, dict) and code.get("AutoTokenizer"):
         named = quoted(code["AutoTokenizer"])
         raise ModelError(f"The tokenizer is code in the model's folder (auto_map {named}): never run.")
-    slow = [name for name in ("tokenizer.model", "vocab.json", "vocab.txt", "tekken.json") if (folder / name).exists()]
+    slow = [name for name in ("vocab.json", "vocab.txt", "tekken.json") if (folder / name).exists()]
     name = shortened(str(config.get("tokenizer_class", "an unnamed tokenizer")))
     kind = f"{name} with {', '.join(slow)}" if slow else "none"
     raise ModelError(f"The tokenizer must be a tokenizer.json; the folder has {kind}. Save it as a fast tokenizer.")

@@ -19,8 +19,9 @@ from typing import Any
 from ..checkpoint.gguf import GgufFile
 from ..checkpoint.gguf_end_tokens import gguf_end_tokens
 from ..errors import ModelError, quoted
+from .definition_parts import SPACE, TO_TEXT, add_ends, added_token, bpe_model, sentencepiece_definition
 from .gguf_pre_tokenizers import DIGIT, GPT2, PRE_TOKENIZERS, PreTokenizer
-from .tokenizer_files import TokenizerFiles, added_token
+from .tokenizer_files import TokenizerFiles
 
 # tokenizer.ggml.token_type
 _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
@@ -31,12 +32,6 @@ _ROLES = {
     "unk_token": "unknown_token_id",
     "pad_token": "padding_token_id",
 }
-_SPACE = "\u2581"
-_TO_TEXT: tuple[dict[str, Any], ...] = (
-    {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "},
-    {"type": "ByteFallback"},
-    {"type": "Fuse"},
-)
 _GEMMA = ("gemma", "gemma2", "gemma3")
 _OTHER_KINDS = {
     "bert": " (WordPiece, of encoders)",
@@ -88,7 +83,7 @@ def read_gguf(path: Path) -> TokenizerFiles:
     special = _special(metadata)
     first = special.get("bos_token") if _get(metadata, "add_bos_token", bos_default) else None
     last = special.get("eos_token") if _get(metadata, "add_eos_token", False) else None
-    _wrap(definition, first, last)
+    add_ends(definition, first, last)
     ends = tuple(map(int, gguf_end_tokens(metadata)))
     return TokenizerFiles(definition, special, ends, _templates(metadata))
 
@@ -121,27 +116,6 @@ def _templates(metadata: dict[str, Any]) -> dict[str, str]:
     return named if usual is None else {**named, "default": usual}
 
 
-def _wrap(definition: dict[str, Any], first: str | None, last: str | None) -> None:
-    """Add the tokens ``first`` and ``last`` around texts that are encoded with special tokens."""
-    ids = {token["content"]: token["id"] for token in definition["added_tokens"]}
-    pieces: list[dict[str, Any]] = [{"Sequence": {"id": "A", "type_id": 0}}]
-    if first is not None:
-        pieces.insert(0, {"SpecialToken": {"id": first, "type_id": 0}})
-    if last is not None:
-        pieces.append({"SpecialToken": {"id": last, "type_id": 0}})
-    around = [text for text in (first, last) if text is not None]
-    if missing := [text for text in around if text not in ids]:
-        raise ModelError(
-            f"The GGUF file's token {quoted(missing[0])} is to stand around texts, but is no control token."
-        )
-    definition["post_processor"] = {
-        "type": "TemplateProcessing",
-        "single": pieces,
-        "pair": [*pieces, {"Sequence": {"id": "B", "type_id": 1}}],
-        "special_tokens": {text: {"id": text, "ids": [ids[text]], "tokens": [text]} for text in around},
-    }
-
-
 def _pre_tokenizer(metadata: dict[str, Any]) -> PreTokenizer:
     """Return the pre-tokenizer that a file names. Raises ModelError."""
     name = _get(metadata, "pre", "default")
@@ -172,7 +146,7 @@ def _with_merges(metadata: dict[str, Any], kind: PreTokenizer) -> tuple[dict[str
         "normalizer": {"type": "NFC"} if kind.compose else None,
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": _steps(kind.expressions)},
         "decoder": _byte_level(words=True),
-        "model": _bpe(tokens, merges, ignore_merges=kind.whole_words),
+        "model": bpe_model(tokens, merges, ignore_merges=kind.whole_words),
     }
     return definition, kind.begin
 
@@ -189,10 +163,10 @@ def _spaced(metadata: dict[str, Any], tokens: list[str], merges: list[list[str]]
     return {
         "version": "1.0",
         "added_tokens": _added_tokens(metadata, tokens, (_UNKNOWN, _CONTROL)),
-        "normalizer": {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE},
+        "normalizer": {"type": "Replace", "pattern": {"String": " "}, "content": SPACE},
         "pre_tokenizer": None,
-        "decoder": {"type": "Sequence", "decoders": list(_TO_TEXT)},
-        "model": _bpe(tokens, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True),
+        "decoder": {"type": "Sequence", "decoders": list(TO_TEXT)},
+        "model": bpe_model(tokens, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True),
     }
 
 
@@ -201,34 +175,19 @@ def _sentencepiece_bpe(metadata: dict[str, Any]) -> dict[str, Any]:
     architecture = metadata.get("general.architecture")
     if architecture in _GEMMA:
         # Runs of spaces are pieces, and pieces were merged in the order of their ids, not of their scores.
-        tokens = [_SPACE * len(text) if text and not text.strip(" ") else text for text in tokens]
+        tokens = [SPACE * len(text) if text and not text.strip(" ") else text for text in tokens]
         scores = [-token for token in range(len(tokens))]
     prefix = bool(_get(metadata, "add_space_prefix", True))
-    to_marks: dict[str, Any] = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
-    decoders = list(_TO_TEXT)
-    if prefix:
-        to_marks = {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": _SPACE}, to_marks]}
-        decoders.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
-    unknown = tokens[int(_get(metadata, "unknown_token_id", 0))]
-    return {
-        "version": "1.0",
-        "added_tokens": _added_tokens(metadata, tokens, (_UNKNOWN, _CONTROL), rstrip=architecture == "phi3"),
-        "normalizer": to_marks,
-        "pre_tokenizer": None,
-        "decoder": {"type": "Sequence", "decoders": decoders},
-        "model": _bpe(tokens, _merges(tokens, scores), unk_token=unknown, fuse_unk=True, byte_fallback=True),
-    }
-
-
-def _bpe(tokens: list[str], merges: list[list[str]], **options: Any) -> dict[str, Any]:
-    vocabulary = {text: token for token, text in enumerate(tokens)}
-    if len(vocabulary) != len(tokens):
-        raise ModelError("The GGUF file's tokenizer has two tokens of the same text.")
-    return {"type": "BPE", "vocab": vocabulary, "merges": merges, **options}
+    if len(scores) != len(tokens):
+        raise ModelError(f"The GGUF file has {len(tokens)} tokens, but scores for {len(scores)}.")
+    added = _added_tokens(metadata, tokens, (_UNKNOWN, _CONTROL), rstrip=architecture == "phi3")
+    return sentencepiece_definition(
+        tokens, scores, added, unknown=tokens[int(_get(metadata, "unknown_token_id", 0))], prefix=prefix
+    )
 
 
 # Phi-3 drops white space after its control tokens except these.
-_KEEP_SPACE_AFTER = ("<unk>", "<s>", "<|endoftext|>")
+_KEEPSPACE_AFTER = ("<unk>", "<s>", "<|endoftext|>")
 
 
 def _added_tokens(
@@ -243,23 +202,8 @@ def _added_tokens(
             token,
             text,
             special=kind in special,
-            rstrip=rstrip and kind == _CONTROL and text not in _KEEP_SPACE_AFTER,
+            rstrip=rstrip and kind == _CONTROL and text not in _KEEPSPACE_AFTER,
         )
         for token, (text, kind) in enumerate(zip(tokens, types, strict=True))
         if kind in special or kind == _USER_DEFINED
     ]
-
-
-def _merges(tokens: list[str], scores: list[float]) -> list[list[str]]:
-    """Return all merges of two pieces to a third, best piece first."""
-    if len(scores) != len(tokens):
-        raise ModelError(f"The GGUF file has {len(tokens)} tokens, but scores for {len(scores)}.")
-    known = set(tokens)
-    found = [
-        (score, cut, text)
-        for text, score in zip(tokens, scores, strict=True)
-        for cut in range(1, len(text))
-        if text[:cut] in known and text[cut:] in known
-    ]
-    found.sort(key=lambda merge: (-merge[0], -merge[1], merge[1] - len(merge[2])))
-    return [[text[:cut], text[cut:]] for _, cut, text in found]

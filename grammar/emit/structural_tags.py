@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..argument_styles import GEMMA, GEMMA_QUOTE, PYTHON, STYLES, XML_STYLES
+from ..argument_styles import GEMMA, GEMMA_QUOTE, PYTHON, STYLES, xml_style
 from ..errors import GrammarError
 from ..regex.charset import rust_literal
 from ..regex.ecma_regex import parse, to_rust
@@ -199,14 +199,18 @@ class _TagWriter:
 
     def _arguments(self, schema: Any, style: Any, pointer: str) -> str:
         """Write an object as the arguments of a call, in another style than JSON's."""
-        if style not in STYLES:
+        try:
+            xml = xml_style(style)
+        except ValueError as error:
+            raise GrammarError("style", pointer_join(pointer, "style"), str(error)) from None
+        if xml is None and style not in (PYTHON, GEMMA):
             raise GrammarError("style", pointer_join(pointer, "style"), f"must be one of {', '.join(STYLES)}")
         where = pointer_join(pointer, "json_schema")
         if not isinstance(schema, dict):
             raise GrammarError("json_schema", where, "must be the schema of an object")
         try:
             analysis = Analysis(Document(schema))
-            if style in (PYTHON, GEMMA):
+            if xml is None:
                 if style == PYTHON:
                     written = python_arguments(analysis, self.next_entry())
                     self.remembered.append(written)
@@ -218,7 +222,7 @@ class _TagWriter:
                     self.closing.ends[GEMMA_QUOTE] = None
             else:
                 prefix = f"a{len(self.rules)}_"
-                found = xml_arguments(analysis, XML_STYLES[style], prefix, self.parts_of, self.next_entry())
+                found = xml_arguments(analysis, xml, prefix, self.parts_of, self.next_entry())
                 self.remembered.append(found)
                 for name, lark in found.grammars.items():
                     self._grammar(lark, name)
@@ -230,7 +234,7 @@ class _TagWriter:
                     if size < MAX_END_BYTES:
                         self.closing.ends[end] = None
                 # After the letters that another parameter and the end of the arguments begin with.
-                begin = XML_STYLES[style].key_begin
+                begin = xml.key_begin
                 shared = range(1, min(len(begin), len(self.enclosing)))
                 ends = (self.enclosing[at:] for at in shared if self.enclosing.startswith(begin[:at]))
                 self.closing.ends |= dict.fromkeys(ends)

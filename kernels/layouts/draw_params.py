@@ -1,4 +1,4 @@
-"""Sampling parameters of the rows of a draw, as columns on the device of the logits."""
+"""Sampling parameters on the device of the logits: of the rows of a draw as columns, or of all rows in a table."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+
+from .staging import to_device
 
 COLUMNS: Final = {
     "temperature": torch.float32,
@@ -64,3 +66,26 @@ class DrawParams(NamedTuple):
         """Those of some rows."""
         columns = {name: column[index] for name, column in self._asdict().items() if column is not None}
         return DrawParams(**columns)
+
+
+class DrawTable:
+    """Parameters and seeds of the draws of all rows, kept on a device: a step only names its rows.
+
+    Attributes:
+        rows: [num_rows, 6] float64: the ``COLUMNS`` in their order, then the bits of the seed.
+    """
+
+    def __init__(self, num_rows: int, device: torch.device) -> None:
+        self.rows = torch.zeros(num_rows, len(COLUMNS) + 1, dtype=torch.float64, device=device)
+
+    def write(self, rows: npt.NDArray[np.int64], values: npt.NDArray[np.void]) -> None:
+        """Replace some rows, without waiting for the device.
+
+        Args:
+            rows: [n] int64, each once.
+            values: [n] with the fields ``COLUMNS`` and ``seed``, uint64.
+        """
+        table = np.stack([*(values[name].astype(np.float64) for name in COLUMNS), values["seed"].view(np.float64)], 1)
+        # As integers: a copy of seeds as floats may change what is no number.
+        numbers = to_device(table.view(np.int64), self.rows.device)
+        self.rows.view(torch.int64)[to_device(rows, self.rows.device)] = numbers

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -126,6 +127,12 @@ class SlotTable:
         For launches captured in a CUDA graph and replayed with other adapters in the slots.
         """
         self._reserved = max(self._reserved, total_rank)
+
+    def widened(self, total_rank: int) -> SlotTable:
+        """Return a table of the same slots whose launches are wide enough for this total rank."""
+        wide = copy.copy(self)
+        wide.reserve(total_rank)
+        return wide
 
     def put(self, slot: int, factors: Factors | None) -> None:
         """Set the factors of a slot, or empty it with None. The tensors must not move or change until the next ``put``.

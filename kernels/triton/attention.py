@@ -14,7 +14,7 @@ Rows without tokens, which pad a captured batch, are skipped. Grids depend only 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -103,13 +103,25 @@ def takes(q: Tensor, k_cache: Tensor, v_cache: Tensor, page_table: Tensor, value
     )
 
 
-def attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: PagedBatch, params: AttentionParams) -> Tensor:
+def attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    batch: PagedBatch,
+    params: AttentionParams,
+    *,
+    invariant: bool = False,
+) -> Tensor:
     """``kernels.ops.attention``: q [T, Hq, D] -> [T, Hq * D], or [T, Hq * value_dim].
 
     The result is undefined for tokens of no row, which pad a captured batch.
+
+    Args:
+        invariant: the bits of a token depend on its own row alone, and not on which of its tokens are in the step:
+            one kernel computes all rows, block by block from the row's first key on. Long rows are slower.
     """
     out = q.new_empty(*q.shape[:2], params.value_dim or q.shape[2])
-    call = _Call(q, k_cache, v_cache, batch, params, out)
+    call = _Call(q, k_cache, v_cache, batch, params, out, invariant)
     for launch in call.launches():
         launch.run()
     return call.out.view(q.shape[0], -1)
@@ -125,6 +137,7 @@ class _Call:
     batch: PagedBatch
     params: AttentionParams
     out: Tensor
+    invariant: bool = False
 
     @property
     def kv_heads(self) -> int:
@@ -196,13 +209,16 @@ class _Call:
 
     def launches(self) -> Iterator[Launch]:
         """Yield the launches in order. Only the device knows which rows have one token: kernels skip the others."""
+        if self.invariant:
+            yield self.extend()
+            return
         if self.batch.max_query > 1:
             yield self.extend()
         if self.batch.max_query == 1 or self.rows > 1:
             yield from self.decode()
 
     def extend(self) -> Launch:
-        """Attention of rows with several tokens."""
+        """Attention of rows with several tokens, or of all."""
         block_m = self.config("extend").block_m
         # Tiles of all rows, and room for an incomplete one of each.
         tiles = self.q.shape[0] * self.group // block_m + self.rows
@@ -210,7 +226,8 @@ class _Call:
             *(*self.tensors, self.batch.context_len, self.sinks, self.out),
             *(self.rows, *self.cache_shape, self.window, self.chunk, *self.score),
         )
-        return self._walk(attention_kernels.extend, "extend", (tiles, self.kv_heads, 1), args, self.counts_sinks)
+        more = {**self.counts_sinks, "EVERY": self.invariant}
+        return self._walk(attention_kernels.extend, "extend", (tiles, self.kv_heads, 1), args, more)
 
     def decode(self) -> Iterator[Launch]:
         """Attention of rows with one token: shared prefixes, each row's own keys, and the merge of partial results."""
@@ -283,7 +300,8 @@ class _Call:
 def variants() -> Iterator[tuple[str, Launch]]:
     """Yield every compilation of ``attention``: each kernel by type, head size, and with or without a cap.
 
-    With sinks for the models that have them: heads of 64 dimensions, no cap.
+    With sinks for the models that have them: heads of 64 dimensions, no cap. Of invariant attention, which takes
+    another path through the same code, for heads of 128 dimensions.
     """
     for name, dtype in NARROW_TYPES.items():
         for dim in _BLOCKS_D:
@@ -294,6 +312,8 @@ def variants() -> Iterator[tuple[str, Launch]]:
                 for kind, launch in zip(("extend", "shared", "decode", "merge"), launches, strict=True):
                     if kind != "merge" or soft_cap is None:  # a merge does not depend on the cap
                         yield f"attention_{kind}/{name}-{dim}{end}", launch
+        call = _example(dtype, 128, None)
+        yield f"attention_extend/{name}-128-invariant", replace(call, invariant=True).extend()
         call = _example(dtype, _BLOCKS_D[0], None, sinks=meta(16, dtype=torch.float32))
         _, decode, _ = call.decode()
         yield f"attention_extend/{name}-{_BLOCKS_D[0]}-sinks", call.extend()

@@ -35,12 +35,12 @@ def _first_seen(position, window, chunk):
 
 
 @triton.jit
-def _load_keys(cache, cell, dim, begin, width, end, n, BLOCK_D: tl.constexpr, MASKED: tl.constexpr):
-    """[BLOCK_N, BLOCK_D] of a cache, dimensions from ``begin`` on; 0 past the last key and past ``width`` of them."""
+def _load_keys(cache, cell, dim, begin, width, inside, BLOCK_D: tl.constexpr, MASKED: tl.constexpr):
+    """[BLOCK_N, BLOCK_D] of a cache, dimensions from ``begin`` on; 0 for keys outside and past ``width`` dimensions."""
     d = tl.arange(0, BLOCK_D)
     pointers = cache + cell[:, None] * dim + (begin + d)[None, :]
     if MASKED:
-        keys = tl.load(pointers, (n < end)[:, None] & (d < width)[None, :], other=0.0)
+        keys = tl.load(pointers, inside[:, None] & (d < width)[None, :], other=0.0)
     else:
         keys = tl.load(pointers, (d < width)[None, :], other=0.0)
     return keys
@@ -61,31 +61,34 @@ def _load_queries(q, index, dim, inside, BLOCK_D: tl.constexpr, VALUES: tl.const
 def _attend_block(
     q, rest, values, total, largest, k_cache, v_cache, pages, kv_head, kv_heads, page_bits, dim, start, end, position,
     seen_from, factor, bound, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, CAPPED: tl.constexpr, MASKED: tl.constexpr,
-    PRECISION: tl.constexpr, VALUES: tl.constexpr, BLOCK_R: tl.constexpr,
+    PRECISION: tl.constexpr, VALUES: tl.constexpr, BLOCK_R: tl.constexpr, low, ALIGNED: tl.constexpr,
 ):  # fmt: skip
     """One block of keys from ``start``: new sums of values and weights, and the new largest score, of each query."""
     n = start + tl.arange(0, BLOCK_N)
-    page = tl.load(pages + (n >> page_bits), n < end, other=0) if MASKED else tl.load(pages + (n >> page_bits))
+    inside = n < end
+    if ALIGNED:
+        inside &= n >= low
+    page = tl.load(pages + (n >> page_bits), inside, other=0) if MASKED else tl.load(pages + (n >> page_bits))
     cell = ((page.to(tl.int64) * kv_heads + kv_head) << page_bits) + (n & ((1 << page_bits) - 1))
     if VALUES:
-        k = _load_keys(k_cache, cell, dim, 0, VALUES, end, n, BLOCK_D, MASKED)
-        behind = _load_keys(k_cache, cell, dim, VALUES, dim - VALUES, end, n, BLOCK_R, MASKED)
+        k = _load_keys(k_cache, cell, dim, 0, VALUES, inside, BLOCK_D, MASKED)
+        behind = _load_keys(k_cache, cell, dim, VALUES, dim - VALUES, inside, BLOCK_R, MASKED)
         scores = tl.dot(rest, tl.trans(behind), input_precision=PRECISION)
         scores = tl.dot(q, tl.trans(k), scores, input_precision=PRECISION) * factor
     else:
-        k = _load_keys(k_cache, cell, dim, 0, dim, end, n, BLOCK_D, MASKED)
+        k = _load_keys(k_cache, cell, dim, 0, dim, inside, BLOCK_D, MASKED)
         scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * factor
     if CAPPED:
         scores = bound * tanh(scores)
     if MASKED:
-        seen = (n[None, :] <= position[:, None]) & (n[None, :] >= seen_from[:, None]) & (n < end)[None, :]
+        seen = (n[None, :] <= position[:, None]) & (n[None, :] >= seen_from[:, None]) & inside[None, :]
         scores = tl.where(seen, scores, float("-inf"))
     larger = tl.maximum(largest, tl.max(scores, 1))
     weights = tl.exp2(scores - larger[:, None])
     shrink = tl.exp2(largest - larger)
     v = k
     if not VALUES:
-        v = _load_keys(v_cache, cell, dim, 0, dim, end, n, BLOCK_D, MASKED)
+        v = _load_keys(v_cache, cell, dim, 0, dim, inside, BLOCK_D, MASKED)
     values = tl.dot(weights.to(v.dtype), v, values * shrink[:, None], input_precision=PRECISION)
     return values, total * shrink + tl.sum(weights, 1), larger
 
@@ -95,14 +98,18 @@ def _attend_keys(
     q, rest, k_cache, v_cache, pages, kv_head, kv_heads, page_bits, dim, begin, end, first, unseen, position, seen_from,
     factor, bound, largest, total, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     CAPPED: tl.constexpr, PRECISION: tl.constexpr, UNMASKED: tl.constexpr, VALUES: tl.constexpr, BLOCK_R: tl.constexpr,
+    ALIGNED: tl.constexpr = False,
 ):  # fmt: skip
     """A tile over the keys [begin, end): normalised values and log2 of the sum of weights, or nothing.
 
     ``largest`` and ``total`` are the largest score, and the sum of weights relative to it, of what has no value: sinks.
     ``first`` is the least position of its queries; keys from ``unseen`` on are in all their windows. With UNMASKED,
     blocks that all of them see whole come first and need no mask; then those at the near edge of the window and at the
-    diagonal.
+    diagonal. With ALIGNED, blocks begin at multiples of their size, and keys before ``begin`` are left out.
     """
+    low = begin
+    if ALIGNED:
+        begin = begin // BLOCK_N * BLOCK_N
     values = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     blocks = tl.cdiv(tl.maximum(end - begin, 0), BLOCK_N)
     lead = blocks
@@ -114,14 +121,14 @@ def _attend_keys(
             values, total, largest = _attend_block(
                 q, rest, values, total, largest, k_cache, v_cache, pages, kv_head, kv_heads, page_bits, dim,
                 begin + i * BLOCK_N, end, position, seen_from, factor, bound, BLOCK_D, BLOCK_N, CAPPED, False,
-                PRECISION, VALUES, BLOCK_R,
+                PRECISION, VALUES, BLOCK_R, low, False,
             )  # fmt: skip
     for i in range(blocks - skipped):
         block = tl.where(i < lead, i, i + skipped)
         values, total, largest = _attend_block(
             q, rest, values, total, largest, k_cache, v_cache, pages, kv_head, kv_heads, page_bits, dim,
             begin + block * BLOCK_N, end, position, seen_from, factor, bound, BLOCK_D, BLOCK_N, CAPPED, True, PRECISION,
-            VALUES, BLOCK_R,
+            VALUES, BLOCK_R, low, ALIGNED,
         )  # fmt: skip
     some = total != 0.0
     values = values / tl.where(some, total, 1.0)[:, None]
@@ -161,8 +168,12 @@ def extend(
     q, k_cache, v_cache, page_table, query_start, context_len, sinks, out, rows, group, kv_heads, page_bits, dim,
     table_width, window, chunk, factor, bound, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     CAPPED: tl.constexpr, SINKS: tl.constexpr, PRECISION: tl.constexpr, VALUES: tl.constexpr, BLOCK_R: tl.constexpr,
+    EVERY: tl.constexpr,
 ):  # fmt: skip
-    """Program (t, h): a tile of a row that has more than one token, for KV head h.
+    """Program (t, h): a tile of a row that has more than one token, for KV head h; of any row where EVERY.
+
+    A token then gets the same bits whichever of its row's tokens are in the tile: blocks begin at multiples of their
+    size, and all are masked. What a mask leaves out changes no sum.
 
     The last tiles of a row see most keys and start first, so that the programs that end last are short.
     """
@@ -172,7 +183,7 @@ def extend(
     start = tl.load(query_start + row)
     tokens = tl.load(query_start + row + 1) - start
     offset = (tile - (start * group // BLOCK_M + row)) * BLOCK_M  # of the tile's first vector among the row's
-    if (tokens <= 1) | (offset >= tokens * group):
+    if ((tokens <= 1) & (not EVERY)) | (offset >= tokens * group):
         return
     vector = offset + tl.arange(0, BLOCK_M)
     inside = vector < tokens * group
@@ -197,7 +208,7 @@ def extend(
     values, _ = _attend_keys(
         own, rest, k_cache, v_cache, page_table + row.to(tl.int64) * table_width, kv_head, kv_heads, page_bits, dim,
         begin, last + 1, first, unseen, position, seen_from, factor, bound, largest, total, BLOCK_D, BLOCK_M, BLOCK_N,
-        CAPPED, PRECISION, True, VALUES, BLOCK_R,
+        CAPPED, PRECISION, not EVERY, VALUES, BLOCK_R, EVERY,
     )  # fmt: skip
     tl.store(out + address, values.to(out.dtype.element_ty), mask)
 

@@ -29,6 +29,7 @@ _BLOCK = tl.constexpr(BLOCK)
 _FIELDS = tl.constexpr(ROW_FIELDS)
 _TYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
 _GATHERED = 32  # ranks of an embedding that a program copies in one iteration
+_MANY_TILES = 1 << 20
 _ODD_VOCABULARY = 50_257  # of GPT-2: columns of a head that are no multiple of 64
 
 
@@ -228,10 +229,22 @@ def _expand(
     _add(target, sums, row, at_column, is_token[:, None] & inside[None, :], inside)
 
 
-def shrink_expand(y: Tensor, x: Tensor | None, token_ids: Tensor | None, table: SlotTable, segments: Segments) -> None:
-    """``kernels.lora_reference.lora_shrink_expand`` for segments with tiles; ids out of range read nothing."""
+def shrink_expand(
+    y: Tensor,
+    x: Tensor | None,
+    token_ids: Tensor | None,
+    table: SlotTable,
+    segments: Segments,
+    *,
+    invariant: bool = False,
+) -> None:
+    """``kernels.lora_reference.lora_shrink_expand`` for segments with tiles; ids out of range read nothing.
+
+    Args:
+        invariant: sums are not split, so that for tiles of one size the bits of a token depend on it alone.
+    """
     assert segments.tiles is not None
-    for launch in _launches(y, x, token_ids, table, segments.tokens, segments.tiles):
+    for launch in _launches(y, x, token_ids, table, segments.tokens, segments.tiles, invariant=invariant):
         launch.run()
 
 
@@ -249,8 +262,12 @@ def _launches(
     tokens: Tensor,
     tiles: Tiles,
     targets: Tensor | None = None,
+    *,
+    invariant: bool = False,
 ) -> tuple[Launch, Launch]:
     sms, count, ranks = num_sms(y.device), tiles.lines.shape[0], table.total_rank
+    if invariant:  # launched as for so many tiles that no sum needs to be split
+        count = _MANY_TILES
     splits = 1
     if x is not None:
         config = lora_config.shrink_config(tiles.size, count, ranks, table.width, x.element_size(), sms)

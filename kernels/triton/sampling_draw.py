@@ -1,16 +1,21 @@
-"""Triton top-k, top-p and min-p draw without sorting the vocabulary.
+"""Triton draw of a token of each line of logits: greedy, by rank after top-k, top-p and min-p, or by a race.
 
-In the order (logit, largest first; then id) each filter keeps a prefix of the row, and the drawn token is the first
-whose prefix sum of weights exceeds a target. Weights are integers, so sums do not depend on their order, and a position
-is found by counting, in three kernels.
+``engine.sampling.top_k_top_p`` defines the draw. Parameters and seeds are on the device, and so are the random numbers,
+which follow from a seed and a position: the host tells a line's row and position and waits for nothing. The launches
+are the same whatever rows ask for, so that they can be captured; a program that its line does not need ends at once.
 
-    levels   for 16 thresholds, probability >= 2^-2 ... 2^-40: how many tokens of each chunk, and their weight
-    pick     each row takes the highest threshold that keeps all tokens that matter, and lists its candidates by id:
-             at most 2^m of them for a threshold of 2^-m, ten or a thousand of a hundred thousand
-    draw     one program a row searches the candidates for the k-th logit, for the one where top_p is reached, for the
-             one that is drawn, each digit by digit
+    stats       of each chunk of a line: largest logit, its token, and what top_n_sigma needs
+    deviations  sums of distances from the best logit, for lines with top_n_sigma
+    sums        the denominator of the softmax after temperature, in parts
+    levels      for 16 thresholds of probability: how many tokens of each chunk, and their weight; for a race the weight
+                of parts of the vocabulary
+    pick        lists the tokens down to the highest threshold that keeps all that matter, level by level, by id in each
+    draw        one program a line finds the level and in it the token of the k-th logit, of the share top_p, and of the
+                draw, digit by digit; or the winner of the race
 
-``engine.sampling.top_k_top_p`` defines the draw; for the same probabilities this gives the same token.
+Without top_k, thresholds lie between the largest probability and the least that can matter to top_p: of a peaked line
+few tokens are listed, of a flat one those of one level are few. Weights are integers, and parts of a line are added in
+one order, so a line's token does not depend on other lines.
 """
 
 from __future__ import annotations
@@ -24,25 +29,30 @@ from torch import Tensor
 
 from .launch import Launch, cdiv, meta, power_of_two
 
-CHUNK = 4096  # columns of a program of the first two kernels
+CHUNK = 4096  # columns of a program
+FIELDS = 6
+"""Of a row of the table, float64: temperature, top_k, top_p, min_p, top_n_sigma, and the bits of the seed."""
+
+_FIELDS = tl.constexpr(FIELDS)
 _LEVELS = tl.constexpr(16)
-_BLOCK = tl.constexpr(512)  # candidates looked at together
+_BLOCK = tl.constexpr(512)  # tokens looked at together
 _BITS = tl.constexpr(4)  # of a digit
 _RADIX = tl.constexpr(16)
 _ONE = tl.constexpr(1 << 40)  # the weight of probability 1
 _LAST = tl.constexpr((1 << 31) - 1)
+_INFINITY = tl.constexpr(float("inf"))
+_SIGMA_BITS = tl.constexpr(21)
+_ROUNDER = tl.constexpr(6755399441055744.0)  # 1.5 * 2^52: what is added to it is rounded to the nearest even integer
+_RACE_BLOCK = tl.constexpr(64)  # tokens of the last race
+_RACE_PART = tl.constexpr(32)  # blocks of the race before it
+_PART = tl.constexpr(64 * 32)
+_K_OCTAVES = tl.constexpr(16.0)  # below the likeliest token, over which the thresholds of a top_k are spread
 
 
 @triton.jit
 def _weight(p):
-    """The integer weight of a probability."""
-    return (p * 1099511627776.0).to(tl.int64)
-
-
-@triton.jit
-def _thresholds():
-    """The probability from which a token belongs to each level: 2^-2, 2^-5, 2^-7 ... 2^-40, made of exponent bits."""
-    return ((127 - (tl.arange(0, _LEVELS) + 1) * 5 // 2) << 23).to(tl.float32, bitcast=True)
+    """The integer weight of a probability; of NaN 0."""
+    return (tl.where(p >= 0.0, p, 0.0) * 1099511627776.0).to(tl.int64)
 
 
 @triton.jit
@@ -53,70 +63,277 @@ def _ceil_times(mass, share):
     return tl.where(whole.to(tl.float64) < product, whole + 1, whole)
 
 
-@triton.jit(do_not_specialize=["chunks"])
-def _levels(probs, counts, sums, width, chunks, CHUNK: tl.constexpr):
-    """Program (r, c): of chunk c of row r, the number of tokens and their weight at each level, [n, chunks, levels]."""
-    row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    threshold = _thresholds()
-    count = tl.zeros((_LEVELS,), tl.int64)
-    total = tl.zeros((_LEVELS,), tl.int64)
-    for start in range(0, CHUNK, _BLOCK):
-        column = chunk * CHUNK + start + tl.arange(0, _BLOCK)
-        p = tl.load(probs + row * width + column, column < width, other=0.0)
-        p = tl.where(p >= 0.0, p, 0.0)  # NaN belongs to no level
-        belongs = p[None, :] >= threshold[:, None]
-        count += tl.sum(belongs.to(tl.int64), 1)
-        total += tl.sum(tl.where(belongs, _weight(p)[None, :], 0), 1)
-    at = (row * chunks + chunk) * _LEVELS + tl.arange(0, _LEVELS)
-    tl.store(counts + at, count)
-    tl.store(sums + at, total)
+@triton.jit
+def _power(exponent):
+    """2 to an integer, fp64."""
+    return ((exponent.to(tl.int64) + 1023) << 52).to(tl.float64, bitcast=True)
 
 
 @triton.jit
-def _chosen_level(counts, sums, top_k, top_p, row, chunks, CHUNKS: tl.constexpr):
-    """The first level in which the row's k tokens are, or the share top_p of all; the last one if there is none."""
+def _row(lines, line):
+    """The row of a line, -1 for one that pads the launch."""
+    return tl.load(lines + line * 2)
+
+
+@triton.jit
+def _is_random(table, row):
+    return (row >= 0) & (tl.load(table + row * _FIELDS, row >= 0, other=0.0) > 0)
+
+
+@triton.jit
+def _is_ranked(table, row):
+    return (tl.load(table + row * _FIELDS + 1) > 0) | (tl.load(table + row * _FIELDS + 2) < 1)
+
+
+@triton.jit
+def _best(tops, line, chunks, CHUNKS: tl.constexpr):
+    """The largest logit of a line."""
+    chunk = tl.arange(0, CHUNKS)
+    return tl.max(tl.load(tops + line * chunks + chunk, chunk < chunks, other=-_INFINITY), 0)
+
+
+@triton.jit
+def _scale(tops, lows, line, chunks, CHUNKS: tl.constexpr):
+    """The binary exponent of the largest distance of a finite logit from the best, as of ``frexp``."""
+    chunk = tl.arange(0, CHUNKS)
+    low = tl.min(tl.load(lows + line * chunks + chunk, chunk < chunks, other=_INFINITY), 0)
+    distance = _best(tops, line, chunks, CHUNKS).to(tl.float64) - low.to(tl.float64)
+    exponent = ((distance.to(tl.int64, bitcast=True) >> 52) & 2047) - 1022
+    return tl.where(distance > 0, exponent, 0)
+
+
+@triton.jit
+def _least(table, row, tops, lows, finite, units, squares, line, chunks, CHUNKS: tl.constexpr):
+    """The least logit that top_n_sigma keeps in a line; -inf where it is off."""
+    factor = tl.load(table + row * _FIELDS + 4)
+    least = tl.full((), -_INFINITY, tl.float32)
+    if factor > 0:
+        chunk = tl.arange(0, CHUNKS)
+        at = line * chunks + chunk
+        count = tl.sum(tl.load(finite + at, chunk < chunks, other=0), 0).to(tl.float64)
+        mean = tl.sum(tl.load(units + at, chunk < chunks, other=0), 0).to(tl.float64) / count
+        square = tl.sum(tl.load(squares + at, chunk < chunks, other=0), 0).to(tl.float64) / count
+        variance = square - mean * mean
+        exponent = _scale(tops, lows, line, chunks, CHUNKS)
+        sigma = tl.sqrt(tl.where(variance > 0, variance, 0.0)) * _power(exponent - _SIGMA_BITS)
+        least = (_best(tops, line, chunks, CHUNKS).to(tl.float64) - factor * sigma).to(tl.float32)
+    return least
+
+
+@triton.jit
+def _exp(x, best, temperature, least):
+    """The numerator of a probability, 0 for what top_n_sigma leaves out."""
+    return tl.where(x >= least, tl.exp((x - best) / temperature), 0.0)
+
+
+@triton.jit(do_not_specialize=["chunks"])
+def _stats(logits, lines, tops, arguments, lows, finite, width, chunks, CHUNK: tl.constexpr):
+    """Program (s, c): of chunk c of line s the largest logit and its first token, the least finite one, their number.
+
+    NaN counts as infinity, so that the line fails.
+    """
+    line, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    if _row(lines, line) < 0:
+        return
+    column = chunk * CHUNK + tl.arange(0, CHUNK)
+    x = tl.load(logits + line * width + column, column < width, other=-_INFINITY)
+    x = tl.where(x == x, x, _INFINITY)
+    top = tl.max(x, 0)
+    is_finite = (x > -_INFINITY) & (x < _INFINITY)
+    at = line * chunks + chunk
+    tl.store(tops + at, top)
+    tl.store(arguments + at, tl.min(tl.where(x == top, column, _LAST), 0))
+    tl.store(lows + at, tl.min(tl.where(is_finite, x, _INFINITY), 0))
+    tl.store(finite + at, tl.sum(is_finite.to(tl.int32), 0))
+
+
+@triton.jit(do_not_specialize=["chunks"])
+def _deviations(
+    logits, lines, table, tops, lows, units, squares, width, chunks, CHUNK: tl.constexpr, CHUNKS: tl.constexpr
+):
+    """Program (s, c): sums of the distances from the best logit, and of their squares, in chunk c of line s."""
+    line, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    row = _row(lines, line)
+    if not _is_random(table, row):
+        return
+    if tl.load(table + row * _FIELDS + 4) <= 0:
+        return
+    best = _best(tops, line, chunks, CHUNKS).to(tl.float64)
+    step = _power(-_scale(tops, lows, line, chunks, CHUNKS) + _SIGMA_BITS)
+    unit = tl.zeros((), tl.int64)
+    square = tl.zeros((), tl.int64)
+    for start in range(0, CHUNK, _BLOCK):
+        column = chunk * CHUNK + start + tl.arange(0, _BLOCK)
+        x = tl.load(logits + line * width + column, column < width, other=-_INFINITY)
+        is_finite = (x > -_INFINITY) & (x < _INFINITY)
+        distance = tl.where(is_finite, best - x.to(tl.float64), 0.0) * step
+        whole = ((distance + _ROUNDER) - _ROUNDER).to(tl.int64)
+        unit += tl.sum(whole, 0)
+        square += tl.sum(whole * whole, 0)
+    tl.store(units + line * chunks + chunk, unit)
+    tl.store(squares + line * chunks + chunk, square)
+
+
+@triton.jit(do_not_specialize=["chunks"])
+def _sums(
+    logits, lines, table, tops, lows, finite, units, squares, totals, width, chunks, CHUNK: tl.constexpr,
+    CHUNKS: tl.constexpr,
+):  # fmt: skip
+    """Program (s, c): the sum of chunk c of the denominator of line s's softmax."""
+    line, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    row = _row(lines, line)
+    if not _is_random(table, row):
+        return
+    best = _best(tops, line, chunks, CHUNKS)
+    least = _least(table, row, tops, lows, finite, units, squares, line, chunks, CHUNKS)
+    temperature = tl.load(table + row * _FIELDS).to(tl.float32)
+    column = chunk * CHUNK + tl.arange(0, CHUNK)
+    x = tl.load(logits + line * width + column, column < width, other=-_INFINITY)
+    tl.store(totals + line * chunks + chunk, tl.sum(_exp(x, best, temperature, least), 0))
+
+
+@triton.jit
+def _total(totals, line, chunks, CHUNKS: tl.constexpr):
+    chunk = tl.arange(0, CHUNKS)
+    return tl.sum(tl.load(totals + line * chunks + chunk, chunk < chunks, other=0.0), 0)
+
+
+@triton.jit
+def _thresholds(table, row, likeliest, width):
+    """The probability from which a token belongs to each level, from high to low; that of the last one is 2^-40."""
+    level = tl.arange(0, _LEVELS)
+    highest = tl.log2(likeliest)
+    # Tokens below this are too few in all to make top_p's share whole.
+    rest = tl.maximum(1.0 - tl.load(table + row * _FIELDS + 2).to(tl.float32), 1e-12)
+    lowest = tl.log2(rest / (2 * width))
+    lowest = tl.where(tl.load(table + row * _FIELDS + 1) > 0, highest - _K_OCTAVES, lowest)
+    lowest = tl.minimum(tl.maximum(lowest, -40.0), highest - 1.0)
+    threshold = tl.exp2(highest + (lowest - highest) * ((level + 1).to(tl.float32) / (_LEVELS - 1)))
+    return tl.where((level == _LEVELS - 1) | (threshold < 9.094947017729282e-13), 9.094947017729282e-13, threshold)
+
+
+@triton.jit(do_not_specialize=["chunks"])
+def _levels(
+    logits, lines, table, tops, lows, finite, units, squares, totals, thresholds, counts, sums, parts, width, chunks,
+    CHUNK: tl.constexpr, CHUNKS: tl.constexpr, PART: tl.constexpr,
+):  # fmt: skip
+    """Program (s, c): of chunk c of line s, the number of tokens and their weight down to each level, [S, chunks, 16].
+
+    For a race the weights of its parts, [S, parts].
+    """
+    line, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    row = _row(lines, line)
+    if not _is_random(table, row):
+        return
+    best = _best(tops, line, chunks, CHUNKS)
+    least = _least(table, row, tops, lows, finite, units, squares, line, chunks, CHUNKS)
+    temperature = tl.load(table + row * _FIELDS).to(tl.float32)
+    total = _total(totals, line, chunks, CHUNKS)
+    likeliest = 1.0 / total
+    if _is_ranked(table, row):
+        threshold = _thresholds(table, row, likeliest, width)
+        if chunk == 0:
+            tl.store(thresholds + line * _LEVELS + tl.arange(0, _LEVELS), threshold)
+        count = tl.zeros((_LEVELS,), tl.int32)
+        weight = tl.zeros((_LEVELS,), tl.int64)
+        for start in range(0, CHUNK, _BLOCK):
+            column = chunk * CHUNK + start + tl.arange(0, _BLOCK)
+            x = tl.load(logits + line * width + column, column < width, other=-_INFINITY)
+            p = _exp(x, best, temperature, least) / total
+            belongs = p[None, :] >= threshold[:, None]
+            count += tl.sum(belongs.to(tl.int32), 1)
+            weight += tl.sum(tl.where(belongs, _weight(p)[None, :], 0), 1)
+        at = (line * chunks + chunk) * _LEVELS + tl.arange(0, _LEVELS)
+        tl.store(counts + at, count)
+        tl.store(sums + at, weight)
+    else:
+        lowest = tl.load(table + row * _FIELDS + 3).to(tl.float32) * likeliest
+        for start in range(0, CHUNK, PART):
+            column = chunk * CHUNK + start + tl.arange(0, PART)
+            x = tl.load(logits + line * width + column, column < width, other=-_INFINITY)
+            p = _exp(x, best, temperature, least) / total
+            weights = tl.sum(_weight(tl.where(p >= lowest, p, 0.0)), 0)
+            tl.store(parts + line * chunks * (CHUNK // PART) + chunk * (CHUNK // PART) + start // PART, weights)
+
+
+@triton.jit
+def _reached(counts, sums, line, chunks, CHUNKS: tl.constexpr):
+    """The number of a line's tokens and their weight down to each level."""
     level, chunk = tl.arange(0, _LEVELS), tl.arange(0, CHUNKS)
-    at = (row * chunks + chunk[:, None]) * _LEVELS + level[None, :]
+    at = (line * chunks + chunk[:, None]) * _LEVELS + level[None, :]
     count = tl.sum(tl.load(counts + at, (chunk < chunks)[:, None], other=0), 0)
-    total = tl.sum(tl.load(sums + at, (chunk < chunks)[:, None], other=0), 0)
-    k = tl.load(top_k + row)
+    return count, tl.sum(tl.load(sums + at, (chunk < chunks)[:, None], other=0), 0)
+
+
+@triton.jit
+def _at(values, index):
+    """The element of a vector of levels."""
+    return tl.sum(tl.where(tl.arange(0, _LEVELS) == index, values, 0), 0)
+
+
+@triton.jit
+def _first(holds):
+    """The first level where a condition holds; the last one if there is none."""
+    return tl.min(tl.where(holds, tl.arange(0, _LEVELS), _LEVELS - 1), 0)
+
+
+@triton.jit
+def _last_level(table, row, count, weight):
+    """The level down to which all tokens of the row's top_k lie, or those of its share top_p."""
+    k = tl.load(table + row * _FIELDS + 1).to(tl.int64)
     one = tl.full((), _ONE, tl.int64)
-    least = tl.maximum(_ceil_times(one, tl.load(top_p + row)), 1)  # of top_p 0 the likeliest token is left
-    holds_all = tl.where(k > 0, count >= k, total >= least)
-    return tl.min(tl.where(holds_all, level, _LEVELS - 1), 0)
+    wanted = tl.maximum(_ceil_times(one, tl.load(table + row * _FIELDS + 2)), 1)  # of top_p 0 the likeliest is left
+    return _first(tl.where(k > 0, count >= k, weight >= wanted))
 
 
 @triton.jit(do_not_specialize=["chunks"])
 def _pick(
-    logits, probs, top_k, top_p, counts, sums, ids, values, shares, found, width, chunks, CHUNK: tl.constexpr,
-    CHUNKS: tl.constexpr,
+    logits, lines, table, tops, lows, finite, units, squares, totals, thresholds, counts, sums, ids, values, width,
+    chunks, CHUNK: tl.constexpr, CHUNKS: tl.constexpr,
 ):  # fmt: skip
-    """Program (r, c): the candidates of chunk c of row r, by id, behind those of the chunks before it.
+    """Program (s, c): the tokens of chunk c of line s down to the last level, to ids and values [S, width].
 
-    Their ids, logits and probabilities go to [n, width], their number to found [n].
+    They are sorted by level, and of one level by id.
     """
-    row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    level = _chosen_level(counts, sums, top_k, top_p, row, chunks, CHUNKS)
-    every = tl.arange(0, CHUNKS)
-    of_chunk = tl.load(counts + (row * chunks + every) * _LEVELS + level, every < chunks, other=0)
-    at = tl.sum(tl.where(every < chunk, of_chunk, 0), 0)
-    if chunk == 0:
-        tl.store(found + row, tl.sum(of_chunk, 0))
-    threshold = ((127 - (level + 1) * 5 // 2) << 23).to(tl.float32, bitcast=True)
+    line, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    row = _row(lines, line)
+    if not _is_random(table, row):
+        return
+    if not _is_ranked(table, row):
+        return
+    level, every = tl.arange(0, _LEVELS), tl.arange(0, CHUNKS)
+    count, weight = _reached(counts, sums, line, chunks, CHUNKS)
+    last = _last_level(table, row, count, weight)
+    # Down to each level: the tokens of the chunks before this one, and all those of the level above.
+    cells = (line * chunks + every[:, None]) * _LEVELS + level[None, :]
+    before = tl.sum(tl.load(counts + cells, (every < chunk)[:, None], other=0), 0)
+    above = (level > 0)[None, :]
+    before -= tl.sum(tl.load(counts + cells - 1, (every < chunk)[:, None] & above, other=0), 0)
+    position = before + tl.sum(tl.load(counts + cells - 1, (every < chunks)[:, None] & above, other=0), 0)
+    best = _best(tops, line, chunks, CHUNKS)
+    least = _least(table, row, tops, lows, finite, units, squares, line, chunks, CHUNKS)
+    temperature = tl.load(table + row * _FIELDS).to(tl.float32)
+    total = _total(totals, line, chunks, CHUNKS)
+    threshold = tl.load(thresholds + line * _LEVELS + level)
+    lowest = tl.load(thresholds + line * _LEVELS + last)
     for start in range(0, CHUNK, _BLOCK):
         column = chunk * CHUNK + start + tl.arange(0, _BLOCK)
-        p = tl.load(probs + row * width + column, column < width, other=0.0)
-        belongs = p >= threshold
-        position = row * width + at + tl.cumsum(belongs.to(tl.int32), 0) - 1
-        tl.store(ids + position, column, belongs)
-        tl.store(shares + position, p, belongs)
-        tl.store(values + position, tl.load(logits + row * width + column, belongs, other=0.0), belongs)
-        at += tl.sum(belongs.to(tl.int64), 0)
+        x = tl.load(logits + line * width + column, column < width, other=-_INFINITY)
+        p = _exp(x, best, temperature, least) / total
+        belongs = p >= lowest
+        if tl.max(belongs.to(tl.int32), 0) > 0:
+            own = tl.sum((p[None, :] < threshold[:, None]).to(tl.int32), 0)  # the token's level
+            is_own = (own[None, :] == level[:, None]) & belongs[None, :]
+            places = position[:, None] + tl.cumsum(is_own.to(tl.int32), 1) - 1
+            place = line * width + tl.sum(tl.where(is_own, places, 0), 0)
+            tl.store(ids + place, column, belongs)
+            tl.store(values + place, x, belongs)
+            position += tl.sum(is_own.to(tl.int32), 1)
 
 
 @triton.jit
 def _keys(values, position, inside):
-    """Integers in the order of the logits; -0 equals 0. Lanes outside the candidates get the smallest key."""
+    """Integers in the order of the logits; -0 equals 0. Lanes outside get the smallest key."""
     value = tl.load(values + position, inside, other=0.0)
     bits = tl.where(value == 0.0, 0.0, value).to(tl.int32, bitcast=True)
     key = bits ^ ((bits >> 31) & _LAST)
@@ -124,12 +341,33 @@ def _keys(values, position, inside):
 
 
 @triton.jit
-def _search(values, shares, number, lowest, highest, wanted, WEIGHTS: tl.constexpr):
-    """The largest key such that the candidates from it upwards are at least ``wanted``: in weight, or in number.
+def _weights_at(values, position, inside, best, temperature, total):
+    x = tl.load(values + position, inside, other=-_INFINITY)
+    return _weight(tl.exp((x - best) / temperature) / total)
 
-    ``lowest`` if all together are less.
+
+@triton.jit
+def _extremes(values, begin, end):
+    """The smallest and the largest key among listed tokens."""
+    lowest = tl.full((), _LAST, tl.int64)
+    highest = -lowest - 1
+    for start in range(begin, end, _BLOCK):
+        position = start + tl.arange(0, _BLOCK)
+        inside = position < end
+        key = _keys(values, position, inside)
+        lowest = tl.minimum(lowest, tl.min(tl.where(inside, key, _LAST), 0))
+        highest = tl.maximum(highest, tl.max(key, 0))
+    return lowest, highest
+
+
+@triton.jit
+def _search(values, begin, end, wanted, best, temperature, total, WEIGHTS: tl.constexpr):
+    """The largest key such that the tokens [begin, end) from it upwards are at least ``wanted``, in weight or number.
+
+    The smallest one if all together are less.
     """
     digit = tl.arange(0, _RADIX)
+    lowest, highest = _extremes(values, begin, end)
     shift = 0
     while ((highest - lowest) >> shift) >= _RADIX:
         shift += _BITS
@@ -137,10 +375,12 @@ def _search(values, shares, number, lowest, highest, wanted, WEIGHTS: tl.constex
     while shift >= 0:
         threshold = key + (digit.to(tl.int64) << shift)
         reached = tl.zeros((_RADIX,), tl.int64)
-        for start in range(0, number, _BLOCK):
+        for start in range(begin, end, _BLOCK):
             position = start + tl.arange(0, _BLOCK)
-            inside = position < number
-            amount = _weight(tl.load(shares + position, inside, other=0.0)) if WEIGHTS else inside.to(tl.int64)
+            inside = position < end
+            amount = inside.to(tl.int64)
+            if WEIGHTS:
+                amount = _weights_at(values, position, inside, best, temperature, total)
             above = _keys(values, position, inside)[None, :] >= threshold[:, None]
             reached += tl.sum(tl.where(above, amount[None, :], 0), 1)
         digits = tl.sum(((reached >= wanted) & (digit > 0)).to(tl.int64), 0)
@@ -150,15 +390,15 @@ def _search(values, shares, number, lowest, highest, wanted, WEIGHTS: tl.constex
 
 
 @triton.jit
-def _around(values, shares, number, key):
-    """Weight above a key, weight of one token that has it, and how many have it."""
+def _around(values, begin, end, key, best, temperature, total):
+    """Of listed tokens: weight above a key, weight of one token that has it, and how many have it."""
     above = tl.zeros((), tl.int64)
     one = tl.zeros((), tl.int64)
     equal = tl.zeros((), tl.int64)
-    for start in range(0, number, _BLOCK):
+    for start in range(begin, end, _BLOCK):
         position = start + tl.arange(0, _BLOCK)
-        inside = position < number
-        weight = _weight(tl.load(shares + position, inside, other=0.0))
+        inside = position < end
+        weight = _weights_at(values, position, inside, best, temperature, total)
         found = _keys(values, position, inside)
         has = inside & (found == key)
         above += tl.sum(tl.where(inside & (found > key), weight, 0), 0)
@@ -168,108 +408,222 @@ def _around(values, shares, number, key):
 
 
 @triton.jit
-def _draw(logit_ids, values, shares, found, top_k, top_p, min_p, u, tokens, width):
-    """Program r: the token of row r, from its candidates. 0 if it has none, as where probabilities are NaN."""
-    row = tl.program_id(0).to(tl.int64)
-    logit_ids += row * width
-    values += row * width
-    shares += row * width
-    number = tl.load(found + row).to(tl.int32)
-    if number == 0:
-        tl.store(tokens + row, tl.zeros((), tl.int64))
-        return
-    lowest = tl.full((), _LAST, tl.int64)
-    highest = -lowest - 1
-    likeliest = tl.zeros((), tl.float32)
-    for start in range(0, number, _BLOCK):
-        position = start + tl.arange(0, _BLOCK)
-        inside = position < number
-        key = _keys(values, position, inside)
-        lowest = tl.minimum(lowest, tl.min(tl.where(inside, key, _LAST), 0))
-        highest = tl.maximum(highest, tl.max(key, 0))
-        likeliest = tl.maximum(likeliest, tl.max(tl.load(shares + position, inside, other=0.0), 0))
-    kept = _kept_by_min_p(shares, number, tl.load(min_p + row) * likeliest)
-    k = tl.load(top_k + row)
-    mass = tl.full((), _ONE, tl.int64)
-    if k > 0:
-        key = _search(values, shares, number, lowest, highest, k, False)
-        above, one, equal = _around(values, shares, number, key)
-        mass = above + one * equal
-        kept = tl.minimum(kept, mass)
-    share = tl.load(top_p + row)
-    if share < 1:
-        wanted = tl.maximum(_ceil_times(mass, share), 1)
-        key = _search(values, shares, number, lowest, highest, wanted, True)
-        above, one, equal = _around(values, shares, number, key)
-        needed = tl.minimum((wanted - above + one - 1) // one, equal)
-        kept = tl.minimum(kept, above + one * needed)
-    target = tl.minimum((tl.load(u + row) * kept.to(tl.float64)).to(tl.int64), kept - 1)
-    key = _search(values, shares, number, lowest, highest, target + 1, True)
-    above, one, equal = _around(values, shares, number, key)
-    tl.store(tokens + row, _nth_with_key(logit_ids, values, number, key, (target - above) // one))
+def _found(values, count, weight, wanted, best, temperature, total, WEIGHTS: tl.constexpr):
+    """Where the tokens from the largest logit downwards are at least ``wanted``, in weight or number.
+
+    Returns:
+        The begin and end of its level in the list, its key, the weight above that, that of one token with the key, and
+        how many have it.
+    """
+    reached = weight if WEIGHTS else count.to(tl.int64)
+    level = _first(reached >= wanted)
+    begin, end = _at(count, level - 1), _at(count, level)
+    key = _search(values, begin, end, wanted - _at(reached, level - 1), best, temperature, total, WEIGHTS)
+    above, one, equal = _around(values, begin, end, key, best, temperature, total)
+    return begin, end, key, above + _at(weight, level - 1), one, equal
 
 
 @triton.jit
-def _kept_by_min_p(shares, number, least):
-    """Weight of the candidates whose probability is ``least`` or more."""
-    kept = tl.zeros((), tl.int64)
-    for start in range(0, number, _BLOCK):
+def _kept_by_min_p(values, count, weight, threshold, last, least, best, temperature, total):
+    """Weight of the listed tokens whose probability is ``least`` or more."""
+    level = _first((threshold < least) | (tl.arange(0, _LEVELS) == last))
+    kept = _at(weight, level - 1)
+    begin, end = _at(count, level - 1), _at(count, level)
+    for start in range(begin, end, _BLOCK):
         position = start + tl.arange(0, _BLOCK)
-        p = tl.load(shares + position, position < number, other=0.0)
+        x = tl.load(values + position, position < end, other=-_INFINITY)
+        p = tl.exp((x - best) / temperature) / total
         kept += tl.sum(tl.where(p >= least, _weight(p), 0), 0)
     return kept
 
 
 @triton.jit
-def _nth_with_key(logit_ids, values, number, key, n):
-    """The id of the n-th candidate, by id and from 0, that has a key."""
+def _nth_with_key(ids, values, begin, end, key, n):
+    """The id of the n-th token of [begin, end), by id and from 0, that has a key."""
     seen = tl.zeros((), tl.int64)
     token = tl.zeros((), tl.int64)
-    for start in range(0, number, _BLOCK):
+    for start in range(begin, end, _BLOCK):
         position = start + tl.arange(0, _BLOCK)
-        inside = position < number
+        inside = position < end
         has = (inside & (_keys(values, position, inside) == key)).to(tl.int64)
         is_nth = (has > 0) & (seen + tl.cumsum(has, 0) == n + 1)
-        token += tl.sum(tl.where(is_nth, tl.load(logit_ids + position, inside, other=0), 0).to(tl.int64), 0)
+        token += tl.sum(tl.where(is_nth, tl.load(ids + position, inside, other=0), 0).to(tl.int64), 0)
         seen += tl.sum(has, 0)
     return token
 
 
-def draw_ranked(logits: Tensor, probs: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, u: Tensor) -> Tensor:
-    """``kernels.sampling_ops.draw_ranked``: the tokens, [n] int64."""
+@triton.jit
+def _mixed(z):
+    """The output function of SplitMix64."""
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EB
+    return z ^ (z >> 31)
+
+
+@triton.jit
+def _bits(seeds, row, lines, line, index):
+    """Random bits, uint64: output of the row's stream at the line's position."""
+    golden = 0x9E3779B97F4A7C15
+    seed = (tl.load(seeds + row * _FIELDS + 5) + index * 0).to(tl.uint64, bitcast=True)
+    position = (tl.load(lines + line * 2 + 1) + 1 + index * 0).to(tl.uint64, bitcast=True)
+    return _mixed(_mixed(seed + golden) + position * golden)
+
+
+@triton.jit
+def _noise(seeds, row, lines, line, index):
+    """Exponential random numbers of a race, fp64, by index."""
+    golden = 0x9E3779B97F4A7C15
+    bits = _mixed(_bits(seeds, row, lines, line, index) + (index + 1).to(tl.uint64, bitcast=True) * golden)
+    return -tl.log(((bits >> 12).to(tl.float64) + 0.5) * 2.220446049250313e-16)
+
+
+@triton.jit
+def _winner(weights, noise, index):
+    """The first index of the largest weight / noise."""
+    ratio = weights.to(tl.float64) / noise
+    return tl.min(tl.where(ratio == tl.max(ratio, 0), index, _LAST), 0)
+
+
+@triton.jit
+def _raced(
+    logits, lines, seeds, parts, row, line, width, num_parts, best, temperature, total, lowest, least,
+    PARTS: tl.constexpr,
+):  # fmt: skip
+    """The winner of the race of all tokens of a line."""
+    index = tl.arange(0, PARTS).to(tl.int64)
+    weight = tl.load(parts + line * num_parts + index, index < num_parts, other=0)
+    of_parts = tl.where(index * _PART < width, index + (_RACE_BLOCK + _RACE_PART), 0)
+    part = _winner(weight, _noise(seeds, row, lines, line, of_parts), index)
+    block = tl.arange(0, _RACE_PART).to(tl.int64)
+    inner = tl.arange(0, _RACE_BLOCK).to(tl.int64)
+    column = part * _PART + block[:, None] * _RACE_BLOCK + inner[None, :]
+    x = tl.load(logits + line * width + column, column < width, other=-_INFINITY)
+    p = _exp(x, best, temperature, least) / total
+    weights = tl.sum(_weight(tl.where(p >= lowest, p, 0.0)), 1)
+    chosen = _winner(weights, _noise(seeds, row, lines, line, block + _RACE_BLOCK), block)
+    column = part * _PART + chosen * _RACE_BLOCK + inner
+    x = tl.load(logits + line * width + column, column < width, other=-_INFINITY)
+    p = _exp(x, best, temperature, least) / total
+    inside = _winner(_weight(tl.where(p >= lowest, p, 0.0)), _noise(seeds, row, lines, line, inner), inner)
+    return part * _PART + chosen * _RACE_BLOCK + inside
+
+
+@triton.jit
+def _ranked(
+    ids, values, thresholds, counts, sums, table, seeds, lines, row, line, chunks, best, temperature, total,
+    CHUNKS: tl.constexpr,
+):  # fmt: skip
+    """The token of a line's draw by rank. 0 if nothing is listed."""
+    count, weight = _reached(counts, sums, line, chunks, CHUNKS)
+    last = _last_level(table, row, count, weight)
+    threshold = tl.load(thresholds + line * _LEVELS + tl.arange(0, _LEVELS))
+    least = tl.load(table + row * _FIELDS + 3).to(tl.float32) * (1.0 / total)
+    kept = _kept_by_min_p(values, count, weight, threshold, last, least, best, temperature, total)
+    k = tl.load(table + row * _FIELDS + 1).to(tl.int64)
+    mass = tl.full((), _ONE, tl.int64)
+    if k > 0:
+        _, _, _, above, one, equal = _found(values, count, weight, k, best, temperature, total, False)
+        mass = above + one * equal
+        kept = tl.minimum(kept, mass)
+    share = tl.load(table + row * _FIELDS + 2)
+    if share < 1:
+        wanted = tl.maximum(_ceil_times(mass, share), 1)
+        _, _, _, above, one, equal = _found(values, count, weight, wanted, best, temperature, total, True)
+        needed = tl.minimum((wanted - above + one - 1) // tl.maximum(one, 1), equal)
+        kept = tl.minimum(kept, above + one * needed)
+    u = (_bits(seeds, row, lines, line, tl.zeros((), tl.int64)) >> 11).to(tl.float64) * 1.1102230246251565e-16
+    target = tl.maximum(tl.minimum((u * kept.to(tl.float64)).to(tl.int64), kept - 1), 0)
+    begin, end, key, above, one, _ = _found(values, count, weight, target + 1, best, temperature, total, True)
+    return _nth_with_key(ids, values, begin, end, key, (target - above) // tl.maximum(one, 1))
+
+
+@triton.jit(do_not_specialize=["chunks", "num_parts"])
+def _draw(
+    logits, lines, table, seeds, tops, arguments, lows, finite, units, squares, totals, thresholds, counts, sums, parts,
+    ids, values, tokens, width, chunks, num_parts, CHUNKS: tl.constexpr, PARTS: tl.constexpr,
+):  # fmt: skip
+    """Program s: the token of line s; -1 where its largest logit is not finite, or where the line pads the launch."""
+    line = tl.program_id(0).to(tl.int64)
+    row = _row(lines, line)
+    token = tl.full((), -1, tl.int64)
+    best = tl.full((), -_INFINITY, tl.float32)
+    if row >= 0:
+        best = _best(tops, line, chunks, CHUNKS)
+    if (best > -_INFINITY) & (best < _INFINITY):
+        if _is_random(table, row):
+            temperature = tl.load(table + row * _FIELDS).to(tl.float32)
+            total = _total(totals, line, chunks, CHUNKS)
+            if _is_ranked(table, row):
+                token = _ranked(
+                    ids + line * width, values + line * width, thresholds, counts, sums, table, seeds, lines, row, line,
+                    chunks, best, temperature, total, CHUNKS,
+                )  # fmt: skip
+            else:
+                least = _least(table, row, tops, lows, finite, units, squares, line, chunks, CHUNKS)
+                lowest = tl.load(table + row * _FIELDS + 3).to(tl.float32) * (1.0 / total)
+                token = _raced(
+                    logits, lines, seeds, parts, row, line, width, num_parts, best, temperature, total, lowest, least,
+                    PARTS,
+                )  # fmt: skip
+        else:
+            chunk = tl.arange(0, CHUNKS)
+            at = line * chunks + chunk
+            top = tl.load(tops + at, chunk < chunks, other=-_INFINITY)
+            first = tl.load(arguments + at, chunk < chunks, other=0)
+            token = tl.min(tl.where(top == best, first, _LAST), 0).to(tl.int64)
+    tl.store(tokens + line, token)
+
+
+def draw_lines(logits: Tensor, table: Tensor, lines: Tensor) -> Tensor:
+    """``kernels.sampling_ops.draw_lines``: the tokens, [S] int64."""
     tokens = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
-    for launch in _launches(logits, probs, top_k, top_p, min_p, u, tokens):
+    for launch in _launches(logits, table, lines, tokens):
         launch.run()
     return tokens
 
 
-def _launches(
-    logits: Tensor, probs: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, u: Tensor, tokens: Tensor
-) -> tuple[Launch, Launch, Launch]:
-    rows, width = logits.shape
+def _launches(logits: Tensor, table: Tensor, lines: Tensor, tokens: Tensor) -> Iterator[Launch]:
+    count, width = logits.shape
     chunks = cdiv(width, CHUNK)
-    counts = top_k.new_empty((2, rows, chunks, _LEVELS.value))
-    ids = logits.new_empty((rows, width), dtype=torch.int32)
-    values, shares = logits.new_empty((2, rows, width))
-    found = torch.empty_like(tokens)
-    grid, level = (rows, chunks, 1), {"CHUNK": CHUNK}
-    levels = Launch(_levels, grid, (probs, counts[0], counts[1], width, chunks), level)
-    pick_args = (logits, probs, top_k, top_p, counts[0], counts[1], ids, values, shares, found, width, chunks)
-    pick = Launch(_pick, grid, pick_args, {**level, "CHUNKS": power_of_two(chunks, 16)})
-    draw = Launch(
-        _draw, (rows, 1, 1), (ids, values, shares, found, top_k, top_p, min_p, u, tokens, width), {}, num_warps=8
+    part = min(CHUNK, _PART.value)
+    num_parts = chunks * (CHUNK // part)
+    seeds = table.view(torch.int64)
+    tops, lows, totals = logits.new_empty((3, count, chunks))
+    arguments, finite = lines.new_empty((2, count, chunks), dtype=torch.int32)
+    units, squares = lines.new_empty((2, count, chunks))
+    thresholds = logits.new_empty((count, _LEVELS.value))
+    counts = lines.new_empty((count, chunks, _LEVELS.value), dtype=torch.int32)
+    sums = lines.new_empty((count, chunks, _LEVELS.value))
+    parts = lines.new_empty((count, num_parts))
+    ids, values = lines.new_empty((count, width), dtype=torch.int32), torch.empty_like(logits)
+    grid = (count, chunks, 1)
+    chunked, each = {"CHUNK": CHUNK}, {"CHUNKS": power_of_two(chunks, 16)}
+    spread = (tops, lows, finite, units, squares)
+    numbers = (width, chunks)
+    yield Launch(_stats, grid, (logits, lines, tops, arguments, lows, finite, *numbers), chunked)
+    yield Launch(_deviations, grid, (logits, lines, table, tops, lows, units, squares, *numbers), {**chunked, **each})
+    yield Launch(_sums, grid, (logits, lines, table, *spread, totals, *numbers), {**chunked, **each})
+    args = (logits, lines, table, *spread, totals, thresholds, counts, sums)
+    yield Launch(_levels, grid, (*args, parts, *numbers), {**chunked, **each, "PART": part})
+    yield Launch(_pick, grid, (*args, ids, values, *numbers), {**chunked, **each}, num_warps=8)
+    of_chunks = (tops, arguments, lows, finite, units, squares, totals)
+    found = (thresholds, counts, sums, parts, ids, values, tokens)
+    yield Launch(
+        _draw,
+        (count, 1, 1),
+        (logits, lines, table, seeds, *of_chunks, *found, *numbers, num_parts),
+        {**each, "PARTS": power_of_two(num_parts, 16)},
+        num_warps=16,
     )
-    return levels, pick, draw
+
+
+_NAMES = ("stats", "deviations", "sums", "levels", "pick", "draw")
 
 
 def variants() -> Iterator[tuple[str, Launch]]:
-    """Every compilation for vocabularies of up to 262,144 tokens, as they are padded."""
-    n = 32
-    kinds = (torch.int64, torch.float64, torch.float32, torch.float64)
-    top_k, top_p, min_p, u = (meta(n, 1, dtype=kind) for kind in kinds)
+    """Every compilation for vocabularies of up to 262,144 tokens whose number is a multiple of 16."""
+    table, lines = meta(64, FIELDS, dtype=torch.float64), meta(32, 2, dtype=torch.int64)
     for width in (49_152, 128_256, 262_144):
-        rows = meta(n, width, dtype=torch.float32)
-        levels, pick, draw = _launches(rows, rows, top_k, top_p, min_p, u, meta(n, dtype=torch.int64))
-        yield f"sampling_pick/{power_of_two(cdiv(width, CHUNK), 16)}chunks", pick
-    yield "sampling_levels/all", levels
-    yield "sampling_draw/all", draw
+        logits, tokens = meta(32, width, dtype=torch.float32), meta(32, dtype=torch.int64)
+        for name, launch in zip(_NAMES, _launches(logits, table, lines, tokens), strict=True):
+            yield f"sampling_{name}/{power_of_two(cdiv(width, CHUNK), 16)}chunks", launch

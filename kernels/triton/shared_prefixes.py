@@ -28,7 +28,7 @@ LEAST_READS = 32768  # sharers times tokens
 
 ITEM_KEYS = 512  # keys of an item: enough programs for the device, few enough partial results
 
-# Capacity of a captured pass. Longer prefixes run uncaptured: launch costs are small beside them.
+# Capacity of a captured pass. Longer prefixes have items of more keys, so that every step fits.
 MOST_ITEMS = 64
 MOST_RESULTS = 32  # partial results of a row
 
@@ -87,9 +87,15 @@ def find_shared_prefixes(page_table: Ints, query_len: Ints, context_len: Ints, p
     shareable = (context_len[rows] - 1) // page_size
     lines = page_table[rows]
     order = np.array(sorted(range(len(rows)), key=lambda i: lines[i].tobytes()))
-    search = _Search(rows[order], page_size, _common_pages(lines[order], shareable[order]), len(page_table))
-    search.visit(0, len(rows), 0)
-    return search.result() if search.items else None
+    common, item_keys = _common_pages(lines[order], shareable[order]), ITEM_KEYS
+    while True:
+        search = _Search(rows[order], page_size, common, len(page_table), item_keys)
+        search.visit(0, len(rows), 0)
+        if search.fits or item_keys > lines.shape[1] * page_size:
+            break
+        item_keys *= 2
+    # Where even whole prefixes are too many, each row reads its own keys.
+    return search.result() if search.items and search.fits else None
 
 
 def _common_pages(lines: Ints, shareable: Ints) -> Ints:
@@ -108,12 +114,14 @@ class _Search:
         page_size: tokens of a page.
         common: leading pages that a row has in common with the next one.
         num_rows: R of the whole batch.
+        item_keys: most keys of an item.
     """
 
     rows: Ints
     page_size: int
     common: Ints
     num_rows: int
+    item_keys: int
     items: list[tuple[int, int, int, int]] = field(default_factory=list)
     members: list[Ints] = field(default_factory=list)
     end: Ints = field(init=False)
@@ -139,11 +147,16 @@ class _Search:
                 self.visit(first, last, begin)
 
     def _add(self, rows: Ints, begin: int, end: int) -> None:
-        for first in range(begin, end, ITEM_KEYS):
-            self.items.append((first, min(first + ITEM_KEYS, end), sum(map(len, self.members)), len(rows)))
+        for first in range(begin, end, self.item_keys):
+            self.items.append((first, min(first + self.item_keys, end), sum(map(len, self.members)), len(rows)))
             self.members.append(np.column_stack([rows, self.count[rows]]))
             self.count[rows] += 1
         self.end[rows] = end
+
+    @property
+    def fits(self) -> bool:
+        """Whether a captured pass has room for the items and for the partial results of each row."""
+        return len(self.items) <= MOST_ITEMS and int(self.count.max()) <= MOST_RESULTS
 
     def result(self) -> SharedPrefixes:
         """Return the collected items as tensors."""

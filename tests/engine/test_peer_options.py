@@ -113,7 +113,7 @@ def test_a_value_that_we_do_not_do_is_refused(name: str) -> None:
         ("m --max-model-len 25.6k", {"max_model_len": 25600}),
         ("m --max-model-len auto", {}),
         ("m --max-model-len -1", {}),
-        ("m --max-num-seqs 1024", {"max_num_seqs": 1024, "max_num_batched_tokens": 1024}),
+        ("m --max-num-seqs 1024", {"max_num_seqs": 1024}),
         ("m --max-num-seqs 512", {"max_num_seqs": 512}),
         ("m --max-num-seqs 1024 --max-num-batched-tokens 1M", {"max_num_seqs": 1024, "max_num_batched_tokens": 1 << 20}),
         ("m --dtype half", {"dtype": "float16"}),
@@ -241,7 +241,9 @@ def test_environment_variables_count_least(monkeypatch, tmp_path: Path) -> None:
     monkeypatch.setenv("VLLM_LOGGING_LEVEL", "DEBUG")
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "3")
     monkeypatch.setenv("VLLM_PORT", "9999")
+    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
     engine, server = serve("m")
+    assert engine.batch_invariant
     assert (server.api_key, server.log_level, server.port, engine.kv_cache_memory) == (("secret",), "debug", 8000, 3.0)
     assert serve("m --api-key other --log-level error")[1] == ServerConfig(api_key=("other",), log_level="error")
     file = tmp_path / "serve.yaml"
@@ -283,7 +285,6 @@ def test_keywords_of_llm() -> None:
         model="m",
         dtype="float16",
         max_num_seqs=1024,
-        max_num_batched_tokens=1024,
         kv_cache_memory=2.0,
         speculative_config='{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3}',
         enable_lora=True,

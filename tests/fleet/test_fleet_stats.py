@@ -12,14 +12,19 @@ from rootgraft.engine.engine_stats import EngineStats
 from rootgraft.fleet.fleet_stats import _GAUGES, FleetStats
 from rootgraft.grammar.spec import GrammarKind, GrammarSpec
 
-COUNTERS = {"grammar_hits", "grammar_compiled", "grammar_refused", "grammar_stopped", "adapters_evicted"}
+COUNTERS = {"grammar_hits", "grammar_compiled", "grammar_refused", "grammar_stopped", "adapters_evicted", "kv_dropped"}
+COUNTERS |= {
+    f"kv_{name}_{tier}"
+    for name in ("hits", "misses", "stored", "evicted", "rejected", "errors")
+    for tier in ("host", "disk")
+}
 
 
 def test_gauges_are_all_numbers_of_an_engine_that_do_not_count(tmp_path: Any) -> None:
     structured = Structured()
     structured.submit(1, GrammarSpec(GrammarKind.REGEX, "a"), max_tokens=1)
     wait_for_vocabulary(structured.core)  # there are no numbers of grammars before
-    adapters = Engine(tmp_path)
+    adapters = Engine(tmp_path, kv_disk=str(tmp_path / "kv"), kv_host_gib=0.01)
     names = structured.core.stats().keys() | adapters.core.stats().keys()
     structured.core.close()
     adapters.core.close()

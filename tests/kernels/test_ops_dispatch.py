@@ -109,8 +109,8 @@ def add_layer_norm(dtype: torch.dtype) -> None:
 
 def draw(_: torch.dtype) -> None:
     assert sampling_ops.has_kernel(logits())
-    columns = [gpu_tensor(TOKENS, 1, dtype=kind) for kind in (INT64, torch.float64, FP32, torch.float64)]
-    sampling_ops.draw_ranked(logits(), logits(), *columns)
+    table, lines = gpu_tensor(3, 6, dtype=torch.float64), gpu_tensor(TOKENS, 2, dtype=INT64)
+    sampling_ops.draw_lines(logits(), table, lines)
 
 
 def copy(dtype: torch.dtype) -> None:
@@ -189,18 +189,21 @@ CASES: dict[str, tuple[str, Callable[[torch.dtype], None], list[str]]] = {
         "expert_ops.expert_activation", lambda d: activate_experts(d, expert_ops.ClampedSwiglu(1.7, 7.0)), [],
     ),
     "sum of experts": ("expert_ops.sum_experts", sum_experts, []),
-    "draw by rank": ("sampling_ops.draw_ranked", draw, ["_levels", "_pick", "_draw"]),
+    "draw": (
+        "sampling_ops.draw_lines", draw, ["_stats", "_deviations", "_sums", "_levels", "_pick", "_draw"],
+    ),
 }  # fmt: skip
 
 # Public functions that launch nothing on a device: of the host, or tested below.
 HOST = {
     "ops": {
-        "find_shared_prefixes", "native_kernels", "native_status", "on_triton", "pack_linear", "pack_linear_apart",
-        "set_threads", "shares_prefixes", "timed_calls", "triton_status", "use_native",
+        "find_shared_prefixes", "is_invariant", "native_kernels", "native_status", "on_triton", "pack_linear",
+        "pack_linear_apart",
+        "set_threads", "shares_prefixes", "timed_calls", "triton_status", "use_invariant", "use_native",
     },
     "expert_ops": {"takes_together"},
     "lora_ops": {"lora_experts", "lora_heads", "pack_expansion"},  # of heads on a CPU alone
-    "sampling_ops": {"draw_tokens", "draws_tokens", "has_kernel"},  # draws from all tokens by a kernel: on a CPU alone
+    "sampling_ops": {"draw_tokens", "draws_tokens", "has_kernel"},
     "memory": {"lazy_zeros", "populate", "release_mapped", "trim_heap"},
 }  # fmt: skip
 

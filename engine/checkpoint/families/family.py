@@ -97,6 +97,9 @@ class Family:
         ignored: beginnings of the names of modules in checkpoints that are no part of the model.
         output_module, mlp_block, final_norm: those of ``ModelConfig``.
         prediction: how checkpoints store MTP modules, None where none is known.
+        config_names: keys in ``config.json`` by the family's own names, with the usual ones.
+        tensor_names: expressions of parts of names in checkpoints and adapters, each with what stands here for it, one
+            after the other.
     """
 
     name: str
@@ -153,3 +156,5 @@ class Family:
     output_module: str = "o_proj"
     final_norm: str = "norm"
     prediction: PredictionModule | None = None
+    config_names: Mapping[str, str] = field(default_factory=dict)
+    tensor_names: tuple[tuple[str, str], ...] = ()

@@ -226,6 +226,8 @@ def test_every_route_is_guarded(guarded: Live) -> None:
         ("/v1/adapters/sql", Scope.ADMIN),
         ("/v1/admin/models", Scope.ADMIN),
         ("/v1/fleet", Scope.ADMIN),
+        ("/v1/cache", Scope.ADMIN),
+        ("/v1/cache/reset", Scope.ADMIN),
         ("/ui/state", Scope.ADMIN),
         ("/none/of/ours", Scope.INFERENCE),
     ],
@@ -236,7 +238,7 @@ def test_what_a_path_needs(path: str, scope: Scope) -> None:
 
 def test_what_changes_adapters_or_shows_all_tenants_is_for_admins(guarded: Live) -> None:
     for _, path in routes(guarded):
-        named = "adapter" in path or "/admin/" in path or path in ("/ui/state", "/v1/fleet")
+        named = "adapter" in path or "/admin/" in path or "/cache" in path or path in ("/ui/state", "/v1/fleet")
         assert (needed_scope(path) is Scope.ADMIN) == named, path
     assert needed_scope("/v1/adapters/sql") is Scope.ADMIN
 

@@ -13,6 +13,7 @@ from typing import Any
 import msgpack
 import pytest
 from support.api.api_live import make_state
+from support.machine.waits import until
 
 from rootgraft.api.gateways import main_connection, main_supervisor
 from rootgraft.api.gateways.main_spawn import GatewaySpawn
@@ -52,12 +53,6 @@ async def supervise(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Callable[[
         yield make
         for each in made:
             await each.close("The test ends.")
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 async def test_one_that_gives_no_sign_of_life_is_killed_and_replaced(

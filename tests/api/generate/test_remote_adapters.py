@@ -21,6 +21,7 @@ from support.adapter_sources.source_files import CONFIG, WEIGHTS, adapter_files
 from support.api.api_fakes import FakeClient
 from support.api.api_live import make_state
 from support.api.key_files import entry, write
+from support.machine.waits import until
 
 from rootgraft.api.config import ServerConfig
 from rootgraft.api.generate import remote_adapters
@@ -127,11 +128,6 @@ async def serve(tmp_path: Path, fetcher: Make) -> AsyncIterator[Callable[..., Se
 
 def error_of(answer: httpx.Response) -> tuple[int, str, str]:
     return answer.status_code, answer.json()["error"]["code"], answer.json()["error"]["param"]
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    while not condition():
-        await asyncio.sleep(0.01)
 
 
 async def test_a_request_brings_the_adapter_that_it_names(hub: HubStub, serve: Any) -> None:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.api.tool_templates import OTHERS, TEMPLATES, WITHOUT_CALLS
+from support.api.tool_templates import OTHERS, TEMPLATES, WITHOUT_CALLS, TemplateOnly
 
 from rootgraft.api.protocol.chat import ChatRequest
 from rootgraft.api.protocol.chat_messages import for_template
-from rootgraft.api.structured.template_shape import ANY_SHAPE, TemplateShape, as_taken
+from rootgraft.api.structured.template_shape import ANY_SHAPE, TemplateShape, as_taken, shape_of
 from rootgraft.api.structured.tool_dialects import Dialect, dialect_of, for_dialect
-from rootgraft.engine.text.chat_template import ChatTemplates
 
 _CALLS = (
     "{% for c in m.tool_calls or [] %}<tool_call>\n"
@@ -92,23 +92,6 @@ SHAPES = {
         TemplateShape(True, False, False, False, False, False, False),
     ),
 }
-
-
-class TemplateOnly:
-    """As much of a tokenizer as a template's shape is found out by."""
-
-    def __init__(self, source: str) -> None:
-        self.templates = ChatTemplates({"default": source}, {})
-        self.named_roles = self.templates.named_roles
-
-    def render_chat(self, messages: Any, **options: Any) -> str:
-        return self.templates.render(messages, **options)
-
-    def renders_role(self, role: str) -> bool:
-        return self.templates.renders_role(role)
-
-    def template_mentions(self, text: str) -> bool:
-        return self.templates.mention(text)
 
 
 TOOL = {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}}
@@ -234,3 +217,24 @@ def test_long_runs_become_one_turn() -> None:
     assert turn.keys() == {"role", "content"} and turn["role"] == "user"
     places = [turn["content"].find(f"<{n}>") for n in range(4096)]
     assert places[0] == 0 and places == sorted(places)
+
+
+IN_PARTS = (
+    "{% for message in messages %}<|{{ message.role }}|>{% for part in message.content %}"
+    "{% if part.type == 'text' %}{{ part.text }}{% endif %}{% endfor %}<|end|>{% endfor %}"
+)
+
+
+def test_a_template_of_parts_gets_texts_as_parts() -> None:
+    """It renders nothing of a text that is a string, without an error."""
+    tokenizer = TemplateOnly(IN_PARTS)
+    shape = shape_of(tokenizer, [], {})  # type: ignore[arg-type]
+    assert shape == replace(ANY_SHAPE, texts=False)
+    said = [{"role": "system", "content": "Be."}, {"role": "user", "content": "Hi."}]
+    assert "Hi." not in tokenizer.render_chat(said, add_generation_prompt=False)
+    text = tokenizer.render_chat(as_taken(said, shape), add_generation_prompt=False)
+    assert text == "<|system|>Be.<|end|><|user|>Hi.<|end|>"
+    both = "{{ message.content if message.content is string else message.content[0].text }}"
+    for source in (both, "{{ message.content }}"):
+        loop = f"{{% for message in messages %}}{source}{{% endfor %}}"
+        assert shape_of(TemplateOnly(loop), [], {}).texts  # type: ignore[arg-type]

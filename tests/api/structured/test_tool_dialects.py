@@ -5,32 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from support.api.tool_templates import OTHERS, TEMPLATES, WITHOUT_CALLS
+from support.api.tool_templates import OTHERS, TEMPLATES, WITHOUT_CALLS, TemplateOnly
 
 from rootgraft.api.structured.tool_dialects import dialect_of, for_dialect
 from rootgraft.api.structured.tool_formats import FORMATS
-from rootgraft.engine.text.chat_template import ChatTemplates
 
 CALL = {
     "role": "assistant",
     "content": "Well.",
     "tool_calls": [{"id": "abcdef123", "type": "function", "function": {"name": "f", "arguments": {"a": "b", "n": 1}}}],
 }
-
-
-class TemplateOnly:
-    """As much of a tokenizer as a dialect is found out by."""
-
-    def __init__(self, source: str) -> None:
-        self._templates = ChatTemplates({"default": source}, {})
-
-    named_roles: frozenset[str] = frozenset()
-
-    def render_chat(self, messages: Any, **options: Any) -> str:
-        return self._templates.render(messages, **options)
-
-    def template_mentions(self, text: str) -> bool:
-        return self._templates.mention(text)
 
 
 def dialect(source: str, parser: str = "auto") -> Any:

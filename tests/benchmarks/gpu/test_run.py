@@ -101,6 +101,36 @@ def test_a_part_whose_process_dies_loses_no_other(tmp_path: Path, monkeypatch: p
     assert seen == [[], ["of ceilings"], ["of ceilings"], ["of ceilings", "of lora"]]
 
 
+def test_a_part_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it has written until then is kept."""
+    file = tmp_path / "part.json"
+    run.Results(file).add(Line("lora", "before it hung", 1.0, "ms"))
+    real = subprocess.run
+
+    def hanging(command: list[str], timeout: float) -> Any:
+        assert timeout == run.PART_SECONDS == 540
+        return real([sys.executable, "-c", "import time; time.sleep(100)"], timeout=0.2)
+
+    monkeypatch.setattr(subprocess, "run", hanging)
+    out = tmp_path / "out.json"
+    results = run.Results(out)
+    assert run.start("lora", True, file) == 124
+    results.take(file)
+    assert content(out)[0] == ["before it hung"]
+
+
+def test_the_figures_that_decide_come_last(tmp_path: Path, capsys: Any) -> None:
+    results = run.Results(tmp_path / "out.json")
+    for value, name in ((4.0, "decode step, 1 rows of 1024"), (7.0, "decode step, 64 rows of 1024"), (1.0, "another")):
+        results.add(Line("end_to_end", name, value, "ms"))
+    results.add(Line("end_to_end", "decode step, 64 rows that share 4096", 0.0, "ms", note="left out: no room"))
+    assert results.report() == 0
+    assert capsys.readouterr().out.splitlines()[1:] == [
+        "REACHED: decode step, 1 rows of 1024: 4 ms, at most 4.05",
+        "MISSED: decode step, 64 rows of 1024: 7 ms, at most 6.35",
+    ]
+
+
 def test_a_result_without_its_kernel_is_wrong() -> None:
     """On a CPU without interpreted kernels other ones compute all of it: nothing of a GPU's would have been checked."""
     lines = list(lora_correctness.run(CPU))

@@ -13,6 +13,7 @@ from array import array
 
 import pytest
 import uvloop
+from support.machine.waits import until
 
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.errors import ConfigError, EngineDead, ModelError
@@ -61,8 +62,7 @@ async def test_answers_aborts_and_leaves(tiny_llama):
     assert (await listener.end(2)).reason is FinishReason.ABORT
     await listener.end(3)
     assert listener.tokens[1] == listener.tokens[3] == listener.tokens[2][:5]
-    while client.stats.get("steps", 0) < 5:  # the heartbeat that follows
-        await asyncio.sleep(0.01)
+    await until(lambda: client.stats.get("steps", 0) >= 5)  # the heartbeat that follows
     assert client.stats["pages_private"] == 0 and client.stats["finished_abort"] == 1
     await client.close()
     assert client._process.returncode == 0 and not listener.death.done()
@@ -158,8 +158,7 @@ async def test_an_engine_that_hangs_is_found(tiny_llama):
     listener = Listener(client)
     await client.start()
     client.submit([submit(1, max_tokens=400, ignore_eos=True)])
-    while 1 not in listener.tokens:
-        await asyncio.sleep(0.01)
+    await until(lambda: 1 in listener.tokens)
     os.kill(client._process.pid, signal.SIGSTOP)
     with pytest.raises(EngineDead, match=r"hangs.*no sign of life.*1\.5 seconds"):
         await client.list_adapters()

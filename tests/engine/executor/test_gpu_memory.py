@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from support.engine.random_bank import random_bank
 
 from rootgraft.engine.batch import Batch, StepResult
 from rootgraft.engine.config import EngineConfig
@@ -92,6 +93,40 @@ def test_steps_are_measured(tiny_llama, books, monkeypatch):
     monkeypatch.setattr(gpu_memory, "graphs_for", lambda *_: None)
     assert gpu_memory.measure_steps(load(tiny_llama), EngineConfig(), None) == StepMemory(activations=1000)
     assert seen[-1].num_tokens == 100, "no longer than the model takes"
+
+
+def test_the_worst_draw_and_adapters_are_measured(tiny_llama, books, monkeypatch):
+    """Of the most lines, by rows with every option that takes memory; adapters of the largest rank in every product."""
+    drawn: list[tuple[Any, ...]] = []
+    adapted: list[dict[str, int]] = []
+
+    def sample(self: Any, logits: torch.Tensor, rows: Any, masks: Any) -> None:
+        books.reserve(9000)
+        drawn.append((logits.shape, len(masks.positions), [row.num_positions for row in rows], self._rows.copy()))
+
+    def forward(_self: Any, inputs: Any, _kv: Any) -> torch.Tensor:
+        if inputs.lora is not None:
+            adapted.append({name: table.total_rank for name, table in inputs.lora._tables.items()})
+            books.reserve(500)
+        return torch.zeros(1, 64)
+
+    model = load(tiny_llama)
+    bank = random_bank(model, tiny_llama)
+    before = {name: table.total_rank for name, table in bank._tables.items()}
+    monkeypatch.setattr(gpu_memory.ModelRunner, "run", run_of(books, []))
+    monkeypatch.setattr(gpu_memory, "graphs_for", lambda *_: None)
+    monkeypatch.setattr(gpu_memory.Sampler, "sample", sample)
+    monkeypatch.setattr(type(model), "forward", forward)
+    config = EngineConfig(max_num_seqs=5, max_num_batched_tokens=12, enable_lora=True, max_lora_rank=32)
+    measured = gpu_memory.measure_steps(model, config, bank)
+    assert measured == StepMemory(activations=1000 + 500 + 9000)
+    ((shape, num_masks, positions, rows),) = drawn
+    assert shape == (5 + config.max_drafts, model.config.vocab_size) and num_masks == sum(positions) == shape[0]
+    assert (rows["num_logprobs"] == 20).all() and (rows["temperature"] > 0).all()
+    assert {(row["top_p"] < 1, row["min_p"] > 0) for row in rows} == {(True, False), (False, True)}
+    (ranks,) = adapted
+    assert ranks == {name: 32 * len(table.sizes) for name, table in bank._tables.items()}
+    assert before == {name: table.total_rank for name, table in bank._tables.items()}, "no launch became wider"
 
 
 def test_the_pool_gets_what_is_left(tiny_llama, books, monkeypatch):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -19,8 +21,10 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+from benchmarks.gpu.measure import launches
+from rootgraft.engine.batch import Row, RowResult, RowStart
 from rootgraft.engine.sampling import top_k_top_p
-from rootgraft.engine.sampling.sampler import Sampler
+from rootgraft.engine.sampling.sampler import DeviceMasks, Sampler
 from rootgraft.engine.sampling.top_k_top_p import exponentials, uniforms
 from rootgraft.engine.types import SamplingParams
 
@@ -155,3 +159,37 @@ def test_stop_tokens_wait_for_min_tokens():
     sampler.start([Request(params, stops=(0, 1, 999)).start(0)])
     logits = torch.tensor([[3.0, 2.0, 1.0, 0.0]])
     assert [sampler.sample(logits.clone(), [step(0, n)])[0].tokens for n in range(3)] == [(2,), (2,), (0,)]
+
+
+@pytest.mark.usefixtures("interpreted")
+def test_rows_on_a_gpu_draw_the_tokens_of_a_cpu() -> None:
+    """By the same seeds and positions, whatever rows ask for, from a table that is written when they start."""
+    options: list[dict[str, Any]] = [
+        {"temperature": 0.0},
+        {"temperature": 0.7, "top_p": 0.8},
+        {"temperature": 1.3, "min_p": 0.02, "logprobs": 2},
+        {"top_k": 7, "top_p": 0.9, "repetition_penalty": 1.3},
+        {"top_n_sigma": 1.2, "presence_penalty": 0.4},
+        {"temperature": 1e-30, "logit_bias": ((5, 8.0),)},
+    ]
+    starts = [
+        RowStart(9 - row, SamplingParams(**each), [3, 4, 5, 3], 2, (), seed=row - 3) for row, each in enumerate(options)
+    ]
+    logits = torch.randn(6, 90, generator=torch.Generator().manual_seed(4))
+    words = torch.tensor([[0x7FFFFFFF, -2, -1]], dtype=torch.int32)
+
+    def drawn() -> list[RowResult]:
+        sampler = Sampler(10, 90, CPU)
+        sampler.start([replace(start, seed=99, params=SamplingParams()) for start in starts])
+        sampler.start(starts)
+        rows = [Row(start.row, 0, (), 0, (), draws=True, num_generated=2) for start in starts]
+        masks = DeviceMasks(torch.tensor([2]), words)
+        return [result for _ in range(2) for result in sampler.sample(logits.clone(), rows, masks)]
+
+    with launches() as launched:
+        by_kernel = drawn()
+    assert {"_draw", "_mask"} <= launched
+    with mock.patch("rootgraft.engine.sampling.sampler.on_triton", return_value=False):
+        by_host = drawn()
+    assert [result.tokens for result in by_kernel] == [result.tokens for result in by_host]
+    assert [bool(result.logprobs) for result in by_kernel] == [bool(result.logprobs) for result in by_host]

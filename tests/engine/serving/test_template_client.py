@@ -9,6 +9,7 @@ from pathlib import Path
 
 import psutil
 from support.engine.greedy_answers import tokens_of
+from support.machine.waits import until
 
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.errors import EngineDead
@@ -24,8 +25,7 @@ PARAMS = SamplingParams(temperature=1.0, seed=3, max_tokens=20)
 async def buried(pid: int) -> None:
     """Wait until a process that has ended is none any more: its parent, or the system's first process, takes note of it
     when it comes to that."""
-    while psutil.pid_exists(pid):
-        await asyncio.sleep(0.01)
+    await until(lambda: not psutil.pid_exists(pid))
 
 
 async def test_forked_engines_are_engines(tiny_llama: Path) -> None:
@@ -48,8 +48,7 @@ async def test_forked_engines_are_engines(tiny_llama: Path) -> None:
     pids = one._process.pid, other._process.pid
     os.kill(pids[0], signal.SIGSTOP)
     one.kill()
-    while not deaths:
-        await asyncio.sleep(0.01)
+    await until(lambda: bool(deaths))
     await one.close()
     await buried(pids[0])
 

@@ -12,6 +12,7 @@ import httpx
 import pytest
 from support.api.api_live import make_state
 from support.api.folder_fetcher import FolderFetcher, adapter_folder
+from support.machine.waits import until
 
 from rootgraft.api.generate.server_state import ServerState
 from rootgraft.api.http.app import create_app
@@ -235,8 +236,7 @@ def test_a_removed_version_is_unloaded_later_and_the_name_is_gone_at_once(
         assert unload.status_code == 400
         assert (await admin.call("remove")).json()["removed"] == [one]
         assert (await admin.ask()).status_code == 404
-        while state.models.adapters:
-            await asyncio.sleep(0.01)
+        await until(lambda: not state.models.adapters)
 
     run(job())
 

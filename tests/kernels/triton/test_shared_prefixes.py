@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -65,6 +66,23 @@ def test_long_prefixes_are_cut_into_items():
     shared = find([list(range(9))] * 2, [140, 140])
     assert [item[:2] for item in shared.items.tolist()] == [[0, 48], [48, 96], [96, 128]]
     assert shared.members.tolist() == [[0, 0], [1, 0], [0, 1], [1, 1], [0, 2], [1, 2]]
+
+
+@pytest.mark.usefixtures("low_gate")
+@settings(max_examples=60, deadline=None)
+@given(pages=st.integers(2, 900), rows=st.integers(2, 9), results=st.integers(0, 5), items=st.integers(1, 6))
+def test_every_prefix_fits_a_captured_pass(pages, rows, results, items):
+    """Its items grow until it does; where none may be large enough, rows read alone."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shared_prefixes, "MOST_RESULTS", results)
+        patch.setattr(shared_prefixes, "MOST_ITEMS", items)
+        shared = find([list(range(pages))] * rows, [pages * PAGE] * rows)
+        assert (shared is None) == (results == 0)
+        if shared is not None:
+            assert shared_prefixes.StaticSharedPrefixes(rows, CPU).holds(shared)
+            spans = sorted(readers(shared))
+            assert spans[0][0] == 0 and spans[-1][1] == (pages - 1) * PAGE, "all but the page of the last token"
+            assert all(end == begin for (_, end), (begin, _) in itertools.pairwise(spans))
 
 
 @pytest.mark.usefixtures("low_gate")

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +11,7 @@ import httpx
 import openai
 import pytest
 import torch
-from support.api.real_server import free_port
+from support.api.real_server import RealServer, tiny_server
 from support.engine.core_hooks import core_of, known_vocabularies
 from support.models.lora_models import LINEARS, base, make_adapter
 from support.models.resized_base import KINDS, ResizedOracle, make_resized_adapter
@@ -28,7 +25,6 @@ from rootgraft.engine.offline.prompt_texts import AdapterTexts
 from rootgraft.engine.types import AdapterInfo
 from rootgraft.grammar.spec import GrammarSpec
 
-ROOT = Path(__file__).parents[3]
 NAMES = ("base", "one", "two")
 FILLERS = [f"<|filler{number}|>" for number in range(20)]  # up to the base's 440 rows
 ADDED = ["<|user|>", "<|bot|>", "<|end|>", "foxes"]  # tokens 440 to 443
@@ -56,48 +52,16 @@ def folder(bases: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def url(folder: Path) -> Iterator[str]:
-    port = free_port()
+def server(folder: Path) -> Iterator[RealServer]:
     options = (
-        f"--port {port} --served-model-name base alias --dtype float32 --device cpu --threads 1 "
-        f"--num-gpu-blocks-override 60 --enable-lora --lora-dir {folder / 'adapters'} "
-        f"--lora-modules one=one sourced=file://{folder}/adapters/two --adapter-cache-dir {folder / 'cache'} "
-        f"--adapter-sources file://{folder}/elsewhere"
+        "--served-model-name base alias --num-gpu-blocks-override 60 --enable-lora "
+        f"--lora-dir {folder / 'adapters'} --lora-modules one=one sourced=file://{folder}/adapters/two "
+        f"--adapter-cache-dir {folder / 'cache'} --adapter-sources file://{folder}/elsewhere"
     )
-    process = subprocess.Popen(
-        [sys.executable, "-m", "rootgraft.api.cli.main", "serve", str(folder / "worded"), *options.split()], cwd=ROOT
-    )
-    address = f"http://127.0.0.1:{port}"
-    with process:
-        try:
-            while not _is_ready(address):
-                assert process.poll() is None
-                time.sleep(0.1)
-            yield address
-            process.terminate()
-            assert process.wait(60) == 0
-        finally:
-            process.kill()
-
-
-def _is_ready(address: str) -> bool:
-    try:
-        return httpx.get(f"{address}/ready", trust_env=False).status_code == 200
-    except httpx.TransportError:
-        return False
-
-
-@pytest.fixture
-def http(url: str) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=url, timeout=60, trust_env=False) as client:
-        yield client
-
-
-@pytest.fixture
-def client(url: str) -> Iterator[openai.OpenAI]:
-    inner = httpx.Client(trust_env=False)
-    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, http_client=inner) as made:
-        yield made
+    with tiny_server(folder / "worded", *options.split()) as started:
+        yield started
+        started.process.terminate()
+        assert started.process.wait(60) == 0
 
 
 def ask(client: openai.OpenAI, model: str) -> str:

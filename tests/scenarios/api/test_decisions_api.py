@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import subprocess
-import sys
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +14,7 @@ import openai
 import pytest
 from openai.types.decision import Decision
 from support.api.api_live import ask
-from support.api.real_server import free_port
+from support.api.real_server import RealServer, tiny_server
 from support.machine.waits import wait_until
 from support.models.lora_models import LINEARS, PeftOracle, base, make_adapter
 from support.models.tiny_fixtures import CHAT_TEMPLATE
@@ -25,7 +22,6 @@ from support.models.tiny_tokenizers import train_byte_level, write_folder
 
 from rootgraft.engine.text.tokenizer import Tokenizer
 
-ROOT = Path(__file__).parents[3]
 TEXT = "The parcel arrived broken, and nobody answers."
 TEAMS = ["refunds", "repairs", "returns to the sender"]
 
@@ -41,44 +37,13 @@ def folder(bases: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def url(folder: Path) -> Iterator[str]:
-    port = free_port()
+def server(folder: Path) -> Iterator[RealServer]:
     options = (
-        f"--port {port} --served-model-name base --dtype float32 --device cpu --threads 1 "
-        f"--num-gpu-blocks-override 400 --enable-lora --lora-dir {folder / 'adapters'} --lora-modules one=one"
+        "--served-model-name base --num-gpu-blocks-override 400 --enable-lora "
+        f"--lora-dir {folder / 'adapters'} --lora-modules one=one"
     )
-    process = subprocess.Popen(
-        [sys.executable, "-m", "rootgraft.api.cli.main", "serve", str(folder / "wordy"), *options.split()], cwd=ROOT
-    )
-    address = f"http://127.0.0.1:{port}"
-    with process:
-        try:
-            while not _is_ready(address):
-                assert process.poll() is None
-                time.sleep(0.1)
-            yield address
-        finally:
-            process.kill()
-
-
-def _is_ready(address: str) -> bool:
-    try:
-        return httpx.get(f"{address}/ready", trust_env=False).status_code == 200
-    except httpx.TransportError:
-        return False
-
-
-@pytest.fixture
-def client(url: str) -> Iterator[openai.OpenAI]:
-    inner = httpx.Client(trust_env=False)
-    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, http_client=inner) as made:
-        yield made
-
-
-@pytest.fixture
-def http(url: str) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=url, timeout=60, trust_env=False) as made:
-        yield made
+    with tiny_server(folder / "wordy", *options.split()) as started:
+        yield started
 
 
 class Oracle:

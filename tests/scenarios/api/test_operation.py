@@ -214,6 +214,8 @@ def test_the_openapi_document(live: Live) -> None:
         "/v1/models/{name}": {"get"},
         "/v1/adapters": {"get"},
         "/v1/fleet": {"get"},
+        "/v1/cache": {"get"},
+        "/v1/cache/reset": {"post"},
         "/v1/load_lora_adapter": {"post"},
         "/v1/unload_lora_adapter": {"post"},
         "/tokenize": {"post"},

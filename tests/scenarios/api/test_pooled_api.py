@@ -5,9 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import struct
-import subprocess
-import sys
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +13,7 @@ import httpx
 import openai
 import pytest
 import torch
-from support.api.real_server import free_port
+from support.api.real_server import RealServer, tiny_server
 from support.engine.tiny_llm import CHAT_TEMPLATE
 from support.models.tiny_models import COMMON
 from support.models.tiny_tokenizers import train_byte_level, write_folder
@@ -24,7 +21,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassifi
 
 from rootgraft.engine.text.tokenizer import Tokenizer
 
-ROOT = Path(__file__).parents[3]
+OPTIONS = ("--served-model-name", "tiny", "--num-gpu-blocks-override", "200")
 TEXTS = ["the quick brown fox", "a lazy dog", "jumps over"]
 
 
@@ -44,29 +41,6 @@ def write(kind: type[Any], folder: Path, **fields: Any) -> Any:
     return model
 
 
-def served(folder: Path) -> Iterator[str]:
-    port = free_port()
-    options = f"--port {port} --served-model-name tiny --dtype float32 --device cpu --threads 1"
-    command = [sys.executable, "-m", "rootgraft.api.cli.main", "serve", str(folder), *options.split()]
-    command += ["--num-gpu-blocks-override", "200"]
-    address = f"http://127.0.0.1:{port}"
-    with subprocess.Popen(command, cwd=ROOT) as process:
-        try:
-            while not _is_ready(address):
-                assert process.poll() is None
-                time.sleep(0.1)
-            yield address
-        finally:
-            process.kill()
-
-
-def _is_ready(address: str) -> bool:
-    try:
-        return httpx.get(f"{address}/ready", trust_env=False).status_code == 200
-    except httpx.TransportError:
-        return False
-
-
 @pytest.fixture(scope="module")
 def causal(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     folder = tmp_path_factory.mktemp("causal")
@@ -74,15 +48,9 @@ def causal(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
 
 
 @pytest.fixture(scope="module")
-def url(causal: tuple[Path, Any]) -> Iterator[str]:
-    yield from served(causal[0])
-
-
-@pytest.fixture
-def client(url: str) -> Iterator[openai.OpenAI]:
-    inner = httpx.Client(trust_env=False)
-    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, http_client=inner) as made:
-        yield made
+def server(causal: tuple[Path, Any]) -> Iterator[RealServer]:
+    with tiny_server(causal[0], *OPTIONS) as started:
+        yield started
 
 
 @torch.no_grad()
@@ -159,14 +127,14 @@ def test_classes_are_those_of_transformers(tmp_path: Path) -> None:
     model = write(LlamaForSequenceClassification, tmp_path, id2label=labels, num_labels=3)
     assert len(json.loads((tmp_path / "config.json").read_text())["id2label"]) == 3
     tokenizer = Tokenizer.load(tmp_path)
-    for url in served(tmp_path):
-        found = httpx.post(f"{url}/v1/classify", json={"input": TEXTS}, trust_env=False).json()
+    with tiny_server(tmp_path, *OPTIONS) as started:
+        found = started.http.post("/v1/classify", json={"input": TEXTS}).json()
         for text, each in zip(TEXTS, found["data"], strict=True):
             with torch.no_grad():
                 wanted = model(torch.tensor([list(tokenizer.encode(text, True))])).logits[0].softmax(0)
             assert each["probs"] == pytest.approx(wanted.tolist(), abs=1e-4)
             assert (each["label"], each["num_classes"]) == (labels[int(wanted.argmax())], 3)
-        refused = httpx.post(f"{url}/v1/completions", json={"prompt": "a", "max_tokens": 1}, trust_env=False)
+        refused = started.http.post("/v1/completions", json={"prompt": "a", "max_tokens": 1})
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, "model")
-        ranked = httpx.post(f"{url}/v1/rerank", json={"query": "a", "documents": ["b"]}, trust_env=False)
+        ranked = started.http.post("/v1/rerank", json={"query": "a", "documents": ["b"]})
         assert ranked.status_code == 400

@@ -153,7 +153,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     point=st.sampled_from(POINTS),
     calls=st.integers(0, 40),

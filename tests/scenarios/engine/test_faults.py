@@ -309,7 +309,7 @@ def make_matchers_faulty(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Matcher, "fill_mask", broken_fill)
 
 
-@pytest.mark.parametrize(("seed", "overlaps"), [(0, False), (1, False), (2, False), (3, True), (4, True)])
+@pytest.mark.parametrize(("seed", "overlaps"), [(0, False), (1, False), (3, True)])
 async def test_every_request_ends_once_whatever_breaks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, overlaps: bool
 ) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks.fuzzing.fake_fuzzer import FakeFuzzer
 from benchmarks.fuzzing.fuzzer import Fuzzer, Said, fuzz, report
+from benchmarks.fuzzing.tiered_fuzzer import TieredFakeFuzzer, TieredModelFuzzer
 from benchmarks.fuzzing.worlds import MOST_ANSWERS
 from rootgraft.engine.core import adapter_manager
 from rootgraft.radix.namespace import Namespace
@@ -34,6 +35,20 @@ def fuzzer(folder: Path) -> Iterator[Fuzzer]:
 @pytest.fixture
 def fake_fuzzer(tmp_path: Path) -> Iterator[FakeFuzzer]:
     made = FakeFuzzer(tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def tiered_fuzzer(tmp_path: Path) -> Iterator[TieredFakeFuzzer]:
+    made = TieredFakeFuzzer(tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def tiered_model_fuzzer(tmp_path: Path) -> Iterator[TieredModelFuzzer]:
+    made = TieredModelFuzzer(tmp_path)
     yield made
     made.close()
 
@@ -65,6 +80,21 @@ def test_some_requests_on_the_fake_device(fake_fuzzer: FakeFuzzer) -> None:
 @pytest.mark.timeout(900)
 def test_four_thousand_requests_on_the_fake_device(fake_fuzzer: FakeFuzzer) -> None:
     run(fake_fuzzer, SEED + 1, HEAVY_FAKE_REQUESTS)
+
+
+@pytest.mark.sample
+def test_some_requests_whose_kv_moves_over_a_failing_disk(tiered_fuzzer: TieredFakeFuzzer) -> None:
+    tiered_fuzzer.inline = True
+    for name, wrong in fuzz(tiered_fuzzer, SEED + 7, 120):
+        assert wrong is None, report(tiered_fuzzer, name, wrong)
+    assert tiered_fuzzer.counts["kv_hits_disk"] and tiered_fuzzer.counts["kv_errors_disk"]
+
+
+@pytest.mark.heavy
+def test_some_requests_whose_kv_moves_in_models(tiered_model_fuzzer: TieredModelFuzzer) -> None:
+    for name, wrong in fuzz(tiered_model_fuzzer, SEED + 2, 120):
+        assert wrong is None, report(tiered_model_fuzzer, name, wrong)
+    assert tiered_model_fuzzer.counts["kv_hits_disk"]
 
 
 @pytest.mark.parametrize("fuzzers", ["fuzzer", "fake_fuzzer"])

@@ -37,7 +37,7 @@ FAMILIES = [
     *("lfm2_moe", "bamba"),
     *("solar_open", "minimax_m2", "exaone_moe", "ernie4_5_moe", "hunyuan_moe"),
     *("deepseek_v2", "deepseek_v2_lite", "deepseek_v3"),
-    *("helium", "cwm", "flex_olmo"),
+    *("helium", "cwm", "flex_olmo", "exaone"),
 ]
 PROMPT = [random.Random(5).randrange(VOCAB) for _ in range(41)]
 

@@ -49,6 +49,7 @@ WRITTEN = [
     "cohere",
     "cohere_normed",
     "cohere2",
+    "exaone",
     "exaone4",
     "exaone4_full",
     "seed_oss",

@@ -235,6 +235,7 @@ class FakeClient:
     Attributes:
         snapshot: what it shows of itself, when ``gate`` lets it.
         num_snapshots: how often it was asked to.
+        num_resets: how often its cache was reset.
         killed: whether it was ended without being asked.
     """
 
@@ -245,6 +246,7 @@ class FakeClient:
         self.adapters: dict[str, AdapterInfo] = {}
         self.snapshot = EngineSnapshot(16, {}, (), (), 0, ())
         self.num_snapshots = 0
+        self.num_resets = 0
         self.killed = False
         self.gate: asyncio.Event | None = None
         self.stats: dict[str, float] = {"num_requests_running": 3.0, "prompt_tokens": 40.0, "kv_cache_usage_perc": 0.5}
@@ -254,6 +256,9 @@ class FakeClient:
         if self.gate is not None:
             await self.gate.wait()
         return self.snapshot
+
+    async def reset_cache(self) -> None:
+        self.num_resets += 1
 
     def kill(self) -> None:
         self.killed = True

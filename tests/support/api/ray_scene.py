@@ -29,6 +29,7 @@ from rootgraft.engine.types import SamplingParams
 from rootgraft.fleet.fleet import Fleet
 from rootgraft.fleet.on_ray.ray_fleet import ray_fleet
 from support import benchmark_package
+from support.machine.waits import until
 
 REPLICAS = 2
 STREAMS = 6
@@ -58,15 +59,13 @@ class Scene:
         """Let streams begin, with numbers from ``first`` on, and wait for their first tokens."""
         params = SamplingParams(temperature=1.0, seed=7, max_tokens=TOKENS, ignore_eos=True)
         self.fleet.submit([Submit(first + each, array("i", [1, 2, each + 3]), params) for each in range(STREAMS)])
-        while not all(self.tokens.get(first + each) for each in range(STREAMS)):
-            await asyncio.sleep(0.01)
+        await until(lambda: all(self.tokens.get(first + each) for each in range(STREAMS)))
 
     def has_ended(self, first: int) -> bool:
         return all(first + each in self.ends for each in range(STREAMS))
 
     async def ended(self, first: int) -> None:
-        while not self.has_ended(first):
-            await asyncio.sleep(0.01)
+        await until(lambda: self.has_ended(first))
 
     async def whole(self) -> None:
         """Wait until all replicas serve."""

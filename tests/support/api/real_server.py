@@ -7,7 +7,8 @@ import socket
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import httpx
@@ -26,10 +27,12 @@ class RealServer:
     def __init__(self, port: int, *options: str, cwd: Path | None = None) -> None:
         command = [sys.executable, "-P", "-m", "rootgraft.api.cli.main", "serve", "--port", str(port)]
         threads = () if "--threads" in options else ("--threads", "1")
-        self.process = subprocess.Popen([*command, *threads, "--served-model-name", "small", *options], cwd=cwd)
-        self.http = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=120, trust_env=False)
+        names = () if "--served-model-name" in options else ("--served-model-name", "small")
+        self.process = subprocess.Popen([*command, *threads, *names, *options], cwd=cwd)
+        self.url = f"http://127.0.0.1:{port}"
+        self.http = httpx.Client(base_url=self.url, timeout=120, trust_env=False)
         self.client = openai.OpenAI(
-            base_url=f"http://127.0.0.1:{port}/v1",
+            base_url=f"{self.url}/v1",
             api_key="none",
             max_retries=0,
             http_client=httpx.Client(trust_env=False),
@@ -38,7 +41,7 @@ class RealServer:
     def status(self) -> int:
         try:
             return self.http.get("/ready").status_code
-        except httpx.ConnectError:
+        except httpx.TransportError:
             return 0
 
     def wait_ready(self) -> None:
@@ -67,3 +70,13 @@ def start(*options: str, cwd: Path | None = None) -> RealServer:
     server = RealServer(free_port(), *options, cwd=cwd)
     server.wait_ready()
     return server
+
+
+@contextmanager
+def tiny_server(folder: Path, *options: str) -> Iterator[RealServer]:
+    """Serve a tiny model in fp32 on one thread of the CPU until the block ends."""
+    server = start(str(folder), "--dtype", "float32", "--device", "cpu", *options)
+    try:
+        yield server
+    finally:
+        server.close()

@@ -2,6 +2,35 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from rootgraft.engine.text.chat_template import ChatTemplates
+
+
+class TemplateOnly:
+    """As much of a tokenizer as formats of tools and thoughts are found out by."""
+
+    eos_ids = (0,)
+
+    def __init__(self, source: str, end: str = "</s>") -> None:
+        self.templates = ChatTemplates({"default": source}, {})
+        self.named_roles = self.templates.named_roles
+        self._end = end
+
+    def decode(self, ids: list[int], skip_special_tokens: bool) -> str:
+        assert ids == [0] and not skip_special_tokens
+        return self._end
+
+    def render_chat(self, messages: Any, **options: Any) -> str:
+        return self.templates.render(messages, **options)
+
+    def renders_role(self, role: str) -> bool:
+        return self.templates.renders_role(role)
+
+    def template_mentions(self, text: str) -> bool:
+        return self.templates.mention(text)
+
+
 _TOOLS = "{% if tools %}[{% for tool in tools %}{{ tool | tojson }}{% endfor %}]{% endif %}"
 _LOOP = _TOOLS + "{% for message in messages %}"
 _CALLS = "{% for call in message.tool_calls or [] %}{% set f = call.function %}"
@@ -161,3 +190,91 @@ OTHERS = {
     "refuses tools": "{% if tools %}{{ raise_exception('none!') }}{% endif %}x",
     "refuses calls": _LOOP + _CALLS + "{{ raise_exception('none!') }}" + _REST,
 }
+
+
+def _turns(calls: str, *, text: str = "{{ message.content }}", end: str = "<|end|>", thought: str = "") -> str:
+    """Return a template of turns in which ``calls`` writes those of a message, beside its text and a thought."""
+    return (
+        f"{_TOOLS}{{% for message in messages %}}<|{{{{ message.role }}}}|>"
+        f"{{% if message.reasoning %}}{thought}{{% endif %}}"
+        f"{{% if message.tool_calls %}}{calls}{{% elif message.content %}}{text}{{% endif %}}{end}{{% endfor %}}"
+        "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    )
+
+
+def _listed(opening: str, call: str, closing: str, separator: str = "") -> str:
+    """Return the part of a template that writes calls between an opening and a closing."""
+    loop = "{% for call in message.tool_calls %}{% set f = call.function %}"
+    return f"{opening}{loop}{call}{_unless_last(separator)}{{% endfor %}}{closing}"
+
+
+# In the manner of models whose formats have no row: Jamba, Nemotron Nano 2, Apertus, MiniMax M1, Command A, Solar Open,
+# GigaChat 3, MiniCPM 5, Hunyuan 3.
+PROBED = {
+    "list over lines": _turns(_listed("<calls>[\n    ", _OBJECT, "\n]</calls>", ",\n    ")),
+    "list": _turns(_listed("<TOOLS>[", _OBJECT, "]</TOOLS>", ", ")),
+    "name as key": _turns(_listed("<|tools|>[", '{"{{ f.name }}": {{ f.arguments | tojson }}}', "]<|ends|>", ", ")),
+    "objects over lines": _turns(_listed("<calls>\n", _OBJECT, "\n</calls>", "\n")),
+    "number before the name": _turns(
+        _listed(
+            "<|ACTION|>[\n",
+            '{"call": "{{ loop.index0 }}", "tool": "{{ f.name }}", "parameters": {{ f.arguments | tojson }}}',
+            "\n]<|END_ACTION|>",
+            ",\n",
+        ),
+        text="<|TEXT|>{{ message.content }}<|END_TEXT|>",
+    ),
+    "id before the name": _turns(
+        _listed(
+            "<|calls|>", "<|call|>{{ call.id }}<|name|>{{ f.name }}<|args|>{{ f.arguments | tojson }}<|call:end|>", ""
+        ),
+        text="<|content|>{{ message.content }}",
+    ),
+    "id behind the name": _turns(
+        _listed("", "<|call|>{{ f.name }}<|id|>{{ call.id }}<|args|>{{ f.arguments | tojson }}<|call:end|>", "")
+    ),
+    "id behind the arguments": _turns(
+        _listed("<calls>[", _OBJECT[:-1] + ', "id": "{{ call.id }}"}', "]</calls>", ", ")
+    ),
+    "single": _turns(
+        "{% set f = message.tool_calls[0].function %}<|function_call|>" + _OBJECT,
+    ),
+    "arguments as text": _turns(_listed("", "{{ '<call>' + f.name + ':' + f.arguments + '</call>' }}", "", "\n")),
+    "parameters": _turns(
+        _listed(
+            "",
+            '<function name="{{ f.name }}">'
+            + _parameters(f'<param name="{{{{ name }}}}">{_TEXT}</param>')
+            + "</function>",
+            "",
+            "\n",
+        )
+    ),
+    "keys and values": _turns(
+        _listed(
+            "<calls:x>\n",
+            "<call:x>{{ f.name }}<sep:x>\n"
+            + _parameters(f"<key:x>{{{{ name }}}}</key:x>\n<value:x>{_TEXT}</value:x>\n")
+            + "</call:x>\n",
+            "</calls:x>",
+        )
+    ),
+}
+# Templates with thoughts, and their start mark, end mark and what is before an answer.
+THOUGHTS = {
+    _turns("", thought="<mm:think>{{ message.reasoning }}</mm:think>"): ("<mm:think>", "</mm:think>", ""),
+    _turns("", thought="<mull>\n{{ message.reasoning }}\n</mull>\n\n"): ("<mull>", "</mull>", ""),
+    _turns(
+        "",
+        text="<|TEXT|>{{ message.content }}<|END_TEXT|>",
+        thought="<|THOUGHT|>{{ message.reasoning }}<|END_THOUGHT|>",
+    ): ("<|THOUGHT|>", "<|END_THOUGHT|>", "<|TEXT|>"),
+    _turns(
+        "", text="<|content|>{{ message.content }}", thought="<|think|>{{ message.reasoning }}<|end|><|assistant|>"
+    ): ("<|think|>", "<|end|><|assistant|>", "<|content|>"),
+    # A turn without a thought has an empty one.
+    _turns(
+        "", text="{% if not message.reasoning and message.role == 'assistant' %}<think:x></think:x>{% endif %}"
+        "{{ message.content }}", thought="<think:x>{{ message.reasoning }}</think:x>"
+    ): ("<think:x>", "</think:x>", ""),
+}  # fmt: skip

@@ -121,6 +121,11 @@ class CoreClient:
     async def take_snapshot(self) -> Any:
         return self
 
+    async def reset_cache(self) -> None:
+        if not self.is_alive:
+            raise EngineDead("The engine is not running.")
+        self.core.reset_cache()
+
     def kill(self) -> None:
         self.is_alive = False
 

@@ -13,6 +13,7 @@ from unittest.mock import MagicMock
 
 from rootgraft.engine.core.engine_core import EngineCore
 from rootgraft.engine.core.structured_output import StructuredOutputManager
+from rootgraft.engine.kv_cache.kv_tiers import KvTiers
 from rootgraft.engine.kv_cache.prefix_cache import PrefixCache
 from rootgraft.engine.messages import Submit, TokenTexts
 from rootgraft.engine.offline.llm import LLM
@@ -61,7 +62,7 @@ def num_matched(core: EngineCore, submit: Submit) -> int:
 def evict_all(core: EngineCore) -> None:
     """Evict every page that no running sequence holds."""
     cache = core._cache
-    cache._allocator.free(cache._tree.evict(cache._tree.num_pages - cache._tree.num_locked))
+    cache._free(cache._tree.evict(cache._tree.num_pages - cache._tree.num_locked))
 
 
 def adapter_pins(core: EngineCore) -> Mapping[int, Any]:
@@ -154,3 +155,13 @@ def watch_preemptions(core: EngineCore) -> list[int]:
 
     scheduler._preempt = watched  # type: ignore[method-assign]
     return seen
+
+
+def set_tiers(core: EngineCore, tiers: KvTiers) -> None:
+    """Give a core without tiers some."""
+    core._kept.tiers = core._cache.tiers = tiers
+
+
+def tiers_of(core: EngineCore) -> KvTiers:
+    assert core._kept.tiers is not None
+    return core._kept.tiers

@@ -6,6 +6,7 @@ that follows: what ``expected_tokens`` says then differs from what the engine se
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -16,6 +17,7 @@ import numpy as np
 from rootgraft.engine.batch import (
     Batch,
     Masks,
+    PageLoad,
     Row,
     RowResult,
     StepHandle,
@@ -94,6 +96,28 @@ class FakeStep:
         return self.worker.compute(self.batch, self.masks)
 
 
+class FakePages:
+    """The pages of a fake pool, cell by cell 64 bits. With recurrent states they cannot be kept elsewhere."""
+
+    on_device = True
+
+    def __init__(self, worker: FakeWorker) -> None:
+        self._worker = worker
+        self.form = "fake"
+        self.page_bytes = 8 * worker.page_size
+        self.refusal = "it has recurrent states" if worker.states else ""
+
+    def read_page(self, page: int) -> bytes:
+        start = page * self._worker.page_size
+        return array("q", self._worker.cells[start : start + self._worker.page_size]).tobytes()
+
+    def load(self, loads: Iterable[PageLoad]) -> None:
+        for load in loads:
+            start = load.page * self._worker.page_size
+            content = memoryview(bytes(load.payload)).cast("q").tolist()
+            self._worker.cells[start : start + self._worker.page_size] = content
+
+
 class FakeWorker:
     """Runs batches on integers, with the same rules as a device: rows read what earlier steps wrote."""
 
@@ -121,6 +145,7 @@ class FakeWorker:
         self.max_model_len = min(max_model_len, (num_pages - 1) * page_size - 1)
         self.summary = ("fake",)
         self.base_digest = "fake"
+        self.kv_pages = FakePages(self)
         self.pooler = Pooler()
         self.adapters = adapters
         self.overlaps = overlaps
@@ -174,6 +199,9 @@ class FakeWorker:
             self.named[start.row] = start.params.logprob_token_ids
             self.sources[start.row] = start.state
         for copy in batch.copies:
+            if isinstance(copy, PageLoad):
+                self.kv_pages.load([copy])
+                continue
             for i in range(copy.num_tokens):
                 self.cells[copy.target * self.page_size + i] = self.cells[copy.source * self.page_size + i]
         writes: dict[int, int] = {}

@@ -43,8 +43,10 @@ class Copies:
         self._device = torch.device(device)
         self._storages: dict[int, tuple[Tensor, Tensor]] = {}  # bytes on the CPU and on the device
         self._reachable = [
-            (begin, end, _bytes_at(begin, end).to(device)) for begin, end in triton_interpreter.allowed()
+            (begin, end, _bytes_at(begin, end).to(device, copy=True)) for begin, end in triton_interpreter.allowed()
         ]
+        if self._device.type == "cpu":  # of tests of these copies: the interpreter asks what a kernel may reach
+            triton_interpreter.allow(*(copy for _, _, copy in self._reachable))
 
     def of(self, tensor: Tensor) -> Tensor:
         """A tensor's copy, at the same place of its storage."""

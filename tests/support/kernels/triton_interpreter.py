@@ -70,8 +70,18 @@ def allow(*tensors: torch.Tensor) -> None:
 
 
 def allowed() -> tuple[tuple[int, int], ...]:
-    """First and last address, the latter exclusive, of all tensors that ``allow`` was given."""
-    return tuple(_reachable)
+    """First and last address, the latter exclusive, of the memory of all tensors that ``allow`` was given.
+
+    Memory that was freed and given to other tensors is in several of theirs, which overlap: they are one here, so that
+    whatever lies in it lies in a single part as a whole.
+    """
+    merged: list[tuple[int, int]] = []
+    for begin, end in sorted(_reachable):
+        if merged and begin < merged[-1][1]:
+            merged[-1] = merged[-1][0], max(end, merged[-1][1])
+        elif begin < end:
+            merged.append((begin, end))
+    return tuple(merged)
 
 
 def forget_allowed() -> None:

@@ -111,9 +111,10 @@ def _lines(found: dict[str, Need]) -> str:
 
 
 def write_golden(result: dict[str, dict[str, Need]], only: str) -> None:
-    """Enter the results, in place of all there were, or of those of the same names."""
-    kept = json.loads(GOLDEN.read_text()) if only else {}
-    needs = {arch: {**kept.get("needs", {}).get(arch, {}), **found} for arch, found in result.items()}
+    """Enter the results, in place of all there were of their architectures, or of those of the same names."""
+    kept = json.loads(GOLDEN.read_text())["needs"]
+    entered = {arch: {**(kept.get(arch, {}) if only else {}), **found} for arch, found in result.items()}
+    needs = {f"sm_{arch}": {**kept, **entered}.get(f"sm_{arch}", {}) for arch in ARCHITECTURES}
     body = ",\n".join(f'    "{arch}": {{\n{_lines(found)}\n    }}' for arch, found in needs.items())
     GOLDEN.write_text(f'{{\n  "triton": "{triton.__version__}",\n  "needs": {{\n{body}\n  }}\n}}\n')
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 
@@ -12,3 +13,10 @@ def wait_until(condition: Callable[[], bool], seconds: float = 60.0, pause: floa
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(pause)
+
+
+async def until(condition: Callable[[], bool], seconds: float = 240.0) -> None:
+    """Let the event loop go on until something has come to hold. Raises TimeoutError."""
+    async with asyncio.timeout(seconds):
+        while not condition():
+            await asyncio.sleep(0.002)

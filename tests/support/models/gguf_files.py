@@ -31,6 +31,7 @@ _ARCHITECTURES = {
     "glm4": "glm4",
     "cohere": "command-r",
     "cohere2": "cohere2",
+    "exaone": "exaone",
     "exaone4": "exaone4",
     "seed_oss": "seed_oss",
     "starcoder2": "starcoder2",

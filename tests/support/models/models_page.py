@@ -73,7 +73,7 @@ Adapters change linear modules, the embedding and the head; those on experts are
 
 _VOCABULARIES = """## Vocabularies
 
-Folders need a `tokenizer.json`, or Kimi's `tiktoken.model`. GGUF files: kinds `llama` (SentencePiece), `gemma4`, and `gpt2` with every name that llama.cpp writes in `tokenizer.ggml.pre`, cut as the original tokenizers do ([table](../engine/text/gguf_pre_tokenizers.py)). The ids are those of llama.cpp's own tests. For others, `--tokenizer` takes the original's folder.
+Folders need a `tokenizer.json`, Kimi's `tiktoken.model`, or a SentencePiece model of the kind BPE (`tokenizer.model` of Llama 2, Mistral, Yi, InternLM 2). GGUF files: kinds `llama` (SentencePiece), `gemma4`, and `gpt2` with every name that llama.cpp writes in `tokenizer.ggml.pre`, cut as the original tokenizers do ([table](../engine/text/gguf_pre_tokenizers.py)). The ids are those of llama.cpp's own tests. For others, `--tokenizer` takes the original's folder.
 """
 _WINDOWS = {
     "never": "full",

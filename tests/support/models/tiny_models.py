@@ -32,6 +32,7 @@ from transformers import (
     Ernie4_5ForCausalLM,
     Exaone4Config,
     Exaone4ForCausalLM,
+    ExaoneConfig,
     ExaoneMoeConfig,
     ExaoneMoeForCausalLM,
     FlexOlmoConfig,
@@ -621,6 +622,7 @@ MODELS: dict[str, tuple[type[Any], type[Any], dict[str, Any]]] = {
         NemotronForCausalLM,
         {**_NATIVE, "head_dim": 16, "norm_eps": 1e-4, "rope_parameters": _INTERLEAVED},
     ),
+    "exaone": (ExaoneConfig, LlamaForCausalLM, {**_NATIVE, "head_dim": 16}),
     "helium": (HeliumConfig, HeliumForCausalLM, {**_NATIVE, "head_dim": 16, "attention_bias": True}),
     "iquestcoder": (
         IQuestCoderConfig,

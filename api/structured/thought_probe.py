@@ -1,0 +1,89 @@
+"""Thought probe: derives the marks around a thought from what a chat template renders of one.
+
+A template renders an answer with a thought and one without. What stands between the turn's header and the thought is
+the start mark, what stands between thought and answer the end mark; what the answer alone has before it is neither.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .template_marks import MARK, shared_beginning
+
+Render = Callable[[Sequence[dict[str, Any]], bool], str]
+"""Renders messages, with the header of the answer or without; an empty text where the template refuses."""
+
+_THOUGHT, _ANSWER = "Probe of a thought.", "Probe of an answer."
+_QUESTION = {"role": "user", "content": "Probe of a question."}
+_KEYS = ("reasoning_content", "reasoning", "thinking")
+# A mark, or a word between two: ``<|open|>think<|sep|>``.
+_GROUP = re.compile(r"(?:<\|[^<>]*\|>\w+<\|[^<>]*\|>|<[^<>]*>|\[[A-Z_/ ]+\])")
+
+
+@dataclass(frozen=True, slots=True)
+class ProbedThought:
+    """The marks of a template's thoughts.
+
+    Attributes:
+        start, end: marks around a thought.
+        lead: mark before the content of an answer.
+        in_messages: the end mark ends with the header of the next message.
+    """
+
+    start: str
+    end: str
+    lead: str = ""
+    in_messages: bool = False
+
+
+def probed_thought(render: Render) -> ProbedThought | None:
+    """Return the marks of thoughts; None where the template renders none, or without marks."""
+    header = render([_QUESTION], True)
+    plain = render([_QUESTION, {"role": "assistant", "content": _ANSWER}], False).partition(_ANSWER)[0]
+    for key in _KEYS:
+        message = {"role": "assistant", "content": _ANSWER, key: _THOUGHT}
+        before, shown, rest = render([_QUESTION, message], False).partition(_THOUGHT)
+        between, answered, _ = rest.partition(_ANSWER)
+        if shown and answered and (found := _marks(header, plain, before, between)) is not None:
+            return found
+    return None
+
+
+def _marks(header: str, plain: str, before: str, between: str) -> ProbedThought | None:
+    """Return the marks.
+
+    Args:
+        header: text up to where the model begins to write.
+        plain: text up to an answer without a thought.
+        before: text up to a thought.
+        between: text between a thought and its answer.
+    """
+    both = before.startswith(header) and plain.startswith(header)
+    start = before[len(header) if both else shared_beginning(before, plain) :].strip()
+    if not start:
+        return _empty_before(before, between)
+    lead = plain[shared_beginning(plain, header) :]
+    lead = lead if lead.strip() and between.endswith(lead) and between.strip() != lead.strip() else ""
+    end = between.removesuffix(lead).strip()
+    if not MARK.search(end) or not MARK.search(start):
+        return None
+    return ProbedThought(start, end, lead, in_messages=_ends_with_header(end, header))
+
+
+def _empty_before(before: str, between: str) -> ProbedThought | None:
+    """Return the marks where a turn without a thought has an empty one: the last mark before a thought begins it."""
+    starts = [mark for mark in _GROUP.finditer(before) if not before[mark.end() :].strip()]
+    rest = between.lstrip()
+    end = _GROUP.match(rest)
+    if not starts or end is None:
+        return None
+    return ProbedThought(starts[-1][0], end[0], rest[end.end() :].strip())
+
+
+def _ends_with_header(end: str, header: str) -> bool:
+    """Whether an end mark ends with the header of a message, behind the end of the one that holds the thought."""
+    marks = list(MARK.finditer(end))
+    return len(marks) > 1 and header.endswith(end[marks[1].start() :])

@@ -1,0 +1,155 @@
+"""What KV on disk gains and costs: a restart, a working set larger than the pool, and prompts that never come again.
+
+    python -m benchmarks.kv_tiers [--model M] [--prompts 5] [--documents 8] [--tokens 1000] [--rounds 3] [--out FILE]
+
+Each figure is of pairs: the same prompts, in turn, in an engine with ``--kv-disk`` and in one without, in this process.
+The ratio of processor time counts all threads, the writer's and the reader's too, and holds on a busy machine; that of
+seconds is the median over the pairs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rootgraft import LLM, SamplingParams
+
+_TOKEN_BYTES = 23_040  # of KV of SmolLM2-135M
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Of one prompt: seconds, processor seconds, and tokens that were cached."""
+
+    seconds: float
+    processor: float
+    cached: int
+
+
+class Engine:
+    """An engine with or without KV on disk."""
+
+    def __init__(self, model: str | None, pool_tokens: int, disk: str | None = None) -> None:
+        options: dict[str, Any] = {"kv_disk": disk, "kv_disk_gib": 16.0} if disk else {}
+        pool = pool_tokens * _TOKEN_BYTES / 2**30
+        self._llm = LLM(model, kv_cache_memory=pool, speculative_config='{"method": "off"}', **options)
+
+    def ask(self, tokens: list[int], answer: int = 1) -> Cost:
+        params = SamplingParams(temperature=0.0, max_tokens=answer, ignore_eos=True)
+        began, processor = time.perf_counter(), time.process_time()
+        [output] = self._llm.generate([{"prompt_token_ids": tokens}], params, use_tqdm=False)
+        return Cost(time.perf_counter() - began, time.process_time() - processor, output.num_cached_tokens or 0)
+
+    def close(self) -> None:
+        self._llm.close()
+
+
+def prompts(rng: random.Random, count: int, length: int) -> list[list[int]]:
+    return [[rng.randrange(1000, 40_000) for _ in range(length)] for _ in range(count)]
+
+
+def compare(without: Iterable[Cost], with_disk: Iterable[Cost], num_tokens: int) -> dict[str, float]:
+    """Return ratios of what the disk's engine took and what the other one did."""
+    pairs = list(zip(without, with_disk, strict=True))
+    return {
+        "pairs": len(pairs),
+        "seconds_ratio_median": statistics.median(b.seconds / a.seconds for a, b in pairs),
+        "processor_ratio": sum(b.processor for _, b in pairs) / sum(a.processor for a, _ in pairs),
+        "cached_share_without": sum(a.cached for a, _ in pairs) / num_tokens,
+        "cached_share_with": sum(b.cached for _, b in pairs) / num_tokens,
+    }
+
+
+def restart(model: str | None, count: int, length: int, seed: int) -> dict[str, float]:
+    """Time to the first token of prompts that an engine before this one has computed, against cold ones."""
+    asked = prompts(random.Random(seed), count, length)
+    warm_up = prompts(random.Random(seed + 1), 1, 64)[0]
+    with tempfile.TemporaryDirectory() as disk:
+        costs = []
+        for _ in range(2):
+            engine = Engine(model, 2 * count * length, disk)
+            engine.ask(warm_up)
+            costs.append([engine.ask(each) for each in asked])
+            engine.close()
+    found = compare(costs[0], costs[1], count * length)
+    return found | {"least_cached": min(cost.cached for cost in costs[1]), "tokens": length}
+
+
+def working_set(model: str | None, count: int, length: int, rounds: int, seed: int, order: str) -> dict[str, float]:
+    """Documents asked in turn or by Zipf's law, of which the pool holds a quarter."""
+    rng = random.Random(seed)
+    documents = prompts(rng, count, length)
+    weights = [1 / (rank + 1) for rank in range(count)]
+    asked = [
+        [*range(count)] if order == "round robin" else rng.choices(range(count), weights, k=count)
+        for _ in range(rounds)
+    ]
+    pool = count * length // 4 + length // 8
+    with tempfile.TemporaryDirectory() as disk:
+        off, on = Engine(model, pool), Engine(model, pool, disk)
+        for number in range(count):  # the first round is cold in both
+            off.ask(documents[number])
+            on.ask(documents[number])
+        pairs = [(off.ask(documents[each]), on.ask(documents[each])) for line in asked for each in line]
+        off.close()
+        on.close()
+    return compare([a for a, _ in pairs], [b for _, b in pairs], len(pairs) * length)
+
+
+def nothing_to_gain(model: str | None, count: int, length: int, seed: int) -> dict[str, float]:
+    """Prompts that all differ, each with an answer of 32 tokens."""
+    asked = prompts(random.Random(seed), count + 1, length)
+    with tempfile.TemporaryDirectory() as disk:
+        off, on = Engine(model, 8 * length), Engine(model, 8 * length, disk)
+        off.ask(asked[-1], 32)
+        on.ask(asked[-1], 32)
+        pairs = []
+        for number, each in enumerate(asked[:-1]):  # in turns, so that neither is always the first
+            ordered = [off, on] if number % 2 else [on, off]
+            costs = {engine: engine.ask(each, 32) for engine in ordered}
+            pairs.append((costs[off], costs[on]))
+        off.close()
+        on.close()
+    return compare([a for a, _ in pairs], [b for _, b in pairs], count * length)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default=None, help="SmolLM2-135M-Instruct by default")
+    parser.add_argument("--prompts", type=int, default=5, help="for the restart")
+    parser.add_argument("--prompt-tokens", type=int, default=1500)
+    parser.add_argument("--documents", type=int, default=8)
+    parser.add_argument(
+        "--tokens", type=int, default=1000, help="of a document, and of a prompt that never comes again"
+    )
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--distinct", type=int, default=16)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--parts", default="restart,round robin,zipf,distinct")
+    parser.add_argument("--out", type=Path, help="file for the figures, as JSON")
+    options = parser.parse_args()
+    found: dict[str, Any] = {"options": {k: str(v) for k, v in vars(options).items()}, "load": os.getloadavg()}
+    for part in options.parts.split(","):
+        if part == "restart":
+            found[part] = restart(options.model, options.prompts, options.prompt_tokens, options.seed)
+        elif part == "distinct":
+            found[part] = nothing_to_gain(options.model, options.distinct, options.tokens, options.seed)
+        else:
+            count, length, rounds = options.documents, options.tokens, options.rounds
+            found[part] = working_set(options.model, count, length, rounds, options.seed, part)
+        print(part, json.dumps(found[part]), flush=True)
+    if options.out:
+        options.out.write_text(json.dumps(found, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

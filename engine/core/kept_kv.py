@@ -1,0 +1,106 @@
+"""Kept KV: prefix caches with the tiers of the options, and KV of prompts in files. Called on the core's thread."""
+
+from __future__ import annotations
+
+from array import array
+from pathlib import Path as FilePath
+
+from ...radix.namespace import Path
+from ..batch import PageLoad
+from ..config import EngineConfig
+from ..errors import ConfigError
+from ..kv_cache.block_codec import BlockCodec
+from ..kv_cache.block_keys import BlockScheme
+from ..kv_cache.make_tiers import KvPages, make_tiers
+from ..kv_cache.prefix_cache import PrefixCache
+from ..kv_cache.prefix_files import read_prefix, write_prefix
+from .step_worker import StepWorker
+
+
+class KeptKv:
+    """Makes the prefix caches of an engine core, over tiers that outlive each of them.
+
+    Attributes:
+        tiers: of the options; None for none.
+
+    Raises:
+        ConfigError: the model or the device cannot have the tiers, or folder or key are not usable.
+    """
+
+    def __init__(self, config: EngineConfig, worker: StepWorker) -> None:
+        self._config, self._worker = config, worker
+        self.tiers = make_tiers(config, worker.kv_pages)
+
+    def new_cache(self) -> PrefixCache:
+        """Return an empty prefix cache, of a pool whose content is trusted no more."""
+        if self.tiers:
+            self.tiers.reset()
+        config, worker = self._config, self._worker
+        return PrefixCache(
+            worker.num_pages,
+            config.block_size,
+            sharing=config.enable_prefix_caching,
+            states=worker.states,
+            tiers=self.tiers,
+        )
+
+    def clear(self, cache: PrefixCache) -> None:
+        """Remove all KV that no running sequence uses, from the pool and from all tiers."""
+        cache.clear()
+        if self.tiers:
+            self.tiers.clear()
+
+    def transfer(self, cache: PrefixCache) -> PrefixTransfer:
+        """Return what saves and loads KV of prompts, between two steps. Raises ConfigError."""
+        return PrefixTransfer(cache, self._worker.kv_pages, self._worker.base_digest)
+
+    def stats(self) -> dict[str, float]:
+        """Return gauges and counters of the tiers by name."""
+        return self.tiers.stats() if self.tiers else {}
+
+    def close(self) -> None:
+        """End the threads of the tiers, once they have written what they were given."""
+        if self.tiers:
+            self.tiers.close()
+
+
+class PrefixTransfer:
+    """Saves and loads prefixes of one prefix cache and its pool.
+
+    Args:
+        base: digest of the base model.
+
+    Raises:
+        ConfigError: the pages of this model cannot be kept elsewhere.
+    """
+
+    def __init__(self, cache: PrefixCache, pages: KvPages | None, base: str) -> None:
+        if pages is None or pages.refusal:
+            raise ConfigError(f"The KV of this model cannot be kept: {pages.refusal if pages else 'it has no pages'}.")
+        if not cache.sharing:
+            raise ConfigError("Prefixes are saved and loaded with --enable-prefix-caching alone.")
+        self._cache, self._pages, self._base = cache, pages, base
+        self._codec = BlockCodec(BlockScheme(pages.form, cache.page_size, pages.page_bytes))
+
+    def save(self, path: Path, tokens: array[int], file: FilePath) -> int:
+        """Write the whole pages of a prompt that are cached to a file. Returns their tokens. Raises OSError."""
+        blocks, pages = self._cache.export(self._codec.scheme, path, tokens)
+        write_prefix(file, self._codec, blocks, lambda index: self._pages.read_page(pages[index]))
+        return len(blocks) * self._cache.page_size
+
+    def load(self, file: FilePath) -> int:
+        """Enter the pages of a file in the prefix cache. Raises OSError.
+
+        Returns:
+            Tokens whose KV is cached now, as far as the pool has room; 0 for a file of another base model, form of KV
+            or page size, or with no whole page.
+        """
+        stored = read_prefix(file, self._codec, self._base, "")
+        if stored is None:
+            return 0
+        lease, num_tokens = self._cache.import_pages(stored.path, stored.tokens)
+        first = lease.num_shared
+        self._pages.load([PageLoad(page, stored.payloads[first + i]) for i, page in enumerate(lease.pages[first:])])
+        self._cache.commit(lease, stored.tokens, num_tokens)
+        self._cache.release(lease, stored.tokens, num_tokens)
+        return num_tokens

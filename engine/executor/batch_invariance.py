@@ -1,0 +1,51 @@
+"""Batch invariance, ``--batch-invariant``: where a request's tokens do not depend on what else a step computes."""
+
+from __future__ import annotations
+
+import torch
+
+from ...kernels import ops
+from ..checkpoint.model_config import ModelConfig
+from ..config import EngineConfig
+from ..errors import ConfigError
+
+
+def check_invariance(config: EngineConfig, model: ModelConfig | None, device: torch.device, dtype: torch.dtype) -> None:
+    """Check before the weights are read that the model can be computed so, if the option asks for it.
+
+    The CPU's native kernels add up each token's sums in one order. A GPU's do for dense models, by other kernels.
+
+    Args:
+        model: None for one of the transformers library.
+
+    Raises:
+        ConfigError: it cannot, and why.
+    """
+    if config.batch_invariant and (reason := _reason(model, device, dtype)):
+        raise ConfigError(f"--batch-invariant cannot be kept: {reason}")
+
+
+def _reason(model: ModelConfig | None, device: torch.device, dtype: torch.dtype) -> str:
+    """Return why not, and what would do; an empty string if nothing is against it."""
+    if model is None:
+        return "the transformers library computes this model, by torch's products. Leave it out."
+    if device.type == "cpu":
+        return "" if ops.native_kernels() else "plain torch computes without native kernels. Leave it out."
+    if not ops.on_triton(device) or dtype is torch.float32:
+        return "plain torch computes on this GPU or in float32. Try: --dtype bfloat16 on a GPU from sm_80 on"
+    kinds = {
+        "a mixture of experts": any(layer.mixture is not None for layer in model.layers),
+        "latent attention": model.latent is not None,
+        "recurrent layers": model.has_states,
+    }
+    found = [name for name, is_there in kinds.items() if is_there]
+    return f"on a GPU not for models with {' and '.join(found)}. Leave it out, or take --device cpu" if found else ""
+
+
+def check_weights(config: EngineConfig, form: str, device: torch.device) -> None:
+    """Check that a form of weights has products of that kind. Raises ConfigError."""
+    if config.batch_invariant and device.type == "cuda" and form != "plain":
+        raise ConfigError(
+            "--batch-invariant cannot be kept with quantised weights on a GPU. "
+            "Try: rootgraft serve --quantization widened"
+        )

@@ -1,0 +1,65 @@
+"""``PoolPages``: the pages of a worker's KV pool as those see them that keep KV elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ...kernels import ops
+from ..batch import Batch, PageLoad
+from ..config import EngineConfig
+from ..models.kv_pool import KvPool, KvPrefault
+from ..models.model import Model
+
+
+class PoolPages:
+    """Reads pages of a KV pool (``kv_cache.make_tiers.KvPages``).
+
+    KV also depends on how its numbers are computed, so the form names the arithmetic beside the layout. Which form of
+    weights is the fastest, which is measured at the start, changes no number.
+
+    Attributes:
+        form, page_bytes, refusal, on_device: as in ``KvPages``.
+    """
+
+    def __init__(self, config: EngineConfig, model: Model, kv: KvPool) -> None:
+        self._kv = kv
+        self._prefault: KvPrefault | None = None
+        self.on_device = model.device.type != "cpu"
+        self.form = f"{kv.form}; {_arithmetic(config, model)}"
+        self.page_bytes = kv.page_bytes
+        self.refusal = _refusal(kv)
+
+    def populate_ahead(self) -> None:
+        """Have memory provided ahead of use from now on, on a CPU."""
+        if not self.on_device:
+            self._prefault = KvPrefault(self._kv)
+
+    def reach(self, batch: Batch) -> None:
+        """Note the pages that a step is about to write."""
+        if self._prefault is not None:
+            self._prefault.reach(batch)
+
+    def read_page(self, page: int) -> memoryview:
+        """Return a copy of a page's bytes, on any thread."""
+        return self._kv.read_page(page)
+
+    def load(self, loads: Sequence[PageLoad]) -> None:
+        """Fill pages that no step in flight uses, between two steps."""
+        self._kv.copy(loads)
+
+
+def _refusal(kv: KvPool) -> str:
+    if kv.state_bytes:
+        return "it has recurrent states, without which a prefix cannot be continued"
+    if kv.hidden is not None:
+        return "its draft head reads hidden states beside the KV; take another --speculative-config"
+    return ""
+
+
+def _arithmetic(config: EngineConfig, model: Model) -> str:
+    """Return what the numbers of the KV depend on beside the weights."""
+    kernels = ops.native_kernels() if model.device.type == "cpu" else None
+    instructions = kernels.library.instruction_set if kernels is not None else "plain"
+    dtype = str(model.dtype).removeprefix("torch.")
+    weights = config.quantization or "as stored"
+    return f"{type(model).__name__} {dtype} on {model.device.type} {instructions}, weights {weights}"

@@ -1,0 +1,159 @@
+"""Block files: whole files written beside their name and renamed, so that a name never stands for half a file.
+
+Nothing is synchronised to the disk: after a loss of power a file may be short or wrong, which its checksum shows.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from .block_codec import Buffer
+
+SUFFIX = ".kv"
+_UNFINISHED = ".part"
+_LOCK = "lock"
+_MOST_SLOTS = 64
+
+
+class SlotInUse(Exception):
+    """Another process has this folder."""
+
+
+@dataclass(frozen=True, slots=True)
+class FoundFile:
+    """A block's file that an earlier process has left: name, folder, size and when it was used."""
+
+    key: bytes
+    folder: str
+    num_bytes: int
+    used: float
+
+
+class BlockFiles:
+    """The files of one folder, which this process has for itself until ``close``: DIR/0, or DIR/1 and so on.
+
+    Args:
+        folder: DIR, which is made if need be.
+
+    Attributes:
+        folder: the one of this process.
+
+    Raises:
+        OSError: the folder cannot be made or locked.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for number in range(_MOST_SLOTS):
+            try:
+                self._take(folder / str(number))
+                return
+            except SlotInUse:
+                continue
+        raise OSError(f"{_MOST_SLOTS} processes use {folder} already")
+
+    @classmethod
+    def of(cls, folder: Path) -> Self:
+        """Take DIR/0 or another one of them. Raises SlotInUse, OSError."""
+        made = cls.__new__(cls)
+        made._take(folder)
+        return made
+
+    def _take(self, folder: Path) -> None:
+        """Lock a folder for this process. Raises SlotInUse, OSError."""
+        self.folder = folder
+        folder.mkdir(mode=0o700, exist_ok=True)
+        self._lock = os.open(folder / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._lock)
+            raise SlotInUse(folder) from None
+
+    def path(self, folder: str, key: bytes) -> Path:
+        return self.folder / folder / (key.hex() + SUFFIX)
+
+    def write(self, folder: str, key: bytes, parts: Iterable[Buffer]) -> None:
+        """Write a file. Raises OSError, and nothing is left then."""
+        path = f"{self.folder}/{folder}/{key.hex()}"
+        unfinished = path + _UNFINISHED
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+        try:
+            fd = os.open(unfinished, flags, 0o600)
+        except FileNotFoundError:
+            os.mkdir(f"{self.folder}/{folder}", 0o700)
+            fd = os.open(unfinished, flags, 0o600)
+        try:
+            try:
+                for part in parts:
+                    self.write_part(fd, memoryview(part))
+            finally:
+                os.close(fd)
+            os.rename(unfinished, path + SUFFIX)
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(unfinished)
+            raise
+
+    def write_part(self, fd: int, part: memoryview) -> None:
+        """Write all of a part to an open file. Raises OSError."""
+        while part:
+            part = part[os.write(fd, part) :]
+
+    def read(self, folder: str, key: bytes, num_bytes: int) -> memoryview:
+        """Return the content of a file that should have so many bytes: fewer if it has fewer. Raises OSError."""
+        path = self.path(folder, key)
+        data = memoryview(bytearray(num_bytes + 1))  # one more shows a file that is too long
+        with open(path, "rb", buffering=0) as file:
+            length = self.read_into(file.fileno(), data)
+        with suppress(OSError):
+            os.utime(path)
+        return data[:length]
+
+    def read_into(self, fd: int, data: memoryview) -> int:
+        """Fill memory from an open file as far as the file goes. Returns the number of bytes. Raises OSError."""
+        length = 0
+        while length < len(data) and (count := os.readv(fd, [data[length:]])):
+            length += count
+        return length
+
+    def remove(self, folder: str, key: bytes) -> None:
+        with suppress(OSError):
+            self.path(folder, key).unlink()
+
+    def scan(self) -> list[FoundFile]:
+        """Return the files of earlier processes in the order of their last use, and remove unfinished ones."""
+        return sorted(self._scan(), key=lambda file: file.used)
+
+    def _scan(self) -> Iterator[FoundFile]:
+        for path in found_files(self.folder):
+            if path.suffix == _UNFINISHED:
+                with suppress(OSError):
+                    path.unlink()
+                continue
+            with suppress(OSError, ValueError):
+                status = path.stat()
+                yield FoundFile(bytes.fromhex(path.stem), path.parent.name, status.st_size, status.st_mtime)
+
+    def close(self) -> None:
+        """Leave the folder to other processes. Its files stay."""
+        os.close(self._lock)
+
+
+def slot_folders(folder: Path) -> list[Path]:
+    """Return the folders of processes below DIR."""
+    return sorted(each for each in folder.iterdir() if each.is_dir() and each.name.isdecimal())
+
+
+def found_files(folder: Path) -> Iterator[Path]:
+    """Yield the files of blocks below one process's folder, unfinished ones too."""
+    for tenant in sorted(each for each in folder.iterdir() if each.is_dir()):
+        for entry in os.scandir(tenant):
+            if entry.name.endswith((SUFFIX, _UNFINISHED)):
+                yield Path(entry.path)

@@ -1,0 +1,117 @@
+"""Block keys: names of KV pages by all that their bytes depend on, so that equal keys mean equal KV.
+
+A key is a hash of the key of the page before it, of the page's namespaces and of its tokens; the first one follows from
+the form of the pool. So it commits to every token up to the page's end, to base model, adapter, salt and tenant at each
+position, and to the number format, shape and arithmetic of the KV::
+
+    root = H(format version, form, page size)      key 0 = H(root, origin 0, tokens 0)      key 1 = H(key 0, ...)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from hashlib import blake2b
+
+from ...radix.namespace import Namespace, Origin, Path
+from ...radix.node import TOKEN_BYTES
+
+FORMAT_VERSION = 1
+KEY_BYTES = 24
+MOST_SECRET_BYTES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class BlockId:
+    """One page of KV that a tier may hold.
+
+    Attributes:
+        key: its name.
+        parent: the key of the page before it, or the root.
+        origin: namespaces of its cells.
+        position: of its first token.
+        tokens: int32 tokens of the page as bytes.
+    """
+
+    key: bytes
+    parent: bytes
+    origin: Origin
+    position: int
+    tokens: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class BlockScheme:
+    """How the pages of one KV pool are named.
+
+    Attributes:
+        form: number format, shape and arithmetic of the KV, as the pool says.
+        page_size: tokens in a page.
+        page_bytes: bytes of a page.
+        secret: key of the hashes, so that names tell nobody without it which tokens are stored; empty for none.
+    """
+
+    form: str
+    page_size: int
+    page_bytes: int
+    secret: bytes = b""
+
+    @property
+    def root(self) -> bytes:
+        """The key before the first page."""
+        return _hash(self.secret, b"rootgraft kv", FORMAT_VERSION.to_bytes(4, "little"), self.form.encode(),
+                     self.page_size.to_bytes(4, "little"))  # fmt: skip
+
+    def extend(self, keys: list[bytes], path: Path, tokens: bytes, num_pages: int) -> None:
+        """Append the keys of the pages from ``len(keys)`` up to ``num_pages`` of a sequence.
+
+        Args:
+            path: the namespaces of the sequence.
+            tokens: its tokens from the first one on, int32 as bytes.
+        """
+        size = self.page_size * TOKEN_BYTES
+        before = keys[-1] if keys else self.root
+        for index in range(len(keys), num_pages):
+            start = index * self.page_size
+            before = self.key(before, path.origin(start, start + self.page_size), tokens[index * size :][:size])
+            keys.append(before)
+
+    def key(self, parent: bytes, origin: Origin, tokens: bytes) -> bytes:
+        """Return the key of a page after the one named ``parent``."""
+        return _hash(self.secret, parent, _origin_bytes(origin), tokens)
+
+    def blocks(self, keys: Sequence[bytes], path: Path, tokens: bytes, start: int, end: int) -> list[BlockId]:
+        """Return the pages ``start`` to ``end`` of a sequence, whose keys are known."""
+        size = self.page_size * TOKEN_BYTES
+        return [
+            BlockId(
+                keys[index],
+                keys[index - 1] if index else self.root,
+                path.origin(index * self.page_size, (index + 1) * self.page_size),
+                index * self.page_size,
+                tokens[index * size : (index + 1) * size],
+            )
+            for index in range(start, end)
+        ]
+
+
+def _hash(secret: bytes, *parts: bytes) -> bytes:
+    """Hash parts with their lengths, so that no two lists of parts are taken for each other."""
+    digest = blake2b(digest_size=KEY_BYTES, key=secret)
+    digest.update(b"".join([len(part).to_bytes(4, "little") + part for part in parts]))
+    return digest.digest()
+
+
+@lru_cache(maxsize=1024)
+def _origin_bytes(origin: Origin) -> bytes:
+    parts = [*_namespace_parts(origin.namespace), str(origin.switch)]
+    if origin.before is not None:
+        parts += _namespace_parts(origin.before)
+    texts = [part.encode("utf-8", "surrogatepass") for part in parts]
+    return b"".join(len(text).to_bytes(4, "little") + text for text in texts)
+
+
+def _namespace_parts(namespace: Namespace) -> list[str]:
+    adapter = "base" if namespace.adapter is None else f"adapter {namespace.adapter}"
+    return [namespace.base, adapter, namespace.salt, namespace.tenant, str(namespace.is_long)]

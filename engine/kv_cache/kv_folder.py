@@ -1,0 +1,144 @@
+"""KV folder: the files of ``--kv-disk`` between two servers, to list, remove, pack into one file and unpack again."""
+
+from __future__ import annotations
+
+import re
+import tarfile
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import ConfigError
+from .block_codec import NotABlock, describe
+from .block_files import SUFFIX, BlockFiles, SlotInUse, found_files, slot_folders
+
+_MEMBER = re.compile(r"([0-9a-f]{16})/([0-9a-f]{48})\.kv")
+_MOST_FILE_BYTES = 1 << 30
+
+
+@dataclass(slots=True)
+class KvGroup:
+    """Files of one base model, adapter, salt and tenant.
+
+    Attributes:
+        tenant: None where it is encrypted, as all but ``folder`` is then.
+        folder: the name that stands for the tenant.
+        pages: files.
+        prompts: files of a first page.
+        used: when one was used last, in seconds since 1970.
+    """
+
+    folder: str
+    base: str | None = None
+    adapter: str | None = None
+    salt: str | None = None
+    tenant: str | None = None
+    pages: int = 0
+    prompts: int = 0
+    num_bytes: int = 0
+    used: float = 0.0
+
+
+class KvFolder:
+    """The folder, while no server uses it.
+
+    Raises:
+        ConfigError: it is no such folder, or a server uses it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        if not folder.is_dir():
+            raise ConfigError(f"{folder} is no folder of --kv-disk.")
+        self._slots: list[BlockFiles] = []
+        try:
+            for each in slot_folders(folder):
+                self._slots.append(BlockFiles.of(each))
+        except SlotInUse:
+            self.close()
+            raise ConfigError(
+                f"A server uses {folder}: stop it, or ask the server itself. Try: rootgraft cache stats"
+            ) from None
+
+    def close(self) -> None:
+        """Leave the folder to servers."""
+        for slot in self._slots:
+            slot.close()
+
+    def groups(self) -> list[KvGroup]:
+        """Return what is there, the largest first. Reads the headers of all files."""
+        groups: dict[tuple[object, ...], KvGroup] = {}
+        for path in self._files():
+            with suppress(OSError, NotABlock), path.open("rb", buffering=0) as file:
+                fields = describe(file.read) or {}
+                names = {name: fields.get(name) for name in ("base", "adapter", "salt", "tenant")}
+                group = groups.setdefault((path.parent.name, *names.values()), KvGroup(path.parent.name, **names))
+                status = path.stat()
+                group.pages += 1
+                group.prompts += fields.get("position") == 0
+                group.num_bytes += status.st_size
+                group.used = max(group.used, status.st_mtime)
+        return sorted(groups.values(), key=lambda group: -group.num_bytes)
+
+    def size(self) -> tuple[int, int]:
+        """Return the number of files and their bytes."""
+        sizes = [path.stat().st_size for path in self._files()]
+        return len(sizes), sum(sizes)
+
+    def clear(self) -> int:
+        """Remove all files. Returns their number."""
+        count = 0
+        for path in self._files():
+            path.unlink()
+            count += 1
+        return count
+
+    def export(self, file: Path) -> int:
+        """Write all files into one (tar). Returns their number. Raises OSError."""
+        seen: set[str] = set()
+        with tarfile.open(file, "w") as out:
+            for path in self._files():
+                name = f"{path.parent.name}/{path.name}"
+                if _MEMBER.fullmatch(name) and name not in seen:
+                    seen.add(name)
+                    out.add(path, name, recursive=False)
+        return len(seen)
+
+    def import_file(self, file: Path, most_bytes: int) -> tuple[int, int]:
+        """Take files from one that ``export`` wrote, as long as all together are within a bound.
+
+        What they hold is checked when a server reads them.
+
+        Returns:
+            Files that were taken, and those that were not, as there was no room or their names are others.
+
+        Raises:
+            ConfigError: it is no such file.
+        """
+        slot = self._slots[0] if self._slots else BlockFiles(self._folder)
+        if not self._slots:
+            self._slots.append(slot)
+        _, num_bytes = self.size()
+        taken = left = 0
+        try:
+            with tarfile.open(file, "r:") as members:
+                for member in members:
+                    found = _MEMBER.fullmatch(member.name)
+                    source = members.extractfile(member) if found and member.isfile() else None
+                    if source is None or not found or num_bytes + member.size > most_bytes:
+                        left += 1
+                        continue
+                    if member.size > _MOST_FILE_BYTES:
+                        left += 1
+                        continue
+                    slot.write(found[1], bytes.fromhex(found[2]), [source.read()])
+                    num_bytes += member.size
+                    taken += 1
+        except tarfile.TarError as error:
+            raise ConfigError(f"{file} is no file of `rootgraft cache export`: {error}.") from error
+        return taken, left
+
+    def _files(self) -> Iterator[Path]:
+        for slot in self._slots:
+            yield from (path for path in found_files(slot.folder) if path.suffix == SUFFIX)

@@ -1,0 +1,353 @@
+"""KV tiers: pages of KV kept outside the pool, written behind the steps and read ahead of them.
+
+    pool page enters the tree ---> offered ---> writer thread ---> stores (host memory, files)
+    sequence waits in the queue ---> reader thread ---> fetched pages ---> lease (``PrefixCache.acquire``) ---> pool
+
+The tree stays the only record of what is in the pool. A tier names pages by content (``block_keys``), so that it may
+lose any of them at any time, and a hit there is as good as one in the tree. Nothing here waits for a disk but the two
+threads, and whatever fails is a miss.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+from array import array
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from ...radix.namespace import Path
+from .block_codec import Buffer
+from .block_keys import BlockId, BlockScheme
+from .kv_stores import KvStore
+
+logger = logging.getLogger("rootgraft.kv")
+
+_MOST_OFFERED = 1 << 16  # pages that wait for the writer
+_NICENESS = 10  # added to that of the writer: a step whose kernel waits for one of its threads waits as a whole
+_MOST_MOVES = 2  # reads of one sequence anew because the tree has lost what came before its pages
+
+
+class PageReader(Protocol):
+    """Reads pages of a pool, on any thread."""
+
+    def read_page(self, page: int) -> Buffer:
+        """Return a copy of a page's bytes."""
+
+
+@dataclass(slots=True, eq=False)
+class Fetch:
+    """Pages that a waiting sequence has in tiers.
+
+    Attributes:
+        keys: of its whole pages, as far as they are known.
+        first: index of the first page that is read.
+        blocks: what is read, in order; as few as were found once it is done.
+        payloads: what was found.
+        is_done: whether the reader is done with it.
+        num_moves: reads begun so far.
+    """
+
+    keys: list[bytes] = field(default_factory=list)
+    first: int = 0
+    blocks: list[BlockId] = field(default_factory=list)
+    payloads: list[Buffer] = field(default_factory=list)
+    is_done: bool = True
+    num_moves: int = 0
+
+    @property
+    def end(self) -> int:
+        """Index behind the last page that was found."""
+        return self.first + len(self.payloads)
+
+
+class KvTiers:
+    """Stores in the order in which they are asked, a writer and a reader thread.
+
+    Args:
+        scheme: names of pages.
+        reader: of the pool.
+        stores: the fastest first.
+        most_fetched: most bytes of pages that are read ahead and not used yet; one sequence may have more.
+        inline: write and read at once, on the calling thread, in place of the threads: for tests.
+    """
+
+    def __init__(
+        self,
+        scheme: BlockScheme,
+        reader: PageReader,
+        stores: Sequence[KvStore],
+        *,
+        most_fetched: int = 1 << 29,
+        inline: bool = False,
+    ) -> None:
+        self.scheme = scheme
+        self.stores = tuple(stores)
+        self._reader = reader
+        self._most_fetched = max(1, most_fetched // scheme.page_bytes)
+        self._lock = threading.Condition()
+        self._offered: dict[int, BlockId] = {}  # by page of the pool; an entry ends when the page leaves the tree
+        self._to_write: deque[tuple[int, BlockId]] = deque()
+        self._to_read: deque[Fetch] = deque()
+        self._fetches: dict[int, Fetch] = {}  # by sequence
+        self._arriving: set[bytes] = set()  # pages that leases take from here, and that are not in the tree yet
+        self._num_dropped = 0
+        self._is_closed = False
+        self._is_writing = False
+        self._is_sweeping = False  # files of forgotten pages are to be removed
+        work = () if inline else ((self._write_all, "kv-write-behind"), (self._read_all, "kv-read-ahead"))
+        self._threads = [threading.Thread(target=run, name=name, daemon=True) for run, name in work]
+        for thread in self._threads:
+            thread.start()
+
+    # Write-behind, called by the prefix cache
+
+    def offer(self, blocks: Iterable[BlockId], pages: Iterable[int]) -> None:
+        """Have pages of the tree written that no store has; the last one first, so that it is the first to be evicted.
+
+        The pages are computed, and stay as they are until ``forget``.
+        """
+        new = []
+        for block, page in reversed(list(zip(blocks, pages, strict=True))):
+            known = [store.touch(block.key) for store in self.stores]
+            if not all(known) and page not in self._offered:
+                new.append((page, block))
+        if not new:
+            return
+        with self._lock:
+            for page, block in new:
+                if len(self._to_write) >= _MOST_OFFERED:
+                    self._num_dropped += 1
+                    continue
+                self._offered[page] = block
+                self._to_write.append((page, block))
+            self._lock.notify_all()
+        if not self._threads:
+            self._write_until_empty()
+
+    def forget(self, pages: Iterable[int]) -> None:
+        """Give up offered pages that leave the tree, and are overwritten soon."""
+        if self._offered:
+            with self._lock:
+                for page in pages:
+                    self._offered.pop(page, None)
+
+    # Read-ahead, called by the scheduler
+
+    def awaits(self, number: int, path: Path, tokens: array[int], num_cached: int, num_pages: int) -> bool:
+        """Return whether pages of a waiting sequence are being read; begin to read those that a store has.
+
+        Args:
+            number: of the sequence.
+            num_cached: whole pages of it in the tree.
+            num_pages: most that it has use for.
+        """
+        fetch = self._fetches.get(number)
+        if fetch is None:
+            fetch = self._fetches[number] = Fetch()
+        if not fetch.is_done:
+            return True
+        if num_cached >= num_pages or fetch.first <= num_cached < fetch.end or fetch.num_moves > _MOST_MOVES:
+            return False
+        if len(fetch.keys) < num_pages:
+            self.scheme.extend(fetch.keys, path, tokens[: num_pages * self.scheme.page_size].tobytes(), num_pages)
+        end = num_cached
+        while end < num_pages and self._touch(fetch.keys[end]):
+            end += 1
+        fetch.payloads = []
+        if end == num_cached:
+            return False
+        data = tokens[: end * self.scheme.page_size].tobytes()
+        return self._begin(fetch, num_cached, self.scheme.blocks(fetch.keys, path, data, num_cached, end))
+
+    def _touch(self, key: bytes) -> bool:
+        """Note a use of a page in all stores. False if none has it."""
+        return True in [store.touch(key) for store in self.stores]
+
+    def knows(self, number: int) -> bool:
+        """Return whether ``awaits`` was asked of a waiting sequence."""
+        return number in self._fetches
+
+    def _begin(self, fetch: Fetch, first: int, blocks: list[BlockId]) -> bool:
+        """Begin to read pages for a sequence. Returns whether it must wait."""
+        others = [each for each in self._fetches.values() if each is not fetch and (not each.is_done or each.payloads)]
+        coming = self._arriving.union(each.blocks[0].key for each in others if not each.is_done)
+        if blocks[0].key in coming:
+            return True  # another sequence brings it to the tree
+        room = self._most_fetched - sum(len(each.blocks) if not each.is_done else len(each.payloads) for each in others)
+        if room <= 0:
+            return True  # until one of the others is admitted
+        fetch.first, fetch.blocks = first, blocks[:room]
+        fetch.num_moves += 1
+        fetch.is_done = False
+        if not self._threads:
+            self._read(fetch)
+            return False
+        with self._lock:
+            self._to_read.append(fetch)
+            self._lock.notify_all()
+        return True
+
+    def fetched(self, number: int) -> Fetch | None:
+        """Return what was read for a sequence; None if nothing was."""
+        fetch = self._fetches.get(number)
+        return fetch if fetch and fetch.is_done and fetch.payloads else None
+
+    def drop(self, number: int) -> None:
+        """Forget what was read for a sequence, which has it or has ended."""
+        fetch = self._fetches.pop(number, None)
+        if fetch is not None and not fetch.is_done:
+            with self._lock:
+                if fetch in self._to_read:
+                    self._to_read.remove(fetch)
+
+    def arrive(self, keys: Iterable[bytes]) -> None:
+        """Note that a lease takes pages, until ``arrived``."""
+        self._arriving.update(keys)
+
+    def arrived(self, keys: Iterable[bytes]) -> None:
+        """Note that these pages are in the tree, or that their lease has ended without."""
+        self._arriving.difference_update(keys)
+
+    # As a whole
+
+    def reset(self) -> None:
+        """Forget all sequences and all pages of a pool whose content is not trusted any more. What is stored stays."""
+        with self._lock:
+            self._offered.clear()
+            self._to_write.clear()
+            self._to_read.clear()
+        self._fetches.clear()
+        self._arriving.clear()
+
+    def clear(self) -> int:
+        """Forget all pages of all stores, whose files the writer removes. Returns their number."""
+        with self._lock:
+            self._offered.clear()
+            self._to_write.clear()
+            self._lock.wait_for(lambda: not self._is_writing)
+            count = sum(store.clear() for store in self.stores)
+            self._is_sweeping = True
+            self._lock.notify_all()
+        if not self._threads:
+            self._sweep()
+        return count
+
+    def flush(self) -> None:
+        """Wait until all pages that were offered are written or given up."""
+        with self._lock:
+            self._lock.wait_for(
+                lambda: self._is_closed or not (self._to_write or self._is_writing or self._is_sweeping)
+            )
+
+    def stats(self) -> dict[str, float]:
+        """Return gauges and counters by name."""
+        found: dict[str, float] = {"kv_pages_to_write": len(self._to_write), "kv_dropped": self._num_dropped}
+        for store in self.stores:
+            found |= store.stats()
+        return found
+
+    def check(self, tree_pages: Iterable[int]) -> None:
+        """Raise AssertionError if a page is offered that is not in the tree, or a store counts wrongly."""
+        for store in self.stores:
+            store.check()
+        with self._lock:
+            assert self._offered.keys() <= set(tree_pages)
+
+    def close(self) -> None:
+        """Write what was offered, and end the threads. Has no effect the second time."""
+        if self._is_closed:
+            return
+        self.flush()
+        with self._lock:
+            self._is_closed = True
+            self._lock.notify_all()
+        for thread in self._threads:
+            thread.join()
+        for store in self.stores:
+            store.close()
+
+    # The threads
+
+    def _write_all(self) -> None:
+        if sys.platform == "linux":  # elsewhere niceness is that of the whole process
+            os.nice(_NICENESS)
+        self._work(lambda: bool(self._to_write or self._is_sweeping), self._write_next)
+
+    def _read_all(self) -> None:
+        self._work(lambda: bool(self._to_read), self._read_next)
+
+    def _work(self, has_work: Callable[[], bool], work: Callable[[], None]) -> None:
+        while True:
+            with self._lock:
+                self._lock.wait_for(lambda: self._is_closed or has_work())
+                if self._is_closed:
+                    return
+            try:
+                work()
+            except Exception:  # of one page: the others are read and written all the same
+                logger.exception("A page of KV was not moved")
+
+    def _write_until_empty(self) -> None:
+        while self._to_write:
+            self._write_next()
+
+    def _sweep(self) -> None:
+        try:
+            for store in self.stores:
+                store.sweep()
+        finally:
+            with self._lock:
+                self._is_sweeping = False
+                self._lock.notify_all()
+
+    def _write_next(self) -> None:
+        if self._is_sweeping:
+            self._sweep()
+        with self._lock:
+            if not self._to_write:
+                return
+            page, block = self._to_write.popleft()
+            if self._offered.get(page) is not block:
+                self._lock.notify_all()
+                return
+            self._is_writing = True
+        try:
+            payload = self._reader.read_page(page)
+            with self._lock:
+                # The page has left the tree while it was read, so what was read may be another one's.
+                is_current = self._offered.get(page) is block
+                self._offered.pop(page, None) if is_current else None
+            if is_current:
+                for store in self.stores:
+                    if not store.touch(block.key):
+                        store.put(block, payload)
+        finally:
+            with self._lock:
+                self._is_writing = False
+                self._lock.notify_all()
+
+    def _read_next(self) -> None:
+        with self._lock:
+            if not self._to_read:
+                return
+            fetch = self._to_read.popleft()
+        self._read(fetch)
+
+    def _read(self, fetch: Fetch) -> None:
+        """Read the pages of a sequence up to the first miss."""
+        found: list[Buffer] = []
+        try:
+            for block in fetch.blocks:
+                payloads = (store.get(block) for store in self.stores)
+                payload = next((each for each in payloads if each is not None), None)
+                if payload is None:
+                    break
+                found.append(payload)
+        finally:
+            fetch.payloads = found
+            fetch.is_done = True

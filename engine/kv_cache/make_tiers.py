@@ -1,0 +1,105 @@
+"""KV tiers from the options: which stores there are, under which form and key."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from hashlib import blake2b
+from pathlib import Path
+from typing import Protocol
+
+from ..batch import PageLoad
+from ..config import EngineConfig
+from ..errors import ConfigError
+from .block_codec import BlockCodec, Buffer
+from .block_files import BlockFiles
+from .block_keys import BlockScheme
+from .kv_stores import DiskStore, HostStore, KvStore
+from .kv_tiers import KvTiers
+
+KEY_FILE_BYTES = 32
+
+
+class KvPages(Protocol):
+    """The pages of a worker's pool, to keep them elsewhere.
+
+    Attributes:
+        form: number format, shape and arithmetic of the KV: pages of equal forms can stand for each other.
+        page_bytes: bytes of a page.
+        refusal: why pages cannot be kept elsewhere; "" where they can.
+        on_device: whether the pool is in the memory of a device, not the host's.
+    """
+
+    form: str
+    page_bytes: int
+    refusal: str
+    on_device: bool
+
+    def read_page(self, page: int) -> Buffer:
+        """Return a copy of a page's bytes, on any thread."""
+
+    def load(self, loads: Sequence[PageLoad]) -> None:
+        """Fill pages that no step in flight uses, between two steps."""
+
+
+def make_scheme(config: EngineConfig, pages: KvPages) -> tuple[BlockScheme, bytes]:
+    """Return how pages are named, and the key under which they are encrypted, empty for none.
+
+    Raises:
+        ConfigError: the key file has no key.
+    """
+    key = read_key(config.kv_disk_key_file) if config.kv_disk_key_file else b""
+    secret = blake2b(key=key, person=b"rootgraft names", digest_size=32).digest() if key else b""
+    return BlockScheme(pages.form, config.block_size, pages.page_bytes, secret), key
+
+
+def make_tiers(config: EngineConfig, pages: KvPages | None) -> KvTiers | None:
+    """Return the tiers of the options; None for none.
+
+    Raises:
+        ConfigError: the model or the device cannot have them, or folder or key are not usable.
+    """
+    if config.kv_disk is None and config.kv_host_gib is None:
+        return None
+    flag = "--kv-disk" if config.kv_disk is not None else "--kv-host-gib"
+    if pages is None or pages.refusal:
+        raise ConfigError(f"{flag} cannot keep the KV of this model: {pages.refusal if pages else 'it has no pages'}.")
+    if config.kv_host_gib is not None and not pages.on_device:
+        raise ConfigError(
+            "--kv-host-gib is for the KV of a GPU: the KV pool of a CPU is in the host's memory already. Make that "
+            f"larger. Try: rootgraft serve --kv-cache-memory {config.kv_host_gib:g}"
+        )
+    scheme, key = make_scheme(config, pages)
+    stores: list[KvStore] = []
+    if config.kv_host_gib is not None:
+        stores.append(HostStore(int(config.kv_host_gib * 2**30)))
+    if config.kv_disk is not None:
+        stores.append(_disk_store(config, BlockCodec(scheme, key)))
+    return KvTiers(scheme, pages, stores)
+
+
+def _disk_store(config: EngineConfig, codec: BlockCodec) -> DiskStore:
+    assert config.kv_disk is not None
+    try:
+        return DiskStore(BlockFiles(Path(config.kv_disk).expanduser()), codec, int(config.kv_disk_gib * 2**30))
+    except OSError as error:
+        raise ConfigError(f"--kv-disk {config.kv_disk} cannot be used: {error.strerror or error}.") from error
+
+
+def read_key(path: str) -> bytes:
+    """Return the key in a file, 32 bytes or 64 hexadecimal digits. Raises ConfigError."""
+    try:
+        content = Path(path).expanduser().read_bytes()
+    except OSError as error:
+        raise ConfigError(f"--kv-disk-key-file {path} cannot be read: {error.strerror}.") from error
+    if len(content) == KEY_FILE_BYTES:
+        return content
+    try:
+        key = bytes.fromhex(content.decode("ascii").strip())
+    except ValueError:
+        key = b""
+    if len(key) != KEY_FILE_BYTES:
+        raise ConfigError(
+            f"--kv-disk-key-file {path} must hold 32 bytes or 64 hexadecimal digits, not {len(content)} bytes. Try: "
+            f"openssl rand -hex 32 > {path}"
+        )
+    return key

@@ -1,0 +1,119 @@
+"""Prefix files: the KV of one prompt's whole pages as a file, block after block, to ship and to load elsewhere."""
+
+from __future__ import annotations
+
+import os
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path as FilePath
+from typing import BinaryIO
+
+from ...radix.namespace import Namespace, Path
+from .block_codec import PREAMBLE_BYTES, BlockCodec, Buffer, NotABlock, block_size
+from .block_keys import BlockId
+
+_UNFINISHED = ".part"
+_MOST_BLOCK_BYTES = 1 << 32
+
+
+@dataclass(frozen=True, slots=True)
+class StoredPrefix:
+    """A prefix with its KV.
+
+    Attributes:
+        path: the namespaces of its tokens.
+        tokens: int32, of whole pages.
+        payloads: the bytes of each page.
+    """
+
+    path: Path
+    tokens: array[int]
+    payloads: Sequence[Buffer]
+
+
+def write_prefix(
+    file: FilePath, codec: BlockCodec, blocks: Sequence[BlockId], payload_of: Callable[[int], Buffer]
+) -> None:
+    """Write a file beside its name and rename it. Raises OSError.
+
+    Args:
+        blocks: the pages of a prefix from the first one on.
+        payload_of: returns the bytes of a page by its index.
+    """
+    unfinished = file.with_name(file.name + _UNFINISHED)
+    try:
+        with open(unfinished, "wb", opener=lambda path, flags: os.open(path, flags, 0o600)) as out:
+            for index, block in enumerate(blocks):
+                for part in codec.encode(block, payload_of(index)):
+                    out.write(part)
+        unfinished.rename(file)
+    except BaseException:
+        unfinished.unlink(missing_ok=True)
+        raise
+
+
+def read_prefix(file: FilePath, codec: BlockCodec, base: str, tenant: str) -> StoredPrefix | None:
+    """Read a prefix; None if there is none of this base model, tenant and form in the file.
+
+    Pages behind the first that is damaged or does not continue the one before are left out.
+
+    Args:
+        base: digest of the base model.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    blocks: list[BlockId] = []
+    payloads: list[Buffer] = []
+    with open(file, "rb") as source:
+        for data in _blocks(source):
+            try:
+                block, payload = codec.read(data, tenant)
+            except NotABlock:
+                break
+            before = blocks[-1].key if blocks else codec.scheme.root
+            if block.parent != before or block.position != len(blocks) * codec.scheme.page_size:
+                break
+            blocks.append(block)
+            payloads.append(payload)
+    path = _path_of(blocks)
+    if path is None or any((each.base, each.tenant) != (base, tenant) for each in path.namespaces):
+        return None
+    tokens = array("i")
+    tokens.frombytes(b"".join(block.tokens for block in blocks))
+    keys: list[bytes] = []
+    codec.scheme.extend(keys, path, tokens.tobytes(), len(blocks))
+    return StoredPrefix(path, tokens, payloads) if keys == [block.key for block in blocks] else None
+
+
+def _blocks(source: BinaryIO) -> Iterator[memoryview]:
+    """Yield the bytes of each block up to the first that is cut."""
+    while len(preamble := source.read(PREAMBLE_BYTES)) == PREAMBLE_BYTES:
+        try:
+            size = block_size(preamble)
+        except NotABlock:
+            return
+        if size > _MOST_BLOCK_BYTES:
+            return
+        rest = source.read(size - PREAMBLE_BYTES)
+        yield memoryview(preamble + rest)
+
+
+def _path_of(blocks: Sequence[BlockId]) -> Path | None:
+    """Return the path of a prefix by the namespaces of its pages; None for no path."""
+    if not blocks:
+        return None
+    last = blocks[-1].origin.namespace
+    before, switch_at = _switch(blocks, last)
+    return None if before == last else Path(last, switch_at, before)
+
+
+def _switch(blocks: Sequence[BlockId], last: Namespace) -> tuple[Namespace | None, int]:
+    """Return the namespace before the switch and its position; None and 0 without one."""
+    for block in blocks:
+        if block.origin.before is not None:
+            return block.origin.before, block.position + block.origin.switch
+        if block.origin.namespace == last:
+            return (blocks[0].origin.namespace, block.position) if block.position else (None, 0)
+    return None, 0

@@ -1,0 +1,110 @@
+"""Parts of a ``tokenizer.json`` that are made of the files of other formats."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..errors import ModelError, quoted
+
+SPACE = "\u2581"  # stands for a space in the pieces of SentencePiece
+TO_TEXT: tuple[dict[str, Any], ...] = (
+    {"type": "Replace", "pattern": {"String": SPACE}, "content": " "},
+    {"type": "ByteFallback"},
+    {"type": "Fuse"},
+)
+
+
+def added_token(token: int, text: str, *, special: bool, rstrip: bool = False) -> dict[str, Any]:
+    """Return an entry of a definition's ``added_tokens``, found in a text before normalization."""
+    return {
+        "id": token,
+        "content": text,
+        "single_word": False,
+        "lstrip": False,
+        "rstrip": rstrip,
+        "normalized": False,
+        "special": special,
+    }
+
+
+def sentencepiece_definition(
+    tokens: list[str],
+    scores: list[float],
+    added: list[dict[str, Any]],
+    *,
+    unknown: str | None,
+    prefix: bool,
+    is_prefixed_once: bool = False,
+) -> dict[str, Any]:
+    """Return the definition of a SentencePiece BPE, whose merges follow from the scores of its pieces.
+
+    Args:
+        added: tokens that are found in a text before normalization.
+        unknown: the piece for what has no piece and no bytes.
+        prefix: a text gets a space in front.
+        is_prefixed_once: only in front of the text, not behind each added token too (``legacy: false``).
+
+    Raises:
+        ModelError: two tokens have the same text.
+    """
+    to_marks: dict[str, Any] = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
+    words: dict[str, Any] | None = None
+    decoders = list(TO_TEXT)
+    if prefix and is_prefixed_once:
+        words = {"type": "Metaspace", "replacement": SPACE, "prepend_scheme": "first", "split": False}
+    elif prefix:
+        to_marks = {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": SPACE}, to_marks]}
+    if prefix:
+        decoders.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
+    return {
+        "version": "1.0",
+        "added_tokens": added,
+        "normalizer": None if words else to_marks,
+        "pre_tokenizer": words,
+        "decoder": {"type": "Sequence", "decoders": decoders},
+        "model": bpe_model(
+            tokens, merges_by_score(tokens, scores), unk_token=unknown, fuse_unk=True, byte_fallback=True
+        ),
+    }
+
+
+def bpe_model(tokens: list[str], merges: list[list[str]], **options: Any) -> dict[str, Any]:
+    """Return the model of a vocabulary. Raises ModelError if two tokens have the same text."""
+    vocabulary = {text: token for token, text in enumerate(tokens)}
+    if len(vocabulary) != len(tokens):
+        raise ModelError("The tokenizer has two tokens of the same text.")
+    return {"type": "BPE", "vocab": vocabulary, "merges": merges, **options}
+
+
+def merges_by_score(tokens: list[str], scores: list[float]) -> list[list[str]]:
+    """Return all merges of two pieces to a third, best piece first."""
+    known = set(tokens)
+    found = [
+        (score, cut, text)
+        for text, score in zip(tokens, scores, strict=True)
+        for cut in range(1, len(text))
+        if text[:cut] in known and text[cut:] in known
+    ]
+    found.sort(key=lambda merge: (-merge[0], -merge[1], merge[1] - len(merge[2])))
+    return [[text[:cut], text[cut:]] for _, cut, text in found]
+
+
+def add_ends(definition: dict[str, Any], first: str | None, last: str | None) -> None:
+    """Add the tokens ``first`` and ``last`` around texts that are encoded with special tokens. Raises ModelError."""
+    ids = {token["content"]: token["id"] for token in definition["added_tokens"]}
+    pieces: list[dict[str, Any]] = [{"Sequence": {"id": "A", "type_id": 0}}]
+    if first is not None:
+        pieces.insert(0, {"SpecialToken": {"id": first, "type_id": 0}})
+    if last is not None:
+        pieces.append({"SpecialToken": {"id": last, "type_id": 0}})
+    around = [text for text in (first, last) if text is not None]
+    if missing := [text for text in around if text not in ids]:
+        raise ModelError(
+            f"The tokenizer's token {quoted(missing[0])} is to stand around texts, but is no control token."
+        )
+    definition["post_processor"] = {
+        "type": "TemplateProcessing",
+        "single": pieces,
+        "pair": [*pieces, {"Sequence": {"id": "B", "type_id": 1}}],
+        "special_tokens": {text: {"id": text, "ids": [ids[text]], "tokens": [text]} for text in around},
+    }
