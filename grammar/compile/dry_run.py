@@ -20,7 +20,7 @@ from dataclasses import replace
 import numpy as np
 
 from ..emit.grammar_artifact import Backend, GrammarArtifact
-from ..emit.plain_grammars import FREE
+from ..emit.lark_rules import FREE
 from ..match.backends import Row
 from ..match.matcher import GrammarFailure, Matcher
 from ..vocabulary import Vocabulary
