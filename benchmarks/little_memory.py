@@ -3,10 +3,10 @@
     python -m benchmarks.little_memory [--output FILE.json]
 
 First it is started under ``ulimit -v`` of several sizes: it serves, or it ends with one line. Then, while it serves,
-its engine and after that its API process may add so many MiB and no more, and get requests that need memory: long and
-short ones, several answers with logprobs, a schema, an adapter. Each must be answered, or refused by a 503 of ours (a
-400 for what is too long); once the limit is gone, the first request must have the answer that it had before. Exit
-code 1 if not. With no room at all an engine may end where Python finds no memory for the least of its objects.
+its engine and after that its API process may add so many MiB, and get requests that need memory: long and short
+ones, several answers with logprobs, a schema, an adapter. Each must be answered, or refused by a 503 of ours (a 400 for
+what is too long); once the limit is gone, the first request must have the answer that it had before. Exit code 1 if
+not. With no room at all an engine may end where Python finds no memory for the least of its objects.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from .types import Logprob, SamplingParams
+from .types import AllowedLogprobs, Logprob, SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +185,7 @@ class RowResult:
         failed: no token could be drawn after ``tokens``, mostly because logits were not finite: the sequence ends
             with an error, the other rows go on.
         pooled: 32-bit floats, where ``SamplingParams.pooling`` asks for them and the row draws.
+        allowed: one for each of ``tokens`` if the sequence asked for them.
     """
 
     tokens: tuple[int, ...] = ()
@@ -194,6 +195,7 @@ class RowResult:
     failed: bool = False
     is_limited: bool = False
     pooled: bytes = b""
+    allowed: tuple[AllowedLogprobs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

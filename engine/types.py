@@ -17,6 +17,7 @@ MAX_STOP_TOKEN_IDS = 128
 MAX_LOGIT_BIAS = 300
 MAX_LOGPROB_TOKEN_IDS = 512
 MAX_ALLOWED_TOKEN_IDS = 4096
+MAX_ALLOWED_LOGPROBS = 2048
 MAX_SESSION_NAME = 256
 MAX_PIN_SECONDS = 86400.0
 MAX_PREFIX_PINS = 4
@@ -92,6 +93,7 @@ class SamplingParams(SamplingNumbers):
             (as in SGLang); 0 and 1 are the same.
         logprob_token_ids: tokens whose logprobs stand in the place of the k best at each drawn position (vLLM's field).
         allowed_token_ids: the only tokens that may be drawn; none for all.
+        allowed_logprobs: return ``AllowedLogprobs`` at each drawn position.
         pooling: what is returned of the prompt in the place of tokens: its last hidden state, or the classification
             head's logits of it; "" for tokens. One token is drawn, which means nothing.
     """
@@ -107,6 +109,7 @@ class SamplingParams(SamplingNumbers):
     logprob_start_len: int = 0
     logprob_token_ids: tuple[int, ...] = ()
     allowed_token_ids: tuple[int, ...] = ()
+    allowed_logprobs: bool = False
     pooling: Pooling = ""
 
     @property
@@ -140,6 +143,23 @@ class Logprob:
     logprob: float
     rank: int
     top: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AllowedLogprobs:
+    """Log-probabilities, at one position, of the tokens that the grammar's mask allows, relative to all of these.
+
+    They are of the raw distribution, before bias, penalties and temperature, without all tokens that the mask forbids.
+
+    Attributes:
+        token: the drawn token.
+        ids: int32, the likeliest tokens, at most ``MAX_ALLOWED_LOGPROBS``; empty without a mask.
+        logprobs: float32, natural logarithms of their probabilities.
+    """
+
+    token: int
+    ids: bytes
+    logprobs: bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -171,11 +171,11 @@ class Journal:
         entry.base_digest = base_digest
         if entry.skipped or entry.skipped_scores:
             message = _skip(entry, message)
-            if not message.tokens and not message.prompt_logprobs:
+            if not message.tokens and not message.prompt_logprobs and not message.allowed:
                 return None
         entry.generated.extend(message.tokens)
         entry.num_scored += len(message.prompt_logprobs)
-        return TokenOut(entry.submit.id, message.tokens, message.logprobs, message.prompt_logprobs, message.is_limited)
+        return message.renumbered(entry.submit.id)
 
     def take_end(self, entry: JournalEntry, message: Done | Failed, now: float) -> Done | Failed:
         """Close a sequence as a replica says. Returns the message for the client.
@@ -209,8 +209,13 @@ def _skip(entry: JournalEntry, message: TokenOut) -> TokenOut:
     scores = min(entry.skipped_scores, len(message.prompt_logprobs))
     entry.skipped -= skipped
     entry.skipped_scores -= scores
-    logprobs, prompt = message.logprobs[skipped:], message.prompt_logprobs[scores:]
-    return TokenOut(message.id, message.tokens[skipped:], logprobs, prompt, message.is_limited)
+    return replace(
+        message,
+        tokens=message.tokens[skipped:],
+        logprobs=message.logprobs[skipped:],
+        prompt_logprobs=message.prompt_logprobs[scores:],
+        allowed=message.allowed[skipped:],
+    )
 
 
 def aborted(entry: JournalEntry) -> Done:

@@ -227,10 +227,17 @@ class _Command:
             if value := os.environ.get(name):
                 with _named(f"{name}={value}"):
                     if option.ours in self.specs:
-                        given |= self._parsed([f"--{option.ours}={option.translate(value)}"])
+                        given |= self._parsed([self._word(option, value)])
                     elif not option.ours:
                         option.note(value)
         return given
+
+    def _word(self, option: PeerOption, value: str) -> str:
+        """Return the word of our command line that an environment variable stands for."""
+        if self.specs[option.ours][1] is not bool:
+            return f"--{option.ours}={option.translate(value)}"
+        is_on = option.translate(value, ("true", "false")) == "true"
+        return f"--{'' if is_on else 'no-'}{option.ours}"
 
     def _parsed(self, words: Sequence[str]) -> dict[str, Any]:
         try:

@@ -148,6 +148,4 @@ class EngineChannel:
 
 
 def _renumbered(message: TokenOut | Done | Failed, own: int) -> Message:
-    if isinstance(message, TokenOut):  # by hand, as there is one for each token
-        return TokenOut(own, message.tokens, message.logprobs, message.prompt_logprobs, message.is_limited)
-    return replace(message, id=own)
+    return message.renumbered(own) if isinstance(message, TokenOut) else replace(message, id=own)

@@ -11,9 +11,9 @@ from ...engine.serving.output_processor import BUDGET, end_tokens
 from ..observe.token_usage import UsageCount, finish_fields, usage_body
 from ..protocol.chat import ChatRequest
 from ..structured.tool_parser import ToolParser, read_calls
-from ..structured.tool_plan import Arguments, CallStart, Content, Event, ToolPlan
+from ..structured.tool_plan import Arguments, CallStart, Content, Event, ParsedCall, ToolPlan
 from .envelope import Envelope
-from .logprob_formats import chat_logprobs, prompt_logprobs
+from .logprob_formats import chat_logprobs, field_probabilities, prompt_logprobs
 
 if TYPE_CHECKING:
     from ...engine.serving.output_processor import SequenceOutput, TextDelta
@@ -53,10 +53,7 @@ def _choice(request: ChatRequest, index: int, output: SequenceOutput, plan: Tool
         message["content"], calls = read_calls(plan, message["content"])
         if calls:
             message["content"] = message["content"] or None
-            message["tool_calls"] = [
-                {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-                for call in calls
-            ]
+            message["tool_calls"] = [_call_fields(call) for call in calls]
             _finish_with_calls(finish, is_whole=calls[-1].is_whole)
     if output.reasoning:
         message["content"] = message["content"] or None
@@ -65,7 +62,14 @@ def _choice(request: ChatRequest, index: int, output: SequenceOutput, plan: Tool
     num_top = request.num_shown
     logprobs = None if num_top is None else chat_logprobs(output.logprobs, num_top)
     ids = {"token_ids": output.token_ids} if request.return_token_ids else {}
-    return {"index": index, "message": message, "logprobs": logprobs, **finish, **ids}
+    fields = {"field_probabilities": field_probabilities(output.fields)} if request.field_probabilities else {}
+    return {"index": index, "message": message, "logprobs": logprobs, **finish, **ids, **fields}
+
+
+def _call_fields(call: ParsedCall) -> dict[str, Any]:
+    if call.is_custom:
+        return {"id": call.id, "type": "custom", "custom": {"name": call.name, "input": call.arguments}}
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
 
 def _reasoning_fields(text: str | None) -> dict[str, Any]:
@@ -94,7 +98,8 @@ class ChatChunks:
         self._num_prompt = len(prompt)
         self._returns_ids = request.return_token_ids
         self._prompt_ids = list(prompt) if request.return_token_ids else None  # until they are sent, once
-        self._token_ids: list[int] = []  # of the delta whose events are made, until one of them takes them
+        # Fields of the delta whose events are made, until one of them takes them.
+        self._more: dict[str, Any] = {}
         self._num_tokens = 0
         self._parsers = {} if plan is None else {index: ToolParser(plan) for index in range(request.n)}
         self._calling: set[int] = set()
@@ -107,7 +112,9 @@ class ChatChunks:
         """Return the events for a delta: none while its text is held back."""
         events = []
         self._num_tokens += len(delta.tokens)
-        self._token_ids = []
+        self._more = {}
+        if delta.fields:
+            self._more["field_probabilities"] = field_probabilities(delta.fields)
         if delta.index not in self._begun:
             self._begun.add(delta.index)
             content = None if delta.index in self._parsers else ""
@@ -116,7 +123,7 @@ class ChatChunks:
                 events.append(self._event(delta.index, {"content": self._echo}))
         logprobs = None if self._num_logprobs is None else chat_logprobs(delta.logprobs, self._num_logprobs)
         if self._returns_ids:
-            self._token_ids = [*delta.tokens, *end_tokens(delta.finish)]
+            self._more |= _token_ids([*delta.tokens, *end_tokens(delta.finish)])
         if delta.reasoning:
             events.append(self._event(delta.index, _reasoning_fields(delta.reasoning), logprobs))
             logprobs = None
@@ -129,7 +136,7 @@ class ChatChunks:
             if delta.index in self._calling:
                 _finish_with_calls(finish, is_whole=not self._parsers[delta.index].is_inside_call)
             events.append(self._event(delta.index, {}, None, finish))
-        if self._token_ids:  # of text that is held back
+        if self._more:  # of text that is held back
             events.append(self._event(delta.index, {"content": ""}))
         return b"".join(events)
 
@@ -157,10 +164,9 @@ class ChatChunks:
         finish: dict[str, Any] | None = None,
     ) -> bytes:
         rest = b',"logprobs":null,"finish_reason":null}]'
-        ids = {"token_ids": self._token_ids} if self._token_ids else {}
-        self._token_ids = []
-        if logprobs is not None or finish is not None or ids:
-            fields = {"logprobs": logprobs, **(finish or {"finish_reason": None}), **ids}
+        more, self._more = self._more, {}
+        if logprobs is not None or finish is not None or more:
+            fields = {"logprobs": logprobs, **(finish or {"finish_reason": None}), **more}
             rest = b"," + orjson.dumps(fields)[1:] + b"]"
         end = self._end
         if self._continuous:
@@ -171,13 +177,22 @@ class ChatChunks:
         return b'%b%d,"delta":%b%b%b' % (self._start, index, orjson.dumps(content), rest, end)
 
 
+def _token_ids(tokens: list[int]) -> dict[str, Any]:
+    return {"token_ids": tokens} if tokens else {}
+
+
 def _delta_of(event: Event) -> dict[str, Any]:
     """Return OpenAI's delta: id, type and name of a call once, then pieces of its arguments."""
     match event:
         case Content():
             return {"content": event.text}
+        case CallStart() if event.is_custom:
+            custom = {"name": event.name, "input": ""}
+            return {"tool_calls": [{"index": event.index, "id": event.id, "type": "custom", "custom": custom}]}
         case CallStart():
             function = {"name": event.name, "arguments": ""}
             return {"tool_calls": [{"index": event.index, "id": event.id, "type": "function", "function": function}]}
+        case Arguments() if event.is_custom:
+            return {"tool_calls": [{"index": event.index, "custom": {"input": event.text}}]}
         case Arguments():
             return {"tool_calls": [{"index": event.index, "function": {"arguments": event.text}}]}

@@ -12,7 +12,7 @@ from ...engine.serving.output_processor import end_tokens
 from ..observe.token_usage import UsageCount, finish_fields, usage_body
 from ..protocol.completions import CompletionRequest
 from .envelope import Envelope
-from .logprob_formats import CompletionLogprobs, Unscored, prompt_logprobs
+from .logprob_formats import CompletionLogprobs, Unscored, field_probabilities, prompt_logprobs
 
 if TYPE_CHECKING:
     from ...engine.serving.output_processor import SequenceOutput, TextDelta, TokenLogprob
@@ -83,6 +83,8 @@ def completion_body(
             if request.return_token_ids:
                 ids = [] if request.max_tokens == 0 else output.token_ids
                 fields |= {"prompt_token_ids": list(prompt.tokens), "token_ids": ids}
+            if request.field_probabilities:
+                fields["field_probabilities"] = field_probabilities(output.fields)
             choices.append(fields)
     return {**envelope.fields(), "choices": choices, "usage": usage.body()}
 
@@ -112,7 +114,14 @@ class CompletionChunks:
             self._num_tokens += len(delta.tokens)
         text, logprobs = self._choices[index].piece(delta.text, delta.logprobs, delta.prompt_logprobs)
         ids = self._token_ids(index, delta)
-        if not text and delta.finish is None and not (logprobs and logprobs["tokens"]) and not ids.get("token_ids"):
+        if delta.fields:
+            ids["field_probabilities"] = field_probabilities(delta.fields)
+        if (
+            not text
+            and delta.finish is None
+            and not (logprobs and logprobs["tokens"])
+            and not (ids.get("token_ids") or delta.fields)
+        ):
             return b""
         end = self._end
         if self._request.continuous_usage:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ...engine.serving.output_processor import TokenLogprob
+    from ...engine.text.field_probabilities import FieldProbability
 
 FLOOR = -9999.0
 """OpenAI's number for "very unlikely", as JSON has no infinity."""
@@ -103,3 +104,10 @@ def _by_id(token: TokenLogprob, num_top: int) -> dict[str, Any]:
     }
     chosen = {"logprob": _finite(token.logprob), "rank": token.rank, "decoded_token": token.text}
     return {**entries, str(token.token): chosen}
+
+
+def field_probabilities(fields: Sequence[FieldProbability]) -> list[dict[str, Any]]:
+    """Return the probabilities of fields as clients get them."""
+    return [
+        {"path": each.path, "kind": each.kind, "value": each.value, "probability": each.probability} for each in fields
+    ]

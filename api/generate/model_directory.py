@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Mapping
 from enum import Enum, auto
@@ -122,6 +123,13 @@ class ModelDirectory:
     def adapters(self) -> Mapping[str, AdapterInfo]:
         """Adapters that are loaded."""
         return self._engine.adapters
+
+    async def findable(self) -> list[str]:
+        """Return names of adapters below ``--lora-dir`` that are loaded when a request asks for one of them."""
+        if self.remote is None or not self._engine.finds_adapters:
+            return []
+        names = await asyncio.to_thread(self.remote.folder_names)
+        return [name for name in names if (entry := self.look_up(name)) and entry.kind is NameKind.FINDABLE]
 
     def look_up(self, name: str) -> NameEntry | None:
         """Return what a name is for; None if nothing has it or may have it."""

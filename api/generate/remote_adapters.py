@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...engine.adapter_sources.download_cache import CacheFull
+from ...engine.adapter_sources.named_sources import adapter_names
 from ...engine.adapter_sources.source_uri import AdapterSource, has_scheme, is_hub_name, parse_source
 from ...engine.errors import AdapterUnavailable, DeadlineExceeded, EngineError, RequestError, UnknownModel
 from ...engine.types import AdapterInfo
@@ -95,6 +96,10 @@ class RemoteAdapters:
             self._fetcher.policy.check(source, "lora_path")
             return source
         return parse_source(path) if self.may_name(path) else None
+
+    def folder_names(self) -> list[str]:
+        """Return the names of the folders below ``--lora-dir``, from the disk; call it on a thread."""
+        return [] if self._root is None else adapter_names(self._root)
 
     def may_name(self, name: str) -> bool:
         """Return whether requests may name an adapter that is not loaded: as on the Hub, ``org/name@revision``."""

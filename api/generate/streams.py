@@ -17,11 +17,13 @@ from ...engine.errors import DeadlineExceeded
 from ...engine.serving.output_processor import SequenceOutput, TextDelta
 from ...engine.types import FinishReason
 from ...fleet.catalog.model_versions import engine_name
+from ...grammar.spec import GrammarSpec
 from ..access.caller import Caller
 from ..errors import Rejection, error_code
 from ..observe.request_observer import RequestEnd, RequestObserver
 from ..observe.token_usage import UsageCount
 from ..observe.usage_ledger import UsageRecord
+from ..structured.field_readers import FieldReaders
 from ..structured.output_check import OutputCheck
 from ..structured.output_format import OutputFormat
 from ..structured.reasoning_formats import ThoughtPlan
@@ -120,12 +122,17 @@ async def generate(
     parser = (
         None if thought is None else ReasoningParser(thought, cast("AsyncEngine", async_engine).tokenizer.token_bytes)
     )
+    fields = None
+    if output_format is not None and output_format.form is not None and requests[0].params.allowed_logprobs:
+        fields = _field_readers(cast("AsyncEngine", async_engine), requests[0], output_format.form, thought)
     state.limits.active += 1
     reason = "abort"
     try:
         with nullcontext() if output_format is None else output_format.locating_errors():
             async with aclosing(async_engine.stream(*requests)) as stream:
                 async for deltas in stream:
+                    if fields is not None:
+                        deltas = [fields.read(delta) for delta in deltas]
                     if parser is not None:
                         deltas = [parser.parse(delta) for delta in deltas]
                     checked = deltas if check is None else await check.check(deltas)
@@ -146,6 +153,14 @@ async def generate(
         written = _record(state, caller, end) if counts else None
     if written is not None and (recorder := state.stores.recorder) is not None:
         await recorder.until_written(written)
+
+
+def _field_readers(
+    async_engine: AsyncEngine, request: TextRequest, form: GrammarSpec, thought: ThoughtPlan | None
+) -> FieldReaders:
+    tokenizer = async_engine.tokenizer
+    ends = frozenset((*tokenizer.special_ids, *request.params.stop_token_ids))
+    return FieldReaders(form, tokenizer.token_bytes, ends, thought)
 
 
 def _tell(state: ServerState, caller: Caller, requests: Sequence[TextRequest], end: RequestEnd) -> None:
@@ -227,15 +242,15 @@ async def _gathered(deltas: Deltas, num_tokens: int) -> Deltas:
 
 def _joined(first: TextDelta, second: TextDelta) -> TextDelta:
     """Return two successive deltas of a sequence as one."""
-    return TextDelta(
-        first.index,
-        first.text + second.text,
-        first.tokens + second.tokens,
-        first.logprobs + second.logprobs,
-        first.prompt_logprobs + second.prompt_logprobs,
-        second.finish,
-        first.prompt,
-        first.reasoning + second.reasoning,
+    return replace(
+        second,
+        text=first.text + second.text,
+        tokens=first.tokens + second.tokens,
+        logprobs=first.logprobs + second.logprobs,
+        prompt_logprobs=first.prompt_logprobs + second.prompt_logprobs,
+        reasoning=first.reasoning + second.reasoning,
+        pooled=first.pooled + second.pooled,
+        fields=first.fields + second.fields,
     )
 
 

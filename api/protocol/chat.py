@@ -16,7 +16,7 @@ from .chat_messages import ChatMessage, Messages, check_template_kwargs, num_cha
 from .foreign_fields import foreign_rules
 from .reasoning import ReasoningFields
 from .sampling import SamplingFields
-from .tools import Tool, ToolChoice, Tools, check_tools, functions_of, tools_left_out
+from .tools import CallableTool, ToolChoice, Tools, check_tools, functions_of, tools_left_out
 
 _FOREIGN = foreign_rules("chat")
 
@@ -38,7 +38,7 @@ class TemplateInput(NamedTuple):
     """
 
     messages: Sequence[ChatMessage]
-    tools: Sequence[Tool]
+    tools: Sequence[CallableTool]
     kwargs: Mapping[str, Any]
     adds_header: bool
     continued: str | None
@@ -107,6 +107,8 @@ class ChatRequest(ReasoningFields):
             raise rejected(f"may be given {MAX_PREFIX_PINS} times in messages and tools at most", "cache_control")
         if self.functions and self.include_stop_str_in_output:
             raise rejected("contradicts 'tools': calls leave no room for it", "include_stop_str_in_output")
+        if self.functions and self.field_probabilities:
+            raise rejected("contradicts 'tools': a call has another form", "field_probabilities")
         check_continuation(self.messages, self.add_generation_prompt, self.continue_final_message)
         return self
 
@@ -131,7 +133,7 @@ class ChatRequest(ReasoningFields):
         return TemplateInput(self.messages, self.functions, kwargs, adds_header, continued)
 
     @property
-    def functions(self) -> list[Tool]:
+    def functions(self) -> list[CallableTool]:
         """The tools that can be called."""
         return functions_of(self.tools)
 

@@ -7,12 +7,23 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 import orjson
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationError,
+    model_validator,
+)
 
 from ..config import RESERVED_TEMPLATE_KWARGS
 from .base import Refusal, StrictModel, rejected, string_or_list
 from .cache_control import CacheControl
 from .foreign_fields import foreign_rules
+from .tools import CUSTOM_INPUT
 
 MAX_MESSAGES = 4096
 MAX_PARTS = 1024
@@ -78,8 +89,23 @@ class FunctionCall(StrictModel):
         return {"name": self.name, "arguments": arguments if isinstance(arguments, dict) else self.arguments}
 
 
+class CustomCall(StrictModel):
+    """A call of a custom tool."""
+
+    name: Name
+    input: str = ""
+
+
+def arguments_of_input(text: str) -> str:
+    """Return the arguments of the function as which a model calls a custom tool."""
+    return orjson.dumps({CUSTOM_INPUT: text}).decode()
+
+
 class ToolCall(StrictModel):
-    """A tool call of an earlier turn. Clients may send back the ``index`` of streamed calls."""
+    """A tool call of an earlier turn. Clients may send back the ``index`` of streamed calls.
+
+    A call of a custom tool becomes one of its function.
+    """
 
     ignored: ClassVar[frozenset[str]] = _IN_CALL.ignored
 
@@ -87,6 +113,19 @@ class ToolCall(StrictModel):
     type: Literal["function"] = "function"
     function: FunctionCall
     index: int | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_custom(cls, value: Any) -> Any:
+        if not isinstance(value, dict) or value.get("type") != "custom":
+            return value
+        try:
+            call = CustomCall.model_validate(value.get("custom"))
+        except ValidationError:
+            raise rejected("must be an object with the strings 'name' and 'input'", "custom") from None
+        function = {"name": call.name, "arguments": arguments_of_input(call.input)}
+        rest = {name: given for name, given in value.items() if name != "custom"}
+        return {**rest, "type": "function", "function": function}
 
 
 class ThoughtPiece(BaseModel):

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
 
 from .base import Id, StrictModel, rejected, string_or_list
-from .chat_messages import CacheBreakpoint
+from .chat_messages import CacheBreakpoint, arguments_of_input
 
 MAX_ITEMS = 4096
 
@@ -21,11 +21,13 @@ _ITEM_TAGS = {
     "message": "<message>",
     "function_call": "<call>",
     "function_call_output": "<output>",
+    "custom_tool_call": "<custom>",
+    "custom_tool_call_output": "<output>",
     "item_reference": "<reference>",
     "reasoning": "<reasoning>",
 }
 
-# For example custom_tool_call, local_shell_call_output, web_search_call, tool_search_output and mcp_list_tools.
+# For example local_shell_call_output, web_search_call, tool_search_output and mcp_list_tools.
 _OF_OTHER_TOOLS = re.compile(
     r"[a-z][a-z_]{0,48}_(call|call_output|tools|tools_output|search_output|screenshot)|mcp_[a-z_]{1,48}"
 )
@@ -85,10 +87,26 @@ class CallItem(StrictModel):
     status: Status | None = None
 
 
-class OutputItem(StrictModel):
-    """The result of a function call."""
+class CustomCallItem(StrictModel):
+    """A call of a custom tool of an earlier turn."""
 
-    type: Literal["function_call_output"]
+    type: Literal["custom_tool_call"]
+    call_id: Id
+    name: Id
+    input: str
+    id: Id | None = None
+    status: Status | None = None
+
+    @property
+    def arguments(self) -> str:
+        """The arguments of the function as which the model calls the tool."""
+        return arguments_of_input(self.input)
+
+
+class OutputItem(StrictModel):
+    """The result of a call of a function or a custom tool."""
+
+    type: Literal["function_call_output", "custom_tool_call_output"]
     call_id: Id
     output: Texts
     id: Id | None = None
@@ -149,6 +167,7 @@ def _item_form(value: Any) -> str | None:
 InputItem = Annotated[
     Annotated[MessageItem, Tag("<message>")]
     | Annotated[CallItem, Tag("<call>")]
+    | Annotated[CustomCallItem, Tag("<custom>")]
     | Annotated[OutputItem, Tag("<output>")]
     | Annotated[ReasoningItem, Tag("<reasoning>")]
     | Annotated[ReferenceItem, Tag("<reference>")]
@@ -156,8 +175,8 @@ InputItem = Annotated[
     Discriminator(
         _item_form,
         custom_error_type="rejected",
-        custom_error_message="must be a message, a function_call, a function_call_output, a reasoning item, an "
-        "item_reference or an item of another tool: others cannot be taken",
+        custom_error_message="must be a message, a function_call, a function_call_output, a custom_tool_call, a "
+        "custom_tool_call_output, a reasoning item, an item_reference or an item of another tool",
     ),
 ]
 

@@ -16,7 +16,7 @@ from .reasoning import Budget, Effort
 from .response_items import Input, InputItem, items_left_out
 from .sampling import CacheKey, ModelName, OptionFields, PriorityName, Salt, Stop
 from .structured import Schema
-from .tools import BY_CHOICE_FORM, MAX_TOOLS, OtherChoice, OtherTool, by_tool_type, tools_left_out
+from .tools import BY_CHOICE_FORM, MAX_TOOLS, Definition, OtherChoice, OtherTool, by_tool_type, tools_left_out
 
 _FOREIGN = foreign_rules("responses")
 LOGPROBS = "message.output_text.logprobs"
@@ -74,9 +74,37 @@ class FunctionTool(StrictModel):
     strict: bool | None = None
 
 
+class CustomFormat(StrictModel):
+    """The form of a custom tool's input."""
+
+    type: Literal["text", "grammar"]
+    syntax: Literal["lark", "regex"] | None = None
+    definition: Definition | None = None
+
+    @model_validator(mode="after")
+    def _check_type(self) -> CustomFormat:
+        for name in ("syntax", "definition"):
+            if self.type == "grammar" and getattr(self, name) is None:
+                raise rejected("is required where 'type' is 'grammar'", name)
+            if self.type == "text" and getattr(self, name) is not None:
+                raise rejected("belongs to the type 'grammar', not to 'text'", name)
+        return self
+
+
+class CustomResponseTool(StrictModel):
+    """A tool that takes a text."""
+
+    type: Literal["custom"]
+    name: Id
+    description: str | None = None
+    format: CustomFormat = CustomFormat(type="text")
+
+
 AnyTool = Annotated[
-    Annotated[FunctionTool, Tag("<served>")] | Annotated[OtherTool, Tag("<other>")],
-    by_tool_type("function"),
+    Annotated[FunctionTool, Tag("<served>")]
+    | Annotated[CustomResponseTool, Tag("<second>")]
+    | Annotated[OtherTool, Tag("<other>")],
+    by_tool_type("function", "custom"),
 ]
 Tools = Annotated[list[AnyTool], Field(max_length=MAX_TOOLS)]
 
@@ -88,9 +116,18 @@ class NamedFunction(StrictModel):
     name: Id
 
 
+class NamedCustom(StrictModel):
+    """Forces a call of one custom tool."""
+
+    type: Literal["custom"]
+    name: Id
+
+
 AnyChoice = Annotated[
-    Annotated[NamedFunction, Tag("<served>")] | Annotated[OtherChoice, Tag("<other>")],
-    by_tool_type("function"),
+    Annotated[NamedFunction, Tag("<served>")]
+    | Annotated[NamedCustom, Tag("<second>")]
+    | Annotated[OtherChoice, Tag("<other>")],
+    by_tool_type("function", "custom"),
 ]
 
 
@@ -105,6 +142,7 @@ class AllowedFunctions(StrictModel):
 Choice = Annotated[
     Annotated[Literal["none", "auto", "required"], Tag("<word>")]
     | Annotated[NamedFunction, Tag("<named>")]
+    | Annotated[NamedCustom, Tag("<custom>")]
     | Annotated[AllowedFunctions, Tag("<allowed>")],
     BY_CHOICE_FORM,
 ]

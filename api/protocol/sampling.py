@@ -217,4 +217,5 @@ class SamplingFields(OptionFields):
             logprob_start_len=logprob_start_len,
             logprob_token_ids=tuple(self.logprob_token_ids),
             allowed_token_ids=tuple(self.allowed_token_ids or ()),
+            allowed_logprobs=bool(getattr(self, "field_probabilities", False)),  # of bodies with output formats
         )

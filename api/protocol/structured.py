@@ -117,6 +117,7 @@ class StructuredFields(SamplingFields):
     guided_grammar: str | None = None
     regex: str | None = None
     ebnf: str | None = None
+    field_probabilities: bool = False
 
     @model_validator(mode="after")
     def _check_one_format(self) -> StructuredFields:
@@ -125,7 +126,18 @@ class StructuredFields(SamplingFields):
             raise rejected(f"contradicts '{fields[0]}'", fields[1])
         if fields and self.include_stop_str_in_output:
             raise rejected(f"contradicts '{fields[0]}': the form leaves no room for it", "include_stop_str_in_output")
+        if self.field_probabilities and not self._has_schema:
+            raise rejected(
+                "needs the form of the answer as a JSON Schema, as in 'response_format'", "field_probabilities"
+            )
         return self
+
+    @property
+    def _has_schema(self) -> bool:
+        outputs, form = self.structured_outputs, self.response_format
+        if self.guided_json is not None or (outputs is not None and outputs.json_ is not None):
+            return True
+        return form is not None and form.json_schema is not None
 
     @property
     def format_fields(self) -> list[str]:

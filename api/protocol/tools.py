@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag
+from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
 from .base import Id, Refusal, StrictModel, rejected
 from .cache_control import CacheControl
@@ -14,6 +14,8 @@ from .foreign_fields import foreign_rules
 
 MAX_TOOLS = 256
 MAX_QUOTED = 128
+MAX_DEFINITION = 64 << 10  # characters of a custom tool's grammar, as of other grammars
+CUSTOM_INPUT = "input"
 _NOT_HERE = "cannot be called here"
 _NAME = re.compile(r"[a-zA-Z0-9_.-]{1,128}")
 
@@ -43,11 +45,17 @@ class OtherTool(BaseModel):
     cache_control: CacheControl | None = None
 
 
-def by_tool_type(served: str) -> Discriminator:
-    """Return a discriminator with the tags ``<served>``, of tools of a type or without one, and ``<other>``."""
+def by_tool_type(served: str, second: str = "") -> Discriminator:
+    """Return a discriminator with the tags ``<served>``, of tools of a type or without one, and ``<other>``.
+
+    Args:
+        second: another type, with the tag ``<second>``.
+    """
 
     def form(value: Any) -> str:
         kind = value.get("type", served) if isinstance(value, dict) else getattr(value, "type", served)
+        if second and kind == second:
+            return "<second>"
         return "<other>" if isinstance(kind, str) and kind != served else "<served>"
 
     return Discriminator(form)
@@ -87,16 +95,92 @@ class Tool(StrictModel):
         return {"type": "function", "function": function}
 
 
+Definition = Annotated[str, Field(min_length=1, max_length=MAX_DEFINITION)]
+
+
+class ToolGrammar(StrictModel):
+    """The grammar of a custom tool's input."""
+
+    syntax: Literal["lark", "regex"]
+    definition: Definition
+
+
+class InputFormat(StrictModel):
+    """The form of a custom tool's input: free text, or text of a grammar."""
+
+    type: Literal["text", "grammar"]
+    grammar: ToolGrammar | None = None
+
+    @model_validator(mode="after")
+    def _check_type(self) -> InputFormat:
+        if self.type == "grammar" and self.grammar is None:
+            raise rejected("is required where 'type' is 'grammar'", "grammar")
+        if self.type == "text" and self.grammar is not None:
+            raise rejected("belongs to the type 'grammar', not to 'text'", "grammar")
+        return self
+
+
+class Custom(StrictModel):
+    """What a custom tool is: its input is one text."""
+
+    name: Annotated[Id, AfterValidator(_check_name)]
+    description: str | None = None
+    format: InputFormat = InputFormat(type="text")
+
+
+class TextTool(StrictModel):
+    """A tool that takes a text. The model calls it as a function of one string, ``CUSTOM_INPUT``."""
+
+    type: Literal["custom"]
+    custom: Custom
+    cache_control: CacheControl | None = None
+
+    @property
+    def lark(self) -> str | None:
+        """The Lark grammar of its input, if it has one."""
+        grammar = self.custom.format.grammar
+        return grammar.definition if grammar is not None and grammar.syntax == "lark" else None
+
+    @property
+    def function(self) -> Function:
+        """The function as which the model calls it. A Lark grammar is held beside its schema."""
+        grammar, text = self.custom.format.grammar, dict[str, Any](type="string")
+        about = self.custom.description or ""
+        if grammar is not None and grammar.syntax == "regex":
+            text["pattern"] = f"^(?:{grammar.definition})$"
+        if grammar is not None:
+            about += f"\n\nThe input has this form ({grammar.syntax}):\n{grammar.definition}"
+        schema = {
+            "type": "object",
+            "properties": {CUSTOM_INPUT: text},
+            "required": [CUSTOM_INPUT],
+            "additionalProperties": False,
+        }
+        return Function(name=self.custom.name, description=about.strip(), parameters=schema)
+
+    def for_template(self) -> dict[str, Any]:
+        """The tool for the chat template."""
+        function = self.function
+        schema = {
+            "type": "object",
+            "properties": {CUSTOM_INPUT: {"type": "string", "description": "The whole input, as text."}},
+            "required": [CUSTOM_INPUT],
+        }
+        described = {"name": function.name, "description": function.description, "parameters": schema}
+        return {"type": "function", "function": described}
+
+
+CallableTool = Tool | TextTool
 AnyTool = Annotated[
-    Annotated[Tool, Tag("<served>")] | Annotated[OtherTool, Tag("<other>")],
-    by_tool_type("function"),
+    Annotated[Tool, Tag("<served>")] | Annotated[TextTool, Tag("<second>")] | Annotated[OtherTool, Tag("<other>")],
+    by_tool_type("function", "custom"),
 ]
 Tools = Annotated[list[AnyTool], Field(max_length=MAX_TOOLS)]
 
 
-def functions_of(tools: Sequence[Tool | OtherTool]) -> list[Tool]:
+def functions_of(tools: Sequence[CallableTool | OtherTool]) -> list[CallableTool]:
     """Return the tools that can be called here."""
-    return [tool for tool in tools if isinstance(tool, Tool)]
+    return [tool for tool in tools if isinstance(tool, CallableTool)]
 
 
 def tools_left_out(tools: Sequence[Any]) -> list[str]:
@@ -111,6 +195,18 @@ class NamedChoice(StrictModel):
     function: FunctionName
 
 
+class CustomChoice(StrictModel):
+    """Forces a call of one custom tool."""
+
+    type: Literal["custom"]
+    custom: FunctionName
+
+    @property
+    def function(self) -> FunctionName:
+        """The name of the tool."""
+        return self.custom
+
+
 class OtherChoice(BaseModel):
     """One of several allowed tools that cannot be called here: the choice is among the others."""
 
@@ -120,8 +216,10 @@ class OtherChoice(BaseModel):
 
 
 AnyChoice = Annotated[
-    Annotated[NamedChoice, Tag("<served>")] | Annotated[OtherChoice, Tag("<other>")],
-    by_tool_type("function"),
+    Annotated[NamedChoice, Tag("<served>")]
+    | Annotated[CustomChoice, Tag("<second>")]
+    | Annotated[OtherChoice, Tag("<other>")],
+    by_tool_type("function", "custom"),
 ]
 
 
@@ -144,7 +242,7 @@ def _choice_form(value: Any) -> str | None:
         return "<word>"
     if not isinstance(value, dict):
         return None
-    return "<allowed>" if value.get("type") == "allowed_tools" else "<named>"
+    return {"allowed_tools": "<allowed>", "custom": "<custom>"}.get(str(value.get("type")), "<named>")
 
 
 BY_CHOICE_FORM = Discriminator(
@@ -157,21 +255,27 @@ BY_CHOICE_FORM = Discriminator(
 ToolChoice = Annotated[
     Annotated[Literal["none", "auto", "required"], Tag("<word>")]
     | Annotated[NamedChoice, Tag("<named>")]
+    | Annotated[CustomChoice, Tag("<custom>")]
     | Annotated[AllowedChoice, Tag("<allowed>")],
     BY_CHOICE_FORM,
 ]
 
 
-def check_tools(tools: Sequence[Tool | OtherTool], choice: str | NamedChoice | AllowedChoice) -> None:
+Chosen = str | NamedChoice | CustomChoice | AllowedChoice
+"""A choice that has been parsed."""
+
+
+def check_tools(tools: Sequence[CallableTool | OtherTool], choice: Chosen) -> None:
     """Refuse repeated names, and a choice of tools that are not listed or cannot be called."""
     names: set[str] = set()
     others = {tool.name: tool.type for tool in tools if isinstance(tool, OtherTool) and tool.name is not None}
     for index, tool in enumerate(tools):
-        if not isinstance(tool, Tool):
+        if not isinstance(tool, CallableTool):
             continue
-        if tool.function.name in names:
-            raise rejected(f"repeats the name '{tool.function.name}'", "tools", index, "function", "name")
-        names.add(tool.function.name)
+        name = tool.custom.name if isinstance(tool, TextTool) else tool.function.name
+        if name in names:
+            raise rejected(f"repeats the name '{name}'", "tools", index, tool.type, "name")
+        names.add(name)
     for name in _chosen(choice):
         if name not in names and name in others:
             kind = others[name][:MAX_QUOTED]
@@ -186,24 +290,24 @@ def check_tools(tools: Sequence[Tool | OtherTool], choice: str | NamedChoice | A
         raise rejected(f"needs a function to choose: a tool of another type {_NOT_HERE}", "tool_choice")
 
 
-def _must_call(choice: str | NamedChoice | AllowedChoice) -> bool:
+def _must_call(choice: Chosen) -> bool:
     """Whether the answer must be a call."""
     if isinstance(choice, AllowedChoice):
         return choice.allowed_tools.mode == "required"
     return choice not in ("none", "auto")
 
 
-def _chosen(choice: str | NamedChoice | AllowedChoice) -> list[str]:
-    if isinstance(choice, NamedChoice):
+def _chosen(choice: Chosen) -> list[str]:
+    if isinstance(choice, NamedChoice | CustomChoice):
         return [choice.function.name]
     if isinstance(choice, AllowedChoice):
-        return [tool.function.name for tool in choice.allowed_tools.tools if isinstance(tool, NamedChoice)]
+        return [tool.function.name for tool in choice.allowed_tools.tools if not isinstance(tool, OtherChoice)]
     return []
 
 
 def resolve_choice(
-    tools: Sequence[Tool | OtherTool], choice: str | NamedChoice | AllowedChoice
-) -> tuple[Literal["none", "auto", "required", "named"], list[Tool]]:
+    tools: Sequence[CallableTool | OtherTool], choice: Chosen
+) -> tuple[Literal["none", "auto", "required", "named"], list[CallableTool]]:
     """Return the mode of a checked choice, and the callable tools."""
     functions = functions_of(tools)
     if isinstance(choice, str):
@@ -212,4 +316,4 @@ def resolve_choice(
     chosen = [tool for tool in functions if tool.function.name in _chosen(choice)]
     if not chosen:
         return "none", functions
-    return ("named" if isinstance(choice, NamedChoice) else choice.allowed_tools.mode), chosen
+    return (choice.allowed_tools.mode if isinstance(choice, AllowedChoice) else "named"), chosen

@@ -7,7 +7,14 @@ from typing import Any
 from ..generate.field_names import FieldNames
 from ..protocol.chat import ChatRequest
 from ..protocol.chat_messages import ChatMessage
-from ..protocol.responses import AllowedFunctions, NamedFunction, ResponsePrompt, ResponseRequest, TextFormat
+from ..protocol.responses import (
+    AllowedFunctions,
+    NamedCustom,
+    NamedFunction,
+    ResponsePrompt,
+    ResponseRequest,
+    TextFormat,
+)
 from ..protocol.sampling import OPTION_NAMES
 from ..protocol.tools import OtherChoice
 
@@ -17,7 +24,8 @@ FIELD_NAMES = FieldNames(
     (r"\bmax_(completion_)?tokens\b", "max_output_tokens"),
     (r"\breasoning_effort\b", "reasoning.effort"),
     (r"\b(tools\[\d+\])\.function\b", r"\1"),
-    parts={"function": None},
+    (r"\b(tools\[\d+\])\.custom\b(\.format)?(\.grammar)?", r"\1\2"),
+    parts={"function": None, "custom": None, "grammar": None},
 )
 _PROMPT_FIELDS = (
     *("model", "parallel_tool_calls", "cache_salt", "chat_template_kwargs", "prompt_cache_key"),
@@ -55,13 +63,18 @@ def _response_format(text_format: TextFormat) -> dict[str, Any]:
 
 
 def _tool(tool: dict[str, Any]) -> dict[str, Any]:
+    if tool["type"] == "custom":
+        form = tool.pop("format")
+        if form["type"] == "grammar":
+            form = {"type": form.pop("type"), "grammar": form}
+        return {"type": tool.pop("type"), "custom": {**tool, "format": form}}
     if tool["type"] != "function":
         return tool
     return {"type": tool.pop("type"), "function": tool}
 
 
-def _tool_choice(choice: str | NamedFunction | AllowedFunctions) -> Any:
-    if isinstance(choice, NamedFunction):
+def _tool_choice(choice: str | NamedFunction | NamedCustom | AllowedFunctions) -> Any:
+    if isinstance(choice, NamedFunction | NamedCustom):
         return _named(choice)
     if isinstance(choice, AllowedFunctions):
         allowed = {"mode": choice.mode, "tools": [_named(tool) for tool in choice.tools]}
@@ -69,7 +82,9 @@ def _tool_choice(choice: str | NamedFunction | AllowedFunctions) -> Any:
     return choice
 
 
-def _named(function: NamedFunction | OtherChoice) -> dict[str, Any]:
+def _named(function: NamedFunction | NamedCustom | OtherChoice) -> dict[str, Any]:
+    if isinstance(function, NamedCustom):
+        return {"type": "custom", "custom": {"name": function.name}}
     if isinstance(function, OtherChoice):
         return {"type": function.type}
     return {"type": "function", "function": {"name": function.name}}

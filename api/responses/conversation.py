@@ -14,6 +14,7 @@ from ..protocol.call_ids import CallIdError, ToolCallIds
 from ..protocol.chat_messages import ChatMessage, FunctionCall, ToolCall
 from ..protocol.response_items import (
     CallItem,
+    CustomCallItem,
     InputItem,
     MessageItem,
     OtherItem,
@@ -26,11 +27,18 @@ from ..protocol.responses import CountInputTokensRequest, ResponseRequest
 from ..storage.response_store import ResponseStore, packed
 
 _ITEMS: TypeAdapter[list[Any]] = TypeAdapter(list[InputItem])
-_ID_PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
+_ID_PREFIXES = {
+    "message": "msg",
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "custom_tool_call": "ctc",
+    "custom_tool_call_output": "ctco",
+    "reasoning": "rs",
+}
 
 
 def new_id(kind: str) -> str:
-    """A new id: the kind (``resp``, ``msg``, ``fc``, ``fco`` or ``rs``), an underscore and 48 hexadecimal digits."""
+    """A new id: the kind, as in ``_ID_PREFIXES`` or ``resp``, an underscore and 48 hexadecimal digits."""
     return f"{kind}_{uuid.uuid4().hex}{uuid.uuid4().hex[:16]}"
 
 
@@ -76,7 +84,7 @@ class Conversation:
                     left_out.add(item.call_id)
                 case OutputItem() if item.call_id in left_out:
                     continue
-                case CallItem():
+                case CallItem() | CustomCallItem():
                     calls.call(item.call_id)
                     _add_call(messages, item, thought)
                     thought = None
@@ -93,7 +101,7 @@ class Conversation:
         return messages
 
 
-def _add_call(messages: list[ChatMessage], item: CallItem, thought: str | None) -> None:
+def _add_call(messages: list[ChatMessage], item: CallItem | CustomCallItem, thought: str | None) -> None:
     """Add the call to the assistant's last message: consecutive calls and the text before them share one message.
 
     A thought begins another message.
@@ -141,7 +149,7 @@ def _resolved(item: InputItem, index: int, store: ResponseStore, owner: str) -> 
     return found
 
 
-def _complete(item: MessageItem | CallItem | OutputItem | ReasoningItem | OtherItem) -> dict[str, Any]:
+def _complete(item: MessageItem | CallItem | CustomCallItem | OutputItem | ReasoningItem | OtherItem) -> dict[str, Any]:
     """Return the item with id, status and texts as parts, as OpenAI lists it."""
     if isinstance(item, OtherItem):
         return {**item.model_dump(exclude_none=True), "id": item.id or new_id("item")}

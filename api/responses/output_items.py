@@ -5,6 +5,7 @@ thought:  output_item.added, content_part.added, reasoning_text.delta ..., reaso
 message:  output_item.added, content_part.added, output_text.delta ..., output_text.done, content_part.done,
           output_item.done
 call:     output_item.added, function_call_arguments.delta ..., function_call_arguments.done, output_item.done
+custom:   output_item.added, custom_tool_call_input.delta ..., custom_tool_call_input.done, output_item.done
 """
 
 from __future__ import annotations
@@ -132,20 +133,15 @@ class OutputItems:
         return [*events, ("response.output_text.delta", delta)]
 
     def _begin_call(self, call: CallStart) -> list[Event]:
-        return self._add(
-            {
-                "id": new_id("fc"),
-                "type": "function_call",
-                "status": "in_progress",
-                "call_id": call.id,
-                "name": call.name,
-                "arguments": "",
-            }
-        )
+        begun = {"status": "in_progress", "call_id": call.id, "name": call.name}
+        if call.is_custom:
+            return self._add({"id": new_id("ctc"), "type": "custom_tool_call", **begun, "input": ""})
+        return self._add({"id": new_id("fc"), "type": "function_call", **begun, "arguments": ""})
 
     def _add_arguments(self, text: str) -> Event:
         self._pieces.append(text)
-        return "response.function_call_arguments.delta", {**self._position, "delta": text}
+        kind = "custom_tool_call_input" if self._is_open("custom_tool_call") else "function_call_arguments"
+        return f"response.{kind}.delta", {**self._position, "delta": text}
 
     def _close(self, status: str) -> list[Event]:
         """Close the open item, if any, and return its last events."""
@@ -167,6 +163,9 @@ class OutputItems:
             position = {**self._position, "content_index": 0}
             events.append(("response.reasoning_text.done", {**position, "text": text}))
             events.append(("response.content_part.done", {**position, "part": part}))
+        elif item["type"] == "custom_tool_call":
+            item["input"] = text
+            events.append(("response.custom_tool_call_input.done", {**self._position, "input": text}))
         else:
             item["arguments"] = text
             done = {**self._position, "name": item["name"], "arguments": text}

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Query
 
 from ...engine.errors import UnknownModel
 from ...fleet.catalog.model_versions import engine_name
@@ -15,17 +15,18 @@ from .dependencies import CallerOf, Models, shown_path
 router = APIRouter(tags=["models"])
 
 
-def _card(state: ServerState, name: str) -> dict[str, Any]:
+def _card(state: ServerState, name: str, *, is_folder: bool = False) -> dict[str, Any]:
     served = {} if state.models.versions is None else state.models.versions.served.get(name, {})
     loaded = engine_name(name, max(served, key=lambda digest: served[digest])) if served else name
     adapter = None if name in state.models.names else state.models.adapters.get(loaded)
+    base, root = state.models.names[0], name if is_folder else state.models.names[0]
     return {
         "id": name,
         "object": "model",
         "created": state.started,
         "owned_by": "rootgraft",
-        "root": shown_path(adapter, state.models.remote, to_all=True) if adapter else state.models.names[0],
-        "parent": state.models.names[0] if adapter else None,
+        "root": shown_path(adapter, state.models.remote, to_all=True) if adapter else root,
+        "parent": base if adapter or is_folder else None,
         "max_model_len": None if state.engine.async_engine is None else state.engine.async_engine.max_model_len,
     }
 
@@ -39,11 +40,25 @@ def _names(state: ServerState, caller: Caller) -> list[str]:
 
 
 @router.get("/v1/models")
-async def list_models(models: Models, caller: CallerOf) -> dict[str, Any]:
-    """All names that ``model`` may hold; none of a model whose files are being looked for."""
-    named = (state for state in models.states if state.is_named)
+async def list_models(
+    models: Models, caller: CallerOf, client_version: Annotated[str | None, Query()] = None
+) -> dict[str, Any]:
+    """All names that ``model`` may hold; none of a model whose files are being looked for.
+
+    Args:
+        client_version: sent by Codex, which wants a list ``models`` of what it should know of OpenAI's models, and asks
+            again and again without one. What it knows by itself holds where that is empty.
+    """
+    named = [state for state in models.states if state.is_named]
     cards = [_card(state, name) for state in named for name in _names(state, caller)]
-    return {"object": "list", "data": cards}
+    for state in named if models.is_single else ():
+        cards += [_card(state, name, is_folder=True) for name in await _folders(state, caller)]
+    return {"object": "list", "data": cards, **({} if client_version is None else {"models": []})}
+
+
+async def _folders(state: ServerState, caller: Caller) -> list[str]:
+    """Return the names of adapters below ``--lora-dir`` that a caller may use and that are not loaded yet."""
+    return list(filter(caller.may_use, await state.models.findable()))
 
 
 @router.get("/v1/models/{name:path}")
@@ -54,5 +69,7 @@ async def get_model(name: str, models: Models, caller: CallerOf) -> dict[str, An
     if name not in state.models.names and not (
         (name in state.models.adapters or name in served) and caller.may_use(name)
     ):
-        raise UnknownModel(name)
+        if not models.is_single or name not in await _folders(state, caller):
+            raise UnknownModel(name)
+        return _card(state, name, is_folder=True)
     return _card(state, name)

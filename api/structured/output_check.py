@@ -29,6 +29,7 @@ from ...engine.sandbox.program_pool import POOL, VALIDATION_SECONDS, ProgramRefu
 from ...engine.types import FinishReason
 from ...grammar.regex.ecma_regex import pattern_matches
 from ...grammar.spec import GrammarKind, GrammarSpec
+from ..protocol.tools import CUSTOM_INPUT
 from .jsonschema_validators import (
     FORMAT_CHECKER,
     Draft202012Validator,
@@ -94,7 +95,8 @@ class OutputCheck:
             text, calls = read_calls(plan, text)
             for call in calls:
                 spec = plan.arguments.get(call.name)
-                if spec is None or not await self._validators.is_valid(spec, call.arguments):
+                arguments = json.dumps({CUSTOM_INPUT: call.arguments}) if call.is_custom else call.arguments
+                if spec is None or not await self._validators.is_valid(spec, arguments):
                     return False
             if calls or plan.reading is not Reading.TRIGGERED:
                 return bool(calls)

@@ -13,27 +13,32 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ...engine.errors import RequestError
-from ...grammar.argument_styles import XmlStyle, argument_types, xml_marks, xml_style
+from ...grammar.argument_styles import PYTHON, XmlStyle, argument_types, xml_marks, xml_style
 from ...grammar.errors import GrammarError
 from ...grammar.schema.document import pointer_join
 from ...grammar.schema.static_limits import check_limits
 from ...grammar.spec import GrammarKind, GrammarSpec
-from ..protocol.tools import AllowedChoice, NamedChoice, OtherTool, Tool, resolve_choice
+from ..protocol.tools import CUSTOM_INPUT, CallableTool, Chosen, Function, OtherTool, TextTool, resolve_choice
 from .output_format import OutputFormat, naming_field
 from .tool_formats import WRITTEN_IDS, ToolFormat
 from .tool_plan import Reading, ToolPlan
 
 MAX_FORCED_CALLS = 16
+# What stands around the text of a custom tool's input, by the style of arguments.
+_BEFORE_INPUT = {"json": (f'{{"{CUSTOM_INPUT}": "', '"}'), PYTHON: (f'{CUSTOM_INPUT}="', '"')}
+# Where a tool of each type says what its arguments are.
+_FORMS = {"function": "function.parameters", "custom": "custom.format"}
 # Schema of a function without parameters: exactly {}.
 _NO_ARGUMENTS: dict[str, Any] = {"const": {}}
 
 
 def tool_output_format(
-    tools: Sequence[Tool | OtherTool],
-    choice: str | NamedChoice | AllowedChoice,
+    tools: Sequence[CallableTool | OtherTool],
+    choice: Chosen,
     form: ToolFormat,
     requested: OutputFormat | None,
     *,
@@ -51,43 +56,93 @@ def tool_output_format(
     Raises:
         RequestError: a tool's schema is malformed or beyond the limits, or the formats contradict each other.
     """
+    found = _output_format(tools, choice, form, requested, parallel=parallel)
+    custom = frozenset(tool.custom.name for tool in tools if isinstance(tool, TextTool))
+    if found is None or found.tools is None or not custom:
+        return found
+    return replace(found, tools=replace(found.tools, custom=custom))
+
+
+def _output_format(
+    tools: Sequence[CallableTool | OtherTool],
+    choice: Chosen,
+    form: ToolFormat,
+    requested: OutputFormat | None,
+    *,
+    parallel: bool,
+) -> OutputFormat | None:
     mode, callable_tools = resolve_choice(tools, choice)
     if mode != "none":
         _check_names(callable_tools, tools, form)
     parallel = parallel and not form.single
-    fields = {tool.function.name: f"tools[{tools.index(tool)}].function.parameters" for tool in callable_tools}
-    arguments = {tool.function.name: _arguments(tool, fields[tool.function.name]) for tool in callable_tools}
+    functions = [(tool, tool.function) for tool in callable_tools]
+    fields = {function.name: f"tools[{tools.index(tool)}].{_FORMS[tool.type]}" for tool, function in functions}
+    arguments = {function.name: _arguments(function, fields[function.name]) for _, function in functions}
     if mode == "none":
         return requested
-    if mode != "auto" and not form.is_object:
+    larks = {tool.custom.name: tool.lark for tool in callable_tools if isinstance(tool, TextTool) and tool.lark}
+    contents = {name: _content(spec, form, larks.get(name), fields[name]) for name, spec in arguments.items()}
+    if mode != "auto" and (not form.is_object or (larks and mode == "required")):
         parallel = parallel and mode == "required"
-        return _triggered(arguments, fields, form, None, parallel=parallel, must_call=True)
+        return _triggered(arguments, contents, fields, form, None, parallel=parallel, must_call=True)
     if mode == "named":
         [name] = arguments
-        plan = ToolPlan(form, Reading.ARGUMENTS, arguments, form.opening + form.head(name), name, (("", fields[name]),))
+        owners = (("/format" if larks else "", fields[name]),)
+        plan = ToolPlan(form, Reading.ARGUMENTS, arguments, form.opening + form.head(name), name, owners)
+        if larks:
+            tag = _checked(GrammarSpec.structural_tag, {"format": contents[name]}, plan)
+            return OutputFormat(tag, "tools", "tools", None, plan)
         return OutputFormat(arguments[name], "tools", "tools", None, plan)
     if mode == "required":
         return _required(arguments, fields, form, parallel=parallel)
-    return _triggered(arguments, fields, form, requested, parallel=parallel, must_call=False)
+    return _triggered(arguments, contents, fields, form, requested, parallel=parallel, must_call=False)
 
 
-def _check_names(callable_tools: Sequence[Tool], tools: Sequence[Tool | OtherTool], form: ToolFormat) -> None:
+def _check_names(
+    callable_tools: Sequence[CallableTool], tools: Sequence[CallableTool | OtherTool], form: ToolFormat
+) -> None:
     """Refuse a function that has the name by which the model addresses its text."""
     for tool in callable_tools if form.recipient_mark else ():
         if form.head(tool.function.name) == form.content_opening:
-            field = f"tools[{tools.index(tool)}].function.name"
+            field = f"tools[{tools.index(tool)}].{tool.type}.name"
             raise RequestError(
                 f"'{field}' cannot be {tool.function.name!r} here: this model writes it before text for the user.",
                 param=field,
             )
 
 
-def _arguments(tool: Tool, name: str) -> GrammarSpec:
-    schema = tool.function.parameters
+def _arguments(function: Function, name: str) -> GrammarSpec:
+    schema = function.parameters
     with naming_field(name):
         spec = GrammarSpec.json_schema(_NO_ARGUMENTS if schema is None else {"type": "object"} | schema)
         check_limits(spec)
     return spec
+
+
+def _content(spec: GrammarSpec, form: ToolFormat, lark: str | None, field: str) -> dict[str, Any]:
+    """Return the structural tag of the arguments of a call.
+
+    Raises:
+        RequestError: the model's form of calls has no quotes around texts, between which a Lark grammar can be held.
+    """
+    if lark is None:
+        content: dict[str, Any] = {"type": "json_schema", "json_schema": spec.value()}
+        if form.style != "json":
+            content["style"] = xml_marks(form.style) if isinstance(form.style, XmlStyle) else form.style
+        return content
+    if form.style not in _BEFORE_INPUT:
+        raise RequestError(
+            f"'{field}' cannot be a Lark grammar here: this model writes arguments of calls without quotes. Give a "
+            "regular expression ('regex') or free text.",
+            param=field,
+        )
+    before, after = _BEFORE_INPUT[form.style]
+    elements = [
+        {"type": "const_string", "value": before},
+        {"type": "json_lark", "grammar": lark},
+        {"type": "const_string", "value": after},
+    ]
+    return {"type": "sequence", "elements": elements}
 
 
 def _required(
@@ -146,6 +201,7 @@ def _check_ids(schemas: Mapping[str, dict[str, Any]], fields: Mapping[str, str])
 
 def _triggered(
     arguments: Mapping[str, GrammarSpec],
+    contents: Mapping[str, dict[str, Any]],
     fields: Mapping[str, str],
     form: ToolFormat,
     requested: OutputFormat | None,
@@ -154,15 +210,15 @@ def _triggered(
     must_call: bool,
 ) -> OutputFormat:
     schemas = {name: spec.value() for name, spec in arguments.items()}
-    owners = {id(schema): fields[name] for name, schema in schemas.items()}
+    owners = {id(each.get("json_schema", each)): fields[name] for name, each in contents.items()}
     starts = _starts(form, schemas) if form.only_at_start else ()
-    calls = _calls(schemas, form, parallel=parallel)
+    calls = _calls(contents, form, parallel=parallel)
     document = None if requested is None else _document(requested, form)
     if document is not None and requested is not None:
         owners[id(document["json_schema"])] = requested.field
     shape: dict[str, Any]
     if form.content_opening and not must_call:
-        shape = _in_channels(calls, document or _text(schemas, form, parallel=parallel), form)
+        shape = _in_channels(calls, document or _text(contents, form, parallel=parallel), form)
     elif document is not None or must_call:
         if parallel and form.separator is None:
             calls = [{"type": "tags_with_separator", "tags": calls, "separator": form.between, "at_least_one": True}]
@@ -198,9 +254,9 @@ def _starts(form: ToolFormat, functions: Iterable[str]) -> tuple[str, ...]:
     return (form.trigger,) if form.is_object else tuple(form.opening + form.head(name) for name in functions)
 
 
-def _calls(schemas: Mapping[str, Any], form: ToolFormat, *, parallel: bool) -> list[dict[str, Any]]:
+def _calls(contents: Mapping[str, dict[str, Any]], form: ToolFormat, *, parallel: bool) -> list[dict[str, Any]]:
     """Return structural tags, one of which is a call in the model's format, or several calls after one opening."""
-    tags = [_call(name, schema, form) for name, schema in schemas.items()]
+    tags = [_call(name, content, form) for name, content in contents.items()]
     if (form.only_at_start or form.recipient_mark) and form.separator is not None:
         # The opening is one text with the first call's, as the lexer must tell both from free text.
         first = [tag | {"begin": form.opening + tag["begin"]} for tag in tags]
@@ -216,11 +272,8 @@ def _calls(schemas: Mapping[str, Any], form: ToolFormat, *, parallel: bool) -> l
     return [{"type": "tag", "begin": form.opening, "content": content, "end": form.closing}]
 
 
-def _call(name: str, schema: Any, form: ToolFormat) -> dict[str, Any]:
+def _call(name: str, content: dict[str, Any], form: ToolFormat) -> dict[str, Any]:
     """Return the structural tag of a call without opening and closing."""
-    content: dict[str, Any] = {"type": "json_schema", "json_schema": schema}
-    if form.style != "json":
-        content["style"] = xml_marks(form.style) if isinstance(form.style, XmlStyle) else form.style
     begin = form.head(name)
     if form.id_lead:
         written = {"type": "regex", "pattern": WRITTEN_IDS[form.ids]}
@@ -234,11 +287,11 @@ def _call(name: str, schema: Any, form: ToolFormat) -> dict[str, Any]:
     return {"type": "tag", "begin": begin, "content": content, "end": form.after_arguments}
 
 
-def _text(schemas: Mapping[str, Any], form: ToolFormat, *, parallel: bool) -> dict[str, Any]:
+def _text(contents: Mapping[str, dict[str, Any]], form: ToolFormat, *, parallel: bool) -> dict[str, Any]:
     """Return the structural tag of text in a channel of its own, in which calls begin where parts have recipients."""
     if not form.recipient_mark:
         return {"type": "any_text"}
-    tags = [_call(name, schema, form) for name, schema in schemas.items()]
+    tags = [_call(name, content, form) for name, content in contents.items()]
     tags = [tag | {"begin": form.recipient_mark + tag["begin"]} for tag in tags]
     triggers = [tag["begin"] for tag in tags]
     return {"type": "triggered_tags", "triggers": triggers, "tags": tags, "stop_after_first": not parallel}

@@ -15,6 +15,7 @@ from dataclasses import replace
 from functools import cache
 
 from .argument_syntax import ArgumentReader, JsonReader, argument_reader
+from .input_reader import InputReader
 from .tool_formats import WRITTEN_IDS, CallIds, ToolFormat
 from .tool_plan import Arguments, CallStart, Content, Event, ParsedCall, Reading, ToolPlan
 
@@ -35,7 +36,7 @@ def read_calls(plan: ToolPlan, text: str) -> tuple[str, list[ParsedCall]]:
                 started.append((event, []))
             case Arguments():
                 started[event.index][1].append(event.text)
-    calls = [ParsedCall(start.id, start.name, "".join(parts)) for start, parts in started]
+    calls = [ParsedCall(each.id, each.name, "".join(parts), is_custom=each.is_custom) for each, parts in started]
     if parser.is_inside_call:
         calls[-1] = replace(calls[-1], is_whole=False)
     return "".join(content), calls
@@ -56,6 +57,7 @@ class ToolParser:
         self._after_call = False
         self._has_content = False
         self._reader: ArgumentReader = JsonReader()
+        self._input: InputReader | None = None  # of a custom tool's call
         self._state: Callable[[], bool] = self._text
         if plan.reading is Reading.TRIGGERED:
             if self._form.content_opening:
@@ -211,7 +213,9 @@ class ToolParser:
             case _:
                 call_id = f"call_{digits[:24]}"
         self._ids.add(call_id)
-        self._events.append(CallStart(self._num_calls, call_id, name))
+        is_custom = name in self._plan.custom
+        self._input = InputReader() if is_custom else None
+        self._events.append(CallStart(self._num_calls, call_id, name, is_custom))
         self._num_calls += 1
         self._reader = JsonReader()
         if self._plan.reading is Reading.TRIGGERED and name in self._plan.arguments:
@@ -220,8 +224,10 @@ class ToolParser:
 
     def _arguments(self) -> bool:
         text, used, done = self._reader.read(self._buffer)
+        if self._input is not None:
+            text = self._input.read(text)
         if text:
-            self._events.append(Arguments(self._num_calls - 1, text))
+            self._events.append(Arguments(self._num_calls - 1, text, self._input is not None))
         self._buffer = self._buffer[used:]
         if done:
             self._after_call = True

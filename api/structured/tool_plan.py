@@ -33,6 +33,7 @@ class ToolPlan:
         prefill: start of the answer, appended to the prompt.
         named: the function of ``Reading.ARGUMENTS``.
         schema_fields: (JSON Pointer into the grammar, request field whose schema is embedded at that pointer).
+        custom: functions of one text, which stand for custom tools.
         starts: texts that an answer in free text may not begin with, where calls are at its begin alone.
     """
 
@@ -40,6 +41,7 @@ class ToolPlan:
     reading: Reading
     arguments: Mapping[str, GrammarSpec]
     types: Mapping[str, Mapping[str, frozenset[str]]] = field(default_factory=dict, kw_only=True)
+    custom: frozenset[str] = field(default=frozenset(), kw_only=True)
     prefill: str = ""
     named: str = ""
     schema_fields: tuple[tuple[str, str], ...] = ()
@@ -70,14 +72,16 @@ class CallStart:
     index: int
     id: str
     name: str
+    is_custom: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
-    """A piece of the JSON text of a call's arguments."""
+    """A piece of the JSON text of a call's arguments, or of the input of a custom tool."""
 
     index: int
     text: str
+    is_custom: bool = False
 
 
 Event = Content | CallStart | Arguments
@@ -85,9 +89,10 @@ Event = Content | CallStart | Arguments
 
 @dataclass(frozen=True, slots=True)
 class ParsedCall:
-    """A call. ``arguments`` is JSON text, not whole if the answer was cut off within it."""
+    """A call. ``arguments`` is JSON text, or a custom tool's input; not whole if the answer was cut off within it."""
 
     id: str
     name: str
     arguments: str
     is_whole: bool = True
+    is_custom: bool = False

@@ -4,13 +4,34 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from ...lora.errors import AdapterError
+from ...lora.safe_paths import check_name
 from ..config import EngineConfig
 from ..errors import ConfigError, EngineError
 from .adapter_fetcher import AdapterFetcher, FetchedAdapter
 from .source_uri import AdapterSource, has_scheme, is_hub_name, parse_source
+
+MOST_LISTED = 1_000  # folders of adapters
+
+
+def adapter_names(root: Path) -> list[str]:
+    """Return the names by which requests may ask for the folders of adapters below one: ``name`` and ``team/name``.
+
+    In order, and at most ``MOST_LISTED``. It reads the disk.
+    """
+    found: list[str] = []
+    with suppress(OSError):
+        for pattern in ("*/adapter_config.json", "*/*/adapter_config.json"):
+            for file in root.glob(pattern):
+                name = file.parent.relative_to(root).as_posix()
+                with suppress(AdapterError):
+                    check_name(name)
+                    found.append(name)
+    return sorted(found)[:MOST_LISTED]
 
 
 def named_source(path: str, root: str | None) -> AdapterSource | None:

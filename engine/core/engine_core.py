@@ -99,11 +99,9 @@ class EngineCore:
     @classmethod
     def load(cls, config: EngineConfig, model_path: Path, weights: Weights | None = None) -> EngineCore:
         """Load a model, unless its weights are, and make its engine core. Raises ModelError and ConfigError."""
-        from ..executor.device_defaults import with_device_defaults
-        from ..executor.worker import Worker
+        from ..executor.worker import load_worker
 
-        config = with_device_defaults(config, model_path)
-        return cls(config, Worker(config, model_path, weights=weights))
+        return cls(*load_worker(config, model_path, weights))
 
     @property
     def has_work(self) -> bool:

@@ -16,6 +16,7 @@ from ..config import EngineConfig
 from ..step_timer import StepTimer
 from ..text.end_tokens import read_end_tokens
 from .adapter_options import make_adapters
+from .device_defaults import with_device_defaults
 from .draft_worker import DraftWorker
 from .gpu_memory import measure_steps, single_row
 from .load_weights import Weights, load_weights, set_up_device
@@ -123,3 +124,13 @@ class Worker:
         """Give memory of a GPU back that torch only caches."""
         if self.overlaps:
             torch.cuda.empty_cache()
+
+
+def load_worker(config: EngineConfig, model_path: Path, weights: Weights | None = None) -> tuple[EngineConfig, Worker]:
+    """Make a worker whose device sets the options of a step that are not named; return all options, and the worker.
+
+    Raises:
+        ModelError, ConfigError: as ``Worker``.
+    """
+    config = with_device_defaults(config, model_path)
+    return config, Worker(config, model_path, weights=weights)

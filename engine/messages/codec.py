@@ -15,7 +15,17 @@ import msgpack
 
 from ...grammar.thought_rules import ThoughtRules
 from ..snapshot import EngineSnapshot, NamespaceView, NodeView, SequenceView, SlotView
-from ..types import AdapterInfo, FinishReason, Logprob, Pooler, Priority, SamplingParams, SequenceStats, Usage
+from ..types import (
+    AdapterInfo,
+    AllowedLogprobs,
+    FinishReason,
+    Logprob,
+    Pooler,
+    Priority,
+    SamplingParams,
+    SequenceStats,
+    Usage,
+)
 from .adapter_calls import AdapterChanged, Adapters, ListAdapters, LoadAdapter, Reply, UnloadAdapter
 from .engine_state import Heartbeat, Ready, ResetCache, Shutdown, SnapshotTaken, TakeSnapshot
 from .sequences import Abort, Done, Failed, Submit, TokenOut
@@ -47,7 +57,7 @@ Message = (
 _TYPES: tuple[type[Any], ...] = get_args(Message)
 _TAGS = {cls: tag for tag, cls in enumerate(_TYPES)}
 _VALUES = (
-    *(SamplingParams, ThoughtRules, Logprob, Usage, SequenceStats, AdapterInfo, Pooler),
+    *(SamplingParams, ThoughtRules, Logprob, AllowedLogprobs, Usage, SequenceStats, AdapterInfo, Pooler),
     *(EngineSnapshot, NamespaceView, NodeView, SequenceView, SlotView),
 )
 _FIELDS = {cls: tuple(f.name for f in fields(cls)) for cls in (*_TYPES, *_VALUES)}
@@ -68,6 +78,10 @@ def encode(messages: Sequence[Message]) -> bytes:
 
 def _logprobs(rows: list[list[Any]]) -> tuple[Logprob, ...]:
     return tuple(Logprob(t, lp, rank, tuple((i, v) for i, v in top)) for t, lp, rank, top in rows) if rows else ()
+
+
+def _allowed(rows: list[list[Any]]) -> tuple[AllowedLogprobs, ...]:
+    return tuple(AllowedLogprobs(*row) for row in rows) if rows else ()
 
 
 def _params(row: list[Any]) -> SamplingParams:
@@ -117,6 +131,7 @@ _DECODERS: dict[tuple[type[Any], str], Callable[[Any], Any]] = {
     (Ready, "pooler"): _pooler,
     (TokenOut, "logprobs"): _logprobs,
     (TokenOut, "prompt_logprobs"): _logprobs,
+    (TokenOut, "allowed"): _allowed,
     (Done, "reason"): FinishReason,
     (Done, "usage"): lambda row: Usage(*row),
     (Done, "stats"): lambda row: SequenceStats(*row) if row else None,

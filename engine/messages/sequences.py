@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from ...grammar.thought_rules import ThoughtRules
 from ..errors import EngineError, GrammarRefused, RequestError
-from ..types import FinishReason, Logprob, Priority, SamplingParams, SequenceStats, Usage
+from ..types import AllowedLogprobs, FinishReason, Logprob, Priority, SamplingParams, SequenceStats, Usage
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,8 @@ class TokenOut:
     """New tokens of one sequence, without a stop token that ends it: see ``Done.stop_token``.
 
     ``is_limited``: without a budget of tokens the model would have drawn another one for one of them.
-    ``pooled``: 32-bit floats, where ``SamplingParams.pooling`` asks for them.
+    ``pooled``: 32-bit floats, where ``SamplingParams.pooling`` asks for them. ``allowed``: of ``tokens`` and of a stop
+    token after them, where ``SamplingParams.allowed_logprobs`` asks for them.
 
     Immutable by convention: a frozen dataclass takes four times as long to make, and there is one for each token.
     """
@@ -75,6 +76,13 @@ class TokenOut:
     prompt_logprobs: tuple[Logprob, ...] = ()
     is_limited: bool = False
     pooled: bytes = b""
+    allowed: tuple[AllowedLogprobs, ...] = ()
+
+    def renumbered(self, number: int) -> TokenOut:
+        """Return the same of a sequence of another number."""
+        return TokenOut(
+            number, self.tokens, self.logprobs, self.prompt_logprobs, self.is_limited, self.pooled, self.allowed
+        )
 
 
 @dataclass(frozen=True, slots=True)

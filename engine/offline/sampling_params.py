@@ -167,8 +167,9 @@ class SamplingParams:
 
     @classmethod
     def of(cls, params: EngineParams) -> SamplingParams:
-        """Return the parameters of the engine in this form, without pooling, which has methods of its own."""
-        values = {each.name: getattr(params, each.name) for each in fields(params) if each.name != "pooling"}
+        """Return the parameters of the engine in this form, without what only servers and other methods ask for."""
+        own = {each.name for each in fields(params)} - {"pooling", "allowed_logprobs"}
+        values = {name: getattr(params, name) for name in own}
         ids = ("stop_token_ids", "allowed_token_ids", "logprob_token_ids")
         more: dict[str, Any] = {name: list(getattr(params, name)) or None for name in ids}
         more["logit_bias"] = dict(params.logit_bias) or None

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..batch import Row, RowResult
-from ..types import Logprob
+from ..types import AllowedLogprobs, Logprob
 
 Ints = npt.NDArray[np.int64]
 
@@ -50,12 +50,14 @@ class Drawn(NamedTuple):
         logprob: of the token, if wanted.
         is_forced: whether a mask forced it.
         is_limited: whether without a budget of tokens another one would have been drawn.
+        allowed: of the position, if wanted.
     """
 
     token: int
     logprob: Logprob | None = None
     is_forced: bool = False
     is_limited: bool = False
+    allowed: AllowedLogprobs | None = None
 
 
 def sampling_positions(rows: Sequence[Row], forced: Mapping[int, int]) -> SamplingPositions:
@@ -92,7 +94,8 @@ def _single(drawn: Drawn) -> RowResult:
     if drawn.token < 0:
         return RowResult(failed=True)
     logprobs = () if drawn.logprob is None else (drawn.logprob,)
-    return RowResult((drawn.token,), logprobs, is_limited=drawn.is_limited)
+    allowed = () if drawn.allowed is None else (drawn.allowed,)
+    return RowResult((drawn.token,), logprobs, is_limited=drawn.is_limited, allowed=allowed)
 
 
 def _accept_row(row: Row, drawn: list[Drawn]) -> RowResult:
@@ -110,4 +113,5 @@ def _accept_row(row: Row, drawn: list[Drawn]) -> RowResult:
         num_forced=sum(each.is_forced for each in accepted),
         failed=failed,
         is_limited=any(each.is_limited for each in accepted),
+        allowed=tuple(each.allowed for each in accepted if each.allowed is not None),
     )

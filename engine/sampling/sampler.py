@@ -23,6 +23,8 @@ from ...kernels.layouts.staging import HostCopy, to_device
 from ...kernels.ops import Largest, largest, on_triton
 from ...kernels.sampling_ops import draw_lines, draw_tokens, draws_tokens, has_kernel, mask_logits
 from ..batch import Row, RowResult, RowStart, TokenCheck
+from ..types import AllowedLogprobs
+from .allowed_logprobs import AllowedDrawing
 from .draft_verify import Drawn, SamplingPositions, accept_drafts, sampling_positions
 from .limited_draw import LimitedLines
 from .logprobs import logprob_columns, named_columns, to_logprob
@@ -73,6 +75,7 @@ class Drawing:
     _copy: HostCopy | None = None  # of the tokens, or of ``Sampler._with_logprobs`` if any logprobs are wanted
     _num_logprobs: Sequence[int] = ()  # wanted at each position, -1 for none; empty if no row wants any
     _redraw: Callable[[list[int]], _Redrawn] | None = None  # replaces tokens after which no end fits
+    _allowed: AllowedDrawing | None = None
 
     def wait(self) -> list[Drawn]:
         """Wait for the tokens of all positions."""
@@ -89,6 +92,8 @@ class Drawing:
             drawn = [_scored(*each) for each in zip(values, self._num_logprobs, strict=True)]
         for position in redrawn.positions if redrawn is not None else ():
             drawn[position] = drawn[position]._replace(is_limited=True)
+        for position, allowed in (self._allowed.wait(tokens) if self._allowed is not None else {}).items():
+            drawn[position] = drawn[position]._replace(allowed=allowed)
         return drawn
 
 
@@ -113,6 +118,7 @@ class Sampler:
         self._table = DrawTable(max_num_seqs, device) if on_triton(device) else None
         self._edits = LogitEdits(max_num_seqs, vocab_size)
         self._names: dict[int, Ints] = {}  # ``logprob_token_ids`` of the rows that have any
+        self._allowed_rows: set[int] = set()  # that want ``AllowedLogprobs``
 
     def start(self, starts: Sequence[RowStart]) -> None:
         """Replace the parameters, seed and penalty counts of these rows."""
@@ -130,6 +136,9 @@ class Sampler:
                 params.prompt_logprobs or 0,
             )
             self._names.pop(start.row, None)
+            self._allowed_rows.discard(start.row)
+            if params.allowed_logprobs:
+                self._allowed_rows.add(start.row)
             if params.logprob_token_ids:
                 self._names[start.row] = np.asarray(params.logprob_token_ids, np.int64)
             self._edits.start(start)
@@ -178,18 +187,41 @@ class Sampler:
         if isinstance(logits, Largest):
             tokens = torch.where(_are_finite(logits.value), logits.column, -1)
             return Drawing(positions, tokens, HostCopy(tokens))
+        allowed = self._allowed(logits, positions, masks)
         tokens, columns, redraw = self._draw_positions(logits, positions, masks)
         if columns is None:
-            return Drawing(positions, tokens, HostCopy(tokens), (), redraw)
+            return Drawing(positions, tokens, HostCopy(tokens), (), redraw, allowed)
         num_logprobs = self._rows["num_logprobs"][positions.row].tolist()
-        return Drawing(positions, tokens, HostCopy(columns), num_logprobs, redraw)
+        return Drawing(positions, tokens, HostCopy(columns), num_logprobs, redraw, allowed)
 
     def collect(self, drawing: Drawing) -> list[RowResult]:
         """Wait for the drawn tokens, verify the drafts, and count the accepted tokens for the rows' penalties."""
-        results = accept_drafts(drawing.positions, drawing.wait())
+        drawn = drawing.wait()
+        if self._allowed_rows:
+            drawn = [
+                each._replace(allowed=AllowedLogprobs(each.token, b"", b""))
+                if each.allowed is None and row in self._allowed_rows
+                else each
+                for each, row in zip(drawn, drawing.positions.row.tolist(), strict=True)
+            ]
+        results = accept_drafts(drawing.positions, drawn)
         for row, result in zip(drawing.positions.rows, results, strict=True):
             self._edits.count(row.row, result.tokens)
         return results
+
+    def _allowed(
+        self, logits: Tensor, positions: SamplingPositions, masks: DeviceMasks | None
+    ) -> AllowedDrawing | None:
+        """Begin the logprobs of allowed tokens at masked positions of rows that want them. Raw ``logits`` stay so."""
+        if masks is None or not self._allowed_rows:
+            return None
+        of_positions = positions.row.tolist()
+        wanted = [each for each in masks.positions.tolist() if of_positions[each] in self._allowed_rows]
+        if not wanted:
+            return None
+        masked = logits.clone()
+        mask_logits(masked, masks.positions, masks.words)
+        return AllowedDrawing(masked[self._index(np.array(wanted))], wanted)
 
     def _draw_positions(
         self, logits: Tensor, positions: SamplingPositions, masks: DeviceMasks | None

@@ -400,10 +400,11 @@ class Scheduler:
         check = check_stop(sequence, row, result)
         self._append(sequence, row, result, check)
         messages: list[Message] = []
-        if check.num_sent or result.prompt_logprobs:
+        if check.num_sent or result.prompt_logprobs or result.allowed:
             tokens, logprobs = result.tokens[: check.num_sent], result.logprobs[: check.num_sent]
             scored, is_limited = result.prompt_logprobs, result.is_limited
-            messages.append(TokenOut(sequence.id, tokens, logprobs, scored, is_limited, result.pooled))
+            allowed = result.allowed[: check.num_tokens]
+            messages.append(TokenOut(sequence.id, tokens, logprobs, scored, is_limited, result.pooled, allowed))
         if check.failed:
             self._finish(sequence, FinishReason.ERROR)
             return [*messages, failure(sequence)]

@@ -49,7 +49,8 @@ def mask_jobs(batch: Batch, owner: Callable[[Row], Sequence | None]) -> list[Mas
         if row.draws and sequence and sequence.matcher:
             remaining = sequence.remaining - (row.num_generated - sequence.num_generated)
             early = max(0, sequence.params.min_tokens - row.num_generated)
-            scored = sequence.params.logprobs is not None
+            params = sequence.params
+            scored = params.logprobs is not None or params.allowed_logprobs
             fields = (remaining, early, scored, sequence.spec.vocabulary)
             jobs.append(MaskJob(line, sequence.matcher, row.drafts, *fields))
         line += row.num_positions

@@ -9,9 +9,10 @@ from .. import errors
 from ..errors import EngineError, GrammarRefused, RequestError
 from ..messages import Done, Failed, TokenOut
 from ..text.detokenizer import Detokenizer
+from ..text.field_probabilities import FieldProbability
 from ..text.stop_strings import StopStrings
 from ..text.tokenizer import Tokenizer
-from ..types import FinishReason, Logprob, SequenceStats, Usage
+from ..types import AllowedLogprobs, FinishReason, Logprob, SequenceStats, Usage
 from .request import TextRequest
 
 BUDGET = "budget"
@@ -86,6 +87,8 @@ class TextDelta:
         finish: set in the sequence's last delta.
         prompt: which of the requests that run together.
         pooled: 32-bit floats, where ``SamplingParams.pooling`` asks for them.
+        allowed: of the tokens that the grammar masked, the one that ends the sequence included, if asked for.
+        fields: probabilities of the fields of a JSON answer that are complete, once the API has found them.
     """
 
     index: int
@@ -97,6 +100,8 @@ class TextDelta:
     prompt: int = 0
     reasoning: str = ""
     pooled: bytes = b""
+    allowed: tuple[AllowedLogprobs, ...] = ()
+    fields: tuple[FieldProbability, ...] = ()
 
 
 @dataclass(slots=True)
@@ -110,6 +115,7 @@ class SequenceOutput:
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     pooled: bytes = b""
     finish: Finish | None = None
+    fields: list[FieldProbability] = field(default_factory=list)
 
     @property
     def text(self) -> str:
@@ -132,6 +138,7 @@ class SequenceOutput:
         self.logprobs += delta.logprobs
         self.prompt_logprobs += delta.prompt_logprobs
         self.pooled += delta.pooled
+        self.fields += delta.fields
         self.finish = delta.finish
 
 
@@ -196,6 +203,7 @@ class OutputProcessor:
             token_logprobs(self._tokenizer, message.prompt_logprobs),
             prompt=self.prompt,
             pooled=message.pooled,
+            allowed=message.allowed[: count if self.stopped else None],
         )
 
     def _read(self, tokens: tuple[int, ...]) -> tuple[str, int]:

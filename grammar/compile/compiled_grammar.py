@@ -88,8 +88,12 @@ class CompiledGrammar:
         search = CompletionSearch(ClosingTexts(self._vocabulary, replace(self.artifact, shortest=())))
         known = self._vocabulary.recut(self.artifact.shortest)
         if known and leads_to_end(self._state.copy(), known):
-            found = search.shortest(self._state, OUTSIDE, len(known) + 20, len(known) - 1)
-            return tuple(known if found is None or len(found) > len(known) else found)
+            # The first shorter answer that is found need not be the shortest of all.
+            while (found := search.shortest(self._state, OUTSIDE, len(known) + 20, len(known) - 1)) is not None:
+                if len(found) >= len(known):
+                    break
+                known = found
+            return tuple(known)
         found = search.shortest(self._state, OUTSIDE)
         return None if found is None else tuple(found)
 

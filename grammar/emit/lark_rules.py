@@ -17,6 +17,8 @@ from .entry_languages import EntryRules
 
 MAX_WHITESPACE = 80
 # White space between the parts of a JSON text: one expression for all parts, or the lexer keeps them apart.
+# Every division of a forced text into tokens stays allowed: the model chooses.
+FREE = '%llguidance {"no_forcing": true}\n'
 WHITESPACE = rf"[ \t\r\n]{{1,{MAX_WHITESPACE}}}"
 # Every division of a forced text into tokens stays allowed: the model chooses.
 _OPTIONS = '%llguidance {"ignore_once": true, "no_forcing": true}\n'

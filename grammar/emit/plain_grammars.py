@@ -14,12 +14,11 @@ from ..regex.regex_parser import RegexError
 from ..regex.string_automaton import AutomatonTooLarge, StringAutomaton, each_excluded, string_automaton
 from ..schema.string_language import has_string
 from ..spec import GrammarKind, GrammarSpec
+from .lark_rules import FREE
 from .lark_text import check_lark
 from .string_rules import TOO_LARGE, has_too_many_states
 
 MAX_ANSWERS = 40
-# Every division of a forced text into tokens stays allowed: the model chooses.
-FREE = '%llguidance {"no_forcing": true}\n'
 # Options of rules that would end an answer early, prevent a rollback, or change the sampling.
 _OPTIONS = re.compile(r"\b(max_tokens|temperature|stop|stop_capture)\s*=")
 _DIRECTIVE = re.compile(r"%(json|llguidance|lark|regex)\b")
@@ -63,16 +62,21 @@ def _choice(spec: GrammarSpec) -> Translation:
 
 
 def _lark(spec: GrammarSpec) -> Translation:
+    check_source(spec.text)
+    return Translation(f"{spec.text}\n{FREE}")
+
+
+def check_source(text: str) -> None:
+    """Raise GrammarError for a Lark grammar with parts that are not supported, or that derives no finite text."""
     for pattern, reason in (
         (_OPTIONS, "options of a rule other than lazy, suffix and capture are not supported"),
         (_DIRECTIVE, "is not supported inside of a grammar; use a JSON schema or a structural tag"),
         (_TOKEN_REFERENCE, "tokens by number are not supported"),
     ):
-        match = pattern.search(spec.text)
+        match = pattern.search(text)
         if match:
             raise GrammarError("lark", "", f"{match[0].strip()!r}: {reason}")
-    check_lark(spec.text)
-    return Translation(f"{spec.text}\n{FREE}")
+    check_lark(text)
 
 
 TRANSLATE: dict[GrammarKind, Callable[[GrammarSpec], Translation]] = {

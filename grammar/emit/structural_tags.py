@@ -26,9 +26,9 @@ from ..vocabulary import Vocabulary
 from .argument_rules import ArgumentGrammar, PythonArguments, python_arguments, xml_arguments
 from .gemma_arguments import gemma_arguments
 from .grammar_artifact import Backend, GrammarArtifact
-from .lark_rules import token_literal
+from .json_lark import in_json_string
+from .lark_rules import FREE, token_literal
 from .lark_writer import LarkGrammar, to_lark
-from .plain_grammars import FREE
 from .string_rules import MAX_RULES
 from .tag_choices import is_unambiguous
 
@@ -260,6 +260,18 @@ class _TagWriter:
         terms += [f"~/{to_rust(node)}/" for node in pattern.must_not]
         return self.named(" & ".join(terms), terminal=True)
 
+    def json_lark(self, form: dict[str, Any], pointer: str) -> str:
+        """Write what a JSON string of a text of a Lark grammar has between its quotes."""
+        text = form.get("grammar")
+        if not isinstance(text, str):
+            raise GrammarError("grammar", pointer_join(pointer, "grammar"), "must be a Lark grammar")
+        try:
+            written = in_json_string(text)
+        except GrammarError as error:
+            raise GrammarError("lark", pointer_join(pointer, "grammar"), error.reason) from None
+        self.closing.wholes.append("")
+        return self._grammar(f"{FREE}{written}\n")
+
     def anything(self, form: dict[str, Any], pointer: str) -> str:
         return self.named(f"/{_ANY_TEXT}/", terminal=True)
 
@@ -365,6 +377,7 @@ class _TagWriter:
 _FORMS: dict[str, Callable[[_TagWriter, dict[str, Any], str], str]] = {
     "any_text": _TagWriter.anything,
     "const_string": _TagWriter.constant,
+    "json_lark": _TagWriter.json_lark,
     "json_schema": _TagWriter.schema,
     "or": _TagWriter.either,
     "regex": _TagWriter.regex,

@@ -22,7 +22,9 @@ from rootgraft.api.protocol.adapters import (
     PromoteRequest,
 )
 from rootgraft.api.protocol.base import MAX_FORMAT_NAME, MAX_ID
+from rootgraft.api.protocol.chat_messages import MAX_NAME
 from rootgraft.api.protocol.completions import CompletionRequest
+from rootgraft.api.protocol.pooled import ClassifyRequest, EmbeddingRequest, RerankRequest
 from rootgraft.api.protocol.response_items import CallItem, OtherItem, OutputItem, ReasoningItem, ReferenceItem
 from rootgraft.api.protocol.responses import (
     MAX_SAFETY_IDENTIFIER,
@@ -33,6 +35,7 @@ from rootgraft.api.protocol.responses import (
     TextFormat,
 )
 from rootgraft.api.protocol.sampling import MAX_MODEL_NAME
+from rootgraft.api.protocol.scores import ScoreRequest
 from rootgraft.api.protocol.structured import JsonSchemaFormat
 from rootgraft.api.protocol.tools import FunctionName, OtherChoice, OtherTool
 
@@ -114,6 +117,12 @@ def test_every_string_field_has_a_length() -> None:
         (AddVersionRequest, {"name": "x"}, "source", MAX_SOURCE),
         (AddVersionRequest, {"source": "x"}, "name", 256),
         (PromoteRequest, {}, "version", MAX_VERSION),
+        (EmbeddingRequest, {"input": "x"}, "model", MAX_MODEL_NAME),
+        (EmbeddingRequest, {"input": "x"}, "prompt_name", MAX_NAME),
+        (ClassifyRequest, {"input": "x"}, "model", MAX_MODEL_NAME),
+        (RerankRequest, {"query": "x", "documents": ["x"]}, "model", MAX_MODEL_NAME),
+        (ScoreRequest, {"query": "x", "items": "x", "label_token_ids": [1]}, "model", MAX_MODEL_NAME),
+        (ScoreRequest, {"query": "x", "items": "x", "label_token_ids": [1]}, "prompt_cache_key", 256),
     ],
 )
 def test_a_length_is_taken_and_one_more_is_refused(

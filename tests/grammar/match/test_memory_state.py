@@ -382,7 +382,7 @@ def test_any_strings_can_be_a_set_and_keys(texts: list[str], with_repeat: bool) 
     if with_repeat:
         assume(texts)
         texts.append(texts[0])
-    spelled = [json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f") for text in texts]
+    spelled = [json.dumps(text, ensure_ascii=False) for text in texts]
     items = compiled(OPEN[1] | {"minItems": 0})
     assert is_admitted(items, f"[{', '.join(spelled)}]") != with_repeat
     keys = compiled({"type": "object"})

@@ -71,6 +71,33 @@ def ask(client: openai.OpenAI, model: str) -> str:
     return answer.choices[0].text
 
 
+def test_what_can_be_asked_for_is_listed(client: openai.OpenAI, http: httpx.Client, folder: Path) -> None:
+    """Folders below ``--lora-dir``, before anybody has asked for them: clients choose from this list."""
+    (folder / "adapters" / "no-adapter").mkdir(exist_ok=True)
+    shutil.copytree(folder / "adapters" / "two", folder / "adapters" / "team" / "sql@2", dirs_exist_ok=True)
+    shutil.copytree(folder / "adapters" / "two", folder / "adapters" / ".hidden", dirs_exist_ok=True)
+    try:
+        cards = [card for card in client.models.list() if card.id == "team/sql@2"]
+        assert [(card.parent, card.root) for card in cards] == [("base", "team/sql@2")]  # type: ignore[attr-defined]
+        assert client.models.retrieve("team/sql@2").parent == "base"  # type: ignore[attr-defined]
+        names = [card.id for card in client.models.list()]
+        assert not {"no-adapter", ".hidden"} & {*names} and len(names) == len({*names})
+        assert ask(client, "team/sql@2") == ask(client, "two")
+        assert [card.id for card in client.models.list()].count("team/sql@2") == 1
+        assert http.get("/v1/models/no-adapter").status_code == 404
+    finally:
+        http.post("/v1/unload_lora_adapter", json={"lora_name": "team/sql@2"})
+        shutil.rmtree(folder / "adapters" / "team")
+        shutil.rmtree(folder / "adapters" / ".hidden")
+
+
+def test_codex_gets_a_list_of_models_in_its_form(http: httpx.Client) -> None:
+    """Which it asks for with its version; an empty one leaves what it knows by itself."""
+    plain = http.get("/v1/models").json()
+    assert "models" not in plain
+    assert http.get("/v1/models", params={"client_version": "0.99.0"}).json() == {**plain, "models": []}
+
+
 def test_the_model_field_chooses_the_adapter(client: openai.OpenAI, folder: Path) -> None:
     """``one`` was loaded at the start, ``two`` is found in the folder: both say what the offline face says."""
     texts = [ask(client, name) for name in NAMES]
@@ -301,7 +328,7 @@ def test_a_load_in_place_brings_the_template_of_now_or_changes_nothing(http: htt
     assert http.post("/v1/unload_lora_adapter", json={"lora_name": "retold"}).status_code == 200
     asked = http.post("/v1/completions", json={"model": "retold", "prompt": "a"})
     assert (asked.status_code, asked.json()["error"]["param"]) == (400, "model")
-    assert "retold" not in {card["id"] for card in http.get("/v1/models").json()["data"]}
+    assert "retold" not in {entry["name"] for entry in http.get("/v1/adapters").json()["data"]}
 
 
 REFUSED = {

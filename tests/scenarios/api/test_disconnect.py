@@ -44,6 +44,22 @@ def test_before_the_first_token(
     wait_until(lambda: live.state.limits.active == 0)
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/embeddings", {"input": ["x", "y", "z"]}),
+        ("/v1/score", {"query": "x", "items": ["y", "z"], "label_token_ids": [1, 2]}),
+        ("/v1/rerank", {"query": "x", "documents": ["y", "z"]}),
+    ],
+)
+def test_before_what_is_no_text(live: Live, gate: asyncio.Event, path: str, body: dict[str, Any]) -> None:
+    with ask(live, path, body):
+        wait_until(lambda: bool(live.async_engine.seen))
+        assert live.state.limits.active == 1 and not live.async_engine.aborted
+    wait_until(lambda: len(live.async_engine.aborted) == len(live.async_engine.seen))
+    wait_until(lambda: live.state.limits.active == 0)
+
+
 @pytest.mark.parametrize("num_chunks", [1, 3])
 def test_in_the_middle_of_a_stream(live: Live, num_chunks: int) -> None:
     live.async_engine.say = lambda request, index: "x" * 2000

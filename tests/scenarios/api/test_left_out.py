@@ -22,7 +22,7 @@ CASES = {
         {"messages": [USER]},
         {"type": "function", "function": {"name": "add", "parameters": ADD}},
         [
-            {"type": "custom", "custom": {"name": "apply_patch", "format": {"type": "text"}}},
+            {"type": "shell", "name": "apply_patch"},
             {"type": "openrouter:web_search"},
         ],
     ),
@@ -31,11 +31,7 @@ CASES = {
         {"type": "function", "name": "add", "parameters": ADD},
         [
             {"type": "namespace", "name": "agents", "tools": [{"type": "function", "name": "spawn"}]},
-            {
-                "type": "custom",
-                "name": "apply_patch",
-                "format": {"type": "grammar", "syntax": "lark", "definition": "x"},
-            },
+            {"type": "shell", "name": "apply_patch"},
             {"type": "web_search", "external_web_access": False},
             {"type": "local_shell"},
             {"type": "mcp", "server_label": "s", "server_url": "https://example.org"},
@@ -76,7 +72,7 @@ def test_other_tools_are_left_out_and_named(live: Live, path: str) -> None:
     ("path", "choice"),
     [
         (CHAT, {"type": "custom", "custom": {"name": "apply_patch"}}),
-        (CHAT, {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [{"type": "custom"}]}}),
+        (CHAT, {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [{"type": "shell"}]}}),
         (RESPONSES, {"type": "custom", "name": "apply_patch"}),
         (RESPONSES, {"type": "web_search"}),
         (RESPONSES, {"type": "mcp", "server_label": "s"}),
@@ -127,8 +123,8 @@ def test_errors_count_the_tools_that_are_left_out(live: Live) -> None:
 
 HISTORY: list[dict[str, Any]] = [
     {"role": "user", "content": "a"},
-    {"type": "custom_tool_call", "call_id": "c1", "name": "apply_patch", "input": "*** Begin"},
-    {"type": "custom_tool_call_output", "call_id": "c1", "output": "done"},
+    {"type": "shell_call", "call_id": "c1", "action": {"commands": ["ls"]}},
+    {"type": "shell_call_output", "call_id": "c1", "output": [{"stdout": "done"}]},
     {"type": "local_shell_call", "call_id": "c2", "action": {"type": "exec", "command": ["ls"]}, "status": "completed"},
     {"type": "function_call_output", "call_id": "c2", "output": "files"},
     {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {"type": "search", "query": "x"}},

@@ -28,7 +28,7 @@ from rootgraft.lora.read_adapter import AdapterReader
 LAYERS, ROWS, PAGE = 2, 4, 16
 GREEDY = SamplingParams(temperature=0.0)
 PASS = {"_rms_norm": 2 * LAYERS + 1, "_rope_store_kv": LAYERS, "decode": LAYERS, "_gated_activation": LAYERS}
-DRAW = {"_levels": 1, "_pick": 1, "_draw": 1}
+DRAW = dict.fromkeys(("_stats", "_deviations", "_sums", "_levels", "_pick", "_draw"), 1)
 # An adapter of all modules: each projection of the layers and the head, and the gather of the embedding.
 ADAPTED = {"_gather": 1, "_shrink": 4 * LAYERS + 1, "_expand": 4 * LAYERS + 2}
 
@@ -106,11 +106,11 @@ def test_a_step_of_the_base_model(world: World) -> None:
 
 
 def test_masks(world: World) -> None:
-    assert world.step(GREEDY, masked=True) == PASS | {"_mask": 1}
+    assert world.step(GREEDY, masked=True) == PASS | DRAW | {"_mask": 1}
 
 
-@pytest.mark.parametrize("params", [{"top_k": 5}, {"top_p": 0.9}, {"top_p": 0.9, "min_p": 0.1}])
-def test_draws_by_rank(world: World, params: dict[str, float]) -> None:
+@pytest.mark.parametrize("params", [{"top_k": 5}, {"top_p": 0.9, "min_p": 0.1}, {"top_n_sigma": 1.0}])
+def test_draws(world: World, params: dict[str, float]) -> None:
     assert world.step(SamplingParams(**params)) == PASS | DRAW
 
 

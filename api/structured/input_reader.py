@@ -1,0 +1,45 @@
+"""Reader of a custom tool's input: the text of the one string in a call's arguments, as the JSON of these comes."""
+
+from __future__ import annotations
+
+import json
+import re
+
+from ..protocol.tools import CUSTOM_INPUT
+
+_BEGIN = re.compile(rf'\s*\{{\s*"{CUSTOM_INPUT}"\s*:\s*"')
+_LONGEST_BEGIN = 64
+# Whole characters: two halves of a pair come together, a half alone is followed by something else.
+_CHARACTERS = re.compile(
+    r"""(?:[^"\\]|\\[^u]|\\u(?![dD][89abAB])[0-9a-fA-F]{4}
+    |\\u[dD][89abAB][0-9a-fA-F]{2}(?:\\u[0-9a-fA-F]{4}|(?=[^\\]|\\[^u])))*""",
+    re.VERBOSE,
+)
+
+
+class InputReader:
+    """Reads the arguments of one call."""
+
+    def __init__(self) -> None:
+        self._held = ""
+        self._is_inside = False
+        self._is_over = False
+
+    def read(self, text: str) -> str:
+        """Return the input's text in the new JSON, as far as it is certain."""
+        self._held += text
+        if not self._is_inside:
+            begin = _BEGIN.match(self._held)
+            if begin is None:
+                self._is_over = self._is_over or len(self._held) > _LONGEST_BEGIN
+                return ""
+            self._held, self._is_inside = self._held[begin.end() :], True
+        if self._is_over:
+            return ""
+        whole = _CHARACTERS.match(self._held)
+        assert whole is not None  # it may be empty
+        end = whole.end()
+        self._is_over = self._held[end : end + 1] == '"'
+        spelled, self._held = self._held[:end], self._held[end:]
+        plain: str = json.loads(f'"{spelled}"', strict=False)
+        return plain.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

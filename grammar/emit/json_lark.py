@@ -1,0 +1,219 @@
+"""Lark grammars in JSON strings: each terminal of a grammar in the spelling that JSON gives its characters.
+
+A text that the grammar derives becomes what stands between the quotes of a JSON string of that text, character by
+character. So a call whose arguments are JSON can hold a text of a grammar in one of its strings.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Sequence
+from typing import NamedTuple
+
+from ..errors import GrammarError
+from ..regex.char_classes import code_ranges
+from ..regex.charset import ESCAPED, json_spelling, rust_literal
+from ..regex.ecma_regex import to_json
+from ..regex.regex_parser import Alt, Anchor, Cat, Chars, Lookahead, RegexError, RegexNode, Repeat, parse_nodes
+from .plain_grammars import check_source
+
+_TOKEN = re.compile(
+    r"""(?P<skip>\s+|(?://|\#)[^\n]*)
+    |%import\s+common\s*\.\s*(?P<imported>\w+)(?:[ \t]*->[ \t]*(?P<as>\w+))?
+    |%import\s+common\s*\(\s*(?P<several>\w+(?:\s*,\s*\w+)*)\s*\)
+    |(?P<directive>%\w+)
+    |(?P<low>"(?:\\.|[^"\\\n])")\s*\.\.\s*(?P<high>"(?:\\.|[^"\\\n])")
+    |(?P<text>"(?:\\.|[^"\\\n])*")(?P<fold>i?)
+    |/(?P<regex>(?:\\.|[^/\\\n])+)/(?P<flags>[a-z]*)
+    |(?P<rule>[!?]*\w+(?:\.-?\d+)?(?:\[[^\]\n]*=[^\]\n]*\])?(?:\{[^}:]*\})?\s*:)
+    |(?P<other>->\s*\w+|~\s*\d+(?:\s*\.\.\s*\d+)?|\{\s*\d*\s*,?\s*\d*\s*\}|\w[\w-]*|[|()\[\]?*+])""",
+    re.VERBOSE,
+)
+# Of Lark's library, the terminals that grammars of texts use.
+_COMMON = {
+    "DIGIT": "[0-9]",
+    "HEXDIGIT": "[a-fA-F0-9]",
+    "INT": "[0-9]+",
+    "SIGNED_INT": "[+-]?[0-9]+",
+    "DECIMAL": r"[0-9]+\.[0-9]*|\.[0-9]+",
+    "FLOAT": r"[0-9]+[eE][+-]?[0-9]+|(?:[0-9]+\.[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?",
+    "NUMBER": r"[0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?|\.[0-9]+(?:[eE][+-]?[0-9]+)?",
+    "SIGNED_NUMBER": r"[+-]?(?:[0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?|\.[0-9]+(?:[eE][+-]?[0-9]+)?)",
+    "ESCAPED_STRING": r'"(?:[^"\\\n]|\\[^\n])*"',
+    "LCASE_LETTER": "[a-z]",
+    "UCASE_LETTER": "[A-Z]",
+    "LETTER": "[a-zA-Z]",
+    "WORD": "[a-zA-Z]+",
+    "CNAME": "[_a-zA-Z][_a-zA-Z0-9]*",
+    "WS_INLINE": "[ \\t]+",
+    "WS": r"[ \t\f\r\n]+",
+    "CR": r"\r",
+    "LF": r"\n",
+    "NEWLINE": r"(?:\r?\n)+",
+}
+
+
+def in_json_string(text: str) -> str:
+    """Return the grammar of the JSON spellings, without quotes, of all texts of a Lark grammar.
+
+    The lexer takes as much of a text as a terminal matches, byte by byte, and a backslash may begin a character of the
+    terminal or of the next one. So terminals that repeat characters with escapes become rules of one character each.
+
+    Raises:
+        GrammarError: for what has no such form: directives other than ``%ignore`` and imports of common terminals,
+            special tokens, regular expressions that look ahead, and ``&`` and a ``~`` before a terminal.
+    """
+    check_source(text)
+    pieces = list(_pieces(text))
+    rules = _terminals_as_rules(pieces)
+    if (rules or any(piece.is_rule and not piece.within for piece in pieces)) and any(
+        piece.text == "%ignore" for piece in pieces
+    ):
+        raise GrammarError(
+            "lark", "", "'%ignore' is not supported beside terminals that repeat quotes, backslashes or line breaks"
+        )
+    return "".join(_renamed(piece, rules) for piece in pieces)
+
+
+class _Piece(NamedTuple):
+    """A part of the new text.
+
+    Attributes:
+        name: of the rule or terminal that it defines or names; "" for other text.
+        within: the terminal whose definition it is part of; "" within rules.
+        is_rule: it is the form of an expression that no terminal can be.
+    """
+
+    text: str
+    name: str = ""
+    within: str = ""
+    is_rule: bool = False
+
+
+def _terminals_as_rules(pieces: Sequence[_Piece]) -> set[str]:
+    """Return the terminals that become rules, with those that are made of them."""
+    found = {piece.within for piece in pieces if piece.is_rule and piece.within}
+    while more := {piece.within for piece in pieces if piece.name in found and piece.within} - found:
+        found |= more
+    return found
+
+
+def _renamed(piece: _Piece, rules: Collection[str]) -> str:
+    return piece.text.replace(piece.name, f"json_{piece.name.lower()}") if piece.name in rules else piece.text
+
+
+def _pieces(text: str) -> Iterator[_Piece]:
+    at, within = 0, ""
+    while at < len(text):
+        match = _TOKEN.match(text, at)
+        if match is None:
+            shown = text[at : at + 20].split("\n")[0]
+            raise GrammarError("lark", "", f"{shown!r} is not supported in the input of a tool (at character {at})")
+        at = match.end()
+        if match["directive"]:
+            within = ""
+        if match["rule"]:
+            found = _NAME.search(match["rule"])
+            name = found[0] if found is not None else ""
+            within = name if name.isupper() else ""
+            yield _Piece(match["rule"], name, within)
+        elif match["imported"]:
+            yield from _imported(match["imported"], match["as"] or match["imported"])
+        elif match["several"]:
+            for each in match["several"].split(","):
+                yield from _imported(each.strip(), each.strip())
+        else:
+            yield _written(match, within)
+
+
+def _written(match: re.Match[str], within: str) -> _Piece:
+    """Return a part of a definition in its new form."""
+    if match["low"]:
+        low, high = (re.escape(_unquoted(match[each])) for each in ("low", "high"))
+        return _expression(f"[{low}-{high}]", within=within)
+    if match["text"]:
+        plain = _unquoted(match["text"])
+        return _expression(re.escape(plain), "i" if match["fold"] else "", within) if plain else _Piece('""')
+    if match["regex"]:
+        return _expression(match["regex"].replace("\\/", "/"), match["flags"], within)
+    if match["directive"] and match[0] != "%ignore":
+        raise GrammarError("lark", "", f"{match[0]!r} is not supported in the input of a tool")
+    if match["skip"]:
+        return _Piece("\n" if "\n" in match[0] else " ")
+    name = match[0] if match[0].isidentifier() else ""
+    return _Piece(match[0], name, within)
+
+
+def _imported(name: str, alias: str) -> Iterator[_Piece]:
+    if name not in _COMMON:
+        raise GrammarError("lark", "", f"'common.{name}' is not one of {', '.join(_COMMON)}")
+    yield _Piece(f"\n{alias}:", alias, alias)
+    yield _expression(_COMMON[name], within=alias)
+    yield _Piece("\n")
+
+
+_DOT = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]|\.")
+
+
+def _expression(pattern: str, flags: str = "", within: str = "") -> _Piece:
+    """Return the form of a regular expression's JSON spellings."""
+    if not set(flags) <= set("isu"):
+        raise GrammarError("lark", "", f"the flags {flags!r} of a regular expression: 'i' and 's' are supported")
+    # In Lark a dot is any character but a line feed.
+    dot = r"[\s\S]" if "s" in flags else r"[^\n]"
+    pattern = _DOT.sub(lambda part: dot if part[0] == "." else part[0], pattern)
+    try:
+        node = parse_nodes(("(?i)" if "i" in flags else "") + pattern, wide=False)
+    except RegexError as error:
+        raise GrammarError("lark", "", f"/{pattern[:100]}/ cannot be used: {error}") from None
+    if any(isinstance(each, Anchor | Lookahead) for each in _walk(node)):
+        raise GrammarError("lark", "", f"/{pattern[:100]}/ cannot be used: anchors and lookaheads are not supported")
+    return _Piece(f" {_rule(node)}", "", within, _repeats_escapes(node))
+
+
+def _walk(node: RegexNode) -> Iterator[RegexNode]:
+    yield node
+    for item in [node.item] if isinstance(node, Repeat) else node.items if isinstance(node, Alt | Cat) else ():
+        yield from _walk(item)
+
+
+def _has_escapes(node: RegexNode) -> bool:
+    return any(isinstance(each, Chars) and any(chr(code) in each.chars for code in ESCAPED) for each in _walk(node))
+
+
+def _repeats_escapes(node: RegexNode) -> bool:
+    return any(isinstance(each, Repeat) and _has_escapes(each.item) for each in _walk(node))
+
+
+def _rule(node: RegexNode) -> str:
+    if not _repeats_escapes(node):
+        return f"/{to_json(node)}/" if any(isinstance(each, Chars) for each in _walk(node)) else '""'
+    if isinstance(node, Alt | Cat):
+        return "(" + (" | " if isinstance(node, Alt) else " ").join(map(_rule, node.items)) + ")"
+    assert isinstance(node, Repeat)
+    is_endless = node.most is None and node.least < 2
+    count = "*+"[node.least] if is_endless else f"{{{node.least},{'' if node.most is None else node.most}}}"
+    if not isinstance(node.item, Chars):
+        return f"({_rule(node.item)}){count}"
+    chars = node.item.chars
+    options = ["|".join(rust_literal(json_spelling(chr(code))) for code in ESCAPED if chr(code) in chars)]
+    if any(high >= 0x20 and (low, high) not in _ONE_ESCAPE for low, high in code_ranges(chars)):
+        # Plain characters come in one go.
+        options.insert(0, f"[{chars.to_rust()}&&[^\\x22\\x5C\\x00-\\x1F]]{'+' if is_endless else ''}")
+    return "(" + " | ".join(f"/{option}/" for option in options) + f"){count}"
+
+
+_ONE_ESCAPE = ((0x22, 0x22), (0x5C, 0x5C))
+_NAME = re.compile(r"\w+")
+_ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "f": "\f", "b": "\b", "v": "\v", "0": "\0"}
+
+
+def _unquoted(literal: str) -> str:
+    """Return the text of a string literal with its quotes."""
+
+    def plain(match: re.Match[str]) -> str:
+        code = match["code"] or match["short"]
+        return chr(int(code, 16)) if code else _ESCAPES.get(match["char"], match["char"])
+
+    pattern = r"\\(?:u(?P<code>[0-9a-fA-F]{4})|x(?P<short>[0-9a-fA-F]{2})|(?P<char>.))"
+    return re.sub(pattern, plain, literal[1:-1])
