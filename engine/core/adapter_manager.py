@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from ...lora.activated_lora import activation_position
 from ...lora.errors import AdapterError, AdapterLimit
-from ...radix.namespace import Namespace
+from ...radix.namespace import ENDLESS, Namespace
 from ...radix.namespace import Path as PrefixPath
 from ..config import EngineConfig
 from ..errors import AdapterUnavailable, ConfigError, EngineError, RequestError, UnknownModel
@@ -64,6 +64,19 @@ class Adaptation:
     adapted_from: int = 0
     vocab_size: int = 0
     num_classes: int = 0
+
+    @classmethod
+    def of_base(cls, base_digest: str, submit: Submit) -> Adaptation:
+        """Return that of a sequence of the base model."""
+        return cls(PrefixPath(Namespace(base_digest, None, submit.salt, submit.cache_tenant)))
+
+    def rotated(self, num_tokens: int, switch: int) -> tuple[PrefixPath, int]:
+        """Return the namespaces of a sequence of so many tokens, and the tokens beyond which they are others.
+
+        Args:
+            switch: tokens beyond which the rotary embedding is another one.
+        """
+        return (self.path.as_long(), ENDLESS) if num_tokens > switch else (self.path, switch)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...kernels.device_memory import DeviceMemoryError, on_device
-from ...radix.namespace import ENDLESS, Namespace
-from ...radix.namespace import Path as PrefixPath
 from ..batch import Batch, Masks, StepHandle, StepResult
 from ..config import EngineConfig
 from ..engine_stats import EngineStats
@@ -246,14 +244,14 @@ class EngineCore:
         """Return what saves and loads KV of prompts, between two steps. Raises ConfigError."""
         return self._kept.transfer(self._cache)
 
-    def prefix_path(self, submit: Submit) -> PrefixPath:
-        """Return the namespaces of a sequence's prompt. Raises UnknownModel, RequestError."""
+    def adaptation_of(self, submit: Submit) -> Adaptation:
+        """Return the adapter and the namespaces of a prompt. Raises UnknownModel, RequestError."""
         adaptation = self._adapt(submit)
         if adaptation is None:
             raise UnknownModel(str(submit.adapter))
         if self._adapters:
             self._adapters.settle([Done(submit.id, FinishReason.ABORT, Usage(0, 0, 0))])
-        return adaptation.path
+        return adaptation
 
     def stats(self) -> dict[str, float]:
         """Return gauges and counters by name, as in ``Heartbeat``."""
@@ -390,7 +388,7 @@ class EngineCore:
     def _adapt(self, submit: Submit) -> Adaptation | None:
         """Return the adapter of a sequence; None while it is being loaded."""
         if submit.adapter is None:
-            return Adaptation(PrefixPath(Namespace(self._worker.base_digest, None, submit.salt, submit.cache_tenant)))
+            return Adaptation.of_base(self._worker.base_digest, submit)
         if self._adapters is None:
             raise UnknownModel(submit.adapter)
         return self._adapters.begin(submit)
@@ -476,8 +474,7 @@ def _new_sequence(submit: Submit, adaptation: Adaptation, worker: StepWorker, se
         )
     seed = params.seed if params.seed is not None else seeds.getrandbits(63)
     tokens = submit.tokens + submit.generated
-    switch = worker.rope_switch
-    is_long = len(tokens) > switch
+    path, switch = adaptation.rotated(len(tokens), worker.rope_switch)
     spec = SequenceSpec(
         stop_ids=stops,
         seed=seed,
@@ -495,9 +492,9 @@ def _new_sequence(submit: Submit, adaptation: Adaptation, worker: StepWorker, se
         id=submit.id,
         tokens=tokens,
         params=params,
-        path=adaptation.path.as_long() if is_long else adaptation.path,
+        path=path,
         spec=spec,
-        rope_switch=ENDLESS if is_long else switch,
+        rope_switch=switch,
         priority=submit.priority,
         num_prompt=len(submit.tokens),
     )

@@ -184,7 +184,7 @@ class OfflineEngine:
         params = SamplingParams(max_tokens=1)
         submit = Submit(_NO_SEQUENCE, given.tokens, params, adapter=adapter, salt=given.salt, tokenizer=tokenizer)
         return self.on_thread(
-            lambda: self._core.prefix_transfer().save(self._core.prefix_path(submit), submit.tokens, file)
+            lambda: self._core.prefix_transfer().save(self._core.adaptation_of(submit).path, submit.tokens, file)
         )
 
     def load_prefix(self, file: Path) -> int:
