@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ..errors import ConfigError
 from .block_codec import NotABlock, describe
@@ -72,7 +73,7 @@ class KvFolder:
         for path in self._files():
             with suppress(OSError, NotABlock), path.open("rb", buffering=0) as file:
                 fields = describe(file.read) or {}
-                names = {name: fields.get(name) for name in ("base", "adapter", "salt", "tenant")}
+                names: dict[str, Any] = {name: fields.get(name) for name in ("base", "adapter", "salt", "tenant")}
                 group = groups.setdefault((path.parent.name, *names.values()), KvGroup(path.parent.name, **names))
                 status = path.stat()
                 group.pages += 1
