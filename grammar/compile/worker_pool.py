@@ -103,10 +103,8 @@ class WorkerPool(Generic[W]):
             if self._failures:
                 self._failures -= 1
                 break
-            if self._starting < self._waiting:
-                self._start_one()
-                if self._failures:
-                    continue
+            if self._starting < self._waiting and not self._start_one():
+                continue
             if not self._yields or self._busy:
                 self._changed.wait()
             elif not self._was_ready or not self._changed.wait(START_PATIENCE):
@@ -119,8 +117,8 @@ class WorkerPool(Generic[W]):
         with self._changed:
             self._start_one()
 
-    def _start_one(self) -> None:
-        """Start a worker on a thread, unless there are `most`. The caller holds the lock."""
+    def _start_one(self) -> bool:
+        """Start a worker on a thread, unless there are `most`. The caller holds the lock. Returns False without one."""
         if not self._ending.is_set() and self._busy + len(self._idle) + self._starting < self._most:
             self._starting += 1
             started = call_on(self._starters, partial(self._start, not self._num_started))
@@ -129,6 +127,8 @@ class WorkerPool(Generic[W]):
                 self._starting -= 1
                 self._failures += bool(self._waiting)
                 self._changed.notify_all()
+                return False
+        return True
 
     def _start(self, is_first: bool) -> None:
         worker = None
