@@ -18,7 +18,9 @@ _SIZES: Final = {name: (block, size) for name, block, size in TENSOR_TYPES.value
 
 
 def gguf_numbers(type_name: str, rows: Tensor, width: int) -> StoredNumbers | None:
-    """Return a matrix in blocks, [N, bytes of a row] uint8, with the same numbers; None for types without a form.
+    """Return a matrix in blocks, [N, bytes of a row] uint8, with the same numbers.
+
+    None for types without a form, and for scales that are not finite, which are refused when the matrix is widened.
 
     Args:
         width: values of a row.
@@ -26,7 +28,17 @@ def gguf_numbers(type_name: str, rows: Tensor, width: int) -> StoredNumbers | No
     if type_name not in GROUPED_TYPES:
         return None
     block, size = _SIZES[type_name]
-    return _READERS[type_name](_Blocks(rows.view(len(rows), width // block, size), block))
+    found = _READERS[type_name](_Blocks(rows.view(len(rows), width // block, size), block))
+    return found if found is None or all(map(_is_finite, (found.scales, found.super_scales, *_minima(found)))) else None
+
+
+def _minima(found: StoredNumbers) -> tuple[Tensor | None, ...]:
+    return (found.offsets if found.offset_kind is Offsets.MINIMA else None), found.super_offsets
+
+
+def _is_finite(tensor: Tensor | None) -> bool:
+    """Return whether a tensor is of integers, or of finite numbers."""
+    return tensor is None or not tensor.is_floating_point() or bool(torch.isfinite(tensor).all())
 
 
 class _Blocks:

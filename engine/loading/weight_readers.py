@@ -211,8 +211,7 @@ class SafetensorsFolder:
             return
         if name in self._mxfp4:
             assert part is not None
-            blocks, scales = (file.get_slice(stored)[part] for file, stored in _in_order(self._mxfp4[name]))
-            out.copy_(mxfp4.decode_mxfp4(blocks, scales).T)
+            out.copy_(mxfp4.decode_mxfp4(*self._mxfp4_part(name, part)).T)
             return
         if name in self._pieces:
             stacked, expert, rows = self._pieces[name]
@@ -245,7 +244,17 @@ class SafetensorsFolder:
             return self._quantised[name].numbers() if part is None else None
         if name not in self._mxfp4 or part is None:
             return None
-        return mxfp4.stored_numbers(*(file.get_slice(stored)[part] for file, stored in _in_order(self._mxfp4[name])))
+        return mxfp4.stored_numbers(*self._mxfp4_part(name, part))
+
+    def _mxfp4_part(self, name: str, part: int) -> tuple[Tensor, Tensor]:
+        """Return blocks and scales of one matrix of a stack. Raises ModelError for scales that are no numbers."""
+        blocks, scales = (file.get_slice(stored)[part] for file, stored in _in_order(self._mxfp4[name]))
+        if not mxfp4.are_numbers(scales):
+            raise ModelError(
+                f"The tensor {shortened(name)} is malformed: {mxfp4.SCALES} has exponents of 255, which stand for no "
+                "number."
+            )
+        return blocks, scales
 
     def storage(self, name: str) -> str:
         """Return the type of a plain tensor, or the scheme of a quantised one."""
@@ -278,7 +287,7 @@ def _mxfp4_shape(name: str, parts: Mapping[str, tuple[Any, str]]) -> Shape:
     """The shape of a tensor stored in MXFP4, as it would be stored plainly: [E, K, N]."""
     if len(parts) != 2:
         raise ModelError(f"The tensor {shortened(name)} in MXFP4 lacks its blocks or its scales.")
-    blocks, scales = (file.get_slice(stored).get_shape() for file, stored in _in_order(parts))
+    blocks, scales = (list(View(*each).shape) for each in _in_order(parts))
     if len(blocks) != 4 or blocks[3] != mxfp4.BLOCK // 2 or blocks[:3] != scales:
         raise ModelError(f"The tensor {shortened(name)} in MXFP4 has blocks {blocks} and scales {scales}.")
     return blocks[0], blocks[2] * mxfp4.BLOCK, blocks[1]
@@ -391,7 +400,10 @@ class GgufWeights:
 
     def _dequantise(self, data: NDArray[np.uint8], stored: str, out: Tensor) -> None:
         """Decode bytes of a tensor, and let go of them: the file is not to be in memory beside the model."""
-        dequantise(data, self._file.tensors[stored].type, out)
+        try:
+            dequantise(data, self._file.tensors[stored].type, out)
+        except ValueError as error:
+            raise ModelError(f"The tensor {shortened(stored)} is malformed: {error}.") from None
         self._file.release(data)
 
     def _data(self, name: str) -> NDArray[np.uint8]:
