@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ..checkpoint.gguf import TENSOR_TYPES
 from .finite import is_within
+from .gguf_tables import TABLE_TYPES
 from .mxfp4 import scaled_values
 
 _CHUNK = 1 << 20  # elements widened to fp32 at once
@@ -142,6 +143,7 @@ _DECODERS: dict[str, Callable[[Tensor], Tensor]] = {
     "Q5_K": _q5_k,
     "Q6_K": _q6_k,
     "MXFP4": _mxfp4,
+    **{name: each.decode for name, each in TABLE_TYPES.items()},
     **{name: _plain(dtype) for name, dtype in _PLAIN.items()},
 }
 _BLOCKS = {name: (block, block_bytes) for name, block, block_bytes in TENSOR_TYPES.values()}

@@ -31,7 +31,7 @@ from ..checkpoint.safetensors_files import shard_names
 from ..errors import ModelError, shortened
 from . import mxfp4
 from .dequantise import dequantise
-from .gguf_numbers import GROUPED_TYPES, gguf_numbers
+from .gguf_numbers import GROUPED_TYPES, gguf_numbers, grouped_bits
 from .quantised_tensors import PARTS, WITHOUT_EFFECT, QuantisedTensor, View, part_names
 from .tensor_names import (
     EMBEDDING,
@@ -48,6 +48,8 @@ from .tensor_names import (
 
 _BARE_EMBEDDING = EMBEDDING.removeprefix("model.")
 _FLOATS = ("F32", "F16", "BF16", "F64")
+PLAIN_TYPES = frozenset({*_FLOATS, "random"})
+"""What ``WeightSource.storage`` says of tensors that are not quantised."""
 _PIECE = 8 << 20  # bytes of blocks that are copied and packed at once
 
 
@@ -260,7 +262,8 @@ class SafetensorsFolder:
         """Return the type of a plain tensor, or the scheme of a quantised one."""
         if name in self._quantised:
             return self._quantised[name].description
-        return "MXFP4" if name in self._mxfp4 else View(*self._stored[name]).dtype
+        stored = self._pieces[name][0] if name in self._pieces else name
+        return "MXFP4" if name in self._mxfp4 else View(*self._stored[stored]).dtype
 
     def byte_rows(self, name: str) -> StoredNumbers | None:
         """Return a quantised matrix in 8 bits."""
@@ -380,8 +383,10 @@ class GgufWeights:
 
     def grouped_bytes(self, name: str) -> int | None:
         """Return the bytes of a matrix in blocks that kernels of a GPU read."""
-        found = self.stored(name)
-        return found[1] if found is not None and found[0] in GROUPED_TYPES and len(self.shapes[name]) == 2 else None
+        found, shape = self.stored(name), self.shapes[name]
+        if found is None or found[0] not in GROUPED_TYPES or len(shape) != 2:
+            return None
+        return math.ceil(math.prod(shape) * grouped_bits(found[0]) / 8)
 
     def _read_split(self, parts: tuple[str, str], out: Tensor) -> None:
         """Put the rows of a head's keys, stored transposed, and those of its values together again."""
