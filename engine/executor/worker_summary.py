@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from ...kernels import ops
-from ...kernels.layouts import int8_kv_layout
+from ...kernels.layouts import kv_forms
 from ..checkpoint.model_config import ModelShape
 from ..config import EngineConfig
 from ..kv_cache.state_cache import StateSlots
@@ -26,7 +26,7 @@ def summary_lines(
         draft: the line of the draft model; None without.
         seconds: for which the weights were loaded, and then the rest was made.
     """
-    kv_format = " of 8 bits" if kv.k.dtype is int8_kv_layout.DTYPE else ""
+    kv_format = " of FP8" if kv.k.dtype is kv_forms.FLOAT8 else " of 8 bits" if kv_forms.has_scales(kv.k.dtype) else ""
     return (
         f"{_shape(model.config)}; {_number_formats(model, model.device)}; "
         f"loaded in {seconds[0]:.1f} s, warm after {seconds[1]:.1f} s more",

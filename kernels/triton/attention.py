@@ -21,9 +21,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..layouts import kv_forms
 from ..layouts.attention_arguments import AttentionParams, PagedBatch, SharedPrefixes
 from . import attention_kernels
-from .launch import NARROW_TYPES, Launch, cdiv, is_narrow, meta, num_sms, power_of_two, shared_bytes
+from .launch import NARROW_TYPES, Launch, cdiv, is_narrow, is_placed, meta, num_sms, power_of_two, shared_bytes
 
 _BLOCKS_D = (64, 128, 256)  # dimensions of a head, rounded up
 _MOST_LATENT, _MOST_REST = 512, 64  # dimensions of a latent key that are the value, and of the rest of it
@@ -88,19 +89,32 @@ def takes(q: Tensor, k_cache: Tensor, v_cache: Tensor, page_table: Tensor, value
 
     With ``value_dim`` latent keys of up to 512 dimensions that are values too, and 64 behind them.
     """
-    page_size, dim = k_cache.shape[2:]
+    page_size, dim = k_cache.shape[2], kv_forms.head_dim(k_cache)
     if value_dim is None:
         fits = dim % 16 == 0 and dim <= _BLOCKS_D[-1]
     else:
         rest = dim - value_dim
         fits = value_dim % 16 == rest % 16 == 0 and 0 < value_dim <= _MOST_LATENT and 0 < rest <= _MOST_REST
+        fits = fits and not kv_forms.is_rows(k_cache)
     return (
-        is_narrow(q, k_cache, v_cache)
+        is_narrow(q)
+        and is_placed(k_cache, v_cache)
         and page_table.is_contiguous()
-        and q.dtype is k_cache.dtype
+        and (q.dtype is k_cache.dtype or kv_forms.is_rows(k_cache))
         and fits
         and page_size & (page_size - 1) == 0
     )
+
+
+def as_read(cache: Tensor) -> Tensor:
+    """Return a cache as kernels take it: rows of 8 bits as bytes."""
+    return cache.view(torch.uint8) if kv_forms.is_rows(cache) else cache
+
+
+def kv_form(cache: Tensor) -> int:
+    """Return the constant by which kernels are compiled for the form of a cache."""
+    forms = {kv_forms.INT8: attention_kernels.INT8_KV, kv_forms.FLOAT8: attention_kernels.FLOAT8_KV}
+    return int(forms.get(cache.dtype, attention_kernels.PLAIN_KV).value)
 
 
 def attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: PagedBatch, params: AttentionParams) -> Tensor:
@@ -165,13 +179,14 @@ class _Call:
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         """The first arguments of each kernel that walks keys."""
-        return self.q, self.k_cache, self.v_cache, self.batch.page_table, self.batch.query_start
+        caches = map(as_read, (self.k_cache, self.v_cache))
+        return self.q, *caches, self.batch.page_table, self.batch.query_start
 
     @property
     def cache_shape(self) -> tuple[int, int, int, int, int]:
         """Kernel arguments: heads of a group, KV heads, bits of an offset in a page, dimensions of a head, width of the
         page table."""
-        page_size, dim = self.k_cache.shape[2:]
+        page_size, dim = self.k_cache.shape[2], kv_forms.head_dim(self.k_cache)
         return self.group, self.kv_heads, page_size.bit_length() - 1, dim, self.batch.page_table.shape[1]
 
     @property
@@ -272,6 +287,7 @@ class _Call:
             "BLOCK_D": self.block_d,
             "VALUES": value_dim,
             "BLOCK_R": power_of_two(self.q.shape[2] - value_dim, 16) if value_dim else 0,
+            "KV": kv_form(self.k_cache),
             "BLOCK_M": config.block_m,
             "BLOCK_N": config.block_n,
             "CAPPED": self.params.soft_cap is not None,

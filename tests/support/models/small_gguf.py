@@ -77,7 +77,13 @@ HALVES: dict[str, tuple[int, ...]] = {
     **dict.fromkeys(("Q4_0", "Q5_0", "Q8_0", "IQ4_NL", "IQ4_XS", "IQ1_S"), (0,)),
     **dict.fromkeys(("Q4_1", "Q5_1", "Q4_K", "Q5_K"), (0, 2)),
     **dict.fromkeys(("IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"), (0,)),
-    "Q2_K": (80, 82), "Q3_K": (108,), "Q6_K": (208,), "TQ1_0": (52,), "TQ2_0": (64,), "IQ1_M": (54,), "MXFP4": (),
+    "Q2_K": (80, 82),
+    "Q3_K": (108,),
+    "Q6_K": (208,),
+    "TQ1_0": (52,),
+    "TQ2_0": (64,),
+    "IQ1_M": (54,),
+    "MXFP4": (),
 }
 """Types of blocks, and where numbers in half precision are in a block: random bits there would often be infinite."""
 
