@@ -36,7 +36,7 @@ import uvloop
 from starlette.types import Message, Receive, Scope, Send
 
 from benchmarks.serve.server import machine
-from rootgraft.api.access.api_keys import Key, KeyRing, new_key
+from rootgraft.api.access.api_keys import Key, KeyRing, new_secret
 from rootgraft.api.access.caller import RequestFacts
 from rootgraft.api.config import ServerConfig
 from rootgraft.api.generate.server_state import ServerState
@@ -200,7 +200,7 @@ def over_http(key: str, ring: KeyRing, tries: int) -> dict[str, Any]:
 
 def measure(tries: int) -> dict[str, Any]:
     """All figures."""
-    key, *others = (new_key("name")[0] for _ in range(1 + OTHER_KEYS))
+    key, *others = (new_secret() for _ in range(1 + OTHER_KEYS))
     ring = KeyRing((*others[: OTHER_KEYS // 2], key, *others[OTHER_KEYS // 2 :]), None)
     long = secrets.token_urlsafe(LONG)[:LONG]
     return {

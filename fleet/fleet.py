@@ -25,8 +25,7 @@ from .fleet_adapters import FleetAdapters, first_of
 from .replica_client import ReplicaClient, send
 from .replica_launcher import ReplicaLauncher, start_beside
 from .replica_roster import Member, ReplicaRoster, mute
-from .scaling.autoscaler import Autoscaler
-from .scaling.autoscaling import AutoscalePolicy, FleetLoad
+from .scaling.autoscaling import AutoscalePolicy, Autoscaler, FleetLoad
 
 TICK_SECONDS = 0.25
 DRAIN_SECONDS = 30.0

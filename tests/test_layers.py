@@ -61,6 +61,7 @@ FLOORS["api"] = (
     ("api/http",),
     ("api/cli/machine",),
     ("api/cli",),
+    ("api/cli/chat",),
 )
 NEED_TORCH = tuple(
     f"engine/{name}"

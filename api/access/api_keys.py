@@ -144,11 +144,9 @@ class KeyFile(StrictModel):
     keys: Annotated[list[KeyEntry], Field(min_length=1, max_length=MAX_KEYS)]
 
 
-def new_key(name: str) -> tuple[str, str]:
-    """Return a key of 32 random bytes and its entry in a TOML file, for a name that entries may have."""
-    key = f"rg-{secrets.token_urlsafe(32)}"
-    digest = hashlib.sha256(key.encode()).hexdigest()
-    return key, f'[[keys]]\nname = "{name}"\nsha256 = "{digest}"'
+def new_secret() -> str:
+    """Return a new key of 32 random bytes."""
+    return f"rg-{secrets.token_urlsafe(32)}"
 
 
 def read_keys(path: Path) -> tuple[Key, ...]:
@@ -157,15 +155,25 @@ def read_keys(path: Path) -> tuple[Key, ...]:
     Raises:
         ConfigError: the file cannot be read, or an entry is wrong or repeats another; the message names the entry.
     """
+    return tuple(entry.key() for entry in read_entries(path))
+
+
+def read_entries(path: Path) -> list[KeyEntry]:
+    """Read the entries of a key file. Raises ConfigError as ``read_keys`` does."""
+    return check_entries(_parse(path))
+
+
+def check_entries(content: Any) -> list[KeyEntry]:
+    """Return the entries of a key file's content. Raises ConfigError for one that is wrong or repeats another."""
     try:
-        entries = KeyFile.model_validate(_parse(path)).keys
+        entries = KeyFile.model_validate(content).keys
     except ValidationError as error:
         raise ConfigError(f"--api-key-file: {_first_of(error)}") from None
     for field in ("name", "sha256"):
         values = [getattr(entry, field) for entry in entries]
         if len(set(values)) < len(values):
             raise ConfigError(f"--api-key-file: two keys have the same {field}.")
-    return tuple(entry.key() for entry in entries)
+    return entries
 
 
 def _parse(path: Path) -> Any:
@@ -178,7 +186,8 @@ def _parse(path: Path) -> Any:
         text = path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not text in UTF-8"
-        mend = f" Try: rootgraft key team-a > {shlex.quote(str(path))}" if isinstance(error, FileNotFoundError) else ""
+        quoted = shlex.quote(str(path))
+        mend = f" Try: rootgraft key add team-a --api-key-file {quoted}" if isinstance(error, FileNotFoundError) else ""
         raise ConfigError(f"--api-key-file: {path} cannot be read: {reason}.{mend}") from None
     try:
         return parsers[path.suffix](text)

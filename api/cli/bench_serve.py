@@ -76,14 +76,14 @@ def bench_serve(remote: RemoteOptions, options: BenchOptions) -> int:
     Interrupted, it does the same with the requests that have ended by then, and returns 130.
     """
     seed = seed_of(options)
-    model, load, interrupted = uvloop.run(_run(remote, options, seed))
+    server, load, interrupted = uvloop.run(_run(remote, options, seed))
     if not load.timings:
         return EXIT_INTERRUPTED
     figures = summarise(load.timings) | {"invalid_answers": dict(load.invalid)}
     print(table(figures))
     if options.output_json is not None:
         document = {"figures": figures, "timings": [asdict(timing) for timing in load.timings]}
-        write_json(Path(options.output_json), remote, options, model, seed, document)
+        write_json(Path(options.output_json), server, options, seed, document)
     explain_errors(load.timings)
     if interrupted:
         print("Interrupted: these are the requests that had ended by then.", file=sys.stderr)
@@ -91,8 +91,8 @@ def bench_serve(remote: RemoteOptions, options: BenchOptions) -> int:
     return 0 if figures["completed"] else 1
 
 
-async def _run(remote: RemoteOptions, options: BenchOptions, seed: int) -> tuple[str, BenchRun, bool]:
-    """Return the model's name, what was measured, and whether it was interrupted."""
+async def _run(remote: RemoteOptions, options: BenchOptions, seed: int) -> tuple[RemoteServer, BenchRun, bool]:
+    """Return the server, what was measured, and whether it was interrupted."""
     extra = extra_fields(options.extra_body)
     async with RemoteServer.connect(remote) as server:
         load = BenchRun(server, options)
@@ -104,8 +104,8 @@ async def _run(remote: RemoteOptions, options: BenchOptions, seed: int) -> tuple
         try:
             await _send_all(load, with_extra(requests, extra), options, seed)
         except asyncio.CancelledError:
-            return server.model, load, True
-        return server.model, load, False
+            return server, load, True
+        return server, load, False
 
 
 def seed_of(options: BenchOptions) -> int:
@@ -163,11 +163,9 @@ def _arrivals(count: int, rate: float, seed: int) -> list[float]:
     return times
 
 
-def write_json(
-    path: Path, remote: RemoteOptions, options: BenchOptions, model: str, seed: int, content: dict[str, Any]
-) -> None:
+def write_json(path: Path, server: RemoteServer, options: BenchOptions, seed: int, content: dict[str, Any]) -> None:
     """Write the file of ``--output-json``: options without the key, the seed in use, then ``content``."""
-    shown = {"url": remote.url, "model": model, **asdict(options), "seed": seed}
+    shown = {"url": server.url, "model": server.model, **asdict(options), "seed": seed}
     try:
         path.write_bytes(orjson.dumps({"options": shown, **content}, option=orjson.OPT_INDENT_2))
     except OSError as error:

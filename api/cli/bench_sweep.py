@@ -54,7 +54,7 @@ def bench_sweep(remote: RemoteOptions, options: BenchOptions) -> int:
     seed = seed_of(options)
     levels: list[Level] = []
     loads: list[BenchRun] = []
-    model, interrupted = uvloop.run(_run(remote, options, seed, levels, loads))
+    server, interrupted = uvloop.run(_run(remote, options, seed, levels, loads))
     if not levels:
         return EXIT_INTERRUPTED
     knee = find_knee(levels)
@@ -64,9 +64,9 @@ def bench_sweep(remote: RemoteOptions, options: BenchOptions) -> int:
             "knee": None if knee is None else levels[knee].clients,
             "levels": [asdict(level) for level in levels],
         }
-        write_json(Path(options.output_json), remote, options, model, seed, content)
+        write_json(Path(options.output_json), server, options, seed, content)
     if options.output_chart is not None:
-        write_chart(Path(options.output_chart), levels, knee, f"{model} at {remote.url}")
+        write_chart(Path(options.output_chart), levels, knee, f"{server.model} at {server.url}")
     explain_errors(timing for load in loads for timing in load.timings)
     if interrupted:
         return EXIT_INTERRUPTED
@@ -75,8 +75,8 @@ def bench_sweep(remote: RemoteOptions, options: BenchOptions) -> int:
 
 async def _run(
     remote: RemoteOptions, options: BenchOptions, seed: int, levels: list[Level], loads: list[BenchRun]
-) -> tuple[str, bool]:
-    """Measure level after level, appended to ``levels``. Returns the model's name, and whether it was interrupted."""
+) -> tuple[RemoteServer, bool]:
+    """Measure level after level, appended to ``levels``. Returns the server, and whether it was interrupted."""
     extra = extra_fields(options.extra_body)
     async with RemoteServer.connect(remote) as server:
         scale = await measure_scale(server, options, extra)
@@ -91,9 +91,9 @@ async def _run(
             except asyncio.CancelledError:
                 if load.timings:
                     levels.append(_level(load, clients, interrupted=True))
-                return server.model, True
+                return server, True
             levels.append(_level(load, clients, interrupted=False))
-        return server.model, False
+        return server, False
 
 
 async def _measure(load: BenchRun, requests: Sequence[BenchRequest], clients: int) -> None:

@@ -18,14 +18,18 @@ from .options import (
     ChatOptions,
     CompleteOptions,
     FleetStatusOptions,
-    KeyOptions,
+    KeyAddOptions,
+    KeyListOptions,
+    KeyNameOptions,
     NameOptions,
     PullOptions,
     QuantizeOptions,
     RemoteOptions,
     RunBatchOptions,
+    RunOptions,
     SamplingOptions,
     StepOptions,
+    UsageOptions,
     VersionOptions,
 )
 
@@ -40,6 +44,7 @@ class Command:
         function: ``module:name`` below this package; it takes one instance of each class and returns the exit code.
         positional: an option that may be given without its flag, or an empty string.
         takes_models: the function takes the models, of which a file may name several, and what reads them again.
+        common: the options that ``--help`` shows; ``--help-all`` has the others. Empty: ``--help`` has all.
     """
 
     about: str
@@ -47,6 +52,7 @@ class Command:
     function: str
     positional: str = ""
     takes_models: bool = False
+    common: tuple[str, ...] = ()
 
     def load(self) -> Callable[..., int]:
         """Return the function, with its module imported."""
@@ -54,6 +60,10 @@ class Command:
         return cast(Callable[..., int], getattr(import_module(f".{module}", __package__), name))
 
 
+_COMMON_OF_SERVE = (
+    *("model", "host", "port", "served_model_name", "api_key_file", "lora_modules", "lora_dir", "max_model_len"),
+    *("kv_cache_memory", "max_num_seqs", "quantization", "device"),
+)
 COMMANDS = {
     "serve": Command(
         "Serve a model with OpenAI's interface.",
@@ -61,14 +71,23 @@ COMMANDS = {
         "serve_command:serve",
         "model",
         takes_models=True,
+        common=_COMMON_OF_SERVE,
+    ),
+    "run": Command(
+        "Talk with a model at once: fetch it, serve it while the chat lasts, and chat.",
+        (RunOptions, SamplingOptions, ChatOptions),
+        "chat.run_command:run",
+        "model",
     ),
     "chat": Command(
-        "Talk with a model that is being served.", (RemoteOptions, SamplingOptions, ChatOptions), "terminal:chat"
+        "Talk with a model that is being served.",
+        (RemoteOptions, SamplingOptions, ChatOptions),
+        "chat.chat_command:chat",
     ),
     "complete": Command(
         "Let a model that is being served continue a text.",
         (RemoteOptions, SamplingOptions, CompleteOptions),
-        "terminal:complete",
+        "complete_command:complete",
         "prompt",
     ),
     "run-batch": Command(
@@ -109,7 +128,16 @@ COMMANDS = {
         (FleetStatusOptions,),
         "fleet_status:print_fleet",
     ),
-    "key": Command("Make an API key, and the lines for --api-key-file.", (KeyOptions,), "key_command:make_key", "name"),
+    "key add": Command("Make an API key, and let a server know it.", (KeyAddOptions,), "key_command:add", "name"),
+    "key list": Command("List the keys of a file, and what each may do.", (KeyListOptions,), "key_command:list_keys"),
+    "key rotate": Command("Make a new key in the place of one.", (KeyNameOptions,), "key_command:rotate", "name"),
+    "key revoke": Command("Take a key away.", (KeyNameOptions,), "key_command:revoke", "name"),
+    "usage": Command(
+        "Tell what was used, by day, key, tenant or model, and what it costs.",
+        (UsageOptions,),
+        "usage_report:report_usage",
+        "usage_ledger",
+    ),
     "pull": Command("Bring a model to this machine and say where it is.", (PullOptions,), "pull:pull", "model"),
     "quantize": Command(
         "Write a copy of a model with weights of 4 or 8 bits, in the format compressed-tensors.",

@@ -18,11 +18,12 @@ _GROUPS = {
     "bench": "Measure a server, or an engine's step.",
     "models": "Change which versions a server has.",
     "fleet": "Look at the replicas of a server.",
+    "key": "Change the keys of a file.",
 }
 # Options whose values are files, and those whose values are folders.
 _FILES = {
     *("config", "chat-template", "api-key-file", "ssl-certfile", "ssl-keyfile", "ssl-ca-certs", "usage-ledger", "uds"),
-    *("dataset", "output-json", "input-file", "output-file"),
+    *("dataset", "output-json", "input-file", "output-file", "prices"),
 }
 _FOLDERS = {"tokenizer", "lora-dir", "batch-dir"}
 

@@ -11,7 +11,7 @@ import argparse
 import json
 import os
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING, Field, fields
 from itertools import pairwise
@@ -92,6 +92,26 @@ def command_parser(prog: str, about: str, classes: Sequence[type[Any]], position
     return _Command(prog, about, classes, positional).parser
 
 
+def short_help(prog: str, about: str, classes: Sequence[type[Any]], positional: str, common: Collection[str]) -> str:
+    """Return a help with a few of a command's options, by field name; the other arguments are those of ``parse``."""
+    parser = argparse.ArgumentParser(
+        prog=prog,
+        usage=_usage(prog, positional),
+        description=about,
+        epilog=f"'{prog} --help-all' lists all options. {_EPILOG}",
+        add_help=False,
+    )
+    options = parser.add_argument_group("common options")
+    for spec, kind in _specs(classes):
+        if spec.name in common:
+            _add(options, spec, kind, PeerOption(spec.name.replace("_", "-"), ""), _help(spec))
+    return parser.format_help().rstrip()
+
+
+def _usage(prog: str, positional: str) -> str:
+    return " ".join(filter(None, (prog, f"[{positional.upper()}]" if positional else "", "[options]")))
+
+
 class _Command:
     """The argument parser of one command.
 
@@ -108,7 +128,7 @@ class _Command:
         self.peers = peer_options() if EngineConfig in classes else {}
         self.parser = argparse.ArgumentParser(
             prog=prog,
-            usage=" ".join(filter(None, (prog, f"[{positional.upper()}]" if positional else "", "[options]"))),
+            usage=_usage(prog, positional),
             description=about,
             epilog=_EPILOG if self.peers else None,
             allow_abbrev=False,

@@ -15,7 +15,7 @@ from importlib.metadata import PackageNotFoundError, version
 from ...engine.errors import ConfigError, EngineError
 from ...engine.peer_options import nearest
 from .commands import COMMANDS
-from .flag_parser import parse, parse_models
+from .flag_parser import parse, parse_models, short_help
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -69,6 +69,10 @@ def _run(name: str, argv: Sequence[str]) -> int:
         hint = nearest(name, inner if verb else () if inner else COMMANDS) or _there_is(inner)
         return _print_error("rootgraft", f"unknown command {name!r}.{hint}", 2)
     prog = f"rootgraft {name}"
+    if command.common and not {"-h", "--help"}.isdisjoint(argv):
+        print(short_help(prog, command.about, command.classes, command.positional, command.common))
+        return 0
+    argv = ["--help" if word == "--help-all" else word for word in argv]
     try:
         line = (prog, command.about, command.classes, command.positional, argv, partial(_print_note, prog))
         options = [parse_models(*line), partial(parse_models, *line)] if command.takes_models else parse(*line)

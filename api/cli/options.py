@@ -7,11 +7,17 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from datetime import date
 from itertools import pairwise
 
 from ...engine.config import check_options, option
 from ...engine.errors import ConfigError
 from ...engine.types import MAX_SEED, MIN_SEED
+
+_DEFAULT_URL = (
+    "Default: the variable ROOTGRAFT_URL, else the only server that you run on this machine, else port 8000 of it."
+)
+_DEFAULT_KEY = "Default: the variable ROOTGRAFT_API_KEY, which other users cannot see as they can a command line."
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +26,16 @@ class PullOptions:
 
     model: str | None = option(
         None, "Name on the hub (org/name). Without it: SmolLM2-135M-Instruct (Q4_1).", group="model"
+    )
+    revision: str | None = option(None, "Branch, tag or commit of a model on the hub.", group="model")
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """Options of ``rootgraft run``."""
+
+    model: str | None = option(
+        None, "Folder, GGUF file or name on the hub. Without it: SmolLM2-135M-Instruct (Q4_1).", group="model"
     )
     revision: str | None = option(None, "Branch, tag or commit of a model on the hub.", group="model")
 
@@ -48,8 +64,8 @@ class QuantizeOptions:
 class RemoteOptions:
     """Address, key and model of a server."""
 
-    url: str = option("http://127.0.0.1:8000/v1", "Address of an OpenAI-compatible server.", group="server")
-    api_key: str | None = option(None, "Key that the server asks for.", group="server")
+    url: str | None = option(None, f"Address of an OpenAI-compatible server. {_DEFAULT_URL}", group="server")
+    api_key: str | None = option(None, f"Key that the server asks for. {_DEFAULT_KEY}", group="server")
     model: str | None = option(None, "Model or adapter. Default: the first that the server lists.", group="server")
 
 
@@ -57,8 +73,10 @@ class RemoteOptions:
 class FleetStatusOptions:
     """Options of ``rootgraft fleet status``."""
 
-    url: str = option("http://127.0.0.1:8000/v1", "Address of the server.", group="server")
-    api_key: str | None = option(None, "Key with the scope admin, where the server asks for keys.", group="server")
+    url: str | None = option(None, f"Address of the server. {_DEFAULT_URL}", group="server")
+    api_key: str | None = option(
+        None, f"Key with the scope admin, where the server asks for keys. {_DEFAULT_KEY}", group="server"
+    )
     json: bool = option(False, "Print JSON for programs.", group="output")
 
 
@@ -274,22 +292,112 @@ class StepOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class KeyOptions:
-    """Options of ``rootgraft key``."""
+class KeyFileOptions:
+    """The file of ``rootgraft key``."""
 
-    name: str = option("default", "Name of the key, for the log.", group="key")
+    api_key_file: str = option(
+        "", "The file (.toml or .json) that the server has as --api-key-file. It takes changes at once.", group="key"
+    )
 
     def __post_init__(self) -> None:
+        if not self.api_key_file:
+            raise ConfigError("--api-key-file must name the file that the server has; key add makes it.")
+        if not self.api_key_file.endswith((".toml", ".json")):
+            raise ConfigError(f"--api-key-file must end in .toml or .json, not be {self.api_key_file}.")
+
+
+@dataclass(frozen=True, slots=True)
+class KeyNameOptions(KeyFileOptions):
+    """The key that ``rootgraft key revoke`` and ``key rotate`` are about."""
+
+    name: str = option("", "Name of the key, as rootgraft key list shows it.", group="key")
+
+    def __post_init__(self) -> None:
+        KeyFileOptions.__post_init__(self)
         if not re.fullmatch(r"[A-Za-z0-9._@:-]{1,64}", self.name):
             raise ConfigError(f"--name must be 1 to 64 letters, digits and ._@:-, not {self.name[:80]!r}.")
+
+
+@dataclass(frozen=True, slots=True)
+class KeyAddOptions(KeyNameOptions):
+    """What the key of ``rootgraft key add`` may do."""
+
+    tenant: str | None = option(
+        None, "Tenant, whose keys share cache and turns. Default: the key's name.", group="rights"
+    )
+    scopes: tuple[str, ...] = option(
+        ("inference",), "What it may do: inference, metrics, admin.", group="rights", words=True
+    )
+    adapters: tuple[str, ...] = option(
+        (), "Adapters that it may use besides the base model. Default: all.", group="rights", words=True
+    )
+    requests_per_minute: int | None = option(None, "Default: no limit.", low=1, group="rights")
+    tokens_per_minute: int | None = option(None, "Default: no limit.", low=1, group="rights")
+    priority: str = option(
+        "interactive",
+        "Its class, and the first that its requests may ask for.",
+        choices=("realtime", "interactive", "batch"),
+        group="rights",
+    )
+
+    def __post_init__(self) -> None:
+        KeyNameOptions.__post_init__(self)
+        check_options(self)
+
+
+@dataclass(frozen=True, slots=True)
+class KeyListOptions(KeyFileOptions):
+    """Options of ``rootgraft key list``."""
+
+    json: bool = option(False, "Print JSON for programs.", group="output")
+
+
+@dataclass(frozen=True, slots=True)
+class UsageOptions:
+    """Options of ``rootgraft usage``."""
+
+    usage_ledger: str = option("", "The file that the server has as --usage-ledger.", group="usage")
+    by: str = option(
+        "model",
+        "What a row is for: day, month, key, model (a base model or an adapter), or tenant, as --api-key-file has it.",
+        choices=("day", "month", "key", "model", "tenant"),
+        group="usage",
+    )
+    since: str | None = option(None, "First day, such as 2026-11-01, of UTC.", group="usage")
+    until: str | None = option(None, "Last day.", group="usage")
+    api_key_file: str | None = option(None, "File with the keys' tenants.", group="usage")
+    prices: str | None = option(
+        None, "TOML file of prices for a million tokens, for a column with the cost.", group="usage"
+    )
+    csv: bool = option(False, "Print comma-separated values.", group="output")
+    json: bool = option(False, "Print JSON for programs.", group="output")
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        if not self.usage_ledger:
+            raise ConfigError("--usage-ledger must name the file that the server has.")
+        for name in ("since", "until"):
+            day = getattr(self, name)
+            try:
+                is_day = day is None or date.fromisoformat(day).isoformat() == day
+            except ValueError:
+                is_day = False
+            if not is_day:
+                raise ConfigError(f"--{name} must be a day such as 2026-11-01, not {day}.")
+        if (self.by == "tenant") > (self.api_key_file is not None):
+            raise ConfigError("--by tenant needs --api-key-file, which has the keys' tenants.")
+        if self.csv and self.json:
+            raise ConfigError("--csv and --json exclude each other.")
 
 
 @dataclass(frozen=True, slots=True)
 class AdminOptions:
     """Address and administrator's key of a server, for ``rootgraft models``."""
 
-    url: str = option("http://127.0.0.1:8000/v1", "Address of a server of rootgraft.", group="server")
-    api_key: str | None = option(None, "Key with the scope admin, if the server asks for keys.", group="server")
+    url: str | None = option(None, f"Address of a server of rootgraft. {_DEFAULT_URL}", group="server")
+    api_key: str | None = option(
+        None, f"Key with the scope admin, if the server asks for keys. {_DEFAULT_KEY}", group="server"
+    )
     json: bool = option(False, "Print the server's answer as JSON, for programs.", group="output")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -14,6 +15,7 @@ import orjson
 from yarl import URL
 
 from ...engine.errors import ConfigError, EngineError
+from ..http.run_record import running_servers
 from ..protocol.exact_json import dumps_exact
 from .options import RemoteOptions
 
@@ -21,6 +23,7 @@ _LONGEST_LINE = 1 << 24
 _HEALTH_SECONDS, _HEALTH_TIMEOUT = 10.0, 60.0  # between two questions for a server's health; for an answer
 _SILENT_SECONDS = 600.0  # before the first token of a streamed answer, and from one to the next
 _CONNECT_SECONDS = 10.0
+_DEFAULT_ADDRESS = "http://127.0.0.1:8000/v1"
 
 
 class RemoteError(EngineError):
@@ -29,11 +32,13 @@ class RemoteError(EngineError):
     Args:
         kind: label for counting: "HTTP 503", "not reachable", "broken off".
         message: one line for the user.
+        code: the code of the server's error, such as "context_length_exceeded"; empty without one.
     """
 
-    def __init__(self, kind: str, message: str) -> None:
+    def __init__(self, kind: str, message: str, code: str = "") -> None:
         super().__init__(message)
         self.kind = kind
+        self.code = code
 
 
 @dataclass(slots=True)
@@ -49,6 +54,7 @@ class Timing:
         finish: the server's finish reason.
         error: the kind of failure, or None.
         message: the failure in one line.
+        code: the code of the server's error; empty without one.
     """
 
     started: float = 0.0
@@ -61,6 +67,7 @@ class Timing:
     finish: str | None = None
     error: str | None = None
     message: str | None = None
+    code: str = ""
 
     @property
     def latency(self) -> float:
@@ -88,10 +95,11 @@ class RemoteServer:
         Args:
             uds: Unix domain socket to connect to, whatever the host of the address.
         """
-        url = _base_url(options.url)
-        if not (options.api_key or "").isprintable():
+        url = _base_url(_default_url() if options.url is None else options.url)
+        key = os.environ.get("ROOTGRAFT_API_KEY") if options.api_key is None else options.api_key
+        if not (key or "").isprintable():
             raise ConfigError("--api-key holds what no key may: a line break, another control character or no UTF-8.")
-        headers = {} if options.api_key is None else {"Authorization": f"Bearer {options.api_key}"}
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
         async with aiohttp.ClientSession(
             headers=headers,
             timeout=_timeout(),
@@ -102,6 +110,11 @@ class RemoteServer:
             if not server.model:
                 server.model = await server._first_model()
             yield server
+
+    @property
+    def url(self) -> str:
+        """Address that paths such as ``chat/completions`` are below."""
+        return str(self._url)
 
     async def _first_model(self) -> str:
         try:
@@ -243,7 +256,7 @@ async def timed(
                 timing.completion = usage.get("completion_tokens") or 0
                 timing.cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
     except RemoteError as error:
-        timing.error, timing.message = error.kind, str(error)
+        timing.error, timing.message, timing.code = error.kind, str(error), error.code
     timing.ended = time.perf_counter()
     timing.completion = timing.completion or arrivals
     return timing
@@ -252,6 +265,16 @@ async def timed(
 def _timeout(silent: float | None = None) -> aiohttp.ClientTimeout:
     """Return the limits of a request whose server may say nothing for so many seconds; None for ever."""
     return aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS, sock_read=silent)
+
+
+def _default_url() -> str:
+    """Return the address for a command that names none. Raises ConfigError if several servers may be meant."""
+    if url := os.environ.get("ROOTGRAFT_URL"):
+        return url
+    urls = [f"{each.url}/v1" for each in running_servers({os.getuid()}) if each.url.startswith("http")]
+    if len(urls) > 1 and _DEFAULT_ADDRESS not in urls:
+        raise ConfigError(f"several servers run here: name one with --url, of {', '.join(urls)}.")
+    return urls[0] if len(urls) == 1 else _DEFAULT_ADDRESS
 
 
 def _base_url(text: str) -> URL:
@@ -269,7 +292,8 @@ def _base_url(text: str) -> URL:
 def _unreachable(url: URL, error: Exception) -> RemoteError:
     if isinstance(error, aiohttp.SocketTimeoutError):
         return _silent(url)
-    advice = " Start one with: rootgraft serve" if url.host in ("127.0.0.1", "localhost", "::1") else ""
+    is_here = url.host in ("127.0.0.1", "localhost", "::1")
+    advice = " Start one with: rootgraft serve. To talk at once: rootgraft run" if is_here else ""
     return RemoteError("not reachable", f"No server answers at {url} ({_cause(error)}).{advice}")
 
 
@@ -290,20 +314,21 @@ async def _raise_for_status(response: aiohttp.ClientResponse) -> None:
     """Raise RemoteError for a status other than 200, with the message of the error body."""
     if response.status == 200:
         return
-    raw = await response.read()
-    raise RemoteError(f"HTTP {response.status}", f"The server answers HTTP {response.status}: {_message(raw)}")
+    message, code = _error(await response.read())
+    raise RemoteError(f"HTTP {response.status}", f"The server answers HTTP {response.status}: {message}", code)
 
 
-def _message(raw: bytes) -> str:
-    """Return the message of an error body in any format, on one line."""
-    text = raw.decode(errors="replace")
+def _error(raw: bytes) -> tuple[str, str]:
+    """Return the message of an error body in any format, on one line, and its code, empty if it has none."""
+    text, code = raw.decode(errors="replace"), ""
     try:
         body = orjson.loads(raw)
         error = body.get("error", body)
         text = error if isinstance(error, str) else str(error.get("message") or text)
+        code = "" if isinstance(error, str) else str(error.get("code") or "")
     except (ValueError, AttributeError):
         pass
-    return " ".join(text.split())[:500] or "(no message)"
+    return " ".join(text.split())[:500] or "(no message)", code
 
 
 async def _events(content: aiohttp.StreamReader) -> AsyncIterator[dict[str, Any]]:
@@ -334,5 +359,6 @@ def _event(data: bytes) -> dict[str, Any]:
     if not isinstance(event, dict):
         raise RemoteError("not an event", f"The server sent what is no event: {data[:80]!r}")
     if event.get("error"):
-        raise RemoteError("error in the stream", f"The server ended the answer with an error: {_message(data)}")
+        message, code = _error(data)
+        raise RemoteError("error in the stream", f"The server ended the answer with an error: {message}", code)
     return event

@@ -1,14 +1,19 @@
-"""Gateway client: a gateway's connection to the main process, which has the engine, the limits and the stores."""
+"""Gateway client: a gateway's connection to the main process, which has the engine, the limits and the stores.
+
+A ticket is what a request holds of the main process's limits; the ledger sends the usage that it writes.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import astuple
 from typing import Any
 
 from ...engine.errors import EngineDead
 from ...engine.messages import Abort, ForgetTokens, Message, Submit, TokenTexts
+from ..observe.usage_ledger import WAIT_SECONDS, UsageRecord
 from .call_errors import unpack_error
 from .process_link import ProcessLink
 
@@ -120,3 +125,59 @@ class GatewayClient:
             self.death = EngineDead(reason)
             self.on_death(EngineDead(reason))
             self.ended.set()
+
+
+class GatewayTicket:
+    """What a request of this gateway holds of queue and rate limits: a ticket of the main process, by its number.
+
+    Args:
+        number: unique in this gateway.
+        ended: called when it is closed.
+
+    Attributes:
+        num_generated: tokens of the answers so far.
+        num_told: those of them that the main process knows of.
+    """
+
+    def __init__(self, client: GatewayClient, number: int, ended: Callable[[GatewayTicket], None]) -> None:
+        self._client = client
+        self._ended = ended
+        self._begun: set[tuple[int, int]] = set()
+        self.number = number
+        self.num_generated = 0
+        self.num_told = 0
+
+    def take(self, sequence: tuple[int, int], num_tokens: int) -> None:
+        """Count tokens of a sequence; the main process is told of its first ones at once."""
+        self.num_generated += num_tokens
+        if sequence not in self._begun:
+            self._begun.add(sequence)
+            self._client.tell("begun", self.number, *sequence, self.news())
+
+    def close(self) -> None:
+        """Give back what it holds."""
+        self._ended(self)
+        self._client.tell("ended", self.number, self.news())
+
+    def news(self) -> int:
+        """Return the tokens that the main process has not been told of, and count them as told."""
+        count = self.num_generated - self.num_told
+        self.num_told = self.num_generated
+        return count
+
+
+class GatewayLedger:
+    """Sends the usage of requests to the main process's ``UsageLedger``, which waits for its file if it can."""
+
+    def __init__(self, client: GatewayClient) -> None:
+        self._client = client
+
+    def put(self, record: UsageRecord) -> asyncio.Future[None]:
+        """Send a record. The future is done when it is in the file, or was given up."""
+        return self._client.begin_call("record", *astuple(record))
+
+    async def until_written(self, written: asyncio.Future[None]) -> None:
+        """Wait for a future of ``put``; the main process itself waits at most ``WAIT_SECONDS``."""
+        await asyncio.wait((written,), timeout=2 * WAIT_SECONDS)
+        if written.done() and not written.cancelled():
+            written.exception()  # the main process is gone: the answer has ended all the same

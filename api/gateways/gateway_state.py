@@ -19,9 +19,7 @@ from ..generate.model_engine import ModelEngine
 from ..generate.server_state import ServerState
 from ..generate.streams import ledger_model
 from ..observe.tracing import open_tracer
-from .gateway_client import GatewayClient
-from .gateway_ledger import GatewayLedger
-from .gateway_ticket import GatewayTicket
+from .gateway_client import GatewayClient, GatewayLedger, GatewayTicket
 from .relayed_metrics import RelayedMetrics
 
 if TYPE_CHECKING:

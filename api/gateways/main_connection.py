@@ -22,7 +22,7 @@ from ...engine.types import Priority
 from ...tenancy.current_tenant import CURRENT_TENANT
 from ..access.api_keys import Key
 from ..access.caller import Caller, RequestFacts
-from ..access.request_admission import Demand
+from ..access.request_admission import Demand, QueueTicket
 from ..errors import HTTPError
 from ..generate.server_state import ServerState
 from ..observe.token_usage import TokenCounts
@@ -30,7 +30,6 @@ from ..observe.usage_ledger import UsageRecord
 from .call_errors import pack_error
 from .engine_multiplexer import EngineChannel, EngineMultiplexer
 from .main_spawn import GatewayProcess
-from .main_ticket import MainTicket
 from .process_link import ProcessLink
 from .relayed_metrics import observe_relayed
 
@@ -40,6 +39,50 @@ BUSY_SECONDS = 60.0
 """Of one pass of its event loop, after which it counts as hung."""
 
 logger = logging.getLogger("rootgraft.gateways")
+
+
+class MainTicket:
+    """What a gateway's request holds that the main process has admitted, and what is known of its use.
+
+    Args:
+        ticket: places in the queue, and tokens of the key.
+        demand: of the request.
+        key: its name.
+        model: that its usage counts under.
+        adapter: None for the base model.
+
+    Attributes:
+        num_generated: tokens of the answers, as far as the gateway has told.
+    """
+
+    def __init__(self, ticket: QueueTicket, demand: Demand, key: str, model: str, adapter: str | None) -> None:
+        self._ticket = ticket
+        self._demand = demand
+        self._begun: list[tuple[int, int]] = []
+        self.key, self.model, self.adapter = key, model, adapter
+        self.num_generated = 0
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of the prompts that have begun to be answered, each counted once."""
+        return sum(self._demand.prompts[prompt][0] for prompt in {prompt for prompt, _ in self._begun})
+
+    def begin(self, sequence: tuple[int, int], num_tokens: int) -> None:
+        """Take the first tokens of a sequence (prompt, index), or its end without any."""
+        self._begun.append(sequence)
+        self.num_generated += num_tokens
+        self._ticket.take(sequence, num_tokens)
+
+    def add(self, num_tokens: int) -> None:
+        """Count further tokens of a request that has begun."""
+        if self._begun:
+            self.num_generated += num_tokens
+            self._ticket.take(self._begun[0], num_tokens)
+
+    def end(self, num_tokens: int) -> None:
+        """Count the last tokens and give back what the request holds."""
+        self.add(num_tokens)
+        self._ticket.close()
 
 
 class MainConnection:

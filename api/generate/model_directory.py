@@ -15,7 +15,11 @@ from .model_engine import ModelEngine
 from .remote_adapters import RemoteAdapters
 
 if TYPE_CHECKING:
+    from ...engine.adapter_sources.adapter_fetcher import AdapterFetcher, FetchedAdapter
+    from ...engine.config import EngineConfig
     from ...engine.serving.async_engine import AsyncEngine
+    from ...engine.serving.engine_like import EngineLike
+    from ...fleet.catalog.model_catalog import ModelCatalog
     from ..structured.reasoning_formats import ReasoningFormat
     from ..structured.tool_dialects import Dialect
 
@@ -88,6 +92,31 @@ class ModelDirectory:
         self.remote: RemoteAdapters | None = None
         self.versions: ModelVersions | None = None
         self._engine = engine
+
+    def open_sources(
+        self, fetcher: AdapterFetcher, client: EngineLike, config: EngineConfig, named: Mapping[str, FetchedAdapter]
+    ) -> None:
+        """Let requests and admins load adapters from sources into an engine that is being started.
+
+        Args:
+            named: adapters of ``--lora-modules`` that were fetched.
+        """
+        self.remote = RemoteAdapters(
+            fetcher,
+            client,
+            lora_dir=config.lora_dir,
+            # The other half of the names is for adapters of the operator's, which no request can take.
+            most_names=max(1, config.max_adapters // 2),
+            most_adapters=config.max_adapters,
+            named=named,
+        )
+
+    async def restore_versions(
+        self, catalog: ModelCatalog, fetcher: AdapterFetcher, client: EngineLike, names: tuple[str, ...]
+    ) -> None:
+        """Load the versions of the catalogue; raises as ``ModelVersions.restore``."""
+        self.versions = ModelVersions(catalog, fetcher, client)
+        await self.versions.restore(names)
 
     @property
     def adapters(self) -> Mapping[str, AdapterInfo]:

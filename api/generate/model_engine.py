@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
-from ...engine.errors import CapacityError, EngineDead, RequestError, UnknownModel
+from ...engine.errors import CapacityError, ConfigError, EngineDead, RequestError, UnknownModel
+from ...engine.serving.adapter_tokenizers import AdapterTokenizers
 from ...engine.serving.replica_status import FleetStatus, ReplicaOwner
 from ...engine.text.chat_template import TemplateStopped, rendered
+from ...engine.text.tokenizer import Tokenizer
 from ...engine.types import AdapterInfo
 from ..config import ServerConfig
 from ..errors import HTTPError
@@ -18,10 +21,9 @@ from ..structured.reasoning_formats import ReasoningFormat, reasoning_format_of
 from ..structured.tool_dialects import Dialect, dialect_of
 
 if TYPE_CHECKING:
-    from ...engine.serving.adapter_tokenizers import AdapterTokenizers
+    from ...engine.config import EngineConfig
     from ...engine.serving.async_engine import AsyncEngine
     from ...engine.serving.engine_like import EngineLike
-    from ...engine.text.tokenizer import Tokenizer
 
 _RETRY_ELSEWHERE = {"retry-after": "1", "connection": "close"}
 
@@ -51,6 +53,26 @@ class ModelEngine:
         self.removed = ""
         self._formats = TemplateFormats(options)
         self._loading: dict[str, asyncio.Future[None]] = {}
+
+    def read_tokenizer(self, config: EngineConfig, path: Path) -> Tokenizer:
+        """Return the tokenizer of the model's files, or that of ``--tokenizer``. Raises ModelError."""
+        other = None if config.tokenizer is None else Path(config.tokenizer)
+        return Tokenizer.load(path, tokenizer_path=other, chat_template=config.chat_template)
+
+    async def open_tokenizers(
+        self, config: EngineConfig, async_engine: AsyncEngine, adapters: Iterable[AdapterInfo] = ()
+    ) -> None:
+        """Let adapters have tokenizers of their own, and load those of the adapters of the start.
+
+        Raises:
+            ConfigError: one of them cannot be used.
+        """
+        self.tokenizers = tokenizers = AdapterTokenizers(async_engine.served, config)
+        for info in adapters:
+            try:
+                await asyncio.to_thread(tokenizers.find, info.name, info)
+            except RequestError as error:
+                raise ConfigError(f"--lora-modules {info.name}: {error}") from None
 
     @property
     def is_healthy(self) -> bool:

@@ -26,7 +26,6 @@ from ..observe.observers import Observers
 from ..observe.tracing import open_tracer
 from .model_directory import ModelDirectory
 from .model_engine import ModelEngine
-from .remote_adapters import RemoteAdapters
 from .stores import Stores
 
 if TYPE_CHECKING:
@@ -101,17 +100,10 @@ class ServerState:
         state = ServerState(options, metrics, version=main.version, main=main)
         return state
 
-    def begin_loading(
-        self,
-        names: tuple[str, ...],
-        client: EngineLike,
-        *,
-        finds_adapters: bool,
-        remote: RemoteAdapters | None = None,
-    ) -> None:
+    def begin_loading(self, names: tuple[str, ...], client: EngineLike, *, finds_adapters: bool) -> None:
         """Take the model's names and its engine's client; metrics begin again under the first name."""
         self.engine.client, self.engine.finds_adapters = client, finds_adapters
-        self.models.names, self.models.remote = names, remote
+        self.models.names = names
         self._renew_metrics(client, EngineFacts())
 
     def begin_serving(

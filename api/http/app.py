@@ -5,6 +5,7 @@ from __future__ import annotations
 from fastapi import FastAPI, Request, Response
 from pydantic import BaseModel
 from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..access.rate_limits import LIMIT_HEADERS
 from ..batches.internal_client import InternalClient
@@ -16,7 +17,6 @@ from ..routes.routers import DIRECT, ROUTERS
 from ..routes.unknown_fields import IGNORED_HEADER, LEFT_OUT_HEADER
 from .direct_routes import DirectRoutes
 from .guard import Guard, Identify
-from .root_path import StripRootPath
 
 
 class ErrorInfo(BaseModel):
@@ -32,6 +32,21 @@ class ErrorBody(BaseModel):
     """Body of every error response."""
 
     error: ErrorInfo
+
+
+class StripRootPath:
+    """Middleware of ``--root-path``: takes a proxy's path off the paths that begin with it, if the proxy has not."""
+
+    def __init__(self, app: ASGIApp, *, root_path: str) -> None:
+        self._app = app
+        self._root = root_path
+        self._raw = root_path.encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"].startswith(f"{self._root}/"):
+            raw = scope.get("raw_path") or b""
+            scope = {**scope, "path": scope["path"].removeprefix(self._root), "raw_path": raw.removeprefix(self._raw)}
+        await self._app(scope, receive, send)
 
 
 async def _client_gone(_request: Request, _error: Exception) -> Response:

@@ -26,7 +26,6 @@ import uvloop
 from ...engine import process_memory
 from ...engine.config import EngineConfig
 from ...engine.errors import EngineError
-from ...engine.serving.adapter_tokenizers import AdapterTokenizers
 from ...engine.serving.async_engine import AsyncEngine
 from ...engine.serving.fork_server import serve_forks
 from ...grammar.parent_death import end_with_parent
@@ -41,7 +40,6 @@ from ..observe.log import set_up_log
 from .allowed_hosts import AllowedHosts
 from .app import create_app
 from .http_server import HttpServer
-from .model_service import load_tokenizer
 from .tls import refresh_certificates, tls_context
 
 TELL_SECONDS = 0.25
@@ -110,10 +108,10 @@ class _Gateway:
     async def _serve(self) -> None:
         """Make requests for the model, once it is loaded."""
         model = LoadedModel.unpack(await self._client.model)
-        tokenizer = await asyncio.to_thread(load_tokenizer, self._config, model.path)
+        tokenizer = await asyncio.to_thread(self._state.engine.read_tokenizer, self._config, model.path)
         async_engine = AsyncEngine(self._client, tokenizer, model.ready, model.defaults)
         if self._config.enable_lora:
-            self._state.engine.tokenizers = AdapterTokenizers(async_engine.served, self._config)
+            await self._state.engine.open_tokenizers(self._config, async_engine)
         self._state.serve(model.names, async_engine)
         process_memory.freeze()
         self._client.tell("serving")

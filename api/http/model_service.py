@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 import threading
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,27 +14,22 @@ from typing import TYPE_CHECKING
 from ...engine.checkpoint.base_digest import base_digest
 from ...engine.checkpoint.locate import resolve_model
 from ...engine.config import EngineConfig
-from ...engine.errors import ConfigError, EngineDead, RequestError
-from ...engine.serving.adapter_tokenizers import AdapterTokenizers
+from ...engine.errors import ConfigError, EngineDead
 from ...engine.serving.async_engine import AsyncEngine
 from ...engine.serving.engine_client import EngineClient
 from ...engine.serving.engine_like import EngineLike
 from ...engine.serving.engine_spawn import SpawnEngine
 from ...engine.serving.sampling_defaults import read_sampling_defaults
-from ...engine.text.tokenizer import Tokenizer
-from ...engine.types import AdapterInfo
 from ...fleet.catalog.model_catalog import ModelCatalog
-from ...fleet.catalog.model_versions import ModelVersions
 from ..config import ServerConfig
 from ..gateways.engine_multiplexer import EngineMultiplexer
 from ..gateways.loaded_model import LoadedModel
-from ..generate.remote_adapters import RemoteAdapters
 from ..generate.server_state import ServerState
 from ..models_file import ServedModel, naming_place
 from ..observe.engine_facts import EngineFacts
 
 if TYPE_CHECKING:
-    from ...engine.adapter_sources.adapter_fetcher import AdapterFetcher
+    from ...engine.adapter_sources.adapter_fetcher import AdapterFetcher, FetchedAdapter
 
 _FETCHER_SECONDS = 10.0  # for the fetcher of adapters to close in
 _IDLE_SECONDS = 0.1  # between two looks at whether a removed model is idle
@@ -106,12 +101,14 @@ class ModelService:
         names = self._options.served_model_name or (files.name,)
         for name in self._config.named_adapters.keys() & set(names):
             raise ConfigError(f"--lora-modules: {name} is the name of the base model.")
-        client, remote = await self._make_client(files.path)
-        state.begin_loading(names, client, finds_adapters=self._config.lora_dir is not None, remote=remote)
+        client, named = await self._make_client(files.path)
+        if self._fetcher is not None:
+            state.models.open_sources(self._fetcher, client, self._config, named)
+        state.begin_loading(names, client, finds_adapters=self._config.lora_dir is not None)
         starting = asyncio.create_task(client.start())
         try:
             defaults = await asyncio.to_thread(read_sampling_defaults, self._config, files.path)
-            tokenizer = await asyncio.to_thread(load_tokenizer, self._config, files.path)
+            tokenizer = await asyncio.to_thread(state.engine.read_tokenizer, self._config, files.path)
             ready = await starting
         finally:
             starting.cancel()
@@ -122,11 +119,9 @@ class ModelService:
             client if multiplexer is None else multiplexer.open_channel(), tokenizer, ready, defaults.defaults
         )
         if self._catalog is not None and self._fetcher is not None:
-            state.models.versions = ModelVersions(self._catalog, self._fetcher, client)
-            await state.models.versions.restore(names)
+            await state.models.restore_versions(self._catalog, self._fetcher, client, names)
         if self._config.enable_lora:
-            state.engine.tokenizers = AdapterTokenizers(async_engine.served, self._config)
-            await self._check_tokenizers(state.engine.tokenizers, ready.adapters)
+            await state.engine.open_tokenizers(self._config, async_engine, ready.adapters)
         state.begin_serving(async_engine, client, EngineFacts.of(self._config, ready), ready.base_digest)
         if multiplexer is not None:
             self.shared = LoadedModel(names, files.path, ready, defaults.defaults), multiplexer
@@ -165,33 +160,14 @@ class ModelService:
         digest = await asyncio.to_thread(base_digest, files.path, dummy=is_dummy)
         return digest == self.state.engine.base_digest
 
-    async def _make_client(self, path: Path) -> tuple[EngineLike, RemoteAdapters | None]:
-        """Return the client of an engine, and the adapters from sources, of which those of the start are fetched."""
+    async def _make_client(self, path: Path) -> tuple[EngineLike, Mapping[str, FetchedAdapter]]:
+        """Return the client of an engine, and the adapters of the start that were fetched from sources."""
         if self._fetcher is None:
-            return engine_of(self._config, path, self._options, self._num_engines, self._spawn), None
+            return engine_of(self._config, path, self._options, self._num_engines, self._spawn), {}
         from ...engine.adapter_sources.named_sources import fetch_named
 
         config, named = await asyncio.to_thread(fetch_named, self._config, self._fetcher)
-        client = engine_of(config, path, self._options, self._num_engines, self._spawn)
-        # The other half of the names is for adapters of the operator's, which no request can take.
-        most = max(1, config.max_adapters // 2)
-        remote = RemoteAdapters(
-            self._fetcher,
-            client,
-            lora_dir=config.lora_dir,
-            most_names=most,
-            most_adapters=config.max_adapters,
-            named=named,
-        )
-        return client, remote
-
-    async def _check_tokenizers(self, tokenizers: AdapterTokenizers, adapters: Iterable[AdapterInfo]) -> None:
-        """Load the tokenizers of the adapters of the start. Raises ConfigError for one that cannot be used."""
-        for info in adapters:
-            try:
-                await asyncio.to_thread(tokenizers.find, info.name, info)
-            except RequestError as error:
-                raise ConfigError(f"--lora-modules {info.name}: {error}") from None
+        return engine_of(config, path, self._options, self._num_engines, self._spawn), named
 
     def stop_downloads(self) -> None:
         """End downloads of adapters, so that requests that wait for them are answered."""
@@ -233,12 +209,6 @@ class ModelService:
                 self._catalog.close()
         if self._fetcher is not None:
             await _ended(self._fetcher.close, _FETCHER_SECONDS)
-
-
-def load_tokenizer(config: EngineConfig, path: Path) -> Tokenizer:
-    """Return the tokenizer of a model's files, or that of ``--tokenizer``. Raises ModelError."""
-    other = None if config.tokenizer is None else Path(config.tokenizer)
-    return Tokenizer.load(path, tokenizer_path=other, chat_template=config.chat_template)
 
 
 async def _ended(call: Callable[[], None], seconds: float) -> None:

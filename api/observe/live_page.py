@@ -45,8 +45,11 @@ HEADERS: Final[Mapping[str, str]] = {
 FILES: Final[Mapping[str, bytes]] = {path.name: path.read_bytes() for path in sorted(_FOLDER.iterdir())}
 """All files by name."""
 
-PATHS: Final = frozenset({"/ui", "/ui/", *(f"/ui/{name}" for name in FILES if name != INDEX)})
-"""Paths of the files. They hold no data, so they need no key; their data comes from ``/ui/state``, which does."""
+PATHS: Final = frozenset({"/", "/ui", "/ui/", *(f"/ui/{name}" for name in FILES if name != INDEX)})
+"""Paths of the files, and the root, which leads to them.
+
+They hold no data, so they need no key; their data comes from ``/ui/state``, which does.
+"""
 
 
 def content_type(name: str) -> str:

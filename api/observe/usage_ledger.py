@@ -17,7 +17,7 @@ import shlex
 import sqlite3
 import threading
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -137,6 +137,49 @@ class LedgerFile:
 
     def close(self) -> None:
         self._db.close()
+
+
+@dataclass(frozen=True, slots=True)
+class DailyUsage:
+    """What a key used of a model on a day of UTC.
+
+    Attributes:
+        day: ``2026-11-21``.
+        key: name of the key, "" where no keys are in use.
+        model: name of the adapter or base model.
+        cached_tokens: those of the prompts' tokens that were cached.
+    """
+
+    day: str
+    key: str
+    model: str
+    requests: int
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+
+
+def read_ledger(path: Path, since: str | None = None, until: str | None = None) -> list[DailyUsage]:
+    """Return the rows of a ledger between two days, ends included. A server may be writing to it.
+
+    Raises:
+        ConfigError: there is no such file, or it is no ledger.
+    """
+    try:
+        path.open("rb").close()
+        with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, timeout=10.0)) as database:
+            if database.execute("PRAGMA application_id").fetchone()[0] != _APPLICATION_ID:
+                raise ConfigError(f"--usage-ledger: {path} is no ledger of a server.")
+            rows = database.execute(
+                "SELECT day, key, model, requests, prompt_tokens, cached_tokens, completion_tokens FROM usage "
+                "WHERE day >= ? AND day <= ? ORDER BY day, key, model",
+                (since or "", until or "~"),
+            ).fetchall()
+    except OSError as error:
+        raise ConfigError(f"--usage-ledger: {path} cannot be read: {error.strerror}.") from error
+    except sqlite3.Error as error:
+        raise ConfigError(f"--usage-ledger: {path} cannot be read: {error}.") from error
+    return [DailyUsage(*row) for row in rows]
 
 
 class UsageRecorder(Protocol):

@@ -1,4 +1,4 @@
-"""``GET /ui``, the live page, and ``GET /ui/state``, its data."""
+"""``GET /ui``, the live page, ``GET /ui/state``, its data, and ``GET /``, which leads to it."""
 
 from __future__ import annotations
 
@@ -55,6 +55,14 @@ async def _to_page(_request: Request) -> Response:
     return RedirectResponse("../ui", 308)
 
 
+async def _root(request: Request) -> Response:
+    """Lead a browser to the page, and tell others where the interfaces are, by paths below this one."""
+    if "text/html" in request.headers.get("accept", ""):
+        return RedirectResponse("ui", 307)
+    return json_response({"server": "rootgraft", "openai": "v1", "health": "health", "page": "ui"})
+
+
+_HANDLERS = {"/": _root, "/ui/": _to_page}
 # Plain routes, so that OpenAPI does not describe files.
 for path in sorted(PATHS):
-    router.add_route(path, _to_page if path == "/ui/" else _file, methods=["GET"])
+    router.add_route(path, _HANDLERS.get(path, _file), methods=["GET"])

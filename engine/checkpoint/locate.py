@@ -25,8 +25,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from ..errors import ConfigError, ModelError, shortened
+from .gguf import without_split
 from .hub_errors import hub_fault
-from .split_files import without_split
 
 Progress = Callable[[str, int, int], None]
 """Called repeatedly with a few words, bytes done, and bytes in all."""

@@ -10,11 +10,14 @@ import torch
 
 from ...kernels import ops
 from ..checkpoint.gguf import GgufFile
+from ..checkpoint.pooling_config import read_pooler
 from ..checkpoint.read_config import open_checkpoint
 from ..config import EngineConfig
 from ..loading.model_impl import load_by, own_config
 from ..loading.weight_forms import WIDENED, choose_weight_form
+from ..models.decoder import DecoderModel
 from ..models.model import Model
+from ..types import Pooler
 from .adapter_options import check_adapters, check_folder
 from .device import choose_device, choose_dtype, place_threads
 from .draft_weights import DraftModel, find_draft, load_draft
@@ -26,6 +29,12 @@ class Weights(NamedTuple):
 
     model: Model
     draft: DraftModel | None
+
+    def pooler(self, model_path: Path) -> Pooler:
+        """Return what the model gives beside tokens."""
+        own = self.model.config if isinstance(self.model, DecoderModel) else None
+        classes, generates = (own.num_classes, own.generates) if own else (0, True)
+        return read_pooler(model_path, self.model.config, classes=classes, generates=generates)
 
 
 def load_for_forks(config: EngineConfig, model_path: Path) -> Weights | None:

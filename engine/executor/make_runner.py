@@ -1,4 +1,4 @@
-"""A model's runner: the builder of its inputs, its forward pass (CUDA graphs, CPU graphs or eager) and its sampler."""
+"""A model's KV pool, and its runner: the builder of its inputs, its forward pass and its sampler."""
 
 from __future__ import annotations
 
@@ -9,15 +9,39 @@ from torch import Tensor
 
 from ...lora.lora_step import AdapterBank
 from ..config import EngineConfig
+from ..errors import ConfigError
 from ..models.decoder import DecoderModel
+from ..models.hidden_pool import HiddenPool
 from ..models.kv_pool import KvPool
 from ..models.model import Model
+from ..models.state_pool import StatePool
 from ..sampling.sampler import Sampler
 from ..step_timer import StepTimer
 from .cpu_graphs import CpuGraphs
 from .cuda_graphs import graphs_for
 from .input_builder import HostInputs, InputBuilder
 from .model_runner import ModelRunner
+from .worker_plan import WorkerPlan
+
+
+def make_kv_pool(config: EngineConfig, model: Model, plan: WorkerPlan, hidden: HiddenPool | None) -> KvPool:
+    """Allocate the KV pool, and the recurrent states of a model that has them.
+
+    Raises:
+        ConfigError: the system gives no memory for it.
+    """
+    states = None
+    if plan.states is not None:
+        assert isinstance(model, DecoderModel)
+        states = StatePool(model.config, plan.states.total, model.dtype, model.device)
+    try:
+        return KvPool(model.config, plan.num_pages, config.block_size, plan.kv_dtype, model.device, states, hidden)
+    except OSError as error:
+        size = f"{plan.num_pages * plan.page_bytes / 2**30:,.1f} GiB"
+        raise ConfigError(
+            f"The system gives no {size} for the KV pool: {error.strerror}. Try: rootgraft serve --kv-cache-memory "
+            "4 (GiB)"
+        ) from error
 
 
 def make_runner(
@@ -57,7 +81,7 @@ def make_runner(
 def _choose_forward(
     config: EngineConfig, model: Model, kv: KvPool, inputs: InputBuilder
 ) -> Callable[[HostInputs], Tensor]:
-    """Return the forward pass, with all its CUDA graphs captured."""
+    """Return the forward pass: CUDA graphs, all of them captured, CPU graphs, or eager."""
     if graphs := graphs_for(config, model, kv, inputs):
         graphs.capture(graphs.variants)
         return graphs.forward

@@ -11,25 +11,18 @@ import torch
 
 from ..batch import Batch, Masks, StepHandle, StepResult
 from ..checkpoint.base_digest import base_digest
-from ..checkpoint.pooling_config import read_pooler
 from ..checkpoint.read_config import open_checkpoint
 from ..config import EngineConfig
-from ..errors import ConfigError
-from ..models.decoder import DecoderModel
-from ..models.hidden_pool import HiddenPool
-from ..models.kv_pool import KvPool, KvPrefault
-from ..models.model import Model
-from ..models.state_pool import StatePool
+from ..models.kv_pool import KvPrefault
 from ..step_timer import StepTimer
 from ..text.end_tokens import read_end_tokens
-from ..types import Pooler
 from .adapter_options import make_adapters
 from .draft_worker import DraftWorker
 from .gpu_memory import measure_steps, single_row
 from .load_weights import Weights, load_weights, set_up_device
-from .make_runner import make_runner
+from .make_runner import make_kv_pool, make_runner
 from .model_runner import ModelRunner
-from .worker_plan import WorkerPlan, plan_worker
+from .worker_plan import plan_worker
 from .worker_summary import summary_lines
 
 
@@ -96,7 +89,7 @@ class Worker:
 
         tokenizer = None if config.tokenizer is None else Path(config.tokenizer)
         self.vocab_size, self.eos_ids = model.config.vocab_size, read_end_tokens(model.config, model_path, tokenizer)
-        self.pooler = _pooler(model, model_path)
+        self.pooler = weights.pooler(model_path)
         self.base_digest = base_digest(checkpoint, dummy=is_dummy)
         self.num_pages, self.states = plan.num_pages, plan.states
         self.max_model_len, self.rope_switch = plan.max_model_len, plan.rope_switch
@@ -104,7 +97,7 @@ class Worker:
         self.draft: DraftWorker | None = None
         if weights.draft:
             self.draft = DraftWorker(config, weights.draft, plan.num_draft_pages, self.vocab_size, hidden)
-        kv = _make_kv_pool(config, model, plan, hidden)
+        kv = make_kv_pool(config, model, plan, hidden)
         self._runner = make_runner(
             config,
             model,
@@ -129,30 +122,3 @@ class Worker:
         """Give memory of a GPU back that torch only caches."""
         if self.overlaps:
             torch.cuda.empty_cache()
-
-
-def _pooler(model: Model, model_path: Path) -> Pooler:
-    """Return what a model gives beside tokens."""
-    own = model.config if isinstance(model, DecoderModel) else None
-    classes, generates = (own.num_classes, own.generates) if own else (0, True)
-    return read_pooler(model_path, model.config, classes=classes, generates=generates)
-
-
-def _make_kv_pool(config: EngineConfig, model: Model, plan: WorkerPlan, hidden: HiddenPool | None) -> KvPool:
-    """Allocate the KV pool, and the recurrent states of a model that has them.
-
-    Raises:
-        ConfigError: the system gives no memory for it.
-    """
-    states = None
-    if plan.states is not None:
-        assert isinstance(model, DecoderModel)
-        states = StatePool(model.config, plan.states.total, model.dtype, model.device)
-    try:
-        return KvPool(model.config, plan.num_pages, config.block_size, plan.kv_dtype, model.device, states, hidden)
-    except OSError as error:
-        size = f"{plan.num_pages * plan.page_bytes / 2**30:,.1f} GiB"
-        raise ConfigError(
-            f"The system gives no {size} for the KV pool: {error.strerror}. Try: rootgraft serve --kv-cache-memory "
-            "4 (GiB)"
-        ) from error

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import math
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -14,32 +12,38 @@ from typing import Any, TypeVar
 from ...grammar.spec import GrammarSpec
 from ...lora.request import LoRARequest
 from ..checkpoint.locate import resolve_model
-from ..config import EngineConfig
 from ..errors import EngineError, RequestError
-from ..peer_options import engine_keywords
-from ..serving.ending_tree import EndingTree
-from ..serving.label_shares import LabelShares, label_logprobs
 from ..serving.output_processor import TextDelta
-from ..serving.pooled_values import class_probabilities, embedding, prompt_of
-from ..serving.sampling_defaults import read_sampling_defaults
 from ..text.tokenizer import Tokenizer
-from ..types import Pooling, SamplingDefaults
+from ..types import Pooling
 from ..types import SamplingParams as EngineParams
 from .beam_search import BeamSearch, BeamSearchOutput
 from .conversations import Conversation, read_conversations
-from .ending_logprobs import read_trees
-from .inputs import Loras, PromptType, listed_prompts
-from .offline_decisions import DecisionAnswer, check_labels, plan_questions, read_questions, score_prompts
-from .offline_engine import OfflineEngine
-from .pooled_output import ClassificationOutput, EmbeddingOutput, PooledRequestOutput
+from .inputs import Loras, PromptType
+from .offline_decisions import (
+    DecisionAnswer,
+    check_labels,
+    plan_questions,
+    read_answers,
+    read_questions,
+    score_labels,
+    score_prompts,
+)
+from .offline_engine import OfflineEngine, read_config
+from .pooled_output import (
+    ClassificationOutput,
+    EmbeddingOutput,
+    PooledRequestOutput,
+    class_reader,
+    embedding_prompts,
+    embedding_reader,
+)
 from .request_inputs import CallOptions, Input, RequestMaker, one_for_each
 from .request_output import RequestOutput
 from .running_request import ProgressBar, RunningRequest
 from .sampling_params import AnyParams, BeamSearchParams, SamplingParams
 from .tokenizer_face import TokenizerFace
 from .vllm_table import check_values, peer_names
-
-logger = logging.getLogger("rootgraft.llm")
 
 P = TypeVar("P")
 
@@ -66,14 +70,14 @@ class LLM:
     """
 
     def __init__(self, model: str | None = None, **options: Any) -> None:
-        config = _config(model, options)
+        config = read_config(model, options)
         files = resolve_model(config.model, revision=config.revision)
         self.tokenizer = Tokenizer.load(
             files.path,
             tokenizer_path=Path(config.tokenizer) if config.tokenizer is not None else None,
             chat_template=config.chat_template,
         )
-        self._requests = RequestMaker(_sampling_defaults(config, files.path))
+        self._requests = RequestMaker.of(config, files.path)
         self._engine = OfflineEngine(config, files.path, self.tokenizer)
         self._faces: dict[Tokenizer, TokenizerFace] = {}
 
@@ -237,11 +241,7 @@ class LLM:
         [messages] = read_conversations(conversation)
         [chosen] = self._engine.adapters.for_prompts(1, lora_request, adapter)
         planned = plan_questions(messages, [each for each, _ in asked], chosen, chat_template_kwargs or {})
-        found = read_trees([each.tree for each in planned], [each.prompt for each in planned], self._run_reads)
-        return [
-            DecisionAnswer.of(question, name, LabelShares.of(label_logprobs(by_token, each.num_ends)))
-            for (question, name), each, by_token in zip(asked, planned, found, strict=True)
-        ]
+        return read_answers(asked, planned, self._run_reads)
 
     def score(
         self,
@@ -274,11 +274,7 @@ class LLM:
         prompts = score_prompts(query, items, item_first=item_first)
         inputs = self._engine.adapters.inputs(prompts, lora_request=lora_request, adapter=adapter)
         labels = check_labels(label_token_ids, inputs[0].adapter.model.served.vocab_size)
-        found = read_trees([EndingTree(each.tokens, labels) for each in inputs], inputs, self._run_reads)
-        logprobs = [label_logprobs(by_token) for by_token in found]
-        return [
-            list(LabelShares.of(each).shares) if apply_softmax else [math.exp(one) for one in each] for each in logprobs
-        ]
+        return score_labels(inputs, labels, self._run_reads, apply_softmax=apply_softmax)
 
     def embed(
         self,
@@ -305,19 +301,10 @@ class LLM:
         """
         check_values("LLM.embed", others)
         pooler = self._engine.pooler
-        if dimensions is not None and not 1 <= dimensions <= pooler.size:
-            raise RequestError(
-                f"dimensions must be at least 1 and at most {pooler.size}, not {dimensions}.", param="dimensions"
-            )
-        before = prompt_of(pooler, prompt_name)
-        listed = [f"{before}{each}" if isinstance(each, str) else each for each in listed_prompts(prompts)]
-        normalizes = pooler.normalizes if normalize is None else normalize
-        return self._pool(
-            self._engine.adapters.inputs(listed, lora_request=lora_request, adapter=adapter),
-            "embed",
-            lambda pooled: EmbeddingOutput(embedding(pooled, dimensions=dimensions, normalizes=normalizes).tolist()),
-            bool(use_tqdm),
-        )
+        read = embedding_reader(pooler, dimensions, normalize)
+        listed = embedding_prompts(pooler, prompts, prompt_name)
+        inputs = self._engine.adapters.inputs(listed, lora_request=lora_request, adapter=adapter)
+        return self._pool(inputs, "embed", read, bool(use_tqdm))
 
     def classify(
         self,
@@ -337,13 +324,8 @@ class LLM:
             RequestError: a prompt out of bounds, or the model has no classification head.
         """
         check_values("LLM.classify", others)
-        pooler = self._engine.pooler
-        return self._pool(
-            self._engine.adapters.inputs(prompts, lora_request=lora_request, adapter=adapter),
-            "classify",
-            lambda pooled: ClassificationOutput(class_probabilities(pooled, pooler).tolist()),
-            bool(use_tqdm),
-        )
+        inputs = self._engine.adapters.inputs(prompts, lora_request=lora_request, adapter=adapter)
+        return self._pool(inputs, "classify", class_reader(self._engine.pooler), bool(use_tqdm))
 
     def begin(
         self,
@@ -479,17 +461,3 @@ def _scores_of(output: RequestOutput) -> dict[int, float]:
     """Return the log-probabilities of the likeliest first tokens of an answer."""
     assert output.outputs[0].logprobs is not None
     return {token: score.logprob for token, score in output.outputs[0].logprobs[0].items()}
-
-
-def _sampling_defaults(config: EngineConfig, model: Path) -> SamplingDefaults:
-    read = read_sampling_defaults(config, model)
-    for line in read.ignored:
-        logger.warning("%s", line)
-    return read.defaults
-
-
-def _config(model: str | None, keywords: dict[str, Any]) -> EngineConfig:
-    options, notes = engine_keywords({"model": model} | keywords)
-    for note in notes:
-        logger.info("%s", note)
-    return EngineConfig(**options)

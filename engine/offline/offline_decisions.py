@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ..errors import ContextTooLong, RequestError
 from ..serving.ending_tree import EndingTree
-from ..serving.label_shares import LabelShares
+from ..serving.label_shares import LabelShares, label_logprobs
 from ..serving.request import token_array
 from ..text.questions import YES_NO, Labels, Option, QuestionEncoder, QuestionKind, TypedQuestion, asking
+from .ending_logprobs import Run, read_trees
 from .request_inputs import Input, PromptAdapter
 
 _OPTIONS = {QuestionKind.CHOICE: ("choices", "value", 255), QuestionKind.SCORE: ("levels", "label", 100)}
@@ -146,6 +148,23 @@ def plan_questions(
     return planned
 
 
+def read_answers(
+    asked: Sequence[tuple[TypedQuestion, str | None]], planned: Sequence[TokenisedQuestion], run: Run
+) -> list[DecisionAnswer]:
+    """Return the answers to questions.
+
+    Args:
+        asked: by ``read_questions``.
+        planned: the same, by ``plan_questions``.
+        run: computes requests.
+    """
+    found = read_trees([each.tree for each in planned], [each.prompt for each in planned], run)
+    return [
+        DecisionAnswer.of(question, name, LabelShares.of(label_logprobs(by_token, each.num_ends)))
+        for (question, name), each, by_token in zip(asked, planned, found, strict=True)
+    ]
+
+
 def score_prompts(query: Any, items: Any, *, item_first: bool) -> list[Any]:
     """Return the query with each item, all texts or all token ids. Raises RequestError if they are of two kinds."""
     is_text = isinstance(query, str)
@@ -171,3 +190,19 @@ def check_labels(label_token_ids: Any, vocab_size: int) -> list[list[int]]:
                 f"label_token_ids must hold token ids from 0 to {vocab_size - 1}, not {token}.", param="label_token_ids"
             )
     return [[token] for token in labels]
+
+
+def score_labels(
+    inputs: Sequence[Input], labels: Sequence[Sequence[int]], run: Run, *, apply_softmax: bool
+) -> list[list[float]]:
+    """Return the probability of each label behind each prompt: shares among the labels, or in the whole vocabulary.
+
+    Args:
+        labels: by ``check_labels``.
+        run: computes requests.
+    """
+    found = read_trees([EndingTree(each.tokens, labels) for each in inputs], inputs, run)
+    logprobs = [label_logprobs(by_token) for by_token in found]
+    return [
+        list(LabelShares.of(each).shares) if apply_softmax else [math.exp(one) for one in each] for each in logprobs
+    ]

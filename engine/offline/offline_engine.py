@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from ..adapter_sources.adapter_fetcher import AdapterFetcher
 from ..adapter_sources.named_sources import fetch_named, named_source
@@ -15,6 +16,7 @@ from ..config import EngineConfig
 from ..core.engine_core import EngineCore
 from ..errors import EngineDead, EngineError
 from ..messages import Abort, AdapterChanged, ForgetTokens, LoadAdapter, Reply, Submit, TokenTexts, UnloadAdapter
+from ..peer_options import engine_keywords
 from ..serving.adapter_tokenizers import AdapterTokenizers, ServedTokenizer
 from ..serving.output_processor import TextDelta, error_of
 from ..serving.request import TextRequest
@@ -28,6 +30,16 @@ from .request_output import OutputBuilder
 from .running_request import DeltaCallbacks, GenerateCall, ProgressBar, RunningRequest
 
 T = TypeVar("T")
+
+logger = logging.getLogger("rootgraft.llm")
+
+
+def read_config(model: str | None, keywords: dict[str, Any]) -> EngineConfig:
+    """Return the engine's options from the keywords of ``LLM``, of which some are vLLM's. Raises ConfigError."""
+    options, notes = engine_keywords({"model": model} | keywords)
+    for note in notes:
+        logger.info("%s", note)
+    return EngineConfig(**options)
 
 
 class OfflineEngine:

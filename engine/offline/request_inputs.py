@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import itertools
+import logging
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from ...grammar.spec import GrammarSpec
 from ...lora.request import LoRARequest
+from ..config import EngineConfig
 from ..errors import RequestError
 from ..serving.request import TextRequest
-from ..serving.sampling_defaults import default_params
+from ..serving.sampling_defaults import default_params, read_sampling_defaults
 from ..types import SamplingDefaults
 from ..types import SamplingParams as EngineParams
 from .prompt_texts import PromptTexts
 from .request_output import OutputBuilder
 from .sampling_params import AnyParams, SamplingParams
+
+logger = logging.getLogger("rootgraft.llm")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +69,14 @@ class RequestMaker:
     def __init__(self, defaults: SamplingDefaults) -> None:
         self._defaults = defaults
         self._ids = itertools.count()
+
+    @classmethod
+    def of(cls, config: EngineConfig, model: Path) -> RequestMaker:
+        """Return the maker of requests with the default parameters of a model's files. Raises ConfigError."""
+        read = read_sampling_defaults(config, model)
+        for line in read.ignored:
+            logger.warning("%s", line)
+        return cls(read.defaults)
 
     def default_params(self) -> SamplingParams:
         """Return the parameters of a request that names none."""

@@ -1,5 +1,7 @@
 """Autoscaling policy: how many replicas a model should have. A pure function of load and time, without I/O.
 
+``Autoscaler`` applies it again and again, and counts what it has changed.
+
 scale up     at once for more rows than replicas are meant to have, or when the queue has been slow for a while
 scale down   one replica at a time, after a while in which one fewer would have been enough
 """
@@ -82,3 +84,32 @@ def _since(before: float | None, holds: bool, now: float) -> float | None:
 
 def _lasts(since: float | None, seconds: float, now: float) -> bool:
     return since is not None and now - since >= seconds
+
+
+class Autoscaler:
+    """How many replicas there should be, from one moment to the next.
+
+    Args:
+        policy: decides.
+
+    Attributes:
+        num_up, num_down: changes.
+    """
+
+    def __init__(self, policy: AutoscalePolicy) -> None:
+        self._policy = policy
+        self._state = ScaleState()
+        self.num_up = 0
+        self.num_down = 0
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """Least and most replicas."""
+        return self._policy.least, self._policy.most
+
+    def decide(self, load: FleetLoad, now: float) -> int:
+        """Return how many replicas there should be. ``now`` is in seconds, monotonic."""
+        wanted, self._state = self._policy.decide(load, self._state, now)
+        self.num_up += wanted > load.replicas
+        self.num_down += wanted < load.replicas
+        return wanted

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 from pydantic import BaseModel
-from support.api.api_live import Live, wait_until
+from support.api.api_live import Live
 from support.engine.interrupts import wait_for_branches
+from support.machine.waits import wait_until
 
 from rootgraft.engine.errors import CapacityError
 from rootgraft.engine.types import AdapterInfo

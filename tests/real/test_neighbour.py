@@ -15,10 +15,10 @@ from hypothesis import HealthCheck, Phase, given, settings
 from prometheus_client.parser import text_string_to_metric_families
 from schemathesis import GenerationMode
 from support.api.api_fakes import MAX_LEN
-from support.api.api_live import wait_until
 from support.api.bad import bad_fields, bad_inputs
 from support.api.real_server import QUESTION, RealServer, start
 from support.api.reply_checks import complete
+from support.machine.waits import wait_until
 
 pytestmark = pytest.mark.heavy
 

@@ -12,8 +12,8 @@ from typing import Any
 import httpx
 import psutil
 import pytest
-from support.api.api_live import wait_until
 from support.api.real_server import QUESTION, RealServer, start
+from support.machine.waits import wait_until
 
 ADAPTERS = Path(__file__).parents[2] / "examples" / "adapters"
 

@@ -12,7 +12,8 @@ from typing import Any
 
 import openai
 import pytest
-from support.api.api_live import Live, make_state, serve, wait_until
+from support.api.api_live import Live, make_state, serve
+from support.machine.waits import wait_until
 
 from rootgraft.api.batches import batch_service as desk_module
 from rootgraft.api.batches.batch_files import BatchOutput

@@ -20,8 +20,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
-from support.api.api_live import wait_until
 from support.api.fake_openai import FakeServer
+from support.machine.waits import wait_until
 
 from rootgraft.api.cli.bench_requests import TokenScale, mixed_requests
 from rootgraft.api.cli.bench_serve import broken

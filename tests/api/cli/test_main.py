@@ -45,11 +45,19 @@ def test_the_version_is_one_line(capsys) -> None:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_help_shows_every_option_of_a_command(name: str, capsys) -> None:
-    assert main([*name.split(), "--help"]) == 0
+    assert main([*name.split(), "--help-all"]) == 0
     shown = capsys.readouterr().out
     for cls in COMMANDS[name].classes:
         for spec in fields(cls):
             assert "--" + spec.name.replace("_", "-") in shown
+
+
+def test_help_of_serve_shows_what_is_common(capsys) -> None:
+    assert main(["serve", "--help"]) == 0
+    shown = capsys.readouterr().out
+    options = {word.strip(",") for word in shown.split() if word.startswith("--")}
+    assert {"--" + name.replace("_", "-") for name in COMMANDS["serve"].common} <= options
+    assert "'rootgraft serve --help-all' lists all options." in shown
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -71,7 +79,7 @@ def test_help_of_a_group_lists_its_commands(words: str, capsys) -> None:
 def test_help_takes_a_command(capsys) -> None:
     for words, first in (
         ("help models add", "usage: rootgraft models add"),
-        ("help key", "usage: rootgraft key"),
+        ("help usage", "usage: rootgraft usage"),
         ("help", "usage: rootgraft COMMAND"),
     ):
         assert main(words.split()) == 0
@@ -98,9 +106,12 @@ def test_help_and_mistakes_load_nothing_heavy() -> None:
         ("bench serv", "rootgraft: unknown command 'bench serv'. Did you mean bench serve?"),
         ("models", "rootgraft: unknown command 'models'. There are models list, models add, "),
         ("fleet what", "rootgraft: unknown command 'fleet what'. Did you mean fleet status?"),
-        ("key a/b", "rootgraft key: --name must be 1 to 64 letters, digits and ._@:-, not 'a/b'."),
+        (
+            "key add a/b --api-key-file k.toml",
+            "rootgraft key add: --name must be 1 to 64 letters, digits and ._@:-, not 'a/b'.",
+        ),
         ("serve --prot 8001", "rootgraft serve: unknown option --prot. Did you mean --port?"),
-        ("run", "rootgraft: unknown command 'run'. Did you mean serve?"),
+        ("show", "rootgraft: unknown command 'show'. Did you mean doctor?"),
         ("serve --ctx-size 4096", "rootgraft serve: unknown option --ctx-size. Did you mean --max-model-len?"),
         ("serve --prot=8001", "rootgraft serve: unknown option --prot. Did you mean --port?"),
         ("serve --port x", "rootgraft serve: --port: must be a whole number such as 4096"),

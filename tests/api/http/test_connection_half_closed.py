@@ -8,7 +8,8 @@ import resource
 import socket
 
 import pytest
-from support.api.api_live import Live, wait_until
+from support.api.api_live import Live
+from support.machine.waits import wait_until
 
 from rootgraft.api.http import connection, descriptors
 

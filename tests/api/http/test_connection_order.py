@@ -10,9 +10,10 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
-from support.api.api_live import Live, make_state, serve, wait_until
+from support.api.api_live import Live, make_state, serve
 from support.api.wire.connection_asks import LIMIT, OPTIONS, asked, check_order
 from support.api.wire.raw_http import Wire, chunked, request
+from support.machine.waits import wait_until
 
 from rootgraft.api.http import connection
 

@@ -12,7 +12,8 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from support.api.api_live import Live, make_state, serve, wait_until
+from support.api.api_live import Live, make_state, serve
+from support.machine.waits import wait_until
 
 from rootgraft.api.config import ServerConfig
 from rootgraft.api.http import connection, guard

@@ -19,8 +19,8 @@ import httpx
 import openai
 import pytest
 import trustme
-from support.api.api_live import wait_until
 from support.machine.server_process import Engine, interrupt, replace_engine, run
+from support.machine.waits import wait_until
 
 from rootgraft.api.config import ServerConfig
 from rootgraft.api.http import server, tls

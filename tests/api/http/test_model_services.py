@@ -15,6 +15,7 @@ from support.api.api_fakes import FakeClient, FakeFrontend
 from support.api.folder_fetcher import FolderFetcher, adapter_folder
 
 from rootgraft.api.config import ServerConfig
+from rootgraft.api.generate.model_engine import ModelEngine
 from rootgraft.api.generate.remote_adapters import RemoteAdapters
 from rootgraft.api.generate.server_state import ServerState
 from rootgraft.api.http import model_service
@@ -26,6 +27,7 @@ from rootgraft.engine.adapter_sources.source_uri import parse_source
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.errors import ConfigError, ModelError, RequestError
 from rootgraft.engine.messages import Ready
+from rootgraft.engine.text.tokenizer import Tokenizer
 from rootgraft.engine.types import AdapterInfo, SamplingDefaults
 
 
@@ -126,7 +128,7 @@ def worlds(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         monkeypatch.setattr(model_service, "base_digest", world.digest)
         monkeypatch.setattr(model_service, "engine_of", world.engine)
         monkeypatch.setattr(model_service, "AsyncEngine", world.frontend)
-        monkeypatch.setattr(model_service.Tokenizer, "load", lambda *_, **__: None)
+        monkeypatch.setattr(Tokenizer, "load", lambda *_, **__: None)
         nothing = SimpleNamespace(defaults=SamplingDefaults(), applied="", ignored=())
         monkeypatch.setattr(model_service, "read_sampling_defaults", lambda *_: nothing)
         monkeypatch.setattr(model_service, "_GRACE_SECONDS", 0.005)
@@ -173,8 +175,7 @@ def test_a_changed_model_takes_its_catalogue_over(
 ) -> None:
     async def job() -> None:
         monkeypatch.setattr(model_service, "_open_fetcher", lambda _: FolderFetcher())
-        monkeypatch.setattr(model_service, "AdapterTokenizers", lambda *_: None)
-        monkeypatch.setattr(model_service.ModelService, "_check_tokenizers", nothing)
+        monkeypatch.setattr(ModelEngine, "open_tokenizers", nothing)
         monkeypatch.setattr(RemoteAdapters, "source_of", lambda _, uri: parse_source(uri))
         small = model("small", enable_lora=True, model_catalog=str(tmp_path / "models.db"))
         world = worlds(small, model("big"))

@@ -14,9 +14,9 @@ from typing import Any
 
 import httpx
 import pytest
-from support.api.api_live import wait_until
 from support.api.real_server import free_port
 from support.machine.server_process import Engine, Script, interrupt, replace_engine, run
+from support.machine.waits import wait_until
 
 from rootgraft.api.config import ServerConfig
 from rootgraft.api.http import server

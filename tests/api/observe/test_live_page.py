@@ -11,8 +11,9 @@ from typing import Any
 
 import orjson
 import pytest
-from support.api.api_live import Live, wait_until
+from support.api.api_live import Live
 from support.api.full_snapshot import full_snapshot
+from support.machine.waits import wait_until
 
 from rootgraft.api.config import ServerConfig
 from rootgraft.api.observe import live_page
@@ -24,7 +25,7 @@ Start = Callable[[ServerConfig], Live]
 
 def test_files_have_types_and_a_policy(live: Live) -> None:
     with live.http() as http:
-        for path in PATHS - {"/ui/"}:
+        for path in PATHS - {"/", "/ui/"}:
             reply = http.get(path)
             kind = {"js": "text/javascript", "css": "text/css", "svg": "image/svg+xml"}.get(path.rpartition(".")[2])
             assert reply.status_code == 200 and reply.headers["content-type"].startswith(kind or "text/html")
@@ -36,6 +37,13 @@ def test_files_have_types_and_a_policy(live: Live) -> None:
         for path in ("/ui/nope.js", "/ui/..%2fapp.py", "/ui/index.html", "/ui/../app.py"):
             assert http.get(path).status_code == 404
         assert http.post("/ui").status_code == 405
+
+
+def test_the_root_leads_a_browser_to_the_page_and_tells_others_where_things_are(live: Live) -> None:
+    with live.http() as http:
+        browser = http.get("/", headers={"accept": "text/html,application/xhtml+xml,*/*;q=0.8"})
+        assert browser.status_code == 307 and browser.headers["location"] == "ui"
+        assert http.get("/").json() == {"server": "rootgraft", "openai": "v1", "health": "health", "page": "ui"}
 
 
 def test_nothing_comes_from_elsewhere_and_nothing_reads_html() -> None:

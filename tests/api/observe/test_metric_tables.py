@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.api.api_live import Live, make_state, serve, wait_until
+from support.api.api_live import Live, make_state, serve
 from support.api.reply_checks import scrape, value
+from support.machine.waits import wait_until
 
 from rootgraft.api import config
 from rootgraft.api.config import ServerConfig

@@ -7,8 +7,9 @@ import logging
 from typing import Any
 
 import pytest
-from support.api.api_live import Live, wait_until
+from support.api.api_live import Live
 from support.api.reply_checks import check_error
+from support.machine.waits import wait_until
 
 from rootgraft.api.config import ServerConfig
 from rootgraft.api.protocol.foreign_fields import foreign_table

@@ -8,10 +8,11 @@ from typing import Any
 
 import openai
 import pytest
-from support.api.api_live import Live, wait_until
+from support.api.api_live import Live
 from support.api.reply_checks import check_error
 from support.api.responses_asks import ASKED, TOOLS, events_of, rendered, say
 from support.api.tool_asks import FORCED
+from support.machine.waits import wait_until
 
 from rootgraft.api.config import ServerConfig
 from rootgraft.engine.errors import EngineDead

@@ -10,9 +10,10 @@ from typing import Any
 import anthropic
 import pydantic
 import pytest
-from support.api.api_live import Live, ask, wait_until
+from support.api.api_live import Live, ask
 from support.api.messages_asks import ASKED, COUNT, HI, PATH, PING, TOOLS, client_of, events_of, post, prompt, say
 from support.api.tool_asks import CASES, ONE, TWO
+from support.machine.waits import wait_until
 
 from rootgraft.api.config import ServerConfig
 from rootgraft.engine.errors import EngineDead, RequestError

@@ -8,10 +8,11 @@ from typing import Any
 
 import pydantic
 import pytest
-from support.api.api_live import Live, ask, wait_until
+from support.api.api_live import Live, ask
 from support.api.reply_checks import check_error
 from support.api.responses_asks import ASKED, PATH, TOOLS, events_of, flat, prompt, say
 from support.api.tool_asks import CASES, TWO
+from support.machine.waits import wait_until
 
 from rootgraft.engine.errors import EngineDead, GrammarRefused
 

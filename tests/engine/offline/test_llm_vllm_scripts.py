@@ -16,6 +16,7 @@ import rootgraft.engine.offline.llm_engine
 from rootgraft import LLM
 from rootgraft.engine.errors import EngineError
 from rootgraft.engine.offline import llm as llm_module
+from rootgraft.engine.offline.offline_engine import read_config
 
 SCRIPTS = sorted(Path(__file__).with_name("vllm_scripts").glob("*.txt"))
 REFUSED = "# refused: "
@@ -23,7 +24,7 @@ REFUSED = "# refused: "
 
 def run(script: Path, llm: LLM, monkeypatch: pytest.MonkeyPatch, tiny_model: Path, adapters: list[Path]) -> None:
     def open_shared(model: str | None = None, **options: Any) -> LLM:
-        config = llm_module._config(model, options)
+        config = read_config(model, options)
         assert config.model == str(tiny_model)
         return llm
 

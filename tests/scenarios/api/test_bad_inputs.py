@@ -151,7 +151,7 @@ ENDS_IN_V1 = "The base URL of OpenAI's clients ends in /v1."
         ("GET", "/v1//models", "; there is /v1/models."),
         ("GET", CHAT + "/", "."),
         ("POST", "/v1/moderations", "."),
-        ("GET", "/", "."),
+        ("GET", "/nowhere", "."),
         ("GET", "/v1", "."),
         ("GET", "/%ff", None),
     ],

@@ -17,7 +17,7 @@ import httpx
 import openai
 import psutil
 import pytest
-from support.api.api_live import wait_until
+from support.machine.waits import wait_until
 
 from rootgraft.api.batches.batch_service import WORKERS
 

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.api.api_live import Live, make_state, serve, wait_until
+from support.api.api_live import Live, make_state, serve
 from support.api.key_files import entry, write
+from support.machine.waits import wait_until
 
 from rootgraft.api.batches.batch_service import BatchService
 from rootgraft.api.config import ServerConfig

@@ -16,8 +16,9 @@ import httpx
 import openai
 import pytest
 from openai.types.decision import Decision
-from support.api.api_live import ask, wait_until
+from support.api.api_live import ask
 from support.api.real_server import free_port
+from support.machine.waits import wait_until
 from support.models.lora_models import LINEARS, PeftOracle, base, make_adapter
 from support.models.tiny_fixtures import CHAT_TEMPLATE
 from support.models.tiny_tokenizers import train_byte_level, write_folder

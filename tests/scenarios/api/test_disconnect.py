@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from support.api.api_live import Live, ask, wait_until
+from support.api.api_live import Live, ask
+from support.machine.waits import wait_until
 from uvicorn import Config
 from uvicorn.server import ServerState
 

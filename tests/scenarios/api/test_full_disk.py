@@ -17,9 +17,10 @@ from typing import Any
 
 import openai
 import pytest
-from support.api.api_live import Live, make_state, serve, wait_until
+from support.api.api_live import Live, make_state, serve
 from support.api.children.ledger_child import record
 from support.api.small_disk import SmallDisk, mounted
+from support.machine.waits import wait_until
 
 from rootgraft.api.batches import batch_service as service_module
 from rootgraft.api.batches.batch_files import BatchOutput, BatchRequest, BatchResponse

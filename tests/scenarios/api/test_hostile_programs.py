@@ -14,8 +14,9 @@ from typing import Any
 import httpx
 import psutil
 import pytest
-from support.api.api_live import Live, wait_until
+from support.api.api_live import Live
 from support.api.key_files import entry, write
+from support.machine.waits import wait_until
 
 from rootgraft.api.config import ServerConfig
 from rootgraft.api.structured import output_check

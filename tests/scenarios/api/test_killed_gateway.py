@@ -23,9 +23,9 @@ from typing import Any
 import httpx
 import psutil
 import pytest
-from support.api.api_live import wait_until
 from support.api.key_files import entry, write
 from support.api.real_server import free_port
+from support.machine.waits import wait_until
 from support.models.tiny_tokenizers import train_byte_level, write_folder
 
 ROOT = Path(__file__).parents[3]

@@ -10,8 +10,9 @@ from typing import Any
 
 import httpx
 import pytest
-from support.api.api_live import Live, ask, wait_until
+from support.api.api_live import Live, ask
 from support.api.key_files import entry, write
+from support.machine.waits import wait_until
 
 from rootgraft.api.config import ServerConfig
 from rootgraft.api.errors import Rejection

@@ -20,9 +20,10 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.semconv._incubating.attributes import gen_ai_attributes
-from support.api.api_live import Live, wait_until
+from support.api.api_live import Live
 from support.api.key_files import entry, write
 from support.api.reply_checks import scrape, value
+from support.machine.waits import wait_until
 
 from rootgraft.api.config import ServerConfig
 from rootgraft.api.observe.log import JsonLines, set_up_log

@@ -17,8 +17,8 @@ from unittest.mock import Mock
 import huggingface_hub.constants
 import pytest
 from support.adapter_sources.source_files import adapter_files, digest_of
-from support.api.api_live import wait_until
 from support.machine.server_process import interrupt, replace_engine, run
+from support.machine.waits import wait_until
 from support.models.small_gguf import tensors, write
 
 from rootgraft.api.cli import completion, flag_parser

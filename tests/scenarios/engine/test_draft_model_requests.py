@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 import torch
-from support.api.api_live import wait_until
 from support.api.real_server import RealServer, start
 from support.engine.core_hooks import core_of
 from support.engine.draft_engine import drafting_despite_others
+from support.machine.waits import wait_until
 from support.models.tiny_tokenizers import train_byte_level, write_folder
 
 from rootgraft import LLM, SamplingParams

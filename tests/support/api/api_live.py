@@ -7,8 +7,7 @@ import contextlib
 import json
 import socket
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +26,7 @@ from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.messages import Ready
 from support.api.api_fakes import MAX_LEN, VOCAB, FakeClient, FakeFrontend
 from support.api.fake_nvml import fake_gpus
+from support.machine.waits import wait_until as wait_until
 
 
 @dataclass
@@ -123,11 +123,3 @@ def ask(live: Live, path: str, body: dict[str, Any], key: str = "none") -> socke
     ]
     sock.sendall("\r\n".join([*lines, f"Content-Length: {len(data)}", "", ""]).encode() + data)
     return sock
-
-
-def wait_until(condition: Callable[[], bool], seconds: float = 60.0, pause: float = 0.002) -> None:
-    """Look again and again until another thread, or process, has got there."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(pause)

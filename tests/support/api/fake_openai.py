@@ -22,6 +22,7 @@ class FakeServer:
         cut: end the stream before its last events.
         counts: whether the server reports usage.
         stall_after: hold all requests after so many, until the client goes away.
+        most_messages: refuse a chat with more messages as too long for the context.
         together: hold the first answers until so many requests run at once, and a moment longer for one too many.
     """
 
@@ -34,6 +35,7 @@ class FakeServer:
     counts: bool = True
     together: int = 1
     stall_after: int | None = None
+    most_messages: int | None = None
     asked: list[dict[str, Any]] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
     running: set[int] = field(default_factory=set)
@@ -57,6 +59,9 @@ class FakeServer:
             if self.refuse and (status := self.refuse.pop(0)):
                 error = {"message": "no room\nnow", "type": "server_error", "param": None, "code": None}
                 return web.json_response({"error": error}, status=status)
+            if self.most_messages is not None and len(body.get("messages", ())) > self.most_messages:
+                error = {"message": "too long", "code": "context_length_exceeded"}
+                return web.json_response({"error": error}, status=400)
             await self.gather()
             return await self.stream(request, body)
         finally:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from support.api.api_live import wait_until
+from support.machine.waits import wait_until
 
 if TYPE_CHECKING:
     from sys import UnraisableHookArgs

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections import OrderedDict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,9 @@ def _is_iri(instance: object, *, rule: str) -> bool:
 for each in ("iri", "iri-reference"):
     checker = jsonschema.Draft202012Validator.FORMAT_CHECKER
     checker.checks(each, ValueError)(partial(_is_iri, rule=each.replace("-", "_")))
+
+KEPT = 32
+"""Compiled schemas that ``StructuredOutputManager`` keeps."""
 
 LONGER = (
     b'{"',
@@ -77,9 +81,21 @@ class StructuredOutputManager:
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.vocabulary = vocabulary
         self.row = np.zeros(vocabulary.num_words, dtype=np.int32)
+        self._compiled: OrderedDict[tuple[str, int], CompiledGrammar] = OrderedDict()
 
     def schema(self, schema: Any) -> CompiledGrammar:
-        return compile(GrammarSpec.json_schema(schema), self.vocabulary)
+        """Compile a schema, or return what the same one was compiled to, as the engine's cache does.
+
+        Generated examples ask for few schemas again and again, and compiling takes longer than most walks.
+        """
+        spec = GrammarSpec.json_schema(schema)
+        key = spec.content, id(compiled_grammar._LARGER_LIMITS)
+        if key not in self._compiled:
+            self._compiled[key] = compile(spec, self.vocabulary)
+            if len(self._compiled) > KEPT:
+                self._compiled.popitem(last=False)
+        self._compiled.move_to_end(key)
+        return self._compiled[key]
 
     def allowed(self, matcher: Matcher, remaining: int | None = None) -> set[int]:
         matcher.fill_mask(self.row, remaining)

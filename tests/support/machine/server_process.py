@@ -21,8 +21,8 @@ from rootgraft.engine.errors import EngineDead
 from rootgraft.engine.messages import Ready
 from rootgraft.engine.types import SamplingDefaults
 from support.api.api_fakes import FakeClient, FakeFrontend
-from support.api.api_live import wait_until
 from support.api.real_server import free_port
+from support.machine.waits import wait_until
 
 
 class Engine:

@@ -8,10 +8,12 @@ import pty
 import socket
 import subprocess
 import sys
+import termios
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import pyte
 import pytest
 from support.api.fake_openai import FakeServer
 
@@ -19,7 +21,7 @@ from rootgraft.api.cli.main import main
 from rootgraft.api.cli.remote_server import Timing
 from rootgraft.api.cli.terminal import summary
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 
 
 @pytest.fixture
@@ -148,22 +150,41 @@ def test_the_summary_counts_tokens_and_hits() -> None:
     assert summary(timing) == "3 tokens, first after 0.50 s, 8 of 9 prompt tokens cached", "one piece has no speed"
 
 
-class Screen:
-    """What a program shows in its terminal, read up to given words."""
+class Terminal:
+    """A terminal as a program sees it, and what it shows."""
 
-    def __init__(self, terminal: int) -> None:
-        self.terminal = terminal
-        self.unread = ""
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+        self.screen = pyte.Screen(80, 40)
+        self.stream = pyte.ByteStream(self.screen)
+        self.screen.write_process_input = lambda data: self.write(data.encode())
 
-    def until(self, words: str) -> str:
-        while words not in self.unread:
-            self.unread += os.read(self.terminal, 1 << 16).decode(errors="replace")
-        seen, found, self.unread = self.unread.partition(words)
-        return seen + found
+    def write(self, keys: bytes) -> None:
+        os.write(self.descriptor, keys)
+
+    def read(self) -> None:
+        self.stream.feed(os.read(self.descriptor, 1 << 16))
+
+    @property
+    def lines(self) -> list[str]:
+        """The lines that show something, without trailing blanks."""
+        return [line.rstrip() for line in self.screen.display if line.strip()]
+
+    def until(self, *words: str) -> list[str]:
+        """Wait until a line begins with each of these words; returns the lines."""
+        while not all(any(line.startswith(word) for line in self.lines) for word in words):
+            self.read()
+        return self.lines
+
+    def until_prompt(self) -> list[str]:
+        """Wait for an empty prompt in the last line; returns the lines before it."""
+        while self.lines[-1:] != [">"]:
+            self.read()
+        return self.lines[:-1]
 
 
 @contextmanager
-def chat_terminal(url: str) -> Iterator[Screen]:
+def chat_terminal(url: str, folder: Path) -> Iterator[Terminal]:
     """Run ``rootgraft chat`` in a terminal of its own, up to its first question; it is left with Ctrl-D."""
     terminal, its = pty.openpty()
     launch = (
@@ -171,47 +192,142 @@ def chat_terminal(url: str) -> Iterator[Screen]:
         "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
     )
     command = [sys.executable, "-c", launch, "-m", "rootgraft.api.cli.main", "chat", "--url", url]
-    with subprocess.Popen(command, cwd=ROOT, stdin=its, stdout=its, stderr=its) as process:
+    state = {**os.environ, "XDG_STATE_HOME": str(folder), "TERM": "xterm-256color"}
+    with subprocess.Popen(command, cwd=ROOT, env=state, stdin=its, stdout=its, stderr=its) as process:
+        termios.tcsetwinsize(its, (40, 80))
         os.close(its)
-        screen = Screen(terminal)
+        screen = Terminal(terminal)
         try:
-            screen.until("> ")
+            screen.until_prompt()
             yield screen
-            os.write(terminal, b"\x04")
+            screen.write(b"\x04")
+            with suppress(OSError):  # the other end is closed
+                while True:
+                    screen.read()
             assert process.wait(60) == 0
         finally:
             process.kill()
             os.close(terminal)
 
 
-def test_ctrl_c_stops_the_answer_and_ctrl_d_leaves(fake_server: FakeServer) -> None:
+def test_ctrl_c_stops_the_answer_and_ctrl_d_leaves(fake_server: FakeServer, tmp_path: Path) -> None:
     fake_server.endless = True
     fake_server.pieces = ("tick\x1b[2J ",)
-    with chat_terminal(fake_server.url) as screen:
-        os.write(screen.terminal, b"hello\n")
-        assert "\x1b[2J" not in screen.until("tick[2J tick"), "a model must not steer the terminal"
-        os.write(screen.terminal, b"\x03")
-        screen.until("(stopped)")
-        screen.until("> ")
+    with chat_terminal(fake_server.url, tmp_path) as terminal:
+        terminal.write(b"hello\r")
+        terminal.until("tick[2J tick")  # a model must not steer the terminal
+        terminal.write(b"\x03")
+        terminal.until("(stopped)")
+        terminal.until_prompt()
         assert fake_server.left.wait(60), "the server must see that nobody listens"
 
 
-def test_a_thought_is_dim_before_its_answer(fake_server: FakeServer) -> None:
+def test_a_thought_is_dim_before_its_answer(fake_server: FakeServer, tmp_path: Path) -> None:
     fake_server.thoughts = ("They\x1b[2J ", "greet.")
-    with chat_terminal(fake_server.url) as screen:
-        os.write(screen.terminal, b"hello\n")
-        screen.until("hello")
-        seen = screen.until("Hello wörld").replace("\r", "").replace("\x1b[?2004l", "")
-        assert seen == "\n\x1b[2mThey[2J \x1b[0m\x1b[2mgreet.\x1b[0m\n\nHello wörld"
-        screen.until("> ")
+    with chat_terminal(fake_server.url, tmp_path) as terminal:
+        terminal.write(b"hello\r")
+        terminal.until("They[2J greet.", "Hello wörld")
+        terminal.until_prompt()
 
 
-def test_a_paste_is_one_question(fake_server: FakeServer) -> None:
-    with chat_terminal(fake_server.url) as screen:
-        os.write(screen.terminal, b"\x1b[200~one\ntwo\nthree\x1b[201~\n")
-        screen.until("Hello wörld")
-        screen.until("> ")
-    assert [each["messages"][-1]["content"] for each in fake_server.asked] == ["one\ntwo\nthree"]
+def test_a_paste_is_one_question_and_alt_enter_begins_a_line(fake_server: FakeServer, tmp_path: Path) -> None:
+    with chat_terminal(fake_server.url, tmp_path) as terminal:
+        terminal.write(b"\x1b[200~one\ntwo\nthree\x1b[201~\x1b\rfour\r")
+        terminal.until("Hello wörld")
+        terminal.until_prompt()
+    assert [each["messages"][-1]["content"] for each in fake_server.asked] == ["one\ntwo\nthree\nfour"]
+
+
+def test_questions_are_remembered_by_the_next_chat(fake_server: FakeServer, tmp_path: Path) -> None:
+    with chat_terminal(fake_server.url, tmp_path) as terminal:
+        terminal.write(b"earlier\r")
+        terminal.until("Hello wörld")
+        terminal.until_prompt()
+    assert (tmp_path / "rootgraft" / "chat_history").stat().st_mode & 0o777 == 0o600
+    with chat_terminal(fake_server.url, tmp_path) as terminal:
+        terminal.write(b"\x1b[A\r")
+        terminal.until("Hello wörld")
+        terminal.until_prompt()
+    assert [each["messages"][0]["content"] for each in fake_server.asked] == ["earlier", "earlier"]
+
+
+def test_markdown_is_drawn(fake_server: FakeServer, tmp_path: Path) -> None:
+    fake_server.pieces = ("Some *words*", ".\n\n- one\n- t", "wo\n\n```\nco", "de\n```\n")
+    with chat_terminal(fake_server.url, tmp_path) as terminal:
+        terminal.write(b"hello\r")
+        lines = terminal.until("Some words.", " • one", " • two", " code")
+        assert not any("`" in line or "*" in line for line in lines)
+        terminal.until_prompt()
+
+
+def test_what_a_conversation_has_no_room_for_is_left_out(fake_server: FakeServer, typed, capsys) -> None:
+    fake_server.most_messages = 4
+    typed("one\ntwo\nthree\n")
+    assert main(["chat", "--url", fake_server.url, "--system", "Be brief."]) == 0
+    contents = [[each["content"] for each in asked["messages"]] for asked in fake_server.asked]
+    assert contents[-1] == ["Be brief.", "two", "Hello wörld", "three"]
+    assert "the oldest question of this conversation" in capsys.readouterr().err
+
+
+def test_a_question_that_is_too_long_alone_is_a_failure(fake_server: FakeServer, typed, capsys) -> None:
+    fake_server.most_messages = 0
+    typed("one\n")
+    assert main(["chat", "--url", fake_server.url]) == 1
+    assert "HTTP 400: too long" in capsys.readouterr().err
+
+
+def test_settings_files_and_models(fake_server: FakeServer, typed, tmp_path: Path, capsys) -> None:
+    text, saved = tmp_path / "notes.txt", tmp_path / "saved.json"
+    text.write_text("a ``` b\n")
+    typed(
+        f"/set temperature 0.5\n/set stop end\n/model second\n/file {text}\nsum up\n/save {saved}\n/clear\n"
+        f"/set stop\n/system Be brief.\ntwo\n/load {saved}\nthree\n /no command\n/etc/hosts, what is it?\n"
+    )
+    assert main(["chat", "--url", fake_server.url]) == 0
+    first, second, third, fourth, fifth = fake_server.asked
+    assert (first["temperature"], first["stop"], first["model"]) == (0.5, "end", "second")
+    assert first["messages"][0]["content"] == "notes.txt:\n````\na ``` b\n````\n\nsum up"
+    assert "stop" not in second and second["messages"][0] == {"role": "system", "content": "Be brief."}
+    assert third["stop"] == "end"
+    assert [each["role"] for each in third["messages"]] == ["user", "assistant", "user"]
+    assert third["messages"][0] == first["messages"][0]
+    assert fourth["messages"][-1]["content"] == " /no command"
+    assert fifth["messages"][-1]["content"] == "/etc/hosts, what is it?"
+
+
+@pytest.mark.parametrize(
+    "line, says",
+    [
+        ("/cleer", "there is no command /cleer. Did you mean clear?"),
+        ("/load nowhere.json", "nowhere.json cannot be read"),
+        ("/file", "/file needs the path of a file."),
+        ("/set messages []", "messages cannot be set"),
+        ("/save /dev/null/x", "cannot be written"),
+    ],
+)
+def test_a_wrong_command_is_told_and_not_sent(fake_server: FakeServer, typed, capsys, line: str, says: str) -> None:
+    typed(f"{line}\none\n")
+    assert main(["chat", "--url", fake_server.url]) == 1
+    assert says in capsys.readouterr().err
+    assert [each["messages"][-1]["content"] for each in fake_server.asked] == ["one"]
+
+
+@pytest.mark.parametrize(
+    "content", ["[]", "{}", '{"messages": [{"role": "user"}]}', '{"messages": [{"role": "user", "content": "x"}]}', "x"]
+)
+def test_a_file_that_is_no_conversation(fake_server: FakeServer, typed, tmp_path: Path, capsys, content: str) -> None:
+    path = tmp_path / "saved.json"
+    path.write_text(content)
+    typed(f"/load {path}\n")
+    assert main(["chat", "--url", fake_server.url]) == 1
+    error = capsys.readouterr().err
+    assert str(path) in error and error.count("\n") == 1
+
+
+def test_exit_leaves(fake_server: FakeServer, typed) -> None:
+    typed("/exit\none\n")
+    assert main(["chat", "--url", fake_server.url]) == 0
+    assert fake_server.asked == []
 
 
 @pytest.mark.parametrize("words", ["fleet status", "models list", "complete text --model m", "complete text", "chat"])

@@ -1,0 +1,135 @@
+"""Changes of a key file: add, revoke and rotate keys. What else a TOML file says stays, and each change is atomic."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import orjson
+import tomlkit
+
+from ...engine.errors import ConfigError
+from .api_keys import check_entries, new_secret, read_entries
+
+Entries = Any
+"""The list of entries: of dictionaries in JSON, of tomlkit's tables in TOML."""
+
+
+def add_key(path: Path, name: str, fields: Mapping[str, Any]) -> str:
+    """Append an entry to a key file, which is made if there is none, and return the new key.
+
+    Args:
+        fields: those of ``KeyEntry`` besides name and digest.
+
+    Raises:
+        ConfigError: there is a key of this name, a field is wrong, or the file cannot be read or written.
+    """
+    secret = new_secret()
+
+    def append(entries: Entries) -> None:
+        if any(entry["name"] == name for entry in entries):
+            raise ConfigError(f"{path} has a key {name} already. Try: rootgraft key rotate {name}")
+        entry = {"name": name, "sha256": _digest(secret), **fields}
+        entries.append(_table(entry, is_first=not entries) if path.suffix == ".toml" else entry)
+
+    _change(path, append, is_new=not path.exists())
+    return secret
+
+
+def rotate_key(path: Path, name: str) -> str:
+    """Give an entry a new key, which is returned; the old one is no longer valid. Raises ConfigError."""
+    secret = new_secret()
+
+    def replace(entries: Entries) -> None:
+        entries[_place(path, entries, name)]["sha256"] = _digest(secret)
+
+    _change(path, replace)
+    return secret
+
+
+def revoke_key(path: Path, name: str) -> None:
+    """Remove an entry. Raises ConfigError, also for the last one, as a server does not take a file without keys."""
+
+    def remove(entries: Entries) -> None:
+        place = _place(path, entries, name)
+        if len(entries) == 1:
+            raise ConfigError(f"{name} is the last key of {path}, which a server would keep. Add another one first.")
+        del entries[place]
+
+    _change(path, remove)
+
+
+def _table(entry: Mapping[str, Any], *, is_first: bool) -> Any:
+    """Return an entry as a table of TOML, with an empty line before all but the first."""
+    table = tomlkit.table()
+    table.update(entry)
+    table.trivia.indent = "" if is_first else "\n"
+    return table
+
+
+def _place(path: Path, entries: Entries, name: str) -> int:
+    for place, entry in enumerate(entries):
+        if entry["name"] == name:
+            return place
+    raise ConfigError(f"{path} has no key {name}. Try: rootgraft key list")
+
+
+def _digest(secret: str) -> str:
+    return hashlib.sha256(secret.encode()).hexdigest()
+
+
+def _change(path: Path, change: Callable[[Entries], None], *, is_new: bool = False) -> None:
+    """Change the entries and write the file, if the result is valid. One process at a time does so."""
+    is_toml = path.suffix == ".toml"
+    try:
+        with _only_writer(path.parent):
+            if is_new:
+                document: Any = tomlkit.document() if is_toml else {}
+                document["keys"] = tomlkit.aot() if is_toml else []
+            else:
+                read_entries(path)
+                text = path.read_text("utf-8")
+                document = tomlkit.parse(text) if is_toml else orjson.loads(text)
+            change(document["keys"])
+            check_entries(document.unwrap() if is_toml else document)
+            options = orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE
+            _write(path, tomlkit.dumps(document).encode() if is_toml else orjson.dumps(document, option=options))
+    except OSError as error:
+        raise ConfigError(f"--api-key-file: {path} cannot be written: {error.strerror}.") from error
+
+
+@contextmanager
+def _only_writer(folder: Path) -> Iterator[None]:
+    """Hold a lock on the folder, which no other change of a file in it shares."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Replace a file by one of the same mode and owner, or make one that only its owner can read. Raises OSError."""
+    target = path.resolve()  # a symbolic link stays one
+    handle, name = tempfile.mkstemp(prefix=f".{target.name}-", dir=target.parent)  # mode 600
+    try:
+        with os.fdopen(handle, "wb") as file:
+            with suppress(FileNotFoundError):
+                before = target.stat()
+                os.fchmod(handle, before.st_mode & 0o777)
+                with suppress(PermissionError):
+                    os.fchown(handle, before.st_uid, before.st_gid)
+            file.write(content)
+            file.flush()
+            os.fsync(handle)
+        os.replace(name, target)
+    except OSError:
+        os.unlink(name)
+        raise

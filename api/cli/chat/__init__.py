@@ -1,0 +1,1 @@
+"""Terminal chat with a server: input, slash commands, conversation, Markdown."""

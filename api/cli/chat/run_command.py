@@ -1,0 +1,94 @@
+"""``rootgraft run``: fetch a model, serve it for as long as the chat lasts, and talk with it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from ....engine.errors import EngineError
+from ....grammar.parent_death import end_with_parent
+from ...http.run_record import RunRecord, running_servers
+from ..options import ChatOptions, RemoteOptions, RunOptions, SamplingOptions
+from ..pull import fetch_model
+from ..terminal import in_terminal, print_dim
+from .chat_command import chat
+from .question_input import state_folder
+
+_SECONDS_BETWEEN_LOOKS = 0.1
+_SECONDS_TO_END = 20.0
+_MOST_LOG_BYTES = 4096
+
+
+class ServerStartError(EngineError):
+    """The server of ``rootgraft run`` ended before it was ready."""
+
+
+def run(options: RunOptions, sampling: SamplingOptions, answers: ChatOptions) -> int:
+    """Chat with a model: through the server of ours that has it already, else through one of its own.
+
+    Returns the exit code of the chat.
+
+    Raises:
+        ModelError: there is no such model, or it cannot be downloaded.
+        ServerStartError: the model cannot be served; the message is the server's.
+    """
+    path = os.path.realpath(fetch_model(options.model, options.revision).path)
+    served = [each for each in running_servers({os.getuid()}) if each.status == "ready" and path == each.path]
+    if served:
+        return _talk(served[0], sampling, answers)
+    with _own_server(options) as record:
+        return _talk(record, sampling, answers)
+
+
+def _talk(server: RunRecord, sampling: SamplingOptions, answers: ChatOptions) -> int:
+    return chat(RemoteOptions(f"{server.url}/v1", model=server.models[0]), sampling, answers)
+
+
+@contextmanager
+def _own_server(options: RunOptions) -> Iterator[RunRecord]:
+    """Start a server on a free port of this machine, wait until it is ready, and end it after the block."""
+    command = [sys.executable, "-m", "rootgraft", "serve", "--port", "0"]
+    command += [] if options.model is None else ["--model", options.model]
+    command += [] if options.revision is None else ["--revision", options.revision]
+    if in_terminal():
+        print_dim("Loading the model ...")
+    with _log_file() as log:
+        # A process group of its own, so that Ctrl-C stops an answer and not the server.
+        server = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, process_group=0, preexec_fn=end_with_parent
+        )
+        try:
+            yield _ready(server, log)
+        finally:
+            server.terminate()
+            try:
+                server.wait(_SECONDS_TO_END)
+            except subprocess.TimeoutExpired:
+                server.kill()
+                server.wait()
+
+
+def _ready(server: subprocess.Popen[bytes], log: BinaryIO) -> RunRecord:
+    """Return the record of the server once it is ready. Raises ServerStartError if it ends before."""
+    while server.poll() is None:
+        for record in running_servers({os.getuid()}):
+            if record.pid == server.pid and record.status == "ready":
+                return record
+        time.sleep(_SECONDS_BETWEEN_LOOKS)
+    log.seek(max(0, log.seek(0, os.SEEK_END) - _MOST_LOG_BYTES))
+    lines = log.read().decode(errors="replace").strip().splitlines()
+    raise ServerStartError(lines[-1].removeprefix("rootgraft serve: ") if lines else "the server ended without a word.")
+
+
+@contextmanager
+def _log_file() -> Iterator[BinaryIO]:
+    """Open the file for the server's log, anew for each run. Raises OSError if it cannot be written."""
+    path: Path = state_folder() / "run.log"
+    with open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "w+b") as log:
+        yield log

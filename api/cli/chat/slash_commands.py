@@ -1,0 +1,142 @@
+"""Slash commands of the terminal chat, such as ``/clear`` and ``/system``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import orjson
+
+from ....engine.errors import ConfigError
+from ....engine.peer_options import nearest
+from .chat_history import ChatHistory, read_text
+
+_COMMAND = re.compile(r"\s*/([a-z]+)(?:\s+(.*))?\s*", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class ChatSession:
+    """What commands act on.
+
+    Attributes:
+        conversation: the messages and settings.
+        model: returns the model's name.
+        models: returns the names that the server lists.
+        take_model: takes another model for what is asked from now on.
+    """
+
+    conversation: ChatHistory
+    model: Callable[[], str]
+    models: Callable[[], list[str]]
+    take_model: Callable[[str], None]
+
+
+class ChatEnd(Exception):
+    """The chat was left with a command."""
+
+
+def run_slash_command(line: str, session: ChatSession) -> str | None:
+    """Run the command of a line. Returns what to tell, empty for nothing, or None if the line is a question.
+
+    A question may begin with a slash where a space stands before it, or another slash in its first word.
+
+    Raises:
+        ConfigError: there is no such command, or it cannot do what is asked.
+        ChatEnd: the chat is left.
+    """
+    found = None if line[:1].isspace() else _COMMAND.fullmatch(line)
+    if found is None:
+        return None
+    name, argument = found[1], (found[2] or "").strip()
+    if name not in COMMANDS_OF_CHAT:
+        hint = nearest(name, [each for each in COMMANDS_OF_CHAT if each not in _ALIASES])
+        raise ConfigError(f"there is no command /{name}.{hint} /help lists them; a space before it sends it as text.")
+    return COMMANDS_OF_CHAT[name][1](session, argument)
+
+
+def _help(session: ChatSession, argument: str) -> str:
+    lines = [f"/{name:8}{about}" for name, (about, _) in COMMANDS_OF_CHAT.items() if name not in _ALIASES]
+    return "\n".join([*lines, 'Alt-Enter begins a new line; so does Enter after """.'])
+
+
+def _clear(session: ChatSession, argument: str) -> str:
+    session.conversation.clear()
+    return ""
+
+
+def _system(session: ChatSession, argument: str) -> str:
+    if not argument:
+        return session.conversation.system or "There is no system message."
+    session.conversation.system = None if argument == "none" else argument
+    return ""
+
+
+def _set(session: ChatSession, argument: str) -> str:
+    settings = session.conversation.settings
+    name, _, value = argument.partition(" ")
+    if not name:
+        return "\n".join(f"{each} {orjson.dumps(settings[each]).decode()}" for each in settings) or "Nothing is set."
+    if not value.strip():
+        settings.pop(name, None)
+        return ""
+    if name in ("messages", "model", "stream", "stream_options", "n"):
+        raise ConfigError(f"{name} cannot be set: the chat gives it itself.")
+    try:
+        settings[name] = orjson.loads(value)
+    except orjson.JSONDecodeError:
+        settings[name] = value.strip()
+    return ""
+
+
+def _save(session: ChatSession, argument: str) -> str:
+    path = _path("save", argument)
+    session.conversation.save(path, session.model())
+    return f"Saved as {path}."
+
+
+def _load(session: ChatSession, argument: str) -> str:
+    session.conversation.load(_path("load", argument))
+    return f"{len(session.conversation.turns) // 2} questions with their answers."
+
+
+def _model(session: ChatSession, argument: str) -> str:
+    if not argument:
+        return "\n".join(f"{'*' if each == session.model() else ' '} {each}" for each in session.models())
+    session.take_model(argument)
+    return ""
+
+
+def _file(session: ChatSession, argument: str) -> str:
+    path = _path("file", argument)
+    text = read_text(path)
+    fence = "`" * max(3, 1 + max((len(run) for run in re.findall("`+", text)), default=0))
+    session.conversation.files.append(f"{path.name}:\n{fence}\n{text.rstrip(chr(10))}\n{fence}")
+    return f"The next question has {path.name}, {len(text):,} characters."
+
+
+def _exit(session: ChatSession, argument: str) -> str:
+    raise ChatEnd
+
+
+def _path(name: str, argument: str) -> Path:
+    if not argument:
+        raise ConfigError(f"/{name} needs the path of a file.")
+    return Path(argument).expanduser()
+
+
+_ALIASES = ("bye", "quit")
+COMMANDS_OF_CHAT: dict[str, tuple[str, Callable[[ChatSession, str], str]]] = {
+    "help": ("list the commands", _help),
+    "clear": ("begin a new conversation; the system message stays", _clear),
+    "system": ("show the system message, or take another: /system Be brief. /system none has none", _system),
+    "set": ("show what is set, or set a field of requests: /set temperature 0.2; without a value, unset it", _set),
+    "model": ("list the models and adapters, or take another", _model),
+    "file": ("put a text file before the next question", _file),
+    "save": ("write the conversation to a file", _save),
+    "load": ("go on with a conversation from a file", _load),
+    "exit": ("leave, as Ctrl-D does", _exit),
+    "bye": ("leave", _exit),
+    "quit": ("leave", _exit),
+}
