@@ -62,6 +62,11 @@ CONFIGS = {
     ("decode_many", 4, 512): Config(16, 32, 4, 1),
 }
 
+# Of KV in rows of 8 bits, which are widened in registers: chosen by what compiles with few spills; not measured.
+ROW_CONFIGS = {
+    (kind, 2, dim): Config(64, 32 if dim == 256 else 64, 8, 2) for kind in ("extend", "shared") for dim in _BLOCKS_D
+}
+
 # Of latent attention where a program may have less shared memory than on sm_80: 99 KiB on sm_86, 89 and 120. Chosen by
 # what compiles without spills; not measured.
 SMALL_CONFIGS = {(kind, 2, 512): Config(32, 32, 8, 2) for kind in ("decode_many", "extend", "shared")}
@@ -205,6 +210,8 @@ class _Call:
         if kind == "decode" and is_latent and self.group > _FEW_HEADS:
             kind = "decode_many"
         key = kind, self.q.dtype.itemsize, _MOST_LATENT if is_latent else self.block_d
+        if kv_forms.is_rows(self.k_cache) and key in ROW_CONFIGS:
+            return ROW_CONFIGS[key]
         if key in SMALL_CONFIGS and shared_bytes(self.q.device) < _LARGE_SHARED:
             return SMALL_CONFIGS[key]
         return CONFIGS[key]
@@ -315,6 +322,15 @@ def variants() -> Iterator[tuple[str, Launch]]:
         yield f"attention_extend/{name}-{_BLOCKS_D[0]}-sinks", call.extend()
         yield f"attention_decode/{name}-{_BLOCKS_D[0]}-sinks", decode
         yield from _latent_variants(name, dtype)
+    yield from _row_variants()
+
+
+def _row_variants() -> Iterator[tuple[str, Launch]]:
+    """KV in rows of 8 bits, for the heads that most models have."""
+    for kv, cache in {"int8": kv_forms.INT8, "fp8": kv_forms.FLOAT8}.items():
+        call = _example(torch.bfloat16, 128, None, kv=cache)
+        for kind, launch in zip(("extend", "shared", "decode"), (call.extend(), *call.decode()), strict=False):
+            yield f"attention_{kind}/bf16-128-{kv}-kv", launch
 
 
 def _latent_variants(name: str, dtype: torch.dtype) -> Iterator[tuple[str, Launch]]:
@@ -336,9 +352,11 @@ def _example(
     sinks: Tensor | None = None,
     value_dim: int | None = None,
     heads: int = 16,
+    kv: torch.dtype | None = None,
 ) -> _Call:
     kv_heads = 4 if value_dim is None else 1
-    q, cache = meta(32, heads, dim, dtype=dtype), meta(8, kv_heads, 16, dim, dtype=dtype)
+    width = dim if kv is None else dim + kv_forms.SCALE_BYTES
+    q, cache = meta(32, heads, dim, dtype=dtype), meta(8, kv_heads, 16, width, dtype=kv or dtype)
     shapes = ((3, 4), (32, 2), (16,), (16, 64), (17,))
     items, members, rows, table, starts = (meta(*shape, dtype=torch.int32) for shape in shapes)
     shared = SharedPrefixes(items, members, rows, rows, most_members=16, most_results=3)

@@ -70,10 +70,7 @@ def _load_scales(cache, cell, page_bits, dim, end, n, MASKED: tl.constexpr, KV: 
     first = (cell >> page_bits) << page_bits  # of the head's page
     at = (first * (dim + 4) + (dim << page_bits)) // 4 + (cell - first)
     pointers = cache.to(tl.pointer_type(tl.float32)) + at
-    if MASKED:
-        scales = tl.load(pointers, n < end, other=0.0)
-    else:
-        scales = tl.load(pointers)
+    scales = tl.load(pointers, n < end, other=0.0) if MASKED else tl.load(pointers)
     if KV == FLOAT8_KV:
         scales = scales * _FLOAT8_FACTOR
     return scales

@@ -289,12 +289,18 @@ def variants() -> Iterator[tuple[str, Launch]]:
             yield f"rope_store_kv/{name}-{dim}-last", _example(dtype, dim, dim // 2, True, is_normed_last=True)
             scale = meta(64, dtype=torch.float32)
             yield f"rope_store_kv/{name}-{dim}-scaled", _example(dtype, dim, dim // 2, False, query_scale=scale)
+        for kv, cache in {"int8": kv_forms.INT8, "fp8": kv_forms.FLOAT8}.items():
+            yield f"rope_store_kv/{name}-128-{kv}-kv", _example(dtype, 128, 64, False, kv=cache)
         for is_interleaved, pairs in ((True, "-interleaved"), (False, "")):
             yield f"rope_store_latent/{name}{pairs}", _latent_example(dtype, is_interleaved)
 
 
-def _example(dtype: torch.dtype, dim: int, half: int, is_normed: bool, **options: Any) -> Launch:
-    qkv, q, cache = (meta(*shape, dtype=dtype) for shape in ((2, 12 * dim), (2, 8, dim), (4, 2, 16, dim)))
+def _example(
+    dtype: torch.dtype, dim: int, half: int, is_normed: bool, kv: torch.dtype | None = None, **options: Any
+) -> Launch:
+    qkv, q = (meta(*shape, dtype=dtype) for shape in ((2, 12 * dim), (2, 8, dim)))
+    width = dim if kv is None else dim + kv_forms.SCALE_BYTES
+    cache = meta(4, 2, 16, width, dtype=kv or dtype)
     tokens, table = meta(2, dtype=torch.int64), meta(64, 2 * half, dtype=torch.float32)
     norm = meta(dim, dtype=dtype) if is_normed else None
     params = RopeParams(8, 2, table, norm, norm, 1e-5, 0.0, **options)

@@ -58,7 +58,7 @@ def test_8_bits_are_refused_by_name_where_they_are_not_computed(config: ModelCon
     assert choose_kv_dtype(int8, config, CPU, torch.bfloat16) is int8_kv_layout.DTYPE
     assert choose_kv_dtype(replace(int8, block_size=32), config, CPU, torch.bfloat16) is int8_kv_layout.DTYPE
     assert choose_kv_dtype(EngineConfig(), config, CPU, torch.float32) is torch.float32
-    with pytest.raises(ConfigError, match="--kv-cache-dtype fp8 needs a GPU. Try: .* --kv-cache-dtype int8"):
+    with pytest.raises(ConfigError, match=r"--kv-cache-dtype fp8 needs a GPU\. Try: .* --kv-cache-dtype int8"):
         choose_kv_dtype(EngineConfig(kv_cache_dtype="fp8"), config, CPU, torch.bfloat16)
     with pytest.raises(ConfigError, match="--block-size of a multiple of 16, not 8"):
         choose_kv_dtype(replace(int8, block_size=8), config, CPU, torch.bfloat16)
