@@ -211,3 +211,21 @@ def test_a_config_that_lies_about_its_tensors_is_refused(tmp_path: Path) -> None
     ):
         with pytest.raises(ModelError, match=match):
             source_of(StoredMatrix(matrix.config | lie, matrix.parts), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("config", "match"),
+    [
+        (
+            {"quant_method": "torchao", "quant_type": {"default": {"_type": "Int4WeightOnlyConfig"}}},
+            "'torchao' with 'Int4W",
+        ),
+        ({"quant_method": "torchao", "quant_type": "int8_weight_only"}, "'torchao' with 'int8_weight_only' is not"),
+        ({"quant_method": "quanto", "weights": "int8"}, "'quanto' with 'int8' is not supported; gptq, awq,"),
+        ({"quant_method": "hqq", "quant_config": []}, "'hqq' is not supported"),
+        ({"quant_method": ["gptq"]}, "is not supported"),
+    ],
+)
+def test_other_tools_are_refused_by_the_name_of_their_scheme(config: dict[str, object], match: str) -> None:
+    with pytest.raises(ModelError, match=f"quant_method .*{match}"):
+        read_quantization({"quantization_config": config})

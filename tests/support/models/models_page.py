@@ -13,6 +13,7 @@ from rootgraft.engine.checkpoint.families.mixture import MixtureFamily
 from rootgraft.engine.checkpoint.gguf import TENSOR_TYPES
 from rootgraft.engine.checkpoint.rope_config import ROPE_TYPES
 from rootgraft.engine.checkpoint.text_config import MULTIMODAL, Multimodal
+from support.models.forms_table import forms_table
 
 _INTRODUCTION = """# What loads
 
@@ -40,7 +41,9 @@ The same for all classes above, as each is one decoder over the same ops:
 
 Activations are not quantised, whatever a config says.
 
-How weights are kept, by storage and device: [weight forms](weight-forms.md).
+How weights are kept, by storage and device: [weight forms](weight-forms.md). Below, bits of a value in the file and on a GPU (without scales of folders), and the processor time of a product of one row in multiples of that in bfloat16, where weights come from memory that neighbours share ([how measured](../benchmarks/results/README.md)); adapters are exact on all, as their products lie beside those of the base:
+
+{forms}
 
 On a GPU, norms of all query heads together (OLMo 2 and 3), layer norms of heads (Command R+), additions outside of norms, routing and the sum of a token's experts are plain torch; all else is Triton.
 
@@ -109,7 +112,7 @@ def page() -> str:
             "Weights of the other towers are not loaded; images in a request are refused.\n",
             _multimodal(),
             _ROPE.format(types=", ".join(f"`{name}`" for name in ROPE_TYPES)),
-            _FORMS.format(types=types),
+            _FORMS.format(types=types, forms=forms_table()),
             _VOCABULARIES,
             _LIBRARY.format(classes=", ".join(f"`{name}`" for name in LIBRARY_CLASSES), ratio=_RATIO),
         ]
