@@ -11,10 +11,15 @@ that one undisturbed replica would have sent.
 without a token in between goes on where no other such sequence is and no new one joins it; after the third it fails.
 Those that only happened to be there get a token on the way and are free again. Who waits in the queue is not blamed,
 nor who waits for a grammar, unless no answer has begun under it yet: its compile may be what kills.
+
+*Losses of a whole machine*: replicas that are lost in the same moment would each take over from the one before, and a
+sequence would be blamed for all of them. One that loses a second replica within ``quiet_seconds``, or is suspected,
+therefore waits until none was lost for so long, and goes on where there was a sign of life since the last loss.
 """
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -62,6 +67,7 @@ class DispatcherLimits:
         most_held: sequences that wait for a replica while there is none.
         hold_seconds: that they wait.
         heartbeat_seconds: without a sign of life after which a replica is lost.
+        quiet_seconds: without a loss after which a moment of losses is over.
         adapter_slots: adapters that a replica holds on its device.
         adapter_load_seconds: that a load takes.
     """
@@ -71,6 +77,7 @@ class DispatcherLimits:
     most_held: int = 1024
     hold_seconds: float = 60.0
     heartbeat_seconds: float = 3.0
+    quiet_seconds: float = 1.0
     adapter_slots: int = 4
     adapter_load_seconds: float = 0.5
 
@@ -106,6 +113,7 @@ class Dispatcher:
         self._sent: list[tuple[str, Message]] = []
         self._delivered: list[Message] = []
         self._lost: list[str] = []
+        self._lost_at = -math.inf
         self.num_replays = 0
         self.num_lost = 0
 
@@ -216,11 +224,17 @@ class Dispatcher:
 
     def leave(self, name: str, now: float) -> None:
         """Give up a replica: its sequences go on elsewhere. Ignored if it is gone."""
-        if name not in self.replicas:
-            return
-        self._lost.append(name)
-        self.num_lost += 1
-        for entry in self._remove(name):
+        if name in self.replicas:
+            self._leave([name], now)
+
+    def _leave(self, names: Sequence[str], now: float) -> None:
+        """Give up replicas together, so that none gets the sequences of another one."""
+        self._lost += names
+        self._lost_at = now
+        self.num_lost += len(names)
+        for entry in [entry for name in names for entry in self._remove(name)]:
+            entry.is_careful = now - entry.lost_at < self._limits.quiet_seconds
+            entry.lost_at = now
             self._replay(entry, now)
         self._place_held(now)
         self._prepare_grammars()
@@ -267,8 +281,8 @@ class Dispatcher:
     def tick(self, now: float) -> None:
         """Give up replicas without a sign of life and sequences that have waited for too long for a replica."""
         silent = [info.name for info in self.replicas.values() if now - info.heard > self._limits.heartbeat_seconds]
-        for name in silent:
-            self.leave(name, now)
+        if silent:
+            self._leave(silent, now)
         for entry, since in tuple(self._held.values()):
             if now - since > self._limits.hold_seconds:
                 self._end(entry, failure_of(entry.submit.id, EngineDead("No replica was there to take this request.")))
@@ -314,6 +328,10 @@ class Dispatcher:
             self._end(entry, failure_of(submit.id, AdapterUnavailable(text)))
             return True
         is_suspect = entry.deaths >= SUSPECT_DEATHS
+        is_careful = is_suspect or entry.is_careful
+        if is_careful and now - self._lost_at < self._limits.quiet_seconds:
+            self._held.setdefault(submit.id, (entry, now))
+            return False
         chain, num_tokens = self._chain(entry), len(submit.tokens) + len(entry.generated)
         info, route = self._table.choose(
             chain,
@@ -326,7 +344,7 @@ class Dispatcher:
             is_replay=entry.replays > 0,
         )
         is_silent = info is not None and now - info.heard > self._limits.silent_seconds
-        if info is None or (is_suspect and is_silent):
+        if info is None or (entry.replays and is_silent) or (is_careful and info.heard <= self._lost_at):
             self._held.setdefault(submit.id, (entry, now))
             return False
         self._held.pop(submit.id, None)
@@ -363,7 +381,7 @@ class Dispatcher:
 
     def _place_held(self, now: float) -> None:
         for entry, _ in tuple(self._held.values()):
-            if not self._place(entry, now) and entry.deaths < SUSPECT_DEATHS and not entry.base_digest:
+            if not self._place(entry, now) and not entry.replays:
                 return  # nobody takes new sequences
 
     def _replay(self, entry: JournalEntry, now: float) -> None:
@@ -405,6 +423,7 @@ class Dispatcher:
             return
         self._table.begun(info, entry.number)
         entry.deaths = 0
+        entry.lost_at = -math.inf
         if entry.began is None:
             entry.began = now
             self._table.grammars.prove(entry.grammar)

@@ -11,6 +11,7 @@ here any more, and is dropped: so no token comes twice, and every sequence ends 
 from __future__ import annotations
 
 import itertools
+import math
 from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
@@ -44,6 +45,8 @@ class JournalEntry:
         began: when its first token came; None before that.
         waits: its replica has said that no step computes it: it waits in the queue, or for its grammar.
         is_late: its replica was silent already when it came there: it is not the reason if that is lost.
+        lost_at: when it last lost a replica, without a token since.
+        is_careful: it has lost two in the same moment: it waits until that is over.
     """
 
     submit: Submit
@@ -61,6 +64,8 @@ class JournalEntry:
     began: float | None = None
     waits: bool = False
     is_late: bool = False
+    lost_at: float = -math.inf
+    is_careful: bool = False
 
     @property
     def num_bytes(self) -> int:

@@ -10,7 +10,7 @@ does not wait behind a thousand new loads. ``poll`` takes over their results onc
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 from threading import Semaphore
@@ -31,6 +31,7 @@ from .safe_paths import check_name
 T = TypeVar("T")
 
 _MOST_LOADS = 2  # that read files at a time
+_MOST_FETCHES = 4  # that read evicted adapters again at a time
 _MOST_UNPOLLED = 4  # loaded adapters that wait for ``poll``; later loads are held back to bound memory
 
 
@@ -115,7 +116,7 @@ class AdapterPool:
         self._max_own = max_loras if max_own is None else max_own
         self._loader = TenantThreads(_MOST_LOADS, "adapter-loads")
         self._shares = TenantShares(max_adapters)
-        self._fetcher = ThreadPoolExecutor(max_workers=1, thread_name_prefix="adapter-fetches")
+        self._fetcher = TenantThreads(_MOST_FETCHES, "adapter-fetches")
         self._room = Semaphore(_MOST_UNPOLLED)
         self._loads: list[_Load] = []  # in the order in which they were asked for
         self._fetches: dict[int, Future[PreparedAdapter]] = {}
@@ -206,7 +207,7 @@ class AdapterPool:
         """Stop the background threads after their current jobs."""
         self._room.release(len(self._loads) + _MOST_LOADS)
         self._loader.shutdown()
-        self._fetcher.shutdown(wait=True, cancel_futures=True)
+        self._fetcher.shutdown()
 
     def _begin(self, load: _Load) -> None:
         """Read an adapter as soon as its tenant has a turn."""
@@ -237,14 +238,14 @@ class AdapterPool:
         self.cache.put(adapter)
         return LoadResult(load.name, version, None)
 
-    def _fetch(self, load_id: int) -> None:
-        """Bring a version to the host cache for a waiting slot."""
+    def _fetch(self, load_id: int, tenant: str) -> None:
+        """Bring a version to the host cache for a waiting slot, as soon as the tenant that waits has a turn."""
         version = self._version(load_id)
         if self.cache.get(version.digest) is not None:
             self._fill_slot(load_id, version)
         elif load_id not in self._fetches:
-            job = self._fetcher.submit(self._reader.read_again, version.path, version.digest, trusted=version.trusted)
-            self._fetches[load_id] = job
+            read = partial(self._reader.read_again, version.path, version.digest, trusted=version.trusted)
+            self._fetches[load_id] = self._fetcher.submit(tenant, read)
 
     def _finish_fetch(self, load_id: int, future: Future[PreparedAdapter]) -> None:
         version = self.registry.version(load_id)

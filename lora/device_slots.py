@@ -11,12 +11,17 @@ closed to new sequences and goes to the waiting adapter when its sequences end. 
 
 Adapters that bring an embedding or a head take far more memory than others: no more than ``max_own`` of them are in
 slots at a time. When there are so many, one more takes a slot of theirs, by the same rules.
+
+A load may take long, and its slot is nobody's meanwhile: a tenant's loads take as many slots as they leave to others.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+
+from ..tenancy.tenant_shares import TenantShares
 
 WAIT = -1
 """Result of ``acquire`` when there is no slot yet."""
@@ -26,9 +31,12 @@ _NONE = -1
 
 @dataclass(slots=True)
 class _Slot:
-    """A slot: the load id it holds or loads, the adapter it is closed for (``heir``), steps of last use and request."""
+    """A slot: the load id it holds or loads, for which tenant it loads, the adapter it is closed for (``heir``), steps
+    of last use and request.
+    """
 
     adapter: int = _NONE
+    tenant: str = ""
     ready: bool = False
     pins: int = 0
     heir: int = _NONE
@@ -50,10 +58,11 @@ class SlotState:
 
 @dataclass(slots=True)
 class _Wait:
-    """Steps since when an adapter waits for a slot, and of its last request."""
+    """Steps since when an adapter waits for a slot, and of its last request, and whose that was."""
 
     since: int
     requested: int
+    tenant: str
 
 
 class SlotPool:
@@ -62,8 +71,8 @@ class SlotPool:
     Args:
         num_slots: slots.
         patience: steps after which a waiting adapter gets a slot closed for it.
-        load: start loading an adapter, by load id, to host memory for ``install``; ``loaded`` or ``failed`` follows,
-            perhaps at once.
+        load: start loading an adapter, by load id, to host memory for ``install``, by a tenant's share; ``loaded`` or
+            ``failed`` follows, perhaps at once.
         install: write an adapter into a slot: (slot, load id).
         clear: an adapter leaves a slot: (slot, load id).
         max_own: slots of adapters that bring an embedding or a head.
@@ -74,7 +83,7 @@ class SlotPool:
         self,
         num_slots: int,
         patience: int,
-        load: Callable[[int], None],
+        load: Callable[[int, str], None],
         install: Callable[[int, int], None],
         clear: Callable[[int, int], None],
         max_own: int | None = None,
@@ -89,6 +98,7 @@ class SlotPool:
         self._clear = clear
         self._max_own = num_slots if max_own is None else max_own
         self._brings_own = brings_own
+        self._loading = TenantShares(num_slots)
         self._of: dict[int, int] = {}
         self._waits: dict[int, _Wait] = {}
         self._step = 0
@@ -119,14 +129,17 @@ class SlotPool:
         for adapter in stale:
             self._forget_wait(adapter)
 
-    def acquire(self, adapter: int) -> int:
+    def acquire(self, adapter: int, tenant: str = "") -> int:
         """Return a slot for one more sequence of an adapter, held until ``release``; ``WAIT`` if it must wait.
 
         The caller asks again in a later step; the request, or the position in the queue, is kept meanwhile.
+
+        Args:
+            tenant: whose share of the loads it uses.
         """
-        index = self._request(adapter)
+        index = self._request(adapter, tenant)
         if index == WAIT:
-            self._starve(adapter)
+            self._starve(adapter, tenant)
             return WAIT
         slot = self._slots[index]
         if not slot.ready or slot.heir != _NONE:
@@ -147,16 +160,16 @@ class SlotPool:
         if not slot.pins and slot.heir != _NONE:
             heir, slot.heir = slot.heir, _NONE
             if any(other == index for other, _ in self._slots_for(heir)):
-                self._give(index, heir)
+                self._give(index, heir, self._waits[heir].tenant)
 
-    def prefetch(self, adapter: int) -> None:
+    def prefetch(self, adapter: int, tenant: str = "") -> None:
         """Load an adapter for a sequence that cannot run yet: as ``acquire``, but nothing is held.
 
         Call in each step while the sequence waits for something else, or its position in the queue is lost.
         """
-        index = self._request(adapter)
+        index = self._request(adapter, tenant)
         if index == WAIT:
-            self._starve(adapter)
+            self._starve(adapter, tenant)
         elif not self._slots[index].pins:
             self._slots[index].wanted = self._step
 
@@ -166,6 +179,7 @@ class SlotPool:
         if index is not None and not self._slots[index].ready:
             self._install(index, adapter)
             self._slots[index].ready = True
+            self._loading.give_back(self._slots[index].tenant)
 
     def failed(self, adapter: int) -> None:
         """Free the slot of an adapter that could not be loaded."""
@@ -194,19 +208,22 @@ class SlotPool:
         """Raise AssertionError if slots and index contradict each other."""
         held = {slot.adapter: index for index, slot in enumerate(self._slots) if slot.adapter != _NONE}
         assert held == self._of, f"slots {held}, index {self._of}"
+        loading = Counter(slot.tenant for slot in self._slots if slot.adapter != _NONE and not slot.ready)
+        assert all(self._loading.held(tenant) == count for tenant, count in loading.items()), f"loads {loading}"
+        assert self._loading.total == loading.total(), f"{self._loading.total} loads, of these {loading} in slots"
         for index, slot in enumerate(self._slots):
             assert not slot.pins or slot.ready, f"slot {index} has {slot.pins} pins and is not ready"
             assert slot.pins or slot.heir == _NONE, f"slot {index} is closed for {slot.heir} without being used"
             assert slot.heir == _NONE or slot.heir in self._waits, f"slot {index} is closed for nobody who waits"
 
-    def _request(self, adapter: int) -> int:
+    def _request(self, adapter: int, tenant: str) -> int:
         """Return the adapter's slot, ready or loading, or WAIT."""
         index = self._of.get(adapter)
         if index is None:
-            index = self._victim(adapter)
+            index = self._victim(adapter) if self._loading.left_for(tenant) >= 1 else WAIT
             if index == WAIT:
                 return WAIT
-            self._give(index, adapter)
+            self._give(index, adapter, tenant)
             index = self._of.get(adapter, WAIT)  # none again if the load failed at once
         return index
 
@@ -231,7 +248,7 @@ class SlotPool:
     def _is_wanted(self, slot: _Slot) -> bool:
         return self._step - slot.wanted <= self._patience
 
-    def _give(self, index: int, adapter: int) -> None:
+    def _give(self, index: int, adapter: int, tenant: str) -> None:
         """Empty a slot and start loading an adapter for it."""
         self._empty(index)
         self._waits.pop(adapter, None)
@@ -239,9 +256,10 @@ class SlotPool:
             if slot.heir == adapter:
                 slot.heir = _NONE
         slot = self._slots[index]
-        slot.adapter, slot.wanted, slot.used = adapter, self._step, self._step
+        slot.adapter, slot.tenant, slot.wanted, slot.used = adapter, tenant, self._step, self._step
         self._of[adapter] = index
-        self._load(adapter)
+        self._loading.take(tenant)
+        self._load(adapter, tenant)
 
     def _empty(self, index: int) -> None:
         slot = self._slots[index]
@@ -250,12 +268,16 @@ class SlotPool:
         del self._of[slot.adapter]
         if slot.ready:
             self._clear(index, slot.adapter)
+        else:
+            self._loading.give_back(slot.tenant)
         self._slots[index] = _Slot()
 
-    def _starve(self, adapter: int) -> None:
+    def _starve(self, adapter: int, tenant: str) -> None:
         """Record that an adapter waits; after ``patience`` steps close a slot for it."""
-        wait = self._waits.setdefault(adapter, _Wait(self._step, self._step))
-        wait.requested = self._step
+        wait = self._waits.setdefault(adapter, _Wait(self._step, self._step, tenant))
+        wait.requested, wait.tenant = self._step, tenant
+        if self._loading.left_for(tenant) < 1:
+            return
         if self._step - wait.since < self._patience or any(slot.heir == adapter for slot in self._slots):
             return
         open_slots = [slot for _, slot in self._slots_for(adapter) if slot.pins and slot.heir == _NONE]

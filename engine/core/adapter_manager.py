@@ -190,7 +190,7 @@ class AdapterManager:
             return Adaptation(PrefixPath(base))
         self._pool.registry.pin(version)
         self._pins[submit.id] = version
-        self._pool.slots.prefetch(version.load_id)
+        self._pool.slots.prefetch(version.load_id, submit.tenant)
         own = Namespace(self._base_digest, version.digest, submit.salt, submit.cache_tenant)
         path = PrefixPath(own, switch_at=start, before=base) if start else PrefixPath(own)
         return Adaptation(path, version.load_id, start, version.vocab_size or 0, version.num_classes)

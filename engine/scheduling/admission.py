@@ -42,8 +42,8 @@ class RowTable:
 class AdapterSlots(Protocol):
     """Device slots of adapters, by load id and slot index: ``lora.device_slots.SlotPool``, or a fake in tests."""
 
-    def acquire(self, adapter: int) -> int:
-        """Return a slot for one more sequence of an adapter, held until ``release``; negative if it must wait."""
+    def acquire(self, adapter: int, tenant: str) -> int:
+        """Return a slot for a tenant's sequence of an adapter, held until ``release``; negative if it must wait."""
 
     def release(self, index: int) -> None:
         """End one sequence's use of a slot."""
@@ -51,8 +51,8 @@ class AdapterSlots(Protocol):
     def is_ready(self, adapter: int) -> bool:
         """Return whether an adapter is in a slot."""
 
-    def prefetch(self, adapter: int) -> None:
-        """Load an adapter to a slot, or keep its position in the queue for one."""
+    def prefetch(self, adapter: int, tenant: str) -> None:
+        """Load an adapter to a slot by a tenant's share, or keep its position in the queue for one."""
 
 
 class SlotRequests:
@@ -68,14 +68,14 @@ class SlotRequests:
         self._most_waiting = most_waiting
         self._waiting: set[int] = set()
 
-    def acquire(self, adapter: int) -> int | None:
-        """Return a slot for a sequence of an adapter, -1 for the base model, None if it must wait."""
+    def acquire(self, adapter: int, tenant: str) -> int | None:
+        """Return a slot for a tenant's sequence of an adapter, -1 for the base model, None if it must wait."""
         if adapter < 0 or self._slots is None:
             return -1
         is_late = len(self._waiting) >= self._most_waiting
         if adapter in self._waiting or (is_late and not self._slots.is_ready(adapter)):
             return None
-        slot = self._slots.acquire(adapter)
+        slot = self._slots.acquire(adapter, tenant)
         if slot < 0:
             self._waiting.add(adapter)
             return None
@@ -87,9 +87,9 @@ def prefetch(slots: AdapterSlots, coming: Iterable[Sequence]) -> None:
 
     Their position in the queue for slots counts from now on, not from when a row is free.
     """
-    for adapter in {sequence.spec.adapter: None for sequence in coming}:
+    for adapter, tenant in {sequence.spec.adapter: sequence.spec.tenant for sequence in coming}.items():
         if adapter >= 0:
-            slots.prefetch(adapter)
+            slots.prefetch(adapter, tenant)
 
 
 def num_reusable(cache: PrefixCache, sequence: Sequence) -> int:

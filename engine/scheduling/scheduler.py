@@ -336,7 +336,7 @@ class Scheduler:
             if twice > self._chunks.most_twice or lacks_more(self._cache, sequence, most):
                 passed_over += 1
                 continue
-            if (slot := slots.acquire(sequence.spec.adapter)) is None:
+            if (slot := slots.acquire(sequence.spec.adapter, sequence.spec.tenant)) is None:
                 continue
             sequence.slot = slot
             lease = self._make_room(sequence, plan)

@@ -397,8 +397,12 @@ class ReasoningMatcher:
         at, rest = found
         if rest is None and answers:
             return _Place(_Phase.BEGIN, at, place.origin)
+        thought = _Place(_Phase.BEGIN, at) if rest is None else self._think(0, rest, self.num_tokens + 1)
+        if thought is None:
+            # The token holds the whole thought and text behind it, which only the answer can have.
+            return _Place(_Phase.ANSWER, origin=place.origin) if answers else None
         self._answer.rollback_to(0)
-        return _Place(_Phase.BEGIN, at) if rest is None else self._think(0, rest, self.num_tokens + 1)
+        return thought
 
     def _think(self, at: int, data: bytes, origin: int) -> _Place | None:
         """Return the place after a token in the thought. What a grammar binds does not begin inside of a token."""

@@ -63,7 +63,7 @@ class ThoughtMark:
 
     def next_tokens(self, at: int) -> list[int]:
         """Return the tokens that write the mark, or a part of it, after `at` bytes of it."""
-        if len(self.tokens) == 1:
+        if len(self.tokens) == 1 and not at:
             return self.tokens
         if (following := self._after(at)) and following[0] in self._vocabulary.special:
             return following[:1]

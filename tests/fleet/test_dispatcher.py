@@ -7,6 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from rootgraft.engine.errors import CapacityError
 from rootgraft.engine.messages import (
@@ -72,9 +74,19 @@ class Fleet:
         return self.dispatcher.take_delivered()
 
     def kill(self, name: str) -> list[Message]:
-        self.dispatcher.leave(name, self.now)
+        """Lose a replica. Returns what clients get once the moment of the loss is over, and the others have spoken."""
+        self.lose(name)
+        self.now += DispatcherLimits().quiet_seconds + 0.25
+        for each in self.dispatcher.replicas:
+            self.dispatcher.hear(each, self.now)
+        self.dispatcher.tick(self.now)
         self.dispatcher.check()
         return self.dispatcher.take_delivered()
+
+    def lose(self, name: str) -> None:
+        """Lose a replica, and no time."""
+        self.dispatcher.leave(name, self.now)
+        self.dispatcher.check()
 
 
 def out(number: int, *tokens: int) -> TokenOut:
@@ -498,3 +510,127 @@ def test_a_replica_that_is_not_wanted_any_more_is_no_loss() -> None:
         fleet.dispatcher.retire(name, fleet.now)
         assert fleet.dispatcher.take_delivered() == [] and name not in fleet.dispatcher.replicas
     assert fleet.dispatcher.num_lost == 0 and fleet.dispatcher.take_lost() == []
+
+
+STEP_SECONDS = 0.05
+FIRST_TOKEN_SECONDS = 0.3
+OFFSETS = st.lists(st.floats(0, 0.4), min_size=1, max_size=7)
+
+
+class MachineLosses:
+    """A fleet in which many replicas are lost in the same moment, and others come in their place.
+
+    Args:
+        deadly: a sequence whose replica dies a step after it came there.
+    """
+
+    def __init__(self, num_replicas: int, num_sequences: int, deadly: int | None = None) -> None:
+        self.fleet = Fleet(*(f"r{number}" for number in range(num_replicas)))
+        self.deadly = deadly
+        self.running: dict[str, dict[int, float]] = {name: {} for name in self.fleet.numbers}
+        self.clients: dict[tuple[str, int], int] = {}
+        self.deaths = 0
+        self.failed: list[int] = []
+        for number in range(num_sequences):
+            self.fleet.submit(submit(number, seed=number))
+            self._deliver()
+
+    def lose(self, name: str) -> None:
+        self.running.pop(name, None)
+        self.fleet.lose(name)
+        self._take(self.fleet.dispatcher.take_delivered())
+
+    def step(self) -> None:
+        """Compute a step on each replica that lives, and let the dispatcher look at its clock."""
+        self.fleet.now += STEP_SECONDS
+        for name, numbers in list(self.running.items()):
+            ended = [number for number, since in numbers.items() if self.fleet.now - since >= FIRST_TOKEN_SECONDS]
+            if any(self.clients[name, number] == self.deadly for number in numbers):
+                self.deaths += 1
+                self.lose(name)
+                continue
+            self._take(self.fleet.say(name, beat(), *(done(number, 1) for number in ended)))
+            for number in ended:
+                del numbers[number]
+        self.fleet.dispatcher.tick(self.fleet.now)
+        self._deliver()
+
+    def _deliver(self) -> None:
+        for name, message in self.fleet.sent():
+            if isinstance(message, Submit) and name in self.running:
+                self.running[name][message.id] = self.fleet.now
+                self.clients[name, message.id] = message.params.seed or 0
+
+    def _take(self, delivered: list[Message]) -> None:
+        self.failed += [message.id for message in delivered if isinstance(message, Failed)]
+        self._deliver()
+
+    def lose_many(self, offsets: list[float]) -> None:
+        """Lose replicas one by one within half a second, while the others compute, and start others."""
+        began, names = self.fleet.now, list(self.running)
+        for name, offset in zip(names, sorted(offsets), strict=False):
+            while self.fleet.now < began + offset:
+                self.step()
+            if name in self.running:
+                self.lose(name)
+        for _ in names:
+            self.fleet.join(name := f"n{len(self.fleet.numbers)}")
+            self.running[name] = {}
+
+    def settle(self) -> None:
+        for _ in range(round(4 / STEP_SECONDS)):
+            self.step()
+
+
+@settings(max_examples=60)
+@given(st.integers(1, 8), st.integers(1, 12), st.lists(OFFSETS, min_size=1, max_size=3))
+def test_no_sequence_fails_by_the_loss_of_many_replicas_in_one_moment(
+    num_replicas: int, num_sequences: int, bursts: list[list[float]]
+) -> None:
+    """However often it was moved to the next one that was about to go."""
+    world = MachineLosses(num_replicas, num_sequences)
+    for offsets in bursts:
+        world.lose_many(offsets)
+        world.settle()
+    assert not world.failed and not world.fleet.dispatcher.num_open
+
+
+@settings(max_examples=40)
+@given(st.integers(1, 6), st.integers(1, 6), OFFSETS)
+def test_a_deadly_sequence_ends_beside_the_loss_of_many_replicas(
+    num_replicas: int, num_sequences: int, offsets: list[float]
+) -> None:
+    world = MachineLosses(num_replicas, num_sequences, deadly=0)
+    world.lose_many(offsets)
+    for _ in range(MOST_DEATHS):
+        world.fleet.join(name := f"n{len(world.fleet.numbers)}")
+        world.running[name] = {}
+        world.settle()
+    assert world.failed == [0] and world.deaths <= MOST_DEATHS
+    assert not world.fleet.dispatcher.num_open
+
+
+def test_silent_replicas_are_given_up_together() -> None:
+    """A power cut closes no connection: none of them gets the sequences of another one."""
+    fleet = Fleet(*(f"r{number}" for number in range(20)), heartbeat_seconds=3.0)
+    fleet.submit(submit(1))
+    fleet.one()
+    fleet.now = 3.1
+    fleet.dispatcher.tick(fleet.now)
+    assert not fleet.sent() and not fleet.dispatcher.replicas and fleet.dispatcher.num_held == 1
+    fleet.join("new")
+    assert fleet.one()[0] == "new" and fleet.dispatcher.num_replays == 1
+
+
+def test_a_sequence_goes_on_where_there_was_a_sign_of_life_since() -> None:
+    """Not on a replica that was silent when it lost its own: that may be gone too."""
+    fleet = Fleet("a", "b", heartbeat_seconds=3.0)
+    fleet.submit(submit(1))
+    name, _ = fleet.one()
+    other = "b" if name == "a" else "a"
+    fleet.now = 1.6
+    fleet.lose(name)
+    assert not fleet.sent() and fleet.dispatcher.num_held == 1
+    fleet.say(other)
+    fleet.dispatcher.tick(fleet.now)
+    assert fleet.one()[0] == other

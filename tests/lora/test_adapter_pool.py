@@ -408,3 +408,28 @@ class Watched(dict[Any, Any]):
     def items(self) -> Any:
         self.touched.append("items")
         return super().items()
+
+
+def test_slow_fetches_of_one_tenant_hold_up_no_other(reader: GatedReader, tmp_path: Path) -> None:
+    """Of ten evicted adapters on a disk that does not answer; another tenant's are read meanwhile."""
+    with pool(reader, max_cpu_bytes=0, max_loras=8) as adapters:
+        quick = loaded(adapters, "quick", folder(tmp_path / "quick", 11))
+        slow = [loaded(adapters, f"slow-{number}", folder(tmp_path / f"slow-{number}", number)) for number in range(10)]
+        gate, inner = threading.Event(), reader.inner.read_again
+
+        def read_again(path: str, digest: str, *, trusted: bool = False) -> PreparedAdapter:
+            if Path(path).name.startswith("slow"):
+                gate.wait()
+            return inner(path, digest, trusted=trusted)
+
+        reader.read_again = read_again  # type: ignore[method-assign]
+        try:
+            for version in slow:
+                assert adapters.slots.acquire(version.load_id, "one") == WAIT
+            assert adapters.slots.acquire(quick.load_id, "other") == WAIT
+            adapters._fetches[quick.load_id].result(20)
+            adapters.poll()
+            assert adapters.slots.acquire(quick.load_id, "other") != WAIT
+        finally:
+            gate.set()
+        settle(adapters)

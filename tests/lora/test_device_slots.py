@@ -26,7 +26,7 @@ class Device:
             num_slots, PATIENCE, self.load, self.install, self.clear, max_own, lambda adapter: adapter % 3 == 0
         )
 
-    def load(self, adapter: int) -> None:
+    def load(self, adapter: int, _tenant: str) -> None:
         self.num_loads += 1
         if self.at_once:
             self.pool.loaded(adapter)
@@ -54,9 +54,9 @@ class Slots(RuleBasedStateMachine):
         self.pool = self.device.pool
         self.running: list[tuple[int, int]] = []  # (adapter, slot)
 
-    @rule(adapter=st.integers(0, 6))
-    def acquire(self, adapter):
-        slot = self.pool.acquire(adapter)
+    @rule(adapter=st.integers(0, 6), tenant=st.sampled_from(("", "a", "b")))
+    def acquire(self, adapter, tenant):
+        slot = self.pool.acquire(adapter, tenant)
         if slot != WAIT:
             assert self.device.held[slot] == adapter
             self.running.append((adapter, slot))
@@ -68,9 +68,9 @@ class Slots(RuleBasedStateMachine):
         assert self.device.held[slot] == adapter
         self.pool.release(slot)
 
-    @rule(adapter=st.integers(0, 6))
-    def prefetch(self, adapter):
-        self.pool.prefetch(adapter)
+    @rule(adapter=st.integers(0, 6), tenant=st.sampled_from(("", "a", "b")))
+    def prefetch(self, adapter, tenant):
+        self.pool.prefetch(adapter, tenant)
 
     @rule()
     def tick(self):
@@ -290,3 +290,26 @@ def test_nobody_starves(seed, num_adapters):
         device.pool.check()
         assert all(step - arrival <= bound for _, arrival in waiting), (step, waiting)
     assert slowest <= bound
+
+
+@pytest.mark.parametrize(("num_slots", "most"), [(1, 1), (2, 1), (4, 2), (9, 5)])
+def test_loads_of_one_tenant_leave_slots_to_others(num_slots: int, most: int) -> None:
+    """Loads that do not end: another tenant's adapter has a slot at once, where there is more than one."""
+    device = Device(num_slots)
+    for _ in range(3 * PATIENCE):
+        device.pool.tick()
+        assert all(device.pool.acquire(adapter, "slow") == WAIT for adapter in range(100, 120))
+        device.pool.check()
+    assert len(device.loading) == most
+    for adapter in (1, 2):
+        assert device.pool.acquire(adapter, "other") == WAIT
+    assert device.loading[most:] == [1, 2][: min(num_slots - most, 1 + num_slots // 9)]
+    device.finish()
+    assert device.pool.acquire(1, "other") >= 0 or num_slots == 1
+    device.pool.check()
+
+
+def test_without_tenants_all_slots_load_at_once() -> None:
+    device = Device(4)
+    assert all(device.pool.acquire(adapter) == WAIT for adapter in range(1, 9))
+    assert device.loading == [1, 2, 3, 4]

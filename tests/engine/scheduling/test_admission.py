@@ -226,13 +226,13 @@ def test_interactive_sequences_give_way_to_nobody() -> None:
 
 def test_one_that_waits_for_a_slot_makes_nobody_give_way() -> None:
     class NoSlot:
-        def acquire(self, _adapter: int) -> int:
+        def acquire(self, _adapter: int, _tenant: str) -> int:
             return -1
 
         def is_ready(self, _adapter: int) -> bool:
             return False
 
-        def prefetch(self, _adapter: int) -> None: ...
+        def prefetch(self, _adapter: int, _tenant: str) -> None: ...
 
         def release(self, _index: int) -> None: ...
 

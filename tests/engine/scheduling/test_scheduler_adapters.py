@@ -34,7 +34,7 @@ class Slots(SlotPool):
         self.num_loads = 0
         super().__init__(num_slots, PATIENCE, self._begin, self._put, lambda slot, _: void(self._pinned.pop(slot)))
 
-    def _begin(self, adapter: int) -> None:
+    def _begin(self, adapter: int, _tenant: str) -> None:
         self.due[adapter] = LOAD
         self.num_loads += 1
 

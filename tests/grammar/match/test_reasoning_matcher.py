@@ -15,6 +15,7 @@ from rootgraft.grammar.match.mask_buffer import MaskBuffer, MaskFill
 from rootgraft.grammar.match.reasoning_matcher import ReasoningMatcher
 from rootgraft.grammar.spec import GrammarSpec
 from rootgraft.grammar.thought_rules import ThoughtRules
+from rootgraft.grammar.vocabulary import Vocabulary
 
 SPECS = [
     GrammarSpec.json_schema(
@@ -95,3 +96,61 @@ def _drafts(rng: random.Random, matcher: ReasoningMatcher, vocabulary, most: int
 
 def _tokens(words: np.ndarray) -> list[int]:
     return np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little")).tolist()
+
+
+MARK_SPECS = [
+    GrammarSpec.regex(r"(.|\n)*"),
+    GrammarSpec.regex(r"[\[te]x?.*"),
+    GrammarSpec.choice(["[t]x[e]yz", "[t][e]", "[tx", "yes"]),
+]
+PIECES = b"[t]", b"[e]", b"[t", b"[", b"t]", b"e]", b"[e", b"]", b"x", b"y", b" ", b"\n", b"yes"
+
+
+def _marked_vocabulary(rng: random.Random) -> Vocabulary:
+    """Every byte, and tokens of several pieces of marks and text; the marks may be special tokens."""
+    longer = {b"".join(rng.choices(PIECES, k=rng.randint(2, 5))) for _ in range(8)}
+    special = [b"[t]", b"[e]"] if rng.random() < 0.5 else []
+    texts = [b"[t][e]", *sorted(longer - {*special, b"[t][e]"})]
+    tokens = [*(bytes([byte]) for byte in range(256)), *texts, *special, b"</s>"]
+    end = len(tokens) - 1
+    return Vocabulary(tuple(tokens), frozenset(range(end - len(special), end + 1)), (end,))
+
+
+def _seen(matcher: ReasoningMatcher, row: np.ndarray) -> tuple[object, ...]:
+    """Return all that can be asked of a matcher."""
+    matcher.fill_mask(row)
+    state = matcher.num_tokens, matcher.is_whole, matcher.is_done, matcher.may_go_on, matcher.may_draft
+    return (*state, matcher.num_shortest, tuple(matcher.draft(8)), row.tobytes())
+
+
+@pytest.mark.parametrize("seed", range(18))
+def test_what_is_not_accepted_changes_nothing_and_what_is_allowed_is_accepted(seed: int) -> None:
+    """Whatever tokens hold: both marks and text, parts of marks, marks in the middle."""
+    rng = random.Random(seed)
+    vocabulary = _marked_vocabulary(rng)
+    rules = ThoughtRules("[t]", "[e]", is_open=rng.random() < 0.3, budget=rng.choice([None, 2]), newlines=1)
+    compiled = compile(rng.choice(MARK_SPECS), vocabulary)
+    row, texts = np.zeros(vocabulary.num_words, np.int32), range(256, len(vocabulary.tokens))
+    for _ in range(4):
+        matcher = ReasoningMatcher(vocabulary, rules, compiled.matcher())
+        drawn: list[int] = []
+        while len(drawn) < 6 and not matcher.is_done:
+            before = _seen(matcher, row)
+            allowed = _tokens(row)
+            taken = []
+            for token in {*texts, *b"[]tex\n ", *rng.sample(allowed, min(4, len(allowed)))}:
+                if matcher.accept(token):
+                    taken.append(token)
+                    matcher.rollback(1)
+                else:
+                    assert token not in allowed
+                assert _seen(matcher, row) == before
+                admitted = matcher.admits([token, *rng.choices(texts, k=2)])
+                assert not admitted or token in taken
+                assert _seen(matcher, row) == before
+            likely = [token for token in taken if token in texts] or taken
+            drawn.append(rng.choice(likely if rng.random() < 0.7 else taken))
+            assert matcher.accept(drawn[-1])
+            again = ReasoningMatcher(vocabulary, rules, compiled.matcher())
+            assert all(again.replay(token, 100) for token in drawn)
+            assert _seen(again, row) == _seen(matcher, row)

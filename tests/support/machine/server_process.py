@@ -19,6 +19,7 @@ from rootgraft.api.http import model_service, server
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.errors import EngineDead
 from rootgraft.engine.messages import Ready
+from rootgraft.engine.text.tokenizer import Tokenizer
 from rootgraft.engine.types import SamplingDefaults
 from support.api.api_fakes import FakeClient, FakeFrontend
 from support.api.real_server import free_port
@@ -69,7 +70,7 @@ def replace_engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
         model_service, "resolve_model", lambda model, revision: SimpleNamespace(path=fake.model, name="org/small")
     )
     monkeypatch.setattr(model_service, "EngineClient", fake.make_client)
-    monkeypatch.setattr(model_service.Tokenizer, "load", lambda *args, **options: fake.async_engine.tokenizer)
+    monkeypatch.setattr(Tokenizer, "load", lambda *args, **options: fake.async_engine.tokenizer)
     monkeypatch.setattr(model_service, "AsyncEngine", fake.make_async_engine)
     yield fake
     fake.loaded.set()
