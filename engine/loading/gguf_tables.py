@@ -55,7 +55,8 @@ class TableType:
         in_groups = values.unflatten(1, (scales.shape[1], -1)) * scales[..., None]
         if self.minima is not None and self.coarse is not None:
             in_groups = in_groups - (self.coarse(raw).float()[:, None] * self.minima(raw).float())[..., None]
-        return in_groups.flatten(1)
+        decoded: Tensor = in_groups.flatten(1)
+        return decoded
 
 
 def _half(at: int) -> Fields:
@@ -66,7 +67,8 @@ def _half(at: int) -> Fields:
 def _words(raw: Tensor, size: int) -> Tensor:
     """[..., bytes] uint8 -> [..., words] int64, of unsigned words of so many bytes, the lowest first."""
     shifts = 8 * torch.arange(size, device=raw.device)
-    return (raw.unflatten(-1, (-1, size)).long() << shifts).sum(-1)
+    words: Tensor = (raw.unflatten(-1, (-1, size)).long() << shifts).sum(-1)
+    return words
 
 
 def _shifted(values: Tensor, *shifts: int) -> Tensor:

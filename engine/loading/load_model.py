@@ -82,7 +82,7 @@ def load_model(
         _check_tied(source)
     reader = WeightReader(source, dtype, device, weights)
     model = LayerLoader(config, reader, max_positions or config.max_position_embeddings).model()
-    return replace(model, widened=tuple(sorted(reader.widened)))
+    return replace(model, widened=tuple(sorted(reader.widened_storage)))
 
 
 def open_source(checkpoint: Path | GgufFile, config: ModelConfig, dummy: bool) -> WeightSource:

@@ -227,7 +227,9 @@ class WeightReader:
     def __init__(self, source: WeightSource, dtype: torch.dtype, device: torch.device, form: WeightForm) -> None:
         self.dtype = dtype
         self.device = device
-        self.widened: set[str] = set()  # how matrices that are quantised in the checkpoint, but not here, are stored
+        self.widened_storage: set[str] = (
+            set()
+        )  # how matrices that are quantised in the checkpoint, but not here, are stored
         self._source = source
         self._form = form
 
@@ -321,7 +323,7 @@ class WeightReader:
         """Pack a matrix, read from a tensor of this name. Raises ModelError."""
         if not self._form.startswith("int8"):
             if name in self._source.shapes and (storage := self._source.storage(name)) not in PLAIN_TYPES:
-                self.widened.add(storage)
+                self.widened_storage.add(storage)
             return pack_linear(weight, bias)
         try:
             return quantised_weights.pack_channels(weight, bias, dynamic=self._form == "int8_dynamic")

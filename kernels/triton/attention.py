@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..layouts import kv_forms
+from ..layouts import int8_kv_layout, kv_forms
 from ..layouts.attention_arguments import AttentionParams, PagedBatch, SharedPrefixes
 from . import attention_kernels
 from .launch import NARROW_TYPES, Launch, cdiv, is_narrow, is_placed, meta, num_sms, power_of_two, shared_bytes
@@ -355,7 +355,7 @@ def _example(
     kv: torch.dtype | None = None,
 ) -> _Call:
     kv_heads = 4 if value_dim is None else 1
-    width = dim if kv is None else dim + kv_forms.SCALE_BYTES
+    width = dim if kv is None else dim + int8_kv_layout.SCALE_BYTES
     q, cache = meta(32, heads, dim, dtype=dtype), meta(8, kv_heads, 16, width, dtype=kv or dtype)
     shapes = ((3, 4), (32, 2), (16,), (16, 64), (17,))
     items, members, rows, table, starts = (meta(*shape, dtype=torch.int32) for shape in shapes)

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..layouts import kv_forms
+from ..layouts import int8_kv_layout, kv_forms
 from ..layouts.attention_arguments import LatentParams, RopeParams
 from .attention import as_read, kv_form
 from .attention_kernels import INT8_KV, PLAIN_KV
@@ -299,7 +299,7 @@ def _example(
     dtype: torch.dtype, dim: int, half: int, is_normed: bool, kv: torch.dtype | None = None, **options: Any
 ) -> Launch:
     qkv, q = (meta(*shape, dtype=dtype) for shape in ((2, 12 * dim), (2, 8, dim)))
-    width = dim if kv is None else dim + kv_forms.SCALE_BYTES
+    width = dim if kv is None else dim + int8_kv_layout.SCALE_BYTES
     cache = meta(4, 2, 16, width, dtype=kv or dtype)
     tokens, table = meta(2, dtype=torch.int64), meta(64, 2 * half, dtype=torch.float32)
     norm = meta(dim, dtype=dtype) if is_normed else None
