@@ -39,7 +39,7 @@ def forms_table() -> str:
             rows.setdefault(_gguf_row(name, 8 * size / block), []).append(f"GGUF {name}")
     for name, make in MATRICES.items():
         rows.setdefault(_folder_row(make()), []).append(name)
-    return "\n".join([_HEAD, *(f"| {', '.join(names)} | {' | '.join(row)} |" for row, names in rows.items())]) + "\n"
+    return "\n".join([_HEAD, *(f"|{', '.join(names)}|{'|'.join(row)}|" for row, names in rows.items())]) + "\n"
 
 
 def _gguf_row(name: str, bits: float) -> Row:

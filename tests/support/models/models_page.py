@@ -41,7 +41,7 @@ The same for all classes above, as each is one decoder over the same ops:
 
 Activations are not quantised, whatever a config says.
 
-How weights are kept, by storage and device: [weight forms](weight-forms.md). Below, bits of a value in the file and on a GPU (without scales of folders), and the processor time of a product of one row in multiples of that in bfloat16, where weights come from memory that neighbours share ([how measured](../benchmarks/results/README.md)); adapters are exact on all, as their products lie beside those of the base:
+How weights are kept, by storage and device: [weight forms](weight-forms.md). Below, bits of a value, and processor time of a row's product, in multiples of bfloat16's ([measured](../benchmarks/results/README.md)):
 
 {forms}
 
