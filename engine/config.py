@@ -105,9 +105,9 @@ class EngineConfig:
     block_size: int = option(16, "Tokens in a page of KV.", choices=(1, 2, 4, 8, 16, 32, 64, 128))
     kv_cache_dtype: str = option(
         "auto",
-        "Number format of KV. auto: --dtype. int8 (CPU only): 8 bits and a scale for each token and head, half the "
-        "memory; attention multiplies bytes: faster, but answers change.",
-        choices=("auto", "int8"),
+        "Number format of KV. auto: --dtype. int8, and on a GPU fp8 (E4M3; fp8_e4m3 is the same): 8 bits and a scale "
+        "for each token and head, half the memory; answers change. On a CPU attention multiplies bytes: faster.",
+        choices=("auto", "int8", "fp8", "fp8_e4m3"),
     )
     gpu_memory_utilization: float = option(
         0.9,

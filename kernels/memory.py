@@ -10,7 +10,7 @@ from torch import Tensor
 from . import reference
 from .backend import native_for, on_triton
 from .cpu import arena
-from .layouts import int8_kv_layout
+from .layouts import kv_forms
 
 
 def lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -54,7 +54,7 @@ def copy_pages(k: Tensor, v: Tensor | None, source: Sequence[int], target: Seque
     For 8-bit KV whole pages are copied.
 
     Args:
-        k: [L, num_pages, Hkv, page_size, D], the K caches of all layers, or as ``kernels.layouts.int8_kv_layout`` says.
+        k: [L, num_pages, Hkv, page_size, D], the K caches of all layers, or as ``kernels.layouts.kv_forms`` says.
         v: the same for V; None where the keys are the values.
         source: pages to copy from.
         target: pages to copy to.
@@ -64,7 +64,7 @@ def copy_pages(k: Tensor, v: Tensor | None, source: Sequence[int], target: Seque
         IndexError: a page or a count lies outside the cache.
     """
     _check_pages(k, source, target, count)
-    if int8_kv_layout.is_int8(k):  # cells are interleaved, and kernels take float32
+    if kv_forms.has_scales(k.dtype):  # cells are not contiguous, and kernels take float32
         k, v = k.view(torch.float32), None if v is None else v.view(torch.float32)
         count = [k.shape[3]] * len(count)
     caches = (k,) if v is None else (k, v)

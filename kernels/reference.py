@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from .layouts import int8_kv_layout
+from .layouts import kv_forms
 from .layouts.attention_arguments import AttentionParams, PagedBatch, RopeParams
 from .layouts.packed_weights import Largest
 
@@ -115,7 +115,7 @@ def rope_store_kv(
 ) -> Tensor:
     """Norm and rotate q and k, write k and v to their cells, return q [T, Hq, D]."""
     num_heads, num_kv_heads = params.num_heads, params.num_kv_heads
-    tokens, head_dim, page_size = qkv.shape[0], int8_kv_layout.head_dim(k_cache), k_cache.shape[2]
+    tokens, head_dim, page_size = qkv.shape[0], kv_forms.head_dim(k_cache), k_cache.shape[2]
     heads = qkv.view(tokens, num_heads + 2 * num_kv_heads, head_dim)
     q, k = heads[:, :num_heads].float(), heads[:, num_heads:-num_kv_heads].float()
     if not params.is_normed_last:
@@ -128,12 +128,7 @@ def rope_store_kv(
     if params.query_scale is not None:
         q = q * params.query_scale[positions, None, None]
     page, cell = kv_loc // page_size, kv_loc % page_size
-    if int8_kv_layout.is_int8(k_cache):
-        int8_kv_layout.store_keys(k_cache, page, cell, k)
-        int8_kv_layout.store_values(v_cache, page, cell, heads[:, -num_kv_heads:])
-    else:
-        k_cache[page, :, cell] = k.to(k_cache.dtype)
-        v_cache[page, :, cell] = heads[:, -num_kv_heads:].to(v_cache.dtype)
+    kv_forms.store(k_cache, v_cache, page, cell, k, heads[:, -num_kv_heads:])
     return q.to(qkv.dtype)
 
 
@@ -143,8 +138,8 @@ def attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: PagedBatch, pa
     out = q.new_empty(*q.shape[:2], value_dim)
     starts, contexts = batch.query_start.tolist(), batch.context_len.tolist()
     for row, context in enumerate(contexts):
-        k = _gather(k_cache, batch.page_table[row], context, int8_kv_layout.keys)
-        v = _gather(v_cache, batch.page_table[row], context, int8_kv_layout.values)[..., :value_dim]
+        k = _gather(k_cache, batch.page_table[row], context, kv_forms.keys)
+        v = _gather(v_cache, batch.page_table[row], context, kv_forms.values)[..., :value_dim]
         offset = context - (starts[row + 1] - starts[row]) - starts[row]  # position of a token less its index in q
         for begin in range(starts[row], starts[row + 1], _QUERY_BLOCK):
             end = min(begin + _QUERY_BLOCK, starts[row + 1])
@@ -152,12 +147,10 @@ def attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: PagedBatch, pa
     return out.view(q.shape[0], -1)
 
 
-def _gather(cache: Tensor, pages: Tensor, context: int, from_int8: Callable[[Tensor], Tensor]) -> Tensor:
+def _gather(cache: Tensor, pages: Tensor, context: int, read: Callable[[Tensor], Tensor]) -> Tensor:
     """The first ``context`` tokens of a row as [Hkv, context, D] in fp32."""
     page_size = cache.shape[2]
-    used = cache[pages[: -(-context // page_size)].long()]  # [pages, Hkv, page, D]
-    if int8_kv_layout.is_int8(cache):
-        used = from_int8(used)
+    used = read(cache[pages[: -(-context // page_size)].long()])  # [pages, Hkv, page, D]
     return used.transpose(0, 1).flatten(1, 2)[:, :context].float()
 
 

@@ -48,8 +48,9 @@ class QuantizeOptions:
     output: str = option("", "Folder to write; it must not exist, or be empty.", group="model")
     scheme: str = option(
         "w4a16",
-        "w4a16: integers of 4 bits with scales of groups. w8a8: of 8 bits, fp8: E4M3, both with scales of rows.",
-        choices=("w4a16", "w8a8", "fp8"),
+        "w4a16: integers of 4 bits with scales of groups. w8a8: of 8 bits, fp8: E4M3, both with scales of rows. nvfp4: "
+        "E2M1 with scales in E4M3 of 16 inputs.",
+        choices=("w4a16", "w8a8", "fp8", "nvfp4"),
         group="model",
     )
 

@@ -33,6 +33,7 @@ _MODELOPT_FILE: Final = "hf_quant_config.json"
 FILES: Final = (_GPTQ_FILE, _MODELOPT_FILE)
 """Files beside ``config.json`` that say how weights are quantised."""
 
+_SCHEME_KEYS: Final = ("quant_type", "weights", "quant_config")  # of torchao, quanto, HQQ
 _REGEX: Final = "re:"
 _MOST_PATTERNS: Final = 10_000
 _GROUPS: Final = (16, 32, 64, 128, 256, 512, 1024)
@@ -120,8 +121,19 @@ def read_quantization(config: Mapping[str, Any]) -> Quantization | None:
         method = "compressed-tensors"
     read = _METHODS.get(method) if isinstance(method, str) else None
     if read is None:
-        raise ModelError(f"{_WHERE}: quant_method {quoted(method)} is not supported; {', '.join(_METHODS)} are.")
+        raise ModelError(
+            f"{_WHERE}: quant_method {quoted(method)}{_scheme_name(found)} is not supported; {', '.join(_METHODS)} are."
+        )
     return Quantization(str(method), read(fields))
+
+
+def _scheme_name(found: Mapping[str, Any]) -> str:
+    """Return the scheme that a config of torchao, quanto or HQQ names, to refuse it by its name."""
+    scheme = next((found[key] for key in _SCHEME_KEYS if found.get(key)), None)
+    if isinstance(scheme, dict):  # torchao's {"default": {"_type": "Int4WeightOnlyConfig", ...}}
+        inner = scheme.get("default", scheme)
+        scheme = inner.get("_type", "") if isinstance(inner, dict) else inner
+    return f" with {quoted(scheme)}" if scheme else ""
 
 
 def with_quantization_files(config: dict[str, Any], folder: Path) -> dict[str, Any]:

@@ -10,12 +10,13 @@ import torch
 from ...kernels import ops
 from ...kernels.cpu.build import BuildError
 from ...kernels.cpu.portable_build import has_avx512
-from ...kernels.layouts import int8_kv_layout
+from ...kernels.layouts import int8_kv_layout, kv_forms
 from ..checkpoint.model_config import ModelShape
 from ..config import EngineConfig
 from ..errors import ConfigError
 from ..machine import resources
 
+_MOST_ROW_DIM = 256  # dimensions of a head whose keys the kernels of a GPU read in 8 bits
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -65,28 +66,47 @@ def choose_kv_dtype(config: EngineConfig, model: ModelShape, device: torch.devic
     """Return the number format of KV for a model in ``dtype``.
 
     Raises:
-        ConfigError: no kernel supports 8-bit KV on this device, for latent attention, or for this block or head size.
+        ConfigError: no kernel supports KV of this format on this device, for latent attention, or for this block or
+            head size.
     """
-    if config.kv_cache_dtype == "auto":
+    name = config.kv_cache_dtype
+    if name == "auto":
         return dtype
-    if device.type != "cpu":
-        raise ConfigError(f"--kv-cache-dtype int8 needs --device cpu; this is {device.type}. Leave it at auto.")
     if model.latent is not None:
         raise ConfigError(
-            "--kv-cache-dtype int8 is not supported for latent attention, which caches one vector of each token for "
+            f"--kv-cache-dtype {name} is not supported for latent attention, which caches one vector of each token for "
             "all heads. Leave it at auto."
+        )
+    if model.head_dim % int8_kv_layout.CELLS:
+        raise ConfigError(
+            f"--kv-cache-dtype {name} needs heads of a multiple of {int8_kv_layout.CELLS} dimensions; this model's "
+            f"have {model.head_dim}. Leave it at auto."
+        )
+    if device.type != "cpu":
+        return _row_dtype(name, model, device, dtype)
+    if name != "int8":
+        raise ConfigError(
+            f"--kv-cache-dtype {name} needs a GPU. Try: rootgraft serve --kv-cache-dtype int8, which takes as little "
+            "memory, and whose products of bytes are faster on a CPU."
         )
     if config.block_size % int8_kv_layout.CELLS:
         raise ConfigError(
             f"--kv-cache-dtype int8 needs a --block-size of a multiple of {int8_kv_layout.CELLS}, "
             f"not {config.block_size}."
         )
-    if model.head_dim % int8_kv_layout.CELLS:
-        raise ConfigError(
-            f"--kv-cache-dtype int8 needs heads of a multiple of {int8_kv_layout.CELLS} dimensions; this model's have "
-            f"{model.head_dim}. Leave it at auto."
-        )
     return int8_kv_layout.DTYPE
+
+
+def _row_dtype(name: str, model: ModelShape, device: torch.device, dtype: torch.dtype) -> torch.dtype:
+    """Return the type of KV in rows of 8 bits, which kernels of a GPU read. Raises ConfigError where none do."""
+    is_computed = ops.on_triton(device) and dtype in (torch.bfloat16, torch.float16)
+    if not is_computed or model.head_dim > _MOST_ROW_DIM:
+        raise ConfigError(
+            f"--kv-cache-dtype {name} on a GPU needs the Triton kernels, bfloat16 or float16, and heads of at most "
+            f"{_MOST_ROW_DIM} dimensions; this is {str(dtype).removeprefix('torch.')} with heads of {model.head_dim}. "
+            "Leave it at auto."
+        )
+    return kv_forms.INT8 if name == "int8" else kv_forms.FLOAT8
 
 
 def place_threads(config: EngineConfig) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from ...kernels import ops
-from ...kernels.layouts import int8_kv_layout
+from ...kernels.layouts import kv_forms
 from ..checkpoint.model_config import ModelShape
 from ..config import EngineConfig
 from ..kv_cache.state_cache import StateSlots
@@ -26,7 +26,7 @@ def summary_lines(
         draft: the line of the draft model; None without.
         seconds: for which the weights were loaded, and then the rest was made.
     """
-    kv_format = " of 8 bits" if kv.k.dtype is int8_kv_layout.DTYPE else ""
+    kv_format = " of FP8" if kv.k.dtype is kv_forms.FLOAT8 else " of 8 bits" if kv_forms.has_scales(kv.k.dtype) else ""
     return (
         f"{_shape(model.config)}; {_number_formats(model, model.device)}; "
         f"loaded in {seconds[0]:.1f} s, warm after {seconds[1]:.1f} s more",
@@ -55,18 +55,19 @@ def _number_formats(model: Model, device: torch.device) -> str:
     """Describe the model's type and device, and the forms of quantised weights."""
     name = f"{str(model.dtype).removeprefix('torch.')} on {device}"
     packed = model.weights if isinstance(model, DecoderModel) else ()
+    widened = f", {' and '.join(model.widened)} widened" if isinstance(model, DecoderModel) and model.widened else ""
     grouped = sorted({part.form.description for part in packed if isinstance(part, ops.GroupedLinear)})
     if grouped:
-        return f"{name}, weights as stored: {' and '.join(grouped)}"
+        return f"{name}, weights as stored: {' and '.join(grouped)}{widened}"
     quantised = [part for part in packed if isinstance(part, ops.QuantisedLinear)]
     if not quantised:
-        return name
+        return name + widened
     forms = {(part.format.description, part.widened and part.widened.few_rows) for part in quantised}
     described = " and ".join(
         form if few is None else f"{form} for steps of {'1 row' if few == 1 else f'up to {few} rows'}"
         for form, few in sorted(forms, key=str)
     )
-    return f"{name}, weights in {described}{', else widened' if any(few for _, few in forms) else ''}"
+    return f"{name}, weights in {described}{', else widened' if any(few for _, few in forms) else ''}{widened}"
 
 
 def _slots(config: EngineConfig, slot_bytes: int) -> str:

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 
 from ..checkpoint.gguf import TENSOR_TYPES
+from .finite import is_within
+from .gguf_tables import TABLE_TYPES
 from .mxfp4 import scaled_values
 
 _CHUNK = 1 << 20  # elements widened to fp32 at once
@@ -25,6 +27,9 @@ def dequantise(data: npt.NDArray[np.uint8], type_name: str, out: Tensor) -> None
     Args:
         data: the raw bytes of a tensor, in whole blocks.
         out: contiguous, with as many elements as ``data`` encodes. At most 2^20 elements are held in fp32 at a time.
+
+    Raises:
+        ValueError: an element is not finite.
     """
     block, block_bytes = _BLOCKS[type_name]
     flat, blocks = out.view(-1, block), data.reshape(-1, block_bytes)
@@ -32,7 +37,10 @@ def dequantise(data: npt.NDArray[np.uint8], type_name: str, out: Tensor) -> None
     for start in range(0, len(blocks), step):
         # Copied, because torch has no read-only tensors for the mapped file.
         raw = torch.from_numpy(blocks[start : start + step].copy()).to(out.device)
-        flat[start : start + step] = _DECODERS[type_name](raw)
+        elements = _DECODERS[type_name](raw)
+        if not is_within(elements, torch.finfo(torch.float32).max):
+            raise ValueError("it has values that are not finite")
+        flat[start : start + step] = elements
 
 
 def _half(raw: Tensor, at: int) -> Tensor:
@@ -135,6 +143,7 @@ _DECODERS: dict[str, Callable[[Tensor], Tensor]] = {
     "Q5_K": _q5_k,
     "Q6_K": _q6_k,
     "MXFP4": _mxfp4,
+    **{name: each.decode for name, each in TABLE_TYPES.items()},
     **{name: _plain(dtype) for name, dtype in _PLAIN.items()},
 }
 _BLOCKS = {name: (block, block_bytes) for name, block, block_bytes in TENSOR_TYPES.values()}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Final
 
 import torch
@@ -10,6 +12,7 @@ from torch import Tensor
 
 from ...kernels.grouped_weights import NumberForm, Offsets, Scales, StoredNumbers
 from ..checkpoint.gguf import TENSOR_TYPES
+from .gguf_tables import INTEGERS, TABLE_TYPES, TableType
 
 _PIECE: Final = 1 << 23  # values that are unpacked at once
 _SUPER_BLOCK: Final = 256
@@ -18,7 +21,9 @@ _SIZES: Final = {name: (block, size) for name, block, size in TENSOR_TYPES.value
 
 
 def gguf_numbers(type_name: str, rows: Tensor, width: int) -> StoredNumbers | None:
-    """Return a matrix in blocks, [N, bytes of a row] uint8, with the same numbers; None for types without a form.
+    """Return a matrix in blocks, [N, bytes of a row] uint8, with the same numbers.
+
+    None for types without a form, and for scales that are not finite, which are refused when the matrix is widened.
 
     Args:
         width: values of a row.
@@ -26,7 +31,17 @@ def gguf_numbers(type_name: str, rows: Tensor, width: int) -> StoredNumbers | No
     if type_name not in GROUPED_TYPES:
         return None
     block, size = _SIZES[type_name]
-    return _READERS[type_name](_Blocks(rows.view(len(rows), width // block, size), block))
+    found = _READERS[type_name](_Blocks(rows.view(len(rows), width // block, size), block))
+    return found if found is None or all(map(_is_finite, (found.scales, found.super_scales, *_minima(found)))) else None
+
+
+def _minima(found: StoredNumbers) -> tuple[Tensor | None, ...]:
+    return (found.offsets if found.offset_kind is Offsets.MINIMA else None), found.super_offsets
+
+
+def _is_finite(tensor: Tensor | None) -> bool:
+    """Return whether a tensor is of integers, or of finite numbers."""
+    return tensor is None or not tensor.is_floating_point() or bool(torch.isfinite(tensor).all())
 
 
 class _Blocks:
@@ -38,6 +53,10 @@ class _Blocks:
 
     def bytes(self, first: int, end: int) -> Tensor:
         return self._raw[..., first:end]
+
+    def field(self, of: Callable[[Tensor], Tensor]) -> Tensor:
+        """What the bytes of each block mean: [N, blocks, ...]."""
+        return of(self._raw)
 
     def halves(self, at: int) -> Tensor:
         """The number in half precision at a byte of each block: [N, blocks]."""
@@ -158,6 +177,29 @@ def _mxfp4(blocks: _Blocks) -> StoredNumbers | None:
     return StoredNumbers(blocks.shape, NumberForm.E2M1, blocks.pieces(_nibbles(1)), exponents, Scales.E8M0)
 
 
+def _of_table(kind: TableType) -> Callable[[_Blocks], StoredNumbers]:
+    """Return the reader of a type whose codes are indices into a table, or integers less eight."""
+
+    def read(blocks: _Blocks) -> StoredNumbers:
+        is_integer = kind.minima is not None or kind.table == INTEGERS
+        scales, minima, coarse = kind.scales, kind.minima, kind.coarse
+        factor = blocks.field(kind.factor)
+        return StoredNumbers(
+            shape=blocks.shape,
+            numbers=NumberForm.INT4 if is_integer else NumberForm.TABLE,
+            pieces=blocks.pieces(kind.codes),
+            scales=factor if scales is None else blocks.field(scales).flatten(1),
+            scale_kind=Scales.FLOATS if scales is None else Scales.PRODUCTS,
+            super_scales=None if scales is None else factor,
+            offsets=None if minima is None else blocks.field(minima).flatten(1),
+            offset_kind=Offsets.MIDDLE if minima is None else Offsets.PRODUCTS,
+            super_offsets=None if coarse is None else blocks.field(coarse),
+            table=None if is_integer else torch.tensor(kind.table),
+        )
+
+    return read
+
+
 _READERS: Final[dict[str, Callable[[_Blocks], StoredNumbers | None]]] = {
     "Q4_0": _q4_0,
     "Q4_1": _q4_1,
@@ -168,7 +210,21 @@ _READERS: Final[dict[str, Callable[[_Blocks], StoredNumbers | None]]] = {
     "Q5_K": _q5_k,
     "Q6_K": _q6_k,
     "MXFP4": _mxfp4,
+    **{name: _of_table(kind) for name, kind in TABLE_TYPES.items()},
 }
 
 GROUPED_TYPES: Final = frozenset(_READERS)
 """Types of blocks that kernels of a GPU multiply with as they are."""
+
+
+@cache
+def grouped_bits(type_name: str) -> float:
+    """Return the bits of a value as kernels of a GPU read it: as in the file, or four where a type has fewer."""
+    block, size = _SIZES[type_name]
+    if type_name not in TABLE_TYPES:
+        return 8 * size / block
+    raw = torch.zeros(1, _SUPER_BLOCK // block * size, dtype=torch.uint8)
+    found = _READERS[type_name](_Blocks(raw.view(1, -1, size), block))
+    assert found is not None
+    tensors = (found.scales, found.super_scales, found.offsets, found.super_offsets)
+    return found.numbers.bits + 8 * sum(each.nbytes for each in tensors if each is not None) / math.prod(found.shape)

@@ -82,7 +82,8 @@ def load_model(
     if HEAD in source.shapes and config.tied_head:
         _check_tied(source)
     reader = WeightReader(source, dtype, device, weights)
-    return LayerLoader(config, reader, max_positions or config.max_position_embeddings).model()
+    model = LayerLoader(config, reader, max_positions or config.max_position_embeddings).model()
+    return replace(model, widened=tuple(sorted(reader.widened_storage)))
 
 
 def open_source(checkpoint: Path | GgufFile, config: ModelConfig, dummy: bool) -> WeightSource:

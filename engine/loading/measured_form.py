@@ -147,7 +147,7 @@ def is_dynamic_faster(form: Format, dtype: torch.dtype) -> bool:
         form: of blocks, not arranged, that ``pack_blocks`` takes with ``dynamic``.
         dtype: of activations.
     """
-    raw = _random_bytes(_TYPES[form], _FEW_WIDTH, _FEW_SIZE)
+    raw = random_bytes(_TYPES[form], _FEW_WIDTH, _FEW_SIZE)
     plain = quantised_weights.with_widened(
         quantised_weights.pack_blocks(raw, _TYPES[form], widened=True), dtype, few_rows=0
     )
@@ -188,10 +188,10 @@ def _speeds(blocks: StoredBlocks, dtype: torch.dtype, size: int, rows: tuple[int
 
 def _random_blocks(block_type: BlockType, width: int, size: int) -> QuantisedLinear:
     """Return a weight of so many values. They are random, as AMX makes products of zeros in half of the time."""
-    return quantised_weights.pack_blocks(_random_bytes(block_type, width, size), block_type, widened=True)
+    return quantised_weights.pack_blocks(random_bytes(block_type, width, size), block_type, widened=True)
 
 
-def _random_bytes(block_type: BlockType, width: int, size: int) -> Tensor:
+def random_bytes(block_type: BlockType, width: int, size: int) -> Tensor:
     """Return the raw rows of such a weight."""
     values, num_bytes = BLOCK_SIZES[block_type]
     below_half_infinity = 0x3F  # in each byte, so that scales are finite

@@ -36,24 +36,22 @@ def scaled_values(nibbles: Tensor, scales: Tensor) -> Tensor:
 _LARGEST = 255  # an exponent that stands for no number
 
 
-def stored_meaning(exponents: Tensor) -> StoredNumbers | None:
+def are_numbers(exponents: Tensor) -> bool:
+    """Return whether stored exponents, uint8, all stand for numbers."""
+    return not bool((exponents == _LARGEST).any())
+
+
+def stored_meaning(exponents: Tensor) -> StoredNumbers:
     """Return what a matrix in MXFP4 means for kernels of a GPU, without its numbers.
 
     Args:
-        exponents: [N, K / 32] uint8.
-
-    Returns:
-        None for exponents that stand for no number.
+        exponents: [N, K / 32] uint8, which ``are_numbers``.
     """
-    if bool((exponents == _LARGEST).any()):
-        return None
     return StoredNumbers((0, 0), NumberForm.E2M1, (), exponents, Scales.E8M0)
 
 
-def stored_numbers(blocks: Tensor, scales: Tensor) -> StoredNumbers | None:
-    """Return a matrix for kernels of a GPU: [N, K / 32, 16] and [N, K / 32] uint8; None as ``stored_meaning``."""
+def stored_numbers(blocks: Tensor, scales: Tensor) -> StoredNumbers:
+    """Return a matrix for kernels of a GPU: [N, K / 32, 16] and [N, K / 32] uint8."""
     meaning = stored_meaning(scales)
-    if meaning is None:
-        return None
     codes = torch.stack((blocks & 15, blocks >> 4), dim=-1).flatten(1)
     return replace(meaning, shape=(codes.shape[0], codes.shape[1]), pieces=[codes])

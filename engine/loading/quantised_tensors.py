@@ -32,6 +32,7 @@ from ...kernels.quantised_weights import BlockType
 from ..checkpoint.quantization_config import Layout, Quantization, Scheme
 from ..errors import ModelError, shortened
 from . import mxfp4
+from .finite import is_within
 
 _PIECE: Final = 1 << 23  # values that are decoded at once
 _WORD: Final = 32
@@ -43,6 +44,9 @@ _NVFP4_GROUP: Final = 16
 _FLOAT8: Final = "F8_E4M3"
 _FLOAT8_BLOCK: Final = 128
 _FLOATS: Final = ("F32", "F16", "BF16")
+_LARGEST_SCALE: Final = 1e30  # products of two with numbers of eight bits are finite
+_NOT_A_NUMBER: Final = 0x7F  # of E4M3, without its sign
+_MOST_STATE: Final = 1 << 16  # bytes of the JSON that bitsandbytes stores beside a matrix
 _BYTES: Final = {"U8": 1, "I8": 1, "F8_E4M3": 1, "F16": 2, "BF16": 2, "F32": 4, "I32": 4, "I64": 8}
 _INDICES: Final = ("g_idx", "weight_g_idx", "weight_shape")
 _INTEGERS: Final = ("gptq", "gptq_v2", "awq_gemm", "awq_gemv", "packed", "int8")
@@ -150,7 +154,10 @@ class QuantisedTensor:
         """Yield some rows [n, K] fp32 at a time, with the number of the first."""
         opened = self._opened()
         for first, end in self._ranges():
-            yield first, opened.decode(first, end)
+            rows = opened.decode(first, end)
+            if not is_within(rows, torch.finfo(torch.float32).max):
+                raise ModelError(f"The tensor {shortened(self._name)} is malformed: it has values that are not finite.")
+            yield first, rows
 
     def numbers(self) -> StoredNumbers | None:
         """Return the matrix as it is stored, for kernels of a GPU; None where they have no form for its numbers."""
@@ -386,11 +393,30 @@ class _Checked:
         return self._parts[part].dtype
 
     def scales(self, part: str) -> Tensor:
-        """Return a part in fp32 whose numbers must be finite."""
-        found = self.tensor(part).float()
-        if not bool(torch.isfinite(found).all()):
-            raise ModelError(f"The tensor {shortened(self.name)} is malformed: {part} has numbers that are not finite.")
-        return found
+        """Return a part in fp32 whose numbers must be finite, and small enough that products with them are."""
+        return self.bounded(part, self.tensor(part).float())
+
+    def bounded(self, part: str, scales: Tensor) -> Tensor:
+        """Return scales that come from a part, which must be finite and at most ``_LARGEST_SCALE``."""
+        if not is_within(scales, _LARGEST_SCALE):
+            raise self.malformed(f"{part} has numbers that are not finite, or above {_LARGEST_SCALE:.0e}")
+        return scales
+
+    def malformed(self, why: str) -> ModelError:
+        """Return the error for numbers that a matrix cannot have."""
+        return ModelError(f"The tensor {shortened(self.name)} is malformed: {why}.")
+
+    def float8(self, part: str) -> tuple[Tensor, Rows]:
+        """Return a part in E4M3, and its rows as bytes, which raise ModelError where one stands for no number."""
+        found = self.tensor(part)
+
+        def rows(first: int, end: int) -> Tensor:
+            some = found[first:end].view(torch.uint8)
+            if bool(((some & _NOT_A_NUMBER) == _NOT_A_NUMBER).any()):
+                raise self.malformed(f"{part} has numbers that are NaN")
+            return some
+
+        return found, rows
 
     def groups(self, width: int, part: str) -> int:
         """Return the number of groups of a row, by the config. Raises ModelError where they are not whole."""
@@ -482,9 +508,7 @@ def _group_indices(parts: _Checked, width: int, groups: int) -> Tensor | None:
         return None
     found = parts.tensor("g_idx").long()
     if bool((found < 0).any()) or bool((found >= groups).any()):
-        raise ModelError(
-            f"The tensor {shortened(parts.name)} is malformed: g_idx has indices outside of 0 to {groups - 1}."
-        )
+        raise parts.malformed(f"g_idx has indices outside of 0 to {groups - 1}")
     in_order = torch.arange(width) // (width // groups)
     return None if torch.equal(found, in_order) else found
 
@@ -596,9 +620,7 @@ def _packed_groups(parts: _Checked, found: Tensor, width: int, groups: int) -> T
     if bool((found == -1).all()) or torch.equal(found, torch.arange(width) // (width // groups)):
         return None
     if bool((found < 0).any()) or bool((found >= groups).any()):
-        raise ModelError(
-            f"The tensor {shortened(parts.name)} is malformed: weight_g_idx has indices outside of 0 to {groups - 1}."
-        )
+        raise parts.malformed(f"weight_g_idx has indices outside of 0 to {groups - 1}")
     return found
 
 
@@ -639,13 +661,13 @@ def _float8_shape(parts: _Checked) -> tuple[int, int]:
 
 def _open_float8(parts: _Checked) -> Opened:
     rows, width = _float8_shape(parts)
-    numbers, scales = parts.tensor("weight"), parts.scales("weight_scale")
+    (numbers, codes), scales = parts.float8("weight"), parts.scales("weight_scale")
     is_in_blocks = scales.dim() == 2 and scales.shape[0] != rows and scales.numel() > 1
     if is_in_blocks:
-        return _in_blocks(numbers, scales)
+        return _in_blocks(numbers, codes, scales)
     of_rows = _row_scales(parts, rows)
     return Floats(
-        codes=lambda first, end: numbers[first:end].view(torch.uint8),
+        codes=codes,
         decode=lambda first, end: numbers[first:end].float() * _in_groups(of_rows[first:end], width, None),
         meaning=StoredNumbers(_NOWHERE, NumberForm.E4M3, (), of_rows),
     )
@@ -657,7 +679,7 @@ def _float8_blocks_shape(parts: _Checked) -> tuple[int, int]:
     return rows, width
 
 
-def _in_blocks(numbers: Tensor, scales: Tensor) -> Opened:
+def _in_blocks(numbers: Tensor, codes: Rows, scales: Tensor) -> Opened:
     """Decode E4M3 numbers with a scale for each block of 128 by 128."""
     wide = scales.repeat_interleave(_FLOAT8_BLOCK, dim=1)[:, : numbers.shape[1]]
 
@@ -667,14 +689,14 @@ def _in_blocks(numbers: Tensor, scales: Tensor) -> Opened:
 
     of_rows = scales.repeat_interleave(_FLOAT8_BLOCK, dim=0)[: len(numbers)]
     return Floats(
-        codes=lambda first, end: numbers[first:end].view(torch.uint8),
+        codes=codes,
         decode=decode,
         meaning=StoredNumbers(_NOWHERE, NumberForm.E4M3, (), of_rows, group=_FLOAT8_BLOCK),
     )
 
 
 def _open_float8_blocks(parts: _Checked) -> Opened:
-    return _in_blocks(parts.tensor("weight"), parts.scales("weight_scale_inv"))
+    return _in_blocks(*parts.float8("weight"), parts.scales("weight_scale_inv"))
 
 
 # Four-bit floats
@@ -702,8 +724,8 @@ def _open_nvfp4(parts: _Checked) -> Opened:
     numbers, scales, factor = parts.tensor(weight), parts.scales("weight_scale"), parts.scales(total).reshape(())
     if parts.scheme.layout == "nvfp4":  # compressed-tensors stores what the scales were multiplied with
         if not factor:
-            raise ModelError(f"The tensor {shortened(parts.name)} is malformed: {total} is 0.")
-        wide, factor = scales / factor, 1 / factor
+            raise parts.malformed(f"{total} is 0")
+        wide, factor = scales / factor, parts.bounded(total, 1 / factor)
     else:
         wide = scales * factor
 
@@ -736,6 +758,8 @@ def _mxfp4_packed_shape(parts: _Checked) -> tuple[int, int]:
 def _open_mxfp4_packed(parts: _Checked) -> Opened:
     _, width = _mxfp4_packed_shape(parts)
     numbers, exponents = parts.tensor("weight_packed"), parts.tensor("weight_scale")
+    if not mxfp4.are_numbers(exponents):
+        raise parts.malformed("weight_scale has exponents of 255, which stand for no number")
 
     def decode(first: int, end: int) -> Tensor:
         return mxfp4.scaled_values(_halves(numbers[first:end]), _in_groups(exponents[first:end].int(), width, None))
@@ -759,14 +783,13 @@ class _BlockState:
 def _bnb_state(parts: _Checked) -> _BlockState:
     names = [name for name in PARTS["bnb_4bit"] if "quant_state" in name and parts.has(name)]
     if len(names) != 1:
-        raise ModelError(f"The tensor {shortened(parts.name)} is malformed: it needs one weight.quant_state.")
-    parts.shape(names[0], 1, "U8")
+        raise parts.malformed("it needs one weight.quant_state")
+    if parts.shape(names[0], 1, "U8")[0] > _MOST_STATE:
+        raise parts.wrong(names[0], f"an object in JSON of at most {_MOST_STATE} bytes")
     try:
         state = _read_state(json.loads(bytes(parts.tensor(names[0]).tolist())))
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ModelError(
-            f"The tensor {shortened(parts.name)} is malformed: {names[0]} does not give shape and blocks."
-        ) from error
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        raise parts.malformed(f"{names[0]} does not give shape and blocks") from error
     return state
 
 
@@ -834,7 +857,7 @@ def _bnb_scales(parts: _Checked, state: _BlockState) -> Tensor:
         return parts.scales("weight.absmax")
     numbers, table = parts.tensor("weight.absmax"), parts.scales("weight.nested_quant_map")
     factors = parts.scales("weight.nested_absmax").repeat_interleave(state.nested_block)[: len(numbers)]
-    return table[numbers.int()] * factors + state.nested_offset
+    return parts.bounded("weight.nested_absmax", table[numbers.int()] * factors + state.nested_offset)
 
 
 def _bnb_int8_shape(parts: _Checked) -> tuple[int, int]:
@@ -844,8 +867,10 @@ def _bnb_int8_shape(parts: _Checked) -> tuple[int, int]:
 
 
 def _open_bnb_int8(parts: _Checked) -> Opened:
-    if parts.has("weight_format") and int(parts.tensor("weight_format").reshape(-1)[0]) != 0:
-        raise parts.wrong("weight_format", "0, which is plain rows,")
+    if parts.has("weight_format"):
+        parts.check("weight_format", (), (1,), dtypes=("U8", "I8", "I32", "I64"))
+        if int(parts.tensor("weight_format").reshape(-1)[0]) != 0:
+            raise parts.wrong("weight_format", "0, which is plain rows,")
     numbers, scales = parts.tensor("weight"), parts.scales("SCB") / 127
     return Floats(
         codes=lambda first, end: numbers[first:end].view(torch.uint8),

@@ -28,7 +28,7 @@ from . import measured_form
 from .gguf_numbers import GROUPED_TYPES
 from .measured_form import FormSpeeds, StoredBlocks, blocks_of, measure_few_rows, measure_forms
 from .tensor_names import stored_names
-from .weight_readers import SafetensorsFolder, WeightSource
+from .weight_readers import PLAIN_TYPES, SafetensorsFolder, WeightSource
 
 WeightForm = Literal[
     "plain", "stored", "stored_widened", "stored_both", "stored_dynamic", "grouped", "int8_weight_only", "int8_dynamic"
@@ -228,6 +228,9 @@ class WeightReader:
     def __init__(self, source: WeightSource, dtype: torch.dtype, device: torch.device, form: WeightForm) -> None:
         self.dtype = dtype
         self.device = device
+        self.widened_storage: set[str] = (
+            set()
+        )  # how matrices that are quantised in the checkpoint, but not here, are stored
         self._source = source
         self._form = form
 
@@ -320,6 +323,8 @@ class WeightReader:
     def pack(self, name: str, weight: Tensor, bias: Tensor | None) -> Linear:
         """Pack a matrix, read from a tensor of this name. Raises ModelError."""
         if not self._form.startswith("int8"):
+            if name in self._source.shapes and (storage := self._source.storage(name)) not in PLAIN_TYPES:
+                self.widened_storage.add(storage)
             return pack_linear(weight, bias)
         try:
             return quantised_weights.pack_channels(weight, bias, dynamic=self._form == "int8_dynamic")

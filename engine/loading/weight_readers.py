@@ -31,7 +31,7 @@ from ..checkpoint.safetensors_files import shard_names
 from ..errors import ModelError, shortened
 from . import mxfp4
 from .dequantise import dequantise
-from .gguf_numbers import GROUPED_TYPES, gguf_numbers
+from .gguf_numbers import GROUPED_TYPES, gguf_numbers, grouped_bits
 from .quantised_tensors import PARTS, WITHOUT_EFFECT, QuantisedTensor, View, part_names
 from .tensor_names import (
     EMBEDDING,
@@ -48,6 +48,8 @@ from .tensor_names import (
 
 _BARE_EMBEDDING = EMBEDDING.removeprefix("model.")
 _FLOATS = ("F32", "F16", "BF16", "F64")
+PLAIN_TYPES = frozenset({*_FLOATS, "random"})
+"""What ``WeightSource.storage`` says of tensors that are not quantised."""
 _PIECE = 8 << 20  # bytes of blocks that are copied and packed at once
 
 
@@ -218,8 +220,7 @@ class SafetensorsFolder:
             return
         if name in self._mxfp4:
             assert part is not None
-            blocks, scales = (file.get_slice(stored)[part] for file, stored in _in_order(self._mxfp4[name]))
-            out.copy_(mxfp4.decode_mxfp4(blocks, scales).T)
+            out.copy_(mxfp4.decode_mxfp4(*self._mxfp4_part(name, part)).T)
             return
         if name in self._pieces:
             stacked, expert, rows = self._pieces[name]
@@ -252,13 +253,24 @@ class SafetensorsFolder:
             return self._quantised[name].numbers() if part is None else None
         if name not in self._mxfp4 or part is None:
             return None
-        return mxfp4.stored_numbers(*(file.get_slice(stored)[part] for file, stored in _in_order(self._mxfp4[name])))
+        return mxfp4.stored_numbers(*self._mxfp4_part(name, part))
+
+    def _mxfp4_part(self, name: str, part: int) -> tuple[Tensor, Tensor]:
+        """Return blocks and scales of one matrix of a stack. Raises ModelError for scales that are no numbers."""
+        blocks, scales = (file.get_slice(stored)[part] for file, stored in _in_order(self._mxfp4[name]))
+        if not mxfp4.are_numbers(scales):
+            raise ModelError(
+                f"The tensor {shortened(name)} is malformed: {mxfp4.SCALES} has exponents of 255, which stand for no "
+                "number."
+            )
+        return blocks, scales
 
     def storage(self, name: str) -> str:
         """Return the type of a plain tensor, or the scheme of a quantised one."""
         if name in self._quantised:
             return self._quantised[name].description
-        return "MXFP4" if name in self._mxfp4 else View(*self._stored[name]).dtype
+        stored = self._pieces[name][0] if name in self._pieces else name
+        return "MXFP4" if name in self._mxfp4 else View(*self._stored[stored]).dtype
 
     def byte_rows(self, name: str) -> StoredNumbers | None:
         """Return a quantised matrix in 8 bits."""
@@ -285,7 +297,7 @@ def _mxfp4_shape(name: str, parts: Mapping[str, tuple[Any, str]]) -> Shape:
     """The shape of a tensor stored in MXFP4, as it would be stored plainly: [E, K, N]."""
     if len(parts) != 2:
         raise ModelError(f"The tensor {shortened(name)} in MXFP4 lacks its blocks or its scales.")
-    blocks, scales = (file.get_slice(stored).get_shape() for file, stored in _in_order(parts))
+    blocks, scales = (list(View(*each).shape) for each in _in_order(parts))
     if len(blocks) != 4 or blocks[3] != mxfp4.BLOCK // 2 or blocks[:3] != scales:
         raise ModelError(f"The tensor {shortened(name)} in MXFP4 has blocks {blocks} and scales {scales}.")
     return blocks[0], blocks[2] * mxfp4.BLOCK, blocks[1]
@@ -378,8 +390,10 @@ class GgufWeights:
 
     def grouped_bytes(self, name: str) -> int | None:
         """Return the bytes of a matrix in blocks that kernels of a GPU read."""
-        found = self.stored(name)
-        return found[1] if found is not None and found[0] in GROUPED_TYPES and len(self.shapes[name]) == 2 else None
+        found, shape = self.stored(name), self.shapes[name]
+        if found is None or found[0] not in GROUPED_TYPES or len(shape) != 2:
+            return None
+        return math.ceil(math.prod(shape) * grouped_bits(found[0]) / 8)
 
     def _read_split(self, parts: tuple[str, str], out: Tensor) -> None:
         """Put the rows of a head's keys, stored transposed, and those of its values together again."""
@@ -398,7 +412,10 @@ class GgufWeights:
 
     def _dequantise(self, data: NDArray[np.uint8], stored: str, out: Tensor) -> None:
         """Decode bytes of a tensor, and let go of them: the file is not to be in memory beside the model."""
-        dequantise(data, self._file.tensors[stored].type, out)
+        try:
+            dequantise(data, self._file.tensors[stored].type, out)
+        except ValueError as error:
+            raise ModelError(f"The tensor {shortened(stored)} is malformed: {error}.") from None
         self._file.release(data)
 
     def _data(self, name: str) -> NDArray[np.uint8]:

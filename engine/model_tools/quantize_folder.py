@@ -1,9 +1,10 @@
 """Quantise a model's folder round-to-nearest, and write it in the format compressed-tensors.
 
 Schemes, by their names in that package: w4a16, signed integers of 4 bits with a scale for each group of inputs; w8a8,
-of 8 bits with a scale for each row; fp8, E4M3 with a scale for each row. Activations of the latter two are rounded by
-servers that do so, each token by itself; this one takes them as they are. Linear modules of layers are quantised; the
-embedding, the head, norms and routers stay as they are.
+of 8 bits with a scale for each row; fp8, E4M3 with a scale for each row; nvfp4, E2M1 with a scale in E4M3 for each
+sixteen inputs, and one for the modules of a block, which are often computed together. Activations of w8a8 and fp8 are
+rounded by servers that do so, each token by itself; this one takes them as they are. Linear modules of layers are
+quantised; the embedding, the head, norms and routers stay as they are.
 """
 
 from __future__ import annotations
@@ -27,13 +28,22 @@ from ..checkpoint.read_config import CONFIG, read_config_file, read_model_config
 from ..checkpoint.safetensors_files import INDEX, shard_names
 from ..errors import ConfigError, ModelError
 
-Scheme = Literal["w4a16", "w8a8", "fp8"]
-SCHEMES: Final = ("w4a16", "w8a8", "fp8")
+Scheme = Literal["w4a16", "w8a8", "fp8", "nvfp4"]
+SCHEMES: Final = ("w4a16", "w8a8", "fp8", "nvfp4")
 _LINEAR: Final = re.compile(r"(^|\.)layers\.\d+\..*(proj|\.fc1|\.fc2)\.weight$")
 _GROUPS: Final = (128, 64, 32)
 _FLOATS: Final = (torch.float32, torch.bfloat16, torch.float16)
-_FORMATS: Final[dict[Scheme, str]] = {"w4a16": "pack-quantized", "w8a8": "int-quantized", "fp8": "float-quantized"}
+_FORMATS: Final[dict[Scheme, str]] = {
+    "w4a16": "pack-quantized",
+    "w8a8": "int-quantized",
+    "fp8": "float-quantized",
+    "nvfp4": "nvfp4-pack-quantized",
+}
+_BITS: Final[dict[Scheme, int]] = {"w4a16": 4, "w8a8": 8, "fp8": 8, "nvfp4": 4}
+_STRATEGIES: Final[dict[Scheme, str]] = {"w4a16": "group", "w8a8": "channel", "fp8": "channel", "nvfp4": "tensor_group"}
 _LARGEST_FLOAT8: Final = 448.0
+_LARGEST_FLOAT4: Final = 6.0
+_NVFP4_GROUP: Final = 16
 
 Progress = Callable[[str, int, int], None]
 """Called with a file's name, files done, and files in all."""
@@ -67,7 +77,7 @@ def quantize_folder(folder: Path, out: Path, scheme: Scheme, progress: Progress 
     names = shard_names(folder)
     shapes = _shapes(folder, names)
     modules = sorted(name for name, shape in shapes.items() if _LINEAR.search(name) and len(shape) == 2)
-    group = _group(modules, shapes) if scheme == "w4a16" else None
+    group = _group(modules, shapes, scheme)
     if not modules:
         raise ModelError(f"{folder.name} has no linear modules that are known by their names (..._proj, fc1, fc2).")
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -90,15 +100,19 @@ def quantize_folder(folder: Path, out: Path, scheme: Scheme, progress: Progress 
 
 def quantization_config(scheme: Scheme, group: int | None, ignored: list[str]) -> dict[str, Any]:
     """Return what ``config.json`` says of the weights, as compressed-tensors writes it."""
-    kind = "float" if scheme == "fp8" else "int"
-    bits = 4 if scheme == "w4a16" else 8
-    strategy = "group" if scheme == "w4a16" else "channel"
-    weights = {"num_bits": bits, "type": kind, "symmetric": True, "strategy": strategy, "group_size": group}
+    kind = "float" if scheme in ("fp8", "nvfp4") else "int"
+    weights = {
+        "num_bits": _BITS[scheme],
+        "type": kind,
+        "symmetric": True,
+        "strategy": _STRATEGIES[scheme],
+        "group_size": group,
+    }
     inputs = {"num_bits": 8, "type": kind, "symmetric": True, "strategy": "token", "dynamic": True}
     groups = {
         "targets": ["Linear"],
         "weights": {**weights, "dynamic": False},
-        "input_activations": None if scheme == "w4a16" else inputs,
+        "input_activations": inputs if _BITS[scheme] == 8 else None,
         "output_activations": None,
         "format": _FORMATS[scheme],
     }
@@ -111,8 +125,11 @@ def quantization_config(scheme: Scheme, group: int | None, ignored: list[str]) -
     }
 
 
-def quantised_parts(weight: Tensor, scheme: Scheme, group: int | None) -> dict[str, Tensor]:
+def quantised_parts(weight: Tensor, scheme: Scheme, group: int | None, largest: float = 0.0) -> dict[str, Tensor]:
     """Return the tensors of a quantised matrix [N, K] by the ends of their names; scales are of the weight's type.
+
+    Args:
+        largest: for nvfp4 the largest magnitude of all matrices that share a factor.
 
     Raises:
         ValueError: the weight has numbers that are not finite.
@@ -121,6 +138,8 @@ def quantised_parts(weight: Tensor, scheme: Scheme, group: int | None) -> dict[s
         raise ValueError("it has numbers that are not finite")
     width = weight.shape[1]
     parts = weight.float().unflatten(1, (-1, group or width))
+    if scheme == "nvfp4":
+        return _nvfp4_parts(parts, largest)
     steps = {"w4a16": 7.5, "w8a8": 127.5, "fp8": _LARGEST_FLOAT8}[scheme]
     scales = (parts.abs().amax(-1) / steps).to(weight.dtype)
     scales = torch.where(scales == 0, torch.ones_like(scales), scales)
@@ -137,6 +156,40 @@ def quantised_parts(weight: Tensor, scheme: Scheme, group: int | None) -> dict[s
     return {"weight_packed": packed, "weight_scale": scales, "weight_shape": torch.tensor(weight.shape)}
 
 
+def _nvfp4_parts(parts: Tensor, largest: float) -> dict[str, Tensor]:
+    """Quantise groups of inputs [N, groups, 16] whose matrices' largest magnitude is ``largest``."""
+    total = torch.tensor([_LARGEST_FLOAT8 * _LARGEST_FLOAT4 / (largest or 1.0)])
+    scales = (total * parts.abs().amax(-1) / _LARGEST_FLOAT4).to(torch.float8_e4m3fn)
+    factors = scales.float() / total
+    magnitude = parts.abs() / torch.where(factors == 0, torch.ones_like(factors), factors)[..., None]
+    # To the nearest of 0, 0.5, 1, 1.5, 2, 3, 4 and 6; halfway to the one whose last bit is 0.
+    codes = torch.zeros_like(parts, dtype=torch.uint8)
+    for index, middle in enumerate((0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)):
+        codes += (magnitude > middle if index % 2 == 0 else magnitude >= middle).to(torch.uint8)
+    flat = (codes | ((parts < 0) & (codes > 0)).to(torch.uint8) << 3).flatten(1)
+    return {
+        "weight_packed": flat[:, 0::2] | flat[:, 1::2] << 4,
+        "weight_scale": scales,
+        "weight_global_scale": total,
+    }
+
+
+def _block(name: str) -> str:
+    """Return the block of a module, whose matrices are often computed together: ``model.layers.0.self_attn``."""
+    return _module(name).rpartition(".")[0]
+
+
+def _largest_of_blocks(folder: Path, names: list[str], modules: frozenset[str]) -> dict[str, float]:
+    """Return the largest magnitude of each block's matrices."""
+    largest: dict[str, float] = {}
+    for shard in names:
+        with safe_open(folder / shard, framework="pt") as file:
+            for name in modules.intersection(file.keys()):
+                found = float(file.get_tensor(name).abs().max())
+                largest[_block(name)] = max(largest.get(_block(name), 0.0), found)
+    return largest
+
+
 def _shapes(folder: Path, names: list[str]) -> dict[str, tuple[int, ...]]:
     found: dict[str, tuple[int, ...]] = {}
     for shard in names:
@@ -145,13 +198,16 @@ def _shapes(folder: Path, names: list[str]) -> dict[str, tuple[int, ...]]:
     return found
 
 
-def _group(modules: list[str], shapes: dict[str, tuple[int, ...]]) -> int:
-    """Return the largest group that divides the inputs of all modules. Raises ModelError."""
-    for group in _GROUPS:
+def _group(modules: list[str], shapes: dict[str, tuple[int, ...]], scheme: Scheme) -> int | None:
+    """Return the largest group of a scheme that divides the inputs of all modules, None for rows. Raises ModelError."""
+    if _BITS[scheme] == 8:
+        return None
+    sizes = _GROUPS if scheme == "w4a16" else (_NVFP4_GROUP,)
+    for group in sizes:
         if all(shapes[name][1] % group == 0 for name in modules):
             return group
-    odd = next(name for name in modules if shapes[name][1] % _GROUPS[-1])
-    raise ModelError(f"{odd} has {shapes[odd][1]} inputs, not a multiple of {_GROUPS[-1]}: take --scheme w8a8 or fp8.")
+    odd = next(name for name in modules if shapes[name][1] % sizes[-1])
+    raise ModelError(f"{odd} has {shapes[odd][1]} inputs, not a multiple of {sizes[-1]}: take --scheme w8a8 or fp8.")
 
 
 def _module(name: str) -> str:
@@ -174,6 +230,7 @@ def _write_weights(
     """Write the shards, one after the other, and their index."""
     places: dict[str, str] = {}
     before = after = 0
+    largest = _largest_of_blocks(folder, names, modules) if scheme == "nvfp4" else {}
     for done, shard in enumerate(names):
         if progress:
             progress(shard, done, len(names))
@@ -182,7 +239,7 @@ def _write_weights(
             for name in file.keys():  # noqa: SIM118
                 tensor = file.get_tensor(name)
                 before += tensor.nbytes
-                tensors |= _written(name, tensor, scheme, group) if name in modules else {name: tensor}
+                tensors |= _written(name, tensor, scheme, group, largest) if name in modules else {name: tensor}
         save_file(tensors, work / shard, metadata={"format": "pt"})
         after += sum(tensor.nbytes for tensor in tensors.values())
         places |= dict.fromkeys(tensors, shard)
@@ -192,11 +249,13 @@ def _write_weights(
     return Quantised(len(modules), before, after)
 
 
-def _written(name: str, weight: Tensor, scheme: Scheme, group: int | None) -> dict[str, Tensor]:
+def _written(
+    name: str, weight: Tensor, scheme: Scheme, group: int | None, largest: dict[str, float]
+) -> dict[str, Tensor]:
     if weight.dtype not in _FLOATS:
         raise ModelError(f"The tensor {name} is stored as {weight.dtype}; it must be float32, bfloat16 or float16.")
     try:
-        parts = quantised_parts(weight, scheme, group)
+        parts = quantised_parts(weight, scheme, group, largest.get(_block(name), 0.0))
     except ValueError as error:
         raise ModelError(f"The tensor {name} cannot be quantised: {error}.") from error
     return {f"{_module(name)}.{part}": tensor.contiguous() for part, tensor in parts.items()}

@@ -34,6 +34,7 @@ class DecoderModel:
         long_offset: added to the positions of sequences longer than ``config.rope_switch``, whose part of the rotary
             tables comes after the other; 0 where none is so long.
         score: [classes, H] fp32, the classification head; None without one.
+        widened: types and schemes of the checkpoint's quantised matrices that are in the model's type here.
     """
 
     config: ModelConfig
@@ -47,6 +48,7 @@ class DecoderModel:
     max_positions: int
     long_offset: int
     score: Tensor | None = None
+    widened: tuple[str, ...] = ()
 
     @torch.inference_mode()
     def forward(self, inputs: ForwardInputs, kv: KvPool) -> Tensor:

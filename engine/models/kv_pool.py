@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ...kernels.layouts import int8_kv_layout
+from ...kernels.layouts import int8_kv_layout, kv_forms
 from ...kernels.memory import copy_pages, lazy_zeros, populate
 from ..batch import Batch, PageCopy, PageLoad
 from ..checkpoint.model_config import ModelShape
@@ -37,23 +37,24 @@ def bytes_per_page(config: ModelShape, page_size: int, dtype: torch.dtype) -> in
 
 def _width(config: ModelShape, dtype: torch.dtype) -> int:
     """The last dimension of the pool's tensors."""
-    return config.head_dim + (int8_kv_layout.SCALE_BYTES if dtype is int8_kv_layout.DTYPE else 0)
+    return config.head_dim + (int8_kv_layout.SCALE_BYTES if kv_forms.has_scales(dtype) else 0)
 
 
 class KvPool:
     """K and V of every page, written by the kernels of a forward pass and by ``copy``.
 
     Args:
-        dtype: the model's, or ``int8_kv_layout.DTYPE``.
+        dtype: the model's, or one of 8 bits (``kv_forms``).
         states: of the layers with a recurrent state; None for a model without.
         hidden: hidden states that a draft head reads; None without one.
 
     Attributes:
-        k: [num_attention_layers, num_pages, num_kv_heads, page_size, head_dim], or 8-bit (``int8_kv_layout``).
+        k: [num_attention_layers, num_pages, num_kv_heads, page_size, head_dim], or 8-bit (``kv_forms``).
         v: the same; None for latent attention, whose keys begin with the values.
         k_layers: ``k`` layer by layer, each [num_pages, num_kv_heads, page_size, head_dim]. A layer with a recurrent
             state has its states here and in ``v_layers``.
         v_layers: the same for ``v``; for latent attention ``k_layers``.
+        form: name of the form of its numbers: pages are of use in a pool of the same name alone.
         page_bytes: bytes of a page in all layers, and of its hidden states.
         state_bytes: bytes of a recurrent state in all layers.
     """
@@ -76,6 +77,7 @@ class KvPool:
         paged = zip(k, k if self.v is None else self.v.unbind(0), strict=True)
         caches = [recurrent[i] if i in recurrent else next(paged) for i in range(config.num_layers)]
         self.k_layers, self.v_layers = (tuple(each) for each in zip(*caches, strict=True))
+        self.form = kv_forms.form_name(dtype)
         self.num_pages = num_pages
         self.page_size = page_size
         self.page_bytes = bytes_per_page(config, page_size, dtype) + (hidden.page_bytes if hidden is not None else 0)

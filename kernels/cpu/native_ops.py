@@ -13,7 +13,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from ..layouts import int8_kv_layout
+from ..layouts import int8_kv_layout, kv_forms
 from ..layouts.attention_arguments import AttentionParams, HeadNorm, PagedBatch, RopeParams
 from ..layouts.packed_weights import Largest, PackedLinear
 from .arena import lazy_zeros
@@ -98,7 +98,7 @@ class Kernels(ElementwiseKernels):
         Raises:
             ValueError: a page of 8 bits has no whole number of panels.
         """
-        if not cls.takes_heads(int8_kv_layout.head_dim(k_cache)):
+        if kv_forms.is_rows(k_cache) or not cls.takes_heads(int8_kv_layout.head_dim(k_cache)):
             return False
         if not int8_kv_layout.is_int8(k_cache):
             return cls.takes(x, k_cache, v_cache)

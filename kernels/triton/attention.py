@@ -21,9 +21,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..layouts import int8_kv_layout, kv_forms
 from ..layouts.attention_arguments import AttentionParams, PagedBatch, SharedPrefixes
 from . import attention_kernels
-from .launch import NARROW_TYPES, Launch, cdiv, is_narrow, meta, num_sms, power_of_two, shared_bytes
+from .launch import NARROW_TYPES, Launch, cdiv, is_narrow, is_placed, meta, num_sms, power_of_two, shared_bytes
 
 _BLOCKS_D = (64, 128, 256)  # dimensions of a head, rounded up
 _MOST_LATENT, _MOST_REST = 512, 64  # dimensions of a latent key that are the value, and of the rest of it
@@ -61,6 +62,11 @@ CONFIGS = {
     ("decode_many", 4, 512): Config(16, 32, 4, 1),
 }
 
+# Of KV in rows of 8 bits, which are widened in registers: chosen by what compiles with few spills; not measured.
+ROW_CONFIGS = {
+    (kind, 2, dim): Config(64, 32 if dim == 256 else 64, 8, 2) for kind in ("extend", "shared") for dim in _BLOCKS_D
+}
+
 # Of latent attention where a program may have less shared memory than on sm_80: 99 KiB on sm_86, 89 and 120. Chosen by
 # what compiles without spills; not measured.
 SMALL_CONFIGS = {(kind, 2, 512): Config(32, 32, 8, 2) for kind in ("decode_many", "extend", "shared")}
@@ -88,19 +94,32 @@ def takes(q: Tensor, k_cache: Tensor, v_cache: Tensor, page_table: Tensor, value
 
     With ``value_dim`` latent keys of up to 512 dimensions that are values too, and 64 behind them.
     """
-    page_size, dim = k_cache.shape[2:]
+    page_size, dim = k_cache.shape[2], kv_forms.head_dim(k_cache)
     if value_dim is None:
         fits = dim % 16 == 0 and dim <= _BLOCKS_D[-1]
     else:
         rest = dim - value_dim
         fits = value_dim % 16 == rest % 16 == 0 and 0 < value_dim <= _MOST_LATENT and 0 < rest <= _MOST_REST
+        fits = fits and not kv_forms.is_rows(k_cache)
     return (
-        is_narrow(q, k_cache, v_cache)
+        is_narrow(q)
+        and is_placed(k_cache, v_cache)
         and page_table.is_contiguous()
-        and q.dtype is k_cache.dtype
+        and (q.dtype is k_cache.dtype or kv_forms.is_rows(k_cache))
         and fits
         and page_size & (page_size - 1) == 0
     )
+
+
+def as_read(cache: Tensor) -> Tensor:
+    """Return a cache as kernels take it: rows of 8 bits as bytes."""
+    return cache.view(torch.uint8) if kv_forms.is_rows(cache) else cache
+
+
+def kv_form(cache: Tensor) -> int:
+    """Return the constant by which kernels are compiled for the form of a cache."""
+    forms = {kv_forms.INT8: attention_kernels.INT8_KV, kv_forms.FLOAT8: attention_kernels.FLOAT8_KV}
+    return int(forms.get(cache.dtype, attention_kernels.PLAIN_KV).value)
 
 
 def attention(
@@ -178,13 +197,14 @@ class _Call:
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         """The first arguments of each kernel that walks keys."""
-        return self.q, self.k_cache, self.v_cache, self.batch.page_table, self.batch.query_start
+        caches = map(as_read, (self.k_cache, self.v_cache))
+        return self.q, *caches, self.batch.page_table, self.batch.query_start
 
     @property
     def cache_shape(self) -> tuple[int, int, int, int, int]:
         """Kernel arguments: heads of a group, KV heads, bits of an offset in a page, dimensions of a head, width of the
         page table."""
-        page_size, dim = self.k_cache.shape[2:]
+        page_size, dim = self.k_cache.shape[2], kv_forms.head_dim(self.k_cache)
         return self.group, self.kv_heads, page_size.bit_length() - 1, dim, self.batch.page_table.shape[1]
 
     @property
@@ -203,6 +223,8 @@ class _Call:
         if kind == "decode" and is_latent and self.group > _FEW_HEADS:
             kind = "decode_many"
         key = kind, self.q.dtype.itemsize, _MOST_LATENT if is_latent else self.block_d
+        if kv_forms.is_rows(self.k_cache) and key in ROW_CONFIGS:
+            return ROW_CONFIGS[key]
         if key in SMALL_CONFIGS and shared_bytes(self.q.device) < _LARGE_SHARED:
             return SMALL_CONFIGS[key]
         return CONFIGS[key]
@@ -289,6 +311,7 @@ class _Call:
             "BLOCK_D": self.block_d,
             "VALUES": value_dim,
             "BLOCK_R": power_of_two(self.q.shape[2] - value_dim, 16) if value_dim else 0,
+            "KV": kv_form(self.k_cache),
             "BLOCK_M": config.block_m,
             "BLOCK_N": config.block_n,
             "CAPPED": self.params.soft_cap is not None,
@@ -319,6 +342,15 @@ def variants() -> Iterator[tuple[str, Launch]]:
         yield f"attention_extend/{name}-{_BLOCKS_D[0]}-sinks", call.extend()
         yield f"attention_decode/{name}-{_BLOCKS_D[0]}-sinks", decode
         yield from _latent_variants(name, dtype)
+    yield from _row_variants()
+
+
+def _row_variants() -> Iterator[tuple[str, Launch]]:
+    """KV in rows of 8 bits, for the heads that most models have."""
+    for kv, cache in {"int8": kv_forms.INT8, "fp8": kv_forms.FLOAT8}.items():
+        call = _example(torch.bfloat16, 128, None, kv=cache)
+        for kind, launch in zip(("extend", "shared", "decode"), (call.extend(), *call.decode()), strict=False):
+            yield f"attention_{kind}/bf16-128-{kv}-kv", launch
 
 
 def _latent_variants(name: str, dtype: torch.dtype) -> Iterator[tuple[str, Launch]]:
@@ -340,9 +372,11 @@ def _example(
     sinks: Tensor | None = None,
     value_dim: int | None = None,
     heads: int = 16,
+    kv: torch.dtype | None = None,
 ) -> _Call:
     kv_heads = 4 if value_dim is None else 1
-    q, cache = meta(32, heads, dim, dtype=dtype), meta(8, kv_heads, 16, dim, dtype=dtype)
+    width = dim if kv is None else dim + int8_kv_layout.SCALE_BYTES
+    q, cache = meta(32, heads, dim, dtype=dtype), meta(8, kv_heads, 16, width, dtype=kv or dtype)
     shapes = ((3, 4), (32, 2), (16,), (16, 64), (17,))
     items, members, rows, table, starts = (meta(*shape, dtype=torch.int32) for shape in shapes)
     shared = SharedPrefixes(items, members, rows, rows, most_members=16, most_results=3)

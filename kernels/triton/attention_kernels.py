@@ -10,6 +10,9 @@ dim] with page_size ``1 << page_bits``; page_table [R, table_width]; query_start
 keys, of these only those from the last multiple of ``chunk`` on. Without ``is_shared`` the tensors of shared prefixes
 are placeholders.
 
+KV says the form of the caches: PLAIN_KV is the type of q. Those of INT8_KV and FLOAT8_KV are bytes in the order of
+``kernels.layouts.kv_forms``; the scales of keys are applied to scores, those of values to weights.
+
 Latent attention: VALUES dimensions of a key are its value too, so that it is loaded once; the dim - VALUES behind them,
 at most BLOCK_R, are ``rest``. Results then have VALUES dimensions. VALUES = 0: keys and values of ``dim`` each.
 """
@@ -20,12 +23,18 @@ import triton
 import triton.language as tl
 
 from .activation import tanh
+from .grouped_product import E4M3_FACTOR, small_float
 
 _NOTHING = tl.constexpr(-1e30)  # a maximum of no scores: finite, so that nothing minus nothing is 0
 _MERGED_AT_ONCE = tl.constexpr(16)
 _ROWS_AT_ONCE = tl.constexpr(128)
 LEAST_KEYS = tl.constexpr(128)  # the fewest that pay for a program
 _LOG2_E = tl.constexpr(1.4426950408889634)
+
+PLAIN_KV = tl.constexpr(0)
+INT8_KV = tl.constexpr(1)
+FLOAT8_KV = tl.constexpr(2)
+_FLOAT8_FACTOR = tl.constexpr(E4M3_FACTOR)
 
 
 @triton.jit
@@ -35,15 +44,36 @@ def _first_seen(position, window, chunk):
 
 
 @triton.jit
-def _load_keys(cache, cell, dim, begin, width, inside, BLOCK_D: tl.constexpr, MASKED: tl.constexpr):
-    """[BLOCK_N, BLOCK_D] of a cache, dimensions from ``begin`` on; 0 for keys outside and past ``width`` dimensions."""
+def _load_keys(
+    cache, at, begin, width, inside, BLOCK_D: tl.constexpr, MASKED: tl.constexpr, KV: tl.constexpr, TYPE: tl.constexpr
+):  # fmt: skip
+    """[BLOCK_N, BLOCK_D] of a cache, dimensions from ``begin`` on; 0 for keys outside and past ``width`` dimensions.
+
+    ``at`` is where each key begins. Numbers of E4M3 are divided by _FLOAT8_FACTOR.
+    """
     d = tl.arange(0, BLOCK_D)
-    pointers = cache + cell[:, None] * dim + (begin + d)[None, :]
+    pointers = cache + at[:, None] + (begin + d)[None, :]
     if MASKED:
-        keys = tl.load(pointers, inside[:, None] & (d < width)[None, :], other=0.0)
+        keys = tl.load(pointers, inside[:, None] & (d < width)[None, :], other=0)
     else:
-        keys = tl.load(pointers, (d < width)[None, :], other=0.0)
+        keys = tl.load(pointers, (d < width)[None, :], other=0)
+    if KV == INT8_KV:
+        keys = keys.to(tl.int8, bitcast=True).to(tl.float32).to(TYPE)
+    elif KV == FLOAT8_KV:
+        keys = small_float(keys, False).to(TYPE)
     return keys
+
+
+@triton.jit
+def _load_scales(cache, cell, page_bits, dim, inside, MASKED: tl.constexpr, KV: tl.constexpr):
+    """The scales of the cells of a cache of bytes: [BLOCK_N] fp32, 0 for keys outside."""
+    first = (cell >> page_bits) << page_bits  # of the head's page
+    at = (first * (dim + 4) + (dim << page_bits)) // 4 + (cell - first)
+    pointers = cache.to(tl.pointer_type(tl.float32)) + at
+    scales = tl.load(pointers, inside, other=0.0) if MASKED else tl.load(pointers)
+    if KV == FLOAT8_KV:
+        scales = scales * _FLOAT8_FACTOR
+    return scales
 
 
 @triton.jit
@@ -61,7 +91,7 @@ def _load_queries(q, index, dim, inside, BLOCK_D: tl.constexpr, VALUES: tl.const
 def _attend_block(
     q, rest, values, total, largest, k_cache, v_cache, pages, kv_head, kv_heads, page_bits, dim, start, end, position,
     seen_from, factor, bound, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, CAPPED: tl.constexpr, MASKED: tl.constexpr,
-    PRECISION: tl.constexpr, VALUES: tl.constexpr, BLOCK_R: tl.constexpr, low, ALIGNED: tl.constexpr,
+    PRECISION: tl.constexpr, VALUES: tl.constexpr, BLOCK_R: tl.constexpr, KV: tl.constexpr, low, ALIGNED: tl.constexpr,
 ):  # fmt: skip
     """One block of keys from ``start``: new sums of values and weights, and the new largest score, of each query."""
     n = start + tl.arange(0, BLOCK_N)
@@ -70,14 +100,19 @@ def _attend_block(
         inside &= n >= low
     page = tl.load(pages + (n >> page_bits), inside, other=0) if MASKED else tl.load(pages + (n >> page_bits))
     cell = ((page.to(tl.int64) * kv_heads + kv_head) << page_bits) + (n & ((1 << page_bits) - 1))
+    at = cell * dim
+    if KV != PLAIN_KV:
+        at += ((cell >> page_bits) << page_bits) * 4  # scales of the pages in front
     if VALUES:
-        k = _load_keys(k_cache, cell, dim, 0, VALUES, inside, BLOCK_D, MASKED)
-        behind = _load_keys(k_cache, cell, dim, VALUES, dim - VALUES, inside, BLOCK_R, MASKED)
+        k = _load_keys(k_cache, at, 0, VALUES, inside, BLOCK_D, MASKED, KV, q.dtype)
+        behind = _load_keys(k_cache, at, VALUES, dim - VALUES, inside, BLOCK_R, MASKED, KV, q.dtype)
         scores = tl.dot(rest, tl.trans(behind), input_precision=PRECISION)
         scores = tl.dot(q, tl.trans(k), scores, input_precision=PRECISION) * factor
     else:
-        k = _load_keys(k_cache, cell, dim, 0, dim, inside, BLOCK_D, MASKED)
+        k = _load_keys(k_cache, at, 0, dim, inside, BLOCK_D, MASKED, KV, q.dtype)
         scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * factor
+    if KV != PLAIN_KV:
+        scores *= _load_scales(k_cache, cell, page_bits, dim, inside, MASKED, KV)[None, :]
     if CAPPED:
         scores = bound * tanh(scores)
     if MASKED:
@@ -88,8 +123,11 @@ def _attend_block(
     shrink = tl.exp2(largest - larger)
     v = k
     if not VALUES:
-        v = _load_keys(v_cache, cell, dim, 0, dim, inside, BLOCK_D, MASKED)
-    values = tl.dot(weights.to(v.dtype), v, values * shrink[:, None], input_precision=PRECISION)
+        v = _load_keys(v_cache, at, 0, dim, inside, BLOCK_D, MASKED, KV, q.dtype)
+    scaled = weights
+    if KV != PLAIN_KV:
+        scaled = weights * _load_scales(v_cache, cell, page_bits, dim, inside, MASKED, KV)[None, :]
+    values = tl.dot(scaled.to(v.dtype), v, values * shrink[:, None], input_precision=PRECISION)
     return values, total * shrink + tl.sum(weights, 1), larger
 
 
@@ -98,7 +136,7 @@ def _attend_keys(
     q, rest, k_cache, v_cache, pages, kv_head, kv_heads, page_bits, dim, begin, end, first, unseen, position, seen_from,
     factor, bound, largest, total, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     CAPPED: tl.constexpr, PRECISION: tl.constexpr, UNMASKED: tl.constexpr, VALUES: tl.constexpr, BLOCK_R: tl.constexpr,
-    ALIGNED: tl.constexpr = False,
+    KV: tl.constexpr, ALIGNED: tl.constexpr = False,
 ):  # fmt: skip
     """A tile over the keys [begin, end): normalised values and log2 of the sum of weights, or nothing.
 
@@ -121,14 +159,14 @@ def _attend_keys(
             values, total, largest = _attend_block(
                 q, rest, values, total, largest, k_cache, v_cache, pages, kv_head, kv_heads, page_bits, dim,
                 begin + i * BLOCK_N, end, position, seen_from, factor, bound, BLOCK_D, BLOCK_N, CAPPED, False,
-                PRECISION, VALUES, BLOCK_R, low, False,
+                PRECISION, VALUES, BLOCK_R, KV, low, False,
             )  # fmt: skip
     for i in range(blocks - skipped):
         block = tl.where(i < lead, i, i + skipped)
         values, total, largest = _attend_block(
             q, rest, values, total, largest, k_cache, v_cache, pages, kv_head, kv_heads, page_bits, dim,
             begin + block * BLOCK_N, end, position, seen_from, factor, bound, BLOCK_D, BLOCK_N, CAPPED, True, PRECISION,
-            VALUES, BLOCK_R, low, ALIGNED,
+            VALUES, BLOCK_R, KV, low, ALIGNED,
         )  # fmt: skip
     some = total != 0.0
     values = values / tl.where(some, total, 1.0)[:, None]
@@ -168,7 +206,7 @@ def extend(
     q, k_cache, v_cache, page_table, query_start, context_len, sinks, out, rows, group, kv_heads, page_bits, dim,
     table_width, window, chunk, factor, bound, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     CAPPED: tl.constexpr, SINKS: tl.constexpr, PRECISION: tl.constexpr, VALUES: tl.constexpr, BLOCK_R: tl.constexpr,
-    EVERY: tl.constexpr,
+    KV: tl.constexpr, EVERY: tl.constexpr,
 ):  # fmt: skip
     """Program (t, h): a tile of a row that has more than one token, for KV head h; of any row where EVERY.
 
@@ -208,7 +246,7 @@ def extend(
     values, _ = _attend_keys(
         own, rest, k_cache, v_cache, page_table + row.to(tl.int64) * table_width, kv_head, kv_heads, page_bits, dim,
         begin, last + 1, first, unseen, position, seen_from, factor, bound, largest, total, BLOCK_D, BLOCK_M, BLOCK_N,
-        CAPPED, PRECISION, not EVERY, VALUES, BLOCK_R, EVERY,
+        CAPPED, PRECISION, not EVERY, VALUES, BLOCK_R, KV, EVERY,
     )  # fmt: skip
     tl.store(out + address, values.to(out.dtype.element_ty), mask)
 
@@ -239,6 +277,7 @@ def decode(
     parts, rows, group, kv_heads, page_bits, dim, table_width, window, chunk, factor, bound, row_tiles, wanted, splits,
     slots, is_shared, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CAPPED: tl.constexpr,
     SINKS: tl.constexpr, PRECISION: tl.constexpr, VALUES: tl.constexpr, BLOCK_R: tl.constexpr,
+    KV: tl.constexpr,
 ):  # fmt: skip
     """Program (t, h, s): part s of the keys of a row that has one token, for a tile of the heads that read KV head h.
 
@@ -284,7 +323,7 @@ def decode(
     values, weight = _attend_keys(
         own, rest, k_cache, v_cache, page_table + row.to(tl.int64) * table_width, kv_head, kv_heads, page_bits, dim,
         begin, end, last, seen_from, tl.full([BLOCK_M], last, tl.int32), tl.full([BLOCK_M], seen_from, tl.int32),
-        factor, bound, largest, total, BLOCK_D, BLOCK_M, BLOCK_N, CAPPED, PRECISION, False, VALUES, BLOCK_R,
+        factor, bound, largest, total, BLOCK_D, BLOCK_M, BLOCK_N, CAPPED, PRECISION, False, VALUES, BLOCK_R, KV,
     )  # fmt: skip
     if (count == 1) & (own_from == 0):
         tl.store(out + address, values.to(out.dtype.element_ty), mask)
@@ -299,6 +338,7 @@ def shared(
     q, k_cache, v_cache, page_table, query_start, items, members, partial_values, partial_weight, group, kv_heads,
     page_bits, dim, table_width, factor, bound, splits, slots, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr, CAPPED: tl.constexpr, PRECISION: tl.constexpr, VALUES: tl.constexpr, BLOCK_R: tl.constexpr,
+    KV: tl.constexpr,
 ):  # fmt: skip
     """Program (i, h, t): the keys of item i for KV head h and tile t of its readers: heads of the item's members.
 
@@ -333,7 +373,7 @@ def shared(
     values, weight = _attend_keys(
         own, rest, k_cache, v_cache, page_table + tl.load(member).to(tl.int64) * table_width, kv_head, kv_heads,
         page_bits, dim, begin, end, end - 1, 0, position, seen_from, factor, bound, nothing, zero, BLOCK_D, BLOCK_M,
-        BLOCK_N, CAPPED, PRECISION, False, VALUES, BLOCK_R,
+        BLOCK_N, CAPPED, PRECISION, False, VALUES, BLOCK_R, KV,
     )  # fmt: skip
     target = ((row * slots + slot) * kv_heads + kv_head) * group + vector % group
     tl.store(partial_weight + target, weight, inside)

@@ -34,7 +34,7 @@ _MINIMA = tl.constexpr(Offsets.MINIMA.value)
 _OFFSET_PRODUCTS = tl.constexpr(Offsets.PRODUCTS.value)
 _SUPER_BLOCK = tl.constexpr(SUPER_BLOCK)
 
-_E4M3_FACTOR = 256.0
+E4M3_FACTOR = 256.0
 """What an E4M3 is divided by where its bits stand in half precision, whose exponents have another bias."""
 _E2M1_FACTOR = 16384.0
 
@@ -243,7 +243,7 @@ def _plain_linear(x: Tensor, weight: Tensor, bias: Tensor | None, out_dtype: tor
 def form_constants(form: GroupForm) -> dict[str, int | float]:
     """Return the constants by which a kernel is compiled for a form."""
     numbers, scales = form.numbers, form.scales
-    factor = {NumberForm.E4M3: _E4M3_FACTOR, NumberForm.E2M1: _E2M1_FACTOR}.get(numbers, 1.0)
+    factor = {NumberForm.E4M3: E4M3_FACTOR, NumberForm.E2M1: _E2M1_FACTOR}.get(numbers, 1.0)
     return {
         "NUMBERS": numbers.value,
         "SCALES": scales.value,
@@ -252,7 +252,7 @@ def form_constants(form: GroupForm) -> dict[str, int | float]:
         "CHUNK": form.chunk,
         "HIGH": numbers.high_bits,
         "MIDDLE": numbers.middle,
-        "FACTOR": factor * (_E4M3_FACTOR if scales is Scales.E4M3 else 1.0),
+        "FACTOR": factor * (E4M3_FACTOR if scales is Scales.E4M3 else 1.0),
     }
 
 

@@ -10,8 +10,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..layouts import int8_kv_layout, kv_forms
 from ..layouts.attention_arguments import LatentParams, RopeParams
-from .launch import NARROW_TYPES, Launch, cdiv, is_narrow, meta, power_of_two
+from .attention import as_read, kv_form
+from .attention_kernels import INT8_KV, PLAIN_KV
+from .launch import NARROW_TYPES, Launch, cdiv, is_narrow, is_placed, meta, power_of_two
 
 _HEADS = {64: 8, 128: 4, 256: 2}  # heads of a program, by the dimensions of one, rounded up
 _LATENT_HEADS = 16  # heads of a program in latent attention
@@ -27,11 +30,55 @@ def _normed(x, inside, scale, weight, weight_k, index, is_query, is_value, offse
     return tl.where(is_value[:, None], x, x * scale[:, None] * gain)
 
 
+@triton.jit
+def _nearest(x):
+    """Bits of the integer next to each number, ties to even, for magnitudes below 2^22: the lowest 16 are its own."""
+    return (x + 12582912.0).to(tl.int32, bitcast=True)
+
+
+@triton.jit
+def _codes(x, KV: tl.constexpr):
+    """Numbers within the range of a byte's type, rounded to the nearest, ties to even: fp32 -> uint8."""
+    if KV == INT8_KV:
+        codes = _nearest(x) & 255
+    else:
+        bits = x.to(tl.int32, bitcast=True)
+        magnitude = bits & 0x7FFFFFFF
+        normal = ((magnitude + 0x7FFFF + ((magnitude >> 20) & 1)) >> 20) - 960
+        small = _nearest(tl.abs(x) * 512.0) & 0xFF
+        codes = tl.where(tl.abs(x) < 0.015625, small, tl.minimum(normal, 0x7E)) | ((bits >> 24) & 0x80)
+    return codes.to(tl.uint8)
+
+
+@triton.jit
+def _store_bytes(
+    k_cache, v_cache, result, inside, is_key, is_value, cell, page_head, page_bits, dim, d, KV: tl.constexpr
+):  # fmt: skip
+    """Write heads of keys and values in 8 bits, with a scale of each, where ``is_key`` and ``is_value`` [H] say so.
+
+    ``page_head`` is the head's page among all pages of a head each. A NaN makes the scale NaN.
+    """
+    exact = tl.where(inside, result.to(tl.float32), 0.0)
+    most = tl.max(tl.abs(exact), 1)
+    LARGEST: tl.constexpr = 127.0 if KV == INT8_KV else 448.0
+    inverse = tl.where(most > 1e-30, LARGEST / tl.maximum(most, 1e-30), 0.0)
+    codes = _codes(exact * inverse[:, None], KV)
+    scale = most / LARGEST + tl.sum(exact * 0.0, 1)
+    within = cell & ((1 << page_bits) - 1)
+    first = page_head * ((dim + 4) << page_bits)
+    at = (first + within * dim)[:, None] + d[None, :]
+    scale_at = (first + (dim << page_bits)) // 4 + within
+    tl.store(k_cache + at, codes, inside & is_key[:, None])
+    tl.store(v_cache + at, codes, inside & is_value[:, None])
+    tl.store(k_cache.to(tl.pointer_type(tl.float32)) + scale_at, scale, is_key)
+    tl.store(v_cache.to(tl.pointer_type(tl.float32)) + scale_at, scale, is_value)
+
+
 @triton.jit(do_not_specialize=["heads", "kv_heads", "page_bits"])
 def _rope_store_kv(
     qkv, positions, cos_sin, query_scale, kv_loc, q_norm, k_norm, q, k_cache, v_cache, heads, kv_heads, page_bits, dim,
     half, eps, offset, NORMS: tl.constexpr, LAST: tl.constexpr, INTERLEAVED: tl.constexpr, SCALED: tl.constexpr,
-    BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr, KV: tl.constexpr,
 ):  # fmt: skip
     """Program (t, b): heads ``b * BLOCK_H ...`` of token t, of the heads of q, then k, then v.
 
@@ -78,6 +125,14 @@ def _rope_store_kv(
     cell = tl.load(kv_loc + token)
     kept = inside & (cell >= 0)
     page = (cell >> page_bits) * kv_heads
+    if KV != PLAIN_KV:
+        stored = some & (cell >= 0)
+        page_head = page + tl.where(is_value, head - heads - kv_heads, head - heads)
+        _store_bytes(
+            k_cache, v_cache, result, inside, stored & ~is_query & ~is_value, stored & is_value, cell, page_head,
+            page_bits, dim, d, KV,
+        )  # fmt: skip
+        return
     within = cell & ((1 << page_bits) - 1)
     key = (((page + head - heads) << page_bits) + within)[:, None] * dim + d[None, :]
     value = (((page + head - heads - kv_heads) << page_bits) + within)[:, None] * dim + d[None, :]
@@ -172,11 +227,13 @@ def _latent_launch(
 
 def takes(qkv: Tensor, k_cache: Tensor, v_cache: Tensor, params: RopeParams) -> bool:
     """Return whether the kernel supports this: heads of 16, 32 ... 256 dimensions, norms of each head or none."""
-    page_size, dim = k_cache.shape[2:]
+    page_size, dim = k_cache.shape[2], kv_forms.head_dim(k_cache)
+    typed = (qkv,) if kv_forms.is_rows(k_cache) else (qkv, k_cache, v_cache)
     norms = [norm for norm in (params.q_norm, params.k_norm) if norm is not None]
     return (
-        is_narrow(qkv, k_cache, v_cache, *norms)
-        and len({tensor.dtype for tensor in (qkv, k_cache, *norms)}) == 1
+        is_narrow(*typed, *norms)
+        and is_placed(k_cache, v_cache)
+        and len({tensor.dtype for tensor in (*typed, *norms)}) == 1
         and len(norms) != 1
         and (params.norm == "head" or not norms)
         and dim % 16 == 0
@@ -189,7 +246,7 @@ def rope_store_kv(
     qkv: Tensor, positions: Tensor, kv_loc: Tensor, k_cache: Tensor, v_cache: Tensor, params: RopeParams
 ) -> Tensor:
     """``kernels.ops.rope_store_kv``: [T, (Hq + 2 * Hkv) * D] -> q [T, Hq, D]; a negative cell is not written."""
-    q = qkv.new_empty(qkv.shape[0], params.num_heads, k_cache.shape[3])
+    q = qkv.new_empty(qkv.shape[0], params.num_heads, kv_forms.head_dim(k_cache))
     _launch(qkv, positions, kv_loc, k_cache, v_cache, q, params).run()
     return q
 
@@ -206,8 +263,9 @@ def _launch(
     norms = (qkv if norm is None else norm for norm in (params.q_norm, params.k_norm))
     half = 0 if cos_sin is None else cos_sin.shape[1] // 2
     numbers = (heads, kv_heads, k_cache.shape[2].bit_length() - 1, dim, half, params.eps, params.offset)
-    args = (qkv, positions, *tables, kv_loc, *norms, q, k_cache, v_cache, *numbers)
+    args = (qkv, positions, *tables, kv_loc, *norms, q, as_read(k_cache), as_read(v_cache), *numbers)
     constants = {
+        "KV": kv_form(k_cache),
         "NORMS": params.q_norm is not None,
         "LAST": params.is_normed_last,
         "INTERLEAVED": params.is_interleaved,
@@ -231,12 +289,18 @@ def variants() -> Iterator[tuple[str, Launch]]:
             yield f"rope_store_kv/{name}-{dim}-last", _example(dtype, dim, dim // 2, True, is_normed_last=True)
             scale = meta(64, dtype=torch.float32)
             yield f"rope_store_kv/{name}-{dim}-scaled", _example(dtype, dim, dim // 2, False, query_scale=scale)
+        for kv, cache in {"int8": kv_forms.INT8, "fp8": kv_forms.FLOAT8}.items():
+            yield f"rope_store_kv/{name}-128-{kv}-kv", _example(dtype, 128, 64, False, kv=cache)
         for is_interleaved, pairs in ((True, "-interleaved"), (False, "")):
             yield f"rope_store_latent/{name}{pairs}", _latent_example(dtype, is_interleaved)
 
 
-def _example(dtype: torch.dtype, dim: int, half: int, is_normed: bool, **options: Any) -> Launch:
-    qkv, q, cache = (meta(*shape, dtype=dtype) for shape in ((2, 12 * dim), (2, 8, dim), (4, 2, 16, dim)))
+def _example(
+    dtype: torch.dtype, dim: int, half: int, is_normed: bool, kv: torch.dtype | None = None, **options: Any
+) -> Launch:
+    qkv, q = (meta(*shape, dtype=dtype) for shape in ((2, 12 * dim), (2, 8, dim)))
+    width = dim if kv is None else dim + int8_kv_layout.SCALE_BYTES
+    cache = meta(4, 2, 16, width, dtype=kv or dtype)
     tokens, table = meta(2, dtype=torch.int64), meta(64, 2 * half, dtype=torch.float32)
     norm = meta(dim, dtype=dtype) if is_normed else None
     params = RopeParams(8, 2, table, norm, norm, 1e-5, 0.0, **options)

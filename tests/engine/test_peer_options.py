@@ -155,7 +155,7 @@ def test_spellings_of_vllm_and_sglang(line: str, options: dict[str, object]) -> 
         ("--max-model-length 5", "unknown option --max-model-length. Did you mean --max-model-len?"),
         ("--max-model-len 1.5", "--max-model-len: must be a whole number such as 4096, 4k (4000) or 4K (4096), not 1.5."),
         ("--quantization awq", "--quantization: must be one of gguf, gguf_dynamic, int8_weight_only, int8_dynamic, widened, not awq. Leave it out"),
-        ("--kv-cache-dtype fp8", "--kv-cache-dtype: must be one of auto, int8, not fp8. There is no KV"),
+        ("--kv-cache-dtype fp8_e5m2", "--kv-cache-dtype: must be one of auto, int8, fp8, fp8_e4m3, not fp8_e5m2. There is no KV"),
         ("--tool-call-parser nope", "--tool-call-parser: must be one of auto, mistral"),
         ("--gpu-memory-utilization x", "--gpu-memory-utilization: must be a number, not x."),
         ("--structured-outputs-config {\"bakend\":1}", "--structured-outputs-config.bakend 1: there is no such key. Did you mean structured-outputs-config.backend?"),

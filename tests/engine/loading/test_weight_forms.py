@@ -16,14 +16,14 @@ from hypothesis import strategies as st
 from support.kernels import meta_gpu
 from support.kernels.cpu_levels import WITHOUT_AMX, load_level
 from support.models.paged_run import run_whole
-from support.models.small_gguf import HIDDEN, SHAPES, VOCAB, tensors, write
+from support.models.small_gguf import HALVES, HIDDEN, SHAPES, VOCAB, random_blocks, tensors, write
 from support.models.tiny_models import oracle_logits, save
 
 from rootgraft.engine.checkpoint.gguf import GgufFile
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.errors import ConfigError, ModelError
 from rootgraft.engine.loading import measured_form, weight_forms, weight_readers
-from rootgraft.engine.loading.gguf_numbers import gguf_numbers
+from rootgraft.engine.loading.gguf_numbers import GROUPED_TYPES, gguf_numbers, grouped_bits
 from rootgraft.engine.loading.load_model import load_model
 from rootgraft.engine.loading.measured_form import FEW_ROWS, FormSpeeds, StoredBlocks, most_rows
 from rootgraft.engine.loading.weight_forms import WeightForm, choose_weight_form
@@ -363,28 +363,59 @@ def test_the_options_decide() -> None:
         ops.use_native(True)
 
 
-GROUPED = [
-    KINDS.Q4_0, KINDS.Q4_1, KINDS.Q5_0, KINDS.Q5_1, KINDS.Q8_0, KINDS.Q4_K, KINDS.Q5_K, KINDS.Q6_K, KINDS.MXFP4,
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("kind", GROUPED, ids=lambda kind: kind.name)
-def test_numbers_of_blocks_are_kept_for_a_gpu(kind: gguf.GGMLQuantizationType) -> None:
+@pytest.mark.parametrize("name", sorted(GROUPED_TYPES))
+def test_numbers_of_blocks_are_kept_for_a_gpu(name: str) -> None:
     """Random bytes of every type, whose halves are finite, by gguf's own decoder."""
-    block, size = gguf.GGML_QUANT_SIZES[kind]
-    raw = np.random.default_rng(kind).integers(0, 256, (20, 1024 // block, size), dtype=np.uint8)
-    for at in {KINDS.Q6_K: (208,), KINDS.MXFP4: ()}.get(kind, (0, 2) if kind not in (KINDS.Q4_0, KINDS.Q5_0) else (0,)):
-        raw[..., at + 1] &= 0x3B
-    if kind is KINDS.MXFP4:
-        raw[..., 0] = raw[..., 0] % 16 + 118
-    rows = torch.from_numpy(raw).flatten(1)
-    stored = gguf_numbers(kind.name, rows, 1024)
+    kind = KINDS[name]
+    rows = torch.from_numpy(random_blocks(kind, 20, 1024))
+    stored = gguf_numbers(name, rows, 1024)
     assert stored is not None
     layer = pack_grouped([stored], CPU, torch.bfloat16)
     assert layer is not None
     meant = torch.from_numpy(gguf.quants.dequantize(rows.numpy(), kind))
     torch.testing.assert_close(dequantise(layer), meant, rtol=1e-6, atol=1e-6)
-    assert layer.nbytes <= 1.15 * rows.numel()
+    planned = grouped_bits(name) / 8 * 20 * 1024
+    assert 0.99 * planned <= layer.nbytes - 64 <= 1.15 * planned
+    assert planned == rows.numel() or grouped_bits(name) <= 5.25
+
+
+@pytest.fixture(scope="module")
+def mixtures(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Path, Path]]:
+    """Files whose matrices are of all different types of blocks, and others of the same numbers in fp32."""
+    folder, found = tmp_path_factory.mktemp("mixtures"), []
+    shapes = {name: (*shape[:-1], 256) for name, shape in SHAPES.items()} | {"blk.0.ffn_down.weight": (256, 768)}
+    shapes |= {f"blk.0.{name}.weight": (256, 256) for name in ("attn_q", "attn_output")}
+    shapes |= {f"blk.0.{name}.weight": (128, 256) for name in ("attn_k", "attn_v")}
+    shapes |= {f"blk.0.ffn_{name}.weight": (768, 256) for name in ("gate", "up")}
+    sizes = {"embedding_length": 256, "feed_forward_length": 768}
+    types = [*(KINDS[name] for name in sorted(HALVES)), KINDS.BF16]
+    for part in range(3):
+        kinds = dict(zip(MATRICES, types[part * 8 :] + types[: part * 8], strict=False))
+        content = tensors(shapes)
+        content |= {
+            name: random_blocks(kind, *shapes[name], bits=0x23)
+            for name, kind in kinds.items()
+            if kind is not KINDS.BF16
+        }
+        file = write(folder / f"{part}.gguf", content, types=kinds, **sizes)
+        stored = {name: gguf.quants.quantize(content[name], KINDS.BF16) for name in kinds if kinds[name] is KINDS.BF16}
+        meant = {name: gguf.quants.dequantize((content | stored)[name], kind) for name, kind in kinds.items()}
+        found.append((file, write(folder / f"{part}-meant.gguf", content | meant, **sizes)))
+    return found
+
+
+@pytest.mark.parametrize("form", ["plain", "stored_widened", "grouped"])
+@pytest.mark.parametrize("part", range(3))
+def test_a_file_of_all_types_is_the_model_that_it_means(
+    part: int, form: WeightForm, mixtures: list[tuple[Path, Path]]
+) -> None:
+    file, meant = mixtures[part]
+    forms: tuple[tuple[Path, WeightForm], ...] = (file, form), (meant, "plain")
+    models = [load(path, weights, torch.float32) for path, weights in forms]
+    # What has no kernel is told at the start; a GPU's kernels read all types.
+    assert bool(models[0].widened) is (form != "grouped") and not models[1].widened
+    logits = [run_whole(model, [3, 0, 31, 7]) for model in models]
+    torch.testing.assert_close(*logits, rtol=1e-4, atol=1e-4 * float(logits[1].abs().max()))
 
 
 @pytest.mark.parametrize("kind", [KINDS.Q4_0, KINDS.Q8_0])

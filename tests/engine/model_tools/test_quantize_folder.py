@@ -11,6 +11,7 @@ from compressed_tensors.compressors import BaseCompressor
 from compressed_tensors.quantization import QuantizationConfig
 from safetensors.torch import load_file, save_file
 from support.models.paged_run import CPU, run_whole
+from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from rootgraft.api.cli.main import main
@@ -34,6 +35,14 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "plain"
 
 
+def fp4_values(parts: dict[str, Tensor]) -> Tensor:
+    """What NVFP4 means, in fp32."""
+    codes = torch.stack((parts["weight_packed"] & 15, parts["weight_packed"] >> 4), -1).flatten(1)
+    values = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])[(codes & 7).int()] * (1 - 2 * (codes >> 3).float())
+    scales = parts["weight_scale"].float() / parts["weight_global_scale"]
+    return values * scales.repeat_interleave(16, 1)
+
+
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_every_reader_gets_the_same_numbers(scheme: Scheme, folder: Path, tmp_path: Path) -> None:
     """Ours, transformers' and the package's own: one model, near to the one before."""
@@ -51,8 +60,12 @@ def test_every_reader_gets_the_same_numbers(scheme: Scheme, folder: Path, tmp_pa
         module = name.removesuffix("weight")
         parts = {key.removeprefix(module): part for key, part in stored.items() if key.startswith(module)}
         weight = plain[name].float()
-        plain[name] = compressor.decompress(parts, group)["weight"].float()
-        step = weight.abs().amax() / (7.5 if scheme == "w4a16" else 120 if scheme == "w8a8" else 28)
+        meant = compressor.decompress(parts, group)["weight"].float()
+        if scheme == "nvfp4":  # which the package rounds to bfloat16
+            assert torch.equal(fp4_values(parts).bfloat16().float(), meant.bfloat16().float())
+            meant = fp4_values(parts)
+        plain[name] = meant
+        step = weight.abs().amax() / {"w4a16": 7.5, "w8a8": 120, "fp8": 28, "nvfp4": 5}[scheme]
         assert (plain[name] - weight).abs().max() <= step
     for file in folder.glob("*.safetensors"):
         save_file({name: plain[name] for name in load_file(file)}, file, metadata={"format": "pt"})
@@ -67,6 +80,23 @@ def test_transformers_reads_it_back(folder: Path, tmp_path: Path) -> None:
         expected = model(torch.tensor([TOKENS])).logits[0]
     ours = run_whole(load_model(tmp_path / "out", dtype=torch.float32, device=CPU), TOKENS)
     torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_numbers_of_nvfp4_are_the_nearest_and_blocks_share_a_factor(folder: Path, tmp_path: Path) -> None:
+    quantize_folder(folder, tmp_path / "out", "nvfp4")
+    plain = {name: part for file in folder.glob("*.safetensors") for name, part in load_file(file).items()}
+    stored = {name: part for file in (tmp_path / "out").glob("*.safetensors") for name, part in load_file(file).items()}
+    totals = {name: float(part) for name, part in stored.items() if name.endswith("weight_global_scale")}
+    attention = {value for name, value in totals.items() if "layers.0.self_attn" in name}
+    assert len(attention) == 1 and len(set(totals.values())) == 4
+    for name in [name for name in plain if name.endswith("_proj.weight")]:
+        module = name.removesuffix("weight")
+        parts = {key.removeprefix(module): part for key, part in stored.items() if key.startswith(module)}
+        scales = (parts["weight_scale"].float() / parts["weight_global_scale"]).repeat_interleave(16, 1)
+        levels = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+        exact = plain[name] / scales
+        nearest = (exact.abs()[..., None] - levels).abs().amin(-1)
+        torch.testing.assert_close((fp4_values(parts) / scales - exact).abs(), nearest, rtol=1e-4, atol=1e-4)
 
 
 def test_what_cannot_be_quantised_is_refused_and_leaves_nothing(folder: Path, tmp_path: Path) -> None:

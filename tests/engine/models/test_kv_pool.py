@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from support.kernels import meta_gpu
 
 from rootgraft.engine.batch import PageCopy
 from rootgraft.engine.checkpoint.hf_config import model_config
@@ -17,6 +18,7 @@ from rootgraft.engine.models import kv_pool
 from rootgraft.engine.models.kv_pool import KvPool, bytes_per_page
 from rootgraft.kernels.layouts import int8_kv_layout
 
+FLOAT8 = torch.float8_e4m3fn
 CPU = torch.device("cpu")
 
 
@@ -56,14 +58,41 @@ def test_8_bits_are_refused_by_name_where_they_are_not_computed(config: ModelCon
     assert choose_kv_dtype(int8, config, CPU, torch.bfloat16) is int8_kv_layout.DTYPE
     assert choose_kv_dtype(replace(int8, block_size=32), config, CPU, torch.bfloat16) is int8_kv_layout.DTYPE
     assert choose_kv_dtype(EngineConfig(), config, CPU, torch.float32) is torch.float32
-    with pytest.raises(ConfigError, match="--kv-cache-dtype int8 needs --device cpu; this is cuda"):
-        choose_kv_dtype(int8, config, torch.device("cuda"), torch.bfloat16)
+    with pytest.raises(ConfigError, match=r"--kv-cache-dtype fp8 needs a GPU\. Try: .* --kv-cache-dtype int8"):
+        choose_kv_dtype(EngineConfig(kv_cache_dtype="fp8"), config, CPU, torch.bfloat16)
     with pytest.raises(ConfigError, match="--block-size of a multiple of 16, not 8"):
         choose_kv_dtype(replace(int8, block_size=8), config, CPU, torch.bfloat16)
     with pytest.raises(ConfigError, match="heads of a multiple of 16 dimensions; this model's have 24"):
         choose_kv_dtype(int8, replace(config, head_dim=24), CPU, torch.bfloat16)
     with pytest.raises(ConfigError, match="kv-cache-dtype"):
-        EngineConfig(kv_cache_dtype="fp8")
+        EngineConfig(kv_cache_dtype="fp8_e5m2")
+
+
+def test_8_bits_on_a_gpu_are_rows(config: ModelConfig) -> None:
+    config = replace(config, head_dim=64)
+    with meta_gpu.posing_gpu():
+        for name, dtype in {"int8": torch.int8, "fp8": FLOAT8, "fp8_e4m3": FLOAT8}.items():
+            options = EngineConfig(kv_cache_dtype=name, block_size=8)
+            assert choose_kv_dtype(options, config, meta_gpu.GPU, torch.bfloat16) is dtype
+            assert bytes_per_page(config, 8, dtype) == 3 * 2 * 2 * 8 * (64 + 4)
+            for other, number in ((config, torch.float32), (replace(config, head_dim=512), torch.bfloat16)):
+                with pytest.raises(ConfigError, match=f"--kv-cache-dtype {name} on a GPU needs the Triton kernels"):
+                    choose_kv_dtype(options, other, meta_gpu.GPU, number)
+
+
+def test_a_pool_tells_its_form(config: ModelConfig) -> None:
+    dtypes = (torch.bfloat16, torch.float32, int8_kv_layout.DTYPE, torch.int8, FLOAT8)
+    forms = [KvPool(config, 2, 16, dtype, CPU).form for dtype in dtypes]
+    assert forms == ["bfloat16", "float32", "int8", "int8 rows", "fp8 rows"]
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, FLOAT8])
+def test_pages_of_rows_are_copied_whole(config: ModelConfig, dtype: torch.dtype) -> None:
+    pool = KvPool(replace(config, head_dim=16), 3, 16, dtype, CPU)
+    pool.k.view(torch.uint8)[:, 1] = 7
+    pool.copy([PageCopy(1, 2, 3)])
+    assert torch.equal(pool.k.view(torch.uint8)[:, 2], pool.k.view(torch.uint8)[:, 1])
+    assert not pool.k.view(torch.uint8)[:, 0].any()
 
 
 def test_layers_are_views(config: ModelConfig) -> None:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from support.kernels.ragged_batches import RaggedBatch, assert_close, ragged_batch
 
 from rootgraft.kernels import ops
+from rootgraft.kernels.layouts import kv_forms
 from rootgraft.kernels.triton import attention
 
 pytestmark = pytest.mark.usefixtures("interpreted")
@@ -26,6 +27,21 @@ def assert_right(batch: RaggedBatch, **options: object) -> None:
 def test_types_pages_and_heads(dtype, page_size, head_dim):
     rows = [(1, 1), (5, 5), (1, 16), (1, 17), (40, 70), (2, 33)]
     assert_right(ragged_batch(rows, heads=3, kv_heads=1, head_dim=head_dim, page_size=page_size, dtype=dtype))
+
+
+@pytest.mark.parametrize("kv", kv_forms.ROW_DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_rows_of_8_bits(dtype, kv):
+    """All that reads keys: rows of several tokens, of one, split ones; windows, caps and sinks."""
+    rows = [(1, 1), (5, 5), (1, 17), (20, 40), (1, 300)]
+    batch = ragged_batch(rows, heads=4, kv_heads=2, head_dim=80, dtype=dtype).in_rows(kv)
+    assert_right(batch)
+    assert_right(batch, window=40, soft_cap=2.0)
+    assert_right(batch, chunk=30, sinks=torch.linspace(-1, 4, 4))
+
+
+def test_rows_of_8_bits_in_pages_of_one_token():
+    assert_right(ragged_batch([(1, 20), (4, 9)], heads=2, kv_heads=2, page_size=1).in_rows(torch.int8))
 
 
 @pytest.mark.parametrize("head_dim", [96, 256])

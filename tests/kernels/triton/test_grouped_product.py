@@ -155,6 +155,32 @@ def test_super_blocks(kind: str, dtype: torch.dtype) -> None:
     assert_product(layer, weight, 5)
 
 
+@pytest.mark.parametrize("group", [16, 32])
+@pytest.mark.parametrize("kind", ["table", "int4", "int4 minima"])
+def test_small_integers_as_scales(kind: str, group: int) -> None:
+    """Of blocks of 256 of GGUF's types of 1 to 4 bits: an integer for each group, and a factor of the block."""
+    rows, width = 21, 512
+    g = torch.Generator().manual_seed(group)
+    numbers = NumberForm.TABLE if kind == "table" else NumberForm.INT4
+    codes = random_codes(g, rows, width, numbers)
+    scales = torch.randint(-32, 32, (rows, width // group), generator=g, dtype=torch.int8)
+    factors, coarse = (torch.rand(rows, width // 256, generator=g).half() * 0.01 for _ in range(2))
+    minima = torch.randint(0, 16, scales.shape, generator=g, dtype=torch.uint8) if "minima" in kind else None
+    table = torch.randn(16, generator=g).bfloat16().float()
+    found = StoredNumbers(
+        (rows, width), numbers, [codes], scales, Scales.PRODUCTS, factors, minima,
+        Offsets.MIDDLE if minima is None else Offsets.PRODUCTS, None if minima is None else coarse,
+        table=table if kind == "table" else None,
+    )  # fmt: skip
+    values = table[codes.int()] if kind == "table" else codes.float() - (0 if minima is not None else 8)
+    weight = values * (factors.float().repeat_interleave(256, 1) * scales.float().repeat_interleave(group, 1))
+    if minima is not None:
+        weight -= coarse.float().repeat_interleave(256, 1) * minima.float().repeat_interleave(group, 1)
+    layer = packed(found, torch.bfloat16)
+    torch.testing.assert_close(grouped_weights.dequantise(layer), weight, rtol=1e-6, atol=1e-9)
+    assert_product(layer, weight, 5)
+
+
 @pytest.mark.parametrize("group", [32, 64, 128])
 def test_groups_out_of_order_are_a_permutation_of_x(group: int) -> None:
     """As ``desc_act`` of GPTQ leaves them."""

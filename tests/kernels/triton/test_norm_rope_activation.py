@@ -7,6 +7,7 @@ import torch
 from support.kernels.ragged_batches import assert_close
 
 from rootgraft.kernels import ops, reference
+from rootgraft.kernels.layouts import kv_forms
 from rootgraft.kernels.layouts.attention_arguments import RopeParams
 from rootgraft.kernels.triton import activation, layer_norm, norm, pages, rope
 
@@ -114,6 +115,40 @@ def test_rope_store_kv(dtype, heads, kv_heads, dim, rotary, page_size, is_normed
     assert_close(q, expected)
     assert_close(caches, expected_caches)
     assert torch.equal(caches[1], expected_caches[1])
+
+
+@pytest.mark.parametrize("kv", kv_forms.ROW_DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rope_stores_rows_of_8_bits(dtype, kv):
+    """Each number is the nearest of its type; of E4M3 torch's own cast is the oracle, over its whole range."""
+    tokens, heads, kv_heads, dim, page_size = 6, 4, 2, 80, 16
+    qkv = (torch.randn(tokens, heads + 2 * kv_heads, dim) * torch.logspace(-6, 3, dim)).to(dtype)
+    qkv[1] = 0
+    caches, expected = (torch.zeros(2, 5, kv_heads, page_size, dim + 4, dtype=torch.uint8).view(kv) for _ in range(2))
+    loc = torch.tensor([3, 79, 0, 17, -1, 18])
+    params = RopeParams(heads, kv_heads, torch.randn(50, 64))
+    positions = torch.arange(tokens)
+    assert rope.takes(qkv.flatten(1), *caches, params)
+    q = rope.rope_store_kv(qkv.flatten(1), positions, loc, *caches, params)
+    some = loc >= 0
+    wanted_q = reference.rope_store_kv(qkv.flatten(1)[some], positions[some], loc[some], *expected, params)
+    assert_close(q[some], wanted_q)
+    for cache, wanted in zip(caches, expected, strict=True):
+        found, meant = kv_forms.keys(cache), kv_forms.keys(wanted)
+        # Another last digit of the rotation may be another step of 8 bits.
+        largest = meant.abs().amax(-1, keepdim=True)
+        assert bool(((found - meant).abs() <= largest / (127 if kv is torch.int8 else 14) + 1e-9).all())
+        assert float((found != meant).float().mean()) < 0.1
+    assert torch.equal(caches[1].view(torch.uint8), expected[1].view(torch.uint8))
+
+
+def test_a_key_that_is_no_number_is_shown():
+    qkv, caches = torch.randn(2, 3 * 64), torch.zeros(2, 3, 1, 4, 68, dtype=torch.int8)
+    qkv[0, 70] = float("nan")
+    params = RopeParams(1, 1, torch.randn(9, 64))
+    rope.rope_store_kv(qkv, torch.tensor([3, 0]), torch.tensor([5, 2]), *caches, params)
+    assert kv_forms.keys(caches[0])[1, 0, 1].isnan().all()
+    assert not kv_forms.keys(caches[0])[0].isnan().any() and not kv_forms.keys(caches[1]).isnan().any()
 
 
 def test_a_token_that_pads_a_batch_is_not_stored():

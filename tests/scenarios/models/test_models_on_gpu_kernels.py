@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 from support.kernels import triton_interpreter
-from support.models.paged_run import CPU, run_ragged
+from support.models.paged_run import CPU, PagedRun, run_ragged
 from support.models.tiny_models import VOCAB, save
 
 from benchmarks.gpu.measure import launches
 from rootgraft.engine.loading.load_model import load_model
 from rootgraft.engine.models.decoder import DecoderModel
 from rootgraft.kernels import ops
+from rootgraft.kernels.triton import launch
 
 # In sizes that the kernels take: heads of 16 dimensions, widths of 16 and 32 columns.
 SIZES = {"head_dim": 16, "qk_nope_head_dim": 32, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2}
@@ -53,6 +54,26 @@ def test_logits_are_those_of_the_cpu(name, kernels, tmp_path, request):
     assert launched >= kernels
     for ours, theirs in zip(actual, expected, strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.usefixtures("interpreted")
+@pytest.mark.parametrize("kv", [torch.int8, torch.float8_e4m3fn], ids=str)
+def test_kv_in_rows_of_8_bits_is_near_the_model_s_own(kv, tmp_path):
+    """A prompt in chunks and tokens one by one; the reference, which reads the same bytes, is nearer still."""
+    model = random_model("llama", tmp_path)
+    tokens = PROMPTS[0]
+
+    def logits(kv_dtype):
+        run = PagedRun(model, 4, 1, len(tokens), kv_dtype=kv_dtype)
+        chunks = (tokens[:6], tokens[6:11], *([token] for token in tokens[11:]))
+        return torch.cat([run.step({0: list(chunk)})[0] for chunk in chunks])
+
+    exact, rounded = logits(None), logits(kv)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(launch, "DEVICE_TYPES", frozenset(("cuda",)))
+        oracle = logits(kv)
+    assert 0 < float((rounded - exact).abs().max()) < 0.2 * float(exact.abs().max())
+    assert float((rounded - oracle).abs().max()) <= 0.5 * float((rounded - exact).abs().max())
 
 
 EXPERT_KERNELS = {"_group", "_product", "extend", "decode"}

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rootgraft.kernels import ops, reference
-from rootgraft.kernels.layouts import int8_kv_layout
+from rootgraft.kernels.layouts import int8_kv_layout, kv_forms
 
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 4e-3}
 
@@ -66,6 +66,16 @@ class RaggedBatch:
         ):
             store(cache, page.flatten(), cell.flatten(), cells.transpose(1, 2).flatten(0, 1))
         return replace(self, k_cache=k_cache, v_cache=v_cache)
+
+    def in_rows(self, dtype: torch.dtype) -> RaggedBatch:
+        """The same with caches in rows of 8 bits, integers or E4M3."""
+        num_pages, kv_heads, page_size, head_dim = self.k_cache.shape
+        shape = (num_pages, kv_heads, page_size, head_dim + int8_kv_layout.SCALE_BYTES)
+        caches = [torch.zeros(shape, dtype=torch.uint8).view(dtype) for _ in range(2)]
+        page, cell = torch.meshgrid(torch.arange(num_pages), torch.arange(page_size), indexing="ij")
+        cells = (each.transpose(1, 2).flatten(0, 1) for each in (self.k_cache, self.v_cache))
+        kv_forms.store(*caches, page.flatten(), cell.flatten(), *cells)
+        return replace(self, k_cache=caches[0], v_cache=caches[1])
 
     def pick(self, row: int, first: int, end: int) -> RaggedBatch:
         """One row alone, cut to its query tokens [first, end), with the context that they have."""

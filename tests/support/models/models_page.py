@@ -13,6 +13,7 @@ from rootgraft.engine.checkpoint.families.mixture import MixtureFamily
 from rootgraft.engine.checkpoint.gguf import TENSOR_TYPES
 from rootgraft.engine.checkpoint.rope_config import ROPE_TYPES
 from rootgraft.engine.checkpoint.text_config import MULTIMODAL, Multimodal
+from support.models.forms_table import forms_table
 
 _INTRODUCTION = """# What loads
 
@@ -29,8 +30,9 @@ The same for all classes above, as each is one decoder over the same ops:
 | weights of a folder: F32, F16, BF16 | native kernels in float32 and bfloat16 | Triton kernels in bfloat16 and float16 |
 | `--quantization int8_dynamic`, `int8_weight_only` | all linear modules | refused |
 | `--quantization widened`: a quantised checkpoint in the model's type | all linear modules | all linear modules |
-| a GGUF file, or the first of a split one, or `org/name:Q4_K_M` on the hub: {types} | dequantised, as stored (Q4_0, Q4_1, Q4_K, Q6_K, Q8_0), or both ([which](weight-forms.md#forms-of-a-gguf-file)); `--quantization gguf`, `gguf_dynamic`: as stored, activations of 15 or 8 bits (Q4_0, Q4_1, Q8_0) | as stored |
-| `--kv-cache-dtype int8` | yes | refused |
+| a GGUF file, or the first of a split one, or `org/name:Q4_K_M` on the hub: {types} | dequantised, as stored (Q4_0, Q4_1, Q4_K, Q6_K, Q8_0), or both ([which](weight-forms.md#forms-of-a-gguf-file)); `--quantization gguf`, `gguf_dynamic`: as stored, activations of 15 or 8 bits (Q4_0, Q4_1, Q8_0) | as stored, those of fewer than 4 bits in 4 |
+| `--kv-cache-dtype int8` | yes | yes |
+| `--kv-cache-dtype fp8` | refused: `int8` is as small, and faster | yes |
 | LoRA adapters on every linear module, embedding and head; routers and shared experts | batched, native | batched, Triton |
 | LoRA adapters on experts, stacked (`target_parameters`) or one by one | batched, native | batched, Triton; steps with them run without CUDA graphs |
 | experts in MXFP4 (gpt-oss; also in GGUF files) | widened to the model's type, exactly | as stored |
@@ -39,13 +41,15 @@ The same for all classes above, as each is one decoder over the same ops:
 
 Activations are not quantised, whatever a config says.
 
-How weights are kept, by storage and device: [weight forms](weight-forms.md).
+How weights are kept, by storage and device: [weight forms](weight-forms.md). Below, bits of a value, and processor time of a row's product, in multiples of bfloat16's ([measured](../benchmarks/results/README.md)):
+
+{forms}
 
 On a GPU, norms of all query heads together (OLMo 2 and 3), layer norms of heads (Command R+), additions outside of norms, routing and the sum of a token's experts are plain torch; all else is Triton.
 
 Router and the shared expert's gate stay in the model's type under `--quantization`. Layers that predict further tokens (MTP modules of GLM-4.5, DeepSeek V3 and MiMo) are loaded where `--speculative-config '{{"method": "mtp"}}'` drafts by them, on a CPU and from a folder, else not. Mixtures not in the table are refused by name.
 
-*Latent attention* (DeepSeek V2 and V3, R1, Kimi K2) keeps one vector of each token in the KV pool for all heads: `kv_lora_rank + qk_rope_head_dim` numbers a layer, 576 in published models, where keys and values of 128 heads were 40,960. `kv_b_proj` is applied to queries and results, never to what is cached (the absorbed form). LoRA on every linear module is exact, `kv_b_proj` included, which is computed at the adapter's own rank; on a GPU, with DoRA, and in an activated LoRA, `kv_b_proj` is refused by name. `--kv-cache-dtype int8` is refused.
+*Latent attention* (DeepSeek V2 and V3, R1, Kimi K2) keeps one vector of each token in the KV pool for all heads: `kv_lora_rank + qk_rope_head_dim` numbers a layer, 576 in published models, where keys and values of 128 heads were 40,960. `kv_b_proj` is applied to queries and results, never to what is cached (the absorbed form). LoRA on every linear module is exact, `kv_b_proj` included, which is computed at the adapter's own rank; on a GPU, with DoRA, and in an activated LoRA, `kv_b_proj` is refused by name. KV of 8 bits is refused.
 """
 _RATIO = "on two cores of a CPU our decoder is 1.9 times as fast for one stream, and 1.5 times for four"
 _ROPE = """## Rotary embeddings
@@ -108,7 +112,7 @@ def page() -> str:
             "Weights of the other towers are not loaded; images in a request are refused.\n",
             _multimodal(),
             _ROPE.format(types=", ".join(f"`{name}`" for name in ROPE_TYPES)),
-            _FORMS.format(types=types),
+            _FORMS.format(types=types, forms=forms_table()),
             _VOCABULARIES,
             _LIBRARY.format(classes=", ".join(f"`{name}`" for name in LIBRARY_CLASSES), ratio=_RATIO),
         ]

@@ -39,13 +39,20 @@ class PagedRun:
     """Sequences on random pages of a pool. ``step`` extends some of them and returns logits of each new token."""
 
     def __init__(
-        self, model: DecoderModel, page_size: int, num_rows: int, max_len: int, seed: int = 0, offset: int = 0
+        self,
+        model: DecoderModel,
+        page_size: int,
+        num_rows: int,
+        max_len: int,
+        seed: int = 0,
+        offset: int = 0,
+        kv_dtype: torch.dtype | None = None,
     ) -> None:
         per_row = -(-max_len // page_size)
         self.model = model
         self.page_size = page_size
         self.offset = offset
-        self.kv = pool(model, num_rows * per_row + 1, page_size, num_rows)
+        self.kv = pool(model, num_rows * per_row + 1, page_size, num_rows, kv_dtype)
         pages = list(range(num_rows * per_row + 1))
         random.Random(seed).shuffle(pages)
         self.table = torch.tensor(pages[: num_rows * per_row], dtype=torch.int32).view(num_rows, per_row)

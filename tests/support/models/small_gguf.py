@@ -53,7 +53,9 @@ def write(
         _add(writer, key if key.startswith("tokenizer.") else f"{architecture}.{key}", value)
     for name, value in content.items():
         kind = (types or {}).get(name, gguf.GGMLQuantizationType.F32)
-        writer.add_tensor(name, gguf.quants.quantize(value, kind), raw_dtype=kind)
+        # Bytes are blocks of that type already.
+        raw = value if value.dtype == np.uint8 else gguf.quants.quantize(value, kind)
+        writer.add_tensor(name, raw, raw_dtype=kind)
     for step in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file):
         step()
     writer.close()
@@ -69,3 +71,33 @@ def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
         list: writer.add_array,
     }
     adders[type(value)](key, value)
+
+
+HALVES: dict[str, tuple[int, ...]] = {
+    **dict.fromkeys(("Q4_0", "Q5_0", "Q8_0", "IQ4_NL", "IQ4_XS", "IQ1_S"), (0,)),
+    **dict.fromkeys(("Q4_1", "Q5_1", "Q4_K", "Q5_K"), (0, 2)),
+    **dict.fromkeys(("IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"), (0,)),
+    "Q2_K": (80, 82),
+    "Q3_K": (108,),
+    "Q6_K": (208,),
+    "TQ1_0": (52,),
+    "TQ2_0": (64,),
+    "IQ1_M": (54,),
+    "MXFP4": (),
+}
+"""Types of blocks, and where numbers in half precision are in a block: random bits there would often be infinite."""
+
+
+def random_blocks(kind: gguf.GGMLQuantizationType, rows: int, width: int, bits: int = 0x3B) -> np.ndarray:
+    """Rows of random blocks of a type, [rows, bytes] uint8, whose scales are finite.
+
+    Args:
+        bits: that may be set in the upper byte of a number in half precision.
+    """
+    block, size = gguf.GGML_QUANT_SIZES[kind]
+    raw = np.random.default_rng(kind).integers(0, 256, (rows, width // block, size), dtype=np.uint8)
+    for at in HALVES[kind.name]:
+        raw[..., at + 1] &= bits
+    if kind is gguf.GGMLQuantizationType.MXFP4:
+        raw[..., 0] = raw[..., 0] % 16 + 112
+    return raw.reshape(rows, -1)

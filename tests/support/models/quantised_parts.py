@@ -1,0 +1,256 @@
+"""Small matrices as each format of quantised folders stores them, and ways to damage them."""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from compressed_tensors.compressors import BaseCompressor
+from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
+from torch import Tensor
+
+ROWS, WIDTH = 128, 128
+"""Shape of the matrices."""
+
+_BLOCK = [128, 128]
+COMPRESSED: dict[str, tuple[str, dict[str, Any]]] = {
+    "w4a16": ("pack-quantized", {"num_bits": 4, "strategy": "group", "group_size": 32, "symmetric": True}),
+    "w4a16 asymmetric": ("pack-quantized", {"num_bits": 4, "strategy": "group", "group_size": 32, "symmetric": False}),
+    "w8a16 by channel": ("pack-quantized", {"num_bits": 8, "strategy": "channel", "symmetric": True}),
+    "w3 asymmetric": ("pack-quantized", {"num_bits": 3, "strategy": "channel", "symmetric": False}),
+    "w8a8": ("int-quantized", {"num_bits": 8, "strategy": "channel", "symmetric": True}),
+    "w8 tensor": ("int-quantized", {"num_bits": 8, "strategy": "tensor", "symmetric": True}),
+    "w8 asymmetric": ("int-quantized", {"num_bits": 8, "strategy": "channel", "symmetric": False}),
+    "w8 groups": ("naive-quantized", {"num_bits": 8, "strategy": "group", "group_size": 64, "symmetric": True}),
+    "fp8 tensor": ("float-quantized", {"num_bits": 8, "type": "float", "strategy": "tensor"}),
+    "fp8 channel": ("float-quantized", {"num_bits": 8, "type": "float", "strategy": "channel"}),
+    "fp8 blocks": ("float-quantized", {"num_bits": 8, "type": "float", "strategy": "block", "block_structure": _BLOCK}),
+    "nvfp4": ("nvfp4-pack-quantized", {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}),
+    "mxfp4": ("mxfp4-pack-quantized", {"num_bits": 4, "type": "float", "strategy": "group", "group_size": 32}),
+}  # fmt: skip
+"""Schemes of compressed-tensors: the format, and the arguments of its weights."""
+
+
+def compressed(form: str, args: dict[str, Any], weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+    """What compressed-tensors stores of a weight, and what it reads back, in fp32 as far as its scales allow."""
+    scheme = QuantizationScheme(targets=["Linear"], weights=QuantizationArgs(**args), format=form)
+    state = {"weight": weight, **_scales_of(args, weight)}
+    compressor = cast(Any, BaseCompressor.get_value_from_registry(form))
+    stored = compressor.compress(dict(state), scheme)
+    return stored, compressor.decompress(dict(stored), scheme)["weight"].float()
+
+
+def _scales_of(args: dict[str, Any], weight: Tensor) -> dict[str, Tensor]:
+    """Scales and zero points of a weight, for the granularity of a scheme."""
+    rows, width = weight.shape
+    match args["strategy"]:
+        case "tensor":
+            parts = weight.reshape(1, 1, -1)
+        case "channel":
+            parts = weight.reshape(rows, 1, width)
+        case "block":
+            parts = weight.unfold(0, 128, 128).unfold(1, 128, 128).flatten(2)
+        case _:
+            parts = weight.reshape(rows, -1, args["group_size"])
+    largest = parts.abs().amax(-1)
+    if args.get("type") == "float" and args["num_bits"] == 4:
+        if args["group_size"] == 32:
+            return {"weight_scale": torch.exp2(torch.floor(torch.log2(largest)) - 2)}
+        total = torch.tensor([448 * 6 / weight.abs().max()])
+        scale = (total * largest / 6).to(torch.float8_e4m3fn)
+        return {"weight_scale": scale.float(), "weight_global_scale": total}
+    if args.get("type") == "float":
+        return {"weight_scale": largest / 448}
+    levels = 2 ** args["num_bits"] - 1
+    if args["symmetric"]:
+        return {"weight_scale": largest * 2 / levels}
+    lowest, highest = parts.amin(-1), parts.amax(-1)
+    scale = (highest - lowest) / levels
+    zero = (-(2 ** (args["num_bits"] - 1)) - torch.round(lowest / scale)).clamp(-(levels + 1) // 2, levels // 2)
+    return {"weight_scale": scale, "weight_zero_point": zero.to(torch.int8)}
+
+
+def compressed_config(form: str, args: dict[str, Any]) -> dict[str, Any]:
+    """Return the ``quantization_config`` of a scheme of compressed-tensors."""
+    group = {"targets": ["Linear"], "weights": {"type": "int", **args}, "input_activations": None}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": form,
+        "config_groups": {"group_0": group},
+        "ignore": ["lm_head"],
+    }
+
+
+@dataclass(frozen=True)
+class StoredMatrix:
+    """A matrix [ROWS, WIDTH] of a format: its ``quantization_config``, and its parts by name behind the module's."""
+
+    config: dict[str, Any]
+    parts: dict[str, Tensor]
+
+
+def _words(*shape: int) -> Tensor:
+    return torch.randint(-(2**31), 2**31 - 1, shape).to(torch.int32)
+
+
+def _gptq(bits: int, group: int, **more: Any) -> StoredMatrix:
+    groups = WIDTH // group
+    parts = {
+        "qweight": _words(WIDTH * bits // 32, ROWS),
+        "qzeros": _words(groups, ROWS * bits // 32),
+        "scales": (torch.rand(groups, ROWS) * 0.01 + 0.001).half(),
+        "g_idx": torch.arange(WIDTH, dtype=torch.int32) // group,
+    }
+    return StoredMatrix({"quant_method": "gptq", "bits": bits, "group_size": group, "sym": False} | more, parts)
+
+
+def _awq(version: str) -> StoredMatrix:
+    groups = WIDTH // 32
+    scales = torch.rand(groups, ROWS).half() * 0.01
+    if version == "gemm":
+        parts = {"qweight": _words(WIDTH, ROWS // 8), "qzeros": _words(groups, ROWS // 8), "scales": scales}
+    else:
+        padded = torch.zeros(ROWS, 32).half()
+        padded[:, :groups] = scales.T
+        parts = {"qweight": _words(ROWS, WIDTH // 8), "qzeros": _words(ROWS, 4), "scales": padded}
+    return StoredMatrix({"quant_method": "awq", "bits": 4, "group_size": 32, "version": version}, parts)
+
+
+def _float8() -> Tensor:
+    return torch.randn(ROWS, WIDTH).clamp(-4, 4).mul(100).to(torch.float8_e4m3fn)
+
+
+def _bnb(is_nested: bool) -> StoredMatrix:
+    blocks = ROWS * WIDTH // 64
+    state: dict[str, Any] = {"quant_type": "nf4", "blocksize": 64, "dtype": "float32", "shape": [ROWS, WIDTH]}
+    parts = {
+        "weight": torch.randint(0, 256, (ROWS * WIDTH // 2, 1), dtype=torch.uint8),
+        "weight.quant_map": torch.linspace(-1, 1, 16),
+        "weight.absmax": torch.rand(blocks),
+    }
+    if is_nested:
+        state |= {"nested_blocksize": 256, "nested_dtype": "float32", "nested_offset": 0.1}
+        parts["weight.absmax"] = torch.randint(0, 256, (blocks,), dtype=torch.uint8)
+        parts |= {"weight.nested_absmax": torch.rand(1), "weight.nested_quant_map": torch.linspace(0, 1, 256)}
+    text = json.dumps(state).encode()
+    parts["weight.quant_state.bitsandbytes__nf4"] = torch.tensor(list(text), dtype=torch.uint8)
+    config = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
+    return StoredMatrix(config, parts)
+
+
+def _bnb_int8() -> StoredMatrix:
+    numbers = torch.randint(-128, 128, (ROWS, WIDTH)).to(torch.int8)
+    parts = {"weight": numbers, "SCB": torch.rand(ROWS), "weight_format": torch.tensor(0, dtype=torch.uint8)}
+    return StoredMatrix({"quant_method": "bitsandbytes", "load_in_8bit": True}, parts)
+
+
+def _modelopt_nvfp4() -> StoredMatrix:
+    parts = {
+        "weight": torch.randint(0, 256, (ROWS, WIDTH // 2), dtype=torch.uint8),
+        "weight_scale": (torch.rand(ROWS, WIDTH // 16) * 100).to(torch.float8_e4m3fn),
+        "weight_scale_2": torch.tensor(0.001),
+    }
+    return StoredMatrix({"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 16}, parts)
+
+
+def _of_compressed(kind: str) -> Callable[[], StoredMatrix]:
+    def build() -> StoredMatrix:
+        form, args = COMPRESSED[kind]
+        parts, _ = compressed(form, args, torch.randn(ROWS, WIDTH))
+        return StoredMatrix(compressed_config(form, args), {name: part for name, part in parts.items() if part.numel()})
+
+    return build
+
+
+_FP8_BLOCKS = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": _BLOCK}
+MATRICES: dict[str, Callable[[], StoredMatrix]] = {
+    "gptq 2 bits": lambda: _gptq(2, 32),
+    "gptq 3 bits": lambda: _gptq(3, 64),
+    "gptq 4 bits": lambda: _gptq(4, 32, desc_act=True),
+    "gptq 8 bits": lambda: _gptq(8, 128, checkpoint_format="gptq_v2"),
+    "awq gemm": lambda: _awq("gemm"),
+    "awq gemv": lambda: _awq("gemv"),
+    **{f"compressed-tensors {kind}": _of_compressed(kind) for kind in COMPRESSED},
+    "fp8": lambda: StoredMatrix({"quant_method": "fp8"}, {"weight": _float8(), "weight_scale": torch.tensor(0.01)}),
+    "fp8 in blocks": lambda: StoredMatrix(_FP8_BLOCKS, {"weight": _float8(), "weight_scale_inv": torch.rand(1, 1)}),
+    "fbgemm": lambda: StoredMatrix(
+        {"quant_method": "fbgemm_fp8"}, {"weight": _float8(), "weight_scale": torch.rand(ROWS, 1)}
+    ),
+    "modelopt fp8": lambda: StoredMatrix(
+        {"quant_method": "modelopt", "quant_algo": "FP8"}, {"weight": _float8(), "weight_scale": torch.tensor(0.01)}
+    ),
+    "modelopt nvfp4": _modelopt_nvfp4,
+    "bitsandbytes nf4": lambda: _bnb(is_nested=False),
+    "bitsandbytes nf4 twice": lambda: _bnb(is_nested=True),
+    "bitsandbytes int8": _bnb_int8,
+}
+"""A maker of a random matrix for each format."""
+
+_ODD_VALUES = (None, True, -1, 0, 5, 1 << 70, 2.5, 1e400, "", "x", [], [[]], {}, {"a": 1})
+
+
+def damaged(matrix: StoredMatrix, seed: int) -> StoredMatrix:
+    """Return a matrix one of whose parts, or whose config, was changed as the seed says."""
+    draw = random.Random(seed)
+    parts = dict(matrix.parts)
+    name = draw.choice(sorted(parts))
+    kind = draw.randrange(len(_DAMAGES) + 2)
+    if kind == len(_DAMAGES):
+        return StoredMatrix(_damaged_config(matrix.config, draw), parts)
+    if kind == len(_DAMAGES) + 1:
+        del parts[name]
+    else:
+        # A copy, as contiguous tensors with dimensions of length 1 may have any stride there.
+        part = torch.empty(parts[name].shape, dtype=parts[name].dtype).copy_(parts[name])
+        parts[name] = _DAMAGES[kind](part, draw)
+    return StoredMatrix(matrix.config, parts)
+
+
+def _damaged_config(config: dict[str, Any], draw: random.Random) -> dict[str, Any]:
+    """Change one value, at any depth."""
+    changed = copy.deepcopy(config)
+    place = changed
+    while True:
+        key = draw.choice(sorted(place))
+        if not isinstance(place[key], dict) or not place[key] or draw.random() < 0.3:
+            place[key] = draw.choice(_ODD_VALUES)
+            return changed
+        place = place[key]
+
+
+def _one_byte(part: Tensor, draw: random.Random, value: int) -> Tensor:
+    raw = part.reshape(-1).clone().view(torch.uint8)
+    if len(raw):
+        raw[draw.randrange(len(raw))] = value
+    return raw.view(part.dtype).reshape(part.shape)
+
+
+def _one_number(part: Tensor, draw: random.Random, value: float) -> Tensor:
+    if not part.is_floating_point():
+        return _one_byte(part, draw, 255)
+    flat = part.float().reshape(-1).clone()
+    flat[draw.randrange(len(flat))] = value
+    return flat.to(part.dtype).reshape(part.shape)
+
+
+_DAMAGES: tuple[Callable[[Tensor, random.Random], Tensor], ...] = (
+    lambda part, _: part.reshape(-1)[: max(1, part.numel() // 2)].clone(),
+    lambda part, _: part.float()[None],
+    lambda part, _: torch.zeros(0, dtype=part.dtype),
+    lambda part, _: torch.cat((part.reshape(-1), part.reshape(-1))),
+    lambda part, _: part.reshape(-1, 1).view(torch.uint8),
+    lambda part, _: torch.cat((part, part)) if part.dim() else part.reshape(1, 1, 1),
+    lambda part, draw: _one_byte(part, draw, 255),
+    lambda part, draw: _one_byte(part, draw, 0x7F),
+    lambda part, draw: _one_byte(part, draw, draw.randrange(256)),
+    lambda part, draw: _one_number(part, draw, float("nan")),
+    lambda part, draw: _one_number(part, draw, float("inf")),
+    lambda part, draw: _one_number(part, draw, -3e38),
+    lambda part, _: torch.full_like(part.float(), 3e38).to(part.dtype),
+    lambda part, _: torch.zeros_like(part),
+)
