@@ -54,7 +54,6 @@ class KvPool:
         k_layers: ``k`` layer by layer, each [num_pages, num_kv_heads, page_size, head_dim]. A layer with a recurrent
             state has its states here and in ``v_layers``.
         v_layers: the same for ``v``; for latent attention ``k_layers``.
-        form: name of the form of its numbers: pages are of use in a pool of the same name alone.
         page_bytes: bytes of a page in all layers, and of its hidden states.
         state_bytes: bytes of a recurrent state in all layers.
     """
@@ -77,7 +76,6 @@ class KvPool:
         paged = zip(k, k if self.v is None else self.v.unbind(0), strict=True)
         caches = [recurrent[i] if i in recurrent else next(paged) for i in range(config.num_layers)]
         self.k_layers, self.v_layers = (tuple(each) for each in zip(*caches, strict=True))
-        self.form = kv_forms.form_name(dtype)
         self.num_pages = num_pages
         self.page_size = page_size
         self.page_bytes = bytes_per_page(config, page_size, dtype) + (hidden.page_bytes if hidden is not None else 0)
@@ -87,10 +85,10 @@ class KvPool:
 
     @property
     def form(self) -> str:
-        """Number format and shape of a page, for those who keep its bytes elsewhere."""
+        """Number format and shape of a page: its bytes are of use in a pool of the same form alone."""
         layers, _, heads, size, width = self.k.shape
         caches = "latent" if self.v is None else "k,v"
-        return f"{str(self.k.dtype).removeprefix('torch.')} {caches} {layers}x{heads}x{size}x{width}"
+        return f"{kv_forms.form_name(self.k.dtype)} {caches} {layers}x{heads}x{size}x{width}"
 
     def copy(self, copies: Sequence[PageCopy | PageLoad]) -> None:
         """Do copies and loads in their order. Raises IndexError for a page or a count outside the pool."""

@@ -83,7 +83,8 @@ def test_8_bits_on_a_gpu_are_rows(config: ModelConfig) -> None:
 def test_a_pool_tells_its_form(config: ModelConfig) -> None:
     dtypes = (torch.bfloat16, torch.float32, int8_kv_layout.DTYPE, torch.int8, FLOAT8)
     forms = [KvPool(config, 2, 16, dtype, CPU).form for dtype in dtypes]
-    assert forms == ["bfloat16", "float32", "int8", "int8 rows", "fp8 rows"]
+    names = [form.partition(" k,v 3x2x16x")[0] for form in forms]
+    assert names == ["bfloat16", "float32", "int8", "int8 rows", "fp8 rows"] and len(set(forms)) == len(forms)
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, FLOAT8])
