@@ -30,6 +30,7 @@ from support.models.lora_folders import file_of, good_config, good_tensors, smal
 
 from benchmarks.soaking import ROOT
 from rootgraft.api.config import ServerConfig
+from rootgraft.api.generate import model_engine
 from rootgraft.api.http import model_service, server
 from rootgraft.api.structured import output_check
 from rootgraft.engine import process_memory
@@ -215,7 +216,7 @@ def api(folder: str, port: str) -> int:
     """The API process: the server, with the functions replaced that get at a model, and one bound lower."""
     files = SimpleNamespace(path=Path(folder), name="soak")
     _replace(model_service, "resolve_model", lambda model, revision: files)
-    _replace(model_service, "Tokenizer", SimpleNamespace(load=lambda *_args, **_options: Characters()))
+    _replace(model_engine, "Tokenizer", SimpleNamespace(load=lambda *_args, **_options: Characters()))
     _replace(engine_client, "spawn_engine", spawn_soak_engine)
     _replace(output_check, "MOST_CACHED", VALIDATORS)
     config = EngineConfig(

@@ -53,13 +53,13 @@ def lower(spec: GrammarSpec, vocabulary: Vocabulary, limits: Limits = DEFAULT_LI
         raise complexity_error(spec, _readable(compiled.error))
     try:
         slowest = dry_run.check(compiled, vocabulary)
+        if not artifact.open_ended:
+            shortest = compiled.shortest()
+            artifact = replace(artifact, shortest=shortest or (), search_failed=shortest is None)
+        slowest = max(slowest, dry_run.check_search(CompiledGrammar(artifact, vocabulary), vocabulary))
     except dry_run.DryRunError as error:
         raise complexity_error(spec, str(error)) from None
-    is_slow = slowest > SLOW_SECONDS
-    if artifact.open_ended:
-        return replace(artifact, is_slow=is_slow)
-    shortest = compiled.shortest()
-    return replace(artifact, is_slow=is_slow, shortest=shortest or (), search_failed=shortest is None)
+    return replace(artifact, is_slow=slowest > SLOW_SECONDS)
 
 
 def _translated(spec: GrammarSpec, vocabulary: Vocabulary) -> GrammarArtifact:
