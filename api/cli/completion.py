@@ -19,6 +19,7 @@ _GROUPS = {
     "models": "Change which versions a server has.",
     "fleet": "Look at the replicas of a server.",
     "key": "Change the keys of a file.",
+    "cache": "Look at cached KV, and remove it.",
 }
 # Options whose values are files, and those whose values are folders.
 _FILES = {

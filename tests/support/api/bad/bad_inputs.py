@@ -150,7 +150,7 @@ OTHERS: list[Case] = [
     (
         CHAT,
         {"messages": [{"role": "assistant", "tool_calls": [{"type": "custom", "function": {"name": "f"}}]}]},
-        "messages[0].tool_calls[0].type",
+        "messages[0].tool_calls[0].custom",
         "invalid_value",
     ),
     # Pairs that contradict each other.

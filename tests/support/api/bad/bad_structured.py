@@ -155,7 +155,8 @@ TOOLS: list[tuple[dict[str, Any], str, str]] = [
     ({"tools": [5]}, "tools[0]", TYPE),
     ({"tools": [{}]}, "tools[0].type", MISSING),
     ({"tools": [{"type": "function"}]}, F, MISSING),
-    ({"tools": [{"type": "custom", "name": 5}]}, "tools[0].name", "invalid_type"),
+    ({"tools": [{"type": "custom", "name": 5}]}, "tools[0].custom", MISSING),
+    ({"tools": [{"type": "custom", "custom": {"name": 5}}]}, "tools[0].custom.name", "invalid_type"),
     ({"tools": [{"type": 5, "function": {"name": "f"}}]}, "tools[0].type", VALUE),
     ({"tools": [{"type": "function", "function": {}}]}, f"{F}.name", MISSING),
     ({"tools": [{"type": "function", "function": "f"}]}, F, TYPE),
@@ -182,7 +183,7 @@ TOOLS: list[tuple[dict[str, Any], str, str]] = [
     ({"tool_choice": named(5), "tools": [tool()]}, "tool_choice.function.name", TYPE),
     ({"tool_choice": {}, "tools": [tool()]}, "tool_choice.type", MISSING),
     ({"tool_choice": {"type": "function"}, "tools": [tool()]}, "tool_choice.function", MISSING),
-    ({"tool_choice": {"type": "custom"}, "tools": [tool()]}, "tool_choice.type", VALUE),
+    ({"tool_choice": {"type": "custom"}, "tools": [tool()]}, "tool_choice.custom", MISSING),
     ({"tool_choice": {"type": "allowed_tools"}, "tools": [tool()]}, "tool_choice.allowed_tools", MISSING),
     (
         {
