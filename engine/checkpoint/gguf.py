@@ -319,8 +319,8 @@ def _read_tensor(reader: _Reader) -> GgufTensor:
         raise ModelError(f"malformed: {what} has a dimension of length 0")
     kind, offset = reader.u32(what), reader.u64(what)
     if kind not in TENSOR_TYPES:
-        name = _OTHER_TENSOR_TYPES.get(kind, kind)
-        raise ModelError(f"{what} is of type {name}, which is not supported; docs/models.md lists those that are")
+        kind_name = _OTHER_TENSOR_TYPES.get(kind, str(kind))
+        raise ModelError(f"{what} is of type {kind_name}, which is not supported; docs/models.md lists those that are")
     type_name, block, block_bytes = TENSOR_TYPES[kind]
     if dims[0] % block:
         raise ModelError(f"malformed: rows of {what} have {dims[0]} elements, not a multiple of {type_name}'s {block}")
