@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -50,19 +51,25 @@ def clients() -> Iterator[ThreadPoolExecutor]:
         yield pool
 
 
-def workers() -> list[psutil.Process]:
-    return [child for child in psutil.Process().children() if any("program_worker" in part for part in child.cmdline())]
+def workers() -> Iterator[psutil.Process]:
+    """The processes of programs; one that ends meanwhile, as of an earlier test, is none."""
+    for child in psutil.Process().children():
+        with suppress(psutil.Error):
+            if any("program_worker" in part for part in child.cmdline()):
+                yield child
 
 
 def busy_worker() -> psutil.Process:
-    """The worker process that computes: its processor time grows."""
+    """The worker process that computes: its processor time grows, whatever it has taken in earlier tests."""
+    first: dict[int, float] = {}
     found: list[psutil.Process] = []
 
     def is_found() -> bool:
         for worker in workers():
-            before = worker.cpu_times().user
-            if before > 2.0:
-                found.append(worker)
+            with suppress(psutil.Error):
+                taken = worker.cpu_times().user
+                if taken - first.setdefault(worker.pid, taken) > 1.0:
+                    found.append(worker)
         return bool(found)
 
     wait_until(is_found)
