@@ -38,7 +38,7 @@ def add_key(path: Path, name: str, fields: Mapping[str, Any]) -> str:
         entry = {"name": name, "sha256": _digest(secret), **fields}
         entries.append(_table(entry, is_first=not entries) if path.suffix == ".toml" else entry)
 
-    _change(path, append, is_new=not path.exists())
+    _change(path, append, can_be_new=True)
     return secret
 
 
@@ -84,12 +84,12 @@ def _digest(secret: str) -> str:
     return hashlib.sha256(secret.encode()).hexdigest()
 
 
-def _change(path: Path, change: Callable[[Entries], None], *, is_new: bool = False) -> None:
+def _change(path: Path, change: Callable[[Entries], None], *, can_be_new: bool = False) -> None:
     """Change the entries and write the file, if the result is valid. One process at a time does so."""
     is_toml = path.suffix == ".toml"
     try:
         with _only_writer(path.parent):
-            if is_new:
+            if can_be_new and not path.exists():
                 document: Any = tomlkit.document() if is_toml else {}
                 document["keys"] = tomlkit.aot() if is_toml else []
             else:
