@@ -84,7 +84,10 @@ class _ChatLoop:
             timing = self._stream(answer)
         except KeyboardInterrupt:
             print_dim("(stopped)")
-            self._conversation.answer(answer.text)
+            if answer.text:
+                self._conversation.answer(answer.text)
+            else:
+                self._conversation.take_back()
             return
         if timing.error is None:
             self._conversation.answer(answer.text)

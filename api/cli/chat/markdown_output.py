@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Callable
 
 from markdown_it import MarkdownIt
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -15,6 +16,7 @@ from rich.segment import Segment
 from ..terminal import PlainOutput, TextOutput, without_controls
 
 _SECONDS_BETWEEN_DRAWS = 0.05
+_LEAST_PAUSE = 3.0  # between two draws, in times of what the last one took: a long block takes long
 
 
 def best_output() -> TextOutput:
@@ -28,22 +30,32 @@ class MarkdownOutput:
 
     Args:
         console: where it is drawn; standard output by default.
+        clock: seconds on any scale; they pass while a block is drawn.
     """
 
-    def __init__(self, console: Console | None = None) -> None:
+    def __init__(self, console: Console | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._console = console or Console(highlight=False)
+        self._clock = clock
         self._parser = MarkdownIt().enable("table")
         self._rest = ""  # the text of the last block, which may still grow
         self._live: Live | None = None
-        self._drawn_at = float("-inf")
+        self._draws_from = float("-inf")
         self._has_block = False
 
     def write(self, text: str) -> None:
-        """Draw the further text, at most twenty times a second."""
+        """Draw the further text, at most twenty times a second and in at most a quarter of the time.
+
+        The pieces that arrived while a block was drawn are waiting: without the pause each would draw it again, and
+        Ctrl-C would wait for all of them.
+        """
         self._rest += without_controls(text)
-        if (now := time.monotonic()) - self._drawn_at < _SECONDS_BETWEEN_DRAWS:
+        if (began := self._clock()) < self._draws_from:
             return
-        self._drawn_at = now
+        self._draw()
+        ended = self._clock()
+        self._draws_from = ended + max(_SECONDS_BETWEEN_DRAWS, _LEAST_PAUSE * (ended - began))
+
+    def _draw(self) -> None:
         if complete := self._take_complete():
             self._print(complete)
         if self._live is None:

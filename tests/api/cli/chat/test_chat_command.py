@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import pty
+import select
 import socket
 import subprocess
 import sys
@@ -163,6 +164,8 @@ class Terminal:
         os.write(self.descriptor, keys)
 
     def read(self) -> None:
+        """Read what is shown next, which comes within a minute."""
+        assert select.select([self.descriptor], [], [], 60)[0], self.lines
         self.stream.feed(os.read(self.descriptor, 1 << 16))
 
     @property
