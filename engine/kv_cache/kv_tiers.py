@@ -104,7 +104,7 @@ class KvTiers:
         for thread in self._threads:
             thread.start()
 
-    # Write-behind, called by the prefix cache
+    # The prefix cache calls these: pages are written behind its steps.
 
     def offer(self, blocks: Iterable[BlockId], pages: Iterable[int]) -> None:
         """Have pages of the tree written that no store has; the last one first, so that it is the first to be evicted.
@@ -136,7 +136,7 @@ class KvTiers:
                 for page in pages:
                     self._offered.pop(page, None)
 
-    # Read-ahead, called by the scheduler
+    # The scheduler calls these: pages are read ahead of their sequences.
 
     def awaits(self, number: int, path: Path, tokens: array[int], num_cached: int, num_pages: int) -> bool:
         """Return whether pages of a waiting sequence are being read; begin to read those that a store has.
@@ -213,7 +213,7 @@ class KvTiers:
         """Note that these pages are in the tree, or that their lease has ended without."""
         self._arriving.difference_update(keys)
 
-    # As a whole
+    # These concern all sequences and stores.
 
     def reset(self) -> None:
         """Forget all sequences and all pages of a pool whose content is not trusted any more. What is stored stays."""
@@ -271,7 +271,7 @@ class KvTiers:
         for store in self.stores:
             store.close()
 
-    # The threads
+    # These run on the threads of the tiers.
 
     def _write_all(self) -> None:
         if sys.platform == "linux":  # elsewhere niceness is that of the whole process

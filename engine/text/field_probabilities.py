@@ -188,7 +188,7 @@ class FieldReader:
             case _State.COLON:
                 self._state = _State.VALUE
 
-    # -- values
+    # These read values.
 
     def _begin_value(self, byte: int, at: int, step: Callable[[], _Step]) -> None:
         if byte in b"{[":
@@ -235,7 +235,7 @@ class FieldReader:
     def _leave_value(self) -> None:
         self._state = _State.AFTER if self._containers else _State.WHOLE
 
-    # -- objects and arrays
+    # These read objects and arrays.
 
     def _begin_container(self, byte: int) -> None:
         new = _Container(byte == ord("{"), self._place, self._path)
