@@ -11,7 +11,8 @@ import orjson
 FIELDS = "fields"
 """Attribute of a log record whose entries become fields of the JSON line."""
 
-_CLIENTS = ("httpx", "httpx2")  # of the hub's package: a line for each of their requests
+# Loggers of the HTTP clients that huggingface_hub uses: they write a line for each request.
+_CLIENTS = ("httpx", "httpx2")
 _TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
