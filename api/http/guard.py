@@ -26,9 +26,9 @@ from ..observe.live_page import PATHS
 from ..observe.log import FIELDS
 from ..routes.dependencies import PICKED_STATE
 from ..storage.file_store import FORM_BYTES
-from .allowed_hosts import AllowedHosts
+from .allowed_hosts import PROBES, AllowedHosts
 
-OPEN_PATHS = frozenset({"/health", "/ready", "/ping"}) | PATHS
+OPEN_PATHS = PROBES | PATHS
 MAX_HEADER_BYTES = 32 << 10
 MAX_HEADERS = 100
 BODY_TIMEOUT = 30.0

@@ -224,6 +224,8 @@ def test_the_openapi_document(live: Live) -> None:
         "/v1/admin/models": {"get", "post"},
         **{f"/v1/admin/models/{{name}}/{verb}": {"post"} for verb in ("canary", "promote", "remove", "rollback")},
         "/health": {"get"},
+        "/health/live": {"get"},
+        "/health/ready": {"get"},
         "/ready": {"get"},
         "/version": {"get"},
         "/metrics": {"get"},
