@@ -16,6 +16,7 @@ from . import (
     files,
     health,
     models,
+    ollama,
     pooled,
     replicas,
     responses,
@@ -25,7 +26,8 @@ from . import (
 )
 
 DIRECT: tuple[APIRouter, ...] = tuple(
-    module.router for module in (chat, completions, decisions, scores, pooled, responses, anthropic, files, batches)
+    module.router
+    for module in (chat, completions, decisions, scores, pooled, responses, anthropic, ollama, files, batches)
 )
 """Those whose routes are answered without the framework where a body is all that they take."""
 ROUTERS: tuple[APIRouter, ...] = (

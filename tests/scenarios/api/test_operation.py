@@ -223,6 +223,8 @@ def test_the_openapi_document(live: Live) -> None:
         "/tokenizer_info": {"get"},
         "/v1/admin/models": {"get", "post"},
         **{f"/v1/admin/models/{{name}}/{verb}": {"post"} for verb in ("canary", "promote", "remove", "rollback")},
+        **{f"/api/{name}": {"post"} for name in ("chat", "embed", "embeddings", "generate", "show")},
+        **{f"/api/{name}": {"get"} for name in ("ps", "tags", "version")},
         "/health": {"get"},
         "/health/live": {"get"},
         "/health/ready": {"get"},
