@@ -22,7 +22,7 @@ from .errors import ErrorReply, HTTPError, reply_to
 
 MESSAGES_PATH = "/v1/messages"
 OLLAMA_FOLDER = "/api/"
-TGI_PATHS = ("/generate", "/generate_stream", "/info")
+TGI_PATHS = ("/generate", "/generate_stream", "/", "/info")
 
 HANDLED = (EngineError, RequestValidationError, HTTPException)
 """Errors that a route may raise; any other one is a bug."""

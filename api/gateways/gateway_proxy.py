@@ -19,7 +19,7 @@ from ..errors import ErrorReply
 from ..generate.streams import ClientGone, while_connected
 
 OWN_PATHS = frozenset(
-    {"/v1/chat/completions", "/v1/completions", MESSAGES_PATH, "/api/chat", "/api/generate", *TGI_PATHS[:2]}
+    {"/v1/chat/completions", "/v1/completions", MESSAGES_PATH, "/api/chat", "/api/generate", *TGI_PATHS[:3]}
 )
 """What a gateway answers itself."""
 

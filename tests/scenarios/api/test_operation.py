@@ -225,6 +225,8 @@ def test_the_openapi_document(live: Live) -> None:
         **{f"/v1/admin/models/{{name}}/{verb}": {"post"} for verb in ("canary", "promote", "remove", "rollback")},
         **{f"/api/{name}": {"post"} for name in ("chat", "embed", "embeddings", "generate", "show")},
         **{f"/api/{name}": {"get"} for name in ("ps", "tags", "version")},
+        **{path: {"post"} for path in ("/generate", "/generate_stream", "/")},
+        "/info": {"get"},
         "/health": {"get"},
         "/health/live": {"get"},
         "/health/ready": {"get"},
