@@ -28,9 +28,9 @@ from ..observe.live_page import PATHS
 from ..observe.log import ACCESS, FIELDS
 from ..routes.dependencies import PICKED_STATE
 from ..storage.file_store import FORM_BYTES
-from .allowed_hosts import AllowedHosts
+from .allowed_hosts import PROBES, AllowedHosts
 
-OPEN_PATHS = frozenset({"/health", "/ready", "/ping"}) | PATHS
+OPEN_PATHS = PROBES | PATHS
 MAX_HEADER_BYTES = 32 << 10
 MAX_HEADERS = 100
 BODY_TIMEOUT = 30.0
@@ -135,6 +135,11 @@ class _InShape:
         await self._send({"type": "http.response.body", "body": bytes(response.body)})
 
 
+def _is_open(scope: Scope) -> bool:
+    """Whether a request needs no key: it reads an open path. A ``POST /`` generates."""
+    return scope["path"] in OPEN_PATHS and scope["method"] in ("GET", "HEAD")
+
+
 def _is_of_framework(scope: Scope, head: Message) -> bool:
     kind = next((value for name, value in head["headers"] if name.lower() == b"content-type"), b"text/plain")
     is_told = scope["method"] != "HEAD" and scope["path"] not in OPEN_PATHS
@@ -168,7 +173,7 @@ class Guard:
             return
         try:
             self._check_headers(scope)
-            if scope["path"] not in OPEN_PATHS:
+            if not _is_open(scope):
                 key = self._key(scope)
                 scope["state"]["caller"] = self._caller(scope, key)
                 CURRENT_TENANT.set(key.tenant)
