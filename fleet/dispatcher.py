@@ -30,10 +30,13 @@ from ..engine.messages import (
     AdapterChanged,
     Done,
     Failed,
+    FetchKv,
     ForgetTokens,
     Heartbeat,
+    KvBlocks,
     Message,
     PrepareGrammar,
+    ReadKv,
     Ready,
     Submit,
     TokenOut,
@@ -44,8 +47,9 @@ from ..engine.types import Priority
 from .frame_order import FrameGap, FrameOrder
 from .journal import Journal, JournalEntry, aborted, given_up, is_loss
 from .placement.grammar_index import grammar_key
-from .placement.prefix_chain import KvScope, prefix_chain
+from .placement.prefix_chain import BLOCK, KvScope, prefix_chain
 from .placement.replica_table import ReplicaInfo, ReplicaTable
+from .transfer_table import TransferTable
 
 MOST_DEATHS = 3
 """Replicas lost in a row with a sequence that got no token; then it fails."""
@@ -70,6 +74,8 @@ class DispatcherLimits:
         quiet_seconds: without a loss after which a moment of losses is over.
         adapter_slots: adapters that a replica holds on its device.
         adapter_load_seconds: that a load takes.
+        most_transfers: copies of KV from one replica to another at one time; what is beyond is computed.
+        least_fetched: tokens that another replica has more of a prompt than the one that gets it, to be copied.
     """
 
     most_replicas: int = 64
@@ -80,6 +86,8 @@ class DispatcherLimits:
     quiet_seconds: float = 1.0
     adapter_slots: int = 4
     adapter_load_seconds: float = 0.5
+    most_transfers: int = 16
+    least_fetched: int = 128
 
     @property
     def silent_seconds(self) -> float:
@@ -100,6 +108,14 @@ class LostReplicas:
     names: list[str] = field(default_factory=list)
     last: float = -math.inf
     count: int = 0
+
+
+@dataclass(slots=True)
+class DispatcherOutbox:
+    """Messages that nobody has taken yet: for replicas, by their names, and for clients."""
+
+    sent: list[tuple[str, Message]] = field(default_factory=list)
+    delivered: list[Message] = field(default_factory=list)
 
 
 class Dispatcher:
@@ -124,8 +140,8 @@ class Dispatcher:
         self._base_digest = ""
         self._texts: dict[str, TokenTexts] = {}  # by vocabulary
         self._seeds = random.Random(seed % (1 << 64))  # as in the engine core
-        self._sent: list[tuple[str, Message]] = []
-        self._delivered: list[Message] = []
+        self._out = DispatcherOutbox()
+        self._transfers = TransferTable(limits.most_transfers)
         self._lost = LostReplicas()
         self.num_replays = 0
 
@@ -167,11 +183,11 @@ class Dispatcher:
         self._texts.pop(message.vocabulary, None)
         if isinstance(message, TokenTexts):
             self._texts[message.vocabulary] = message
-        self._sent += [(name, message) for name in self.replicas]
+        self._out.sent += [(name, message) for name in self.replicas]
 
     def name_adapter(self, name: str, version: str | None) -> None:
         """Let an adapter's name stand for a version from now on, None for itself. Open sequences keep theirs."""
-        self._delivered.append(AdapterChanged(name, None))
+        self._out.delivered.append(AdapterChanged(name, None))
         if version is None:
             self._versions.pop(name, None)
         else:
@@ -206,7 +222,7 @@ class Dispatcher:
                 continue
             entry.aborted = True
             if entry.replica is not None:
-                self._sent.append((entry.replica, Abort((entry.number,))))
+                self._out.sent.append((entry.replica, Abort((entry.number,))))
             else:
                 self._end(entry, aborted(entry))
 
@@ -221,7 +237,7 @@ class Dispatcher:
         self._table.join(name, ready, now)
         self._base_digest = ready.base_digest  # of new sequences, as far as is known
         self._orders[name] = FrameOrder()
-        self._sent += [(name, texts) for texts in self._texts.values()]
+        self._out.sent += [(name, texts) for texts in self._texts.values()]
         self._place_held(now)
         self._prepare_grammars()
 
@@ -237,7 +253,8 @@ class Dispatcher:
             self._place_held(now)
 
     def is_drained(self, name: str) -> bool:
-        return not self._journal.on(name)
+        """Return whether a replica has no sequence, and nobody copies KV from it."""
+        return not self._journal.on(name) and not self._transfers.reads_from(name)
 
     def leave(self, name: str, now: float) -> None:
         """Give up a replica: its sequences go on elsewhere. Ignored if it is gone."""
@@ -267,6 +284,7 @@ class Dispatcher:
         """Forget a replica. Returns the sequences that it had."""
         self._table.leave(name)
         del self._orders[name]
+        self._out.sent += self._transfers.leave(name)
         self._suspects.pop(name, None)
         self._lacking = {version: left for version, names in self._lacking.items() if (left := names - {name})}
         return self._journal.lift(name)
@@ -307,12 +325,12 @@ class Dispatcher:
 
     def take_sent(self) -> list[tuple[str, Message]]:
         """Return messages for replicas, by their names, since the last call."""
-        sent, self._sent = self._sent, []
+        sent, self._out.sent = self._out.sent, []
         return sent
 
     def take_delivered(self) -> list[Message]:
         """Return messages for clients since the last call."""
-        delivered, self._delivered = self._delivered, []
+        delivered, self._out.delivered = self._out.delivered, []
         return delivered
 
     def take_lost(self) -> list[str]:
@@ -369,10 +387,20 @@ class Dispatcher:
             self._suspects[info.name] = entry
         sent = self._journal.place(entry, info.name, info.ready.base_digest)
         entry.is_late = is_silent
-        self._table.place(info, entry.number, chain, num_tokens - route.num_cached, submit.adapter, entry.grammar)
-        self._sent.append((info.name, sent))
+        entry.source, num_cached = self._source(chain, num_tokens, info, route.num_cached, now)
+        self._table.place(info, entry.number, chain, num_tokens - num_cached, submit.adapter, entry.grammar)
+        self._out.sent.append((info.name, replace(sent, peer_tokens=num_cached) if entry.source else sent))
         self._prepare_grammar(entry)
         return True
+
+    def _source(
+        self, chain: Sequence[int], num_tokens: int, info: ReplicaInfo, num_cached: int, now: float
+    ) -> tuple[str, int]:
+        """Return who has more of a prompt than its replica, and how many tokens; "" and those of its own for nobody."""
+        holder, num_held = self._table.holder(chain, info, now - self._limits.silent_seconds)
+        if holder is None or num_held < num_cached + self._limits.least_fetched:
+            return "", num_cached
+        return holder.name, min(num_held + BLOCK - 1, num_tokens)  # what it has of the block behind is not known here
 
     def _prepare_grammars(self) -> None:
         """Have the grammars of all open sequences compiled on as many replicas as should have them."""
@@ -386,7 +414,7 @@ class Dispatcher:
         standby = self._table.standby(entry.grammar, entry.base_digest)
         if standby is not None:
             self._table.grammars.add(standby.slot, entry.grammar)
-            self._sent.append(
+            self._out.sent.append(
                 (standby.name, PrepareGrammar(*entry.submit.grammar, entry.submit.vocabulary, entry.submit.tenant))
             )
 
@@ -419,7 +447,7 @@ class Dispatcher:
         """End a sequence that is on no replica."""
         self._held.pop(entry.submit.id, None)
         self._journal.close(entry)
-        self._delivered.append(message)
+        self._out.delivered.append(message)
 
     def _take(self, info: ReplicaInfo, message: Message, now: float) -> None:
         if isinstance(message, TokenOut):  # most messages are
@@ -428,14 +456,29 @@ class Dispatcher:
         elif isinstance(message, Heartbeat):
             self._table.beat(info, message.stats)
             self._journal.take_waiting(info.name, message.waiting)
+        elif isinstance(message, FetchKv):
+            self._fetch(info, message)
+        elif isinstance(message, KvBlocks):
+            if (forwarded := self._transfers.forward(info.name, message)) is not None:
+                self._out.sent.append(forwarded)
         elif isinstance(message, (Done, Failed)) and (entry := self._journal.find(info.name, message.id)) is not None:
             self._take_end(info, entry, message, now)
+
+    def _fetch(self, info: ReplicaInfo, message: FetchKv) -> None:
+        """Ask the replica that has it for KV that a sequence waits for, or say that there is none."""
+        entry = self._journal.find(info.name, message.id)
+        source = entry.source if entry is not None else ""
+        ticket = self._transfers.begin(source, info.name, message.id) if source in self.replicas else None
+        if ticket is None:
+            self._out.sent.append((info.name, KvBlocks(message.id, (), is_last=True)))
+        else:
+            self._out.sent.append((source, ReadKv(ticket, message.path, message.tokens, message.first)))
 
     def _take_tokens(self, info: ReplicaInfo, entry: JournalEntry, message: TokenOut, now: float) -> None:
         num_generated = len(entry.generated)
         said = self._journal.take_tokens(entry, message, info.ready.base_digest)
         if said is not None:
-            self._delivered.append(said)
+            self._out.delivered.append(said)
         if len(entry.generated) == num_generated:
             return
         self._table.begun(info, entry.number)
@@ -452,7 +495,7 @@ class Dispatcher:
             self.leave(info.name, now)
             return
         number = entry.number
-        self._delivered.append(self._journal.take_end(entry, message, now))
+        self._out.delivered.append(self._journal.take_end(entry, message, now))
         self._table.ended(info, number)
         if isinstance(message, Done):  # the next call of a conversation finds its answer there
             self._table.prefixes.add(info.slot, self._chain(entry))

@@ -61,6 +61,7 @@ class JournalEntry:
         began: when its first token came; None before that.
         waits: its replica has said that no step computes it: it waits in the queue, or for its grammar.
         is_late: its replica was silent already when it came there: it is not the reason if that is lost.
+        source: another replica that has KV of it; "" for none.
     """
 
     submit: Submit
@@ -77,6 +78,7 @@ class JournalEntry:
     began: float | None = None
     waits: bool = False
     is_late: bool = False
+    source: str = ""
 
     @property
     def num_bytes(self) -> int:

@@ -186,6 +186,20 @@ class ReplicaTable:
         )
         return self._by_slot.get(route.replica), route
 
+    def holder(self, chain: Sequence[int], info: ReplicaInfo, heard_since: float) -> tuple[ReplicaInfo | None, int]:
+        """Return another replica with the same base model that has most of a prompt, and its tokens; None and 0.
+
+        One that drains is one too; one that was silent for longer is not.
+        """
+        cached, _ = self.prefixes.cached(chain)
+        others = [
+            (int(cached[each.slot]), each)
+            for each in self.replicas.values()
+            if each is not info and each.heard >= heard_since and each.ready.base_digest == info.ready.base_digest
+        ]
+        num_tokens, best = max(others, key=lambda each: each[0], default=(0, None))
+        return (best, num_tokens) if num_tokens else (None, 0)
+
     def standby(self, grammar: int, base_digest: str) -> ReplicaInfo | None:
         """Return a replica that should have a grammar compiled ahead; None if enough have it, or no other is there.
 
