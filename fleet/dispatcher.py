@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import math
 import random
+from array import array
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -48,7 +49,8 @@ from .frame_order import FrameGap, FrameOrder
 from .journal import Journal, JournalEntry, aborted, given_up, is_loss
 from .placement.grammar_index import grammar_key
 from .placement.prefix_chain import BLOCK, KvScope, prefix_chain
-from .placement.replica_table import ReplicaInfo, ReplicaTable
+from .placement.replica_table import BOTH, DECODE, PREFILL, ReplicaInfo, ReplicaTable
+from .placement.routing import Route
 from .transfer_table import TransferTable
 
 MOST_DEATHS = 3
@@ -76,6 +78,7 @@ class DispatcherLimits:
         adapter_load_seconds: that a load takes.
         most_transfers: copies of KV from one replica to another at one time; what is beyond is computed.
         least_fetched: tokens that another replica has more of a prompt than the one that gets it, to be copied.
+        least_prefill: tokens that a prompt lacks where it is answered, to be computed by a replica for prompts.
     """
 
     most_replicas: int = 64
@@ -88,6 +91,7 @@ class DispatcherLimits:
     adapter_load_seconds: float = 0.5
     most_transfers: int = 16
     least_fetched: int = 128
+    least_prefill: int = 256
 
     @property
     def silent_seconds(self) -> float:
@@ -226,15 +230,16 @@ class Dispatcher:
             else:
                 self._end(entry, aborted(entry))
 
-    def join(self, name: str, ready: Ready, now: float, lacking: Iterable[str] = ()) -> None:
+    def join(self, name: str, ready: Ready, now: float, lacking: Iterable[str] = (), role: str = BOTH) -> None:
         """Add a replica, whose name no other one ever had; sequences that wait for one go there.
 
         Args:
             lacking: versions of adapters that it cannot have, and gets no sequences of.
+            role: what it computes, as in ``ReplicaInfo``.
         """
         for version in lacking:
             self._lacking.setdefault(version, set()).add(name)
-        self._table.join(name, ready, now)
+        self._table.join(name, ready, now, role)
         self._base_digest = ready.base_digest  # of new sequences, as far as is known
         self._orders[name] = FrameOrder()
         self._out.sent += [(name, texts) for texts in self._texts.values()]
@@ -253,8 +258,24 @@ class Dispatcher:
             self._place_held(now)
 
     def is_drained(self, name: str) -> bool:
-        """Return whether a replica has no sequence, and nobody copies KV from it."""
-        return not self._journal.on(name) and not self._transfers.reads_from(name)
+        """Return whether a replica has no sequence, and nobody copies KV from it, or is about to. Linear in sequences."""
+        if self._journal.on(name) or self._transfers.reads_from(name):
+            return False
+        copying = (each for each in self._journal if each.kv.source == name and each.replica is not None)
+        return not any(each.number in self.replicas[str(each.replica)].pending for each in copying)
+
+    def hand_over(self, name: str, now: float) -> None:
+        """Let the sequences of a replica that drains go on elsewhere, while their KV can be copied from it.
+
+        Those that nobody else can go on with now stay.
+        """
+        info = self.replicas.get(name)
+        for entry in self._journal.on(name) if info is not None and info.draining else ():
+            others = (each for each in self.replicas.values() if not each.draining)
+            if any(each.ready.base_digest == info.ready.base_digest for each in others) and not entry.aborted:
+                entry.kv.decoder = ""
+                self.num_replays += 1
+                self._move(entry, now)
 
     def leave(self, name: str, now: float) -> None:
         """Give up a replica: its sequences go on elsewhere. Ignored if it is gone."""
@@ -303,6 +324,8 @@ class Dispatcher:
             for message in frame:
                 if name in self.replicas:
                     self._take(info, message, now)
+        if info.role == PREFILL and name in self.replicas:
+            self._hand_on(info, now)
 
     def hear(self, name: str, now: float) -> None:
         """Note a sign of life of a replica beside its frames."""
@@ -368,16 +391,7 @@ class Dispatcher:
             self._held.setdefault(submit.id, (entry, now))
             return False
         chain, num_tokens = self._chain(entry), len(submit.tokens) + len(entry.generated)
-        info, route = self._table.choose(
-            chain,
-            num_tokens,
-            adapter=submit.adapter,
-            grammar=entry.grammar,
-            base_digest=entry.base_digest,
-            heard_since=now - self._limits.silent_seconds,
-            excluded={*self._suspects, *lacking} if lacking else self._suspects,
-            is_replay=entry.losses.in_all > 0,
-        )
+        info, route = self._choose(entry, chain, self._role(entry, chain, num_tokens), now)
         is_silent = info is not None and now - info.heard > self._limits.silent_seconds
         if info is None or (entry.losses.in_all and is_silent) or (is_careful and info.heard <= self._lost.last):
             self._held.setdefault(submit.id, (entry, now))
@@ -387,11 +401,78 @@ class Dispatcher:
             self._suspects[info.name] = entry
         sent = self._journal.place(entry, info.name, info.ready.base_digest)
         entry.is_late = is_silent
-        entry.source, num_cached = self._source(chain, num_tokens, info, route.num_cached, now)
+        entry.kv.source, num_cached = self._source(chain, num_tokens, info, route.num_cached, now)
         self._table.place(info, entry.number, chain, num_tokens - num_cached, submit.adapter, entry.grammar)
-        self._out.sent.append((info.name, replace(sent, peer_tokens=num_cached) if entry.source else sent))
+        self._out.sent.append((info.name, replace(sent, peer_tokens=num_cached) if entry.kv.source else sent))
+        if info.role == PREFILL and not entry.generated:
+            self._push(entry, info, chain, now)
         self._prepare_grammar(entry)
         return True
+
+    def _role(self, entry: JournalEntry, chain: Sequence[int], num_tokens: int) -> str:
+        """Return what a sequence needs next: a prompt that lacks few tokens is computed where it is answered."""
+        is_short = num_tokens - self._table.num_decoding(chain) < self._limits.least_prefill
+        return DECODE if entry.generated or is_short else PREFILL
+
+    def _choose(
+        self, entry: JournalEntry, chain: Sequence[int], role: str, now: float
+    ) -> tuple[ReplicaInfo | None, Route]:
+        """Return the replica for a sequence: the one that was chosen to go on with it, while it can.
+
+        Those of other roles get it where there is no one else.
+        """
+        submit, excluded = entry.submit, {*self._suspects, *self._lacking.get(entry.submit.adapter or "", ())}
+        names = self.replicas.keys()
+        wrong = self._table.without(role)
+        decoder = self.replicas.get(entry.kv.decoder)
+        if role == DECODE and decoder is not None and not decoder.draining and decoder.name not in excluded:
+            wrong = frozenset(names - {decoder.name})
+        for others in (wrong, frozenset[str]()):
+            info, route = self._table.choose(
+                chain,
+                len(submit.tokens) + len(entry.generated),
+                adapter=submit.adapter,
+                grammar=entry.grammar,
+                base_digest=entry.base_digest,
+                heard_since=now - self._limits.silent_seconds,
+                excluded=excluded | others,
+                is_replay=entry.losses.in_all > 0,
+            )
+            if info is not None:
+                break
+        return info, route
+
+    def _push(self, entry: JournalEntry, info: ReplicaInfo, chain: Sequence[int], now: float) -> None:
+        """Have the KV of a prompt sent to the replica that goes on with it, while it is being computed."""
+        decoder, route = self._choose(entry, chain, DECODE, now)
+        if decoder is None or decoder.role == PREFILL:
+            return
+        entry.kv.decoder = decoder.name
+        ticket = self._transfers.begin(info.name, decoder.name, 0)
+        if ticket is not None:
+            entry.kv.push = ticket
+            first = route.num_cached // info.ready.page_size
+            self._out.sent.append((info.name, ReadKv(ticket, None, array("i"), first, entry.number)))
+
+    def _hand_on(self, info: ReplicaInfo, now: float) -> None:
+        """Let sequences whose prompt is computed go on where answers are."""
+        for entry in self._journal.on(info.name):
+            if not entry.generated or entry.aborted or info.name not in self._table.without(DECODE):
+                continue
+            decoder, _ = self._choose(entry, self._chain(entry), DECODE, now)
+            if decoder is not None and decoder.role != PREFILL:
+                self._move(entry, now)
+
+    def _move(self, entry: JournalEntry, now: float) -> None:
+        """Let a sequence go on on another replica, which copies its KV from the one that it leaves."""
+        assert entry.replica is not None
+        info, number = self.replicas[entry.replica], entry.number
+        self._journal.move(entry)
+        self._acquit(info, entry, now)
+        self._table.ended(info, number)
+        self._table.prefixes.add(info.slot, self._chain(entry))
+        self._out.sent.append((info.name, Abort((number,))))
+        self._place(entry, now)
 
     def _source(
         self, chain: Sequence[int], num_tokens: int, info: ReplicaInfo, num_cached: int, now: float
@@ -461,13 +542,18 @@ class Dispatcher:
         elif isinstance(message, KvBlocks):
             if (forwarded := self._transfers.forward(info.name, message)) is not None:
                 self._out.sent.append(forwarded)
-        elif isinstance(message, (Done, Failed)) and (entry := self._journal.find(info.name, message.id)) is not None:
-            self._take_end(info, entry, message, now)
+        elif isinstance(message, (Done, Failed)):
+            if (entry := self._journal.find(info.name, message.id)) is not None:
+                self._take_end(info, entry, message, now)
+            elif isinstance(message, Done):
+                self._journal.take_left(info.name, message)
 
     def _fetch(self, info: ReplicaInfo, message: FetchKv) -> None:
         """Ask the replica that has it for KV that a sequence waits for, or say that there is none."""
         entry = self._journal.find(info.name, message.id)
-        source = entry.source if entry is not None else ""
+        if entry is not None and self._transfers.adopt(entry.kv.push, info.name, message.id):
+            return
+        source = entry.kv.source if entry is not None else ""
         ticket = self._transfers.begin(source, info.name, message.id) if source in self.replicas else None
         if ticket is None:
             self._out.sent.append((info.name, KvBlocks(message.id, (), is_last=True)))

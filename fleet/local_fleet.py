@@ -42,7 +42,7 @@ def local_fleet(config: EngineConfig, path: Path, options: FleetOptions, num_eng
     if policy is not None:
         count = max(1, policy.least)  # what the model needs is known from one that runs
     launcher = _launcher(with_peers(config, options), path, options, num_engines)
-    return Fleet(launcher, count, limits_of(config, options), seed=config.seed, policy=policy)
+    return Fleet(launcher, count, limits_of(config, options), seed=config.seed, policy=policy, roles=options.roles)
 
 
 def _launcher(config: EngineConfig, path: Path, options: FleetOptions, num_engines: int) -> ReplicaLauncher:

@@ -54,6 +54,14 @@ class TransferTable:
             del self._transfers[message.id]
         return transfer.target, replace(message, id=transfer.number)
 
+    def adopt(self, ticket: int, target: str, number: int) -> bool:
+        """Let the rest of a read answer a sequence of its target that asks for it. False if it has ended."""
+        transfer = self._transfers.get(ticket)
+        if transfer is None or transfer.target != target:
+            return False
+        self._transfers[ticket] = replace(transfer, number=number)
+        return True
+
     def leave(self, name: str) -> list[tuple[str, KvBlocks]]:
         """Forget a replica. Returns the last answers to those that waited for it."""
         ended = [(ticket, each) for ticket, each in self._transfers.items() if name in (each.source, each.target)]

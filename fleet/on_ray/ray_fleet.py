@@ -42,7 +42,7 @@ def ray_fleet(config: EngineConfig, path: Path, options: FleetOptions) -> Fleet:
         heartbeat_timeout=options.silence_seconds,
         watchdog_timeout=options.watchdog_timeout,
     )
-    return Fleet(launcher, options.replicas, limits_of(config, options), seed=config.seed)
+    return Fleet(launcher, options.replicas, limits_of(config, options), seed=config.seed, roles=options.roles)
 
 
 def resources_of(config: EngineConfig, path: Path, *, has_gpu: bool) -> ReplicaResources:

@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 from support.engine.core_client import VOCAB, CoreClient
+from support.engine.fake_worker import expected_tokens
 from support.engine.made_fleet import Made, check_answers, submit
 
 from rootgraft.engine.core import kv_exports
 from rootgraft.engine.messages import KvBlocks, ReadKv
+from rootgraft.fleet import fleet as fleet_module
 
 DOCUMENT = [random.Random(3).randrange(VOCAB) for _ in range(640)]
 
@@ -137,3 +139,71 @@ async def test_blocks_that_are_damaged_are_computed(make: Any) -> None:
     assert other.stats["kv_hits_peer"] == 5
     del made.tokens[0], made.ends[0]
     check_answers(made, questions(1), 4)
+
+
+LONG = {number: [(number * each) % VOCAB for each in range(1, 300)] for number in range(1, 7)}
+
+
+def with_role(made: Made, role: str) -> list[CoreClient]:
+    status = made.fleet.status().replicas
+    return [made.fleet.replicas[each.name] for each in status if each.role == role]  # type: ignore[misc]
+
+
+async def test_prompts_are_computed_on_one_replica_and_answered_on_another(make: Any) -> None:
+    made = await make(2, roles=("prefill", "decode"))
+    [prefill], [decode] = with_role(made, "prefill"), with_role(made, "decode")
+    await ask(made, LONG, 20)
+    check_answers(made, LONG, 20)
+    assert len(prefill.submits) == len(decode.submits) == len(LONG)
+    assert all(len(each.generated) >= 1 for each in decode.submits)
+    whole = sum(len(prompt) // 4 for prompt in LONG.values())
+    assert decode.stats["kv_hits_peer"] == decode.stats["kv_stored_peer"], "a page went twice"
+    assert whole <= decode.stats["kv_hits_peer"] <= whole + len(LONG), "the first tokens may end a page"
+    assert decode.stats["computed_tokens"] < len(LONG) * (20 + 2 * 4), "a prompt was computed there"
+    assert all(end.usage.cached == 0 for end in made.ends.values()), "nothing was cached before"  # type: ignore[union-attr]
+    assert made.fleet.num_replays == 0
+
+
+async def test_a_short_prompt_is_computed_where_it_is_answered(make: Any) -> None:
+    made = await make(2, roles=("prefill", "decode"))
+    await ask(made, {1: LONG[1][:200]}, 20)
+    assert not with_role(made, "prefill")[0].submits
+
+
+async def test_the_next_call_of_a_conversation_stays_where_its_kv_is(make: Any) -> None:
+    made = await make(2, roles=("prefill", "decode"))
+    await ask(made, {1: LONG[1]}, 20)
+    following = [*LONG[1], *made.tokens[1], 1, 2, 3]
+    await ask(made, {2: following}, 20)
+    [prefill], [decode] = with_role(made, "prefill"), with_role(made, "decode")
+    assert len(prefill.submits) == 1 and len(decode.submits) == 2
+    assert made.tokens[2] == expected_tokens(following, 20, VOCAB)
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+@pytest.mark.parametrize("turns", [1, 8, 12, 16, 40])
+async def test_either_side_may_be_lost_at_any_time(make: Any, role: str, turns: int) -> None:
+    made = await make(2, roles=("prefill", "decode"))
+    made.fleet.submit([submit(number, prompt, 30) for number, prompt in LONG.items()])
+    [victim] = with_role(made, role)
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    victim.die()
+    await made.until(lambda: made.ends.keys() == LONG.keys())
+    check_answers(made, LONG, 30)
+    await made.until(lambda: len(made.serving) == 2)
+    assert {status.role for status in made.fleet.status().replicas} == {"prefill", "decode"}
+
+
+async def test_a_replica_that_drains_hands_its_kv_over(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fleet_module, "DRAIN_SECONDS", 0.0)
+    monkeypatch.setattr(fleet_module, "TICK_SECONDS", 0.0)
+    made = await make(2)
+    made.fleet.submit([submit(number, prompt, 400) for number, prompt in LONG.items()])
+    await made.until(lambda: len(made.tokens) == len(LONG) and all(client.submits for client in made.clients))
+    made.fleet.scale(1)
+    await made.until(lambda: made.ends.keys() == LONG.keys())
+    check_answers(made, LONG, 400)
+    [left] = made.serving
+    assert left.stats["kv_hits_peer"] > 60, "prompts were computed again"
+    assert made.fleet.num_lost == 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from rootgraft.engine.messages import AdapterChanged, Done, Failed, Message, Submit, TokenOut
@@ -20,7 +20,9 @@ from support.engine.fake_worker import expected_tokens
 class Made:
     """A started fleet, its replicas in the order in which they were made, and what it delivered."""
 
-    def __init__(self, count: int, policy: AutoscalePolicy | None = None, **options: Any) -> None:
+    def __init__(
+        self, count: int, policy: AutoscalePolicy | None = None, roles: Sequence[str] = (), **options: Any
+    ) -> None:
         self.clients: list[CoreClient] = []
         self.options = options
         self.tokens: dict[int, list[int]] = {}
@@ -28,7 +30,7 @@ class Made:
         self.changed: list[str] = []  # names of adapters
         self.heartbeats = 0
         limits = DispatcherLimits(heartbeat_seconds=30.0)
-        self.fleet = Fleet(ProcessLauncher(self._make), count, limits, policy=policy)
+        self.fleet = Fleet(ProcessLauncher(self._make), count, limits, policy=policy, roles=roles)
         self.fleet.on_frame = self._take
         self.fleet.on_heartbeat = lambda heartbeat: setattr(self, "heartbeats", self.heartbeats + 1)
 
