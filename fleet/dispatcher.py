@@ -258,7 +258,7 @@ class Dispatcher:
             self._place_held(now)
 
     def is_drained(self, name: str) -> bool:
-        """Return whether a replica has no sequence, and nobody copies KV from it, or is about to. Linear in sequences."""
+        """Return whether a replica has no sequence, and nobody copies its KV, or is about to. Linear in sequences."""
         if self._journal.on(name) or self._transfers.reads_from(name):
             return False
         copying = (each for each in self._journal if each.kv.source == name and each.replica is not None)
@@ -405,6 +405,7 @@ class Dispatcher:
         self._table.place(info, entry.number, chain, num_tokens - num_cached, submit.adapter, entry.grammar)
         self._out.sent.append((info.name, replace(sent, peer_tokens=num_cached) if entry.kv.source else sent))
         if info.role == PREFILL and not entry.generated:
+            entry.kv.cached = min(num_cached, len(submit.tokens))  # until it says so itself
             self._push(entry, info, chain, now)
         self._prepare_grammar(entry)
         return True

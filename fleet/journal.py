@@ -50,13 +50,15 @@ class KvPlan:
         source: another replica that has KV of it; "" for none.
         decoder: replica that goes on with it once its prompt is computed, and gets its KV meanwhile; "" for none.
         push: number of the transfer that brings it there.
-        cached: tokens of its prompt that were cached where it was computed; None where that is not known.
+        cached: tokens of its prompt that were cached where it was computed; None for what its last replica says.
+        moved: whether it was moved from the replica that computed its prompt.
     """
 
     source: str = ""
     decoder: str = ""
     push: int = 0
     cached: int | None = None
+    moved: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -183,13 +185,14 @@ class Journal:
         """Take one sequence from its replica."""
         assert entry.replica is not None
         del self._placed[entry.replica][entry.number]
-        self._left[entry.replica, entry.number] = entry
-        entry.replica = None
+        if not entry.kv.moved:
+            self._left[entry.replica, entry.number] = entry
+        entry.replica, entry.kv.moved = None, True
 
     def take_left(self, replica: str, message: Done) -> None:
         """Record what a replica says at the end of a sequence that was taken from it, and was not lost."""
         entry = self._left.pop((replica, message.id), None)
-        if entry is not None and entry.kv.cached is None:
+        if entry is not None:
             entry.kv.cached = message.usage.cached
 
     def find(self, replica: str, number: int) -> JournalEntry | None:
