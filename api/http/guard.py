@@ -23,7 +23,7 @@ from ..error_responses import error_response, speaks_anthropic
 from ..errors import ErrorReply, HTTPError, reply_to
 from ..generate.server_state import ServerState
 from ..observe.live_page import PATHS
-from ..observe.log import FIELDS
+from ..observe.log import ACCESS, FIELDS
 from ..routes.dependencies import PICKED_STATE
 from ..storage.file_store import FORM_BYTES
 from .allowed_hosts import AllowedHosts
@@ -41,7 +41,7 @@ _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
 _TRACE_HEADERS = ("traceparent", "tracestate")
 _CLOSE = {"connection": "close"}
 
-logger = logging.getLogger("rootgraft.access")
+logger = logging.getLogger(ACCESS)
 
 
 def header(scope: Scope, name: bytes) -> bytes | None:
@@ -129,7 +129,8 @@ def _is_of_framework(scope: Scope, head: Message) -> bool:
 
 
 def _log(scope: Scope, request_id: bytes, status: int, seconds: float, facts: RequestFacts) -> None:
-    level = logging.DEBUG if scope["path"] in _QUIET_PATHS else logging.INFO
+    level = logging.WARNING if status >= 500 else logging.INFO
+    level = logging.DEBUG if scope["path"] in _QUIET_PATHS else level
     if logger.isEnabledFor(level):
         entry = {
             "request_id": request_id.decode(),

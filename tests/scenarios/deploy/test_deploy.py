@@ -106,7 +106,7 @@ def test_what_a_build_copies_and_runs_exists() -> None:
     allowed = [line[1:] for line in (DEPLOY / "Dockerfile.dockerignore").read_text().splitlines() if line[:1] == "!"]
     assert all((ROOT / name).exists() for name in allowed)
     packages = {path.parent.name for path in ROOT.glob("*/__init__.py")} - {"benchmarks", "tests", "examples"}
-    assert packages <= set(allowed) and {"pyproject.toml", PROJECT["readme"]} <= set(allowed)
+    assert packages <= set(allowed) and {"pyproject.toml", "setup.py", "README.md"} <= set(allowed)
 
 
 def test_the_compose_file() -> None:
