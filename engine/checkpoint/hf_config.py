@@ -18,7 +18,7 @@ from .families.prediction import COUNT_KEY
 from .model_config import Activation, LatentConfig, LayerConfig, ModelConfig, QueryScaling, YarnScaling
 from .quantization_config import Quantization, read_quantization
 from .read_mixture import read_mixtures
-from .read_recurrent import own_keys, read_recurrent
+from .read_recurrent import own_keys, read_blocks
 from .rope_config import read_query_scaling, read_ropes
 from .text_config import MULTIMODAL_BY_ARCHITECTURE, TEXT, VISION, Multimodal, language_config, multimodal
 
@@ -347,17 +347,19 @@ def _layers(fields: Fields, family: Family, head_dim: int) -> tuple[LayerConfig,
     chunk = fields.integer("attention_chunk_size", high=MAX_LENGTH) if CHUNKED in kinds else None
     mixtures = read_mixtures(fields, family.mixture, count)
     query_scaling, temperature = read_query_scaling(fields, family), _temperature(fields, family)
-    recurrent = read_recurrent(fields, family, count)
+    blocks = read_blocks(fields, family, count)
     return tuple(
         LayerConfig(
             window=window if kind == SLIDING else None,
-            rope=(local if kind == SLIDING else full) if has_rope and state is None else None,
-            mixture=mixture,
+            rope=(local if kind == SLIDING else full) if has_rope and block.attends else None,
+            mixture=mixture if block.takes_mixture else None,
             query_scaling=query_scaling if has_rope else temperature or query_scaling,
             chunk=chunk if kind == CHUNKED else None,
-            recurrent=state,
+            recurrent=block.recurrent,
+            has_attention=block.attends,
+            has_mlp=block.has_mlp,
         )
-        for kind, has_rope, mixture, state in zip(kinds, rotary, mixtures, recurrent, strict=True)
+        for kind, has_rope, mixture, block in zip(kinds, rotary, mixtures, blocks, strict=True)
     )
 
 
@@ -370,6 +372,8 @@ def _temperature(fields: Fields, family: Family) -> QueryScaling | None:
 
 def _rotary_layers(fields: Fields, family: Family, count: int) -> list[bool]:
     """Return for each layer whether it has a rotary embedding, as far as that does not follow from its window."""
+    if family.no_rope == "always":
+        return [False] * count
     if family.no_rope == "asked":
         kind = fields.values.get("position_embedding_type")
         if kind not in (None, "nope", "rope"):

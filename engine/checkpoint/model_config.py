@@ -165,7 +165,9 @@ class LayerConfig:
         rope: None for a layer without positions.
         mixture: the experts that are the layer's MLP, None for an ordinary one.
         query_scaling: a factor of queries by position, or None.
-        recurrent: what the layer has in place of attention, None for attention.
+        recurrent: a mixer with a recurrent state, which stands in place of attention or beside it; None for none.
+        has_attention: the layer has attention.
+        has_mlp: it has an MLP or a mixture; without, it is a mixer alone (Nemotron-H).
     """
 
     window: int | None
@@ -174,6 +176,8 @@ class LayerConfig:
     query_scaling: QueryScaling | None = None
     chunk: int | None = None
     recurrent: RecurrentLayer | None = None
+    has_attention: bool = True
+    has_mlp: bool = True
 
 
 class ModelShape(Protocol):
@@ -189,6 +193,8 @@ class ModelShape(Protocol):
     def num_layers(self) -> int: ...
     @property
     def num_attention_layers(self) -> int: ...
+    @property
+    def attends(self) -> tuple[bool, ...]: ...
     @property
     def has_states(self) -> bool: ...
     @property
@@ -305,7 +311,12 @@ class ModelConfig:
 
     @property
     def num_attention_layers(self) -> int:
-        return sum(layer.recurrent is None for layer in self.layers)
+        return sum(layer.has_attention for layer in self.layers)
+
+    @property
+    def attends(self) -> tuple[bool, ...]:
+        """Whether a layer has attention, layer by layer."""
+        return tuple(layer.has_attention for layer in self.layers)
 
     @property
     def has_states(self) -> bool:

@@ -150,10 +150,10 @@ class LayerLoader:
         """
         memory.trim_heap()  # buffers of the layer before: some hundred MiB in all
         norms, prefix = self.config.norms, prefix or f"model.layers.{index}"
-        is_parallel = self.config.parallel_block
+        is_parallel, has_mlp = self.config.parallel_block, self.config.layers[index].has_mlp
         return DecoderLayer(
             attention=self.mixer(index, prefix),
-            mlp=self.mlp(index, prefix),
+            mlp=self.mlp(index, prefix) if has_mlp else None,
             post_attention=self.norm(f"{prefix}.{norms.after_attention}") if norms.after_attention else None,
             post_mlp=self.norm(f"{prefix}.{norms.after_mlp}") if norms.after_mlp else None,
             mlp_norm=own_norm if is_parallel else self.norm(norms.before_mlp and f"{prefix}.{norms.before_mlp}"),
@@ -171,11 +171,11 @@ class LayerLoader:
         down = self.projection(block, down_module(config), config.mlp_bias)
         return Mlp(up, down, config.activation) if config.gated_mlp else PlainMlp(up, down, config.activation)
 
-    def mixer(self, index: int, prefix: str) -> LayerMixer:
-        """Read the attention of a layer, or what stands in its place."""
+    def mixer(self, index: int, prefix: str) -> LayerMixer | None:
+        """Read the attention of a layer, or what stands in its place; None for an MLP alone."""
         recurrent = self.config.layers[index].recurrent
         if recurrent is None:
-            return self.attention(index, f"{prefix}.self_attn")
+            return self.attention(index, f"{prefix}.self_attn") if self.config.layers[index].has_attention else None
         return load_recurrent(self.weights, prefix, recurrent, self.config.hidden_size, self.config.norm_eps)
 
     def attention(self, index: int, prefix: str) -> Attention | LatentAttention:

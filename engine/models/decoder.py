@@ -104,7 +104,7 @@ class DecoderModel:
             x = layer(x, residual, inputs, k_cache, v_cache)
         if kv.hidden is not None:
             kv.hidden.see(len(earlier), residual)
-        return last.attention.store(x, inputs, k_last, v_last)
+        return last.store(x, inputs, k_last, v_last)
 
     def finish(self, q: Tensor, residual: Tensor, inputs: ForwardInputs, kv: KvPool) -> Tensor:
         """Return the hidden states [S, H] of S tokens from their queries and residual stream, which is updated."""

@@ -130,9 +130,9 @@ class ElementwiseKernels:
 
     def activation(self, x: Tensor, kind: str, *, gated: bool) -> Tensor:
         """See ``kernels.ops.gated_activation`` and ``kernels.ops.activation``."""
-        rows, columns = x.shape
+        rows, columns = x.shape[0], math.prod(x.shape[1:])  # a view would keep the pass from being recorded
         width = columns // 2 if gated else columns
-        out = self.library.empty((rows, width), dtype=x.dtype)
+        out = self.library.empty((rows, width) if gated else x.shape, dtype=x.dtype)
         self._activation(
             _ACTIVATION.pack(
                 x.data_ptr(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import json
 from pathlib import Path
@@ -71,6 +72,8 @@ from transformers import (
     Llama4TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
+    Mamba2Config,
+    Mamba2ForCausalLM,
     MiniMaxM2Config,
     MiniMaxM2ForCausalLM,
     Ministral3Config,
@@ -83,6 +86,8 @@ from transformers import (
     MixtralForCausalLM,
     NemotronConfig,
     NemotronForCausalLM,
+    NemotronHConfig,
+    NemotronHForCausalLM,
     Olmo2Config,
     Olmo2ForCausalLM,
     Olmo3Config,
@@ -175,6 +180,18 @@ _GRANITE_HYBRID = {
     "mamba_d_state": 24,
     "mamba_chunk_size": 8,
     "tie_word_embeddings": True,
+}
+
+_NEMOTRON_H = {
+    **_NATIVE,
+    "head_dim": 16,
+    "mamba_num_heads": 6,
+    "mamba_head_dim": 16,
+    "n_groups": 2,
+    "ssm_state_size": 24,
+    "chunk_size": 8,
+    # The library bounds steps from below in prompts, and not behind them; neither training nor its kernels do.
+    "time_step_min": 1e-30,
 }
 
 _CORRECTED = {
@@ -782,6 +799,43 @@ MODELS: dict[str, tuple[type[Any], type[Any], dict[str, Any]]] = {
             "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
         },
     ),
+    "nemotron_h": (
+        NemotronHConfig,
+        NemotronHForCausalLM,
+        {
+            **_NEMOTRON_H,
+            "layers_block_type": ["linear_attention", "mlp", "linear_attention", "full_attention", "mlp"],
+        },
+    ),
+    "nemotron_h_mixture": (
+        NemotronHConfig,
+        NemotronHForCausalLM,
+        {
+            **_NEMOTRON_H,
+            **_CORRECTED,
+            "layers_block_type": ["linear_attention", "moe", "full_attention", "linear_attention"],
+            "n_routed_experts": 8,
+            "moe_intermediate_size": 24,
+            "moe_shared_expert_intermediate_size": 40,
+            "moe_latent_size": 48,
+            "use_conv_bias": False,
+        },
+    ),
+    "mamba2": (
+        Mamba2Config,
+        Mamba2ForCausalLM,
+        {
+            "num_hidden_layers": 3,
+            "hidden_size": 96,
+            "num_heads": 12,
+            "head_dim": 16,
+            "n_groups": 2,
+            "state_size": 24,
+            "chunk_size": 8,
+            "use_bias": True,
+            "tie_word_embeddings": True,
+        },
+    ),
     "granite_hybrid": (GraniteMoeHybridConfig, GraniteMoeHybridForCausalLM, _GRANITE_HYBRID),
     "granite_hybrid_mixture": (
         GraniteMoeHybridConfig,
@@ -843,6 +897,14 @@ def tiny_model(name: str) -> PreTrainedModel:
         for name, buffer in model.named_buffers():
             if name.endswith(("e_score_correction_bias", "expert_bias")):
                 buffer.normal_(0.0, 0.25, generator=generator)
+    return model
+
+
+def adaptable(name: str) -> PreTrainedModel:
+    """A copy for PEFT, which refuses ``out_proj`` by these names: a kernel for training reads its weight itself."""
+    model = copy.deepcopy(tiny_model(name))
+    if model.config.model_type in ("nemotron_h", "mamba2", "falcon_h1"):
+        model.config.model_type = "tiny"
     return model
 
 
