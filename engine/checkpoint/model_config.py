@@ -156,6 +156,25 @@ class QueryScaling:
 
 
 @dataclass(frozen=True, slots=True)
+class ParallelScales:
+    """Factors of a layer with attention and a state space side by side (Falcon H1).
+
+    Attributes:
+        attention: of attention's output.
+        state: of the state space's output.
+        projected: of the columns of its input projection: gate, x, B, C and steps.
+        gate: of the MLP's gate.
+        down: of its output.
+    """
+
+    attention: float
+    state: float
+    projected: tuple[float, ...]
+    gate: float
+    down: float
+
+
+@dataclass(frozen=True, slots=True)
 class LayerConfig:
     """Parameters of one layer.
 
@@ -253,6 +272,7 @@ class ModelConfig:
         latent: attention is latent, None for keys and values of their own.
         gated_attention: attention's results are multiplied by the sigmoid of a gate, which q's projection has behind
             each head's queries (Qwen3-Next).
+        parallel_scales: factors of layers with attention and a state space side by side, None without such layers.
         quantization: what the stored numbers of its matrices mean, None for plain ones.
         generates: the checkpoint has a language head; of one without the ``tied_head`` is of no use.
         num_classes: rows of its classification head, 0 without one.
@@ -301,6 +321,7 @@ class ModelConfig:
     final_norm: str = "norm"
     latent: LatentConfig | None = None
     gated_attention: bool = False
+    parallel_scales: ParallelScales | None = None
     quantization: Quantization | None = None
     generates: bool = True
     num_classes: int = 0

@@ -93,7 +93,9 @@ def _short_conv(fields: Fields) -> ShortConvLayer:
 
 def _mamba2(fields: Fields) -> Mamba2Layer:
     heads = fields.integer("mamba_n_heads", high=_MOST_HEADS)
-    if fields.has("mamba_expand"):
+    if fields.has("mamba_d_ssm"):
+        width = fields.integer("mamba_d_ssm")
+    elif fields.has("mamba_expand"):
         width = int(fields.positive("mamba_expand") * fields.integer("hidden_size"))
     else:
         width = heads * fields.integer("mamba_d_head", high=_MOST_HEADS)
@@ -115,6 +117,8 @@ def _mamba2(fields: Fields) -> Mamba2Layer:
         taps=fields.integer("mamba_d_conv", low=2, high=_MOST_TAPS),
         conv_biased=fields.flag("mamba_conv_bias"),
         biased=fields.flag("mamba_proj_bias"),
+        normed=not fields.has("mamba_rms_norm") or fields.flag("mamba_rms_norm"),
+        is_norm_first=fields.flag("mamba_norm_before_gate"),
     )
 
 

@@ -181,7 +181,8 @@ def _recurrent(prefix: str, layer: RecurrentLayer, hidden: int) -> dict[str, Sha
         return shapes | _conv(f"{prefix}.conv", hidden, layer.taps, layer.biased)
     is_delta = isinstance(layer, DeltaLayer)
     shapes |= {f"{prefix}.{name}": (layer.num_heads,) for name in ("A_log", "dt_bias", *(() if is_delta else ("D",)))}
-    shapes[f"{prefix}.norm.weight"] = (layer.head_dim if is_delta else layer.width,)
+    if isinstance(layer, DeltaLayer) or layer.normed:
+        shapes[f"{prefix}.norm.weight"] = (layer.head_dim if is_delta else layer.width,)
     conv_biased = not isinstance(layer, DeltaLayer) and layer.conv_biased
     return shapes | _conv(f"{prefix}.conv1d", layer.conv_width, layer.taps, conv_biased)
 

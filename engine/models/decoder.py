@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -96,6 +96,8 @@ class DecoderModel:
         Returns:
             The last layer's queries, [T, Hq, D] (latent attention: [T, Hq * D]).
         """
+        if kv.beside:
+            inputs = replace(inputs, beside=kv.beside)
         x = normed(self.first_norm, residual, inputs.own)
         *earlier, (last, k_last, v_last) = zip(self.layers, kv.k_layers, kv.v_layers, strict=True)
         for index, (layer, k_cache, v_cache) in enumerate(earlier):

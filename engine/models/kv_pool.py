@@ -59,6 +59,7 @@ class KvPool:
         k_layers: ``k`` layer by layer, each [num_pages, num_kv_heads, page_size, head_dim]. A layer with a recurrent
             state has its states here and in ``v_layers``, one with neither empty tensors.
         v_layers: the same for ``v``; for latent attention ``k_layers``.
+        beside: the states of layers that have attention too.
         page_bytes: bytes of a page in all layers, and of its hidden states.
         state_bytes: bytes of a recurrent state in all layers.
     """
@@ -81,10 +82,10 @@ class KvPool:
         paged = zip(k, k if self.v is None else self.v.unbind(0), strict=True)
         nothing = k[0][:0]
         caches = [
-            recurrent[i] if i in recurrent else next(paged) if attends else (nothing, nothing)
-            for i, attends in enumerate(config.attends)
+            next(paged) if attends else recurrent.get(i, (nothing, nothing)) for i, attends in enumerate(config.attends)
         ]
         self.k_layers, self.v_layers = (tuple(each) for each in zip(*caches, strict=True))
+        self.beside = {i: states for i, states in recurrent.items() if config.attends[i]}
         self.num_pages = num_pages
         self.page_size = page_size
         self.page_bytes = bytes_per_page(config, page_size, dtype) + (hidden.page_bytes if hidden is not None else 0)

@@ -181,8 +181,39 @@ class Mlp:
         return ()
 
 
+@dataclass(frozen=True, slots=True)
+class ScaledMlp:
+    """``f * down(act(g * gate(x)) * up(x))`` with factors f and g (Falcon H1).
+
+    Attributes:
+        before: gate times g, and up.
+        behind: the output times f.
+    """
+
+    gate_up: Projection
+    down: Projection
+    activation: Activation
+    before: ColumnRuns
+    behind: ColumnRuns
+
+    def __call__(self, x: Tensor, lora: LoraStep | None, num_tokens: Tensor | None = None) -> Tensor:
+        """[T, H] -> [T, H]."""
+        y = gated_activation(take_columns(self.before, self.gate_up(x, lora)), self.activation)
+        return take_columns(self.behind, self.down(y, lora))
+
+    @property
+    def projections(self) -> tuple[Projection, ...]:
+        """The products, in the order of the pass."""
+        return self.gate_up, self.down
+
+    @property
+    def active(self) -> tuple[tuple[int, ExpertWeights], ...]:
+        """Products of a token's experts: none."""
+        return ()
+
+
 class LayerMixer(Protocol):
-    """What lets the tokens of a row see each other: ``Attention``, ``LatentAttention``, ``ShortConv`` or ``Mamba2``."""
+    """What lets the tokens of a row see each other: ``Attention``, ``ShortConv``, ``Mamba2`` and their like."""
 
     def store(self, x: Tensor, inputs: ForwardInputs, k_cache: Tensor, v_cache: Tensor, /) -> Tensor:
         """Compute all that later tokens need of these, in the layer's two caches: [T, H] -> [T, ...]."""
@@ -204,7 +235,7 @@ class LayerMixer(Protocol):
 
 
 class LayerMlp(Protocol):
-    """The MLP of a layer: ``Mlp``, ``PlainMlp``, or the mixture ``engine.models.experts.Experts``."""
+    """The MLP of a layer: ``Mlp``, ``PlainMlp``, ``ScaledMlp``, or the mixture ``engine.models.experts.Experts``."""
 
     def __call__(self, x: Tensor, lora: LoraStep | None, num_tokens: Tensor | None = None, /) -> Tensor:
         """[T, H] -> [T, H]; ``num_tokens`` as in ``ForwardInputs``."""

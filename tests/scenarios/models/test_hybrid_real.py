@@ -38,6 +38,7 @@ MODELS = (
     "bamba",
     "nemotron_h_mixture",
     "mamba2",
+    "falcon_h1",
 )
 RANDOM = random.Random(3)
 SYSTEM = [RANDOM.randrange(3, VOCAB) for _ in range(18)]

@@ -99,7 +99,7 @@ _RECURRENT = {
     "grouped_delta": "gated delta nets",
 }
 
-_BLOCKS = {"single": "a mixer or an MLP", "recurrent": "no MLP"}
+_BLOCKS = {"single": "a mixer or an MLP", "recurrent": "no MLP", "parallel": "attention beside a state space"}
 
 
 def page() -> str:

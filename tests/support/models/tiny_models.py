@@ -36,6 +36,8 @@ from transformers import (
     ExaoneConfig,
     ExaoneMoeConfig,
     ExaoneMoeForCausalLM,
+    FalconH1Config,
+    FalconH1ForCausalLM,
     FlexOlmoConfig,
     FlexOlmoForCausalLM,
     Gemma2Config,
@@ -192,6 +194,17 @@ _NEMOTRON_H = {
     "chunk_size": 8,
     # The library bounds steps from below in prompts, and not behind them; neither training nor its kernels do.
     "time_step_min": 1e-30,
+}
+
+_FALCON_H1 = {
+    **_NATIVE,
+    "head_dim": 16,
+    "mamba_d_ssm": 80,
+    "mamba_n_heads": 5,
+    "mamba_d_head": 16,
+    "mamba_d_state": 24,
+    "mamba_chunk_size": 8,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
 }
 
 _CORRECTED = {
@@ -821,6 +834,23 @@ MODELS: dict[str, tuple[type[Any], type[Any], dict[str, Any]]] = {
             "use_conv_bias": False,
         },
     ),
+    "falcon_h1": (
+        FalconH1Config,
+        FalconH1ForCausalLM,
+        {
+            **_FALCON_H1,
+            "attention_in_multiplier": 1.3,
+            "attention_out_multiplier": 0.7,
+            "key_multiplier": 0.6,
+            "ssm_in_multiplier": 1.4,
+            "ssm_out_multiplier": 0.8,
+            "ssm_multipliers": [0.7, 0.9, 1.2, 1.1, 0.6],
+            "mlp_multipliers": [0.8, 0.7],
+            "embedding_multiplier": 1.7,
+            "lm_head_multiplier": 0.9,
+        },
+    ),
+    "falcon_h1_normed": (FalconH1Config, FalconH1ForCausalLM, {**_FALCON_H1, "mamba_rms_norm": True}),
     "mamba2": (
         Mamba2Config,
         Mamba2ForCausalLM,
