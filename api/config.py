@@ -247,6 +247,11 @@ class ServerConfig:
     log_format: str = option(
         "text", "json: each line of the log is a JSON object.", choices=("text", "json"), group="observability"
     )
+    log_requests: bool = option(
+        False,
+        "Log a line for each request also where the log is text in a terminal. Elsewhere each is logged.",
+        group="observability",
+    )
     metrics_prefix: str = option(
         "rootgraft:",
         "Prefix of the metrics that vLLM has too. vllm: makes them its own, buckets included, for its dashboards.",

@@ -123,7 +123,8 @@ class Dispatcher:
         self._versions: dict[str, str] = {}
         self._base_digest = ""
         self._texts: dict[str, TokenTexts] = {}  # by vocabulary
-        self._seeds = random.Random(seed % (1 << 64))  # as in the engine core
+        # Seeds of sequences that name none. They are drawn here, so that a replay on another replica draws the same.
+        self._seeds = random.Random(seed % (1 << 64))
         self._sent: list[tuple[str, Message]] = []
         self._delivered: list[Message] = []
         self._lost = LostReplicas()

@@ -76,7 +76,8 @@ class DecoderModel:
         It is fp32: every layer adds to it, and rounding to bfloat16 each time would be the largest source of error.
         """
         token_ids = inputs.token_ids
-        if inputs.own is not None:  # adapters may have more tokens than the model
+        if inputs.own is not None:
+            # The embedding of an adapter's own vocabulary may have more rows than the model's; it is added below.
             token_ids = token_ids.clamp(max=self.config.vocab_size - 1)
         residual = self._embed(token_ids)
         if inputs.lora is not None:

@@ -219,7 +219,7 @@ class LayerMixer(Protocol):
         """Compute all that later tokens need of these, in the layer's two caches: [T, H] -> [T, ...]."""
 
     def __call__(self, q: Tensor, inputs: ForwardInputs, k_cache: Tensor, v_cache: Tensor, /) -> Tensor:
-        """The rest, for S of the results of ``store``: [S, ...] -> [S, H]."""
+        """Compute the mixer's output from S rows of the result of ``store``: [S, ...] -> [S, H]."""
 
     @property
     def before_kv(self) -> tuple[Projection, ...]:
