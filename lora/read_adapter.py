@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from .errors import AdapterError, AdapterLimit
 from .own.own_weights_maker import OwnWeightsMaker
 from .prepare_factors import PreparedAdapter, prepare
 from .safe_paths import CONFIG, find_files, find_folder
-from .safetensors_file import read_shapes, read_tensors
+from .safetensors_file import read_shapes, read_shards, read_tensors
 
 # Config and weights are of one version: if one of them is replaced meanwhile, both are read again so many times.
 _MOST_READS = 3
@@ -57,7 +57,7 @@ class AdapterReader:
             files = self._files(path, trusted=trusted)
             before = _stamps(files)
             try:
-                adapter = self._read(*files)
+                adapter = self._read(files[0], files[1:])
             except AdapterError:
                 if _stamps(files) == before:
                     raise
@@ -66,11 +66,11 @@ class AdapterReader:
                 return adapter
         raise AdapterError("The adapter's files changed while they were read: load it again.")
 
-    def _read(self, config_file: Path, weights_file: Path) -> PreparedAdapter:
-        """Read the adapter in two files."""
+    def _read(self, config_file: Path, weights_files: Sequence[Path]) -> PreparedAdapter:
+        """Read the adapter in these files."""
         config = read_config(_bytes(config_file))
         try:
-            tensors = read_tensors(weights_file, self.max_file_bytes)
+            tensors = read_shards(weights_files, self.max_file_bytes, read_tensors)
             weights = sort_tensors(tensors, config, self.layout, self.max_rank)
             return prepare(weights, self.layout, self.own_weights.make(weights.saved, weights.modules))
         except (MemoryError, RuntimeError, OSError) as error:  # torch's allocator and mappings raise the latter
@@ -84,9 +84,10 @@ class AdapterReader:
         Raises:
             AdapterError: what ``read`` would raise for them.
         """
-        config_file, weights_file = self._files(path, trusted=trusted)
+        config_file, *weights_files = self._files(path, trusted=trusted)
         config = read_config(_bytes(config_file))
-        check_tensors(read_shapes(weights_file, self.max_file_bytes), config, self.layout, self.max_rank)
+        shapes = read_shards(weights_files, self.max_file_bytes, read_shapes)
+        check_tensors(shapes, config, self.layout, self.max_rank)
 
     def read_again(self, path: str, digest: str, *, trusted: bool = False) -> PreparedAdapter:
         """Read an adapter again and check that its content is unchanged.
@@ -99,10 +100,11 @@ class AdapterReader:
             raise AdapterError("The adapter's files have changed since it was loaded; load it again under its name.")
         return adapter
 
-    def _files(self, path: str, *, trusted: bool) -> tuple[Path, Path]:
-        """Return the config and the weights file in an adapter's folder. Raises AdapterError."""
+    def _files(self, path: str, *, trusted: bool) -> tuple[Path, ...]:
+        """Return the config and the weights files in an adapter's folder. Raises AdapterError."""
         given, limit = (str((self.root or Path()) / path), None) if trusted else (path, self.root)
-        return find_files(find_folder(given, limit), limit)
+        config, weights = find_files(find_folder(given, limit), limit)
+        return config, *weights
 
 
 def _stamps(files: Iterable[Path]) -> list[tuple[int, ...]]:

@@ -10,16 +10,29 @@ from torch import Tensor
 
 from ...kernels import memory
 from ...kernels.collectives import ALONE, Ranks
+from ...kernels.column_ops import ColumnRuns
 from ...kernels.ops import AttentionParams, GroupedLinear, QuantisedLinear, RopeParams
 from ..checkpoint.gguf import GgufFile
 from ..checkpoint.model_config import LayerConfig, ModelConfig, QueryScaling, Rope
 from ..checkpoint.read_config import open_checkpoint, read_model_config
 from ..errors import ModelError
 from ..models.decoder import DecoderModel
-from ..models.experts import Experts
 from ..models.latent_attention import LatentAttention
-from ..models.layers import Attention, DecoderLayer, LayerMixer, Mlp, PlainMlp, Projection, QueryGate, SplitHead
+from ..models.layers import (
+    Attention,
+    DecoderLayer,
+    LayerMixer,
+    LayerMlp,
+    Mlp,
+    PlainMlp,
+    Projection,
+    QueryGate,
+    ScaledMlp,
+    SplitHead,
+)
+from ..models.mamba2 import Mamba2
 from ..models.norms import LayerNorm, NoNorm, Norm, RmsNorm, ScaledSum
+from ..models.parallel_mixer import MixerColumns, ParallelMixer
 from ..models.rope import cos_sin_table, query_scale_table
 from .load_experts import load_experts
 from .load_latent import load_latent
@@ -162,10 +175,10 @@ class LayerLoader:
         """
         memory.trim_heap()  # buffers of the layer before: some hundred MiB in all
         norms, prefix = self.config.norms, prefix or f"model.layers.{index}"
-        is_parallel = self.config.parallel_block
+        is_parallel, has_mlp = self.config.parallel_block, self.config.layers[index].has_mlp
         return DecoderLayer(
             attention=self.mixer(index, prefix),
-            mlp=self.mlp(index, prefix),
+            mlp=self.mlp(index, prefix) if has_mlp else None,
             post_attention=self.norm(f"{prefix}.{norms.after_attention}") if norms.after_attention else None,
             post_mlp=self.norm(f"{prefix}.{norms.after_mlp}") if norms.after_mlp else None,
             mlp_norm=own_norm if is_parallel else self.norm(norms.before_mlp and f"{prefix}.{norms.before_mlp}"),
@@ -173,7 +186,7 @@ class LayerLoader:
             is_parallel=is_parallel,
         )
 
-    def mlp(self, index: int, prefix: str) -> Mlp | PlainMlp | Experts:
+    def mlp(self, index: int, prefix: str) -> LayerMlp:
         """Read the MLP of a layer, or its mixture of experts."""
         config = self.config
         if (mixture := config.layers[index].mixture) is not None:
@@ -181,14 +194,27 @@ class LayerLoader:
         block = f"{prefix}.{config.mlp_block}"
         up = self.projection(block, up_modules(config), config.mlp_bias)
         down = self.projection(block, down_module(config), config.mlp_bias)
+        if (scales := config.parallel_scales) is not None:
+            size = config.intermediate_size
+            before = ColumnRuns.of([(0, 0, size), (0, size, size)], factors=[scales.gate, 1.0])
+            behind = ColumnRuns.of([(0, 0, config.hidden_size)], factors=[scales.down])
+            return ScaledMlp(up, down, config.activation, before, behind)
         return Mlp(up, down, config.activation) if config.gated_mlp else PlainMlp(up, down, config.activation)
 
-    def mixer(self, index: int, prefix: str) -> LayerMixer:
-        """Read the attention of a layer, or what stands in its place."""
-        recurrent = self.config.layers[index].recurrent
-        if recurrent is None:
-            return self.attention(index, f"{prefix}.self_attn")
-        return load_recurrent(self.weights, prefix, recurrent, self.config.hidden_size, self.config.norm_eps)
+    def mixer(self, index: int, prefix: str) -> LayerMixer | None:
+        """Read the attention of a layer, or what stands in its place; None for an MLP alone."""
+        config, layer = self.config, self.config.layers[index]
+        attention = self.attention(index, f"{prefix}.self_attn") if layer.has_attention else None
+        if layer.recurrent is None:
+            return attention
+        scales, hidden = config.parallel_scales, config.hidden_size
+        state = load_recurrent(self.weights, prefix, layer.recurrent, hidden, config.norm_eps, scales)
+        if attention is None:
+            return state
+        assert scales is not None and isinstance(attention, Attention) and isinstance(state, Mamba2)
+        factors = scales.attention, scales.state
+        columns = MixerColumns.of(config.num_heads, config.query_size, state.scan.width, hidden, factors)
+        return ParallelMixer(index, attention, state, columns)
 
     def attention(self, index: int, prefix: str) -> Attention | LatentAttention:
         """Read the attention of a layer."""
