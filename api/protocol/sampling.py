@@ -19,6 +19,7 @@ from ...engine.types import (
     SamplingDefaults,
     SamplingParams,
 )
+from .adapter_parts import AdapterFields, ModelName
 from .base import Refusal, StrictModel, rejected, string_or_list
 from .cache_control import CacheControl
 from .foreign_fields import foreign_rules
@@ -28,8 +29,6 @@ _PRINTABLE = re.compile(r"[\x20-\x7e]{1,128}")
 
 OPTION_NAMES = tuple(option.name for option in OPTIONS)
 PriorityName = Literal["realtime", "interactive", "batch"]
-MAX_MODEL_NAME = 256
-ModelName = Annotated[str, Field(max_length=MAX_MODEL_NAME)]
 
 IGNORED = frozenset(
     {
@@ -115,7 +114,7 @@ else:
     )
 
 
-class SamplingFields(OptionFields):
+class SamplingFields(AdapterFields, OptionFields):
     """Fields shared by chat and completions. Their bounds are checked by ``AsyncEngine.check``."""
 
     ignored: ClassVar[frozenset[str]] = IGNORED | _FOREIGN.ignored
@@ -125,7 +124,6 @@ class SamplingFields(OptionFields):
         "logit_processors": Refusal("no code of a client's runs here."),
     }
 
-    model: ModelName | None = None
     seed: int | None = None
     n: int = 1
     min_tokens: int = 0
@@ -151,6 +149,8 @@ class SamplingFields(OptionFields):
 
     @model_validator(mode="after")
     def _check_stream(self) -> SamplingFields:
+        if self.adapters is not None and self.lora_path:
+            raise rejected("contradicts 'adapters'", "lora_path")
         if self.stream_options is not None and not self.stream:
             raise rejected("may only be given where 'stream' is true", "stream_options")
         if self.prompt_logprobs is not None and self.stream:

@@ -19,7 +19,7 @@ router = APIRouter(route_class=JsonRoute, tags=["generation"])
 @router.post("/v1/chat/completions")
 async def create_chat_completion(body: ChatRequest, request: Request, state: State, caller: CallerOf) -> Response:
     """Answer a conversation."""
-    target = await state.models.find(body.model, caller, body.lora_path, body.session or None)
+    target = await state.models.find(body.asked_model, caller, body.lora_path, body.session or None)
     prepared, output_format, thought = await chat_request(target, body, caller, strict=state.options.strict_max_tokens)
     plan = None if output_format is None else output_format.tools
     kind = "chat.completion.chunk" if body.stream else "chat.completion"

@@ -20,7 +20,7 @@ router = APIRouter(route_class=JsonRoute, tags=["generation"])
 @router.post("/v1/completions")
 async def create_completion(body: CompletionRequest, request: Request, state: State, caller: CallerOf) -> Response:
     """Continue one or more prompts."""
-    target = await state.models.find(body.model, caller, body.lora_path, body.session or None)
+    target = await state.models.find(body.asked_model, caller, body.lora_path, body.session or None)
     output_format = requested_format(body)
     grammar = None if output_format is None else output_format.spec
     prepared = await completion_requests(target, body, grammar, caller, strict=state.options.strict_max_tokens)
