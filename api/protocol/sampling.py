@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, ConfigDict, Discriminator, Field, Tag, create_model, model_validator
 
 from ...engine.sampling_options import OPTIONS
+from ...engine.serving.beams import MAX_BEAMS
 from ...engine.types import (
     MAX_ALLOWED_TOKEN_IDS,
     MAX_LOGIT_BIAS,
@@ -27,6 +28,7 @@ from .foreign_fields import foreign_rules
 _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
 _PRINTABLE = re.compile(r"[\x20-\x7e]{1,128}")
 
+MAX_LENGTH_PENALTY = 10.0
 OPTION_NAMES = tuple(option.name for option in OPTIONS)
 PriorityName = Literal["realtime", "interactive", "batch"]
 
@@ -114,6 +116,18 @@ else:
     )
 
 
+# Fields that change how tokens are drawn or what is told of them, which beam search does not, and their neutral values.
+_NOT_BY_BEAMS: Mapping[str, Any] = {
+    **dict.fromkeys(("presence_penalty", "frequency_penalty"), 0.0),
+    "repetition_penalty": 1.0,
+    **dict.fromkeys(("stream", "logprobs", "field_probabilities", "echo"), False),
+    **{name: [] for name in ("stop", "stop_token_ids", "logprob_token_ids", "tools")},
+    **dict.fromkeys(("prompt_logprobs", "top_logprobs", "allowed_token_ids")),
+    **dict.fromkeys(("min_tokens", "logprob_start_len"), 0),
+    "logit_bias": {},
+}
+
+
 class SamplingFields(AdapterFields, OptionFields):
     """Fields shared by chat and completions. Their bounds are checked by ``AsyncEngine.check``."""
 
@@ -143,6 +157,8 @@ class SamplingFields(AdapterFields, OptionFields):
     lora_path: ModelName | None = None
     cache_control: CacheControl | None = None
     priority: PriorityName | None = None
+    use_beam_search: bool = False
+    length_penalty: Annotated[float, Field(ge=-MAX_LENGTH_PENALTY, le=MAX_LENGTH_PENALTY)] = 1.0
     stream: bool = False
     stream_options: StreamOptions | None = None
     usage: UsageOption = UsageOption()
@@ -160,6 +176,17 @@ class SamplingFields(AdapterFields, OptionFields):
             raise rejected("may only be given where 'logprobs' is", "logprob_token_ids")
         if self.logprob_token_ids and getattr(self, "echo", False):
             raise rejected("contradicts 'echo': it is for the tokens of the answer", "logprob_token_ids")
+        return self
+
+    @model_validator(mode="after")
+    def _check_beams(self) -> SamplingFields:
+        if self.use_beam_search:
+            if not 1 <= self.n <= MAX_BEAMS:
+                raise rejected(f"must be from 1 to {MAX_BEAMS} where 'use_beam_search' is true", "n")
+            for name in _NOT_BY_BEAMS:
+                value = getattr(self, name, None)
+                if value is not None and value != _NOT_BY_BEAMS[name]:
+                    raise rejected("contradicts 'use_beam_search'", name)
         return self
 
     @property

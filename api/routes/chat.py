@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
 
+from ...engine.errors import RequestError
+from ..generate.beam_reads import BeamReader
 from ..generate.build_request import chat_request
 from ..generate.chat_answers import ChatChunks, chat_body
 from ..generate.envelope import Envelope, chunk_events, json_response
@@ -26,7 +28,10 @@ async def create_chat_completion(body: ChatRequest, request: Request, state: Sta
     envelope = Envelope.new("chatcmpl", kind, target.name, state.fingerprint_of(caller.facts.version))
     set_facts(caller, [prepared], model=target.name, stream=body.stream, response_id=envelope.id)
     usage = UsageCount(drop_completion=body.is_prefill_only)
-    deltas = generate(state, target.engine, [prepared], caller, output_format, usage, thought)
+    if body.use_beam_search and thought is not None:
+        raise RequestError("'use_beam_search' is not computed for a model that thinks first.", param="use_beam_search")
+    source = BeamReader(target.engine, caller, body.length_penalty) if body.use_beam_search else target.engine
+    deltas = generate(state, source, [prepared], caller, output_format, usage, thought)
     if body.is_prefill_only:
         deltas = silenced(deltas)
     if body.stream:
