@@ -14,11 +14,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from yarl import URL
 
 from ..access.caller import RequestFacts
-from ..error_responses import MESSAGES_PATH, error_response
+from ..error_responses import MESSAGES_PATH, TGI_PATHS, error_response
 from ..errors import ErrorReply
 from ..generate.streams import ClientGone, while_connected
 
-OWN_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", MESSAGES_PATH})
+OWN_PATHS = frozenset(
+    {"/v1/chat/completions", "/v1/completions", MESSAGES_PATH, "/api/chat", "/api/generate", *TGI_PATHS[:3]}
+)
 """What a gateway answers itself."""
 
 # Headers of one connection, and those that this process's HTTP server adds.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -97,6 +97,8 @@ class DecoderModel:
         Returns:
             The last layer's queries, [T, Hq, D] (latent attention: [T, Hq * D]).
         """
+        if kv.beside:
+            inputs = replace(inputs, beside=kv.beside)
         x = normed(self.first_norm, residual, inputs.own)
         *earlier, (last, k_last, v_last) = zip(self.layers, kv.k_layers, kv.v_layers, strict=True)
         for index, (layer, k_cache, v_cache) in enumerate(earlier):
@@ -105,7 +107,7 @@ class DecoderModel:
             x = layer(x, residual, inputs, k_cache, v_cache)
         if kv.hidden is not None:
             kv.hidden.see(len(earlier), residual)
-        return last.attention.store(x, inputs, k_last, v_last)
+        return last.store(x, inputs, k_last, v_last)
 
     def finish(self, q: Tensor, residual: Tensor, inputs: ForwardInputs, kv: KvPool) -> Tensor:
         """Return the hidden states [S, H] of S tokens from their queries and residual stream, which is updated."""
