@@ -203,7 +203,7 @@ def test_streamed_calls_are_the_whole_ones(server: RealServer) -> None:
 def test_calls_that_the_model_may_make(server: RealServer) -> None:
     """Some of these answers call and some do not; ``logit_bias`` makes sure that some do."""
     tokens = server.http.post("/tokenize", json={"prompt": "<tool_call>", "add_special_tokens": False}).json()["tokens"]
-    asked: dict[str, Any] = {"tools": TOOLS, "temperature": 1.0, "n": 3, "max_tokens": 120}
+    asked: dict[str, Any] = {"tools": TOOLS, "temperature": 1.0, "n": 3, "max_tokens": 200}
     choices = ask(server, **asked) + ask(server, **asked, logit_bias={str(token): 12 for token in tokens})
     called = [choice for choice in choices if choice.message.tool_calls]
     assert called
