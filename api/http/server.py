@@ -34,7 +34,6 @@ from ..models_file import ModelEntry, ServedModel
 from ..observe.engine_collector import kv_usage
 from ..observe.log import set_up_log
 from .app import create_app
-from .grpc_door import open_rpc
 from .http_server import HttpServer
 from .listener import Listener, listening, private_socket, remove_socket
 from .loop_watch import LoopWatch
@@ -130,9 +129,7 @@ class _Service:
                 self._options.gateways, listener.socket, self._state, models[0].engine, path
             )
             self._state.observers.gateways = self._gateways.status
-        app = create_app(self._models.router)
-        self._http = HttpServer(app, tls)
-        self._rpc = open_rpc(app, self._options)
+        self._http = HttpServer(create_app(self._models.router), tls, self._options)
         self._signalled = asyncio.Event()
         self._closing = False
         self._is_loaded = False
@@ -154,9 +151,6 @@ class _Service:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
         self._write_record()
         http = asyncio.create_task(self._http.serve([self._http_socket]))
-        if self._rpc is not None:
-            await self._rpc.start()
-            logger.info("gRPC on port %d", self._rpc.port)
         end = asyncio.create_task(self._signalled.wait())
         load = asyncio.create_task(self._load())
         renewal = asyncio.create_task(self._renew_certificates())
@@ -301,8 +295,6 @@ class _Service:
             await self._gateways.close("The server is shutting down.")
         await self._models.close_engines("The server is shutting down.")
         self._http.should_exit = True
-        if self._rpc is not None:
-            await self._rpc.close()
         await http
         self._record.remove()
         await self._models.close_files()

@@ -21,7 +21,7 @@ from ..observe.token_usage import UsageCount
 from ..protocol.adapters import LoadAdapterRequest, UnloadAdapterRequest
 from ..protocol.base import StrictModel
 from ..protocol.completions import CompletionRequest
-from ..protocol.inference import INPUTS, OUTPUTS, InferRequest
+from ..protocol.infer_tensors import INPUTS, OUTPUTS, InferRequest
 from ..structured.output_format import requested_format
 from .adapters import load_lora_adapter, unload_lora_adapter
 from .dependencies import CallerOf, JsonRoute, Models

@@ -56,7 +56,7 @@ class CallError(Exception):
 
 
 @dataclass(slots=True)
-class Answer:
+class RouteAnswer:
     """Answer of a route: status, headers in lower case, and the pieces of the body."""
 
     status: int
@@ -118,7 +118,7 @@ class AppCalls:
                         yield _checked(orjson.loads(data))
 
     @asynccontextmanager
-    async def open(self, context: Any, method: str, path: str, body: Any = None) -> AsyncIterator[Answer]:
+    async def open(self, context: Any, method: str, path: str, body: Any = None) -> AsyncIterator[RouteAnswer]:
         """Begin a request, and end it with the block: what it generates is aborted then, as when a client leaves.
 
         Args:
@@ -129,7 +129,7 @@ class AppCalls:
         pieces = exchange.pieces()
         try:
             head = await exchange.head
-            yield Answer(head["status"], _headers(head), pieces)
+            yield RouteAnswer(head["status"], _headers(head), pieces)
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)

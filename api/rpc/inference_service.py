@@ -11,7 +11,7 @@ import grpc
 from pydantic import ValidationError
 
 from ..errors import reply_to_fields
-from ..protocol.inference import InferRequest
+from ..protocol.infer_tensors import InferRequest
 from .app_calls import AppCalls, CallError
 from .messages import message
 

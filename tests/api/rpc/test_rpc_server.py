@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import socket
 from typing import Any
 
 import grpc
@@ -69,9 +71,16 @@ def test_an_unknown_method(rpc: RpcClient) -> None:
 
 
 def test_a_port_that_is_taken(rpc: RpcClient, live: Any) -> None:
-    assert open_rpc(create_app(live.state), ServerConfig()) is None
-    with pytest.raises(ConfigError, match="--grpc-port 1 cannot be used"):
-        open_rpc(create_app(live.state), ServerConfig(grpc_port=1, host="256.1.1.1"))
+    app = create_app(live.state)
+    assert open_rpc(app, ServerConfig()) is None
+
+    async def job() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            port = taken.getsockname()[1]
+            with pytest.raises(ConfigError, match=f"--grpc-port {port} cannot be used"):
+                open_rpc(app, ServerConfig(grpc_port=port))
+
+    asyncio.run(job())
 
 
 def test_messages_are_found_by_name() -> None:
