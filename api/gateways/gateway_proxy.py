@@ -30,12 +30,12 @@ _CHUNK = 1 << 16
 
 
 class GatewayProxy:
-    """Passes requests on to the main process, over its Unix domain socket, body and answer in pieces as they come.
+    """Forwards requests to the main process over its Unix domain socket, and streams bodies both ways.
 
     Args:
-        app: of the gateway.
-        path: of the socket.
-        root_path: under which a proxy offers the server.
+        app: the gateway's own application, which answers what is not forwarded.
+        path: the socket's path.
+        root_path: the path prefix under which a reverse proxy publishes the server.
     """
 
     def __init__(self, app: ASGIApp, path: str, root_path: str) -> None:
