@@ -14,7 +14,7 @@ import orjson
 from ...engine.errors import EngineError
 from ...engine.types import FinishReason
 from ..error_responses import tgi_body
-from ..errors import reply_to
+from ..errors import ErrorReply, reply_to
 from ..generate.logprob_formats import FLOOR
 from ..generate.streams import Deltas, failure_of
 from .tgi_request import TgiRequest
@@ -118,4 +118,9 @@ async def tgi_events(reply: TgiReply, deltas: Deltas) -> AsyncGenerator[bytes, N
     except Exception as error:
         if not begun:
             raise
-        yield b"data: %b\n\n" % tgi_body(reply_to(error))
+        yield tgi_error(reply_to(error))
+
+
+def tgi_error(reply: ErrorReply) -> bytes:
+    """Serialize an error as the last event of a stream."""
+    return b"data: %b\n\n" % tgi_body(reply)
