@@ -121,6 +121,14 @@ class ServerConfig:
         high=1 << 20,
         group="server",
     )
+    stream_heartbeat: float = option(
+        15.0,
+        "Seconds without an event after which a stream sends a comment, so that nothing between takes it for dead. "
+        "0: none.",
+        low=0,
+        high=3600,
+        group="server",
+    )
     reasoning_parser: str = option(
         "auto",
         "How the model marks its thoughts. auto: as its chat template does; none: thoughts are part of the answer.",
@@ -155,6 +163,15 @@ class ServerConfig:
     )
     stored_response_ttl: float = option(
         86400.0, "Seconds after which a stored response that nobody asks for is forgotten.", low=0, group="server"
+    )
+    max_stored_event_bytes: int = option(
+        64 << 20,
+        "Memory for events of stored responses, by which a stream is resumed. 0: none is kept.",
+        low=0,
+        group="server",
+    )
+    stored_event_ttl: float = option(
+        600.0, "Seconds after a response's end for which its events are kept.", low=0, high=86400, group="server"
     )
     batch_dir: str | None = option(
         None,

@@ -45,6 +45,7 @@ from ..engine.messages import (
     failure_of,
 )
 from ..engine.types import Priority
+from ..engine.weighted_adapters import names_in, renamed
 from .frame_order import FrameGap, FrameOrder
 from .journal import Journal, JournalEntry, aborted, given_up, is_loss
 from .placement.grammar_index import grammar_key
@@ -143,7 +144,8 @@ class Dispatcher:
         self._versions: dict[str, str] = {}
         self._base_digest = ""
         self._texts: dict[str, TokenTexts] = {}  # by vocabulary
-        self._seeds = random.Random(seed % (1 << 64))  # as in the engine core
+        # Seeds of sequences that name none. They are drawn here, so that a replay on another replica draws the same.
+        self._seeds = random.Random(seed % (1 << 64))
         self._out = DispatcherOutbox()
         self._transfers = TransferTable(limits.most_transfers)
         self._lost = LostReplicas()
@@ -377,13 +379,15 @@ class Dispatcher:
     def _complete(self, submit: Submit) -> Submit:
         """Settle what must be the same on every replica: the seed, and the version that the adapter's name means."""
         seed = self._seeds.getrandbits(63) if submit.params.seed is None else submit.params.seed
-        adapter = submit.adapter if submit.adapter is None else self._versions.get(submit.adapter, submit.adapter)
+        adapter = submit.adapter
+        if adapter is not None:
+            adapter = renamed(adapter, lambda name: self._versions.get(name, name))
         return replace(submit, params=replace(submit.params, seed=seed), adapter=adapter)
 
     def _place(self, entry: JournalEntry, now: float) -> bool:
         """Send a sequence to a replica, or hold it while there is none. Returns whether it waits no more."""
         submit = entry.submit
-        lacking: Collection[str] = self._lacking.get(submit.adapter or "", ())
+        lacking = self._without(submit.adapter)
         if lacking and all(info.draining or name in lacking for name, info in self.replicas.items()):
             text = "The adapter's files are gone, or have changed since it was loaded: load it again."
             self._end(entry, failure_of(submit.id, AdapterUnavailable(text)))
@@ -425,7 +429,7 @@ class Dispatcher:
 
         Those of other roles get it where there is no one else.
         """
-        submit, excluded = entry.submit, {*self._suspects, *self._lacking.get(entry.submit.adapter or "", ())}
+        submit, excluded = entry.submit, {*self._suspects, *self._without(entry.submit.adapter)}
         names = self.replicas.keys()
         wrong = self._table.without(role)
         decoder = self.replicas.get(entry.kv.decoder)
@@ -486,6 +490,12 @@ class Dispatcher:
         if holder is None or num_held < num_cached + self._limits.least_fetched:
             return "", num_cached
         return holder.name, min(num_held + BLOCK - 1, num_tokens)  # what it has of the block behind is not known here
+
+    def _without(self, adapter: str | None) -> Collection[str]:
+        """Return the replicas that cannot have an adapter, or one of those that are combined."""
+        if adapter is None or not self._lacking:
+            return ()
+        return {replica for name in names_in(adapter) for replica in self._lacking.get(name, ())}
 
     def _prepare_grammars(self) -> None:
         """Have the grammars of all open sequences compiled on as many replicas as should have them."""

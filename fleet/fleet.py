@@ -20,6 +20,7 @@ from ..engine.messages import ForgetTokens, Heartbeat, Message, Ready, Submit, T
 from ..engine.serving.replica_status import FleetStatus, ReplicaStatus
 from ..engine.snapshot import EngineSnapshot
 from ..engine.types import AdapterInfo
+from ..engine.weighted_adapters import names_in
 from .dispatcher import Dispatcher, DispatcherLimits
 from .fleet_adapters import FleetAdapters, first_of
 from .replica_client import ReplicaClient, send
@@ -195,7 +196,8 @@ class Fleet:
         """
         if not self.is_alive:
             raise EngineDead("The engine is not running." if self.death is None else str(self.death))
-        self._adapters.check_public({submit.adapter for submit in submits if submit.adapter is not None})
+        adapters = {submit.adapter for submit in submits if submit.adapter is not None}
+        self._adapters.check_public({name for adapter in adapters for name in names_in(adapter)})
         now = time.monotonic()
         self._dispatcher.submit(submits, now)
         if self._count == 0:

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from ..engine.errors import CapacityError, EngineError
 from ..engine.messages import Done, Failed, Submit, TokenOut, failure_of
 from ..engine.types import FinishReason, Usage
+from ..engine.weighted_adapters import names_in
 
 _ENTRY_BYTES = 2048  # of an entry beside its tokens, about
 _TOKEN_BYTES = 4
@@ -143,8 +144,9 @@ class Journal:
         return list(self._placed.get(replica, {}).values())
 
     def uses_adapter(self, version: str) -> bool:
-        """Return whether an open sequence has an adapter. Linear in their number."""
-        return any(entry.submit.adapter == version for entry in self._entries.values())
+        """Return whether an open sequence has an adapter, alone or among others. Linear in their number."""
+        asked = (entry.submit.adapter for entry in self._entries.values())
+        return any(adapter is not None and version in names_in(adapter) for adapter in asked)
 
     def open(self, submit: Submit) -> JournalEntry:
         """Begin a sequence. CapacityError if the journal is full, ValueError for a number that is open."""

@@ -62,6 +62,7 @@ GAUGES: Rows = (
     ("adapters_host_bytes", "adapters_host_bytes", "Memory of adapters on the host."),
     ("responses_stored", "responses_stored", "Responses that clients may go on from."),
     ("responses_stored_bytes", "responses_stored_bytes", "What those take in memory, about."),
+    ("response_event_bytes", "response_event_bytes", "Memory of events by which streams of responses are resumed."),
     ("files_stored_bytes", "files_stored_bytes", "What files of clients take in the folder of batches."),
     ("batches_unfinished", "batches_unfinished", "Batches that have not ended."),
     ("ledger_waiting", "usage_ledger_waiting", "Requests that are to be written to the usage ledger."),

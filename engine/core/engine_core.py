@@ -99,11 +99,29 @@ class EngineCore:
         )
 
     @classmethod
-    def load(cls, config: EngineConfig, model_path: Path, weights: Weights | None = None) -> EngineCore:
-        """Load a model, unless its weights are, and make its engine core. Raises ModelError and ConfigError."""
-        from ..executor.worker import load_worker
+    def load(
+        cls,
+        config: EngineConfig,
+        model_path: Path,
+        weights: Weights | None = None,
+        lost: Callable[[str], None] | None = None,
+    ) -> EngineCore:
+        """Load a model, unless its weights are, and make its engine core.
 
-        return cls(*load_worker(config, model_path, weights))
+        Args:
+            lost: as of ``load_worker``.
+
+        Raises:
+            ModelError, ConfigError: it cannot be loaded.
+        """
+        from ..executor.load_worker import load_worker
+
+        config, worker = load_worker(config, model_path, weights, lost)
+        try:
+            return cls(config, worker)
+        except BaseException:
+            worker.close()
+            raise
 
     @property
     def has_work(self) -> bool:
@@ -239,6 +257,7 @@ class EngineCore:
             self._outbox += [failure_of(submit.id, error) for submit in self._adapters.take_waiting()]
             self._adapters.close()
         self._kept.close()
+        self._worker.close()
         return self._take_outbox()
 
     def reset_cache(self) -> None:
