@@ -106,6 +106,7 @@ class CrampedFleet:
             max_num_seqs=self.draw.choice((2, 4)),
             max_num_batched_tokens=self.draw.choice((16, 48)),
             kv_peer_gib=0.001,
+            target_itl_ms="0",
         )
         core = EngineCore(config, worker)
         tiers = cramped_tiers(
