@@ -274,9 +274,10 @@ class Dispatcher:
         info = self.replicas.get(name)
         if info is None or not info.draining:
             return
+        base_digest = info.ready.base_digest
         for entry in self._journal.on(name):
             others = (each for each in self.replicas.values() if not each.draining)
-            if any(each.ready.base_digest == info.ready.base_digest for each in others) and not entry.aborted:
+            if any(each.ready.base_digest == base_digest for each in others) and not entry.aborted:
                 entry.kv.decoder = ""
                 self.num_replays += 1
                 self._move(entry, now)
