@@ -78,10 +78,11 @@ def load_weights(
     dtype, dummy = choose_dtype(config, device), config.load_format == "dummy"
     check_folder(config)
     shape = own_config(config.model_impl, checkpoint)
+    shard = None if shape is None or ranks.size == 1 else Shard.of(shape, ranks)
     draft = None
     check_invariance(config, shape, device, dtype)
     if shape is not None:
-        check_budget(config, shape if ranks.size == 1 else Shard.of(shape, ranks).config, device, dtype)
+        check_budget(config, shape if shard is None else shard.config, device, dtype)
         check_adapters(config, checkpoint, dtype)
         draft = find_draft(config, shape, device, model_path)
     available = weight_room(config, shape, device, dtype)
@@ -89,7 +90,7 @@ def load_weights(
         available //= ranks.size
     is_theirs = shape is None and config.quantization in (None, WIDENED)  # the transformers library reads its weights
     form: WeightForm = "plain"
-    if not is_theirs and ranks.size == 1:
+    if not is_theirs and shard is None:
         form = choose_weight_form(config, device, dtype, checkpoint, available=available)
     check_weights(config, form, device)
     model = load_by(
@@ -101,7 +102,7 @@ def load_weights(
         dummy=dummy,
         weights=form,
         available=available,
-        ranks=ranks,
+        shard=shard,
     )
     if shape is None:  # of the transformers library, which tells its shape with its weights
         draft = find_draft(config, model.config, device, model_path)

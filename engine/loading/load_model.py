@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from ...kernels import memory
-from ...kernels.collectives import ALONE, Ranks
 from ...kernels.ops import AttentionParams, GroupedLinear, QuantisedLinear, RopeParams
 from ..checkpoint.gguf import GgufFile
 from ..checkpoint.model_config import LayerConfig, ModelConfig, QueryScaling, Rope
@@ -57,7 +56,7 @@ def load_model(
     dummy: bool = False,
     weights: WeightForm = "plain",
     available: int | None = None,
-    ranks: Ranks = ALONE,
+    shard: Shard | None = None,
 ) -> DecoderModel:
     """Load a model from a folder in Hugging Face format or from a GGUF file.
 
@@ -68,7 +67,7 @@ def load_model(
         dummy: use random weights in the model's shape; only its config is read.
         weights: the form of matrices in memory.
         available: bytes of memory for them, see ``fitting_form``; None to load them whatever they need.
-        ranks: the group that computes it, each rank its ``Shard``; for more than one ``weights`` must be "plain".
+        shard: this rank's part, where several compute the model; ``weights`` must be "plain" then.
 
     Raises:
         ModelError: the model is not supported, or its files are malformed.
@@ -83,10 +82,9 @@ def load_model(
     check_tensors(expected_shapes(config), source.shapes, optional)
     if HEAD in source.shapes and config.tied_head:
         _check_tied(source)
-    shard = None
-    if ranks.size > 1:
-        check_split(config, ranks.size)
-        shard = Shard.of(config, ranks)
+    if shard is not None:
+        check_split(config, shard.ranks.size)
+        shard = Shard.of(config, shard.ranks)  # of what was found: the head may be tied
         source, config = ShardSource(source, shard), shard.config
     if available is not None:
         weights = fitting_form(source, config, dtype, weights, device, available)

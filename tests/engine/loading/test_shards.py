@@ -23,7 +23,8 @@ TOKENS = [(7 * i + i * i) % VOCAB for i in range(20)]
 
 
 def load(folder: Path, ranks: Ranks = ALONE):
-    return load_model(folder, dtype=torch.float32, device=CPU, ranks=ranks)
+    shard = None if ranks is ALONE else Shard.of(read_model_config(folder), ranks)
+    return load_model(folder, dtype=torch.float32, device=CPU, shard=shard)
 
 
 @pytest.mark.parametrize("name", [*MODELS, *LONGROPE])
