@@ -351,7 +351,8 @@ class EngineConfig:
 
 def config_of_json(values: dict[str, Any]) -> EngineConfig:
     """Return the options that were written as JSON, which has lists in place of tuples."""
-    return EngineConfig(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
+    options: dict[str, Any] = {name: tuple(each) if isinstance(each, list) else each for name, each in values.items()}
+    return EngineConfig(**options)
 
 
 def _named_adapter(module: str) -> tuple[str, str]:

@@ -14,6 +14,7 @@ from ..checkpoint.gguf import GgufFile
 from ..checkpoint.pooling_config import read_pooler
 from ..checkpoint.read_config import open_checkpoint
 from ..config import EngineConfig
+from ..errors import ConfigError
 from ..loading.model_impl import load_by, own_config
 from ..loading.shards import Shard
 from ..loading.weight_forms import WIDENED, WeightForm, choose_weight_form
@@ -44,11 +45,13 @@ def load_for_forks(config: EngineConfig, model_path: Path) -> Weights | None:
     """Load the weights for a ``Worker`` of this process or of one that is forked from it; no thread is started.
 
     Returns:
-        None for a GPU, whose memory no other process can have.
+        None for a GPU, whose memory no other process can have, and for several ranks, each of which has a shard.
 
     Raises:
         ModelError, ConfigError: as ``Worker``.
     """
+    if config.tensor_parallel_size > 1:
+        return None
     device = set_up_device(replace(config, threads=1))
     return load_weights(config, open_checkpoint(model_path), model_path, device) if device.type == "cpu" else None
 
@@ -75,6 +78,9 @@ def load_weights(
     Raises:
         ModelError, ConfigError: as ``Worker``.
     """
+    if config.tensor_parallel_size != ranks.size:
+        option = f"--tensor-parallel-size {config.tensor_parallel_size}"
+        raise ConfigError(f"{option} is for serving; here one device computes. Leave it out.")
     dtype, dummy = choose_dtype(config, device), config.load_format == "dummy"
     check_folder(config)
     shape = own_config(config.model_impl, checkpoint)
