@@ -170,6 +170,13 @@ class EngineConfig:
         low=0.001,
         high=1 << 20,
     )
+    kv_peer_gib: float | None = option(
+        None,
+        "Most GiB of KV that a replica of a fleet has fetched from others ahead of its use: a prompt whose prefix "
+        "another one has is copied, not computed again. 0 for none. Default: 0.5 with several replicas.",
+        low=0,
+        high=1 << 20,
+    )
     speculative_config: str = option(
         '{"method": "auto"}',
         "Drafts of the next tokens, which change speed and nothing else. JSON: method auto (from grammars, the "

@@ -117,7 +117,7 @@ def _factors(shape: ProjectionShape, modules: Mapping[str, ModuleWeights], layou
         a = a.T
     return Factors(
         a=a.contiguous(),
-        scale=torch.cat([torch.full((module.rank,), module.scale) for module in present]),
+        scale=torch.cat([module.scales for module in present]),
         ranks=tuple(0 if module is None else module.rank for module in found),
         b=b,
         gain=gain,

@@ -16,7 +16,8 @@ FIELDS = "fields"
 ACCESS = "rootgraft.access"
 """Logger of requests."""
 
-_CLIENTS = ("httpx", "httpx2")  # of the hub's package: a line for each of their requests
+# Loggers of the HTTP clients that huggingface_hub uses: they write a line for each request.
+_CLIENTS = ("httpx", "httpx2")
 _TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 

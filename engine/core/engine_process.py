@@ -102,7 +102,8 @@ def start(
 
 def _load(config: EngineConfig, model_path: Path, weights: Weights | None = None) -> EngineCore:
     """Load the engine. Raises EngineError, also where torch cannot be imported or memory is used up."""
-    advice = _advice(config)  # now, while there is memory for it
+    # The text is made before the start, as there may be no memory for it once the start fails.
+    advice = _advice(config)
     try:
         _import_torch()
         return EngineCore.load(config, model_path, weights, _end_engine)
@@ -189,7 +190,8 @@ def run(fd: int, liveness_fd: int, config: EngineConfig, path: Path, weights: We
             with closing(core):  # even if the client is gone: threads that wait for a step would keep the process alive
                 try:
                     serve(core, channel, liveness)
-                finally:  # nobody cancels it: it holds to the process's end
+                finally:
+                    # The limit is never cancelled, so it also bounds what the interpreter does at exit.
                     EndLimit(CLOSE_SECONDS, EXIT_SOFTWARE, "What the engine closes")
     except ConnectionError:
         return 0

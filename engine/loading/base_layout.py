@@ -121,6 +121,8 @@ def _expert_shapes(model: DecoderModel) -> Iterator[ProjectionShape]:
 
 def _experts(model: DecoderModel) -> Iterator[tuple[str, ExpertModules]]:
     for mixture, experts in _mixtures(model):
+        if not mixture.gated:  # PEFT's form of stacked experts has gate and up in one
+            continue
         gates, ups = zip(*experts.gate_up.modules, strict=True)
         owner = experts.gate_up.name.rpartition(".")[0]
         yield (
