@@ -317,6 +317,7 @@ class EngineConfig:
             "--model-impl transformers": self.model_impl == "transformers",
             "--kv-disk": self.kv_disk is not None,
             "--kv-host-gib": self.kv_host_gib is not None,
+            "--kv-peer-gib": bool(self.kv_peer_gib),
             "--batch-invariant": self.batch_invariant,
             f"method {self.speculative.method} of --speculative-config": self.speculative.needs_weights,
         }

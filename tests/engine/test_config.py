@@ -17,6 +17,7 @@ from rootgraft.engine.errors import ConfigError
         ({"model_impl": "transformers"}, "--model-impl transformers"),
         ({"kv_disk": "kv"}, "--kv-disk"),
         ({"kv_host_gib": 1.0}, "--kv-host-gib"),
+        ({"kv_peer_gib": 0.5}, "--kv-peer-gib"),
         ({"batch_invariant": True}, "--batch-invariant"),
         ({"speculative_config": '{"model": "draft"}'}, "method draft_model of --speculative-config"),
         ({"speculative_config": '{"method": "mtp"}'}, "method mtp of --speculative-config"),
@@ -31,7 +32,9 @@ def test_what_one_rank_alone_computes(options: dict[str, Any], named: str) -> No
     )
 
 
-@pytest.mark.parametrize("options", [{"quantization": "widened"}, {"speculative_config": '{"method": "ngram"}'}])
+@pytest.mark.parametrize(
+    "options", [{"quantization": "widened"}, {"kv_peer_gib": 0}, {"speculative_config": '{"method": "ngram"}'}]
+)
 def test_what_all_ranks_compute(options: dict[str, Any]) -> None:
     assert EngineConfig(tensor_parallel_size=64, **options).tensor_parallel_size == 64
 
