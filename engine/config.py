@@ -317,6 +317,7 @@ class EngineConfig:
             "--model-impl transformers": self.model_impl == "transformers",
             "--kv-disk": self.kv_disk is not None,
             "--kv-host-gib": self.kv_host_gib is not None,
+            "--kv-peer-gib": bool(self.kv_peer_gib),
             "--batch-invariant": self.batch_invariant,
             f"method {self.speculative.method} of --speculative-config": self.speculative.needs_weights,
         }
@@ -358,7 +359,8 @@ class EngineConfig:
 
 def config_of_json(values: dict[str, Any]) -> EngineConfig:
     """Return the options that were written as JSON, which has lists in place of tuples."""
-    return EngineConfig(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
+    options: dict[str, Any] = {name: tuple(each) if isinstance(each, list) else each for name, each in values.items()}
+    return EngineConfig(**options)
 
 
 def _named_adapter(module: str) -> tuple[str, str]:

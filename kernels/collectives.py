@@ -82,6 +82,7 @@ class ProcessGroup:
 
     def __init__(self, rank: int, size: int, store: Path, device: torch.device, seconds: float) -> None:
         import torch.distributed as dist
+        from torch._C._distributed_c10d import FileStore
 
         self.rank, self.size = rank, size
         self._device = device
@@ -89,7 +90,7 @@ class ProcessGroup:
         os.environ.setdefault(_INTERFACE, _LOOPBACK)  # the ranks are on one machine
         dist.init_process_group(
             "nccl" if device.type == "cuda" else "gloo",
-            store=dist.FileStore(str(store), size),
+            store=FileStore(str(store), size),
             rank=rank,
             world_size=size,
             timeout=timedelta(seconds=seconds),

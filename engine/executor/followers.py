@@ -6,6 +6,7 @@ each step that it is told. No rank goes on without the others: when one has gone
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import shutil
@@ -74,6 +75,7 @@ class Followers:
         self._links: dict[int, socket.socket] = {}
         self._life: dict[int, socket.socket] = {}
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        atexit.register(self.close)  # a process that ends without it would wait for them, and they for it
         self._folder = Path(tempfile.mkdtemp(prefix="rootgraft-ranks-"))
         store = self._folder / "store"
         try:
@@ -161,6 +163,7 @@ class Followers:
 
     def kill(self) -> None:
         """Kill the followers that are left, and remove what they had in common."""
+        atexit.unregister(self.close)
         for process in self._processes.values():
             if process.poll() is None:
                 process.kill()

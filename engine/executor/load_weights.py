@@ -14,6 +14,7 @@ from ..checkpoint.gguf import GgufFile
 from ..checkpoint.pooling_config import read_pooler
 from ..checkpoint.read_config import open_checkpoint
 from ..config import EngineConfig
+from ..errors import ConfigError
 from ..loading.model_impl import load_by, own_config
 from ..loading.shards import Shard
 from ..loading.weight_forms import WIDENED, WeightForm, choose_weight_form
@@ -44,11 +45,13 @@ def load_for_forks(config: EngineConfig, model_path: Path) -> Weights | None:
     """Load the weights for a ``Worker`` of this process or of one that is forked from it; no thread is started.
 
     Returns:
-        None for a GPU, whose memory no other process can have.
+        None for a GPU, whose memory no other process can have, and for several ranks, each of which has a shard.
 
     Raises:
         ModelError, ConfigError: as ``Worker``.
     """
+    if config.tensor_parallel_size > 1:
+        return None
     device = set_up_device(replace(config, threads=1))
     return load_weights(config, open_checkpoint(model_path), model_path, device) if device.type == "cpu" else None
 
@@ -75,13 +78,17 @@ def load_weights(
     Raises:
         ModelError, ConfigError: as ``Worker``.
     """
+    if config.tensor_parallel_size != ranks.size:
+        option = f"--tensor-parallel-size {config.tensor_parallel_size}"
+        raise ConfigError(f"{option} is for serving; here one device computes. Leave it out.")
     dtype, dummy = choose_dtype(config, device), config.load_format == "dummy"
     check_folder(config)
     shape = own_config(config.model_impl, checkpoint)
+    shard = None if shape is None or ranks.size == 1 else Shard.of(shape, ranks)
     draft = None
     check_invariance(config, shape, device, dtype)
     if shape is not None:
-        check_budget(config, shape if ranks.size == 1 else Shard.of(shape, ranks).config, device, dtype)
+        check_budget(config, shape if shard is None else shard.config, device, dtype)
         check_adapters(config, checkpoint, dtype)
         draft = find_draft(config, shape, device, model_path)
     available = weight_room(config, shape, device, dtype)
@@ -89,7 +96,7 @@ def load_weights(
         available //= ranks.size
     is_theirs = shape is None and config.quantization in (None, WIDENED)  # the transformers library reads its weights
     form: WeightForm = "plain"
-    if not is_theirs and ranks.size == 1:
+    if not is_theirs and shard is None:
         form = choose_weight_form(config, device, dtype, checkpoint, available=available)
     check_weights(config, form, device)
     model = load_by(
@@ -101,7 +108,7 @@ def load_weights(
         dummy=dummy,
         weights=form,
         available=available,
-        ranks=ranks,
+        shard=shard,
     )
     if shape is None:  # of the transformers library, which tells its shape with its weights
         draft = find_draft(config, model.config, device, model_path)

@@ -25,6 +25,7 @@ from ..types import SamplingParams
 
 HEADER = struct.Struct("<qqq")
 MOST_BYTES = 1 << 36  # of an adapter: more is no message
+_Place = tuple[int, str, list[int]]
 _NO_PARAMS = SamplingParams()
 _LENGTH = struct.Struct("<q")
 
@@ -121,7 +122,7 @@ def pack_adapter(slot: int, adapter: PreparedAdapter) -> bytes:
     """Return a slot and the factors of an adapter, which brings no weights of its own."""
     places = {name: (list(part.ranks), _places(adapter.block, part)) for name, part in adapter.factors.items()}
     head = json.dumps([slot, adapter.digest, places]).encode()
-    return b"".join((_LENGTH.pack(len(head)), head, memoryview(adapter.block.numpy())))
+    return b"".join((_LENGTH.pack(len(head)), head, adapter.block.numpy().tobytes()))
 
 
 def unpack_adapter(content: bytes, *, pinned: bool) -> tuple[int, PreparedAdapter]:
@@ -137,17 +138,17 @@ def unpack_adapter(content: bytes, *, pinned: bool) -> tuple[int, PreparedAdapte
     return slot, PreparedAdapter(factors, digest, (), 0, block.nbytes, block)
 
 
-def _places(block: Tensor, part: Factors) -> list[list[object] | None]:
+def _places(block: Tensor, part: Factors) -> list[_Place | None]:
     """Where the tensors of ``Factors`` are in the block, by offset, type and shape."""
     return [
         None
         if tensor is None
-        else [tensor.data_ptr() - block.data_ptr(), str(tensor.dtype).removeprefix("torch."), list(tensor.shape)]
+        else (tensor.data_ptr() - block.data_ptr(), str(tensor.dtype).removeprefix("torch."), list(tensor.shape))
         for tensor in (part.a, part.scale, part.b, part.gain, part.add)
     ]
 
 
-def _factors(block: Tensor, ranks: list[int], places: list[list[object] | None]) -> Factors:
+def _factors(block: Tensor, ranks: list[int], places: list[_Place | None]) -> Factors:
     found = [None if place is None else _tensor(block, *place) for place in places]
     a, scale, b, gain, add = found
     assert a is not None and scale is not None and b is not None

@@ -16,7 +16,7 @@ from ..errors import ModelError
 from ..models.decoder import DecoderModel
 from ..models.draft_head import DraftHead, SideBySide
 from ..models.hidden_pool import FusedLayers
-from .load_model import LayerLoader
+from .layer_loader import LayerLoader
 from .tensor_names import EMBEDDING, HEAD, Shape, check_tensors, expected_shapes, qkv_modules
 from .weight_forms import WeightForm, WeightReader
 from .weight_readers import SafetensorsFolder

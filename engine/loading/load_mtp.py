@@ -14,7 +14,7 @@ from ..errors import ModelError
 from ..models.decoder import DecoderModel
 from ..models.draft_head import DraftHead, Projected
 from ..models.hidden_pool import LastHidden
-from .load_model import LayerLoader
+from .layer_loader import LayerLoader
 from .tensor_names import Shape, check_tensors, expected_shapes, stored_names
 from .weight_forms import WeightForm, WeightReader
 from .weight_readers import SafetensorsFolder

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import torch
 
-from ...kernels.collectives import ALONE, Ranks
 from ...lora.base_projections import BaseLayout
 from ..checkpoint.gguf import GgufFile
 from ..checkpoint.model_config import ModelConfig
@@ -17,6 +16,7 @@ from ..models.decoder import DecoderModel
 from ..models.model import Model
 from .base_layout import base_layout
 from .load_model import load_model
+from .shards import Shard
 from .weight_forms import WeightForm
 
 _INSTALL = "Try: pip install 'rootgraft[transformers]'"
@@ -32,7 +32,7 @@ def load_by(
     dummy: bool,
     weights: WeightForm,
     available: int | None = None,
-    ranks: Ranks = ALONE,
+    shard: Shard | None = None,
 ) -> Model:
     """Load a model by an implementation: ``rootgraft``, ``transformers``, or ``auto``: ours if it has the model.
 
@@ -51,7 +51,7 @@ def load_by(
             dummy=dummy,
             weights=weights,
             available=available,
-            ranks=ranks,
+            shard=shard,
         )
     if not isinstance(checkpoint, Path):
         raise ModelError("--model-impl transformers reads folders in Hugging Face format, no GGUF files. Leave it out.")

@@ -119,7 +119,7 @@ def module_splits(config: ModelConfig, rank: int, size: int) -> Iterator[tuple[s
     inner = config.intermediate_size // size
     part = rank * inner, (rank + 1) * inner
     fused = config.gated_mlp and len(config.mlp_modules) == 2
-    both = (part, tuple(config.intermediate_size + at for at in part)) if fused else (part,)
+    both = (part, (config.intermediate_size + part[0], config.intermediate_size + part[1])) if fused else (part,)
     heads = config.num_heads // size * config.head_dim
     for index in range(config.num_layers):
         prefix, block = f"model.layers.{index}.self_attn", f"model.layers.{index}.{config.mlp_block}"

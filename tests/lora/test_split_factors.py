@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rootgraft.engine.loading.base_layout import base_layout, planned_layout
 from rootgraft.engine.loading.load_model import load_model
-from rootgraft.engine.loading.shards import module_splits
+from rootgraft.engine.loading.shards import Shard, module_splits
 from rootgraft.kernels.collectives import ALONE, Ranks
 from rootgraft.lora.lora_step import AdapterBank
 from rootgraft.lora.prepare_factors import PreparedAdapter
@@ -47,7 +47,8 @@ def test_ranks_have_the_logits_of_one(family: str, tmp_path: Path) -> None:
     read = [AdapterReader(whole, 64).read(str(path), trusted=True) for path in adapters]
 
     def compute(ranks: Ranks) -> list[Tensor]:
-        model = load_model(folder, dtype=torch.float32, device=CPU, ranks=ranks)
+        shard = None if ranks is ALONE else Shard.of(whole_config, ranks)
+        model = load_model(folder, dtype=torch.float32, device=CPU, shard=shard)
         splits = dict(module_splits(whole_config, ranks.rank, ranks.size)) if ranks.size > 1 else {}
         bank = AdapterBank(base_layout(model, folder, dummy=False), len(read))
         for slot, adapter in enumerate(read):

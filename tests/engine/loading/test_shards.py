@@ -9,7 +9,8 @@ import pytest
 import torch
 from support.models.lockstep_ranks import run_ranks
 from support.models.paged_run import CPU, run_whole
-from support.models.tiny_models import LONGROPE, MODELS, VOCAB, save
+from support.models.tiny_models import COMMON, LONGROPE, MODELS, VOCAB, save
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from rootgraft.engine.checkpoint.read_config import read_model_config
 from rootgraft.engine.errors import ConfigError
@@ -23,7 +24,8 @@ TOKENS = [(7 * i + i * i) % VOCAB for i in range(20)]
 
 
 def load(folder: Path, ranks: Ranks = ALONE):
-    return load_model(folder, dtype=torch.float32, device=CPU, ranks=ranks)
+    shard = None if ranks is ALONE else Shard.of(read_model_config(folder), ranks)
+    return load_model(folder, dtype=torch.float32, device=CPU, shard=shard)
 
 
 @pytest.mark.parametrize("name", [*MODELS, *LONGROPE])
@@ -41,6 +43,16 @@ def test_ranks_have_the_logits_of_one(name: str, tmp_path: Path) -> None:
         logits, *others = run_ranks(size, lambda ranks: run_whole(load(folder, ranks), TOKENS))
         torch.testing.assert_close(logits, expected, rtol=0, atol=TOLERANCE * float(expected.abs().max()))
         assert all(part.shape[1] < VOCAB for part in others)
+
+
+def test_three_ranks_of_three_kv_heads(tmp_path: Path) -> None:
+    torch.manual_seed(4)
+    fields = COMMON | {"num_key_value_heads": 3, "tie_word_embeddings": True, "vocab_size": VOCAB}
+    LlamaForCausalLM(LlamaConfig(**fields, mlp_bias=True, attention_bias=True)).save_pretrained(tmp_path)
+    expected = run_whole(load(tmp_path), TOKENS)
+    found = run_ranks(3, lambda ranks: run_whole(load(tmp_path, ranks), TOKENS))
+    torch.testing.assert_close(found[0], expected, rtol=0, atol=TOLERANCE * float(expected.abs().max()))
+    assert sorted(part.shape[1] for part in found[1:]) == [44, 44]
 
 
 def splits(config, size: int) -> bool:

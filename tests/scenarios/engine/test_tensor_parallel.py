@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
-import torch.distributed
+import torch
 from support.engine.tiny_llm import open_llm, write_adapter, write_model
 
 from rootgraft import LLM, SamplingParams
+from rootgraft.engine.config import EngineConfig
+from rootgraft.engine.errors import ConfigError, EngineDead, EngineError, RequestError
+from rootgraft.engine.executor.followers import Followers
+from rootgraft.engine.executor.tensor_parallel import identity
 from rootgraft.lora.request import LoRARequest
 
 pytestmark = pytest.mark.heavy
@@ -81,7 +89,6 @@ def test_mixed_requests_get_the_answers_of_one_rank(ranks: LLM, folder: Path) ->
     one = start(folder, 1)
     try:
         expected = answers(one)
-        assert not torch.distributed.is_initialized() or ranks is not None
     finally:
         one.close()
     for _ in range(2):
@@ -91,3 +98,62 @@ def test_mixed_requests_get_the_answers_of_one_rank(ranks: LLM, folder: Path) ->
             for position, other in zip(scores or [], wanted or [], strict=True):
                 assert position.keys() == other.keys()
                 assert all(abs(position[token] - other[token]) < 0.01 for token in position)
+
+
+def test_an_adapter_with_weights_of_its_own_is_refused_by_name(ranks: LLM, folder: Path) -> None:
+    write_adapter(folder / "own", 4, modules_to_save=["lm_head"])
+    with pytest.raises(RequestError, match=r"own weights of lm_head .* which --tensor-parallel-size does not compute"):
+        ranks.load_adapter("own", "own")
+
+
+def test_another_program_or_other_files_end_the_start_with_one_line(folder: Path) -> None:
+    config = EngineConfig(device="cpu", dtype="float32", tensor_parallel_size=2)
+    ours = identity(config, folder / "model")
+    with pytest.raises(ConfigError) as refusal:
+        Followers(config, folder / "model", ["rootgraft 0.0", *ours[1:]], [torch.device("cpu")] * 2)
+    assert str(refusal.value) == f"--tensor-parallel-size: rank 1 has {ours[0]} where rank 0 has rootgraft 0.0."
+
+
+def test_a_silent_follower_fails_the_requests_and_nothing_is_left(ranks: LLM) -> None:
+    """It is stopped while requests run. No later step is computed: the last test of these ranks."""
+    [follower] = followers_of(os.getpid())
+    running = ranks.begin([5, 6, 7], SamplingParams(temperature=0.0, max_tokens=300, ignore_eos=True))
+    ranks.step()
+    follower.suspend()
+    with pytest.raises(EngineError, match=r"step of the engine failed|Rank 1 of 2 has been silent"):
+        while not running.is_done:
+            ranks.step()
+        running.check()
+    with pytest.raises(EngineDead, match="all ranks end"):
+        ranks.generate(["ab"], use_tqdm=False)
+    ranks.close()
+    assert not followers_of(os.getpid())
+
+
+RANK_0 = """
+import sys
+from rootgraft import LLM
+llm = LLM(sys.argv[1], tensor_parallel_size=2, threads=1, device="cpu", dtype="float32", num_gpu_blocks_override=24)
+print("ready", flush=True)
+while True:
+    llm.generate(["ab ab ab"], use_tqdm=False)
+"""
+
+
+def test_followers_end_with_rank_0(folder: Path) -> None:
+    command = [sys.executable, "-c", RANK_0, str(folder / "model")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            first = process.stdout.readline()
+            found = followers_of(process.pid)
+        finally:
+            process.kill()
+    assert (first, len(found)) == ("ready\n", 1)
+    found[0].wait(60)
+
+
+def followers_of(number: int) -> list[psutil.Process]:
+    """The living followers of a process."""
+    children = psutil.Process(number).children()
+    return [each for each in children if any("follower_process" in word for word in each.cmdline())]

@@ -1,0 +1,240 @@
+"""``LayerLoader``: a decoder layer by layer, each tensor read where it is needed."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ...kernels import memory
+from ...kernels.column_ops import ColumnRuns
+from ...kernels.ops import AttentionParams, GroupedLinear, QuantisedLinear, RopeParams
+from ..checkpoint.model_config import LayerConfig, ModelConfig, QueryScaling, Rope
+from ..models.decoder import DecoderModel
+from ..models.latent_attention import LatentAttention
+from ..models.layers import (
+    Attention,
+    DecoderLayer,
+    LayerMixer,
+    LayerMlp,
+    Mlp,
+    PlainMlp,
+    Projection,
+    QueryGate,
+    ScaledMlp,
+    SplitHead,
+)
+from ..models.mamba2 import Mamba2
+from ..models.norms import LayerNorm, NoNorm, Norm, RmsNorm, ScaledSum
+from ..models.parallel_mixer import MixerColumns, ParallelMixer
+from ..models.rope import cos_sin_table, query_scale_table
+from .load_experts import load_experts
+from .load_latent import load_latent
+from .load_recurrent import load_recurrent
+from .shards import Shard
+from .tensor_names import (
+    EMBEDDING,
+    SCORE,
+    SINKS,
+    down_module,
+    final_norm,
+    head_norm_shapes,
+    output_modules,
+    qkv_modules,
+    up_modules,
+)
+from .weight_forms import WeightReader
+
+
+class LayerLoader:
+    """Builds a decoder layer by layer, reading each tensor where it is needed."""
+
+    def __init__(
+        self, config: ModelConfig, weights: WeightReader, max_positions: int, shard: Shard | None = None
+    ) -> None:
+        self.config = config
+        self.shard = shard
+        self.weights = weights
+        self.max_positions = max_positions
+        self.tables: dict[Rope, Tensor] = {}
+        self.query_scales: dict[QueryScaling, Tensor] = {}
+        self.has_two_ropes = config.rope_switch is not None and max_positions > config.rope_switch
+
+    def model(self) -> DecoderModel:
+        """Read the whole model."""
+        config = self.config
+        embedding, head = self.embedding_and_head()
+        before = config.norms.before_attention
+        norms = [self.norm(before and f"model.layers.{index}.{before}") for index in range(config.num_layers)]
+        norms.append(self.norm(final_norm(config)))
+        scale = config.embedding_scale
+        if config.rounds_embedding_scale:
+            scale = torch.tensor(scale, dtype=self.weights.dtype).item()
+        return DecoderModel(
+            config=config,
+            dtype=self.weights.dtype,
+            device=self.weights.device,
+            embedding=embedding,
+            embedding_scale=scale,
+            first_norm=norms[0],
+            layers=tuple(self.layer(index, norms[index], norms[index + 1]) for index in range(config.num_layers)),
+            head=head,
+            max_positions=self.max_positions,
+            long_offset=self.max_positions if self.has_two_ropes else 0,
+            score=self.weights.exact(SCORE) if config.num_classes else None,
+        )
+
+    def layer(self, index: int, own_norm: Norm, next_norm: Norm, prefix: str | None = None) -> DecoderLayer:
+        """Read a layer, between the norm in front of it and the next one.
+
+        Args:
+            prefix: what its tensors' names begin with; by default that of the model's layers.
+        """
+        memory.trim_heap()  # buffers of the layer before: some hundred MiB in all
+        norms, prefix = self.config.norms, prefix or f"model.layers.{index}"
+        is_parallel, has_mlp = self.config.parallel_block, self.config.layers[index].has_mlp
+        return DecoderLayer(
+            attention=self.mixer(index, prefix),
+            mlp=self.mlp(index, prefix) if has_mlp else None,
+            post_attention=self.norm(f"{prefix}.{norms.after_attention}") if norms.after_attention else None,
+            post_mlp=self.norm(f"{prefix}.{norms.after_mlp}") if norms.after_mlp else None,
+            mlp_norm=own_norm if is_parallel else self.norm(norms.before_mlp and f"{prefix}.{norms.before_mlp}"),
+            next_norm=next_norm,
+            is_parallel=is_parallel,
+        )
+
+    def mlp(self, index: int, prefix: str) -> LayerMlp:
+        """Read the MLP of a layer, or its mixture of experts."""
+        config = self.config
+        if (mixture := config.layers[index].mixture) is not None:
+            return load_experts(self.weights, f"{prefix}.{mixture.names.block}", mixture, config.hidden_size)
+        block = f"{prefix}.{config.mlp_block}"
+        up = self.projection(block, up_modules(config), config.mlp_bias)
+        down = self.projection(block, down_module(config), config.mlp_bias)
+        if (scales := config.parallel_scales) is not None:
+            size = config.intermediate_size
+            before = ColumnRuns.of([(0, 0, size), (0, size, size)], factors=[scales.gate, 1.0])
+            behind = ColumnRuns.of([(0, 0, config.hidden_size)], factors=[scales.down])
+            return ScaledMlp(up, down, config.activation, before, behind)
+        return Mlp(up, down, config.activation) if config.gated_mlp else PlainMlp(up, down, config.activation)
+
+    def mixer(self, index: int, prefix: str) -> LayerMixer | None:
+        """Read the attention of a layer, or what stands in its place; None for an MLP alone."""
+        config, layer = self.config, self.config.layers[index]
+        attention = self.attention(index, f"{prefix}.self_attn") if layer.has_attention else None
+        if layer.recurrent is None:
+            return attention
+        scales, hidden = config.parallel_scales, config.hidden_size
+        state = load_recurrent(self.weights, prefix, layer.recurrent, hidden, config.norm_eps, scales)
+        if attention is None:
+            return state
+        assert scales is not None and isinstance(attention, Attention) and isinstance(state, Mamba2)
+        factors = scales.attention, scales.state
+        columns = MixerColumns.of(config.num_heads, config.query_size, state.scan.width, hidden, factors)
+        return ParallelMixer(index, attention, state, columns)
+
+    def attention(self, index: int, prefix: str) -> Attention | LatentAttention:
+        """Read the attention of a layer."""
+        config = self.config
+        layer = config.layers[index]
+        if config.latent is not None and layer.rope is not None:
+            table, interleaved = self.table(layer.rope), layer.rope.interleaved
+            return load_latent(self.weights, prefix, config, config.latent, table, interleaved)
+        q_norm, k_norm = self.head_norms(layer, prefix)
+        return Attention(
+            qkv=self.projection(prefix, qkv_modules(config), config.qkv_bias),
+            output=self.projection(prefix, output_modules(config), config.output_bias),
+            rope=RopeParams(
+                num_heads=config.num_heads,
+                num_kv_heads=config.num_kv_heads,
+                cos_sin=self.table(layer.rope) if layer.rope else None,
+                q_norm=q_norm,
+                k_norm=k_norm,
+                eps=config.norm_eps,
+                offset=config.norm_offset,
+                norm=config.qk_norm or "head",
+                is_normed_last=config.is_qk_normed_last,
+                is_interleaved=layer.rope is not None and layer.rope.interleaved,
+                query_scale=self.query_scale(layer.query_scaling) if layer.query_scaling else None,
+            ),
+            params=AttentionParams(
+                scale=config.attention_scale,
+                window=layer.window,
+                soft_cap=config.attention_soft_cap,
+                sinks=self.weights.exact(f"{prefix}.{SINKS}") if config.attention_sinks else None,
+                chunk=layer.chunk,
+            ),
+            head_norms=tuple(f"{prefix}.{name}" for name in head_norm_shapes(config)),
+            gate=QueryGate.of(config.num_heads, config.kv_size, config.head_dim) if config.gated_attention else None,
+        )
+
+    def head_norms(self, layer: LayerConfig, prefix: str) -> tuple[Tensor | None, Tensor | None]:
+        """Return the weights of the norms of query and key heads, None for no norms."""
+        config = self.config
+        if config.qk_norm is None or (config.head_norms is None and layer.rope is None):
+            return None, None
+        if config.head_norms is None:
+            ones = torch.ones(config.head_dim, dtype=self.weights.dtype, device=self.weights.device)
+            return ones, ones
+        q_norm, k_norm = (self.weights.tensor(f"{prefix}.{name}.weight") for name in config.head_norms)
+        return q_norm, k_norm
+
+    def embedding_and_head(self) -> tuple[Tensor | QuantisedLinear | GroupedLinear, Projection]:
+        """Return the embedding, plain or quantised, and the head. A tied quantised head is the embedding itself."""
+        size = self.config.vocab_size
+        if self.shard is not None:
+            return self.embedding(), self.split_head(self.shard)
+        if not self.config.tied_head:
+            return self.embedding(), self.projection("", {"lm_head": size}, bias=False)
+        packed = self.weights.packed(EMBEDDING)
+        embedding = packed if isinstance(packed, QuantisedLinear | GroupedLinear) else self.weights.tensor(EMBEDDING)
+        return embedding, Projection(("lm_head",), (size,), packed)
+
+    def split_head(self, shard: Shard) -> SplitHead:
+        """Read this rank's rows of the head."""
+        sizes = shard.vocab_sizes
+        own = self.projection("", {"lm_head": sizes[shard.ranks.rank]}, bias=False)
+        return SplitHead(own.modules, own.sizes, own.packed, ranks=shard.ranks, vocab_sizes=sizes)
+
+    def embedding(self) -> Tensor | QuantisedLinear | GroupedLinear:
+        found = self.weights.grouped(EMBEDDING) or self.weights.stored(EMBEDDING)
+        return self.weights.tensor(EMBEDDING) if found is None else found
+
+    def projection(self, prefix: str, modules: dict[str, int], bias: bool) -> Projection:
+        """Read modules side by side, given by their names behind ``prefix`` and their output columns."""
+        names = tuple(f"{prefix}.{module}".lstrip(".") for module in modules)
+        bias_vector = self.weights.tensor(*(f"{name}.bias" for name in names)) if bias else None
+        packed = self.weights.packed(*(f"{name}.weight" for name in names), bias=bias_vector)
+        split = None if self.shard is None else self.shard.splits.get(names[0])
+        added_over = self.shard.ranks if self.shard and split and split.side == "inputs" else None
+        return Projection(names, tuple(modules.values()), packed, added_over)
+
+    def norm(self, name: str | None) -> Norm:
+        """Return the norm of this name; for none the identity."""
+        norm = self._norm(name)
+        return norm if self.config.residual_scale == 1.0 else ScaledSum(norm, self.config.residual_scale)
+
+    def _norm(self, name: str | None) -> Norm:
+        config = self.config
+        if name is None:
+            return NoNorm(self.weights.dtype)
+        weight = self.weights.tensor(f"{name}.weight")
+        if config.norm == "rms":
+            return RmsNorm(name, weight, config.norm_eps, config.norm_offset)
+        bias = self.weights.tensor(f"{name}.bias") if config.norm_bias else None
+        return LayerNorm(name, weight, bias, config.norm_eps, config.norm_offset)
+
+    def table(self, rope: Rope) -> Tensor:
+        """Return the rotary table of a kind, made once."""
+        if rope not in self.tables:
+            kinds = (False, True) if self.has_two_ropes else (False,)
+            device = self.weights.device
+            parts = [cos_sin_table(rope, self.max_positions, device, is_long=is_long) for is_long in kinds]
+            self.tables[rope] = torch.cat(parts) if self.has_two_ropes else parts[0]
+        return self.tables[rope]
+
+    def query_scale(self, scaling: QueryScaling) -> Tensor:
+        """Return the factors of queries by position, made once."""
+        if scaling not in self.query_scales:
+            part = query_scale_table(scaling, self.max_positions, self.weights.device)
+            self.query_scales[scaling] = part.repeat(2 if self.has_two_ropes else 1)
+        return self.query_scales[scaling]

@@ -1,0 +1,45 @@
+"""Options that several ranks cannot keep are refused beside ``--tensor-parallel-size``, and alone they are taken."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rootgraft.engine.config import EngineConfig
+from rootgraft.engine.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"quantization": "int8_weight_only"}, "--quantization int8_weight_only"),
+        ({"model_impl": "transformers"}, "--model-impl transformers"),
+        ({"kv_disk": "kv"}, "--kv-disk"),
+        ({"kv_host_gib": 1.0}, "--kv-host-gib"),
+        ({"kv_peer_gib": 0.5}, "--kv-peer-gib"),
+        ({"batch_invariant": True}, "--batch-invariant"),
+        ({"speculative_config": '{"model": "draft"}'}, "method draft_model of --speculative-config"),
+        ({"speculative_config": '{"method": "mtp"}'}, "method mtp of --speculative-config"),
+    ],
+)
+def test_what_one_rank_alone_computes(options: dict[str, Any], named: str) -> None:
+    EngineConfig(**options)
+    with pytest.raises(ConfigError) as refusal:
+        EngineConfig(tensor_parallel_size=2, **options)
+    assert str(refusal.value) == (
+        f"--tensor-parallel-size 2: {named} is computed by one rank alone. Leave one of them out."
+    )
+
+
+@pytest.mark.parametrize(
+    "options", [{"quantization": "widened"}, {"kv_peer_gib": 0}, {"speculative_config": '{"method": "ngram"}'}]
+)
+def test_what_all_ranks_compute(options: dict[str, Any]) -> None:
+    assert EngineConfig(tensor_parallel_size=64, **options).tensor_parallel_size == 64
+
+
+@pytest.mark.parametrize(("size", "bound"), [(0, "at least 1"), (65, "at most 64")])
+def test_limits_of_the_size(size: int, bound: str) -> None:
+    with pytest.raises(ConfigError, match=f"--tensor-parallel-size must be {bound}, not {size}"):
+        EngineConfig(tensor_parallel_size=size)
