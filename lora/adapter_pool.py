@@ -85,6 +85,7 @@ class AdapterPool:
         max_cpu_bytes: of adapters in host memory.
         patience: steps after which a waiting adapter gets a slot closed for it.
         max_own: slots of adapters that bring an embedding or a head; None for all.
+        bank: what takes adapters into slots; None for slots of the reader's layout.
 
     Attributes:
         registry: names and versions; callers read, pin and unpin.
@@ -102,9 +103,10 @@ class AdapterPool:
         max_cpu_bytes: int,
         patience: int,
         max_own: int | None = None,
+        bank: AdapterBank | None = None,
     ) -> None:
         self.registry = AdapterRegistry(max_adapters)
-        self.bank = AdapterBank(reader.layout, max_loras)
+        self.bank = AdapterBank(reader.layout, max_loras) if bank is None else bank
         self.cache = HostCache(max_cpu_bytes)
         self.slots = SlotPool(
             max_loras,

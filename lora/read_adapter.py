@@ -16,7 +16,7 @@ from .errors import AdapterError, AdapterLimit
 from .own.own_weights_maker import OwnWeightsMaker
 from .prepare_factors import PreparedAdapter, prepare
 from .safe_paths import CONFIG, find_files, find_folder
-from .safetensors_file import read_shapes, read_tensors
+from .safetensors_file import read_shapes, read_shards, read_tensors
 from .weighted_sum import SumPart, weighted_sum
 
 T = TypeVar("T")
@@ -79,7 +79,7 @@ class AdapterReader:
             files = self._files(path, trusted=trusted)
             before = _stamps(files)
             try:
-                found = then(self._weights(*files))
+                found = then(self._weights(files[0], files[1:]))
             except AdapterError:
                 if _stamps(files) == before:
                     raise
@@ -88,11 +88,12 @@ class AdapterReader:
                 return found
         raise AdapterError("The adapter's files changed while they were read: load it again.")
 
-    def _weights(self, config_file: Path, weights_file: Path) -> AdapterWeights:
-        """Read the adapter in two files."""
+    def _weights(self, config_file: Path, weights_files: Sequence[Path]) -> AdapterWeights:
+        """Read the adapter in these files."""
         config = read_config(_bytes(config_file))
         with _as_limit():
-            return sort_tensors(read_tensors(weights_file, self.max_file_bytes), config, self.layout, self.max_rank)
+            tensors = read_shards(weights_files, self.max_file_bytes, read_tensors)
+            return sort_tensors(tensors, config, self.layout, self.max_rank)
 
     def _prepare(self, weights: AdapterWeights) -> PreparedAdapter:
         with _as_limit():
@@ -104,9 +105,10 @@ class AdapterReader:
         Raises:
             AdapterError: what ``read`` would raise for them.
         """
-        config_file, weights_file = self._files(path, trusted=trusted)
+        config_file, *weights_files = self._files(path, trusted=trusted)
         config = read_config(_bytes(config_file))
-        check_tensors(read_shapes(weights_file, self.max_file_bytes), config, self.layout, self.max_rank)
+        shapes = read_shards(weights_files, self.max_file_bytes, read_shapes)
+        check_tensors(shapes, config, self.layout, self.max_rank)
 
     def read_again(self, path: str, digest: str, *, trusted: bool = False) -> PreparedAdapter:
         """Read an adapter again and check that its content is unchanged.
@@ -118,10 +120,11 @@ class AdapterReader:
         _check_digest(adapter.digest, digest)
         return adapter
 
-    def _files(self, path: str, *, trusted: bool) -> tuple[Path, Path]:
-        """Return the config and the weights file in an adapter's folder. Raises AdapterError."""
+    def _files(self, path: str, *, trusted: bool) -> tuple[Path, ...]:
+        """Return the config and the weights files in an adapter's folder. Raises AdapterError."""
         given, limit = (str((self.root or Path()) / path), None) if trusted else (path, self.root)
-        return find_files(find_folder(given, limit), limit)
+        config, weights = find_files(find_folder(given, limit), limit)
+        return config, *weights
 
 
 @contextlib.contextmanager

@@ -236,8 +236,6 @@ class ResponseRequest(ResponsePrompt, OptionFields):
     def _check_pairs(self) -> ResponseRequest:
         if self.stream_options is not None and not self.stream:
             raise rejected("may only be given where 'stream' is true", "stream_options")
-        if self.background and self.stream:
-            raise rejected("cannot be streamed: ask for the response by its id", "background")
         if self.background and not self.store:
             raise rejected("needs 'store': it is how the response is found again", "background")
         if self.field_probabilities and self.text.format.type != "json_schema":

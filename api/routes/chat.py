@@ -36,6 +36,7 @@ async def create_chat_completion(body: ChatRequest, request: Request, state: Sta
         deltas = silenced(deltas)
     if body.stream:
         chunks = ChatChunks(body, envelope, prepared.tokens, plan)
-        return EventStream(chunk_events(at_intervals(deltas, state.options.stream_interval), chunks, usage))
+        events = chunk_events(at_intervals(deltas, state.options.stream_interval), chunks, usage)
+        return EventStream(events, state.options.stream_heartbeat)
     outputs = await while_connected(request.receive, collect(deltas))
     return json_response(chat_body(body, envelope, outputs, usage, plan, prepared.tokens))

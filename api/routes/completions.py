@@ -33,6 +33,7 @@ async def create_completion(body: CompletionRequest, request: Request, state: St
     deltas = generate(state, source, prepared, caller, output_format, usage)
     if body.stream:
         chunks = CompletionChunks(body, envelope, prompts)
-        return EventStream(chunk_events(at_intervals(deltas, state.options.stream_interval), chunks, usage))
+        events = chunk_events(at_intervals(deltas, state.options.stream_interval), chunks, usage)
+        return EventStream(events, state.options.stream_heartbeat)
     outputs = await while_connected(request.receive, collect(deltas))
     return json_response(completion_body(body, envelope, prompts, outputs, usage))

@@ -129,7 +129,8 @@ class SequenceTable:
         for receiver in receivers:
             self._vocabularies.end(tuple(receiver.running))
             self._forget(receiver)
-            receiver.fail(EngineDead(str(error)))  # one for each, as raising adds a traceback
+            # Each receiver gets an exception of its own, because raising one adds to its traceback.
+            receiver.fail(EngineDead(str(error)))
 
     def _push(self, message: TokenOut | Done | Failed, receiver: DeltaReceiver) -> bool:
         """Process a message. Returns whether a stop string in it ends the sequence.
