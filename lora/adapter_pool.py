@@ -28,7 +28,7 @@ from .prepare_factors import PreparedAdapter
 from .read_adapter import AdapterReader
 from .registry import AdapterRegistry, AdapterVersion
 from .safe_paths import check_name
-from .weighted_sum import SumPart
+from .sum_parts import SumPart
 
 T = TypeVar("T")
 

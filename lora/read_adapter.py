@@ -17,7 +17,8 @@ from .own.own_weights_maker import OwnWeightsMaker
 from .prepare_factors import PreparedAdapter, prepare
 from .safe_paths import CONFIG, find_files, find_folder
 from .safetensors_file import read_shapes, read_shards, read_tensors
-from .weighted_sum import SumPart, weighted_sum
+from .sum_parts import SumPart
+from .weighted_sum import weighted_sum
 
 T = TypeVar("T")
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from .errors import AdapterError, AdapterLimit
 from .prepare_factors import PreparedAdapter
-from .weighted_sum import SumPart
+from .sum_parts import SumPart
 
 MOST_SUMS = 64
 """Weighted sums of adapters that have a name at a time."""

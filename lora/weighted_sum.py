@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 
@@ -15,23 +14,7 @@ from .adapter_weights import AdapterWeights
 from .errors import AdapterError
 from .published.module_weights import ModuleWeights
 from .published.saved_modules import SavedModules
-
-
-@dataclass(frozen=True, slots=True)
-class SumPart:
-    """An adapter of a sum.
-
-    Attributes:
-        name: under which it is loaded.
-        path, trusted: of its folder, as ``AdapterReader.read`` takes them.
-        digest: of its content.
-    """
-
-    name: str
-    path: str
-    trusted: bool
-    digest: str
-    weight: float
+from .sum_parts import SumPart
 
 
 def weighted_sum(parts: Sequence[SumPart], adapters: Sequence[AdapterWeights], most_rank: int) -> AdapterWeights:

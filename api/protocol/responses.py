@@ -227,6 +227,7 @@ class ResponseRequest(ResponsePrompt, OptionFields):
     safety_identifier: Annotated[str, Field(max_length=MAX_SAFETY_IDENTIFIER)] | None = None
     cache_control: CacheControl | None = None
     seed: int | None = None
+    field_probabilities: bool = False
     stop: Stop = Field(default_factory=list)
     ignore_eos: bool = False
     priority: PriorityName | None = None
@@ -237,6 +238,8 @@ class ResponseRequest(ResponsePrompt, OptionFields):
             raise rejected("may only be given where 'stream' is true", "stream_options")
         if self.background and not self.store:
             raise rejected("needs 'store': it is how the response is found again", "background")
+        if self.field_probabilities and self.text.format.type != "json_schema":
+            raise rejected("needs the form of the answer as a JSON Schema in 'text.format'", "field_probabilities")
         _check_input(self, self.input)
         return self
 

@@ -31,7 +31,7 @@ _PROMPT_FIELDS = (
     *("model", "parallel_tool_calls", "cache_salt", "chat_template_kwargs", "prompt_cache_key"),
     "thinking_token_budget",
 )
-_SAMPLING_FIELDS = (*OPTION_NAMES, "seed", "stop", "ignore_eos", "priority")
+_SAMPLING_FIELDS = (*OPTION_NAMES, "seed", "stop", "ignore_eos", "priority", "field_probabilities")
 
 
 def chat_request_of(body: ResponsePrompt, messages: list[ChatMessage]) -> ChatRequest:

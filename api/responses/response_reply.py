@@ -12,6 +12,7 @@ import orjson
 
 from ...engine.types import FinishReason, SamplingParams
 from ..errors import ErrorReply, reply_to
+from ..generate.logprob_formats import field_probabilities
 from ..generate.streams import Deltas
 from ..protocol.exact_json import dumps_exact
 from ..protocol.responses import ResponseRequest
@@ -64,10 +65,14 @@ class ResponseReply:
         self._completed_at: int | None = None
         self._request_fields = _request_fields(body, params, model, stored=stored)
         self._created_at = int(time.time())
+        self._fields: list[dict[str, Any]] | None = [] if body.field_probabilities else None
+        self._held_fields: list[dict[str, Any]] = []  # that no event has told yet
 
     def take(self, delta: TextDelta) -> list[Event]:
         """Add a delta and return its events; the delta with a finish reason ends the response."""
         events = self._output.take(delta)
+        if self._fields is not None:
+            self._take_fields(delta, events)
         if delta.finish is not None:
             events += self._end(delta.finish)
         return events
@@ -110,8 +115,19 @@ class ResponseReply:
             "incomplete_details": {"reason": "max_output_tokens"} if is_incomplete else None,
             "output": self.output(),
             "usage": None if self._finish is None else _usage(self._finish),
+            **({} if self._fields is None else {"field_probabilities": self._fields}),
             **self._request_fields,
         }
+
+    def _take_fields(self, delta: TextDelta, events: list[Event]) -> None:
+        """Add the probabilities of fields to the response, and to the next event with text of the answer."""
+        assert self._fields is not None
+        found = field_probabilities(delta.fields)
+        self._fields += found
+        self._held_fields += found
+        for kind, fields in events:
+            if kind == "response.output_text.delta" and self._held_fields:
+                fields["field_probabilities"], self._held_fields = self._held_fields, []
 
     def _end(self, finish: Finish) -> list[Event]:
         self._finish = finish

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from ...lora.activated_lora import activation_position
 from ...lora.errors import AdapterError, AdapterLimit
-from ...lora.weighted_sum import SumPart
+from ...lora.sum_parts import SumPart
 from ...radix.namespace import ENDLESS, Namespace
 from ...radix.namespace import Path as PrefixPath
 from ..config import EngineConfig

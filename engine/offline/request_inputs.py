@@ -5,17 +5,19 @@ from __future__ import annotations
 import itertools
 import logging
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ...grammar.spec import GrammarSpec
+from ...grammar.schema.answer_fields import AnswerFields
+from ...grammar.spec import GrammarKind, GrammarSpec
 from ...lora.request import LoRARequest
 from ..config import EngineConfig
 from ..errors import RequestError
 from ..serving.request import TextRequest
 from ..serving.sampling_defaults import default_params, read_sampling_defaults
+from ..text.field_probabilities import FieldReader
 from ..types import SamplingDefaults
 from ..types import SamplingParams as EngineParams
 from .prompt_texts import PromptTexts
@@ -101,6 +103,12 @@ class RequestMaker:
             if options.grammar is not None:
                 raise RequestError("grammar and structured_outputs are both given: leave one out.", param="grammar")
             shape["grammar"] = grammar
+        form = shape["grammar"]
+        if params.field_probabilities and (form is None or form.kind is not GrammarKind.JSON_SCHEMA):
+            raise RequestError(
+                "field_probabilities needs the form of the answer as a JSON Schema, as in structured_outputs.",
+                param="field_probabilities",
+            )
         return TextRequest(
             tokens,
             params.engine_params(len(tokens), limits),
@@ -121,7 +129,17 @@ class RequestMaker:
             with_prompt_logprobs=request.params.prompt_logprobs is not None,
             request_id=str(next(self._ids)),
             lora_request=given.adapter.asked,
+            new_reader=self._reader_maker(given, request),
         )
+
+    def _reader_maker(self, given: Input, request: TextRequest) -> Callable[[], FieldReader] | None:
+        """Return what makes a reader of an answer's field probabilities, None if they are not asked for."""
+        form = request.grammar
+        if form is None or not request.params.allowed_logprobs:
+            return None
+        fields, tokenizer = AnswerFields(form.value()), given.adapter.model.served.tokenizer
+        ends = frozenset((*tokenizer.special_ids, *request.params.stop_token_ids))
+        return lambda: FieldReader(fields, tokenizer.token_bytes, ends)
 
 
 def one_for_each(params: Any, count: int) -> Sequence[AnyParams | None]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from array import array
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 
 from ...lora.request import LoRARequest
 from ..serving.output_processor import SequenceOutput, TextDelta, TokenLogprob
+from ..text.field_probabilities import FieldProbability, FieldReader
 from ..types import Usage
 
 
@@ -35,6 +36,7 @@ class CompletionOutput:
         logprobs: scores at each of ``token_ids``, None if not asked for.
         cumulative_logprob: sum of the log-probabilities of ``token_ids``, None if not asked for.
         finish_reason: ``"stop"``, ``"length"`` or ``"abort"``.
+        field_probabilities: of the choices that a JSON Schema left, None if not asked for.
         stop_reason: the stop string or stop token id that ended the answer; None for the model's own end token;
             ``budget`` where a structured answer is whole but was cut short by ``max_tokens``.
     """
@@ -47,6 +49,7 @@ class CompletionOutput:
     finish_reason: str
     stop_reason: str | int | None
     lora_request: LoRARequest | None = None
+    field_probabilities: list[FieldProbability] | None = None
     routed_experts: None = None
     kv_transfer_params: None = None
 
@@ -113,6 +116,7 @@ class OutputBuilder:
         with_logprobs, with_prompt_logprobs: whether they were asked for.
         request_id: of the request.
         lora_request: its adapter, as it was asked for.
+        new_reader: makes a reader of an answer's field probabilities, None if they are not asked for.
     """
 
     def __init__(
@@ -125,7 +129,9 @@ class OutputBuilder:
         with_prompt_logprobs: bool,
         request_id: str = "",
         lora_request: LoRARequest | None = None,
+        new_reader: Callable[[], FieldReader] | None = None,
     ) -> None:
+        self._readers = None if new_reader is None else [new_reader() for _ in range(n)]
         self._request_id = request_id
         self._lora_request = lora_request
         self._arrival, self._queued = time.time(), time.monotonic()
@@ -140,6 +146,9 @@ class OutputBuilder:
         return all(output.finish is not None for output in self._outputs)
 
     def add(self, delta: TextDelta) -> None:
+        if self._readers is not None:
+            reader = self._readers[delta.index]
+            delta = replace(delta, allowed=(), fields=tuple(f for each in delta.allowed for f in reader.push(each)))
         self._outputs[delta.index].add(delta)
 
     @property
@@ -191,6 +200,7 @@ class OutputBuilder:
             finish_reason=output.finish.reason.value,
             stop_reason=output.finish.told_stop_reason,
             lora_request=self._lora_request,
+            field_probabilities=None if self._readers is None else output.fields,
         )
 
 

@@ -113,6 +113,7 @@ class SamplingParams:
         structured_outputs: the form of the answer; a dict of the fields of ``StructuredOutputsParams`` will do.
         truncate_prompt_tokens: only so many last tokens of the prompt are kept; -1 for as many as the context has.
         logprob_start_len: leading tokens of the prompt without ``prompt_logprobs``. Not vLLM's.
+        field_probabilities: tell the probability of each choice that a JSON Schema left to the model. Not vLLM's.
     """
 
     n: int = 1
@@ -159,6 +160,7 @@ class SamplingParams:
     output_text_buffer_length: int = 0
     logprob_start_len: int = 0
     top_n_sigma: float = 0.0
+    field_probabilities: bool = False
 
     @classmethod
     def from_optional(cls, **values: Any) -> SamplingParams:
@@ -173,6 +175,7 @@ class SamplingParams:
         ids = ("stop_token_ids", "allowed_token_ids", "logprob_token_ids")
         more: dict[str, Any] = {name: list(getattr(params, name)) or None for name in ids}
         more["logit_bias"] = dict(params.logit_bias) or None
+        more["field_probabilities"] = params.allowed_logprobs
         return cls(**values | more)
 
     def clone(self) -> SamplingParams:
@@ -229,6 +232,7 @@ class SamplingParams:
             logprob_token_ids=tuple(self.logprob_token_ids or ()),
             allowed_token_ids=tuple(self.allowed_token_ids or ()),
             prompt_logprobs=_count(self.prompt_logprobs),
+            allowed_logprobs=bool(self.field_probabilities),
             **same,
         )
 

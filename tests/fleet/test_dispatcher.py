@@ -392,6 +392,20 @@ def test_a_name_means_the_same_version_until_the_end() -> None:
     assert fleet.one()[1].adapter == "sql"
 
 
+def test_names_in_a_combination_mean_the_same_versions_until_the_end() -> None:
+    fleet = Fleet("a", "b")
+    fleet.dispatcher.name_adapter("sql", "sql@2")
+    fleet.submit(replace(submit(1), adapter="0.5*sql + 0.5*chat"))
+    name, sent = fleet.one()
+    assert sent.adapter == "0.5*chat + 0.5*sql@2"
+    assert fleet.dispatcher.uses_adapter("sql@2") and fleet.dispatcher.uses_adapter("chat")
+    assert not fleet.dispatcher.uses_adapter("sql")
+    fleet.dispatcher.name_adapter("sql", "sql@3")
+    fleet.kill(name)
+    assert fleet.one()[1].adapter == sent.adapter
+    assert not fleet.dispatcher.uses_adapter("sql@3")
+
+
 def test_a_sequence_goes_on_where_its_adapter_is() -> None:
     fleet = Fleet("a", heartbeat_seconds=3.0)
     fleet.submit(replace(submit(1), adapter="sql"))

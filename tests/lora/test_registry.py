@@ -13,7 +13,7 @@ from rootgraft.lora.errors import AdapterError, AdapterLimit
 from rootgraft.lora.host_cache import HostCache
 from rootgraft.lora.prepare_factors import PreparedAdapter
 from rootgraft.lora.registry import MOST_SUMS, AdapterRegistry, AdapterVersion
-from rootgraft.lora.weighted_sum import SumPart
+from rootgraft.lora.sum_parts import SumPart
 
 NAMES = st.sampled_from("abcd")
 DIGESTS = st.sampled_from("1234567")

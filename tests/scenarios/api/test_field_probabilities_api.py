@@ -97,3 +97,28 @@ def test_a_choice_has_the_shares_of_its_tokens(real_server: RealServer) -> None:
                 masses[word] += math.exp(logprob)
     drawn = masses["true" if found["value"] else "false"]
     assert found["probability"] == pytest.approx(drawn / sum(masses.values()), abs=0.01), choice
+
+
+@pytest.mark.heavy
+def test_responses_have_those_of_the_whole_answer(real_server: RealServer) -> None:
+    """Those of a stream's events, one after another, are those of the response; the request names its own fields."""
+    form = {"format": {"type": "json_schema", **FORM["json_schema"]}}
+    body = {"input": "x", "text": form, "field_probabilities": True, "seed": 5, "temperature": 1.5}
+    whole = real_server.http.post("/v1/responses", json=body).json()
+    answer = json.loads(whole["output"][-1]["content"][0]["text"])
+    values = {each["path"]: each["value"] for each in whole["field_probabilities"] if each["kind"] == "value"}
+    assert values == {f"/{name}": value for name, value in answer.items()}
+    told: list[Any] = []
+    ended: dict[str, Any] = {}
+    for line in real_server.http.post("/v1/responses", json={**body, "stream": True}).text.splitlines():
+        event = json.loads(line[6:]) if line.startswith("data: {") else {}
+        told += event.get("field_probabilities", [])
+        ended = event.get("response", ended)
+    assert [each["path"] for each in ended["field_probabilities"]] == [e["path"] for e in whole["field_probabilities"]]
+    assert told == ended["field_probabilities"][: len(told)]
+    assert {each["path"] for each in told} >= {f"/{name}" for name in list(answer)[:-1]}
+    plain = real_server.http.post("/v1/responses", json={"input": "x", "max_output_tokens": 1}).json()
+    assert "field_probabilities" not in plain
+    reply = real_server.http.post("/v1/responses", json={"input": "x", "field_probabilities": True})
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, "field_probabilities")
+    assert "text.format" in reply.json()["error"]["message"]
