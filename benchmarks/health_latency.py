@@ -24,30 +24,13 @@ from typing import Any
 import httpx
 
 from benchmarks.fleet.fleet_harness import percentiles, serve_command, wait_ready
+from benchmarks.hostile_programs import LOOPS, doubling, unevaluated
 from benchmarks.serve.server import ROOT, Server, machine
 
 ADAPTER = ROOT / "examples" / "adapters" / "pirate"
 LIMIT_SECONDS = 0.05
 PAUSE_SECONDS = 0.01
-LOOPS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
 MEMORY = "{{ 'a' * 4000000000 }}"
-
-
-def doubling(keyword: str, levels: int) -> dict[str, Any]:
-    """Return a schema that names itself twice at each level."""
-    definitions: dict[str, Any] = {"a0": {"type": "string", "maxLength": 3}}
-    for level in range(1, levels + 1):
-        definitions[f"a{level}"] = {keyword: [{"$ref": f"#/$defs/a{level - 1}"}] * 2}
-    return {"$ref": f"#/$defs/a{levels}", "$defs": definitions}
-
-
-def unevaluated(levels: int) -> dict[str, Any]:
-    """Return a schema whose validator looks at each level twice for what was evaluated."""
-    definitions: dict[str, Any] = {"a0": {"properties": {"a": {"type": "string"}}}}
-    for level in range(1, levels + 1):
-        below = {"$ref": f"#/$defs/a{level - 1}"}
-        definitions[f"a{level}"] = {"dependentSchemas": {"a": below, "b": below}}
-    return {"$ref": f"#/$defs/a{levels}", "unevaluatedProperties": False, "$defs": definitions}
 
 
 def normalizers(count: int) -> dict[str, Any]:

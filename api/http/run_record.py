@@ -102,7 +102,9 @@ class RunRecordFile:
                 os.replace(name, self._path)
             except OSError:
                 os.unlink(name)
-        self._written, self._at = record, now
+                raise
+            # A record that could not be written is written at the next call, though it is the same.
+            self._written, self._at = record, now
 
     def remove(self) -> None:
         with suppress(OSError):

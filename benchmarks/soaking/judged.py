@@ -18,6 +18,7 @@ from typing import Any
 import aiohttp
 
 from benchmarks.fleet.mixed_requests import Answer, ask, first_difference, is_whole, request
+from benchmarks.hostile_programs import doubling
 from benchmarks.serve.schemas import is_valid
 from rootgraft.api.cli.remote_server import RemoteServer
 
@@ -55,14 +56,6 @@ def fresh_schema(number: int) -> dict[str, Any]:
         "required": [f"field_{number}", "ok"],
         "additionalProperties": False,
     }
-
-
-def doubling_schema(levels: int) -> dict[str, Any]:
-    """Return a schema that names itself twice at each level: a string of three characters at most."""
-    definitions: dict[str, Any] = {"a0": {"type": "string", "maxLength": 3}}
-    for level in range(1, levels + 1):
-        definitions[f"a{level}"] = {"allOf": [{"$ref": f"#/$defs/a{level - 1}"}] * 2}
-    return {"$ref": f"#/$defs/a{levels}", "$defs": definitions}
 
 
 POOLED: dict[str, dict[str, Any]] = {
@@ -167,7 +160,7 @@ class Clients:
         await self._structured(fresh_schema(rng.randrange(1 << 30)))
 
     async def _doubling(self, rng: random.Random) -> None:
-        text = await self._structured(doubling_schema(rng.choice([8, 12, 22])), is_checked=False)
+        text = await self._structured(doubling("allOf", rng.choice([8, 12, 22])), is_checked=False)
         value = json.loads(text)
         if not isinstance(value, str) or len(value) > 3:
             raise Unexpected(f"{text!r} is no string of three characters at most")

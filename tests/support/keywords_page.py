@@ -37,6 +37,8 @@ Every finished answer validates; some valid JSON texts are never produced. Besid
 _COMPILES = """A compile may take 2 seconds of processor time and 512 MiB of memory; a grammar beyond one of them is refused too. How busy the machine is decides nothing: a request that has waited 120 seconds for its grammar gets status 503 with `retry-after` while the compile goes on, and asking again finds its result. So does a request whose compile was killed from outside twice.
 
 Of tools, a refusal names the place in the schema of one of them (`tools[1].function.parameters`), or `tools` where all together exceed a limit.
+
+Of the 27 schemas of published tools in check-jsonschema 0.39, 21 are served. Refused are `azure-pipelines` (an `anyOf` of 259 branches), `drone-ci` (a `oneOf` of more than 256 combinations), `circle-ci` and `travis` (branches of `oneOf` that overlap, and whose difference cannot be written), `citation-file-format` (a set of objects of limited size) and `renovate` (1.2 MB). CycloneDX refers to files beside it, which are never fetched.
 """
 _REMEMBERED = f"""## What is remembered
 

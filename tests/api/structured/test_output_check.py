@@ -10,20 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.hostile_programs import doubling
 from rootgraft.api.structured import output_check
 from rootgraft.api.structured.output_check import AnswerValidator, OutputValidators, TooMuchWork
 from rootgraft.engine.sandbox.program_pool import ProgramStopped
 from rootgraft.grammar.spec import GrammarSpec
 
 MOST = 4_000
-
-
-def doubling(keyword: str, levels: int) -> dict[str, Any]:
-    """A schema each of whose levels applies the one below twice."""
-    definitions: dict[str, Any] = {"a0": {"type": "string", "maxLength": 3}}
-    for level in range(1, levels + 1):
-        definitions[f"a{level}"] = {keyword: [{"$ref": f"#/$defs/a{level - 1}"}] * 2}
-    return {"$ref": f"#/$defs/a{levels}", "$defs": definitions}
 
 
 @pytest.mark.parametrize("keyword", ["allOf", "anyOf", "oneOf"])

@@ -12,6 +12,7 @@ from contextlib import suppress
 import psutil
 import pytest
 
+from benchmarks.hostile_programs import LOOPS
 from rootgraft.engine.errors import CapacityError
 from rootgraft.engine.sandbox.program_pool import ProgramFailed, ProgramPool, ProgramRefused, ProgramStopped
 from rootgraft.grammar.compile.worker_handle import WorkerProcess
@@ -19,7 +20,6 @@ from rootgraft.tenancy.current_tenant import CURRENT_TENANT
 from rootgraft.tenancy.tenant_threads import TenantThreads
 
 WAIT = 60
-ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
 RENDER = "engine.text.chat_template:render_job"
 
 
@@ -50,7 +50,7 @@ def test_a_program_that_takes_long_is_ended_and_others_are_run(pool):
 
     def run() -> None:
         try:
-            pool.run(RENDER, 1.0, source(ENDLESS))
+            pool.run(RENDER, 1.0, source(LOOPS))
         except ProgramRefused as error:
             outcome.append(error)
 
@@ -117,7 +117,7 @@ def in_tenant(tenant: str, call: Callable[[], object]) -> threading.Thread:
 
 
 def test_programs_of_a_tenant_that_take_long_leave_a_process_to_others(pool):
-    hostile = [in_tenant("a", lambda: pool.run(RENDER, 600.0, source(ENDLESS))) for _ in range(5)]
+    hostile = [in_tenant("a", lambda: pool.run(RENDER, 600.0, source(LOOPS))) for _ in range(5)]
     CURRENT_TENANT.set("b")
     assert pool.run(RENDER, 2.0, source("b")) == b"b"
     assert all(thread.is_alive() for thread in hostile)

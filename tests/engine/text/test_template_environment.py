@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.hostile_programs import LOOPS
 from rootgraft.engine.errors import ModelError, RequestError
 from rootgraft.engine.sandbox.program_pool import POOL
 from rootgraft.engine.text import chat_template
@@ -73,7 +74,7 @@ def test_few_levels_are_rendered_here(name: str) -> None:
 
 
 ENDLESS = {
-    "loops": "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}hi",
+    "loops": f"{LOOPS}hi",
     "a long text": "{{ ('a' * (4000000000 + messages|length))|length }}",
     "a large number": "{{ 7 ** (9999999 + messages|length) }}",
     "lipsum": "{{ lipsum(n=100000) }}",

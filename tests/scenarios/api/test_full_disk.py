@@ -1,4 +1,7 @@
-"""A disk without space: under uploads, batches, their results and the usage ledger. It is told, and nothing is lost."""
+"""A disk without space: under uploads, batches, their results, the usage ledger, keys and run records.
+
+It is told, and nothing is lost.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +25,13 @@ from support.api.children.ledger_child import record
 from support.api.small_disk import SmallDisk, mounted
 from support.machine.waits import wait_until
 
+from rootgraft.api.access.api_keys import read_entries
+from rootgraft.api.access.key_file import add_key, rotate_key
 from rootgraft.api.batches import batch_service as service_module
 from rootgraft.api.batches.batch_files import BatchOutput, BatchRequest, BatchResponse
 from rootgraft.api.batches.batch_service import BatchService
 from rootgraft.api.config import ServerConfig
+from rootgraft.api.http.run_record import RunRecord, RunRecordFile
 from rootgraft.api.observe import usage_ledger
 from rootgraft.api.observe.usage_ledger import UsageLedger
 from rootgraft.api.storage import file_store
@@ -346,3 +352,34 @@ def test_metrics_tell_what_waits(disk: SmallDisk, tmp_path: Path, monkeypatch: p
         disk.free()
         wait_until(lambda: live.state.stats()["ledger_waiting"] == 0)
     assert requests_in(disk.path / "usage.db") == 5
+
+
+@pytest.mark.parametrize("name", ["keys.toml", "keys.json"])
+def test_a_change_of_the_keys_is_made_whole_or_not_at_all(disk: SmallDisk, name: str) -> None:
+    path = disk.path / name
+    add_key(path, "first", {})
+    before = path.read_bytes()
+    disk.fill()
+    changes = [
+        lambda: add_key(path, "second", {"adapters": ["a" * 60] * 90}),
+        lambda: rotate_key(path, "first"),
+    ]
+    for change in changes:
+        with pytest.raises(ConfigError, match=f"{name} cannot be written: No space left on device"):
+            change()
+        assert path.read_bytes() == before and disk.names == {name}
+    disk.free()
+    add_key(path, "second", {})
+    assert [entry.name for entry in read_entries(path)] == ["first", "second"]
+
+
+def test_a_server_without_space_for_its_record_goes_on(disk: SmallDisk) -> None:
+    """``rootgraft ps`` does not see it, and shows it once there is space again."""
+    record, later = (RunRecord(os.getpid(), 0.0, f"http://127.0.0.1:{port}") for port in (1, 2))
+    file = RunRecordFile(disk.path / "run")
+    disk.fill()
+    file.write(record)
+    assert not disk.names
+    disk.free()
+    file.write(later)
+    assert disk.names == {f"{os.getpid()}.json"}

@@ -19,6 +19,7 @@ from support.api.api_live import Live
 from support.api.key_files import entry, write
 from support.machine.waits import wait_until
 
+from benchmarks.hostile_programs import LOOPS, doubling, unevaluated
 from rootgraft.api.config import ServerConfig
 from rootgraft.api.structured import output_check
 from rootgraft.engine.sandbox import program_pool
@@ -27,17 +28,7 @@ from rootgraft.engine.text.chat_template import ChatTemplates
 
 CHAT = "/v1/chat/completions"
 MESSAGES = [{"role": "user", "content": "hi"}]
-LOOPS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
 ENDLESS = f"{{% if messages[0].content == 'hang' %}}{LOOPS}{{% endif %}}hi"
-
-
-def unevaluated(levels: int) -> dict[str, Any]:
-    """A schema that jsonschema looks through twice at each level, for what was evaluated."""
-    definitions: dict[str, Any] = {"a0": {"properties": {"a": {"type": "string"}}}}
-    for level in range(1, levels + 1):
-        below = {"$ref": f"#/$defs/a{level - 1}"}
-        definitions[f"a{level}"] = {"dependentSchemas": {"a": below, "b": below}}
-    return {"$ref": f"#/$defs/a{levels}", "unevaluatedProperties": False, "$defs": definitions}
 
 
 def schema_body(schema: Any) -> dict[str, Any]:
@@ -143,10 +134,7 @@ def test_the_schema_of_an_answer(live: Live, clients: ThreadPoolExecutor, monkey
 @pytest.mark.parametrize("keyword", ["allOf", "anyOf"])
 @pytest.mark.parametrize("levels", [8, 16, 32])
 def test_a_schema_that_names_itself_twice_is_validated_at_once(live: Live, keyword: str, levels: int) -> None:
-    definitions: dict[str, Any] = {"a0": {"type": "string", "maxLength": 3}}
-    for level in range(1, levels + 1):
-        definitions[f"a{level}"] = {keyword: [{"$ref": f"#/$defs/a{level - 1}"}] * 2}
-    schema = {"$ref": f"#/$defs/a{levels}", "$defs": definitions}
+    schema = doubling(keyword, levels)
     for text, reason in (("abc", "stop"), ("abcd", "error")):
         live.async_engine.say = lambda request, index, text=text: json.dumps(text)
         with live.http() as http:
