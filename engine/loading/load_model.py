@@ -44,6 +44,7 @@ from .tensor_names import (
     down_module,
     expected_shapes,
     final_norm,
+    gate_module,
     head_norm_shapes,
     ignored_tensors,
     output_modules,
@@ -235,8 +236,19 @@ class LayerLoader:
                 chunk=layer.chunk,
             ),
             head_norms=tuple(f"{prefix}.{name}" for name in head_norm_shapes(config)),
-            gate=QueryGate.of(config.num_heads, config.kv_size, config.head_dim) if config.gated_attention else None,
+            gate=self.query_gate(),
+            gating=self.projection(prefix, gate, bias=False) if (gate := gate_module(config)) else None,
         )
+
+    def query_gate(self) -> QueryGate | None:
+        """Return where the gate of attention's results is, None without one."""
+        config = self.config
+        match config.gated_attention:
+            case "heads":
+                return QueryGate.of_heads(config.num_heads, config.kv_size, config.head_dim)
+            case "module":
+                return QueryGate.of_module(config.num_heads, config.head_dim)
+        return None
 
     def head_norms(self, layer: LayerConfig, prefix: str) -> tuple[Tensor | None, Tensor | None]:
         """Return the weights of the norms of query and key heads, None for no norms."""
