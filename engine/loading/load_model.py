@@ -28,13 +28,11 @@ from ..models.layers import (
     QueryGate,
     ScaledMlp,
 )
-from ..models.mamba2 import Mamba2
 from ..models.norms import LayerNorm, NoNorm, Norm, RmsNorm, ScaledSum
-from ..models.parallel_mixer import MixerColumns, ParallelMixer
 from ..models.rope import cos_sin_table, query_scale_table
 from .load_experts import load_experts
 from .load_latent import load_latent
-from .load_recurrent import load_recurrent
+from .load_recurrent import load_recurrent, side_by_side
 from .tensor_names import (
     EMBEDDING,
     HEAD,
@@ -199,10 +197,8 @@ class LayerLoader:
         state = load_recurrent(self.weights, prefix, layer.recurrent, hidden, config.norm_eps, scales)
         if attention is None:
             return state
-        assert scales is not None and isinstance(attention, Attention) and isinstance(state, Mamba2)
-        factors = scales.attention, scales.state
-        columns = MixerColumns.of(config.num_heads, config.query_size, state.scan.width, hidden, factors)
-        return ParallelMixer(index, attention, state, columns)
+        assert isinstance(attention, Attention)
+        return side_by_side(config, index, attention, state)
 
     def attention(self, index: int, prefix: str) -> Attention | LatentAttention:
         """Read the attention of a layer."""
