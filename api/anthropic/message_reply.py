@@ -12,7 +12,7 @@ import orjson
 from ...engine.errors import EngineError
 from ...engine.types import FinishReason, Usage
 from ..error_responses import anthropic_body
-from ..errors import reply_to
+from ..errors import ErrorReply, reply_to
 from ..generate.streams import Deltas, failure_of
 from ..structured.output_format import OutputFormat, tool_parser
 from .message_blocks import MessageBlocks, MessageEvent
@@ -144,7 +144,12 @@ async def message_events(reply: MessageReply, deltas: Deltas, request_id: str) -
     except Exception as error:
         if not begun:
             raise
-        yield b"event: error\ndata: %b\n\n" % anthropic_body(reply_to(error), request_id)
+        yield error_event(reply_to(error), request_id)
+
+
+def error_event(reply: ErrorReply, request_id: str) -> bytes:
+    """Serialize an error as the last event of a stream."""
+    return b"event: error\ndata: %b\n\n" % anthropic_body(reply, request_id)
 
 
 def _written(event: MessageEvent) -> bytes:

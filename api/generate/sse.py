@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, closing
 
 from fastapi import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from ..error_responses import error_response
-from ..errors import reply_to
+from ..errors import ErrorReply, reply_to
 from .streams import ClientGone, while_connected
 
 _SEND_TIMEOUT = 60.0
 _HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+_HEARTBEAT = b": ping\n\n"
+
+
+def _openai_error(reply: ErrorReply) -> bytes:
+    return b"data: " + reply.body() + b"\n\n"
 
 
 class EventStream(Response):
@@ -25,12 +30,21 @@ class EventStream(Response):
 
     Args:
         events: one or more whole events per item, each ``data: ...`` and an empty line.
+        heartbeat: seconds without an event after which a comment is sent, which starts the response too; 0 for none.
+        error_event: serializes an error that comes once the response has started.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
+    def __init__(
+        self,
+        events: AsyncGenerator[bytes, None],
+        heartbeat: float = 0.0,
+        error_event: Callable[[ErrorReply], bytes] = _openai_error,
+    ) -> None:
         self._events = events
+        self._heartbeat = heartbeat
+        self._error_event = error_event
         self.status_code = 200
         self.background = None
         self.init_headers(_HEADERS)
@@ -42,49 +56,84 @@ class EventStream(Response):
             return
 
     async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
+        start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
         async with asyncio.timeout(None) as limit, aclosing(self._events) as events:
-            try:
-                event = await anext(events)
-            except Exception as error:
-                await error_response(reply_to(error), scope)(scope, receive, send)
-                return
-            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            with closing(_Body(send, limit)) as body:
-                await body.send(event)
+            with closing(_Body(send, start, limit, self._heartbeat)) as body:
                 try:
                     async for event in events:
                         await body.send(event)
                 except Exception as error:
-                    await body.send(b"data: " + reply_to(error).body() + b"\n\n")
+                    reply = reply_to(error)
+                    if not await body.has_begun():
+                        await error_response(reply, scope)(scope, receive, send)
+                        return
+                    await body.send(self._error_event(reply))
                 await body.send(b"", more=False)
 
 
 class _Body:
-    """Sends the body's pieces; a piece that takes longer than ``_SEND_TIMEOUT`` ends ``limit``.
+    """Sends the body's pieces, and heartbeats between them; a piece that takes too long ends ``limit``.
 
     One timer watches all pieces, as one for each would cost more than sending it.
+
+    Args:
+        start: message that starts the response, sent before the first piece.
+        heartbeat: seconds without a piece before a heartbeat; 0 for none.
     """
 
-    def __init__(self, send: Send, limit: asyncio.Timeout) -> None:
+    def __init__(self, send: Send, start: Message, limit: asyncio.Timeout, heartbeat: float) -> None:
         self._send = send
+        self._start: Message | None = start
         self._limit = limit
+        self._heartbeat = heartbeat
         self._loop = asyncio.get_running_loop()
-        self._began: float | None = None  # begin of the piece in flight
-        self._timer = self._loop.call_later(_SEND_TIMEOUT, self._check)
+        self._since = self._loop.time()  # begin of the last piece
+        self._in_flight = False
+        self._ping: asyncio.Task[None] | None = None
+        self._timer = self._loop.call_later(heartbeat or _SEND_TIMEOUT, self._check)
 
     async def send(self, piece: bytes, *, more: bool = True) -> None:
         """Send a piece, the last one without ``more``."""
-        self._began = self._loop.time()
-        await self._send({"type": "http.response.body", "body": piece, "more_body": more})
-        self._began = None
+        if self._ping is not None:
+            await self._ping
+        await self._write(piece, more=more)
+
+    async def has_begun(self) -> bool:
+        """Return whether the response has started, once a heartbeat in flight is sent."""
+        if self._ping is not None:
+            await self._ping
+        return self._start is None
 
     def close(self) -> None:
         self._timer.cancel()
+        if self._ping is not None:
+            self._ping.cancel()
+
+    async def _write(self, piece: bytes, *, more: bool) -> None:
+        self._since, self._in_flight = self._loop.time(), True
+        if self._start is not None:
+            start, self._start = self._start, None
+            await self._send(start)
+        await self._send({"type": "http.response.body", "body": piece, "more_body": more})
+        self._in_flight = False
+
+    async def _beat(self) -> None:
+        await self._write(_HEARTBEAT, more=True)
+        self._ping = None
 
     def _check(self) -> None:
         now = self._loop.time()
-        due = (now if self._began is None else self._began) + _SEND_TIMEOUT
-        if due <= now:
-            self._limit.reschedule(now)
+        if self._in_flight:
+            due = self._since + _SEND_TIMEOUT
+            if due <= now:
+                self._limit.reschedule(now)
+                return
+            due = min(due, now + self._heartbeat) if self._heartbeat else due
+        elif not self._heartbeat:
+            due = now + _SEND_TIMEOUT
         else:
-            self._timer = self._loop.call_at(due, self._check)
+            due = self._since + self._heartbeat
+            if due <= now:
+                self._ping = self._loop.create_task(self._beat())
+                due = now + self._heartbeat
+        self._timer = self._loop.call_at(due, self._check)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from ..batches.batch_service import BatchService, FindCaller
 from ..config import ServerConfig
 from ..observe.usage_ledger import UsageLedger, UsageRecorder
+from ..storage.event_store import EventStore
 from ..storage.response_store import ResponseStore
 from ..structured.output_check import OutputValidators
 
@@ -29,6 +30,7 @@ class Stores:
     """
 
     responses: ResponseStore
+    events: EventStore
     batches: BatchService | None = None
     internal_client: InternalClient | None = None
     ledger: UsageLedger | None = None
@@ -38,7 +40,8 @@ class Stores:
     @classmethod
     def in_memory(cls, options: ServerConfig) -> Stores:
         """Return stores that open no file."""
-        return cls(ResponseStore(options.max_stored_response_bytes, options.stored_response_ttl))
+        responses = ResponseStore(options.max_stored_response_bytes, options.stored_response_ttl)
+        return cls(responses, EventStore(options.max_stored_event_bytes, options.stored_event_ttl))
 
     @classmethod
     def open(cls, options: ServerConfig, find_caller: FindCaller) -> Stores:
@@ -67,4 +70,10 @@ class Stores:
         """Return gauges and counters for the metrics."""
         lost, waiting = (0, 0) if self.ledger is None else (self.ledger.num_lost, self.ledger.num_waiting)
         batches = {} if self.batches is None else self.batches.stats()
-        return {**self.responses.stats(), **batches, "ledger_lost": lost, "ledger_waiting": waiting}
+        return {
+            **self.responses.stats(),
+            **self.events.stats(),
+            **batches,
+            "ledger_lost": lost,
+            "ledger_waiting": waiting,
+        }

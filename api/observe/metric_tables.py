@@ -62,6 +62,7 @@ GAUGES: Rows = (
     ("adapters_host_bytes", "adapters_host_bytes", "Memory of adapters on the host."),
     ("responses_stored", "responses_stored", "Responses that clients may go on from."),
     ("responses_stored_bytes", "responses_stored_bytes", "What those take in memory, about."),
+    ("response_event_bytes", "response_event_bytes", "Memory of events by which streams of responses are resumed."),
     ("files_stored_bytes", "files_stored_bytes", "What files of clients take in the folder of batches."),
     ("batches_unfinished", "batches_unfinished", "Batches that have not ended."),
     ("ledger_waiting", "usage_ledger_waiting", "Requests that are to be written to the usage ledger."),
@@ -89,7 +90,7 @@ COUNTERS: Rows = (
     ("adapters_evicted", "adapters_evicted", "Adapters that left the host's memory for others."),
 )
 # Name in the heartbeat before the tier's, name outside, help; each by the tiers that an engine has.
-KV_TIERS = ("host", "disk")
+KV_TIERS = ("host", "disk", "peer")
 KV_TIER_GAUGES: Rows = (
     ("kv_bytes", "kv_tier_bytes", "Bytes of KV in a tier beside the pool, by `tier`."),
     ("kv_capacity_bytes", "kv_tier_capacity_bytes", "Most bytes of KV in a tier."),

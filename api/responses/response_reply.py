@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
@@ -14,6 +15,7 @@ from ..errors import ErrorReply, reply_to
 from ..generate.streams import Deltas
 from ..protocol.exact_json import dumps_exact
 from ..protocol.responses import ResponseRequest
+from ..storage.event_store import EventLog
 from ..structured.output_format import OutputFormat, tool_parser
 from .conversation import new_id
 from .output_items import Event, OutputItems
@@ -38,6 +40,7 @@ class ResponseReply:
         thinks: whether a thought may come before the answer.
 
     Attributes:
+        is_stored: whether it can be retrieved later.
         status: ``queued`` (in the background), ``in_progress``, then ``completed``, ``incomplete``, ``failed`` or
             ``cancelled``.
     """
@@ -53,6 +56,7 @@ class ResponseReply:
         thinks: bool = False,
     ) -> None:
         self.id = new_id("resp")
+        self.is_stored = stored
         self.status = "queued" if body.background else "in_progress"
         self._output = OutputItems(tool_parser(output_format), body.num_logprobs, thinks=thinks)
         self._finish: Finish | None = None
@@ -82,6 +86,10 @@ class ResponseReply:
     def cancel(self) -> None:
         self._output.finish("incomplete")
         self.status = "cancelled"
+
+    def last_event(self) -> Event:
+        """The event of a response that has ended."""
+        return f"response.{self.status}", {"response": self.body()}
 
     def output(self) -> list[dict[str, Any]]:
         return self._output.items if self.status not in ("queued", "in_progress") else []
@@ -193,14 +201,20 @@ def _written(schema: Any) -> orjson.Fragment:
 
 
 async def response_events(
-    reply: ResponseReply, deltas: Deltas, keep: Callable[[ResponseReply], None]
+    reply: ResponseReply,
+    deltas: Deltas,
+    keep: Callable[[ResponseReply], None],
+    log: EventLog | None,
 ) -> AsyncGenerator[bytes, None]:
     """Yield the server-sent events of a response. ``keep`` is called when it has ended, before the last event.
 
     The first event waits for the engine's first deltas, so that a refused request still gets an HTTP status. A later
     error is an ``error`` event, and the response ends in ``failed``.
+
+    Args:
+        log: keeps the events, which then have ids.
     """
-    writer = _Writer()
+    writer = EventWriter(log)
     try:
         async with aclosing(deltas) as stream:
             async for several in stream:
@@ -217,22 +231,73 @@ async def response_events(
             raise
         failure = reply_to(error)
         reply.fail(failure)
-        yield writer.write([("error", {"code": failure.code, "message": failure.message, "param": failure.param})])
+        yield writer.write([error_event(failure)])
     keep(reply)
-    yield writer.write([(f"response.{reply.status}", {"response": reply.body()})])
+    yield writer.write([reply.last_event()])
+    writer.end()
 
 
-class _Writer:
-    """Serialises events with sequence numbers; ``num_events`` counts those written."""
+async def write_in_background(
+    reply: ResponseReply, deltas: Deltas, changed: Callable[[ResponseReply], None], writer: EventWriter
+) -> None:
+    """Make a response while nobody need wait for it, and write its events.
 
-    def __init__(self) -> None:
+    Args:
+        changed: called when it begins and when it has ended, each time before the event that tells so.
+    """
+    body = reply.body()
+    writer.write([("response.created", {"response": body}), ("response.queued", {"response": body})])
+    try:
+        async with aclosing(deltas) as stream:
+            async for several in stream:
+                if reply.status == "queued":
+                    reply.begin()
+                    changed(reply)
+                    writer.write([("response.in_progress", {"response": reply.body()})])
+                writer.write([event for delta in several for event in reply.take(delta)])
+    except asyncio.CancelledError:
+        reply.cancel()
+    except Exception as error:
+        failure = reply_to(error)
+        reply.fail(failure)
+        writer.write([error_event(failure)])
+    changed(reply)
+    writer.write([reply.last_event()])
+    writer.end()
+
+
+def error_event(failure: ErrorReply) -> Event:
+    return "error", {"code": failure.code, "message": failure.message, "param": failure.param}
+
+
+class EventWriter:
+    """Serialises events with sequence numbers.
+
+    Args:
+        log: keeps them; None where they are only sent, and have no id to ask for.
+
+    Attributes:
+        num_events: those written.
+    """
+
+    def __init__(self, log: EventLog | None) -> None:
         self.num_events = 0
+        self._log = log
 
     def write(self, events: list[Event]) -> bytes:
         """Serialise the events as server-sent events."""
         written = []
         for kind, fields in events:
             data = orjson.dumps({"type": kind, "sequence_number": self.num_events, **fields})
-            written.append(b"event: %b\ndata: %b\n\n" % (kind.encode(), data))
+            if self._log is None:
+                written.append(b"event: %b\ndata: %b\n\n" % (kind.encode(), data))
+            else:
+                written.append(b"event: %b\nid: %d\ndata: %b\n\n" % (kind.encode(), self.num_events, data))
+                self._log.append(written[-1])
             self.num_events += 1
         return b"".join(written)
+
+    def end(self) -> None:
+        """Tell that no more events come."""
+        if self._log is not None:
+            self._log.end()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Literal
 
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel
 
 from ..anthropic.chat_conversion import as_chat, field_names
-from ..anthropic.message_reply import MessageReply, message_events
+from ..anthropic.message_reply import MessageReply, error_event, message_events
 from ..anthropic.message_request import CountTokensRequest, MessagesRequest
 from ..error_responses import MESSAGES_PATH
 from ..generate.build_request import chat_request, chat_tokens
@@ -59,7 +60,12 @@ async def create_message(body: MessagesRequest, request: Request, state: State, 
         deltas = silenced(deltas)
     if body.stream:
         deltas = at_intervals(deltas, state.options.stream_interval)
-        return EventStream(message_events(reply, deltas, request.state.request_id))
+        request_id = request.state.request_id
+        return EventStream(
+            message_events(reply, deltas, request_id),
+            state.options.stream_heartbeat,
+            partial(error_event, request_id=request_id),
+        )
     await while_connected(request.receive, take_all(deltas, reply.take))
     return json_response(reply.body())
 

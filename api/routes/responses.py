@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Annotated, Literal
+import re
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from typing import Annotated, Literal
 
 import orjson
 from fastapi import APIRouter, Query, Request, Response
 
 from ...engine.errors import CapacityError, RequestError
 from ..access.caller import Caller
-from ..errors import HTTPError, reply_to
+from ..errors import ErrorReply, HTTPError
 from ..generate.build_request import chat_request, chat_tokens
 from ..generate.envelope import json_response
 from ..generate.server_state import ServerState
@@ -19,12 +22,14 @@ from ..generate.streams import Deltas, at_intervals, generate, take_all, while_c
 from ..protocol.responses import CountInputTokensRequest, ResponseRequest
 from ..responses.chat_translation import FIELD_NAMES, chat_request_of
 from ..responses.conversation import Conversation, load_conversation
-from ..responses.response_reply import ResponseReply, response_events
+from ..responses.response_reply import EventWriter, ResponseReply, error_event, response_events, write_in_background
+from ..storage.event_store import EventLog, not_kept
 from ..storage.response_store import StoredResponse, packed
 from .dependencies import CallerOf, JsonRoute, State, page, set_facts
 
-if TYPE_CHECKING:
-    from ...engine.serving.output_processor import TextDelta
+MAX_EVENT_NUMBER = 1 << 53
+"""Beyond which JavaScript's numbers are not exact."""
+_NUMBER = re.compile(r"[0-9]{1,16}")
 
 router = APIRouter(route_class=JsonRoute, tags=["responses"])
 
@@ -33,7 +38,7 @@ router = APIRouter(route_class=JsonRoute, tags=["responses"])
 async def create_response(body: ResponseRequest, request: Request, state: State, caller: CallerOf) -> Response:
     """Answer an input, and store the response unless ``store`` is false."""
     owner = caller.key.tenant
-    target = await state.models.find(body.model, caller, session=body.prompt_cache_key)
+    target = await state.models.find(body.asked_model, caller, session=body.prompt_cache_key)
     conversation = load_conversation(body, state.stores.responses, owner)
     with FIELD_NAMES.naming_errors():
         chat = chat_request_of(body, conversation.messages(body.instructions))
@@ -50,19 +55,51 @@ async def create_response(body: ResponseRequest, request: Request, state: State,
             state.stores.responses.put(_record(ended, owner, conversation))
 
     deltas = generate(state, target.engine, [prepared], caller, output_format, thought=thought)
-    if body.stream:
-        return EventStream(response_events(reply, at_intervals(deltas, state.options.stream_interval), keep))
     if body.background:
-        return _begin(state, reply, deltas, owner, conversation)
+        return _begin(state, reply, at_intervals(deltas, state.options.stream_interval), owner, conversation, body)
+    if body.stream:
+        return _streamed(state, reply, at_intervals(deltas, state.options.stream_interval), keep, owner)
     await while_connected(request.receive, take_all(deltas, reply.take))
     keep(reply)
     return json_response(reply.body())
 
 
+def _streamed(
+    state: ServerState, reply: ResponseReply, deltas: Deltas, keep: Callable[[ResponseReply], None], owner: str
+) -> Response:
+    """Stream a response, and keep its events if it is stored."""
+    log = _open_log(state, reply, owner)
+
+    async def events() -> AsyncGenerator[bytes, None]:
+        try:
+            async with aclosing(response_events(reply, deltas, keep, log)) as stream:
+                async for event in stream:
+                    yield event
+        finally:
+            if log is not None and log.ended_at is None:
+                state.stores.events.drop(reply.id)
+
+    return _event_stream(state, events())
+
+
+def _open_log(state: ServerState, reply: ResponseReply, owner: str) -> EventLog | None:
+    is_kept = reply.is_stored and state.options.max_stored_event_bytes > 0
+    return state.stores.events.open(reply.id, owner) if is_kept else None
+
+
+def _event_stream(state: ServerState, events: AsyncGenerator[bytes, None]) -> Response:
+    return EventStream(events, state.options.stream_heartbeat, _error_of_stream)
+
+
+def _error_of_stream(failure: ErrorReply) -> bytes:
+    """Serialize an error before the first event, where a heartbeat has sent the status."""
+    return EventWriter(None).write([error_event(failure)])
+
+
 @router.post("/v1/responses/input_tokens")
 async def count_input_tokens(body: CountInputTokensRequest, state: State, caller: CallerOf) -> Response:
     """Count the tokens of a response's input: those that its usage will say."""
-    target = await state.models.locate(body.model, caller, session=body.prompt_cache_key)
+    target = await state.models.locate(body.asked_model, caller, session=body.prompt_cache_key)
     conversation = load_conversation(body, state.stores.responses, caller.key.tenant)
     with FIELD_NAMES.naming_errors():
         chat = chat_request_of(body, conversation.messages(body.instructions))
@@ -92,7 +129,12 @@ def _record(
 
 
 def _begin(
-    state: ServerState, reply: ResponseReply, deltas: Deltas, owner: str, conversation: Conversation
+    state: ServerState,
+    reply: ResponseReply,
+    deltas: Deltas,
+    owner: str,
+    conversation: Conversation,
+    body: ResponseRequest,
 ) -> Response:
     """Return a background response at once; the store has it, now unfinished and later with its end."""
     if not state.stores.responses.is_on:
@@ -104,26 +146,19 @@ def _begin(
         text = f"{jobs.held(owner)} background responses with keys of yours are under way"
         text += f", where {jobs.most - jobs.total} places are left."
         raise HTTPError(429, text, code="rate_limit_exceeded", headers={"retry-after": "5"})
+    log = _open_log(state, reply, owner)
+    if body.stream and log is None:
+        raise RequestError("'stream' of a background response needs a server that keeps events.", param="stream")
 
-    def take(delta: TextDelta) -> None:
-        if reply.status == "queued":
-            reply.begin()
-            if reply.id in state.stores.responses:
-                state.stores.responses.put(_record(reply, owner, conversation, job))
-        reply.take(delta)
+    def changed(now: ResponseReply) -> None:
+        if now.id in state.stores.responses:
+            running = job if now.status == "in_progress" else None
+            state.stores.responses.put(_record(now, owner, conversation, running))
 
-    async def make() -> None:
-        try:
-            await take_all(deltas, take)
-        except asyncio.CancelledError:
-            reply.cancel()
-        except Exception as error:
-            reply.fail(reply_to(error))
-        if reply.id in state.stores.responses:
-            state.stores.responses.put(_record(reply, owner, conversation))
-
-    job = asyncio.create_task(make())
+    job = asyncio.create_task(write_in_background(reply, deltas, changed, EventWriter(log)))
     state.stores.responses.put(_record(reply, owner, conversation, job))
+    if body.stream and log is not None:
+        return _event_stream(state, log.read(-1))
     return json_response(reply.body())
 
 
@@ -136,13 +171,37 @@ def _find(state: ServerState, caller: Caller, response_id: str) -> StoredRespons
 
 @router.get("/v1/responses/{response_id}")
 async def get_response(
-    response_id: str, request: Request, caller: CallerOf, state: State, stream: bool = False
+    response_id: str,
+    request: Request,
+    caller: CallerOf,
+    state: State,
+    stream: bool = False,
+    starting_after: Annotated[int | None, Query(ge=0, le=MAX_EVENT_NUMBER)] = None,
 ) -> Response:
-    """A stored response."""
+    """A stored response, or its events from the first one or from behind one of them."""
     _refuse_include(request)
-    if stream:
-        raise RequestError("'stream' is not supported: stream a response when it is made.", param="stream")
-    return Response(_find(state, caller, response_id).body, media_type="application/json")
+    record = _find(state, caller, response_id)
+    if not stream:
+        if starting_after is not None:
+            raise RequestError("'starting_after' may only be given where 'stream' is true.", param="starting_after")
+        return Response(record.body, media_type="application/json")
+    log = state.stores.events.get(caller.key.tenant, response_id)
+    if log is None:
+        raise not_kept("events")
+    after = _last_event_id(request, -1 if starting_after is None else starting_after)
+    log.check(after)
+    return _event_stream(state, log.read(after))
+
+
+def _last_event_id(request: Request, default: int) -> int:
+    """Return the number of the last event that a client has, by its header; it is newer than the query's."""
+    given = request.headers.get("last-event-id", "")
+    if not given:
+        return default
+    if not (_NUMBER.fullmatch(given) and int(given) <= MAX_EVENT_NUMBER):
+        text = f"The header Last-Event-ID must be an event's number, from 0 to {MAX_EVENT_NUMBER}."
+        raise HTTPError(400, text, code="invalid_header")
+    return int(given)
 
 
 @router.delete("/v1/responses/{response_id}")
@@ -150,6 +209,7 @@ async def delete_response(response_id: str, caller: CallerOf, state: State) -> R
     """Delete a stored response; a running one is cancelled."""
     _find(state, caller, response_id)
     state.stores.responses.delete(caller.key.tenant, response_id)
+    state.stores.events.drop(response_id)
     return json_response({"id": response_id, "object": "response", "deleted": True})
 
 

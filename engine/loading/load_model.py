@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ...kernels import memory
+from ...kernels.collectives import ALONE, Ranks
 from ...kernels.column_ops import ColumnRuns
 from ...kernels.ops import AttentionParams, GroupedLinear, QuantisedLinear, RopeParams
 from ..checkpoint.gguf import GgufFile
@@ -27,12 +28,14 @@ from ..models.layers import (
     Projection,
     QueryGate,
     ScaledMlp,
+    SplitHead,
 )
 from ..models.norms import LayerNorm, NoNorm, Norm, RmsNorm, ScaledSum
 from ..models.rope import cos_sin_table, query_scale_table
 from .load_experts import load_experts
 from .load_latent import load_latent
 from .load_recurrent import load_recurrent, side_by_side
+from .shards import Shard, ShardSource, check_split
 from .tensor_names import (
     EMBEDDING,
     HEAD,
@@ -66,6 +69,7 @@ def load_model(
     dummy: bool = False,
     weights: WeightForm = "plain",
     available: int | None = None,
+    ranks: Ranks = ALONE,
 ) -> DecoderModel:
     """Load a model from a folder in Hugging Face format or from a GGUF file.
 
@@ -76,10 +80,11 @@ def load_model(
         dummy: use random weights in the model's shape; only its config is read.
         weights: the form of matrices in memory.
         available: bytes of memory for them, see ``fitting_form``; None to load them whatever they need.
+        ranks: the group that computes it, each rank its ``Shard``; for more than one ``weights`` must be "plain".
 
     Raises:
         ModelError: the model is not supported, or its files are malformed.
-        ConfigError: the weights need more memory than is available.
+        ConfigError: the weights need more memory than is available, or the ranks cannot split the model.
     """
     config = read_model_config(checkpoint)
     source = open_source(checkpoint, config, dummy)
@@ -88,12 +93,17 @@ def load_model(
     optional = prediction_tensors(source.shapes, config) | ignored_tensors(source.shapes, config)
     optional |= {HEAD} if config.tied_head else set()
     check_tensors(expected_shapes(config), source.shapes, optional)
-    if available is not None:
-        weights = fitting_form(source, config, dtype, weights, device, available)
     if HEAD in source.shapes and config.tied_head:
         _check_tied(source)
+    shard = None
+    if ranks.size > 1:
+        check_split(config, ranks.size)
+        shard = Shard.of(config, ranks)
+        source, config = ShardSource(source, shard), shard.config
+    if available is not None:
+        weights = fitting_form(source, config, dtype, weights, device, available)
     reader = WeightReader(source, dtype, device, weights)
-    model = LayerLoader(config, reader, max_positions or config.max_position_embeddings).model()
+    model = LayerLoader(config, reader, max_positions or config.max_position_embeddings, shard).model()
     return replace(model, widened=tuple(sorted(reader.widened_storage)))
 
 
@@ -121,8 +131,11 @@ def _check_tied(source: WeightSource) -> None:
 class LayerLoader:
     """Builds a decoder layer by layer, reading each tensor where it is needed."""
 
-    def __init__(self, config: ModelConfig, weights: WeightReader, max_positions: int) -> None:
+    def __init__(
+        self, config: ModelConfig, weights: WeightReader, max_positions: int, shard: Shard | None = None
+    ) -> None:
         self.config = config
+        self.shard = shard
         self.weights = weights
         self.max_positions = max_positions
         self.tables: dict[Rope, Tensor] = {}
@@ -260,11 +273,19 @@ class LayerLoader:
     def embedding_and_head(self) -> tuple[Tensor | QuantisedLinear | GroupedLinear, Projection]:
         """Return the embedding, plain or quantised, and the head. A tied quantised head is the embedding itself."""
         size = self.config.vocab_size
+        if self.shard is not None:
+            return self.embedding(), self.split_head(self.shard)
         if not self.config.tied_head:
             return self.embedding(), self.projection("", {"lm_head": size}, bias=False)
         packed = self.weights.packed(EMBEDDING)
         embedding = packed if isinstance(packed, QuantisedLinear | GroupedLinear) else self.weights.tensor(EMBEDDING)
         return embedding, Projection(("lm_head",), (size,), packed)
+
+    def split_head(self, shard: Shard) -> SplitHead:
+        """Read this rank's rows of the head."""
+        sizes = shard.vocab_sizes
+        own = self.projection("", {"lm_head": sizes[shard.ranks.rank]}, bias=False)
+        return SplitHead(own.modules, own.sizes, own.packed, ranks=shard.ranks, vocab_sizes=sizes)
 
     def embedding(self) -> Tensor | QuantisedLinear | GroupedLinear:
         found = self.weights.grouped(EMBEDDING) or self.weights.stored(EMBEDDING)
@@ -275,7 +296,9 @@ class LayerLoader:
         names = tuple(f"{prefix}.{module}".lstrip(".") for module in modules)
         bias_vector = self.weights.tensor(*(f"{name}.bias" for name in names)) if bias else None
         packed = self.weights.packed(*(f"{name}.weight" for name in names), bias=bias_vector)
-        return Projection(names, tuple(modules.values()), packed)
+        split = None if self.shard is None else self.shard.splits.get(names[0])
+        added_over = self.shard.ranks if self.shard and split and split.side == "inputs" else None
+        return Projection(names, tuple(modules.values()), packed, added_over)
 
     def norm(self, name: str | None) -> Norm:
         """Return the norm of this name; for none the identity."""

@@ -8,7 +8,9 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
+from ...kernels.collectives import ALONE, Ranks
 from ...kernels.column_ops import ColumnRuns, sigmoid_gate, take_columns
 from ...kernels.expert_ops import ExpertWeights
 from ...kernels.ops import (
@@ -39,18 +41,20 @@ class Projection:
     Attributes:
         modules: their names as in the checkpoint (``model.layers.3.self_attn.q_proj``), by which adapters address them.
         sizes: the output columns of each, in the same order.
+        added_over: the ranks that have a part of the inputs each, whose results are added up; None for all inputs.
     """
 
     modules: tuple[str, ...]
     sizes: tuple[int, ...]
     packed: Linear
+    added_over: Ranks | None = None
 
     def __call__(self, x: Tensor, lora: LoraStep | None = None, out_dtype: torch.dtype | None = None) -> Tensor:
         """[T, K] -> [T, sum of sizes], in the type of x or ``out_dtype``, plus the adapters' part."""
         y = linear(x, self.packed, out_dtype)
         if lora is not None:
             lora.project(self.modules[0], x, y)
-        return y
+        return y if self.added_over is None else self.added_over.add(y)
 
     def gated(self, x: Tensor, kind: Activation, lora: LoraStep | None) -> Tensor:
         """``act(gate) * up`` of a product of gate and up, adapters included: [T, K] -> [T, size of each]."""
@@ -61,6 +65,39 @@ class Projection:
     def largest(self, x: Tensor) -> Largest:
         """Return the largest of each row of the float32 product, without adapters: [S, K] -> [S]."""
         return largest_linear(x, self.packed)
+
+
+@dataclass(frozen=True, slots=True)
+class SplitHead(Projection):
+    """A head of which each rank has the rows of some tokens, in the order of the ranks. Rank 0 gets all logits.
+
+    Attributes:
+        ranks: the group.
+        vocab_sizes: tokens of each rank.
+    """
+
+    ranks: Ranks = ALONE
+    vocab_sizes: tuple[int, ...] = ()
+
+    def __call__(self, x: Tensor, lora: LoraStep | None = None, out_dtype: torch.dtype | None = None) -> Tensor:
+        """[S, H] -> [S, V] on rank 0; on the others their own columns."""
+        part = Projection.__call__(self, x, lora, out_dtype)
+        wide = functional.pad(part, (0, max(self.vocab_sizes) - part.shape[1]))
+        found = self.ranks.gather(wide.contiguous())
+        if not found:
+            return part
+        return torch.cat([each[:, :size] for each, size in zip(found, self.vocab_sizes, strict=True)], dim=1)
+
+    def largest(self, x: Tensor) -> Largest:
+        """Return the largest of each row over all ranks on rank 0: [S, H] -> [S]. The first of equal ones counts."""
+        part = Projection.largest(self, x)
+        values, columns = self.ranks.gather(part.value.contiguous()), self.ranks.gather(part.column.contiguous())
+        if not values:
+            return part
+        starts = (sum(self.vocab_sizes[:rank]) for rank in range(len(values)))
+        best = Largest(torch.stack(values), torch.stack([each + at for each, at in zip(columns, starts, strict=True)]))
+        rank = best.value.argmax(0, keepdim=True)  # of a NaN the rank that has it
+        return Largest(best.value.gather(0, rank)[0], best.column.gather(0, rank)[0])
 
 
 @dataclass(frozen=True, slots=True)

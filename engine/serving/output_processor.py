@@ -116,6 +116,7 @@ class SequenceOutput:
     pooled: bytes = b""
     finish: Finish | None = None
     fields: list[FieldProbability] = field(default_factory=list)
+    allowed: list[AllowedLogprobs] = field(default_factory=list)
 
     @property
     def text(self) -> str:
@@ -139,6 +140,7 @@ class SequenceOutput:
         self.prompt_logprobs += delta.prompt_logprobs
         self.pooled += delta.pooled
         self.fields += delta.fields
+        self.allowed += delta.allowed
         self.finish = delta.finish
 
 

@@ -10,6 +10,7 @@ from typing import Protocol
 from ..errors import EngineDead
 from ..messages import AdapterChanged, Done, Failed, Message, Submit, TokenOut
 from ..text.stop_strings import StopStrings
+from ..weighted_adapters import names_in
 from .adapter_tokenizers import ServedTokenizer
 from .described_vocabularies import DescribedVocabularies, TokenReceiver
 from .output_processor import OutputProcessor, TextDelta, error_of
@@ -72,7 +73,8 @@ class SequenceTable:
                     submits.append(_of_tokenizer(submit, served) if served.identity else submit)
             self._receivers.update(dict.fromkeys(receiver.running, receiver))
             if any(each.grammar or each.reasoning for each in requests):
-                names = {each.adapter for each in requests if each.adapter is not None}
+                asked = {each.adapter for each in requests if each.adapter is not None}
+                names = {name for adapter in asked for name in names_in(adapter)}
                 self._vocabularies.use(served, names, receiver.running)
             self._engine.submit(submits)
         except BaseException:

@@ -33,6 +33,8 @@ as the replicas that are left are busy with those of the one that is lost."""
 GRAMMAR_COPIES = 2
 """Replicas that have a grammar that is in use: the second one goes on with the first one's sequences."""
 
+PREFILL, DECODE, BOTH = "prefill", "decode", "both"
+
 _RATE_WEIGHT = 4096.0  # tokens over which a measured rate is averaged
 
 
@@ -45,6 +47,7 @@ class ReplicaInfo:
         slot: its place in the columns.
         ready: its limits, and the digest of its base model.
         draining: takes no new sequences.
+        role: what it computes: ``prefill`` for prompts, ``decode`` for what follows them, or ``both``.
         heard: when its last sign of life came.
         pending: tokens still to compute before the first token, by sequence.
         rows: sequences on it, of this gateway.
@@ -58,6 +61,7 @@ class ReplicaInfo:
     ready: Ready
     heard: float
     draining: bool = False
+    role: str = BOTH
     pending: dict[int, int] = field(default_factory=dict)
     rows: int = 0
     foreign_rows: float = 0.0
@@ -88,11 +92,11 @@ class ReplicaTable:
         self._adapters = AdapterIndex(most_replicas, adapter_slots, adapter_load_seconds)
         self.replicas: dict[str, ReplicaInfo] = {}
 
-    def join(self, name: str, ready: Ready, now: float) -> ReplicaInfo:
+    def join(self, name: str, ready: Ready, now: float, role: str = BOTH) -> ReplicaInfo:
         """Add a replica. ValueError if it is there, IndexError if there are too many."""
         if name in self.replicas:
             raise ValueError(f"replica {name} is there already")
-        info = ReplicaInfo(name, self._free.pop(), ready, now)
+        info = ReplicaInfo(name, self._free.pop(), ready, now, role=role)
         self.replicas[name] = self._by_slot[info.slot] = info
         self._names[info.slot] = hash_of(name)
         self._open[info.slot], self._tokens[info.slot], self._rates[info.slot] = True, 0.0, info.rate
@@ -174,6 +178,32 @@ class ReplicaTable:
         adapters = self._adapters.columns(adapter, rate, self._open, is_replay=is_replay)
         route = choose_replica(chain, num_tokens, cached, deepest, columns, adapters)
         return self._by_slot.get(route.replica), route
+
+    def without(self, role: str) -> frozenset[str]:
+        """Return the replicas that do not compute what a role is for; none where no other one takes sequences."""
+        names = frozenset(info.name for info in self.replicas.values() if info.role not in (role, BOTH))
+        has_others = any(not info.draining and info.name not in names for info in self.replicas.values())
+        return names if has_others else frozenset()
+
+    def num_decoding(self, chain: Sequence[int]) -> int:
+        """Return how many tokens of a prompt are cached where what follows it can be computed."""
+        cached, _ = self.prefixes.cached(chain)
+        open_ones = (info for info in self.replicas.values() if info.role != PREFILL and not info.draining)
+        return max((int(cached[info.slot]) for info in open_ones), default=0)
+
+    def holder(self, chain: Sequence[int], info: ReplicaInfo, heard_since: float) -> tuple[ReplicaInfo | None, int]:
+        """Return another replica with the same base model that has most of a prompt, and its tokens; None and 0.
+
+        One that drains is one too; one that was silent for longer is not.
+        """
+        cached, _ = self.prefixes.cached(chain)
+        others = [
+            (int(cached[each.slot]), each)
+            for each in self.replicas.values()
+            if each is not info and each.heard >= heard_since and each.ready.base_digest == info.ready.base_digest
+        ]
+        num_tokens, best = max(others, key=lambda each: each[0], default=(0, None))
+        return (best, num_tokens) if num_tokens else (None, 0)
 
     def standby(self, grammar: int, base_digest: str) -> ReplicaInfo | None:
         """Return a replica that should have a grammar compiled ahead; None if enough have it, or no other is there.

@@ -101,7 +101,6 @@ BAD: list[tuple[dict[str, Any], str | None, str | None]] = [
     ({"conversation": "conv_1"}, "conversation", "unsupported_parameter"),
     ({"prompt": {"id": "p"}}, "prompt", "unsupported_parameter"),
     ({"stream_options": {}}, "stream_options", "invalid_value"),
-    ({"background": True, "stream": True}, "background", "invalid_value"),
     ({"background": True, "store": False}, "background", "invalid_value"),
     ({"include": ["everything"]}, "include[0]", "invalid_value"),
     ({"metadata": {"a": 1}}, "metadata.a", "invalid_type"),

@@ -168,8 +168,9 @@ def test_what_a_stored_response_cannot_be_asked_for(live: Live) -> None:
             with pytest.raises(openai.BadRequestError, match="settled when it is made") as caught:
                 ask(made.id, include=["message.output_text.logprobs"])
             assert (caught.value.param, caught.value.code) == ("include", "unsupported_parameter")
-        with pytest.raises(openai.BadRequestError, match="stream"):
+        with pytest.raises(openai.APIStatusError, match="are not kept") as lost:
             client.responses.retrieve(made.id, stream=True)
+        assert (lost.value.status_code, lost.value.code) == (410, "events_not_kept")
 
 
 def test_the_items_of_a_response_page_by_page(live: Live) -> None:

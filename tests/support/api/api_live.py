@@ -56,6 +56,7 @@ class Live:
         self.state.engine.draining = False
         self.state.limits = fresh.limits
         self.state.stores.responses = fresh.stores.responses
+        self.state.stores.events = fresh.stores.events
         self.state.observers.watch = fresh.observers.watch
 
 

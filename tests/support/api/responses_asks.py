@@ -36,14 +36,21 @@ def flat(choice: Any) -> Any:
     return {"type": "allowed_tools", "mode": allowed["mode"], "tools": [flat(one) for one in allowed["tools"]]}
 
 
+def parse_events(text: str) -> list[tuple[str, dict[str, Any]]]:
+    """Return the events of a stream; ids, which stored ones have, are their sequence numbers."""
+    found = []
+    for event in text.split("\n\n")[:-1]:
+        name, *numbers, data = event.split("\n")
+        found.append((name.removeprefix("event: "), json.loads(data.removeprefix("data: "))))
+        assert numbers in ([], [f"id: {found[-1][1]['sequence_number']}"])
+    return found
+
+
 def events_of(live: Live, **fields: Any) -> list[tuple[str, dict[str, Any]]]:
     with live.http() as http:
         reply = http.post(PATH, json={**ASKED, "stream": True, **fields})
     assert reply.status_code == 200 and reply.text.endswith("\n\n"), reply.text
-    found = []
-    for event in reply.text.split("\n\n")[:-1]:
-        name, data = event.split("\n")
-        found.append((name.removeprefix("event: "), json.loads(data.removeprefix("data: "))))
+    found = parse_events(reply.text)
     assert [data["type"] for _, data in found] == [name for name, _ in found]
     assert [data["sequence_number"] for _, data in found] == list(range(len(found)))
     return found

@@ -1,0 +1,113 @@
+"""Heartbeats of event streams: comments while nothing is sent, in every door that streams, and errors behind them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import openai
+import pytest
+from support.api.api_live import Live
+from support.api.messages_asks import client_of
+
+from rootgraft.api.config import ServerConfig
+from rootgraft.engine.errors import ConfigError, EngineDead
+
+_CHAT: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 64}
+_BODIES: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": _CHAT,
+    "/v1/completions": {"model": "tiny", "prompt": "hi", "max_tokens": 64},
+    "/v1/messages": _CHAT,
+    "/v1/responses": {"model": "tiny", "input": "hi"},
+}
+PING = ": ping"
+
+
+@pytest.fixture
+def beating(serve_with: Any) -> Live:
+    live: Live = serve_with(ServerConfig(stream_heartbeat=0.01))
+    live.async_engine.gate = asyncio.Event()
+    return live
+
+
+def _lines(live: Live, path: str, num_pings: int, **fields: Any) -> list[str]:
+    """The lines of a stream whose engine waits until so many heartbeats have come."""
+    found = []
+    with live.http() as http, http.stream("POST", path, json={**_BODIES[path], "stream": True, **fields}) as reply:
+        assert reply.status_code == 200 and reply.headers["content-type"].startswith("text/event-stream")
+        for line in reply.iter_lines():
+            found.append(line)
+            if found.count(PING) == num_pings:
+                live.loop.call_soon_threadsafe(live.async_engine.gate.set)
+    return found
+
+
+@pytest.mark.parametrize("path", _BODIES)
+def test_comments_are_sent_while_a_prompt_is_computed(beating: Live, path: str) -> None:
+    found = _lines(beating, path, 3)
+    assert found.count(PING) >= 3 and found[0] == PING and found[1] == ""
+    data = [line for line in found if line.startswith("data: ")]
+    assert "answer 0" in "".join(data) or len(data) > 8
+
+
+@pytest.mark.parametrize("path", _BODIES)
+def test_an_error_behind_a_heartbeat_is_an_event_of_its_protocol(beating: Live, path: str) -> None:
+    beating.async_engine.fail_after = (0, EngineDead("The engine is not running."))
+    found = _lines(beating, path, 2)
+    event = json.loads(next(line for line in found if line.startswith("data: ")).removeprefix("data: "))
+    if path == "/v1/messages":
+        assert "event: error" in found and (event["type"], event["error"]["type"]) == ("error", "overloaded_error")
+    elif path == "/v1/responses":
+        assert "event: error" in found and (event["type"], event["code"]) == ("error", "engine_dead")
+    else:
+        assert event["error"]["code"] == "engine_dead"
+    assert beating.state.limits.active == 0
+
+
+def _open_gate_later(live: Live) -> None:
+    live.loop.call_soon_threadsafe(live.loop.call_later, 0.05, live.async_engine.gate.set)
+
+
+def test_clients_pass_over_heartbeats(beating: Live) -> None:
+    with beating.openai() as client:
+        _open_gate_later(beating)
+        chunks = list(client.chat.completions.create(**_CHAT, stream=True))
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "answer 0"
+    beating.async_engine.gate = asyncio.Event()
+    with (
+        client_of(beating.url) as other,
+        other.messages.stream(**_CHAT) as messages,
+    ):
+        _open_gate_later(beating)
+        assert messages.get_final_text() == "answer 0"
+
+
+def test_clients_raise_an_error_behind_a_heartbeat(beating: Live) -> None:
+    beating.async_engine.fail_after = (0, EngineDead("The engine is not running."))
+    with beating.openai() as client:
+        _open_gate_later(beating)
+        with pytest.raises(openai.APIError, match="not running"):
+            list(client.chat.completions.create(**_CHAT, stream=True))
+
+
+def test_a_refusal_before_the_first_heartbeat_keeps_its_status(live: Live) -> None:
+    live.async_engine.fail_after = (0, EngineDead("The engine is not running."))
+    for path, body in _BODIES.items():
+        with live.http() as http:
+            assert http.post(path, json={**body, "stream": True}).status_code == 503
+
+
+def test_no_comments_without_heartbeats(serve_with: Any) -> None:
+    live = serve_with(ServerConfig(stream_heartbeat=0))
+    live.async_engine.gate = asyncio.Event()
+    _open_gate_later(live)
+    assert PING not in _lines(live, "/v1/chat/completions", -1)
+
+
+def test_the_bounds_of_the_option() -> None:
+    for value in (0, 3600):
+        assert ServerConfig(stream_heartbeat=value).stream_heartbeat == value
+    for value in (-1, 3600.5):
+        with pytest.raises(ConfigError, match="stream-heartbeat"):
+            ServerConfig(stream_heartbeat=value)
