@@ -10,7 +10,6 @@ from torch import Tensor
 
 from ...kernels import memory
 from ...kernels.collectives import ALONE, Ranks
-from ...kernels.column_ops import ColumnRuns
 from ...kernels.ops import AttentionParams, GroupedLinear, QuantisedLinear, RopeParams
 from ..checkpoint.gguf import GgufFile
 from ..checkpoint.model_config import LayerConfig, ModelConfig, QueryScaling, Rope
@@ -194,10 +193,7 @@ class LayerLoader:
         up = self.projection(block, up_modules(config), config.mlp_bias)
         down = self.projection(block, down_module(config), config.mlp_bias)
         if (scales := config.parallel_scales) is not None:
-            size = config.intermediate_size
-            before = ColumnRuns.of([(0, 0, size), (0, size, size)], factors=[scales.gate, 1.0])
-            behind = ColumnRuns.of([(0, 0, config.hidden_size)], factors=[scales.down])
-            return ScaledMlp(up, down, config.activation, before, behind)
+            return ScaledMlp.of(up, down, config.activation, scales.gate, scales.down)
         return Mlp(up, down, config.activation) if config.gated_mlp else PlainMlp(up, down, config.activation)
 
     def mixer(self, index: int, prefix: str) -> LayerMixer | None:

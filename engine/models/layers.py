@@ -246,6 +246,13 @@ class ScaledMlp:
     before: ColumnRuns
     behind: ColumnRuns
 
+    @classmethod
+    def of(cls, gate_up: Projection, down: Projection, kind: Activation, gate: float, output: float) -> ScaledMlp:
+        """Return the MLP with the factors of its gate and of its output."""
+        size, hidden = sum(gate_up.sizes) // 2, sum(down.sizes)
+        before = ColumnRuns.of([(0, 0, size), (0, size, size)], factors=[gate, 1.0])
+        return cls(gate_up, down, kind, before, ColumnRuns.of([(0, 0, hidden)], factors=[output]))
+
     def __call__(self, x: Tensor, lora: LoraStep | None, num_tokens: Tensor | None = None) -> Tensor:
         """[T, H] -> [T, H]."""
         y = gated_activation(take_columns(self.before, self.gate_up(x, lora)), self.activation)
