@@ -491,7 +491,7 @@ class Dispatcher:
         return holder.name, min(num_held + BLOCK - 1, num_tokens)  # what it has of the block behind is not known here
 
     def _without(self, adapter: str | None) -> Collection[str]:
-        """Return the replicas that cannot have an adapter, or one of those that are combined."""
+        """Return the replicas that cannot load an adapter, or an adapter of a combination."""
         if adapter is None or not self._lacking:
             return ()
         return {replica for name in names_in(adapter) for replica in self._lacking.get(name, ())}
