@@ -221,7 +221,8 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 def _scales(fields: Fields, family: Family, hidden: int) -> tuple[float, float, float]:
     """Return the factors of embeddings, of additions to the residual stream, and of logits."""
-    embedding = hidden**0.5 if family.scaled_embedding else 1.0
+    asked = family.embedding_flag is not None and fields.flag(family.embedding_flag)
+    embedding = hidden**0.5 if family.scaled_embedding or asked else 1.0
     if family.blocks == "parallel":
         embedding = fields.positive("embedding_multiplier", default=1.0)
         return embedding, 1.0, fields.positive("lm_head_multiplier", default=1.0)
@@ -371,7 +372,7 @@ def _layers(fields: Fields, family: Family, head_dim: int) -> tuple[LayerConfig,
     full, local = read_ropes(fields, family, head_dim)
     rotary = _rotary_layers(fields, family, count)
     kinds = _layer_types(fields, family, rotary)
-    if family.no_rope == "full" and fields.has("sliding_window"):
+    if family.no_rope == "windowed" or (family.no_rope == "full" and fields.has("sliding_window")):
         rotary = [kind == SLIDING for kind in kinds]
     window = fields.integer("sliding_window", high=MAX_LENGTH) if SLIDING in kinds else None
     chunk = fields.integer("attention_chunk_size", high=MAX_LENGTH) if CHUNKED in kinds else None

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from .families.mixture import Mixture
-from .families.norm_layout import HeadNorm, LayerNorms
+from .families.norm_layout import HeadNorm, LayerNorms, QueryGating
 from .families.recurrent import RecurrentLayer
 from .quantization_config import Quantization
 
@@ -270,8 +270,7 @@ class ModelConfig:
         output_module: name of attention's output projection.
         final_norm: the norm behind the last layer.
         latent: attention is latent, None for keys and values of their own.
-        gated_attention: attention's results are multiplied by the sigmoid of a gate, which q's projection has behind
-            each head's queries (Qwen3-Next).
+        gated_attention: attention's results are multiplied by the sigmoid of a gate, which is there; None for no gate.
         parallel_scales: factors of layers with attention and a state space side by side, None without such layers.
         quantization: what the stored numbers of its matrices mean, None for plain ones.
         generates: the checkpoint has a language head; of one without the ``tied_head`` is of no use.
@@ -320,7 +319,7 @@ class ModelConfig:
     output_module: str = "o_proj"
     final_norm: str = "norm"
     latent: LatentConfig | None = None
-    gated_attention: bool = False
+    gated_attention: QueryGating | None = None
     parallel_scales: ParallelScales | None = None
     quantization: Quantization | None = None
     generates: bool = True
@@ -352,8 +351,8 @@ class ModelConfig:
 
     @property
     def query_size(self) -> int:
-        """Rows of the query projection, its gate included."""
-        return self.num_heads * self.head_dim * (2 if self.gated_attention else 1)
+        """Rows of the query projection, with the gate that is among them."""
+        return self.num_heads * self.head_dim * (2 if self.gated_attention == "heads" else 1)
 
     @property
     def attention_size(self) -> int:

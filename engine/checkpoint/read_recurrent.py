@@ -22,6 +22,7 @@ _KINDS = {
     "mlp": MLP,
     "moe": MIXTURE,
 }
+_OF_PARALLEL = frozenset({"mamba_d_ssm", "mamba_rms_norm", "mamba_norm_before_gate"})  # of Falcon H1
 _PATTERN = "hybrid_override_pattern"
 _LETTERS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}  # of the pattern
 _NAMES = {
@@ -68,7 +69,7 @@ def read_blocks(fields: Fields, family: Family, count: int) -> tuple[Blocks, ...
     """
     if family.recurrent is None:
         return (Blocks(attends=True),) * count
-    layer = _READERS[family.recurrent](fields)
+    layer = _READERS[family.recurrent](_own_fields(fields, family))
     match family.blocks:
         case "recurrent":
             return (Blocks(False, layer, has_mlp=False, takes_mixture=False),) * count
@@ -79,6 +80,13 @@ def read_blocks(fields: Fields, family: Family, count: int) -> tuple[Blocks, ...
             return tuple(_single(kind, layer) for kind in kinds)
     kinds = _kinds(fields, _NAMES[family.recurrent], count)
     return tuple(Blocks(True) if kind == ATTENTION else Blocks(False, layer) for kind in kinds)
+
+
+def _own_fields(fields: Fields, family: Family) -> Fields:
+    """Return the fields without keys that one family alone reads, and that files of others may have all the same."""
+    if family.blocks == "parallel":
+        return fields
+    return Fields({key: value for key, value in fields.values.items() if key not in _OF_PARALLEL}, fields.where)
 
 
 def _single(kind: str, layer: RecurrentLayer) -> Blocks:
@@ -100,7 +108,8 @@ def _mamba2(fields: Fields) -> Mamba2Layer:
     else:
         width = heads * fields.integer("mamba_d_head", high=_MOST_HEADS)
     if width % heads or fields.values.get("mamba_d_head") not in (None, "auto", width // heads):
-        raise fields.wrong("mamba_d_head", f"mamba_expand * hidden_size / mamba_n_heads = {width} / {heads}")
+        whole = "mamba_d_ssm" if fields.has("mamba_d_ssm") else "mamba_expand * hidden_size"
+        raise fields.wrong("mamba_d_head", f"{whole} / mamba_n_heads = {width} / {heads}")
     groups = fields.integer("mamba_n_groups", high=heads)
     if heads % groups:
         raise fields.wrong("mamba_n_groups", f"a divisor of mamba_n_heads {heads}")

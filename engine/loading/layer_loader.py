@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from ...kernels import memory
-from ...kernels.column_ops import ColumnRuns
 from ...kernels.ops import AttentionParams, GroupedLinear, QuantisedLinear, RopeParams
 from ..checkpoint.model_config import LayerConfig, ModelConfig, QueryScaling, Rope
 from ..models.decoder import DecoderModel
@@ -23,13 +22,11 @@ from ..models.layers import (
     ScaledMlp,
     SplitHead,
 )
-from ..models.mamba2 import Mamba2
 from ..models.norms import LayerNorm, NoNorm, Norm, RmsNorm, ScaledSum
-from ..models.parallel_mixer import MixerColumns, ParallelMixer
 from ..models.rope import cos_sin_table, query_scale_table
 from .load_experts import load_experts
 from .load_latent import load_latent
-from .load_recurrent import load_recurrent
+from .load_recurrent import load_recurrent, side_by_side
 from .shards import Shard
 from .tensor_names import (
     EMBEDDING,
@@ -37,6 +34,7 @@ from .tensor_names import (
     SINKS,
     down_module,
     final_norm,
+    gate_module,
     head_norm_shapes,
     output_modules,
     qkv_modules,
@@ -111,10 +109,7 @@ class LayerLoader:
         up = self.projection(block, up_modules(config), config.mlp_bias)
         down = self.projection(block, down_module(config), config.mlp_bias)
         if (scales := config.parallel_scales) is not None:
-            size = config.intermediate_size
-            before = ColumnRuns.of([(0, 0, size), (0, size, size)], factors=[scales.gate, 1.0])
-            behind = ColumnRuns.of([(0, 0, config.hidden_size)], factors=[scales.down])
-            return ScaledMlp(up, down, config.activation, before, behind)
+            return ScaledMlp.of(up, down, config.activation, scales.gate, scales.down)
         return Mlp(up, down, config.activation) if config.gated_mlp else PlainMlp(up, down, config.activation)
 
     def mixer(self, index: int, prefix: str) -> LayerMixer | None:
@@ -127,10 +122,8 @@ class LayerLoader:
         state = load_recurrent(self.weights, prefix, layer.recurrent, hidden, config.norm_eps, scales)
         if attention is None:
             return state
-        assert scales is not None and isinstance(attention, Attention) and isinstance(state, Mamba2)
-        factors = scales.attention, scales.state
-        columns = MixerColumns.of(config.num_heads, config.query_size, state.scan.width, hidden, factors)
-        return ParallelMixer(index, attention, state, columns)
+        assert isinstance(attention, Attention)
+        return side_by_side(config, index, attention, state)
 
     def attention(self, index: int, prefix: str) -> Attention | LatentAttention:
         """Read the attention of a layer."""
@@ -164,8 +157,19 @@ class LayerLoader:
                 chunk=layer.chunk,
             ),
             head_norms=tuple(f"{prefix}.{name}" for name in head_norm_shapes(config)),
-            gate=QueryGate.of(config.num_heads, config.kv_size, config.head_dim) if config.gated_attention else None,
+            gate=self.query_gate(),
+            gating=self.projection(prefix, gate, bias=False) if (gate := gate_module(config)) else None,
         )
+
+    def query_gate(self) -> QueryGate | None:
+        """Return where the gate of attention's results is, None without one."""
+        config = self.config
+        match config.gated_attention:
+            case "heads":
+                return QueryGate.of_heads(config.num_heads, config.kv_size, config.head_dim)
+            case "module":
+                return QueryGate.of_module(config.num_heads, config.head_dim)
+        return None
 
     def head_norms(self, layer: LayerConfig, prefix: str) -> tuple[Tensor | None, Tensor | None]:
         """Return the weights of the norms of query and key heads, None for no norms."""

@@ -8,11 +8,12 @@ from torch import Tensor
 from ...kernels.column_ops import ColumnRuns
 from ...kernels.state_ops import ConvParams, DeltaParams, GatedNormParams, SsmParams
 from ..checkpoint.families.recurrent import DeltaLayer, Mamba2Layer, RecurrentLayer, ShortConvLayer
-from ..checkpoint.model_config import ParallelScales
+from ..checkpoint.model_config import ModelConfig, ParallelScales
 from ..errors import ModelError
 from ..models.gated_delta import GatedDelta
-from ..models.layers import Projection
+from ..models.layers import Attention, Projection
 from ..models.mamba2 import Mamba2
+from ..models.parallel_mixer import MixerColumns, ParallelMixer
 from ..models.short_conv import ShortConv
 from .tensor_names import recurrent_bias, recurrent_block, recurrent_inputs, recurrent_output
 from .weight_forms import WeightReader
@@ -60,6 +61,17 @@ def load_recurrent(
         _gated_norm(weights, block, layer, eps),
         None if scales is None else _scaled(layer, scales),
     )
+
+
+def side_by_side(
+    config: ModelConfig, index: int, attention: Attention, state: ShortConv | GatedDelta | Mamba2
+) -> ParallelMixer:
+    """Return attention and the state space of a layer as one mixer."""
+    scales = config.parallel_scales
+    assert scales is not None and isinstance(state, Mamba2)
+    factors = scales.attention, scales.state
+    columns = MixerColumns.of(config.num_heads, config.query_size, state.scan.width, config.hidden_size, factors)
+    return ParallelMixer(index, attention, state, columns)
 
 
 def _gated_norm(weights: WeightReader, block: str, layer: Mamba2Layer, eps: float) -> GatedNormParams | ColumnRuns:

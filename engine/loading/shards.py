@@ -45,6 +45,7 @@ def check_split(config: ModelConfig, size: int) -> None:
         "a mixture of experts": any(layer.mixture is not None for layer in config.layers),
         "latent attention": config.latent is not None,
         "recurrent layers": config.has_states,
+        "a gate of attention's results in a module of its own": config.gated_attention == "module",
         "norms over all query heads together": config.qk_norm == "projection",
     }
     for name, is_there in parts.items():

@@ -19,6 +19,7 @@ EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
 SCORE = "score.weight"  # of a classification head
 SINKS = "sinks"
+GATE = "gate_proj"  # of attention's results
 CORRECTION = "e_score_correction_bias"  # of a router
 
 # Of latent attention.
@@ -40,6 +41,11 @@ def qkv_modules(config: ModelConfig) -> dict[str, int]:
     q, kv = config.query_size, config.kv_size
     sizes = (q, kv, kv) if len(config.qkv_modules) > 1 else (q + 2 * kv,)
     return dict(zip(config.qkv_modules, sizes, strict=True))
+
+
+def gate_module(config: ModelConfig) -> dict[str, int]:
+    """Return the module of the gate of attention's results, where it has one of its own, and its rows."""
+    return {GATE: config.query_size} if config.gated_attention == "module" else {}
 
 
 def up_modules(config: ModelConfig) -> dict[str, int]:
@@ -132,6 +138,7 @@ def _attention(prefix: str, config: ModelConfig) -> dict[str, Shape]:
         shapes[f"{prefix}.{SINKS}"] = (config.num_heads,)
     if config.latent is None:
         shapes |= _linears(prefix, qkv_modules(config), config.hidden_size, config.qkv_bias)
+        shapes |= _linears(prefix, gate_module(config), config.hidden_size, bias=False)
     else:
         shapes |= latent_shapes(prefix, config, config.latent)
     return shapes | _linears(prefix, output_modules(config), config.attention_size, config.output_bias)

@@ -102,23 +102,30 @@ class SplitHead(Projection):
 
 @dataclass(frozen=True, slots=True)
 class QueryGate:
-    """Where queries and the gate of attention's results are, which one projection has head by head.
+    """Where queries and the gate of attention's results are.
 
     Attributes:
-        projected: q, k and v of the fused projection [q and gate of each head, k, v].
-        joined: rotated queries, and behind them the gate of the fused projection.
+        projected: q, k and v of the fused projection [q and gate of each head, k, v]; None where it has no gate.
+        joined: rotated queries, and behind them the gate of the fused projection, or of its own.
         queries: the former of these two.
         width: columns of each.
     """
 
-    projected: ColumnRuns
+    projected: ColumnRuns | None
     joined: ColumnRuns
     queries: ColumnRuns
     width: int
 
     @classmethod
-    def of(cls, num_heads: int, kv_size: int, head_dim: int) -> QueryGate:
-        """Return the record for heads of ``head_dim`` dimensions, and ``kv_size`` columns of k and of v."""
+    def of_module(cls, num_heads: int, head_dim: int) -> QueryGate:
+        """Return the record for a gate with a projection of its own."""
+        width = num_heads * head_dim
+        joined, queries = ColumnRuns.of([(0, 0, width), (1, 0, width)]), ColumnRuns.of([(0, 0, width)], heads=num_heads)
+        return cls(None, joined, queries, width)
+
+    @classmethod
+    def of_heads(cls, num_heads: int, kv_size: int, head_dim: int) -> QueryGate:
+        """Return the record for a projection with gates among queries, and ``kv_size`` columns of k and of v."""
         width, heads = num_heads * head_dim, range(num_heads)
         return cls(
             ColumnRuns.of([*((0, 2 * head * head_dim, head_dim) for head in heads), (0, 2 * width, 2 * kv_size)]),
@@ -138,6 +145,7 @@ class Attention:
         head_norms: names of the norms of query and key heads in the checkpoint, empty without norms.
         gate: where the gate of the results is, None without one. With it ``store`` returns queries and gate side by
             side.
+        gating: the projection of a gate that is not in ``qkv``.
     """
 
     qkv: Projection
@@ -146,12 +154,17 @@ class Attention:
     params: AttentionParams
     head_norms: tuple[str, ...] = ()
     gate: QueryGate | None = None
+    gating: Projection | None = None
 
     def store(self, x: Tensor, inputs: ForwardInputs, k_cache: Tensor, v_cache: Tensor) -> Tensor:
         """Write K and V of T tokens to this layer's cache [pages, Hkv, page, D]: [T, H] -> their queries [T, Hq, D]."""
         projected = self.qkv(x, inputs.lora)
         if self.gate is None:
             return self._store(projected, inputs, k_cache, v_cache)
+        if self.gate.projected is None:
+            assert self.gating is not None
+            q = self._store(projected, inputs, k_cache, v_cache)
+            return take_columns(self.gate.joined, q, self.gating(x, inputs.lora))
         q = self._store(take_columns(self.gate.projected, projected), inputs, k_cache, v_cache)
         return take_columns(self.gate.joined, q, projected)
 
@@ -182,7 +195,7 @@ class Attention:
     @property
     def before_kv(self) -> tuple[Projection, ...]:
         """Products that all tokens pass, whether their hidden states are wanted or not."""
-        return (self.qkv,)
+        return (self.qkv,) if self.gating is None else (self.qkv, self.gating)
 
     @property
     def behind_kv(self) -> tuple[Projection, ...]:
@@ -232,6 +245,13 @@ class ScaledMlp:
     activation: Activation
     before: ColumnRuns
     behind: ColumnRuns
+
+    @classmethod
+    def of(cls, gate_up: Projection, down: Projection, kind: Activation, gate: float, output: float) -> ScaledMlp:
+        """Return the MLP with the factors of its gate and of its output."""
+        size, hidden = sum(gate_up.sizes) // 2, sum(down.sizes)
+        before = ColumnRuns.of([(0, 0, size), (0, size, size)], factors=[gate, 1.0])
+        return cls(gate_up, down, kind, before, ColumnRuns.of([(0, 0, hidden)], factors=[output]))
 
     def __call__(self, x: Tensor, lora: LoraStep | None, num_tokens: Tensor | None = None) -> Tensor:
         """[T, H] -> [T, H]."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from .mixture import MixtureFamily
-from .norm_layout import PRE, HeadNorm, LayerNorms
+from .norm_layout import PRE, HeadNorm, LayerNorms, QueryGating
 from .prediction import PredictionModule
 
 # Layers with a sliding window, where config.json has no "layer_types":
@@ -27,8 +27,9 @@ Windows = Literal["never", "all", "late", "no_rope", "pattern", "leading", "aske
 #   listed    those that "no_rope_layers" lists with 0, or every n-th one, n = "no_rope_layer_interval"
 #   full      those without a window, if there is a "sliding_window"
 #   asked     all, unless "position_embedding_type" is "rope"
+#   windowed  those without a window
 #   always    all
-NoRope = Literal["never", "listed", "full", "asked", "always"]
+NoRope = Literal["never", "listed", "full", "asked", "windowed", "always"]
 
 Recurrent = Literal["short_conv", "mamba2", "delta", "grouped_delta"]
 
@@ -69,6 +70,7 @@ class Family:
         qkv_bias: q, k and v have a bias, whatever the config says.
         optional_biases: keys by which a config may add biases, with the projections that get one.
         scaled_embedding: embeddings are multiplied by the root of the hidden size.
+        embedding_flag: the key that asks for this, unrounded; None where none does.
         multipliers: honours "embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling".
         logit_scale: honours "logit_scale".
         length_key: the key of the longest sequence, where it is not "max_position_embeddings" or that is too short.
@@ -133,6 +135,7 @@ class Family:
     mlp_block: str = "mlp"
     gated_mlp: bool = True
     scaled_embedding: bool = False
+    embedding_flag: str | None = None
     multipliers: bool = False
     logit_scale: bool = False
     length_key: str = "max_position_embeddings"
@@ -161,7 +164,7 @@ class Family:
     mixture: MixtureFamily | None = None
     recurrent: Recurrent | None = None
     blocks: Blocks = "both"
-    gated_attention: bool = False
+    gated_attention: QueryGating | None = None
     ignored: tuple[str, ...] = ()
     output_module: str = "o_proj"
     final_norm: str = "norm"

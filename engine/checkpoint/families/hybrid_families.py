@@ -130,7 +130,7 @@ _QWEN35 = Family(
     qk_norm="head",
     partial_rotary=True,
     mrope=True,
-    gated_attention=True,
+    gated_attention="heads",
     ignored=("mtp",),
     recurrent="delta",
 )

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from .family import ATTENTION, QKV, Family
 from .mixture import ExpertNames, MixtureFamily
-from .norm_layout import POST
+from .norm_layout import POST, LayerNorms
 from .prediction import PredictionModule
 
 _LLAMA4 = MixtureFamily(
@@ -361,6 +361,41 @@ MIXTURE_FAMILIES = (
             shared_size_key="moe_intermediate_size",
             shared_count_key="n_shared_experts",
         ),
+    ),
+    Family(
+        name="afmoe",
+        models="Trinity Nano, Mini, Large",
+        architecture="AfmoeForCausalLM",
+        windows="pattern",
+        defaults={
+            "head_dim": 128,
+            "max_position_embeddings": 16_384,
+            "sliding_window": 1024,
+            "sliding_window_pattern": 4,
+            "rms_norm_eps": 1e-5,
+            "moe_intermediate_size": 1408,
+            "num_dense_layers": 1,
+            "num_experts_per_tok": 6,
+            "num_shared_experts": 2,
+        },
+        harmless={"route_norm": (True,), "score_func": ("sigmoid",), "n_group": (1,), "topk_group": (1,)},
+        norms=LayerNorms("input_layernorm", "post_attention_layernorm", "pre_mlp_layernorm", "post_mlp_layernorm"),
+        qk_norm="head",
+        gated_attention="module",
+        embedding_flag="mup_enabled",
+        no_rope="windowed",
+        mixture=MixtureFamily(
+            names=ExpertNames(router="router.gate", correction="expert_bias"),
+            count_keys=("num_experts", "num_local_experts"),
+            dense_layers="first",
+            first_key="num_dense_layers",
+            scores="sigmoid",
+            scaled=True,
+            corrected=True,
+            shared_size_key="moe_intermediate_size",
+            shared_count_key="num_shared_experts",
+        ),
+        config_names={"global_attn_every_n_layers": "sliding_window_pattern", "route_scale": "routed_scaling_factor"},
     ),
     Family(
         name="minimax_m2",

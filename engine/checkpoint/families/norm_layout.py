@@ -1,4 +1,4 @@
-"""Which norms a decoder layer has, and what they are called in checkpoints."""
+"""Which norms and gates a decoder layer has, and what norms are called in checkpoints."""
 
 from __future__ import annotations
 
@@ -6,6 +6,10 @@ from typing import Literal, NamedTuple
 
 HeadNorm = Literal["head", "projection", "centred"]
 """Norm of query and key heads: see ``kernels.layouts.attention_arguments``, which has the same."""
+
+QueryGating = Literal["heads", "module"]
+"""Where the gate of attention's results is: behind the queries of each head in their projection (Qwen3-Next), or in a
+module of its own (AFMoE)."""
 
 
 class LayerNorms(NamedTuple):

@@ -12,6 +12,7 @@ import torch
 
 from rootgraft.engine.checkpoint.families.recurrent import DeltaLayer, Mamba2Layer, ShortConvLayer
 from rootgraft.engine.checkpoint.hf_config import model_config
+from rootgraft.engine.checkpoint.model_config import ParallelScales
 from rootgraft.engine.checkpoint.read_config import read_model_config
 from rootgraft.engine.errors import ModelError
 
@@ -70,6 +71,25 @@ BAMBA = {
     "attn_layer_indices": [1],
     "mamba_n_heads": 8,
     "mamba_d_state": 16,
+}
+FALCON = {
+    **_COMMON,
+    "architectures": ["FalconH1ForCausalLM"],
+    "intermediate_size": 48,
+    "mamba_d_ssm": 32,
+    "mamba_n_heads": 4,
+    "mamba_d_state": 16,
+    "mamba_rms_norm": False,
+    "mamba_norm_before_gate": False,
+    "attention_in_multiplier": 0.5,
+    "attention_out_multiplier": 0.75,
+    "key_multiplier": 0.25,
+    "ssm_in_multiplier": 2.0,
+    "ssm_out_multiplier": 0.9,
+    "ssm_multipliers": [0.1, 0.2, 0.3, 0.4, 0.5],
+    "mlp_multipliers": [0.7, 0.3],
+    "embedding_multiplier": 5.5,
+    "lm_head_multiplier": 0.125,
 }
 NEMOTRON = {
     **_COMMON,
@@ -157,11 +177,33 @@ def test_bamba_as_published() -> None:
     config = model_config(BAMBA)
     assert [layer.recurrent is None for layer in config.layers] == [False, True, False]
     assert config.layers[1].rope is not None and config.layers[1].rope.dim == 8  # a half of a head
+    of_another = {"mamba_d_ssm": 32, "mamba_rms_norm": False, "mamba_norm_before_gate": True}  # none of which it reads
+    assert model_config({**BAMBA, **of_another}) == config
+
+
+def test_falcon_h1_as_published() -> None:
+    config = model_config(FALCON)
+    mamba = Mamba2Layer(4, 8, 1, 16, 4, conv_biased=True, biased=False, normed=False)
+    assert [layer.recurrent for layer in config.layers] == [mamba] * 3
+    assert all(layer.has_attention and layer.has_mlp and layer.rope is not None for layer in config.layers)
+    assert config.attention_scale == pytest.approx(16**-0.5 * 0.5**2 * 0.25)  # of queries and keys times 0.5 each
+    assert config.parallel_scales == ParallelScales(0.5 * 0.75, 0.9, (0.2, 0.4, 0.6, 0.8, 1.0), 0.7, 0.3)
+    assert (config.embedding_scale, config.logit_scale) == (5.5, 0.125)
+    normed = model_config({**FALCON, "mamba_rms_norm": True, "mamba_norm_before_gate": True}).layers[0].recurrent
+    assert isinstance(normed, Mamba2Layer) and normed.normed and normed.is_norm_first
 
 
 @pytest.mark.parametrize(
     ("base", "changes", "key"),
     [
+        (FALCON, {"mamba_d_ssm": 33}, "mamba_d_head"),
+        (FALCON, {"ssm_multipliers": [1.0]}, "ssm_multipliers"),
+        (FALCON, {"mlp_multipliers": 2.0}, "mlp_multipliers"),
+        (FALCON, {"key_multiplier": 0}, "key_multiplier"),
+        (FALCON, {"projectors_bias": True}, "projectors_bias"),
+        (FALCON, {"mamba_proj_bias": True}, "mamba_proj_bias"),
+        (FALCON, {"attention_bias": True}, "attention_bias"),
+        (FALCON, {"time_step_limit": [0.0, 1.0]}, "time_step_limit"),
         (NEMOTRON, {"hybrid_override_pattern": "MX*"}, "hybrid_override_pattern"),
         (NEMOTRON, {"hybrid_override_pattern": ""}, "hybrid_override_pattern"),
         (NEMOTRON, {"hybrid_override_pattern": "M-M"}, "layers_block_type"),

@@ -99,6 +99,8 @@ def test_older_spellings_mean_the_same(family: tuple[str, Path], tmp_path: Path)
         written["full_attn_idxs"] = [1]
     if written["model_type"].startswith(("qwen3_next", "qwen3_5")):
         written["full_attention_interval"] = 2
+    if written["model_type"] == "afmoe":
+        written |= {"route_norm": True, "score_func": "sigmoid", "n_group": 1, "topk_group": 1}
     for listed in ("layer_types", "no_rope_layers"):
         written.pop(listed, None)
     (tmp_path / "config.json").write_text(json.dumps(written))

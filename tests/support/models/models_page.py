@@ -90,7 +90,13 @@ _WINDOWS = {
     "early": "sliding in every second of the first layers, if asked for",
     "chunks": "in chunks where there is a rotary embedding, if any",
 }
-_NO_ROPE = {"never": "", "listed": "; none in listed layers", "full": "; none in full layers", "asked": "; mostly none"}
+_NO_ROPE = {
+    "never": "",
+    "listed": "; none in listed layers",
+    "full": "; none in full layers",
+    "windowed": "; none in full layers",
+    "asked": "; mostly none",
+}
 
 _RECURRENT = {
     "short_conv": "short convolutions",

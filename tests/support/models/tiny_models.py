@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import (
+    AfmoeConfig,
+    AfmoeForCausalLM,
     ArceeConfig,
     ArceeForCausalLM,
     BambaConfig,
@@ -709,6 +711,22 @@ MODELS: dict[str, tuple[type[Any], type[Any], dict[str, Any]]] = {
             "n_shared_experts": 2,
             "attention_bias": True,
             "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
+        },
+    ),
+    "afmoe": (
+        AfmoeConfig,
+        AfmoeForCausalLM,
+        {
+            **_NATIVE,
+            "num_hidden_layers": 4,
+            "head_dim": 16,
+            "sliding_window": 6,
+            "num_experts": 8,
+            "num_experts_per_tok": 3,
+            "num_shared_experts": 2,
+            "moe_intermediate_size": 14,
+            "route_scale": 1.7,
+            "mup_enabled": True,
         },
     ),
     "minimax_m2": (
