@@ -56,7 +56,7 @@ FLOORS["api"] = (
     ("api/structured", "api/batches"),
     ("api/observe",),
     ("api/generate",),
-    ("api/responses", "api/anthropic", "api/gateways"),
+    ("api/responses", "api/anthropic", "api/gateways", "api/sockets"),
     ("api/routes",),
     ("api/http",),
     ("api/cli/machine",),

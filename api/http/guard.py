@@ -40,6 +40,7 @@ _QUIET_PATHS = OPEN_PATHS | {"/metrics", "/ui/state"}
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
 _TRACE_HEADERS = ("traceparent", "tracestate")
 _CLOSE = {"connection": "close"}
+_STARTS = ("http.response.start", "websocket.http.response.start", "websocket.accept")
 
 logger = logging.getLogger("rootgraft.access")
 
@@ -57,7 +58,7 @@ class Identify:
         self._state = state
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
+        if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
         given = header(scope, b"x-request-id")
@@ -71,9 +72,9 @@ class Identify:
 
         async def send_with_id(message: Message) -> None:
             nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-                message["headers"] = [*message["headers"], *((name, request_id) for name in id_headers)]
+            if message["type"] in _STARTS:
+                status = message.get("status", 101)
+                message["headers"] = [*message.get("headers", ()), *((name, request_id) for name in id_headers)]
                 if facts.version is not None:
                     message["headers"].append((b"x-model-version", facts.version.encode()))
             await shaped(message)
@@ -87,7 +88,7 @@ class Identify:
             await error_response(reply, scope)(scope, receive, send_with_id)
         finally:
             route = scope.get("route")
-            self._state.observers.metrics.count_http("none" if route is None else route.path, scope["method"], status)
+            self._state.observers.metrics.count_http("none" if route is None else route.path, _method(scope), status)
             if facts.error is not None:
                 scope["state"].get(PICKED_STATE, self._state).observers.metrics.count_error(facts.error)
             _log(scope, request_id, status, time.perf_counter() - start, facts)
@@ -128,12 +129,17 @@ def _is_of_framework(scope: Scope, head: Message) -> bool:
     return 400 <= head["status"] != 499 and is_told and kind.startswith(b"text/plain")
 
 
+def _method(scope: Scope) -> str:
+    method: str = scope.get("method", "GET")  # a WebSocket's handshake has no other
+    return method
+
+
 def _log(scope: Scope, request_id: bytes, status: int, seconds: float, facts: RequestFacts) -> None:
     level = logging.DEBUG if scope["path"] in _QUIET_PATHS else logging.INFO
     if logger.isEnabledFor(level):
         entry = {
             "request_id": request_id.decode(),
-            "method": scope["method"],
+            "method": _method(scope),
             "path": scope["path"],
             "status": status,
             "seconds": round(seconds, 6),
@@ -154,7 +160,7 @@ class Guard:
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
+        if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
         if (refusal := self._hosts.fault(scope)) is not None:
@@ -170,7 +176,8 @@ class Guard:
         except HTTPError as error:
             await error_response(reply_to(error), scope)(scope, receive, send)
             return
-        await self._app(scope, _LimitedBody(receive, *self._limits(scope)), send)
+        limited = _LimitedBody(receive, *self._limits(scope)) if scope["type"] == "http" else receive
+        await self._app(scope, limited, send)
 
     def _limits(self, scope: Scope) -> tuple[int, float]:
         """Return a body's most bytes, and the seconds in which it must arrive."""

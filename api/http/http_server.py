@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import uvicorn
 from starlette.types import ASGIApp
 
-from .connection import uvicorn_options
+from .connection import MAX_MESSAGE_BYTES, uvicorn_options
 from .tls import RenewableContext
 
 FLUSH_SECONDS = 2
@@ -20,10 +20,11 @@ class HttpServer(uvicorn.Server):
 
     Args:
         tls: None for plain HTTP.
+        max_message_bytes: of a WebSocket's messages.
     """
 
-    def __init__(self, app: ASGIApp, tls: RenewableContext | None) -> None:
-        settings = uvicorn.Config(app, **uvicorn_options(), timeout_graceful_shutdown=FLUSH_SECONDS)
+    def __init__(self, app: ASGIApp, tls: RenewableContext | None, max_message_bytes: int = MAX_MESSAGE_BYTES) -> None:
+        settings = uvicorn.Config(app, **uvicorn_options(max_message_bytes), timeout_graceful_shutdown=FLUSH_SECONDS)
         settings.load()
         settings.ssl = tls
         super().__init__(settings)
