@@ -1,7 +1,7 @@
 # One verb per task. PYTHON is the interpreter of the environment that `pip install -e '.[test]'` went to.
 PYTHON ?= .venv/bin/python
 
-.PHONY: test test-heavy lint format wheel lock audit pin-base
+.PHONY: test test-heavy lint format wheel release lock audit pin-base
 
 test:
 	$(PYTHON) -m pytest
@@ -26,6 +26,10 @@ wheel:
 	ROOTGRAFT_KERNELS=all $(PYTHON) -m pip wheel --no-deps --wheel-dir build/wheel .
 	$(PYTHON) -m auditwheel show build/wheel/*.whl
 	PATH="$(dir $(abspath $(PYTHON))):$$PATH" $(PYTHON) -m auditwheel repair --wheel-dir dist build/wheel/*.whl
+
+# dist/ gets the wheel, the source archive, an SBOM, the locked versions, the section of the changelog, and checksums.
+release:
+	$(PYTHON) deploy/release.py
 
 # Versions and hashes of what the images install beside torch and what it brings, which are of the index of each image.
 lock:

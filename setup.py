@@ -1,13 +1,18 @@
 """The packages of ``rootgraft``: the repository's root is the package, and each product folder a package inside it.
 
+Its long description is README.md with addresses of the repository in place of relative ones, which a package index
+cannot follow.
+
 A build compiles the CPU kernels into the package, for the level of CPUs that this machine is of; with
 ``ROOTGRAFT_KERNELS=all`` for all levels, and then it fails where they cannot be compiled.
 """
 
 import os
+import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 from setuptools import Distribution, find_packages, setup
@@ -19,6 +24,7 @@ WANTED = os.environ.get("ROOTGRAFT_KERNELS", "")
 if WANTED not in ("", "all"):
     raise SystemExit(f"ROOTGRAFT_KERNELS is {WANTED!r}: it can be 'all', or not be set for this machine's level.")
 ALL_LEVELS = WANTED == "all"
+ROOT = Path(__file__).resolve().parent
 
 
 class KernelDistribution(Distribution):
@@ -69,7 +75,21 @@ class KernelWheel(bdist_wheel):
         return tag if self.root_is_pure else (self.python_tag, "none", tag[2])
 
 
+def long_description() -> str:
+    """README.md whose relative links and pictures are those of the version's tag in ``project.urls.Source``."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+
+    def absolute(link: re.Match[str]) -> str:
+        folder = f"{project['urls']['Source']}/{'raw' if link['mark'] else 'blob'}/v{project['version']}"
+        return f"{link['mark']}[{link['text']}]({folder}/{link['path']})"
+
+    relative = re.compile(r"(?P<mark>!?)\[(?P<text>[^]]*)\]\((?P<path>(?![a-z]+:|#)[^)\s]+)\)")
+    return relative.sub(absolute, (ROOT / "README.md").read_text("utf-8"))
+
+
 setup(
+    long_description=long_description(),
+    long_description_content_type="text/markdown",
     packages=[
         "rootgraft",
         *(f"rootgraft.{name}" for name in find_packages(include=[p for f in FOLDERS for p in (f, f"{f}.*")])),

@@ -44,6 +44,8 @@ METRICS_PREFIXES = ("rootgraft:", "vllm:")
 MOST_REPLICAS = 16
 """Engine processes of a server."""
 MOST_GATEWAYS = 16
+_ROLE = re.compile(r"([1-9][0-9]?)([pdb])")
+_ROLES = {"p": "prefill", "d": "decode", "b": "both"}
 _BOUNDS = re.compile(r"([0-9]{1,3}):([0-9]{1,3})")
 _LOG_LEVELS = ("debug", "info", "warning", "error")
 
@@ -228,6 +230,13 @@ class ServerConfig:
         high=MOST_REPLICAS,
         group="server",
     )
+    replica_roles: str | None = option(
+        None,
+        "Replicas for prompts and others for answers, as 1p+1d, in the place of --replicas; 1p+2d+1b has one for both. "
+        "KV goes from the first to the others while it is computed, so that long prompts delay no stream. A role is a "
+        "preference: where no other replica runs, each computes all.",
+        group="server",
+    )
     gateways: int = option(
         1,
         "Processes that answer HTTP on the one port: if one ends or hangs, new requests go through the others, and "
@@ -266,6 +275,11 @@ class ServerConfig:
     log_level: str = option("info", "Least severe lines in the log.", choices=_LOG_LEVELS, group="observability")
     log_format: str = option(
         "text", "json: each line of the log is a JSON object.", choices=("text", "json"), group="observability"
+    )
+    log_requests: bool = option(
+        False,
+        "Log a line for each request also where the log is text in a terminal. Elsewhere each is logged.",
+        group="observability",
     )
     metrics_prefix: str = option(
         "rootgraft:",
@@ -309,7 +323,7 @@ class ServerConfig:
     @property
     def is_fleet(self) -> bool:
         """Whether the engine consists of replicas."""
-        return self.replicas > 1 or self.autoscale is not None
+        return self.replicas > 1 or self.autoscale is not None or self.replica_roles is not None
 
     @property
     def autoscale_bounds(self) -> tuple[int, int] | None:
@@ -325,6 +339,22 @@ class ServerConfig:
         return int(found[1]), int(found[2])
 
     @property
+    def roles(self) -> tuple[str, ...]:
+        """Those of ``--replica-roles``, of each replica; none without it. Raises ConfigError."""
+        if self.replica_roles is None:
+            return ()
+        parts = [_ROLE.fullmatch(part) for part in self.replica_roles.split("+")]
+        counts = [(int(found[1]), _ROLES[found[2]]) for found in parts if found is not None]
+        roles = tuple(role for count, role in counts for _ in range(count))
+        is_whole = {"prefill", "decode"} <= set(roles) or "both" in roles
+        if None in parts or len(roles) > MOST_REPLICAS or not is_whole:
+            raise ConfigError(
+                "--replica-roles must be numbers of replicas with p (prompts), d (answers) or b (both), such as "
+                f"1p+1d, with both sides and at most {MOST_REPLICAS} in all, not {self.replica_roles}."
+            )
+        return roles
+
+    @property
     def most_replicas(self) -> int:
         """Replicas that share the machine."""
         return self.fleet_options.most_replicas
@@ -333,11 +363,12 @@ class ServerConfig:
     def fleet_options(self) -> FleetOptions:
         """Those of the engine's replicas."""
         return FleetOptions(
-            replicas=self.replicas,
+            replicas=len(self.roles) or self.replicas,
             autoscale_bounds=self.autoscale_bounds,
             ray_address=self.ray_address,
             silence_seconds=self.silence_seconds,
             watchdog_timeout=self.watchdog_timeout,
+            roles=self.roles,
         )
 
     @property
@@ -384,6 +415,11 @@ class ServerConfig:
 
     def _check_replicas(self) -> None:
         """Check that the number of replicas is said once."""
+        for flag, value in (("--replicas", self.replicas), ("--autoscale", self.autoscale)) if self.roles else ():
+            if value not in (1, None):
+                raise ConfigError(
+                    f"--replica-roles {self.replica_roles} says how many replicas there are: leave out {flag} {value}."
+                )
         if self.autoscale_bounds is None:
             return
         if self.replicas != 1:

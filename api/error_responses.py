@@ -1,6 +1,8 @@
-"""Error responses in the shape of their route's protocol: OpenAI's, or Anthropic's on the routes of its protocol.
+"""Error responses in the shape of their route's protocol: OpenAI's, Anthropic's, Ollama's or TGI's.
 
-{"type": "error", "error": {"type": "invalid_request_error", "message": ...}, "request_id": ...}
+{"type": "error", "error": {"type": "invalid_request_error", "message": ...}, "request_id": ...}    Anthropic
+{"error": "...", "code": ..., "param": ...}                                                         Ollama
+{"error": "...", "error_type": "validation", "code": ..., "param": ...}                             TGI
 """
 
 from __future__ import annotations
@@ -19,6 +21,8 @@ from ..engine.errors import EngineError, shortened
 from .errors import ErrorReply, HTTPError, reply_to
 
 MESSAGES_PATH = "/v1/messages"
+OLLAMA_FOLDER = "/api/"
+TGI_PATHS = ("/generate", "/generate_stream", "/", "/info")
 
 HANDLED = (EngineError, RequestValidationError, HTTPException)
 """Errors that a route may raise; any other one is a bug."""
@@ -45,6 +49,31 @@ def speaks_anthropic(path: str) -> bool:
     return path == MESSAGES_PATH or path.startswith(MESSAGES_PATH + "/")
 
 
+def speaks_ollama(path: str) -> bool:
+    """Whether the path belongs to Ollama's protocol."""
+    return path.startswith(OLLAMA_FOLDER)
+
+
+def speaks_tgi(path: str) -> bool:
+    """Whether the path belongs to the protocol of Text Generation Inference."""
+    return path in TGI_PATHS
+
+
+def ollama_body(reply: ErrorReply) -> bytes:
+    """Serialize an error as Ollama does, with code and field of ours beside it."""
+    return orjson.dumps({"error": reply.message, "code": reply.code, "param": reply.param, **reply.details})
+
+
+def tgi_body(reply: ErrorReply) -> bytes:
+    """Serialize an error as Text Generation Inference does, with code and field of ours beside it."""
+    kind = "generation" if reply.status >= 500 else "validation"
+    if reply.status in (429, 503):
+        kind = "overloaded"
+    return orjson.dumps(
+        {"error": reply.message, "error_type": kind, "code": reply.code, "param": reply.param, **reply.details}
+    )
+
+
 def anthropic_body(reply: ErrorReply, request_id: str) -> bytes:
     """Serialize an error in Anthropic's shape."""
     default = "api_error" if reply.status >= 500 else "invalid_request_error"
@@ -63,7 +92,13 @@ def anthropic_body(reply: ErrorReply, request_id: str) -> bytes:
 def error_response(reply: ErrorReply, scope: Scope) -> Response:
     """Return the response to a request with this scope, and note the error's code for the log and the metrics."""
     scope["state"]["facts"].error = reply.word
-    if not speaks_anthropic(scope["path"]):
+    path = scope["path"]
+    if speaks_ollama(path):
+        return Response(ollama_body(reply), reply.status, dict(reply.headers), "application/json")
+    if speaks_tgi(path):
+        status = 422 if reply.status == 400 else reply.status
+        return Response(tgi_body(reply), status, dict(reply.headers), "application/json")
+    if not speaks_anthropic(path):
         return reply.response()
     if reply.code in ("server_overloaded", "shutting_down"):
         reply = replace(reply, status=_OVERLOADED)

@@ -65,6 +65,9 @@ class SimulatedWorker:
     rope_switch = ENDLESS
     overlaps = False
 
+    def close(self) -> None:
+        """Nothing computes beside it."""
+
     def free_memory(self) -> None:
         pass
 

@@ -95,6 +95,13 @@ class EngineConfig:
         group="model",
     )
     device: str = option("auto", "auto: cuda if there is one, else cpu.", choices=("auto", "cpu", "cuda"))
+    tensor_parallel_size: int = option(
+        1,
+        "Devices that compute one model together, each with a shard of its weights and KV; on a CPU processes. For "
+        "dense models; see docs/tensor-parallel.md. Memory, threads and adapter slots are those of each.",
+        low=1,
+        high=64,
+    )
     load_format: str = option(
         "auto", "dummy: random weights in the model's shape.", choices=("auto", "dummy"), group="model"
     )
@@ -161,6 +168,13 @@ class EngineConfig:
         "GiB of the host's memory for KV that a GPU's pool has no room for. Not on a CPU, whose pool is the host's "
         "memory: see --kv-cache-memory.",
         low=0.001,
+        high=1 << 20,
+    )
+    kv_peer_gib: float | None = option(
+        None,
+        "Most GiB of KV that a replica of a fleet has fetched from others ahead of its use: a prompt whose prefix "
+        "another one has is copied, not computed again. 0 for none. Default: 0.5 with several replicas.",
+        low=0,
         high=1 << 20,
     )
     speculative_config: str = option(
@@ -285,12 +299,33 @@ class EngineConfig:
         check_options(self)
         self._check_adapters()
         self._check_tiers()
+        self._check_ranks()
         _ = self.speculative, self.target_itl
         if self.most_tokens < self.most_seqs:
             raise ConfigError(
                 f"--max-num-batched-tokens ({self.most_tokens}) must be at least --max-num-seqs "
                 f"({self.most_seqs}): every running sequence needs one token a step."
             )
+
+    def _check_ranks(self) -> None:
+        """Check that no option asks several ranks for what one alone computes."""
+        if self.tensor_parallel_size == 1:
+            return
+        weights = self.quantization not in (None, "widened")
+        found = {
+            f"--quantization {self.quantization}": weights,
+            "--model-impl transformers": self.model_impl == "transformers",
+            "--kv-disk": self.kv_disk is not None,
+            "--kv-host-gib": self.kv_host_gib is not None,
+            "--batch-invariant": self.batch_invariant,
+            f"method {self.speculative.method} of --speculative-config": self.speculative.needs_weights,
+        }
+        for what, is_set in found.items():
+            if is_set:
+                raise ConfigError(
+                    f"--tensor-parallel-size {self.tensor_parallel_size}: {what} is computed by one rank alone. Leave "
+                    "one of them out."
+                )
 
     def _check_tiers(self) -> None:
         if (self.kv_disk or self.kv_host_gib) and not self.enable_prefix_caching:
@@ -319,6 +354,11 @@ class EngineConfig:
                 f"--max-cpu-loras ({self.max_cpu_loras}) must be at least --max-loras ({self.max_loras}): what is on "
                 "the device is kept on the host too."
             )
+
+
+def config_of_json(values: dict[str, Any]) -> EngineConfig:
+    """Return the options that were written as JSON, which has lists in place of tuples."""
+    return EngineConfig(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
 
 
 def _named_adapter(module: str) -> tuple[str, str]:

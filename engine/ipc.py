@@ -13,6 +13,8 @@ MAX_FRAME = 1 << 28
 LIVENESS_SECONDS = 0.25
 """Between two signs of life."""
 _LENGTH = 4
+_READ = 1 << 20
+_MOST_READS = 32  # in a row, after which the engine computes a step
 _LIVENESS = 8  # less than PIPE_BUF: a sign is written whole or not at all
 
 
@@ -81,10 +83,21 @@ class Channel:
             self._socket.sendall(self._unsent)
 
     def _read(self) -> list[bytes]:
-        data = self._socket.recv(1 << 20)
-        if not data:
-            raise ConnectionError("the other side closed the channel")
-        return self._reader.feed(data)
+        """Return the frames that are here. More than fills the socket is read, as KV of another replica is large."""
+        payloads: list[bytes] = []
+        for _ in range(_MOST_READS):
+            try:
+                data = self._socket.recv(_READ)
+            except BlockingIOError:
+                break
+            if not data:
+                if payloads:  # the end is seen again by the next read
+                    break
+                raise ConnectionError("the other side closed the channel")
+            payloads += self._reader.feed(data)
+            if len(data) < _READ:
+                break
+        return payloads
 
     def _flush(self) -> None:
         try:

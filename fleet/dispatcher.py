@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import math
 import random
+from array import array
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -30,10 +31,13 @@ from ..engine.messages import (
     AdapterChanged,
     Done,
     Failed,
+    FetchKv,
     ForgetTokens,
     Heartbeat,
+    KvBlocks,
     Message,
     PrepareGrammar,
+    ReadKv,
     Ready,
     Submit,
     TokenOut,
@@ -41,11 +45,14 @@ from ..engine.messages import (
     failure_of,
 )
 from ..engine.types import Priority
+from ..engine.weighted_adapters import names_in, renamed
 from .frame_order import FrameGap, FrameOrder
 from .journal import Journal, JournalEntry, aborted, given_up, is_loss
 from .placement.grammar_index import grammar_key
-from .placement.prefix_chain import KvScope, prefix_chain
-from .placement.replica_table import ReplicaInfo, ReplicaTable
+from .placement.prefix_chain import BLOCK, KvScope, prefix_chain
+from .placement.replica_table import BOTH, DECODE, PREFILL, ReplicaInfo, ReplicaTable
+from .placement.routing import Route
+from .transfer_table import TransferTable
 
 MOST_DEATHS = 3
 """Replicas lost in a row with a sequence that got no token; then it fails."""
@@ -70,6 +77,9 @@ class DispatcherLimits:
         quiet_seconds: without a loss after which a moment of losses is over.
         adapter_slots: adapters that a replica holds on its device.
         adapter_load_seconds: that a load takes.
+        most_transfers: copies of KV from one replica to another at one time; what is beyond is computed.
+        least_fetched: tokens that another replica has more of a prompt than the one that gets it, to be copied.
+        least_prefill: tokens that a prompt lacks where it is answered, to be computed by a replica for prompts.
     """
 
     most_replicas: int = 64
@@ -80,6 +90,9 @@ class DispatcherLimits:
     quiet_seconds: float = 1.0
     adapter_slots: int = 4
     adapter_load_seconds: float = 0.5
+    most_transfers: int = 16
+    least_fetched: int = 128
+    least_prefill: int = 256
 
     @property
     def silent_seconds(self) -> float:
@@ -100,6 +113,14 @@ class LostReplicas:
     names: list[str] = field(default_factory=list)
     last: float = -math.inf
     count: int = 0
+
+
+@dataclass(slots=True)
+class DispatcherOutbox:
+    """Messages that nobody has taken yet: for replicas, by their names, and for clients."""
+
+    sent: list[tuple[str, Message]] = field(default_factory=list)
+    delivered: list[Message] = field(default_factory=list)
 
 
 class Dispatcher:
@@ -123,9 +144,10 @@ class Dispatcher:
         self._versions: dict[str, str] = {}
         self._base_digest = ""
         self._texts: dict[str, TokenTexts] = {}  # by vocabulary
-        self._seeds = random.Random(seed % (1 << 64))  # as in the engine core
-        self._sent: list[tuple[str, Message]] = []
-        self._delivered: list[Message] = []
+        # Seeds of sequences that name none. They are drawn here, so that a replay on another replica draws the same.
+        self._seeds = random.Random(seed % (1 << 64))
+        self._out = DispatcherOutbox()
+        self._transfers = TransferTable(limits.most_transfers)
         self._lost = LostReplicas()
         self.num_replays = 0
 
@@ -167,11 +189,11 @@ class Dispatcher:
         self._texts.pop(message.vocabulary, None)
         if isinstance(message, TokenTexts):
             self._texts[message.vocabulary] = message
-        self._sent += [(name, message) for name in self.replicas]
+        self._out.sent += [(name, message) for name in self.replicas]
 
     def name_adapter(self, name: str, version: str | None) -> None:
         """Let an adapter's name stand for a version from now on, None for itself. Open sequences keep theirs."""
-        self._delivered.append(AdapterChanged(name, None))
+        self._out.delivered.append(AdapterChanged(name, None))
         if version is None:
             self._versions.pop(name, None)
         else:
@@ -206,22 +228,23 @@ class Dispatcher:
                 continue
             entry.aborted = True
             if entry.replica is not None:
-                self._sent.append((entry.replica, Abort((entry.number,))))
+                self._out.sent.append((entry.replica, Abort((entry.number,))))
             else:
                 self._end(entry, aborted(entry))
 
-    def join(self, name: str, ready: Ready, now: float, lacking: Iterable[str] = ()) -> None:
+    def join(self, name: str, ready: Ready, now: float, lacking: Iterable[str] = (), role: str = BOTH) -> None:
         """Add a replica, whose name no other one ever had; sequences that wait for one go there.
 
         Args:
             lacking: versions of adapters that it cannot have, and gets no sequences of.
+            role: what it computes, as in ``ReplicaInfo``.
         """
         for version in lacking:
             self._lacking.setdefault(version, set()).add(name)
-        self._table.join(name, ready, now)
+        self._table.join(name, ready, now, role)
         self._base_digest = ready.base_digest  # of new sequences, as far as is known
         self._orders[name] = FrameOrder()
-        self._sent += [(name, texts) for texts in self._texts.values()]
+        self._out.sent += [(name, texts) for texts in self._texts.values()]
         self._place_held(now)
         self._prepare_grammars()
 
@@ -237,7 +260,24 @@ class Dispatcher:
             self._place_held(now)
 
     def is_drained(self, name: str) -> bool:
-        return not self._journal.on(name)
+        """Return whether a replica has no sequence, and nobody copies its KV, or is about to. Linear in sequences."""
+        if self._journal.on(name) or self._transfers.reads_from(name):
+            return False
+        copying = (each for each in self._journal if each.kv.source == name and each.replica is not None)
+        return not any(each.number in self.replicas[str(each.replica)].pending for each in copying)
+
+    def hand_over(self, name: str, now: float) -> None:
+        """Let the sequences of a replica that drains go on elsewhere, while their KV can be copied from it.
+
+        Those that nobody else can go on with now stay.
+        """
+        info = self.replicas.get(name)
+        for entry in self._journal.on(name) if info is not None and info.draining else ():
+            others = (each for each in self.replicas.values() if not each.draining)
+            if any(each.ready.base_digest == info.ready.base_digest for each in others) and not entry.aborted:
+                entry.kv.decoder = ""
+                self.num_replays += 1
+                self._move(entry, now)
 
     def leave(self, name: str, now: float) -> None:
         """Give up a replica: its sequences go on elsewhere. Ignored if it is gone."""
@@ -267,6 +307,7 @@ class Dispatcher:
         """Forget a replica. Returns the sequences that it had."""
         self._table.leave(name)
         del self._orders[name]
+        self._out.sent += self._transfers.leave(name)
         self._suspects.pop(name, None)
         self._lacking = {version: left for version, names in self._lacking.items() if (left := names - {name})}
         return self._journal.lift(name)
@@ -285,6 +326,8 @@ class Dispatcher:
             for message in frame:
                 if name in self.replicas:
                     self._take(info, message, now)
+        if info.role == PREFILL and name in self.replicas:
+            self._hand_on(info, now)
 
     def hear(self, name: str, now: float) -> None:
         """Note a sign of life of a replica beside its frames."""
@@ -307,12 +350,12 @@ class Dispatcher:
 
     def take_sent(self) -> list[tuple[str, Message]]:
         """Return messages for replicas, by their names, since the last call."""
-        sent, self._sent = self._sent, []
+        sent, self._out.sent = self._out.sent, []
         return sent
 
     def take_delivered(self) -> list[Message]:
         """Return messages for clients since the last call."""
-        delivered, self._delivered = self._delivered, []
+        delivered, self._out.delivered = self._out.delivered, []
         return delivered
 
     def take_lost(self) -> list[str]:
@@ -333,13 +376,15 @@ class Dispatcher:
     def _complete(self, submit: Submit) -> Submit:
         """Settle what must be the same on every replica: the seed, and the version that the adapter's name means."""
         seed = self._seeds.getrandbits(63) if submit.params.seed is None else submit.params.seed
-        adapter = submit.adapter if submit.adapter is None else self._versions.get(submit.adapter, submit.adapter)
+        adapter = submit.adapter
+        if adapter is not None:
+            adapter = renamed(adapter, lambda name: self._versions.get(name, name))
         return replace(submit, params=replace(submit.params, seed=seed), adapter=adapter)
 
     def _place(self, entry: JournalEntry, now: float) -> bool:
         """Send a sequence to a replica, or hold it while there is none. Returns whether it waits no more."""
         submit = entry.submit
-        lacking: Collection[str] = self._lacking.get(submit.adapter or "", ())
+        lacking = self._without(submit.adapter)
         if lacking and all(info.draining or name in lacking for name, info in self.replicas.items()):
             text = "The adapter's files are gone, or have changed since it was loaded: load it again."
             self._end(entry, failure_of(submit.id, AdapterUnavailable(text)))
@@ -350,16 +395,7 @@ class Dispatcher:
             self._held.setdefault(submit.id, (entry, now))
             return False
         chain, num_tokens = self._chain(entry), len(submit.tokens) + len(entry.generated)
-        info, route = self._table.choose(
-            chain,
-            num_tokens,
-            adapter=submit.adapter,
-            grammar=entry.grammar,
-            base_digest=entry.base_digest,
-            heard_since=now - self._limits.silent_seconds,
-            excluded={*self._suspects, *lacking} if lacking else self._suspects,
-            is_replay=entry.losses.in_all > 0,
-        )
+        info, route = self._choose(entry, chain, self._role(entry, chain, num_tokens), now)
         is_silent = info is not None and now - info.heard > self._limits.silent_seconds
         if info is None or (entry.losses.in_all and is_silent) or (is_careful and info.heard <= self._lost.last):
             self._held.setdefault(submit.id, (entry, now))
@@ -369,10 +405,94 @@ class Dispatcher:
             self._suspects[info.name] = entry
         sent = self._journal.place(entry, info.name, info.ready.base_digest)
         entry.is_late = is_silent
-        self._table.place(info, entry.number, chain, num_tokens - route.num_cached, submit.adapter, entry.grammar)
-        self._sent.append((info.name, sent))
+        entry.kv.source, num_cached = self._source(chain, num_tokens, info, route.num_cached, now)
+        self._table.place(info, entry.number, chain, num_tokens - num_cached, submit.adapter, entry.grammar)
+        self._out.sent.append((info.name, replace(sent, peer_tokens=num_cached) if entry.kv.source else sent))
+        if info.role == PREFILL and not entry.generated:
+            entry.kv.cached = min(num_cached, len(submit.tokens))  # until it says so itself
+            self._push(entry, info, chain, now)
         self._prepare_grammar(entry)
         return True
+
+    def _role(self, entry: JournalEntry, chain: Sequence[int], num_tokens: int) -> str:
+        """Return what a sequence needs next: a prompt that lacks few tokens is computed where it is answered."""
+        is_short = num_tokens - self._table.num_decoding(chain) < self._limits.least_prefill
+        return DECODE if entry.generated or is_short else PREFILL
+
+    def _choose(
+        self, entry: JournalEntry, chain: Sequence[int], role: str, now: float
+    ) -> tuple[ReplicaInfo | None, Route]:
+        """Return the replica for a sequence: the one that was chosen to go on with it, while it can.
+
+        Those of other roles get it where there is no one else.
+        """
+        submit, excluded = entry.submit, {*self._suspects, *self._without(entry.submit.adapter)}
+        names = self.replicas.keys()
+        wrong = self._table.without(role)
+        decoder = self.replicas.get(entry.kv.decoder)
+        if role == DECODE and decoder is not None and not decoder.draining and decoder.name not in excluded:
+            wrong = frozenset(names - {decoder.name})
+        for others in (wrong, frozenset[str]()):
+            info, route = self._table.choose(
+                chain,
+                len(submit.tokens) + len(entry.generated),
+                adapter=submit.adapter,
+                grammar=entry.grammar,
+                base_digest=entry.base_digest,
+                heard_since=now - self._limits.silent_seconds,
+                excluded=excluded | others,
+                is_replay=entry.losses.in_all > 0,
+            )
+            if info is not None:
+                break
+        return info, route
+
+    def _push(self, entry: JournalEntry, info: ReplicaInfo, chain: Sequence[int], now: float) -> None:
+        """Have the KV of a prompt sent to the replica that goes on with it, while it is being computed."""
+        decoder, route = self._choose(entry, chain, DECODE, now)
+        if decoder is None or decoder.role == PREFILL:
+            return
+        entry.kv.decoder = decoder.name
+        ticket = self._transfers.begin(info.name, decoder.name, 0)
+        if ticket is not None:
+            entry.kv.push = ticket
+            first = route.num_cached // info.ready.page_size
+            self._out.sent.append((info.name, ReadKv(ticket, None, array("i"), first, entry.number)))
+
+    def _hand_on(self, info: ReplicaInfo, now: float) -> None:
+        """Let sequences whose prompt is computed go on where answers are."""
+        for entry in self._journal.on(info.name):
+            if not entry.generated or entry.aborted or info.name not in self._table.without(DECODE):
+                continue
+            decoder, _ = self._choose(entry, self._chain(entry), DECODE, now)
+            if decoder is not None and decoder.role != PREFILL:
+                self._move(entry, now)
+
+    def _move(self, entry: JournalEntry, now: float) -> None:
+        """Let a sequence go on on another replica, which copies its KV from the one that it leaves."""
+        assert entry.replica is not None
+        info, number = self.replicas[entry.replica], entry.number
+        self._journal.move(entry)
+        self._acquit(info, entry, now)
+        self._table.ended(info, number)
+        self._table.prefixes.add(info.slot, self._chain(entry))
+        self._out.sent.append((info.name, Abort((number,))))
+        self._place(entry, now)
+
+    def _source(
+        self, chain: Sequence[int], num_tokens: int, info: ReplicaInfo, num_cached: int, now: float
+    ) -> tuple[str, int]:
+        """Return who has more of a prompt than its replica, and how many tokens; "" and those of its own for nobody."""
+        holder, num_held = self._table.holder(chain, info, now - self._limits.silent_seconds)
+        if holder is None or num_held < num_cached + self._limits.least_fetched:
+            return "", num_cached
+        return holder.name, min(num_held + BLOCK - 1, num_tokens)  # what it has of the block behind is not known here
+
+    def _without(self, adapter: str | None) -> Collection[str]:
+        """Return the replicas that cannot have an adapter, or one of those that are combined."""
+        if adapter is None or not self._lacking:
+            return ()
+        return {replica for name in names_in(adapter) for replica in self._lacking.get(name, ())}
 
     def _prepare_grammars(self) -> None:
         """Have the grammars of all open sequences compiled on as many replicas as should have them."""
@@ -386,7 +506,7 @@ class Dispatcher:
         standby = self._table.standby(entry.grammar, entry.base_digest)
         if standby is not None:
             self._table.grammars.add(standby.slot, entry.grammar)
-            self._sent.append(
+            self._out.sent.append(
                 (standby.name, PrepareGrammar(*entry.submit.grammar, entry.submit.vocabulary, entry.submit.tenant))
             )
 
@@ -419,7 +539,7 @@ class Dispatcher:
         """End a sequence that is on no replica."""
         self._held.pop(entry.submit.id, None)
         self._journal.close(entry)
-        self._delivered.append(message)
+        self._out.delivered.append(message)
 
     def _take(self, info: ReplicaInfo, message: Message, now: float) -> None:
         if isinstance(message, TokenOut):  # most messages are
@@ -428,14 +548,34 @@ class Dispatcher:
         elif isinstance(message, Heartbeat):
             self._table.beat(info, message.stats)
             self._journal.take_waiting(info.name, message.waiting)
-        elif isinstance(message, (Done, Failed)) and (entry := self._journal.find(info.name, message.id)) is not None:
-            self._take_end(info, entry, message, now)
+        elif isinstance(message, FetchKv):
+            self._fetch(info, message)
+        elif isinstance(message, KvBlocks):
+            if (forwarded := self._transfers.forward(info.name, message)) is not None:
+                self._out.sent.append(forwarded)
+        elif isinstance(message, (Done, Failed)):
+            if (entry := self._journal.find(info.name, message.id)) is not None:
+                self._take_end(info, entry, message, now)
+            elif isinstance(message, Done):
+                self._journal.take_left(info.name, message)
+
+    def _fetch(self, info: ReplicaInfo, message: FetchKv) -> None:
+        """Ask the replica that has it for KV that a sequence waits for, or say that there is none."""
+        entry = self._journal.find(info.name, message.id)
+        if entry is not None and self._transfers.adopt(entry.kv.push, info.name, message.id):
+            return
+        source = entry.kv.source if entry is not None else ""
+        ticket = self._transfers.begin(source, info.name, message.id) if source in self.replicas else None
+        if ticket is None:
+            self._out.sent.append((info.name, KvBlocks(message.id, (), is_last=True)))
+        else:
+            self._out.sent.append((source, ReadKv(ticket, message.path, message.tokens, message.first)))
 
     def _take_tokens(self, info: ReplicaInfo, entry: JournalEntry, message: TokenOut, now: float) -> None:
         num_generated = len(entry.generated)
         said = self._journal.take_tokens(entry, message, info.ready.base_digest)
         if said is not None:
-            self._delivered.append(said)
+            self._out.delivered.append(said)
         if len(entry.generated) == num_generated:
             return
         self._table.begun(info, entry.number)
@@ -452,7 +592,7 @@ class Dispatcher:
             self.leave(info.name, now)
             return
         number = entry.number
-        self._delivered.append(self._journal.take_end(entry, message, now))
+        self._out.delivered.append(self._journal.take_end(entry, message, now))
         self._table.ended(info, number)
         if isinstance(message, Done):  # the next call of a conversation finds its answer there
             self._table.prefixes.add(info.slot, self._chain(entry))

@@ -20,6 +20,7 @@ from ..engine.messages import ForgetTokens, Heartbeat, Message, Ready, Submit, T
 from ..engine.serving.replica_status import FleetStatus, ReplicaStatus
 from ..engine.snapshot import EngineSnapshot
 from ..engine.types import AdapterInfo
+from ..engine.weighted_adapters import names_in
 from .dispatcher import Dispatcher, DispatcherLimits
 from .fleet_adapters import FleetAdapters, first_of
 from .replica_client import ReplicaClient, send
@@ -30,6 +31,8 @@ from .scaling.autoscaling import AutoscalePolicy, Autoscaler, FleetLoad
 TICK_SECONDS = 0.25
 DRAIN_SECONDS = 30.0
 """Seconds that sequences of a replica that drains get to end there."""
+HAND_OVER_SECONDS = 10.0
+"""Seconds more in which the KV of those that have not ended is copied to where they go on."""
 MOST_FAILED_STARTS = 3
 """Starts of replicas that fail in a row, without one that serves, after which the fleet is dead."""
 RESUME_SECONDS = 2.0
@@ -48,6 +51,7 @@ class Fleet:
         limits: of the dispatcher.
         seed: of the seeds of requests without one.
         policy: of how many replicas there should be; None for always the same number.
+        roles: of the replicas, as in ``ReplicaInfo``; none for replicas that compute all.
 
     Attributes:
         on_frame, on_heartbeat, on_death, death: as of ``EngineClient``; the fleet dies when no replica can be started.
@@ -61,11 +65,12 @@ class Fleet:
         *,
         seed: int = 0,
         policy: AutoscalePolicy | None = None,
+        roles: Sequence[str] = (),
     ) -> None:
         self._launcher = launcher
         self._count = count
         self._dispatcher = Dispatcher(limits or DispatcherLimits(), seed)
-        self._roster = ReplicaRoster()
+        self._roster = ReplicaRoster(roles)
         self._adapters = FleetAdapters(self._roster, self._dispatcher)
         self._autoscaler = None if policy is None else Autoscaler(policy)
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -191,7 +196,8 @@ class Fleet:
         """
         if not self.is_alive:
             raise EngineDead("The engine is not running." if self.death is None else str(self.death))
-        self._adapters.check_public({submit.adapter for submit in submits if submit.adapter is not None})
+        adapters = {submit.adapter for submit in submits if submit.adapter is not None}
+        self._adapters.check_public({name for adapter in adapters for name in names_in(adapter)})
         now = time.monotonic()
         self._dispatcher.submit(submits, now)
         if self._count == 0:
@@ -260,11 +266,12 @@ class Fleet:
     def _join(self, client: ReplicaClient, ready: Ready, lacking: frozenset[str] = frozenset()) -> None:
         """Let a started replica take sequences, but for those of adapters that it lacks."""
         now = time.monotonic()
-        name = self._roster.add(client, now).name
+        member = self._roster.add(client, now)
+        name = member.name
         client.on_frame = partial(self._take, name)
         client.on_heartbeat = partial(self._beat, name)
         client.on_death = partial(self._lose, name)
-        self._dispatcher.join(name, ready, now, lacking)
+        self._dispatcher.join(name, ready, now, lacking, member.role)
         self._pump()
 
     def _take(self, name: str, messages: list[Message]) -> None:
@@ -338,10 +345,17 @@ class Fleet:
         return self._count - len(self._roster.serving) - len(self._starts)
 
     def _stop_drained(self, now: float) -> None:
-        """Stop replicas that drain and have no sequence; those that have had their time go on elsewhere."""
+        """Stop replicas that drain and have no sequence; those that have had their time go on elsewhere.
+
+        Such a replica is stopped once their KV is copied, or could have been.
+        """
         for member in self._roster:
             until = member.drains_until
-            if until is not None and (self._dispatcher.is_drained(member.name) or now >= until):
+            if until is None:
+                continue
+            if now >= until:
+                self._dispatcher.hand_over(member.name, now)
+            if self._dispatcher.is_drained(member.name) or now >= until + HAND_OVER_SECONDS:
                 self._num_drained += 1
                 self._dispatcher.retire(member.name, now)
                 self._run(self._launcher.stop(self._let_go(member.name)))
@@ -362,6 +376,7 @@ class Fleet:
             member.client.silent_seconds,
             self._adapters.public_names(info.adapters),
             member.client.stats,
+            member.role,
         )
 
     async def _start_another(self) -> None:

@@ -30,7 +30,7 @@ class FleetAdapters:
         self._last_seen: dict[str, AdapterInfo] = {}  # by version, of replicas that are gone
 
     def begin(self, infos: Iterable[AdapterInfo]) -> None:
-        """Take the adapters that the operator has named."""
+        """Record the adapters of the command line as loaded versions: every replica starts with them."""
         for info in infos:
             self._versions.add(LoadedVersion(info.name, info.name, info.path, True, info.digest, info.loaded))
 

@@ -15,6 +15,7 @@ class FleetOptions:
         ray_address: of the Ray cluster that places the replicas: ``local``, ``auto`` or HOST:PORT; None without Ray.
         silence_seconds: without a sign of life, after which a replica counts as hung.
         watchdog_timeout: seconds that one step may take.
+        roles: of the replicas, as many as there are: prefill, decode or both; none where all compute all.
     """
 
     replicas: int
@@ -22,6 +23,7 @@ class FleetOptions:
     ray_address: str | None
     silence_seconds: float
     watchdog_timeout: float
+    roles: tuple[str, ...] = ()
 
     @property
     def most_replicas(self) -> int:

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from ..engine.errors import CapacityError, EngineError
 from ..engine.messages import Done, Failed, Submit, TokenOut, failure_of
 from ..engine.types import FinishReason, Usage
+from ..engine.weighted_adapters import names_in
 
 _ENTRY_BYTES = 2048  # of an entry beside its tokens, about
 _TOKEN_BYTES = 4
@@ -42,6 +43,25 @@ class Losses:
     is_careful: bool = False
 
 
+@dataclass(slots=True)
+class KvPlan:
+    """Where KV of a sequence is beside its replica. Written by ``Dispatcher``.
+
+    Attributes:
+        source: another replica that has KV of it; "" for none.
+        decoder: replica that goes on with it once its prompt is computed, and gets its KV meanwhile; "" for none.
+        push: number of the transfer that brings it there.
+        cached: tokens of its prompt that were cached where it was computed; None for what its last replica says.
+        moved: whether it was moved from the replica that computed its prompt.
+    """
+
+    source: str = ""
+    decoder: str = ""
+    push: int = 0
+    cached: int | None = None
+    moved: bool = False
+
+
 @dataclass(slots=True, eq=False)
 class JournalEntry:
     """One sequence. Written by ``Journal``; the priority and the grammar and all from ``aborted`` on by ``Dispatcher``.
@@ -61,6 +81,7 @@ class JournalEntry:
         began: when its first token came; None before that.
         waits: its replica has said that no step computes it: it waits in the queue, or for its grammar.
         is_late: its replica was silent already when it came there: it is not the reason if that is lost.
+        kv: where its KV is.
     """
 
     submit: Submit
@@ -77,6 +98,7 @@ class JournalEntry:
     began: float | None = None
     waits: bool = False
     is_late: bool = False
+    kv: KvPlan = field(default_factory=KvPlan)
 
     @property
     def num_bytes(self) -> int:
@@ -102,6 +124,9 @@ class Journal:
         self._numbers = itertools.count(1)
         self._entries: dict[int, JournalEntry] = {}
         self._placed: dict[str, dict[int, JournalEntry]] = {}
+        self._left: dict[
+            tuple[str, int], JournalEntry
+        ] = {}  # by the replica and the number before, until its end there
         self.num_bytes = 0
 
     def __len__(self) -> int:
@@ -119,8 +144,9 @@ class Journal:
         return list(self._placed.get(replica, {}).values())
 
     def uses_adapter(self, version: str) -> bool:
-        """Return whether an open sequence has an adapter. Linear in their number."""
-        return any(entry.submit.adapter == version for entry in self._entries.values())
+        """Return whether an open sequence has an adapter, alone or among others. Linear in their number."""
+        asked = (entry.submit.adapter for entry in self._entries.values())
+        return any(adapter is not None and version in names_in(adapter) for adapter in asked)
 
     def open(self, submit: Submit) -> JournalEntry:
         """Begin a sequence. CapacityError if the journal is full, ValueError for a number that is open."""
@@ -153,7 +179,23 @@ class Journal:
         entries = list(self._placed.pop(replica, {}).values())
         for entry in entries:
             entry.replica = None
+        for place in [place for place in self._left if place[0] == replica]:
+            del self._left[place]
         return entries
+
+    def move(self, entry: JournalEntry) -> None:
+        """Take one sequence from its replica."""
+        assert entry.replica is not None
+        del self._placed[entry.replica][entry.number]
+        if not entry.kv.moved:
+            self._left[entry.replica, entry.number] = entry
+        entry.replica, entry.kv.moved = None, True
+
+    def take_left(self, replica: str, message: Done) -> None:
+        """Record what a replica says at the end of a sequence that was taken from it, and was not lost."""
+        entry = self._left.pop((replica, message.id), None)
+        if entry is not None:
+            entry.kv.cached = message.usage.cached
 
     def find(self, replica: str, number: int) -> JournalEntry | None:
         """Return the sequence with a number of a replica; None if it is there no more."""
@@ -184,6 +226,8 @@ class Journal:
         """
         self.close(entry)
         said = replace(message, id=entry.submit.id)
+        if isinstance(said, Done) and entry.kv.cached is not None:
+            said = replace(said, usage=replace(said.usage, cached=entry.kv.cached))
         if isinstance(said, Done) and said.stats is not None and entry.losses.in_all and entry.began is not None:
             return replace(said, stats=replace(said.stats, decode=now - entry.began))
         return said

@@ -22,6 +22,9 @@ from .scaling.autoscaling import AutoscalePolicy
 LEAST_UTILIZATION = 0.05
 """Lower bound of ``--gpu-memory-utilization``."""
 
+PEER_GIB = 0.5
+"""GiB of KV that a replica holds of others, where ``--kv-peer-gib`` does not say."""
+
 START_SECONDS = 600.0
 """That sequences wait for a replica, as one that starts loads the model first."""
 
@@ -38,8 +41,8 @@ def local_fleet(config: EngineConfig, path: Path, options: FleetOptions, num_eng
     policy, count = policy_of(config, options), options.replicas
     if policy is not None:
         count = max(1, policy.least)  # what the model needs is known from one that runs
-    launcher = _launcher(config, path, options, num_engines)
-    return Fleet(launcher, count, limits_of(config, options), seed=config.seed, policy=policy)
+    launcher = _launcher(with_peers(config, options), path, options, num_engines)
+    return Fleet(launcher, count, limits_of(config, options), seed=config.seed, policy=policy, roles=options.roles)
 
 
 def _launcher(config: EngineConfig, path: Path, options: FleetOptions, num_engines: int) -> ReplicaLauncher:
@@ -79,6 +82,13 @@ def limits_of(config: EngineConfig, options: FleetOptions) -> DispatcherLimits:
         heartbeat_seconds=options.silence_seconds,
         adapter_slots=config.max_loras,
     )
+
+
+def with_peers(config: EngineConfig, options: FleetOptions) -> EngineConfig:
+    """Return the options of a replica that copies KV from others, where there are others."""
+    if config.kv_peer_gib is not None or options.most_replicas < 2:
+        return config
+    return replace(config, kv_peer_gib=PEER_GIB)
 
 
 def shared_config(config: EngineConfig, replicas: int, num_cores: int) -> EngineConfig:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from ..engine.errors import EngineDead
-from ..engine.messages import Abort, ForgetTokens, Message, PrepareGrammar, Submit, TokenTexts
+from ..engine.messages import Abort, ForgetTokens, KvBlocks, Message, PrepareGrammar, ReadKv, Submit, TokenTexts
 from ..engine.serving.engine_like import EngineLike
 
 
@@ -28,6 +28,10 @@ class ReplicaClient(EngineLike, Protocol):
         """Compile a grammar ahead of sequences that may come."""
         ...
 
+    def carry(self, messages: Sequence[ReadKv | KvBlocks]) -> None:
+        """Ask for KV for another replica, or hand over that of another one."""
+        ...
+
 
 def send(client: ReplicaClient, messages: Sequence[Message]) -> None:
     """Send messages to a replica; one that has just died is given up by its ``on_death``."""
@@ -37,8 +41,12 @@ def send(client: ReplicaClient, messages: Sequence[Message]) -> None:
         for message in messages:
             if isinstance(message, (TokenTexts, ForgetTokens)):
                 client.describe_tokens(message)
+        if blocks := [message for message in messages if isinstance(message, KvBlocks)]:
+            client.carry(blocks)
         if submits:
             client.submit(submits)
+        if reads := [message for message in messages if isinstance(message, ReadKv)]:
+            client.carry(reads)
         for message in messages:
             if isinstance(message, PrepareGrammar):
                 client.prepare_grammar(message)

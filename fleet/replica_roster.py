@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from .adapter_versions import BusyAdapters
 from .fleet_stats import FleetStats
+from .placement.replica_table import BOTH
 from .replica_client import ReplicaClient
 
 
@@ -17,6 +19,7 @@ class Member:
 
     Attributes:
         name: unique, also among those that are gone.
+        role: what it computes, as in ``ReplicaInfo``.
         index: the lowest that no other one has: the label ``engine`` of its metrics.
         joined: when it began to serve, in seconds of the monotonic clock.
         num_frames: that have come from it.
@@ -28,6 +31,7 @@ class Member:
     index: int
     client: ReplicaClient
     joined: float
+    role: str = BOTH
     num_frames: int = 0
     busy: BusyAdapters = ((), ())
     drains_until: float | None = None
@@ -36,11 +40,15 @@ class Member:
 class ReplicaRoster:
     """Members by name, in the order in which they joined.
 
+    Args:
+        roles: of replicas; those beyond them have no role of their own.
+
     Attributes:
         num_joined: in all.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, roles: Sequence[str] = ()) -> None:
+        self._roles = tuple(roles)
         self._members: dict[str, Member] = {}
         self._totals = FleetStats()
         self._numbers = itertools.count(1)
@@ -69,10 +77,15 @@ class ReplicaRoster:
         """Add a replica that has started. Returns it with a name that no other one ever had."""
         used = {member.index for member in self._members.values()}
         index = next(index for index in itertools.count() if index not in used)
-        member = Member(f"replica-{next(self._numbers)}", index, client, now)
+        member = Member(f"replica-{next(self._numbers)}", index, client, now, self._free_role())
         self._members[member.name] = member
         self.num_joined += 1
         return member
+
+    def _free_role(self) -> str:
+        """Return the first role that no replica has that takes new sequences."""
+        lacking = Counter(self._roles) - Counter(self._members[name].role for name in self.serving)
+        return next((role for role in self._roles if lacking[role]), BOTH)
 
     def remove(self, name: str) -> ReplicaClient:
         """Forget a replica, but for what it has counted; nothing more is heard of it. Returns its client."""

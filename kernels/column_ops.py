@@ -16,6 +16,8 @@ _LANES = 16
 def take_columns(runs: ColumnRuns, first: Tensor, second: Tensor | None = None) -> Tensor:
     """Copy runs of columns of [T, ...], or of two of one type, side by side: -> [T, *``runs.shape``].
 
+    Products with factors are made in fp32 and rounded once.
+
     Columns are the numbers of a token in their order, heads after heads.
 
     Raises:
@@ -28,11 +30,13 @@ def take_columns(runs: ColumnRuns, first: Tensor, second: Tensor | None = None) 
         return kernels.take_columns(runs, first, second)
     matrices = (first.flatten(1), None if second is None else second.flatten(1))
     parts = []
-    for index, column, count in runs.table.tolist():
+    factors = [None] * len(runs.table) if runs.factors is None else runs.factors.tolist()
+    for (index, column, count), factor in zip(runs.table.tolist(), factors, strict=True):
         matrix = matrices[index]
         if matrix is None or matrix.shape[1] < column + count:
             raise ValueError(f"matrix {index} lacks columns that are asked for: {column} to {column + count}")
-        parts.append(matrix[:, column : column + count])
+        part = matrix[:, column : column + count]
+        parts.append(part if factor is None else (part.float() * factor).to(part.dtype))
     return torch.cat(parts, dim=1).view(-1, *runs.shape)
 
 

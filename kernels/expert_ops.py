@@ -103,7 +103,7 @@ def sum_experts(y: Tensor, weights: Tensor | None, shared: Tensor | None = None,
     """``sum of weight * y + sigmoid(gate) * shared`` in fp32, rounded once.
 
     Args:
-        y: [T, k, H].
+        y: [T, k, H], or [T, H] of one result for each token.
         weights: [T, k] fp32; None for 1.
         shared: [T, H] of the type of y, results of the expert that all tokens share, or None.
         gate: [T, 1] fp32, logits of its weight; None for a weight of 1.

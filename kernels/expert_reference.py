@@ -53,7 +53,8 @@ def expert_activation(gate_up: Tensor, kind: ExpertActivation, weights: Tensor |
 
 
 def sum_experts(y: Tensor, weights: Tensor | None, shared: Tensor | None = None, gate: Tensor | None = None) -> Tensor:
-    """[T, k, H], [T, k], [T, H], [T, 1] -> [T, H]."""
+    """[T, k, H] or [T, H], [T, k], [T, H], [T, 1] -> [T, H]."""
+    y = y if y.dim() == 3 else y[:, None]
     total = (y.float() if weights is None else y.float() * weights[..., None]).sum(1)
     if shared is not None:
         total = total + (shared.float() if gate is None else gate.sigmoid() * shared.float())

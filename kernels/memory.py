@@ -64,7 +64,8 @@ def copy_pages(k: Tensor, v: Tensor | None, source: Sequence[int], target: Seque
         IndexError: a page or a count lies outside the cache.
     """
     _check_pages(k, source, target, count)
-    if kv_forms.has_scales(k.dtype):  # cells are not contiguous, and kernels take float32
+    if kv_forms.has_scales(k.dtype):
+        # The cells of a page with scales are not contiguous, so whole pages are copied, as float32 words.
         k, v = k.view(torch.float32), None if v is None else v.view(torch.float32)
         count = [k.shape[3]] * len(count)
     caches = (k,) if v is None else (k, v)

@@ -333,7 +333,7 @@ def gated_activation(gate_up: Tensor, kind: Activation) -> Tensor:
 
 
 def activation(x: Tensor, kind: Activation) -> Tensor:
-    """``act(x)``, computed in fp32: [T, I] -> [T, I]."""
+    """``act(x)``, computed in fp32: [T, I] -> [T, I], or [T, k, I] -> [T, k, I]."""
     return _activated(x, kind, gated=False)
 
 
@@ -341,6 +341,8 @@ def _activated(x: Tensor, kind: Activation, *, gated: bool) -> Tensor:
     if on_triton(x.device):
         from .triton import activation as gpu
 
+        if x.dim() > 2:
+            return _activated(x.flatten(0, 1), kind, gated=gated).view(x.shape)
         if gpu.takes(x):
             return gpu.gated_activation(x, kind) if gated else gpu.activation(x, kind)
     kernels = native_for(x)

@@ -28,6 +28,7 @@ from .prepare_factors import PreparedAdapter
 from .read_adapter import AdapterReader
 from .registry import AdapterRegistry, AdapterVersion
 from .safe_paths import check_name
+from .weighted_sum import SumPart
 
 T = TypeVar("T")
 
@@ -67,6 +68,7 @@ class _Load:
     public: str
     tenant: str
     check: AdapterCheck
+    parts: tuple[SumPart, ...] = ()
     future: Future[tuple[PreparedAdapter, str]] = field(default_factory=Future)
     wanted: bool = True
 
@@ -83,6 +85,7 @@ class AdapterPool:
         max_cpu_bytes: of adapters in host memory.
         patience: steps after which a waiting adapter gets a slot closed for it.
         max_own: slots of adapters that bring an embedding or a head; None for all.
+        bank: what takes adapters into slots; None for slots of the reader's layout.
 
     Attributes:
         registry: names and versions; callers read, pin and unpin.
@@ -100,9 +103,10 @@ class AdapterPool:
         max_cpu_bytes: int,
         patience: int,
         max_own: int | None = None,
+        bank: AdapterBank | None = None,
     ) -> None:
         self.registry = AdapterRegistry(max_adapters)
-        self.bank = AdapterBank(reader.layout, max_loras)
+        self.bank = AdapterBank(reader.layout, max_loras) if bank is None else bank
         self.cache = HostCache(max_cpu_bytes)
         self.slots = SlotPool(
             max_loras,
@@ -155,11 +159,25 @@ class AdapterPool:
         """
         check_name(name)
         self.registry.check_room(name, public)
-        if self._shares.left_for(tenant) < 1:
+        self._add(_Load(name, path, trusted, public, tenant, check))
+
+    def load_sum(self, name: str, parts: tuple[SumPart, ...], tokenizer: str, *, tenant: str = "") -> None:
+        """Start loading a weighted sum of loaded adapters under a name of its own; ``poll`` returns the result.
+
+        Args:
+            tokenizer: identity of the tokenizer of all parts.
+            tenant: whose share of the loads, and of the sums, it uses.
+
+        Raises:
+            AdapterLimit: too many adapters are being loaded, in all or for the tenant.
+        """
+        self._add(_Load(name, name, False, "", tenant, lambda adapter: tokenizer, parts))
+
+    def _add(self, load: _Load) -> None:
+        if self._shares.left_for(load.tenant) < 1:
             raise AdapterLimit(f"{len(self._loads)} adapters are being loaded: ask again later.")
-        self._shares.take(tenant)
-        load = _Load(name, path, trusted, public, tenant, check)
-        is_next = name not in self.loading
+        self._shares.take(load.tenant)
+        is_next = load.name not in self.loading
         self._loads.append(load)
         if is_next:  # those of one name end in order, and what waits for another load takes no turn and no memory
             self._begin(load)
@@ -212,12 +230,15 @@ class AdapterPool:
 
     def _begin(self, load: _Load) -> None:
         """Read an adapter as soon as its tenant has a turn."""
-        load.future = self._loader.submit(load.tenant, partial(self._read, load.path, load.check, load.trusted))
+        load.future = self._loader.submit(load.tenant, partial(self._read, load))
 
-    def _read(self, path: str, check: AdapterCheck, trusted: bool) -> tuple[PreparedAdapter, str]:
+    def _read(self, load: _Load) -> tuple[PreparedAdapter, str]:
         self._room.acquire()
-        adapter = self._reader.read(path, trusted=trusted)
-        return adapter, check(adapter)
+        if load.parts:
+            adapter = self._reader.read_sum(load.parts)
+        else:
+            adapter = self._reader.read(load.path, trusted=load.trusted)
+        return adapter, load.check(adapter)
 
     def _finish_load(self, load: _Load) -> LoadResult:
         self._room.release()
@@ -231,13 +252,18 @@ class AdapterPool:
                 )
             if not load.wanted:
                 raise AdapterError(f"The adapter {load.name!r} was unloaded while it was being loaded.", "name")
-            version = self.registry.add(
-                load.name, load.path, adapter, trusted=load.trusted, tokenizer=tokenizer, public=load.public
-            )
+            version = self._enter(load, adapter, tokenizer)
         except AdapterError as error:
             return LoadResult(load.name, None, error)
         self.cache.put(adapter)
         return LoadResult(load.name, version, None)
+
+    def _enter(self, load: _Load, adapter: PreparedAdapter, tokenizer: str) -> AdapterVersion:
+        if load.parts:
+            return self.registry.add_sum(load.name, adapter, load.parts, tokenizer=tokenizer, tenant=load.tenant)
+        return self.registry.add(
+            load.name, load.path, adapter, trusted=load.trusted, tokenizer=tokenizer, public=load.public
+        )
 
     def _fetch(self, load_id: int, tenant: str) -> None:
         """Bring a version to the host cache for a waiting slot, as soon as the tenant that waits has a turn."""
@@ -246,6 +272,8 @@ class AdapterPool:
             self._fill_slot(load_id, version)
         elif load_id not in self._fetches:
             read = partial(self._reader.read_again, version.path, version.digest, trusted=version.trusted)
+            if version.parts:
+                read = partial(self._reader.read_sum, version.parts)
             self._fetches[load_id] = self._fetcher.submit(tenant, read)
 
     def _finish_fetch(self, load_id: int, future: Future[PreparedAdapter]) -> None:

@@ -164,6 +164,7 @@ class BaseLayout:
         norms: shapes of the norms' weights by name.
         tied: whether the head is the embedding.
         takes_own: whether weights that an adapter brings in place of the model's are computed (``modules_to_save``).
+        without_own: the option under which they are not.
     """
 
     projections: tuple[ProjectionShape, ...]
@@ -178,6 +179,7 @@ class BaseLayout:
     norms: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     tied: bool = False
     takes_own: bool = True
+    without_own: str = "--model-impl transformers"
     modules: Mapping[str, tuple[int, int]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

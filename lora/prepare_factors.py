@@ -69,7 +69,7 @@ def prepare(weights: AdapterWeights, layout: BaseLayout, own: OwnWeights | None 
         else:
             module, activated = weights.modules[shape.name], bool(weights.invocation_tokens)
             factors |= head_factors(shape, shape.heads, module, layout, activated=activated)
-    block, factors = _together(factors, pinned=layout.device.type == "cuda")
+    block, factors = join_factors(factors, pinned=layout.device.type == "cuda")
     return PreparedAdapter(
         factors=factors,
         digest=weights.digest,
@@ -81,7 +81,7 @@ def prepare(weights: AdapterWeights, layout: BaseLayout, own: OwnWeights | None 
     )
 
 
-def _together(factors: Mapping[str, Factors], *, pinned: bool) -> tuple[Tensor, dict[str, Factors]]:
+def join_factors(factors: Mapping[str, Factors], *, pinned: bool) -> tuple[Tensor, dict[str, Factors]]:
     """Copy all factors to one block of memory, in the order of a forward pass, shared tensors once.
 
     On a CPU the block may be in huge pages, which speeds up a decode step that reads every byte once. For a GPU it is
@@ -117,7 +117,7 @@ def _factors(shape: ProjectionShape, modules: Mapping[str, ModuleWeights], layou
         a = a.T
     return Factors(
         a=a.contiguous(),
-        scale=torch.cat([torch.full((module.rank,), module.scale) for module in present]),
+        scale=torch.cat([module.scales for module in present]),
         ranks=tuple(0 if module is None else module.rank for module in found),
         b=b,
         gain=gain,

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 from ..kernels.device_memory import is_out_of_memory
-from .adapter_weights import check_tensors, sort_tensors
+from .adapter_weights import AdapterWeights, check_tensors, sort_tensors
 from .base_projections import BaseLayout
 from .config import MOST_BYTES, read_config
 from .errors import AdapterError, AdapterLimit
 from .own.own_weights_maker import OwnWeightsMaker
 from .prepare_factors import PreparedAdapter, prepare
 from .safe_paths import CONFIG, find_files, find_folder
-from .safetensors_file import read_shapes, read_tensors
+from .safetensors_file import read_shapes, read_shards, read_tensors
+from .weighted_sum import SumPart, weighted_sum
+
+T = TypeVar("T")
 
 # Config and weights are of one version: if one of them is replaced meanwhile, both are read again so many times.
 _MOST_READS = 3
@@ -53,30 +58,46 @@ class AdapterReader:
         Raises:
             AdapterError: malformed, unsupported, it does not fit the base model, or its files change all the time.
         """
+        return self._unchanged(path, trusted, self._prepare)
+
+    def read_sum(self, parts: Sequence[SumPart]) -> PreparedAdapter:
+        """Read some adapters, and return their weighted sum.
+
+        Raises:
+            AdapterError: as for ``read``, a part has another digest than when it was loaded, or ``weighted_sum``
+                refuses it.
+        """
+        adapters = [self._unchanged(part.path, part.trusted, lambda weights: weights) for part in parts]
+        for part, adapter in zip(parts, adapters, strict=True):
+            _check_digest(adapter.digest, part.digest)
+        with _as_limit():
+            return prepare(weighted_sum(parts, adapters, self.max_rank), self.layout)
+
+    def _unchanged(self, path: str, trusted: bool, then: Callable[[AdapterWeights], T]) -> T:
+        """Return what is made of the weights in a folder, whose files must not change meanwhile."""
         for _ in range(_MOST_READS):
             files = self._files(path, trusted=trusted)
             before = _stamps(files)
             try:
-                adapter = self._read(*files)
+                found = then(self._weights(files[0], files[1:]))
             except AdapterError:
                 if _stamps(files) == before:
                     raise
                 continue
             if _stamps(files) == before:
-                return adapter
+                return found
         raise AdapterError("The adapter's files changed while they were read: load it again.")
 
-    def _read(self, config_file: Path, weights_file: Path) -> PreparedAdapter:
-        """Read the adapter in two files."""
+    def _weights(self, config_file: Path, weights_files: Sequence[Path]) -> AdapterWeights:
+        """Read the adapter in these files."""
         config = read_config(_bytes(config_file))
-        try:
-            tensors = read_tensors(weights_file, self.max_file_bytes)
-            weights = sort_tensors(tensors, config, self.layout, self.max_rank)
+        with _as_limit():
+            tensors = read_shards(weights_files, self.max_file_bytes, read_tensors)
+            return sort_tensors(tensors, config, self.layout, self.max_rank)
+
+    def _prepare(self, weights: AdapterWeights) -> PreparedAdapter:
+        with _as_limit():
             return prepare(weights, self.layout, self.own_weights.make(weights.saved, weights.modules))
-        except (MemoryError, RuntimeError, OSError) as error:  # torch's allocator and mappings raise the latter
-            if not is_out_of_memory(error):
-                raise
-            raise AdapterLimit("The server has no memory to load the adapter now: ask again later.") from None
 
     def check(self, path: str, *, trusted: bool = False) -> None:
         """Check the config, and names and shapes of the tensors, of the adapter in a folder; values are not read.
@@ -84,9 +105,10 @@ class AdapterReader:
         Raises:
             AdapterError: what ``read`` would raise for them.
         """
-        config_file, weights_file = self._files(path, trusted=trusted)
+        config_file, *weights_files = self._files(path, trusted=trusted)
         config = read_config(_bytes(config_file))
-        check_tensors(read_shapes(weights_file, self.max_file_bytes), config, self.layout, self.max_rank)
+        shapes = read_shards(weights_files, self.max_file_bytes, read_shapes)
+        check_tensors(shapes, config, self.layout, self.max_rank)
 
     def read_again(self, path: str, digest: str, *, trusted: bool = False) -> PreparedAdapter:
         """Read an adapter again and check that its content is unchanged.
@@ -95,14 +117,30 @@ class AdapterReader:
             AdapterError: as for ``read``, or the content has another digest.
         """
         adapter = self.read(path, trusted=trusted)
-        if adapter.digest != digest:
-            raise AdapterError("The adapter's files have changed since it was loaded; load it again under its name.")
+        _check_digest(adapter.digest, digest)
         return adapter
 
-    def _files(self, path: str, *, trusted: bool) -> tuple[Path, Path]:
-        """Return the config and the weights file in an adapter's folder. Raises AdapterError."""
+    def _files(self, path: str, *, trusted: bool) -> tuple[Path, ...]:
+        """Return the config and the weights files in an adapter's folder. Raises AdapterError."""
         given, limit = (str((self.root or Path()) / path), None) if trusted else (path, self.root)
-        return find_files(find_folder(given, limit), limit)
+        config, weights = find_files(find_folder(given, limit), limit)
+        return config, *weights
+
+
+@contextlib.contextmanager
+def _as_limit() -> Iterator[None]:
+    """Turn a lack of memory into ``AdapterLimit``."""
+    try:
+        yield
+    except (MemoryError, RuntimeError, OSError) as error:  # torch's allocator and mappings raise the latter
+        if not is_out_of_memory(error):
+            raise
+        raise AdapterLimit("The server has no memory to load the adapter now: ask again later.") from None
+
+
+def _check_digest(found: str, wanted: str) -> None:
+    if found != wanted:
+        raise AdapterError("The adapter's files have changed since it was loaded; load it again under its name.")
 
 
 def _stamps(files: Iterable[Path]) -> list[tuple[int, ...]]:

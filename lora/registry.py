@@ -9,12 +9,16 @@ A name refers to its current version; a sequence pins the version that was curre
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from .errors import AdapterError, AdapterLimit
 from .prepare_factors import PreparedAdapter
+from .weighted_sum import SumPart
+
+MOST_SUMS = 64
+"""Weighted sums of adapters that have a name at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +61,7 @@ class AdapterVersion:
         pins: running and waiting sequences that use it.
         retired: no longer the current version of its name.
         public: the name that counts against the limit: versions of one are one name there.
+        parts: of a weighted sum of adapters, which counts against a limit of its own; empty for an adapter.
     """
 
     name: str
@@ -73,10 +78,14 @@ class AdapterVersion:
     pins: int = 0
     retired: bool = False
     public: str = ""
+    parts: tuple[SumPart, ...] = ()
 
 
 class AdapterRegistry:
     """The only writer of names and versions. Every operation except iteration takes constant time.
+
+    A weighted sum loses its name with the version of any of its parts, and where there are too many: the one that was
+    used longest ago, of the tenant that has the most.
 
     Args:
         max_adapters: limit of names, of which those with one public name are one.
@@ -88,6 +97,7 @@ class AdapterRegistry:
         self._alive: dict[int, AdapterVersion] = {}
         self._publics: Counter[str] = Counter()  # of current versions
         self._digests: Counter[str] = Counter()
+        self._sums: OrderedDict[str, str] = OrderedDict()  # name -> tenant; the one used last at the end
         self._ended: list[AdapterVersion] = []
         self._next_id = 0
 
@@ -112,6 +122,21 @@ class AdapterRegistry:
         """
         public = public or name
         self.check_room(name, public)
+        version = self._enter(name, path, adapter, trusted=trusted, tokenizer=tokenizer, public=public)
+        self._publics[public] += 1
+        return version
+
+    def _enter(
+        self,
+        name: str,
+        path: str,
+        adapter: PreparedAdapter,
+        *,
+        trusted: bool,
+        tokenizer: str,
+        public: str = "",
+        parts: tuple[SumPart, ...] = (),
+    ) -> AdapterVersion:
         version = AdapterVersion(
             name,
             self._next_id,
@@ -125,15 +150,44 @@ class AdapterRegistry:
             tokenizer,
             loaded=time.time(),
             public=public,
+            parts=parts,
         )
         self._next_id += 1
         self._alive[version.load_id] = version
         self._digests[version.digest] += 1
-        if name in self._current:
-            self._retire(self._current[name])
+        before = self._current.get(name)
         self._current[name] = version
-        self._publics[public] += 1
+        if before is not None:
+            self._retire(before)
         return version
+
+    def add_sum(
+        self, name: str, adapter: PreparedAdapter, parts: tuple[SumPart, ...], *, tokenizer: str, tenant: str
+    ) -> AdapterVersion:
+        """Make a weighted sum of adapters the current version of a name.
+
+        Args:
+            tokenizer: identity of the tokenizer of all parts.
+            tenant: whose request has named it.
+
+        Raises:
+            AdapterLimit: a part has been replaced or unloaded.
+        """
+        for part in parts:
+            current = self.get(part.name)
+            if current is None or current.digest != part.digest:
+                raise AdapterLimit(f"The adapter {part.name!r} was replaced or unloaded meanwhile: ask again.")
+        while len(self._sums) >= MOST_SUMS and name not in self._sums:
+            most = Counter(self._sums.values()).most_common(1)[0][0]
+            self.remove(next(each for each, owner in self._sums.items() if owner == most))
+        version = self._enter(name, name, adapter, trusted=False, tokenizer=tokenizer, parts=parts)
+        self._sums[name] = tenant
+        return version
+
+    def use(self, version: AdapterVersion) -> None:
+        """Note that a weighted sum is used, for the order in which they lose their names."""
+        if version.name in self._sums:
+            self._sums.move_to_end(version.name)
 
     def check_room(self, name: str, public: str = "") -> None:
         """Raise ``AdapterLimit`` if the limit of names leaves no room for this one, or this public name."""
@@ -200,16 +254,25 @@ class AdapterRegistry:
         """Raise AssertionError if names and versions contradict each other."""
         for name, version in self._current.items():
             assert version.name == name and not version.retired, f"{name} stands for {version}"
-        assert self._publics == Counter(version.public for version in self._current.values())
+        assert self._publics == Counter(version.public for version in self._current.values() if not version.parts)
+        assert set(self._sums) == {name for name, version in self._current.items() if version.parts}
+        for name in self._sums:
+            for part in self._current[name].parts:
+                assert self._current[part.name].digest == part.digest, f"{name} has an old {part.name}"
         for version in self._alive.values():
             assert version.pins or not version.retired, f"{version} should have ended"
         assert self._digests == Counter(version.digest for version in self._alive.values())
 
     def _retire(self, version: AdapterVersion) -> None:
         version.retired = True
-        self._publics[version.public] -= 1
-        if not self._publics[version.public]:
-            del self._publics[version.public]
+        if version.parts:
+            self._sums.pop(version.name, None)
+        else:
+            self._publics[version.public] -= 1
+            if not self._publics[version.public]:
+                del self._publics[version.public]
+            for name in [name for name in self._sums if version.name in _part_names(self._current[name])]:
+                self.remove(name)
         self._end_if_unused(version)
 
     def _end_if_unused(self, version: AdapterVersion) -> None:
@@ -220,3 +283,7 @@ class AdapterRegistry:
         if not self._digests[version.digest]:
             del self._digests[version.digest]
         self._ended.append(version)
+
+
+def _part_names(version: AdapterVersion) -> set[str]:
+    return {part.name for part in version.parts}

@@ -12,6 +12,8 @@ WEIGHTS = "adapter_model.safetensors"
 _PICKLE = "adapter_model.bin"
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:@+-]*(?:/[A-Za-z0-9_][A-Za-z0-9_.:@+-]*)*")
 _MOST_NAME = 256
+_SHARD = re.compile(r"adapter_model-[0-9]{5}-of-([0-9]{5})\.safetensors")
+_MOST_SHARDS = 256
 
 
 def check_name(name: str) -> None:
@@ -51,25 +53,40 @@ def find_folder(path: str, root: Path | None) -> Path:
     return folder
 
 
-def find_files(folder: Path, root: Path | None) -> tuple[Path, Path]:
-    """Return the config and weights files in a folder.
+def find_files(folder: Path, root: Path | None) -> tuple[Path, tuple[Path, ...]]:
+    """Return the config and the weights files in a folder: one, or the shards of which transformers makes several.
 
     Raises:
         AdapterError: one of them is missing, or is a link that leads outside ``root``.
     """
     config, weights = folder / CONFIG, folder / WEIGHTS
-    if not weights.is_file() and (folder / _PICKLE).is_file():
+    files = (weights,) if weights.is_file() else _shards(folder) or (weights,)
+    if not files[0].is_file() and (folder / _PICKLE).is_file():
         raise AdapterError(
             f"{_PICKLE} is a pickle, which can run any code when it is loaded. Save the adapter as {WEIGHTS}."
         )
-    if not weights.is_file() and any(folder.glob(f"{WEIGHTS.removesuffix('.safetensors')}-*-of-*.safetensors")):
-        raise AdapterError(
-            f"The adapter's tensors are in several files, and one is read. Save them as one {WEIGHTS}, as PEFT does.",
-            "path",
-        )
-    for file in (config, weights):
+    for file in (config, *files):
         if not file.is_file():
             raise AdapterError(f"There is no {file.name} in the adapter's folder.", "path")
         if root is not None and not file.resolve().is_relative_to(root.resolve()):
             raise AdapterError(f"{file.name} is a link that leads outside the folder of adapters.", "path")
-    return config, weights
+    return config, files
+
+
+def _shards(folder: Path) -> tuple[Path, ...]:
+    """Return the shards of an adapter in their order; none without. Raises AdapterError if they are of two counts."""
+    try:
+        counts = {int(match[1]) for file in folder.iterdir() if (match := _SHARD.fullmatch(file.name))}
+    except OSError:
+        return ()
+    if len(counts) > 1 or any(not 1 <= count <= _MOST_SHARDS for count in counts):
+        raise AdapterError(
+            f"The adapter's folder must have the shards of one {WEIGHTS}, 1 to {_MOST_SHARDS}; by their names they are "
+            f"of {', '.join(map(str, sorted(counts)))}.",
+            "path",
+        )
+    return tuple(folder / _shard(index, count) for count in counts for index in range(1, count + 1))
+
+
+def _shard(index: int, count: int) -> str:
+    return f"adapter_model-{index:05}-of-{count:05}.safetensors"

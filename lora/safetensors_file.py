@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -57,6 +58,29 @@ def read_tensors(path: Path, most_bytes: int) -> dict[str, Tensor]:
     except OSError as error:
         raise AdapterError(f"{path.name} cannot be read: {error.strerror}.") from None
     return {entry.name: _tensor(entry, data, start) for entry in entries}
+
+
+def read_shards(
+    paths: Sequence[Path], most_bytes: int, read: Callable[[Path, int], dict[str, Tensor]]
+) -> dict[str, Tensor]:
+    """Read the tensors of several files, by ``read_tensors`` or ``read_shapes``.
+
+    Args:
+        most_bytes: limit of all files together.
+
+    Raises:
+        AdapterError: as by ``read``, or a tensor is in two files.
+    """
+    found: dict[str, Tensor] = {}
+    for path in paths:
+        tensors = read(path, most_bytes)
+        if twice := found.keys() & tensors.keys():
+            raise AdapterError(f"The tensor {min(twice)} is in two of the adapter's files.", min(twice))
+        found |= tensors
+        most_bytes -= sum(tensor.nbytes for tensor in tensors.values())
+        if len(found) > MOST_TENSORS:
+            raise AdapterError(f"The adapter's files list over {MOST_TENSORS:,} tensors; no more are read.")
+    return found
 
 
 def read_shapes(path: Path, most_bytes: int) -> dict[str, Tensor]:

@@ -28,7 +28,8 @@ LONG_PAGES = {
     "docs/structured-outputs.md": 2318,
 }
 FOLDERS = (*PACKAGES, "tests", "docs", "benchmarks", "examples", "deploy")
-PATH = re.compile(rf"(?:{'|'.join(FOLDERS)})/[\w./-]+")
+# With a slash before it a name is that of a route, such as /api/chat.
+PATH = re.compile(rf"(?<!/)\b(?:{'|'.join(FOLDERS)})/[\w./-]+")
 LINK = re.compile(r"\]\((?!https?://|#)([^)#\s]+)")
 
 

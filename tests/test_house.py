@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-import pytest
-
 TESTS = Path(__file__).parent
 ROOT = TESTS.parent
 SUPPORT = TESTS / "support"
@@ -42,10 +40,9 @@ def is_test(path: Path) -> bool:
     return path.name.startswith("test_") or path.name == "conftest.py"
 
 
-@pytest.mark.parametrize("path", MODULES, ids=name_of)
-def test_no_module_imports_a_test(path: Path) -> None:
+def test_no_module_imports_a_test() -> None:
     tests = {each.stem for each in MODULES if is_test(each)}
-    found = [name for name in imports(path) if tests & set(name.split("."))]
+    found = [(name_of(path), name) for path in MODULES for name in imports(path) if tests & set(name.split("."))]
     assert not found, "move what is shared to tests/support"
 
 
@@ -64,19 +61,18 @@ def test_names_of_test_modules_are_unique() -> None:
     assert not [name for name, count in names.items() if count > 1]
 
 
-@pytest.mark.parametrize(
-    "path", [path for path in MODULES if path.name.startswith("test_") and path.parent != TESTS], ids=name_of
-)
-def test_a_test_lies_where_its_module_does(path: Path) -> None:
-    """``tests/<folder>/test_<module>.py`` tests ``<folder>/<module>.py``; a further word may tell what of it."""
-    folder = path.parent.relative_to(TESTS)
-    if folder.parts[0] in FREE_FOLDERS:
-        return
-    subject = path.stem.removeprefix("test_")
+def is_beside_its_module(path: Path) -> bool:
+    folder, subject = path.parent.relative_to(TESTS), path.stem.removeprefix("test_")
     modules = {module.stem for module in (ROOT / folder).glob("*.py")}
-    assert any(subject == module or subject.startswith(f"{module}_") for module in modules), (
-        f"{folder} has no module of that name: name the test after one, or move it to tests/scenarios or tests/real"
-    )
+    return any(subject == module or subject.startswith(f"{module}_") for module in modules)
+
+
+def test_a_test_lies_where_its_module_does() -> None:
+    """``tests/<folder>/test_<module>.py`` tests ``<folder>/<module>.py``; a further word may tell what of it."""
+    tests = [path for path in MODULES if path.name.startswith("test_") and path.parent != TESTS]
+    named = [path for path in tests if path.relative_to(TESTS).parts[0] not in FREE_FOLDERS]
+    stray = [name_of(path) for path in named if not is_beside_its_module(path)]
+    assert named and not stray, "name these after a module of their folder, or move them to scenarios/ or real/"
 
 
 def private_attributes(path: Path) -> set[str]:

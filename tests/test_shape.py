@@ -21,8 +21,6 @@ WIDE_MODULES = {}
 WIDE_CLASSES = {
     "api/access/caller.py RequestFacts": 25,
     "fleet/fleet.py Fleet": 18,
-    "fleet/placement/replica_table.py ReplicaTable": 17,
-    "api/http/server.py _Service": 16,
     "api/observe/metrics.py Metrics": 22,
     "api/storage/batch_store.py BatchRecord": 25,
     "engine/serving/engine_client.py EngineClient": 20,

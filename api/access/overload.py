@@ -59,7 +59,7 @@ class Answer:
 
 @dataclass(slots=True)
 class _Group:
-    """What a tenant has waiting in a priority class, apart what may be deferred."""
+    """The work of a tenant that waits in one priority class; work that may be deferred is counted separately."""
 
     ready: Work = NOTHING
     deferrable: Work = NOTHING

@@ -49,7 +49,7 @@ def _check_assistant(value: Any) -> Any:
 
 
 def _is_of_server(value: Any) -> bool:
-    """Whether it is what a tool of another server's was asked for, or made."""
+    """Return whether a block is a call or a result of a tool that Anthropic's server or an MCP server runs."""
     kind = value.get("type") if isinstance(value, dict) else None
     return isinstance(kind, str) and (kind in ("server_tool_use", "mcp_tool_use") or kind.endswith("_tool_result"))
 

@@ -9,10 +9,7 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING, Any
 
-import orjson
-from pydantic_core import from_json
-
-from ..structured.tool_parser import ToolParser
+from ..structured.tool_parser import ToolParser, arguments_json
 from ..structured.tool_plan import Arguments, CallStart, Content
 
 if TYPE_CHECKING:
@@ -68,7 +65,7 @@ class MessageBlocks:
         self._kind, self._pieces = None, []
         events: list[MessageEvent] = []
         if kind == "tool_use":
-            block["input"] = _input(text)
+            block["input"] = arguments_json(text)
         else:
             block[kind] = text
         if kind == "thinking":
@@ -105,16 +102,3 @@ _DELTAS = {
 
 def _delta(index: int, kind: str, field: str, text: str) -> MessageEvent:
     return {"type": "content_block_delta", "index": index, "delta": {"type": kind, field: text}}
-
-
-def _input(arguments: str) -> Any:
-    """Return arguments for ``orjson.dumps``: unchanged, or of those that were cut off what is there."""
-    try:
-        orjson.loads(arguments)
-    except orjson.JSONDecodeError:
-        try:
-            found = from_json(arguments, allow_partial="trailing-strings")
-        except ValueError:
-            found = {}
-        return found if isinstance(found, dict) else {}
-    return orjson.Fragment(arguments)

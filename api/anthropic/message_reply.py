@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from ...engine.errors import DeadlineExceeded, EngineError
+from ...engine.errors import EngineError
 from ...engine.types import FinishReason, Usage
 from ..error_responses import anthropic_body
 from ..errors import ErrorReply, reply_to
-from ..generate.streams import Deltas
+from ..generate.streams import Deltas, failure_of
 from ..structured.output_format import OutputFormat, tool_parser
 from .message_blocks import MessageBlocks, MessageEvent
 from .message_request import MessagesRequest
@@ -67,14 +67,7 @@ class MessageReply:
     @property
     def failure(self) -> EngineError | None:
         """Return the error of an answer that has ended without an end of its own."""
-        match None if self._finish is None else self._finish.reason:
-            case FinishReason.TIMEOUT:
-                return DeadlineExceeded("The time that the request was given is up.")
-            case FinishReason.ABORT:
-                return EngineError("The answer was broken off by the engine.")
-            case FinishReason.ERROR:
-                return EngineError("The answer does not have the form that was asked for.")
-        return None
+        return failure_of(self._finish)
 
     def body(self) -> dict[str, Any]:
         """Return the whole message. Raises ``failure``, and EngineError if the engine did not end it."""

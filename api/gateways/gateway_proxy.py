@@ -14,12 +14,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from yarl import URL
 
 from ..access.caller import RequestFacts
-from ..error_responses import MESSAGES_PATH, error_response
+from ..error_responses import MESSAGES_PATH, TGI_PATHS, error_response
 from ..errors import ErrorReply
 from ..generate.socket_scope import INNER_APP
 from ..generate.streams import ClientGone, while_connected
 
-OWN_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", MESSAGES_PATH})
+OWN_PATHS = frozenset(
+    {"/v1/chat/completions", "/v1/completions", MESSAGES_PATH, "/api/chat", "/api/generate", *TGI_PATHS[:3]}
+)
 """What a gateway answers itself."""
 
 # Headers of one connection, and those that this process's HTTP server adds.
@@ -29,12 +31,12 @@ _CHUNK = 1 << 16
 
 
 class GatewayProxy:
-    """Passes requests on to the main process, over its Unix domain socket, body and answer in pieces as they come.
+    """Forwards requests to the main process over its Unix domain socket, and streams bodies both ways.
 
     Args:
-        app: of the gateway.
-        path: of the socket.
-        root_path: under which a proxy offers the server.
+        app: the gateway's own application, which answers what is not forwarded.
+        path: the socket's path.
+        root_path: the path prefix under which a reverse proxy publishes the server.
     """
 
     def __init__(self, app: ASGIApp, path: str, root_path: str) -> None:

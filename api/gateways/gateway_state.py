@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from ...engine.errors import EngineDead, EngineError
 from ...engine.types import AdapterInfo
+from ...engine.weighted_adapters import names_in
 from ..access.api_keys import Key
 from ..access.caller import Caller
 from ..access.request_admission import Demand, Ticket
@@ -80,7 +81,7 @@ class GatewayDirectory(ModelDirectory):
             known = self._gateway_engine.known
             if len(known) >= _MOST_ADAPTERS:
                 known.clear()
-            known[adapter] = AdapterInfo(*info)
+            known[names_in(adapter)[0]] = AdapterInfo(*info)
         return await self._target(name, adapter)
 
 

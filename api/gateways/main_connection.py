@@ -19,6 +19,7 @@ from ...engine.errors import EngineDead, EngineError
 from ...engine.messages import Abort, ForgetTokens, Message, Submit, TokenTexts, failure_of
 from ...engine.serving.watchdog import Watchdog
 from ...engine.types import Priority
+from ...engine.weighted_adapters import names_in
 from ...tenancy.current_tenant import CURRENT_TENANT
 from ..access.api_keys import Key
 from ..access.caller import Caller, RequestFacts
@@ -256,7 +257,7 @@ class MainConnection:
         CURRENT_TENANT.set(key.tenant)  # of this call\'s task
         caller = Caller(key, state.limits.cache_tenant(key), timeout, facts)
         found = await state.models.find(model, caller, lora_path, session)
-        info = None if found.adapter is None else state.models.adapters.get(found.adapter)
+        info = None if found.adapter is None else state.models.adapters.get(names_in(found.adapter)[0])
         known = None if info is None else astuple(info)
         return [found.name, found.adapter, facts.version, facts.adapter_seconds, known]
 

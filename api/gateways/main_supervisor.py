@@ -34,7 +34,8 @@ END_SECONDS = 10.0
 RETRY_SECONDS = 2.0
 """Before another gateway is started in the place of one that has never served."""
 _BACKLOG = 2048  # connections that wait for a gateway
-_LAST_SECONDS = 2.0  # for a process that has closed its link to end
+# How long a process may take to end after it has closed its connection to the main process.
+_LAST_SECONDS = 2.0
 
 logger = logging.getLogger("rootgraft.gateways")
 

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import Enum, auto
 from typing import TYPE_CHECKING, NamedTuple
 
-from ...engine.errors import AdapterUnavailable, UnknownModel
+from ...engine.errors import AdapterUnavailable, RequestError, UnknownModel, quoted
 from ...engine.types import AdapterInfo
+from ...engine.weighted_adapters import (
+    WeightedPart,
+    check_parts,
+    combination_name,
+    is_combination,
+    names_in,
+    read_combination,
+    requested_name,
+)
 from ...fleet.catalog.model_versions import ModelVersions
 from ..access.caller import Caller
 from .model_engine import ModelEngine
@@ -147,9 +156,12 @@ class ModelDirectory:
         return NameEntry(NameKind.FINDABLE, name) if self._engine.finds_adapters else None
 
     def has(self, name: str) -> bool:
-        """Return whether a name is the base model's, an adapter's or the catalogue's."""
+        """Return whether a name is the base model's, an adapter's or the catalogue's, or combines such adapters."""
         entry = self.look_up(name)
-        return entry is not None and entry.kind in _KNOWN_KINDS
+        if entry is not None and entry.kind in _KNOWN_KINDS:
+            return True
+        parts = read_combination(name)
+        return bool(parts) and all(self.has(part.name) for part in parts)
 
     def may_have(self, name: str) -> bool:
         """Return whether ``has``, or an adapter of the name may be found when a request names it."""
@@ -171,6 +183,8 @@ class ModelDirectory:
             EngineError: the adapter cannot be loaded, or not yet; see ``RemoteAdapters.bring``.
             RequestError: as ``ModelEngine.serving_adapter``.
         """
+        if parts := self._parts(model, lora_path):
+            return await self._combine(parts, caller, session)
         name, adapter, kind = self._resolve(model, caller, lora_path, session)
         caller.facts.version = None if self.versions is None else self.versions.version_of(adapter)
         if adapter is not None and self.remote is not None:
@@ -182,8 +196,67 @@ class ModelDirectory:
 
     async def locate(self, model: str | None, caller: Caller, session: str | None = None) -> ModelTarget:
         """Return the model of a request that counts tokens, for which nothing is brought. Raises as ``find``."""
+        if parts := self._parts(model, None):
+            check_parts(parts)
+            resolved = [self._resolve_part(part, caller, session) for part in parts]
+            return await self._combined(parts, [adapter for adapter, _ in resolved])
         name, adapter, _ = self._resolve(model, caller, None, session)
         return await self._target(name, adapter)
+
+    def _parts(self, model: str | None, lora_path: str | None) -> tuple[WeightedPart, ...]:
+        """Return the adapters that a request combines; none where its model's name is that of one model."""
+        asked = model or ""
+        if (base := self._base_of(asked)) is not None:
+            asked = asked[len(base) + 1 :] or lora_path or ""
+        entry = self.look_up(asked) if asked else None
+        parts = () if entry is not None and entry.kind in _KNOWN_KINDS else read_combination(asked)
+        if is_combination(asked) and not parts:
+            raise RequestError(
+                f"{quoted(asked)} names no combination of adapters: beside 'adapters' the model is the base model, or "
+                "left out.",
+                param="model",
+            )
+        return parts
+
+    def _base_of(self, model: str) -> str | None:
+        """Return the base model's name that ``model`` begins with, as ``base`` or ``base:adapter``; None if none."""
+        if model in self.names or not model:
+            return model
+        known = self.look_up(model)
+        if known is not None and known.kind in _KNOWN_KINDS:
+            return None
+        return max((name for name in self.names if model.startswith(f"{name}:")), key=len, default=None)
+
+    def _resolve_part(self, part: WeightedPart, caller: Caller, session: str | None) -> tuple[str, NameKind]:
+        """Return the engine's name of a part of a combination, and what its name is for. Raises UnknownModel."""
+        if part.name in self.names:
+            raise RequestError(
+                f"{quoted(part.name)} is the base model, to which every adapter is added: give adapters alone.",
+                param="model",
+            )
+        _, adapter, kind = self._resolve(part.name, caller, None, session)
+        if adapter is None:
+            raise UnknownModel(part.name)
+        return adapter, kind
+
+    async def _combine(self, parts: Sequence[WeightedPart], caller: Caller, session: str | None) -> ModelTarget:
+        """Return the model of a request that combines adapters, once all of them are loaded. Raises as ``find``."""
+        check_parts(parts)
+        resolved = [self._resolve_part(part, caller, session) for part in parts]
+        for adapter, kind in resolved:
+            if kind is NameKind.REMOTE and self.remote is not None:
+                await self._bring(adapter, caller, self.remote)
+            elif adapter not in self.adapters:
+                if adapter not in await self.findable():
+                    raise UnknownModel(adapter)
+                await self._engine.load_found(adapter)
+            elif self.remote is not None:
+                self.remote.touch(adapter)
+        return await self._combined(parts, [adapter for adapter, _ in resolved])
+
+    async def _combined(self, parts: Sequence[WeightedPart], adapters: Sequence[str]) -> ModelTarget:
+        named = [part._replace(name=adapter) for part, adapter in zip(parts, adapters, strict=True)]
+        return await self._target(requested_name(parts), combination_name(named))
 
     def _resolve(
         self, model: str | None, caller: Caller, lora_path: str | None, session: str | None
@@ -219,5 +292,6 @@ class ModelDirectory:
         caller.facts.adapter_seconds = round(time.monotonic() - began, 6)
 
     async def _target(self, name: str, adapter: str | None) -> ModelTarget:
-        engine = await self._engine.serving_adapter(adapter)
+        # The adapters of a combination share one tokenizer.
+        engine = await self._engine.serving_adapter(None if adapter is None else names_in(adapter)[0])
         return ModelTarget(name, adapter, engine, self._engine.dialect(engine), self._engine.reasoning_format(engine))

@@ -136,13 +136,24 @@ class ModelEngine:
             served = await tokenizers.find_off_loop(adapter, info)
         return engine if served is engine.served else engine.with_tokenizer(served)
 
+    async def load_found(self, name: str) -> None:
+        """Load an adapter of ``--lora-dir``. Raises RequestError if it cannot be loaded, and as ``serving``."""
+        self.serving()
+        if self.client is None or self.tokenizers is None:
+            raise UnknownModel(name)
+        num_tokens = await self.tokenizers.read_own_off_loop(name, name)
+        await self._load(name, num_tokens, self.client)
+
     async def _load_found(self, name: str, tokenizers: AdapterTokenizers) -> None:
         """Load an adapter of ``--lora-dir`` that has a tokenizer, whose vocabulary its prompts need."""
-        if not (num_tokens := await tokenizers.read_own_off_loop(name, name)) or self.client is None:
-            return
+        if (num_tokens := await tokenizers.read_own_off_loop(name, name)) and self.client is not None:
+            await self._load(name, num_tokens, self.client)
+
+    async def _load(self, name: str, num_tokens: int, client: EngineLike) -> None:
+        """Load a folder of adapters under its name, once for all requests that ask for it meanwhile."""
         load = self._loading.get(name)
         if load is None:
-            call = self.client.load_adapter(name, name, num_tokens=num_tokens)
+            call = client.load_adapter(name, name, num_tokens=num_tokens)
             load = self._loading[name] = asyncio.ensure_future(call)
             load.add_done_callback(lambda _: self._loading.pop(name, None))
         try:

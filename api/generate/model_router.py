@@ -50,7 +50,10 @@ class ModelRouter:
     def of_body(self, body: object) -> ServerState:
         """Return the state that the JSON body of a request is for."""
         fields: Mapping[str, Any] = body if isinstance(body, dict) else {}
-        given = (fields.get(field) for field in _FIELDS)
+        given = [fields.get(field) for field in _FIELDS]
+        match fields.get("adapters"):
+            case [{"name": first}, *_]:
+                given.append(first)
         return self.of(next((name for name in given if isinstance(name, str) and name), None))
 
     def owner(self, name: str) -> ServerState | None:

@@ -51,12 +51,20 @@ class PooledReader:
 
 
 async def plan_pooled(
-    engine: AsyncEngine, adapter: str | None, body: InputFields, caller: Caller, pooling: Pooling, before: str = ""
+    engine: AsyncEngine,
+    adapter: str | None,
+    body: InputFields,
+    caller: Caller,
+    pooling: Pooling,
+    before: str = "",
+    *,
+    truncate: bool = False,
 ) -> PooledReader:
     """Return the reader of a request's texts.
 
     Args:
         before: stands before each text that is no list of token ids.
+        truncate: cut texts that are too long, at their ends.
 
     Raises:
         RequestError: a text has no token, or a token is outside of the vocabulary.
@@ -65,7 +73,8 @@ async def plan_pooled(
     base = pooled_request(body, adapter, caller, pooling)
 
     def requests() -> list[TextRequest]:
-        return [_request(engine, base, body.place(at), each, before) for at, each in enumerate(body.listed)]
+        texts = [_cut(engine, before, each) if truncate else each for each in body.listed]
+        return [_request(engine, base, body.place(at), each, before) for at, each in enumerate(texts)]
 
     # Thousands of texts are encoded, which would keep the event loop from the streams of others.
     return PooledReader(engine, await asyncio.to_thread(requests), caller)
@@ -82,6 +91,24 @@ def pooled_request(body: PooledFields, adapter: str | None, caller: Caller, pool
         cache_tenant=caller.cache_tenant,
         priority=caller.priority(body.priority_class),
     )
+
+
+def _cut(engine: AsyncEngine, before: str, given: str | list[int]) -> str | list[int]:
+    """Return a text, or the tokens of one that is too long as far as they fit, with the tokens that end every text."""
+    # One token is drawn of every prompt.
+    longest = min(engine.pooler.max_length or engine.max_model_len, engine.max_model_len - 1)
+    if not isinstance(given, str):
+        return given
+    text, tokenizer = before + given, engine.tokenizer
+    if len(text) <= longest:
+        return given
+    while tokenizer.fewest_tokens(half := text[: len(text) // 2]) > longest:
+        text = half
+    tokens = tokenizer.encode(text, True)
+    if len(tokens) <= longest:
+        return given
+    ends = next((at for at, token in enumerate(reversed(tokens)) if token not in tokenizer.special_ids), 0)
+    return [*tokens[: longest - ends], *tokens[len(tokens) - ends :]]
 
 
 def _request(engine: AsyncEngine, base: TextRequest, field: str, given: str | list[int], before: str) -> TextRequest:

@@ -39,7 +39,8 @@ MOST_LOADS = 4
 """Downloads of one tenant at a time, as far as it leaves as many to others."""
 MOST_WAITING = 256
 """Requests of one tenant that wait for adapters."""
-_MOST_EVICTIONS = 8  # for room in the cache on disk, at one load
+# Most names that one load may unload to make room in the cache on disk.
+_MOST_EVICTIONS = 8
 
 logger = logging.getLogger("rootgraft.adapters")
 

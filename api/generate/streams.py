@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from starlette.types import Receive
 
-from ...engine.errors import DeadlineExceeded
-from ...engine.serving.output_processor import SequenceOutput, TextDelta
+from ...engine.errors import DeadlineExceeded, EngineError
+from ...engine.serving.output_processor import Finish, SequenceOutput, TextDelta
 from ...engine.types import FinishReason
 from ...fleet.catalog.model_versions import engine_name
 from ...grammar.spec import GrammarSpec
@@ -264,6 +264,18 @@ async def silenced(deltas: Deltas) -> Deltas:
 def _silent(delta: TextDelta) -> TextDelta:
     finish = delta.finish and replace(delta.finish, reason=FinishReason.LENGTH, stop_reason=None)
     return replace(delta, text="", tokens=(), logprobs=(), finish=finish)
+
+
+def failure_of(finish: Finish | None) -> EngineError | None:
+    """Return the error of an answer that has ended without an end of its own; None for a whole or a running one."""
+    match None if finish is None else finish.reason:
+        case FinishReason.TIMEOUT:
+            return DeadlineExceeded("The time that the request was given is up.")
+        case FinishReason.ABORT:
+            return EngineError("The answer was broken off by the engine.")
+        case FinishReason.ERROR:
+            return EngineError("The answer does not have the form that was asked for.")
+    return None
 
 
 async def take_all(deltas: Deltas, take: Callable[[TextDelta], object]) -> None:

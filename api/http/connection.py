@@ -224,7 +224,8 @@ class Connection(HttpToolsProtocol):
         self._in_body = True
         if self.expect_100_continue:  # and if it is answered before, nobody knows whether the body comes
             self.cycle.keep_alive = False
-        if self.pipeline and len(self.pipeline) <= _MOST_WAITING:  # or a client that leaves is not noticed
+        # A paused socket does not report that its client has left, so reading goes on while few requests wait.
+        if self.pipeline and len(self.pipeline) <= _MOST_WAITING:
             self.flow.resume_reading()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
@@ -280,7 +281,8 @@ class Connection(HttpToolsProtocol):
         if self._drain_timer is not None:
             self._socket.close()
         else:
-            self.expect_100_continue = False  # whether its body comes or not, the connection ends with this request
+            # The client may or may not send the body after this answer, so the connection ends with it.
+            self.expect_100_continue = False
             super().shutdown()
 
     def send_400_response(self, msg: str) -> None:

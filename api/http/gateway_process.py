@@ -72,7 +72,7 @@ async def _run(listening: socket.socket, link_socket: socket.socket) -> int:
     except EngineError:
         return EXIT_FAILED
     config, options = settings_of(settings)
-    set_up_log(options.log_level, options.log_format)
+    set_up_log(options.log_level, options.log_format, log_requests=options.log_requests)
     gateway = _Gateway(config, options, client, link, settings)
     return await gateway.run(listening)
 

@@ -10,7 +10,9 @@ import logging
 import re
 import time
 import uuid
+from collections.abc import Mapping
 from http import HTTPStatus
+from typing import Any
 
 import orjson
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -23,12 +25,12 @@ from ..error_responses import error_response, speaks_anthropic
 from ..errors import ErrorReply, HTTPError, reply_to
 from ..generate.server_state import ServerState
 from ..observe.live_page import PATHS
-from ..observe.log import FIELDS
+from ..observe.log import ACCESS, FIELDS
 from ..routes.dependencies import PICKED_STATE
 from ..storage.file_store import FORM_BYTES
-from .allowed_hosts import AllowedHosts
+from .allowed_hosts import PROBES, AllowedHosts
 
-OPEN_PATHS = frozenset({"/health", "/ready", "/ping"}) | PATHS
+OPEN_PATHS = PROBES | PATHS
 MAX_HEADER_BYTES = 32 << 10
 MAX_HEADERS = 100
 BODY_TIMEOUT = 30.0
@@ -42,7 +44,7 @@ _TRACE_HEADERS = ("traceparent", "tracestate")
 _CLOSE = {"connection": "close"}
 _STARTS = ("http.response.start", "websocket.http.response.start", "websocket.accept")
 
-logger = logging.getLogger("rootgraft.access")
+logger = logging.getLogger(ACCESS)
 
 
 def header(scope: Scope, name: bytes) -> bytes | None:
@@ -91,7 +93,18 @@ class Identify:
             self._state.observers.metrics.count_http("none" if route is None else route.path, _method(scope), status)
             if facts.error is not None:
                 scope["state"].get(PICKED_STATE, self._state).observers.metrics.count_error(facts.error)
-            _log(scope, request_id, status, time.perf_counter() - start, facts)
+            seconds = time.perf_counter() - start
+            entry = {
+                "request_id": request_id.decode(),
+                "method": _method(scope),
+                "path": scope["path"],
+                "status": status,
+                "seconds": round(seconds, 6),
+                **facts.log_fields(),
+            }
+            _log(entry)
+            if scope["path"] not in _QUIET_PATHS:
+                self._state.observers.recent.add(entry)
 
 
 class _InShape:
@@ -123,6 +136,11 @@ class _InShape:
         await self._send({"type": "http.response.body", "body": bytes(response.body)})
 
 
+def _is_open(scope: Scope) -> bool:
+    """Whether a request needs no key: it reads an open path. A ``POST /`` generates."""
+    return scope["path"] in OPEN_PATHS and scope["method"] in ("GET", "HEAD")
+
+
 def _is_of_framework(scope: Scope, head: Message) -> bool:
     kind = next((value for name, value in head["headers"] if name.lower() == b"content-type"), b"text/plain")
     is_told = scope["method"] != "HEAD" and scope["path"] not in OPEN_PATHS
@@ -134,17 +152,10 @@ def _method(scope: Scope) -> str:
     return method
 
 
-def _log(scope: Scope, request_id: bytes, status: int, seconds: float, facts: RequestFacts) -> None:
-    level = logging.DEBUG if scope["path"] in _QUIET_PATHS else logging.INFO
+def _log(entry: Mapping[str, Any]) -> None:
+    level = logging.WARNING if entry["status"] >= 500 else logging.INFO
+    level = logging.DEBUG if entry["path"] in _QUIET_PATHS else level
     if logger.isEnabledFor(level):
-        entry = {
-            "request_id": request_id.decode(),
-            "method": _method(scope),
-            "path": scope["path"],
-            "status": status,
-            "seconds": round(seconds, 6),
-            **facts.log_fields(),
-        }
         logger.log(level, orjson.dumps(entry).decode(), extra={FIELDS: entry})
 
 
@@ -168,7 +179,7 @@ class Guard:
             return
         try:
             self._check_headers(scope)
-            if scope["path"] not in OPEN_PATHS:
+            if not _is_open(scope):
                 key = self._key(scope)
                 scope["state"]["caller"] = self._caller(scope, key)
                 CURRENT_TENANT.set(key.tenant)
@@ -213,7 +224,7 @@ class Guard:
                 headers={"www-authenticate": "Bearer"},
             )
         if key.name:
-            scope["state"]["facts"].key = key.name
+            scope["state"]["facts"].key, scope["state"]["facts"].tenant = key.name, key.tenant
         if (needed := needed_scope(scope["path"])) not in key.scopes:
             raise HTTPError(403, f"This needs a key with the scope '{needed}'.", code="insufficient_scope")
         return key

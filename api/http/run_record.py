@@ -71,10 +71,15 @@ class RunRecord:
 
 
 class RunRecordFile:
-    """The record of this process: written when it changes, at most once a second. Fails silently: it is for people."""
+    """The record of this process: written when it changes, at most once a second. Fails silently: it is for people.
+
+    Attributes:
+        started: when this process started, as ``RunRecord.started``.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / f"{os.getpid()}.json"
+        self.started = started_at(os.getpid())
         self._written: RunRecord | None = None
         self._at = float("-inf")
 

@@ -38,7 +38,7 @@ from .http_server import HttpServer
 from .listener import Listener, listening, private_socket, remove_socket
 from .loop_watch import LoopWatch
 from .model_services import ModelReader, ModelServices
-from .run_record import RunRecord, RunRecordFile, run_folder, started_at
+from .run_record import RunRecord, RunRecordFile, run_folder
 from .systemd_notify import notify
 from .tls import RenewableContext, refresh_certificates, tls_context
 
@@ -75,7 +75,7 @@ def serve_models(models: Sequence[ServedModel], read_again: ModelReader, spawn: 
     if options.gateways > 1 and models[0].entry.options is not None:
         raise ConfigError("--gateways serves one base model: leave it out, or the list of models.")
     process_memory.share_heap()
-    set_up_log(options.log_level, options.log_format)
+    set_up_log(options.log_level, options.log_format, log_requests=options.log_requests)
     tls = tls_context(options)
     with (
         listening(options) as listener,
@@ -136,7 +136,6 @@ class _Service:
         self._reloads = False  # a SIGHUP has come while the models were loading
         self._code = 0
         self._record = RunRecordFile(run_folder())
-        self._started = started_at(os.getpid())
 
     async def run(self, limits: contextlib.ExitStack) -> int:
         """Load, serve, drain and close. Returns the exit code.
@@ -269,7 +268,7 @@ class _Service:
         self._record.write(
             RunRecord(
                 os.getpid(),
-                self._started,
+                self._record.started,
                 self._listener.url,
                 tuple(name for state in states for name in state.models.names) if is_loaded else (),
                 sum(len(state.models.adapters) for state in states),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 from collections.abc import Callable, Iterator
@@ -10,6 +11,9 @@ from typing import Any
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from .metric_tables import OWN_PREFIX
+
+ANSWER_SECONDS = 1.0
+"""In which a device has to answer a probe."""
 
 logger = logging.getLogger(__name__)
 
@@ -80,6 +84,27 @@ class GpuCollector:
     def __init__(self, nvml: Any, devices: dict[str, Any]) -> None:
         self._nvml = nvml
         self._devices = devices
+        self._asked: asyncio.Future[bool] | None = None
+
+    async def answers(self) -> bool:
+        """Return whether the driver answers for every device within ``ANSWER_SECONDS``. Belongs to one event loop.
+
+        A driver that hangs keeps its thread, so it is not asked again before it has answered.
+        """
+        if self._asked is None or self._asked.done():
+            self._asked = asyncio.ensure_future(asyncio.to_thread(self._all_answer))
+        try:
+            return await asyncio.wait_for(asyncio.shield(self._asked), ANSWER_SECONDS)
+        except TimeoutError:
+            return False
+
+    def _all_answer(self) -> bool:
+        try:
+            for device in self._devices.values():
+                self._nvml.nvmlDeviceGetMemoryInfo(device)
+        except self._nvml.NVMLError:
+            return False
+        return True
 
     def collect(self) -> Iterator[Metric]:
         """Yield the families that have a value."""

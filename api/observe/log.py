@@ -1,8 +1,10 @@
-"""Logging setup: text, or one JSON object a line."""
+"""Logging setup: text, or one JSON object a line; requests are left out of a terminal unless they are asked for."""
 
 from __future__ import annotations
 
 import logging
+import sys
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -11,7 +13,11 @@ import orjson
 FIELDS = "fields"
 """Attribute of a log record whose entries become fields of the JSON line."""
 
-_CLIENTS = ("httpx", "httpx2")  # of the hub's package: a line for each of their requests
+ACCESS = "rootgraft.access"
+"""Logger of requests."""
+
+# Loggers of the HTTP clients that huggingface_hub uses: they write a line for each request.
+_CLIENTS = ("httpx", "httpx2")
 _TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
@@ -32,11 +38,50 @@ class JsonLines(logging.Formatter):
         return orjson.dumps(line, default=str).decode()
 
 
-def set_up_log(level: str, form: str) -> None:
-    """Log to standard error from ``level`` on, in the form ``text`` or ``json``."""
+class TextLines(logging.Formatter):
+    """Time, level, logger and message; a request in words."""
+
+    def __init__(self) -> None:
+        super().__init__(_TEXT)
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        """Return the line, without what was raised."""
+        fields = getattr(record, FIELDS, None)
+        if fields is not None:
+            record.message = request_words(fields)
+        return super().formatMessage(record)
+
+
+def request_words(fields: Mapping[str, Any]) -> str:
+    """Return what people look for in a request's fields: what it asked, who answered, tokens, times, end, id."""
+    parts = [f"{fields['method']} {fields['path']} {fields['status']} in {fields['seconds']:.2f} s"]
+    parts += [f"{name} {fields[name]}" for name in ("error", "model", "adapter", "tenant") if fields.get(name)]
+    if (prompt := fields.get("prompt_tokens")) is not None:
+        cached = fields.get("cached_tokens")
+        parts.append(f"{prompt} prompt tokens" + (f" ({cached} cached)" if cached else ""))
+    if (tokens := fields.get("completion_tokens")) is not None:
+        parts.append(f"{tokens} tokens")
+    if (first := fields.get("first_token_seconds")) is not None:
+        parts.append(f"first after {first:.2f} s")
+    if (speed := fields.get("tokens_per_second")) is not None:
+        parts.append(f"{speed:.1f} tokens/s")
+    parts += [end if count == 1 else f"{count} {end}" for end, count in (fields.get("finished") or {}).items()]
+    return ", ".join([*parts, f"id {fields['request_id']}"])
+
+
+def set_up_log(level: str, form: str, *, log_requests: bool = False) -> None:
+    """Log to standard error from ``level`` on, in the form ``text`` or ``json``.
+
+    Args:
+        log_requests: a line for each request also where the log is text in a terminal, whose reader wants to see what
+            goes wrong. Everywhere else each is logged. Those that end in a server's error always are.
+    """
     handler = logging.StreamHandler()
-    handler.setFormatter(JsonLines() if form == "json" else logging.Formatter(_TEXT))
+    handler.setFormatter(JsonLines() if form == "json" else TextLines())
     logging.basicConfig(level=level.upper(), handlers=[handler])
     if level != "debug":
         for name in _CLIENTS:
             logging.getLogger(name).setLevel(logging.WARNING)
+    if form == "text" and sys.stderr.isatty() and not log_requests and level != "debug":
+        access = logging.getLogger(ACCESS)
+        access.setLevel(max(logging.WARNING, logging.getLogger().level))

@@ -34,7 +34,7 @@ class _MergedRegistry:
 
 
 def _of_model(sample: Sample, model_name: str) -> Sample:
-    """Return a sample with the label that vLLM, whose servers have one model, leaves out."""
+    """Return a sample with the label ``model_name``, which samples of a server with one model lack, as vLLM's do."""
     return sample._replace(labels={**sample.labels, "model_name": model_name})
 
 

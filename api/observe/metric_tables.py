@@ -90,7 +90,7 @@ COUNTERS: Rows = (
     ("adapters_evicted", "adapters_evicted", "Adapters that left the host's memory for others."),
 )
 # Name in the heartbeat before the tier's, name outside, help; each by the tiers that an engine has.
-KV_TIERS = ("host", "disk")
+KV_TIERS = ("host", "disk", "peer")
 KV_TIER_GAUGES: Rows = (
     ("kv_bytes", "kv_tier_bytes", "Bytes of KV in a tier beside the pool, by `tier`."),
     ("kv_capacity_bytes", "kv_tier_capacity_bytes", "Most bytes of KV in a tier."),

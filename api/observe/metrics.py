@@ -87,6 +87,11 @@ class _Histogram:
         self._counts[bisect_left(self._bounds, value)] += 1
         self._sum += value
 
+    @property
+    def total(self) -> tuple[int, float]:
+        """Number and sum of the values."""
+        return sum(self._counts), self._sum
+
     def collect(self) -> Iterator[Metric]:
         histogram = HistogramMetricFamily(self._name, self._text, labels=LABELS)
         buckets = zip(map(floatToGoString, self._bounds), accumulate(self._counts), strict=True)
@@ -247,6 +252,10 @@ class Metrics:
         )
         if later > 0 and stats.decode > 0:
             self._observe(request_tokens_per_second=later / stats.decode)
+
+    def served(self) -> tuple[int, float]:
+        """Return the number of sequences that have ended by themselves, and the sum of their seconds."""
+        return self._of_sequences["e2e_request_latency_seconds"].total
 
     def observe_longest(self, num_tokens: int) -> None:
         """Add the length of the longest answer to a prompt, once all of them have ended."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from .gpu_usage import GpuCollector
 from .live_page import EngineWatch
 from .metrics import Metrics
+from .recent_requests import RecentRequests
 from .replica_view import GatewaysStatus
 from .tracing import Tracer
 
@@ -22,6 +23,7 @@ class Observers:
         gpus: collector of GPU use for the metrics; None where there is none, and beside the main state.
         gateways: returns the status of the gateways; None where this process answers HTTP alone.
         watch: snapshots of the engine for the live page.
+        recent: the last requests of this process, for the live page; of several models those of the main one have all.
     """
 
     metrics: Metrics
@@ -29,3 +31,4 @@ class Observers:
     gpus: GpuCollector | None = None
     gateways: Callable[[], GatewaysStatus] | None = None
     watch: EngineWatch = field(default_factory=EngineWatch)
+    recent: RecentRequests = field(default_factory=RecentRequests)

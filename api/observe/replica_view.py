@@ -88,6 +88,7 @@ def replica_json(replica: ReplicaStatus) -> dict[str, Any]:
         "object": "replica",
         "engine": replica.engine,
         "state": replica.state,
+        "role": replica.role,
         "place": replica.place,
         "up_seconds": round(replica.up_seconds, 1),
         "silent_seconds": round(replica.silent_seconds, 2),

@@ -6,8 +6,8 @@ from typing import ClassVar
 
 from pydantic import Field
 
+from .adapter_parts import MAX_MODEL_NAME
 from .base import StrictModel
-from .sampling import MAX_MODEL_NAME
 
 MAX_PATH = 4096
 MAX_SOURCE = 2048

@@ -26,7 +26,10 @@ def _seconds(match: re.Match[str]) -> int:
 
 
 class CacheControl(StrictModel):
-    """Pin a prompt in the prefix cache until ``ttl`` after the answer, as a whole or up to where the mark is."""
+    """Pin a prompt in the prefix cache until ``ttl`` after the answer.
+
+    On a request it pins the whole prompt, on a message or tool the prompt up to the end of that part.
+    """
 
     type: Literal["ephemeral"]
     ttl: Annotated[str, AfterValidator(_check_ttl)] = "5m"

@@ -9,10 +9,11 @@ import orjson
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 
 from ...engine.text.questions import YES_NO, Labels, Option, QuestionKind, TypedQuestion
+from .adapter_parts import AdapterFields, ModelName
 from .base import StrictModel, rejected, string_or_list, typed_by
 from .chat_messages import MAX_NAME, MAX_PARTS, CacheBreakpoint, ChatMessage, FunctionCall, ToolCall
 from .response_items import MAX_ITEMS, Status
-from .sampling import CacheKey, ModelName, PriorityName, Salt
+from .sampling import CacheKey, PriorityName, Salt
 
 MAX_QUESTIONS = 400
 MAX_CHOICES = 255
@@ -282,8 +283,8 @@ class CacheOptions(StrictModel):
     ttl: Literal["30m"] | None = None
 
 
-class DecisionRequest(StrictModel):
-    """OpenAI's fields, and as extensions ``answer_with``, ``cache_salt``, ``priority`` and a question's ``model``.
+class DecisionRequest(AdapterFields):
+    """OpenAI's fields; extensions: ``adapters``, ``answer_with``, ``cache_salt``, ``priority``, ``model`` of questions.
 
     Attributes:
         answer_with: the labels that the model answers with: see ``Labels``.
@@ -293,7 +294,6 @@ class DecisionRequest(StrictModel):
 
     input: Input
     questions: Annotated[list[Question], Field(min_length=1, max_length=MAX_QUESTIONS)]
-    model: ModelName | None = None
     prompt_cache_key: CacheKey | None = None
     prompt_cache_options: CacheOptions | None = None
     answer_with: Literal["letters", "values"] = "letters"

@@ -7,9 +7,10 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from ...engine.types import Priority
+from .adapter_parts import AdapterFields
 from .base import StrictModel, rejected, string_or_list
 from .chat_messages import MAX_NAME
-from .sampling import ModelName, PriorityName, Salt, priority_of
+from .sampling import PriorityName, Salt, priority_of
 
 MAX_TEXTS = 2048
 MAX_DIMENSIONS = 1 << 16
@@ -39,12 +40,11 @@ Texts = Annotated[
 ]
 
 
-class PooledFields(StrictModel):
+class PooledFields(AdapterFields):
     """Fields of all requests whose answers are no text. ``cache_salt`` and ``priority`` are extensions."""
 
     ignored: ClassVar[frozenset[str]] = frozenset({"user", "safety_identifier"})
 
-    model: ModelName | None = None
     cache_salt: Salt | None = None
     priority: PriorityName | None = None
 

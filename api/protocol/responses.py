@@ -8,13 +8,14 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, Field, Tag, model_validator
 
 from ...engine.types import MAX_LOGPROBS
+from .adapter_parts import AdapterFields
 from .base import FormatName, Id, Refusal, StrictModel, rejected
 from .cache_control import CacheControl
 from .chat import TemplateKwargs
 from .foreign_fields import foreign_rules
 from .reasoning import Budget, Effort
 from .response_items import Input, InputItem, items_left_out
-from .sampling import CacheKey, ModelName, OptionFields, PriorityName, Salt, Stop
+from .sampling import CacheKey, OptionFields, PriorityName, Salt, Stop
 from .structured import Schema
 from .tools import BY_CHOICE_FORM, MAX_TOOLS, Definition, OtherChoice, OtherTool, by_tool_type, tools_left_out
 
@@ -180,10 +181,9 @@ _PROMPT_REFUSED = {
 }
 
 
-class ResponsePrompt(StrictModel):
+class ResponsePrompt(AdapterFields):
     """Fields of both routes: what the prompt and its tokens follow from."""
 
-    model: ModelName | None = None
     instructions: str | None = None
     previous_response_id: Id | None = None
     reasoning: ReasoningConfig = Field(default_factory=ReasoningConfig)

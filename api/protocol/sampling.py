@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, ConfigDict, Discriminator, Field, Tag, create_model, model_validator
 
 from ...engine.sampling_options import OPTIONS
+from ...engine.serving.beams import MAX_BEAMS
 from ...engine.types import (
     MAX_ALLOWED_TOKEN_IDS,
     MAX_LOGIT_BIAS,
@@ -19,6 +20,7 @@ from ...engine.types import (
     SamplingDefaults,
     SamplingParams,
 )
+from .adapter_parts import AdapterFields, ModelName
 from .base import Refusal, StrictModel, rejected, string_or_list
 from .cache_control import CacheControl
 from .foreign_fields import foreign_rules
@@ -26,10 +28,9 @@ from .foreign_fields import foreign_rules
 _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
 _PRINTABLE = re.compile(r"[\x20-\x7e]{1,128}")
 
+MAX_LENGTH_PENALTY = 10.0
 OPTION_NAMES = tuple(option.name for option in OPTIONS)
 PriorityName = Literal["realtime", "interactive", "batch"]
-MAX_MODEL_NAME = 256
-ModelName = Annotated[str, Field(max_length=MAX_MODEL_NAME)]
 
 IGNORED = frozenset(
     {
@@ -115,7 +116,19 @@ else:
     )
 
 
-class SamplingFields(OptionFields):
+# Fields that change how tokens are drawn or what is told of them, which beam search does not, and their neutral values.
+_NOT_BY_BEAMS: Mapping[str, Any] = {
+    **dict.fromkeys(("presence_penalty", "frequency_penalty"), 0.0),
+    "repetition_penalty": 1.0,
+    **dict.fromkeys(("stream", "logprobs", "field_probabilities", "echo"), False),
+    **{name: [] for name in ("stop", "stop_token_ids", "logprob_token_ids", "tools")},
+    **dict.fromkeys(("prompt_logprobs", "top_logprobs", "allowed_token_ids")),
+    **dict.fromkeys(("min_tokens", "logprob_start_len"), 0),
+    "logit_bias": {},
+}
+
+
+class SamplingFields(AdapterFields, OptionFields):
     """Fields shared by chat and completions. Their bounds are checked by ``AsyncEngine.check``."""
 
     ignored: ClassVar[frozenset[str]] = IGNORED | _FOREIGN.ignored
@@ -125,7 +138,6 @@ class SamplingFields(OptionFields):
         "logit_processors": Refusal("no code of a client's runs here."),
     }
 
-    model: ModelName | None = None
     seed: int | None = None
     n: int = 1
     min_tokens: int = 0
@@ -145,12 +157,16 @@ class SamplingFields(OptionFields):
     lora_path: ModelName | None = None
     cache_control: CacheControl | None = None
     priority: PriorityName | None = None
+    use_beam_search: bool = False
+    length_penalty: Annotated[float, Field(ge=-MAX_LENGTH_PENALTY, le=MAX_LENGTH_PENALTY)] = 1.0
     stream: bool = False
     stream_options: StreamOptions | None = None
     usage: UsageOption = UsageOption()
 
     @model_validator(mode="after")
     def _check_stream(self) -> SamplingFields:
+        if self.adapters is not None and self.lora_path:
+            raise rejected("contradicts 'adapters'", "lora_path")
         if self.stream_options is not None and not self.stream:
             raise rejected("may only be given where 'stream' is true", "stream_options")
         if self.prompt_logprobs is not None and self.stream:
@@ -160,6 +176,17 @@ class SamplingFields(OptionFields):
             raise rejected("may only be given where 'logprobs' is", "logprob_token_ids")
         if self.logprob_token_ids and getattr(self, "echo", False):
             raise rejected("contradicts 'echo': it is for the tokens of the answer", "logprob_token_ids")
+        return self
+
+    @model_validator(mode="after")
+    def _check_beams(self) -> SamplingFields:
+        if self.use_beam_search:
+            if not 1 <= self.n <= MAX_BEAMS:
+                raise rejected(f"must be from 1 to {MAX_BEAMS} where 'use_beam_search' is true", "n")
+            for name in _NOT_BY_BEAMS:
+                value = getattr(self, name, None)
+                if value is not None and value != _NOT_BY_BEAMS[name]:
+                    raise rejected("contradicts 'use_beam_search'", name)
         return self
 
     @property

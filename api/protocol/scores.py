@@ -7,8 +7,9 @@ from typing import Annotated
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from ...engine.types import Priority
+from .adapter_parts import ModelName
 from .base import StrictModel, rejected, string_or_list
-from .sampling import CacheKey, ModelName, PriorityName, Salt, priority_of
+from .sampling import CacheKey, PriorityName, Salt, priority_of
 
 MAX_ITEMS = 1000
 MAX_LABELS = 4096

@@ -9,10 +9,11 @@ import orjson
 from pydantic import AfterValidator, Field, Tag, model_validator
 
 from ...engine.text.questions import YES_NO, Labels, Option, QuestionKind, TypedQuestion
+from .adapter_parts import ModelName
 from .base import Refusal, StrictModel, rejected, typed_by
 from .chat_messages import MAX_NAME, ChatMessage, check_template_kwargs
 from .decisions import MAX_CHOICES, MAX_LEVELS, MAX_QUESTIONS
-from .sampling import ModelName, PriorityName, Salt
+from .sampling import PriorityName, Salt
 
 _MEDIA = Refusal("only text and JSON can be read.", ([],))
 Shown = Any

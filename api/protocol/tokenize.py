@@ -6,11 +6,11 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
+from .adapter_parts import ModelName
 from .base import StrictModel, rejected
 from .call_ids import in_call_order
 from .chat import ChatRequest, TemplateKwargs, check_continuation
 from .chat_messages import ChatMessage, Messages
-from .sampling import ModelName
 from .tools import Tools, check_tools
 
 MAX_TOKENS = 1 << 20

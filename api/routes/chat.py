@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
 
+from ...engine.errors import RequestError
+from ..generate.beam_reads import BeamReader
 from ..generate.build_request import chat_request
 from ..generate.chat_answers import ChatChunks, chat_body
 from ..generate.envelope import Envelope, chunk_events, json_response
@@ -19,14 +21,17 @@ router = APIRouter(route_class=JsonRoute, tags=["generation"])
 @router.post("/v1/chat/completions")
 async def create_chat_completion(body: ChatRequest, request: Request, state: State, caller: CallerOf) -> Response:
     """Answer a conversation."""
-    target = await state.models.find(body.model, caller, body.lora_path, body.session or None)
+    target = await state.models.find(body.asked_model, caller, body.lora_path, body.session or None)
     prepared, output_format, thought = await chat_request(target, body, caller, strict=state.options.strict_max_tokens)
     plan = None if output_format is None else output_format.tools
     kind = "chat.completion.chunk" if body.stream else "chat.completion"
     envelope = Envelope.new("chatcmpl", kind, target.name, state.fingerprint_of(caller.facts.version))
     set_facts(caller, [prepared], model=target.name, stream=body.stream, response_id=envelope.id)
     usage = UsageCount(drop_completion=body.is_prefill_only)
-    deltas = generate(state, target.engine, [prepared], caller, output_format, usage, thought)
+    if body.use_beam_search and thought is not None:
+        raise RequestError("'use_beam_search' is not computed for a model that thinks first.", param="use_beam_search")
+    source = BeamReader(target.engine, caller, body.length_penalty) if body.use_beam_search else target.engine
+    deltas = generate(state, source, [prepared], caller, output_format, usage, thought)
     if body.is_prefill_only:
         deltas = silenced(deltas)
     if body.stream:

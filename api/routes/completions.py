@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
 
+from ..generate.beam_reads import BeamReader
 from ..generate.build_request import completion_requests, echoed_prompts
 from ..generate.completion_answers import CompletionChunks, completion_body
 from ..generate.envelope import Envelope, chunk_events, json_response
@@ -20,7 +21,7 @@ router = APIRouter(route_class=JsonRoute, tags=["generation"])
 @router.post("/v1/completions")
 async def create_completion(body: CompletionRequest, request: Request, state: State, caller: CallerOf) -> Response:
     """Continue one or more prompts."""
-    target = await state.models.find(body.model, caller, body.lora_path, body.session or None)
+    target = await state.models.find(body.asked_model, caller, body.lora_path, body.session or None)
     output_format = requested_format(body)
     grammar = None if output_format is None else output_format.spec
     prepared = await completion_requests(target, body, grammar, caller, strict=state.options.strict_max_tokens)
@@ -28,7 +29,8 @@ async def create_completion(body: CompletionRequest, request: Request, state: St
     envelope = Envelope.new("cmpl", "text_completion", target.name, state.fingerprint_of(caller.facts.version))
     set_facts(caller, prepared, model=target.name, stream=body.stream, response_id=envelope.id)
     usage = UsageCount(drop_completion=body.max_tokens == 0)
-    deltas = generate(state, target.engine, prepared, caller, output_format, usage)
+    source = BeamReader(target.engine, caller, body.length_penalty) if body.use_beam_search else target.engine
+    deltas = generate(state, source, prepared, caller, output_format, usage)
     if body.stream:
         chunks = CompletionChunks(body, envelope, prompts)
         events = chunk_events(at_intervals(deltas, state.options.stream_interval), chunks, usage)

@@ -29,7 +29,7 @@ async def create_decision(body: DecisionRequest, request: Request, state: State,
     session = body.prompt_cache_key or ""
     named = [question.model for question in body.questions]
     fields = [f"questions[{index}].model" for index in range(len(named))]
-    name, models = await asked_models(state, caller, body.model, session or None, named, fields)
+    name, models = await asked_models(state, caller, body.asked_model, session or None, named, fields)
     reader = await plan_reads(
         state,
         caller,

@@ -30,7 +30,10 @@ from ..protocol.exact_json import loads_exact, may_be_inexact
 from .unknown_fields import IGNORED_HEADER, LEFT_OUT_HEADER, IgnoredFields, drop_field, named
 
 _WITH_SCHEMAS = frozenset(
-    ("response_format", "structured_outputs", "guided_json", "tools", "text", "output_config", "output_format")
+    (
+        *("response_format", "structured_outputs", "guided_json", "tools", "text", "output_config", "output_format"),
+        *("format", "parameters"),  # Ollama's, and TGI's
+    )
 )
 PICKED_STATE = "server"
 """Key in a request's state for the server state of the model that its body names, where there are several."""

@@ -1,4 +1,4 @@
-"""``/health``, ``/ready``, ``/version`` and ``/metrics``."""
+"""``/health`` with ``/live`` and ``/ready`` below it, ``/ready``, ``/version`` and ``/metrics``."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from fastapi import APIRouter, Request, Response
 
 from ..errors import ErrorReply, reply_to
 from ..generate.envelope import json_response
+from ..generate.readiness import health_body, is_live, ready_fault
 from ..observe.merged_metrics import exposition
 from .dependencies import Models, State
 
@@ -36,6 +37,34 @@ async def ready(models: Models) -> Response:
         return ErrorReply(503, "The server is shutting down.", code="shutting_down").response()
     answer = await health(models)
     return answer if answer.status_code != 200 else _loading()  # by gateways, of which each loads its tokenizer
+
+
+@router.get("/health/live")
+@router.head("/health/live", include_in_schema=False)
+async def health_live(models: Models) -> Response:
+    """200 unless an engine has ended or hangs, when a new start is what helps. A model may still be loading."""
+    sick = next((state for state in models.states if not is_live(state)), None)
+    if sick is not None:
+        return _unhealthy(models, "dead", reply_to(sick.engine.death()))
+    return json_response(health_body(models, "draining" if models.main.engine.draining else "live"))
+
+
+@router.get("/health/ready")
+@router.head("/health/ready", include_in_schema=False)
+async def health_ready(models: Models) -> Response:
+    """200 while a new request would begin soon, else 503 with the name of what is in its way."""
+    reason = await ready_fault(models)
+    if reason is None:
+        return json_response(health_body(models, "ready"))
+    return _unhealthy(models, "not_ready", ErrorReply(503, f"The server is not ready: {reason}.", code=reason))
+
+
+def _unhealthy(models: Models, status: str, reply: ErrorReply) -> Response:
+    """Return the health body with the reason's name, and the error as all routes tell it."""
+    error = {"message": reply.message, "type": reply.type, "param": None, "code": reply.code}
+    response = json_response({**health_body(models, status), "reason": reply.code, "error": error})
+    response.status_code = reply.status
+    return response
 
 
 def _loading() -> Response:

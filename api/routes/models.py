@@ -31,7 +31,7 @@ def _card(state: ServerState, name: str, *, is_folder: bool = False) -> dict[str
     }
 
 
-def _names(state: ServerState, caller: Caller) -> list[str]:
+def names_for(state: ServerState, caller: Caller) -> list[str]:
     """Return the names of a base model and of the adapters that a caller may use."""
     versions = state.models.versions
     served = () if versions is None else versions.served
@@ -50,13 +50,13 @@ async def list_models(
             again and again without one. What it knows by itself holds where that is empty.
     """
     named = [state for state in models.states if state.is_named]
-    cards = [_card(state, name) for state in named for name in _names(state, caller)]
+    cards = [_card(state, name) for state in named for name in names_for(state, caller)]
     for state in named if models.is_single else ():
-        cards += [_card(state, name, is_folder=True) for name in await _folders(state, caller)]
+        cards += [_card(state, name, is_folder=True) for name in await folders_for(state, caller)]
     return {"object": "list", "data": cards, **({} if client_version is None else {"models": []})}
 
 
-async def _folders(state: ServerState, caller: Caller) -> list[str]:
+async def folders_for(state: ServerState, caller: Caller) -> list[str]:
     """Return the names of adapters below ``--lora-dir`` that a caller may use and that are not loaded yet."""
     return list(filter(caller.may_use, await state.models.findable()))
 
@@ -69,7 +69,7 @@ async def get_model(name: str, models: Models, caller: CallerOf) -> dict[str, An
     if name not in state.models.names and not (
         (name in state.models.adapters or name in served) and caller.may_use(name)
     ):
-        if not models.is_single or name not in await _folders(state, caller):
+        if not models.is_single or name not in await folders_for(state, caller):
             raise UnknownModel(name)
         return _card(state, name, is_folder=True)
     return _card(state, name)

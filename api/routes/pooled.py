@@ -32,7 +32,7 @@ router = APIRouter(route_class=JsonRoute, tags=["pooled outputs"])
 @router.post("/v1/embeddings")
 async def create_embedding(body: EmbeddingRequest, request: Request, state: State, caller: CallerOf) -> Response:
     """Embed texts."""
-    target = await state.models.find(body.model, caller)
+    target = await state.models.find(body.asked_model, caller)
     engine, pooler = target.engine, target.engine.pooler
     if body.dimensions is not None and pooler.size and body.dimensions > pooler.size:
         raise RequestError(
@@ -53,7 +53,7 @@ async def create_embedding(body: EmbeddingRequest, request: Request, state: Stat
 @router.post("/v1/classify")
 async def create_classification(body: ClassifyRequest, request: Request, state: State, caller: CallerOf) -> Response:
     """Classify texts by the model's classification head."""
-    target = await state.models.find(body.model, caller)
+    target = await state.models.find(body.asked_model, caller)
     engine = target.engine
     reader = await plan_pooled(engine, target.adapter, body, caller, "classify")
     response_id = f"classify-{uuid.uuid4().hex}"
@@ -74,7 +74,7 @@ async def create_classification(body: ClassifyRequest, request: Request, state: 
 @router.post("/v1/rerank")
 async def create_ranking(body: RerankRequest, request: Request, state: State, caller: CallerOf) -> Response:
     """Order documents by how relevant they are to a query."""
-    target = await state.models.find(body.model, caller)
+    target = await state.models.find(body.asked_model, caller)
     reader = await plan_rerank(target, body, caller)
     response_id = f"rerank-{uuid.uuid4().hex}"
     await _read(state, caller, request, reader, target.name, response_id)

@@ -40,7 +40,7 @@ router = APIRouter(route_class=JsonRoute, tags=["responses"])
 async def create_response(body: ResponseRequest, request: Request, state: State, caller: CallerOf) -> Response:
     """Answer an input, and store the response unless ``store`` is false."""
     owner = caller.key.tenant
-    target = await state.models.find(body.model, caller, session=body.prompt_cache_key)
+    target = await state.models.find(body.asked_model, caller, session=body.prompt_cache_key)
     connection = _connection(request)
     conversation = load_conversation(body, state.stores.responses, owner, connection)
     with FIELD_NAMES.naming_errors():
@@ -104,7 +104,7 @@ def _error_of_stream(failure: ErrorReply) -> bytes:
 @router.post("/v1/responses/input_tokens")
 async def count_input_tokens(body: CountInputTokensRequest, state: State, caller: CallerOf) -> Response:
     """Count the tokens of a response's input: those that its usage will say."""
-    target = await state.models.locate(body.model, caller, session=body.prompt_cache_key)
+    target = await state.models.locate(body.asked_model, caller, session=body.prompt_cache_key)
     conversation = load_conversation(body, state.stores.responses, caller.key.tenant)
     with FIELD_NAMES.naming_errors():
         chat = chat_request_of(body, conversation.messages(body.instructions))

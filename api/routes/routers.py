@@ -16,16 +16,19 @@ from . import (
     files,
     health,
     models,
+    ollama,
     pooled,
     replicas,
     responses,
     scores,
+    tgi,
     tokenize,
     ui,
 )
 
 DIRECT: tuple[APIRouter, ...] = tuple(
-    module.router for module in (chat, completions, decisions, scores, pooled, responses, anthropic, files, batches)
+    module.router
+    for module in (chat, completions, decisions, scores, pooled, responses, anthropic, ollama, tgi, files, batches)
 )
 """Those whose routes are answered without the framework where a body is all that they take."""
 ROUTERS: tuple[APIRouter, ...] = (

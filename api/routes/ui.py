@@ -13,17 +13,19 @@ from ...engine.serving.replica_status import ReplicaOwner
 from ..generate.envelope import json_response
 from ..observe.live_page import FILES, HEADERS, INDEX, PATHS, content_type
 from ..observe.replica_view import fleet_json
-from .dependencies import State
+from .dependencies import Models, State
 
 router = APIRouter(tags=["operation"])
 
 
 @router.get("/ui/state")
-async def ui_state(state: State, since: Annotated[float, Query(ge=-1)] = -1) -> Response:
-    """A snapshot of the engine at most half a second old, and the points of the curves after ``since``.
+async def ui_state(state: State, models: Models, since: Annotated[float, Query(ge=-1)] = -1) -> Response:
+    """A snapshot of the engine at most half a second old, points of the curves after ``since``, the last requests.
+
+    Without a snapshot in time, as in a long step, ``engine`` is null, ``waiting`` says why, and all else is told.
 
     Raises:
-        CapacityError: the model is being loaded, or the engine does not answer in time.
+        CapacityError: the model is being loaded.
         EngineDead: the engine is gone.
     """
     if state.engine.client is None or state.engine.async_engine is None:
@@ -33,7 +35,11 @@ async def ui_state(state: State, since: Annotated[float, Query(ge=-1)] = -1) -> 
     # Of an engine of one process all that could be told is in the snapshot.
     fleet = fleet_json(state.engine.client.status()) if isinstance(state.engine.client, ReplicaOwner) else None
     is_empty = fleet is not None and not fleet["data"]
-    engine = b"null" if is_empty else await state.observers.watch.snapshot(state.engine.client)
+    engine, waiting = b"null", None
+    try:
+        engine = engine if is_empty else await state.observers.watch.snapshot(state.engine.client)
+    except CapacityError as error:
+        waiting = str(error)
     server = {
         "version": state.version,
         "started": state.started,
@@ -42,7 +48,16 @@ async def ui_state(state: State, since: Annotated[float, Query(ge=-1)] = -1) -> 
         "draining": state.engine.draining,
     }
     history = list(state.observers.metrics.history.since(since))
-    return json_response({"server": server, "history": history, "fleet": fleet, "engine": orjson.Fragment(engine)})
+    return json_response(
+        {
+            "server": server,
+            "history": history,
+            "requests": models.main.observers.recent.state(),
+            "fleet": fleet,
+            "engine": orjson.Fragment(engine),
+            "waiting": waiting,
+        }
+    )
 
 
 async def _file(request: Request) -> Response:

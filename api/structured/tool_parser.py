@@ -13,6 +13,10 @@ import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
+from typing import Any
+
+import orjson
+from pydantic_core import from_json
 
 from .argument_syntax import ArgumentReader, JsonReader, argument_reader
 from .input_reader import InputReader
@@ -40,6 +44,19 @@ def read_calls(plan: ToolPlan, text: str) -> tuple[str, list[ParsedCall]]:
     if parser.is_inside_call:
         calls[-1] = replace(calls[-1], is_whole=False)
     return "".join(content), calls
+
+
+def arguments_json(text: str) -> Any:
+    """Return a call's arguments for ``orjson.dumps``: unchanged, or of those that were cut off what is there."""
+    try:
+        orjson.loads(text)
+    except orjson.JSONDecodeError:
+        try:
+            found = from_json(text, allow_partial="trailing-strings")
+        except ValueError:
+            found = {}
+        return found if isinstance(found, dict) else {}
+    return orjson.Fragment(text)
 
 
 class ToolParser:

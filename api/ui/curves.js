@@ -1,11 +1,12 @@
 // Sparklines of the last five minutes, with the newest value or the one under the pointer.
 
-import { byId, el, set, svg } from "./dom.js";
+import { byId, el, say, set, svg } from "./dom.js";
 import { digits, percent, seconds, whole } from "./format.js";
 
 const SPAN = 300;
 const WIDTH = 300;
 const HEIGHT = 46;
+const TOP = 3; // where the highest value is
 const FRESH = 20; // seconds for which a value counts as current
 const GAP = 15; // seconds without a value that a line bridges
 
@@ -65,13 +66,16 @@ function chart({ title, unit, hue, values, format, top }) {
   const area = svg("path", { class: "area" });
   const lines = values.map((_, i) => svg("path", { class: i ? "line second" : "line" }));
   const floor = svg("line", { class: "floor", x1: 0, x2: WIDTH, y1: HEIGHT, y2: HEIGHT });
+  const ceiling = svg("line", { class: "ceiling", x1: 0, x2: WIDTH, y1: TOP, y2: TOP });
   const at = svg("line", { class: "at", y1: 0, y2: HEIGHT, visibility: "hidden" });
   const picture = svg(
     "svg",
     { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", "aria-hidden": "true" },
-    floor, area, ...lines.toReversed(), at,
+    floor, ceiling, area, ...lines.toReversed(), at,
   );
-  const card = el("article", `curve ${hue}`, el("h2", "", title), now, picture);
+  const high = el("span", "high");
+  const span = el("p", "span", el("span", "", "5 min ago"), el("span", "", "now"));
+  const card = el("article", `curve ${hue}`, el("h2", "", title), now, el("div", "frame", picture, high), span);
   let under = null;
 
   const x = (point) => WIDTH - ((newest() - point.at) / SPAN) * WIDTH;
@@ -85,7 +89,8 @@ function chart({ title, unit, hue, values, format, top }) {
 
   function update() {
     const highest = top ?? Math.max(1e-9, ...points.flatMap((point) => values.map((value) => value(point) ?? 0)));
-    const y = (value) => HEIGHT - 1 - (value / highest) * (HEIGHT - 4);
+    const y = (value) => HEIGHT - 1 - (value / highest) * (HEIGHT - 1 - TOP);
+    say(high, highest > 1e-9 ? format(highest) : "");
     values.forEach((value, i) => set(lines[i], { d: path(value, x, y) }));
     set(area, { d: filled(values[0], x, y) });
     tell();

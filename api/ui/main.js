@@ -3,9 +3,10 @@
 import { showPool, showStep } from "./bars.js";
 import { forgetCurves, newest, showCurves } from "./curves.js";
 import { byId, say } from "./dom.js";
-import { whole } from "./format.js";
+import { seconds, whole } from "./format.js";
 import { offerModels } from "./playground.js";
 import { showReplicas } from "./replicas.js";
+import { showRequests } from "./requests.js";
 import { Refusal, get, useKey } from "./server.js";
 import { showAdapters, showSequences } from "./tables.js";
 import { showTree } from "./tree.js";
@@ -36,18 +37,20 @@ async function poll() {
   else show(state);
 }
 
-function show({ server, history, engine, fleet }) {
+function show({ server, history, requests, engine, fleet, waiting }) {
   if (server.started !== started) {
     forgetCurves();
     started = server.started;
     loaded = null;
   }
   status(server.draining ? "closed" : "live", server.draining ? "shutting down" : "live");
-  notice("");
-  say(byId("model"), `${server.model} · context ${whole(server.max_model_len)} · version ${server.version}`);
+  notice(waiting ?? "");
+  const up = seconds(Math.max(0, requests.now - server.started));
+  say(byId("model"), `${server.model} · up ${up} · context ${whole(server.max_model_len)} · version ${server.version}`);
   showCurves(history);
+  showRequests(requests);
   showReplicas(fleet);
-  if (!engine) return; // No replica runs.
+  if (!engine) return; // No replica runs, or the engine is in a long step.
   showTree(engine);
   showStep(engine.stats);
   showPool(engine.stats, engine.page_size);

@@ -1,8 +1,10 @@
-// Playground: send one prompt, stream the answer, and shade the cached part of the prompt.
+// Playground: send a conversation, stream the answer, and shade the cached part of the prompt.
 
+import { offerCode } from "./code_sample.js";
 import { byId, el, say } from "./dom.js";
 import { seconds, whole } from "./format.js";
 import { events, get, post } from "./server.js";
+import { keep, messagesWith, onTurns, takeResult, wantsMoreResults } from "./turns.js";
 
 const EXAMPLE = {
   type: "object",
@@ -15,11 +17,22 @@ const EXAMPLE = {
   required: ["name", "company", "email", "phone"],
   additionalProperties: false,
 };
+const TOOLS = [
+  {
+    type: "function",
+    function: {
+      name: "find_contact",
+      description: "Look a person up in the address book.",
+      parameters: { type: "object", properties: { name: { type: "string" } }, required: ["name"] },
+    },
+  },
+];
 const ANOTHER = ""; // An adapter loaded on its first use is not listed before.
 const answer = byId("answer");
 const thought = byId("thought");
 const check = byId("answer-check");
 let running = null;
+let asked = null; // the last whole answer: its messages, text and calls of tools
 
 /** List the server's models; called again whenever they may have changed. */
 export async function offerModels() {
@@ -34,6 +47,7 @@ export async function offerModels() {
 }
 
 byId("ask-schema").value = JSON.stringify(EXAMPLE, null, 2);
+byId("ask-tools").value = JSON.stringify(TOOLS, null, 2);
 byId("ask-system").value = "You are a helpful assistant. Answer in one or two sentences.";
 byId("ask-user").value = "At the fair I talked with Vera Hughes of Copper Hill; her number is 555-0142.";
 byId("ask-model").addEventListener("change", (event) => {
@@ -48,15 +62,27 @@ byId("ask").addEventListener("keydown", (event) => {
 byId("ask-stop").addEventListener("click", () => running?.abort());
 byId("ask").addEventListener("submit", (event) => {
   event.preventDefault();
-  ask();
+  if (!wantsMoreResults()) return ask();
+  takeResult(byId("ask-user").value);
+  byId("ask-user").value = "";
 });
+byId("ask-continue").addEventListener("click", () => {
+  keep(asked.messages, asked.text, asked.calls);
+  asked = null;
+  byId("ask-continue").hidden = true;
+  byId("ask-user").value = "";
+  byId("ask-user").focus();
+});
+onTurns(offerCode(question));
 
 async function ask() {
   begin();
   try {
     const body = question();
-    const [usage, times, finish] = await stream(body);
+    const { usage, times, finish, calls, text } = await stream(body);
     tell(usage, times, finish);
+    asked = { messages: body.messages, text, calls };
+    byId("ask-continue").hidden = false;
     if (body.response_format) judge();
     await shade(body, usage);
   } catch (error) {
@@ -68,35 +94,36 @@ async function ask() {
   }
 }
 
-/** Request body from the form. SyntaxError for a schema that is not JSON. */
+/** Request body from the form. SyntaxError for a schema or tools that are not JSON. */
 function question() {
-  const system = byId("ask-system").value.trim();
-  const messages = [...(system ? [{ role: "system", content: system }] : []), { role: "user", content: byId("ask-user").value }];
   const body = {
     model: byId("ask-model").value || byId("ask-other").value.trim(),
-    messages,
+    messages: messagesWith(byId("ask-system").value.trim(), byId("ask-user").value),
     temperature: Number(byId("ask-temperature").value),
     max_tokens: Number(byId("ask-max").value),
     stream: true,
     stream_options: { include_usage: true },
   };
   if (byId("ask-structured").checked) {
-    const schema = parsed(byId("ask-schema").value);
+    const schema = parsed(byId("ask-schema").value, "The schema is");
     body.response_format = { type: "json_schema", json_schema: { name: "answer", schema } };
   }
+  if (byId("ask-offers-tools").checked) body.tools = parsed(byId("ask-tools").value, "The tools are");
   return body;
 }
 
-function parsed(text) {
+function parsed(text, what) {
   try {
     return JSON.parse(text);
   } catch (error) {
-    throw new SyntaxError(`The schema is not valid JSON: ${error.message}`);
+    throw new SyntaxError(`${what} not valid JSON: ${error.message}`);
   }
 }
 
 function begin() {
   running = new AbortController();
+  asked = null;
+  byId("ask-continue").hidden = true;
   answer.textContent = "";
   answer.ariaBusy = "true"; // It is read aloud once, when it is whole.
   thought.textContent = "";
@@ -118,17 +145,19 @@ function end() {
   byId("ask-stop").hidden = true;
 }
 
-/** Stream thought and answer to the page; return usage, times of start, first and last text, and the finish reason. */
+/** Stream thought and answer to the page; return usage, times of start, first and last text, finish reason and calls. */
 async function stream(body) {
   const times = { begin: performance.now(), first: null, last: null };
+  const calls = [];
+  let text = "";
   let usage = null;
   let finish = null;
   for await (const event of events("v1/chat/completions", body, running.signal)) {
     usage = event.usage ?? usage;
     const [choice] = event.choices;
     finish = choice?.finish_reason ?? finish;
-    const { reasoning_content: thinking, content } = choice?.delta ?? {};
-    if (!thinking && !content) continue;
+    const { reasoning_content: thinking, content, tool_calls: called } = choice?.delta ?? {};
+    if (!thinking && !content && !called?.length) continue;
     times.last = performance.now();
     if (!times.first) say(byId("ask-usage"), "answering");
     times.first ??= times.last;
@@ -137,8 +166,18 @@ async function stream(body) {
       extend(thought, thinking);
     }
     if (content) extend(answer, content);
+    text += content ?? "";
+    for (const part of called ?? []) extend(answer, grown(calls, part));
   }
-  return [usage, times, finish];
+  return { usage, times, finish, calls, text };
+}
+
+/** Add a piece of a call of a tool to the calls, and return what the page shows of it. */
+function grown(calls, { index, id, function: { name, arguments: piece } = {} }) {
+  const isNew = !calls[index];
+  calls[index] ??= { id, type: "function", function: { name, arguments: "" } };
+  calls[index].function.arguments += piece ?? "";
+  return `${isNew ? `${index || answer.textContent ? "\n" : ""}${name} ` : ""}${piece ?? ""}`;
 }
 
 /** Append text, and scroll along where the end was in sight. */
@@ -178,6 +217,7 @@ async function shade(body, usage) {
   const { tokens } = await post("tokenize", {
     model: body.model,
     messages: body.messages,
+    ...(body.tools ? { tools: body.tools } : {}),
     add_generation_prompt: true,
   });
   const textOf = async (count) => (await post("detokenize", { model: body.model, tokens: tokens.slice(0, count) })).prompt;

@@ -27,6 +27,11 @@ export async function post(path, body, signal) {
   return reply.json();
 }
 
+/** POST a body to a route whose answer says no more than that it is done. */
+export async function send(path, body) {
+  await (await request(path, posting(body))).text();
+}
+
 /** Yield the events of a streamed answer as JSON. */
 export async function* events(path, body, signal) {
   const reply = await request(path, posting(body, signal));

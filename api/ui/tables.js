@@ -1,8 +1,10 @@
 // Tables of running sequences, and of adapters with their slots.
 
+import { actionOf } from "./adapters.js";
 import { byId, el, set, table, update } from "./dom.js";
 import { bytes, percent, plural, seconds, whole } from "./format.js";
 import { hue, namespaceOf } from "./palette.js";
+import { short } from "./requests.js";
 
 export function showSequences(engine) {
   const { sequences, stats } = engine;
@@ -49,16 +51,17 @@ export function showAdapters(engine) {
     ? `${plural(slots.length, "slot")}, ${whole(stats.adapters)} loaded, ${bytes(stats.adapters_host_bytes)} on the host` + (unseen > 0 ? `; the ${adapters.length} busiest` : "")
     : "";
   update(byId("slots"), ...slots.map(slot));
+  byId("adapter-box").hidden = !slots.length;
   if (!slots.length) {
     update(byId("adapters"), el("p", "empty", "Adapters are off. Start with --enable-lora to serve them."));
     return;
   }
-  const heads = [["name"], ["where"], ["rank", "number"], ["size", "number"], ["requests", "number"], ["in a slot", "number"], ["running", "number"]];
+  const heads = [["name"], ["where"], ["rank", "number"], ["size", "number"], ["requests", "number"], ["in a slot", "number"], ["running", "number"], [""]];
   const rows = adapters.map((each) => [
-    [el("span", `dot ${colorOf(each.name, engine)}`), set(el("span", "", each.name), { title: each.name }), each.activated ? el("span", "tag", "activated") : null],
+    [el("span", `dot ${colorOf(each.name, engine)}`), short(each.name), each.activated ? el("span", "tag", "activated") : null],
     each.state === "ready" ? each.tier : each.state,
     each.rank, bytes(each.bytes), whole(each.requests),
-    each.requests ? percent(each.hits / each.requests) : "–", whole(each.running),
+    each.requests ? percent(each.hits / each.requests) : "–", whole(each.running), actionOf(each.name),
   ]);
   update(byId("adapters"), rows.length ? table(heads, rows) : el("p", "empty", "No adapter is loaded yet. One of --lora-dir is loaded when a request names it."));
 

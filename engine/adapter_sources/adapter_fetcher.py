@@ -43,7 +43,8 @@ from .source_uri import AdapterSource, location_of
 from .web_client import WebClient
 
 _MOST_DOWNLOADS = 8  # that read from their sources at a time
-_RESERVED_DOWNLOADS = 2  # of these, for the operator and admins
+# Downloads that are reserved for the operator and admins, out of those that may run at once.
+_RESERVED_DOWNLOADS = 2
 _CLOSE_SECONDS = 5.0  # for downloads to end in, when the fetcher is closed
 _TRIES = 2  # of a download whose source changes meanwhile, or whose earlier part turns out damaged
 _POLL_SECONDS = 0.1

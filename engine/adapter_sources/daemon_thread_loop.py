@@ -31,7 +31,8 @@ def settle(result: Future[Any], call: Callable[..., Any], *arguments: Any) -> No
     """Run a call and put what it returns or raises into a future that was told to run."""
     try:
         value = call(*arguments)
-    except BaseException as error:  # as a thread of an executor does
+    except BaseException as error:
+        # An executor's thread also passes on SystemExit and KeyboardInterrupt.
         result.set_exception(error)
     else:
         result.set_result(value)

@@ -53,10 +53,12 @@ _LATENT = {
     "attention.value_length_mla": "v_head_dim",
     "rope.dimension_count": "qk_rope_head_dim",
 }
-_MOST_WITHOUT_GROUPS = 64  # experts; files of more that name no groups are older than their key
+# A file with more experts than this and no key for expert groups was written before that key existed.
+_MOST_WITHOUT_GROUPS = 64
 _GATING_OF_CHOSEN = 3  # a softmax over the chosen experts: one over all, renormalised
 _LLAMA4_CHUNK = 8192  # llama.cpp knows no other
-_UNNORMED_EXPERTS = 128  # of Llama 4 Maverick, which has no norms of q and k
+# Llama 4 Maverick is told by its 128 experts: it has no norms of q and k, and no key says so.
+_UNNORMED_EXPERTS = 128
 _SHORT_CONV = {"shortconv.l_cache": "conv_L_cache"}
 # Translated one by one below, or without effect on the result.
 _READ = {

@@ -15,10 +15,18 @@ from .config_fields import Fields
 from .families.family import Family
 from .families.family_table import BY_ARCHITECTURE, BY_MODEL_TYPE, family_of
 from .families.prediction import COUNT_KEY
-from .model_config import Activation, LatentConfig, LayerConfig, ModelConfig, QueryScaling, YarnScaling
+from .model_config import (
+    Activation,
+    LatentConfig,
+    LayerConfig,
+    ModelConfig,
+    ParallelScales,
+    QueryScaling,
+    YarnScaling,
+)
 from .quantization_config import Quantization, read_quantization
 from .read_mixture import read_mixtures
-from .read_recurrent import own_keys, read_recurrent
+from .read_recurrent import own_keys, read_blocks
 from .rope_config import read_query_scaling, read_ropes
 from .text_config import MULTIMODAL_BY_ARCHITECTURE, TEXT, VISION, Multimodal, language_config, multimodal
 
@@ -133,6 +141,7 @@ def model_config(config: Mapping[str, Any]) -> ModelConfig:
         final_norm=family.final_norm,
         latent=latent,
         gated_attention=family.gated_attention,
+        parallel_scales=_parallel_scales(fields) if family.blocks == "parallel" else None,
         quantization=quantization,
         generates=classes is None,
         num_classes=classes or 0,
@@ -213,6 +222,9 @@ def nearest(name: str, known: Iterable[str]) -> str:
 def _scales(fields: Fields, family: Family, hidden: int) -> tuple[float, float, float]:
     """Return the factors of embeddings, of additions to the residual stream, and of logits."""
     embedding = hidden**0.5 if family.scaled_embedding else 1.0
+    if family.blocks == "parallel":
+        embedding = fields.positive("embedding_multiplier", default=1.0)
+        return embedding, 1.0, fields.positive("lm_head_multiplier", default=1.0)
     if family.logit_scale:
         return embedding, 1.0, fields.positive("logit_scale")
     if not family.multipliers:
@@ -224,7 +236,25 @@ def _scales(fields: Fields, family: Family, hidden: int) -> tuple[float, float, 
     )
 
 
+def _parallel_scales(fields: Fields) -> ParallelScales:
+    """Return the factors of a Falcon H1. That of attention's input is one of its scores and one of its output."""
+    attention, state = (fields.positive(f"{name}_out_multiplier", default=1.0) for name in ("attention", "ssm"))
+    before = fields.positive("ssm_in_multiplier", default=1.0)
+    projected = fields.positives("ssm_multipliers", 5) if fields.has("ssm_multipliers") else (1.0,) * 5
+    gate, down = fields.positives("mlp_multipliers", 2) if fields.has("mlp_multipliers") else (1.0, 1.0)
+    return ParallelScales(
+        attention=attention * fields.positive("attention_in_multiplier", default=1.0),
+        state=state,
+        projected=tuple(before * factor for factor in projected),
+        gate=gate,
+        down=down,
+    )
+
+
 def _attention_scale(fields: Fields, family: Family, head_dim: int) -> float:
+    if family.blocks == "parallel":
+        of_input = fields.positive("attention_in_multiplier", default=1.0)
+        return float(head_dim**-0.5 * of_input**2 * fields.positive("key_multiplier", default=1.0))
     if family.multipliers:
         return fields.positive("attention_multiplier", default=1.0)
     scalar = fields.positive("query_pre_attn_scalar") if family.query_scalar else head_dim
@@ -347,17 +377,19 @@ def _layers(fields: Fields, family: Family, head_dim: int) -> tuple[LayerConfig,
     chunk = fields.integer("attention_chunk_size", high=MAX_LENGTH) if CHUNKED in kinds else None
     mixtures = read_mixtures(fields, family.mixture, count)
     query_scaling, temperature = read_query_scaling(fields, family), _temperature(fields, family)
-    recurrent = read_recurrent(fields, family, count)
+    blocks = read_blocks(fields, family, count)
     return tuple(
         LayerConfig(
             window=window if kind == SLIDING else None,
-            rope=(local if kind == SLIDING else full) if has_rope and state is None else None,
-            mixture=mixture,
+            rope=(local if kind == SLIDING else full) if has_rope and block.attends else None,
+            mixture=mixture if block.takes_mixture else None,
             query_scaling=query_scaling if has_rope else temperature or query_scaling,
             chunk=chunk if kind == CHUNKED else None,
-            recurrent=state,
+            recurrent=block.recurrent,
+            has_attention=block.attends,
+            has_mlp=block.has_mlp,
         )
-        for kind, has_rope, mixture, state in zip(kinds, rotary, mixtures, recurrent, strict=True)
+        for kind, has_rope, mixture, block in zip(kinds, rotary, mixtures, blocks, strict=True)
     )
 
 
@@ -370,6 +402,8 @@ def _temperature(fields: Fields, family: Family) -> QueryScaling | None:
 
 def _rotary_layers(fields: Fields, family: Family, count: int) -> list[bool]:
     """Return for each layer whether it has a rotary embedding, as far as that does not follow from its window."""
+    if family.no_rope == "always":
+        return [False] * count
     if family.no_rope == "asked":
         kind = fields.values.get("position_embedding_type")
         if kind not in (None, "nope", "rope"):

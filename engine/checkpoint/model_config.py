@@ -156,6 +156,25 @@ class QueryScaling:
 
 
 @dataclass(frozen=True, slots=True)
+class ParallelScales:
+    """Factors of a layer with attention and a state space side by side (Falcon H1).
+
+    Attributes:
+        attention: of attention's output.
+        state: of the state space's output.
+        projected: of the columns of its input projection: gate, x, B, C and steps.
+        gate: of the MLP's gate.
+        down: of its output.
+    """
+
+    attention: float
+    state: float
+    projected: tuple[float, ...]
+    gate: float
+    down: float
+
+
+@dataclass(frozen=True, slots=True)
 class LayerConfig:
     """Parameters of one layer.
 
@@ -165,7 +184,9 @@ class LayerConfig:
         rope: None for a layer without positions.
         mixture: the experts that are the layer's MLP, None for an ordinary one.
         query_scaling: a factor of queries by position, or None.
-        recurrent: what the layer has in place of attention, None for attention.
+        recurrent: a mixer with a recurrent state, which stands in place of attention or beside it; None for none.
+        has_attention: the layer has attention.
+        has_mlp: it has an MLP or a mixture; without, it is a mixer alone (Nemotron-H).
     """
 
     window: int | None
@@ -174,6 +195,8 @@ class LayerConfig:
     query_scaling: QueryScaling | None = None
     chunk: int | None = None
     recurrent: RecurrentLayer | None = None
+    has_attention: bool = True
+    has_mlp: bool = True
 
 
 class ModelShape(Protocol):
@@ -189,6 +212,8 @@ class ModelShape(Protocol):
     def num_layers(self) -> int: ...
     @property
     def num_attention_layers(self) -> int: ...
+    @property
+    def attends(self) -> tuple[bool, ...]: ...
     @property
     def has_states(self) -> bool: ...
     @property
@@ -247,6 +272,7 @@ class ModelConfig:
         latent: attention is latent, None for keys and values of their own.
         gated_attention: attention's results are multiplied by the sigmoid of a gate, which q's projection has behind
             each head's queries (Qwen3-Next).
+        parallel_scales: factors of layers with attention and a state space side by side, None without such layers.
         quantization: what the stored numbers of its matrices mean, None for plain ones.
         generates: the checkpoint has a language head; of one without the ``tied_head`` is of no use.
         num_classes: rows of its classification head, 0 without one.
@@ -295,6 +321,7 @@ class ModelConfig:
     final_norm: str = "norm"
     latent: LatentConfig | None = None
     gated_attention: bool = False
+    parallel_scales: ParallelScales | None = None
     quantization: Quantization | None = None
     generates: bool = True
     num_classes: int = 0
@@ -305,7 +332,12 @@ class ModelConfig:
 
     @property
     def num_attention_layers(self) -> int:
-        return sum(layer.recurrent is None for layer in self.layers)
+        return sum(layer.has_attention for layer in self.layers)
+
+    @property
+    def attends(self) -> tuple[bool, ...]:
+        """Whether a layer has attention, layer by layer."""
+        return tuple(layer.has_attention for layer in self.layers)
 
     @property
     def has_states(self) -> bool:

@@ -8,7 +8,7 @@ from .families.mixture import ClampedGate, Mixture, MixtureFamily
 
 MOST_EXPERTS = 1 << 12
 _MLP_TYPES = ("dense", "sparse")
-_ACTIVATIONS = ("silu", "swish")
+_ACTIVATIONS = {True: ("silu", "swish"), False: ("relu2",)}  # of experts with a gate, and without
 
 
 def read_mixtures(fields: Fields, family: MixtureFamily | None, num_layers: int) -> tuple[Mixture | None, ...]:
@@ -35,8 +35,9 @@ def _mixture(fields: Fields, family: MixtureFamily) -> Mixture:
     if len(set(counts)) > 1:
         raise fields.wrong(named[1], f"the same as {named[0]}, {counts[0]}")
     count = counts[0]
-    if fields.values.get("hidden_act", "silu") not in _ACTIVATIONS:
-        raise fields.wrong("hidden_act", f"one of {', '.join(_ACTIVATIONS)} in experts")
+    activations = _ACTIVATIONS[family.gated]
+    if fields.values.get("hidden_act", "silu") not in activations:
+        raise fields.wrong("hidden_act", f"one of {', '.join(activations)} in experts")
     if fields.has("scoring_func") and fields.values["scoring_func"] != family.scores:
         raise fields.wrong("scoring_func", quoted(family.scores))
     groups, top_groups = _groups(fields, family, count)
@@ -61,6 +62,8 @@ def _mixture(fields: Fields, family: MixtureFamily) -> Mixture:
         biased=family.biased,
         clamp=_clamp(fields) if family.clamped else None,
         weighs_input=family.weighs_input,
+        gated=family.gated,
+        latent_size=fields.integer(family.latent_key) if family.latent_key and fields.has(family.latent_key) else None,
     )
 
 

@@ -5,21 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from fractions import Fraction
 from math import inf
-from typing import Any
+from typing import Any, NamedTuple
 
 from .config_fields import Fields
 from .families.family import Family, Recurrent
 from .families.recurrent import DeltaLayer, Mamba2Layer, RecurrentLayer, ShortConvLayer
 from .read_mixture import is_dense
 
-ATTENTION, RECURRENT = "attention", "recurrent"
+ATTENTION, RECURRENT, MLP, MIXTURE = "attention", "recurrent", "mlp", "moe"
 _KINDS = {
     "full_attention": ATTENTION,
     "attention": ATTENTION,
     "conv": RECURRENT,
     "mamba": RECURRENT,
     "linear_attention": RECURRENT,
+    "mlp": MLP,
+    "moe": MIXTURE,
 }
+_PATTERN = "hybrid_override_pattern"
+_LETTERS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}  # of the pattern
 _NAMES = {
     "short_conv": ("full_attention", "conv"),
     "mamba2": ("attention", "full_attention", "mamba", "linear_attention"),
@@ -39,16 +43,48 @@ _MOST_TAPS = 8
 _MOST_HEADS = 1 << 16
 
 
-def read_recurrent(fields: Fields, family: Family, count: int) -> tuple[RecurrentLayer | None, ...]:
-    """Return what each layer has in place of attention, None for attention.
+class Blocks(NamedTuple):
+    """What a layer has.
+
+    Attributes:
+        attends: attention.
+        recurrent: a mixer with a recurrent state, in place of attention or beside it.
+        has_mlp: an MLP.
+        takes_mixture: which may be a mixture of experts.
+    """
+
+    attends: bool
+    recurrent: RecurrentLayer | None = None
+    has_mlp: bool = True
+    takes_mixture: bool = True
+
+
+def read_blocks(fields: Fields, family: Family, count: int) -> tuple[Blocks, ...]:
+    """Return what each layer has.
 
     Raises:
-        ModelError: a value is invalid or asks for something that is not computed, or no layer has attention.
+        ModelError: a value is invalid or asks for something that is not computed, or no layer has attention where the
+            family has such layers.
     """
     if family.recurrent is None:
-        return (None,) * count
+        return (Blocks(attends=True),) * count
     layer = _READERS[family.recurrent](fields)
-    return tuple(layer if kind == RECURRENT else None for kind in _kinds(fields, _NAMES[family.recurrent], count))
+    match family.blocks:
+        case "recurrent":
+            return (Blocks(False, layer, has_mlp=False, takes_mixture=False),) * count
+        case "parallel":
+            return (Blocks(True, layer),) * count
+        case "single":
+            kinds = _kinds(fields, (*_NAMES[family.recurrent], MLP, MIXTURE), count)
+            return tuple(_single(kind, layer) for kind in kinds)
+    kinds = _kinds(fields, _NAMES[family.recurrent], count)
+    return tuple(Blocks(True) if kind == ATTENTION else Blocks(False, layer) for kind in kinds)
+
+
+def _single(kind: str, layer: RecurrentLayer) -> Blocks:
+    """Return a layer of one block."""
+    is_mixer, state = kind in (ATTENTION, RECURRENT), layer if kind == RECURRENT else None
+    return Blocks(kind == ATTENTION, state, has_mlp=not is_mixer, takes_mixture=kind == MIXTURE)
 
 
 def _short_conv(fields: Fields) -> ShortConvLayer:
@@ -57,7 +93,12 @@ def _short_conv(fields: Fields) -> ShortConvLayer:
 
 def _mamba2(fields: Fields) -> Mamba2Layer:
     heads = fields.integer("mamba_n_heads", high=_MOST_HEADS)
-    width = int(fields.positive("mamba_expand") * fields.integer("hidden_size"))
+    if fields.has("mamba_d_ssm"):
+        width = fields.integer("mamba_d_ssm")
+    elif fields.has("mamba_expand"):
+        width = int(fields.positive("mamba_expand") * fields.integer("hidden_size"))
+    else:
+        width = heads * fields.integer("mamba_d_head", high=_MOST_HEADS)
     if width % heads or fields.values.get("mamba_d_head") not in (None, "auto", width // heads):
         raise fields.wrong("mamba_d_head", f"mamba_expand * hidden_size / mamba_n_heads = {width} / {heads}")
     groups = fields.integer("mamba_n_groups", high=heads)
@@ -65,8 +106,9 @@ def _mamba2(fields: Fields) -> Mamba2Layer:
         raise fields.wrong("mamba_n_groups", f"a divisor of mamba_n_heads {heads}")
     if fields.values.get("time_step_limit") not in (None, [0.0, inf], [0.0, _INFINITY]):
         raise fields.wrong("time_step_limit", "[0.0, Infinity]")
-    if fields.values.get("hidden_act", "silu") not in ("silu", "swish"):
-        raise fields.wrong("hidden_act", "silu, which the convolution has too")
+    activation = "mamba_hidden_act" if fields.has("mamba_hidden_act") else "hidden_act"
+    if fields.values.get(activation, "silu") not in ("silu", "swish"):
+        raise fields.wrong(activation, "silu, which the convolution has too")
     return Mamba2Layer(
         num_heads=heads,
         head_dim=width // heads,
@@ -75,6 +117,8 @@ def _mamba2(fields: Fields) -> Mamba2Layer:
         taps=fields.integer("mamba_d_conv", low=2, high=_MOST_TAPS),
         conv_biased=fields.flag("mamba_conv_bias"),
         biased=fields.flag("mamba_proj_bias"),
+        normed=not fields.has("mamba_rms_norm") or fields.flag("mamba_rms_norm"),
+        is_norm_first=fields.flag("mamba_norm_before_gate"),
     )
 
 
@@ -127,9 +171,24 @@ def own_keys(config: Mapping[str, Any], family: Family, where: str) -> Mapping[s
         return {**config, "partial_rotary_factor": rotated}
     if family.recurrent == "short_conv":
         return {**config, **_lfm2_keys(fields)}
+    if family.blocks == "single":
+        return {**config, **_pattern_keys(fields)}
     if family.recurrent == "mamba2" and family.mixture is not None and is_dense(fields, family.mixture):
         return {**config, "intermediate_size": fields.integer("shared_intermediate_size")}
     return config
+
+
+def _pattern_keys(fields: Fields) -> dict[str, Any]:
+    """Return the kinds of layers, which older files have as a string with a letter for each, and their number."""
+    kinds, pattern = fields.values.get("layers_block_type") or fields.values.get("layer_types"), None
+    if kinds is None and fields.has(_PATTERN):
+        pattern = fields.values[_PATTERN]
+        if not isinstance(pattern, str) or not pattern or not set(pattern) <= _LETTERS.keys():
+            raise fields.wrong(_PATTERN, f"a string of {' '.join(_LETTERS)}")
+        kinds = [_LETTERS[letter] for letter in pattern]
+    if not isinstance(kinds, list) or not kinds:
+        raise fields.wrong("layers_block_type", "a list of at least one layer")
+    return {"layers_block_type": kinds, "num_hidden_layers": len(kinds)}
 
 
 def _lfm2_keys(fields: Fields) -> dict[str, Any]:

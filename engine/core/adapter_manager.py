@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from ...lora.activated_lora import activation_position
 from ...lora.errors import AdapterError, AdapterLimit
+from ...lora.weighted_sum import SumPart
 from ...radix.namespace import ENDLESS, Namespace
 from ...radix.namespace import Path as PrefixPath
 from ..config import EngineConfig
@@ -36,6 +37,7 @@ from ..messages import (
 )
 from ..snapshot import SlotView
 from ..types import AdapterInfo
+from ..weighted_adapters import WeightedPart, check_parts, is_combination, parts_of
 from .adapter_checks import VocabularyCheck, check_tokens, is_adapter
 
 if TYPE_CHECKING:
@@ -196,6 +198,8 @@ class AdapterManager:
             self._wait(name, submit)
             return None
         check_tokens(submit, version, self._vocab_size)
+        if version.parts:
+            self._pool.registry.use(version)
         self._requests[name] += 1
         self._hits[name] += self._pool.slots.is_ready(version.load_id)
         start = activation_position(submit.tokens, version.invocation_tokens) if version.invocation_tokens else 0
@@ -381,15 +385,42 @@ class AdapterManager:
     def _wait(self, name: str, submit: Submit) -> None:
         """Keep a sequence until its adapter is loaded; begin the load if need be."""
         load = self._loading(name)
+        if load is None and (parts := parts_of(name)):
+            load = self._start_sum(name, parts, submit.tenant)
         if load is None:
             if self._folder is None or not is_adapter(self._folder, name):
                 raise UnknownModel(name)
             load = self._start(LoadAdapter(_NO_CALL, name, name, tenant=submit.tenant))
         load.waiting.append(submit)
 
+    def _start_sum(self, name: str, parts: tuple[WeightedPart, ...], tenant: str) -> _Load:
+        """Begin to load a weighted sum of loaded adapters. Raises as ``begin``."""
+        check_parts(parts)
+        registry = self._pool.registry
+        found: list[SumPart] = []
+        tokenizers: set[str] = set()
+        for part in parts:
+            version = registry.get(part.name)
+            if version is None or version.parts:
+                raise UnknownModel(part.name)
+            found.append(SumPart(part.name, version.path, version.trusted, version.digest, part.weight))
+            tokenizers.add(version.tokenizer)
+        if len(tokenizers) > 1:
+            raise RequestError(
+                "The adapters have tokenizers of their own that differ, so they are not combined.", param="model"
+            )
+        for each in [each for each in self._requests if is_combination(each) and registry.get(each) is None]:
+            del self._requests[each], self._hits[each]
+        try:
+            self._pool.load_sum(name, tuple(found), tokenizers.pop(), tenant=tenant)
+        except AdapterError as error:
+            raise _refusal(error) from None
+        self._loads.append(_Load(name, name, None))
+        return self._loads[-1]
+
     def _finish(self, load: _Load, result: LoadResult) -> list[Arrival]:
         error = None if result.error is None else _refusal(result.error)
-        if result.version is not None:
+        if result.version is not None and not result.version.parts:  # which clients name without being told of them
             self._outbox.append(AdapterChanged(load.name, self.describe(result.version)))
         if load.call is not None:
             self._reply(load.call, error)
@@ -399,7 +430,8 @@ class AdapterManager:
 
     def _gone(self, name: str) -> None:
         del self._requests[name], self._hits[name]
-        self._outbox.append(AdapterChanged(name, None))
+        if not is_combination(name):
+            self._outbox.append(AdapterChanged(name, None))
 
     def _reply(self, call: int, error: EngineError | None = None) -> None:
         self._outbox.append(Reply(call, None if error is None else failure_of(call, error)))

@@ -20,10 +20,12 @@ from ..messages import (
     Done,
     Failed,
     ForgetTokens,
+    KvBlocks,
     ListAdapters,
     LoadAdapter,
     Message,
     PrepareGrammar,
+    ReadKv,
     Ready,
     Reply,
     ResetCache,
@@ -97,17 +99,35 @@ class EngineCore:
         )
 
     @classmethod
-    def load(cls, config: EngineConfig, model_path: Path, weights: Weights | None = None) -> EngineCore:
-        """Load a model, unless its weights are, and make its engine core. Raises ModelError and ConfigError."""
-        from ..executor.worker import load_worker
+    def load(
+        cls,
+        config: EngineConfig,
+        model_path: Path,
+        weights: Weights | None = None,
+        lost: Callable[[str], None] | None = None,
+    ) -> EngineCore:
+        """Load a model, unless its weights are, and make its engine core.
 
-        return cls(*load_worker(config, model_path, weights))
+        Args:
+            lost: as of ``load_worker``.
+
+        Raises:
+            ModelError, ConfigError: it cannot be loaded.
+        """
+        from ..executor.load_worker import load_worker
+
+        config, worker = load_worker(config, model_path, weights, lost)
+        try:
+            return cls(config, worker)
+        except BaseException:
+            worker.close()
+            raise
 
     @property
     def has_work(self) -> bool:
         """Whether a sequence is alive or a message waits to be returned by ``step``."""
         alive = self._scheduler.num_running or self._scheduler.num_waiting or self._compiling
-        return bool(alive or self._outbox or (self._adapters and self._adapters.has_work))
+        return bool(alive or self._outbox or self._kept.has_work or (self._adapters and self._adapters.has_work))
 
     @property
     def overlaps(self) -> bool:
@@ -119,6 +139,7 @@ class EngineCore:
             for message in messages:
                 if isinstance(message, Submit):
                     self._open.add(message.id)
+                    self._kept.expect(message)
                     self._submit(message)
                 elif isinstance(message, Abort):
                     self._abort(message.ids)
@@ -130,6 +151,8 @@ class EngineCore:
                     self._grammars.forget(message.vocabulary)
                 elif isinstance(message, (LoadAdapter, UnloadAdapter, ListAdapters)):
                     self._manage(message)
+                elif isinstance(message, (ReadKv, KvBlocks)):
+                    self._kept.take(message)
                 elif isinstance(message, ResetCache):
                     self.reset_cache()
                     self._outbox.append(Reply(message.id, None))
@@ -234,6 +257,7 @@ class EngineCore:
             self._outbox += [failure_of(submit.id, error) for submit in self._adapters.take_waiting()]
             self._adapters.close()
         self._kept.close()
+        self._worker.close()
         return self._take_outbox()
 
     def reset_cache(self) -> None:
@@ -368,7 +392,11 @@ class EngineCore:
                 self._cache.drop_adapters(frozenset(ended))
             messages += self._adapters.take_messages()
         self._grammars.settle(messages)
-        self._open.difference_update([each.id for each in messages if isinstance(each, (Done, Failed))])
+        # Before what ends the reads of a prompt: its first token, or the end of its sequence.
+        messages = [*self._kept.take_messages(self._cache, self._scheduler.find, self._open.__contains__), *messages]
+        ended_ids = [each.id for each in messages if isinstance(each, (Done, Failed))]
+        self._open.difference_update(ended_ids)
+        self._kept.forget(ended_ids)
         return messages
 
     def _submit(self, submit: Submit) -> None:

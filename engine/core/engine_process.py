@@ -22,12 +22,12 @@ import time
 import traceback
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ...grammar.parent_death import end_with_parent
 from ...kernels.device_memory import is_out_of_memory
 from .. import process_memory
-from ..config import EngineConfig
+from ..config import EngineConfig, config_of_json
 from ..end_limit import EndLimit
 from ..errors import ConfigError, EngineError
 from ..ipc import Channel
@@ -102,16 +102,23 @@ def start(
 
 def _load(config: EngineConfig, model_path: Path, weights: Weights | None = None) -> EngineCore:
     """Load the engine. Raises EngineError, also where torch cannot be imported or memory is used up."""
-    advice = _advice(config)  # now, while there is memory for it
+    # The text is made before the start, as there may be no memory for it once the start fails.
+    advice = _advice(config)
     try:
         _import_torch()
-        return EngineCore.load(config, model_path, weights)
+        return EngineCore.load(config, model_path, weights, _end_engine)
     except (MemoryError, RuntimeError, OSError) as error:
         if not is_out_of_memory(error):
             raise
         reason = " ".join(str(error).split())[:200] or type(error).__name__
     # Outside of the handler, so that what the frames of the error hold is free.
     raise ConfigError(f"The model does not fit the memory ({reason}): {advice}")
+
+
+def _end_engine(reason: str) -> None:
+    """End the process, whose model has lost a rank: its client sees the end of the channel."""
+    print(f"The engine ends: {reason}", file=sys.stderr, flush=True)
+    os._exit(EXIT_SOFTWARE)
 
 
 def _import_torch() -> None:
@@ -146,11 +153,8 @@ def _advice(config: EngineConfig) -> str:
 
 
 def parse_config(options: str) -> EngineConfig:
-    """Parse options in JSON, which has lists in place of tuples."""
-    values: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in json.loads(options).items()
-    }
-    return EngineConfig(**values)
+    """Parse options in JSON."""
+    return config_of_json(json.loads(options))
 
 
 def set_up_process() -> None:
@@ -186,7 +190,8 @@ def run(fd: int, liveness_fd: int, config: EngineConfig, path: Path, weights: We
             with closing(core):  # even if the client is gone: threads that wait for a step would keep the process alive
                 try:
                     serve(core, channel, liveness)
-                finally:  # nobody cancels it: it holds to the process's end
+                finally:
+                    # The limit is never cancelled, so it also bounds what the interpreter does at exit.
                     EndLimit(CLOSE_SECONDS, EXIT_SOFTWARE, "What the engine closes")
     except ConnectionError:
         return 0

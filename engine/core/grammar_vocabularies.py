@@ -41,7 +41,8 @@ class GrammarVocabularies:
         self._max_lines = max_lines
         self._texts: dict[str, TokenTexts] = {}
         self._managers: OrderedDict[str, StructuredOutputManager] = OrderedDict()  # least recently used first
-        self._closer = ThreadPoolExecutor(1, "grammar-ends")  # which may have to wait for a thread or child process
+        # Closing a vocabulary may wait for a thread or a child process, which must not hold up the step loop.
+        self._closer = ThreadPoolExecutor(1, "grammar-ends")
         self._closer.submit(int)  # its thread starts now: later there may be no memory for it
         self._users: dict[int, str] = {}  # vocabularies of living sequences that do not use the model's own
 

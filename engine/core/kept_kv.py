@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Callable, Iterable
 from pathlib import Path as FilePath
 
 from ...radix.namespace import Path
@@ -14,6 +15,9 @@ from ..kv_cache.block_keys import BlockScheme
 from ..kv_cache.make_tiers import KvPages, make_tiers
 from ..kv_cache.prefix_cache import PrefixCache
 from ..kv_cache.prefix_files import read_prefix, write_prefix
+from ..messages import KvBlocks, Message, ReadKv, Submit
+from ..sequence.sequence import Sequence
+from .kv_exports import KvExports
 from .step_worker import StepWorker
 
 
@@ -29,12 +33,15 @@ class KeptKv:
 
     def __init__(self, config: EngineConfig, worker: StepWorker) -> None:
         self._config, self._worker = config, worker
+        self._ended: list[Message] = []  # answers to reads of a cache that is there no more
         self.tiers = make_tiers(config, worker.kv_pages)
+        self._exports = KvExports(BlockCodec(self.tiers.scheme) if self.tiers else None, worker.kv_pages)
 
     def new_cache(self) -> PrefixCache:
         """Return an empty prefix cache, of a pool whose content is trusted no more."""
         if self.tiers:
             self.tiers.reset()
+        self._ended += self._exports.clear()
         config, worker = self._config, self._worker
         return PrefixCache(
             worker.num_pages,
@@ -49,6 +56,37 @@ class KeptKv:
         cache.clear()
         if self.tiers:
             self.tiers.clear()
+
+    @property
+    def has_work(self) -> bool:
+        """Whether pages are to be read for other replicas."""
+        return self._exports.has_work or bool(self._ended)
+
+    def take(self, message: ReadKv | KvBlocks) -> None:
+        """Begin to read pages for another replica, or store those of another one."""
+        if isinstance(message, ReadKv):
+            self._exports.add(message)
+        elif self.tiers and self.tiers.peers:
+            self.tiers.peers.take(message)
+
+    def expect(self, submit: Submit) -> None:
+        """Note that another replica may have a part of a prompt."""
+        if submit.peer_tokens and self.tiers and self.tiers.peers:
+            self.tiers.peers.expect(submit.id, submit.peer_tokens)
+
+    def take_messages(
+        self, cache: PrefixCache, sequence_of: Callable[[int], Sequence | None], is_open: Callable[[int], bool]
+    ) -> list[Message]:
+        """Return pages for other replicas and questions to them; arguments as of ``KvExports.poll``."""
+        ended, self._ended = self._ended, []
+        pages = self._exports.poll(cache, sequence_of, is_open) if self._exports.has_work else []
+        asked = self.tiers.peers.take_requests() if self.tiers and self.tiers.peers else []
+        return [*ended, *pages, *asked]
+
+    def forget(self, numbers: Iterable[int]) -> None:
+        """Forget sequences that have ended."""
+        if self.tiers and self.tiers.peers:
+            self.tiers.peers.forget(numbers)
 
     def transfer(self, cache: PrefixCache) -> PrefixTransfer:
         """Return what saves and loads KV of prompts, between two steps. Raises ConfigError."""

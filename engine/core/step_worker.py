@@ -58,6 +58,9 @@ class StepWorker(Protocol):
     def free_memory(self) -> None:
         """Give memory of the device back that is only cached."""
 
+    def close(self) -> None:
+        """End what computes beside this process."""
+
 
 class Launched(NamedTuple):
     """A launched step on its way to ``EngineCore.finish``.

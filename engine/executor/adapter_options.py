@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
+from ...kernels.collectives import ALONE, Ranks
 from ...lora.adapter_pool import AdapterPool
 from ...lora.base_projections import BaseLayout
 from ...lora.errors import AdapterError
@@ -18,6 +20,7 @@ from ..errors import ConfigError
 from ..loading.base_layout import adapter_bytes, matrix_bytes, planned_layout
 from ..loading.model_impl import layout_of
 from ..models.model import Model
+from .rank_adapters import RankMirror, make_split_bank
 
 _SLOT_PATIENCE = 64  # steps that an adapter waits for a slot before one is closed for it
 
@@ -37,7 +40,10 @@ def check_adapters(config: EngineConfig, checkpoint: Path | GgufFile, dtype: tor
     if not config.named_adapters:
         return
     dummy = config.load_format == "dummy"
-    reader = _adapter_reader(config, planned_layout(checkpoint, dtype, dummy=dummy))
+    layout = planned_layout(checkpoint, dtype, dummy=dummy)
+    if config.tensor_parallel_size > 1:
+        layout = _without_own(layout)
+    reader = _adapter_reader(config, layout)
     for name, folder in config.named_adapters.items():
         try:
             check_name(name)
@@ -56,11 +62,24 @@ def _is_there(folder: str, root: str | None) -> bool:
         return False
 
 
-def make_adapters(config: EngineConfig, model: Model, checkpoint: Path | GgufFile) -> tuple[AdapterPool | None, int]:
-    """Return the empty pool of adapters of a model, None without ``enable_lora``, and the bytes of its full slots."""
+def make_adapters(
+    config: EngineConfig,
+    model: Model,
+    checkpoint: Path | GgufFile,
+    ranks: Ranks = ALONE,
+    mirror: RankMirror | None = None,
+) -> tuple[AdapterPool | None, int]:
+    """Return the empty pool of adapters of a model, None without ``enable_lora``, and the bytes of its full slots.
+
+    Adapters are read as for the whole model; with several ranks each has its shard of them in its slots.
+    """
     if not config.enable_lora:
         return None, 0
-    layout = layout_of(model, checkpoint, dummy=config.load_format == "dummy")
+    own = layout_of(model, checkpoint, dummy=config.load_format == "dummy")
+    layout, bank = own, None
+    if ranks.size > 1:
+        layout = _whole_layout(config, model, checkpoint)
+        bank = make_split_bank(ranks, mirror, checkpoint, layout, own, config.max_loras)
     pool = AdapterPool(
         _adapter_reader(config, layout),
         max_loras=config.max_loras,
@@ -68,8 +87,19 @@ def make_adapters(config: EngineConfig, model: Model, checkpoint: Path | GgufFil
         max_cpu_bytes=(config.max_cpu_loras or 4 * config.max_loras) * adapter_bytes(layout, config.max_lora_rank),
         patience=_SLOT_PATIENCE,
         max_own=_most_own(config, layout),
+        bank=bank,
     )
-    return pool, _slot_bytes(config, layout)
+    return pool, _slot_bytes(config, replace(own, takes_own=layout.takes_own))
+
+
+def _whole_layout(config: EngineConfig, model: Model, checkpoint: Path | GgufFile) -> BaseLayout:
+    """Return the layout of a model of which this rank has a shard."""
+    whole = planned_layout(checkpoint, model.dtype, model.device, dummy=config.load_format == "dummy")
+    return _without_own(whole)
+
+
+def _without_own(layout: BaseLayout) -> BaseLayout:
+    return replace(layout, takes_own=False, without_own="--tensor-parallel-size")
 
 
 def _slot_bytes(config: EngineConfig, layout: BaseLayout) -> int:

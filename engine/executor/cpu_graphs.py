@@ -28,7 +28,8 @@ from .static_inputs import StaticInputs
 _MOST_TOKENS: Final = 640  # of a recorded step: in a larger one Python takes a negligible part
 _MOST_GRAPHS: Final = 64  # beyond that the least recently used is dropped
 
-_Projections = frozenset[str]  # those that adapters change in a step: a recording makes adapter calls for these alone
+# The projections that adapters change in a step. A recording holds adapter calls for these alone.
+_Projections = frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)

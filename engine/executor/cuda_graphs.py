@@ -32,8 +32,10 @@ from ..models.model import Model
 from .input_builder import HostInputs, InputBuilder
 from .static_inputs import StaticInputs
 
-MOST_TOKENS = 2048  # of a captured step, as many as a step has by default: a larger one outlasts its launches
-_STEPS = {16: 8, 64: 16, 256: 64, 1024: 128}  # from a size on, tokens by which the next one is larger
+# Largest step that is captured, in tokens. The kernels of a larger one outlast their launches: a graph gains nothing.
+MOST_TOKENS = 2048
+# Sizes of captured steps: from each key on, the next size is larger by the value, in tokens.
+_STEPS = {16: 8, 64: 16, 256: 64, 1024: 128}
 
 
 class Variant(NamedTuple):
@@ -122,7 +124,8 @@ class CudaGraphs:
             return self._model.forward(self._inputs.to_tensors(step), self._kv)
         self._static.fill(step)
         replay()
-        if step.kept is not None:  # a graph computes the hidden states of all its tokens
+        # A graph computes the hidden states of all tokens, and this step wants some of them.
+        if step.kept is not None:
             return self._hidden[to_device(step.kept.tokens, self._hidden.device)]
         return self._hidden[: step.num_tokens]
 

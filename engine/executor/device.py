@@ -128,14 +128,15 @@ def kv_bytes(config: EngineConfig, device: torch.device) -> int:
 
     ``--gpu-memory-utilization`` is the share of the device's whole memory that weights, activations and KV of this
     process may take together; what other processes have on it counts only as memory that is not free. A CPU's memory
-    is shared with the rest of the machine, so its default is at most 4 GiB; the limit of a container counts as the
-    machine's memory.
+    is shared with the rest of the machine, so its default is at most 4 GiB, of all ranks together; the limit of a
+    container counts as the machine's memory.
     """
     if config.kv_cache_memory is not None:
         return int(config.kv_cache_memory * 2**30)
     if device.type == "cuda":
         return gpu_room(config, device)
-    return resources.kv_pool_bytes(resources.memory(), config.gpu_memory_utilization)
+    shared = resources.kv_pool_bytes(resources.memory(), config.gpu_memory_utilization)
+    return shared // config.tensor_parallel_size
 
 
 def gpu_room(config: EngineConfig, device: torch.device) -> int:

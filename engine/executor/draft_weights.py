@@ -30,7 +30,8 @@ from ..models.model import Model
 from ..text.shared_vocabulary import has_tokenizer, vocabulary_difference
 
 _MODEL, _MTP = "The model of --speculative-config", "Method mtp of --speculative-config"
-_SHARE = 4  # the draft's KV takes at most one part in so many of the memory for KV
+# The draft model's KV takes at most 1 / _SHARE of the memory for KV.
+_SHARE = 4
 
 
 @dataclass(frozen=True, slots=True)

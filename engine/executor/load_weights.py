@@ -9,12 +9,14 @@ from typing import NamedTuple
 import torch
 
 from ...kernels import ops
+from ...kernels.collectives import ALONE, Ranks
 from ..checkpoint.gguf import GgufFile
 from ..checkpoint.pooling_config import read_pooler
 from ..checkpoint.read_config import open_checkpoint
 from ..config import EngineConfig
 from ..loading.model_impl import load_by, own_config
-from ..loading.weight_forms import WIDENED, choose_weight_form
+from ..loading.shards import Shard
+from ..loading.weight_forms import WIDENED, WeightForm, choose_weight_form
 from ..models.decoder import DecoderModel
 from ..models.model import Model
 from ..types import Pooler
@@ -61,11 +63,14 @@ def set_up_device(config: EngineConfig) -> torch.device:
     return device
 
 
-def load_weights(config: EngineConfig, checkpoint: Path | GgufFile, model_path: Path, device: torch.device) -> Weights:
+def load_weights(
+    config: EngineConfig, checkpoint: Path | GgufFile, model_path: Path, device: torch.device, ranks: Ranks = ALONE
+) -> Weights:
     """Load the weights of a model and of its draft, after all checks that need none of them.
 
     Args:
         device: by ``set_up_device``.
+        ranks: the group that computes the model, each rank a shard.
 
     Raises:
         ModelError, ConfigError: as ``Worker``.
@@ -76,12 +81,16 @@ def load_weights(config: EngineConfig, checkpoint: Path | GgufFile, model_path: 
     draft = None
     check_invariance(config, shape, device, dtype)
     if shape is not None:
-        check_budget(config, shape, device, dtype)
+        check_budget(config, shape if ranks.size == 1 else Shard.of(shape, ranks).config, device, dtype)
         check_adapters(config, checkpoint, dtype)
         draft = find_draft(config, shape, device, model_path)
     available = weight_room(config, shape, device, dtype)
+    if device.type == "cpu":
+        available //= ranks.size
     is_theirs = shape is None and config.quantization in (None, WIDENED)  # the transformers library reads its weights
-    form = "plain" if is_theirs else choose_weight_form(config, device, dtype, checkpoint, available=available)
+    form: WeightForm = "plain"
+    if not is_theirs and ranks.size == 1:
+        form = choose_weight_form(config, device, dtype, checkpoint, available=available)
     check_weights(config, form, device)
     model = load_by(
         config.model_impl,
@@ -92,6 +101,7 @@ def load_weights(config: EngineConfig, checkpoint: Path | GgufFile, model_path: 
         dummy=dummy,
         weights=form,
         available=available,
+        ranks=ranks,
     )
     if shape is None:  # of the transformers library, which tells its shape with its weights
         draft = find_draft(config, model.config, device, model_path)

@@ -20,7 +20,7 @@ from ..step_timer import StepTimer
 from .cpu_graphs import CpuGraphs
 from .cuda_graphs import graphs_for
 from .input_builder import HostInputs, InputBuilder
-from .model_runner import ModelRunner
+from .model_runner import ModelRunner, StepMirror
 from .worker_plan import WorkerPlan
 
 
@@ -54,6 +54,7 @@ def make_runner(
     bank: AdapterBank | None = None,
     head: Model | None = None,
     step_timer: Callable[[], StepTimer] = StepTimer,
+    mirror: StepMirror | None = None,
 ) -> ModelRunner:
     """Make the runner of a model, with all its CUDA graphs captured.
 
@@ -62,6 +63,7 @@ def make_runner(
         bank: the adapters on the device; None for none.
         head: computes the logits in place of the model.
         step_timer: makes the timer of each step.
+        mirror: the other ranks of the model; None for none.
     """
     inputs = InputBuilder(
         config.most_seqs,
@@ -75,7 +77,7 @@ def make_runner(
     )
     forward = _choose_forward(config, model, kv, inputs)
     sampler = Sampler(config.most_seqs, vocab_size, model.device)
-    return ModelRunner(head or model, forward, kv, inputs, sampler, step_timer)
+    return ModelRunner(head or model, forward, kv, inputs, sampler, step_timer, mirror)
 
 
 def _choose_forward(

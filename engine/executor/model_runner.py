@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -29,6 +30,17 @@ from .input_builder import DrawnTokens, HostInputs, InputBuilder, last_tokens
 
 # Prompt logits are computed for this many positions at a time: those of a whole chunk would take 100 MB and more.
 _PROMPT_SLICE = 64
+
+
+class StepMirror(Protocol):
+    """Has other ranks compute what this runner does, before it does it."""
+
+    def step(self, batch: Batch, /) -> None:
+        """The forward pass of a batch."""
+
+    def head(self, tokens: Seq[int], /, *, best: bool) -> None:
+        """Logits of some tokens of the last step, or the largest of each."""
+
 
 _Head = Callable[[Tensor, LoraStep | None, OwnStep | None], Tensor | Largest]
 _PromptScores = Callable[[], list[Logprob]]  # waits for the logprobs of a slice of a prompt
@@ -70,6 +82,7 @@ class ModelRunner:
     Args:
         forward: the forward pass: hidden states [S, H] of a step's kept tokens, valid until the next step.
         step_timer: makes the timer of each step.
+        mirror: the other ranks of the model; None for none.
     """
 
     def __init__(
@@ -80,8 +93,10 @@ class ModelRunner:
         inputs: InputBuilder,
         sampler: Sampler,
         step_timer: Callable[[], StepTimer] = StepTimer,
+        mirror: StepMirror | None = None,
     ) -> None:
         self._model = model
+        self._mirror = mirror
         self._kv = kv
         self._forward = forward
         self._inputs = inputs
@@ -104,6 +119,8 @@ class ModelRunner:
         result is not wanted, and that starts no rows, need not be drawn.
         """
         step_timer = self._step_timer()
+        if self._mirror is not None:
+            self._mirror.step(batch)
         self._kv.copy(batch.copies)
         inputs = self._inputs.build(batch, self._drawn)
         step_timer.end("inputs")
@@ -214,10 +231,17 @@ class ModelRunner:
     def _logits(self, head: _Head, step: RunnerStep, tokens: NDArray[np.int64]) -> Tensor | Largest:
         """Return the logits [n, V] of n tokens of the step, or the largest of each."""
         hidden, inputs = step.hidden, step.inputs
+        if self._mirror is not None:
+            self._mirror.head(tokens.tolist(), best=head == self._model.best)
         adapters = self._of_head(inputs.slots, tokens)
         if len(tokens) != len(hidden):
             hidden = hidden[to_device(inputs.hidden_index(tokens), hidden.device)]
         return head(hidden, *adapters)
+
+    @torch.inference_mode()
+    def follow_head(self, step: RunnerStep, tokens: Seq[int], *, best: bool) -> None:
+        """Compute this rank's part of the logits of some tokens of a step, which rank 0 gathers."""
+        self._logits(self._model.best if best else self._model.logits, step, np.array(tokens, np.int64))
 
     def _of_head(
         self, slots: NDArray[np.int32] | None, tokens: NDArray[np.int64]
@@ -254,14 +278,13 @@ class ModelRunner:
         # All tokens before the last position have targets, except leading ones that need no score.
         first = last + 1 - row.num_drafts - row.draws - len(row.prompt_targets)
         tokens = np.arange(first, first + len(row.prompt_targets))
-        index = step.inputs.hidden_index(tokens)  # consecutive like the tokens
         num_top = self._sampler.num_prompt_logprobs(row.row)
         scores = []
         for begin in range(0, len(tokens), _PROMPT_SLICE):
             targets = row.prompt_targets[begin : begin + _PROMPT_SLICE]
-            hidden = step.hidden[index[begin] : index[begin] + len(targets)]
-            adapters = self._of_head(step.inputs.slots, tokens[begin : begin + len(targets)])
-            scores.append(prompt_logprobs(self._model.logits(hidden, *adapters), targets, num_top))
+            logits = self._logits(self._model.logits, step, tokens[begin : begin + len(targets)])
+            assert isinstance(logits, Tensor)
+            scores.append(prompt_logprobs(logits, targets, num_top))
         return scores
 
 

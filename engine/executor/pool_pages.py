@@ -27,7 +27,7 @@ class PoolPages:
         self.on_device = model.device.type != "cpu"
         self.form = f"{kv.form}; {_arithmetic(config, model)}"
         self.page_bytes = kv.page_bytes
-        self.refusal = _refusal(kv)
+        self.refusal = _refusal(config, kv)
 
     def populate_ahead(self) -> None:
         """Have memory provided ahead of use from now on, on a CPU."""
@@ -48,7 +48,9 @@ class PoolPages:
         self._kv.copy(loads)
 
 
-def _refusal(kv: KvPool) -> str:
+def _refusal(config: EngineConfig, kv: KvPool) -> str:
+    if config.tensor_parallel_size > 1:
+        return "each of its ranks has a part of it"
     if kv.state_bytes:
         return "it has recurrent states, without which a prefix cannot be continued"
     if kv.hidden is not None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
+from ...kernels.collectives import ALONE, Ranks
 from ..batch import Batch, Masks, StepHandle, StepResult
 from ..checkpoint.base_digest import base_digest
 from ..checkpoint.read_config import open_checkpoint
@@ -16,13 +17,13 @@ from ..config import EngineConfig
 from ..step_timer import StepTimer
 from ..text.end_tokens import read_end_tokens
 from .adapter_options import make_adapters
-from .device_defaults import with_device_defaults
 from .draft_worker import DraftWorker
 from .gpu_memory import measure_steps, single_row
 from .load_weights import Weights, load_weights, set_up_device
 from .make_runner import make_kv_pool, make_runner
 from .model_runner import ModelRunner
 from .pool_pages import PoolPages
+from .rank_adapters import RankMirror
 from .worker_plan import plan_worker
 from .worker_summary import summary_lines
 
@@ -49,6 +50,9 @@ class Worker:
         model_path: folder in Hugging Face format or GGUF file.
         step_timer: makes the timer of each step.
         weights: those that are loaded with the same options; None to load them.
+        ranks: the group that computes the model, each rank its shard. With several, no step is planned ahead, as its
+            tokens are known to rank 0 alone.
+        mirror: the other ranks, on rank 0; None for none.
 
     Attributes:
         draft: the draft model; None without.
@@ -76,18 +80,23 @@ class Worker:
         step_timer: Callable[[], StepTimer] = StepTimer,
         *,
         weights: Weights | None = None,
+        ranks: Ranks = ALONE,
+        mirror: RankMirror | None = None,
     ) -> None:
         started = time.monotonic()
         device, is_dummy = set_up_device(config), config.load_format == "dummy"
-        checkpoint = open_checkpoint(model_path)
-        weights = load_weights(config, checkpoint, model_path, device) if weights is None else weights
+        checkpoint, is_split = open_checkpoint(model_path), ranks.size > 1
+        weights = load_weights(config, checkpoint, model_path, device, ranks) if weights is None else weights
         self.model = model = weights.model
         loaded = time.monotonic()
-        self.adapters, slot_bytes = make_adapters(config, model, checkpoint)
+        self.adapters, slot_bytes = make_adapters(config, model, checkpoint, ranks, mirror)
         bank = self.adapters.bank if self.adapters else None
-        self.overlaps = device.type == "cuda"
-        steps = measure_steps(model, config, bank) if self.overlaps else None
+        self.overlaps = device.type == "cuda" and not is_split
+        steps = measure_steps(model, config, bank) if device.type == "cuda" else None
         plan = plan_worker(config, weights, steps, slot_bytes)
+        if is_split:  # the least pool of a rank is that of all
+            pages = replace(config, num_gpu_blocks_override=ranks.least(plan.num_pages))
+            plan = plan_worker(pages, weights, steps, slot_bytes)
 
         tokenizer = None if config.tokenizer is None else Path(config.tokenizer)
         self.vocab_size, self.eos_ids = model.config.vocab_size, read_end_tokens(model.config, model_path, tokenizer)
@@ -109,8 +118,10 @@ class Worker:
             vocab_size=self.vocab_size,
             bank=bank,
             step_timer=step_timer,
+            mirror=mirror,
         )
-        self._runner.run(single_row(1, (0,)))  # the smallest step: no request waits for what first use sets up
+        if ranks.rank == 0:
+            self._runner.run(single_row(1, (0,)))  # the smallest step: no request waits for what first use sets up
         self.kv_pages.populate_ahead()
         seconds = loaded - started, time.monotonic() - loaded
         self.summary = summary_lines(config, model, plan, kv, self.draft.summary if self.draft else None, seconds)
@@ -122,15 +133,8 @@ class Worker:
 
     def free_memory(self) -> None:
         """Give memory of a GPU back that torch only caches."""
-        if self.overlaps:
+        if self.model.device.type == "cuda":
             torch.cuda.empty_cache()
 
-
-def load_worker(config: EngineConfig, model_path: Path, weights: Weights | None = None) -> tuple[EngineConfig, Worker]:
-    """Make a worker whose device sets the options of a step that are not named; return all options, and the worker.
-
-    Raises:
-        ModelError, ConfigError: as ``Worker``.
-    """
-    config = with_device_defaults(config, model_path)
-    return config, Worker(config, model_path, weights=weights)
+    def close(self) -> None:
+        """End what computes beside this process: nothing."""

@@ -34,6 +34,7 @@ def summary_lines(
         f"in pages of {kv.page_size} ({kv.num_pages * kv.page_bytes / 2**30:.2f} GiB); "
         f"context {plan.max_model_len:,}; up to {config.most_seqs} sequences and "
         f"{config.most_tokens:,} tokens a step",
+        *([_ranks(config, model)] if config.tensor_parallel_size > 1 else []),
         *([_states(plan.states, kv.state_bytes)] if plan.states else []),
         *([draft] if draft else []),
         *notices(model),
@@ -41,6 +42,11 @@ def summary_lines(
         *([_slots(config, plan.slot_bytes)] if config.enable_lora else []),
         _kernel_status(model.device),
     )
+
+
+def _ranks(config: EngineConfig, model: Model) -> str:
+    size, library = config.tensor_parallel_size, "NCCL" if model.device.type == "cuda" else "gloo"
+    return f"Tensor parallel: {size} ranks over {library}; heads and KV pool above are those of each"
 
 
 def _shape(config: ModelShape) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 from hashlib import blake2b
 from threading import Lock
@@ -82,11 +82,11 @@ class HostStore:
 
     Args:
         capacity: most bytes of pages.
+        tier: its name.
     """
 
-    tier = "host"
-
-    def __init__(self, capacity: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, capacity: int, clock: Callable[[], float] = time.monotonic, tier: str = "host") -> None:
+        self.tier = tier
         self._lock = Lock()
         self._index = TierIndex(capacity, clock)
         self._pages: dict[bytes, tuple[BlockId, Buffer]] = {}
@@ -120,6 +120,13 @@ class HostStore:
             self._index.touch(block.key)
             self._stats.hits += 1
             return payload
+
+    def discard(self, keys: Iterable[bytes]) -> None:
+        """Forget pages, those of them that are here."""
+        with self._lock:
+            for key in keys:
+                if self._index.remove(key) is not None:
+                    del self._pages[key]
 
     def clear(self) -> int:
         """Forget all pages. Returns their number."""

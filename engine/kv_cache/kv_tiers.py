@@ -24,6 +24,7 @@ from ...radix.namespace import Path
 from .block_codec import Buffer
 from .block_keys import BlockId, BlockScheme
 from .kv_stores import KvStore
+from .peer_reads import PeerReads
 
 logger = logging.getLogger("rootgraft.kv")
 
@@ -65,6 +66,14 @@ class Fetch:
         return self.first + len(self.payloads)
 
 
+@dataclass(slots=True)
+class WriterState:
+    """What the writer thread does: writes a page, or has files of forgotten pages to remove."""
+
+    is_writing: bool = False
+    is_sweeping: bool = False
+
+
 class KvTiers:
     """Stores in the order in which they are asked, a writer and a reader thread.
 
@@ -72,6 +81,7 @@ class KvTiers:
         scheme: names of pages.
         reader: of the pool.
         stores: the fastest first.
+        peers: of other replicas, asked after the stores and never written to; None for none.
         most_fetched: most bytes of pages that are read ahead and not used yet; one sequence may have more.
         inline: write and read at once, on the calling thread, in place of the threads: for tests.
     """
@@ -81,12 +91,14 @@ class KvTiers:
         scheme: BlockScheme,
         reader: PageReader,
         stores: Sequence[KvStore],
+        peers: PeerReads | None = None,
         *,
         most_fetched: int = 1 << 29,
         inline: bool = False,
     ) -> None:
         self.scheme = scheme
         self.stores = tuple(stores)
+        self.peers = peers
         self._reader = reader
         self._most_fetched = max(1, most_fetched // scheme.page_bytes)
         self._lock = threading.Condition()
@@ -97,9 +109,9 @@ class KvTiers:
         self._arriving: set[bytes] = set()  # pages that leases take from here, and that are not in the tree yet
         self._num_dropped = 0
         self._is_closed = False
-        self._is_writing = False
-        self._is_sweeping = False  # files of forgotten pages are to be removed
-        work = () if inline else ((self._write_all, "kv-write-behind"), (self._read_all, "kv-read-ahead"))
+        self._writer = WriterState()
+        # Without stores pages are read from the host's memory alone, which takes no time, and none is written.
+        work = () if inline or not stores else ((self._write_all, "kv-write-behind"), (self._read_all, "kv-read-ahead"))
         self._threads = [threading.Thread(target=run, name=name, daemon=True) for run, name in work]
         for thread in self._threads:
             thread.start()
@@ -149,7 +161,7 @@ class KvTiers:
         fetch = self._fetches.get(number)
         if fetch is None:
             fetch = self._fetches[number] = Fetch()
-        if not fetch.is_done:
+        if not fetch.is_done or (self.peers and self.peers.waits(number)):
             return True
         if num_cached >= num_pages or fetch.first <= num_cached < fetch.end or fetch.num_moves > _MOST_MOVES:
             return False
@@ -159,6 +171,8 @@ class KvTiers:
         while end < num_pages and self._touch(fetch.keys[end]):
             end += 1
         fetch.payloads = []
+        if self.peers and self.peers.ask(number, path, tokens, fetch.keys[:num_pages], end):
+            return True
         if end == num_cached:
             return False
         data = tokens[: end * self.scheme.page_size].tobytes()
@@ -166,7 +180,12 @@ class KvTiers:
 
     def _touch(self, key: bytes) -> bool:
         """Note a use of a page in all stores. False if none has it."""
-        return True in [store.touch(key) for store in self.stores]
+        return True in [store.touch(key) for store in self._sources]
+
+    @property
+    def _sources(self) -> tuple[KvStore, ...]:
+        """Where pages are read from."""
+        return (*self.stores, self.peers.store) if self.peers else self.stores
 
     def knows(self, number: int) -> bool:
         """Return whether ``awaits`` was asked of a waiting sequence."""
@@ -199,6 +218,8 @@ class KvTiers:
 
     def drop(self, number: int) -> None:
         """Forget what was read for a sequence, which has it or has ended."""
+        if self.peers:
+            self.peers.forget([number])
         fetch = self._fetches.pop(number, None)
         if fetch is not None and not fetch.is_done:
             with self._lock:
@@ -211,7 +232,10 @@ class KvTiers:
 
     def arrived(self, keys: Iterable[bytes]) -> None:
         """Note that these pages are in the tree, or that their lease has ended without."""
+        keys = tuple(keys)
         self._arriving.difference_update(keys)
+        if self.peers:
+            self.peers.store.discard(keys)
 
     # These concern all sequences and stores.
 
@@ -223,15 +247,17 @@ class KvTiers:
             self._to_read.clear()
         self._fetches.clear()
         self._arriving.clear()
+        if self.peers:
+            self.peers.reset()
 
     def clear(self) -> int:
         """Forget all pages of all stores, whose files the writer removes. Returns their number."""
         with self._lock:
             self._offered.clear()
             self._to_write.clear()
-            self._lock.wait_for(lambda: not self._is_writing)
-            count = sum(store.clear() for store in self.stores)
-            self._is_sweeping = True
+            self._lock.wait_for(lambda: not self._writer.is_writing)
+            count = sum(store.clear() for store in self._sources)
+            self._writer.is_sweeping = True
             self._lock.notify_all()
         if not self._threads:
             self._sweep()
@@ -241,19 +267,19 @@ class KvTiers:
         """Wait until all pages that were offered are written or given up."""
         with self._lock:
             self._lock.wait_for(
-                lambda: self._is_closed or not (self._to_write or self._is_writing or self._is_sweeping)
+                lambda: self._is_closed or not (self._to_write or self._writer.is_writing or self._writer.is_sweeping)
             )
 
     def stats(self) -> dict[str, float]:
         """Return gauges and counters by name."""
         found: dict[str, float] = {"kv_pages_to_write": len(self._to_write), "kv_dropped": self._num_dropped}
-        for store in self.stores:
+        for store in self._sources:
             found |= store.stats()
         return found
 
     def check(self, tree_pages: Iterable[int]) -> None:
         """Raise AssertionError if a page is offered that is not in the tree, or a store counts wrongly."""
-        for store in self.stores:
+        for store in self._sources:
             store.check()
         with self._lock:
             assert self._offered.keys() <= set(tree_pages)
@@ -268,7 +294,7 @@ class KvTiers:
             self._lock.notify_all()
         for thread in self._threads:
             thread.join()
-        for store in self.stores:
+        for store in self._sources:
             store.close()
 
     # These run on the threads of the tiers.
@@ -276,7 +302,7 @@ class KvTiers:
     def _write_all(self) -> None:
         if sys.platform == "linux":  # elsewhere niceness is that of the whole process
             os.nice(_NICENESS)
-        self._work(lambda: bool(self._to_write or self._is_sweeping), self._write_next)
+        self._work(lambda: bool(self._to_write or self._writer.is_sweeping), self._write_next)
 
     def _read_all(self) -> None:
         self._work(lambda: bool(self._to_read), self._read_next)
@@ -302,11 +328,11 @@ class KvTiers:
                 store.sweep()
         finally:
             with self._lock:
-                self._is_sweeping = False
+                self._writer.is_sweeping = False
                 self._lock.notify_all()
 
     def _write_next(self) -> None:
-        if self._is_sweeping:
+        if self._writer.is_sweeping:
             self._sweep()
         with self._lock:
             if not self._to_write:
@@ -315,7 +341,7 @@ class KvTiers:
             if self._offered.get(page) is not block:
                 self._lock.notify_all()
                 return
-            self._is_writing = True
+            self._writer.is_writing = True
         try:
             payload = self._reader.read_page(page)
             with self._lock:
@@ -328,7 +354,7 @@ class KvTiers:
                         store.put(block, payload)
         finally:
             with self._lock:
-                self._is_writing = False
+                self._writer.is_writing = False
                 self._lock.notify_all()
 
     def _read_next(self) -> None:
@@ -343,7 +369,8 @@ class KvTiers:
         found: list[Buffer] = []
         try:
             for block in fetch.blocks:
-                payloads = (store.get(block) for store in self.stores)
+                holders = [store for store in self._sources if store.touch(block.key)] or self.stores
+                payloads = (store.get(block) for store in holders)
                 payload = next((each for each in payloads if each is not None), None)
                 if payload is None:
                     break

@@ -15,6 +15,7 @@ from .block_files import BlockFiles
 from .block_keys import BlockScheme
 from .kv_stores import DiskStore, HostStore, KvStore
 from .kv_tiers import KvTiers
+from .peer_reads import PeerReads
 
 KEY_FILE_BYTES = 32
 
@@ -59,7 +60,7 @@ def make_tiers(config: EngineConfig, pages: KvPages | None) -> KvTiers | None:
         ConfigError: the model or the device cannot have them, or folder or key are not usable.
     """
     if config.kv_disk is None and config.kv_host_gib is None:
-        return None
+        return _peer_tier(config, pages)
     flag = "--kv-disk" if config.kv_disk is not None else "--kv-host-gib"
     if pages is None or pages.refusal:
         raise ConfigError(f"{flag} cannot keep the KV of this model: {pages.refusal if pages else 'it has no pages'}.")
@@ -74,7 +75,21 @@ def make_tiers(config: EngineConfig, pages: KvPages | None) -> KvTiers | None:
         stores.append(HostStore(int(config.kv_host_gib * 2**30)))
     if config.kv_disk is not None:
         stores.append(_disk_store(config, BlockCodec(scheme, key)))
-    return KvTiers(scheme, pages, stores)
+    return KvTiers(scheme, pages, stores, _peer_reads(config, scheme))
+
+
+def _peer_tier(config: EngineConfig, pages: KvPages | None) -> KvTiers | None:
+    """Return tiers that get pages of other replicas alone; None where there are none, or pages cannot be kept."""
+    if pages is None or pages.refusal or not config.enable_prefix_caching:
+        return None
+    scheme = BlockScheme(pages.form, config.block_size, pages.page_bytes)
+    peers = _peer_reads(config, scheme)
+    return KvTiers(scheme, pages, (), peers) if peers else None
+
+
+def _peer_reads(config: EngineConfig, scheme: BlockScheme) -> PeerReads | None:
+    """Return what gets pages of other replicas, which travel without encryption; None for none."""
+    return PeerReads(BlockCodec(scheme), int(config.kv_peer_gib * 2**30)) if config.kv_peer_gib else None
 
 
 def _disk_store(config: EngineConfig, codec: BlockCodec) -> DiskStore:

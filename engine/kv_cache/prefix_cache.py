@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 
 from ...radix.continuation import continuation
 from ...radix.invariants import BrokenInvariant, check
-from ...radix.namespace import Namespace, Path
+from ...radix.namespace import ENDLESS, Namespace, Path
 from ...radix.node import TOKEN_BYTES, Node, upwards
 from ...radix.soft_pins import PinKind, SoftPin
 from ...radix.tree import RadixTree
@@ -380,16 +380,31 @@ class PrefixCache:
         self._leases.remove(lease)
         lease.released = True
 
-    def export(self, scheme: BlockScheme, path: Path, tokens: array[int]) -> tuple[list[BlockId], list[int]]:
-        """Return the whole pages of a prefix in the tree: their names, and their ids, which hold until the next call.
+    def export(
+        self,
+        scheme: BlockScheme,
+        path: Path,
+        tokens: array[int],
+        *,
+        first: int = 0,
+        most: int = ENDLESS,
+        keys: list[bytes] | None = None,
+    ) -> tuple[list[BlockId], list[int]]:
+        """Return whole pages of a prefix in the tree: their names, and their ids, which hold until the next call.
 
         In a model with recurrent states they are useless without a state, which is not exported.
+
+        Args:
+            first: index of the first page that is wanted.
+            most: pages to return.
+            keys: of the prefix's pages, as far as they are known; the others are added.
         """
         data = _memory(tokens, 0, len(tokens))
         pages = self._tree.match(path, data).pages
-        keys: list[bytes] = []
-        scheme.extend(keys, path, data, len(pages))
-        return scheme.blocks(keys, path, data, 0, len(pages)), pages
+        end = min(len(pages), first + most)
+        keys = [] if keys is None else keys
+        scheme.extend(keys, path, data, end)
+        return scheme.blocks(keys, path, data, first, end), pages[first:end]
 
     def import_pages(self, path: Path, tokens: array[int]) -> tuple[Lease, int]:
         """Lease pages for a prefix of whole pages, as far as there is room: those of the tree, then private ones.
@@ -510,7 +525,7 @@ class PrefixCache:
 
     def _offer(self, lease: Lease, tiers: KvTiers, tokens: array[int], first: int, end: int) -> None:
         """Offer the tree's pages ``first`` to ``end`` of a lease to the tiers; those that have them note the use."""
-        if not lease.sharing or first >= end:
+        if not lease.sharing or first >= end or not tiers.stores:
             return
         data = _memory(tokens, 0, end * self.page_size)
         tiers.scheme.extend(lease.tiered.keys, lease.path, data, end)

@@ -18,7 +18,8 @@ from dataclasses import dataclass
 
 from ...radix.invariants import BrokenInvariant
 
-_DRAFTS_SHARE = 8  # of the budget, the part that states before drafts take at most
+# States that are kept to undo drafts take at most 1 / _DRAFTS_SHARE of the budget.
+_DRAFTS_SHARE = 8
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from threading import Lock
 
@@ -50,15 +51,20 @@ def base_layout(model: DecoderModel, checkpoint: Path | GgufFile, *, dummy: bool
     )
 
 
-def planned_layout(checkpoint: Path | GgufFile, dtype: torch.dtype, *, dummy: bool) -> BaseLayout:
+def planned_layout(
+    checkpoint: Path | GgufFile, dtype: torch.dtype, device: torch.device | None = None, *, dummy: bool
+) -> BaseLayout:
     """Return the layout that a model will have, by its configuration alone: no weight is read, nothing is computed.
+
+    Args:
+        device: on which adapters are put; None for a layout that none are put on.
 
     Raises:
         ModelError: the model is not supported.
     """
     meta = torch.device("meta")
     model = load_model(checkpoint, dtype=dtype, device=meta, max_positions=1, dummy=True)
-    return base_layout(model, checkpoint, dummy=dummy)
+    return base_layout(replace(model, device=device or meta), checkpoint, dummy=dummy)
 
 
 def adapter_bytes(layout: BaseLayout, rank: int) -> int:
@@ -115,6 +121,8 @@ def _expert_shapes(model: DecoderModel) -> Iterator[ProjectionShape]:
 
 def _experts(model: DecoderModel) -> Iterator[tuple[str, ExpertModules]]:
     for mixture, experts in _mixtures(model):
+        if not mixture.gated:  # PEFT's form of stacked experts has gate and up in one
+            continue
         gates, ups = zip(*experts.gate_up.modules, strict=True)
         owner = experts.gate_up.name.rpartition(".")[0]
         yield (

@@ -198,7 +198,7 @@ def _iq1_m_codes(raw: Tensor) -> Tensor:
 
 
 def _iq1_m_factor(raw: Tensor) -> Tensor:
-    """Four bits of each of the words of scales, which are its highest ones."""
+    """Return the float16 factor of each block: its bits are the top four of each of the four words of scales."""
     words = _words(raw[..., 48:56], 2) >> 12
     bits = (words << torch.tensor((0, 4, 8, 12), device=raw.device)).sum(-1)
     # As a signed number of 16 bits.

@@ -10,7 +10,7 @@ from ...kernels.expert_ops import ClampedSwiglu, ExpertWeights, RouterParams, ta
 from ...kernels.ops import Linear
 from ..checkpoint.families.mixture import Mixture
 from ..models.experts import ExpertProjection, Experts
-from ..models.layers import Mlp, Projection
+from ..models.layers import Mlp, PlainMlp, Projection
 from .tensor_names import expert_modules, shared_block, shared_modules
 from .weight_forms import WeightReader
 
@@ -26,6 +26,7 @@ def load_experts(weights: WeightReader, prefix: str, mixture: Mixture, hidden: i
     names, clamp = mixture.names, mixture.clamp
     reader = _Reader(weights, prefix, mixture)
     experts = range(mixture.num_experts)
+    modules = [expert_modules(prefix, mixture, expert) for expert in experts]
     return Experts(
         router=reader.gate(names.router, mixture.num_experts, biased=mixture.biased),
         params=RouterParams(
@@ -40,20 +41,21 @@ def load_experts(weights: WeightReader, prefix: str, mixture: Mixture, hidden: i
         ),
         gate_up=ExpertProjection(
             name=f"{prefix}.experts.{STACKED_GATE_UP}",
-            modules=tuple(expert_modules(prefix, mixture, expert)[:2] for expert in experts),
-            sizes=(mixture.size, mixture.size),
+            modules=tuple(each[:-1] for each in modules),
+            sizes=(mixture.size,) * (2 if mixture.gated else 1),
             weights=reader.together(reader.gate_up(expert) for expert in experts),
         ),
         down=ExpertProjection(
             name=f"{prefix}.experts.{STACKED_DOWN}",
-            modules=tuple(expert_modules(prefix, mixture, expert)[2:] for expert in experts),
-            sizes=(hidden,),
+            modules=tuple(each[-1:] for each in modules),
+            sizes=(mixture.latent_size or hidden,),
             weights=reader.together(reader.down(expert) for expert in experts),
         ),
-        activation="silu" if clamp is None else ClampedSwiglu(clamp.alpha, clamp.limit),
+        activation=ClampedSwiglu(clamp.alpha, clamp.limit) if clamp else "silu" if mixture.gated else "relu2",
         shared=reader.shared(hidden) if mixture.shared_size else None,
         shared_gate=reader.gate(f"{names.shared}_gate", 1, biased=False) if mixture.gated_sharing else None,
         weighs_input=mixture.weighs_input,
+        latent=reader.latent(mixture.latent_size, hidden) if mixture.latent_size else None,
     )
 
 
@@ -71,10 +73,16 @@ class _Reader:
         bias = self._weights.tensor(f"{name}.bias") if biased else None
         return Projection((name,), (size,), self._weights.plain(f"{name}.weight", bias))
 
-    def shared(self, hidden: int) -> Mlp:
+    def shared(self, hidden: int) -> Mlp | PlainMlp:
         prefix = shared_block(self._prefix, self._mixture)
-        down = {self._mixture.names.shared_modules[-1]: hidden}
-        return Mlp(self._fused(prefix, shared_modules(self._mixture)), self._fused(prefix, down), "silu")
+        up = self._fused(prefix, shared_modules(self._mixture))
+        down = self._fused(prefix, {self._mixture.names.shared_modules[-1]: hidden})
+        return Mlp(up, down, "silu") if self._mixture.gated else PlainMlp(up, down, "relu2")
+
+    def latent(self, size: int, hidden: int) -> tuple[Projection, Projection]:
+        """The projections before and behind experts of a width of their own."""
+        before, behind = self._mixture.names.latent
+        return self._fused(self._prefix, {before: size}), self._fused(self._prefix, {behind: hidden})
 
     def _fused(self, prefix: str, modules: dict[str, int]) -> Projection:
         names = tuple(f"{prefix}.{module}" for module in modules)
@@ -88,11 +96,11 @@ class _Reader:
         return ExpertWeights(tuple(self._weights.widened(each) for each in found))
 
     def gate_up(self, expert: int) -> Linear:
-        """Gate and up of an expert, [2 I, H]."""
+        """Gate and up of an expert, [2 I, H], or up alone, [I, H]."""
         names = self._mixture.names
         match "modules" if names.is_split else names.storage:
             case "modules":
-                return self._packed(*expert_modules(self._prefix, self._mixture, expert)[:2])
+                return self._packed(*expert_modules(self._prefix, self._mixture, expert)[:-1])
             case "stacked":
                 return self._stacked(names.gate, expert)
             case "interleaved":
@@ -105,7 +113,7 @@ class _Reader:
         names = self._mixture.names
         match "modules" if names.is_split else names.storage:
             case "modules":
-                return self._packed(expert_modules(self._prefix, self._mixture, expert)[2])
+                return self._packed(expert_modules(self._prefix, self._mixture, expert)[-1])
             case "stacked":
                 return self._stacked(names.down, expert)
             case "interleaved" | "transposed":

@@ -9,20 +9,35 @@ import torch
 from torch import Tensor
 
 from ...kernels import memory
+from ...kernels.collectives import ALONE, Ranks
+from ...kernels.column_ops import ColumnRuns
 from ...kernels.ops import AttentionParams, GroupedLinear, QuantisedLinear, RopeParams
 from ..checkpoint.gguf import GgufFile
 from ..checkpoint.model_config import LayerConfig, ModelConfig, QueryScaling, Rope
 from ..checkpoint.read_config import open_checkpoint, read_model_config
 from ..errors import ModelError
 from ..models.decoder import DecoderModel
-from ..models.experts import Experts
 from ..models.latent_attention import LatentAttention
-from ..models.layers import Attention, DecoderLayer, LayerMixer, Mlp, PlainMlp, Projection, QueryGate
+from ..models.layers import (
+    Attention,
+    DecoderLayer,
+    LayerMixer,
+    LayerMlp,
+    Mlp,
+    PlainMlp,
+    Projection,
+    QueryGate,
+    ScaledMlp,
+    SplitHead,
+)
+from ..models.mamba2 import Mamba2
 from ..models.norms import LayerNorm, NoNorm, Norm, RmsNorm, ScaledSum
+from ..models.parallel_mixer import MixerColumns, ParallelMixer
 from ..models.rope import cos_sin_table, query_scale_table
 from .load_experts import load_experts
 from .load_latent import load_latent
 from .load_recurrent import load_recurrent
+from .shards import Shard, ShardSource, check_split
 from .tensor_names import (
     EMBEDDING,
     HEAD,
@@ -55,6 +70,7 @@ def load_model(
     dummy: bool = False,
     weights: WeightForm = "plain",
     available: int | None = None,
+    ranks: Ranks = ALONE,
 ) -> DecoderModel:
     """Load a model from a folder in Hugging Face format or from a GGUF file.
 
@@ -65,10 +81,11 @@ def load_model(
         dummy: use random weights in the model's shape; only its config is read.
         weights: the form of matrices in memory.
         available: bytes of memory for them, see ``fitting_form``; None to load them whatever they need.
+        ranks: the group that computes it, each rank its ``Shard``; for more than one ``weights`` must be "plain".
 
     Raises:
         ModelError: the model is not supported, or its files are malformed.
-        ConfigError: the weights need more memory than is available.
+        ConfigError: the weights need more memory than is available, or the ranks cannot split the model.
     """
     config = read_model_config(checkpoint)
     source = open_source(checkpoint, config, dummy)
@@ -77,12 +94,17 @@ def load_model(
     optional = prediction_tensors(source.shapes, config) | ignored_tensors(source.shapes, config)
     optional |= {HEAD} if config.tied_head else set()
     check_tensors(expected_shapes(config), source.shapes, optional)
-    if available is not None:
-        weights = fitting_form(source, config, dtype, weights, device, available)
     if HEAD in source.shapes and config.tied_head:
         _check_tied(source)
+    shard = None
+    if ranks.size > 1:
+        check_split(config, ranks.size)
+        shard = Shard.of(config, ranks)
+        source, config = ShardSource(source, shard), shard.config
+    if available is not None:
+        weights = fitting_form(source, config, dtype, weights, device, available)
     reader = WeightReader(source, dtype, device, weights)
-    model = LayerLoader(config, reader, max_positions or config.max_position_embeddings).model()
+    model = LayerLoader(config, reader, max_positions or config.max_position_embeddings, shard).model()
     return replace(model, widened=tuple(sorted(reader.widened_storage)))
 
 
@@ -110,8 +132,11 @@ def _check_tied(source: WeightSource) -> None:
 class LayerLoader:
     """Builds a decoder layer by layer, reading each tensor where it is needed."""
 
-    def __init__(self, config: ModelConfig, weights: WeightReader, max_positions: int) -> None:
+    def __init__(
+        self, config: ModelConfig, weights: WeightReader, max_positions: int, shard: Shard | None = None
+    ) -> None:
         self.config = config
+        self.shard = shard
         self.weights = weights
         self.max_positions = max_positions
         self.tables: dict[Rope, Tensor] = {}
@@ -150,10 +175,10 @@ class LayerLoader:
         """
         memory.trim_heap()  # buffers of the layer before: some hundred MiB in all
         norms, prefix = self.config.norms, prefix or f"model.layers.{index}"
-        is_parallel = self.config.parallel_block
+        is_parallel, has_mlp = self.config.parallel_block, self.config.layers[index].has_mlp
         return DecoderLayer(
             attention=self.mixer(index, prefix),
-            mlp=self.mlp(index, prefix),
+            mlp=self.mlp(index, prefix) if has_mlp else None,
             post_attention=self.norm(f"{prefix}.{norms.after_attention}") if norms.after_attention else None,
             post_mlp=self.norm(f"{prefix}.{norms.after_mlp}") if norms.after_mlp else None,
             mlp_norm=own_norm if is_parallel else self.norm(norms.before_mlp and f"{prefix}.{norms.before_mlp}"),
@@ -161,7 +186,7 @@ class LayerLoader:
             is_parallel=is_parallel,
         )
 
-    def mlp(self, index: int, prefix: str) -> Mlp | PlainMlp | Experts:
+    def mlp(self, index: int, prefix: str) -> LayerMlp:
         """Read the MLP of a layer, or its mixture of experts."""
         config = self.config
         if (mixture := config.layers[index].mixture) is not None:
@@ -169,14 +194,27 @@ class LayerLoader:
         block = f"{prefix}.{config.mlp_block}"
         up = self.projection(block, up_modules(config), config.mlp_bias)
         down = self.projection(block, down_module(config), config.mlp_bias)
+        if (scales := config.parallel_scales) is not None:
+            size = config.intermediate_size
+            before = ColumnRuns.of([(0, 0, size), (0, size, size)], factors=[scales.gate, 1.0])
+            behind = ColumnRuns.of([(0, 0, config.hidden_size)], factors=[scales.down])
+            return ScaledMlp(up, down, config.activation, before, behind)
         return Mlp(up, down, config.activation) if config.gated_mlp else PlainMlp(up, down, config.activation)
 
-    def mixer(self, index: int, prefix: str) -> LayerMixer:
-        """Read the attention of a layer, or what stands in its place."""
-        recurrent = self.config.layers[index].recurrent
-        if recurrent is None:
-            return self.attention(index, f"{prefix}.self_attn")
-        return load_recurrent(self.weights, prefix, recurrent, self.config.hidden_size, self.config.norm_eps)
+    def mixer(self, index: int, prefix: str) -> LayerMixer | None:
+        """Read the attention of a layer, or what stands in its place; None for an MLP alone."""
+        config, layer = self.config, self.config.layers[index]
+        attention = self.attention(index, f"{prefix}.self_attn") if layer.has_attention else None
+        if layer.recurrent is None:
+            return attention
+        scales, hidden = config.parallel_scales, config.hidden_size
+        state = load_recurrent(self.weights, prefix, layer.recurrent, hidden, config.norm_eps, scales)
+        if attention is None:
+            return state
+        assert scales is not None and isinstance(attention, Attention) and isinstance(state, Mamba2)
+        factors = scales.attention, scales.state
+        columns = MixerColumns.of(config.num_heads, config.query_size, state.scan.width, hidden, factors)
+        return ParallelMixer(index, attention, state, columns)
 
     def attention(self, index: int, prefix: str) -> Attention | LatentAttention:
         """Read the attention of a layer."""
@@ -227,11 +265,19 @@ class LayerLoader:
     def embedding_and_head(self) -> tuple[Tensor | QuantisedLinear | GroupedLinear, Projection]:
         """Return the embedding, plain or quantised, and the head. A tied quantised head is the embedding itself."""
         size = self.config.vocab_size
+        if self.shard is not None:
+            return self.embedding(), self.split_head(self.shard)
         if not self.config.tied_head:
             return self.embedding(), self.projection("", {"lm_head": size}, bias=False)
         packed = self.weights.packed(EMBEDDING)
         embedding = packed if isinstance(packed, QuantisedLinear | GroupedLinear) else self.weights.tensor(EMBEDDING)
         return embedding, Projection(("lm_head",), (size,), packed)
+
+    def split_head(self, shard: Shard) -> SplitHead:
+        """Read this rank's rows of the head."""
+        sizes = shard.vocab_sizes
+        own = self.projection("", {"lm_head": sizes[shard.ranks.rank]}, bias=False)
+        return SplitHead(own.modules, own.sizes, own.packed, ranks=shard.ranks, vocab_sizes=sizes)
 
     def embedding(self) -> Tensor | QuantisedLinear | GroupedLinear:
         found = self.weights.grouped(EMBEDDING) or self.weights.stored(EMBEDDING)
@@ -242,7 +288,9 @@ class LayerLoader:
         names = tuple(f"{prefix}.{module}".lstrip(".") for module in modules)
         bias_vector = self.weights.tensor(*(f"{name}.bias" for name in names)) if bias else None
         packed = self.weights.packed(*(f"{name}.weight" for name in names), bias=bias_vector)
-        return Projection(names, tuple(modules.values()), packed)
+        split = None if self.shard is None else self.shard.splits.get(names[0])
+        added_over = self.shard.ranks if self.shard and split and split.side == "inputs" else None
+        return Projection(names, tuple(modules.values()), packed, added_over)
 
     def norm(self, name: str | None) -> Norm:
         """Return the norm of this name; for none the identity."""

@@ -8,16 +8,24 @@ from torch import Tensor
 from ...kernels.column_ops import ColumnRuns
 from ...kernels.state_ops import ConvParams, DeltaParams, GatedNormParams, SsmParams
 from ..checkpoint.families.recurrent import DeltaLayer, Mamba2Layer, RecurrentLayer, ShortConvLayer
+from ..checkpoint.model_config import ParallelScales
 from ..errors import ModelError
 from ..models.gated_delta import GatedDelta
-from ..models.layers import LayerMixer, Projection
+from ..models.layers import Projection
 from ..models.mamba2 import Mamba2
 from ..models.short_conv import ShortConv
 from .tensor_names import recurrent_bias, recurrent_block, recurrent_inputs, recurrent_output
 from .weight_forms import WeightReader
 
 
-def load_recurrent(weights: WeightReader, prefix: str, layer: RecurrentLayer, hidden: int, eps: float) -> LayerMixer:
+def load_recurrent(
+    weights: WeightReader,
+    prefix: str,
+    layer: RecurrentLayer,
+    hidden: int,
+    eps: float,
+    scales: ParallelScales | None = None,
+) -> ShortConv | GatedDelta | Mamba2:
     """Return the recurrent layer whose tensors begin with ``prefix``; ``eps`` is of the model's norms.
 
     Raises:
@@ -33,8 +41,8 @@ def load_recurrent(weights: WeightReader, prefix: str, layer: RecurrentLayer, hi
     out_of = _projection(weights, block, {recurrent_output(layer, hidden)[0]: hidden}, biased=biased)
     if isinstance(layer, ShortConvLayer):
         return ShortConv(into, out_of, _conv(weights, f"{block}.conv", biased=layer.biased, gated=True))
-    norm = weights.tensor(f"{block}.norm.weight")
     if isinstance(layer, DeltaLayer):
+        norm = weights.tensor(f"{block}.norm.weight")
         return GatedDelta(
             into,
             _projection(weights, block, dict(modules[half:]), biased=False),
@@ -49,8 +57,25 @@ def load_recurrent(weights: WeightReader, prefix: str, layer: RecurrentLayer, hi
         out_of,
         _conv(weights, f"{block}.conv1d", biased=layer.conv_biased, gated=False),
         _scan(weights, block, layer),
-        GatedNormParams(norm, eps, layer.num_groups),
+        _gated_norm(weights, block, layer, eps),
+        None if scales is None else _scaled(layer, scales),
     )
+
+
+def _gated_norm(weights: WeightReader, block: str, layer: Mamba2Layer, eps: float) -> GatedNormParams | ColumnRuns:
+    """Return the norm and gate of a state space, or where the gate is beside its results."""
+    if not layer.normed:
+        return ColumnRuns.of([(0, 0, layer.width), (1, 0, layer.width)])
+    norm = weights.tensor(f"{block}.norm.weight")
+    return GatedNormParams(norm, eps, layer.num_groups, is_norm_first=layer.is_norm_first)
+
+
+def _scaled(layer: Mamba2Layer, scales: ParallelScales) -> ColumnRuns:
+    """Return the columns of gate, x, B, C and steps with their factors."""
+    of_group = layer.num_groups * layer.state_size
+    sizes = (layer.width, layer.width, of_group, of_group, layer.num_heads)
+    runs = [(0, sum(sizes[:part]), size) for part, size in enumerate(sizes)]
+    return ColumnRuns.of(runs, factors=scales.projected)
 
 
 def grouped_runs(layer: DeltaLayer) -> tuple[ColumnRuns, ColumnRuns]:

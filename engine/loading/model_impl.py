@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from ...kernels.collectives import ALONE, Ranks
 from ...lora.base_projections import BaseLayout
 from ..checkpoint.gguf import GgufFile
 from ..checkpoint.model_config import ModelConfig
@@ -31,6 +32,7 @@ def load_by(
     dummy: bool,
     weights: WeightForm,
     available: int | None = None,
+    ranks: Ranks = ALONE,
 ) -> Model:
     """Load a model by an implementation: ``rootgraft``, ``transformers``, or ``auto``: ours if it has the model.
 
@@ -49,6 +51,7 @@ def load_by(
             dummy=dummy,
             weights=weights,
             available=available,
+            ranks=ranks,
         )
     if not isinstance(checkpoint, Path):
         raise ModelError("--model-impl transformers reads folders in Hugging Face format, no GGUF files. Leave it out.")

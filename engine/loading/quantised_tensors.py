@@ -393,7 +393,7 @@ class _Checked:
         return self._parts[part].dtype
 
     def scales(self, part: str) -> Tensor:
-        """Return a part in fp32 whose numbers must be finite, and small enough that products with them are."""
+        """Return a part in fp32 after checking it as ``bounded`` does."""
         return self.bounded(part, self.tensor(part).float())
 
     def bounded(self, part: str, scales: Tensor) -> Tensor:

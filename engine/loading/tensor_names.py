@@ -79,11 +79,12 @@ def expected_shapes(config: ModelConfig) -> dict[str, Shape]:
         prefix = f"model.layers.{index}"
         for name in filter(None, config.norms):
             shapes |= _norm(f"{prefix}.{name}", config)
-        recurrent = config.layers[index].recurrent
-        if recurrent is None:
+        if config.layers[index].has_attention:
             shapes |= _attention(f"{prefix}.self_attn", config)
-        else:
+        if (recurrent := config.layers[index].recurrent) is not None:
             shapes |= _recurrent(f"{prefix}.{recurrent_block(recurrent)}", recurrent, hidden)
+        if not config.layers[index].has_mlp:
+            continue
         if (mixture := config.layers[index].mixture) is not None:
             shapes |= mixture_shapes(f"{prefix}.{mixture.names.block}", mixture, hidden)
             continue
@@ -113,7 +114,7 @@ def norm_shapes(config: ModelConfig) -> dict[str, Shape]:
     layers = range(config.num_layers)
     of_layers = [f"model.layers.{index}.{name}" for index in layers for name in filter(None, config.norms)]
     shapes: dict[str, Shape] = dict.fromkeys([final_norm(config), *of_layers], (config.hidden_size,))
-    for index in (index for index in layers if config.layers[index].recurrent is None):
+    for index in (index for index in layers if config.attends[index]):
         heads = head_norm_shapes(config)
         shapes |= {f"model.layers.{index}.self_attn.{name}": shape for name, shape in heads.items()}
     return shapes
@@ -180,7 +181,8 @@ def _recurrent(prefix: str, layer: RecurrentLayer, hidden: int) -> dict[str, Sha
         return shapes | _conv(f"{prefix}.conv", hidden, layer.taps, layer.biased)
     is_delta = isinstance(layer, DeltaLayer)
     shapes |= {f"{prefix}.{name}": (layer.num_heads,) for name in ("A_log", "dt_bias", *(() if is_delta else ("D",)))}
-    shapes[f"{prefix}.norm.weight"] = (layer.head_dim if is_delta else layer.width,)
+    if isinstance(layer, DeltaLayer) or layer.normed:
+        shapes[f"{prefix}.norm.weight"] = (layer.head_dim if is_delta else layer.width,)
     conv_biased = not isinstance(layer, DeltaLayer) and layer.conv_biased
     return shapes | _conv(f"{prefix}.conv1d", layer.conv_width, layer.taps, conv_biased)
 
@@ -201,11 +203,16 @@ def mixture_shapes(prefix: str, mixture: Mixture, hidden: int) -> dict[str, Shap
     shapes = _linears(prefix, {names.router: count}, hidden, mixture.biased)
     if mixture.corrected:
         shapes[f"{prefix}.{names.correction_name}"] = (1, count) if names.correction_is_row else (count,)
+    width = mixture.latent_size or hidden
+    if mixture.latent_size:
+        before, behind = names.latent
+        shapes |= _linears(prefix, {before: width}, hidden, bias=False)
+        shapes |= _linears(prefix, {behind: hidden}, width, bias=False)
     match "modules" if names.is_split else names.storage:
         case "modules":
             for expert in range(count):
-                gate, up, down = expert_modules(prefix, mixture, expert)
-                for module, shape in {gate: (size, hidden), up: (size, hidden), down: (hidden, size)}.items():
+                *inputs, down = expert_modules(prefix, mixture, expert)
+                for module, shape in {**dict.fromkeys(inputs, (size, width)), down: (width, size)}.items():
                     shapes[f"{module}.weight"] = shape
                     if mixture.biased:
                         shapes[f"{module}.bias"] = shape[:1]
@@ -229,13 +236,13 @@ def mixture_shapes(prefix: str, mixture: Mixture, hidden: int) -> dict[str, Shap
     return shapes
 
 
-def expert_modules(prefix: str, mixture: Mixture, expert: int) -> tuple[str, str, str]:
-    """Return the names of an expert's gate, up and down, also where a checkpoint stores those of all as one tensor."""
+def expert_modules(prefix: str, mixture: Mixture, expert: int) -> tuple[str, ...]:
+    """Return the names of an expert's gate, if it has one, up and down, also where those of all are one tensor."""
     names = mixture.names
     stored = (names.gate, names.up, names.down)
     gate, up, down = stored if names.storage == "modules" else ("gate_proj", "up_proj", "down_proj")
     inner = f"{prefix}.experts.{expert}"
-    return f"{inner}.{gate}", f"{inner}.{up}", f"{inner}.{down}"
+    return tuple(f"{inner}.{module}" for module in ((gate, up, down) if mixture.gated else (up, down)))
 
 
 def stacked_experts(config: ModelConfig) -> dict[str, list[tuple[str, ...]]]:
@@ -250,15 +257,15 @@ def stacked_experts(config: ModelConfig) -> dict[str, list[tuple[str, ...]]]:
             continue
         prefix = f"model.layers.{index}.{mixture.names.block}"
         modules = [expert_modules(prefix, mixture, expert) for expert in range(mixture.num_experts)]
-        found[f"{prefix}.experts.gate_up_proj"] = [(gate, up) for gate, up, _ in modules]
-        found[f"{prefix}.experts.down_proj"] = [(down,) for *_, down in modules]
+        found[f"{prefix}.experts.{'gate_up_proj' if mixture.gated else 'up_proj'}"] = [each[:-1] for each in modules]
+        found[f"{prefix}.experts.down_proj"] = [each[-1:] for each in modules]
     return found
 
 
 def shared_modules(mixture: Mixture) -> dict[str, int]:
-    """Return the modules of the shared expert's gate and up, in this order, and the rows of each."""
+    """Return the modules of the shared expert's gate and up, in this order, or of up alone, and the rows of each."""
     names = mixture.names.shared_modules[:-1]
-    return dict.fromkeys(names, 2 * mixture.shared_size // len(names))
+    return dict.fromkeys(names, (2 if mixture.gated else 1) * mixture.shared_size // len(names))
 
 
 def shared_block(prefix: str, mixture: Mixture) -> str:

@@ -175,7 +175,8 @@ def _quantised_folder(checkpoint: Path | GgufFile | None) -> tuple[ModelConfig, 
     """Return the config of a folder whose weights are quantised, and its tensors; None for other checkpoints."""
     if checkpoint is None or isinstance(checkpoint, GgufFile) or not (checkpoint / CONFIG).is_file():
         return None
-    if KEY not in read_config_file(checkpoint):  # as of a draft head, whose class is no model's
+    # Looked at before ``read_model_config``, which refuses the class of a draft head.
+    if KEY not in read_config_file(checkpoint):
         return None
     config = read_model_config(checkpoint)
     if config.quantization is None:

@@ -235,6 +235,13 @@ class SafetensorsFolder:
         out.copy_(found)
         release_mapped(found)
 
+    def plain_slices(self, name: str) -> Any | None:
+        """Return a plain tensor of which slices alone are read (``view[first:end]``); None for another one."""
+        if name not in self._stored or name in self._quantised:
+            return None
+        file, stored = self._stored[name]
+        return file.get_slice(stored)
+
     def blocks(self, name: str) -> tuple[str, Iterator[Tensor]] | None:
         """Return a quantised matrix in blocks with the same numbers; None where there are none."""
         return self._quantised[name].blocks() if name in self._quantised else None

@@ -14,6 +14,7 @@ from typing import Any, cast, get_args
 import msgpack
 
 from ...grammar.thought_rules import ThoughtRules
+from ...radix.namespace import Namespace, Path
 from ..snapshot import EngineSnapshot, NamespaceView, NodeView, SequenceView, SlotView
 from ..types import (
     AdapterInfo,
@@ -28,6 +29,7 @@ from ..types import (
 )
 from .adapter_calls import AdapterChanged, Adapters, ListAdapters, LoadAdapter, Reply, UnloadAdapter
 from .engine_state import Heartbeat, Ready, ResetCache, Shutdown, SnapshotTaken, TakeSnapshot
+from .kv_transfers import FetchKv, KvBlocks, ReadKv
 from .sequences import Abort, Done, Failed, Submit, TokenOut
 from .vocabularies import ForgetTokens, PrepareGrammar, TokenTexts
 
@@ -52,15 +54,18 @@ Message = (
     | Adapters
     | SnapshotTaken
     | Heartbeat
+    | FetchKv
+    | ReadKv
+    | KvBlocks
 )
 
 _TYPES: tuple[type[Any], ...] = get_args(Message)
 _TAGS = {cls: tag for tag, cls in enumerate(_TYPES)}
 _VALUES = (
     *(SamplingParams, ThoughtRules, Logprob, AllowedLogprobs, Usage, SequenceStats, AdapterInfo, Pooler),
-    *(EngineSnapshot, NamespaceView, NodeView, SequenceView, SlotView),
+    *(EngineSnapshot, NamespaceView, NodeView, SequenceView, SlotView, Namespace, Path),
 )
-_FIELDS = {cls: tuple(f.name for f in fields(cls)) for cls in (*_TYPES, *_VALUES)}
+_FIELDS = {cls: tuple(f.name for f in fields(cls) if f.init) for cls in (*_TYPES, *_VALUES)}
 
 
 def _plain(value: Any) -> Any:
@@ -96,6 +101,11 @@ def _tokens(data: bytes) -> array[int]:
     return array("i", data)
 
 
+def _path(row: list[Any]) -> Path:
+    namespace, switch_at, before = row
+    return Path(Namespace(*namespace), switch_at, before and Namespace(*before))
+
+
 def _infos(rows: list[list[Any]]) -> tuple[AdapterInfo, ...]:
     return tuple(AdapterInfo(*row) for row in rows)
 
@@ -121,6 +131,10 @@ def _snapshot(row: list[Any]) -> EngineSnapshot:
 _DECODERS: dict[tuple[type[Any], str], Callable[[Any], Any]] = {
     **dict.fromkeys(((TokenTexts, "lengths"), (Submit, "tokens"), (Submit, "generated")), _tokens),
     **dict.fromkeys(((TokenTexts, "special"), (TokenTexts, "ends"), (Submit, "ends"), (Abort, "ids")), tuple),
+    **dict.fromkeys(((FetchKv, "tokens"), (ReadKv, "tokens")), _tokens),
+    (FetchKv, "path"): _path,
+    (ReadKv, "path"): lambda row: _path(row) if row else None,
+    (KvBlocks, "blocks"): tuple,
     **dict.fromkeys(((Ready, "summary"), (TokenOut, "tokens"), (Heartbeat, "waiting")), tuple),
     (Submit, "grammar"): lambda pair: tuple(pair) if pair else None,
     (Submit, "params"): _params,

@@ -31,6 +31,7 @@ class Submit:
         vocabulary: of the grammar, as in ``TokenTexts``.
         ends: tokens that end an answer, beside the model's: of an adapter's own tokenizer.
         tokenizer: identity of the tokenizer that its adapter must have, which made its tokens; "" for the model's.
+        peer_tokens: how many of its first tokens another replica is likely to have KV of, which may be asked for it.
     """
 
     id: int
@@ -50,6 +51,7 @@ class Submit:
     vocabulary: str = ""
     ends: tuple[int, ...] = ()
     tokenizer: str = ""
+    peer_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

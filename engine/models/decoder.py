@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -76,7 +76,8 @@ class DecoderModel:
         It is fp32: every layer adds to it, and rounding to bfloat16 each time would be the largest source of error.
         """
         token_ids = inputs.token_ids
-        if inputs.own is not None:  # adapters may have more tokens than the model
+        if inputs.own is not None:
+            # The embedding of an adapter's own vocabulary may have more rows than the model's; it is added below.
             token_ids = token_ids.clamp(max=self.config.vocab_size - 1)
         residual = self._embed(token_ids)
         if inputs.lora is not None:
@@ -96,6 +97,8 @@ class DecoderModel:
         Returns:
             The last layer's queries, [T, Hq, D] (latent attention: [T, Hq * D]).
         """
+        if kv.beside:
+            inputs = replace(inputs, beside=kv.beside)
         x = normed(self.first_norm, residual, inputs.own)
         *earlier, (last, k_last, v_last) = zip(self.layers, kv.k_layers, kv.v_layers, strict=True)
         for index, (layer, k_cache, v_cache) in enumerate(earlier):
@@ -104,7 +107,7 @@ class DecoderModel:
             x = layer(x, residual, inputs, k_cache, v_cache)
         if kv.hidden is not None:
             kv.hidden.see(len(earlier), residual)
-        return last.attention.store(x, inputs, k_last, v_last)
+        return last.store(x, inputs, k_last, v_last)
 
     def finish(self, q: Tensor, residual: Tensor, inputs: ForwardInputs, kv: KvPool) -> Tensor:
         """Return the hidden states [S, H] of S tokens from their queries and residual stream, which is updated."""

@@ -127,7 +127,7 @@ class DraftHead:
         """Return the hidden states [S, H] of the kept tokens, ready for ``logits``. Reads and replaces ``states``."""
         x, residual = self.join(self._embed(inputs.token_ids), self.states.given)
         k_cache, v_cache = kv.k_layers[0], kv.v_layers[0]
-        q = self.layer.attention.store(x, inputs, k_cache, v_cache)
+        q = self.layer.store(x, inputs, k_cache, v_cache)
         if inputs.kept is not None and inputs.of_kept is not None:
             q, residual, inputs = q[inputs.kept], residual[inputs.kept], inputs.of_kept
         out = self.layer.finish(q, residual, inputs, k_cache, v_cache) if len(q) else residual.to(self.dtype)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -16,8 +17,9 @@ from ...kernels.expert_ops import (
     route,
     sum_experts,
 )
+from ...kernels.ops import activation
 from ...lora.lora_step import LoraStep
-from .layers import Mlp, Projection
+from .layers import Mlp, PlainMlp, Projection
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,38 +52,52 @@ class Experts:
     Attributes:
         router: to logits [T, E].
         params: how logits become experts and weights.
-        gate_up: of each expert, gate and up as one product.
+        gate_up: of each expert, gate and up as one product, or up alone.
         down: of each expert.
         shared: the expert that all tokens pass, or None.
         shared_gate: its weight's logit, or None for a weight of 1.
+        activation: of gate and up, or "relu2" of up alone.
         weighs_input: the weights are factors of the experts' inputs (Llama 4), not of their results.
+        latent: projections in front of the experts and behind their sum, or None.
     """
 
     router: Projection
     params: RouterParams
     gate_up: ExpertProjection
     down: ExpertProjection
-    activation: ExpertActivation
-    shared: Mlp | None
+    activation: ExpertActivation | Literal["relu2"]
+    shared: Mlp | PlainMlp | None
     shared_gate: Projection | None
     weighs_input: bool
+    latent: tuple[Projection, Projection] | None = None
 
     def __call__(self, x: Tensor, lora: LoraStep | None, num_tokens: Tensor | None = None) -> Tensor:
         """[T, H] -> [T, H]."""
         routing = route(self.router(x, lora, torch.float32), self.params)
         of_input, of_result = (routing.weights, None) if self.weighs_input else (None, routing.weights)
-        y = expert_activation(self.gate_up(x, routing.experts, lora, num_tokens), self.activation, of_input)
+        inner = x if self.latent is None else self.latent[0](x, lora)
+        y = self._activated(self.gate_up(inner, routing.experts, lora, num_tokens), of_input)
         y = self.down(y, routing.experts, lora, num_tokens)
         shared = None if self.shared is None else self.shared(x, lora)
         gate = None if self.shared_gate is None else self.shared_gate(x, lora, torch.float32)
-        return sum_experts(y, of_result, shared, gate)
+        if self.latent is None:
+            return sum_experts(y, of_result, shared, gate)
+        y = self.latent[1](sum_experts(y, of_result), lora)
+        return sum_experts(y, None, shared, gate)
+
+    def _activated(self, y: Tensor, weights: Tensor | None) -> Tensor:
+        """[T, k, 2 I], or [T, k, I] without gates -> [T, k, I]."""
+        if self.activation == "relu2":
+            assert weights is None
+            return activation(y, "relu2")
+        return expert_activation(y, self.activation, weights)
 
     @property
     def projections(self) -> tuple[Projection, ...]:
         """Products that all tokens pass."""
         shared = () if self.shared is None else self.shared.projections
         gate = () if self.shared_gate is None else (self.shared_gate,)
-        return (self.router, *shared, *gate)
+        return (self.router, *(self.latent or ()), *shared, *gate)
 
     @property
     def active(self) -> tuple[tuple[int, ExpertWeights], ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -25,6 +26,7 @@ class ForwardInputs(PagedBatch):
         own: weights of adapters in place of the model's in this step, None for none.
         kept: [S] int64, the tokens whose hidden states are wanted, None for all.
         states: slots of recurrent states; None in a model without.
+        beside: states of layers that have attention too, by the layer's index: see ``KvPool.beside``.
         num_tokens: [1] int32, the tokens of a captured step, which others pad up to T; None without padding.
         of_kept: inputs of the last layer for these tokens, without their own ids, positions and cells.
     """
@@ -34,6 +36,7 @@ class ForwardInputs(PagedBatch):
     kv_loc: Tensor
     lora: LoraStep | None = None
     states: StateBatch | None = None
+    beside: Mapping[int, tuple[Tensor, Tensor]] | None = None
     own: OwnStep | None = None
     kept: Tensor | None = None
     num_tokens: Tensor | None = None

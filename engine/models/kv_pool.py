@@ -31,8 +31,13 @@ _NICENESS = 10  # added to that of the populating thread
 def bytes_per_page(config: ModelShape, page_size: int, dtype: torch.dtype) -> int:
     """Return the bytes of a page of ``page_size`` tokens in all layers with attention: K and V, or latent vectors."""
     caches = 2 if config.latent is None else 1
-    cells = config.num_attention_layers * config.num_kv_heads * page_size * _width(config, dtype)
+    cells = paged_layers(config) * config.num_kv_heads * page_size * _width(config, dtype)
     return caches * cells * dtype.itemsize
+
+
+def paged_layers(config: ModelShape) -> int:
+    """Return the layers that a page has cells of: one at least, for pages also count the tokens of a model without."""
+    return max(1, config.num_attention_layers)
 
 
 def _width(config: ModelShape, dtype: torch.dtype) -> int:
@@ -49,11 +54,12 @@ class KvPool:
         hidden: hidden states that a draft head reads; None without one.
 
     Attributes:
-        k: [num_attention_layers, num_pages, num_kv_heads, page_size, head_dim], or 8-bit (``kv_forms``).
+        k: [``paged_layers``, num_pages, num_kv_heads, page_size, head_dim], or 8-bit (``kv_forms``).
         v: the same; None for latent attention, whose keys begin with the values.
         k_layers: ``k`` layer by layer, each [num_pages, num_kv_heads, page_size, head_dim]. A layer with a recurrent
-            state has its states here and in ``v_layers``.
+            state has its states here and in ``v_layers``, one with neither empty tensors.
         v_layers: the same for ``v``; for latent attention ``k_layers``.
+        beside: the states of layers that have attention too.
         page_bytes: bytes of a page in all layers, and of its hidden states.
         state_bytes: bytes of a recurrent state in all layers.
     """
@@ -68,14 +74,18 @@ class KvPool:
         states: StatePool | None = None,
         hidden: HiddenPool | None = None,
     ) -> None:
-        shape = (config.num_attention_layers, num_pages, config.num_kv_heads, page_size, _width(config, dtype))
+        shape = (paged_layers(config), num_pages, config.num_kv_heads, page_size, _width(config, dtype))
         self.k = _zeros(shape, dtype, device)
         self.v = _zeros(shape, dtype, device) if config.latent is None else None
         recurrent = states.layers if states is not None else {}
         k = self.k.unbind(0)
         paged = zip(k, k if self.v is None else self.v.unbind(0), strict=True)
-        caches = [recurrent[i] if i in recurrent else next(paged) for i in range(config.num_layers)]
+        nothing = k[0][:0]
+        caches = [
+            next(paged) if attends else recurrent.get(i, (nothing, nothing)) for i, attends in enumerate(config.attends)
+        ]
         self.k_layers, self.v_layers = (tuple(each) for each in zip(*caches, strict=True))
+        self.beside = {i: states for i, states in recurrent.items() if config.attends[i]}
         self.num_pages = num_pages
         self.page_size = page_size
         self.page_bytes = bytes_per_page(config, page_size, dtype) + (hidden.page_bytes if hidden is not None else 0)

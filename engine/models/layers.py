@@ -8,7 +8,9 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
+from ...kernels.collectives import ALONE, Ranks
 from ...kernels.column_ops import ColumnRuns, sigmoid_gate, take_columns
 from ...kernels.expert_ops import ExpertWeights
 from ...kernels.ops import (
@@ -39,18 +41,20 @@ class Projection:
     Attributes:
         modules: their names as in the checkpoint (``model.layers.3.self_attn.q_proj``), by which adapters address them.
         sizes: the output columns of each, in the same order.
+        added_over: the ranks that have a part of the inputs each, whose results are added up; None for all inputs.
     """
 
     modules: tuple[str, ...]
     sizes: tuple[int, ...]
     packed: Linear
+    added_over: Ranks | None = None
 
     def __call__(self, x: Tensor, lora: LoraStep | None = None, out_dtype: torch.dtype | None = None) -> Tensor:
         """[T, K] -> [T, sum of sizes], in the type of x or ``out_dtype``, plus the adapters' part."""
         y = linear(x, self.packed, out_dtype)
         if lora is not None:
             lora.project(self.modules[0], x, y)
-        return y
+        return y if self.added_over is None else self.added_over.add(y)
 
     def gated(self, x: Tensor, kind: Activation, lora: LoraStep | None) -> Tensor:
         """``act(gate) * up`` of a product of gate and up, adapters included: [T, K] -> [T, size of each]."""
@@ -61,6 +65,39 @@ class Projection:
     def largest(self, x: Tensor) -> Largest:
         """Return the largest of each row of the float32 product, without adapters: [S, K] -> [S]."""
         return largest_linear(x, self.packed)
+
+
+@dataclass(frozen=True, slots=True)
+class SplitHead(Projection):
+    """A head of which each rank has the rows of some tokens, in the order of the ranks. Rank 0 gets all logits.
+
+    Attributes:
+        ranks: the group.
+        vocab_sizes: tokens of each rank.
+    """
+
+    ranks: Ranks = ALONE
+    vocab_sizes: tuple[int, ...] = ()
+
+    def __call__(self, x: Tensor, lora: LoraStep | None = None, out_dtype: torch.dtype | None = None) -> Tensor:
+        """[S, H] -> [S, V] on rank 0; on the others their own columns."""
+        part = Projection.__call__(self, x, lora, out_dtype)
+        wide = functional.pad(part, (0, max(self.vocab_sizes) - part.shape[1]))
+        found = self.ranks.gather(wide.contiguous())
+        if not found:
+            return part
+        return torch.cat([each[:, :size] for each, size in zip(found, self.vocab_sizes, strict=True)], dim=1)
+
+    def largest(self, x: Tensor) -> Largest:
+        """Return the largest of each row over all ranks on rank 0: [S, H] -> [S]. The first of equal ones counts."""
+        part = Projection.largest(self, x)
+        values, columns = self.ranks.gather(part.value.contiguous()), self.ranks.gather(part.column.contiguous())
+        if not values:
+            return part
+        starts = (sum(self.vocab_sizes[:rank]) for rank in range(len(values)))
+        best = Largest(torch.stack(values), torch.stack([each + at for each, at in zip(columns, starts, strict=True)]))
+        rank = best.value.argmax(0, keepdim=True)  # of a NaN the rank that has it
+        return Largest(best.value.gather(0, rank)[0], best.column.gather(0, rank)[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,14 +218,45 @@ class Mlp:
         return ()
 
 
+@dataclass(frozen=True, slots=True)
+class ScaledMlp:
+    """``f * down(act(g * gate(x)) * up(x))`` with factors f and g (Falcon H1).
+
+    Attributes:
+        before: gate times g, and up.
+        behind: the output times f.
+    """
+
+    gate_up: Projection
+    down: Projection
+    activation: Activation
+    before: ColumnRuns
+    behind: ColumnRuns
+
+    def __call__(self, x: Tensor, lora: LoraStep | None, num_tokens: Tensor | None = None) -> Tensor:
+        """[T, H] -> [T, H]."""
+        y = gated_activation(take_columns(self.before, self.gate_up(x, lora)), self.activation)
+        return take_columns(self.behind, self.down(y, lora))
+
+    @property
+    def projections(self) -> tuple[Projection, ...]:
+        """The products, in the order of the pass."""
+        return self.gate_up, self.down
+
+    @property
+    def active(self) -> tuple[tuple[int, ExpertWeights], ...]:
+        """Products of a token's experts: none."""
+        return ()
+
+
 class LayerMixer(Protocol):
-    """What lets the tokens of a row see each other: ``Attention``, ``LatentAttention``, ``ShortConv`` or ``Mamba2``."""
+    """What lets the tokens of a row see each other: ``Attention``, ``ShortConv``, ``Mamba2`` and their like."""
 
     def store(self, x: Tensor, inputs: ForwardInputs, k_cache: Tensor, v_cache: Tensor, /) -> Tensor:
         """Compute all that later tokens need of these, in the layer's two caches: [T, H] -> [T, ...]."""
 
     def __call__(self, q: Tensor, inputs: ForwardInputs, k_cache: Tensor, v_cache: Tensor, /) -> Tensor:
-        """The rest, for S of the results of ``store``: [S, ...] -> [S, H]."""
+        """Compute the mixer's output from S rows of the result of ``store``: [S, ...] -> [S, H]."""
 
     @property
     def before_kv(self) -> tuple[Projection, ...]:
@@ -204,7 +272,7 @@ class LayerMixer(Protocol):
 
 
 class LayerMlp(Protocol):
-    """The MLP of a layer: ``Mlp``, ``PlainMlp``, or the mixture ``engine.models.experts.Experts``."""
+    """The MLP of a layer: ``Mlp``, ``PlainMlp``, ``ScaledMlp``, or the mixture ``engine.models.experts.Experts``."""
 
     def __call__(self, x: Tensor, lora: LoraStep | None, num_tokens: Tensor | None = None, /) -> Tensor:
         """[T, H] -> [T, H]; ``num_tokens`` as in ``ForwardInputs``."""
@@ -246,16 +314,18 @@ class DecoderLayer:
     So each sum of the residual stream and the norm after it are one op.
 
     Attributes:
-        attention: what stands in its place in a layer with a recurrent state too.
+        attention: what stands in its place in a layer with a recurrent state too; None in a layer of an MLP alone.
+        mlp: None in a layer of a mixer alone.
         post_attention: norm of attention's output before it is added, or None.
         post_mlp: the same for the MLP.
-        mlp_norm: the norm in front of the MLP; in a parallel block that in front of the layer.
+        mlp_norm: the norm in front of the MLP; in a parallel block that in front of the layer. A layer of a mixer or
+            an MLP alone has the norm in front of the layer and no other.
         next_norm: the norm in front of the next layer, or the model's last.
         is_parallel: the MLP's input is the residual stream before attention's output is added.
     """
 
-    attention: LayerMixer
-    mlp: LayerMlp
+    attention: LayerMixer | None
+    mlp: LayerMlp | None
     post_attention: Norm | None
     post_mlp: Norm | None
     mlp_norm: Norm
@@ -265,34 +335,56 @@ class DecoderLayer:
     @property
     def projections(self) -> tuple[Projection, ...]:
         """Products that all tokens pass, in the order of the pass."""
-        return *self.attention.before_kv, *self.behind_kv
+        return *(() if self.attention is None else self.attention.before_kv), *self.behind_kv
 
     @property
     def behind_kv(self) -> tuple[Projection, ...]:
         """Those of them behind the stored K and V."""
-        return *self.attention.behind_kv, *self.mlp.projections
+        of_mixer = () if self.attention is None else self.attention.behind_kv
+        return *of_mixer, *(() if self.mlp is None else self.mlp.projections)
 
     @property
     def active(self) -> tuple[tuple[int, ExpertWeights], ...]:
         """Products of which each part has a weight of its own: how many parts a token has, and the weights of all."""
-        return *self.attention.of_heads, *self.mlp.active
+        of_mixer = () if self.attention is None else self.attention.of_heads
+        return *of_mixer, *(() if self.mlp is None else self.mlp.active)
 
     def __call__(self, x: Tensor, residual: Tensor, inputs: ForwardInputs, k_cache: Tensor, v_cache: Tensor) -> Tensor:
         """[T, H] normed -> [T, H] normed; ``residual`` [T, H] fp32 is updated in place."""
-        q = self.attention.store(x, inputs, k_cache, v_cache)
+        q = self.store(x, inputs, k_cache, v_cache)
         return self.finish(q, residual, inputs, k_cache, v_cache)
+
+    def store(self, x: Tensor, inputs: ForwardInputs, k_cache: Tensor, v_cache: Tensor) -> Tensor:
+        """Compute all that later tokens need of these: [T, H] normed -> [T, ...], for ``finish``."""
+        return x if self.attention is None else self.attention.store(x, inputs, k_cache, v_cache)
 
     def finish(self, q: Tensor, residual: Tensor, inputs: ForwardInputs, k_cache: Tensor, v_cache: Tensor) -> Tensor:
         """Compute the layer after its K and V are stored, for S of the queries: [S, ...] -> [S, H] normed."""
-        x = self.attention(q, inputs, k_cache, v_cache)
-        if self.post_attention is not None:
-            x = normed(self.post_attention, x, inputs.own)
-        if self.is_parallel:
-            of_mlp = normed(self.mlp_norm, residual, inputs.own)
-            add_scaled(x, residual, 1.0)
-        else:
-            of_mlp = normed_sum(self.mlp_norm, x, residual, inputs.own)
-        x = self.mlp(of_mlp, inputs.lora, inputs.num_tokens)
+        x = q if self.attention is None else self._mixed(self.attention, q, residual, inputs, k_cache, v_cache)
+        if self.mlp is None:
+            return normed_sum(self.next_norm, x, residual, inputs.own)
+        x = self.mlp(x, inputs.lora, inputs.num_tokens)
         if self.post_mlp is not None:
             x = normed(self.post_mlp, x, inputs.own)
         return normed_sum(self.next_norm, x, residual, inputs.own)
+
+    def _mixed(
+        self,
+        mixer: LayerMixer,
+        q: Tensor,
+        residual: Tensor,
+        inputs: ForwardInputs,
+        k_cache: Tensor,
+        v_cache: Tensor,
+    ) -> Tensor:
+        """The input of the MLP, [S, ...] -> [S, H] normed; without an MLP the mixer's output, which is still to add."""
+        x = mixer(q, inputs, k_cache, v_cache)
+        if self.post_attention is not None:
+            x = normed(self.post_attention, x, inputs.own)
+        if self.mlp is None:
+            return x
+        if not self.is_parallel:
+            return normed_sum(self.mlp_norm, x, residual, inputs.own)
+        of_mlp = normed(self.mlp_norm, residual, inputs.own)
+        add_scaled(x, residual, 1.0)
+        return of_mlp

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from ...kernels.column_ops import ColumnRuns, take_columns
 from ...kernels.expert_ops import ExpertWeights
+from ...kernels.ops import gated_activation
 from ...kernels.state_ops import ConvParams, GatedNormParams, SsmParams, causal_conv, gated_norm, ssm_scan
 from .forward_inputs import ForwardInputs
 from .layers import Projection
@@ -20,14 +22,16 @@ class Mamba2:
         input: the projection to gate, x, B, C and a step for each head, side by side.
         conv: the convolution of x, B and C.
         scan: the state space.
-        norm: norm and gate behind it.
+        norm: norm and gate behind it; or, for the gate alone, where that is beside the scan's results.
+        scaled: the projection's columns times factors; None without factors (Falcon H1 has some).
     """
 
     input: Projection
     output: Projection
     conv: ConvParams
     scan: SsmParams
-    norm: GatedNormParams
+    norm: GatedNormParams | ColumnRuns
+    scaled: ColumnRuns | None = None
 
     def store(self, x: Tensor, inputs: ForwardInputs, convolved: Tensor, summed: Tensor) -> Tensor:
         """Scan T tokens and write the states of their rows: [T, H] -> [T, heads * head_dim].
@@ -39,8 +43,12 @@ class Mamba2:
         assert inputs.states is not None
         scan, states = self.scan, inputs.states
         projected = self.input(x, inputs.lora)
+        if self.scaled is not None:
+            projected = take_columns(self.scaled, projected)
         mixed = causal_conv(projected, convolved, states, self.conv, scan.width)
         y = ssm_scan(mixed, projected, scan.width + scan.columns, summed, states, scan)
+        if isinstance(self.norm, ColumnRuns):
+            return gated_activation(take_columns(self.norm, projected, y), "silu")
         return gated_norm(y, projected, self.norm)
 
     def __call__(self, y: Tensor, inputs: ForwardInputs, convolved: Tensor, summed: Tensor) -> Tensor:

@@ -72,7 +72,8 @@ class EngineThread:
 def _work(jobs: _Jobs) -> None:
     while (job := jobs.get()) is not None:
         job()
-        del job  # it refers to the engine, which would live for as long as this thread waits
+        # The job refers to the engine and would keep it alive while this thread waits for the next one.
+        del job
 
 
 def _end(jobs: _Jobs, thread: threading.Thread) -> None:

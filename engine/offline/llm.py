@@ -17,7 +17,7 @@ from ..serving.output_processor import TextDelta
 from ..text.tokenizer import Tokenizer
 from ..types import Pooling
 from ..types import SamplingParams as EngineParams
-from .beam_search import BeamSearch, BeamSearchOutput
+from .beam_search import BeamSearch, BeamSearchOutput, outputs_of
 from .conversations import Conversation, read_conversations
 from .inputs import Loras, PromptType
 from .offline_decisions import (
@@ -198,7 +198,7 @@ class LLM:
         given = self._engine.adapters.inputs(prompts, lora_request=lora_request)
         adapters = [each.adapter for each in given]
         tokenizers = [self.get_tokenizer(each.asked or each.name) for each in adapters]
-        ends = [tokenizer.eos_token_id for tokenizer in tokenizers]
+        ends = [() if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,) for tokenizer in tokenizers]
         search = BeamSearch(params, [each.tokens.tolist() for each in given], ends)
         step = SamplingParams(max_tokens=1, temperature=0, ignore_eos=True, logprobs=search.num_candidates)
         progress = ProgressBar(params.max_tokens, shown=use_tqdm)
@@ -212,7 +212,7 @@ class LLM:
                 progress.update(count + 1, count + 1)
         finally:
             progress.close()
-        return search.outputs([tokenizer.decode for tokenizer in tokenizers])
+        return outputs_of(search, [tokenizer.decode for tokenizer in tokenizers])
 
     def decide(
         self,

@@ -7,6 +7,7 @@ from typing import Any
 
 from ...lora.request import LoRARequest
 from ..errors import RequestError
+from ..weighted_adapters import check_parts, combination_name, read_combination
 from .inputs import Loras, read_prompts
 from .prompt_texts import AdapterTexts, PromptTexts
 from .request_inputs import Input, PromptAdapter
@@ -65,7 +66,7 @@ class PromptAdapters:
         if not isinstance(asked, LoRARequest):
             if asked is not None and not isinstance(asked, str):
                 raise RequestError(f"adapter must be a name, not {type(asked).__name__}.", param="adapter")
-            return asked
+            return asked if asked is None or asked in self._loaded else self._combined(asked)
         if not isinstance(asked.lora_name, str) or not asked.lora_name:
             raise RequestError("lora_name must be a text that is not empty.", param="lora_request")
         check_values("LoRARequest", {"tensorizer_config_dict": asked.tensorizer_config_dict})
@@ -75,6 +76,16 @@ class PromptAdapters:
             self._load(asked.lora_name, asked.path, is_loaded)
             self._paths[asked.lora_name] = asked.path
         return asked.lora_name
+
+    def _combined(self, asked: str) -> str:
+        """Return the engine's name of a combination such as ``a0:0.7+a1:0.3``, whose adapters are loaded first."""
+        if not (parts := read_combination(asked)):
+            return asked
+        check_parts(parts, "adapter")
+        for part in parts:
+            if part.name not in self._loaded:
+                self._load(part.name, part.name, False)
+        return combination_name(parts)
 
 
 def _one_lora_for_each(asked: Any, count: int) -> Sequence[LoRARequest | None]:

@@ -10,6 +10,7 @@ from ..serving.adapter_tokenizers import AdapterTokenizers, ServedTokenizer
 from ..serving.request import RequestLimits, token_array
 from ..text.prompt_cache import Owner, PromptCache, PromptEncoder
 from ..types import AdapterInfo
+from ..weighted_adapters import names_in
 
 
 class PromptTexts:
@@ -69,6 +70,9 @@ class AdapterTexts:
         """Return those of an adapter, None for the model. RequestError if the adapter's tokenizer cannot be used."""
         if adapter is not None and not isinstance(adapter, str):
             raise RequestError(f"adapter must be a name, not {type(adapter).__name__}.", param="adapter")
+        if adapter is not None:
+            # The adapters of a combination share one tokenizer.
+            adapter = names_in(adapter)[0]
         if (
             adapter is not None
             and adapter not in self._adapters

@@ -301,7 +301,7 @@ def least_times(model: DecoderModel, load: StepLoad, kv_dtype: torch.dtype, rate
     pairs = load.rows * context + load.prefill * (load.prefill + 1) // 2
     sampled_pairs = load.rows * context + load.prefill
     dims = config.head_dim + (config.head_dim if config.latent is None else config.latent.kv_rank)
-    *earlier, last_layer = (layer.recurrent is None for layer in config.layers)
+    *earlier, last_layer = config.attends
     attended = (pairs * sum(earlier) + sampled_pairs * last_layer) * config.num_heads * dims
     *inner, head = (part.packed for part in model.projections)
     last = [part.packed for part in model.layers[-1].behind_kv]

@@ -127,6 +127,10 @@ class Scheduler:
     def waiting(self) -> tuple[int, ...]:
         return tuple(number for number, sequence in self._alive.items() if sequence.row < 0)
 
+    def find(self, number: int) -> Sequence | None:
+        """Return the sequence of a number that waits or runs."""
+        return self._alive.get(number)
+
     def capacity(self) -> dict[str, float]:
         """Return what a new sequence's wait depends on, as gauges by name.
 

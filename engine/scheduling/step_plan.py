@@ -77,7 +77,10 @@ class StepPlan:
         return sum(row.draws for row in self.rows.values())
 
     def can_go_on(self, sequence: Sequence) -> bool:
-        """Not if the token drawn by the step in flight is its last one in any case, or if a slow mask comes first."""
+        """Return whether a sequence can be planned now.
+
+        It cannot if the token drawn by the step in flight is its last in any case, or if its next mask is slow.
+        """
         row = self.before.get(sequence.id)
         if row is None or not row.draws:
             return not sequence.awaits_mask

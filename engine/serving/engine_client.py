@@ -28,10 +28,12 @@ from ..messages import (
     Failed,
     ForgetTokens,
     Heartbeat,
+    KvBlocks,
     ListAdapters,
     LoadAdapter,
     Message,
     PrepareGrammar,
+    ReadKv,
     Ready,
     Reply,
     ResetCache,
@@ -172,6 +174,10 @@ class EngineClient(asyncio.Protocol):
     def prepare_grammar(self, message: PrepareGrammar) -> None:
         """Compile a grammar ahead of sequences that may come. Raises EngineDead if the engine is gone."""
         self._send([message])
+
+    def carry(self, messages: Sequence[ReadKv | KvBlocks]) -> None:
+        """Ask for KV for another replica, or hand over that of another one. Raises EngineDead if the engine is gone."""
+        self._send(messages)
 
     def abort(self, ids: Iterable[int]) -> None:
         """End sequences. Does nothing if the engine is gone, as they ended with it."""

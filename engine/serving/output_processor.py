@@ -116,6 +116,7 @@ class SequenceOutput:
     pooled: bytes = b""
     finish: Finish | None = None
     fields: list[FieldProbability] = field(default_factory=list)
+    allowed: list[AllowedLogprobs] = field(default_factory=list)
 
     @property
     def text(self) -> str:
@@ -139,6 +140,7 @@ class SequenceOutput:
         self.prompt_logprobs += delta.prompt_logprobs
         self.pooled += delta.pooled
         self.fields += delta.fields
+        self.allowed += delta.allowed
         self.finish = delta.finish
 
 
@@ -281,7 +283,8 @@ def error_of(failed: Failed) -> EngineError:
     if failed.refusal is not None:
         return GrammarRefused(*failed.refusal, param=failed.param)
     kind = getattr(errors, failed.kind, EngineError)
-    error: EngineError = kind.__new__(kind)  # subclasses take other arguments than the text
+    # Without __init__: the constructors of subclasses do not take the text.
+    error: EngineError = kind.__new__(kind)
     if isinstance(error, RequestError):
         RequestError.__init__(error, failed.message, param=failed.param, code=failed.code)
     else:

@@ -22,6 +22,7 @@ class ReplicaStatus:
         silent_seconds: since its last sign of life.
         adapters: names of those that are likely in its slots, the last used ones last.
         stats: gauges and counters of its last heartbeat.
+        role: what it computes: prefill, decode or both.
     """
 
     name: str
@@ -32,6 +33,7 @@ class ReplicaStatus:
     silent_seconds: float
     adapters: tuple[str, ...]
     stats: Mapping[str, float]
+    role: str = "both"
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -71,6 +71,7 @@ class TextRequest:
         prefix_pins: beginnings of the prompt that are pinned: (tokens, seconds), at most ``MAX_PREFIX_PINS``.
         reasoning: the thought before the answer, where it has a budget or a grammar after it; else None.
         shown_tokens: special tokens that have text whatever ``skip_special_tokens`` says.
+        generated: the first tokens of the answer, which are known: the sequences go on behind them.
     """
 
     tokens: array[int]
@@ -91,6 +92,7 @@ class TextRequest:
     prefix_pins: tuple[tuple[int, float], ...] = ()
     reasoning: ThoughtRules | None = None
     shown_tokens: frozenset[int] = frozenset()
+    generated: array[int] = field(default_factory=lambda: array("i"))
 
     def submits(self, ids: Iterator[int]) -> list[Submit]:
         """Return one ``Submit`` for each of the ``n`` sequences; sequence i gets the seed plus i, in 64 bits."""
@@ -111,6 +113,7 @@ class TextRequest:
                 pin_seconds=self.pin_seconds,
                 prefix_pins=self.prefix_pins,
                 reasoning=self.reasoning,
+                generated=self.generated,
             )
             for index in range(self.n)
         ]

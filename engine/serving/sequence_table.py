@@ -10,6 +10,7 @@ from typing import Protocol
 from ..errors import EngineDead
 from ..messages import AdapterChanged, Done, Failed, Message, Submit, TokenOut
 from ..text.stop_strings import StopStrings
+from ..weighted_adapters import names_in
 from .adapter_tokenizers import ServedTokenizer
 from .described_vocabularies import DescribedVocabularies, TokenReceiver
 from .output_processor import OutputProcessor, TextDelta, error_of
@@ -72,7 +73,8 @@ class SequenceTable:
                     submits.append(_of_tokenizer(submit, served) if served.identity else submit)
             self._receivers.update(dict.fromkeys(receiver.running, receiver))
             if any(each.grammar or each.reasoning for each in requests):
-                names = {each.adapter for each in requests if each.adapter is not None}
+                asked = {each.adapter for each in requests if each.adapter is not None}
+                names = {name for adapter in asked for name in names_in(adapter)}
                 self._vocabularies.use(served, names, receiver.running)
             self._engine.submit(submits)
         except BaseException:
@@ -127,7 +129,8 @@ class SequenceTable:
         for receiver in receivers:
             self._vocabularies.end(tuple(receiver.running))
             self._forget(receiver)
-            receiver.fail(EngineDead(str(error)))  # one for each, as raising adds a traceback
+            # Each receiver gets an exception of its own, because raising one adds to its traceback.
+            receiver.fail(EngineDead(str(error)))
 
     def _push(self, message: TokenOut | Done | Failed, receiver: DeltaReceiver) -> bool:
         """Process a message. Returns whether a stop string in it ends the sequence.

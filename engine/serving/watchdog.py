@@ -17,7 +17,8 @@ FLEET_HEARTBEAT_TIMEOUT = 3.0
 WATCHDOG_TIMEOUT = 300.0
 TICK_SECONDS = 0.1
 """Between two calls of ``tick``."""
-_MOST_SECONDS = 2 * TICK_SECONDS  # that one tick counts: more have passed if this process itself did not run
+# One tick counts at most so many seconds: if more have passed, this process itself was not running.
+_MOST_SECONDS = 2 * TICK_SECONDS
 _OVERDUE = 1.0  # seconds of silence after which processor time is looked at
 _LEAST_PROCESSOR_SECONDS = 0.01  # that tell a slow process from a stopped one; the kernel's clock tick
 

@@ -160,7 +160,8 @@ class ModelDrafter:
         self._free_lines = list(range(num_rows - 1, -1, -1))
         self._clock = clock
         self._followers: dict[int, _Follower] = {}
-        self._is_worth: dict[int, bool] = {}  # by sequence, to catch up with it
+        # Whether drafts of a sequence are worth reading the tokens that the draft model lacks, by sequence id.
+        self._is_worth: dict[int, bool] = {}
         self._cost = TokenCost()
 
     def seconds(self, num_rows: int) -> float:

@@ -247,7 +247,8 @@ class ModelVersions:
     async def _load_fetched(self, name: str, digest: str, fetched: FetchedAdapter) -> None:
         own = engine_name(name, digest)
         if (unload := self._unloads.get(own)) is not None:
-            if own in self._public:  # it was removed a while ago, and is loaded yet
+            if own in self._public:
+                # The version was removed, but the engine has not unloaded it yet: keep it.
                 unload.cancel()
             await asyncio.wait({unload})
         try:

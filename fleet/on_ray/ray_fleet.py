@@ -9,7 +9,7 @@ from ...engine.errors import ConfigError
 from ...engine.machine.resources import cores
 from ..fleet import Fleet
 from ..fleet_options import FleetOptions
-from ..local_fleet import limits_of, shared_config
+from ..local_fleet import limits_of, shared_config, with_peers
 from .cluster_room import GIB, ReplicaResources
 from .ray_cluster import LOCAL, RayCluster, check_address, check_ray
 from .ray_launcher import RayLauncher
@@ -31,6 +31,7 @@ def ray_fleet(config: EngineConfig, path: Path, options: FleetOptions) -> Fleet:
         config = shared_config(config, options.replicas, cores().usable)
     elif config.device == "auto":
         raise ConfigError("--device is auto; with --ray-address it is cpu or cuda, as a cluster's machines may differ.")
+    config = with_peers(config, options)
     resources = resources_of(config, path, has_gpu=config.device == "cuda" and not is_local)
     cluster = RayCluster(options.ray_address, resources, options.replicas)
     launcher = RayLauncher(
@@ -41,7 +42,7 @@ def ray_fleet(config: EngineConfig, path: Path, options: FleetOptions) -> Fleet:
         heartbeat_timeout=options.silence_seconds,
         watchdog_timeout=options.watchdog_timeout,
     )
-    return Fleet(launcher, options.replicas, limits_of(config, options), seed=config.seed)
+    return Fleet(launcher, options.replicas, limits_of(config, options), seed=config.seed, roles=options.roles)
 
 
 def resources_of(config: EngineConfig, path: Path, *, has_gpu: bool) -> ReplicaResources:

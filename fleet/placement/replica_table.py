@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ...engine.messages import Ready
+from .adapter_index import AdapterIndex
 from .grammar_index import GrammarIndex
 from .prefix_index import PrefixIndex
-from .routing import AdapterColumns, ReplicaColumns, Route, choose_replica, rendezvous
+from .routing import ReplicaColumns, Route, choose_replica, rendezvous
 
 ROW_TOKENS = 64.0
 """Tokens of prefill that a running sequence delays a new one by, for as long as both run.
@@ -32,11 +33,9 @@ as the replicas that are left are busy with those of the one that is lost."""
 GRAMMAR_COPIES = 2
 """Replicas that have a grammar that is in use: the second one goes on with the first one's sequences."""
 
+PREFILL, DECODE, BOTH = "prefill", "decode", "both"
+
 _RATE_WEIGHT = 4096.0  # tokens over which a measured rate is averaged
-_SHARE_DECAY = 0.999  # of an adapter's count, for each sequence routed
-_LEAST_COUNT = 0.01
-_FEW = 20  # sequences, before which no share of the load can be told
-_FORGET_EVERY = 4096  # sequences
 
 
 @dataclass(slots=True)
@@ -48,6 +47,7 @@ class ReplicaInfo:
         slot: its place in the columns.
         ready: its limits, and the digest of its base model.
         draining: takes no new sequences.
+        role: what it computes: ``prefill`` for prompts, ``decode`` for what follows them, or ``both``.
         heard: when its last sign of life came.
         pending: tokens still to compute before the first token, by sequence.
         rows: sequences on it, of this gateway.
@@ -61,6 +61,7 @@ class ReplicaInfo:
     ready: Ready
     heard: float
     draining: bool = False
+    role: str = BOTH
     pending: dict[int, int] = field(default_factory=dict)
     rows: int = 0
     foreign_rows: float = 0.0
@@ -79,33 +80,27 @@ class ReplicaTable:
     """
 
     def __init__(self, most_replicas: int, adapter_slots: int, adapter_load_seconds: float) -> None:
-        self._slots = adapter_slots
-        self._load_seconds = adapter_load_seconds
         self._free = list(range(most_replicas - 1, -1, -1))
         self._names = np.zeros(most_replicas, np.uint64)
         self._open = np.zeros(most_replicas, bool)
         self._heard = np.zeros(most_replicas)
         self._tokens = np.zeros(most_replicas)
         self._rates = np.full(most_replicas, FIRST_RATE)
-        self._full = np.zeros(most_replicas, bool)
-        self._sent = np.zeros(most_replicas)  # sequences lately
-        self._loaded: dict[str, np.ndarray[tuple[int], np.dtype[np.bool_]]] = {}
-        self._counts: dict[str, tuple[float, int]] = {}  # of sequences by adapter, and when it was counted
-        self._num_routed = 0
         self._by_slot: dict[int, ReplicaInfo] = {}
         self.prefixes = PrefixIndex(most_replicas)
         self.grammars = GrammarIndex(most_replicas)
+        self._adapters = AdapterIndex(most_replicas, adapter_slots, adapter_load_seconds)
         self.replicas: dict[str, ReplicaInfo] = {}
 
-    def join(self, name: str, ready: Ready, now: float) -> ReplicaInfo:
+    def join(self, name: str, ready: Ready, now: float, role: str = BOTH) -> ReplicaInfo:
         """Add a replica. ValueError if it is there, IndexError if there are too many."""
         if name in self.replicas:
             raise ValueError(f"replica {name} is there already")
-        info = ReplicaInfo(name, self._free.pop(), ready, now)
+        info = ReplicaInfo(name, self._free.pop(), ready, now, role=role)
         self.replicas[name] = self._by_slot[info.slot] = info
         self._names[info.slot] = hash_of(name)
         self._open[info.slot], self._tokens[info.slot], self._rates[info.slot] = True, 0.0, info.rate
-        self._sent[info.slot] = 0.0
+        self._adapters.open(info.slot)
         self.prefixes.open(info.slot, ready.num_pages * ready.page_size)
         self.grammars.open(info.slot)
         self.hear(info, now)
@@ -119,9 +114,8 @@ class ReplicaTable:
         """Remove a replica."""
         info = self.replicas.pop(name)
         del self._by_slot[info.slot]
-        self._open[info.slot] = self._full[info.slot] = False
-        for adapter in info.adapters:
-            self._loaded[adapter][info.slot] = False
+        self._open[info.slot] = False
+        self._adapters.close(info.slot, info.adapters)
         self.prefixes.close(info.slot)
         self.grammars.close(info.slot)
         self._free.append(info.slot)
@@ -181,10 +175,35 @@ class ReplicaTable:
             seconds = REPLAY_COMPILE_SECONDS if is_replay else COMPILE_SECONDS
             wait = wait + np.where(self.grammars.holders(grammar), 0.0, seconds * rate)
         columns = ReplicaColumns(self._names, is_open, wait)
-        route = choose_replica(
-            chain, num_tokens, cached, deepest, columns, self._adapter_columns(adapter, rate, is_replay)
-        )
+        adapters = self._adapters.columns(adapter, rate, self._open, is_replay=is_replay)
+        route = choose_replica(chain, num_tokens, cached, deepest, columns, adapters)
         return self._by_slot.get(route.replica), route
+
+    def without(self, role: str) -> frozenset[str]:
+        """Return the replicas that do not compute what a role is for; none where no other one takes sequences."""
+        names = frozenset(info.name for info in self.replicas.values() if info.role not in (role, BOTH))
+        has_others = any(not info.draining and info.name not in names for info in self.replicas.values())
+        return names if has_others else frozenset()
+
+    def num_decoding(self, chain: Sequence[int]) -> int:
+        """Return how many tokens of a prompt are cached where what follows it can be computed."""
+        cached, _ = self.prefixes.cached(chain)
+        open_ones = (info for info in self.replicas.values() if info.role != PREFILL and not info.draining)
+        return max((int(cached[info.slot]) for info in open_ones), default=0)
+
+    def holder(self, chain: Sequence[int], info: ReplicaInfo, heard_since: float) -> tuple[ReplicaInfo | None, int]:
+        """Return another replica with the same base model that has most of a prompt, and its tokens; None and 0.
+
+        One that drains is one too; one that was silent for longer is not.
+        """
+        cached, _ = self.prefixes.cached(chain)
+        others = [
+            (int(cached[each.slot]), each)
+            for each in self.replicas.values()
+            if each is not info and each.heard >= heard_since and each.ready.base_digest == info.ready.base_digest
+        ]
+        num_tokens, best = max(others, key=lambda each: each[0], default=(0, None))
+        return (best, num_tokens) if num_tokens else (None, 0)
 
     def standby(self, grammar: int, base_digest: str) -> ReplicaInfo | None:
         """Return a replica that should have a grammar compiled ahead; None if enough have it, or no other is there.
@@ -218,12 +237,10 @@ class ReplicaTable:
         info.rows += 1
         self.prefixes.add(info.slot, chain)
         if adapter is not None:
-            self._use_adapter(info, adapter)
+            self._adapters.use(info.slot, info.adapters, adapter)
         if grammar:
             self.grammars.add(info.slot, grammar)
-        self._count_share(adapter)
-        self._sent *= _SHARE_DECAY
-        self._sent[info.slot] += 1.0
+        self._adapters.count(info.slot, adapter)
         self._weigh(info)
 
     def begun(self, info: ReplicaInfo, number: int) -> None:
@@ -252,44 +269,6 @@ class ReplicaTable:
     def _weigh(self, info: ReplicaInfo) -> None:
         rows = info.rows + info.foreign_rows
         self._tokens[info.slot] = sum(info.pending.values()) + ROW_TOKENS * rows
-
-    def _use_adapter(self, info: ReplicaInfo, adapter: str) -> None:
-        """Note that a replica has an adapter now; the one that it has not used for longest has left for it."""
-        if adapter not in self._loaded:
-            self._loaded[adapter] = np.zeros(len(self._open), bool)
-        self._loaded[adapter][info.slot] = True
-        info.adapters[adapter] = None
-        info.adapters.move_to_end(adapter)
-        while len(info.adapters) > self._slots:
-            gone, _ = info.adapters.popitem(last=False)
-            self._loaded[gone][info.slot] = False
-        self._full[info.slot] = len(info.adapters) >= self._slots
-
-    def _count_share(self, adapter: str | None) -> None:
-        """Count a sequence for its adapter's share of the load, which forgets old ones."""
-        self._num_routed += 1
-        if adapter is not None:
-            self._counts[adapter] = self._count(adapter) + 1.0, self._num_routed
-        if self._num_routed % _FORGET_EVERY == 0:
-            for name in [name for name in self._counts if self._count(name) < _LEAST_COUNT]:
-                del self._counts[name]
-            self._loaded = {name: loaded for name, loaded in self._loaded.items() if loaded.any()}
-
-    def _count(self, adapter: str) -> float:
-        """Return how many of the last sequences, about ``1 / (1 - _SHARE_DECAY)``, had an adapter."""
-        count, at = self._counts.get(adapter, (0.0, 0))
-        return count * _SHARE_DECAY ** (self._num_routed - at)
-
-    def _adapter_columns(self, adapter: str | None, rate: float, is_replay: bool) -> AdapterColumns | None:
-        if adapter is None:
-            return None
-        nowhere = np.zeros(len(self._open), bool)
-        routed = (1 - _SHARE_DECAY ** max(1, self._num_routed)) / (1 - _SHARE_DECAY)
-        share = self._count(adapter) / (routed + _FEW)
-        loaded = self._loaded.get(adapter, nowhere)
-        full = ~nowhere if is_replay else self._full  # a replica that is not full counts as if it had it
-        busy = self._sent * (int(self._open.sum()) / max(1.0, float(self._sent[self._open].sum())))
-        return AdapterColumns(loaded, full, self._load_seconds * rate, share, busy)
 
 
 def hash_of(name: str) -> int:

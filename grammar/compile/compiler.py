@@ -104,6 +104,7 @@ def _schema(schema: Any, vocabulary: Vocabulary) -> GrammarArtifact:
         strings=grammar.strings,
         entries=grammar.entries,
         has_memory=grammar.has_memory,
+        scalars=grammar.scalars,
     )
 
 

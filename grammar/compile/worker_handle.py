@@ -193,7 +193,8 @@ class WorkerProcess:
             ended_by = -self._process.wait(STUCK_SECONDS)
         except subprocess.TimeoutExpired:
             return WorkerDied()
-        if ended_by == signal.SIGXCPU:  # the kernel looked sooner than this process
+        # The kernel enforced the limit of processor time before this process noticed.
+        if ended_by == signal.SIGXCPU:
             return WorkerTimeout()
         return WorkerCrashed() if ended_by <= 0 or ended_by in _OWN_SIGNALS else WorkerDied()
 

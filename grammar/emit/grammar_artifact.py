@@ -44,6 +44,7 @@ class GrammarArtifact:
         language: the automaton of all answers, if these are what an expression matches and it is not too large.
         entries: languages of the containers whose entries are remembered, by number, beginning with 1.
         has_memory: keys or items are kept apart by a memory of what was written.
+        scalars: groups of short scalars; where one of a group is a value, each of the others could be.
     """
 
     backend: Backend
@@ -66,6 +67,7 @@ class GrammarArtifact:
     language: StringAutomaton | None = None
     entries: tuple[EntryLanguage, ...] = ()
     has_memory: bool = False
+    scalars: tuple[tuple[str, ...], ...] = ()
 
     def encode(self) -> bytes:
         """Return the artifact as JSON; `decode` reads it."""
@@ -82,6 +84,7 @@ class GrammarArtifact:
         fields["backend"] = Backend(fields["backend"])
         for name in ("shortest", "properties", "values", "texts", "ends", "options"):
             fields[name] = tuple(fields[name])
+        fields["scalars"] = tuple(map(tuple, fields["scalars"]))
         fields["narrowings"] = tuple(Narrowing(**narrowing) for narrowing in fields["narrowings"])
         fields["strings"] = tuple(map(StringAutomaton.decode, fields["strings"]))
         fields["language"] = fields["language"] and StringAutomaton.decode(fields["language"])

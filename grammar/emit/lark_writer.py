@@ -45,6 +45,7 @@ class LarkGrammar:
         strings: the automata of its string rules, in the order of their numbers.
         entries: the languages of the containers whose entries are remembered, in the order of their numbers.
         has_memory: some repetition is left to a memory of what was written.
+        scalars: groups of short scalars; where one of a group is a value, each of the others could be.
     """
 
     text: str
@@ -55,6 +56,7 @@ class LarkGrammar:
     strings: tuple[StringAutomaton, ...] = ()
     entries: tuple[EntryLanguage, ...] = ()
     has_memory: bool = False
+    scalars: tuple[tuple[str, ...], ...] = ()
 
 
 def to_lark(
@@ -101,7 +103,7 @@ def to_lark(
     properties, values, detour = instances.closing_texts(root)
     texts = instances.text(root) or "", tuple(properties), tuple(values), detour
     entries = () if rules.entries is None else tuple(rules.entries.languages)
-    return LarkGrammar(rules.text(), *texts, tuple(automata.values()), entries, has_memory)
+    return LarkGrammar(rules.text(), *texts, tuple(automata.values()), entries, has_memory, tuple(instances.scalars()))
 
 
 def checked_root(rules: LarkRules, root: Conj | None = None) -> Conj:

@@ -20,7 +20,7 @@ from ..regex.string_automaton import StringAutomaton
 from ..schema.analysis import Analysis
 from ..schema.document import Document, pointer_join
 from ..schema.error_location import relocated
-from ..schema.shortest_instance import MAX_TEXT_BYTES
+from ..schema.shortest_instance import MAX_PLACES, MAX_TEXT_BYTES
 from ..schema.subschemas import Narrowing
 from ..vocabulary import Vocabulary
 from .argument_rules import ArgumentGrammar, PythonArguments, python_arguments, xml_arguments
@@ -94,6 +94,7 @@ def structural_tag_grammar(
         strings=tuple(writer.strings),
         entries=tuple(language for grammar in writer.remembered for language in grammar.entries),
         has_memory=has_memory,
+        scalars=tuple(closing.scalars)[:MAX_PLACES],
     )
 
 
@@ -104,6 +105,7 @@ class _TagTexts:
     Attributes:
         properties: short properties of all schemas.
         values: short values of all schemas.
+        scalars: groups of short scalars that may stand for one another.
         texts: begins of tags and examples of expressions, with their depth in tags and the size of the whole tag.
         ends: what ends a tag and all tags around it.
         wholes: short texts of the parts written so far, in order.
@@ -111,6 +113,7 @@ class _TagTexts:
 
     properties: dict[str, None] = field(default_factory=dict)
     values: dict[str, None] = field(default_factory=dict)
+    scalars: dict[tuple[str, ...], None] = field(default_factory=dict)
     texts: dict[str, tuple[int, int]] = field(default_factory=dict)
     ends: dict[str, None] = field(default_factory=dict)
     wholes: list[str] = field(default_factory=list)
@@ -188,6 +191,7 @@ class _TagWriter:
         self.closing.properties |= dict.fromkeys(grammar.properties)
         self.closing.values |= dict.fromkeys((*grammar.values, *filter(None, [grammar.shortest])))
         self.closing.wholes.append(grammar.shortest)
+        self.closing.scalars |= dict.fromkeys(grammar.scalars)
         self.strings += grammar.strings
         self.remembered.append(grammar)
         return self._grammar(grammar.text)

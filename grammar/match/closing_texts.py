@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from functools import cached_property
+from collections.abc import Callable
+from functools import cached_property, partial
+from itertools import chain
 
 import numpy as np
 
@@ -18,9 +20,50 @@ DEFAULT_JUMP = 10
 MAX_RESTS = 4_000
 # Lexical states: outside or inside of a JSON string, after a backslash in one, or in free text.
 OUTSIDE, INSIDE, ESCAPED, FREE = range(4)
+# Bytes before and after a scalar that are looked at when it is exchanged, and exchanges in the cache.
+WINDOW = 3
+MAX_EXCHANGES = 4_096
 NEVER = 100  # the kind of tokens that are never tried
 _PLAIN = (b"0", b'""', b"null", b"[]", b"{}", b"true", b"false")
 _BEGINS = (b"[", b"{")
+
+
+class Exchanges:
+    """A completion whose scalars may be exchanged for others of their groups, which take fewer tokens.
+
+    Not every exchange is an answer: items may have to differ, and a scalar may be of several groups.
+
+    Args:
+        between: the texts before, between and after the scalars.
+        choices: for each scalar what it may be, of the fewest tokens first, and itself last.
+        fewest: cuts a text into tokens.
+    """
+
+    def __init__(
+        self, between: list[bytes], choices: list[tuple[bytes, ...]], fewest: Callable[[bytes], list[int]]
+    ) -> None:
+        self._between = between
+        self._choices = choices
+        self._fewest = fewest
+
+    def best(self) -> list[int]:
+        """Return the tokens if each scalar is the one of the fewest tokens."""
+        return self._cut([each[0] for each in self._choices])
+
+    def improve(self, tokens: list[int], is_end: Callable[[list[int]], bool]) -> list[int]:
+        """Exchange one scalar after the other where that makes an end of fewer tokens; return the last one."""
+        chosen = [each[-1] for each in self._choices]
+        for at, choices in enumerate(self._choices):
+            for choice in choices[:-1]:
+                changed = self._cut([*chosen[:at], choice, *chosen[at + 1 :]])
+                if len(changed) < len(tokens) and is_end(changed):
+                    chosen[at], tokens = choice, changed
+                    break
+        return tokens
+
+    def _cut(self, scalars: list[bytes]) -> list[int]:
+        parts = (part for pair in zip(self._between, scalars, strict=False) for part in pair)
+        return self._fewest(b"".join((*parts, self._between[-1])))
 
 
 class ClosingTexts:
@@ -49,6 +92,7 @@ class ClosingTexts:
         self._artifact = artifact
         self._texts = (*artifact.properties, *artifact.values)
         self._transitions: dict[tuple[int, int], int] = {}
+        self._exchanges: dict[tuple[bytes, bytes, bytes], tuple[bytes, ...]] = {}
 
     def prepare(self) -> None:
         """Compute all texts now: of structural tags there are thousands, for which no stream should wait."""
@@ -67,7 +111,7 @@ class ClosingTexts:
     @cached_property
     def tails(self) -> list[list[int]]:
         """Ends of short strings, shortest first, which may complete a string (or a plain text) that is begun."""
-        texts = [text.encode() for text in self._texts]
+        texts = [text.encode() for text in (*self._texts, *chain.from_iterable(self._artifact.scalars))]
         if self.is_json:
             texts = [b'""', *(text for text in texts if text[:1] == text[-1:] == b'"')]
         ends = {text[at:] for text in texts for at in range(self.is_json, len(text)) if text[at] & 0xC0 != 0x80}
@@ -94,20 +138,93 @@ class ClosingTexts:
         # A completion is put together from parts, which takes more tokens than a text tokenized as a whole.
         return 4 + 3 * max(map(len, (detour, *texts))) // 2 if texts else DEFAULT_JUMP
 
-    def recuts(self, tokens: list[int]) -> list[list[int]]:
-        """Return the same text in as few tokens as possible, first with blanks that make them fewer, if any do."""
+    def recuts(self, tokens: list[int], lexical: int) -> list[list[int]]:
+        """Return the same text in as few tokens as possible, first with blanks that make them fewer, if any do.
+
+        Args:
+            lexical: the state in which it begins.
+        """
         plain = self.vocabulary.recut(tokens)
         if not self.is_json or self._artifact.texts or not self.vocabulary.special.isdisjoint(tokens):
             return [plain]
-        spaced = self._fewest(b"".join(self.vocabulary.tokens[token] for token in tokens))
+        spaced = self._fewest(b"".join(self.vocabulary.tokens[token] for token in tokens), lexical)
         return [spaced, plain] if len(spaced) < len(plain) else [plain]
 
-    def _fewest(self, text: bytes) -> list[int]:
+    def exchanges(self, tokens: list[int], lexical: int) -> Exchanges | None:
+        """Return a completion's scalars and what each may be exchanged for; None if nothing takes fewer tokens.
+
+        Args:
+            tokens: of the completion.
+            lexical: the state in which it begins.
+        """
+        if not self._groups or lexical == ESCAPED or not self.vocabulary.special.isdisjoint(tokens):
+            return None
+        text = b"".join(self.vocabulary.tokens[token] for token in tokens)
+        between, choices, at = list[bytes](), list[tuple[bytes, ...]](), 0
+        for found in _SCALARS.finditer(text, _string_end(text, lexical)):
+            if found[0][:1] == b'"' and text[found.end() : found.end() + 1] == b":":
+                continue
+            between.append(text[at : found.start()])
+            before, after = text[max(0, found.start() - WINDOW) : found.start()], text[found.end() :][:WINDOW]
+            choices.append(self._cheaper(found[0], before, after))
+            at = found.end()
+        if all(len(each) == 1 for each in choices):
+            return None
+        return Exchanges([*between, text[at:]], choices, partial(self._fewest, lexical=lexical))
+
+    def _cheaper(self, scalar: bytes, before: bytes, after: bytes) -> tuple[bytes, ...]:
+        """Return the scalars that take fewer tokens than one between some bytes, fewest first, and that one. Cached.
+
+        Of each of its groups there is the one that takes the fewest.
+        """
+        key = scalar, before, after
+        known = self._exchanges.get(key)
+        if known is None:
+            if len(self._exchanges) >= MAX_EXCHANGES:
+                self._exchanges.clear()
+            counts = {}
+            for group in self._groups.get(scalar, ()):
+                counted = {each: self._count_between(each, before, after) for each in group}
+                best = min(counted, key=counted.__getitem__)
+                if counted[best] < counted[scalar]:
+                    counts[best] = counted[best]
+            known = self._exchanges[key] = (*sorted(counts, key=counts.__getitem__), scalar)
+        return known
+
+    def _count_between(self, scalar: bytes, before: bytes, after: bytes) -> int:
+        """Return the fewest tokens of a scalar and the bytes around it, with blanks behind marks or without."""
+        befores, afters = [before], [after]
+        if self._joined_blanks:
+            befores += [before + b" "] if before[-1:] in (b":", b",") else []
+            afters += [after[:1] + b" " + after[1:]] if after[:1] == b"," else []
+        return min(self.vocabulary.fewest_counts(each + scalar + rest)[0] for each in befores for rest in afters)
+
+    @cached_property
+    def _groups(self) -> dict[bytes, list[tuple[bytes, ...]]]:
+        """The groups of each scalar that has others."""
+        found: dict[bytes, list[tuple[bytes, ...]]] = {}
+        for group in self._artifact.scalars:
+            scalars = tuple(text.encode() for text in group)
+            for scalar in scalars:
+                found.setdefault(scalar, []).append(scalars)
+        return found
+
+    def _fewest(self, text: bytes, lexical: int = OUTSIDE) -> list[int]:
         """Cut JSON into as few tokens as possible, with a blank behind its colons or commas where that saves some."""
-        spellings = [self.vocabulary.fewest(text)]
+        spellings, begin = [self.vocabulary.fewest(text)], _string_end(text, lexical)
         for marks in self._joined_blanks:
-            spellings.append(self.vocabulary.fewest(_spaced(text, marks)))
+            spaced = text[:begin] + _spaced(text[begin:], marks)
+            spellings.append(self._without_lone_blanks(self.vocabulary.fewest(spaced), lexical))
         return min(spellings, key=len)
+
+    def _without_lone_blanks(self, tokens: list[int], lexical: int) -> list[int]:
+        """Leave out the blanks outside of strings that no token joins to other text."""
+        found = list[int]()
+        for token in tokens:
+            if lexical != OUTSIDE or self.vocabulary.tokens[token] != b" ":
+                found.append(token)
+            lexical = self.lexical(lexical, token)
+        return found
 
     @cached_property
     def _joined_blanks(self) -> list[bytes]:
@@ -127,7 +244,15 @@ class ClosingTexts:
         return after
 
 
+_STRING_END = re.compile(rb'(?:[^"\\]|\\.)*"?', re.DOTALL)
+_SCALARS = re.compile(rb'"(?:[^"\\]|\\.)*"|-?[0-9][0-9.eE+-]*|true|false|null', re.DOTALL)
 _STRINGS_AND_MARKS = re.compile(rb'"(?:[^"\\]|\\.)*"?|[:,](?![ \n])', re.DOTALL)
+
+
+def _string_end(text: bytes, lexical: int) -> int:
+    """Return the offset behind the string in which a text begins, 0 if it begins outside of strings."""
+    found = _STRING_END.match(text, int(lexical == ESCAPED)) if lexical in (INSIDE, ESCAPED) else None
+    return 0 if found is None else found.end()
 
 
 def _spaced(text: bytes, marks: bytes) -> bytes:

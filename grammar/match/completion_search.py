@@ -7,6 +7,7 @@ tokens as possible. What they find leads to an end; a shorter way that they do n
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import chain, islice, zip_longest
 
 import numpy as np
@@ -54,8 +55,9 @@ class CompletionSearch:
         probe = BoundedState(state.copy(), count)
         try:
             for found in self._completions(BoundedState(state, count), lexical, most):
-                recuts = self._texts.recuts(found)
+                recuts = self._texts.recuts(found, lexical)
                 found = next((each for each in recuts if len(each) < len(found) and leads_to_end(probe, each)), found)
+                found = self._exchanged(probe, found, lexical, enough)
                 if best is None or len(found) < len(best):
                     best = found
                 if len(best) <= enough or (near is not None and len(best) > near):
@@ -63,6 +65,14 @@ class CompletionSearch:
         except SearchExhausted:
             pass
         return best
+
+    def _exchanged(self, probe: BackendState, found: list[int], lexical: int, enough: int) -> list[int]:
+        """Return a completion with other scalars if these make it shorter, and short enough if it was not."""
+        exchanges = self._texts.exchanges(found, lexical)
+        best = found if exchanges is None else exchanges.best()
+        if exchanges is None or len(best) >= len(found) or len(best) > enough:
+            return found
+        return best if leads_to_end(probe, best) else exchanges.improve(found, partial(leads_to_end, probe))
 
     def _completions(self, state: BackendState, lexical: int, most: int) -> Iterator[list[int]]:
         """Interleave several walks; yield the completions of those that end."""

@@ -170,6 +170,36 @@ class StringAutomaton:
                     for rest in self.strings(target, after):
                         yield chr(code) + rest
 
+    def shortest_strings(self, most: int, longest: int, chars_of_a_class: int) -> list[str]:
+        """Return up to `most` of the shortest strings, of the least length and the next one that there is.
+
+        Args:
+            most: number of strings.
+            longest: characters of a string.
+            chars_of_a_class: characters of a class that are tried, the first of its intervals.
+        """
+        chars: dict[int, list[str]] = {}
+        for first, last, number in self.classes.intervals():
+            known = chars.setdefault(number, [])
+            known += map(chr, range(first, min(last + 1, first + chars_of_a_class - len(known))))
+        frontier, found, lengths = [("", START)], list[str](), 0
+        for count in range(longest + 1):
+            ended = [text for text, state in frontier if self.may_end(state, min(count, self.last_count))]
+            found += ended
+            lengths += bool(ended)
+            if lengths == 2 or len(found) >= most:
+                break
+            after = min(count + 1, self.last_count)
+            longer = [
+                (text + char, target)
+                for text, state in frontier
+                for number, target in enumerate(self.transitions[state])
+                if self.can_finish[target, after]
+                for char in chars.get(number, ())
+            ]
+            frontier = longer[:: -(-len(longer) // (4 * most))] if longer else []
+        return found[:most]
+
     def encode(self) -> list[Any]:
         """Return the automaton as JSON; `decode` reads it."""
         classes = self.classes

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from decimal import Decimal
 from fractions import Fraction
+from itertools import islice
 
 from ..regex.charset import json_string
 from ..regex.ecma_regex import read_pattern
@@ -13,12 +14,17 @@ from ..regex.string_formats import FORMATS
 from .constraints import ALWAYS, Alternative, Arrays, Conj, Numbers, Objects, Strings
 from .json_types import ARRAY, INTEGER, NUMBER, OBJECT, STRING, WORDS
 from .satisfiability import Satisfiability
+from .string_language import short_strings
 from .subschemas import Subschemas
 
 MAX_TEXTS = 400
 MAX_TEXT_BYTES = 4_096
 MAX_ANSWER = 256 << 10
 _NEAR = (Decimal(1), Decimal(-1), Decimal("0.5"))
+# Scalars of one place that may stand for another, their characters in JSON, and places with such scalars.
+MAX_SCALARS = 32
+MAX_SCALAR_TEXT = 64
+MAX_PLACES = 64
 SOME_DISTINCT = 12  # items of an array of distinct ones, among the texts to end an answer with
 
 
@@ -84,6 +90,23 @@ class ShortestInstance:
         longest = max((text for text in optional if len(text) <= MAX_TEXT_BYTES), key=len, default="")
         return _shortest(properties), _shortest(values | {"0": None}), longest
 
+    def scalars(self) -> list[tuple[str, ...]]:
+        """Return groups of short scalars; where one of a group is a value, each of the others could be.
+
+        Which of them takes the fewest tokens depends on the vocabulary, and on the marks before and after it.
+        """
+        groups: dict[tuple[str, ...], None] = {}
+        for conj in self._satisfiability.satisfiable():
+            found: dict[str, None] = {}
+            for alternative in self._satisfiability.satisfiable_alternatives(conj) if conj != ALWAYS else ():
+                found |= dict.fromkeys(word for bit, word in WORDS if alternative.types & bit)
+                found |= dict.fromkeys(_numbers(alternative) if alternative.types & NUMBER else ())
+                found |= dict.fromkeys(_strings(alternative.strings) if alternative.types & STRING else ())
+            group = [text for text in sorted(found, key=len) if len(text) <= MAX_SCALAR_TEXT][:MAX_SCALARS]
+            if len(group) > 1:
+                groups[tuple(group)] = None
+        return list(islice(groups, MAX_PLACES))
+
     def _properties(self, objects: Objects) -> dict[str, str]:
         texts = {name: self.text(objects.value(name)) for name in objects.declared()}
         return {name: f"{json_string(name)}:{text}" for name, text in texts.items() if text is not None}
@@ -143,6 +166,20 @@ class ShortestInstance:
 def _pattern_texts(strings: Strings) -> list[str]:
     found = [text for source in strings.patterns for text in read_pattern(source).examples]
     return [json_string(text) for text in found if strings.admits(text)]
+
+
+def _numbers(alternative: Alternative) -> list[str]:
+    if alternative.numbers.values is not None:
+        return [spelling(value) for value in alternative.numbers.values]
+    text = _number(alternative.types, alternative.numbers)
+    return [] if text is None else [text]
+
+
+def _strings(strings: Strings) -> list[str]:
+    if strings.values is not None:
+        return list(map(json_string, strings.values))
+    found = _string(strings)
+    return [*_pattern_texts(strings), *map(json_string, short_strings(strings)), *([found] if found else [])]
 
 
 def _shortest(texts: dict[str, None]) -> list[str]:

@@ -25,6 +25,11 @@ from .constraints import Strings
 # strings count as there.
 MAX_PLACES = 2_000
 MAX_LEAST = 4_000
+# Strings of a pattern that are listed, and characters of the longest.
+MAX_SHORT = 32
+MAX_SHORT_PLACES = 200
+MAX_SHORT_LENGTH = 24
+CHARS_OF_A_CLASS = 4
 
 
 def expressions(strings: Strings) -> tuple[list[RegexNode], list[Excluded]]:
@@ -67,6 +72,24 @@ def has_string(
     except AutomatonTooLarge:
         return True
     return _ends_within(found, least, most)
+
+
+@lru_cache(maxsize=1024)
+def short_strings(strings: Strings) -> tuple[str, ...]:
+    """Return some of the shortest strings that patterns admit, of up to two lengths; none where that is hard to find.
+
+    Of characters that are alike to the patterns, a few are taken.
+    """
+    if not strings.patterns or strings.least > MAX_SHORT_LENGTH:
+        return ()
+    must, must_not = expressions(strings)
+    if sum(map(repeat_product, (*must, *(node for group in must_not for node in group.nodes)))) > MAX_SHORT_PLACES:
+        return ()
+    try:
+        automaton = string_automaton(must, must_not, strings.least, strings.most)
+    except AutomatonTooLarge:
+        return ()
+    return tuple(text for text in automaton.shortest_strings(MAX_SHORT, MAX_SHORT_LENGTH, CHARS_OF_A_CLASS))
 
 
 def _guesses(strings: Strings) -> list[str]:

@@ -22,7 +22,7 @@ _LAYER_NORM: Final = Struct("11q2d")
 _ADD_SCALED: Final = Struct("6qd")
 _COPY_RESIDUAL: Final = Struct("6q")
 _ACTIVATION: Final = Struct("8q")
-_TAKE_COLUMNS: Final = Struct("11q")
+_TAKE_COLUMNS: Final = Struct("13q")
 _SIGMOID_GATE: Final = Struct("9q")
 
 KINDS: Final = ("silu", "gelu_tanh", "relu2")
@@ -43,7 +43,7 @@ class ElementwiseKernels:
         self._add_scaled = library.bind("add_scaled", _ADD_SCALED, Fields((2,)))
         self._copy_residual = library.bind("copy_residual", _COPY_RESIDUAL, Fields((2,)))
         self._activation = library.bind("activation", _ACTIVATION, Fields((2,)))
-        self._take_columns = library.bind("take_columns", _TAKE_COLUMNS, Fields((4,)))
+        self._take_columns = library.bind("take_columns", _TAKE_COLUMNS, Fields((5,)))
         self._sigmoid_gate = library.bind("sigmoid_gate", _SIGMOID_GATE, Fields((3,)))
 
     def rms_norm(
@@ -130,9 +130,9 @@ class ElementwiseKernels:
 
     def activation(self, x: Tensor, kind: str, *, gated: bool) -> Tensor:
         """See ``kernels.ops.gated_activation`` and ``kernels.ops.activation``."""
-        rows, columns = x.shape
+        rows, columns = x.shape[0], math.prod(x.shape[1:])  # a view would keep the pass from being recorded
         width = columns // 2 if gated else columns
-        out = self.library.empty((rows, width), dtype=x.dtype)
+        out = self.library.empty((rows, width) if gated else x.shape, dtype=x.dtype)
         self._activation(
             _ACTIVATION.pack(
                 x.data_ptr(),
@@ -159,9 +159,10 @@ class ElementwiseKernels:
             first.data_ptr(),
             0 if second is None else second.data_ptr(),
             runs.table.data_ptr(),
+            0 if runs.factors is None else runs.factors.data_ptr(),
             out.data_ptr(),
         )
-        sizes = (tokens, len(runs.table), columns, others, runs.columns, first.itemsize)
+        sizes = (tokens, len(runs.table), columns, others, runs.columns, first.itemsize, first.dtype is _BF16)
         self._take_columns(_TAKE_COLUMNS.pack(*addresses, *sizes, self.library.num_threads))
         return out
 

@@ -131,8 +131,9 @@ class ExpertKernels:
         return out
 
     def sum(self, y: Tensor, weights: Tensor | None, shared: Tensor | None, gate: Tensor | None) -> Tensor:
-        """[T, k, H] -> [T, H]."""
-        tokens, picks, width = y.shape
+        """[T, k, H] or [T, H] -> [T, H]."""
+        tokens, width = y.shape[0], y.shape[-1]
+        picks = y.shape[1] if y.dim() == 3 else 1
         out = self._library.empty((tokens, width), y.dtype)
         addresses = (
             y.data_ptr(),

@@ -16,7 +16,8 @@ from .native_library import Fields, NativeLibrary
 
 BLOCK: Final = 32  # values with one scale, in the formats with blocks
 SUPER_BLOCK: Final = 256  # values whose scales have common factors, in those with super-blocks
-MOST_WIDTH: Final = 1 << 17  # a sum of so many products fits 32 bits
+# Widest row: the sum of so many products of two bytes fits 32 bits.
+MOST_WIDTH: Final = 1 << 17
 FLOAT8_GROUP: Final = 128  # inputs with one scale, in FP8 by blocks
 PANEL_ROWS: Final = 16  # of a weight, which are output columns side by side
 

@@ -67,4 +67,4 @@ def _value_bias(module: ModuleWeights, bias: Tensor, heads: AbsorbedHeads) -> Te
 
 
 def _factors(module: ModuleWeights, a: Tensor, b: Tensor, add: Tensor | None = None) -> Factors:
-    return Factors(a, torch.full((module.rank,), module.scale), (module.rank,), b, None, add)
+    return Factors(a, module.scales, (module.rank,), b, None, add)

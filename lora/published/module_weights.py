@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 
@@ -19,6 +20,7 @@ class ModuleWeights:
         bias: [N], added to ``B (A x)`` before it is scaled, or None.
         magnitude: [N], DoRA's, or None.
         own_bias: [N], in place of the module's bias in the base model, or None for that one.
+        rank_scales: [r] fp32, a scale for each rank beside ``scale``, or None for ones.
     """
 
     scale: float
@@ -27,7 +29,13 @@ class ModuleWeights:
     bias: Tensor | None
     magnitude: Tensor | None
     own_bias: Tensor | None = None
+    rank_scales: Tensor | None = None
 
     @property
     def rank(self) -> int:
         return self.a.shape[0]
+
+    @property
+    def scales(self) -> Tensor:
+        """The scale of each rank, [r] fp32."""
+        return torch.full((self.rank,), self.scale) if self.rank_scales is None else self.scale * self.rank_scales

@@ -103,7 +103,7 @@ def saved_modules(parts: Parts, config: AdapterConfig, layout: BaseLayout) -> Sa
             and head have different vocabularies.
     """
     if not layout.takes_own:
-        _refuse_own(parts, config)
+        _refuse_own(parts, config, layout.without_own)
         return SavedModules()
     _check_named(parts, config, layout)
     whole = {name: _whole(name, parts.get(name, {}), layout) for name in (EMBEDDING, HEAD)}
@@ -128,12 +128,12 @@ def _score(parts: Mapping[str, Tensor], layout: BaseLayout) -> Tensor | None:
     return weight
 
 
-def _refuse_own(parts: Parts, config: AdapterConfig) -> None:
+def _refuse_own(parts: Parts, config: AdapterConfig, option: str) -> None:
     """Refuse weights in place of the base model's, for a model that computes none."""
     if found := (*parts, *config.saved):
         raise AdapterError(
             f"The adapter has its own weights of {found[0]} (modules_to_save, trainable_token_indices or bias), which "
-            "--model-impl transformers does not compute; train linear modules with LoRA (target_modules).",
+            f"{option} does not compute; train linear modules with LoRA (target_modules).",
             found[0],
         )
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 import random
-from array import array
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from typing import Any
@@ -13,59 +12,18 @@ from typing import Any
 import pytest
 from support.engine.core_client import VOCAB, CoreClient
 from support.engine.fake_worker import expected_tokens
+from support.engine.made_fleet import Made, check_answers, submit
 
 from rootgraft.engine.errors import AdapterUnavailable, EngineDead, RequestError, UnknownModel
-from rootgraft.engine.messages import AdapterChanged, Done, Failed, Heartbeat, Message, Submit, TokenOut
+from rootgraft.engine.messages import Done, Failed, Heartbeat
 from rootgraft.engine.serving.engine_client import EngineClient
-from rootgraft.engine.types import FinishReason, SamplingParams
+from rootgraft.engine.types import FinishReason
 from rootgraft.fleet import fleet as fleet_module
-from rootgraft.fleet.dispatcher import DispatcherLimits
 from rootgraft.fleet.fleet import MOST_FAILED_STARTS, Fleet
 from rootgraft.fleet.replica_client import ReplicaClient
-from rootgraft.fleet.replica_launcher import ProcessLauncher
 from rootgraft.fleet.scaling import autoscaling
 from rootgraft.fleet.scaling.autoscaling import AutoscalePolicy
 from rootgraft.lora.safe_paths import check_name
-
-
-class Made:
-    """A started fleet, its replicas in the order in which they were made, and what it delivered."""
-
-    def __init__(self, count: int, policy: AutoscalePolicy | None = None, **options: Any) -> None:
-        self.clients: list[CoreClient] = []
-        self.options = options
-        self.tokens: dict[int, list[int]] = {}
-        self.ends: dict[int, Done | Failed] = {}
-        self.changed: list[str] = []  # names of adapters
-        self.heartbeats = 0
-        limits = DispatcherLimits(heartbeat_seconds=30.0)
-        self.fleet = Fleet(ProcessLauncher(self._make), count, limits, policy=policy)
-        self.fleet.on_frame = self._take
-        self.fleet.on_heartbeat = lambda heartbeat: setattr(self, "heartbeats", self.heartbeats + 1)
-
-    def _make(self) -> CoreClient:
-        self.clients.append(CoreClient(**self.options))
-        return self.clients[-1]
-
-    def _take(self, messages: list[Message]) -> None:
-        for message in messages:
-            if isinstance(message, TokenOut):
-                assert message.id not in self.ends
-                self.tokens.setdefault(message.id, []).extend(message.tokens)
-            elif isinstance(message, AdapterChanged):
-                self.changed.append(message.name)
-            else:
-                assert isinstance(message, (Done, Failed)) and message.id not in self.ends
-                self.ends[message.id] = message
-
-    @property
-    def serving(self) -> list[CoreClient]:
-        return [client for client in self.clients if client in self.fleet.replicas.values()]
-
-    async def until(self, holds: Callable[[], bool]) -> None:
-        async with asyncio.timeout(60):
-            while not holds():
-                await asyncio.sleep(0)
 
 
 @pytest.fixture
@@ -85,10 +43,6 @@ async def make(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Callable[..., A
 
 def paths(client: CoreClient) -> list[str]:
     return [info.path for info in client.adapters.values()]
-
-
-def submit(number: int, prompt: list[int], max_tokens: int = 40, **fields: Any) -> Submit:
-    return Submit(number, array("i", prompt), SamplingParams(max_tokens=max_tokens), **fields)
 
 
 async def test_streams_outlive_their_replicas(make: Any) -> None:
@@ -371,7 +325,7 @@ async def test_loads_at_once_do_not_unload_each_other(make: Any) -> None:
 def test_it_has_the_methods_of_an_engine_client() -> None:
     for name, method in vars(EngineClient).items():
         if inspect.isfunction(method) and not name.startswith("_") and not hasattr(asyncio.Protocol, name):
-            if name != "prepare_grammar":  # which a fleet asks of its replicas
+            if name not in ("prepare_grammar", "carry"):  # which a fleet asks of its replicas
                 signature = inspect.signature(method)
                 asked = [each for each in signature.parameters.values() if each.name != "of"]  # likewise
                 assert inspect.signature(getattr(Fleet, name)) == signature.replace(parameters=asked), name
@@ -517,15 +471,6 @@ async def test_requests_may_name_an_adapter_while_no_replica_runs(make: Any) -> 
     made.fleet.submit([submit(1, [1], adapter="sql")])
     await made.until(lambda: 1 in made.ends)
     assert made.clients[1].submits[0].adapter == "sql"
-
-
-def check_answers(made: Made, prompts: dict[int, list[int]], max_tokens: int) -> None:
-    """Every sequence has ended once, with the tokens of an engine that nothing happened to."""
-    assert made.ends.keys() == prompts.keys()
-    for number, prompt in prompts.items():
-        assert made.tokens[number] == expected_tokens(prompt, max_tokens, VOCAB)
-        end = made.ends[number]
-        assert isinstance(end, Done) and end.reason is FinishReason.LENGTH
 
 
 async def test_two_replicas_that_are_lost_at_once_lose_nothing(make: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.engine.core_client import CoreClient
@@ -15,7 +16,7 @@ from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.errors import ConfigError
 from rootgraft.engine.serving.engine_client import EngineClient
 from rootgraft.fleet.fleet import Fleet
-from rootgraft.fleet.local_fleet import policy_of, shared_config
+from rootgraft.fleet.local_fleet import PEER_GIB, policy_of, shared_config, with_peers
 from rootgraft.fleet.replica_launcher import ProcessLauncher
 from rootgraft.fleet.scaling.autoscaling import AutoscalePolicy
 
@@ -99,6 +100,46 @@ def test_the_number_of_replicas_is_said_once() -> None:
         ServerConfig(autoscale="1:4", replicas=2)
     with pytest.raises(ConfigError, match="leave out --ray-address"):
         ServerConfig(autoscale="1:4", ray_address="local")
+
+
+@pytest.mark.parametrize(
+    ("text", "roles"),
+    [
+        ("1p+1d", ("prefill", "decode")),
+        ("2d+1p", ("decode", "decode", "prefill")),
+        ("1p+1b", ("prefill", "both")),
+        ("1b", ("both",)),
+        ("8p+8d", ("prefill",) * 8 + ("decode",) * 8),
+    ],
+)
+def test_roles_of_replicas(text: str, roles: tuple[str, ...]) -> None:
+    options = ServerConfig(replica_roles=text)
+    assert options.fleet_options.roles == roles and options.most_replicas == len(roles)
+    assert type(engine_of(EngineConfig(), Path("m"), options)) is Fleet
+
+
+@pytest.mark.parametrize(
+    "text", ["", "1p", "2d", "1p+", "p+d", "0p+1d", "1p+1d+1x", "8p+9d", "1p 1d", "1P+1D", "٠p+1b"]
+)
+def test_what_is_no_roles_of_replicas(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"--replica-roles must be .* such as 1p\+1d, .* not "):
+        ServerConfig(replica_roles=text)
+
+
+@pytest.mark.parametrize("options", [{"replicas": 2}, {"autoscale": "1:2"}], ids=str)
+def test_roles_say_how_many_replicas_there_are(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"--replica-roles 1p\+1d says how many replicas there are: leave out --"):
+        ServerConfig(replica_roles="1p+1d", **options)
+
+
+def test_replicas_copy_kv_where_there_are_several() -> None:
+    one, two = ServerConfig().fleet_options, ServerConfig(replicas=2).fleet_options
+    assert with_peers(EngineConfig(), one).kv_peer_gib is None
+    assert with_peers(EngineConfig(), two).kv_peer_gib == PEER_GIB
+    assert with_peers(EngineConfig(), ServerConfig(autoscale="1:2").fleet_options).kv_peer_gib == PEER_GIB
+    assert with_peers(EngineConfig(kv_peer_gib=0), two).kv_peer_gib == 0
+    with pytest.raises(ConfigError, match="kv-peer-gib"):
+        EngineConfig(kv_peer_gib=-1)
 
 
 @pytest.mark.parametrize("count", [0, 17])

@@ -23,6 +23,24 @@ def test_columns_are_those_of_indexing(runs: list[tuple[int, int, int]], tokens:
     assert torch.equal(take_columns(ColumnRuns.of(runs), *matrices), expected)
 
 
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 1), st.integers(0, 9), st.integers(1, 40)), min_size=1), st.sampled_from(TYPES)
+)
+def test_columns_times_factors_are_rounded_once(runs: list[tuple[int, int, int]], dtype: torch.dtype) -> None:
+    first = torch.randn(3, 50, generator=torch.Generator().manual_seed(len(runs))).to(dtype)
+    factors = [0.3 + 0.7 * index for index in range(len(runs))]
+    scaled = ColumnRuns.of(runs, factors=factors)
+    wide = [(first.float(), -first.float())[matrix][:, at : at + count] for matrix, at, count in runs]
+    expected = torch.cat([part * torch.tensor(factor) for part, factor in zip(wide, factors, strict=True)], dim=1)
+    assert torch.equal(take_columns(scaled, first, -first), expected.to(dtype))
+
+
+def test_as_many_factors_as_runs() -> None:
+    with pytest.raises(ValueError, match="2 runs of columns need as many factors, not 1"):
+        ColumnRuns.of([(0, 0, 1), (0, 1, 1)], factors=[2.0])
+
+
 @pytest.mark.parametrize("dtype", TYPES)
 def test_missing_columns_are_refused(dtype: torch.dtype) -> None:
     x = torch.zeros(2, 8, dtype=dtype)

@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from rootgraft.kernels.lora_ops import Factors
-from rootgraft.lora.errors import AdapterError
+from rootgraft.lora.errors import AdapterError, AdapterLimit
 from rootgraft.lora.host_cache import HostCache
 from rootgraft.lora.prepare_factors import PreparedAdapter
-from rootgraft.lora.registry import AdapterRegistry, AdapterVersion
+from rootgraft.lora.registry import MOST_SUMS, AdapterRegistry, AdapterVersion
+from rootgraft.lora.weighted_sum import SumPart
 
 NAMES = st.sampled_from("abcd")
 DIGESTS = st.sampled_from("1234567")
@@ -35,19 +36,42 @@ class Registry(RuleBasedStateMachine):
 
     @rule(name=NAMES, digest=DIGESTS)
     def add(self, name, digest):
-        if name not in self.current and len(self.current) == 3:
+        if name not in self.current and sum(not each.parts for each in self.current.values()) == 3:
             with pytest.raises(AdapterError, match="3 adapters"):
                 self.registry.add(name, "path", prepared(digest))
             return
         version = self.registry.add(name, "path", prepared(digest))
         assert version.load_id not in self.seen
         self.seen.add(version.load_id)
+        self.drop_sums(name)
         self.current[name] = version
+
+    @rule(names=st.lists(NAMES, min_size=1, max_size=2, unique=True), weight=st.sampled_from([0.5, 2.0]))
+    def add_sum(self, names, weight):
+        """A weighted sum is no name of the limit, and goes with the version of any part."""
+        name = "+".join(f"{weight}*{each}" for each in names)
+        parts = tuple(
+            SumPart(each, "path", False, self.current[each].digest if each in self.current else "?", weight)
+            for each in names
+        )
+        if any(each not in self.current for each in names):
+            with pytest.raises(AdapterLimit, match="meanwhile"):
+                self.registry.add_sum(name, prepared("s"), parts, tokenizer="", tenant="")
+            return
+        version = self.registry.add_sum(name, prepared("s"), parts, tokenizer="", tenant="")
+        self.seen.add(version.load_id)
+        self.current[name] = version
+
+    def drop_sums(self, part):
+        for name, version in list(self.current.items()):
+            if part in {each.name for each in version.parts}:
+                del self.current[name]
 
     @rule(name=NAMES)
     def remove(self, name):
         if name in self.current:
             assert self.registry.remove(name) is self.current.pop(name)
+            self.drop_sums(name)
         else:
             with pytest.raises(AdapterError, match="no adapter"):
                 self.registry.remove(name)
@@ -101,6 +125,25 @@ def test_every_version_ends_once():
     registry.unpin(first)
     assert registry.take_ended() == [first]
     assert registry.take_ended() == []
+
+
+def test_sums_are_bounded():
+    """The tenant that has the most of them loses the one that was used longest ago."""
+    registry = AdapterRegistry(1)
+    parts = (SumPart("a", "path", False, registry.add("a", "path", prepared("1")).digest, 0.5),)
+
+    def add(name, tenant):
+        return registry.add_sum(name, prepared(name), parts, tokenizer="", tenant=tenant)
+
+    theirs = add("theirs", "b")
+    sums = [add(f"sum{number}", "a") for number in range(MOST_SUMS - 1)]
+    assert not any(each.retired for each in sums)
+    registry.use(sums[0])
+    add("one more", "b")
+    assert [each.name for each in sums if each.retired] == ["sum1"]
+    assert not theirs.retired
+    registry.check()
+    assert registry.take_ended() == [sums[1]]
 
 
 def test_pins_are_checked():

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
+import shlex
 import shutil
 import threading
 from collections.abc import Callable, Iterator
@@ -133,7 +135,7 @@ def test_panels_tell_the_numbers(live: Live, open_page: Open) -> None:
     expect(page.locator("#step .parts")).to_contain_text("forward15.0 ms")
     expect(page.locator("#pool .parts")).to_have_text("in use20%kept for reuse30%free50%")
     expect(page.locator("#sequences tbody tr")).to_have_text("base model140160303grammar1.50 s")
-    expect(page.locator("#adapters tbody tr")).to_have_text("piratedevice82.00 KiB475%0")
+    expect(page.locator("#adapters tbody tr")).to_have_text("piratedevice82.00 KiB475%0unload")
     expect(page.locator("#slots")).to_contain_text("pirateidle")
 
 
@@ -144,6 +146,88 @@ def test_the_largest_snapshot_fits_every_screen(live: Live, open_page: Open) -> 
         page = open_page(live.url, width=width)
         expect(page.locator("#sequences tbody tr")).to_have_count(64)
         assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
+
+
+def test_requests_failures_and_callers(serve_with: Any, open_page: Open, tmp_path: Path) -> None:
+    from support.api.key_files import entry, write
+
+    name = "team-" + "x" * 40
+    write(tmp_path / "keys.json", entry(name, tenant="acme"), entry("boss", scopes=["admin", "inference"]))
+    live = serve_with(ServerConfig(api_key_file=str(tmp_path / "keys.json")))
+    live.client.snapshot = small_snapshot()
+    with live.http(headers={"authorization": f"Bearer {name}"}) as http:
+        for model in ("tiny", "nobody"):
+            http.post("/v1/completions", json={"model": model, "prompt": "x", "max_tokens": 2})
+    page = open_page(live.url, "401", width=390)
+    page.fill("#key", "boss")
+    page.click("#key-form button")
+    expect(page.locator("#requests tbody tr", has_text="/v1/completions")).to_have_count(2)
+    expect(page.locator("#requests-caption")).to_contain_text("1 failed in the last 5 min")
+    page.check("#requests-failed")
+    expect(page.locator("#requests tbody tr")).to_contain_text(["404 model_not_found"])
+    caller = page.locator("#callers tbody tr", has_text="acme")
+    expect(caller).to_contain_text("team-xxxxxxxx…xxxxxxxxxxxxacme21")
+    assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
+
+
+def test_adapters_are_loaded_and_unloaded(live: Live, open_page: Open) -> None:
+    live.client.snapshot = small_snapshot()
+    page = open_page(live.url, "400")
+    asked: list[dict[str, Any]] = []
+
+    def answer(route: Any) -> None:
+        asked.append(route.request.post_data_json)
+        refusal = {"error": {"message": "It is in use.", "code": None}}
+        route.fulfill(body="Success: done.") if len(asked) < 3 else route.fulfill(status=400, json=refusal)
+
+    page.route("**/v1/*load_lora_adapter", answer)
+    page.on("dialog", lambda dialog: dialog.accept())
+    page.click("#adapter-box summary")
+    page.fill("#adapter-name", "shell")
+    page.fill("#adapter-path", "adapters/shell")
+    page.click("#adapter-form button")
+    expect(page.locator("#adapters-said")).to_have_text("load shell: done")
+    page.click('[data-action="unload"]')
+    expect(page.locator("#adapters-said")).to_have_text("unload pirate: done")
+    assert asked == [{"lora_name": "shell", "lora_path": "adapters/shell"}, {"lora_name": "pirate"}]
+    page.click('[data-action="unload"]')
+    expect(page.locator("#adapters-said")).to_have_text("It is in use.")
+
+
+def test_a_conversation_with_a_tool_and_its_code(live: Live, open_page: Open) -> None:
+    live.client.snapshot = small_snapshot()
+    page = open_page(live.url)
+    expect(page.locator("#ask-model option")).to_have_count(3)
+    page.route("**/tokenize", lambda route: route.fulfill(json={"tokens": []}))
+    page.route("**/detokenize", lambda route: route.fulfill(json={"prompt": ""}))
+    page.evaluate(STREAM)
+    page.click("#tools-form summary")
+    page.check("#ask-offers-tools")
+    page.fill("#ask-user", "Who is Vera?")
+    page.click("#ask-go")
+    page.wait_for_selector("#answer[aria-busy=true]")
+    call = {"index": 0, "id": "call-1", "type": "function", "function": {"name": "find_contact", "arguments": '{"na'}}
+    page.evaluate("call => delta({ tool_calls: [call] })", call)
+    page.evaluate("delta({ tool_calls: [{ index: 0, function: { arguments: 'me\": \"Vera\"}' } }] }, 'tool_calls')")
+    end_stream(page, cached=0)
+    expect(page.locator("#answer")).to_have_text('find_contact {"name": "Vera"}')
+    page.click("#ask-continue")
+    expect(page.locator("#ask-user-label")).to_have_text("Result of find_contact")
+    expect(page.locator("#turns li")).to_have_text(["user Who is Vera?", 'assistant find_contact({"name": "Vera"})'])
+    page.fill("#ask-user", "It's a friend.")
+    page.click("#code-box summary")
+    expect(page.locator("#code")).to_contain_text('"tool_call_id": "call-1"')
+    shown = shlex.split(page.locator("#code").inner_text())
+    body = json.loads(shown[shown.index("-d") + 1])
+    assert shown[1] == f"{live.url}/v1/chat/completions" and body["messages"][-1]["content"] == "It's a friend."
+    page.select_option("#code-kind", "Python")
+    expect(page.locator("#code")).to_contain_text("from openai import OpenAI")
+    program = ast.parse(page.locator("#code").inner_text())
+    [called] = [node for node in ast.walk(program) if isinstance(node, ast.Call) and node.keywords[:1]][1:]
+    assert {each.arg: ast.literal_eval(each.value) for each in called.keywords} == body
+    page.click("#turns-clear")
+    expect(page.locator("#ask-user-label")).to_have_text("User")
+    expect(page.locator("#turns-box")).to_be_hidden()
 
 
 def test_an_empty_server_says_so(live: Live, open_page: Open) -> None:

@@ -18,17 +18,31 @@ from itertools import count
 from zlib import crc32
 
 from rootgraft.engine.errors import CapacityError
-from rootgraft.engine.messages import Abort, AdapterChanged, Done, Failed, Heartbeat, Message, Ready, Submit, TokenOut
+from rootgraft.engine.messages import (
+    Abort,
+    AdapterChanged,
+    Done,
+    Failed,
+    FetchKv,
+    Heartbeat,
+    KvBlocks,
+    Message,
+    ReadKv,
+    Ready,
+    Submit,
+    TokenOut,
+)
 from rootgraft.engine.types import FinishReason, Logprob, SamplingParams, Usage
 from rootgraft.fleet.dispatcher import MOST_DEATHS, Dispatcher, DispatcherLimits
 from rootgraft.fleet.scaling.autoscaling import AutoscalePolicy, FleetLoad, ScaleState
+from rootgraft.radix.namespace import Namespace, Path
 
 SECONDS = 40.0  # in which requests come
 ROWS, BUDGET = 4, 64  # of a replica's step
 STEP, BEAT = 0.05, 0.5
 LIMITS = DispatcherLimits(
     most_replicas=16, most_bytes=400_000, most_held=24, hold_seconds=45.0, heartbeat_seconds=3.0, adapter_slots=2,
-    adapter_load_seconds=0.2,
+    adapter_load_seconds=0.2, least_fetched=64, least_prefill=80, most_transfers=4,
 )  # fmt: skip
 CHECKED = 0.05  # of the events, after which all equations of the dispatcher are checked
 POISON = 666  # the first token of a prompt that kills its replica,
@@ -51,6 +65,7 @@ class Running:
     tokens: list[int]
     computed: int = 0
     drawn: int = 0
+    waits: bool = False  # for KV of another replica
 
 
 @dataclass
@@ -68,6 +83,7 @@ class FakeReplica:
     seconds: float = 0.0
     running: dict[int, Running] = field(default_factory=dict)
     killer: Submit | None = None
+    num_read: int = 0  # answers to other replicas
 
     def receive(self, message: Message) -> list[Message]:
         if isinstance(message, Submit):
@@ -75,7 +91,17 @@ class FakeReplica:
             assert message.id not in self.running and drawn < message.params.max_tokens
             tokens = truth(replace(message, generated=array("i")), self.base)
             assert tokens[:drawn] == list(message.generated), "tokens of another version, or not all"
-            self.running[message.id] = Running(message, tokens, drawn=drawn)
+            self.running[message.id] = Running(message, tokens, drawn=drawn, waits=message.peer_tokens > 0)
+            if message.peer_tokens:
+                assert message.peer_tokens <= len(message.tokens) + drawn
+                return [FetchKv(message.id, Path(Namespace(self.base)), message.tokens, 0)]
+        elif isinstance(message, ReadKv):
+            self.num_read += 1
+            part = KvBlocks(message.id, (b"page",), is_last=False)
+            return [part] * (self.num_read % 3) + [KvBlocks(message.id, (), is_last=True)]
+        elif isinstance(message, KvBlocks):
+            if message.is_last and message.id in self.running:
+                self.running[message.id].waits = False
         elif isinstance(message, Abort):
             ended = [number for number in message.ids if number in self.running]
             return [self._done(number, FinishReason.ABORT, None) for number in ended]
@@ -85,7 +111,8 @@ class FakeReplica:
         """Compute a step; the replica may die of a poisoned sequence."""
         out: list[Message] = []
         budget = BUDGET
-        by_priority = sorted(self.running.items(), key=lambda item: item[1].submit.priority)
+        able = [(number, each) for number, each in self.running.items() if not each.waits]
+        by_priority = sorted(able, key=lambda item: item[1].submit.priority)
         for number, each in by_priority[:ROWS]:
             wanted = len(each.submit.tokens) + each.drawn - each.computed
             given = min(wanted, budget)
@@ -195,6 +222,7 @@ class Simulation:
         self.starting = 0
         self.clients: dict[int, Client] = {}
         self.versions: dict[str, str] = {}
+        self.roles = self.random.choice((("both",), ("prefill", "decode"), ("prefill", "decode", "both")))
         self.counts: Counter[str] = Counter()
         self.most_bytes = 0
         self.stems = [[self.random.randrange(600) for _ in range(self.random.choice((0, 70, 200)))] for _ in range(4)]
@@ -222,6 +250,7 @@ class Simulation:
         most = MOST_DEATHS + POISON_TOKENS
         assert max(self.killed_by.values(), default=0) <= most, "a poisoned sequence is tried too often"
         self.counts["replays"] += self.dispatcher.num_replays
+        self.counts["copies"] += sum(replica.num_read for replica in self.replicas.values())
         return self.counts
 
     def at(self, delay: float, event: Callable[[], None]) -> None:
@@ -271,7 +300,9 @@ class Simulation:
             self.starting -= 1
             self.replicas[replica.name] = replica
             ready = Ready(1000, 50_000, 64, 16, (), base_digest=replica.base)
-            self.dispatcher.join(replica.name, ready, self.now)
+            role = self.random.choice(self.roles)
+            self.dispatcher.join(replica.name, ready, self.now, role=role)
+            self.counts[role] += 1
             self._step(replica)
             self._beat(replica)
 
@@ -356,7 +387,9 @@ class Simulation:
         for _ in range(wanted - load.replicas):
             self._start()
         if wanted < load.replicas and serving:
-            self.dispatcher.drain(self.random.choice(serving).name)
+            name = self.random.choice(serving).name
+            self.dispatcher.drain(name)
+            self.at(self.random.uniform(0, 8), lambda: self.dispatcher.hand_over(name, self.now))
             self.counts["drained"] += 1
         for info in [info for info in known.values() if info.draining and self.dispatcher.is_drained(info.name)]:
             self.dispatcher.leave(info.name, self.now)

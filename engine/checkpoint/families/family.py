@@ -27,9 +27,17 @@ Windows = Literal["never", "all", "late", "no_rope", "pattern", "leading", "aske
 #   listed    those that "no_rope_layers" lists with 0, or every n-th one, n = "no_rope_layer_interval"
 #   full      those without a window, if there is a "sliding_window"
 #   asked     all, unless "position_embedding_type" is "rope"
-NoRope = Literal["never", "listed", "full", "asked"]
+#   always    all
+NoRope = Literal["never", "listed", "full", "asked", "always"]
 
 Recurrent = Literal["short_conv", "mamba2", "delta", "grouped_delta"]
+
+# What a layer has:
+#   both       a mixer, which is attention or has a recurrent state, and an MLP
+#   single     a mixer or an MLP, as "layers_block_type" or "hybrid_override_pattern" says
+#   recurrent  a mixer with a recurrent state alone
+#   parallel   attention, a mixer with a recurrent state beside it, and an MLP
+Blocks = Literal["both", "single", "recurrent", "parallel"]
 
 Biases = frozenset[Literal["qkv", "output", "mlp"]]
 """Projections with a bias: of q, k and v; of attention's output; of the MLP."""
@@ -93,6 +101,7 @@ class Family:
         recurrent: what layers have in place of attention where "layer_types" does not name attention, with the keys
             of LFM2 ("short_conv"), of Granite 4 ("mamba2"), of Qwen 3.5 ("delta") or of Qwen3-Next ("grouped_delta");
             None for attention in all layers.
+        blocks: what a layer has.
         gated_attention: that of ``ModelConfig``.
         ignored: beginnings of the names of modules in checkpoints that are no part of the model.
         output_module, mlp_block, final_norm: those of ``ModelConfig``.
@@ -151,6 +160,7 @@ class Family:
     latent: bool = False
     mixture: MixtureFamily | None = None
     recurrent: Recurrent | None = None
+    blocks: Blocks = "both"
     gated_attention: bool = False
     ignored: tuple[str, ...] = ()
     output_module: str = "o_proj"

@@ -42,6 +42,7 @@ class ExpertNames:
         shared_modules: its gate and up, or both in one, and down.
         correction: the correction of the router's scores in the block; None for the usual name, in the router.
         correction_is_row: it is stored as [1, E], not as [E].
+        latent: the projections before and behind the experts, where they have a size of their own.
         shared_in_layer: it stands in the layer beside the block, not in the block.
     """
 
@@ -58,6 +59,7 @@ class ExpertNames:
     shared_in_layer: bool = False
     correction: str | None = None
     correction_is_row: bool = False
+    latent: tuple[str, str] = ("fc1_latent_proj", "fc2_latent_proj")
 
     @property
     def correction_name(self) -> str:
@@ -87,6 +89,8 @@ class Mixture:
         biased: router and experts have biases.
         clamp: the experts' activation; None for SiLU.
         weighs_input: the weights are factors of the experts' inputs, not of their results.
+        gated: an expert is ``down(silu(gate(x)) * up(x))``, else ``down(relu(up(x)) ** 2)``, the shared one too.
+        latent_size: width of the experts' inputs and results, where they stand between two projections (Nemotron 3).
     """
 
     names: ExpertNames
@@ -105,6 +109,8 @@ class Mixture:
     biased: bool = False
     clamp: ClampedGate | None = None
     weighs_input: bool = False
+    gated: bool = True
+    latent_size: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +145,8 @@ class MixtureFamily:
         mxfp4: experts may be stored in MXFP4.
         weighs_input: that of ``Mixture``.
         optional: without experts all layers have an ordinary MLP, of the shared expert's size.
+        gated: that of ``Mixture``.
+        latent_key: of its ``latent_size``, None where there is none.
     """
 
     names: ExpertNames
@@ -163,3 +171,5 @@ class MixtureFamily:
     mxfp4: bool = False
     weighs_input: bool = False
     optional: bool = False
+    gated: bool = True
+    latent_key: str | None = None

@@ -30,6 +30,8 @@ class Mamba2Layer:
         taps: of the convolution.
         conv_biased: the convolution has a bias.
         biased: the projections have biases.
+        normed: its results have a norm; without, the gate alone is a factor of them (Falcon H1).
+        is_norm_first: the gate is a factor of the norm's result, not of what it norms.
     """
 
     num_heads: int
@@ -39,6 +41,8 @@ class Mamba2Layer:
     taps: int
     conv_biased: bool
     biased: bool
+    normed: bool = True
+    is_norm_first: bool = False
 
     @property
     def width(self) -> int:

@@ -23,7 +23,8 @@ from ...errors import ModelError
 RECORDED = "rootgraft_recorded"
 """Name of the recording functions among transformers' implementations of attention."""
 
-_MOST_EVALUATED = 1 << 22  # positions; a wider window counts as none
+# Most positions whose mask is evaluated; a window that is wider is treated as full attention.
+_MOST_EVALUATED = 1 << 22
 
 # Tensors that models hand on to attention, and that other implementations of attention do not read either.
 _IGNORED_TENSORS = frozenset({"position_ids", "cache_position", "position_embeddings"})

@@ -49,6 +49,10 @@ class TransformersConfig:
         return self.num_layers
 
     @property
+    def attends(self) -> tuple[bool, ...]:
+        return (True,) * self.num_layers
+
+    @property
     def has_states(self) -> bool:
         return False
 

@@ -44,7 +44,7 @@ def test_without_the_right_key(locked: Live, value: str | None) -> None:
             assert "first" not in error["message"]
         for path in ("/version", "/openapi.json"):
             assert http.get(path).status_code == 401
-        for path in ("/health", "/ready", "/ping"):
+        for path in ("/health", "/health/live", "/health/ready", "/ready", "/ping"):
             assert http.get(path).status_code == 200
             head = http.head(path)
             assert (head.status_code, head.content) == (200, b""), "as some load balancers ask"

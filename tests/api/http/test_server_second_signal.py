@@ -20,7 +20,7 @@ def test_a_signal_while_it_closes_ends_the_process(tmp_path: Path, monkeypatch: 
     """The engine is never started: the first signal comes while the model is looked for."""
     monkeypatch.setenv("RUNTIME_DIRECTORY", str(tmp_path / "run"))
     (tmp_path / "run").mkdir()
-    monkeypatch.setattr(server, "set_up_log", lambda *_: None)
+    monkeypatch.setattr(server, "set_up_log", lambda *_, **__: None)
     monkeypatch.setattr(server.process_memory, "share_heap", lambda: None)
     closing, exits = threading.Event(), []
 

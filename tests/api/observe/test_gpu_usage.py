@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
+import threading
 from importlib.util import find_spec
 
 import pytest
 from support.api.fake_nvml import FakeNvml
 
+from rootgraft.api.observe import gpu_usage
 from rootgraft.api.observe.gpu_usage import GpuCollector, open_gpus
 
 
@@ -75,3 +78,37 @@ def test_the_package_has_what_is_called() -> None:
         assert hasattr(pynvml, name), name
     gpus = open_gpus()
     assert gpus is None or told(gpus)["memory_total_bytes"]
+
+
+def test_a_lost_gpu_does_not_answer(nvml: FakeNvml) -> None:
+    async def job() -> None:
+        gpus = open_gpus()
+        assert gpus is not None and await gpus.answers()
+        nvml.lost = {1}
+        assert not await gpus.answers()
+        nvml.lost = set()
+        assert await gpus.answers()
+
+    asyncio.run(job())
+
+
+def test_a_driver_that_hangs_is_asked_once(nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, let = [], threading.Event()
+
+    def hang(device: int) -> None:
+        asked.append(device)
+        let.wait(60)
+
+    async def job() -> None:
+        gpus = open_gpus()
+        assert gpus is not None
+        monkeypatch.setattr(gpu_usage, "ANSWER_SECONDS", 0.01)
+        with monkeypatch.context() as patch:
+            patch.setattr(nvml, "nvmlDeviceGetMemoryInfo", hang)
+            assert [await gpus.answers() for _ in range(5)] == [False] * 5
+            assert asked == [0]
+            let.set()
+            monkeypatch.setattr(gpu_usage, "ANSWER_SECONDS", 60)
+            assert await gpus.answers()
+
+    asyncio.run(job())

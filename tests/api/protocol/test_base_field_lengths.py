@@ -13,6 +13,7 @@ import rootgraft.api.protocol.adapters
 import rootgraft.api.protocol.batches
 import rootgraft.api.protocol.tokenize  # noqa: F401
 from rootgraft.api.anthropic.content_blocks import OtherBlock
+from rootgraft.api.protocol.adapter_parts import MAX_MODEL_NAME
 from rootgraft.api.protocol.adapters import (
     MAX_PATH,
     MAX_SOURCE,
@@ -34,7 +35,6 @@ from rootgraft.api.protocol.responses import (
     ResponseRequest,
     TextFormat,
 )
-from rootgraft.api.protocol.sampling import MAX_MODEL_NAME
 from rootgraft.api.protocol.scores import ScoreRequest
 from rootgraft.api.protocol.structured import JsonSchemaFormat
 from rootgraft.api.protocol.tools import FunctionName, OtherChoice, OtherTool

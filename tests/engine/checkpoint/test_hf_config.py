@@ -394,6 +394,8 @@ def test_every_family_has_a_config() -> None:
             config |= dict.fromkeys(counts, 8) | {"num_experts_per_tok": 2}
         if "full_attention_interval" in family.defaults:
             config |= {"full_attention_interval": 2}
+        if family.blocks == "single":
+            config |= {"layers_block_type": ["mamba", "attention", "moe"]}
         if family.latent:
             config |= {"num_key_value_heads": 4, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1}
         found = model_config(config)

@@ -71,6 +71,20 @@ BAMBA = {
     "mamba_n_heads": 8,
     "mamba_d_state": 16,
 }
+NEMOTRON = {
+    **_COMMON,
+    "architectures": ["NemotronHForCausalLM"],
+    "hybrid_override_pattern": "M-ME*",
+    "mamba_num_heads": 6,
+    "mamba_head_dim": 16,
+    "expand": 2,
+    "n_groups": 2,
+    "ssm_state_size": 16,
+    "intermediate_size": 48,
+    "mlp_hidden_act": "relu2",
+    "n_routed_experts": 8,
+    "moe_latent_size": 32,
+}
 
 
 def test_lfm2_as_published() -> None:
@@ -124,6 +138,21 @@ def test_gated_delta_nets_as_published() -> None:
     assert model_config({**NEXT, "num_experts": 0}).layers[0].mixture is None
 
 
+def test_nemotron_h_as_published() -> None:
+    config = model_config(NEMOTRON)
+    assert [layer.has_attention for layer in config.layers] == [False, False, False, False, True]
+    assert [layer.has_mlp for layer in config.layers] == [False, True, False, True, False]
+    mamba = Mamba2Layer(6, 16, 2, 16, 4, conv_biased=True, biased=False)  # of a width beside expand * hidden_size
+    assert [layer.recurrent for layer in config.layers] == [mamba, None, mamba, None, None]
+    assert config.num_attention_layers == 1 and config.activation == "relu2"
+    mixture = config.layers[3].mixture
+    assert mixture is not None and (mixture.latent_size, mixture.gated) == (32, False)
+    assert [layer.mixture is None for layer in config.layers] == [True, True, True, False, True]
+    listed = {key: value for key, value in NEMOTRON.items() if key != "hybrid_override_pattern"}
+    kinds = ["linear_attention", "mlp", "linear_attention", "moe", "full_attention"]
+    assert model_config({**listed, "layers_block_type": kinds}) == config
+
+
 def test_bamba_as_published() -> None:
     config = model_config(BAMBA)
     assert [layer.recurrent is None for layer in config.layers] == [False, True, False]
@@ -133,6 +162,14 @@ def test_bamba_as_published() -> None:
 @pytest.mark.parametrize(
     ("base", "changes", "key"),
     [
+        (NEMOTRON, {"hybrid_override_pattern": "MX*"}, "hybrid_override_pattern"),
+        (NEMOTRON, {"hybrid_override_pattern": ""}, "hybrid_override_pattern"),
+        (NEMOTRON, {"hybrid_override_pattern": "M-M"}, "layers_block_type"),
+        (NEMOTRON, {"hybrid_override_pattern": None}, "layers_block_type"),
+        (NEMOTRON, {"mlp_hidden_act": "silu"}, "hidden_act"),
+        (NEMOTRON, {"mamba_hidden_act": "gelu"}, "mamba_hidden_act"),
+        (NEMOTRON, {"use_bias": True}, "use_bias"),
+        (NEMOTRON, {"n_shared_experts": 2}, "n_shared_experts"),
         (LFM2, {"conv_L_cache": 1}, "conv_L_cache"),
         (LFM2, {"conv_L_cache": 9}, "conv_L_cache"),
         (LFM2, {"full_attn_idxs": [3]}, "full_attn_idxs"),

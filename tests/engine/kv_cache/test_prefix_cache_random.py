@@ -107,6 +107,6 @@ def test_thousands_of_steps(page_size):
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("page_size", PAGE_SIZES)
-def test_forty_thousand_steps(page_size):
-    for seed in range(10):
+def test_twenty_thousand_steps(page_size):
+    for seed in range(5):
         drive(1000 + seed, page_size, 1000)

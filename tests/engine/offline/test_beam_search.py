@@ -18,7 +18,7 @@ def oracle(prompt: list[int], width: int, steps: int, end: int, *, ignore_eos: b
     model = make_model()
 
     def score(beam: tuple[list[int], float]) -> float:
-        return float(beam[1] / (len(beam[0]) - (beam[0][-1] == end)) ** penalty)
+        return float(beam[1] / (len(beam[0]) - (beam[0][-1] == end and not ignore_eos)) ** penalty)
 
     live: list[tuple[list[int], float]] = [(prompt, 0.0)]
     ended: list[tuple[list[int], float]] = []

@@ -6,7 +6,7 @@ The oracle knows nothing of how an end is searched: it follows the grammar's mat
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -63,6 +63,8 @@ def random_schema(rng: random.Random, depth: int = 2) -> dict[str, Any]:
         case 3:
             return {"type": "integer", "minimum": 8, "maximum": rng.choice([9, 12, 120])}
         case 4:
+            if rng.random() < 0.5:
+                return {"type": "string", "pattern": f"^({random_pattern(rng, 1)})$"}
             return {"type": "string", "pattern": "^[ab]+$", "minLength": rng.randint(0, 3), "maxLength": 4}
         case 5:
             return {
@@ -124,23 +126,18 @@ def specs(seed: int) -> Iterator[tuple[GrammarSpec, Vocabulary]]:
 
 
 class Comparison:
-    """Counts of positions that were compared with the oracle.
-
-    Where an expression binds a string of a schema, the search may overlook an end of which the shortest text has more
-    tokens than another one, and then excludes a token too many; never one too few, which would lead nowhere.
-    """
+    """Counts of positions that were compared with the oracle."""
 
     def __init__(self) -> None:
-        self.equal = self.overlooked = self.left_out = 0
+        self.equal = self.left_out = 0
 
     def follow(self, spec: GrammarSpec, vocabulary: Vocabulary, rng: random.Random) -> None:
         """Follow answers at small budgets; the allowed tokens are those after which the oracle finds an end."""
         compiled, is_json = compile(spec, vocabulary), spec.kind is GrammarKind.JSON_SCHEMA
         self._oracle, self._row = Oracle(vocabulary, is_json), np.zeros(vocabulary.num_words, dtype=np.int32)
-        self._may_overlook = is_json and b"pattern" in spec.content
         shortest = compiled.matcher().num_shortest or 0
         assert self._oracle.fits(compiled.matcher(), shortest)
-        assert self._may_overlook or not self._oracle.fits(compiled.matcher(), shortest - 1)
+        assert not self._oracle.fits(compiled.matcher(), shortest - 1)
         for budget in range(max(1, shortest), shortest + 4):
             matcher = compiled.matcher()
             for remaining in range(budget, 0, -1):
@@ -159,14 +156,12 @@ class Comparison:
                 expected.add(token)
         matcher.fill_mask(self._row, remaining)
         found = set(np.flatnonzero(np.unpackbits(self._row.view(np.uint8), bitorder="little")).tolist())
-        assert found and found <= expected
-        assert found == expected or self._may_overlook
-        self.equal += found == expected
-        self.overlooked += found != expected
+        assert found == expected
+        self.equal += 1
         return found
 
 
-def compared(seeds: range) -> Comparison:
+def compared(seeds: Iterable[int]) -> Comparison:
     comparison = Comparison()
     for seed in seeds:
         for spec, vocabulary in specs(seed):
@@ -179,11 +174,19 @@ def compared(seeds: range) -> Comparison:
 
 def test_the_tokens_that_fit_are_those_of_brute_force():
     comparison = compared(range(6))
-    assert comparison.equal > 100 and comparison.overlooked <= 1 and comparison.left_out <= 2
+    assert comparison.equal > 100 and comparison.left_out <= 2
 
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("part", range(3))
 def test_the_tokens_that_fit_are_those_of_brute_force_for_many_grammars(part):
-    comparison = compared(range(100 + 14 * part, 100 + 14 * (part + 1)))
-    assert comparison.equal > 350 and comparison.overlooked <= 3 and comparison.left_out <= 4
+    comparison = compared(range(100 + 11 * part, 100 + 11 * (part + 1)))
+    assert comparison.equal > 250 and comparison.left_out <= 4
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("seed", [1024, 1049, 1057, 1091, 1207])
+def test_a_longer_text_of_fewer_tokens_ends_an_answer(seed):
+    """Strings of a pattern, enumerations and spellings with blanks of which the shortest one has more tokens."""
+    comparison = compared([seed])
+    assert comparison.equal > 20 and comparison.left_out <= 1

@@ -131,6 +131,7 @@ def test_the_document_says_what_the_code_does() -> None:
     from rootgraft.api.access.api_keys import MAX_KEYS, KeyEntry
     from rootgraft.api.http.connection import DRAIN_BYTES, DRAIN_SECONDS, HEAD_TIMEOUT
     from rootgraft.api.http.guard import BODY_TIMEOUT, FILE_TIMEOUT, MAX_HEADER_BYTES, MAX_HEADERS
+    from rootgraft.api.protocol.adapter_parts import MAX_MODEL_NAME
     from rootgraft.api.protocol.base import MAX_FORMAT_NAME, MAX_ID
     from rootgraft.api.protocol.chat_messages import MAX_MESSAGES, MAX_ROLE
     from rootgraft.api.protocol.completions import MAX_PROMPTS
@@ -141,7 +142,6 @@ def test_the_document_says_what_the_code_does() -> None:
         MAX_SAFETY_IDENTIFIER,
         MAX_USER,
     )
-    from rootgraft.api.protocol.sampling import MAX_MODEL_NAME
     from rootgraft.api.protocol.tools import MAX_TOOLS
     from rootgraft.api.routes.files import MAX_LINES
     from rootgraft.engine.sampling_options import MAX_TOP_K

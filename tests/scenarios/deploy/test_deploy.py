@@ -106,7 +106,7 @@ def test_what_a_build_copies_and_runs_exists() -> None:
     allowed = [line[1:] for line in (DEPLOY / "Dockerfile.dockerignore").read_text().splitlines() if line[:1] == "!"]
     assert all((ROOT / name).exists() for name in allowed)
     packages = {path.parent.name for path in ROOT.glob("*/__init__.py")} - {"benchmarks", "tests", "examples"}
-    assert packages <= set(allowed) and {"pyproject.toml", PROJECT["readme"]} <= set(allowed)
+    assert packages <= set(allowed) and {"pyproject.toml", "setup.py", "README.md"} <= set(allowed)
 
 
 def test_the_compose_file() -> None:
@@ -144,7 +144,11 @@ def test_the_kubernetes_manifests() -> None:
     assert container["image"] == f"rootgraft:{target}" and target in stages() and server.host == "0.0.0.0"
     ((port,), (service,)) = container["ports"], found["Service"]["spec"]["ports"]
     assert port["containerPort"] == server.port and service["targetPort"] == port["name"]
-    for probe, path in (("startupProbe", "/ready"), ("readinessProbe", "/ready"), ("livenessProbe", "/health")):
+    for probe, path in (
+        ("startupProbe", "/health/ready"),
+        ("readinessProbe", "/health/ready"),
+        ("livenessProbe", "/health/live"),
+    ):
         assert container[probe]["httpGet"] == {"path": path, "port": port["name"]}
     assert pod["terminationGracePeriodSeconds"] > server.shutdown_timeout + 10
     assert f"{pod['securityContext']['runAsUser']}:{pod['securityContext']['runAsGroup']}" == last(target, "USER")

@@ -16,8 +16,8 @@ from rootgraft.engine.core import adapter_manager
 from rootgraft.radix.namespace import Namespace
 
 SEED = 1
-HEAVY_REQUESTS = 2000
-HEAVY_FAKE_REQUESTS = 4000
+HEAVY_REQUESTS = 800
+HEAVY_FAKE_REQUESTS = 1600
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +67,7 @@ def test_some_requests(fuzzer: Fuzzer) -> None:
 
 @pytest.mark.heavy
 @pytest.mark.timeout(900)
-def test_two_thousand_requests(fuzzer: Fuzzer) -> None:
+def test_hundreds_of_requests(fuzzer: Fuzzer) -> None:
     run(fuzzer, SEED + 1, HEAVY_REQUESTS)
 
 
@@ -78,7 +78,7 @@ def test_some_requests_on_the_fake_device(fake_fuzzer: FakeFuzzer) -> None:
 
 @pytest.mark.heavy
 @pytest.mark.timeout(900)
-def test_four_thousand_requests_on_the_fake_device(fake_fuzzer: FakeFuzzer) -> None:
+def test_hundreds_of_requests_on_the_fake_device(fake_fuzzer: FakeFuzzer) -> None:
     run(fake_fuzzer, SEED + 1, HEAVY_FAKE_REQUESTS)
 
 

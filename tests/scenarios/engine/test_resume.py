@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.engine.core_hooks import evict_all, set_structured_output, structured_output_in_process
+from support.engine.core_hooks import evict_all, set_structured_output, structured_output_in_process, tiers_of
 from support.engine.fake_worker import FakeWorker
 from support.engine.thinking_engine import END, EOS, EXTRA, QWEN, R1, START, TEXT_MARKS, VOCAB
 
@@ -20,6 +21,7 @@ from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.core.engine_core import EngineCore
 from rootgraft.engine.messages import Abort, Done, Failed, Submit, TokenOut, decode, encode
 from rootgraft.engine.types import FinishReason, SamplingParams
+from rootgraft.fleet.dispatcher import Dispatcher, DispatcherLimits
 from rootgraft.grammar.compile.compiled_grammar import CompiledGrammar
 from rootgraft.grammar.compile.compiler import compile
 from rootgraft.grammar.spec import GrammarSpec
@@ -78,8 +80,8 @@ class _Service:
         pass
 
 
-def make_core() -> EngineCore:
-    config = EngineConfig(block_size=4, max_num_seqs=3, max_num_batched_tokens=32)
+def make_core(**options: Any) -> EngineCore:
+    config = EngineConfig(block_size=4, max_num_seqs=3, max_num_batched_tokens=32, **options)
     core = EngineCore(config, FakeWorker(400, 4, vocab_size=VOCAB, eos=(EOS,), max_model_len=400))
     manager: Any = structured_output_in_process(config.most_seqs + config.max_drafts, VOCABULARY)
     _, buffer, vocabulary = manager._built.result()
@@ -159,6 +161,69 @@ def test_a_sequence_goes_on_after_any_of_its_tokens(engine: EngineCore, submit: 
     assert whole.tokens[:cut] + rest.tokens == whole.tokens
     assert ended(rest) == ended(whole)
     assert rest.prompt_logprobs == (0 if cut else whole.prompt_logprobs)
+
+
+class Halves:
+    """A core for prompts and one for answers, behind a dispatcher."""
+
+    def __init__(self) -> None:
+        self.cores = {role: make_core(kv_peer_gib=0.01) for role in ("prefill", "decode")}
+
+    def run(self, submit: Submit) -> Heard:
+        """Run a sequence on cold caches, as its messages come over the wire."""
+        dispatcher, frames = Dispatcher(DispatcherLimits(least_prefill=4, least_fetched=1)), Counter[str]()
+        for role, core in self.cores.items():
+            evict_all(core)
+            dispatcher.join(role, core.ready, 0.0, role=role)
+        dispatcher.submit([submit], 0.0)
+        heard = Heard()
+        while dispatcher.num_open:
+            for name, message in dispatcher.take_sent():
+                self.cores[name].handle(decode(encode([message])))
+            for name, core in self.cores.items():
+                if core.has_work:
+                    dispatcher.take(name, frames[name], decode(encode(core.step())), 0.0)
+                    frames[name] += 1
+                    core.check()
+            for said in dispatcher.take_delivered():
+                if isinstance(said, TokenOut):
+                    heard.tokens += said.tokens
+                    heard.prompt_logprobs += len(said.prompt_logprobs)
+                elif isinstance(said, (Done, Failed)):
+                    heard.end = said
+            dispatcher.check()
+        for name, message in dispatcher.take_sent():
+            self.cores[name].handle([message])
+        while any(core.has_work for core in self.cores.values()):
+            for core in self.cores.values():
+                core.step()
+        return heard
+
+
+@pytest.fixture(scope="module")
+def halves() -> Iterator[Halves]:
+    made = Halves()
+    yield made
+    for core in made.cores.values():
+        core.close()
+
+
+@pytest.mark.heavy
+@settings(max_examples=15, deadline=None)
+@given(submit=submits(), length=st.integers(1, 150))
+def test_a_sequence_is_the_same_where_its_prompt_is_computed_elsewhere(
+    engine: EngineCore, halves: Halves, submit: Submit, length: int
+) -> None:
+    """With grammars, thoughts, drafts and logprobs of the prompt."""
+    submit = replace(submit, tokens=(submit.tokens * length)[:length])
+    before = tiers_of(halves.cores["decode"]).stats()
+    [whole] = run(engine, submit)
+    heard = halves.run(submit)
+    assert (heard.tokens, heard.prompt_logprobs, ended(heard)) == (whole.tokens, whole.prompt_logprobs, ended(whole))
+    assert isinstance(heard.end, Done) and heard.end.usage.cached == 0
+    after = tiers_of(halves.cores["decode"]).stats()
+    if length >= 8 and len(whole.tokens) > 2:
+        assert after["kv_hits_peer"] - before["kv_hits_peer"] >= (length - 4) // 4, "the prompt was computed again"
 
 
 @pytest.mark.parametrize(

@@ -79,7 +79,7 @@ def test_older_spellings_mean_the_same(family: tuple[str, Path], tmp_path: Path)
     """Rotary keys as before transformers 5, and layers derived from a rule instead of listed."""
     _, folder = family
     written = json.loads((folder / "config.json").read_text())
-    new = written.pop("rope_parameters")
+    new = written.pop("rope_parameters", {"rope_theta": 1e4})
     full = dict(new.get("full_attention", new))
     written["rope_theta"] = full.pop("rope_theta")
     if "partial_rotary_factor" in full:
@@ -92,6 +92,9 @@ def test_older_spellings_mean_the_same(family: tuple[str, Path], tmp_path: Path)
     if written["model_type"] == "granitemoehybrid":  # which has no rule
         kinds = {"full_attention": "attention", "linear_attention": "mamba"}
         written["layers_block_type"] = [kinds[kind] for kind in written["layer_types"]]
+    if written["model_type"] == "nemotron_h":
+        letters = {"linear_attention": "M", "full_attention": "*", "mlp": "-", "moe": "E"}
+        written["hybrid_override_pattern"] = "".join(letters[kind] for kind in written.pop("layers_block_type"))
     if written["model_type"] == "lfm2_moe":
         written["full_attn_idxs"] = [1]
     if written["model_type"].startswith(("qwen3_next", "qwen3_5")):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import random
 import warnings
 from pathlib import Path
@@ -11,7 +10,7 @@ import pytest
 import torch
 from support.models.lora_driver import AdaptedRun
 from support.models.paged_run import CPU, PagedRun, pool, run_whole
-from support.models.tiny_models import VOCAB, oracle_logits, save, tiny_model
+from support.models.tiny_models import VOCAB, adaptable, oracle_logits, save
 from torch import Tensor
 
 from rootgraft.engine.batch import Batch, Row
@@ -34,7 +33,7 @@ FAMILIES = [
     *("lfm2", "lfm2_biased"),
     *("granite_hybrid", "granite_hybrid_mixture"),
     *("qwen3_next", "qwen3_5", "qwen3_5_biased", "qwen3_5_moe"),
-    *("lfm2_moe", "bamba"),
+    *("lfm2_moe", "bamba", "nemotron_h", "nemotron_h_mixture", "mamba2", "falcon_h1", "falcon_h1_normed"),
     *("solar_open", "minimax_m2", "exaone_moe", "ernie4_5_moe", "hunyuan_moe"),
     *("deepseek_v2", "deepseek_v2_lite", "deepseek_v3"),
     *("helium", "cwm", "flex_olmo", "exaone"),
@@ -100,7 +99,7 @@ def test_an_adapter_on_every_linear_module(family: tuple[str, Path], tmp_path: P
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        oracle = get_peft_model(copy.deepcopy(tiny_model(name)), options).eval()
+        oracle = get_peft_model(adaptable(name), options).eval()
         oracle.save_pretrained(tmp_path)
     model = load_model(folder, dtype=torch.float32, device=CPU)
     layout = base_layout(model, folder, dummy=False)

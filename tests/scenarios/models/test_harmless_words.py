@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -126,8 +127,39 @@ def test_adapter(case: str | None, tmp_path: Path) -> None:
     assert off(run.extend([tokens])[0], expected) < 1e-4
 
 
-def test_an_adapter_in_shards_is_refused_by_name(tmp_path: Path) -> None:
-    folder = make_adapter("llama", tmp_path, tmp_path / "adapter", r=3)
-    (folder / "adapter_model.safetensors").rename(folder / "adapter_model-00001-of-00002.safetensors")
-    with pytest.raises(AdapterError, match=r"tensors are in several files.*adapter_model\.safetensors, as PEFT does"):
-        reader("llama", tmp_path).read(str(folder))
+def in_shards(folder: Path, count: int) -> list[Path]:
+    """Divide an adapter's tensors as transformers does, and take the one file away."""
+    tensors = load_file(folder / "adapter_model.safetensors")
+    (folder / "adapter_model.safetensors").unlink()
+    files = [folder / f"adapter_model-{index:05}-of-{count:05}.safetensors" for index in range(1, count + 1)]
+    for index, file in enumerate(files):
+        save_file({name: tensors[name] for name in sorted(tensors)[index::count]}, file)
+    places = {name: files[index % count].name for index, name in enumerate(sorted(tensors))}
+    index = {"metadata": {"total_size": 1}, "weight_map": places}
+    (folder / "adapter_model.safetensors.index.json").write_text(json.dumps(index))
+    return files
+
+
+def test_adapter_in_shards(tmp_path: Path) -> None:
+    folder = make_adapter("llama", tmp_path, tmp_path / "adapter", r=3, target_modules=["q_proj", "down_proj"])
+    own = reader("llama", tmp_path)
+    whole = own.read(str(folder))
+    files = in_shards(folder, 3)
+    size = sum(tensor.nbytes for file in files for tensor in load_file(file).values())
+    own.check(str(folder))
+    assert own.read(str(folder)).digest == whole.digest
+    room = size + files[2].stat().st_size - sum(tensor.nbytes for tensor in load_file(files[2]).values())
+    assert replace(own, max_file_bytes=room).read(str(folder)).digest == whole.digest
+    with pytest.raises(AdapterError, match="at most"):
+        replace(own, max_file_bytes=room - 1).read(str(folder))
+    second = files[1].read_bytes()
+    files[1].write_bytes(files[0].read_bytes())
+    with pytest.raises(AdapterError, match="is in two of the adapter's files"):
+        own.read(str(folder))
+    files[1].unlink()
+    with pytest.raises(AdapterError, match="There is no adapter_model-00002-of-00003"):
+        own.read(str(folder))
+    files[1].write_bytes(second)
+    (folder / "adapter_model-00001-of-00002.safetensors").write_bytes(second)
+    with pytest.raises(AdapterError, match="by their names they are of 2, 3"):
+        own.read(str(folder))

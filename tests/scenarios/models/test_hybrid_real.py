@@ -5,7 +5,6 @@ Every drawn token's logprob is compared in fp32, so a state that is a token off,
 
 from __future__ import annotations
 
-import copy
 import random
 import warnings
 from array import array
@@ -15,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from support.engine.core_hooks import preempt, scheduler_of, worker_of
-from support.models.tiny_models import VOCAB, save, tiny_model
+from support.models.tiny_models import VOCAB, adaptable, save, tiny_model
 
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.core.engine_core import EngineCore
@@ -29,7 +28,18 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of importing it
     from peft import LoraConfig, get_peft_model
 
-MODELS = ("lfm2", "granite_hybrid", "granite_hybrid_mixture", "qwen3_next", "qwen3_5", "qwen3_5_moe", "bamba")
+MODELS = (
+    "lfm2",
+    "granite_hybrid",
+    "granite_hybrid_mixture",
+    "qwen3_next",
+    "qwen3_5",
+    "qwen3_5_moe",
+    "bamba",
+    "nemotron_h_mixture",
+    "mamba2",
+    "falcon_h1",
+)
 RANDOM = random.Random(3)
 SYSTEM = [RANDOM.randrange(3, VOCAB) for _ in range(18)]
 
@@ -43,7 +53,7 @@ class Hybrid:
         options = LoraConfig(r=3, lora_alpha=9, target_modules="all-linear", init_lora_weights=False)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            adapted = get_peft_model(copy.deepcopy(tiny_model(name)), options).eval()
+            adapted = get_peft_model(adaptable(name), options).eval()
             adapted.save_pretrained(folder / "adapter")
         self.adapter = folder / "adapter"
         self.oracles: dict[str | None, Any] = {None: tiny_model(name), "a": adapted}

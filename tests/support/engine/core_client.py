@@ -13,8 +13,10 @@ from rootgraft.engine.messages import (
     Abort,
     ForgetTokens,
     Heartbeat,
+    KvBlocks,
     Message,
     PrepareGrammar,
+    ReadKv,
     Ready,
     Submit,
     TokenTexts,
@@ -54,7 +56,8 @@ class CoreClient:
         self._step_seconds = step_seconds
         self._rests = rests
         worker.base_digest = base
-        self.core = EngineCore(EngineConfig(block_size=4, max_num_seqs=4, max_num_batched_tokens=32), worker)
+        options = {"block_size": 4, "max_num_seqs": 4, "max_num_batched_tokens": 32, "kv_peer_gib": 0.1}
+        self.core = EngineCore(EngineConfig(**options), worker)
         self.most_adapters = 1000
         self.public_names: dict[str, str] = {}  # by version
         self.refused = refused
@@ -91,6 +94,9 @@ class CoreClient:
     def prepare_grammar(self, message: PrepareGrammar) -> None:
         self.prepared.append(message)
         self._handle([message])
+
+    def carry(self, messages: Sequence[ReadKv | KvBlocks]) -> None:
+        self._handle(list(messages))
 
     def abort(self, ids: Iterable[int]) -> None:
         self._handle([Abort(tuple(ids))])

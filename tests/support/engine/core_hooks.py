@@ -65,6 +65,12 @@ def evict_all(core: EngineCore) -> None:
     cache._free(cache._tree.evict(cache._tree.num_pages - cache._tree.num_locked))
 
 
+def check_adapters(core: EngineCore) -> None:
+    """Check names, versions, slots and pins of adapters against each other."""
+    assert core._adapters is not None
+    core._adapters.check()
+
+
 def adapter_pins(core: EngineCore) -> Mapping[int, Any]:
     """Return the adapter versions that requests in flight pin, by sequence id."""
     assert core._adapters is not None

@@ -173,6 +173,9 @@ class FakeWorker:
         self.pending.append((batch, dict(self.adapters._pinned) if self.adapters else {}))
         return FakeStep(self, batch, number)
 
+    def close(self) -> None:
+        """Nothing computes beside it."""
+
     def free_memory(self) -> None:
         self.num_freed += 1
 

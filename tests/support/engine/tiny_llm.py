@@ -39,21 +39,20 @@ def write_model(folder: Path) -> Path:
     return write_folder(folder, definition, **special)
 
 
-def write_adapter(folder: Path, seed: int) -> Path:
-    """Write an adapter, by PEFT."""
+def write_adapter(folder: Path, seed: int, **changes: Any) -> Path:
+    """Write an adapter, by PEFT, whose config has these changes."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from peft import LoraConfig, get_peft_model
 
-        model = get_peft_model(
-            make_model(), LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
-        )
+        fields = {"r": 4, "target_modules": ["q_proj", "v_proj"], "task_type": "CAUSAL_LM"} | changes
+        model = get_peft_model(make_model(), LoraConfig(**fields))
         generator = torch.Generator().manual_seed(seed)
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 if "lora_" in name:
                     parameter.normal_(0.0, 0.5, generator=generator)
-        model.save_pretrained(folder)
+        model.save_pretrained(folder, save_embedding_layers=False)
     return folder
 
 

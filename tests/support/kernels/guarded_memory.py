@@ -225,9 +225,11 @@ def states(guard: Guard, dtype: torch.dtype) -> None:
 def columns(guard: Guard, dtype: torch.dtype) -> None:
     runs = column_ops.ColumnRuns.of([(0, 3, 5), (1, 16, 3), (0, 0, 1)])
     runs = replace(runs, table=guard(runs.table))
+    scaled = replace(runs, factors=guard(torch.tensor([0.5, 2.0, 3.0])))
     for rows in ROWS:
         x, other = guard(torch.randn(rows, 8).to(dtype)), guard(torch.randn(rows, 19).to(dtype))
         column_ops.take_columns(runs, x, other)
+        column_ops.take_columns(scaled, x, other)
         column_ops.sigmoid_gate(guard(torch.randn(rows, 16).to(dtype)), other, 3)
 
 

@@ -70,7 +70,7 @@ Code from a model's repository is never run. Before it serves, each model comput
 
 {classes}.
 
-Any other causal class of the library loads if it passes that check. Refused by name: attention outside of the library's interface, as with ALiBi (Bloom, Falcon, MPT); masks but causal ones and sliding windows (chunks, Doge); two calls of attention in a layer (DiffLlama); recurrent states and convolutions (Mamba, Falcon H1); encoders; cross attention; multimodal and quantised checkpoints, GGUF files and `--quantization`; other tensors than the class has. With longrope the context ends at `original_max_position_embeddings`.
+Any other causal class of the library loads if it passes that check. Refused by name: attention outside of the library's interface, as with ALiBi (Bloom, Falcon, MPT); masks but causal ones and sliding windows (chunks, Doge); two calls of attention in a layer (DiffLlama); recurrent states and convolutions (Mamba, Jamba); encoders; cross attention; multimodal and quantised checkpoints, GGUF files and `--quantization`; other tensors than the class has. With longrope the context ends at `original_max_position_embeddings`.
 
 Adapters change linear modules, the embedding and the head; those on experts are refused. Latent attention (MiniCPM 3) keeps whole keys and values in the pool, and values with fewer dimensions than keys take as much as these. A result may depend on the other rows of a step in its last bits, as on a GPU.
 """
@@ -98,6 +98,8 @@ _RECURRENT = {
     "delta": "gated delta nets",
     "grouped_delta": "gated delta nets",
 }
+
+_BLOCKS = {"single": "a mixer or an MLP", "recurrent": "no MLP", "parallel": "attention beside a state space"}
 
 
 def page() -> str:
@@ -127,11 +129,14 @@ def _table() -> str:
 def _row(family: Family) -> str:
     gguf = "" if family.gguf_name is None else f"`{family.gguf_name}`"
     windows = "full, latent" if family.latent else _WINDOWS[family.windows]
+    windows = "none" if family.blocks == "recurrent" else windows
     cells = (family.models, f"`{family.architecture}`", _rope(family), windows, _layer(family), gguf)
     return f"|{'|'.join(cells)}|"
 
 
 def _rope(family: Family) -> str:
+    if family.no_rope == "always":
+        return "none"
     pairs = "neighbours" if family.interleaved else "halves"
     part = ", a part" if family.partial_rotary or family.latent else ""
     own = ", another one in sliding layers" if family.local_theta else ""
@@ -153,6 +158,8 @@ def _layer(family: Family) -> str:
         parts.append(f"norms {heads[family.qk_norm]}" + (" after the rotation" if family.is_qk_normed_last else ""))
     if not family.gated_mlp:
         parts.append("MLP without gate")
+    if family.blocks in _BLOCKS:
+        parts.append(_BLOCKS[family.blocks])
     if family.multipliers or family.logit_scale:
         parts.append("multipliers" if family.multipliers else "logit scale")
     if family.attention_soft_cap or family.logit_soft_cap:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import json
 from pathlib import Path
@@ -35,6 +36,8 @@ from transformers import (
     ExaoneConfig,
     ExaoneMoeConfig,
     ExaoneMoeForCausalLM,
+    FalconH1Config,
+    FalconH1ForCausalLM,
     FlexOlmoConfig,
     FlexOlmoForCausalLM,
     Gemma2Config,
@@ -71,6 +74,8 @@ from transformers import (
     Llama4TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
+    Mamba2Config,
+    Mamba2ForCausalLM,
     MiniMaxM2Config,
     MiniMaxM2ForCausalLM,
     Ministral3Config,
@@ -83,6 +88,8 @@ from transformers import (
     MixtralForCausalLM,
     NemotronConfig,
     NemotronForCausalLM,
+    NemotronHConfig,
+    NemotronHForCausalLM,
     Olmo2Config,
     Olmo2ForCausalLM,
     Olmo3Config,
@@ -175,6 +182,29 @@ _GRANITE_HYBRID = {
     "mamba_d_state": 24,
     "mamba_chunk_size": 8,
     "tie_word_embeddings": True,
+}
+
+_NEMOTRON_H = {
+    **_NATIVE,
+    "head_dim": 16,
+    "mamba_num_heads": 6,
+    "mamba_head_dim": 16,
+    "n_groups": 2,
+    "ssm_state_size": 24,
+    "chunk_size": 8,
+    # The library bounds steps from below in prompts, and not behind them; neither training nor its kernels do.
+    "time_step_min": 1e-30,
+}
+
+_FALCON_H1 = {
+    **_NATIVE,
+    "head_dim": 16,
+    "mamba_d_ssm": 80,
+    "mamba_n_heads": 5,
+    "mamba_d_head": 16,
+    "mamba_d_state": 24,
+    "mamba_chunk_size": 8,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
 }
 
 _CORRECTED = {
@@ -782,6 +812,60 @@ MODELS: dict[str, tuple[type[Any], type[Any], dict[str, Any]]] = {
             "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
         },
     ),
+    "nemotron_h": (
+        NemotronHConfig,
+        NemotronHForCausalLM,
+        {
+            **_NEMOTRON_H,
+            "layers_block_type": ["linear_attention", "mlp", "linear_attention", "full_attention", "mlp"],
+        },
+    ),
+    "nemotron_h_mixture": (
+        NemotronHConfig,
+        NemotronHForCausalLM,
+        {
+            **_NEMOTRON_H,
+            **_CORRECTED,
+            "layers_block_type": ["linear_attention", "moe", "full_attention", "linear_attention"],
+            "n_routed_experts": 8,
+            "moe_intermediate_size": 24,
+            "moe_shared_expert_intermediate_size": 40,
+            "moe_latent_size": 48,
+            "use_conv_bias": False,
+        },
+    ),
+    "falcon_h1": (
+        FalconH1Config,
+        FalconH1ForCausalLM,
+        {
+            **_FALCON_H1,
+            "attention_in_multiplier": 1.3,
+            "attention_out_multiplier": 0.7,
+            "key_multiplier": 0.6,
+            "ssm_in_multiplier": 1.4,
+            "ssm_out_multiplier": 0.8,
+            "ssm_multipliers": [0.7, 0.9, 1.2, 1.1, 0.6],
+            "mlp_multipliers": [0.8, 0.7],
+            "embedding_multiplier": 1.7,
+            "lm_head_multiplier": 0.9,
+        },
+    ),
+    "falcon_h1_normed": (FalconH1Config, FalconH1ForCausalLM, {**_FALCON_H1, "mamba_rms_norm": True}),
+    "mamba2": (
+        Mamba2Config,
+        Mamba2ForCausalLM,
+        {
+            "num_hidden_layers": 3,
+            "hidden_size": 96,
+            "num_heads": 12,
+            "head_dim": 16,
+            "n_groups": 2,
+            "state_size": 24,
+            "chunk_size": 8,
+            "use_bias": True,
+            "tie_word_embeddings": True,
+        },
+    ),
     "granite_hybrid": (GraniteMoeHybridConfig, GraniteMoeHybridForCausalLM, _GRANITE_HYBRID),
     "granite_hybrid_mixture": (
         GraniteMoeHybridConfig,
@@ -843,6 +927,14 @@ def tiny_model(name: str) -> PreTrainedModel:
         for name, buffer in model.named_buffers():
             if name.endswith(("e_score_correction_bias", "expert_bias")):
                 buffer.normal_(0.0, 0.25, generator=generator)
+    return model
+
+
+def adaptable(name: str) -> PreTrainedModel:
+    """A copy for PEFT, which refuses ``out_proj`` by these names: a kernel for training reads its weight itself."""
+    model = copy.deepcopy(tiny_model(name))
+    if model.config.model_type in ("nemotron_h", "mamba2", "falcon_h1"):
+        model.config.model_type = "tiny"
     return model
 
 

@@ -14,8 +14,9 @@ constexpr int64_t kSmall = 1 << 14;  // values below which one thread is faster
 struct TakeColumns {
   const void *first, *second;  // [tokens][first_columns], [tokens][second_columns] or null
   const int64_t* runs;         // [count][3]: 0 or 1 for the matrix, first column, number of columns
+  const float* factors;        // [count], of each run's columns, or null
   void* out;                   // [tokens][columns], the sum of the numbers
-  int64_t tokens, count, first_columns, second_columns, columns, value_bytes, threads;
+  int64_t tokens, count, first_columns, second_columns, columns, value_bytes, is_bf16, threads;
 };
 
 struct SigmoidGate {
@@ -33,6 +34,27 @@ void take(const TakeColumns& op, int64_t token) {
     const int64_t columns = at[0] ? op.second_columns : op.first_columns, bytes = at[2] * op.value_bytes;
     std::memcpy(out, from + (token * columns + at[1]) * op.value_bytes, bytes);
     out += bytes;
+  }
+}
+
+template <class E>
+void take_scaled(const TakeColumns& op, int64_t token) {
+  using Value = typename E::Value;
+  Value* out = static_cast<Value*>(op.out) + token * op.columns;
+  for (int64_t run = 0; run < op.count; run++) {
+    const int64_t* at = op.runs + 3 * run;
+    const int64_t columns = at[0] ? op.second_columns : op.first_columns, width = at[2];
+    const Value* from = static_cast<const Value*>(at[0] ? op.second : op.first) + token * columns + at[1];
+    const Floats factor = broadcast(op.factors[run]);
+    int64_t i = 0;
+    for (; i + kWidth <= width; i += kWidth) E::store(out + i, E::load(from + i) * factor);
+    if (i < width) {
+      Value rest[kWidth] = {};
+      std::memcpy(rest, from + i, (width - i) * sizeof(Value));
+      E::store(rest, E::load(rest) * factor);
+      std::memcpy(out + i, rest, (width - i) * sizeof(Value));
+    }
+    out += width;
   }
 }
 
@@ -58,7 +80,11 @@ using namespace rootgraft;
 extern "C" int take_columns(const TakeColumns* op) {
   const int threads = threads_for(op->tokens * op->columns, kSmall, op->threads);
   parallel_ranges(threads, op->tokens, [&](int64_t token, int64_t end) {
-    for (; token < end; token++) take(*op, token);
+    for (; token < end; token++) {
+      if (!op->factors) take(*op, token);
+      else if (op->is_bf16) take_scaled<Bf16>(*op, token);
+      else take_scaled<Fp32>(*op, token);
+    }
   });
   return 0;
 }

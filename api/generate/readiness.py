@@ -1,0 +1,77 @@
+"""Readiness: why a server should get no new requests now, and the short body of its health routes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...engine.types import Priority
+from ..access.overload import Load
+from ..errors import Rejection
+from ..observe.engine_collector import kv_usage
+from .model_router import ModelRouter
+from .server_state import ServerState
+
+SILENT_SECONDS = 2.0
+"""Since the engine's last sign of life, of which it gives four a second."""
+KV_FULL = 0.98
+"""Share of the KV pool held by running sequences, from which on sequences that wait find no room."""
+
+_ONE_MORE = Load("", Priority.INTERACTIVE, 1, 1)
+
+
+def is_live(state: ServerState) -> bool:
+    """Return whether the engine of a model runs. One whose model is being loaded does; a dead one needs a new start."""
+    engine = state.engine
+    if engine.async_engine is None:
+        return engine.client is None or engine.client.death is None
+    return engine.is_healthy
+
+
+async def ready_fault(models: ModelRouter) -> str | None:
+    """Return the name of what keeps new requests from being answered soon, or None.
+
+    One of ``loading``, ``shutting_down``, ``engine_dead``, ``engine_silent``, ``device_lost``, ``kv_full``, or a
+    reason of ``Rejection``: the queue would refuse a short interactive request.
+    """
+    if models.main.engine.draining:
+        return "shutting_down"
+    for state in models.states:
+        if (fault := _model_fault(state)) is not None:
+            return fault
+    gpus = models.main.observers.gpus
+    return "device_lost" if gpus is not None and not await gpus.answers() else None
+
+
+def _model_fault(state: ServerState) -> str | None:
+    engine = state.engine
+    if not is_live(state):
+        return "engine_dead"
+    if not state.is_ready:
+        return "loading"
+    if engine.client is not None and engine.client.silent_seconds > SILENT_SECONDS:
+        return "engine_silent"
+    stats = engine.stats()
+    if stats.get("waiting", 0.0) and kv_usage(stats) >= KV_FULL:
+        return "kv_full"
+    try:
+        state.limits.admission.queue_limits.check(_ONE_MORE)
+    except Rejection as rejection:
+        return rejection.reason
+    return None
+
+
+def health_body(models: ModelRouter, status: str) -> dict[str, Any]:
+    """Return the body of the health routes.
+
+    ``avg_latency_ms`` is the mean time of the answers that have ended by themselves since the start, null before the
+    first one; ``requests_served`` is their number.
+    """
+    served = [state.observers.metrics.served() for state in models.states]
+    count = sum(number for number, _ in served)
+    seconds = sum(total for _, total in served)
+    return {
+        "status": status,
+        "model_loaded": all(state.engine.async_engine is not None for state in models.states),
+        "avg_latency_ms": round(1000 * seconds / count, 1) if count else None,
+        "requests_served": count,
+    }

@@ -1,0 +1,91 @@
+"""Recent requests of a server's process and the sums of their callers, without any text, for the live page."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+MOST_REQUESTS: Final = 50
+"""Requests kept, and as many of those that failed."""
+MOST_CALLERS: Final = 100
+"""Callers kept: the ones that asked last."""
+_SHOWN = (
+    *("request_id", "method", "path", "status", "seconds", "key", "tenant", "model", "adapter", "prompt_tokens"),
+    *("cached_tokens", "completion_tokens", "first_token_seconds", "finished", "error"),
+)
+_LONGEST_PATH = 80
+
+
+@dataclass(slots=True)
+class CallerUsage:
+    """Sums of one caller since the process began.
+
+    Attributes:
+        key: name of its key; empty without keys.
+        tenant: of the key.
+        requests: those that have ended, of which ``failed`` with an error's status or an error in their stream.
+        prompt_tokens, cached_tokens, completion_tokens: of its generations.
+        last: when its last request ended, in seconds since the epoch.
+    """
+
+    key: str
+    tenant: str
+    requests: int = 0
+    failed: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    last: float = 0.0
+
+
+class RecentRequests:
+    """Keeps the last requests, the last failures, which others do not displace, and the callers' sums.
+
+    Args:
+        clock: seconds since the epoch.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
+        self._requests: deque[dict[str, Any]] = deque(maxlen=MOST_REQUESTS)
+        self._failures: deque[dict[str, Any]] = deque(maxlen=MOST_REQUESTS)
+        self._callers: OrderedDict[tuple[str, str], CallerUsage] = OrderedDict()
+        self._count = self._failed = 0
+
+    def add(self, entry: Mapping[str, Any]) -> None:
+        """Add a request that has ended, as the access log has it."""
+        shown = {name: entry[name] for name in _SHOWN if entry.get(name) is not None}
+        shown |= {"at": self._clock(), "path": str(entry["path"])[:_LONGEST_PATH]}
+        is_failure = entry["status"] >= 400 or entry["status"] == 0 or entry.get("error") is not None
+        self._requests.append(shown)
+        self._count += 1
+        if is_failure:
+            self._failures.append(shown)
+            self._failed += 1
+        self._add_to_caller(shown, is_failure)
+
+    def _add_to_caller(self, shown: Mapping[str, Any], is_failure: bool) -> None:
+        name = (shown.get("key", ""), shown.get("tenant", ""))
+        caller = self._callers.pop(name, None) or CallerUsage(*name)
+        self._callers[name] = caller
+        if len(self._callers) > MOST_CALLERS:
+            self._callers.popitem(last=False)
+        caller.requests += 1
+        caller.failed += is_failure
+        caller.last = shown["at"]
+        for tokens in ("prompt_tokens", "cached_tokens", "completion_tokens"):
+            setattr(caller, tokens, getattr(caller, tokens) + shown.get(tokens, 0))
+
+    def state(self) -> dict[str, Any]:
+        """Return counts, the requests and the failures, the newest first, and the callers, the latest first."""
+        return {
+            "now": self._clock(),
+            "count": self._count,
+            "failed": self._failed,
+            "last": list(reversed(self._requests)),
+            "failures": list(reversed(self._failures)),
+            "callers": list(reversed(self._callers.values())),
+        }

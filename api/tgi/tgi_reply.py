@@ -1,0 +1,126 @@
+"""Answers of Text Generation Inference: one object, or an event for each token, of which the last has the text.
+
+data: {"index": 1, "token": {"id": 7, "text": "a", "logprob": -0.2, "special": false}, "generated_text": null, ...}
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from ...engine.errors import EngineError
+from ...engine.types import FinishReason
+from ..error_responses import tgi_body
+from ..errors import ErrorReply, reply_to
+from ..generate.logprob_formats import FLOOR
+from ..generate.streams import Deltas, failure_of
+from .tgi_request import TgiRequest
+
+if TYPE_CHECKING:
+    from ...engine.serving.output_processor import Finish, TextDelta, TokenLogprob, TopLogprob
+
+
+class TgiReply:
+    """State of one answer.
+
+    Args:
+        special: ids of tokens without text.
+    """
+
+    def __init__(self, body: TgiRequest, special: frozenset[int]) -> None:
+        self._body = body
+        self._special = special
+        self._text: list[str] = []
+        self._tokens: list[dict[str, Any]] = []
+        self._tops: list[list[dict[str, Any]]] = []
+        self._finish: Finish | None = None
+
+    @property
+    def failure(self) -> EngineError | None:
+        """Return the error of an answer that has ended without an end of its own."""
+        return failure_of(self._finish)
+
+    def take(self, delta: TextDelta) -> list[dict[str, Any]]:
+        """Add a delta and return its events. The text of several tokens goes with the last of them."""
+        events = []
+        self._text.append(delta.text)
+        for number, scored in enumerate(delta.logprobs):
+            is_last = number + 1 == len(delta.logprobs)
+            events.append(self._event(self._token(scored, delta.text if is_last else ""), scored))
+        if delta.finish is not None:
+            self._finish = delta.finish
+            if self.failure is None:
+                rest = "" if delta.logprobs else delta.text
+                self._end(delta.finish, events, rest)
+        return events
+
+    def body(self) -> dict[str, Any]:
+        """Return the whole answer. Raises ``failure``, and EngineError if the engine did not end it."""
+        if self._finish is None:
+            raise EngineError("The engine sent no end of the answer.")
+        if self.failure is not None:
+            raise self.failure
+        details = {**self._details(self._finish), "prefill": [], "tokens": self._tokens}
+        if self._body.parameters.top_n_tokens:
+            details["top_tokens"] = self._tops
+        return {"generated_text": self._whole()} | ({"details": details} if self._body.parameters.details else {})
+
+    def _whole(self) -> str:
+        return (self._body.inputs if self._body.parameters.return_full_text else "") + "".join(self._text)
+
+    def _end(self, finish: Finish, events: list[dict[str, Any]], rest: str) -> None:
+        """Tell the end with the last token: the one that ended the answer, or of another end the last one of it."""
+        if finish.stop_token is not None or rest or not events:
+            last = self._tokens[-1]["id"] if self._tokens else 0
+            token = last if finish.stop_token is None else finish.stop_token
+            events.append(self._event({"id": token, "text": rest, "logprob": 0.0, "special": not rest}, None))
+        details = self._details(finish) | {"input_length": finish.usage.prompt}
+        events[-1] |= {"generated_text": self._whole(), "details": details}
+
+    def _details(self, finish: Finish) -> dict[str, Any]:
+        reason = "eos_token"
+        if finish.reason is FinishReason.LENGTH or finish.ended_by_budget:
+            reason = "length"
+        elif isinstance(finish.stop_reason, str):
+            reason = "stop_sequence"
+        seed = self._body.parameters.seed
+        return {"finish_reason": reason, "generated_tokens": finish.usage.completion, "seed": seed}
+
+    def _event(self, token: dict[str, Any], scored: TokenLogprob | None) -> dict[str, Any]:
+        self._tokens.append(token)
+        event = {"index": len(self._tokens), "token": token, "generated_text": None, "details": None}
+        if most := self._body.parameters.top_n_tokens:
+            tops = [] if scored is None else [self._token(each, each.text) for each in scored.top[:most]]
+            self._tops.append(tops)
+            event["top_tokens"] = tops
+        return event
+
+    def _token(self, scored: TokenLogprob | TopLogprob, text: str) -> dict[str, Any]:
+        special = scored.token in self._special
+        return {"id": scored.token, "text": text, "logprob": max(scored.logprob, FLOOR), "special": special}
+
+
+async def tgi_events(reply: TgiReply, deltas: Deltas) -> AsyncGenerator[bytes, None]:
+    """Yield the events of an answer. An error after the first one is an event of its own, the last one."""
+    begun = False
+    try:
+        async with aclosing(deltas) as stream:
+            async for several in stream:
+                events = [b"data: %b\n\n" % orjson.dumps(each) for delta in several for each in reply.take(delta)]
+                if events:
+                    begun = True
+                    yield b"".join(events)
+                if reply.failure is not None:
+                    raise reply.failure
+    except Exception as error:
+        if not begun:
+            raise
+        yield tgi_error_event(reply_to(error))
+
+
+def tgi_error_event(failure: ErrorReply) -> bytes:
+    """Serialize an error as the last event of a stream."""
+    return b"data: %b\n\n" % tgi_body(failure)

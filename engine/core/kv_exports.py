@@ -1,0 +1,112 @@
+"""KV exports: reads pages of the prefix cache for other replicas, a bounded part of them after each step."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from ...radix.namespace import Path
+from ..kv_cache.block_codec import BlockCodec
+from ..kv_cache.make_tiers import KvPages
+from ..kv_cache.prefix_cache import PrefixCache
+from ..messages import KvBlocks, ReadKv
+from ..sequence.sequence import Sequence
+
+STEP_BYTES = 16 << 20
+"""Of pages that are read after one step."""
+
+
+@dataclass(slots=True, eq=False)
+class Export:
+    """One read: what is wanted, and how far it has come.
+
+    Attributes:
+        request: as it came.
+        path, tokens: of the prefix; no path until the sequence is known whose prompt it is.
+        first: index of the next page.
+        keys: of the prefix's pages, as far as they are known.
+    """
+
+    request: ReadKv
+    path: Path | None
+    tokens: array[int]
+    first: int
+    keys: list[bytes] = field(default_factory=list)
+
+
+class KvExports:
+    """Reads in the order in which they came.
+
+    Args:
+        codec: of the blocks; None where pages cannot be read: then no read finds any.
+        pages: of the pool.
+    """
+
+    def __init__(self, codec: BlockCodec | None, pages: KvPages | None) -> None:
+        self._codec = codec
+        self._pages = pages
+        self._exports: list[Export] = []
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._exports)
+
+    def add(self, request: ReadKv) -> None:
+        """Begin a read."""
+        self._exports.append(Export(request, request.path, request.tokens, request.first))
+
+    def poll(
+        self, cache: PrefixCache, sequence_of: Callable[[int], Sequence | None], is_open: Callable[[int], bool]
+    ) -> list[KvBlocks]:
+        """Read pages that are in the cache now, up to ``STEP_BYTES``. Returns the answers.
+
+        Args:
+            sequence_of: returns the sequence of a number that waits or runs.
+            is_open: whether a sequence has not ended, though no step may know it yet.
+        """
+        answers: list[KvBlocks] = []
+        room = STEP_BYTES
+        for export in tuple(self._exports):
+            if room <= 0:
+                break
+            is_followed = self._follow(export, sequence_of, is_open)
+            blocks, is_whole = self._read(export, cache, room)
+            is_last = is_whole and not is_followed
+            room -= sum(map(len, blocks))
+            if is_last:
+                self._exports.remove(export)
+            if blocks or is_last:
+                answers.append(KvBlocks(export.request.id, tuple(blocks), is_last))
+        return answers
+
+    def clear(self) -> list[KvBlocks]:
+        """Give up all reads. Returns the answers."""
+        exports, self._exports = self._exports, []
+        return [KvBlocks(export.request.id, (), True) for export in exports]
+
+    def _follow(
+        self, export: Export, sequence_of: Callable[[int], Sequence | None], is_open: Callable[[int], bool]
+    ) -> bool:
+        """Return whether the prompt of the sequence that a read follows is still being computed."""
+        number = export.request.follows
+        if not number:
+            return False
+        sequence = sequence_of(number)
+        if sequence is None:
+            return is_open(number)  # its adapter is being loaded, or its grammar compiled
+        export.path, export.tokens = sequence.path, sequence.tokens[: sequence.num_prompt]
+        return sequence.num_generated == 0
+
+    def _read(self, export: Export, cache: PrefixCache, room: int) -> tuple[list[bytes], bool]:
+        """Return the next blocks of a read, and whether these are all that are in the cache."""
+        if self._codec is None or self._pages is None or export.path is None:
+            return [], True
+        most = max(1, room // self._codec.scheme.page_bytes)
+        blocks, pages = cache.export(
+            self._codec.scheme, export.path, export.tokens, first=export.first, most=most, keys=export.keys
+        )
+        export.first += len(blocks)
+        read = self._pages.read_page
+        found = [b"".join(self._codec.encode(block, read(page))) for block, page in zip(blocks, pages, strict=True)]
+        return found, len(blocks) < most

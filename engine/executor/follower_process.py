@@ -1,0 +1,122 @@
+"""The process of a follower: a tensor-parallel rank that computes its shard of the steps that rank 0 tells it.
+
+    python -P -m rootgraft.engine.executor.follower_process FD LIFE
+
+FD: its end of the link, on which a line of JSON says what it is, and messages follow. LIFE: the link for signs of life.
+
+It ends with rank 0, whatever it is doing then, and it ends rank 0 when that is silent. Exit codes: 0 after END or when
+rank 0 is gone, 70 after an error.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+import traceback
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...grammar.parent_death import end_with_parent
+from ..config import config_of_json
+from ..errors import EngineError
+from .rank_link import SignsOfLife, read_line, receive
+from .rank_messages import Kind, RankMessage, unpack_batch, unpack_numbers
+
+if TYPE_CHECKING:
+    from .rank_workers import FollowWorker
+
+EXIT_SOFTWARE = 70
+
+
+def main(arguments: list[str]) -> int:
+    """Run a follower. Returns its exit code."""
+    end_with_parent()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    link, life = (socket.socket(fileno=int(each)) for each in arguments)
+    try:
+        return _run(link, life)
+    except ConnectionError:
+        return 0
+    except Exception:
+        traceback.print_exc()
+        return EXIT_SOFTWARE
+
+
+def _run(link: socket.socket, life: socket.socket) -> int:
+    hello: dict[str, Any] = json.loads(read_line(link))
+    from ...kernels.collectives import ProcessGroup
+    from .followers import COLLECTIVE_SECONDS
+    from .rank_workers import FollowWorker
+    from .tensor_parallel import identity, rank_device
+
+    path = Path(hello["path"])
+    try:
+        device = rank_device(hello["device"])
+        difference = _difference(hello["identity"], identity(config_of_json(hello["config"]), path))
+    except EngineError as error:
+        difference = f"cannot start: {' '.join(str(error).split())}"
+    link.sendall(f"{difference or 'ready'}\n".encode())
+    if difference:
+        return 0
+    SignsOfLife({0: life}, lambda _, reason: _end_all(hello["engine"], reason))
+    group = ProcessGroup(hello["rank"], hello["size"], Path(hello["store"]), device, COLLECTIVE_SECONDS)
+    try:
+        worker = FollowWorker(config_of_json(hello["config"]), path, group)
+    except EngineError as error:
+        link.sendall(f"Rank {hello['rank']} of {hello['size']}: {' '.join(str(error).split())}\n".encode())
+        return EXIT_SOFTWARE
+    serve(worker, link)
+    os._exit(0)  # nothing is left to do, and an orderly end of the interpreter takes a second
+
+
+def serve(worker: FollowWorker, link: socket.socket) -> None:
+    """Do what rank 0 tells, in its order, until END.
+
+    Raises:
+        ConnectionError: rank 0 is gone.
+        ValueError: a message is not the next one: this rank would compute another step than the others.
+    """
+    number = 0
+    while True:
+        message = receive(link, number)
+        number = message.number
+        if message.kind is Kind.END:
+            return
+        _do(worker, message)
+
+
+def _do(worker: FollowWorker, message: RankMessage) -> None:
+    if message.kind is Kind.STEP:
+        worker.follow_step(unpack_batch(message.content))
+    elif message.kind in (Kind.LOGITS, Kind.BEST):
+        worker.follow_head(unpack_numbers(message.content), best=message.kind is Kind.BEST)
+    elif message.kind is Kind.INSTALL:
+        worker.follow_install(message.content)
+    elif message.kind is Kind.CLEAR:
+        worker.follow_clear(*unpack_numbers(message.content))
+
+
+def _difference(expected: list[str], found: list[str]) -> str:
+    """Return how this rank's program or files differ from those of rank 0, "" if they do not."""
+    for theirs, ours in zip(expected, found, strict=True):
+        if theirs != ours:
+            return f"has {ours} where rank 0 has {theirs}"
+    return ""
+
+
+def _end_all(engine: int, reason: str) -> None:
+    """End this process, and rank 0 too where that is a process of its own (``engine``): it is silent or gone."""
+    print(f"Rank 0 {reason}: all ranks end", file=sys.stderr, flush=True)
+    with suppress(ProcessLookupError):
+        if os.getppid() == engine:
+            os.kill(engine, signal.SIGKILL)
+    os._exit(EXIT_SOFTWARE)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

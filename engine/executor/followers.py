@@ -1,0 +1,266 @@
+"""``Followers``: the other ranks of a tensor-parallel model, as rank 0 sees them: started, told each step, and ended.
+
+Rank 0 is the engine. It alone schedules, compiles grammars, draws tokens and speaks; a follower computes its shard of
+each step that it is told. No rank goes on without the others: when one has gone, or is silent, all end.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+
+from ...kernels.collectives import ProcessGroup
+from ...lora.prepare_factors import PreparedAdapter
+from ..batch import Batch
+from ..config import EngineConfig
+from ..errors import ConfigError, EngineDead
+from .rank_link import SignsOfLife, read_line
+from .rank_messages import Kind, RankMessage, pack_adapter, pack_batch, pack_numbers
+
+T = TypeVar("T")
+
+COLLECTIVE_SECONDS = 300.0
+"""For which a rank waits for the others in a collective: the longest step, and the load of the slowest."""
+START_SECONDS = 120.0
+"""For which rank 0 waits until a follower has imported the engine."""
+_END_SECONDS = 2.0
+_FAIL_SECONDS = 3.0  # for rank 0 to notice by itself, while it loads, that another rank has gone
+
+
+class Followers:
+    """Starts followers, and sends them messages in one order. Called by one thread.
+
+    Args:
+        config: the options, complete.
+        model_path: of the model, as the followers open it.
+        identity: of program and files; each follower compares it with its own.
+        devices: of the ranks.
+        lost: called once, on a thread, with what is wrong, when a rank has gone; the followers have been killed then.
+
+    Attributes:
+        group: this process's rank in the group.
+
+    Raises:
+        ConfigError: a follower cannot start, or has another program or other files.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        model_path: Path,
+        identity: Sequence[str],
+        devices: Sequence[torch.device],
+        lost: Callable[[str], None] | None = None,
+    ) -> None:
+        self._reason = ""
+        self._on_lost = lost
+        self._is_started = False
+        self._start_ended = threading.Event()
+        self._number = 0
+        self._signs: SignsOfLife | None = None
+        self._links: dict[int, socket.socket] = {}
+        self._life: dict[int, socket.socket] = {}
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        self._folder = Path(tempfile.mkdtemp(prefix="rootgraft-ranks-"))
+        store = self._folder / "store"
+        try:
+            for rank in range(1, len(devices)):
+                self._start(rank)
+            for rank, device in enumerate(devices):
+                if rank:
+                    self._greet(rank, config, model_path, identity, store, device, len(devices))
+            for rank in self._links:
+                self._hear(rank)
+            self._signs = SignsOfLife(self._life, self._lose)
+            self.group = ProcessGroup(0, len(devices), store, devices[0], COLLECTIVE_SECONDS)
+        except RuntimeError as error:
+            self.kill()
+            raise ConfigError(f"--tensor-parallel-size: the ranks cannot reach one another: {_line(error)}") from error
+        except BaseException:
+            self.kill()
+            raise
+
+    @property
+    def reason(self) -> str:
+        """Why the ranks have ended; "" while they compute."""
+        return self._reason
+
+    def step(self, batch: Batch) -> None:
+        """Have the followers run the forward pass of a batch. Raises EngineDead."""
+        self._send(Kind.STEP, pack_batch(batch))
+
+    def head(self, tokens: Sequence[int], *, best: bool) -> None:
+        """Have them compute logits, or the largest ones, for some tokens of the last step. Raises EngineDead."""
+        self._send(Kind.BEST if best else Kind.LOGITS, pack_numbers(tokens))
+
+    def install(self, slot: int, shards: Sequence[PreparedAdapter]) -> None:
+        """Write shards of an adapter, in the order of the followers, into their slots. Raises EngineDead."""
+        self._number += 1
+        for rank, shard in enumerate(shards, 1):
+            self._write(rank, RankMessage(self._number, Kind.INSTALL, pack_adapter(slot, shard)))
+
+    def clear(self, slot: int) -> None:
+        """Empty a slot, where there are followers yet. Raises EngineDead."""
+        if not self._reason:
+            self._send(Kind.CLEAR, pack_numbers([slot]))
+
+    def together(self, compute: Callable[[], T]) -> T:
+        """Compute a step of all ranks.
+
+        Raises:
+            EngineDead: it was not computed by all of them, and none can follow.
+        """
+        try:
+            return compute()
+        except EngineDead:
+            raise
+        except Exception as error:
+            self.fail(f"A step failed on rank 0 ({type(error).__name__}: {_line(error)}): all ranks end.")
+            raise EngineDead(self._reason) from error
+
+    def started(self) -> None:
+        """Note that all ranks have loaded the model: from now on a loss is told to ``lost``."""
+        self._is_started = True
+        self._start_ended.set()
+
+    def fail(self, reason: str) -> None:
+        """End the followers: rank 0 has left the common order, and no further step can be computed."""
+        self._reason = self._reason or reason
+        self._start_ended.set()
+        if self._signs is not None:
+            self._signs.close()
+        self.kill()
+
+    def close(self) -> None:
+        """End the followers, between two steps."""
+        if self._signs is not None:
+            self._signs.close()
+        if not self._reason:
+            with suppress(EngineDead):
+                self._send(Kind.END, b"")
+            self._reason = self._reason or "The ranks have been closed."
+            for process in self._processes.values():
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(_END_SECONDS)
+            with suppress(RuntimeError):
+                self.group.close()
+        self.kill()
+
+    def kill(self) -> None:
+        """Kill the followers that are left, and remove what they had in common."""
+        for process in self._processes.values():
+            if process.poll() is None:
+                process.kill()
+        for process in self._processes.values():
+            process.wait()
+        for link in (*self._links.values(), *self._life.values()):
+            link.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _start(self, rank: int) -> None:
+        pairs = [socket.socketpair() for _ in range(2)]
+        (self._links[rank], link), (self._life[rank], life) = pairs
+        command = [sys.executable, "-P", "-m", "rootgraft.engine.executor.follower_process"]
+        try:
+            self._processes[rank] = subprocess.Popen(
+                [*command, str(link.fileno()), str(life.fileno())],
+                pass_fds=(link.fileno(), life.fileno()),
+                stdin=subprocess.DEVNULL,
+            )
+        except OSError as error:
+            raise ConfigError(f"--tensor-parallel-size: no process for rank {rank}: {error.strerror}.") from error
+        finally:
+            link.close()
+            life.close()
+
+    def _greet(
+        self,
+        rank: int,
+        config: EngineConfig,
+        model_path: Path,
+        identity: Sequence[str],
+        store: Path,
+        device: torch.device,
+        size: int,
+    ) -> None:
+        """Tell a follower what it is."""
+        hello = {
+            "rank": rank,
+            "size": size,
+            "engine": os.getpid() if self._on_lost else 0,
+            "store": str(store),
+            "device": str(device),
+            "path": str(model_path),
+            "identity": list(identity),
+            "config": asdict(config),
+        }
+        with suppress(OSError):  # what is wrong with it is told by `_hear`
+            self._links[rank].sendall(json.dumps(hello).encode() + b"\n")
+
+    def _hear(self, rank: int) -> None:
+        """Wait for a follower's answer. Raises ConfigError with its words, unless it is ready."""
+        link = self._links[rank]
+        link.settimeout(START_SECONDS)
+        try:
+            answer = read_line(link)
+        except TimeoutError:
+            answer = f"has not answered within {START_SECONDS:g} s"
+        except OSError:
+            answer = f"has ended with code {self._processes[rank].wait()}"
+        link.settimeout(None)
+        if answer != "ready":
+            raise ConfigError(f"--tensor-parallel-size: rank {rank} {answer}.")
+
+    def _send(self, kind: Kind, content: bytes) -> None:
+        self._number += 1
+        message = RankMessage(self._number, kind, content)
+        for rank in self._links:
+            self._write(rank, message)
+
+    def _write(self, rank: int, message: RankMessage) -> None:
+        if self._reason:
+            raise EngineDead(self._reason)
+        try:
+            self._links[rank].sendall(message.to_bytes())
+        except OSError as error:
+            self._lose(rank, "has ended")
+            raise EngineDead(self._reason) from error
+
+    def _lose(self, rank: int, reason: str) -> None:
+        """End all, as one rank has gone."""
+        if self._reason:
+            return
+        words = self._last_words(rank)
+        self._reason = words or f"Rank {rank} of {len(self._links) + 1} {reason}: all ranks end."
+        for process in self._processes.values():
+            process.kill()
+        # While rank 0 loads, its own call of a collective fails, and says why the start ends.
+        is_told = not self._is_started and self._start_ended.wait(_FAIL_SECONDS)
+        if self._on_lost is not None and not is_told:
+            self._on_lost(self._reason)
+
+    def _last_words(self, rank: int) -> str:
+        """Return what a rank has said about its end, "" for nothing."""
+        link = self._links[rank]
+        link.settimeout(0.0)
+        try:
+            return read_line(link)
+        except (OSError, ValueError):
+            return ""
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())[:200]

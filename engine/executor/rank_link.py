@@ -1,0 +1,106 @@
+"""Links between rank 0 and a follower: messages in their order, and signs of life in both directions.
+
+Each side writes a byte every quarter of a second and counts its own quarters without one of the other's, from the first
+one on: a machine that stands still, or is busy, makes nobody silent.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Mapping
+
+from .rank_messages import HEADER, MOST_BYTES, Kind, RankMessage
+
+PERIOD = 0.25
+"""Seconds between two signs of life."""
+SILENT_PERIODS = 14
+"""So many without a sign, and the other side counts as hanging."""
+
+
+def receive(link: socket.socket, after: int) -> RankMessage:
+    """Wait for the message that comes after number ``after``.
+
+    Raises:
+        ConnectionError: the other side is gone.
+        ValueError: another message comes: one is lost, or came twice.
+    """
+    number, kind, length = HEADER.unpack(receive_exactly(link, HEADER.size))
+    if number != after + 1 or not 0 <= length <= MOST_BYTES:
+        raise ValueError(f"message {number} of {length} bytes came after message {after}")
+    return RankMessage(number, Kind(kind), receive_exactly(link, length))
+
+
+def receive_exactly(link: socket.socket, size: int) -> bytes:
+    """Wait for so many bytes. Raises ConnectionError at the end of the stream."""
+    data = bytearray(size)
+    view = memoryview(data)
+    while view:
+        count = link.recv_into(view)
+        if not count:
+            raise ConnectionError("the other rank is gone")
+        view = view[count:]
+    return bytes(data)
+
+
+def read_line(link: socket.socket) -> str:
+    """Read up to the end of a line. Raises ConnectionError at the end of the stream."""
+    data = bytearray()
+    while not data.endswith(b"\n"):
+        byte = link.recv(1)
+        if not byte:
+            raise ConnectionError("the other rank is gone")
+        data += byte
+    return data[:-1].decode()
+
+
+class SignsOfLife:
+    """Exchanges signs of life with other ranks on a thread of its own, until one of them is gone or silent.
+
+    Args:
+        links: sockets by rank, for signs alone.
+        lost: called once, on the thread, with the rank and what is wrong with it.
+    """
+
+    def __init__(self, links: Mapping[int, socket.socket], lost: Callable[[int, str], None]) -> None:
+        self._links = dict(links)
+        self._lost = lost
+        self._closed = threading.Event()
+        for link in links.values():
+            link.setblocking(False)
+        self._thread = threading.Thread(target=self._run, name="rank-signs", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread; nobody is lost from now on."""
+        self._closed.set()
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _run(self) -> None:
+        silent: dict[int, int] = {}
+        while not self._closed.wait(PERIOD):
+            for rank in self._links:
+                if reason := self._look(rank, silent):
+                    self._lost(rank, reason)
+                    return
+
+    def _look(self, rank: int, silent: dict[int, int]) -> str:
+        """Exchange signs with a rank. Returns what is wrong with it, "" for nothing."""
+        link = self._links[rank]
+        try:
+            link.send(b"+")
+        except BlockingIOError:
+            pass  # it reads none: it is silent
+        except OSError:
+            return "has ended"
+        try:
+            signs = link.recv(4096)
+        except BlockingIOError:
+            if rank in silent:
+                silent[rank] += 1
+            return "" if silent.get(rank, 0) < SILENT_PERIODS else f"has been silent for {SILENT_PERIODS * PERIOD:g} s"
+        except OSError:
+            return "has ended"
+        silent[rank] = 0
+        return "" if signs else "has ended"

@@ -1,0 +1,76 @@
+"""Workers of tensor-parallel ranks: that of rank 0, which leads, and those that follow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...kernels.collectives import Ranks
+from ..batch import Batch, Masks, StepHandle, StepResult
+from ..config import EngineConfig
+from .followers import Followers
+from .model_runner import RunnerStep
+from .rank_messages import unpack_adapter
+from .worker import Worker
+
+
+@dataclass(slots=True)
+class RankStep:
+    """A step of all ranks, computed when its result is read."""
+
+    step: StepHandle
+    followers: Followers
+
+    @property
+    def batch(self) -> Batch:
+        return self.step.batch
+
+    def draw(self, masks: Callable[[], Masks] | None) -> None:
+        self.step.draw(masks)
+
+    def result(self) -> StepResult:
+        return self.followers.together(self.step.result)
+
+
+class LeadWorker(Worker):
+    """The worker of rank 0: each of its steps is computed by all ranks. Raises as ``Worker``."""
+
+    def __init__(self, config: EngineConfig, model_path: Path, followers: Followers) -> None:
+        self._followers = followers
+        super().__init__(config, model_path, ranks=followers.group, mirror=followers)
+
+    def launch(self, batch: Batch) -> StepHandle:
+        return RankStep(super().launch(batch), self._followers)
+
+    def close(self) -> None:
+        """End the other ranks, between two steps."""
+        self._followers.close()
+
+
+class FollowWorker(Worker):
+    """The worker of another rank: it computes what rank 0 tells it. Raises as ``Worker``."""
+
+    def __init__(self, config: EngineConfig, model_path: Path, ranks: Ranks) -> None:
+        super().__init__(config, model_path, ranks=ranks)
+        self._step: RunnerStep | None = None
+
+    def follow_step(self, batch: Batch) -> None:
+        """Compute this shard's part of a step."""
+        self.kv_pages.reach(batch)
+        self._step = self._runner.launch(batch)
+
+    def follow_head(self, tokens: Sequence[int], *, best: bool) -> None:
+        """Compute this shard's part of logits of the last step, or of the largest of each."""
+        assert self._step is not None
+        self._runner.follow_head(self._step, tokens, best=best)
+
+    def follow_install(self, content: bytes) -> None:
+        """Put a shard of an adapter in its slot."""
+        assert self.adapters is not None
+        self.adapters.bank.install(*unpack_adapter(content, pinned=self.model.device.type == "cuda"))
+
+    def follow_clear(self, slot: int) -> None:
+        """Empty a slot."""
+        assert self.adapters is not None
+        self.adapters.bank.clear(slot)

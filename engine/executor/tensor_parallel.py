@@ -1,0 +1,68 @@
+"""Tensor parallelism: what is checked before ranks start, who they are, and the worker of each."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import torch
+
+from ..checkpoint.base_digest import base_digest
+from ..checkpoint.read_config import open_checkpoint
+from ..config import EngineConfig
+from ..errors import ConfigError
+from ..loading.model_impl import own_config
+from ..loading.shards import check_split
+from ..machine import resources
+from .device import choose_device
+
+_PACKAGES = "rootgraft", "torch", "numpy"
+
+
+def plan_ranks(config: EngineConfig, model_path: Path) -> tuple[EngineConfig, list[torch.device]]:
+    """Check the ranks that the options ask for before any of them starts; return each one's options and device.
+
+    Raises:
+        ConfigError: the model or the machine cannot have so many.
+        ModelError: the model is not supported.
+    """
+    size = config.tensor_parallel_size
+    model = own_config(config.model_impl, open_checkpoint(model_path))
+    if model is None:
+        raise ConfigError(
+            f"--tensor-parallel-size {size}: the transformers library computes this model, on one device. Leave it out."
+        )
+    check_split(model, size)
+    device = choose_device(config)
+    if device.type == "cuda":
+        count = torch.cuda.device_count()
+        if count < size:
+            raise ConfigError(
+                f"--tensor-parallel-size {size} needs as many GPUs, and {count} are visible. Try: rootgraft serve "
+                f"--tensor-parallel-size {max(1, count)}"
+            )
+        return replace(config, enforce_eager=True), [torch.device("cuda", rank) for rank in range(size)]
+    threads = config.threads or max(1, resources.cores().compute_threads // size)
+    return replace(config, enforce_eager=True, threads=threads), [device] * size
+
+
+def rank_device(name: str) -> torch.device:
+    """Return this process's device by its name, and compute on it from now on."""
+    device = torch.device(name)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    return device
+
+
+def identity(config: EngineConfig, model_path: Path) -> list[str]:
+    """Return what all ranks must have alike: versions of the program and its libraries, and the files of the model."""
+    digest = base_digest(open_checkpoint(model_path), dummy=config.load_format == "dummy")
+    return [*(f"{name} {_version(name)}" for name in _PACKAGES), f"model files of digest {digest}"]
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "of unknown version"

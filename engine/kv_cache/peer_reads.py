@@ -1,0 +1,122 @@
+"""Peer reads: KV that waiting sequences get from other replicas, the tier ``peer``.
+
+A sequence that begins where another replica has its prefix (``Submit.peer_tokens``) asks for the pages that no tier
+here has, and waits alone until they are there, or the other one has no more, or is gone, or too much time has passed.
+Pages that arrive lie in the host's memory until a lease takes them. They are named by their content as those on disk
+are: what another base model, adapter, salt or form of KV has computed is a miss.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from array import array
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from ...radix.namespace import Path
+from ..messages.kv_transfers import FetchKv, KvBlocks
+from .block_codec import BlockCodec, NotABlock
+from .kv_stores import HostStore
+
+logger = logging.getLogger("rootgraft.kv")
+
+ANSWER_SECONDS = 10.0
+"""From one part of an answer to the next, after which a sequence waits no more."""
+
+
+class PeerQuestion(NamedTuple):
+    """A question that is not answered yet: the key of its first page, and how long its sequence waits."""
+
+    key: bytes
+    until: float
+
+
+class PeerReads:
+    """Questions of the waiting sequences of one engine, and the pages that came. Called by the core's thread.
+
+    Args:
+        codec: of the blocks, without a key.
+        capacity: most bytes of pages that came and that no lease has taken yet.
+        clock: seconds, monotonic.
+
+    Attributes:
+        store: those pages, as a tier to read from.
+    """
+
+    def __init__(self, codec: BlockCodec, capacity: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self.store = HostStore(capacity, clock, "peer")
+        self._codec = codec
+        self._clock = clock
+        self._expected: dict[int, int] = {}  # tokens that another replica is said to have, by sequence
+        self._asked: dict[int, PeerQuestion] = {}  # by sequence
+        self._to_send: list[FetchKv] = []
+
+    def expect(self, number: int, num_tokens: int) -> None:
+        """Note that another replica is likely to have the first tokens of a sequence, which asks for them once."""
+        self._expected[number] = num_tokens
+
+    def waits(self, number: int) -> bool:
+        """Return whether a sequence waits for an answer."""
+        asked = self._asked.get(number)
+        if asked is not None and asked.until < self._clock():
+            del self._asked[number]
+            asked = None
+        return asked is not None
+
+    def ask(self, number: int, path: Path, tokens: array[int], keys: list[bytes], first: int) -> bool:
+        """Ask for the pages of a sequence that are not here. Returns whether it waits for an answer.
+
+        A sequence that another one asks for does not ask a second time: it waits for that answer.
+
+        Args:
+            tokens: of the sequence.
+            keys: of its whole pages, those that it has use for.
+            first: index of the first page that is not here.
+        """
+        size = self._codec.scheme.page_size
+        if first < len(keys) and self._is_asked(keys[first]):
+            return True
+        end = min(len(keys), self._expected.pop(number, 0) // size)
+        if end <= first:
+            return False
+        self._asked[number] = PeerQuestion(keys[first], self._clock() + ANSWER_SECONDS)
+        self._to_send.append(FetchKv(number, path, tokens[: end * size], first))
+        return True
+
+    def _is_asked(self, key: bytes) -> bool:
+        """Return whether a sequence waits for a page and those after it."""
+        return any(each.key == key and self.waits(number) for number, each in tuple(self._asked.items()))
+
+    def take(self, message: KvBlocks) -> None:
+        """Store pages that came. One that is damaged, or of another form of KV, is dropped."""
+        faults = []
+        for data in message.blocks:
+            try:
+                self.store.put(*self._codec.read(data, ""))
+            except NotABlock as fault:
+                faults.append(fault)
+        if faults:
+            logger.warning("%d pages of KV of another replica are not used: %s", len(faults), faults[0])
+        if (asked := self._asked.get(message.id)) is not None:
+            if message.is_last:
+                del self._asked[message.id]
+            else:
+                self._asked[message.id] = asked._replace(until=self._clock() + ANSWER_SECONDS)
+
+    def take_requests(self) -> list[FetchKv]:
+        """Return the questions since the last call."""
+        requests, self._to_send = self._to_send, []
+        return requests
+
+    def forget(self, numbers: Iterable[int]) -> None:
+        """Forget sequences that have ended, or have what they need."""
+        for number in numbers:
+            self._expected.pop(number, None)
+            self._asked.pop(number, None)
+
+    def reset(self) -> None:
+        """Forget all sequences. Pages that came stay."""
+        self._expected.clear()
+        self._asked.clear()
+        self._to_send.clear()

@@ -1,0 +1,58 @@
+"""Messages about KV that goes from one replica to another: pages as blocks, see ``engine.kv_cache.block_codec``."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass
+
+from ...radix.namespace import Path
+
+
+@dataclass(frozen=True, slots=True)
+class FetchKv:
+    """Ask for pages of a waiting sequence that another replica is likely to have; answered by ``KvBlocks``.
+
+    Attributes:
+        id: of the sequence, where it waits.
+        path: its namespaces.
+        tokens: those up to the end of the last page that is asked for, ``array('i')``.
+        first: index of the first page that is asked for.
+    """
+
+    id: int
+    path: Path
+    tokens: array[int]
+    first: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReadKv:
+    """Read pages that are in the prefix cache; answered by ``KvBlocks``, several where they are many.
+
+    Attributes:
+        id: of the answers.
+        path, tokens, first: as of ``FetchKv``; without a path those of the prompt of ``follows``.
+        follows: a sequence here whose prompt is being computed: its pages are sent as they are completed, until its
+            first token is drawn or it ends. 0 for what is there now.
+    """
+
+    id: int
+    path: Path | None
+    tokens: array[int]
+    first: int
+    follows: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class KvBlocks:
+    """Pages in the order of their tokens, from a replica and to another one.
+
+    Attributes:
+        id: of the ``ReadKv``; to the other replica, of its ``FetchKv``, or 0 for pages that it did not ask for.
+        blocks: encoded.
+        is_last: whether no more follow.
+    """
+
+    id: int
+    blocks: tuple[bytes, ...]
+    is_last: bool

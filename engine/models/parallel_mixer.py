@@ -1,0 +1,87 @@
+"""Attention and a state space side by side in one layer (Falcon H1)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from ...kernels.column_ops import ColumnRuns, take_columns
+from ...kernels.expert_ops import ExpertWeights, sum_experts
+from .forward_inputs import ForwardInputs
+from .layers import Attention, Projection
+from .mamba2 import Mamba2
+
+
+@dataclass(frozen=True, slots=True)
+class MixerColumns:
+    """Where the results of both mixers are.
+
+    Attributes:
+        joined: queries, and behind them the results of the scan.
+        queries: the former of these two.
+        scanned: the latter.
+        attended: attention's output times its factor.
+        summed: the state space's output times its factor.
+    """
+
+    joined: ColumnRuns
+    queries: ColumnRuns
+    scanned: ColumnRuns
+    attended: ColumnRuns
+    summed: ColumnRuns
+
+    @classmethod
+    def of(cls, num_heads: int, query_size: int, width: int, hidden: int, factors: tuple[float, float]) -> MixerColumns:
+        """Return the record for queries of ``query_size`` columns and a scan of ``width``; factors of both outputs."""
+        attended, summed = (ColumnRuns.of([(0, 0, hidden)], factors=[factor]) for factor in factors)
+        return cls(
+            ColumnRuns.of([(0, 0, query_size), (1, 0, width)]),
+            ColumnRuns.of([(0, 0, query_size)], heads=num_heads),
+            ColumnRuns.of([(0, query_size, width)]),
+            attended,
+            summed,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ParallelMixer:
+    """``f * attention(x) + g * state(x)``: ``store``, then the call. The layer's caches are attention's.
+
+    Attributes:
+        index: of the layer, by which ``ForwardInputs.beside`` has the states.
+        columns: where the results of both are.
+    """
+
+    index: int
+    attention: Attention
+    state: Mamba2
+    columns: MixerColumns
+
+    def store(self, x: Tensor, inputs: ForwardInputs, k_cache: Tensor, v_cache: Tensor) -> Tensor:
+        """Write K, V and states of T tokens: [T, H] -> [T, columns of queries and scan]."""
+        assert inputs.beside is not None
+        q = self.attention.store(x, inputs, k_cache, v_cache)
+        return take_columns(self.columns.joined, q, self.state.store(x, inputs, *inputs.beside[self.index]))
+
+    def __call__(self, joined: Tensor, inputs: ForwardInputs, k_cache: Tensor, v_cache: Tensor) -> Tensor:
+        """Attention, and both output projections: [S, columns] -> [S, H]."""
+        columns = self.columns
+        attended = self.attention(take_columns(columns.queries, joined), inputs, k_cache, v_cache)
+        summed = self.state(take_columns(columns.scanned, joined), inputs, k_cache, v_cache)
+        return sum_experts(take_columns(columns.attended, attended), None, take_columns(columns.summed, summed))
+
+    @property
+    def before_kv(self) -> tuple[Projection, ...]:
+        """Products in front of K, V and states."""
+        return *self.attention.before_kv, *self.state.before_kv
+
+    @property
+    def behind_kv(self) -> tuple[Projection, ...]:
+        """Products behind them."""
+        return *self.attention.behind_kv, *self.state.behind_kv
+
+    @property
+    def of_heads(self) -> tuple[tuple[int, ExpertWeights], ...]:
+        """Products of each head with a weight of its own: none."""
+        return ()

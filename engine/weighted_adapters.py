@@ -1,0 +1,114 @@
+"""Weighted adapters: several adapters as one, each by a weight, as PEFT's ``add_weighted_adapter`` makes of "cat".
+
+    requests       a0:0.7+a1:0.3
+    the engine     0.7*a0 + 0.3*a1     names of adapters have neither ' ' nor '*', so this is never one of them
+
+The change that they make to a weight is the weighted sum of theirs.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+from .errors import RequestError, quoted
+
+MAX_PARTS = 8
+"""Adapters of one combination."""
+MAX_WEIGHT = 100.0
+"""Largest absolute value of a weight."""
+
+_REQUESTED = re.compile(r"(?P<name>[^\s*]+?):(?P<weight>[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE]-?\d+)?)")
+_JOIN = " + "
+
+
+class WeightedPart(NamedTuple):
+    """An adapter of a combination and its weight."""
+
+    name: str
+    weight: float
+
+
+def combination_name(parts: Iterable[WeightedPart]) -> str:
+    """Return the engine's name of a combination, the same in whatever order its parts are given."""
+    return _JOIN.join(f"{part.weight!r}*{part.name}" for part in sorted(parts))
+
+
+def requested_name(parts: Iterable[WeightedPart]) -> str:
+    """Return the name of a combination as requests write it."""
+    return "+".join(f"{part.name}:{part.weight:g}" for part in parts)
+
+
+def is_combination(name: str | None) -> bool:
+    """Return whether a name of the engine's is that of a combination."""
+    return name is not None and "*" in name
+
+
+def parts_of(name: str) -> tuple[WeightedPart, ...]:
+    """Return the parts of a name of ``combination_name``; none for any other name."""
+    if not is_combination(name):
+        return ()
+    parts = []
+    for each in name.split(_JOIN):
+        weight, star, part = each.partition("*")
+        try:
+            parts.append(WeightedPart(part, float(weight)))
+        except ValueError:
+            return ()
+        if not star or not part:
+            return ()
+    return tuple(parts)
+
+
+def renamed(name: str, rename: Callable[[str], str]) -> str:
+    """Return the engine's name of an adapter, or of a combination, with other names in it."""
+    parts = parts_of(name)
+    return combination_name(part._replace(name=rename(part.name)) for part in parts) if parts else rename(name)
+
+
+def names_in(name: str) -> tuple[str, ...]:
+    """Return the adapters that a name of the engine's stands for: itself, or the parts of a combination."""
+    parts = parts_of(name)
+    return tuple(part.name for part in parts) if parts else (name,)
+
+
+def read_combination(model: str) -> tuple[WeightedPart, ...]:
+    """Return the parts of a model's name such as ``a0:0.7+a1:0.3``, or of ``combination_name``; none for another."""
+    if (parts := parts_of(model)) or ":" not in model:
+        return parts
+    found: list[WeightedPart] = []
+    # A plus sign is a part of the next name, too, where what stands before it is no weighted name.
+    for each in model.split("+"):
+        match = _REQUESTED.fullmatch(each)
+        if match is None:
+            return ()
+        found.append(WeightedPart(match["name"], float(match["weight"])))
+    return tuple(found)
+
+
+def check_parts(parts: Sequence[WeightedPart], field: str = "model") -> None:
+    """Check the parts of a combination.
+
+    Args:
+        field: the request's field, for errors.
+
+    Raises:
+        RequestError: there are too many, one is there twice, or a weight is out of bounds.
+    """
+    if len(parts) > MAX_PARTS:
+        raise RequestError(
+            f"At most {MAX_PARTS} adapters may be combined; {quoted(field)} names {len(parts)}.", param=field
+        )
+    seen: set[str] = set()
+    for part in parts:
+        if part.name in seen:
+            raise RequestError(f"The adapter {quoted(part.name)} is named twice: add its weights.", param=field)
+        if not math.isfinite(part.weight) or abs(part.weight) > MAX_WEIGHT:
+            raise RequestError(
+                f"The weight of the adapter {quoted(part.name)} must be from -{MAX_WEIGHT:g} to {MAX_WEIGHT:g}, "
+                f"not {part.weight:g}.",
+                param=field,
+            )
+        seen.add(part.name)

@@ -1,0 +1,86 @@
+"""Shards of an adapter for tensor-parallel ranks: each has the columns or the inputs of its part of the base model.
+
+A product that is split by outputs has A whole and its rows of B. One that is split by inputs has its columns of A and B
+whole: the sum over the ranks of ``B (A_r x_r)`` is ``B A x``, so the sum of the base model's products is that of the
+adapter too. The gain of DoRA multiplies each part of such a sum; what is added to it, rank 0 adds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from ..kernels.layouts.lora_arguments import Factors, pack_expansion, unpack_expansion
+from .base_projections import BaseLayout, ProjectionShape
+from .prepare_factors import PreparedAdapter, join_factors
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleSplit:
+    """What a rank has of a module's weight [out, in].
+
+    Attributes:
+        side: of which the rank has a part.
+        runs: of outputs or inputs, each from the first to before the last, in their order.
+    """
+
+    side: Literal["outputs", "inputs"]
+    runs: tuple[tuple[int, int], ...]
+
+    @property
+    def size(self) -> int:
+        """Outputs or inputs of the rank."""
+        return sum(end - first for first, end in self.runs)
+
+    def take(self, tensor: Tensor, dim: int) -> Tensor:
+        """Return the rank's part of a tensor along a dimension."""
+        return torch.cat([tensor.narrow(dim, first, end - first) for first, end in self.runs], dim)
+
+
+def split_adapter(
+    adapter: PreparedAdapter, layout: BaseLayout, splits: Mapping[str, ModuleSplit], rank: int
+) -> PreparedAdapter:
+    """Return a rank's part of an adapter.
+
+    Args:
+        adapter: as for the whole base model.
+        layout: of the whole base model.
+        splits: by module; those that it lacks are whole on each rank.
+    """
+    shapes = {shape.name: shape for shape in layout.projections}
+    parts = {name: _part(factors, shapes[name], splits, rank) for name, factors in adapter.factors.items()}
+    block, factors = join_factors(parts, pinned=layout.device.type == "cuda")
+    return replace(adapter, factors=factors, block=block, num_bytes=block.nbytes)
+
+
+def _part(factors: Factors, shape: ProjectionShape, splits: Mapping[str, ModuleSplit], rank: int) -> Factors:
+    found = [splits.get(name) for name in shape.modules]
+    if found[0] is None:
+        return factors
+    if found[0].side == "inputs":
+        a = found[0].take(factors.a, 1).contiguous()
+        return replace(factors, a=a, add=factors.add if rank == 0 else None)
+    cells = [size * part for size, part in zip(shape.sizes, factors.ranks, strict=True)]
+    matrices = [
+        unpack_expansion(packed, size, part)
+        for packed, size, part in zip(factors.b.split(cells), shape.sizes, factors.ranks, strict=True)
+    ]
+    rows = [split.take(matrix, 0) for split, matrix in zip(found, matrices, strict=True) if split is not None]
+    return replace(
+        factors,
+        b=torch.cat([pack_expansion(each) for each in rows if each.shape[1]]),
+        gain=_columns(factors.gain, shape, found),
+        add=_columns(factors.add, shape, found),
+    )
+
+
+def _columns(vector: Tensor | None, shape: ProjectionShape, splits: list[ModuleSplit | None]) -> Tensor | None:
+    """Return a rank's part of a vector of all outputs of a projection."""
+    if vector is None:
+        return None
+    parts = vector.split(shape.sizes)
+    return torch.cat([split.take(part, 0) for split, part in zip(splits, parts, strict=True) if split is not None])

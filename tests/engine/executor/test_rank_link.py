@@ -1,0 +1,88 @@
+"""Links between ranks: messages in their order, and a rank that is gone or silent."""
+
+from __future__ import annotations
+
+import queue
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from rootgraft.engine.executor import rank_link
+from rootgraft.engine.executor.rank_link import SignsOfLife, receive
+from rootgraft.engine.executor.rank_messages import HEADER, Kind, RankMessage, pack_numbers
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        yield ours, theirs
+
+
+def test_messages_come_in_their_order(pair: tuple[socket.socket, socket.socket]) -> None:
+    ours, theirs = pair
+    messages = [RankMessage(i, Kind.STEP, pack_numbers(range(i))) for i in (1, 2, 3)]
+    ours.sendall(b"".join(each.to_bytes() for each in messages))
+    assert [receive(theirs, i) for i in range(3)] == messages
+    ours.close()
+    with pytest.raises(ConnectionError):
+        receive(theirs, 3)
+
+
+@pytest.mark.parametrize("number", [3, 5, 1])
+def test_a_step_that_comes_twice_or_out_of_order_stops_a_follower(
+    number: int, pair: tuple[socket.socket, socket.socket]
+) -> None:
+    ours, theirs = pair
+    ours.sendall(RankMessage(number, Kind.STEP, b"").to_bytes())
+    with pytest.raises(ValueError, match=f"message {number} of 0 bytes came after message 3"):
+        receive(theirs, 3)
+
+
+def test_a_length_that_no_message_has_is_refused(pair: tuple[socket.socket, socket.socket]) -> None:
+    ours, theirs = pair
+    ours.sendall(HEADER.pack(1, Kind.STEP, -8))
+    with pytest.raises(ValueError, match="-8 bytes"):
+        receive(theirs, 0)
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rank_link, "PERIOD", 0.01)
+
+
+def test_a_rank_that_ends_is_lost_and_told_once(pair: tuple[socket.socket, socket.socket], quick: None) -> None:
+    ours, theirs = pair
+    lost: queue.Queue[tuple[int, str]] = queue.Queue()
+    signs = SignsOfLife({3: ours}, lambda rank, reason: lost.put((rank, reason)))
+    theirs.close()
+    assert lost.get(timeout=30) == (3, "has ended")
+    signs.close()
+    assert lost.empty()
+
+
+def test_a_rank_that_falls_silent_is_lost_but_not_one_that_has_not_begun(
+    pair: tuple[socket.socket, socket.socket], quick: None
+) -> None:
+    ours, theirs = pair
+    lost: queue.Queue[tuple[int, str]] = queue.Queue()
+    signs = SignsOfLife({1: ours}, lambda rank, reason: lost.put((rank, reason)))
+    theirs.recv(1 << 10)
+    for _ in range(3 * rank_link.SILENT_PERIODS):  # so many signs of ours, and it has not begun
+        theirs.recv(1)
+    assert lost.empty()
+    theirs.send(b"+")
+    rank, reason = lost.get(timeout=30)
+    assert rank == 1 and reason.startswith("has been silent for")
+    signs.close()
+
+
+def test_a_rank_that_is_closed_is_not_lost(pair: tuple[socket.socket, socket.socket], quick: None) -> None:
+    ours, theirs = pair
+    lost: queue.Queue[tuple[int, str]] = queue.Queue()
+    signs = SignsOfLife({1: ours}, lambda rank, reason: lost.put((rank, reason)))
+    theirs.recv(1)
+    signs.close()
+    theirs.close()
+    assert lost.empty()

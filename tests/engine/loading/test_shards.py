@@ -1,0 +1,105 @@
+"""Shards of tensor-parallel ranks: the logits of one rank, for every family that is split; the others by name."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from support.models.lockstep_ranks import run_ranks
+from support.models.paged_run import CPU, run_whole
+from support.models.tiny_models import LONGROPE, MODELS, VOCAB, save
+
+from rootgraft.engine.checkpoint.read_config import read_model_config
+from rootgraft.engine.errors import ConfigError
+from rootgraft.engine.loading.load_model import load_model
+from rootgraft.engine.loading.shards import Shard, check_split
+from rootgraft.engine.loading.tensor_names import expected_shapes
+from rootgraft.kernels.collectives import ALONE, Ranks
+
+TOLERANCE = 1e-4  # of the largest logit
+TOKENS = [(7 * i + i * i) % VOCAB for i in range(20)]
+
+
+def load(folder: Path, ranks: Ranks = ALONE):
+    return load_model(folder, dtype=torch.float32, device=CPU, ranks=ranks)
+
+
+@pytest.mark.parametrize("name", [*MODELS, *LONGROPE])
+def test_ranks_have_the_logits_of_one(name: str, tmp_path: Path) -> None:
+    """Of each family with two ranks, and with more than there are KV heads; a family of other parts is refused."""
+    folder = save(name, tmp_path)
+    config = read_model_config(folder)
+    sizes = [size for size in (2, 6) if splits(config, size)]
+    if not sizes:
+        with pytest.raises(ConfigError, match="cannot be split over ranks"):
+            check_split(config, 2)
+        return
+    expected = run_whole(load(folder), TOKENS)
+    for size in sizes:
+        logits, *others = run_ranks(size, lambda ranks: run_whole(load(folder, ranks), TOKENS))
+        torch.testing.assert_close(logits, expected, rtol=0, atol=TOLERANCE * float(expected.abs().max()))
+        assert all(part.shape[1] < VOCAB for part in others)
+
+
+def splits(config, size: int) -> bool:
+    try:
+        check_split(config, size)
+    except ConfigError:
+        return False
+    return True
+
+
+def test_the_largest_logit_is_that_of_all_ranks(tmp_path: Path) -> None:
+    folder = save("llama", tmp_path)
+
+    def best(ranks: Ranks) -> torch.Tensor:
+        model = load(folder, ranks)
+        hidden = torch.randn(9, model.config.hidden_size, generator=torch.Generator().manual_seed(1))
+        hidden[4] = 0.0  # all logits are equal: the first token counts
+        hidden[5] = torch.nan
+        found = model.best(hidden)
+        return torch.stack([found.value.double(), found.column.double()])
+
+    expected, found = best(ALONE), run_ranks(2, best)[0]
+    number = ~expected[0].isnan()
+    torch.testing.assert_close(found[:, number], expected[:, number])
+    assert found[0, 5].isnan()
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "reason"),
+    [
+        ("mixtral", 2, "a mixture of experts cannot be split over ranks"),
+        ("deepseek_v2", 2, "a mixture of experts cannot be split"),
+        ("lfm2", 2, "recurrent layers cannot be split"),
+        ("olmo2", 2, "norms over all query heads together cannot be split"),
+        ("llama", 4, "does not divide the model's 6 heads and the MLP's 72 columns. It takes 2, 6."),
+        ("llama", 3, "neither divides the model's 2 KV heads nor is a multiple of them. It takes 2, 6."),
+    ],
+)
+def test_what_is_not_split_is_refused_before_a_weight_is_read(
+    name: str, size: int, reason: str, tmp_path: Path
+) -> None:
+    folder = save(name, tmp_path)
+    with pytest.raises(ConfigError, match=reason) as refusal:
+        check_split(read_model_config(folder), size)
+    assert str(refusal.value).startswith(f"--tensor-parallel-size {size}")
+
+
+def test_a_model_that_no_size_divides_is_told_so(tmp_path: Path) -> None:
+    config = replace(read_model_config(save("llama", tmp_path)), num_heads=5, num_kv_heads=5)
+    with pytest.raises(ConfigError, match="no size divides this model"):
+        check_split(config, 2)
+
+
+@pytest.mark.parametrize("name", ["llama", "phi3", "gemma2", "cohere"])
+def test_shards_have_each_row_of_a_split_tensor_once(name: str, tmp_path: Path) -> None:
+    """The sizes of two shards are those of the whole model, but for what each rank has whole."""
+    config = read_model_config(save(name, tmp_path))
+    whole = expected_shapes(config)
+    parts = run_ranks(2, lambda ranks: expected_shapes(Shard.of(config, ranks).config))
+    for tensor, shape in whole.items():
+        sizes = [torch.Size(part[tensor]).numel() for part in parts]
+        assert sum(sizes) == torch.Size(shape).numel() or sizes == [torch.Size(shape).numel()] * 2

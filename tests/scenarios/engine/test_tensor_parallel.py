@@ -1,0 +1,93 @@
+"""Two ranks over gloo answer as one does, and end together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch.distributed
+from support.engine.tiny_llm import open_llm, write_adapter, write_model
+
+from rootgraft import LLM, SamplingParams
+from rootgraft.lora.request import LoRARequest
+
+pytestmark = pytest.mark.heavy
+
+LINEARS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"enum": ["ann", "bob"]}, "age": {"type": "integer", "minimum": 1, "maximum": 9}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+# A pool in which the requests push one another out.
+OPTIONS = {"threads": 1, "num_gpu_blocks_override": 24, "max_num_batched_tokens": 40, "max_loras": 2}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("ranks")
+    write_model(folder / "model")
+    write_adapter(folder / "small", 1)
+    write_adapter(folder / "dora", 2, r=8, target_modules=LINEARS, use_dora=True)
+    write_adapter(folder / "head", 3, r=3, target_modules=["o_proj", "lm_head", "embed_tokens"])
+    return folder
+
+
+def start(folder: Path, size: int, **options: object) -> LLM:
+    return open_llm(folder / "model", tensor_parallel_size=size, lora_dir=str(folder), **OPTIONS | options)
+
+
+@pytest.fixture(scope="module")
+def ranks(folder: Path) -> Iterator[LLM]:
+    llm = start(folder, 2)
+    yield llm
+    llm.close()
+
+
+def answers(llm: LLM) -> list[object]:
+    """Greedy answers of 32 requests at once: shared and repeated prompts, adapters in turns, scores and schemas."""
+    prompts = [f"{'the same beginning of all ' * (i % 3)}{'ab ' * (i % 5)}request {i % 7}" for i in range(32)]
+    names = (None, "small", "dora", "head")
+    adapters = [names[i % 4] and LoRARequest(str(names[i % 4]), i % 4, str(names[i % 4])) for i in range(32)]
+    params = [
+        SamplingParams(
+            temperature=0.0 if i % 5 else 0.8,
+            seed=i,
+            max_tokens=4 + i % 13,
+            logprobs=2 if i % 3 == 0 else None,
+            prompt_logprobs=1 if i % 8 == 0 else None,
+            repetition_penalty=1.2 if i % 6 == 0 else 1.0,
+            structured_outputs={"json": SCHEMA} if i % 4 == 1 else None,
+        )
+        for i in range(32)
+    ]
+    found = llm.generate(prompts, params, lora_request=adapters, use_tqdm=False)
+    return [
+        (each.outputs[0].token_ids, each.outputs[0].finish_reason, scores_of(each.outputs[0].logprobs))
+        for each in found
+    ]
+
+
+def scores_of(logprobs) -> list[dict[int, float]] | None:
+    if logprobs is None:
+        return None
+    return [{token: round(score.logprob, 3) + 0.0 for token, score in position.items()} for position in logprobs]
+
+
+def test_mixed_requests_get_the_answers_of_one_rank(ranks: LLM, folder: Path) -> None:
+    """Sampled ones too, with preemption and drafts; twice, so that the second time prefixes are hit."""
+    one = start(folder, 1)
+    try:
+        expected = answers(one)
+        assert not torch.distributed.is_initialized() or ranks is not None
+    finally:
+        one.close()
+    for _ in range(2):
+        found = answers(ranks)
+        assert [each[:2] for each in found] == [each[:2] for each in expected]
+        for (_, _, scores), (_, _, wanted) in zip(found, expected, strict=True):
+            for position, other in zip(scores or [], wanted or [], strict=True):
+                assert position.keys() == other.keys()
+                assert all(abs(position[token] - other[token]) < 0.01 for token in position)
