@@ -12,8 +12,13 @@ from support.api.api_live import Live
 
 def socket_of(live: Live, path: str, key: str = "none", **options: Any) -> ClientConnection:
     """Open a WebSocket; use it in a ``with``."""
+    return connect_to(live.url, path, key, **options)
+
+
+def connect_to(url: str, path: str, key: str = "none", **options: Any) -> ClientConnection:
+    """Open a WebSocket of a server at an HTTP address."""
     headers = {"Authorization": f"Bearer {key}", **options.pop("headers", {})}
-    url = live.url.replace("http://", "ws://") + path
+    url = url.replace("http://", "ws://") + path
     return connect(url, additional_headers=headers, proxy=None, open_timeout=60, **options)
 
 
