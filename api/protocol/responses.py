@@ -221,6 +221,7 @@ class ResponseRequest(ResponsePrompt, OptionFields):
     store: bool = True
     background: bool = False
     stream: bool = False
+    generate: bool = True
     stream_options: ResponseStreamOptions | None = None
     metadata: Annotated[dict[str, str], AfterValidator(check_metadata)] = Field(default_factory=dict)
     user: Annotated[str, Field(max_length=MAX_USER)] | None = None
@@ -237,6 +238,8 @@ class ResponseRequest(ResponsePrompt, OptionFields):
             raise rejected("may only be given where 'stream' is true", "stream_options")
         if self.background and not self.store:
             raise rejected("needs 'store': it is how the response is found again", "background")
+        if not self.generate and self.background:
+            raise rejected("has nothing to make while 'generate' is false", "background")
         _check_input(self, self.input)
         return self
 

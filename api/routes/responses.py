@@ -19,7 +19,7 @@ from ..generate.envelope import json_response
 from ..generate.server_state import ServerState
 from ..generate.socket_scope import CONNECTION_HEADER
 from ..generate.sse import EventStream
-from ..generate.streams import Deltas, at_intervals, generate, take_all, while_connected
+from ..generate.streams import Deltas, at_intervals, generate, silenced, take_all, while_connected
 from ..protocol.responses import CountInputTokensRequest, ResponseRequest
 from ..responses.chat_translation import FIELD_NAMES, chat_request_of
 from ..responses.conversation import Conversation, load_conversation
@@ -60,6 +60,8 @@ async def create_response(body: ResponseRequest, request: Request, state: State,
             state.stores.responses.put(record)
 
     deltas = generate(state, target.engine, [prepared], caller, output_format, thought=thought)
+    if not body.generate:
+        deltas = silenced(deltas)
     if body.background:
         return _begin(state, reply, at_intervals(deltas, state.options.stream_interval), owner, conversation, body)
     if body.stream:

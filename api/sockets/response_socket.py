@@ -111,9 +111,6 @@ def _body_of(message: dict[str, Any]) -> dict[str, Any]:
     if message.pop("background", None):
         text = "'background' is not supported over WebSocket: use POST /v1/responses."
         raise BadMessage(text, param="background", code="unsupported_parameter")
-    if message.pop("generate", True) is not True:
-        text = "'generate' is not supported: a response is generated at once."
-        raise BadMessage(text, param="generate", code="unsupported_parameter")
     return {**message, "stream": True}
 
 

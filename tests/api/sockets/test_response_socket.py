@@ -123,7 +123,7 @@ def test_errors_are_told_and_the_connection_goes_on(live: Live) -> None:
         ({"type": "response.cancel"}, 400, "type", "invalid_value"),
         (_create(stream=False), 400, "stream", "invalid_value"),
         (_create(background=True), 400, "background", "unsupported_parameter"),
-        (_create(generate=False), 400, "generate", "unsupported_parameter"),
+        (_create(generate=0), 400, "generate", "invalid_type"),
         (_create(stream_id=""), 400, "stream_id", "invalid_value"),
         (_create(stream_id="x" * 65), 400, "stream_id", "invalid_value"),
         (_create(temperature=9), 400, "temperature", "invalid_value"),
@@ -141,6 +141,24 @@ def test_errors_are_told_and_the_connection_goes_on(live: Live) -> None:
         assert hear(socket)["stream_id"] == "x" * 64
         tell(socket, _create())
         assert hear_ends(socket, 1, _ENDS)[-1]["type"] == "response.completed"
+
+
+def test_a_response_that_is_prepared_without_output(live: Live) -> None:
+    """As Codex does before its first request: the prompt is computed, and the response can be gone on from."""
+    with live.openai() as client, client.responses.connect() as connection:
+        connection.response.create(model="tiny", input="hi", generate=False, store=False)
+        events = []
+        while not events or events[-1].type != "response.completed":
+            events.append(connection.recv())
+        assert [event.type for event in events] == ["response.created", "response.in_progress", "response.completed"]
+        prepared = events[-1].response  # type: ignore[union-attr]
+        assert prepared.output == [] and prepared.status == "completed"
+        assert prepared.usage is not None and prepared.usage.output_tokens == 0 and prepared.usage.input_tokens > 0
+        connection.response.create(model="tiny", input="more", previous_response_id=prepared.id)
+        next(event for event in connection if event.type == "response.completed")
+    first, second = live.async_engine.seen
+    assert (first.params.max_tokens, first.grammar) == (1, None)
+    assert [each["content"] for each in rendered(live)] == ["hi", "more"] and len(second.tokens) > len(first.tokens)
 
 
 def test_a_steer_is_refused_as_the_sdk_reads_it(live: Live) -> None:
