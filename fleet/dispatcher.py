@@ -272,7 +272,9 @@ class Dispatcher:
         Those that nobody else can go on with now stay.
         """
         info = self.replicas.get(name)
-        for entry in self._journal.on(name) if info is not None and info.draining else ():
+        if info is None or not info.draining:
+            return
+        for entry in self._journal.on(name):
             others = (each for each in self.replicas.values() if not each.draining)
             if any(each.ready.base_digest == info.ready.base_digest for each in others) and not entry.aborted:
                 entry.kv.decoder = ""

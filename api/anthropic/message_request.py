@@ -7,13 +7,14 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 
+from ..protocol.adapter_parts import ModelName
 from ..protocol.base import Id, Refusal, StrictModel, rejected
 from ..protocol.cache_control import CacheControl
 from ..protocol.call_ids import CallIdError, ToolCallIds
 from ..protocol.chat import TemplateKwargs
 from ..protocol.chat_messages import MAX_MESSAGES
 from ..protocol.reasoning import MAX_THINKING_BUDGET
-from ..protocol.sampling import CacheKey, ModelName, OptionFields, PriorityName, Salt
+from ..protocol.sampling import CacheKey, OptionFields, PriorityName, Salt
 from ..protocol.structured import Schema
 from ..protocol.tools import MAX_TOOLS, OtherTool, by_tool_type, tools_left_out
 from .content_blocks import (

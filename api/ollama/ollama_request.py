@@ -8,10 +8,11 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 
 from ...engine.types import MAX_LOGPROBS
+from ..protocol.adapter_parts import ModelName
 from ..protocol.base import Refusal, StrictModel, rejected, string_or_list
 from ..protocol.chat_messages import MAX_CALLS, MAX_MESSAGES, Name
 from ..protocol.pooled import MAX_DIMENSIONS, MAX_TEXTS
-from ..protocol.sampling import ModelName, Stop
+from ..protocol.sampling import Stop
 from ..protocol.tools import Tools
 
 _TEXT_ALONE = Refusal("only text can be taken.", ([],))

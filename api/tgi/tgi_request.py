@@ -9,9 +9,9 @@ from pydantic import Field, model_validator
 
 from ...engine.types import MAX_LOGPROBS
 from ..generate.field_names import FieldNames
+from ..protocol.adapter_parts import ModelName
 from ..protocol.base import Refusal, StrictModel, rejected
 from ..protocol.completions import CompletionRequest
-from ..protocol.sampling import ModelName
 
 MAX_STOPS = 128
 _SAMPLING = ("temperature", "top_k", "top_p", "seed", "repetition_penalty")

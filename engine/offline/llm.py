@@ -13,11 +13,12 @@ from ...grammar.spec import GrammarSpec
 from ...lora.request import LoRARequest
 from ..checkpoint.locate import resolve_model
 from ..errors import EngineError, RequestError
+from ..serving.beams import BeamSearch
 from ..serving.output_processor import TextDelta
 from ..text.tokenizer import Tokenizer
 from ..types import Pooling
 from ..types import SamplingParams as EngineParams
-from .beam_search import BeamSearch, BeamSearchOutput, outputs_of
+from .beam_search import BeamSearchOutput, outputs_of
 from .conversations import Conversation, read_conversations
 from .inputs import Loras, PromptType
 from .offline_decisions import (
