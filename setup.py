@@ -101,6 +101,7 @@ setup(
         "rootgraft.kernels": ["cpu/src/*/*.cpp", "cpu/src/*/*.h"],
         "rootgraft.api": ["ui/*"],
         "rootgraft.api.protocol": ["*.toml"],
+        "rootgraft.api.rpc": ["*.binpb", "*.proto"],
         "rootgraft.engine": ["*.toml"],
         "rootgraft.engine.offline": ["*.toml"],
     },

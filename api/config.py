@@ -199,6 +199,13 @@ class ServerConfig:
     )
     allowed_methods: tuple[str, ...] = option(("*",), "HTTP methods that such pages may use.", group="server")
     allowed_headers: tuple[str, ...] = option(("*",), "Headers that such pages may send.", group="server")
+    grpc_port: int | None = option(
+        None,
+        "Port that gRPC is spoken on, with the same keys and limits; 0: any. Default: none.",
+        low=0,
+        high=65535,
+        group="server",
+    )
     ssl_certfile: str | None = option(
         None, "PEM file with the certificate and those that signed it. With it the server speaks HTTPS.", group="server"
     )

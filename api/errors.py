@@ -19,6 +19,7 @@ from typing import Any
 import orjson
 from fastapi import Response
 from fastapi.exceptions import RequestValidationError
+from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
 from ..engine.errors import (
@@ -132,6 +133,11 @@ def error_code(error: Exception) -> str:
     """Return the code of an exception's reply, as metrics and the log tell it: one of a few words of ours."""
     reply = _known_reply(error)
     return _INTERNAL if reply is None else reply.word
+
+
+def reply_to_fields(error: ValidationError) -> ErrorReply:
+    """Return the reply for a part that pydantic refuses, as if it were a whole body."""
+    return _reply_to_invalid([{**each, "loc": ("body", *each["loc"])} for each in error.errors(include_url=False)])
 
 
 def _known_reply(error: Exception) -> ErrorReply | None:

@@ -43,7 +43,8 @@ class FrameReader:
             end = start + _LENGTH + length
             if len(self._buffer) < end:
                 break
-            payloads.append(bytes(self._buffer[start + _LENGTH : end]))
+            with memoryview(self._buffer) as received:  # one copy: of large frames a second one takes its time
+                payloads.append(bytes(received[start + _LENGTH : end]))
             start = end
         del self._buffer[:start]
         return payloads

@@ -274,9 +274,10 @@ class Dispatcher:
         info = self.replicas.get(name)
         if info is None or not info.draining:
             return
+        base_digest = info.ready.base_digest
         for entry in self._journal.on(name):
             others = (each for each in self.replicas.values() if not each.draining)
-            if any(each.ready.base_digest == info.ready.base_digest for each in others) and not entry.aborted:
+            if any(each.ready.base_digest == base_digest for each in others) and not entry.aborted:
                 entry.kv.decoder = ""
                 self.num_replays += 1
                 self._move(entry, now)
@@ -491,7 +492,7 @@ class Dispatcher:
         return holder.name, min(num_held + BLOCK - 1, num_tokens)  # what it has of the block behind is not known here
 
     def _without(self, adapter: str | None) -> Collection[str]:
-        """Return the replicas that cannot have an adapter, or one of those that are combined."""
+        """Return the replicas that cannot load an adapter, or an adapter of a combination."""
         if adapter is None or not self._lacking:
             return ()
         return {replica for name in names_in(adapter) for replica in self._lacking.get(name, ())}

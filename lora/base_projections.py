@@ -199,13 +199,13 @@ class BaseLayout:
                 yield from shape.products
 
     def module_of(self, trained: str) -> str | None:
-        """Return the base model's name of a module that has this one where it was trained, None for no such module."""
+        """Return the base model's name of a module, given its name where it was trained; None if there is none."""
         return next(
             (name for name in self._published(self.renamed.get(trained, trained)) if name in self.modules), None
         )
 
     def norm_of(self, trained: str) -> str | None:
-        """Return the base model's name of a norm that has this one where it was trained, None for no such norm."""
+        """Return the base model's name of a norm, given its name where it was trained; None if there is none."""
         return next((name for name in self._published(trained) if name in self.norms), None)
 
     def experts_of(self, trained: str) -> ExpertModules | None:

@@ -44,7 +44,7 @@ _MAX_PER_MINUTE = 1 << 40
 _ADMIN_PATHS = frozenset(
     {"/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/v1/adapters", "/v1/cache", "/v1/fleet", "/ui/state"}
 )
-_ADMIN_FOLDERS = ("/v1/adapters/", "/v1/admin/", "/v1/cache/")
+_ADMIN_FOLDERS = ("/v1/adapters/", "/v1/admin/", "/v1/cache/", "/v2/repository/models/")
 
 logger = logging.getLogger(__name__)
 

@@ -22,7 +22,9 @@ from ..errors import ErrorReply
 _HOST = re.compile(r"(?P<name>\[[0-9a-fA-F:.]+\]|[^\[\]:/@\s]+)(?::[0-9]{1,5})?")
 _LOCAL_ZONES = (".localhost", ".local", ".internal", ".home.arpa")
 """Zones that are not in the public DNS: a page's owner has no name there."""
-PROBES = frozenset({"/health", "/health/live", "/health/ready", "/ready", "/ping"})
+PROBES = frozenset(
+    {"/health", "/health/live", "/health/ready", "/ready", "/ping", "/v2/health/live", "/v2/health/ready"}
+)
 
 
 def name_of(host: str) -> str | None:

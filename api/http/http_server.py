@@ -1,15 +1,21 @@
-"""HTTP server: uvicorn with our protocol on an open socket, without signal handlers of its own."""
+"""HTTP server: uvicorn with our protocol on an open socket, without signal handlers of its own; gRPC beside it."""
 
 from __future__ import annotations
 
 import contextlib
+import logging
+import socket
 from collections.abc import Iterator
 
 import uvicorn
 from starlette.types import ASGIApp
 
+from ..config import ServerConfig
 from .connection import MAX_MESSAGE_BYTES, uvicorn_options
+from .grpc_door import open_rpc
 from .tls import RenewableContext
+
+logger = logging.getLogger("rootgraft.server")
 
 FLUSH_SECONDS = 2
 """For answers to be sent to their ends, once the server is told to end."""
@@ -20,14 +26,38 @@ class HttpServer(uvicorn.Server):
 
     Args:
         tls: None for plain HTTP.
+        options: of a server that may speak gRPC as well; None for one that does not.
         max_message_bytes: of a WebSocket's messages.
+
+    Raises:
+        ConfigError: as ``open_rpc``.
     """
 
-    def __init__(self, app: ASGIApp, tls: RenewableContext | None, max_message_bytes: int = MAX_MESSAGE_BYTES) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        tls: RenewableContext | None,
+        options: ServerConfig | None = None,
+        *,
+        max_message_bytes: int = MAX_MESSAGE_BYTES,
+    ) -> None:
         settings = uvicorn.Config(app, **uvicorn_options(max_message_bytes), timeout_graceful_shutdown=FLUSH_SECONDS)
         settings.load()
         settings.ssl = tls
         super().__init__(settings)
+        self._rpc = None if options is None else open_rpc(app, options)
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        """Answer HTTP until ``should_exit``, and gRPC as long."""
+        if self._rpc is None:
+            await super().serve(sockets)
+            return
+        await self._rpc.start()
+        logger.info("gRPC on port %d", self._rpc.port)
+        try:
+            await super().serve(sockets)
+        finally:
+            await self._rpc.close()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

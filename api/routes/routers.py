@@ -15,6 +15,7 @@ from . import (
     decisions,
     files,
     health,
+    inference,
     models,
     ollama,
     pooled,
@@ -33,5 +34,5 @@ DIRECT: tuple[APIRouter, ...] = tuple(
 """Those whose routes are answered without the framework where a body is all that they take."""
 ROUTERS: tuple[APIRouter, ...] = (
     *DIRECT,
-    *(module.router for module in (models, adapters, admin_models, cache, replicas, tokenize, health, ui)),
+    *(module.router for module in (models, adapters, admin_models, cache, replicas, tokenize, health, inference, ui)),
 )

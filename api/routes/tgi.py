@@ -15,7 +15,7 @@ from ..generate.sse import EventStream
 from ..generate.streams import generate, take_all, while_connected
 from ..observe.token_usage import UsageCount
 from ..structured.output_format import requested_format
-from ..tgi.tgi_reply import TgiReply, tgi_error_event, tgi_events
+from ..tgi.tgi_reply import TgiReply, tgi_error, tgi_events
 from ..tgi.tgi_request import NAMES, TgiRequest
 from .dependencies import CallerOf, JsonRoute, State, set_facts
 
@@ -83,7 +83,7 @@ async def _generate(
     reply = TgiReply(body, target.engine.tokenizer.special_ids)
     deltas = generate(state, target.engine, [prepared], caller, output_format, UsageCount())
     if stream:
-        return EventStream(tgi_events(reply, deltas), state.options.stream_heartbeat, tgi_error_event)
+        return EventStream(tgi_events(reply, deltas), state.options.stream_heartbeat, tgi_error)
     await while_connected(request.receive, take_all(deltas, reply.take))
     return json_response(reply.body())
 

@@ -46,9 +46,10 @@ if TYPE_CHECKING:
     from ...engine.serving.output_processor import TextDelta
 
 MOST_CACHED = 256  # validators
-_LONG_TEXT = 1_024  # characters; longer texts are validated in another process
-_LONG_SCHEMA = 1 << 14  # bytes; the same
-_MOST_WORK = 4_000  # of one validation on the event loop: about keywords
+# A text of more characters, or a schema of more bytes, is validated in another process.
+_LONG_TEXT, _LONG_SCHEMA = 1_024, 1 << 14
+# Most work of a validation on the event loop, about the number of keywords that are applied.
+_MOST_WORK = 4_000
 _JOB = "api.structured.output_check:validate_job"
 # What a pattern costs is known if it repeats no group.
 _REPEATED_GROUP, _COUNTS = re.compile(r"\)[*+?{]"), re.compile(r"\{(\d+)")

@@ -118,9 +118,9 @@ async def tgi_events(reply: TgiReply, deltas: Deltas) -> AsyncGenerator[bytes, N
     except Exception as error:
         if not begun:
             raise
-        yield tgi_error_event(reply_to(error))
+        yield tgi_error(reply_to(error))
 
 
-def tgi_error_event(failure: ErrorReply) -> bytes:
+def tgi_error(reply: ErrorReply) -> bytes:
     """Serialize an error as the last event of a stream."""
-    return b"data: %b\n\n" % tgi_body(failure)
+    return b"data: %b\n\n" % tgi_body(reply)

@@ -268,6 +268,10 @@ class EngineCore:
         """Return what saves and loads KV of prompts, between two steps. Raises ConfigError."""
         return self._kept.transfer(self._cache)
 
+    def find(self, number: int) -> Sequence | None:
+        """Return the sequence of a number that waits or runs. Read-only."""
+        return self._scheduler.find(number)
+
     def adaptation_of(self, submit: Submit) -> Adaptation:
         """Return the adapter and the namespaces of a prompt. Raises UnknownModel, RequestError."""
         adaptation = self._adapt(submit)

@@ -120,20 +120,20 @@ class PrefixTransfer:
         self._cache, self._pages, self._base = cache, pages, base
         self._codec = BlockCodec(BlockScheme(pages.form, cache.page_size, pages.page_bytes))
 
-    def save(self, path: Path, tokens: array[int], file: FilePath) -> int:
+    def save(self, path: Path, tokens: array[int], file: FilePath, head: bytes = b"") -> int:
         """Write the whole pages of a prompt that are cached to a file. Returns their tokens. Raises OSError."""
         blocks, pages = self._cache.export(self._codec.scheme, path, tokens)
-        write_prefix(file, self._codec, blocks, lambda index: self._pages.read_page(pages[index]))
+        write_prefix(file, self._codec, blocks, lambda index: self._pages.read_page(pages[index]), head)
         return len(blocks) * self._cache.page_size
 
-    def load(self, file: FilePath) -> int:
-        """Enter the pages of a file in the prefix cache. Raises OSError.
+    def load(self, file: FilePath, offset: int = 0) -> int:
+        """Enter the pages of a file, which begin at an offset, in the prefix cache. Raises OSError.
 
         Returns:
             Tokens whose KV is cached now, as far as the pool has room; 0 for a file of another base model, form of KV
             or page size, or with no whole page.
         """
-        stored = read_prefix(file, self._codec, self._base, "")
+        stored = read_prefix(file, self._codec, self._base, "", offset=offset)
         if stored is None:
             return 0
         lease, num_tokens = self._cache.import_pages(stored.path, stored.tokens)

@@ -121,6 +121,10 @@ class HostStore:
             self._stats.hits += 1
             return payload
 
+    @property
+    def is_empty(self) -> bool:
+        return not self._pages
+
     def discard(self, keys: Iterable[bytes]) -> None:
         """Forget pages, those of them that are here."""
         with self._lock:

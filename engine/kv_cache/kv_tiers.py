@@ -150,6 +150,11 @@ class KvTiers:
 
     # The scheduler calls these: pages are read ahead of their sequences.
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether no sequence can have anything here: there are no stores, and nothing of other replicas."""
+        return not self.stores and (self.peers is None or self.peers.is_idle)
+
     def awaits(self, number: int, path: Path, tokens: array[int], num_cached: int, num_pages: int) -> bool:
         """Return whether pages of a waiting sequence are being read; begin to read those that a store has.
 

@@ -52,6 +52,11 @@ class PeerReads:
         self._asked: dict[int, PeerQuestion] = {}  # by sequence
         self._to_send: list[FetchKv] = []
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether no sequence may ask or waits, and no page has come that no lease has taken."""
+        return not self._expected and not self._asked and self.store.is_empty
+
     def expect(self, number: int, num_tokens: int) -> None:
         """Note that another replica is likely to have the first tokens of a sequence, which asks for them once."""
         self._expected[number] = num_tokens

@@ -250,7 +250,7 @@ class PrefixCache:
             number: of the sequence.
             limit: as in ``acquire``.
         """
-        if self.tiers is None:
+        if self.tiers is None or self.tiers.is_idle:
             return False
         num_cached = len(self._tree.match(path, _memory(tokens, 0, limit)).pages)
         return self.tiers.awaits(number, path, tokens, num_cached, limit // self.page_size)

@@ -33,17 +33,23 @@ class StoredPrefix:
 
 
 def write_prefix(
-    file: FilePath, codec: BlockCodec, blocks: Sequence[BlockId], payload_of: Callable[[int], Buffer]
+    file: FilePath,
+    codec: BlockCodec,
+    blocks: Sequence[BlockId],
+    payload_of: Callable[[int], Buffer],
+    head: bytes = b"",
 ) -> None:
     """Write a file beside its name and rename it. Raises OSError.
 
     Args:
         blocks: the pages of a prefix from the first one on.
         payload_of: returns the bytes of a page by its index.
+        head: of a session file; empty for a prefix alone.
     """
     unfinished = file.with_name(file.name + _UNFINISHED)
     try:
         with open(unfinished, "wb", opener=lambda path, flags: os.open(path, flags, 0o600)) as out:
+            out.write(head)
             for index, block in enumerate(blocks):
                 for part in codec.encode(block, payload_of(index)):
                     out.write(part)
@@ -53,13 +59,14 @@ def write_prefix(
         raise
 
 
-def read_prefix(file: FilePath, codec: BlockCodec, base: str, tenant: str) -> StoredPrefix | None:
+def read_prefix(file: FilePath, codec: BlockCodec, base: str, tenant: str, *, offset: int = 0) -> StoredPrefix | None:
     """Read a prefix; None if there is none of this base model, tenant and form in the file.
 
     Pages behind the first that is damaged or does not continue the one before are left out.
 
     Args:
         base: digest of the base model.
+        offset: where the blocks begin.
 
     Raises:
         OSError: the file cannot be read.
@@ -67,6 +74,7 @@ def read_prefix(file: FilePath, codec: BlockCodec, base: str, tenant: str) -> St
     blocks: list[BlockId] = []
     payloads: list[Buffer] = []
     with open(file, "rb") as source:
+        source.seek(offset)
         for data in _blocks(source):
             try:
                 block, payload = codec.read(data, tenant)

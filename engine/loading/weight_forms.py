@@ -301,7 +301,11 @@ class WeightReader:
         return pack_grouped(parts, self.device, self.dtype, bias)
 
     def grouped_part(self, name: str, index: int, turns: int, bias: Tensor | None) -> GroupedLinear | None:
-        """Return a matrix of a stack as it is stored, whose rows belong to so many modules by turns; None as above."""
+        """Return one matrix of a stack in its stored form; None where ``grouped`` forms are not kept.
+
+        Args:
+            turns: modules whose rows alternate in the matrix; they are sorted by module.
+        """
         found = self._source.numbers(name, index) if self._form == "grouped" else None
         if found is None:
             return None

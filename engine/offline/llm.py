@@ -480,6 +480,47 @@ class LLM:
         """
         return self._engine.load_prefix(Path(path))
 
+    def save_session(self, running: RunningRequest, path: str | Path) -> int:
+        """Pause a request of ``begin``: write it, with the KV of its tokens, to a file for ``load_session``.
+
+        It goes on from there with the tokens that it would have drawn here, in this process or another one. Here it
+        ends: its ``output`` raises RequestError.
+
+        Returns:
+            Tokens whose KV is in the file.
+
+        Raises:
+            RequestError: the request has ended, has several answers or wants logprobs, or waits for its grammar or
+                adapter.
+            ConfigError: the KV of this model cannot be kept.
+            OSError: the file cannot be written: the request goes on here.
+        """
+        return self._engine.save_session(running, Path(path))
+
+    def load_session(
+        self, path: str | Path, *, on_delta: Callable[[TextDelta], None] | None = None
+    ) -> RunningRequest | None:
+        """Go on with a request of ``save_session`` beside the running ones, as ``begin``.
+
+        Args:
+            on_delta: as of ``begin``; it gets the tokens before the pause first.
+
+        Returns:
+            The request. None for a file of another base model, of an adapter that is not loaded under its name with
+            the same content, or for a damaged file. KV of another number format is computed again.
+
+        Raises:
+            RequestError: the request is out of the bounds of this LLM.
+            ConfigError: the KV of this model cannot be kept.
+            OSError: the file cannot be read.
+        """
+        saved = self._engine.load_session(Path(path))
+        if saved is None:
+            return None
+        [given] = self._engine.adapters.inputs(prompt_token_ids=[saved.request.tokens], adapter=saved.request.adapter)
+        request = given.adapter.model.limits.check(saved.request)
+        return self._engine.begin(given, request, self._requests.builder(given, request), on_delta, saved.generated)
+
     def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
         """Remove all cached KV that no running request uses, of all tiers. Returns True. Arguments are vLLM's."""
         self._engine.reset_cache()

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 import logging
+from array import array
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,7 +15,7 @@ from ..adapter_sources.adapter_fetcher import AdapterFetcher
 from ..adapter_sources.named_sources import fetch_named, named_source
 from ..config import EngineConfig
 from ..core.engine_core import EngineCore
-from ..errors import EngineDead, EngineError
+from ..errors import EngineDead, EngineError, RequestError
 from ..messages import Abort, AdapterChanged, ForgetTokens, LoadAdapter, Reply, Submit, TokenTexts, UnloadAdapter
 from ..peer_options import engine_keywords
 from ..serving.adapter_tokenizers import AdapterTokenizers, ServedTokenizer
@@ -29,6 +30,7 @@ from .prompt_texts import AdapterTexts
 from .request_inputs import Input
 from .request_output import OutputBuilder
 from .running_request import DeltaCallbacks, GenerateCall, ProgressBar, RunningRequest
+from .saved_session import SavedSession, pack_head, read_head
 
 T = TypeVar("T")
 
@@ -93,11 +95,17 @@ class OfflineEngine:
         request: TextRequest,
         builder: OutputBuilder,
         on_delta: Callable[[TextDelta], None] | None = None,
+        generated: array[int] | None = None,
     ) -> RunningRequest:
-        """Begin a request that was checked, beside the running ones; ``step`` advances all of them."""
-        running = RunningRequest(builder, on_delta, self._callbacks)
+        """Begin a request that was checked, beside the running ones; ``step`` advances all of them.
+
+        Args:
+            generated: tokens that it has already, and goes on after; None for none.
+        """
+        running = RunningRequest(request, builder, on_delta, self._callbacks)
+        served = given.adapter.model.served
         try:
-            self.on_thread(partial(self._sequences.start, [request], running, given.adapter.model.served))
+            self.on_thread(partial(self._sequences.start, [request], running, served, generated))
         except BaseException:  # nobody has the request, so nobody could abort it
             self.on_thread(partial(self._sequences.stop, running))
             raise
@@ -190,6 +198,55 @@ class OfflineEngine:
     def load_prefix(self, file: Path) -> int:
         """Enter the pages of a file in the prefix cache. Returns their tokens. Raises OSError, ConfigError."""
         return self.on_thread(lambda: self._core.prefix_transfer().load(file))
+
+    def save_session(self, running: RunningRequest, file: Path) -> int:
+        """Write a request that runs, with its KV, to a file, and end it here. Returns the tokens whose KV is there.
+
+        Raises:
+            RequestError: it has ended, has several answers or wants logprobs, or no step has computed it yet.
+            OSError, ConfigError: as ``save_prefix``.
+        """
+        return self.on_thread(partial(self._save_session, running, file))
+
+    def _save_session(self, running: RunningRequest, file: Path) -> int:
+        transfer, request = self._core.prefix_transfer(), running.request
+        wants_scores = request.params.logprobs is not None or request.params.prompt_logprobs is not None
+        if request.n > 1 or wants_scores:
+            raise RequestError("A session has one answer and no logprobs: n must be 1, logprobs left out.", param="n")
+        sequence = self._core.find(next(iter(running.running), _NO_SEQUENCE))
+        if running.is_done or sequence is None:
+            raise RequestError("The request has ended, or waits for its grammar or adapter: call step() first.")
+        path, tokens = sequence.path, sequence.tokens[:]
+        saved = SavedSession(
+            path.namespace.base,
+            path.namespace.adapter or "",
+            replace(request, params=replace(request.params, seed=sequence.spec.seed)),
+            tokens[sequence.num_prompt :],
+        )
+        num_tokens = transfer.save(path, tokens, file, pack_head(saved.encode()))
+        self._sequences.stop(running)
+        running.abort()
+        return num_tokens
+
+    def load_session(self, file: Path) -> SavedSession | None:
+        """Enter the KV of a session's file in the prefix cache. Returns what goes on; None where it cannot go on here.
+
+        Raises:
+            OSError, ConfigError: as ``load_prefix``.
+        """
+        return self.on_thread(partial(self._load_session, file))
+
+    def _load_session(self, file: Path) -> SavedSession | None:
+        transfer, found = self._core.prefix_transfer(), read_head(file)
+        saved = None if found is None else SavedSession.decode(found[0])
+        if found is None or saved is None or saved.base != self._core.ready.base_digest:
+            return None
+        if saved.request.adapter is not None:
+            info = self._adapters.get(saved.request.adapter)
+            if info is None or info.digest != saved.adapter_digest:
+                return None
+        transfer.load(file, found[1])
+        return saved
 
     def reset_cache(self) -> None:
         """Remove all cached KV that no running request uses."""

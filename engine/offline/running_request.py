@@ -11,6 +11,7 @@ from tqdm import tqdm
 
 from ..errors import EngineError, RequestError
 from ..serving.output_processor import OutputProcessor, TextDelta
+from ..serving.request import TextRequest
 from .request_output import OutputBuilder, RequestOutput
 
 _SHOW_EVERY = 0.5  # seconds between updates of the speed
@@ -23,11 +24,17 @@ class RunningRequest:
         running: output processors of the sequences that have not ended, by id.
         error: failure that ended the request, None if there is none.
         on_delta: called with each delta between two steps; None for no callback.
+        request: what was asked.
     """
 
     def __init__(
-        self, builder: OutputBuilder, on_delta: Callable[[TextDelta], None] | None, callbacks: DeltaCallbacks
+        self,
+        request: TextRequest,
+        builder: OutputBuilder,
+        on_delta: Callable[[TextDelta], None] | None,
+        callbacks: DeltaCallbacks,
     ) -> None:
+        self.request = request
         self._builder = builder
         self._callbacks = callbacks
         self.on_delta = on_delta

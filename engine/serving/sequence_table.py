@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Protocol
@@ -55,11 +56,18 @@ class SequenceTable:
     def __len__(self) -> int:
         return len(self._receivers)
 
-    def start(self, requests: Sequence[TextRequest], receiver: DeltaReceiver, served: ServedTokenizer) -> None:
+    def start(
+        self,
+        requests: Sequence[TextRequest],
+        receiver: DeltaReceiver,
+        served: ServedTokenizer,
+        generated: array[int] | None = None,
+    ) -> None:
         """Submit the sequences of requests that ``RequestLimits.check`` has passed: all, or none if anything raises.
 
         Args:
             served: the tokenizer of all of them.
+            generated: tokens that the one sequence has already, and goes on after; the receiver gets them first.
 
         Raises:
             EngineDead: the engine is gone.
@@ -70,6 +78,7 @@ class SequenceTable:
                 stops = StopStrings(request.stop) if request.stop else None
                 for index, submit in enumerate(request.submits(self._ids)):
                     receiver.running[submit.id] = OutputProcessor(served.tokenizer, request, stops, index, prompt)
+                    submit = submit if generated is None else replace(submit, generated=generated)
                     submits.append(_of_tokenizer(submit, served) if served.identity else submit)
             self._receivers.update(dict.fromkeys(receiver.running, receiver))
             if any(each.grammar or each.reasoning for each in requests):
@@ -77,6 +86,8 @@ class SequenceTable:
                 names = {name for adapter in asked for name in names_in(adapter)}
                 self._vocabularies.use(served, names, receiver.running)
             self._engine.submit(submits)
+            if generated:
+                self.take([TokenOut(each.id, tuple(generated)) for each in submits])
         except BaseException:
             self.stop(receiver)
             raise

@@ -32,7 +32,8 @@ from .draft_cost import DraftChoice, DraftCost
 from .output_lookup import OutputIndex, OutputLookup
 from .prompt_lookup import NgramIndex
 
-_LOOKUPS, _MOST_LOOKUPS = 20.0, 200.0  # that count in the share of useful ones: at first, and later
+# The share of useful lookups starts as if so many had been useful, and is averaged over at most so many.
+_LOOKUPS, _MOST_LOOKUPS = 20.0, 200.0
 _OVERLAP_GAIN = 0.1  # of a step: the time that overlap scheduling saves
 _PATIENCE = 4  # useless lookups after which the interval doubles
 _LONGEST_BACKOFF = 8  # tokens

@@ -11,7 +11,8 @@ from .entry_languages import EntryLanguage, is_endless, shortest_entries
 from .lark_rules import LarkRules
 from .string_rules import alternatives_by_position
 
-MAX_DISTINCT = 64  # items, of which short texts are made
+MAX_DISTINCT = 64
+"""Most distinct items for which the shortest texts are searched."""
 
 
 def check_distinct(rules: LarkRules, root: Conj) -> None:

@@ -39,7 +39,7 @@ class ExpertKernels:
         self._sum = library.bind("sum_experts", _SUM, Fields((5,)))
 
     def route(self, logits: Tensor, params: RouterParams) -> Routing:
-        """Logits [T, E] fp32 -> [T, k]."""
+        """Choose k experts for each token, with their weights: logits [T, E] fp32 -> [T, k]."""
         tokens, num_experts = logits.shape
         correction = params.correction
         shape = (tokens, params.top_k)
@@ -91,7 +91,7 @@ class ExpertKernels:
     def _multiply(
         self, x: Tensor, weights: ExpertWeights, experts: Tensor | None, out: Tensor, picks: int, carried: int = 0
     ) -> None:
-        """Write the products of each token's picks, without experts one of each in their order."""
+        """Write the product of each pick of a token: with the expert that it names, or with weight i for pick i."""
         first = weights.first
         failed = self._linear(
             _EXPERT_LINEAR.pack(

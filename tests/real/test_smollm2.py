@@ -93,8 +93,8 @@ def test_answers_do_not_depend_on_the_form_of_blocks_or_on_company(
         measure = Mock(return_value=few_rows)
         monkeypatch.setattr(weight_forms, "measure_few_rows", measure)
         llm = LLM(str(smollm2_gguf), device="cpu", kv_cache_memory=0.1, max_model_len=512, **options)
-        params = [SamplingParams(temperature=1.0, seed=i, max_tokens=12, logprobs=1) for i in range(len(STARTS))]
-        outputs = llm.generate(STARTS, params, use_tqdm=False)
+        params = [SamplingParams(temperature=1.0, seed=i, max_tokens=12, logprobs=1) for i in range(6)]
+        outputs = llm.generate(STARTS[:6], params, use_tqdm=False)
         llm.close()
         measure.assert_called()
         scores = [zip(each.outputs[0].token_ids, each.outputs[0].logprobs or (), strict=True) for each in outputs]

@@ -163,7 +163,7 @@ def test_only_who_would_wait_is_refused(seed: int) -> None:
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("seed", range(100, 150))
+@pytest.mark.parametrize("seed", range(100, 128))
 def test_only_who_would_wait_is_refused_in_any_mix(seed: int) -> None:
     draw = random.Random(seed)
-    check(draw.choice(tuple(MACHINES.values())), mixed(draw), most=6)
+    check(draw.choice(tuple(MACHINES.values())), mixed(draw), most=3)

@@ -243,6 +243,7 @@ def test_what_changes_adapters_or_shows_all_tenants_is_for_admins(guarded: Live)
     for _, path in routes(guarded):
         of_adapters = "adapter" in path and not path.startswith("/ui/")
         named = of_adapters or "/admin/" in path or "/cache" in path or path in ("/ui/state", "/v1/fleet")
+        named |= path.startswith("/v2/repository/models/")
         assert (needed_scope(path) is Scope.ADMIN) == named, path
     assert needed_scope("/v1/adapters/sql") is Scope.ADMIN
 

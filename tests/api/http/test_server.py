@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import grpc
 import httpx
 import pytest
 from support.api.real_server import free_port
@@ -22,6 +23,7 @@ from rootgraft.api.config import ServerConfig
 from rootgraft.api.http import server
 from rootgraft.api.http.listener import listening
 from rootgraft.api.models_file import ModelEntry, ServedModel
+from rootgraft.api.rpc.messages import message
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.errors import ConfigError, ModelError
 
@@ -58,6 +60,26 @@ def test_loading_serving_ending(engine: Engine) -> None:
     assert run(steps) == 0
     assert engine.closed
     assert engine.client.path == Path("model.gguf")
+
+
+def test_grpc_beside_http(engine: Engine) -> None:
+    port = free_port()
+    ask, kind = "/rootgraft.v1.Generation/GenerateUnary", message("rootgraft.v1.GenerateResponse")
+    request = message("rootgraft.v1.GenerateRequest")(prompt="x").SerializeToString()
+
+    def steps(http: httpx.Client) -> None:
+        wait_until(lambda: http.get("/health/live").status_code == 200)
+        with grpc.insecure_channel(f"127.0.0.1:{port}", [("grpc.enable_http_proxy", 0)]) as channel:
+            call = channel.unary_unary(ask, response_deserializer=kind.FromString)
+            with pytest.raises(grpc.RpcError) as caught:
+                call(request, timeout=60, wait_for_ready=True)
+            assert caught.value.code() is grpc.StatusCode.UNAVAILABLE, "the model is loading"
+            engine.loaded.set()
+            wait_until(lambda: http.get("/ready").status_code == 200)
+            assert call(request, timeout=60).text == "answer 0"
+        interrupt()
+
+    assert run(steps, grpc_port=port) == 0
 
 
 @pytest.mark.parametrize("mode", ["auto", "vllm"])

@@ -261,7 +261,7 @@ def test_rows_of_a_batch(vocabulary):
     assert (buffer.words[1] == -1).all()
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(schema=st.sampled_from(SCHEMAS), seed=st.integers(0, 2**32), spare=st.none() | st.integers(0, 30))
 def test_masks_along_drafts_are_those_of_one_token_after_another(grammars, vocabulary, schema, seed, spare):
     """Each draft leaves the next one a token less; behind one that is refused nothing is allowed."""

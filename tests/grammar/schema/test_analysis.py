@@ -40,7 +40,7 @@ def test_the_analysis_admits_what_the_validator_admits(schema, values):
         assert found or not valid or analysis.narrowings or "unevaluated" in json.dumps(schema)
 
 
-@SLOW
+@settings(SLOW, max_examples=150)
 @given(SCHEMAS, st.integers(0, 1000))
 def test_random_answers_of_random_schemas_validate(grammars, vocabulary, schema, seed):
     try:

@@ -118,7 +118,7 @@ def test_parts_fill_the_device_once_and_are_worth_a_program():
     assert attention.most_splits(programs=8192, max_context=4096, sms=132) == 1
 
 
-@pytest.mark.parametrize(("others", "window"), [(1, None), (1, 300), (7, 300), (140, None)])
+@pytest.mark.parametrize(("others", "window"), [(1, None), (7, 300), (140, None)])
 def test_a_long_row_among_short_ones(others, window, monkeypatch):
     """It has more parts than they, whose only part is final; 141 rows are summed up in two turns."""
     rows = [(1, 1 + i % 9) for i in range(others)]

@@ -48,6 +48,7 @@ class Hybrid:
     """A tiny model with an adapter on every linear module, and its oracle."""
 
     def __init__(self, name: str, folder: Path) -> None:
+        self.name = name
         self.base = save(name, folder / "base")
         torch.manual_seed(4)
         options = LoraConfig(r=3, lora_alpha=9, target_modules="all-linear", init_lora_weights=False)
@@ -126,8 +127,9 @@ class Talk:
 
 
 @pytest.mark.parametrize("overlaps", [False, True])
-@pytest.mark.parametrize("eager", [False, True])
-def test_every_logprob_is_that_of_transformers(hybrid: Hybrid, overlaps: bool, eager: bool) -> None:
+def test_every_logprob_is_that_of_transformers(hybrid: Hybrid, overlaps: bool) -> None:
+    """Each model with recorded passes and without, and each of these with steps ahead in half of the models."""
+    eager = overlaps ^ bool(MODELS.index(hybrid.name) % 2)
     core = hybrid.core(overlaps=overlaps, enforce_eager=eager)
     talk, rng = Talk(hybrid, core), random.Random(1)
     for _ in range(3):  # turns of conversations, answers to one prompt, and adapters beside none

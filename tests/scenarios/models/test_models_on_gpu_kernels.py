@@ -39,7 +39,7 @@ RMS_NORMS = {"_rms_norm", "_rope_store_kv", "extend", "decode", "_gated_activati
 @pytest.mark.parametrize(
     ("name", "kernels"),
     [
-        *((name, RMS_NORMS) for name in ("llama", "mistral", "qwen3", "gemma2", "gemma3", "smollm3_window")),
+        *((name, RMS_NORMS) for name in ("llama", "qwen3", "gemma2", "gemma3", "smollm3_window")),
         *((name, RMS_NORMS) for name in ("olmo2", "glm4", "hunyuan")),
         *((name, LAYER_NORMS) for name in ("cohere_normed", "starcoder2")),
     ],

@@ -110,6 +110,8 @@ class FileServer:
         if is_part:
             response.headers["Content-Range"] = f"bytes {start}-{len(content) - 1}/{len(content)}"
         response.content_length = self.claims.get(path, len(content)) - start
+        if self.claims.get(path, 0) > len(content):
+            response.force_close()  # so that a client which waits for the rest sees the end
         await response.prepare(request)
         if request.method == "HEAD":
             return response

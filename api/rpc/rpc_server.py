@@ -1,0 +1,206 @@
+"""The gRPC server: its services on one port, with reflection and health, in the event loop of the HTTP server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+from google.protobuf.message import DecodeError
+from grpc_health.v1 import health_pb2
+from grpc_reflection.v1alpha import reflection
+from starlette.types import ASGIApp
+
+from ...engine.errors import ConfigError
+from ..config import ServerConfig
+from . import generation_service, inference_service
+from .app_calls import AppCalls, CallError
+from .generation_service import GenerationService
+from .inference_service import InferenceService
+from .messages import message, pool
+
+HEALTH = "grpc.health.v1.Health"
+WATCH_SECONDS = 1.0
+MAX_STREAMS = 1000
+"""Calls of one connection that run at a time."""
+_GRACE = 2.0
+_SERVICES = (generation_service.NAME, inference_service.NAME)
+
+Method = Callable[[Any, Any], Awaitable[Any]]
+Stream = Callable[[Any, Any], AsyncGenerator[Any, None]]
+
+
+class RpcServer:
+    """Serves an application's routes over gRPC. Belongs to one event loop.
+
+    Args:
+        app: with all of its middleware.
+
+    Raises:
+        ConfigError: the port is taken, or the certificate cannot be used.
+
+    Attributes:
+        port: that it listens on.
+    """
+
+    def __init__(self, app: ASGIApp, options: ServerConfig, port: int) -> None:
+        limits = {
+            "grpc.max_receive_message_length": options.max_request_bytes,
+            "grpc.max_concurrent_streams": MAX_STREAMS,
+            "grpc.so_reuseport": 0,
+            "grpc.http2.min_ping_interval_without_data_ms": 10_000,
+            "grpc.keepalive_time_ms": 60_000,
+            "grpc.keepalive_timeout_ms": 20_000,
+        }
+        self._server = grpc.aio.server(options=list(limits.items()))
+        calls = AppCalls(app)
+        self._server.add_generic_rpc_handlers(
+            (_generation(GenerationService(calls)), _inference(InferenceService(calls)), _health(calls))
+        )
+        names = (*_SERVICES, HEALTH, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, self._server, pool=_Pools())
+        host = f"[{options.host}]" if ":" in options.host else options.host
+        try:
+            self.port = _listen(self._server, f"{host}:{port}", options)
+        except RuntimeError as error:
+            raise ConfigError(f"--grpc-port {port} cannot be used: {error}") from None
+
+    async def start(self) -> None:
+        """Take calls."""
+        await self._server.start()
+
+    async def close(self) -> None:
+        """Take no new call, and cut off those that still run after two seconds."""
+        await self._server.stop(_GRACE)
+
+
+def _listen(server: Any, address: str, options: ServerConfig) -> int:
+    if options.ssl_certfile is None:
+        return int(server.add_insecure_port(address))
+    certificate = Path(options.ssl_certfile).read_bytes()
+    key = Path(options.ssl_keyfile or options.ssl_certfile).read_bytes()
+    roots = None if options.ssl_ca_certs is None else Path(options.ssl_ca_certs).read_bytes()
+    credentials = grpc.ssl_server_credentials([(key, certificate)], roots, options.ssl_cert_reqs == 2)
+    return int(server.add_secure_port(address, credentials))
+
+
+class _Pools:
+    """Descriptors of our messages, and of the health service's, for reflection."""
+
+    def __getattr__(self, name: str) -> Any:
+        if not name.startswith("Find"):
+            raise AttributeError(name)
+        pools = (pool(), health_pb2.DESCRIPTOR.pool)
+
+        def find(*args: Any) -> Any:
+            try:
+                return getattr(pools[0], name)(*args)
+            except KeyError:
+                return getattr(pools[1], name)(*args)
+
+        return find
+
+
+def _generation(service: GenerationService) -> Any:
+    kind = message("rootgraft.v1.GenerateRequest")
+    return grpc.method_handlers_generic_handler(
+        generation_service.NAME,
+        {
+            "GenerateUnary": _unary(kind, service.unary),
+            "Generate": grpc.unary_stream_rpc_method_handler(
+                _streaming(kind, service.stream), response_serializer=_serialized
+            ),
+        },
+    )
+
+
+def _inference(service: InferenceService) -> Any:
+    kind = message("inference.ModelInferRequest")
+    handlers = {name: _unary(message(f"inference.{name}Request"), method) for name, method in service.unary.items()}
+
+    async def stream(requests: AsyncIterator[bytes], context: Any) -> AsyncGenerator[Any, None]:
+        async def parsed() -> AsyncGenerator[Any, None]:
+            async for data in requests:
+                yield _parsed(kind, data)
+
+        try:
+            async for answer in service.stream(parsed(), context):
+                yield answer
+        except CallError as error:
+            await _abort(context, error)
+
+    handlers["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(stream, response_serializer=_serialized)
+    return grpc.method_handlers_generic_handler(inference_service.NAME, handlers)
+
+
+def _health(calls: AppCalls) -> Any:
+    """Return the handlers of gRPC's health service, which tells what ``/health/ready`` does."""
+    kind, response = health_pb2.HealthCheckRequest, health_pb2.HealthCheckResponse
+
+    async def status() -> Any:
+        is_ready = await calls.status(None, "/health/ready") == 200
+        return response.SERVING if is_ready else response.NOT_SERVING
+
+    async def check(request: Any, context: Any) -> Any:
+        if request.service not in ("", HEALTH, *_SERVICES):
+            raise CallError(grpc.StatusCode.NOT_FOUND, "There is no such service.")
+        return response(status=await status())
+
+    async def watch(request: Any, context: Any) -> AsyncGenerator[Any, None]:
+        told = None
+        while True:
+            known = request.service in ("", HEALTH, *_SERVICES)
+            now = await status() if known else response.SERVICE_UNKNOWN
+            if now != told:
+                told = now
+                yield response(status=now)
+            await asyncio.sleep(WATCH_SECONDS)
+
+    return grpc.method_handlers_generic_handler(
+        HEALTH,
+        {
+            "Check": _unary(kind, check),
+            "Watch": grpc.unary_stream_rpc_method_handler(_streaming(kind, watch), response_serializer=_serialized),
+        },
+    )
+
+
+def _unary(kind: Any, method: Method) -> Any:
+    async def call(data: bytes, context: Any) -> Any:
+        try:
+            return await method(_parsed(kind, data), context)
+        except CallError as error:
+            await _abort(context, error)
+
+    return grpc.unary_unary_rpc_method_handler(call, response_serializer=_serialized)
+
+
+def _streaming(kind: Any, method: Stream) -> Any:
+    async def call(data: bytes, context: Any) -> AsyncGenerator[Any, None]:
+        try:
+            async for answer in method(_parsed(kind, data), context):
+                yield answer
+        except CallError as error:
+            await _abort(context, error)
+
+    return call
+
+
+def _parsed(kind: Any, data: bytes) -> Any:
+    """Return a message. Raises CallError, as gRPC itself answers malformed ones with an internal error."""
+    try:
+        return kind.FromString(data)
+    except DecodeError:
+        name = kind.DESCRIPTOR.full_name
+        raise CallError(grpc.StatusCode.INVALID_ARGUMENT, f"The message is no {name}.") from None
+
+
+async def _abort(context: Any, error: CallError) -> None:
+    await context.abort(error.status, error.message, error.trailers)
+
+
+def _serialized(answer: Any) -> bytes:
+    data: bytes = answer.SerializeToString()
+    return data

@@ -1,0 +1,85 @@
+"""Saved sessions: a request that was paused after some of its tokens, as bytes, to go on with in another process.
+
+Seed and tokens say all of it: a draw depends on seed and position, and a grammar's matcher, penalties and stop strings
+follow from the tokens before.
+"""
+
+from __future__ import annotations
+
+import json
+from array import array
+from dataclasses import dataclass, replace
+from itertools import repeat
+
+from ...grammar.spec import GrammarKind, GrammarSpec
+from ..kv_cache.session_files import pack_head, read_head
+from ..messages import Submit, decode, encode
+from ..serving.request import TextRequest
+
+__all__ = ["SavedSession", "pack_head", "read_head"]
+
+VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class SavedSession:
+    """What goes on, and on which weights.
+
+    Attributes:
+        base: digest of the base model.
+        adapter_digest: of the adapter; "" for none.
+        request: as it was asked, with the seed that it has.
+        generated: the tokens that it has, ``array('i')``.
+    """
+
+    base: str
+    adapter_digest: str
+    request: TextRequest
+    generated: array[int]
+
+    def encode(self) -> bytes:
+        """Return the session as bytes."""
+        request = self.request
+        [submit] = request.submits(repeat(0))
+        fields = {
+            "version": VERSION,
+            "base": self.base,
+            "adapter_digest": self.adapter_digest,
+            "stop": request.stop,
+            "include_stop": request.include_stop,
+            "skip_special_tokens": request.skip_special_tokens,
+            "shown_tokens": sorted(request.shown_tokens),
+            "timeout": request.timeout,
+        }
+        text = json.dumps(fields).encode()
+        return len(text).to_bytes(4, "little") + text + encode([replace(submit, generated=self.generated)])
+
+    @classmethod
+    def decode(cls, data: bytes) -> SavedSession | None:
+        """Return the session of ``encode``; None for one of another version."""
+        length = int.from_bytes(data[:4], "little")
+        fields = json.loads(data[4 : 4 + length])
+        if fields["version"] != VERSION:
+            return None
+        [submit] = decode(data[4 + length :])
+        assert isinstance(submit, Submit)
+        request = TextRequest(
+            submit.tokens,
+            submit.params,
+            stop=tuple(fields["stop"]),
+            include_stop=fields["include_stop"],
+            adapter=submit.adapter,
+            salt=submit.salt,
+            skip_special_tokens=fields["skip_special_tokens"],
+            grammar=None if submit.grammar is None else GrammarSpec(GrammarKind(submit.grammar[0]), submit.grammar[1]),
+            tenant=submit.tenant,
+            cache_tenant=submit.cache_tenant,
+            priority=submit.priority,
+            timeout=fields["timeout"],
+            session=submit.session,
+            pin_seconds=submit.pin_seconds,
+            prefix_pins=submit.prefix_pins,
+            reasoning=submit.reasoning,
+            shown_tokens=frozenset(fields["shown_tokens"]),
+        )
+        return cls(fields["base"], fields["adapter_digest"], request, submit.generated)

@@ -1,0 +1,132 @@
+"""A request that is paused, written to a file and resumed elsewhere goes on token for token, or not at all."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.engine.core_hooks import core_of
+from support.engine.tiny_llm import open_llm, write_adapter, write_model
+
+from rootgraft import LLM, SamplingParams
+from rootgraft.engine.errors import RequestError
+from rootgraft.engine.offline.running_request import RunningRequest
+from rootgraft.engine.serving.output_processor import TextDelta
+from rootgraft.grammar.spec import GrammarSpec
+
+PROMPT = [random.Random(5).randrange(3, 250) for _ in range(40)]
+LISTS = GrammarSpec.json_schema({"type": "array", "items": {"enum": ["red", "green"]}, "minItems": 3, "maxItems": 6})
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]:
+    root = tmp_path_factory.mktemp("session")
+    return write_model(root / "model"), write_adapter(root / "one", 1), write_adapter(root / "two", 2)
+
+
+@pytest.fixture(scope="module")
+def pair(folders: tuple[Path, Path, Path]) -> Iterator[tuple[LLM, LLM]]:
+    """Two engines with the same adapter under the same name."""
+    opened = [open_llm(folders[0], enable_lora=True) for _ in range(2)]
+    for llm in opened:
+        llm.load_adapter("own", str(folders[1]))
+    yield opened[0], opened[1]
+    for llm in opened:
+        llm.close()
+
+
+def ended(llm: LLM, running: RunningRequest) -> tuple[list[int], str, Any]:
+    while not running.is_done:
+        llm.step()
+    [answer] = running.output().outputs
+    return list(answer.token_ids), answer.text, answer.finish_reason
+
+
+def paused(llm: LLM, file: Path, num_tokens: int, **options: Any) -> None:
+    """Begin a request, and write it to a file once it has so many tokens."""
+    got: list[int] = []
+    running = llm.begin(PROMPT, on_delta=lambda delta: got.extend(delta.tokens), **options)
+    while len(got) < num_tokens:
+        llm.step()
+    assert not running.is_done, "drafts were too good"
+    assert llm.save_session(running, file) >= 32
+    with pytest.raises(RequestError, match="aborted"):
+        running.output()
+
+
+OPTIONS: list[dict[str, Any]] = [
+    {"params": SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=True)},
+    {"params": SamplingParams(max_tokens=40, temperature=1.5, seed=7, ignore_eos=True, presence_penalty=1.0)},
+    {"params": SamplingParams(max_tokens=40, temperature=1.0, seed=3), "grammar": LISTS},
+    {"params": SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=True), "adapter": "own"},
+    {"params": SamplingParams(max_tokens=40, temperature=1.0, seed=4, ignore_eos=True), "stop": ["zq", "qz"]},
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=["greedy", "drawn", "grammar", "adapter", "stop"])
+def test_it_goes_on_elsewhere_with_the_same_tokens(pair: tuple[LLM, LLM], tmp_path: Path, options: Any) -> None:
+    here, there = pair
+    whole = ended(here, here.begin(PROMPT, **options))
+    file = tmp_path / "session"
+    for cut in (1, len(whole[0]) // 3):
+        paused(here, file, cut, **options)
+        there.reset_prefix_cache()
+        deltas: list[TextDelta] = []
+        running = there.load_session(file, on_delta=deltas.append)
+        assert running is not None and ended(there, running) == whole
+        assert [token for delta in deltas for token in delta.tokens] == whole[0], "what it had before comes first"
+        assert running.output().num_cached_tokens >= 32, "its KV came with it"
+        assert running.output().usage[0].completion >= len(whole[0])
+    for llm in pair:
+        core_of(llm).check()
+
+
+def test_without_a_seed_it_keeps_the_one_that_it_got(pair: tuple[LLM, LLM], tmp_path: Path) -> None:
+    here, there = pair
+    options = {"params": SamplingParams(max_tokens=30, temperature=2.0, ignore_eos=True)}
+    paused(here, tmp_path / "session", 4, **options)
+    answers = [ended(llm, llm.load_session(tmp_path / "session")) for llm in (here, there)]  # type: ignore[arg-type]
+    assert answers[0] == answers[1] and len(answers[0][0]) == 30
+
+
+def test_with_a_foreign_adapter_or_a_damaged_file_it_does_not_go_on(
+    pair: tuple[LLM, LLM], folders: tuple[Path, Path, Path], tmp_path: Path
+) -> None:
+    params = SamplingParams(max_tokens=20, temperature=0.0, ignore_eos=True)
+    plain, adapted = tmp_path / "plain", tmp_path / "adapted"
+    paused(pair[0], plain, 3, params=params)
+    paused(pair[0], adapted, 3, params=params, adapter="own")
+    llm = open_llm(folders[0], enable_lora=True)
+    try:
+        assert llm.load_session(adapted) is None, "no adapter has the name"
+        llm.load_adapter("own", str(folders[2]))
+        assert llm.load_session(adapted) is None, "its name stands for another one"
+        content = plain.read_bytes()
+        for damaged in (b"", content[:10], content[:200], content[:20] + b"?" + content[21:], b"x" + content):
+            plain.write_bytes(damaged)
+            assert llm.load_session(plain) is None
+        plain.write_bytes(content[:-100])
+        whole = ended(pair[1], pair[1].begin(PROMPT, params))
+        resumed = llm.load_session(plain)
+        assert resumed is not None and ended(llm, resumed) == whole, "the last page is cut, and computed"
+    finally:
+        llm.close()
+
+
+def test_what_cannot_be_paused(pair: tuple[LLM, LLM], tmp_path: Path) -> None:
+    llm, file = pair[0], tmp_path / "session"
+    for params in (SamplingParams(n=2, max_tokens=5), SamplingParams(logprobs=1, max_tokens=5)):
+        running = llm.begin(PROMPT, params)
+        with pytest.raises(RequestError, match="one answer and no logprobs"):
+            llm.save_session(running, file)
+        llm.abort(running)
+    running = llm.begin(PROMPT, SamplingParams(max_tokens=2))
+    with pytest.raises(OSError, match="No such file"):
+        llm.step()
+        llm.save_session(running, tmp_path / "none" / "session")
+    ended(llm, running)
+    with pytest.raises(RequestError, match="has ended"):
+        llm.save_session(running, file)

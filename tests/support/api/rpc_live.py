@@ -1,0 +1,68 @@
+"""A gRPC server on a live server's application, and calls of it with nothing but grpcio and the descriptors."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import grpc
+from google.protobuf.message import Message
+
+from rootgraft.api.http.app import create_app
+from rootgraft.api.rpc.messages import message
+from rootgraft.api.rpc.rpc_server import RpcServer
+from support.api.api_live import Live
+
+GENERATION, INFERENCE = "/rootgraft.v1.Generation", "/inference.GRPCInferenceService"
+
+
+class RpcClient:
+    """Calls methods by name on one connection."""
+
+    def __init__(self, channel: Any, live: Live) -> None:
+        self.channel, self.live = channel, live
+
+    def unary(self, method: str, request: Any, answer: str, **options: Any) -> Any:
+        options = {"timeout": 60, **options}
+        call = self.channel.unary_unary(method, _bytes, message(answer).FromString)
+        return call(request, **options)
+
+    def stream(self, method: str, request: Any, answer: str, **options: Any) -> Any:
+        options = {"timeout": 60, **options}
+        return self.channel.unary_stream(method, _bytes, message(answer).FromString)(request, **options)
+
+    def both(self, method: str, requests: Any, answer: str, **options: Any) -> Any:
+        options = {"timeout": 60, **options}
+        return self.channel.stream_stream(method, _bytes, message(answer).FromString)(requests, **options)
+
+
+def _bytes(request: Any) -> bytes:
+    return request.SerializeToString() if isinstance(request, Message) else bytes(request)
+
+
+@contextmanager
+def rpc_of(live: Live) -> Iterator[RpcClient]:
+    """Serve gRPC beside a live server within the block."""
+
+    async def start() -> RpcServer:
+        server = RpcServer(create_app(live.state), live.state.options, 0)
+        await server.start()
+        return server
+
+    server = asyncio.run_coroutine_threadsafe(start(), live.loop).result(60)
+    try:
+        with grpc.insecure_channel(f"127.0.0.1:{server.port}", [("grpc.enable_http_proxy", 0)]) as channel:
+            yield RpcClient(channel, live)
+    finally:
+        asyncio.run_coroutine_threadsafe(server.close(), live.loop).result(60)
+
+
+def generate_request(**fields: Any) -> Any:
+    return message("rootgraft.v1.GenerateRequest")(**fields)
+
+
+def chat_request(*texts: str, **fields: Any) -> Any:
+    messages = [{"role": "user", "content": text} for text in texts]
+    return generate_request(chat={"messages": messages}, **fields)
