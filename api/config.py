@@ -158,6 +158,9 @@ class ServerConfig:
     max_request_bytes: int = option(
         4 << 20, "Longest request body that is read.", low=1024, high=1 << 30, group="server"
     )
+    max_websockets: int = option(
+        512, "Most WebSocket connections at a time, of which tenants have shares.", low=1, high=1 << 16, group="server"
+    )
     max_stored_response_bytes: int = option(
         256 << 20, "Memory for responses that clients may go on from. 0: none is stored.", low=0, group="server"
     )

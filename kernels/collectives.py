@@ -99,17 +99,20 @@ class ProcessGroup:
         self.least(rank)  # a topology that cannot work fails here and not in the first step
 
     def add(self, part: Tensor) -> Tensor:
+        """All-reduce in place: the sum over all ranks, on each of them."""
         if part.numel():
             self._dist.all_reduce(part)
         return part
 
     def gather(self, part: Tensor) -> list[Tensor]:
+        """Gather: the parts of all ranks, in their order, on rank 0; nothing on the others."""
         parts = [torch.empty_like(part) for _ in range(self.size)] if self.rank == 0 else None
         if part.numel():
             self._dist.gather(part, parts, dst=0)
         return parts or []
 
     def least(self, number: int) -> int:
+        """Return the least of the ranks' numbers, on each of them."""
         value = torch.tensor([number], dtype=torch.int64, device=self._device)
         self._dist.all_reduce(value, self._dist.ReduceOp.MIN)
         return int(value.item())

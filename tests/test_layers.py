@@ -55,7 +55,7 @@ FLOORS["api"] = (
     ("api/structured", "api/batches"),
     ("api/observe",),
     ("api/generate",),
-    ("api/responses", "api/anthropic", "api/ollama", "api/tgi", "api/rpc", "api/gateways"),
+    ("api/responses", "api/anthropic", "api/ollama", "api/tgi", "api/rpc", "api/gateways", "api/sockets"),
     ("api/routes",),
     ("api/http",),
     ("api/cli/machine",),

@@ -16,6 +16,7 @@ from yarl import URL
 from ..access.caller import RequestFacts
 from ..error_responses import MESSAGES_PATH, TGI_PATHS, error_response
 from ..errors import ErrorReply
+from ..generate.socket_scope import INNER_APP
 from ..generate.streams import ClientGone, while_connected
 
 OWN_PATHS = frozenset(
@@ -45,6 +46,8 @@ class GatewayProxy:
         self._session: aiohttp.ClientSession | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":  # its requests come here again, each by its own path
+            scope.setdefault("state", {})[INNER_APP] = self
         if scope["type"] != "http" or self._is_own(scope["path"]):
             await self._app(scope, receive, send)
             return

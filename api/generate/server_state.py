@@ -14,10 +14,12 @@ import time
 from typing import TYPE_CHECKING
 
 from ...engine.types import Priority
+from ...tenancy.tenant_shares import TenantShares
 from ..access.overload import QueueLimits
 from ..access.rate_limits import RateLimits
 from ..access.request_admission import RequestAdmission
 from ..access.server_limits import ServerLimits, open_keys
+from ..access.socket_limits import SocketLimits
 from ..config import ServerConfig
 from ..observe.engine_facts import EngineFacts
 from ..observe.gpu_usage import open_gpus
@@ -74,6 +76,7 @@ class ServerState:
         self.limits: ServerLimits = ServerLimits(
             keys, RequestAdmission(queue, rates), shares_cache=options.share_cache_between_keys
         )
+        self.sockets = SocketLimits(TenantShares(options.max_websockets)) if main is None else main.sockets
         self.stores: Stores = Stores.in_memory(options) if main is None else main.stores
         self.observers: Observers = Observers(metrics, None if main is None else main.observers.tracer)
 

@@ -69,7 +69,7 @@ class AllowedHosts:
         self._origins = frozenset(origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and (reply := self.fault(scope)) is not None:
+        if scope["type"] in ("http", "websocket") and (reply := self.fault(scope)) is not None:
             scope["state"] = {"request_id": uuid.uuid4().hex, "facts": RequestFacts()} | scope.get("state", {})
             await error_response(reply, scope)(scope, receive, send)
         else:

@@ -17,6 +17,7 @@ from ..routes.routers import DIRECT, ROUTERS
 from ..routes.unknown_fields import IGNORED_HEADER, LEFT_OUT_HEADER
 from .direct_routes import DirectRoutes
 from .guard import Guard, Identify
+from .socket_routes import SocketRoutes
 
 
 class ErrorInfo(BaseModel):
@@ -43,7 +44,7 @@ class StripRootPath:
         self._raw = root_path.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"].startswith(f"{self._root}/"):
+        if scope["type"] in ("http", "websocket") and scope["path"].startswith(f"{self._root}/"):
             raw = scope.get("raw_path") or b""
             scope = {**scope, "path": scope["path"].removeprefix(self._root), "raw_path": raw.removeprefix(self._raw)}
         await self._app(scope, receive, send)
@@ -77,6 +78,7 @@ def create_app(served: ServerState | ModelRouter) -> FastAPI:
     )  # without the middleware added below
     # The middleware added last is outermost.
     app.add_middleware(DirectRoutes, routes=[route for routes in DIRECT for route in routes.routes])
+    app.add_middleware(SocketRoutes, state=state)
     app.add_middleware(Guard, state=state)
     origins = state.options.allowed_origins
     if origins:

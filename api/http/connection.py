@@ -12,8 +12,12 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from ..errors import ErrorReply
 from .descriptors import most_connections
 from .guard import MAX_HEADER_BYTES
+from .socket_connection import SocketConnection, may_be_socket
 
 HEAD_TIMEOUT = 10.0
+MAX_MESSAGE_BYTES = 4 << 20
+PING_SECONDS = 20.0
+"""Between pings of a WebSocket, and for its client to answer one."""
 DRAIN_SECONDS = 30.0
 DRAIN_BYTES = 256 << 20
 _MAX_HEAD_BYTES = 2 * MAX_HEADER_BYTES
@@ -159,11 +163,30 @@ class Connection(HttpToolsProtocol):
         except httptools.HttpParserUpgrade as upgrade:
             if self.parser.get_method() == b"CONNECT":
                 self.send_400_response("This server is no proxy.")
+            elif self._should_upgrade() and self._is_alone() and may_be_socket(self.url, self.headers):
+                self._become_socket(data[upgrade.args[0] :])
             else:
                 self._parse(self._without_upgrade() + data[upgrade.args[0] :])
         except httptools.HttpParserError as error:
             is_coded = isinstance(error.__context__, _UnreadCoding)
             self.send_400_response(str(error.__context__) if is_coded else "Invalid HTTP request received.")
+
+    def _is_alone(self) -> bool:
+        """Whether no request before this one waits for its answer, and this one is a whole GET of HTTP/1.1."""
+        is_get = self.parser.get_method() == b"GET" and self.parser.get_http_version() == "1.1"
+        return is_get and self._last_unanswered() is None and not self.is_closing
+
+    def _become_socket(self, data: bytes) -> None:
+        """Hand the connection over to the protocol of WebSockets, with what came behind the request's head."""
+        self._stop_timer()
+        self.connections.discard(self)
+        head = [b"GET %b HTTP/1.1" % self.url, *(b"%b: %b" % each for each in self.headers)]
+        protocol = SocketConnection(self.config, self.server_state, self.app_state, self.loop)
+        protocol.connection_made(self._socket)
+        self._socket.set_protocol(protocol)
+        protocol.data_received(b"\r\n".join(head) + b"\r\n\r\n")
+        if data:
+            protocol.data_received(data)
 
     def _without_upgrade(self) -> bytes:
         """Return the head of a request to upgrade without that, for a new parser.
@@ -351,11 +374,15 @@ class Connection(HttpToolsProtocol):
         self.transport.write(b"\r\n".join(head) + b"\r\n\r\n" + body)
 
 
-def uvicorn_options() -> dict[str, Any]:
+def uvicorn_options(max_message_bytes: int = MAX_MESSAGE_BYTES) -> dict[str, Any]:
     """Return uvicorn's options: this protocol, uvloop, and none of its own logs or headers."""
     return {
         "http": Connection,
-        "ws": "none",
+        "ws": SocketConnection,
+        "ws_max_size": max_message_bytes,
+        "ws_ping_interval": PING_SECONDS,
+        "ws_ping_timeout": PING_SECONDS,
+        "ws_per_message_deflate": False,
         "loop": "uvloop",
         "lifespan": "off",
         "log_config": None,

@@ -100,7 +100,11 @@ class _Gateway:
         self._tls = tls_context(options)
         self._proxy = GatewayProxy(create_app(self._state), settings["main_socket"], options.root_path)
         hosts = {"names": options.allowed_hosts, "origins": options.allowed_origins}
-        self._http = HttpServer(AllowedHosts(self._proxy, keys=self._state.limits.keys, **hosts), self._tls)
+        self._http = HttpServer(
+            AllowedHosts(self._proxy, keys=self._state.limits.keys, **hosts),
+            self._tls,
+            max_message_bytes=options.max_request_bytes,
+        )
         self._is_loaded: bool = settings["is_loaded"]
         self._has_failed = False
         self._tasks: set[asyncio.Task[None]] = set()

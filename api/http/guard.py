@@ -42,6 +42,7 @@ _QUIET_PATHS = OPEN_PATHS | {"/metrics", "/ui/state"}
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
 _TRACE_HEADERS = ("traceparent", "tracestate")
 _CLOSE = {"connection": "close"}
+_STARTS = ("http.response.start", "websocket.http.response.start", "websocket.accept")
 
 logger = logging.getLogger(ACCESS)
 
@@ -59,7 +60,7 @@ class Identify:
         self._state = state
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
+        if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
         given = header(scope, b"x-request-id")
@@ -73,9 +74,9 @@ class Identify:
 
         async def send_with_id(message: Message) -> None:
             nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-                message["headers"] = [*message["headers"], *((name, request_id) for name in id_headers)]
+            if message["type"] in _STARTS:
+                status = message.get("status", 101)
+                message["headers"] = [*message.get("headers", ()), *((name, request_id) for name in id_headers)]
                 if facts.version is not None:
                     message["headers"].append((b"x-model-version", facts.version.encode()))
             await shaped(message)
@@ -89,13 +90,13 @@ class Identify:
             await error_response(reply, scope)(scope, receive, send_with_id)
         finally:
             route = scope.get("route")
-            self._state.observers.metrics.count_http("none" if route is None else route.path, scope["method"], status)
+            self._state.observers.metrics.count_http("none" if route is None else route.path, _method(scope), status)
             if facts.error is not None:
                 scope["state"].get(PICKED_STATE, self._state).observers.metrics.count_error(facts.error)
             seconds = time.perf_counter() - start
             entry = {
                 "request_id": request_id.decode(),
-                "method": scope["method"],
+                "method": _method(scope),
                 "path": scope["path"],
                 "status": status,
                 "seconds": round(seconds, 6),
@@ -146,6 +147,11 @@ def _is_of_framework(scope: Scope, head: Message) -> bool:
     return 400 <= head["status"] != 499 and is_told and kind.startswith(b"text/plain")
 
 
+def _method(scope: Scope) -> str:
+    method: str = scope.get("method", "GET")  # a WebSocket's handshake has no other
+    return method
+
+
 def _log(entry: Mapping[str, Any]) -> None:
     level = logging.WARNING if entry["status"] >= 500 else logging.INFO
     level = logging.DEBUG if entry["path"] in _QUIET_PATHS else level
@@ -165,7 +171,7 @@ class Guard:
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
+        if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
         if (refusal := self._hosts.fault(scope)) is not None:
@@ -181,7 +187,8 @@ class Guard:
         except HTTPError as error:
             await error_response(reply_to(error), scope)(scope, receive, send)
             return
-        await self._app(scope, _LimitedBody(receive, *self._limits(scope)), send)
+        limited = _LimitedBody(receive, *self._limits(scope)) if scope["type"] == "http" else receive
+        await self._app(scope, limited, send)
 
     def _limits(self, scope: Scope) -> tuple[int, float]:
         """Return a body's most bytes, and the seconds in which it must arrive."""

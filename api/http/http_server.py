@@ -11,7 +11,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from ..config import ServerConfig
-from .connection import uvicorn_options
+from .connection import MAX_MESSAGE_BYTES, uvicorn_options
 from .grpc_door import open_rpc
 from .tls import RenewableContext
 
@@ -27,13 +27,21 @@ class HttpServer(uvicorn.Server):
     Args:
         tls: None for plain HTTP.
         options: of a server that may speak gRPC as well; None for one that does not.
+        max_message_bytes: of a WebSocket's messages.
 
     Raises:
         ConfigError: as ``open_rpc``.
     """
 
-    def __init__(self, app: ASGIApp, tls: RenewableContext | None, options: ServerConfig | None = None) -> None:
-        settings = uvicorn.Config(app, **uvicorn_options(), timeout_graceful_shutdown=FLUSH_SECONDS)
+    def __init__(
+        self,
+        app: ASGIApp,
+        tls: RenewableContext | None,
+        options: ServerConfig | None = None,
+        *,
+        max_message_bytes: int = MAX_MESSAGE_BYTES,
+    ) -> None:
+        settings = uvicorn.Config(app, **uvicorn_options(max_message_bytes), timeout_graceful_shutdown=FLUSH_SECONDS)
         settings.load()
         settings.ssl = tls
         super().__init__(settings)

@@ -129,7 +129,8 @@ class _Service:
                 self._options.gateways, listener.socket, self._state, models[0].engine, path
             )
             self._state.observers.gateways = self._gateways.status
-        self._http = HttpServer(create_app(self._models.router), tls, self._options)
+        most = self._options.max_request_bytes
+        self._http = HttpServer(create_app(self._models.router), tls, self._options, max_message_bytes=most)
         self._signalled = asyncio.Event()
         self._closing = False
         self._is_loaded = False

@@ -221,6 +221,7 @@ class ResponseRequest(ResponsePrompt, OptionFields):
     store: bool = True
     background: bool = False
     stream: bool = False
+    generate: bool = True
     stream_options: ResponseStreamOptions | None = None
     metadata: Annotated[dict[str, str], AfterValidator(check_metadata)] = Field(default_factory=dict)
     user: Annotated[str, Field(max_length=MAX_USER)] | None = None
@@ -240,6 +241,8 @@ class ResponseRequest(ResponsePrompt, OptionFields):
             raise rejected("needs 'store': it is how the response is found again", "background")
         if self.field_probabilities and self.text.format.type != "json_schema":
             raise rejected("needs the form of the answer as a JSON Schema in 'text.format'", "field_probabilities")
+        if not self.generate and self.background:
+            raise rejected("has nothing to make while 'generate' is false", "background")
         _check_input(self, self.input)
         return self
 

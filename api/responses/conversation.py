@@ -114,16 +114,19 @@ def _add_call(messages: list[ChatMessage], item: CallItem | CustomCallItem, thou
 
 
 def load_conversation(
-    body: ResponseRequest | CountInputTokensRequest, store: ResponseStore, owner: str
+    body: ResponseRequest | CountInputTokensRequest, store: ResponseStore, owner: str, connection: str = ""
 ) -> Conversation:
     """Load the conversation of a request.
+
+    Args:
+        connection: WebSocket connection that the request is of; it has responses of its own.
 
     Raises:
         RequestError: a referenced response or item is not stored.
     """
     earlier: tuple[bytes, ...] = ()
     if body.previous_response_id is not None:
-        record = store.get(owner, body.previous_response_id)
+        record = store.get(owner, body.previous_response_id, connection)
         if record is None or record.job is not None:
             problem = "not found" if record is None else "not finished yet"
             raise RequestError(
@@ -134,14 +137,14 @@ def load_conversation(
         earlier = record.conversation()
     if isinstance(body.input, str):
         return Conversation(earlier, [_complete(MessageItem(role="user", content=body.input))])
-    turn = [_resolved(item, index, store, owner) for index, item in enumerate(body.input)]
+    turn = [_resolved(item, index, store, owner, connection) for index, item in enumerate(body.input)]
     return Conversation(earlier, turn)
 
 
-def _resolved(item: InputItem, index: int, store: ResponseStore, owner: str) -> dict[str, Any]:
+def _resolved(item: InputItem, index: int, store: ResponseStore, owner: str, connection: str) -> dict[str, Any]:
     if not isinstance(item, ReferenceItem):
         return _complete(item)
-    found = store.find_item(owner, item.id)
+    found = store.find_item(owner, item.id, connection)
     if found is None:
         raise RequestError(
             f"'input[{index}].id': the item '{item.id[:128]}' is not stored.", param=f"input[{index}].id"

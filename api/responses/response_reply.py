@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -58,6 +59,7 @@ class ResponseReply:
     ) -> None:
         self.id = new_id("resp")
         self.is_stored = stored
+        self._is_prefill_only = not body.generate
         self.status = "queued" if body.background else "in_progress"
         self._output = OutputItems(tool_parser(output_format), body.num_logprobs, thinks=thinks)
         self._finish: Finish | None = None
@@ -114,7 +116,7 @@ class ResponseReply:
             "error": self._error,
             "incomplete_details": {"reason": "max_output_tokens"} if is_incomplete else None,
             "output": self.output(),
-            "usage": None if self._finish is None else _usage(self._finish),
+            "usage": None if self._finish is None else _usage(self._finish, is_prefill_only=self._is_prefill_only),
             **({} if self._fields is None else {"field_probabilities": self._fields}),
             **self._request_fields,
         }
@@ -132,6 +134,9 @@ class ResponseReply:
     def _end(self, finish: Finish) -> list[Event]:
         self._finish = finish
         match finish.reason:
+            case FinishReason.LENGTH if self._is_prefill_only:
+                self.status, self._completed_at = "completed", int(time.time())
+                return []
             case FinishReason.STOP if finish.ended_by_budget:
                 self.status = "incomplete"
             case FinishReason.STOP:
@@ -149,8 +154,10 @@ class ResponseReply:
         return self._output.finish(self.status)
 
 
-def _usage(finish: Finish) -> dict[str, Any]:
+def _usage(finish: Finish, *, is_prefill_only: bool) -> dict[str, Any]:
     usage = finish.usage
+    if is_prefill_only:  # the one token that is drawn all the same is nobody's
+        usage = replace(usage, completion=0, reasoning=0, drafted=0, forced=0)
     return {
         "input_tokens": usage.prompt,
         "input_tokens_details": {

@@ -17,8 +17,9 @@ from ..errors import ErrorReply, HTTPError
 from ..generate.build_request import chat_request, chat_tokens
 from ..generate.envelope import json_response
 from ..generate.server_state import ServerState
+from ..generate.socket_scope import CONNECTION_HEADER
 from ..generate.sse import EventStream
-from ..generate.streams import Deltas, at_intervals, generate, take_all, while_connected
+from ..generate.streams import Deltas, at_intervals, generate, silenced, take_all, while_connected
 from ..protocol.responses import CountInputTokensRequest, ResponseRequest
 from ..responses.chat_translation import FIELD_NAMES, chat_request_of
 from ..responses.conversation import Conversation, load_conversation
@@ -29,6 +30,7 @@ from .dependencies import CallerOf, JsonRoute, State, page, set_facts
 
 MAX_EVENT_NUMBER = 1 << 53
 """Beyond which JavaScript's numbers are not exact."""
+_CONNECTION = re.compile(r"[0-9a-f]{32}")
 _NUMBER = re.compile(r"[0-9]{1,16}")
 
 router = APIRouter(route_class=JsonRoute, tags=["responses"])
@@ -39,7 +41,8 @@ async def create_response(body: ResponseRequest, request: Request, state: State,
     """Answer an input, and store the response unless ``store`` is false."""
     owner = caller.key.tenant
     target = await state.models.find(body.asked_model, caller, session=body.prompt_cache_key)
-    conversation = load_conversation(body, state.stores.responses, owner)
+    connection = _connection(request)
+    conversation = load_conversation(body, state.stores.responses, owner, connection)
     with FIELD_NAMES.naming_errors():
         chat = chat_request_of(body, conversation.messages(body.instructions))
         prepared, output_format, thought = await chat_request(
@@ -51,10 +54,14 @@ async def create_response(body: ResponseRequest, request: Request, state: State,
     set_facts(caller, [prepared], model=target.name, stream=body.stream, response_id=reply.id)
 
     def keep(ended: ResponseReply) -> None:
-        if body.store:
-            state.stores.responses.put(_record(ended, owner, conversation))
+        if body.store or connection:
+            record = _record(ended, owner, conversation)
+            record.connection = "" if body.store else connection
+            state.stores.responses.put(record)
 
     deltas = generate(state, target.engine, [prepared], caller, output_format, thought=thought)
+    if not body.generate:
+        deltas = silenced(deltas)
     if body.background:
         return _begin(state, reply, at_intervals(deltas, state.options.stream_interval), owner, conversation, body)
     if body.stream:
@@ -162,8 +169,14 @@ def _begin(
     return json_response(reply.body())
 
 
-def _find(state: ServerState, caller: Caller, response_id: str) -> StoredResponse:
-    record = state.stores.responses.get(caller.key.tenant, response_id)
+def _connection(request: Request) -> str:
+    """Return the id of the WebSocket connection that a request comes from; empty for others."""
+    given = request.headers.get(CONNECTION_HEADER, "")
+    return given if _CONNECTION.fullmatch(given) else ""
+
+
+def _find(state: ServerState, caller: Caller, response_id: str, connection: str = "") -> StoredResponse:
+    record = state.stores.responses.get(caller.key.tenant, response_id, connection)
     if record is None:
         raise HTTPError(404, f"Response with id '{response_id[:128]}' not found.")
     return record
@@ -205,10 +218,11 @@ def _last_event_id(request: Request, default: int) -> int:
 
 
 @router.delete("/v1/responses/{response_id}")
-async def delete_response(response_id: str, caller: CallerOf, state: State) -> Response:
+async def delete_response(response_id: str, request: Request, caller: CallerOf, state: State) -> Response:
     """Delete a stored response; a running one is cancelled."""
-    _find(state, caller, response_id)
-    state.stores.responses.delete(caller.key.tenant, response_id)
+    connection = _connection(request)
+    _find(state, caller, response_id, connection)
+    state.stores.responses.delete(caller.key.tenant, response_id, connection)
     state.stores.events.drop(response_id)
     return json_response({"id": response_id, "object": "response", "deleted": True})
 

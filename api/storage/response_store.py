@@ -41,6 +41,7 @@ class StoredResponse:
         output: output items, as a JSON list.
         item_ids: ids of the items of its own turn.
         job: task of a background response in progress.
+        connection: WebSocket connection that alone may use it; empty if its owner may from anywhere.
         last_used: time of the last access, on the store's clock.
     """
 
@@ -51,6 +52,7 @@ class StoredResponse:
     output: bytes = b"[]"
     item_ids: tuple[str, ...] = ()
     job: asyncio.Task[None] | None = None
+    connection: str = ""
     last_used: float = 0.0
 
     @property
@@ -126,20 +128,20 @@ class ResponseStore:
             self.jobs.take(record.owner)
         self._evict()
 
-    def get(self, owner: str, response_id: str) -> StoredResponse | None:
-        """Return the response of this id if it belongs to the owner."""
+    def get(self, owner: str, response_id: str, connection: str = "") -> StoredResponse | None:
+        """Return the response of this id if it belongs to the owner, and to no other connection."""
         self._evict()
         record = self._records.get(response_id)
-        if record is None or record.owner != owner:
+        if record is None or record.owner != owner or record.connection not in ("", connection):
             return None
         self._records.move_to_end(response_id)
         self._owners[owner].records.move_to_end(response_id)
         record.last_used = self.clock()
         return record
 
-    def delete(self, owner: str, response_id: str) -> bool:
+    def delete(self, owner: str, response_id: str, connection: str = "") -> bool:
         """Delete a response and cancel its job. Returns False if the owner has none of this id."""
-        record = self.get(owner, response_id)
+        record = self.get(owner, response_id, connection)
         if record is None:
             return False
         self._remove(response_id)
@@ -147,9 +149,9 @@ class ResponseStore:
             record.job.cancel()
         return True
 
-    def find_item(self, owner: str, item_id: str) -> dict[str, Any] | None:
+    def find_item(self, owner: str, item_id: str, connection: str = "") -> dict[str, Any] | None:
         """Return the item of this id, input or output, from one of the owner's responses."""
-        record = self.get(owner, self._response_of_item.get((owner, item_id), ""))
+        record = self.get(owner, self._response_of_item.get((owner, item_id), ""), connection)
         if record is None:
             return None
         items = (item for turn in record.own_turns() for item in orjson.loads(turn))

@@ -65,6 +65,7 @@ class SplitBank(AdapterBank):
         self._splits = [dict(module_splits(model, rank, ranks.size)) for rank in range(ranks.size)]
 
     def install(self, slot: int, adapter: PreparedAdapter) -> None:
+        """Put an adapter into a slot: each rank gets the part of its shard."""
         first, *others = (split_adapter(adapter, self._whole, splits, rank) for rank, splits in enumerate(self._splits))
         self._mirror.install(slot, others)
         super().install(slot, first)

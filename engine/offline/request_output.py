@@ -146,6 +146,7 @@ class OutputBuilder:
         return all(output.finish is not None for output in self._outputs)
 
     def add(self, delta: TextDelta) -> None:
+        """Add a piece of one of the answers, with what it says of the answer's fields."""
         if self._readers is not None:
             reader = self._readers[delta.index]
             delta = replace(delta, allowed=(), fields=tuple(f for each in delta.allowed for f in reader.push(each)))

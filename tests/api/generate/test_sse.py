@@ -20,6 +20,7 @@ _BODIES: dict[str, dict[str, Any]] = {
     "/v1/completions": {"model": "tiny", "prompt": "hi", "max_tokens": 64},
     "/v1/messages": _CHAT,
     "/v1/responses": {"model": "tiny", "input": "hi"},
+    "/generate_stream": {"inputs": "hi"},
 }
 PING = ": ping"
 
@@ -31,10 +32,14 @@ def beating(serve_with: Any) -> Live:
     return live
 
 
-def _lines(live: Live, path: str, num_pings: int, **fields: Any) -> list[str]:
+def _streamed(path: str) -> dict[str, Any]:
+    return _BODIES[path] if path == "/generate_stream" else {**_BODIES[path], "stream": True}
+
+
+def _lines(live: Live, path: str, num_pings: int) -> list[str]:
     """The lines of a stream whose engine waits until so many heartbeats have come."""
     found = []
-    with live.http() as http, http.stream("POST", path, json={**_BODIES[path], "stream": True, **fields}) as reply:
+    with live.http() as http, http.stream("POST", path, json=_streamed(path)) as reply:
         assert reply.status_code == 200 and reply.headers["content-type"].startswith("text/event-stream")
         for line in reply.iter_lines():
             found.append(line)
@@ -60,6 +65,8 @@ def test_an_error_behind_a_heartbeat_is_an_event_of_its_protocol(beating: Live, 
         assert "event: error" in found and (event["type"], event["error"]["type"]) == ("error", "overloaded_error")
     elif path == "/v1/responses":
         assert "event: error" in found and (event["type"], event["code"]) == ("error", "engine_dead")
+    elif path == "/generate_stream":
+        assert "not running" in event["error"]
     else:
         assert event["error"]["code"] == "engine_dead"
     assert beating.state.limits.active == 0
@@ -93,9 +100,9 @@ def test_clients_raise_an_error_behind_a_heartbeat(beating: Live) -> None:
 
 def test_a_refusal_before_the_first_heartbeat_keeps_its_status(live: Live) -> None:
     live.async_engine.fail_after = (0, EngineDead("The engine is not running."))
-    for path, body in _BODIES.items():
+    for path in _BODIES:
         with live.http() as http:
-            assert http.post(path, json={**body, "stream": True}).status_code == 503
+            assert http.post(path, json=_streamed(path)).status_code == 503
 
 
 def test_no_comments_without_heartbeats(serve_with: Any) -> None:

@@ -102,6 +102,7 @@ BAD: list[tuple[dict[str, Any], str | None, str | None]] = [
     ({"prompt": {"id": "p"}}, "prompt", "unsupported_parameter"),
     ({"stream_options": {}}, "stream_options", "invalid_value"),
     ({"background": True, "store": False}, "background", "invalid_value"),
+    ({"background": True, "generate": False}, "background", "invalid_value"),
     ({"include": ["everything"]}, "include[0]", "invalid_value"),
     ({"metadata": {"a": 1}}, "metadata.a", "invalid_type"),
     ({"metadata": {"a": "b" * 513}}, "metadata", "invalid_value"),

@@ -272,6 +272,9 @@ def test_a_killed_gateway_costs_its_own_streams_and_nothing_else(scene: Scene) -
 
     with scene.http("later") as http:
         wait_for(lambda: http.get(f"/v1/responses/{response['id']}").json()["status"] == "incomplete")
+        resumed = http.get(f"/v1/responses/{response['id']}", params={"stream": True, "starting_after": 2}).text
+        numbers = [int(line.removeprefix("id: ")) for line in resumed.splitlines() if line.startswith("id: ")]
+        assert numbers and numbers == list(range(3, 3 + len(numbers)))
         wait_for(lambda: http.get(f"/v1/batches/{batch['id']}").json()["status"] == "completed")
         ended = http.get(f"/v1/batches/{batch['id']}").json()
         assert ended["request_counts"] == {"total": LINES, "completed": LINES, "failed": 0}

@@ -57,6 +57,7 @@ class Live:
         self.state.limits = fresh.limits
         self.state.stores.responses = fresh.stores.responses
         self.state.stores.events = fresh.stores.events
+        self.state.sockets = fresh.sockets
         self.state.observers.watch = fresh.observers.watch
 
 

@@ -78,7 +78,9 @@ FIELDS: dict[str, dict[str, tuple[str, ...]]] = {
         "chat_template_kwargs": ("object",),
     },
     COMPLETIONS: SHARED | {"echo": ("boolean",), "add_special_tokens": ("boolean",)},
-    RESPONSES: dict.fromkeys(("stream", "store", "background", "parallel_tool_calls", "ignore_eos"), ("boolean",)),
+    RESPONSES: dict.fromkeys(
+        ("stream", "store", "background", "generate", "parallel_tool_calls", "ignore_eos"), ("boolean",)
+    ),
     DECISIONS: {
         "model": ("string",),
         "questions": ("list",),

@@ -1,0 +1,30 @@
+"""Socket limits: how many WebSocket connections there may be, and what each of them may hold."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ...tenancy.tenant_shares import TenantShares
+
+MAX_REQUESTS = 64
+MAX_ID = 64
+"""Characters of a request's or a lane's name."""
+CONVERSATION_BYTES = 1 << 20
+SEND_SECONDS = 30.0
+
+
+@dataclass(slots=True)
+class SocketLimits:
+    """Limits of WebSocket connections.
+
+    Attributes:
+        connections: that are open, by tenant.
+        requests: that run or wait on one connection.
+        conversation_bytes: of past conversations that one connection may go on from.
+        send_seconds: in which a client must take a message; then its connection is closed.
+    """
+
+    connections: TenantShares
+    requests: int = MAX_REQUESTS
+    conversation_bytes: int = CONVERSATION_BYTES
+    send_seconds: float = SEND_SECONDS

@@ -1,0 +1,51 @@
+"""Past conversations: the chats of one connection, which later requests go on from, within a limit of bytes."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Any
+
+from ..protocol.exact_json import dumps_exact, loads_exact
+from .socket_channel import BadMessage
+
+_INHERITED = ("model", "tools")
+"""Fields that a turn takes from the one before, unless it has its own: what the prompt begins with."""
+
+
+class PastConversations:
+    """Chats by the id of their last request; the one kept for the longest time makes room for others.
+
+    Args:
+        max_bytes: of all together, as JSON.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._num_bytes = 0
+        self._kept: OrderedDict[str, bytes] = OrderedDict()
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._kept
+
+    def keep(self, request_id: str, body: dict[str, Any], answer: dict[str, Any]) -> None:
+        """Keep the messages of a request and its answer, in the place of an earlier request of this id."""
+        fields = {name: body[name] for name in _INHERITED if name in body}
+        data = dumps_exact({**fields, "messages": [*body["messages"], answer]})
+        self._num_bytes += len(data) - len(self._kept.pop(request_id, b""))
+        self._kept[request_id] = data
+        while self._num_bytes > self._max_bytes:
+            self._num_bytes -= len(self._kept.popitem(last=False)[1])
+
+    def with_turn(self, after: str, body: dict[str, Any]) -> dict[str, Any]:
+        """Return a body with the messages of an earlier request and its answer before its own.
+
+        Raises:
+            BadMessage: the request is not kept, or ``messages`` is no list.
+        """
+        if after not in self._kept:
+            text = "'after' names no chat of this connection, or one that is no longer kept: send all messages."
+            raise BadMessage(text, param="after", code="conversation_not_found")
+        if not isinstance(body["messages"], list):
+            raise BadMessage("'messages' must be a list.", param="messages", code="invalid_type")
+        past = loads_exact(self._kept[after])
+        return {**past, **body, "messages": [*past["messages"], *body["messages"]]}

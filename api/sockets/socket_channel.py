@@ -1,0 +1,94 @@
+"""Socket channel: JSON messages over one WebSocket connection, with bounded buffers to both sides."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import orjson
+from starlette.types import Receive, Send
+
+from ..errors import ErrorReply
+from ..protocol.exact_json import loads_exact, may_be_inexact
+
+_SLOW = (1008, "Messages are not read.")
+
+
+class BadMessage(Exception):
+    """A message that cannot be answered. Only its sender's request fails, not the connection.
+
+    Args:
+        request_id: of the request that it is about, if that can be told.
+    """
+
+    def __init__(self, message: str, *, param: str | None = None, code: str = "invalid_value", request_id: str = ""):
+        super().__init__(message)
+        self.reply = ErrorReply(400, message, param, code)
+        self.request_id = request_id
+
+
+class SocketChannel:
+    """Messages of one accepted connection.
+
+    A client that does not read pauses whatever answers it, and is disconnected after ``send_seconds``. What is sent to
+    a client that is gone is dropped: those who send are cancelled then.
+
+    Attributes:
+        gone: set once nothing more can be sent.
+    """
+
+    def __init__(self, receive: Receive, send: Send, send_seconds: float) -> None:
+        self.gone = asyncio.Event()
+        self._receive = receive
+        self._send = send
+        self._seconds = send_seconds
+        self._close: tuple[int, str] = (1000, "")
+
+    async def accept(self) -> None:
+        """Accept the connection."""
+        await self._receive()
+        await self._send({"type": "websocket.accept"})
+
+    async def messages(self) -> AsyncGenerator[dict[str, Any] | BadMessage, None]:
+        """Yield the client's messages until it leaves; a ``BadMessage`` for what is no JSON object."""
+        while (message := await self._receive())["type"] == "websocket.receive":
+            text = message.get("text")
+            yield _parsed(text.encode() if text is not None else message.get("bytes") or b"")
+
+    async def send(self, message: bytes) -> None:
+        """Send a message, which is JSON, once the client has room for it."""
+        if self.gone.is_set():
+            return
+        try:
+            async with asyncio.timeout(self._seconds):
+                await self._send({"type": "websocket.send", "text": message.decode()})
+        except TimeoutError:
+            self.close(*_SLOW)
+        except Exception:  # the client has left, which its messages' end tells too
+            self.gone.set()
+
+    def close(self, code: int, reason: str) -> None:
+        """Have the connection closed with this code, when its requests have ended."""
+        self._close = code, reason
+        self.gone.set()
+
+    async def send_close(self) -> None:
+        """Close the connection; without a word to a client that takes none."""
+        code, reason = self._close
+        try:
+            async with asyncio.timeout(0 if code == _SLOW[0] else self._seconds):
+                await self._send({"type": "websocket.close", "code": code, "reason": reason})
+        except Exception:
+            return
+
+
+def _parsed(data: bytes) -> dict[str, Any] | BadMessage:
+    """Parse a message as strictly as a request's body."""
+    try:
+        value = orjson.loads(data)
+    except ValueError as error:
+        return BadMessage(f"The message is not valid JSON: {error}.", code="invalid_json")
+    if not isinstance(value, dict):
+        return BadMessage("The message must be a JSON object.", code="invalid_type")
+    return loads_exact(data) if may_be_inexact(data) else value

@@ -1,0 +1,38 @@
+"""A WebSocket client of another project, against a server of a test."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from websockets.sync.client import ClientConnection, connect
+
+from support.api.api_live import Live
+
+
+def socket_of(live: Live, path: str, key: str = "none", **options: Any) -> ClientConnection:
+    """Open a WebSocket; use it in a ``with``."""
+    return connect_to(live.url, path, key, **options)
+
+
+def connect_to(url: str, path: str, key: str = "none", **options: Any) -> ClientConnection:
+    """Open a WebSocket of a server at an HTTP address."""
+    headers = {"Authorization": f"Bearer {key}", **options.pop("headers", {})}
+    url = url.replace("http://", "ws://") + path
+    return connect(url, additional_headers=headers, proxy=None, open_timeout=60, **options)
+
+
+def tell(socket: ClientConnection, message: Any) -> None:
+    socket.send(message if isinstance(message, str | bytes) else json.dumps(message))
+
+
+def hear(socket: ClientConnection) -> dict[str, Any]:
+    return json.loads(socket.recv(timeout=60))  # type: ignore[no-any-return]
+
+
+def hear_ends(socket: ClientConnection, count: int, ends: tuple[str, ...] = ("done", "error")) -> list[dict[str, Any]]:
+    """Return the messages up to the last one of so many requests."""
+    found: list[dict[str, Any]] = []
+    while sum(each["type"] in ends for each in found) < count:
+        found.append(hear(socket))
+    return found
