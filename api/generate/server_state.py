@@ -76,7 +76,8 @@ class ServerState:
         self.limits: ServerLimits = ServerLimits(
             keys, RequestAdmission(queue, rates), shares_cache=options.share_cache_between_keys
         )
-        self.sockets = SocketLimits(TenantShares(options.max_websockets)) if main is None else main.sockets
+        own_sockets = SocketLimits(TenantShares(options.max_websockets))
+        self.sockets: SocketLimits = own_sockets if main is None else main.sockets
         self.stores: Stores = Stores.in_memory(options) if main is None else main.stores
         self.observers: Observers = Observers(metrics, None if main is None else main.observers.tracer)
 
