@@ -109,7 +109,9 @@ def test_templates_of_one_tenant_leave_processes_to_others(
     with live.http() as http, ThreadPoolExecutor(count) as clients:
         http.timeout = httpx.Timeout(600)
         hostile = [clients.submit(http.post, CHAT, json=hang, headers=keys["a"]) for _ in range(count)]
-        wait_until(lambda: program_pool.POOL._jobs.num_waiting > 0)
+        jobs = program_pool.POOL._jobs
+        # All of them: one that came after the pool's end below would open it again, for ten minutes.
+        wait_until(lambda: jobs.num_held + jobs.num_waiting == count)
         reply = http.post(CHAT, json={"model": "tiny", "messages": MESSAGES}, headers=keys["b"])
         assert reply.status_code == 200 and not any(each.done() for each in hostile)
         program_pool.POOL.close()
