@@ -177,6 +177,7 @@ def test_each_sequence_has_every_field_of_its_request() -> None:
         "pin_seconds": 5.0,
         "prefix_pins": ((1, 2.0),),
         "reasoning": ThoughtRules("<think>", "</think>", is_open=True),
+        "generated": array("i", [6]),
     }
     assert values.keys() == common
     submits = TextRequest(n=2, **values).submits(itertools.count())
