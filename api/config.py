@@ -47,6 +47,8 @@ MOST_GATEWAYS = 16
 _ROLE = re.compile(r"([1-9][0-9]?)([pdb])")
 _ROLES = {"p": "prefill", "d": "decode", "b": "both"}
 _BOUNDS = re.compile(r"([0-9]{1,3}):([0-9]{1,3})")
+CALIBRATION_NAME = r"[A-Za-z0-9_@:-][A-Za-z0-9._@:-]{0,63}"
+"""Names of calibrations, which are names of files as well."""
 _LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -73,6 +75,9 @@ class ServerConfig:
         "Keys, one of which each request must bring as a bearer token. Default: no key is asked for.",
         group="server",
         words=True,
+    )
+    calibration_dir: str | None = option(
+        None, "Folder of calibrations, as rootgraft calibrate writes them. Default: none.", group="model"
     )
     api_key_file: str | None = option(
         None,

@@ -14,6 +14,7 @@ from .options import (
     AddOptions,
     AdminOptions,
     BenchOptions,
+    CalibrateOptions,
     CanaryOptions,
     ChatOptions,
     CompleteOptions,
@@ -102,6 +103,12 @@ COMMANDS = {
     ),
     "bench step": Command(
         "Tell where the time of an engine's step goes.", (EngineConfig, StepOptions), "bench_step:bench_step", "model"
+    ),
+    "calibrate": Command(
+        "Fit the probabilities of a typed question to labelled examples.",
+        (RemoteOptions, CalibrateOptions),
+        "calibrate_command:calibrate",
+        "data",
     ),
     "models list": Command("List the versions of a server's models.", (AdminOptions,), "models_command:list_models_of"),
     "models add": Command(

@@ -24,9 +24,9 @@ _GROUPS = {
 # Options whose values are files, and those whose values are folders.
 _FILES = {
     *("config", "chat-template", "api-key-file", "ssl-certfile", "ssl-keyfile", "ssl-ca-certs", "usage-ledger", "uds"),
-    *("dataset", "output-json", "input-file", "output-file", "prices"),
+    *("data", "question", "dataset", "output-json", "input-file", "output-file", "prices"),
 }
-_FOLDERS = {"tokenizer", "lora-dir", "batch-dir"}
+_FOLDERS = {"calibration-dir", "tokenizer", "lora-dir", "batch-dir"}
 
 
 def print_completion(options: CompletionOptions) -> int:

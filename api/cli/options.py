@@ -13,6 +13,7 @@ from itertools import pairwise
 from ...engine.config import check_options, option
 from ...engine.errors import ConfigError
 from ...engine.types import MAX_SEED, MIN_SEED
+from ..config import CALIBRATION_NAME
 
 _DEFAULT_URL = (
     "Default: the variable ROOTGRAFT_URL, else the only server that you run on this machine, else port 8000 of it."
@@ -378,6 +379,27 @@ class KeyListOptions(KeyFileOptions):
     """Options of ``rootgraft key list``."""
 
     json: bool = option(False, "Print JSON for programs.", group="output")
+
+
+@dataclass(frozen=True, slots=True)
+class CalibrateOptions:
+    """Options of ``rootgraft calibrate``."""
+
+    data: str = option("", "File of labelled lines: JSON objects with input and answer.", group="calibration")
+    question: str = option("", "JSON file with the question, as in POST /v1/decisions.", group="calibration")
+    name: str = option("", "Name of the calibration, for requests.", group="calibration")
+    calibration_dir: str = option("", "The folder that the server has as --calibration-dir.", group="calibration")
+    bias: bool = option(False, "Fit a bias for each label, too.", group="calibration")
+    answer_with: str = option("letters", "As in requests.", choices=("letters", "values"), group="calibration")
+    json: bool = option(False, "Print JSON for programs.", group="output")
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        for name in ("data", "question", "name", "calibration_dir"):
+            if not getattr(self, name):
+                raise ConfigError(f"--{name.replace('_', '-')} must be given.")
+        if not re.fullmatch(CALIBRATION_NAME, self.name):
+            raise ConfigError("--name must be 1 to 64 letters, digits and ._@:-, and not begin with a dot.")
 
 
 @dataclass(frozen=True, slots=True)

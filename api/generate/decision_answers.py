@@ -10,9 +10,24 @@ from ..protocol.decisions import ChoiceQuestion, DecisionRequest, PredicateQuest
 from ..protocol.system_one import ChoiceAsked, NoulAsked, ScoreAsked, SystemOneRequest
 
 
-def decision_body(body: DecisionRequest, model: str, found: Sequence[LabelShares], usage: dict[str, Any]) -> Any:
-    """Return OpenAI's ``Decision``; ``usage`` is that of ``decision_usage``."""
-    answers = [_answer(question, shares) for question, shares in zip(body.questions, found, strict=True)]
+def decision_body(
+    body: DecisionRequest,
+    model: str,
+    found: Sequence[LabelShares],
+    digests: Sequence[str | None],
+    usage: dict[str, Any],
+) -> Any:
+    """Return OpenAI's ``Decision``.
+
+    Args:
+        found: the shares of each question's labels, calibrated where it names a calibration.
+        digests: of model and question, None where they are not known.
+        usage: that of ``decision_usage``.
+    """
+    answers = []
+    for question, shares, digest in zip(body.questions, found, digests, strict=True):
+        calibration = {} if question.calibration is None else {"calibration": question.calibration}
+        answers.append({**_answer(question, shares), **calibration, "digest": digest})
     return {"model": model, "answers": answers, "usage": usage}
 
 

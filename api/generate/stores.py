@@ -12,6 +12,7 @@ from ..observe.usage_ledger import UsageLedger, UsageRecorder
 from ..storage.event_store import EventStore
 from ..storage.response_store import ResponseStore
 from ..structured.output_check import OutputValidators
+from .calibration_folder import CalibrationFolder
 
 if TYPE_CHECKING:
     from ..batches.internal_client import InternalClient
@@ -27,6 +28,7 @@ class Stores:
         ledger: of usage; None without ``--usage-ledger``, and in a gateway.
         relay: of a gateway, which sends the usage of each request to the ledger of the main process.
         validators: of schemas, for checks of answers.
+        calibrations: of typed questions.
     """
 
     responses: ResponseStore
@@ -36,12 +38,16 @@ class Stores:
     ledger: UsageLedger | None = None
     relay: UsageRecorder | None = None
     validators: OutputValidators = field(default_factory=OutputValidators)
+    calibrations: CalibrationFolder = field(default_factory=lambda: CalibrationFolder(None))
 
     @classmethod
     def in_memory(cls, options: ServerConfig) -> Stores:
         """Return stores that open no file."""
         responses = ResponseStore(options.max_stored_response_bytes, options.stored_response_ttl)
-        return cls(responses, EventStore(options.max_stored_event_bytes, options.stored_event_ttl))
+        stores = cls(responses, EventStore(options.max_stored_event_bytes, options.stored_event_ttl))
+        if options.calibration_dir is not None:
+            stores.calibrations = CalibrationFolder(Path(options.calibration_dir))
+        return stores
 
     @classmethod
     def open(cls, options: ServerConfig, find_caller: FindCaller) -> Stores:

@@ -9,6 +9,7 @@ import orjson
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 
 from ...engine.text.questions import YES_NO, Labels, Option, QuestionKind, TypedQuestion
+from ..config import CALIBRATION_NAME
 from .adapter_parts import AdapterFields, ModelName
 from .base import StrictModel, rejected, string_or_list, typed_by
 from .chat_messages import MAX_NAME, MAX_PARTS, CacheBreakpoint, ChatMessage, FunctionCall, ToolCall
@@ -199,11 +200,17 @@ Input = Annotated[
 
 
 class QuestionFields(StrictModel):
-    """Fields of every question. ``model`` is an extension: the base model or an adapter that answers this question."""
+    """Fields of every question; ``model`` and ``calibration`` are extensions.
+
+    Attributes:
+        model: the base model or an adapter that answers this question.
+        calibration: name of one that ``rootgraft calibrate`` has made for this question.
+    """
 
     instructions: Content
     name: Name | None = None
     model: ModelName | None = None
+    calibration: Annotated[str, Field(pattern=f"^{CALIBRATION_NAME}$")] | None = None
 
 
 class PredicateQuestion(QuestionFields):
@@ -284,7 +291,7 @@ class CacheOptions(StrictModel):
 
 
 class DecisionRequest(AdapterFields):
-    """OpenAI's fields; extensions: ``adapters``, ``answer_with``, ``cache_salt``, ``priority``, ``model`` of questions.
+    """OpenAI's fields; extensions: ``adapters``, ``answer_with``, ``cache_salt``, ``priority``, those of questions.
 
     Attributes:
         answer_with: the labels that the model answers with: see ``Labels``.

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
+from collections.abc import Sequence
 
 from fastapi import APIRouter, Request, Response
 
+from ...engine.serving.calibration import Calibration, question_digest
 from ...engine.serving.label_shares import LabelShares
 from ...engine.types import Priority
 from ..access.caller import Caller
+from ..generate.calibration_folder import check_fits
 from ..generate.decision_answers import decision_body, decision_usage, system_one_body
 from ..generate.envelope import json_response
 from ..generate.label_reads import LabelReader, asked_models, plan_reads
@@ -30,11 +34,13 @@ async def create_decision(body: DecisionRequest, request: Request, state: State,
     named = [question.model for question in body.questions]
     fields = [f"questions[{index}].model" for index in range(len(named))]
     name, models = await asked_models(state, caller, body.asked_model, session or None, named, fields)
+    questions = body.typed_questions
+    calibrations = await asyncio.to_thread(_calibrations, state, body)
     reader = await plan_reads(
         state,
         caller,
         body.messages,
-        body.typed_questions,
+        questions,
         models,
         salt=body.cache_salt or "",
         session=session,
@@ -43,9 +49,40 @@ async def create_decision(body: DecisionRequest, request: Request, state: State,
         input_field="input",
     )
     await read_labels(state, caller, request, reader, name, f"dec_{uuid.uuid4().hex}")
-    found = [LabelShares.of(logprobs) for logprobs in reader.logprobs]
+    # An adapter's content is known once it has been asked, as it may have been loaded for this request.
+    digests = [
+        None if (content := state.models.content_digest(model.adapter)) is None else question_digest(content, question)
+        for model, question in zip(models, questions, strict=True)
+    ]
+    shares = [LabelShares.of(logprobs) for logprobs in reader.logprobs]
+    found = _calibrated(body, shares, calibrations, digests)
     usage = decision_usage(len(reader.request.tokens), reader.cached)
-    return json_response(decision_body(body, name, found, usage))
+    return json_response(decision_body(body, name, found, digests, usage))
+
+
+def _calibrations(state: ServerState, body: DecisionRequest) -> list[Calibration | None]:
+    """Return the calibration of each question, None for none. Raises RequestError."""
+    names = [question.calibration for question in body.questions]
+    return [
+        None if name is None else state.stores.calibrations.find(name, f"questions[{index}].calibration")
+        for index, name in enumerate(names)
+    ]
+
+
+def _calibrated(
+    body: DecisionRequest,
+    shares: Sequence[LabelShares],
+    calibrations: Sequence[Calibration | None],
+    digests: Sequence[str | None],
+) -> list[LabelShares]:
+    """Return the shares of each question, calibrated where it asks for it. Raises RequestError."""
+    found = []
+    for index, (each, how, digest) in enumerate(zip(shares, calibrations, digests, strict=True)):
+        if how is not None:
+            name = body.questions[index].calibration or ""
+            check_fits(how, name, digest, len(each.shares), f"questions[{index}].calibration")
+        found.append(each if how is None else how.apply(each))
+    return found
 
 
 @router.post("/v1/systemone")

@@ -72,7 +72,8 @@ def test_replicas_over_http(fleet: Live) -> None:
     }  # fmt: skip
     assert first == {
         "id": "replica-1", "object": "replica", "engine": 0, "state": "draining", "role": "both",
-        "place": "process 7", "up_seconds": 3725.0, "silent_seconds": 0.1, "running": 3, "waiting": 2, "kv_cache_usage": 0.4,
+        "place": "process 7", "up_seconds": 3725.0, "silent_seconds": 0.1, "running": 3, "waiting": 2,
+        "kv_cache_usage": 0.4,
         "prompt_tokens": 200, "prompt_tokens_cached": 150, "prefix_cache_hit_rate": 0.75, "generation_tokens": 30,
         "adapters": ["sql", "fr"],
     }  # fmt: skip
