@@ -135,9 +135,9 @@ def test_rope_stores_rows_of_8_bits(dtype, kv):
     assert_close(q[some], wanted_q)
     for cache, wanted in zip(caches, expected, strict=True):
         found, meant = kv_forms.keys(cache), kv_forms.keys(wanted)
-        # Another last digit of the rotation may be another step of 8 bits.
+        # Another last digit of the rotation may be another step of 8 bits; that of the largest number, another scale.
         largest = meant.abs().amax(-1, keepdim=True)
-        assert bool(((found - meant).abs() <= largest / (127 if kv is torch.int8 else 14) + 1e-9).all())
+        assert bool(((found - meant).abs() <= largest / (127 if kv is torch.int8 else 14) * 1.5 + 1e-9).all())
         assert float((found != meant).float().mean()) < 0.1
     assert torch.equal(caches[1].view(torch.uint8), expected[1].view(torch.uint8))
 
