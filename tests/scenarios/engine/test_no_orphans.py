@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 
 import psutil
 import pytest
@@ -82,7 +83,10 @@ EndLimit(0.1, 7, "What is tested")
 
 
 def wait_for_the_end_of(*pids: int) -> None:
-    processes = [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
+    processes = []
+    for pid in pids:
+        with suppress(psutil.NoSuchProcess):
+            processes.append(psutil.Process(pid))
     _, alive = psutil.wait_procs(processes, timeout=WAIT)
     assert not [each for each in alive if each.status() != psutil.STATUS_ZOMBIE]
 
