@@ -38,6 +38,7 @@ from .pooled_output import (
     class_reader,
     embedding_prompts,
     embedding_reader,
+    prompt_tokens,
 )
 from .request_inputs import CallOptions, Input, RequestMaker, one_for_each
 from .request_output import RequestOutput
@@ -289,7 +290,7 @@ class LLM:
         prompt_name: str | None = None,
         **others: Any,
     ) -> list[PooledRequestOutput[EmbeddingOutput]]:
-        """Return the embeddings of texts: the hidden states of their last tokens.
+        """Return the embeddings of texts: their hidden states, pooled as the checkpoint says.
 
         Args:
             dimensions: the first so many values, which have length 1 again.
@@ -305,7 +306,8 @@ class LLM:
         read = embedding_reader(pooler, dimensions, normalize)
         listed = embedding_prompts(pooler, prompts, prompt_name)
         inputs = self._engine.adapters.inputs(listed, lora_request=lora_request, adapter=adapter)
-        return self._pool(inputs, "embed", read, bool(use_tqdm))
+        left_out = [prompt_tokens(pooler, prompt_name, *each) for each in zip(listed, inputs, strict=True)]
+        return self._pool(inputs, "embed", read, bool(use_tqdm), left_out)
 
     def classify(
         self,
@@ -422,12 +424,20 @@ class LLM:
         return [builder.build() for builder in builders]
 
     def _pool(
-        self, inputs: Sequence[Input], pooling: Pooling, read: Callable[[bytes], P], use_tqdm: bool
+        self,
+        inputs: Sequence[Input],
+        pooling: Pooling,
+        read: Callable[[bytes], P],
+        use_tqdm: bool,
+        left_out: Sequence[int] = (),
     ) -> list[PooledRequestOutput[P]]:
-        """Check all prompts, then pool them. Raises RequestError."""
+        """Check all prompts, then pool them without their first ``left_out`` tokens. Raises RequestError."""
         params = EngineParams(max_tokens=1, temperature=0.0, ignore_eos=True, pooling=pooling)
         requests = [
-            given.adapter.model.limits.check(self._requests.request(given, params, CallOptions())) for given in inputs
+            given.adapter.model.limits.check(
+                self._requests.request(given, replace(params, pooled_from=first), CallOptions())
+            )
+            for given, first in zip(inputs, left_out or [0] * len(inputs), strict=True)
         ]
         builders = [self._requests.builder(given, request) for given, request in zip(inputs, requests, strict=True)]
         self._engine.run(inputs, requests, builders, use_tqdm)
