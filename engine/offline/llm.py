@@ -14,6 +14,7 @@ from ...lora.request import LoRARequest
 from ..checkpoint.locate import resolve_model
 from ..errors import EngineError, RequestError
 from ..serving.beams import BeamSearch
+from ..serving.calibration_folder import CalibrationFolder
 from ..serving.output_processor import TextDelta
 from ..text.tokenizer import Tokenizer
 from ..types import Pooling
@@ -225,25 +226,29 @@ class LLM:
         lora_request: LoRARequest | None = None,
         adapter: str | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        calibration_dir: str | Path | None = None,
     ) -> list[DecisionAnswer]:
         """Answer typed questions about an input with probabilities, as ``POST /v1/decisions`` does.
 
         Args:
             input: a text, or a conversation to whose last user turn each question is added.
             questions: dicts with a ``type`` (``predicate``, ``choice`` or ``score``), ``instructions``, ``choices`` or
-                ``levels``, and perhaps a ``name``.
+                ``levels``, and perhaps a ``name`` and the name of a ``calibration``.
             answer_with: ``letters``, or ``values``: the choices' own texts.
             chat_template_kwargs: further variables of the template.
+            calibration_dir: folder of the calibrations that ``rootgraft calibrate`` has written.
 
         Raises:
-            RequestError: the input or a question is wrong, or does not fit.
+            RequestError: the input or a question is wrong, or does not fit; or a calibration is for another one.
         """
         asked = read_questions(questions, answer_with)
+        folder = None if calibration_dir is None else Path(calibration_dir)
         conversation = [{"role": "user", "content": input}] if isinstance(input, str) else input
         [messages] = read_conversations(conversation)
         [chosen] = self._engine.adapters.for_prompts(1, lora_request, adapter)
-        planned = plan_questions(messages, [each for each, _ in asked], chosen, chat_template_kwargs or {})
-        return read_answers(asked, planned, self._run_reads)
+        planned = plan_questions(messages, [each.question for each in asked], chosen, chat_template_kwargs or {})
+        content = self._engine.content_digest(chosen.name)
+        return read_answers(asked, planned, content, CalibrationFolder(folder, "calibration_dir"), self._run_reads)
 
     def score(
         self,
