@@ -43,6 +43,16 @@ def class_probabilities(pooled: bytes, pooler: Pooler) -> Floats:
     return found
 
 
+def pair_score(pooled: bytes, pooler: Pooler) -> float:
+    """Return the score of a pair of texts by a head of one class: a probability, unless the checkpoint wants the logit.
+
+    Raises:
+        EngineError: the logit is not finite.
+    """
+    [score] = _values(pooled) if pooler.is_raw_score else class_probabilities(pooled, pooler)
+    return float(score)
+
+
 def _values(pooled: bytes) -> Floats:
     values = np.frombuffer(pooled, np.float32)
     if not len(values) or not np.isfinite(values).all():
