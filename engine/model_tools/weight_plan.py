@@ -93,10 +93,11 @@ def plan_weights(config: EngineConfig, path: Path) -> WeightPlan:
     source = open_source(checkpoint, model, dummy=config.load_format == "dummy")
     room = weight_room(config, model, device, dtype) // (size if device.type == "cpu" else 1)
     name, part = str(dtype).removeprefix("torch."), model
+    form: WeightForm = "plain"
     if size > 1:
         check_split(model, size)
         shard = Shard.of(model, _FirstRank(size))
-        part, form = shard.config, "plain"
+        part = shard.config
         memory = weight_bytes(ShardSource(source, shard), part, dtype, form) - _others_head(shard, dtype)
     else:
         form = choose_weight_form(config, device, dtype, checkpoint, available=room)
