@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from support.api.real_server import RealServer, start
+from support.machine.waits import HANG_SECONDS
 
 from rootgraft.api.cli.flag_parser import parse
 from rootgraft.api.config import ServerConfig
@@ -87,7 +88,9 @@ def test_the_examples_run(server: RealServer, tmp_path: Path, monkeypatch: pytes
             elif not example.serves:
                 extra = f"--url {url}/v1" if code.startswith("rootgraft complete") else ""
                 environment = {**os.environ, "PATH": path, "EXTRA": extra}
-                done = subprocess.run(["sh", "-ec", code], env=environment, capture_output=True, text=True, timeout=120)
+                done = subprocess.run(
+                    ["sh", "-ec", code], env=environment, capture_output=True, text=True, timeout=HANG_SECONDS
+                )
                 assert done.returncode == 0 and '"error"' not in done.stdout, (page, code, done.stdout, done.stderr)
                 assert done.stdout, (page, code)
         if "llm" in names:

@@ -13,7 +13,7 @@ from typing import Any
 import msgpack
 import pytest
 from support.api.api_live import make_state
-from support.machine.waits import until
+from support.machine.waits import HANG_SECONDS, until
 
 from rootgraft.api.gateways import main_connection, main_supervisor
 from rootgraft.api.gateways.main_spawn import GatewaySpawn
@@ -96,7 +96,7 @@ async def test_a_model_is_served_once_all_gateways_that_take_connections_serve_i
     await asyncio.sleep(0.1)
     assert not serving.done() and not supervisor.status().serves
     second.process.kill()  # its successor takes no connection before it serves
-    await asyncio.wait_for(serving, 60)
+    await asyncio.wait_for(serving, HANG_SECONDS)
     assert supervisor.status().serves
 
 

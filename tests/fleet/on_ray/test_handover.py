@@ -18,6 +18,7 @@ from typing import Any
 
 import psutil
 import pytest
+from support.machine.waits import HANG_SECONDS
 
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.errors import ConfigError, EngineDead
@@ -183,7 +184,7 @@ def test_connections_without_the_token_are_closed(host: Any, hello: Any) -> None
         purpose: end.getsockname() for purpose, end in zip((LIVENESS, CHANNEL, CONTROL), ours, strict=True)
     }
     for stranger in strangers:
-        stranger.settimeout(60.0)
+        stranger.settimeout(HANG_SECONDS)
         with suppress(ConnectionError):
             assert stranger.recv(1) == b""
         stranger.close()

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from support.api.api_live import Live, make_state, serve
 from support.api.key_files import entry, write
-from support.machine.waits import wait_until
+from support.machine.waits import HANG_SECONDS, wait_until
 
 from rootgraft.api.batches.batch_service import BatchService
 from rootgraft.api.config import ServerConfig
@@ -40,7 +40,7 @@ def live(tmp_path: Path) -> Iterator[Live]:
     for live in serve(state):
         live.loop.call_soon_threadsafe(state.stores.batches.resume, state.stores.internal_client)
         yield live
-        asyncio.run_coroutine_threadsafe(state.stores.batches.close(), live.loop).result(60)
+        asyncio.run_coroutine_threadsafe(state.stores.batches.close(), live.loop).result(HANG_SECONDS)
 
 
 def test_what_is_kept_stays_and_limits_hold(live: Live, jump: Any) -> None:

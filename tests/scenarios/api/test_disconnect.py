@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from support.api.api_live import Live, ask
-from support.machine.waits import wait_until
+from support.machine.waits import HANG_SECONDS, wait_until
 from uvicorn import Config
 from uvicorn.server import ServerState
 
@@ -155,5 +155,5 @@ async def test_an_answer_whose_client_has_just_left_is_no_error() -> None:
     connection.connection_made(transport)
     connection.data_received(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
     transport.closed = True
-    await asyncio.wait_for(answered, 60)
+    await asyncio.wait_for(answered, HANG_SECONDS)
     connection.connection_lost(None)

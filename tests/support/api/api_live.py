@@ -26,6 +26,7 @@ from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.messages import Ready
 from support.api.api_fakes import MAX_LEN, VOCAB, FakeClient, FakeFrontend
 from support.api.fake_nvml import fake_gpus
+from support.machine.waits import HANG_SECONDS
 from support.machine.waits import wait_until as wait_until
 
 
@@ -40,7 +41,7 @@ class Live:
     loop: asyncio.AbstractEventLoop
 
     def http(self, **options: Any) -> httpx.Client:
-        return httpx.Client(base_url=self.url, timeout=60, trust_env=False, **options)
+        return httpx.Client(base_url=self.url, timeout=HANG_SECONDS, trust_env=False, **options)
 
     def openai(self, **options: Any) -> openai.OpenAI:
         """OpenAI's client; close it, or use it in a ``with``."""
@@ -98,11 +99,11 @@ def run_app(app: Any, sock: socket.socket) -> Iterator[asyncio.AbstractEventLoop
     thread = threading.Thread(target=server.run, args=([sock],))
     thread.start()
     try:
-        assert server.up.wait(60)
+        assert server.up.wait(HANG_SECONDS)
         yield server.loop
     finally:
         server.should_exit = True
-        thread.join(60)
+        thread.join(HANG_SECONDS)
 
 
 def serve(state: ServerState) -> Iterator[Live]:
@@ -115,7 +116,7 @@ def serve(state: ServerState) -> Iterator[Live]:
 def ask(live: Live, path: str, body: dict[str, Any], key: str = "none") -> socket.socket:
     """Send a request and leave the answer unread: a client that leaves when it is told to, and not by the clock."""
     host, port = live.url.removeprefix("http://").split(":")
-    sock = socket.create_connection((host, int(port)), timeout=60)
+    sock = socket.create_connection((host, int(port)), timeout=HANG_SECONDS)
     data = json.dumps(body).encode()
     lines = [
         f"POST {path} HTTP/1.1",

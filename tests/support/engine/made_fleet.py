@@ -15,6 +15,7 @@ from rootgraft.fleet.replica_launcher import ProcessLauncher
 from rootgraft.fleet.scaling.autoscaling import AutoscalePolicy
 from support.engine.core_client import VOCAB, CoreClient
 from support.engine.fake_worker import expected_tokens
+from support.machine.waits import HANG_SECONDS
 
 
 class Made:
@@ -54,7 +55,7 @@ class Made:
         return [client for client in self.clients if client in self.fleet.replicas.values()]
 
     async def until(self, holds: Callable[[], bool]) -> None:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(HANG_SECONDS):
             while not holds():
                 await asyncio.sleep(0)
 
