@@ -318,7 +318,7 @@ async def test_waiting_is_bounded_and_the_download_goes_on(
     again = await server.load(NAME, "acme/support")
     assert error_of(again) == (503, "adapter_unavailable", None)
     event.set()
-    monkeypatch.setattr(remote_adapters, "WAIT_SECONDS", 20)
+    monkeypatch.setattr(remote_adapters, "WAIT_SECONDS", HANG_SECONDS)
     assert (await server.ask(NAME)).status_code == 200
     assert len(hub.storage.gets(LFS)) == 1 and (await server.listed())[NAME]["state"] == "ready"
 

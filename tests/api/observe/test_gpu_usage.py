@@ -109,7 +109,7 @@ def test_a_driver_that_hangs_is_asked_once(nvml: FakeNvml, monkeypatch: pytest.M
             assert [await gpus.answers() for _ in range(5)] == [False] * 5
             assert asked == [0]
             let.set()
-            monkeypatch.setattr(gpu_usage, "ANSWER_SECONDS", 60)
+            monkeypatch.setattr(gpu_usage, "ANSWER_SECONDS", HANG_SECONDS)
             assert await gpus.answers()
 
     asyncio.run(job())

@@ -105,7 +105,7 @@ async def test_a_stopped_engine_is_found_and_killed_through_its_host(tiny_llama:
 async def test_the_end_of_the_process_is_told_at_once_and_that_of_the_gateway_ends_it(
     tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(handover, "_END_SECONDS", 60.0)
+    monkeypatch.setattr(handover, "_END_SECONDS", HANG_SECONDS)
     hosted = Hosted(tiny_llama)
     await hosted.client.start()
     hosted.process().kill()

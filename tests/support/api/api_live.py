@@ -15,6 +15,7 @@ import httpx
 import openai
 import uvicorn
 
+from rootgraft.api.access.rate_limits import RateLimits
 from rootgraft.api.config import ServerConfig
 from rootgraft.api.generate.model_engine import ModelEngine
 from rootgraft.api.generate.server_state import ServerState
@@ -53,7 +54,9 @@ class Live:
         for fake in (self.async_engine, self.client):
             vars(fake).clear()
             fake.__init__()
-        fresh = ServerState(self.state.options, self.state.observers.metrics, engine=self.state.engine)
+        fresh = _with_rates_at_rest(
+            ServerState(self.state.options, self.state.observers.metrics, engine=self.state.engine)
+        )
         self.state.engine.draining = False
         self.state.limits = fresh.limits
         self.state.stores.responses = fresh.stores.responses
@@ -67,13 +70,21 @@ def make_state(options: ServerConfig | None = None) -> ServerState:
     options = options or ServerConfig()
     config = EngineConfig(enable_lora=True, speculative_config='{"num_speculative_tokens": 4}')
     facts = EngineFacts.of(config, Ready(MAX_LEN, VOCAB, num_pages=100, page_size=16, summary=()))
-    return ServerState(
-        options,
-        Metrics("tiny", lambda: client.stats, prefix=options.metrics_prefix, facts=facts, gpus=fake_gpus()),
-        names=("tiny", "org/alias"),
-        engine=ModelEngine(options, client, FakeFrontend()),  # type: ignore[arg-type]
-        version="1.2.3",
+    return _with_rates_at_rest(
+        ServerState(
+            options,
+            Metrics("tiny", lambda: client.stats, prefix=options.metrics_prefix, facts=facts, gpus=fake_gpus()),
+            names=("tiny", "org/alias"),
+            engine=ModelEngine(options, client, FakeFrontend()),  # type: ignore[arg-type]
+            version="1.2.3",
+        )
     )
+
+
+def _with_rates_at_rest(state: ServerState) -> ServerState:
+    """Return the state with buckets of rate limits that do not fill: what is left does not depend on a test's speed."""
+    state.limits.admission.limits = RateLimits(lambda: 0.0)
+    return state
 
 
 class _Server(uvicorn.Server):

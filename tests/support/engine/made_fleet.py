@@ -30,7 +30,7 @@ class Made:
         self.ends: dict[int, Done | Failed] = {}
         self.changed: list[str] = []  # names of adapters
         self.heartbeats = 0
-        limits = DispatcherLimits(heartbeat_seconds=30.0)
+        limits = DispatcherLimits(heartbeat_seconds=HANG_SECONDS)
         self.fleet = Fleet(ProcessLauncher(self._make), count, limits, policy=policy, roles=roles)
         self.fleet.on_frame = self._take
         self.fleet.on_heartbeat = lambda heartbeat: setattr(self, "heartbeats", self.heartbeats + 1)
