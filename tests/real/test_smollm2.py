@@ -64,7 +64,7 @@ def test_logits_are_those_of_transformers(smollm2_gguf: Path, oracle: Any) -> No
 
 
 def test_prompts_go_on_as_in_transformers(smollm2_gguf: Path, oracle: Any) -> None:
-    """24 greedy tokens each, batched, in chunks of 32, half of them over a shared prefix; then all again from the cache.
+    """24 greedy tokens each, batched, in chunks of 32, half over a shared prefix; then all again from the cache.
 
     One pass of the oracle over prompt and answer is enough: where each of our tokens is its first choice after all
     that stands before, its own greedy answer is the same by induction.
