@@ -66,6 +66,7 @@ class Caller:
         trace_context: the headers ``traceparent`` and ``tracestate``, where the request has them.
         usage_id: under which a line of a batch counts in the usage ledger, once and when it has been answered. None:
             the request counts whatever becomes of it.
+        is_strict: the request is to be refused if its first token cannot come within the target of its class.
     """
 
     key: Key
@@ -75,6 +76,7 @@ class Caller:
     path: str = ""
     trace_context: Mapping[str, str] = field(default_factory=dict)
     usage_id: str | None = None
+    is_strict: bool = False
 
     @property
     def seconds_left(self) -> float | None:
