@@ -66,6 +66,7 @@ class ModelService:
         catalog: ModelCatalog | None = None,
     ) -> None:
         self.state = state
+        state.plan = model.entry.plan
         self.path = ""
         self.shared: tuple[LoadedModel, EngineMultiplexer] | None = None
         self._entry = model.entry
