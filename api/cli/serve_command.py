@@ -14,7 +14,7 @@ from ...engine.errors import ConfigError
 from ...engine.process_memory import uncollected
 from ...engine.serving.engine_spawn import EnginePreload
 from ..config import ServerConfig
-from ..models_file import ModelEntry, ServedModel, check_digest, check_models, naming_place
+from ..models_file import ModelEntry, ServedModel, check_digest, check_models, check_plans, naming_place
 from .pull import fetch_model
 
 ParsedModels = Sequence[tuple[ModelEntry, list[Any]]]
@@ -83,4 +83,5 @@ def _checked(parsed: ParsedModels) -> Sequence[ServedModel]:
         names.append(model.server.served_model_name or (files.name,))
     if len(models) > 1:
         check_models(models, names)
+    check_plans(models, names)
     return models
