@@ -47,8 +47,6 @@ MOST_GATEWAYS = 16
 _ROLE = re.compile(r"([1-9][0-9]?)([pdb])")
 _ROLES = {"p": "prefill", "d": "decode", "b": "both"}
 _BOUNDS = re.compile(r"([0-9]{1,3}):([0-9]{1,3})")
-CALIBRATION_NAME = r"[A-Za-z0-9_@:-][A-Za-z0-9._@:-]{0,63}"
-"""Names of calibrations, which are names of files as well."""
 _LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
