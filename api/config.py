@@ -261,6 +261,12 @@ class ServerConfig:
         "none runs after a minute without requests, and the next one waits until one has started.",
         group="server",
     )
+    dry_run: bool = option(
+        False,
+        "Load and serve nothing: check the options, say what the model takes in memory here and how it would be "
+        "computed, on each of the ranks where there are several, and end; with code 1 if it does not fit.",
+        group="server",
+    )
     keep_alive: float | None = option(
         None,
         "Seconds without requests after which a model's engine ends and its memory is free; the next request waits "

@@ -125,12 +125,24 @@ class PageLoad:
 
 
 @dataclass(frozen=True, slots=True)
+class StateLoad:
+    """Fill a slot of recurrent states with the bytes of one that was read from a pool of the same form."""
+
+    slot: int
+    payload: bytes | bytearray | memoryview
+
+
+PoolWrite = PageCopy | PageLoad | StateLoad
+"""What is written to the pool before a step, in the order of a batch."""
+
+
+@dataclass(frozen=True, slots=True)
 class Batch:
     """One step. ``starts`` are applied first, then ``copies`` in order, then the forward of ``rows``."""
 
     rows: tuple[Row, ...]
     starts: tuple[RowStart, ...] = ()
-    copies: tuple[PageCopy | PageLoad, ...] = ()
+    copies: tuple[PoolWrite, ...] = ()
 
     @property
     def num_tokens(self) -> int:

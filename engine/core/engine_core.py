@@ -343,6 +343,7 @@ class EngineCore:
             slots=worker.adapters.slots if worker.adapters else None,
             drafts=self._drafts,
             target_itl=config.target_itl.seconds,
+            target_ttft=config.target_ttft.seconds,
         )
 
     @contextmanager

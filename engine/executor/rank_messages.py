@@ -20,7 +20,7 @@ from torch import Tensor
 from ...kernels.lora_ops import Factors
 from ...kernels.memory import lazy_zeros
 from ...lora.prepare_factors import PreparedAdapter
-from ..batch import Batch, PageCopy, PageLoad, Row, RowStart
+from ..batch import Batch, PageCopy, Row, RowStart
 from ..types import SamplingParams
 
 HEADER = struct.Struct("<qqq")
@@ -68,9 +68,9 @@ def pack_batch(batch: Batch) -> bytes:
     Raises:
         ValueError: it loads pages from elsewhere, of which rank 0 has its own part alone.
     """
-    if any(isinstance(copy, PageLoad) for copy in batch.copies):
-        raise ValueError("pages that were kept elsewhere cannot be loaded by several ranks")
     copies = [copy for copy in batch.copies if isinstance(copy, PageCopy)]
+    if len(copies) < len(batch.copies):
+        raise ValueError("pages that were kept elsewhere cannot be loaded by several ranks")
     numbers = [len(batch.starts), len(copies), len(batch.rows)]
     for start in batch.starts:
         numbers += start.row, start.slot, start.adapted_from, int(start.is_long)

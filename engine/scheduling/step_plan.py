@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 
-from ..batch import Batch, PageCopy, PageLoad, Row, RowStart, placeholder_token
+from ..batch import Batch, PoolWrite, Row, RowStart, placeholder_token
 from ..kv_cache.prefix_cache import Lease
 from ..sequence.sequence import Sequence
 from ..types import Priority
@@ -53,7 +53,7 @@ class StepPlan:
     before: Mapping[int, Row] = field(default_factory=dict)
     rows: dict[int, Row] = field(default_factory=dict)
     starts: list[RowStart] = field(default_factory=list)
-    copies: list[PageCopy | PageLoad] = field(default_factory=list)
+    copies: list[PoolWrite] = field(default_factory=list)
     allowance: PrefillAllowance | None = None
     num_prompt_tokens: int = 0
     num_drawing: int = 0
