@@ -1,9 +1,4 @@
-"""Scores of pairs of texts: how relevant a document is to a query, by what the model has for it.
-
-head        a classification head with one class reads both texts in one prompt (a cross-encoder)
-embeddings  the cosine of the two texts' embeddings, of a checkpoint with the files of sentence-transformers
-words       the probability of "yes" beside "no" where a causal model is asked in the form of Qwen3-Reranker
-"""
+"""Scores of pairs of texts over HTTP: what computes them, and the scores of what was computed."""
 
 from __future__ import annotations
 
@@ -17,7 +12,8 @@ import numpy as np
 
 from ...engine.errors import ContextTooLong, RequestError
 from ...engine.serving.label_shares import LabelShares
-from ...engine.serving.pooled_values import embedding, pair_score, prompt_of
+from ...engine.serving.pair_scoring import DOCUMENT_PROMPTS, QUERY_PROMPTS, head_score, pair_scoring, prompt_name_of
+from ...engine.serving.pooled_values import embedding, prompt_of
 from ...engine.serving.request import TextRequest
 from ...engine.types import Pooler, Pooling
 from ..access.caller import Caller
@@ -26,10 +22,6 @@ from .label_reads import LabelReader
 from .model_directory import ModelTarget
 from .pooled_reads import PooledReader, pooled_request, text_request
 from .rerank_reads import plan_rerank
-
-# The names that sentence-transformers looks for.
-_QUERY_PROMPTS = ("query",)
-_DOCUMENT_PROMPTS = ("document", "passage", "corpus")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,21 +59,14 @@ async def plan_pairs(
         RequestError: the model has nothing that scores pairs, or is not asked in words.
         ContextTooLong: a pair does not fit.
     """
-    pooler = target.engine.pooler
-    num_classes = len(pooler.labels)
-    asked_in_words = pooler.generates and num_classes != 1 and not pooler.is_embedder
-    if num_classes > 1 and not asked_in_words:
-        raise RequestError(
-            f"This model has a head of {num_classes} classes; one of a single class scores pairs. Ask /v1/classify.",
-            param="model",
-        )
-    if instruction is not None and not asked_in_words:
+    scoring = pair_scoring(target.engine.pooler)
+    if instruction is not None and scoring != "words":
         raise RequestError("'instruction' is for a model that is asked in words.", param="instruction")
-    if asked_in_words:
+    if scoring == "words":
         texts = [(each.query, each.document, each.document_field) for each in pairs]
         words = await plan_rerank(target, texts, body, caller, instruction)
         return PairReader(words, lambda: [LabelShares.of(logprobs).shares[0] for logprobs in words.logprobs])
-    plan = _by_head if num_classes else _by_embeddings
+    plan = _by_head if scoring == "head" else _by_embeddings
     # Thousands of texts are encoded, which would keep the event loop from the streams of others.
     return await asyncio.to_thread(plan, target, pairs, body, caller)
 
@@ -90,7 +75,7 @@ def _by_head(target: ModelTarget, pairs: Sequence[TextPair], body: PooledFields,
     base = pooled_request(body, target.adapter, caller, "classify")
     reader = PooledReader(target.engine, [_pair_request(target, base, each) for each in pairs], caller)
     pooler = target.engine.pooler
-    return PairReader(reader, lambda: [pair_score(each, pooler) for each in reader.pooled])
+    return PairReader(reader, lambda: [head_score(each, pooler) for each in reader.pooled])
 
 
 def _pair_request(target: ModelTarget, base: TextRequest, pair: TextPair) -> TextRequest:
@@ -113,7 +98,7 @@ def _by_embeddings(target: ModelTarget, pairs: Sequence[TextPair], body: PooledF
     """Embed each text once, with the checkpoint's prompt for its part."""
     pooling: Pooling = "embed"
     base, pooler = pooled_request(body, target.adapter, caller, pooling), target.engine.pooler
-    before = _prompt(pooler, _QUERY_PROMPTS), _prompt(pooler, _DOCUMENT_PROMPTS)
+    before = _prompt(pooler, QUERY_PROMPTS), _prompt(pooler, DOCUMENT_PROMPTS)
     places: dict[tuple[str, str], int] = {}
     requests: list[TextRequest] = []
 
@@ -132,8 +117,7 @@ def _by_embeddings(target: ModelTarget, pairs: Sequence[TextPair], body: PooledF
 
 
 def _prompt(pooler: Pooler, names: Sequence[str]) -> str:
-    """Return the text of the first of some prompts that the checkpoint has, or else of its default one."""
-    return prompt_of(pooler, next((name for name in names if name in dict(pooler.prompts)), None))
+    return prompt_of(pooler, prompt_name_of(pooler, names))
 
 
 def _cosines(reader: PooledReader, pairs: Sequence[tuple[int, int]]) -> list[float]:

@@ -1,7 +1,6 @@
 """Rerank reads: how probable "yes" is beside "no" where a model judges whether a document meets a query.
 
-The conversation is the one that Qwen3-Reranker was trained on. Its tokens before the document are the same for all
-documents, so they are computed once.
+The tokens before the document are the same for all documents of a query, so they are computed once.
 """
 
 from __future__ import annotations
@@ -14,18 +13,12 @@ from dataclasses import replace
 from ...engine.errors import ContextTooLong, RequestError
 from ...engine.serving.ending_tree import EndingTree
 from ...engine.serving.request import TextRequest
+from ...engine.text.rerank_prompt import ANSWERS, DEFAULT_INSTRUCTION, rerank_messages
 from ..access.caller import Caller
 from ..protocol.pooled import PooledFields
 from .label_reads import AskedModel, LabelReader, PlannedQuestion
 from .model_directory import ModelTarget
 from .pooled_reads import pooled_request
-
-ANSWERS = ("yes", "no")
-DEFAULT_INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
-_SYSTEM = (
-    "Judge whether the Document meets the requirements based on the Query and the Instruct provided. "
-    'Note that the answer can only be "yes" or "no".'
-)
 
 
 async def plan_rerank(
@@ -61,8 +54,7 @@ def _planned(
     kwargs = {**target.dialect.defaults, "enable_thinking": False, "thinking": False}
     planned = []
     for query, document, field in texts:
-        asked = f"<Instruct>: {instruction}\n<Query>: {query}\n<Document>: {document}"
-        messages = [{"role": "system", "content": _SYSTEM}, {"role": "user", "content": asked}]
+        messages = rerank_messages(query, document, instruction)
         text = engine.tokenizer.render_chat(messages, add_generation_prompt=True, kwargs=kwargs)
         try:
             engine.check_length(text)
