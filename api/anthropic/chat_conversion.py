@@ -26,7 +26,7 @@ from .content_blocks import (
 )
 from .message_request import CustomTool, MessagesRequest, OneToolChoice, PromptFields
 
-_SAMPLING_FIELDS = (*OPTION_NAMES, "max_tokens", "seed", "prompt_cache_key", "priority")
+_SAMPLING_FIELDS = (*OPTION_NAMES, "max_tokens", "seed", "prompt_cache_key", "priority", "field_probabilities")
 _ACCOUNT_DATA = "x-anthropic-billing-header:"
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 

@@ -13,6 +13,7 @@ from ...engine.errors import EngineError
 from ...engine.types import FinishReason, Usage
 from ..error_responses import anthropic_body
 from ..errors import ErrorReply, reply_to
+from ..generate.logprob_formats import field_probabilities
 from ..generate.streams import Deltas, failure_of
 from ..structured.output_format import OutputFormat, tool_parser
 from .message_blocks import MessageBlocks, MessageEvent
@@ -21,6 +22,7 @@ from .message_request import MessagesRequest
 if TYPE_CHECKING:
     from ...engine.serving.output_processor import Finish, TextDelta
     from ...engine.serving.request import TextRequest
+    from ...engine.text.field_probabilities import FieldProbability
 
 _SHORT_TTL = 300  # seconds; longer pins count as those of an hour
 
@@ -42,6 +44,9 @@ class MessageReply:
         self._model = model
         self._blocks = MessageBlocks(tool_parser(output_format))
         self._finish: Finish | None = None
+        self._shows_fields = body.field_probabilities
+        self._fields: list[FieldProbability] = []
+        self._num_told = 0  # of these, in events
         self._num_prompt = len(request.tokens)
         self._is_cut = 0 < request.params.max_tokens < body.max_tokens
         self._is_prefill_only = body.max_tokens == 0
@@ -53,14 +58,23 @@ class MessageReply:
         return [{"type": "message_start", "message": self._message([])}, {"type": "ping"}]
 
     def take(self, delta: TextDelta) -> list[MessageEvent]:
-        """Add a delta and return its events; the delta with a finish reason ends the message, or sets ``failure``."""
+        """Add a delta and return its events; the delta with a finish reason ends the message, or sets ``failure``.
+
+        Probabilities of fields are in an event of the text that completes them.
+        """
         events = self._blocks.take(delta)
+        self._fields += delta.fields
+        if events and (told := self._fields[self._num_told :]) and self._shows_fields:
+            events[-1]["field_probabilities"] = field_probabilities(told)
+            self._num_told = len(self._fields)
         if delta.finish is None:
             return events
         self._finish = delta.finish
         events += self._blocks.finish()
         if self.failure is None:
             end = {"type": "message_delta", "delta": self._stop(), "usage": self._usage()}
+            if told := self._fields[self._num_told :]:
+                end["field_probabilities"] = field_probabilities(told)
             events += [end, {"type": "message_stop"}]
         return events
 
@@ -75,7 +89,8 @@ class MessageReply:
             raise EngineError("The engine sent no end of the answer.")
         if self.failure is not None:
             raise self.failure
-        return self._message(self._blocks.content())
+        fields = {"field_probabilities": field_probabilities(self._fields)} if self._shows_fields else {}
+        return self._message(self._blocks.content()) | fields
 
     def _message(self, content: list[dict[str, Any]]) -> dict[str, Any]:
         return {

@@ -227,6 +227,15 @@ class MessagesRequest(PromptFields, OptionFields):
     seed: int | None = None
     prompt_cache_key: CacheKey | None = None
     priority: PriorityName | None = None
+    field_probabilities: bool = False
+
+    @model_validator(mode="after")
+    def _check_fields(self) -> MessagesRequest:
+        if self.field_probabilities and self.form is None:
+            raise rejected("needs a JSON Schema in 'output_config.format'", "field_probabilities")
+        if self.field_probabilities and self.tools:
+            raise rejected("contradicts 'tools': a call has another form", "field_probabilities")
+        return self
 
     @model_validator(mode="after")
     def _check_budget(self) -> MessagesRequest:

@@ -69,6 +69,7 @@ def _shared(body: OllamaFields) -> dict[str, Any]:
     if body.format == "json":
         fields["response_format"] = {"type": "json_object"}
     elif body.format != "":
+        fields["field_probabilities"] = body.field_probabilities
         fields["response_format"] = {"type": "json_schema", "json_schema": {"name": "format", "schema": body.format}}
     return fields
 

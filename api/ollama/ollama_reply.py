@@ -19,7 +19,7 @@ from ...engine.types import FinishReason
 from ..access.caller import RequestFacts
 from ..error_responses import ollama_body
 from ..errors import reply_to
-from ..generate.logprob_formats import chat_logprobs
+from ..generate.logprob_formats import chat_logprobs, field_probabilities
 from ..generate.sse import EventStream
 from ..generate.streams import Deltas, failure_of
 from ..protocol.tools import CUSTOM_INPUT
@@ -29,6 +29,7 @@ from ..structured.tool_plan import Arguments, CallStart, Content
 
 if TYPE_CHECKING:
     from ...engine.serving.output_processor import Finish, TextDelta, TokenLogprob
+    from ...engine.text.field_probabilities import FieldProbability
 
 _NANOSECONDS = 1_000_000_000
 
@@ -70,6 +71,7 @@ class OllamaReply:
         self._thought: list[str] = []
         self._calls: list[dict[str, Any]] = []
         self._logprobs: list[TokenLogprob] = []
+        self._fields: list[FieldProbability] = []
 
     def take(self, delta: TextDelta) -> list[dict[str, Any]]:
         """Add a delta and return its objects; the one with a finish reason ends the answer, or sets ``failure``."""
@@ -78,9 +80,11 @@ class OllamaReply:
         self._thought.append(delta.reasoning)
         self._calls += calls
         self._logprobs += delta.logprobs
+        self._fields += delta.fields
         found = []
-        if text or delta.reasoning or calls or (delta.logprobs and self._num_logprobs is not None):
-            found.append(self._object(text, delta.reasoning, calls, delta.logprobs) | {"done": False})
+        if text or delta.reasoning or calls or (delta.logprobs and self._num_logprobs is not None) or delta.fields:
+            fields = _field_probabilities(delta.fields)
+            found.append(self._object(text, delta.reasoning, calls, delta.logprobs) | fields | {"done": False})
         if delta.finish is not None:
             self._finish = delta.finish
             if self.failure is None:
@@ -99,7 +103,7 @@ class OllamaReply:
         if self.failure is not None:
             raise self.failure
         whole = self._object("".join(self._text), "".join(self._thought), self._calls, self._logprobs)
-        return whole | self._end(self._finish)
+        return whole | _field_probabilities(self._fields) | self._end(self._finish)
 
     def loaded(self) -> dict[str, Any]:
         """Return the answer to a request that wants the model to be loaded, as it is."""
@@ -185,6 +189,10 @@ async def reply_lines(reply: OllamaReply, deltas: Deltas) -> AsyncGenerator[byte
 async def one_line(body: dict[str, Any]) -> AsyncGenerator[bytes, None]:
     """Yield an object as the only line of a stream."""
     yield orjson.dumps(body) + b"\n"
+
+
+def _field_probabilities(fields: Sequence[FieldProbability]) -> dict[str, Any]:
+    return {"field_probabilities": field_probabilities(fields)} if fields else {}
 
 
 def _now() -> str:

@@ -137,7 +137,10 @@ class OllamaMessage(StrictModel):
 
 
 class OllamaFields(StrictModel):
-    """Fields of both routes that generate. ``keep_alive`` is ignored: it is an option of the server."""
+    """Fields of both routes that generate, and ``field_probabilities``, an extension as for chats.
+
+    ``keep_alive`` is ignored: it is an option of the server.
+    """
 
     ignored: ClassVar[frozenset[str]] = frozenset({"keep_alive", "shift", "truncate"})
 
@@ -148,11 +151,14 @@ class OllamaFields(StrictModel):
     think: Think | None = None
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    field_probabilities: bool = False
 
     @model_validator(mode="after")
     def _check_logprobs(self) -> OllamaFields:
         if self.top_logprobs and not self.logprobs:
             raise rejected("may only be given where 'logprobs' is true", "top_logprobs")
+        if self.field_probabilities and isinstance(self.format, str):
+            raise rejected("needs a JSON Schema in 'format'", "field_probabilities")
         return self
 
     @property

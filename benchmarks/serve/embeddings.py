@@ -18,6 +18,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -71,7 +72,7 @@ def compare(folder: Path, dtype: str, options: argparse.Namespace) -> dict[str, 
     tokenizer = Tokenizer.load(folder)
     theirs = SentenceTransformer(str(folder), device="cpu", model_kwargs={"dtype": getattr(torch, dtype)})
     theirs.tokenizer.pad_token = theirs.tokenizer.eos_token
-    with LLM(str(folder), dtype=dtype, device="cpu", threads=options.threads, kv_cache_memory=1) as ours:
+    with closing(LLM(str(folder), dtype=dtype, device="cpu", threads=options.threads, kv_cache_memory=1)) as ours:
 
         def embed_ours(texts: Sequence[str]) -> NDArray[np.float32]:
             return np.array([each.outputs.embedding for each in ours.embed(list(texts), use_tqdm=False)], np.float32)

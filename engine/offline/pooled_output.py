@@ -75,7 +75,7 @@ def _behind(before: str, prompt: PromptType) -> PromptType:
     if isinstance(prompt, str):
         return before + prompt
     if isinstance(prompt, Mapping) and isinstance(prompt.get("prompt"), str) and prompt.get("prompt_token_ids") is None:
-        return TextPrompt(**{**prompt, "prompt": before + prompt["prompt"]})  # type: ignore[typeddict-item]
+        return TextPrompt(**{**prompt, "prompt": before + prompt["prompt"]})
     return prompt
 
 

@@ -130,7 +130,7 @@ def _read(data: bytes) -> Calibration:
     digest, temperature, bias = content.get("digest"), content.get("temperature"), content.get("bias", [])
     if not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
         raise ValueError("no digest")
-    if not _is_number(temperature) or temperature <= 0:
+    if temperature is None or not _is_number(temperature) or temperature <= 0:
         raise ValueError("no temperature")
     if not isinstance(bias, list) or len(bias) > _MOST_LABELS or not all(map(_is_number, bias)):
         raise ValueError("no bias")

@@ -30,7 +30,10 @@ def rows(draw: st.DrawFn) -> Row:
     chunk, draws = draw(tokens), draw(st.booleans())
     drafts = draw(st.integers(0, len(chunk) - 1)) if draws else 0
     pages, targets = tuple(draw(st.lists(small, max_size=4))), draw(st.lists(small, max_size=5))
-    return Row(draw(small), draw(small), chunk, draw(small), pages, draws, draw(small), drafts, targets)
+    pooled = draw(st.integers(0, len(chunk)))
+    return Row(
+        draw(small), draw(small), chunk, draw(small), pages, draws, draw(small), drafts, targets, num_pooled=pooled
+    )
 
 
 copies = st.lists(st.builds(PageCopy, small, small, small), max_size=3)
@@ -49,7 +52,7 @@ def test_a_follower_reads_the_same_pass(rows: list[Row], starts: list[RowStart],
 def pass_of(row: Row) -> tuple[object, ...]:
     return (
         row.row, row.start, list(row.tokens), row.first_new_page, row.new_pages, row.num_positions,
-        len(row.prompt_targets),
+        len(row.prompt_targets), row.num_kept,
     )  # fmt: skip
 
 

@@ -122,3 +122,45 @@ def test_responses_have_those_of_the_whole_answer(real_server: RealServer) -> No
     reply = real_server.http.post("/v1/responses", json={"input": "x", "field_probabilities": True})
     assert (reply.status_code, reply.json()["error"]["param"]) == (400, "field_probabilities")
     assert "text.format" in reply.json()["error"]["message"]
+
+
+def other_body(path: str, **fields: Any) -> dict[str, Any]:
+    """Return a body of Anthropic's or Ollama's protocol whose answer has the form."""
+    shape = (
+        {"output_config": {"format": {"type": "json_schema", "schema": SCHEMA}}, "max_tokens": 60}
+        if path == "/v1/messages"
+        else {"format": SCHEMA, "stream": False}
+    )
+    return {**GOOD[CHAT], **shape, **fields}
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/api/chat"])
+def test_other_protocols_ask_for_them_too(live: Live, path: str) -> None:
+    live.async_engine.say = lambda request, index: '{"mood":"calm","urgent":true}'
+    with live.http() as http:
+        model = http.get("/v1/models").json()["data"][0]["id"]
+        for wanted in (True, False):
+            reply = http.post(path, json=other_body(path, model=model, field_probabilities=wanted))
+            assert reply.status_code == 200, reply.text
+            assert live.async_engine.seen[-1].params.allowed_logprobs is wanted
+        without = {key: value for key, value in other_body(path).items() if key not in ("output_config", "format")}
+        refused = http.post(path, json={**without, "model": model, "field_probabilities": True})
+        assert refused.status_code == 400 and "field_probabilities" in refused.text and "JSON Schema" in refused.text
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("path", ["/v1/messages", "/api/chat"])
+def test_other_protocols_tell_those_of_chats(real_server: RealServer, path: str) -> None:
+    model = real_server.http.get("/v1/models").json()["data"][0]["id"]
+    drawn: dict[str, Any] = {"seed": 5, "temperature": 0.9}
+    chat = {**GOOD[CHAT], "response_format": FORM, "field_probabilities": True, "max_tokens": 60, **drawn}
+    [wanted] = [choice["field_probabilities"] for choice in real_server.http.post(CHAT, json=chat).json()["choices"]]
+    options = drawn if path == "/v1/messages" else {"options": {**drawn, "num_predict": 60}}
+    body = other_body(path, model=model, field_probabilities=True, **options)
+    whole = real_server.http.post(path, json=body).json()["field_probabilities"]
+    lines = real_server.http.post(path, json={**body, "stream": True}).text.splitlines()
+    events = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith(("data: {", "{"))]
+    streamed = [each for event in events for each in event.get("field_probabilities", [])]
+    for found in (whole, streamed):
+        assert [each["path"] for each in found] == [each["path"] for each in wanted]
+        assert [each["probability"] for each in found] == pytest.approx([e["probability"] for e in wanted], rel=1e-3)
