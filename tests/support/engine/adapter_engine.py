@@ -9,6 +9,7 @@ from pathlib import Path
 
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.core.engine_core import EngineCore
+from rootgraft.engine.kv_cache.state_cache import StateSlots
 from rootgraft.engine.messages import (
     AdapterChanged,
     Adapters,
@@ -46,6 +47,7 @@ class Engine:
         max_num_seqs=4,
         max_cpu_bytes=1 << 20,
         max_adapters=20,
+        states: StateSlots | None = None,
         **options,
     ):
         reader = small_reader(root)
@@ -67,7 +69,7 @@ class Engine:
         self.pool = AdapterPool(
             Gated(), max_loras=slots, max_adapters=max_adapters, max_cpu_bytes=max_cpu_bytes, patience=PATIENCE
         )
-        self.worker = FakeWorker(num_pages, 4, adapters=self.pool)
+        self.worker = FakeWorker(num_pages, 4, adapters=self.pool, states=states)
         config = EngineConfig(
             block_size=4,
             max_num_seqs=max_num_seqs,
