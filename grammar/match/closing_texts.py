@@ -137,17 +137,19 @@ class ClosingTexts:
 
     @cached_property
     def _rests_outside(self) -> list[list[int]]:
-        texts = [text.encode() for text in chain.from_iterable(self._artifact.containers)]
-        rests = dict.fromkeys((*texts, *(text[at:] for text in texts for at in _member_starts(text))))
-        return sorted(map(self._fewest, rests), key=len)[:MAX_CONTAINER_RESTS]
+        return self._container_rests(lambda text: [0, *_member_starts(text)])
 
     @cached_property
     def _rests_inside(self) -> list[list[int]]:
+        return self._container_rests(lambda text: [at for start in _member_starts(text) for at in _within(text, start)])
+
+    def _container_rests(self, offsets: Callable[[bytes], list[int]]) -> list[list[int]]:
         texts = [text.encode() for text in chain.from_iterable(self._artifact.containers)]
-        rests = dict.fromkeys(
-            text[at:] for text in texts for start in _member_starts(text) for at in _within(text, start)
-        )
-        return sorted((self._fewest(rest, INSIDE) for rest in rests), key=len)[:MAX_CONTAINER_RESTS]
+        sizes = sorted(len(text) - at for text in texts for at in offsets(text))
+        most = sizes[min(MAX_CONTAINER_RESTS, len(sizes)) - 1] if sizes else 0
+        short = ((text, [at for at in offsets(text) if len(text) - at <= most]) for text in texts)
+        rests = dict.fromkeys(tuple(rest) for text, at in short for rest in self.vocabulary.fewest_rests(text, at))
+        return [list(rest) for rest in sorted(rests, key=len)]
 
     @cached_property
     def ends(self) -> list[list[int]]:
