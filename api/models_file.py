@@ -29,8 +29,8 @@ MOST_MODELS = 16
 _DIGEST = re.compile(r"[0-9a-f]{32}")
 MODEL_OPTIONS = frozenset(
     {
-        *("served_model_name", "replicas", "replica_roles", "autoscale", "model_catalog", "tool_call_parser"),
-        "reasoning_parser",
+        *("served_model_name", "replicas", "replica_roles", "autoscale", "keep_alive", "model_catalog"),
+        *("tool_call_parser", "reasoning_parser"),
         *("default_chat_template_kwargs", "heartbeat_timeout", "watchdog_timeout", "max_queued_requests"),
         *("max_queued_tokens", "max_queue_seconds"),
     }

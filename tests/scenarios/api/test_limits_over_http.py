@@ -12,7 +12,7 @@ import httpx
 import pytest
 from support.api.api_live import Live, ask
 from support.api.key_files import entry, write
-from support.machine.waits import wait_until
+from support.machine.waits import HANG_SECONDS, wait_until
 
 from rootgraft.api.config import ServerConfig
 from rootgraft.api.errors import Rejection
@@ -84,7 +84,7 @@ def test_a_queue_that_is_full(tmp_path: Path, serve_with: Start) -> None:
         check_refusal(b.post(COMPLETIONS, json={"prompt": ["x", "y"]}), 503, "server_error", "server_overloaded")
         live.loop.call_soon_threadsafe(live.async_engine.gate.set)
         for thread in threads:
-            thread.join(60)
+            thread.join(HANG_SECONDS)
         assert [reply.status_code for reply in replies] == [200, 200]
         assert live.state.limits.admission.queue_limits.sequences == 0
         assert late.post(COMPLETIONS, json={"prompt": "x"}).status_code == 200
