@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from .errors import ConfigError
-from .json_options import QUANTIZATIONS, SpeculativeConfig, TargetItl
+from .json_options import QUANTIZATIONS, KvEventsConfig, SpeculativeConfig, TargetItl
 from .types import MAX_SEED, MIN_SEED
 
 # Of a step, where no option says otherwise and nothing is known of a GPU (``executor.device_defaults``).
@@ -170,6 +170,11 @@ class EngineConfig:
         low=0.001,
         high=1 << 20,
     )
+    kv_events_config: str | None = option(
+        None,
+        "KV events over ZMQ, as in vLLM, of pages that enter and leave the prefix cache: JSON such as "
+        '{"enable_kv_cache_events": true, "endpoint": "tcp://127.0.0.1:5557"}.',
+    )
     kv_peer_gib: float | None = option(
         None,
         "Most GiB of KV that a replica of a fleet has fetched from others ahead of its use: a prompt whose prefix "
@@ -272,6 +277,10 @@ class EngineConfig:
         return TargetItl.parse(str(self.target_itl_ms))  # LLM takes numbers
 
     @property
+    def kv_events(self) -> KvEventsConfig:
+        return KvEventsConfig.parse(self.kv_events_config or "{}")
+
+    @property
     def most_seqs(self) -> int:
         """Most sequences in one step: the option, or its default where nothing is known of a GPU."""
         if self.max_num_seqs is not None:
@@ -300,7 +309,7 @@ class EngineConfig:
         self._check_adapters()
         self._check_tiers()
         self._check_ranks()
-        _ = self.speculative, self.target_itl
+        _ = self.speculative, self.target_itl, self.kv_events
         if self.most_tokens < self.most_seqs:
             raise ConfigError(
                 f"--max-num-batched-tokens ({self.most_tokens}) must be at least --max-num-seqs "

@@ -1,4 +1,4 @@
-"""Options that are JSON: ``--speculative-config`` and ``--target-itl-ms``, parsed and checked."""
+"""Options that are JSON, parsed and checked: ``--speculative-config``, ``--target-itl-ms``, ``--kv-events-config``."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ QUANTIZATIONS = ("gguf", "gguf_dynamic", "int8_weight_only", "int8_dynamic", "wi
 _SPECULATIVE = "--speculative-config"
 _NO_HEADS = "EAGLE-1, EAGLE-2 and Medusa heads are not computed. Without the option drafts come from lookups alone."
 _TARGET_ITL = "--target-itl-ms"
+_KV_EVENTS = "--kv-events-config"
+_MOST_BATCHES = 1 << 20
 MAX_TARGET_ITL_MS = 60_000
 # vLLM's keys that choose where drafts are looked for.
 _LOOKUP_KEYS = {"prompt_lookup_max", "prompt_lookup_min"}
@@ -141,3 +143,55 @@ def _check_target_itl(name: str, value: Any, other_form: str = "") -> None:
         raise ConfigError(
             f"{name} must be 0, for no target, or from 1 to {MAX_TARGET_ITL_MS} milliseconds{other_form}, not {value}."
         )
+
+
+@dataclass(frozen=True, slots=True)
+class KvEventsConfig:
+    """``--kv-events-config``: JSON, as in vLLM.
+
+    Attributes:
+        enable_kv_cache_events: whether events are published.
+        publisher: zmq, or null for none.
+        endpoint: on which a PUB socket is bound.
+        replay_endpoint: on which a ROUTER socket answers with past batches; None for none.
+        buffer_steps: batches that are kept for it.
+        hwm: batches that wait for a slow subscriber before further ones are lost to it.
+        topic: of all batches.
+    """
+
+    enable_kv_cache_events: bool = False
+    publisher: str = "zmq"
+    endpoint: str = "tcp://127.0.0.1:5557"
+    replay_endpoint: str | None = None
+    buffer_steps: int = 10_000
+    hwm: int = 100_000
+    topic: str = ""
+
+    @classmethod
+    def parse(cls, text: str) -> KvEventsConfig:
+        """Parse the option. Raises ConfigError."""
+        try:
+            values = json.loads(text)
+        except ValueError:
+            values = None
+        if not isinstance(values, dict):
+            raise ConfigError(f'{_KV_EVENTS} must be JSON such as {{"enable_kv_cache_events": true}}, not {text}.')
+        values.pop("max_queue_size", None)  # of vLLM's: batches are sent at once, none is queued
+        if unknown := sorted(values.keys() - {*cls.__slots__}):
+            raise ConfigError(f"{_KV_EVENTS} has no {unknown[0]!r}; it has {', '.join(cls.__slots__)}.")
+        for name, kind in (("enable_kv_cache_events", bool), ("endpoint", str), ("topic", str)):
+            if not isinstance(values.get(name, kind()), kind):
+                raise ConfigError(f"{_KV_EVENTS}: {name} must be a {kind.__name__}, not {json.dumps(values[name])}.")
+        for name in ("buffer_steps", "hwm"):
+            value = values.get(name, 1)
+            if type(value) is not int or not 1 <= value <= _MOST_BATCHES:
+                raise ConfigError(f"{_KV_EVENTS}: {name} must be 1 to {_MOST_BATCHES}, not {json.dumps(value)}.")
+        if not isinstance(values.get("replay_endpoint"), str | None):
+            raise ConfigError(f"{_KV_EVENTS}: replay_endpoint must be a string or null.")
+        if values.get("publisher", "zmq") not in ("zmq", "null", None):
+            raise ConfigError(f"{_KV_EVENTS}: publisher must be zmq or null, not {json.dumps(values['publisher'])}.")
+        return cls(**values | {"publisher": values.get("publisher", "zmq") or "zmq"})
+
+    @property
+    def is_on(self) -> bool:
+        return self.enable_kv_cache_events and self.publisher == "zmq"
