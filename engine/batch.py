@@ -71,6 +71,7 @@ class Row:
         prompt_targets: prompt tokens at ``start + 1 ...`` whose logprobs this step's logits give.
         checkpoints: (position, slot): the recurrent state after so many tokens of the sequence is saved in the slot.
         state: slot of the recurrent state before its first token, -1 for where the row's last step left it.
+        num_pooled: how many of ``tokens``, from the end, have hidden states that are pooled, if more than the last.
     """
 
     row: int
@@ -84,6 +85,7 @@ class Row:
     prompt_targets: Seq[int] = ()
     checkpoints: tuple[tuple[int, int], ...] = ()
     state: int = -1
+    num_pooled: int = 0
 
     @property
     def drafts(self) -> Seq[int]:
@@ -93,6 +95,11 @@ class Row:
     def num_positions(self) -> int:
         """Sampling positions of the row."""
         return self.num_drafts + 1 if self.draws else 0
+
+    @property
+    def num_kept(self) -> int:
+        """How many of ``tokens``, from the end, have hidden states that are read."""
+        return max(self.num_positions + len(self.prompt_targets), self.num_pooled)
 
 
 def placeholder_token(row: int) -> int:

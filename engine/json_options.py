@@ -1,4 +1,4 @@
-"""Options that are JSON, parsed and checked: ``--speculative-config``, ``--target-itl-ms``, ``--kv-events-config``."""
+"""Options that are JSON: ``--speculative-config``, ``--target-itl-ms`` and ``--target-ttft-ms``, parsed and checked."""
 
 from __future__ import annotations
 
@@ -19,9 +19,8 @@ QUANTIZATIONS = ("gguf", "gguf_dynamic", "int8_weight_only", "int8_dynamic", "wi
 _SPECULATIVE = "--speculative-config"
 _NO_HEADS = "EAGLE-1, EAGLE-2 and Medusa heads are not computed. Without the option drafts come from lookups alone."
 _TARGET_ITL = "--target-itl-ms"
-_KV_EVENTS = "--kv-events-config"
-_MOST_BATCHES = 1 << 20
-MAX_TARGET_ITL_MS = 60_000
+_TARGET_TTFT = "--target-ttft-ms"
+MAX_TARGET_MS = 60_000
 # vLLM's keys that choose where drafts are looked for.
 _LOOKUP_KEYS = {"prompt_lookup_max", "prompt_lookup_min"}
 # vLLM's keys of a draft model with one value here.
@@ -113,85 +112,65 @@ class TargetItl:
     @classmethod
     def parse(cls, text: str) -> TargetItl:
         """Parse the option. Raises ConfigError."""
-        try:
-            values = json.loads(text)
-        except ValueError:
-            values = text
-        if not isinstance(values, dict):
-            _check_target_itl(_TARGET_ITL, values, ', or JSON such as {"interactive": 50, "batch": 500}')
-            return cls(values, values, values)
-        if unknown := sorted(values.keys() - {*cls.__slots__}):
-            raise ConfigError(f"{_TARGET_ITL} has no {unknown[0]!r}; it has {', '.join(cls.__slots__)}.")
-        for name, value in values.items():
-            _check_target_itl(f"{name} of {_TARGET_ITL}", value)
-        return cls(**values)
+        return cls(**_parse_targets(_TARGET_ITL, text, '{"interactive": 50, "batch": 500}'))
 
     @property
     def seconds(self) -> dict[Priority, float]:
         """Targets in seconds, of the classes that have one."""
-        targets = {Priority[name.upper()]: getattr(self, name) for name in self.__slots__}
-        return {priority: target / 1000 for priority, target in targets.items() if target}
+        return _target_seconds(self)
+
+
+@dataclass(frozen=True, slots=True)
+class TargetTtft:
+    """``--target-ttft-ms``: target time to first token by priority class, in milliseconds; 0 for none.
+
+    The option is one number for all classes, or JSON; a class that it does not name has no target.
+    """
+
+    realtime: float = 0
+    interactive: float = 0
+    batch: float = 0
+
+    @classmethod
+    def parse(cls, text: str) -> TargetTtft:
+        """Parse the option. Raises ConfigError."""
+        return cls(**_parse_targets(_TARGET_TTFT, text, '{"realtime": 500, "interactive": 2000}'))
+
+    @property
+    def seconds(self) -> dict[Priority, float]:
+        """Targets in seconds, of the classes that have one."""
+        return _target_seconds(self)
+
+
+def _parse_targets(option: str, text: str, example: str) -> dict[str, float]:
+    """Return milliseconds by the names of priority classes. Raises ConfigError."""
+    names = [priority.name.lower() for priority in Priority]
+    try:
+        values = json.loads(text)
+    except ValueError:
+        values = text
+    if not isinstance(values, dict):
+        _check_target(option, values, f", or JSON such as {example}")
+        return dict.fromkeys(names, values)
+    if unknown := sorted(values.keys() - {*names}):
+        raise ConfigError(f"{option} has no {unknown[0]!r}; it has {', '.join(names)}.")
+    for name, value in values.items():
+        _check_target(f"{name} of {option}", value)
+    return values
+
+
+def _target_seconds(targets: TargetItl | TargetTtft) -> dict[Priority, float]:
+    by_class = {priority: getattr(targets, priority.name.lower()) for priority in Priority}
+    return {priority: target / 1000 for priority, target in by_class.items() if target}
 
 
 def _is_speculative_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MAX_SPECULATIVE_TOKENS
 
 
-def _check_target_itl(name: str, value: Any, other_form: str = "") -> None:
+def _check_target(name: str, value: Any, other_form: str = "") -> None:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not (value == 0 or 1 <= value <= MAX_TARGET_ITL_MS):
+    if not is_number or not (value == 0 or 1 <= value <= MAX_TARGET_MS):
         raise ConfigError(
-            f"{name} must be 0, for no target, or from 1 to {MAX_TARGET_ITL_MS} milliseconds{other_form}, not {value}."
+            f"{name} must be 0, for no target, or from 1 to {MAX_TARGET_MS} milliseconds{other_form}, not {value}."
         )
-
-
-@dataclass(frozen=True, slots=True)
-class KvEventsConfig:
-    """``--kv-events-config``: JSON, as in vLLM.
-
-    Attributes:
-        enable_kv_cache_events: whether events are published.
-        publisher: zmq, or null for none.
-        endpoint: on which a PUB socket is bound.
-        replay_endpoint: on which a ROUTER socket answers with past batches; None for none.
-        buffer_steps: batches that are kept for it.
-        hwm: batches that wait for a slow subscriber before further ones are lost to it.
-        topic: of all batches.
-    """
-
-    enable_kv_cache_events: bool = False
-    publisher: str = "zmq"
-    endpoint: str = "tcp://127.0.0.1:5557"
-    replay_endpoint: str | None = None
-    buffer_steps: int = 10_000
-    hwm: int = 100_000
-    topic: str = ""
-
-    @classmethod
-    def parse(cls, text: str) -> KvEventsConfig:
-        """Parse the option. Raises ConfigError."""
-        try:
-            values = json.loads(text)
-        except ValueError:
-            values = None
-        if not isinstance(values, dict):
-            raise ConfigError(f'{_KV_EVENTS} must be JSON such as {{"enable_kv_cache_events": true}}, not {text}.')
-        values.pop("max_queue_size", None)  # of vLLM's: batches are sent at once, none is queued
-        if unknown := sorted(values.keys() - {*cls.__slots__}):
-            raise ConfigError(f"{_KV_EVENTS} has no {unknown[0]!r}; it has {', '.join(cls.__slots__)}.")
-        for name, kind in (("enable_kv_cache_events", bool), ("endpoint", str), ("topic", str)):
-            if not isinstance(values.get(name, kind()), kind):
-                raise ConfigError(f"{_KV_EVENTS}: {name} must be a {kind.__name__}, not {json.dumps(values[name])}.")
-        for name in ("buffer_steps", "hwm"):
-            value = values.get(name, 1)
-            if type(value) is not int or not 1 <= value <= _MOST_BATCHES:
-                raise ConfigError(f"{_KV_EVENTS}: {name} must be 1 to {_MOST_BATCHES}, not {json.dumps(value)}.")
-        if not isinstance(values.get("replay_endpoint"), str | None):
-            raise ConfigError(f"{_KV_EVENTS}: replay_endpoint must be a string or null.")
-        if values.get("publisher", "zmq") not in ("zmq", "null", None):
-            raise ConfigError(f"{_KV_EVENTS}: publisher must be zmq or null, not {json.dumps(values['publisher'])}.")
-        return cls(**values | {"publisher": values.get("publisher", "zmq") or "zmq"})
-
-    @property
-    def is_on(self) -> bool:
-        return self.enable_kv_cache_events and self.publisher == "zmq"

@@ -15,7 +15,7 @@ from typing import Any
 import msgpack
 
 from ..errors import ConfigError
-from ..json_options import KvEventsConfig
+from ..kv_events_config import KvEventsConfig
 from .kv_events import Event
 
 logger = logging.getLogger("rootgraft.kv")

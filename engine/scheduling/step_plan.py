@@ -150,6 +150,7 @@ class StepPlan:
             prompt_targets=_prompt_targets(sequence, start, end),
             checkpoints=() if lease.states is None else lease.take_checkpoints(start, end),
             state=lease.take_resumed(),
+            num_pooled=max(0, end - max(start, sequence.spec.pooled_from)),
         )
         self.budget -= end - start
         self.num_drawing += draws

@@ -15,7 +15,7 @@ from support.engine.core_hooks import cache_of
 
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.errors import ConfigError
-from rootgraft.engine.json_options import KvEventsConfig
+from rootgraft.engine.kv_events_config import KvEventsConfig
 from rootgraft.engine.kv_cache.kv_event_publisher import KvEventPublisher
 
 END = (-1).to_bytes(8, "big", signed=True)
@@ -108,12 +108,12 @@ def test_an_engine_s_events_say_what_is_in_its_tree(tmp_path: Path, sockets: Any
         ("on", "must be JSON such as"),
         ("[]", "must be JSON such as"),
         ('{"port": 1}', "has no 'port'; it has enable_kv_cache_events, publisher"),
-        ('{"enable_kv_cache_events": 1}', "enable_kv_cache_events must be a bool, not 1"),
+        ('{"enable_kv_cache_events": 1}', "enable_kv_cache_events must be true or false, not 1"),
         ('{"publisher": "kafka"}', 'publisher must be zmq or null, not "kafka"'),
         ('{"hwm": 0}', "hwm must be 1 to 1048576, not 0"),
         ('{"buffer_steps": 1048577}', "buffer_steps must be 1 to 1048576"),
         ('{"buffer_steps": true}', "buffer_steps must be 1 to 1048576, not true"),
-        ('{"topic": null}', "topic must be a str, not null"),
+        ('{"topic": null}', "topic must be a string, not null"),
         ('{"replay_endpoint": 5}', "replay_endpoint must be a string or null"),
     ],
 )

@@ -24,6 +24,7 @@ from rootgraft.engine.types import SamplingParams
 from rootgraft.lora.adapter_pool import AdapterPool
 from support.engine.core_hooks import adapter_pins, scheduler_of
 from support.engine.fake_worker import FakeWorker, adapter_code, expected_tokens
+from support.machine.waits import HANG_SECONDS
 from support.models.lora_folders import file_of, good_config, good_tensors, small_reader, write_folder
 
 PATIENCE = 5
@@ -123,7 +124,7 @@ class Engine:
 
     def wait(self, condition) -> None:
         """Step until another thread has got there."""
-        end = time.monotonic() + 60
+        end = time.monotonic() + HANG_SECONDS
         while not condition():
             assert time.monotonic() < end, "does not come to it"
             self.step()
