@@ -113,7 +113,6 @@ class KvTiers:
         self.peers = peers
         self._reader = reader
         self._most_fetched = max(1, most_fetched // scheme.page_bytes)
-        self._state_pages = -(-scheme.state_bytes // scheme.page_bytes)  # that take as many bytes as a state
         self._lock = threading.Condition()
         # An entry ends when the page leaves the tree, or the checkpoint of the slot is evicted.
         self._offered: dict[Cell, BlockId] = {}
@@ -241,7 +240,8 @@ class KvTiers:
         coming = self._arriving.union(each.blocks[0].key for each in others if not each.is_done)
         if blocks[0].key in coming:
             return True  # another sequence brings it to the tree
-        taken = (len(each.payloads if each.is_done else each.blocks) + self._state_pages for each in others)
+        state_pages = -(-self.scheme.state_bytes // self.scheme.page_bytes)  # that take as many bytes as a state
+        taken = (len(each.payloads if each.is_done else each.blocks) + state_pages for each in others)
         room = self._most_fetched - sum(taken)
         if room <= 0:
             return True  # until one of the others is admitted

@@ -15,8 +15,8 @@ from support.engine.core_hooks import cache_of
 
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.errors import ConfigError
-from rootgraft.engine.kv_events_config import KvEventsConfig
 from rootgraft.engine.kv_cache.kv_event_publisher import KvEventPublisher
+from rootgraft.engine.kv_events_config import KvEventsConfig
 
 END = (-1).to_bytes(8, "big", signed=True)
 MILLISECONDS = 300_000
