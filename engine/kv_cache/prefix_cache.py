@@ -579,7 +579,8 @@ class PrefixCache:
         if not lease.sharing or not tiers.stores:
             return
         end = position // self.page_size
-        tiers.offer_state(*self._blocks(lease, tiers.scheme, tokens, end - 1, end), slot)
+        [page] = self._blocks(lease, tiers.scheme, tokens, end - 1, end)
+        tiers.offer_state(page, slot)
 
     def _forget_state(self, slot: int) -> None:
         if self.tiers is not None:
