@@ -17,7 +17,7 @@ def mask_logits(logits: Tensor, lines: Tensor, words: Tensor) -> None:
 
     Args:
         logits: [S, V] float, changed in place.
-        lines: [G] int64 on the logits' device, the rows to mask, each once.
+        lines: [G] int64 on the logits' device, the rows to mask, each once; with ``has_kernel``, -1 for none.
         words: [G, ceil(V / 32)] int32 on the logits' device; bit j of word w is set if token 32 * w + j is allowed.
 
     Raises:

@@ -155,10 +155,22 @@ class Sampler:
 
         So it is if every position is greedy, has unedited logits, and wants no logprobs.
         """
+        return not (self._rows["temperature"][positions.row] > 0).any() and self._is_plain(positions)
+
+    def only_draws(self, positions: SamplingPositions) -> bool:
+        """Return whether, beside masks, ``draw`` only draws: nothing else of the logits is changed or wanted."""
+        return self._is_plain(positions) and self._allowed_rows.isdisjoint(positions.row.tolist())
+
+    def _is_plain(self, positions: SamplingPositions) -> bool:
+        """Return whether logits are unedited and no row wants logprobs."""
         rows = positions.row
-        if (self._rows["temperature"][rows] > 0).any() or (self._rows["num_logprobs"][rows] >= 0).any():
-            return False
-        return not self._edits.concern(rows, positions.num_generated)
+        wants_logprobs = (self._rows["num_logprobs"][rows] >= 0).any()
+        return not wants_logprobs and not self._edits.concern(rows, positions.num_generated)
+
+    @property
+    def table(self) -> Tensor | None:
+        """Parameters and seeds of rows on the device, ``DrawTable.rows``; None where draws are no kernels' of a GPU."""
+        return None if self._table is None else self._table.rows
 
     def sample(
         self,
