@@ -48,6 +48,18 @@ def _takes_mask(logits: Tensor, lines: Tensor, words: Tensor) -> bool:
     return all(launch.is_of(dtype, tensor) for dtype, tensor in types)
 
 
+def edit_logits(logits: Tensor, edits: Tensor) -> None:
+    """Apply edits of single logits on a GPU, in launches that depend on shapes alone.
+
+    Args:
+        logits: [S, V] float32, which ``has_kernel``; changed in place.
+        edits: [N, 4] int32 on the logits' device, a list of ``kernels.layouts.logit_edits``, which may end before N.
+    """
+    from .triton import sampling_edits
+
+    sampling_edits.edit_logits(logits, edits)
+
+
 def draws_tokens(logits: Tensor) -> bool:
     """Return whether ``draw_tokens`` takes these logits: contiguous fp32 on a CPU with native kernels."""
     return logits.dtype is torch.float32 and native_for(logits) is not None

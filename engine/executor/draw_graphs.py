@@ -2,8 +2,8 @@
 
 A graph has a number of lines. A step replays the smallest one that holds its sampling positions; the others are lines
 without a row. What rows ask for (greedy, temperature, top-k, top-p, min-p, top-n-sigma, seeds) is in a table on the
-device, so one graph serves any mix; grammars' masks have graphs of their own. Steps with penalties, logit bias,
-logprobs, or weights of adapters in the head are drawn op by op.
+device, so one graph serves any mix; masks, penalties, logit bias and bans have graphs of their own. Steps with
+logprobs, allowed token ids, or weights of adapters in the head are drawn op by op.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ...kernels.layouts.logit_edits import MOST_EDITS, Edits, pack_edits
 from ...kernels.layouts.staging import refill
 from ...kernels.ops import largest
 from ...kernels.pass_graphs import Capture
-from ...kernels.sampling_ops import draw_lines, mask_logits
+from ...kernels.sampling_ops import draw_lines, edit_logits, mask_logits
 from ..config import EngineConfig
 from ..models.decoder import DecoderModel
 from ..models.model import Model
@@ -35,7 +36,7 @@ class DrawVariant(NamedTuple):
     """The draws that a graph serves."""
 
     num_lines: int
-    is_masked: bool
+    is_edited: bool  # by masks, or a list of single logits
 
 
 class LineMasks(NamedTuple):
@@ -43,6 +44,16 @@ class LineMasks(NamedTuple):
 
     lines: Longs
     words: NDArray[np.int32]
+
+
+class LineEdits(NamedTuple):
+    """What is changed of the logits before a draw: masks and single logits, None for none."""
+
+    masks: LineMasks | None = None
+    edits: Edits | None = None
+
+    def __bool__(self) -> bool:
+        return self.masks is not None or self.edits is not None
 
 
 class DrawGraphs:
@@ -64,6 +75,7 @@ class DrawGraphs:
         # Of each size: row and position of each line, the token whose hidden state it has, and the line of each mask.
         self._numbers = torch.zeros(4 * (most + 1), dtype=torch.int64, device=device)
         self._words = torch.zeros((most, -(-self.width // 32)), dtype=torch.int32, device=device)
+        self._edits = torch.ones((1 + MOST_EDITS, 4), dtype=torch.int32, device=device)  # which is an empty list
         self._tokens = torch.zeros(most, dtype=torch.int64, device=device)
         self._replays: dict[DrawVariant, Callable[[], None]] = {}
 
@@ -75,7 +87,7 @@ class DrawGraphs:
     @property
     def variants(self) -> list[DrawVariant]:
         """All variants, the largest first."""
-        return [DrawVariant(size, is_masked) for size in reversed(self._sizes) for is_masked in (True, False)]
+        return [DrawVariant(size, is_edited) for size in reversed(self._sizes) for is_edited in (True, False)]
 
     @torch.inference_mode()
     def capture(self, variants: Sequence[DrawVariant]) -> None:
@@ -84,31 +96,35 @@ class DrawGraphs:
             self._fill(variant.num_lines, np.zeros(0, np.int64), np.zeros((0, 2), np.int64), np.zeros(0, np.int64))
             self._replays[variant] = self._capture(self._pass(variant))
 
-    def holds(self, num_lines: int, *, is_masked: bool) -> bool:
-        """Return whether there is a graph for so many sampling positions."""
-        return num_lines <= self._sizes[-1] and self._variant(num_lines, is_masked) in self._replays
+    def holds(self, num_lines: int, edits: LineEdits) -> bool:
+        """Return whether there is a graph for so many sampling positions and edits."""
+        fits = edits.edits is None or len(edits.edits) <= len(self._edits)
+        return fits and num_lines <= self._sizes[-1] and self._variant(num_lines, edits) in self._replays
 
-    def draw(self, hidden: Tensor, index: Longs, positions: SamplingPositions, masks: LineMasks | None) -> Tensor:
+    def draw(self, hidden: Tensor, index: Longs, positions: SamplingPositions, edits: LineEdits) -> Tensor:
         """Draw the tokens of all positions, [S] int64 on the device, -1 where one fails; overwritten by the next draw.
 
         Args:
             hidden: [T, H], which may be overwritten afterwards.
-            index: [S], the hidden state of each position. ``holds`` is true of S.
-            masks: of some positions.
+            index: [S], the hidden state of each position. ``holds`` is true of S and edits.
+            edits: of the logits.
         """
-        count = len(index)
-        variant = self._variant(count, masks is not None)
+        count, masks = len(index), edits.masks
+        variant = self._variant(count, edits)
         lines = np.stack([positions.row, positions.num_generated], 1)
         self._fill(variant.num_lines, index, lines, np.zeros(0, np.int64) if masks is None else masks.lines)
         if masks is not None:
             refill(self._words[: len(masks.words)], masks.words)
+        if variant.is_edited:
+            listed = pack_edits((), (), ()) if edits.edits is None else edits.edits
+            refill(self._edits[: len(listed)], listed)
         _, tokens, _ = self._views(variant.num_lines)
         torch.index_select(hidden, 0, tokens, out=self._hidden[: variant.num_lines])
         self._replays[variant]()
         return self._tokens[:count]
 
-    def _variant(self, num_lines: int, is_masked: bool) -> DrawVariant:
-        return DrawVariant(self._sizes[bisect_left(self._sizes, num_lines)], is_masked)
+    def _variant(self, num_lines: int, edits: LineEdits) -> DrawVariant:
+        return DrawVariant(self._sizes[bisect_left(self._sizes, num_lines)], bool(edits))
 
     def _fill(self, size: int, index: Longs, lines: Longs, masked: Longs) -> None:
         """Copy a step's numbers to the device. Lines that pad it have no row, and masks that pad it no line."""
@@ -134,12 +150,13 @@ class DrawGraphs:
 
         def run() -> None:
             logits = self._model.logits(hidden)
-            if not variant.is_masked:
+            if not variant.is_edited:
                 tokens.copy_(draw_lines(logits, self._table, lines))
                 return
-            # A mask may hide a value that is not finite.
+            # An edit may hide a value that is not finite.
             before = largest(logits).value
             mask_logits(logits, masked, words)
+            edit_logits(logits, self._edits)
             drawn = draw_lines(logits, self._table, lines)
             tokens.copy_(torch.where(before - before == 0, drawn, -1))
 

@@ -26,7 +26,7 @@ from ..sampling.logprobs import prompt_logprobs
 from ..sampling.sampler import DeviceMasks, Drawing, Sampler
 from ..step_timer import StepTimer
 from ..types import Logprob, Pooling
-from .draw_graphs import DrawGraphs, LineMasks
+from .draw_graphs import DrawGraphs, LineEdits, LineMasks
 from .input_builder import DrawnTokens, HostInputs, InputBuilder, last_tokens
 
 # Prompt logits are computed for this many positions at a time: those of a whole chunk would take 100 MB and more.
@@ -184,15 +184,12 @@ class ModelRunner:
         draws = self._draws
         if draws is None or not len(tokens) or not self._sampler.only_draws(positions):
             return None
-        kept = _unforced(masks) if masks else []
-        if (masks and masks.checks) or not draws.holds(len(tokens), is_masked=bool(kept)):
+        if (masks and masks.checks) or any(part is not None for part in self._of_head(step.inputs.slots, tokens)):
             return None
-        if any(part is not None for part in self._of_head(step.inputs.slots, tokens)):
+        edits = LineEdits(_line_masks(masks, forced, draws.width), self._sampler.edits(positions))
+        if not draws.holds(len(tokens), edits):
             return None
-        found = (
-            LineMasks(_lines(masks, kept, forced), _as_wide(masks.words[kept], draws.width)) if masks and kept else None
-        )
-        return draws.draw(step.hidden, step.inputs.hidden_index(tokens), positions, found)
+        return draws.draw(step.hidden, step.inputs.hidden_index(tokens), positions, edits)
 
     def collect(self, step: RunnerStep) -> StepResult:
         """Wait for the drawing and the prompt logprobs of a step."""
@@ -325,6 +322,12 @@ def _forced(masks: Masks) -> dict[int, int]:
 def _unforced(masks: Masks) -> list[int]:
     """Return the indices of the masks of positions that are not forced."""
     return [index for index, token in enumerate(masks.forced) if token < 0]
+
+
+def _line_masks(masks: Masks | None, forced: Mapping[int, int], width: int) -> LineMasks | None:
+    """Return the masks of positions that are not forced, for logits of this width; None for none."""
+    kept = _unforced(masks) if masks else []
+    return LineMasks(_lines(masks, kept, forced), _as_wide(masks.words[kept], width)) if masks and kept else None
 
 
 def _lines(masks: Masks, indices: Seq[int], forced: Mapping[int, int]) -> NDArray[np.int64]:

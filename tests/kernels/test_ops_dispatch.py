@@ -98,6 +98,10 @@ def mask(_: torch.dtype) -> None:
     sampling_ops.mask_logits(logits(), gpu_tensor(2, dtype=INT64), words)
 
 
+def edit(_: torch.dtype) -> None:
+    sampling_ops.edit_logits(logits(), gpu_tensor(5, 4, dtype=INT32))
+
+
 def layer_norm_of_residual(dtype: torch.dtype) -> None:
     weight = gpu_tensor(WIDTH, dtype=dtype)
     assert ops.layer_norm(hidden(FP32), weight, weight, 1e-5, out_dtype=dtype).dtype is dtype
@@ -200,6 +204,7 @@ CASES: dict[str, tuple[str, Callable[[torch.dtype], None], list[str]]] = {
     "adapter of the embedding": ("lora_ops.lora_embed", lambda d: adapt_embedding(d, captured=False), LORA_EMBED),
     "the same, captured": ("lora_ops.lora_embed", lambda d: adapt_embedding(d, captured=True), LORA_EMBED),
     "mask": ("sampling_ops.mask_logits", mask, ["_mask"]),
+    "edits": ("sampling_ops.edit_logits", edit, ["_edit"] * 3),
     "routing": ("expert_ops.route", choose_experts, []),  # torch's own ops, which read nothing back
     "experts": ("expert_ops.expert_linear", multiply_experts, ["_group", "_product"]),
     "activation of experts": ("expert_ops.expert_activation", activate_experts, ["_gated_activation"]),

@@ -14,7 +14,7 @@ import torch
 from support.models.paged_run import pool
 
 from rootgraft.engine.batch import Batch, Masks, Row, RowResult, RowStart
-from rootgraft.engine.executor.draw_graphs import DrawGraphs, DrawVariant, LineMasks
+from rootgraft.engine.executor.draw_graphs import DrawGraphs, DrawVariant, LineEdits, LineMasks
 from rootgraft.engine.executor.input_builder import InputBuilder
 from rootgraft.engine.executor.model_runner import ModelRunner
 from rootgraft.engine.loading.load_model import load_model
@@ -22,6 +22,7 @@ from rootgraft.engine.models.decoder import DecoderModel
 from rootgraft.engine.sampling.draft_verify import sampling_positions
 from rootgraft.engine.sampling.sampler import Sampler
 from rootgraft.engine.types import SamplingParams
+from rootgraft.kernels.layouts.logit_edits import MOST_EDITS
 from rootgraft.kernels.ops import use_native
 
 ROWS, VOCAB, PAGE_SIZE = 6, 97, 4
@@ -154,11 +155,26 @@ def test_masks_forced_tokens_and_drafts(both: Callable[..., Runner]) -> None:
     assert runner.num_replays == 2
 
 
+def test_penalties_biases_and_bans(both: Callable[..., Runner]) -> None:
+    """Of tokens that a prompt has, of generated ones and of drafts; beside masks and rows without."""
+    kinds = (
+        SamplingParams(temperature=0.0, repetition_penalty=1.7, presence_penalty=0.5, frequency_penalty=0.3),
+        SamplingParams(temperature=0.9, logit_bias=((3, 2.0), (8, -1.0)), min_tokens=3),
+        SamplingParams(temperature=0.0, repetition_penalty=0.6, logit_bias=((7, 9.0),)),
+        KINDS[1],
+    )
+    starts = tuple(RowStart(row, params, [3, row], 2, (7, 40), 1000 + row) for row, params in enumerate(kinds))
+    runner = both(Batch(tuple(prompt(row) for row in range(4)), starts))
+    runner = both(Batch((later(0, 1, (4, 9)), later(1, 1), later(2, 1), later(3, 1))), masks_of(1, 3))
+    runner = both(Batch(tuple(later(row, 2) for row in range(4))))
+    assert runner.num_replays == 3
+
+
 def test_what_no_graph_does_is_drawn_op_by_op(both: Callable[..., Runner]) -> None:
     kinds = (
         SamplingParams(logprobs=2),
-        SamplingParams(temperature=0.0, presence_penalty=1.0),
-        SamplingParams(logit_bias=((3, 2.0),)),
+        SamplingParams(temperature=0.0, allowed_token_ids=(3, 5)),
+        SamplingParams(logprobs=0, presence_penalty=1.0),
     )
     for row, params in enumerate(kinds):
         runner = both(Batch((prompt(row), prompt(5)), (start(row, params), start(5, KINDS[1]))))
@@ -166,14 +182,16 @@ def test_what_no_graph_does_is_drawn_op_by_op(both: Callable[..., Runner]) -> No
         assert both(Batch((later(5, 1),))).num_replays == row + 1, "rows that end are not asked"
 
 
-def test_more_positions_than_a_graph_has(model: DecoderModel, interpreted: None) -> None:
+def test_more_than_a_graph_has(model: DecoderModel, interpreted: None) -> None:
     sampler = Sampler(ROWS, VOCAB, CPU)
     assert sampler.table is not None
     draws = DrawGraphs(model, sampler.table, keep, 3)
-    assert not draws.holds(1, is_masked=False), "none is captured"
+    none, edits = LineEdits(), LineEdits(edits=np.zeros((2, 4), np.int32))
+    assert not draws.holds(1, none), "none is captured"
     draws.capture([DrawVariant(4, True)])
-    assert [draws.holds(3, is_masked=is_masked) for is_masked in (True, False)] == [True, False]
-    assert not draws.holds(5, is_masked=True)
+    assert draws.holds(3, edits) and not draws.holds(3, none)
+    assert not draws.holds(5, edits)
+    assert not draws.holds(3, LineEdits(edits=np.zeros((MOST_EDITS + 2, 4), np.int32)))
 
 
 def test_a_line_that_is_not_finite_fails_alone(model: DecoderModel, interpreted: None) -> None:
@@ -187,9 +205,9 @@ def test_a_line_that_is_not_finite_fails_alone(model: DecoderModel, interpreted:
     hidden[1] = torch.nan
     positions = sampling_positions([Row(row, 0, [1], 0, (), True, 0) for row in range(3)], {})
     index = np.array([0, 1, 4])
-    found = draws.draw(hidden, index, positions, None).tolist()
+    found = draws.draw(hidden, index, positions, LineEdits()).tolist()
     expected = model.logits(hidden[[0, 4]]).argmax(1).tolist()
     assert found == [expected[0], -1, expected[1]]
     words = masks_of(1, 2).words
-    found = draws.draw(hidden, index, positions, LineMasks(np.array([1, 2]), words)).tolist()
+    found = draws.draw(hidden, index, positions, LineEdits(LineMasks(np.array([1, 2]), words))).tolist()
     assert found[:2] == [expected[0], -1] and found[2] % 3 == 2
