@@ -47,8 +47,6 @@ MOST_GATEWAYS = 16
 _ROLE = re.compile(r"([1-9][0-9]?)([pdb])")
 _ROLES = {"p": "prefill", "d": "decode", "b": "both"}
 _BOUNDS = re.compile(r"([0-9]{1,3}):([0-9]{1,3})")
-CALIBRATION_NAME = r"[A-Za-z0-9_@:-][A-Za-z0-9._@:-]{0,63}"
-"""Names of calibrations, which are names of files as well."""
 _LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -261,6 +259,12 @@ class ServerConfig:
         None,
         "MIN:MAX, as 1:4: as many replicas on this machine as the load needs, in the place of --replicas. With MIN 0 "
         "none runs after a minute without requests, and the next one waits until one has started.",
+        group="server",
+    )
+    dry_run: bool = option(
+        False,
+        "Load and serve nothing: check the options, say what the model takes in memory here and how it would be "
+        "computed, on each of the ranks where there are several, and end; with code 1 if it does not fit.",
         group="server",
     )
     keep_alive: float | None = option(

@@ -269,8 +269,9 @@ class InputBuilder:
         return HostStates(source, target, checkpoints)
 
     def _state_batch(self, states: HostStates, inputs: HostInputs) -> StateBatch:
-        index = (to_device(each, self._device) for each in (inputs.query_start, *states))
-        return StateBatch(*index, max_query=inputs.max_query)
+        source, target, checkpoints = (to_device(each, self._device) for each in states)
+        query_start = to_device(inputs.query_start, self._device)
+        return StateBatch(query_start, source, target, checkpoints, inputs.max_query)
 
     def _lora(self, slots: Ints | None) -> LoraStep | None:
         return None if slots is None or self.bank is None else self.bank.step(slots)
@@ -282,10 +283,10 @@ class InputBuilder:
     def _kept(
         self, rows: Sequence[Row], lengths: Ints, query_start: Ints, pages: Ints, context: Ints, slots: Ints | None
     ) -> KeptTokens | None:
-        """Return the last tokens of each row that have a sampling position or a prompt target; None for all tokens."""
+        """Return the last tokens of each row whose hidden states are read; None for all tokens."""
         if self._keeps_all:
             return None
-        counts = np.fromiter((row.num_positions + len(row.prompt_targets) for row in rows), np.int32, len(rows))
+        counts = np.fromiter((row.num_kept for row in rows), np.int32, len(rows))
         if (counts == lengths).all():
             return None
         starts = np.zeros_like(query_start)

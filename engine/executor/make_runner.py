@@ -22,6 +22,7 @@ from .cuda_graphs import graphs_for
 from .draw_graphs import draws_for
 from .input_builder import HostInputs, InputBuilder
 from .model_runner import ModelRunner, StepMirror
+from .prompt_pooling import PromptPooling
 from .worker_plan import WorkerPlan
 
 
@@ -56,6 +57,7 @@ def make_runner(
     head: Model | None = None,
     step_timer: Callable[[], StepTimer] = StepTimer,
     mirror: StepMirror | None = None,
+    pooling: PromptPooling | None = None,
 ) -> ModelRunner:
     """Make the runner of a model, with all its CUDA graphs captured.
 
@@ -65,6 +67,7 @@ def make_runner(
         head: computes the logits in place of the model.
         step_timer: makes the timer of each step.
         mirror: the other ranks of the model; None for none.
+        pooling: of rows whose prompts are pooled; None for that of the last token.
     """
     inputs = InputBuilder(
         config.most_seqs,
@@ -85,7 +88,7 @@ def make_runner(
     if draws is not None:
         draws.capture(draws.variants)
     forward = graphs.forward if graphs else _uncaptured(config, model, kv, inputs)
-    return ModelRunner(head or model, forward, kv, inputs, sampler, step_timer, mirror, draws)
+    return ModelRunner(head or model, forward, kv, inputs, sampler, step_timer, mirror, pooling, draws)
 
 
 def _uncaptured(config: EngineConfig, model: Model, kv: KvPool, inputs: InputBuilder) -> Callable[[HostInputs], Tensor]:

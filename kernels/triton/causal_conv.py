@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from ..layouts.state_arguments import ConvParams, StateBatch
 from .launch import NARROW_TYPES, Launch, cdiv, is_narrow, meta, power_of_two
-from .scan_rows import has_indices, sigmoid
+from .scan_rows import has_indices, meta_batch, sigmoid
 
 _BLOCK = 512  # columns of a program
 MOST_TAPS = 8
@@ -158,12 +157,11 @@ def _launches(
 
 def variants() -> Iterator[tuple[str, Launch]]:
     """Yield compilations of the op, for 64 rows: three taps with gates, and four with a bias."""
-    index = [meta(count, dtype=torch.int32) for count in (65, 64, 64, 64)]
     for name, dtype in NARROW_TYPES.items():
         for taps, gated in ((3, True), (4, False)):
             bias = None if gated else meta(1024, dtype=dtype)
             x, state = meta(64, 4096, dtype=dtype), meta(65, taps - 1, 1024, dtype=dtype)
             params = ConvParams(meta(taps, 1024, dtype=dtype), bias, gated)
-            made = _launches(x, state, StateBatch(*index), params, 0, meta(64, 1024, dtype=dtype))
+            made = _launches(x, state, meta_batch(64), params, 0, meta(64, 1024, dtype=dtype))
             for kernel, launch in zip(("causal_conv", "causal_conv_states"), made, strict=True):
                 yield f"{kernel}/{name}-{taps}{'-gated' if gated else ''}", launch

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..layouts.state_arguments import MOST_STATE, DeltaParams, StateBatch
 from .launch import NARROW_TYPES, Launch, is_narrow, is_of, meta
-from .scan_rows import chunk_end, has_indices, narrow_times_wide, row_launches, sigmoid, softplus
+from .scan_rows import chunk_end, has_indices, meta_batch, narrow_times_wide, row_launches, sigmoid, softplus
 
 CHUNK = 32  # tokens, two blocks of the triangular system
 _SOLVED = tl.constexpr(16)  # tokens of such a block
@@ -204,10 +204,9 @@ def _launches(
 
 def variants() -> Iterator[tuple[str, Launch]]:
     """Yield compilations of the op: heads of 128 dimensions."""
-    index = [meta(count, dtype=torch.int32) for count in (65, 64, 64, 64)]
     for name, dtype in NARROW_TYPES.items():
         params = DeltaParams(8, 128, 4, 128, *(meta(8, dtype=torch.float32) for _ in range(2)))
         x, gates = meta(64, params.columns, dtype=dtype), meta(64, 32, dtype=dtype)
         state, out = meta(65, 8, 128, 128, dtype=torch.float32), meta(64, params.width, dtype=dtype)
-        for launch in _launches(x, gates, (16, 0), state, StateBatch(*index), params, out):
+        for launch in _launches(x, gates, (16, 0), state, meta_batch(64), params, out):
             yield f"{launch.kernel.__name__.strip('_')}/{name}-128", launch

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from ..layouts.state_arguments import StateBatch
-from .launch import Launch, cdiv, power_of_two, shared_bytes
+from .launch import Launch, cdiv, meta, power_of_two, shared_bytes
 
 SHORT = 8  # tokens of a row up to which it is scanned token by token: a draft and its verification
 _CELLS = 4096  # of a state that a program keeps in registers, on four warps
@@ -70,6 +70,12 @@ def has_indices(batch: StateBatch) -> bool:
     """Return whether the slots are of the type that kernels read. They may be at any address: rows are read singly."""
     index = (batch.query_start, batch.source, batch.target, batch.checkpoints)
     return all(each.dtype is torch.int32 and each.is_contiguous() for each in index)
+
+
+def meta_batch(rows: int) -> StateBatch:
+    """Return a batch without memory of rows of one token each, of which more are not excluded."""
+    starts, source, target, checkpoints = (meta(count, dtype=torch.int32) for count in (rows + 1, rows, rows, rows))
+    return StateBatch(starts, source, target, checkpoints)
 
 
 def row_launches(

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..layouts.state_arguments import MOST_STATE, SsmParams, StateBatch
 from .launch import NARROW_TYPES, Launch, is_narrow, is_of, meta
-from .scan_rows import chunk_end, has_indices, narrow_times_wide, row_launches, softplus, wide_times_narrow
+from .scan_rows import chunk_end, has_indices, meta_batch, narrow_times_wide, row_launches, softplus, wide_times_narrow
 
 CHUNK = 32  # tokens
 
@@ -147,11 +147,10 @@ def _launches(
 
 def variants() -> Iterator[tuple[str, Launch]]:
     """Yield compilations of the op: heads of 64 dimensions, states of 128 and 16."""
-    index = [meta(count, dtype=torch.int32) for count in (65, 64, 64, 64)]
     for name, dtype in NARROW_TYPES.items():
         for size in (128, 16):
             params = SsmParams(8, 64, 2, size, *(meta(8, dtype=torch.float32) for _ in range(3)))
             x, steps = meta(64, params.columns, dtype=dtype), meta(64, 4096, dtype=dtype)
             state, out = meta(65, 8, size, 64, dtype=torch.float32), meta(64, params.width, dtype=dtype)
-            for launch in _launches(x, steps, 16, state, StateBatch(*index), params, out):
+            for launch in _launches(x, steps, 16, state, meta_batch(64), params, out):
                 yield f"{launch.kernel.__name__.strip('_')}/{name}-64-{size}", launch
