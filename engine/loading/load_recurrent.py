@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from ...kernels.column_ops import ColumnRuns
-from ...kernels.state_ops import ConvParams, DeltaParams, GatedNormParams, SsmParams
+from ...kernels.ops import on_triton
+from ...kernels.state_ops import MOST_STATE, ConvParams, DeltaParams, GatedNormParams, SsmParams
 from ..checkpoint.families.recurrent import DeltaLayer, Mamba2Layer, RecurrentLayer, ShortConvLayer
 from ..checkpoint.model_config import ModelConfig, ParallelScales
 from ..errors import ModelError
@@ -30,11 +31,9 @@ def load_recurrent(
     """Return the recurrent layer whose tensors begin with ``prefix``; ``eps`` is of the model's norms.
 
     Raises:
-        ModelError: a weight does not fit the form of quantised weights, or the device has no kernel of such a layer.
+        ModelError: a weight does not fit the form of quantised weights, or the device has no kernel for its states.
     """
-    if not isinstance(layer, ShortConvLayer) and weights.device.type == "cuda":
-        kind = "Gated delta nets" if isinstance(layer, DeltaLayer) else "Mamba-2 layers"
-        raise ModelError(f"{kind} are computed on a CPU alone: there is no GPU kernel yet. Try: --device cpu")
+    _check_state(weights, layer)
     block, biased = f"{prefix}.{recurrent_block(layer)}", recurrent_bias(layer)
     modules = list(recurrent_inputs(layer, hidden).items())
     half = len(modules) // 2 if isinstance(layer, DeltaLayer) else len(modules)
@@ -61,6 +60,17 @@ def load_recurrent(
         _gated_norm(weights, block, layer, eps),
         None if scales is None else _scaled(layer, scales),
     )
+
+
+def _check_state(weights: WeightReader, layer: RecurrentLayer) -> None:
+    """Raise ModelError for a state that is larger than those of kernels of the device."""
+    if isinstance(layer, ShortConvLayer) or not on_triton(weights.device):
+        return
+    size = layer.key_dim if isinstance(layer, DeltaLayer) else layer.state_size
+    if size > MOST_STATE:
+        raise ModelError(
+            f"A head's state has {size} rows, and the GPU's kernels take at most {MOST_STATE}. Try: --device cpu"
+        )
 
 
 def side_by_side(
