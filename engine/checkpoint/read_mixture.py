@@ -8,7 +8,12 @@ from .families.mixture import ClampedGate, Mixture, MixtureFamily
 
 MOST_EXPERTS = 1 << 12
 _MLP_TYPES = ("dense", "sparse")
-_ACTIVATIONS = {True: ("silu", "swish"), False: ("relu2",)}  # of experts with a gate, and without
+# The key of the activation of experts, and its names.
+_ACTIVATIONS = {
+    "silu": ("hidden_act", "silu", "swish"),
+    "gelu_tanh": ("hidden_activation", "gelu_pytorch_tanh"),
+    "relu2": ("hidden_act", "relu2"),
+}
 
 
 def read_mixtures(fields: Fields, family: MixtureFamily | None, num_layers: int) -> tuple[Mixture | None, ...]:
@@ -25,6 +30,8 @@ def read_mixtures(fields: Fields, family: MixtureFamily | None, num_layers: int)
 
 def is_dense(fields: Fields, family: MixtureFamily) -> bool:
     """Return whether a config of a family whose mixtures are optional has no experts."""
+    if family.flag_key is not None and not fields.flag(family.flag_key):
+        return True
     counts = (fields.integer(key, low=0, high=MOST_EXPERTS, default=0) for key in family.count_keys)
     return family.optional and not any(counts)
 
@@ -35,9 +42,9 @@ def _mixture(fields: Fields, family: MixtureFamily) -> Mixture:
     if len(set(counts)) > 1:
         raise fields.wrong(named[1], f"the same as {named[0]}, {counts[0]}")
     count = counts[0]
-    activations = _ACTIVATIONS[family.gated]
-    if fields.values.get("hidden_act", "silu") not in activations:
-        raise fields.wrong("hidden_act", f"one of {', '.join(activations)} in experts")
+    key, *activations = _ACTIVATIONS[family.activation if family.gated else "relu2"]
+    if fields.values.get(key, "silu") not in activations:
+        raise fields.wrong(key, f"one of {', '.join(activations)} in experts")
     if fields.has("scoring_func") and fields.values["scoring_func"] != family.scores:
         raise fields.wrong("scoring_func", quoted(family.scores))
     groups, top_groups = _groups(fields, family, count)
@@ -63,6 +70,8 @@ def _mixture(fields: Fields, family: MixtureFamily) -> Mixture:
         clamp=_clamp(fields) if family.clamped else None,
         weighs_input=family.weighs_input,
         gated=family.gated,
+        is_beside_mlp=family.beside_mlp,
+        activation=family.activation,
         latent_size=fields.integer(family.latent_key) if family.latent_key and fields.has(family.latent_key) else None,
     )
 

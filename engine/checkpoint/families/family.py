@@ -97,6 +97,11 @@ class Family:
             head size; GGUF files have no key for it.
         remote_code: "auto_map" entries that name this very architecture, and so may be ignored.
         harmless: values without effect of keys that are refused at others in all families.
+        sized_layers: honours "per_layer_config" or "global_head_dim", "num_global_key_value_heads",
+            "attention_k_eq_v", "num_kv_shared_layers" and "use_double_wide_mlp", by which layers differ in size.
+        layer_inputs: honours "hidden_size_per_layer_input" and "vocab_size_per_layer_input".
+        layer_scalars: ``has_layer_scalars`` of ``ModelConfig``; ``v_norm`` is ``has_v_norm``.
+        unit_scale: scores have no factor.
         attention_sinks: that of ``ModelConfig``.
         latent: attention is multi-head latent attention.
         mixture: how layers are mixtures of experts, None for none.
@@ -159,6 +164,11 @@ class Family:
     wide_layers: int | None = None
     remote_code: tuple[str, ...] = ()
     harmless: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    sized_layers: bool = False
+    layer_inputs: bool = False
+    layer_scalars: bool = False
+    v_norm: bool = False
+    unit_scale: bool = False
     attention_sinks: bool = False
     latent: bool = False
     mixture: MixtureFamily | None = None

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Scores = Literal["softmax", "sigmoid"]
+GatedActivation = Literal["silu", "gelu_tanh"]
 Storage = Literal["modules", "stacked", "interleaved", "transposed"]
 """How a checkpoint stores experts.
 
@@ -91,6 +92,9 @@ class Mixture:
         weighs_input: the weights are factors of the experts' inputs, not of their results.
         gated: an expert is ``down(silu(gate(x)) * up(x))``, else ``down(relu(up(x)) ** 2)``, the shared one too.
         latent_size: width of the experts' inputs and results, where they stand between two projections (Nemotron 3).
+        is_beside_mlp: it stands beside the layer's MLP, both behind norms of their own (Gemma 4). The router has a norm
+            and a factor of each expert.
+        activation: of experts with a gate, where there is no ``clamp``.
     """
 
     names: ExpertNames
@@ -111,6 +115,8 @@ class Mixture:
     weighs_input: bool = False
     gated: bool = True
     latent_size: int | None = None
+    is_beside_mlp: bool = False
+    activation: GatedActivation = "silu"
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +153,9 @@ class MixtureFamily:
         optional: without experts all layers have an ordinary MLP, of the shared expert's size.
         gated: that of ``Mixture``.
         latent_key: of its ``latent_size``, None where there is none.
+        flag_key: of a flag without which there are no experts; None where their number says so.
+        beside_mlp: ``is_beside_mlp`` of ``Mixture``.
+        activation: that of ``Mixture``, asked for by "hidden_activation".
     """
 
     names: ExpertNames
@@ -173,3 +182,6 @@ class MixtureFamily:
     optional: bool = False
     gated: bool = True
     latent_key: str | None = None
+    flag_key: str | None = None
+    beside_mlp: bool = False
+    activation: GatedActivation = "silu"

@@ -142,7 +142,11 @@ class World:
         actual = self.graphs.forward(arrays)
         expected = self.model.forward(self.builder.to_tensors(arrays), self.pools[1])
         assert actual.shape == expected.shape
-        pairs = [(actual, expected), (self.pools[0].k, self.pools[1].k), (self.pools[0].v, self.pools[1].v)]
+        pairs = [
+            (actual, expected),
+            (self.pools[0].caches[0].k, self.pools[1].caches[0].k),
+            (self.pools[0].caches[0].v, self.pools[1].caches[0].v),
+        ]
         for index, layer in enumerate(self.model.config.layers):
             if layer.recurrent is not None:  # the last state is for padding
                 pairs.append((self.pools[0].k_layers[index][:-1], self.pools[1].k_layers[index][:-1]))

@@ -36,6 +36,7 @@ FAMILIES = [
     *("lfm2_moe", "bamba", "nemotron_h", "nemotron_h_mixture", "mamba2", "falcon_h1", "falcon_h1_normed"),
     *("solar_open", "afmoe", "minimax_m2", "exaone_moe", "ernie4_5_moe", "hunyuan_moe"),
     *("deepseek_v2", "deepseek_v2_lite", "deepseek_v3"),
+    *("gemma4", "gemma4_same_values", "gemma4_mixture"),
     *("helium", "cwm", "flex_olmo", "exaone"),
 ]
 PROMPT = [random.Random(5).randrange(VOCAB) for _ in range(41)]

@@ -46,6 +46,8 @@ from transformers import (
     Gemma2ForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
+    Gemma4ForCausalLM,
+    Gemma4TextConfig,
     Glm4Config,
     Glm4ForCausalLM,
     Glm4MoeConfig,
@@ -155,6 +157,21 @@ _LINEAR = {"rope_type": "linear", "rope_theta": 300.0, "factor": 3.0}
 _YARN = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "original_max_position_embeddings": 24}
 
 _GEMMA = {"num_hidden_layers": 4, "head_dim": 12, "sliding_window": 5, "query_pre_attn_scalar": 20}
+
+# Both kinds of layers, with heads of 16 and of 32 dimensions, in front of those that read the K and V of others.
+_GEMMA4 = {
+    "hidden_size": 96,
+    "num_hidden_layers": 5,
+    "head_dim": 16,
+    "global_head_dim": 32,
+    "sliding_window": 6,
+    "layer_types": [*["sliding_attention", "full_attention"] * 2, "full_attention"],
+    "rope_parameters": {
+        "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 500.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
+    },
+    "tie_word_embeddings": True,
+}
 
 # In sizes that the native kernels take, so that passes are recorded: heads of 16 dimensions.
 _NATIVE = {"hidden_size": 96, "num_hidden_layers": 2}
@@ -312,6 +329,43 @@ MODELS: dict[str, tuple[type[Any], type[Any], dict[str, Any]]] = {
                 "full_attention": _LINEAR,
                 "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
             },
+        },
+    ),
+    "gemma4": (
+        Gemma4TextConfig,
+        Gemma4ForCausalLM,
+        {
+            **_GEMMA4,
+            "num_kv_shared_layers": 3,
+            "use_double_wide_mlp": True,
+            "hidden_size_per_layer_input": 16,
+            "vocab_size_per_layer_input": VOCAB,
+            "final_logit_softcapping": 2.0,
+        },
+    ),
+    "gemma4_same_values": (
+        Gemma4TextConfig,
+        Gemma4ForCausalLM,
+        {
+            **_GEMMA4,
+            "hidden_size_per_layer_input": 0,
+            "attention_k_eq_v": True,
+            "num_global_key_value_heads": 3,
+            "use_bidirectional_attention": "vision",
+        },
+    ),
+    "gemma4_mixture": (
+        Gemma4TextConfig,
+        Gemma4ForCausalLM,
+        {
+            **_GEMMA4,
+            "num_hidden_layers": 3,
+            "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+            "hidden_size_per_layer_input": 0,
+            "enable_moe_block": True,
+            "num_experts": 6,
+            "top_k_experts": 3,
+            "moe_intermediate_size": 16,
         },
     ),
     # What a GGUF file can say of a Gemma: no query scale, no period of the windows but the usual one.
@@ -945,6 +999,8 @@ def tiny_model(name: str) -> PreTrainedModel:
         for name, buffer in model.named_buffers():
             if name.endswith(("e_score_correction_bias", "expert_bias")):
                 buffer.normal_(0.0, 0.25, generator=generator)
+            if name.endswith("layer_scalar"):
+                buffer.uniform_(0.4, 0.9, generator=generator)
     return model
 
 
