@@ -29,7 +29,7 @@ from .read_heads import full_head_dim, read_heads, read_layer_inputs
 from .read_mixture import read_mixtures
 from .read_recurrent import own_keys, read_blocks
 from .rope_config import read_query_scaling, read_ropes
-from .text_config import MULTIMODAL_BY_ARCHITECTURE, TEXT, TOWERS, Multimodal, language_config, multimodal
+from .text_config import MULTIMODAL_BY_ARCHITECTURE, Multimodal, language_config, multimodal
 
 WHERE = "config.json"
 MAX_LAYERS = 2048
@@ -80,7 +80,7 @@ def model_config(config: Mapping[str, Any]) -> ModelConfig:
     towers: tuple[str, ...] = ()
     if whole is not None:
         towers = whole.towers
-        _refuse({key: value for key, value in config.items() if key not in (TEXT, *TOWERS)}, family)
+        _refuse({key: value for key, value in config.items() if key not in whole.inner_configs}, family)
         config = language_config(config, whole, WHERE)
         quantization = quantization or read_quantization(config)
     _refuse(config, family)
@@ -377,6 +377,8 @@ def _layers(fields: Fields, family: Family, head_dim: int) -> tuple[LayerConfig,
     count = fields.integer("num_hidden_layers", high=MAX_LAYERS)
     rotary = _rotary_layers(fields, family, count)
     kinds = _layer_types(fields, family, rotary)
+    if family.sized_layers:
+        kinds = [*kinds[:-1], FULL]  # in the published code whatever the config says
     heads = read_heads(fields, family, kinds)
     full, local = read_ropes(fields, family, head_dim, full_head_dim(heads, head_dim))
     if family.no_rope == "windowed" or (family.no_rope == "full" and fields.has("sliding_window")):

@@ -36,8 +36,6 @@ def read_heads(fields: Fields, family: Family, kinds: list[str]) -> tuple[LayerH
     """
     if not family.sized_layers:
         return (LayerHeads(),) * len(kinds)
-    if kinds[-1] != FULL:  # the library would take it for one
-        raise fields.wrong("layer_types", f"a list that ends with {FULL}")
     full = _full_heads(fields, kinds)
     model = KvShape(*(fields.integer(key, high=_MOST) for key in ("num_key_value_heads", "head_dim")))
     sources = _sources(fields, kinds)

@@ -32,8 +32,10 @@ def is_dense(fields: Fields, family: MixtureFamily) -> bool:
     """Return whether a config of a family whose mixtures are optional has no experts."""
     if family.flag_key is not None and not fields.flag(family.flag_key):
         return True
-    counts = (fields.integer(key, low=0, high=MOST_EXPERTS, default=0) for key in family.count_keys)
-    return family.optional and not any(counts)
+    if not family.optional and not family.single_is_dense:
+        return False
+    most = max(fields.integer(key, low=0, high=MOST_EXPERTS, default=0) for key in family.count_keys)
+    return most <= 1 if family.single_is_dense else most == 0
 
 
 def _mixture(fields: Fields, family: MixtureFamily) -> Mixture:
@@ -115,6 +117,10 @@ def _sparse_layers(fields: Fields, family: MixtureFamily, num_layers: int) -> li
         case "first" | "typed":
             first = fields.integer(family.first_key, low=0, high=num_layers)
             return [index >= first for index in range(num_layers)]
+        case "periodic":
+            period = fields.integer("expert_layer_period", high=MOST_EXPERTS)
+            offset = fields.integer("expert_layer_offset", low=0, high=period - 1)
+            return [index % period == offset for index in range(num_layers)]
         case "unlisted":
             return _listed_layers(fields, num_layers)
     dense = fields.values.get("mlp_only_layers") or []

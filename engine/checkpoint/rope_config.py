@@ -99,9 +99,10 @@ def _rope(fields: Fields, parameters: dict[str, Any], theta_key: str, family: Fa
         parameters = _without_sections(Fields(parameters, where), _rotary_dim(fields, parameters, family, head_dim))
     own = Fields({"rope_theta": fields.values.get(theta_key), **parameters}, where)
     kind = parameters.get("rope_type", parameters.get("type", "default"))
-    if not isinstance(kind, str) or _newest(kind) not in _KEYS or parameters.get("type", kind) != kind:
+    known_kinds = [name for name in _KEYS if name != "proportional" or family.sized_layers]
+    if not isinstance(kind, str) or _newest(kind) not in known_kinds or parameters.get("type", kind) != kind:
         raise ModelError(
-            f"{fields.where}: rope type {quoted(kind)} is not supported; {', '.join(_KEYS)} are. "
+            f"{fields.where}: rope type {quoted(kind)} is not supported; {', '.join(known_kinds)} are. "
             "It cannot be left out without changing the model's answers."
         )
     kind = _newest(kind)

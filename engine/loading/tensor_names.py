@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from ..checkpoint.families.family_table import BY_NAME
 from ..checkpoint.families.mixture import Mixture
 from ..checkpoint.families.norm_layout import HeadNorm
-from ..checkpoint.families.recurrent import DeltaLayer, RecurrentLayer, ShortConvLayer
+from ..checkpoint.families.recurrent import DeltaLayer, MambaLayer, RecurrentLayer, ShortConvLayer
 from ..checkpoint.model_config import LatentConfig, ModelConfig, PerLayerInputs
 from ..errors import ModelError, shortened
 
@@ -32,6 +32,10 @@ LAYER_NORM = "post_per_layer_input_norm"
 BEHIND_MLP, BEHIND_EXPERTS = "post_feedforward_layernorm_1", "post_feedforward_layernorm_2"
 BEFORE_EXPERTS = "pre_feedforward_layernorm_2"
 ROUTER_SCALE, EXPERT_SCALES = "router.scale", "router.per_expert_scale"
+
+# Of Mamba.
+SELECTION, STEPS = "x_proj", "dt_proj"
+SELECTION_NORMS = ("dt_layernorm", "b_layernorm", "c_layernorm")
 
 # Of latent attention.
 QUERY, QUERY_DOWN, QUERY_NORM, QUERY_UP = "q_proj", "q_a_proj", "q_a_layernorm", "q_b_proj"
@@ -205,6 +209,8 @@ def recurrent_inputs(layer: RecurrentLayer, hidden: int) -> dict[str, int]:
     """Return the modules of its projection of hidden states, side by side, and the rows of each."""
     if isinstance(layer, ShortConvLayer):
         return {"in_proj": 3 * hidden}
+    if isinstance(layer, MambaLayer):
+        return {"in_proj": 2 * layer.width}
     if not isinstance(layer, DeltaLayer):
         return {"in_proj": layer.width + layer.conv_width + layer.num_heads}
     if layer.grouped:
@@ -231,12 +237,29 @@ def _recurrent(prefix: str, layer: RecurrentLayer, hidden: int) -> dict[str, Sha
     shapes |= _linears(prefix, {output: hidden}, columns, biased)
     if isinstance(layer, ShortConvLayer):
         return shapes | _conv(f"{prefix}.conv", hidden, layer.taps, layer.biased)
+    if isinstance(layer, MambaLayer):
+        return shapes | _selection(prefix, layer)
     is_delta = isinstance(layer, DeltaLayer)
     shapes |= {f"{prefix}.{name}": (layer.num_heads,) for name in ("A_log", "dt_bias", *(() if is_delta else ("D",)))}
     if isinstance(layer, DeltaLayer) or layer.normed:
         shapes[f"{prefix}.norm.weight"] = (layer.head_dim if is_delta else layer.width,)
     conv_biased = not isinstance(layer, DeltaLayer) and layer.conv_biased
     return shapes | _conv(f"{prefix}.conv1d", layer.conv_width, layer.taps, conv_biased)
+
+
+def _selection(prefix: str, layer: MambaLayer) -> dict[str, Shape]:
+    """The tensors of Mamba's convolution, and of what makes steps, B and C of its results."""
+    shapes: dict[str, Shape] = {
+        f"{prefix}.A_log": (layer.width, layer.state_size),
+        f"{prefix}.D": (layer.width,),
+        f"{prefix}.{SELECTION}.weight": (layer.step_rank + 2 * layer.state_size, layer.width),
+        f"{prefix}.{STEPS}.weight": (layer.width, layer.step_rank),
+        f"{prefix}.{STEPS}.bias": (layer.width,),
+    }
+    if layer.norms == "weighted":
+        sizes = (layer.step_rank, layer.state_size, layer.state_size)
+        shapes |= {f"{prefix}.{name}.weight": (size,) for name, size in zip(SELECTION_NORMS, sizes, strict=True)}
+    return shapes | _conv(f"{prefix}.conv1d", layer.width, layer.taps, layer.conv_biased)
 
 
 def _conv(name: str, width: int, taps: int, biased: bool) -> dict[str, Shape]:

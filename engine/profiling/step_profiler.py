@@ -52,6 +52,7 @@ _FAMILIES: Final = {  # of the native calls of a forward pass
     "take_columns": "attention",
     "sigmoid_gate": "attention",
     "ssm_scan": "recurrent",
+    "selective_scan": "recurrent",
     "delta_scan": "recurrent",
     "gated_norm": "recurrent",
     "rms_norm": "norm",

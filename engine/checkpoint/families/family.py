@@ -31,7 +31,7 @@ Windows = Literal["never", "all", "late", "no_rope", "pattern", "leading", "aske
 #   always    all
 NoRope = Literal["never", "listed", "full", "asked", "windowed", "always"]
 
-Recurrent = Literal["short_conv", "mamba2", "delta", "grouped_delta"]
+Recurrent = Literal["short_conv", "mamba", "normed_mamba", "weighted_mamba", "mamba2", "delta", "grouped_delta"]
 
 # What a layer has:
 #   both       a mixer, which is attention or has a recurrent state, and an MLP
@@ -106,8 +106,9 @@ class Family:
         latent: attention is multi-head latent attention.
         mixture: how layers are mixtures of experts, None for none.
         recurrent: what layers have in place of attention where "layer_types" does not name attention, with the keys
-            of LFM2 ("short_conv"), of Granite 4 ("mamba2"), of Qwen 3.5 ("delta") or of Qwen3-Next ("grouped_delta");
-            None for attention in all layers.
+            of LFM2 ("short_conv"), of Mamba ("mamba"), of FalconMamba, whose norms have no weight ("normed_mamba"), of
+            Jamba ("weighted_mamba"), of Granite 4 ("mamba2"), of Qwen 3.5 ("delta") or of Qwen3-Next
+            ("grouped_delta"); None for attention in all layers.
         blocks: what a layer has.
         gated_attention: that of ``ModelConfig``.
         ignored: beginnings of the names of modules in checkpoints that are no part of the model.

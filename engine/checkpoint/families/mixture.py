@@ -130,7 +130,8 @@ class MixtureFamily:
         top_k_key: of the number of a token's experts; its value may be a list of the same for each layer.
         dense_layers: which layers have an ordinary MLP: none, those that "mlp_only_layers" or "decoder_sparse_step"
             rule out, those before ``first_key``, those that "mlp_layer_types" calls dense or else the same, those
-            outside of "moe_layer_start_index" and "moe_layer_end_index" or not an n-th one, n = "moe_layer_interval",
+            but every n-th one, n = "expert_layer_period", from "expert_layer_offset" on, those outside of
+            "moe_layer_start_index" and "moe_layer_end_index" or not an n-th one, n = "moe_layer_interval",
             or all that "moe_layers" does not list, which by default has every n-th one, n =
             "interleave_moe_layer_step".
         first_key: the key of the number of layers before the first mixture.
@@ -153,6 +154,7 @@ class MixtureFamily:
         optional: without experts all layers have an ordinary MLP, of the shared expert's size.
         gated: that of ``Mixture``.
         latent_key: of its ``latent_size``, None where there is none.
+        single_is_dense: one expert is an ordinary MLP.
         flag_key: of a flag without which there are no experts; None where their number says so.
         beside_mlp: ``is_beside_mlp`` of ``Mixture``.
         activation: that of ``Mixture``, asked for by "hidden_activation".
@@ -162,7 +164,7 @@ class MixtureFamily:
     count_keys: tuple[str, ...]
     size_key: str = "moe_intermediate_size"
     top_k_key: str = "num_experts_per_tok"
-    dense_layers: Literal["none", "stepped", "first", "typed", "spanned", "unlisted"] = "none"
+    dense_layers: Literal["none", "stepped", "first", "typed", "spanned", "unlisted", "periodic"] = "none"
     first_key: str = "first_k_dense_replace"
     scores: Scores = "softmax"
     renormalises: bool | None = True
@@ -182,6 +184,7 @@ class MixtureFamily:
     optional: bool = False
     gated: bool = True
     latent_key: str | None = None
+    single_is_dense: bool = False
     flag_key: str | None = None
     beside_mlp: bool = False
     activation: GatedActivation = "silu"

@@ -81,7 +81,6 @@ def test_values_that_are_keys_have_heads_of_their_own() -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"layer_types": ["full_attention"] * 3 + ["sliding_attention"]}, "layer_types must be a list that ends with"),
         ({"num_kv_shared_layers": 3}, "num_kv_shared_layers must be so few that an earlier layer has"),
         ({"num_kv_shared_layers": 5}, "num_kv_shared_layers"),
         ({"per_layer_config": {"1": {"head_dim": 32}}}, "per_layer_config must be an object with the same for each"),
@@ -96,6 +95,12 @@ def test_values_that_are_keys_have_heads_of_their_own() -> None:
 def test_what_does_not_fit_is_refused_by_name(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(ModelError, match=said):
         model_config(SMALL | changes)
+
+
+def test_the_last_layer_has_full_attention_whatever_the_config_says() -> None:
+    """As transformers reads it."""
+    layers = model_config(SMALL | {"layer_types": ["full_attention", *["sliding_attention"] * 3]}).layers
+    assert [layer.window for layer in layers] == [None, 512, 512, None]
 
 
 def test_experts_that_are_not_asked_for_are_none() -> None:

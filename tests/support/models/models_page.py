@@ -72,7 +72,7 @@ Code from a model's repository is never run. Before it serves, each model comput
 
 {classes}.
 
-Any other causal class of the library loads if it passes that check. Refused by name: attention outside of the library's interface, as with ALiBi (Bloom, Falcon, MPT); masks but causal ones and sliding windows (chunks, Doge); two calls of attention in a layer (DiffLlama); recurrent states and convolutions (Mamba, Jamba); encoders; cross attention; multimodal and quantised checkpoints, GGUF files and `--quantization`; other tensors than the class has. With longrope the context ends at `original_max_position_embeddings`.
+Any other causal class of the library loads if it passes that check. Refused by name: attention outside of the library's interface, as with ALiBi (Bloom, Falcon, MPT); masks but causal ones and sliding windows (chunks, Doge); two calls of attention in a layer (DiffLlama); recurrent states and convolutions (RWKV); encoders; cross attention; multimodal and quantised checkpoints, GGUF files and `--quantization`; other tensors than the class has. With longrope the context ends at `original_max_position_embeddings`.
 
 Adapters change linear modules, the embedding and the head; those on experts are refused. Latent attention (MiniCPM 3) keeps whole keys and values in the pool, and values with fewer dimensions than keys take as much as these. A result may depend on the other rows of a step in its last bits, as on a GPU.
 """
@@ -102,6 +102,9 @@ _NO_ROPE = {
 
 _RECURRENT = {
     "short_conv": "short convolutions",
+    "mamba": "Mamba",
+    "normed_mamba": "Mamba",
+    "weighted_mamba": "Mamba",
     "mamba2": "Mamba-2",
     "delta": "gated delta nets",
     "grouped_delta": "gated delta nets",
@@ -196,6 +199,7 @@ def _experts(mixture: MixtureFamily) -> str:
         "typed": " behind the first layers",
         "spanned": " in some layers",
         "unlisted": " in some layers",
+        "periodic": " in every n-th layer",
     }[mixture.dense_layers]
     clamped = ", clamped SwiGLU" if mixture.clamped else ", of weighted inputs" if mixture.weighs_input else ""
     shared = " beside the MLP, if asked for" if mixture.beside_mlp else shared

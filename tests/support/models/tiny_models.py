@@ -40,6 +40,8 @@ from transformers import (
     ExaoneMoeForCausalLM,
     FalconH1Config,
     FalconH1ForCausalLM,
+    FalconMambaConfig,
+    FalconMambaForCausalLM,
     FlexOlmoConfig,
     FlexOlmoForCausalLM,
     Gemma2Config,
@@ -70,6 +72,8 @@ from transformers import (
     HunYuanMoEV1ForCausalLM,
     InternLM3Config,
     IQuestCoderConfig,
+    JambaConfig,
+    JambaForCausalLM,
     Lfm2Config,
     Lfm2ForCausalLM,
     Lfm2MoeConfig,
@@ -80,6 +84,8 @@ from transformers import (
     LlamaForCausalLM,
     Mamba2Config,
     Mamba2ForCausalLM,
+    MambaConfig,
+    MambaForCausalLM,
     MiniMaxM2Config,
     MiniMaxM2ForCausalLM,
     Ministral3Config,
@@ -213,6 +219,15 @@ _NEMOTRON_H = {
     "chunk_size": 8,
     # The library bounds steps from below in prompts, and not behind them; neither training nor its kernels do.
     "time_step_min": 1e-30,
+}
+
+_MAMBA = {
+    "num_hidden_layers": 3,
+    "hidden_size": 96,
+    "intermediate_size": 112,
+    "state_size": 24,
+    "time_step_rank": 10,
+    "tie_word_embeddings": True,
 }
 
 _FALCON_H1 = {
@@ -923,6 +938,21 @@ MODELS: dict[str, tuple[type[Any], type[Any], dict[str, Any]]] = {
         },
     ),
     "falcon_h1_normed": (FalconH1Config, FalconH1ForCausalLM, {**_FALCON_H1, "mamba_rms_norm": True}),
+    "mamba": (MambaConfig, MambaForCausalLM, {**_MAMBA, "use_bias": True}),
+    "falcon_mamba": (FalconMambaConfig, FalconMambaForCausalLM, {**_MAMBA, "expand": 1, "conv_kernel": 3}),
+    "jamba": (
+        JambaConfig,
+        JambaForCausalLM,
+        {
+            **_NATIVE,
+            "num_hidden_layers": 4,
+            "attn_layer_period": 3,
+            "attn_layer_offset": 1,
+            "num_experts": 5,
+            "num_experts_per_tok": 3,
+            "mamba_d_state": 24,
+        },
+    ),
     "mamba2": (
         Mamba2Config,
         Mamba2ForCausalLM,
@@ -1007,7 +1037,7 @@ def tiny_model(name: str) -> PreTrainedModel:
 def adaptable(name: str) -> PreTrainedModel:
     """A copy for PEFT, which refuses ``out_proj`` by these names: a kernel for training reads its weight itself."""
     model = copy.deepcopy(tiny_model(name))
-    if model.config.model_type in ("nemotron_h", "mamba2", "falcon_h1"):
+    if model.config.model_type in ("nemotron_h", "mamba", "mamba2", "falcon_h1", "falcon_mamba", "jamba"):
         model.config.model_type = "tiny"
     return model
 
