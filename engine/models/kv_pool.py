@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ...kernels.layouts import int8_kv_layout, kv_forms
 from ...kernels.memory import copy_pages, lazy_zeros, populate
-from ..batch import Batch, PageCopy, PageLoad
+from ..batch import Batch, PageCopy, PageLoad, PoolWrite, StateLoad
 from ..checkpoint.model_config import KvShape, ModelShape
 from .hidden_pool import HiddenPool
 from .state_pool import LayerStates, StatePool
@@ -91,6 +91,7 @@ class KvPool:
         beside: the states of layers that have attention too.
         dtype: of K and V.
         page_bytes: bytes of a page in all layers, and of its hidden states.
+        states: as given.
         state_bytes: bytes of a recurrent state in all layers.
     """
 
@@ -128,25 +129,29 @@ class KvPool:
         self.dtype = dtype
         self.page_bytes = bytes_per_page(config, page_size, dtype) + (hidden.page_bytes if hidden is not None else 0)
         self.hidden = hidden
+        self.states = states
         self.state_bytes = 0 if states is None else states.state_bytes
         self._device = device
         self._stream: torch.cuda.Stream | None = None  # on which pages of a GPU are read
 
     @property
     def form(self) -> str:
-        """Number format and shape of a page: its bytes are of use in a pool of the same form alone."""
+        """Number format and shape of a page and a state: their bytes are of use in a pool of the same form alone."""
         kind = "latent" if self.caches[0].v is None else "k,v"
         shapes = (each.k.shape for each in self.caches)
         sizes = "+".join(f"{layers}x{heads}x{size}x{width}" for layers, _, heads, size, width in shapes)
-        return f"{kv_forms.form_name(self.dtype)} {kind} {sizes}"
+        states = "" if self.states is None else f" states {self.states.form}"
+        return f"{kv_forms.form_name(self.dtype)} {kind} {sizes}{states}"
 
-    def copy(self, copies: Sequence[PageCopy | PageLoad]) -> None:
-        """Do copies and loads in their order. Raises IndexError for a page or a count outside the pool."""
+    def copy(self, copies: Sequence[PoolWrite]) -> None:
+        """Do copies and loads in their order. Raises IndexError for a page, slot or count outside the pool."""
         if not copies:  # as in most steps
             return
         for kind, group in groupby(copies, type):
             if kind is PageLoad:
                 self._load([each for each in group if isinstance(each, PageLoad)])
+            elif kind is StateLoad:
+                self._load_states([each for each in group if isinstance(each, StateLoad)])
             else:
                 self._copy([each for each in group if isinstance(each, PageCopy)])
 
@@ -164,6 +169,14 @@ class KvPool:
         with torch.cuda.stream(self._read_stream()):
             pages = [cache[:, page].flatten().view(torch.uint8) for cache in self._tensors]
             return torch.cat(pages).cpu().numpy().data
+
+    def read_state(self, slot: int) -> memoryview:
+        """Return a copy of a recurrent state, as ``read_page`` of a page."""
+        assert self.states is not None
+        if self._device.type == "cpu":
+            return self.states.read(slot)
+        with torch.cuda.stream(self._read_stream()):
+            return self.states.read(slot)
 
     def _read_stream(self) -> torch.cuda.Stream:
         if self._stream is None:
@@ -192,6 +205,12 @@ class KvPool:
                 size = target.numel() * target.element_size()
                 target.copy_(read[start : start + size].view(cache.dtype).view(target.shape))
                 start += size
+
+    def _load_states(self, loads: Sequence[StateLoad]) -> None:
+        if self.states is None:
+            raise IndexError("the pool has no recurrent states")
+        for load in loads:
+            self.states.load(load.slot, load.payload)
 
     def _copy(self, copies: Sequence[PageCopy]) -> None:
         source = [copy.source for copy in copies]

@@ -41,7 +41,7 @@ FAMILIES = [
     *("helium", "cwm", "flex_olmo", "exaone"),
 ]
 MAMBAS = ("mamba", "falcon_mamba", "jamba")
-PROMPT = [random.Random(5).randrange(VOCAB) for _ in range(41)]
+PROMPT = [random.Random(f"5 {each}").randrange(VOCAB) for each in range(41)]
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
