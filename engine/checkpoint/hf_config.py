@@ -124,7 +124,7 @@ def model_config(config: Mapping[str, Any]) -> ModelConfig:
         qkv_bias="qkv" in biases,
         output_bias="output" in biases,
         mlp_bias="mlp" in biases,
-        activation=_activation(fields),
+        activation=_activation(fields, family),
         attention_sinks=family.attention_sinks,
         attention_scale=_latent_scale(latent, layers) if latent else _attention_scale(fields, family, head_dim),
         attention_soft_cap=fields.optional_positive("attn_logit_softcapping") if family.attention_soft_cap else None,
@@ -365,9 +365,11 @@ def _longest(fields: Fields, family: Family, layers: tuple[LayerConfig, ...]) ->
     return min(MAX_LENGTH, max(longest, *extended, 0))
 
 
-def _activation(fields: Fields) -> Activation:
+def _activation(fields: Fields, family: Family) -> Activation:
     key = "hidden_activation" if fields.has("hidden_activation") else "hidden_act"
     name = fields.values.get(key, "silu")
+    if name == "gelu" and family.gelu_is_tanh:
+        return "gelu_tanh"
     if not isinstance(name, str) or name not in _ACTIVATIONS:
         raise fields.wrong(key, f"one of {', '.join(_ACTIVATIONS)}")
     return _ACTIVATIONS[name]

@@ -70,6 +70,7 @@ class Family:
         qkv_bias: q, k and v have a bias, whatever the config says.
         optional_biases: keys by which a config may add biases, with the projections that get one.
         scaled_embedding: embeddings are multiplied by the root of the hidden size.
+        gelu_is_tanh: "gelu" means its approximation by tanh, as in the first files of Gemma.
         embedding_flag: the key that asks for this, unrounded; None where none does.
         multipliers: honours "embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling".
         logit_scale: honours "logit_scale".
@@ -141,6 +142,7 @@ class Family:
     mlp_block: str = "mlp"
     gated_mlp: bool = True
     scaled_embedding: bool = False
+    gelu_is_tanh: bool = False
     embedding_flag: str | None = None
     multipliers: bool = False
     logit_scale: bool = False

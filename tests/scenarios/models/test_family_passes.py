@@ -37,7 +37,7 @@ FAMILIES = [
     *("mamba", "falcon_mamba", "jamba"),
     *("solar_open", "afmoe", "minimax_m2", "exaone_moe", "ernie4_5_moe", "hunyuan_moe"),
     *("deepseek_v2", "deepseek_v2_lite", "deepseek_v3"),
-    *("gemma4", "gemma4_same_values", "gemma4_mixture"),
+    *("gemma", "granite_moe_shared", "gemma4", "gemma4_same_values", "gemma4_mixture"),
     *("helium", "cwm", "flex_olmo", "exaone"),
 ]
 MAMBAS = ("mamba", "falcon_mamba", "jamba")

@@ -50,6 +50,8 @@ from transformers import (
     Gemma3TextConfig,
     Gemma4ForCausalLM,
     Gemma4TextConfig,
+    GemmaConfig,
+    GemmaForCausalLM,
     Glm4Config,
     Glm4ForCausalLM,
     Glm4MoeConfig,
@@ -64,6 +66,8 @@ from transformers import (
     GraniteMoeForCausalLM,
     GraniteMoeHybridConfig,
     GraniteMoeHybridForCausalLM,
+    GraniteMoeSharedConfig,
+    GraniteMoeSharedForCausalLM,
     HeliumConfig,
     HeliumForCausalLM,
     HunYuanDenseV1Config,
@@ -328,6 +332,7 @@ MODELS: dict[str, tuple[type[Any], type[Any], dict[str, Any]]] = {
         SmolLM3ForCausalLM,
         {"no_rope_layer_interval": 2, "use_sliding_window": True, "sliding_window": 9, "attention_bias": True},
     ),
+    "gemma": (GemmaConfig, GemmaForCausalLM, {**_NATIVE, "head_dim": 32, "tie_word_embeddings": True}),
     "gemma2": (
         Gemma2Config,
         Gemma2ForCausalLM,
@@ -967,6 +972,11 @@ MODELS: dict[str, tuple[type[Any], type[Any], dict[str, Any]]] = {
             "use_bias": True,
             "tie_word_embeddings": True,
         },
+    ),
+    "granite_moe_shared": (
+        GraniteMoeSharedConfig,
+        GraniteMoeSharedForCausalLM,
+        {**_NATIVE, "num_local_experts": 5, "shared_intermediate_size": 40, "residual_multiplier": 0.4},
     ),
     "granite_hybrid": (GraniteMoeHybridConfig, GraniteMoeHybridForCausalLM, _GRANITE_HYBRID),
     "granite_hybrid_mixture": (
