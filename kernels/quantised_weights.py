@@ -27,11 +27,12 @@ import torch
 from torch import Tensor
 
 from . import ops
-from .cpu.native_quantised import FLOAT8_GROUP, PANEL_ROWS, QuantisedKernels
+from .cpu.native_quantised import FLOAT8_GROUP, MOST_WIDTH, PANEL_ROWS, QuantisedKernels
 from .layouts.packed_weights import Format, QuantisedLinear
 
 __all__ = [
     "BLOCK_SIZES",
+    "MOST_WIDTH",
     "PANEL_ROWS",
     "BlockType",
     "Format",
@@ -188,25 +189,28 @@ def pack_channels(weight: Tensor, bias: Tensor | None = None, *, dynamic: bool) 
 
 
 def pack_bytes(
-    pieces: Iterable[Tensor], shape: tuple[int, int], scales: Tensor, bias: Tensor | None = None, *, is_float: bool
+    pieces: Iterable[Tensor], shape: tuple[int, int], scales: Tensor, bias: Tensor | None = None, *, form: Format
 ) -> QuantisedLinear:
-    """Pack a weight that is stored in 8 bits, without another rounding: the product takes x as it is.
+    """Pack a weight that is stored in 8 bits, without another rounding.
 
     Args:
         pieces: rows [n, K] uint8 that follow each other, n a multiple of ``PANEL_ROWS`` but in the last: signed
             integers, or E4M3.
         shape: [N, K].
         scales: [N, 1], or of E4M3 also [N, ceil(K / 128)].
-        is_float: of E4M3, whose products have the bits of the plain weight; those of integers are scaled in fp32.
+        form: FLOAT8 of E4M3, whose products have the bits of the plain weight; WIDENED or CHANNELS of integers, whose
+            sums are scaled in fp32, and rows of x are quantised for CHANNELS alone.
 
     Raises:
-        ValueError: the scales do not fit.
+        ValueError: the scales do not fit, or the weight is wider than ``MOST_WIDTH`` for CHANNELS.
         RuntimeError: no native kernels.
     """
-    groups = {1, -(-shape[1] // FLOAT8_GROUP)} if is_float else {1}
+    groups = {1, -(-shape[1] // FLOAT8_GROUP)} if form is Format.FLOAT8 else {1}
     if scales.dim() != 2 or len(scales) != shape[0] or scales.shape[1] not in groups:
         raise ValueError(f"scales {list(scales.shape)} do not fit a weight {list(shape)} in 8 bits")
-    return _kernels().pack_bytes(pieces, shape, Format.FLOAT8 if is_float else Format.WIDENED, scales, bias)
+    if form is Format.CHANNELS and shape[1] > MOST_WIDTH:
+        raise ValueError(f"a weight {list(shape)} has more than {MOST_WIDTH} inputs, whose sums may leave 32 bits")
+    return _kernels().pack_bytes(pieces, shape, form, scales, bias)
 
 
 def rows(layer: QuantisedLinear, ids: Tensor) -> Tensor:

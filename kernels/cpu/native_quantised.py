@@ -16,8 +16,8 @@ from .native_library import Fields, NativeLibrary
 
 BLOCK: Final = 32  # values with one scale, in the formats with blocks
 SUPER_BLOCK: Final = 256  # values whose scales have common factors, in those with super-blocks
-# Widest row: the sum of so many products of two bytes fits 32 bits.
 MOST_WIDTH: Final = 1 << 17
+"""Inputs of the widest row: the sum of so many products of two bytes fits 32 bits."""
 FLOAT8_GROUP: Final = 128  # inputs with one scale, in FP8 by blocks
 PANEL_ROWS: Final = 16  # of a weight, which are output columns side by side
 
@@ -163,7 +163,7 @@ class QuantisedKernels:
         """Pack bytes [n, K] uint8 of [N, K], as they are, with their scales [N, G] in fp32.
 
         Args:
-            form: WIDENED of signed integers with a scale of each row, or FLOAT8.
+            form: WIDENED or CHANNELS of signed integers with a scale of each row, or FLOAT8.
         """
         columns, width = shape
         panels, words = -(-columns // PANEL_ROWS), -(-width // _WORD)
@@ -171,7 +171,7 @@ class QuantisedKernels:
         as_bytes = packed.view(torch.uint8).view(panels, words, PANEL_ROWS, _WORD)
         first = 0
         for piece in pieces:
-            stored = piece ^ 128 if form is Format.WIDENED else piece
+            stored = piece if form is Format.FLOAT8 else piece ^ 128
             rows = torch.nn.functional.pad(stored, (0, words * _WORD - width, 0, -len(piece) % PANEL_ROWS))
             end = first + len(rows) // PANEL_ROWS
             as_bytes[first:end] = rows.view(-1, PANEL_ROWS, words, _WORD).transpose(1, 2)

@@ -512,7 +512,7 @@ def test_float8_has_the_bits_of_the_plain_weight(level, groups, dtype):
     ids = torch.tensor([0, 69, 33])
     assert torch.equal(kernels.quantised.rows(packed, ids), weight[ids])
     plain = kernels.pack_linear(weight.to(dtype), None)
-    for tokens in (1, 5, 40):
+    for tokens in (1, 5, 7, 13, 24, 40):
         x = randn(tokens, tokens, width, dtype=dtype)
         out = kernels.quantised.linear(x, packed, torch.float32)
         assert torch.equal(out, kernels.linear(x, plain, torch.float32) + bias)
@@ -522,9 +522,27 @@ def test_float8_has_the_bits_of_the_plain_weight(level, groups, dtype):
 def test_stored_bytes_are_not_rounded_again(dtype):
     codes = torch.randint(-50, 51, (40, 96), generator=torch.Generator().manual_seed(0)).to(torch.int8)
     scales = torch.rand(40, 1, generator=torch.Generator().manual_seed(1)) * 0.01
-    packed = quantised_weights.pack_bytes([codes.view(torch.uint8)], (40, 96), scales, is_float=False)
+    packed = quantised_weights.pack_bytes([codes.view(torch.uint8)], (40, 96), scales, form=Format.WIDENED)
     weight = codes.float() * scales
     assert torch.equal(quantised_weights.rows(packed, torch.arange(40)), weight)
     x = randn(1, 7, 96, dtype=dtype)
     expected, magnitudes = x.double() @ weight.double().T, x.double().abs() @ weight.double().abs().T
     assert_near(ops.linear(x, packed, torch.float32), expected, magnitudes)
+
+
+@pytest.mark.parametrize("level", [None, WITHOUT_AMX, "avx512", "avx2"])
+def test_stored_integers_times_rounded_rows_are_summed_exactly(level):
+    """All bytes, -128 too, at every level of instructions; x is rounded as for weights that are quantised here."""
+    columns, width = 70, 320
+    codes = torch.arange(columns * width).mul(7).remainder(256).to(torch.uint8).view(columns, width)
+    scales = torch.rand(columns, 1, generator=generator(3)) * 1e-2
+    kernels = Kernels(load_level(level)) if level else ops.native_kernels()
+    packed = kernels.quantised.pack_bytes([codes[:32], codes[32:]], (columns, width), Format.CHANNELS, scales, None)
+    weight = codes.view(torch.int8).float() * scales
+    assert torch.equal(kernels.quantised.rows(packed, torch.arange(columns)), weight)
+    for tokens in (1, 7, 40):
+        x = with_outliers(randn(tokens, tokens, width).bfloat16(), 0.01)
+        expected = quantised_reference.linear_rows(x, weight)
+        assert_near(
+            kernels.quantised.linear(x, packed, torch.float32), expected, x.double().abs() @ weight.double().abs().T
+        )
