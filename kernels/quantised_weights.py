@@ -39,6 +39,7 @@ __all__ = [
     "QuantisedLinear",
     "available",
     "flush",
+    "is_dynamic_slow",
     "is_widened_only",
     "pack_block_rows",
     "pack_blocks",
@@ -84,9 +85,20 @@ def _kernels() -> QuantisedKernels:
     return native.quantised
 
 
-def is_widened_only(block_type: BlockType) -> bool:
-    """Return whether products with blocks of a type take x as it is alone: K-quants, and blocks with zero points."""
-    return block_type in _SUPER or block_type == "U4_ZERO_POINT"
+def is_widened_only(block_type: BlockType, *, dynamic: bool = False) -> bool:
+    """Return whether products with blocks of a type take x as it is alone: of blocks with zero points all do.
+
+    K-quants take x in 8 bits too, but not in 15.
+
+    Args:
+        dynamic: for x in 8 bits.
+    """
+    return block_type == "U4_ZERO_POINT" or (block_type in _SUPER and not dynamic)
+
+
+def is_dynamic_slow(block_type: BlockType) -> bool:
+    """Return whether products with x in 8 bits leave the machine's fastest instructions idle: of K-quants AMX."""
+    return block_type in _SUPER and _kernels().arranges
 
 
 def pack_blocks(
@@ -133,14 +145,15 @@ def pack_block_rows(
     """
     if dynamic and widened:
         raise ValueError("rows of x are quantised, or the weight's numbers are rounded to their type, not both")
-    if is_widened_only(block_type) and not widened:
-        raise ValueError(f"products with {block_type} blocks are computed with widened=True alone")
+    if is_widened_only(block_type, dynamic=dynamic) and not widened:
+        raise ValueError(f"products with {block_type} blocks and such rows of x are not computed")
     (columns, row_bytes), (_, size) = shape, BLOCK_SIZES[block_type]
     if row_bytes % size or not columns * row_bytes:
         raise ValueError(f"{list(shape)} bytes are not rows of whole {block_type} blocks of {size} bytes")
     in_blocks = (piece.contiguous().view(-1, row_bytes // size, size) for piece in pieces)
     if block_type in _SUPER:
-        return _kernels().pack_super_blocks(in_blocks, (columns, row_bytes // size), _SUPER[block_type], bias)
+        shape_in_blocks = columns, row_bytes // size
+        return _kernels().pack_super_blocks(in_blocks, shape_in_blocks, _SUPER[block_type], bias, int(dynamic))
     planes = 0 if widened else 1 if dynamic else 2
     return _kernels().pack_blocks(in_blocks, (columns, row_bytes // size), _PLAIN[block_type], bias, planes)
 

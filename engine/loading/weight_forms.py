@@ -63,6 +63,8 @@ _DYNAMIC: Final[dict[BlockType, Format]] = {
     "Q4_0": Format.SYMMETRIC,
     "Q4_1": Format.NIBBLES,
     "Q8_0": Format.BYTES,
+    "Q4_K": Format.SUPER_NIBBLES,
+    "Q6_K": Format.SUPER_BYTES,
 }
 _KEPT: Final = {"plain": "widened", "stored_widened": "as stored", "stored_both": "as stored and widened"}
 _KEEPS_BYTES: Final = ("stored_widened", "stored_both")
@@ -353,8 +355,11 @@ class WeightReader:
             pieces = [torch.cat(list(pieces))]
         try:
             block_type = cast(quantised_weights.BlockType, types.pop())
-            widened = self._form in ("stored_widened", "stored_both") or quantised_weights.is_widened_only(block_type)
-            dynamic = self._form == "stored_dynamic" and not widened
+            dynamic = self._form == "stored_dynamic" and not (
+                quantised_weights.is_widened_only(block_type, dynamic=True)
+                or quantised_weights.is_dynamic_slow(block_type)
+            )
+            widened = not dynamic and (self._form != "stored" or quantised_weights.is_widened_only(block_type))
             values, size = quantised_weights.BLOCK_SIZES[block_type]
             shape = sum(rows), self._source.shapes[names[0]][-1] // values * size
             return quantised_weights.pack_block_rows(pieces, shape, block_type, bias, dynamic=dynamic, widened=widened)
