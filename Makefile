@@ -1,7 +1,7 @@
 # One verb per task. PYTHON is the interpreter of the environment that `pip install -e '.[test]'` went to.
 PYTHON ?= .venv/bin/python
 
-.PHONY: test test-heavy lint format wheel release lock audit pin-base
+.PHONY: test test-heavy lint format docs wheel release lock audit pin-base
 
 test:
 	$(PYTHON) -m pytest
@@ -19,6 +19,12 @@ lint:
 format:
 	$(PYTHON) -m ruff format .
 	$(PYTHON) -m ruff check --fix .
+
+# build/site gets the documentation as a site with search. A link that leads nowhere is an error.
+docs:
+	$(PYTHON) -m venv build/site-venv
+	build/site-venv/bin/python -m pip install --quiet --requirement deploy/site/requirements.txt
+	NO_MKDOCS_2_WARNING=1 build/site-venv/bin/python -m mkdocs build --strict --config-file deploy/site/mkdocs.yml
 
 # dist/ gets a wheel with kernels for all levels of CPUs, tagged with the oldest glibc that has the symbols they need.
 wheel:

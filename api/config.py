@@ -47,8 +47,6 @@ MOST_GATEWAYS = 16
 _ROLE = re.compile(r"([1-9][0-9]?)([pdb])")
 _ROLES = {"p": "prefill", "d": "decode", "b": "both"}
 _BOUNDS = re.compile(r"([0-9]{1,3}):([0-9]{1,3})")
-CALIBRATION_NAME = r"[A-Za-z0-9_@:-][A-Za-z0-9._@:-]{0,63}"
-"""Names of calibrations, which are names of files as well."""
 _LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -263,6 +261,20 @@ class ServerConfig:
         "none runs after a minute without requests, and the next one waits until one has started.",
         group="server",
     )
+    dry_run: bool = option(
+        False,
+        "Load and serve nothing: check the options, say what the model takes in memory here and how it would be "
+        "computed, on each of the ranks where there are several, and end; with code 1 if it does not fit.",
+        group="server",
+    )
+    keep_alive: float | None = option(
+        None,
+        "Seconds without requests after which a model's engine ends and its memory is free; the next request waits "
+        "until it has started again. As --autoscale 0:1, or with --autoscale 0:MAX. Default: it stays.",
+        low=1,
+        high=30 * 86400,
+        group="server",
+    )
     ray_address: str | None = option(
         None,
         "Let Ray place the replicas: local starts a Ray of this server's own on this machine, auto joins the cluster "
@@ -335,13 +347,13 @@ class ServerConfig:
     @property
     def is_fleet(self) -> bool:
         """Whether the engine consists of replicas."""
-        return self.replicas > 1 or self.autoscale is not None or self.replica_roles is not None
+        return self.replicas > 1 or self.autoscale_bounds is not None or self.replica_roles is not None
 
     @property
     def autoscale_bounds(self) -> tuple[int, int] | None:
-        """Least and most replicas of ``--autoscale``; None without it. Raises ConfigError."""
+        """Least and most replicas of ``--autoscale`` or ``--keep-alive``; None without. Raises ConfigError."""
         if self.autoscale is None:
-            return None
+            return None if self.keep_alive is None else (0, 1)
         found = _BOUNDS.fullmatch(self.autoscale)
         if found is None or not 0 <= int(found[1]) <= int(found[2]) or not 1 <= int(found[2]) <= MOST_REPLICAS:
             raise ConfigError(
@@ -381,6 +393,7 @@ class ServerConfig:
             silence_seconds=self.silence_seconds,
             watchdog_timeout=self.watchdog_timeout,
             roles=self.roles,
+            idle_seconds=self.keep_alive,
         )
 
     @property
@@ -427,19 +440,25 @@ class ServerConfig:
 
     def _check_replicas(self) -> None:
         """Check that the number of replicas is said once."""
-        for flag, value in (("--replicas", self.replicas), ("--autoscale", self.autoscale)) if self.roles else ():
+        counts = (
+            ("--replicas", self.replicas),
+            ("--autoscale", self.autoscale),
+            ("--keep-alive", self.keep_alive and f"{self.keep_alive:g}"),
+        )
+        for flag, value in counts if self.roles else ():
             if value not in (1, None):
                 raise ConfigError(
                     f"--replica-roles {self.replica_roles} says how many replicas there are: leave out {flag} {value}."
                 )
         if self.autoscale_bounds is None:
             return
+        named = "--keep-alive" if self.autoscale is None else f"--autoscale {self.autoscale}"
         if self.replicas != 1:
-            raise ConfigError(
-                f"--autoscale {self.autoscale} says how many replicas there are: leave out --replicas {self.replicas}."
-            )
+            raise ConfigError(f"{named} says how many replicas there are: leave out --replicas {self.replicas}.")
         if self.ray_address is not None:
-            raise ConfigError("--autoscale starts replicas on this machine alone: leave out --ray-address.")
+            raise ConfigError(f"{named} starts replicas on this machine alone: leave out --ray-address.")
+        if self.keep_alive is not None and self.autoscale_bounds[0] > 0:
+            raise ConfigError(f"--keep-alive lets the last replica end: {named} must be 0:MAX.")
 
     def _check_paths(self) -> None:
         if self.uds is not None and not self.uds:

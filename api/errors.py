@@ -108,7 +108,7 @@ class Rejection(HTTPError):
 
     REASONS = (
         *("requests_per_minute", "tokens_per_minute", "tenant_share"),
-        *("max_queued_requests", "max_queued_tokens", "queue_slow"),
+        *("max_queued_requests", "max_queued_tokens", "queue_slow", "target_ttft"),
     )
 
     def __init__(self, status: int, message: str, reason: str, seconds: float, *, kind: str = "requests") -> None:

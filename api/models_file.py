@@ -16,20 +16,21 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ..engine.config import EngineConfig
 from ..engine.errors import ConfigError, ModelError
 from .config import ServerConfig
+from .fallback_plan import FallbackPlan, Provider, check_plan, read_plan, read_providers
 
 MOST_MODELS = 16
 _DIGEST = re.compile(r"[0-9a-f]{32}")
 MODEL_OPTIONS = frozenset(
     {
-        *("served_model_name", "replicas", "replica_roles", "autoscale", "model_catalog", "tool_call_parser"),
-        "reasoning_parser",
+        *("served_model_name", "replicas", "replica_roles", "autoscale", "keep_alive", "model_catalog"),
+        *("tool_call_parser", "reasoning_parser"),
         *("default_chat_template_kwargs", "heartbeat_timeout", "watchdog_timeout", "max_queued_requests"),
         *("max_queued_tokens", "max_queue_seconds"),
     }
@@ -47,11 +48,13 @@ class ModelEntry:
         place: where it stands, for errors; "" for a model that is in no models file.
         options: option names and values, not checked yet.
         digest: of the base model's content, which it must have; None for any.
+        plan: who answers in its place.
     """
 
     place: str = ""
     options: Mapping[str, Any] | None = None
     digest: str | None = None
+    plan: FallbackPlan = field(default_factory=FallbackPlan)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,18 +99,20 @@ def models_file_of(name: str, content: Mapping[str, Any]) -> ModelsFile | None:
     source, models = f"--config {name}", content["models"]
     if not isinstance(models, list) or not 1 <= len(models) <= MOST_MODELS:
         raise ConfigError(f"{source}: models must be a list of 1 to {MOST_MODELS} models, each with its options.")
-    common = {key: value for key, value in content.items() if key != "models"}
-    return ModelsFile(common, [_entry(f"{source}: models[{place}]", each) for place, each in enumerate(models)])
+    common = {key: value for key, value in content.items() if key not in ("models", "providers")}
+    providers = read_providers(source, content.get("providers", []))
+    entries = [_entry(f"{source}: models[{place}]", each, providers) for place, each in enumerate(models)]
+    return ModelsFile(common, entries)
 
 
-def _entry(place: str, content: Any) -> ModelEntry:
+def _entry(place: str, content: Any, providers: Mapping[str, Provider]) -> ModelEntry:
     if not isinstance(content, dict):
         raise ConfigError(f"{place} must hold options, such as 'model: org/name', not {content!r}.")
     options = {str(key): value for key, value in content.items()}
     digest = options.pop("digest", None)
     if digest is not None and not (isinstance(digest, str) and _DIGEST.fullmatch(digest)):
         raise ConfigError(f"{place}.digest must have 32 hexadecimal digits in quotes, not {digest!r}.")
-    return ModelEntry(place, options, digest)
+    return ModelEntry(place, options, digest, read_plan(place, options, providers))
 
 
 @contextmanager
@@ -136,15 +141,22 @@ def check_models(models: Sequence[ServedModel], names: Sequence[Sequence[str]]) 
         if len(models) > 1 and model.server.ray_address is not None:
             raise ConfigError("--ray-address places the replicas of one model: it cannot go with several models.")
         catalog = model.server.model_catalog
-        for field, key, what in (
+        for option, key, what in (
             *(("served-model-name", name, f"the name {name}") for name in own),
             *(("lora-modules", name, f"the name {name}") for name in model.engine.named_adapters),
             *([] if catalog is None else [("model-catalog", f"file {catalog}", f"the catalogue {catalog}")]),
         ):
             if key in owners:
                 first = owners[key].rpartition(": ")[2]
-                raise ConfigError(f"{place}.{field}: {first} has {what} too: one of them needs another.")
+                raise ConfigError(f"{place}.{option}: {first} has {what} too: one of them needs another.")
             owners[key] = place
+
+
+def check_plans(models: Sequence[ServedModel], names: Sequence[Sequence[str]]) -> None:
+    """Check that fallbacks and routes name a model or provider. As ``check_models``; raises ConfigError."""
+    served = [name for own in names for name in own]
+    for model, own in zip(models, names, strict=True):
+        check_plan(model.entry.place, model.entry.plan, own, served)
 
 
 def check_digest(entry: ModelEntry, path: Path, found: str) -> None:

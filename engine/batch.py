@@ -71,6 +71,7 @@ class Row:
         prompt_targets: prompt tokens at ``start + 1 ...`` whose logprobs this step's logits give.
         checkpoints: (position, slot): the recurrent state after so many tokens of the sequence is saved in the slot.
         state: slot of the recurrent state before its first token, -1 for where the row's last step left it.
+        num_pooled: how many of ``tokens``, from the end, have hidden states that are pooled, if more than the last.
     """
 
     row: int
@@ -84,6 +85,7 @@ class Row:
     prompt_targets: Seq[int] = ()
     checkpoints: tuple[tuple[int, int], ...] = ()
     state: int = -1
+    num_pooled: int = 0
 
     @property
     def drafts(self) -> Seq[int]:
@@ -93,6 +95,11 @@ class Row:
     def num_positions(self) -> int:
         """Sampling positions of the row."""
         return self.num_drafts + 1 if self.draws else 0
+
+    @property
+    def num_kept(self) -> int:
+        """How many of ``tokens``, from the end, have hidden states that are read."""
+        return max(self.num_positions + len(self.prompt_targets), self.num_pooled)
 
 
 def placeholder_token(row: int) -> int:
@@ -118,12 +125,24 @@ class PageLoad:
 
 
 @dataclass(frozen=True, slots=True)
+class StateLoad:
+    """Fill a slot of recurrent states with the bytes of one that was read from a pool of the same form."""
+
+    slot: int
+    payload: bytes | bytearray | memoryview
+
+
+PoolWrite = PageCopy | PageLoad | StateLoad
+"""What is written to the pool before a step, in the order of a batch."""
+
+
+@dataclass(frozen=True, slots=True)
 class Batch:
     """One step. ``starts`` are applied first, then ``copies`` in order, then the forward of ``rows``."""
 
     rows: tuple[Row, ...]
     starts: tuple[RowStart, ...] = ()
-    copies: tuple[PageCopy | PageLoad, ...] = ()
+    copies: tuple[PoolWrite, ...] = ()
 
     @property
     def num_tokens(self) -> int:

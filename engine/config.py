@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from .errors import ConfigError
-from .json_options import QUANTIZATIONS, SpeculativeConfig, TargetItl
+from .json_options import QUANTIZATIONS, SpeculativeConfig, TargetItl, TargetTtft
 from .types import MAX_SEED, MIN_SEED
 
 # Of a step, where no option says otherwise and nothing is known of a GPU (``executor.device_defaults``).
@@ -151,6 +151,12 @@ class EngineConfig:
         "that keeps a step within it, learnt from the steps. A lower one makes first tokens come later. A number, or "
         "JSON by the priority of the streams; 0: no target, for the most tokens a second.",
     )
+    target_ttft_ms: str = option(
+        "0",
+        "Target time to first token in milliseconds, which orders the queue within a priority class by deadline, and "
+        "which the header x-slo: strict asks for. A number, or JSON by priority class such as "
+        '{"realtime": 500, "interactive": 2000}; 0: no target.',
+    )
     enable_prefix_caching: bool = option(True, "Share the KV of equal prefixes.")
     kv_disk: str | None = option(
         None,
@@ -272,6 +278,10 @@ class EngineConfig:
         return TargetItl.parse(str(self.target_itl_ms))  # LLM takes numbers
 
     @property
+    def target_ttft(self) -> TargetTtft:
+        return TargetTtft.parse(str(self.target_ttft_ms))
+
+    @property
     def most_seqs(self) -> int:
         """Most sequences in one step: the option, or its default where nothing is known of a GPU."""
         if self.max_num_seqs is not None:
@@ -300,7 +310,7 @@ class EngineConfig:
         self._check_adapters()
         self._check_tiers()
         self._check_ranks()
-        _ = self.speculative, self.target_itl
+        _ = self.speculative, self.target_itl, self.target_ttft
         if self.most_tokens < self.most_seqs:
             raise ConfigError(
                 f"--max-num-batched-tokens ({self.most_tokens}) must be at least --max-num-seqs "

@@ -1,4 +1,4 @@
-"""Options that are JSON: ``--speculative-config`` and ``--target-itl-ms``, parsed and checked."""
+"""Options that are JSON: ``--speculative-config``, ``--target-itl-ms`` and ``--target-ttft-ms``, parsed and checked."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ QUANTIZATIONS = ("gguf", "gguf_dynamic", "int8_weight_only", "int8_dynamic", "wi
 _SPECULATIVE = "--speculative-config"
 _NO_HEADS = "EAGLE-1, EAGLE-2 and Medusa heads are not computed. Without the option drafts come from lookups alone."
 _TARGET_ITL = "--target-itl-ms"
-MAX_TARGET_ITL_MS = 60_000
+_TARGET_TTFT = "--target-ttft-ms"
+MAX_TARGET_MS = 60_000
 # vLLM's keys that choose where drafts are looked for.
 _LOOKUP_KEYS = {"prompt_lookup_max", "prompt_lookup_min"}
 # vLLM's keys of a draft model with one value here.
@@ -111,33 +112,65 @@ class TargetItl:
     @classmethod
     def parse(cls, text: str) -> TargetItl:
         """Parse the option. Raises ConfigError."""
-        try:
-            values = json.loads(text)
-        except ValueError:
-            values = text
-        if not isinstance(values, dict):
-            _check_target_itl(_TARGET_ITL, values, ', or JSON such as {"interactive": 50, "batch": 500}')
-            return cls(values, values, values)
-        if unknown := sorted(values.keys() - {*cls.__slots__}):
-            raise ConfigError(f"{_TARGET_ITL} has no {unknown[0]!r}; it has {', '.join(cls.__slots__)}.")
-        for name, value in values.items():
-            _check_target_itl(f"{name} of {_TARGET_ITL}", value)
-        return cls(**values)
+        return cls(**_parse_targets(_TARGET_ITL, text, '{"interactive": 50, "batch": 500}'))
 
     @property
     def seconds(self) -> dict[Priority, float]:
         """Targets in seconds, of the classes that have one."""
-        targets = {Priority[name.upper()]: getattr(self, name) for name in self.__slots__}
-        return {priority: target / 1000 for priority, target in targets.items() if target}
+        return _target_seconds(self)
+
+
+@dataclass(frozen=True, slots=True)
+class TargetTtft:
+    """``--target-ttft-ms``: target time to first token by priority class, in milliseconds; 0 for none.
+
+    The option is one number for all classes, or JSON; a class that it does not name has no target.
+    """
+
+    realtime: float = 0
+    interactive: float = 0
+    batch: float = 0
+
+    @classmethod
+    def parse(cls, text: str) -> TargetTtft:
+        """Parse the option. Raises ConfigError."""
+        return cls(**_parse_targets(_TARGET_TTFT, text, '{"realtime": 500, "interactive": 2000}'))
+
+    @property
+    def seconds(self) -> dict[Priority, float]:
+        """Targets in seconds, of the classes that have one."""
+        return _target_seconds(self)
+
+
+def _parse_targets(option: str, text: str, example: str) -> dict[str, float]:
+    """Return milliseconds by the names of priority classes. Raises ConfigError."""
+    names = [priority.name.lower() for priority in Priority]
+    try:
+        values = json.loads(text)
+    except ValueError:
+        values = text
+    if not isinstance(values, dict):
+        _check_target(option, values, f", or JSON such as {example}")
+        return dict.fromkeys(names, values)
+    if unknown := sorted(values.keys() - {*names}):
+        raise ConfigError(f"{option} has no {unknown[0]!r}; it has {', '.join(names)}.")
+    for name, value in values.items():
+        _check_target(f"{name} of {option}", value)
+    return values
+
+
+def _target_seconds(targets: TargetItl | TargetTtft) -> dict[Priority, float]:
+    by_class = {priority: getattr(targets, priority.name.lower()) for priority in Priority}
+    return {priority: target / 1000 for priority, target in by_class.items() if target}
 
 
 def _is_speculative_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MAX_SPECULATIVE_TOKENS
 
 
-def _check_target_itl(name: str, value: Any, other_form: str = "") -> None:
+def _check_target(name: str, value: Any, other_form: str = "") -> None:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not (value == 0 or 1 <= value <= MAX_TARGET_ITL_MS):
+    if not is_number or not (value == 0 or 1 <= value <= MAX_TARGET_MS):
         raise ConfigError(
-            f"{name} must be 0, for no target, or from 1 to {MAX_TARGET_ITL_MS} milliseconds{other_form}, not {value}."
+            f"{name} must be 0, for no target, or from 1 to {MAX_TARGET_MS} milliseconds{other_form}, not {value}."
         )

@@ -34,6 +34,7 @@ class FinishReason(StrEnum):
 
 
 Pooling = Literal["", "embed", "classify"]
+PoolingMode = Literal["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,9 @@ class Pooler:
 
     Attributes:
         generates: whether it has a language head.
-        size: values of a hidden state.
+        size: values of an embedding.
+        modes: how hidden states become the embedding, in sentence-transformers' words; several are joined.
+        includes_prompt: whether the tokens of a prompt that stands before a text are pooled too.
         labels: names of the classes of its classification head; none without a head.
         is_multi_label: classes are independent of each other.
         refusal: why its embeddings cannot be computed; "" if they can.
@@ -54,6 +57,8 @@ class Pooler:
 
     generates: bool = True
     size: int = 0
+    modes: tuple[PoolingMode, ...] = ("lasttoken",)
+    includes_prompt: bool = True
     labels: tuple[str, ...] = ()
     is_multi_label: bool = False
     refusal: str = ""
@@ -61,6 +66,11 @@ class Pooler:
     prompts: tuple[tuple[str, str], ...] = ()
     default_prompt: str = ""
     max_length: int = 0
+
+    @property
+    def pools_all(self) -> bool:
+        """Whether an embedding needs the hidden states of all tokens, and not of the last one alone."""
+        return self.modes != ("lasttoken",)
 
 
 class Priority(IntEnum):
@@ -94,8 +104,9 @@ class SamplingParams(SamplingNumbers):
         logprob_token_ids: tokens whose logprobs stand in the place of the k best at each drawn position (vLLM's field).
         allowed_token_ids: the only tokens that may be drawn; none for all.
         allowed_logprobs: return ``AllowedLogprobs`` at each drawn position.
-        pooling: what is returned of the prompt in the place of tokens: its last hidden state, or the classification
-            head's logits of it; "" for tokens. One token is drawn, which means nothing.
+        pooling: what is returned of the prompt in the place of tokens: what its hidden states are pooled to, or the
+            classification head's logits of the last one; "" for tokens. One token is drawn, which means nothing.
+        pooled_from: leading prompt tokens whose hidden states are not pooled.
     """
 
     max_tokens: int = 16
@@ -111,6 +122,7 @@ class SamplingParams(SamplingNumbers):
     allowed_token_ids: tuple[int, ...] = ()
     allowed_logprobs: bool = False
     pooling: Pooling = ""
+    pooled_from: int = 0
 
     @property
     def needs_counts(self) -> bool:

@@ -12,6 +12,7 @@ class FleetOptions:
     Attributes:
         replicas: number of engine processes; without meaning where ``autoscale_bounds`` are given.
         autoscale_bounds: least and most replicas of a fleet that follows the load; None for a fixed number.
+        idle_seconds: without a request, after which no replica runs, where the least is 0; None for the policy's own.
         ray_address: of the Ray cluster that places the replicas: ``local``, ``auto`` or HOST:PORT; None without Ray.
         silence_seconds: without a sign of life, after which a replica counts as hung.
         watchdog_timeout: seconds that one step may take.
@@ -24,6 +25,7 @@ class FleetOptions:
     silence_seconds: float
     watchdog_timeout: float
     roles: tuple[str, ...] = ()
+    idle_seconds: float | None = None
 
     @property
     def most_replicas(self) -> int:

@@ -71,7 +71,8 @@ def policy_of(config: EngineConfig, options: FleetOptions) -> AutoscalePolicy | 
         return None
     least, most = options.autoscale_bounds
     seqs = MOST_GPU_SEQS if config.max_num_seqs is None and takes_gpu(config.device) else config.most_seqs
-    return AutoscalePolicy(least, most, rows=max(1, seqs // 2))
+    policy = AutoscalePolicy(least, most, rows=max(1, seqs // 2))
+    return policy if options.idle_seconds is None else replace(policy, idle_seconds=options.idle_seconds)
 
 
 def limits_of(config: EngineConfig, options: FleetOptions) -> DispatcherLimits:

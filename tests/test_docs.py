@@ -57,14 +57,40 @@ def test_what_a_page_names_exists(path: Path) -> None:
     assert not broken
 
 
+def anchors(path: Path) -> set[str]:
+    """The names by which links find a page's headings, as GitHub and the site make them."""
+    text = re.sub(r"^```.*?^```$", "", path.read_text("utf-8"), flags=re.M | re.S)
+    found: set[str] = set()
+    for heading in re.findall(r"^#+ (.+)$", text, re.M):
+        words = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading).lower()
+        name = base = re.sub(r"[^\w\- ]", "", words).strip().replace(" ", "-")
+        number = 0
+        while name in found:
+            number += 1
+            name = f"{base}-{number}"
+        found.add(name)
+    return found
+
+
+@pytest.mark.parametrize("path", PAGES, ids=name_of)
+def test_links_to_headings_find_them(path: Path) -> None:
+    links = re.findall(r"\]\((?!https?://)([^)#\s]*)#([^)\s]+)\)", path.read_text("utf-8"))
+    targets = [(path.parent / file if file else path, name) for file, name in links]
+    assert not [(file.name, name) for file, name in targets if file.suffix == ".md" and name not in anchors(file)]
+
+
 def _is_module(name: str) -> bool:
     """Whether it is a module written without its suffix, or one followed by a name in it."""
     path = ROOT / name
     return path.with_suffix(".py").is_file() or any(path.parent.glob(f"{path.name}.*"))
 
 
+def _is_user_page(path: Path) -> bool:
+    return path.is_relative_to(ROOT / "docs") and "notebook" not in path.parts and path.stem not in REFERENCE_PAGES
+
+
 def test_user_pages_keep_to_their_number_of_words() -> None:
-    pages = [ROOT / "README.md", *(path for path in (ROOT / "docs").glob("*.md") if path.stem not in REFERENCE_PAGES)]
+    pages = [path for path in PAGES if path == ROOT / "README.md" or _is_user_page(path)]
     words = {name_of(path): len(path.read_text("utf-8").split()) for path in pages}
     bounds = {name: MOST_README_WORDS if name == "README.md" else MOST_WORDS for name in words}
     too_many = {name: count for name, count in words.items() if count > LONG_PAGES.get(name, bounds[name])}

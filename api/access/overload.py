@@ -14,10 +14,12 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import reduce
+from math import inf
 
 from ...engine.types import Priority
-from ..errors import Rejection
+from ..errors import HTTPError, Rejection
 from .wait_estimate import NOTHING, OUTPUT_WEIGHT, AnswerMeter, Capacity, Work
 
 ROOM = {Priority.REALTIME: 1.0, Priority.INTERACTIVE: 0.9, Priority.BATCH: 0.5}
@@ -37,6 +39,8 @@ class Load:
         is_short: none of its prompts is so long that it would let others pass.
         is_known: the engine may have the beginning of a prompt in its cache, for which it goes before others.
         may_be_deferred: it has a grammar or an adapter, which the engine may have to compile or to load first.
+        is_strict: it is to be refused if its first token cannot come within the target of its priority class.
+        longest: the work of its longest prompt.
     """
 
     tenant: str
@@ -46,6 +50,8 @@ class Load:
     is_short: bool = True
     is_known: bool = False
     may_be_deferred: bool = False
+    is_strict: bool = False
+    longest: Work = NOTHING
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,10 +65,15 @@ class Answer:
 
 @dataclass(slots=True)
 class _Group:
-    """The work of a tenant that waits in one priority class; work that may be deferred is counted separately."""
+    """The work of a tenant that waits in one priority class; work that may be deferred is counted separately.
+
+    Attributes:
+        joined: when each work that is ready has joined, in order; only in a class with a target.
+    """
 
     ready: Work = NOTHING
     deferrable: Work = NOTHING
+    joined: deque[tuple[float, Work]] = field(default_factory=deque)
 
     @property
     def sequences(self) -> int:
@@ -78,6 +89,11 @@ class _Group:
             self.deferrable = self.deferrable.plus(work, sign).whole()
         else:
             self.ready = self.ready.plus(work, sign).whole()
+
+    def since(self, earliest: float) -> Work:
+        """Return the work that is ready and has joined since then."""
+        recent = (work for joined, work in self.joined if joined >= earliest)
+        return reduce(Work.plus, recent, NOTHING)
 
     def surely(self, ready: float) -> Work:
         """Return the work of which it is sure that nothing is deferred, with that part of the deferrable one."""
@@ -119,6 +135,9 @@ class QueueLimits:
         max_seconds: longest wait of a request, batch class aside.
         clock: seconds, monotonic.
         capacity: what the engine says of itself.
+
+    Attributes:
+        target_ttft: time to first token in seconds by priority class, for requests that insist on it.
     """
 
     def __init__(
@@ -129,6 +148,7 @@ class QueueLimits:
         clock: Callable[[], float] = time.monotonic,
         capacity: Callable[[], Capacity] = Capacity,
     ) -> None:
+        self.target_ttft: Mapping[Priority, float] = {}
         self._max_sequences = max_sequences
         self._max_tokens = max_tokens
         self._max_seconds = max_seconds
@@ -168,12 +188,16 @@ class QueueLimits:
     def waiting(self, priority: Priority) -> int:
         return sum(group.sequences for (_, each), group in self._waiting.items() if each is priority)
 
-    def expected_wait(self, load: Load) -> float:
-        """Return the seconds that a request surely waits for a row and for prompts before its own; 0 while unknown."""
+    def expected_wait(self, load: Load, *, target: float = inf) -> float:
+        """Return the seconds that a request surely waits for a row and for prompts before its own; 0 while unknown.
+
+        Args:
+            target: of its time to first token: requests of its tenant that have waited for longer do not go before it.
+        """
         capacity = self._capacity()
         ready = self._ready_share(capacity)
         ahead = self._all_of(ready, lambda priority: priority < load.priority)
-        for work, part in self._ahead_in_class(load, ready):
+        for work, part in self._ahead_in_class(load, ready, target):
             ahead = ahead.plus(work, part)
         return self._seconds(capacity, ahead, load.priority, short=load.is_short)
 
@@ -184,11 +208,14 @@ class QueueLimits:
         return self._seconds(capacity, ahead, priority, short=False)
 
     def check(self, load: Load) -> None:
-        """Check that a request may join the queue. It always may if the queue is empty.
+        """Check that a request may join the queue. It always may if the queue is empty, unless it is strict.
 
         Raises:
             Rejection: 503 if the queue is full or too slow, 429 if the tenant has too much in it; with Retry-After.
+            HTTPError: 400 for a strict one if its priority class has no target.
         """
+        if load.is_strict:
+            self._check_target(load)
         if not self.sequences:
             return
         room = ROOM[load.priority]
@@ -209,6 +236,8 @@ class QueueLimits:
             self._served[name] = self._lifted(name)
             self._waiting[name] = _Group()
         self._change(load, work, 1)
+        if load.priority in self.target_ttft and not load.may_be_deferred:
+            self._waiting[name].joined.append((self._clock(), work))
         if load.may_be_deferred:
             self._young.hear(self._capacity())
             self._young.join(work)
@@ -223,6 +252,9 @@ class QueueLimits:
         """
         self._change(load, work, -1)
         name = load.tenant, load.priority
+        joined = self._waiting[name].joined
+        if (found := next((each for each in joined if each[1] is work), None)) is not None:
+            joined.remove(found)
         if not self._waiting[name].sequences:
             del self._waiting[name]
             self._last_to_leave[load.priority] = load.tenant
@@ -253,6 +285,26 @@ class QueueLimits:
             return
         text = f"The server is busy: a new request would wait about {wait:.1f} seconds, of {self._max_seconds:g} that"
         raise Rejection(503, f"{text} are allowed.", "queue_slow", wait - self._max_seconds)
+
+    def _check_target(self, load: Load) -> None:
+        name = load.priority.name.lower()
+        target = self.target_ttft.get(load.priority)
+        if target is None:
+            raise HTTPError(
+                400,
+                f"The header x-slo: strict needs a target, and the server has none for the priority class '{name}': "
+                "--target-ttft-ms sets it.",
+                code="no_target",
+            )
+        estimate = self.expected_wait(load, target=target) + self._capacity().own_seconds(load.longest)
+        if estimate > target:
+            raise Rejection(
+                503,
+                f"The first token would come after {1000 * estimate:.0f} ms at the earliest, and the target of the "
+                f"priority class '{name}' is {1000 * target:.0f} ms.",
+                "target_ttft",
+                estimate - target,
+            )
 
     def _check_share(self, load: Load) -> None:
         groups = [group for (tenant, _), group in self._waiting.items() if tenant == load.tenant]
@@ -304,7 +356,7 @@ class QueueLimits:
         by_tokens = 1 - (capacity.deferred_tokens + young.new) / whole.new if whole.new else 1.0
         return max(0.0, min(by_count, by_tokens))
 
-    def _ahead_in_class(self, load: Load, ready: float) -> Iterator[tuple[Work, float]]:
+    def _ahead_in_class(self, load: Load, ready: float, target: float) -> Iterator[tuple[Work, float]]:
         """Yield what goes before a new request in its own priority class: work, and the part of it that does.
 
         Tenants take turns: the one that was served least is next. So a tenant goes before for as much as it was served
@@ -316,6 +368,8 @@ class QueueLimits:
             turn = self._lifted(name)
         else:
             work, count = own.surely(ready), own.sequences
+            if target < inf:
+                work = own.since(self._clock() - target)
             part = max(0, count - _OVERTAKEN) / count if load.is_known else 1.0
             turn = self._served[name] + part * work.cost
             yield work, part

@@ -27,20 +27,22 @@ class Demand:
         prompts: of each prompt its tokens, the number of its answers, and the most tokens of an answer.
         marks: of each prompt, as ``marks_of``; empty: nothing is known of their beginnings.
         may_be_deferred: they have a grammar or an adapter.
+        is_strict: it is to be refused if its first token cannot come in time.
     """
 
     priority: Priority
     prompts: tuple[tuple[int, int, int], ...]
     marks: tuple[tuple[int, ...], ...] = ()
     may_be_deferred: bool = False
+    is_strict: bool = False
 
     @classmethod
-    def of(cls, requests: Sequence[TextRequest]) -> Demand:
+    def of(cls, requests: Sequence[TextRequest], *, is_strict: bool = False) -> Demand:
         """Return the demand of the requests of one HTTP request."""
         prompts = tuple((len(each.tokens), each.n, each.params.max_tokens) for each in requests)
         marks = tuple(marks_of(each.tokens) for each in requests)
         deferred = any(each.grammar or each.reasoning or each.adapter for each in requests)
-        return cls(requests[0].priority, prompts, marks, deferred)
+        return cls(requests[0].priority, prompts, marks, deferred, is_strict)
 
     @property
     def prompt_tokens(self) -> int:
@@ -93,6 +95,8 @@ class RequestAdmission:
             is_short=max(new) <= short,
             is_known=any(each and each[0] in self._known for each in marks),
             may_be_deferred=demand.may_be_deferred,
+            is_strict=demand.is_strict,
+            longest=max(work_of(each[0], fresh, 0, short) for each, fresh in zip(demand.prompts, new, strict=True)),
         )
         self.queue_limits.check(load)
         reservation = self.limits.reserve(key, demand.most_tokens)

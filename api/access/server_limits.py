@@ -40,7 +40,7 @@ class ServerLimits:
 
     async def admit(self, caller: Caller, requests: Sequence[TextRequest]) -> Ticket:
         """Admit the requests of one HTTP request, all or none. Raises as ``RequestAdmission.admit``."""
-        return self.admission.admit(caller.key, Demand.of(requests))
+        return self.admission.admit(caller.key, Demand.of(requests, is_strict=caller.is_strict))
 
     async def limit_headers(self, key: Key) -> Mapping[str, str]:
         """Return OpenAI's rate limit headers of a key."""

@@ -128,6 +128,10 @@ class Capacity:
         by_tokens = max(0.0, tokens - self.computed) / self.tokens_per_second
         return by_tokens + max(0.0, pairs - self.computed_pairs) / self.pairs_per_second
 
+    def own_seconds(self, work: Work) -> float:
+        """Return the least seconds that the prompts of a work take themselves."""
+        return work.new / self.tokens_per_second + work.pairs / self.pairs_per_second
+
     def row_seconds(self, behind: float, hold: float, left: Sequence[float]) -> float:
         """Return the seconds until so many rows have been given back.
 

@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from ...engine.errors import ConfigError
 from ...engine.model_tools.fit_calibration import LEAST_EXAMPLES, CalibrationFit, fit_calibration
-from ..generate.calibration_folder import CalibrationFile, write_calibration
+from ...engine.serving.calibration_folder import CalibrationFile, write_calibration
 from .options import CalibrateOptions, RemoteOptions
 from .remote_server import RemoteServer
 
@@ -55,7 +55,7 @@ def calibrate(remote: RemoteOptions, options: CalibrateOptions) -> int:
     )
     path = write_calibration(Path(options.calibration_dir), options.name, content)
     if options.json:
-        print(json.dumps({"file": str(path), **content.model_dump()}))
+        print(json.dumps({"file": str(path), **content.to_json()}))
     else:
         print(_report(path, options.name, fit, len(examples)))
     return 0

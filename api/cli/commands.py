@@ -9,7 +9,15 @@ from typing import Any, cast
 
 from ...engine.config import EngineConfig
 from ..config import ServerConfig
-from .machine.machine_options import CompletionOptions, DoctorOptions, ListOptions, PsOptions, RmOptions
+from .machine.machine_options import (
+    CompletionOptions,
+    DoctorOptions,
+    ListOptions,
+    PsOptions,
+    RmOptions,
+    SearchOptions,
+    ShowOptions,
+)
 from .options import (
     AddOptions,
     AdminOptions,
@@ -166,6 +174,13 @@ COMMANDS = {
         "usage_report:report_usage",
         "usage_ledger",
     ),
+    "search": Command(
+        "List models by short names: their size, memory and speed, and whether they fit this machine.",
+        (SearchOptions,),
+        "machine.catalogue_command:search",
+        "words",
+    ),
+    "show": Command("Tell what is known of a model.", (ShowOptions,), "machine.catalogue_command:show", "model"),
     "pull": Command("Bring a model to this machine and say where it is.", (PullOptions,), "pull:pull", "model"),
     "quantize": Command(
         "Write a copy of a model with weights of 4 or 8 bits, in the format compressed-tensors.",

@@ -12,8 +12,8 @@ from itertools import pairwise
 
 from ...engine.config import check_options, option
 from ...engine.errors import ConfigError
+from ...engine.serving.calibration_folder import CALIBRATION_NAME
 from ...engine.types import MAX_SEED, MIN_SEED
-from ..config import CALIBRATION_NAME
 
 _DEFAULT_URL = (
     "Default: the variable ROOTGRAFT_URL, else the only server that you run on this machine, else port 8000 of it."
@@ -26,7 +26,9 @@ class PullOptions:
     """Options of ``rootgraft pull``."""
 
     model: str | None = option(
-        None, "Name on the hub (org/name). Without it: SmolLM2-135M-Instruct (Q4_1).", group="model"
+        None,
+        "Name in the catalogue (rootgraft search) or on the hub (org/name). Without it: SmolLM2-135M-Instruct (Q4_1).",
+        group="model",
     )
     revision: str | None = option(None, "Branch, tag or commit of a model on the hub.", group="model")
 
@@ -36,7 +38,9 @@ class RunOptions:
     """Options of ``rootgraft run``."""
 
     model: str | None = option(
-        None, "Folder, GGUF file or name on the hub. Without it: SmolLM2-135M-Instruct (Q4_1).", group="model"
+        None,
+        "Folder, GGUF file, name in the catalogue or on the hub. Without it: SmolLM2-135M-Instruct (Q4_1).",
+        group="model",
     )
     revision: str | None = option(None, "Branch, tag or commit of a model on the hub.", group="model")
 

@@ -14,7 +14,7 @@ from ...engine.errors import ConfigError
 from ...engine.process_memory import uncollected
 from ...engine.serving.engine_spawn import EnginePreload
 from ..config import ServerConfig
-from ..models_file import ModelEntry, ServedModel, check_digest, check_models, naming_place
+from ..models_file import ModelEntry, ServedModel, check_digest, check_models, check_plans, naming_place
 from .pull import fetch_model
 
 ParsedModels = Sequence[tuple[ModelEntry, list[Any]]]
@@ -31,6 +31,8 @@ def serve(models: ParsedModels, read_again: Callable[[], ParsedModels]) -> int:
         ConfigError: options or models do not fit together.
         ModelError: a model is not there, or cannot be loaded.
     """
+    if models[0][1][-1].dry_run:
+        return _dry_run(models)
     with ExitStack() as stack:
         if models[0][0].options is not None:  # a SIGHUP has the file read again, once the server can do it
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
@@ -40,6 +42,19 @@ def serve(models: ParsedModels, read_again: Callable[[], ParsedModels]) -> int:
         with uncollected():
             from ..http.server import serve_models
         return serve_models(served, lambda: _checked(read_again()), spawn)
+
+
+def _dry_run(models: ParsedModels) -> int:
+    """Print what each model would take here, with these options. Returns 0, or 1 if one does not fit."""
+    from .machine.doctor import print_report
+    from .machine.doctor_checks import check_model
+
+    findings = []
+    for entry, options in models:
+        with naming_place(entry):
+            findings += check_model(options[0])
+    _checked(models)
+    return print_report(findings)
 
 
 def _is_single_engine(models: ParsedModels) -> bool:
@@ -68,4 +83,5 @@ def _checked(parsed: ParsedModels) -> Sequence[ServedModel]:
         names.append(model.server.served_model_name or (files.name,))
     if len(models) > 1:
         check_models(models, names)
+    check_plans(models, names)
     return models

@@ -102,12 +102,12 @@ class GatewayLimits(ServerLimits):
 
     async def admit(self, caller: Caller, requests: Sequence[TextRequest]) -> Ticket:
         """Admit the requests of one HTTP request by the limits of the main process. Raises as there."""
-        demand = Demand.of(requests)
+        demand = Demand.of(requests, is_strict=caller.is_strict)
         ticket = GatewayTicket(self._main, next(self._numbers), self._ended)
         self._tickets[ticket.number] = ticket
         adapter, model = requests[0].adapter, ledger_model(self._state, caller)
         try:
-            asked = int(demand.priority), demand.prompts, demand.marks, demand.may_be_deferred
+            asked = int(demand.priority), demand.prompts, demand.marks, demand.may_be_deferred, demand.is_strict
             await self._main.call("admit", ticket.number, caller.key.name, asked, model, adapter)
         except BaseException:  # a request that is cancelled may be admitted all the same
             ticket.close()

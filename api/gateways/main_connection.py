@@ -244,9 +244,9 @@ class MainConnection:
 
     def _admit(self, number: int, key_name: str, asked: Sequence[Any], model: str, adapter: str | None) -> None:
         self._state.engine.serving()
-        priority, prompts, marks, may_be_deferred = asked
+        priority, prompts, marks, may_be_deferred, is_strict = asked
         whole = tuple((tokens, n, most) for tokens, n, most in prompts)
-        demand = Demand(Priority(priority), whole, tuple(map(tuple, marks)), may_be_deferred)
+        demand = Demand(Priority(priority), whole, tuple(map(tuple, marks)), may_be_deferred, is_strict)
         held = self._state.limits.admission.admit(self._key(key_name), demand)
         self._tickets[number] = MainTicket(held, demand, key_name, model, adapter)
 

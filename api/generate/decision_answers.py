@@ -62,13 +62,24 @@ def _answer(question: Any, found: LabelShares) -> dict[str, Any]:
 
 
 def system_one_body(
-    body: SystemOneRequest, model: str, response_id: str, found: Sequence[LabelShares], num_input: int
+    body: SystemOneRequest,
+    model: str,
+    response_id: str,
+    found: Sequence[LabelShares],
+    digests: Sequence[str | None],
+    num_input: int,
 ) -> Any:
-    """Return the answers by the questions' names, with the fields that open engines add."""
+    """Return the answers by the questions' names, with the fields that open engines add.
+
+    Args:
+        found, digests: as of ``decision_body``.
+        num_input: tokens of all prompts and labels, each once.
+    """
     answers, diagnostics = {}, {}
-    for (name, question), shares in zip(body.questions.items(), found, strict=True):
+    for (name, question), shares, digest in zip(body.questions.items(), found, digests, strict=True):
         answers[name] = _system_one_answer(question, shares)
-        diagnostics[name] = {"label_mass": shares.mass}
+        calibration = {} if question.calibration is None else {"calibration": question.calibration}
+        diagnostics[name] = {"label_mass": shares.mass, **calibration, "digest": digest}
     return {
         "id": response_id,
         "object": "structured_decision",

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import time
 from collections.abc import Mapping, Sequence
 from enum import Enum, auto
 from typing import TYPE_CHECKING, NamedTuple
 
 from ...engine.errors import AdapterUnavailable, RequestError, UnknownModel, quoted
+from ...engine.serving.calibration import content_digest
 from ...engine.types import AdapterInfo
 from ...engine.weighted_adapters import (
     WeightedPart,
@@ -18,7 +18,6 @@ from ...engine.weighted_adapters import (
     is_combination,
     names_in,
     read_combination,
-    renamed,
     requested_name,
 )
 from ...fleet.catalog.model_versions import ModelVersions
@@ -143,17 +142,12 @@ class ModelDirectory:
         return [name for name in names if (entry := self.look_up(name)) and entry.kind is NameKind.FINDABLE]
 
     def content_digest(self, adapter: str | None) -> str | None:
-        """Return the digest of the content that answers for an adapter, or for the base model; None if not known.
+        """Return the digest of the content that answers for an adapter, or for the base model; None if not known."""
 
-        A combination has that of its parts' contents and weights.
-        """
-        base = self._engine.base_digest
-        if adapter is None or not base:
-            return base or None
-        known = {name: info.digest for name in names_in(adapter) if (info := self.adapters.get(name))}
-        if not all(known.get(name) for name in names_in(adapter)):
-            return None
-        return hashlib.sha256(f"{base} {renamed(adapter, known.__getitem__)}".encode()).hexdigest()
+        def digest_of(name: str) -> str:
+            return info.digest if (info := self.adapters.get(name)) else ""
+
+        return content_digest(self._engine.base_digest, adapter, digest_of)
 
     def look_up(self, name: str) -> NameEntry | None:
         """Return what a name is for; None if nothing has it or may have it."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from ...engine.errors import ContextTooLong, RequestError
 from ...engine.serving.output_processor import Finish, TextDelta
+from ...engine.serving.pooled_values import num_left_out
 from ...engine.serving.request import TextRequest
 from ...engine.types import FinishReason, Pooling, SamplingParams, Usage
 from ..access.caller import Caller
@@ -117,6 +118,7 @@ def _request(engine: AsyncEngine, base: TextRequest, field: str, given: str | li
         if isinstance(given, str):
             engine.check_length(before + given)
             tokens = engine.tokenizer.encode(before + given, True)
+            base = _without_prompt(engine, base, before, len(tokens))
         else:
             if len(given) > engine.max_model_len:  # before every id is looked at
                 raise ContextTooLong(len(given), 1, engine.max_model_len)
@@ -127,3 +129,11 @@ def _request(engine: AsyncEngine, base: TextRequest, field: str, given: str | li
     except RequestError as error:
         error.param = field
         raise
+
+
+def _without_prompt(engine: AsyncEngine, base: TextRequest, before: str, num_tokens: int) -> TextRequest:
+    """Return a request whose prompt's tokens are not pooled, where the checkpoint says so."""
+    if not before or engine.pooler.includes_prompt:
+        return base
+    left_out = num_left_out(engine.tokenizer.encode(before, True), engine.tokenizer.special_ids, num_tokens)
+    return replace(base, params=replace(base.params, pooled_from=left_out))

@@ -21,6 +21,7 @@ from ..access.request_admission import RequestAdmission
 from ..access.server_limits import ServerLimits, open_keys
 from ..access.socket_limits import SocketLimits
 from ..config import ServerConfig
+from ..fallback_plan import FallbackPlan
 from ..observe.engine_facts import EngineFacts
 from ..observe.gpu_usage import open_gpus
 from ..observe.metrics import Metrics
@@ -50,6 +51,7 @@ class ServerState:
         options: of the server, with the model's own.
         version: of the server.
         started: start of the server, in seconds since 1970.
+        plan: who answers in the model's place.
         is_main: it tells what is of the whole server, of which the states of other models have a part.
     """
 
@@ -79,6 +81,7 @@ class ServerState:
         own_sockets = SocketLimits(TenantShares(options.max_websockets))
         self.sockets: SocketLimits = own_sockets if main is None else main.sockets
         self.stores: Stores = Stores.in_memory(options) if main is None else main.stores
+        self.plan = FallbackPlan()
         self.observers: Observers = Observers(metrics, None if main is None else main.observers.tracer)
 
     @classmethod

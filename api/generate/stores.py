@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ...engine.serving.calibration_folder import CalibrationFolder
 from ..batches.batch_service import BatchService, FindCaller
 from ..config import ServerConfig
 from ..observe.usage_ledger import UsageLedger, UsageRecorder
 from ..storage.event_store import EventStore
 from ..storage.response_store import ResponseStore
 from ..structured.output_check import OutputValidators
-from .calibration_folder import CalibrationFolder
 
 if TYPE_CHECKING:
     from ..batches.internal_client import InternalClient

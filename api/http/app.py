@@ -17,6 +17,7 @@ from ..routes.routers import DIRECT, ROUTERS
 from ..routes.unknown_fields import IGNORED_HEADER, LEFT_OUT_HEADER
 from .direct_routes import DirectRoutes
 from .guard import Guard, Identify
+from .model_fallback import ROUTED_HEADER, ModelFallback
 from .socket_routes import SocketRoutes
 
 
@@ -79,6 +80,7 @@ def create_app(served: ServerState | ModelRouter) -> FastAPI:
     # The middleware added last is outermost.
     app.add_middleware(DirectRoutes, routes=[route for routes in DIRECT for route in routes.routes])
     app.add_middleware(SocketRoutes, state=state)
+    app.add_middleware(ModelFallback, router=router)
     app.add_middleware(Guard, state=state)
     origins = state.options.allowed_origins
     if origins:
@@ -95,6 +97,7 @@ def create_app(served: ServerState | ModelRouter) -> FastAPI:
                 "retry-after",
                 IGNORED_HEADER,
                 LEFT_OUT_HEADER,
+                ROUTED_HEADER,
                 *LIMIT_HEADERS,
             ],
         )

@@ -240,6 +240,7 @@ class Guard:
             scope["state"]["facts"],
             scope["path"],
             {name: value.decode("latin-1") for name in _TRACE_HEADERS if (value := header(scope, name.encode()))},
+            is_strict=_is_strict(header(scope, b"x-slo")),
         )
 
     def _with_limit_headers(self, key: Key, send: Send) -> Send:
@@ -256,6 +257,12 @@ class Guard:
             await send(message)
 
         return send_with_limits
+
+
+def _is_strict(value: bytes | None) -> bool:
+    if value in (None, b"strict"):
+        return value is not None
+    raise HTTPError(400, "The header x-slo must be 'strict', or left out.", code="invalid_header")
 
 
 def _seconds(value: bytes) -> float:

@@ -66,6 +66,7 @@ class ModelService:
         catalog: ModelCatalog | None = None,
     ) -> None:
         self.state = state
+        state.plan = model.entry.plan
         self.path = ""
         self.shared: tuple[LoadedModel, EngineMultiplexer] | None = None
         self._entry = model.entry
@@ -104,6 +105,7 @@ class ModelService:
         client, named = await self._make_client(files.path)
         if self._fetcher is not None:
             state.models.open_sources(self._fetcher, client, self._config, named)
+        state.limits.admission.queue_limits.target_ttft = self._config.target_ttft.seconds
         state.begin_loading(names, client, finds_adapters=self._config.lora_dir is not None)
         starting = asyncio.create_task(client.start())
         try:

@@ -126,6 +126,7 @@ class ModelServices:
         """Return the service that has exactly this model; None if there is none."""
         for service in self.served:
             if await service.serves(model):
+                service.state.plan = model.entry.plan
                 return service
         return None
 

@@ -137,7 +137,7 @@ class OllamaMessage(StrictModel):
 
 
 class OllamaFields(StrictModel):
-    """Fields of both routes that generate. ``keep_alive`` is ignored: models stay loaded."""
+    """Fields of both routes that generate. ``keep_alive`` is ignored: it is an option of the server."""
 
     ignored: ClassVar[frozenset[str]] = frozenset({"keep_alive", "shift", "truncate"})
 

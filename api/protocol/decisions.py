@@ -8,8 +8,8 @@ from typing import Annotated, Any, ClassVar, Literal
 import orjson
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 
+from ...engine.serving.calibration_folder import CALIBRATION_NAME
 from ...engine.text.questions import YES_NO, Labels, Option, QuestionKind, TypedQuestion
-from ..config import CALIBRATION_NAME
 from .adapter_parts import AdapterFields, ModelName
 from .base import StrictModel, rejected, string_or_list, typed_by
 from .chat_messages import MAX_NAME, MAX_PARTS, CacheBreakpoint, ChatMessage, FunctionCall, ToolCall
@@ -26,6 +26,7 @@ MAX_JSON_VALUES = 10_000
 
 _PART_KINDS = {"input_image": "images", "input_audio": "audio", "input_file": "files"}
 Name = Annotated[str, Field(max_length=MAX_NAME)]
+CalibrationName = Annotated[str, Field(pattern=f"^{CALIBRATION_NAME}$")]
 
 
 class InputText(StrictModel):
@@ -210,7 +211,7 @@ class QuestionFields(StrictModel):
     instructions: Content
     name: Name | None = None
     model: ModelName | None = None
-    calibration: Annotated[str, Field(pattern=f"^{CALIBRATION_NAME}$")] | None = None
+    calibration: CalibrationName | None = None
 
 
 class PredicateQuestion(QuestionFields):

@@ -12,7 +12,7 @@ from ...engine.text.questions import YES_NO, Labels, Option, QuestionKind, Typed
 from .adapter_parts import ModelName
 from .base import Refusal, StrictModel, rejected, typed_by
 from .chat_messages import MAX_NAME, ChatMessage, check_template_kwargs
-from .decisions import MAX_CHOICES, MAX_LEVELS, MAX_QUESTIONS
+from .decisions import MAX_CHOICES, MAX_LEVELS, MAX_QUESTIONS, CalibrationName
 from .sampling import PriorityName, Salt
 
 _MEDIA = Refusal("only text and JSON can be read.", ([],))
@@ -25,10 +25,16 @@ def _shown(value: Any) -> str:
 
 
 class Asked(StrictModel):
-    """Fields of every question. ``model`` is an extension: the base model or an adapter that answers this question."""
+    """Fields of every question; ``model`` and ``calibration`` are extensions.
+
+    Attributes:
+        model: the base model or an adapter that answers this question.
+        calibration: as in ``Question`` of decisions.
+    """
 
     instructions: Shown = ""
     model: ModelName | None = None
+    calibration: CalibrationName | None = None
 
 
 class NoulCriteria(StrictModel):

@@ -8,14 +8,15 @@ from collections.abc import Sequence
 
 from fastapi import APIRouter, Request, Response
 
-from ...engine.serving.calibration import Calibration, question_digest
+from ...engine.serving.calibration import question_digest
+from ...engine.serving.calibration_folder import NamedCalibration
 from ...engine.serving.label_shares import LabelShares
+from ...engine.text.questions import TypedQuestion
 from ...engine.types import Priority
 from ..access.caller import Caller
-from ..generate.calibration_folder import check_fits
 from ..generate.decision_answers import decision_body, decision_usage, system_one_body
 from ..generate.envelope import json_response
-from ..generate.label_reads import LabelReader, asked_models, plan_reads
+from ..generate.label_reads import AskedModel, LabelReader, asked_models, plan_reads
 from ..generate.server_state import ServerState
 from ..generate.streams import collect, generate, while_connected
 from ..observe.token_usage import UsageCount
@@ -35,7 +36,9 @@ async def create_decision(body: DecisionRequest, request: Request, state: State,
     fields = [f"questions[{index}].model" for index in range(len(named))]
     name, models = await asked_models(state, caller, body.asked_model, session or None, named, fields)
     questions = body.typed_questions
-    calibrations = await asyncio.to_thread(_calibrations, state, body)
+    calibrated = [question.calibration for question in body.questions]
+    places = [f"questions[{index}].calibration" for index in range(len(calibrated))]
+    calibrations = await asyncio.to_thread(state.stores.calibrations.named, calibrated, places)
     reader = await plan_reads(
         state,
         caller,
@@ -49,40 +52,34 @@ async def create_decision(body: DecisionRequest, request: Request, state: State,
         input_field="input",
     )
     await read_labels(state, caller, request, reader, name, f"dec_{uuid.uuid4().hex}")
+    found, digests = _calibrated(state, reader, models, questions, calibrations)
+    usage = decision_usage(len(reader.request.tokens), reader.cached)
+    return json_response(decision_body(body, name, found, digests, usage))
+
+
+def _calibrated(
+    state: ServerState,
+    reader: LabelReader,
+    models: Sequence[AskedModel],
+    questions: Sequence[TypedQuestion],
+    calibrations: Sequence[NamedCalibration | None],
+) -> tuple[list[LabelShares], list[str | None]]:
+    """Return the shares of each question, calibrated where it asks for it, and the digest of question and model.
+
+    Raises:
+        RequestError: a calibration is for another question or model.
+    """
     # An adapter's content is known once it has been asked, as it may have been loaded for this request.
     digests = [
         None if (content := state.models.content_digest(model.adapter)) is None else question_digest(content, question)
         for model, question in zip(models, questions, strict=True)
     ]
     shares = [LabelShares.of(logprobs) for logprobs in reader.logprobs]
-    found = _calibrated(body, shares, calibrations, digests)
-    usage = decision_usage(len(reader.request.tokens), reader.cached)
-    return json_response(decision_body(body, name, found, digests, usage))
-
-
-def _calibrations(state: ServerState, body: DecisionRequest) -> list[Calibration | None]:
-    """Return the calibration of each question, None for none. Raises RequestError."""
-    names = [question.calibration for question in body.questions]
-    return [
-        None if name is None else state.stores.calibrations.find(name, f"questions[{index}].calibration")
-        for index, name in enumerate(names)
+    found = [
+        each if how is None else how.apply(each, digest)
+        for each, how, digest in zip(shares, calibrations, digests, strict=True)
     ]
-
-
-def _calibrated(
-    body: DecisionRequest,
-    shares: Sequence[LabelShares],
-    calibrations: Sequence[Calibration | None],
-    digests: Sequence[str | None],
-) -> list[LabelShares]:
-    """Return the shares of each question, calibrated where it asks for it. Raises RequestError."""
-    found = []
-    for index, (each, how, digest) in enumerate(zip(shares, calibrations, digests, strict=True)):
-        if how is not None:
-            name = body.questions[index].calibration or ""
-            check_fits(how, name, digest, len(each.shares), f"questions[{index}].calibration")
-        found.append(each if how is None else how.apply(each))
-    return found
+    return found, digests
 
 
 @router.post("/v1/systemone")
@@ -91,11 +88,15 @@ async def create_system_one(body: SystemOneRequest, request: Request, state: Sta
     named = [question.model for question in body.questions.values()]
     fields = [f"questions.{name}.model" for name in body.questions]
     name, models = await asked_models(state, caller, body.model, None, named, fields)
+    questions = body.typed_questions
+    calibrated = [question.calibration for question in body.questions.values()]
+    places = [f"questions.{name}.calibration" for name in body.questions]
+    calibrations = await asyncio.to_thread(state.stores.calibrations.named, calibrated, places)
     reader = await plan_reads(
         state,
         caller,
         body.messages,
-        body.typed_questions,
+        questions,
         models,
         salt=body.cache_salt or "",
         session="",
@@ -105,8 +106,8 @@ async def create_system_one(body: SystemOneRequest, request: Request, state: Sta
     )
     response_id = f"decision-{uuid.uuid4().hex}"
     await read_labels(state, caller, request, reader, name, response_id)
-    found = [LabelShares.of(logprobs) for logprobs in reader.logprobs]
-    return json_response(system_one_body(body, name, response_id, found, len(reader.request.tokens)))
+    found, digests = _calibrated(state, reader, models, questions, calibrations)
+    return json_response(system_one_body(body, name, response_id, found, digests, len(reader.request.tokens)))
 
 
 def _priority(name: PriorityName | None) -> Priority | None:

@@ -20,7 +20,7 @@ from ...engine.serving.request import MAX_TIMEOUT
 
 logger = logging.getLogger(__name__)
 
-_PASSED_ON = frozenset(("authorization", "x-api-key", "x-request-id", "traceparent", "tracestate"))
+_PASSED_ON = frozenset(("authorization", "x-api-key", "x-request-id", "traceparent", "tracestate", "x-slo"))
 _STATUS = {
     400: grpc.StatusCode.INVALID_ARGUMENT,
     401: grpc.StatusCode.UNAUTHENTICATED,

@@ -110,6 +110,13 @@ async def change(load: Load, url: str, verb: str, allowed: Collection[str], *wor
     load.changed = began
 
 
+async def go_on(load: Load, seconds: float) -> None:
+    """Let the load go on for some seconds, and until a request that began after the last change is answered."""
+    await asyncio.sleep(seconds)
+    while load.changed is not None and not load.failed:
+        await asyncio.sleep(0.02)
+
+
 async def run(url: str, base: str | None, clients: int, tokens: int, seconds: float) -> Load:
     """Change a name of a base model under load. ``base`` None for the only one."""
     load, end = Load("assistant" if base is None else f"assistant-{base}"), asyncio.Event()
@@ -128,15 +135,15 @@ async def run(url: str, base: str | None, clients: int, tokens: int, seconds: fl
                 load.answers[digest, question] = (await ask(client, model, question, tokens, stream=False))[1]
         await change(load, url, "promote", (one,), f"{name}@{one[:12]}")
         asks = [asyncio.create_task(keep_asking(client, load, place, tokens, end)) for place in range(clients)]
-        await asyncio.sleep(seconds)
+        await go_on(load, seconds)
         await change(load, url, "canary", (one, two), f"{name}@{two[:12]}", "--weight", "50")
-        await asyncio.sleep(seconds)
+        await go_on(load, seconds)
         await change(load, url, "promote", (two,), f"{name}@{two[:12]}")
-        await asyncio.sleep(seconds)
+        await go_on(load, seconds)
         await change(load, url, "rollback", (one, two), name)
-        await asyncio.sleep(seconds)
+        await go_on(load, seconds)
         await change(load, url, "rollback", (one,), name)
-        await asyncio.sleep(seconds)
+        await go_on(load, seconds)
         end.set()
         await asyncio.gather(*asks)
     return load

@@ -19,7 +19,7 @@ _COUNTED = ("kv_hits_disk", "kv_stored_disk", "kv_rejected_disk", "kv_errors_dis
 
 
 class TieredFuzzer(Fuzzer):
-    """A mixin before a fuzzer: worlds with tiers, but for models with recurrent states, which have none.
+    """A mixin before a fuzzer: worlds with tiers.
 
     Attributes:
         inline: pages are written and read at once in all worlds; else on threads in half of them.
@@ -29,7 +29,7 @@ class TieredFuzzer(Fuzzer):
 
     def make_core(self, world: Any) -> EngineCore:
         core = super().make_core(world)
-        if cache_of(core).sharing and not worker_of(core).kv_pages.refusal:
+        if cache_of(core).sharing:
             self._set_tiers(core, world, random.Random(f"{world} tiers"))
         return core
 

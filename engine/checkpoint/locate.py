@@ -25,6 +25,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from ..errors import ConfigError, ModelError, shortened
+from .catalogue import catalogue
 from .hub_errors import hub_fault
 
 Progress = Callable[[str, int, int], None]
@@ -88,7 +89,8 @@ def resolve_model(
     """Return the files of ``model``, downloaded if they are not on this machine.
 
     Args:
-        model: a folder with ``config.json``, a GGUF file, ``org/name`` on the hub, or the default model's name or None.
+        model: a folder with ``config.json``, a GGUF file, ``org/name`` on the hub, a short name of the catalogue, or
+            the default model's name or None.
         revision: branch, tag or commit; only for a model on the hub.
         progress: called during downloads.
         on_machine: of the hub only what was downloaded before.
@@ -160,12 +162,9 @@ def _checked_gguf(path: Path, model: str) -> ModelFiles:
 
 def _from_hub(model: str, revision: str | None, *, on_machine: bool) -> ModelFiles:
     """Download weights and texts with the hub's own client, into its own cache."""
-    named = _HUB_NAME.fullmatch(model)
+    named = _HUB_NAME.fullmatch(hub_name(model))
     if named is None:
-        raise ModelError(
-            f"--model: there is no folder or file {model}, and it is not a name on the hub (org/name). "
-            f"Try: ls {shlex.quote(str(Path(model).parent))}, or rootgraft list"
-        )
+        raise ModelError(_unknown(model))
     repository, tag = named["repo"], named["tag"]
     if tag is not None:
         patterns = [f"*{form}*.gguf" for form in sorted({tag, tag.upper(), tag.lower()})]
@@ -174,6 +173,22 @@ def _from_hub(model: str, revision: str | None, *, on_machine: bool) -> ModelFil
     folder = _snapshot(repository, revision, _HUB_FILES, _HUB_IGNORED, on_machine=on_machine)
     _checked_folder(folder, model)
     return ModelFiles(folder, model)
+
+
+def hub_name(model: str) -> str:
+    """Return a catalogue model's name on the hub; any other name as it is."""
+    known = catalogue().get(model)
+    return model if known is None else known.repository
+
+
+def _unknown(model: str) -> str:
+    family = [name for name in catalogue() if name.partition(":")[0] == model.partition(":")[0]]
+    if family:
+        return f"--model: the catalogue has no {model}, but {', '.join(family)}. Try: rootgraft search"
+    return (
+        f"--model: there is no folder or file {model}, and it is not a name on the hub (org/name) or in the catalogue. "
+        f"Try: ls {shlex.quote(str(Path(model).parent))}, rootgraft list, or rootgraft search"
+    )
 
 
 def _snapshot(

@@ -1,7 +1,8 @@
 """What a checkpoint's files say of embeddings and classes: those of sentence-transformers, and ``config.json``.
 
-modules.json                          Transformer, Pooling and perhaps Normalize, in their order
+modules.json                          Transformer, Pooling and perhaps Dense and Normalize, in their order
 1_Pooling/config.json                 which hidden states become the embedding
+2_Dense/config.json                   a linear layer behind the pooling
 sentence_bert_config.json             the longest text
 config_sentence_transformers.json     prompts that stand before texts
 """
@@ -9,18 +10,47 @@ config_sentence_transformers.json     prompts that stand before texts
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, get_args
 
 from ..errors import ModelError, quoted
-from ..types import Pooler
+from ..types import Pooler, PoolingMode
 from .model_config import ModelShape
 from .read_config import CONFIG
 
 _MODULES = "modules.json"
 _TEXTS = "sentence_bert_config.json"
 _PROMPTS = "config_sentence_transformers.json"
-_LAST = "lasttoken"
+_MODES: Final[tuple[PoolingMode, ...]] = get_args(PoolingMode)
+# Older files have a flag for each kind of pooling, which are joined in this order.
+_FLAGS: Final[dict[str, PoolingMode]] = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "lasttoken",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class DenseModule:
+    """A linear layer behind the pooling.
+
+    Attributes:
+        folder: of its weights.
+        place: the folder's name in the checkpoint, for errors.
+        size_in, size: values that it takes and gives.
+        activation: name of the class in torch.
+    """
+
+    folder: Path
+    place: str
+    size_in: int
+    size: int
+    bias: bool
+    activation: str
 
 
 def read_pooler(folder: Path, config: ModelShape, *, classes: int, generates: bool) -> Pooler:
@@ -35,14 +65,13 @@ def read_pooler(folder: Path, config: ModelShape, *, classes: int, generates: bo
         ModelError: a file is malformed.
     """
     if not folder.is_dir():
-        return Pooler(generates, config.hidden_size)
+        return Pooler(generates=generates, size=config.hidden_size)
     whole = _object(folder / CONFIG)
     return Pooler(
         generates=generates,
-        size=config.hidden_size,
         labels=_labels(whole, classes),
         is_multi_label=whole.get("problem_type") == "multi_label_classification",
-        **_embedding(folder),
+        **_embedding(folder, config.hidden_size),
     )
 
 
@@ -52,24 +81,96 @@ def _labels(config: dict[str, Any], classes: int) -> tuple[str, ...]:
     return tuple(str(names.get(str(index), f"LABEL_{index}")) for index in range(classes))
 
 
-def _embedding(folder: Path) -> dict[str, Any]:
-    """Return the fields of ``Pooler`` that sentence-transformers' files name. Without them the last token counts."""
+def read_dense(folder: Path) -> tuple[DenseModule, ...]:
+    """Return the linear layers behind the pooling, in their order; none where the embeddings are refused.
+
+    Raises:
+        ModelError: a file is malformed.
+    """
     if not (folder / _MODULES).is_file():
-        return {}
-    refusal, normalizes, max_length = "", False, 0
-    for module in _list(folder / _MODULES):
-        kind, path = str(module.get("type", "")).rpartition(".")[2], folder / str(module.get("path", ""))
-        if not path.resolve().is_relative_to(folder.resolve()):
-            raise ModelError(f"{_MODULES}: the path {quoted(module.get('path'))} leaves the model's folder.")
+        return ()
+    read = _Modules.read(folder)
+    return () if read.refusal else tuple(read.dense)
+
+
+@dataclass(slots=True)
+class _Modules:
+    """What ``modules.json`` names, and why some of it is not computed."""
+
+    refusal: str
+    modes: tuple[PoolingMode, ...]
+    dense: list[DenseModule]
+    includes_prompt: bool = True
+    normalizes: bool = False
+    max_length: int = 0
+
+    @classmethod
+    def read(cls, folder: Path) -> _Modules:
+        found = cls("", (), [])
+        for module in _list(folder / _MODULES):
+            kind, path = str(module.get("type", "")).rpartition(".")[2], folder / str(module.get("path", ""))
+            if not path.resolve().is_relative_to(folder.resolve()):
+                raise ModelError(f"{_MODULES}: the path {quoted(module.get('path'))} leaves the model's folder.")
+            found._add(kind, path, folder)
+        if not found.modes:
+            found._refuse(f"{_MODULES} names no Pooling")
+        return found
+
+    def _add(self, kind: str, path: Path, folder: Path) -> None:
+        if self.normalizes and kind in ("Dense", "Pooling"):
+            self._refuse(f"{kind} behind Normalize in {_MODULES} is not computed")
         match kind:
             case "Transformer":
-                max_length = _length(_optional(path / _TEXTS) or _optional(folder / _TEXTS))
-            case "Pooling":
-                refusal = refusal or _pooling_refusal(_object(path / CONFIG))
+                texts = _optional(path / _TEXTS) or _optional(folder / _TEXTS)
+                self.max_length = _length(texts)
+                if texts.get("do_lower_case"):
+                    self._refuse(f"do_lower_case of {_TEXTS} is not computed")
+            case "Pooling" if not self.modes:
+                self._add_pooling(_object(path / CONFIG))
+            case "Dense" if self.modes:
+                self._add_dense(path, _object(path / CONFIG))
             case "Normalize":
-                normalizes = True
+                self.normalizes = True
+            case "Dropout":
+                pass
             case _:
-                refusal = f"the module {kind!r} of {_MODULES} is not computed"
+                self._refuse(f"the module {kind!r} in this place of {_MODULES} is not computed")
+
+    def _add_pooling(self, config: dict[str, Any]) -> None:
+        named = config.get("pooling_mode") or [mode for flag, mode in _FLAGS.items() if config.get(flag)] or "mean"
+        modes = [named] if isinstance(named, str) else named
+        if not isinstance(modes, list):
+            raise ModelError(f"pooling_mode must be a name or a list of names, not {quoted(named)}.")
+        self.modes = tuple(mode for mode in _MODES if mode in modes) if len(modes) == 1 else tuple(modes)
+        self.includes_prompt = config.get("include_prompt", True) is not False
+        if unknown := [mode for mode in modes if mode not in _MODES]:
+            self.modes = ("lasttoken",)
+            self._refuse(f"its pooling is {quoted(unknown[0])}; computed are {', '.join(_MODES)}")
+
+    def _add_dense(self, path: Path, config: dict[str, Any]) -> None:
+        size_in, size = config.get("in_features"), config.get("out_features")
+        place = path.name
+        if type(size_in) is not int or type(size) is not int or min(size_in, size) < 1:
+            raise ModelError(f"{place}/{CONFIG} must name in_features and out_features as whole numbers.")
+        names = config.get("module_input_name", "sentence_embedding"), config.get("module_output_name")
+        if config.get("use_residual") or names[0] != "sentence_embedding" or names[1] not in (None, names[0]):
+            self._refuse(f"use_residual or other inputs of {place} are not computed")
+        activation = str(config.get("activation_function") or "torch.nn.modules.activation.Tanh").rpartition(".")[2]
+        self.dense.append(DenseModule(path, place, size_in, size, config.get("bias", True) is not False, activation))
+
+    def _refuse(self, reason: str) -> None:
+        self.refusal = self.refusal or reason
+
+
+def _embedding(folder: Path, size: int) -> dict[str, Any]:
+    """Return the fields of ``Pooler`` that sentence-transformers' files name. Without them the last token counts.
+
+    Args:
+        size: of a hidden state.
+    """
+    if not (folder / _MODULES).is_file():
+        return {"size": size}
+    read = _Modules.read(folder)
     asked = _optional(folder / _PROMPTS)
     prompts = asked.get("prompts")
     if not isinstance(prompts, dict):
@@ -79,23 +180,24 @@ def _embedding(folder: Path) -> dict[str, Any]:
     if default is not None and default not in dict(texts):
         raise ModelError(f"{_PROMPTS}: default_prompt_name {quoted(default)} is none of its prompts.")
     return {
-        "refusal": refusal,
-        "normalizes": normalizes,
+        "size": _checked_sizes(size * max(1, len(read.modes)), read.dense),
+        "modes": read.modes or ("lasttoken",),
+        "includes_prompt": read.includes_prompt,
+        "refusal": read.refusal,
+        "normalizes": read.normalizes,
         "prompts": texts,
         "default_prompt": "" if default is None else str(default),
-        "max_length": max_length,
+        "max_length": read.max_length,
     }
 
 
-def _pooling_refusal(config: dict[str, Any]) -> str:
-    """Return why a kind of pooling is not computed, "" for that of the last token."""
-    named = config.get("pooling_mode")
-    flags = {key for key, value in config.items() if key.startswith("pooling_mode_") and value}
-    modes = {str(named)} if named else flags
-    if modes in ({_LAST}, {f"pooling_mode_{_LAST}"}):
-        return ""
-    told = ", ".join(sorted(mode.removeprefix("pooling_mode_") for mode in modes)) or "none"
-    return f"its pooling is {told}; that of the last token alone is computed, as of Qwen3-Embedding"
+def _checked_sizes(size: int, dense: list[DenseModule]) -> int:
+    """Return the values of an embedding. Raises ModelError where a layer takes another number than it is given."""
+    for module in dense:
+        if module.size_in != size:
+            raise ModelError(f"{module.place}/{CONFIG}: in_features must be {size}, not {module.size_in}.")
+        size = module.size
+    return size
 
 
 def _length(config: dict[str, Any]) -> int:

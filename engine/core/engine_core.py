@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...kernels.device_memory import DeviceMemoryError, on_device
+from ...radix.namespace import ENDLESS
 from ..batch import Batch, Masks, StepHandle, StepResult
 from ..config import EngineConfig
 from ..engine_stats import EngineStats
@@ -342,6 +343,7 @@ class EngineCore:
             slots=worker.adapters.slots if worker.adapters else None,
             drafts=self._drafts,
             target_itl=config.target_itl.seconds,
+            target_ttft=config.target_ttft.seconds,
         )
 
     @contextmanager
@@ -519,6 +521,7 @@ def _new_sequence(submit: Submit, adaptation: Adaptation, worker: StepWorker, se
         tenant=submit.tenant,
         session=submit.session,
         pins=(*submit.prefix_pins, (len(submit.tokens), submit.pin_seconds)),
+        pooled_from=params.pooled_from if params.pooling == "embed" and worker.pooler.pools_all else ENDLESS,
     )
     return Sequence(
         id=submit.id,

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path as FilePath
 
-from ...radix.namespace import Path
-from ..batch import PageLoad
+from ...radix.namespace import ENDLESS, Path
+from ..batch import PageLoad, StateLoad
 from ..config import EngineConfig
 from ..errors import ConfigError
 from ..kv_cache.block_codec import BlockCodec
-from ..kv_cache.block_keys import BlockScheme
-from ..kv_cache.make_tiers import KvPages, make_tiers
+from ..kv_cache.make_tiers import KvPages, make_tiers, plain_scheme
 from ..kv_cache.prefix_cache import PrefixCache
 from ..kv_cache.prefix_files import read_prefix, write_prefix
 from ..messages import KvBlocks, Message, ReadKv, Submit
@@ -118,13 +118,20 @@ class PrefixTransfer:
         if not cache.sharing:
             raise ConfigError("Prefixes are saved and loaded with --enable-prefix-caching alone.")
         self._cache, self._pages, self._base = cache, pages, base
-        self._codec = BlockCodec(BlockScheme(pages.form, cache.page_size, pages.page_bytes))
+        self._codec = BlockCodec(plain_scheme(pages, cache.page_size))
 
     def save(self, path: Path, tokens: array[int], file: FilePath, head: bytes = b"") -> int:
         """Write the whole pages of a prompt that are cached to a file. Returns their tokens. Raises OSError."""
-        blocks, pages = self._cache.export(self._codec.scheme, path, tokens)
-        write_prefix(file, self._codec, blocks, lambda index: self._pages.read_page(pages[index]), head)
-        return len(blocks) * self._cache.page_size
+        size, scheme = self._cache.page_size, self._codec.scheme
+        state = self._cache.export_state(scheme, path, tokens)
+        most = ENDLESS if self._cache.states is None else state[0].position // size + 1 if state else 0
+        blocks, pages = self._cache.export(scheme, path, tokens, most=most)
+        reads = [partial(self._pages.read_page, page) for page in pages]
+        if state:
+            blocks.append(state[0])
+            reads.append(partial(self._pages.read_state, state[1]))
+        write_prefix(file, self._codec, blocks, lambda index: reads[index](), head)
+        return len(pages) * size
 
     def load(self, file: FilePath, offset: int = 0) -> int:
         """Enter the pages of a file, which begin at an offset, in the prefix cache. Raises OSError.
@@ -138,7 +145,9 @@ class PrefixTransfer:
             return 0
         lease, num_tokens = self._cache.import_pages(stored.path, stored.tokens)
         first = lease.num_shared
-        self._pages.load([PageLoad(page, stored.payloads[first + i]) for i, page in enumerate(lease.pages[first:])])
+        loads = [PageLoad(page, stored.payloads[first + i]) for i, page in enumerate(lease.pages[first:])]
+        states = [StateLoad(slot, stored.state) for slot in lease.pending.values() if stored.state is not None]
+        self._pages.load([*loads, *states])
         self._cache.commit(lease, stored.tokens, num_tokens)
         self._cache.release(lease, stored.tokens, num_tokens)
         return num_tokens

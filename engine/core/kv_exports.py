@@ -1,4 +1,7 @@
-"""KV exports: reads pages of the prefix cache for other replicas, a bounded part of them after each step."""
+"""KV exports: reads pages of the prefix cache for other replicas, a bounded part of them after each step.
+
+In a model with recurrent states the last one follows the last page.
+"""
 
 from __future__ import annotations
 
@@ -73,6 +76,8 @@ class KvExports:
             is_followed = self._follow(export, sequence_of, is_open)
             blocks, is_whole = self._read(export, cache, room)
             is_last = is_whole and not is_followed
+            if is_last:
+                blocks += self._read_state(export, cache)
             room -= sum(map(len, blocks))
             if is_last:
                 self._exports.remove(export)
@@ -110,3 +115,10 @@ class KvExports:
         read = self._pages.read_page
         found = [b"".join(self._codec.encode(block, read(page))) for block, page in zip(blocks, pages, strict=True)]
         return found, len(blocks) < most
+
+    def _read_state(self, export: Export, cache: PrefixCache) -> list[bytes]:
+        """Return the block of the prefix's last state; none in a model without, or where there is none."""
+        if self._codec is None or self._pages is None or export.path is None:
+            return []
+        state = cache.export_state(self._codec.scheme, export.path, export.tokens, export.keys)
+        return [b"".join(self._codec.encode(state[0], self._pages.read_state(state[1])))] if state else []

@@ -281,10 +281,10 @@ class InputBuilder:
     def _kept(
         self, rows: Sequence[Row], lengths: Ints, query_start: Ints, pages: Ints, context: Ints, slots: Ints | None
     ) -> KeptTokens | None:
-        """Return the last tokens of each row that have a sampling position or a prompt target; None for all tokens."""
+        """Return the last tokens of each row whose hidden states are read; None for all tokens."""
         if self._keeps_all:
             return None
-        counts = np.fromiter((row.num_positions + len(row.prompt_targets) for row in rows), np.int32, len(rows))
+        counts = np.fromiter((row.num_kept for row in rows), np.int32, len(rows))
         if (counts == lengths).all():
             return None
         starts = np.zeros_like(query_start)

@@ -11,11 +11,12 @@ import torch
 from ...kernels import ops
 from ...kernels.collectives import ALONE, Ranks
 from ..checkpoint.gguf import GgufFile
-from ..checkpoint.pooling_config import read_pooler
+from ..checkpoint.pooling_config import read_dense, read_pooler
 from ..checkpoint.read_config import open_checkpoint
 from ..config import EngineConfig
 from ..errors import ConfigError
 from ..loading.model_impl import load_by, own_config
+from ..loading.pooling_layers import DenseLayer, load_dense
 from ..loading.shards import Shard
 from ..loading.weight_forms import WIDENED, WeightForm, choose_weight_form
 from ..models.decoder import DecoderModel
@@ -39,6 +40,14 @@ class Weights(NamedTuple):
         own = self.model.config if isinstance(self.model, DecoderModel) else None
         classes, generates = (own.num_classes, own.generates) if own else (0, True)
         return read_pooler(model_path, self.model.config, classes=classes, generates=generates)
+
+    def dense(self, model_path: Path) -> tuple[DenseLayer, ...]:
+        """Load the linear layers behind the pooling of embeddings.
+
+        Raises:
+            ModelError: their weights are missing or of another shape.
+        """
+        return tuple(load_dense(each, self.model.device) for each in read_dense(model_path))
 
 
 def load_for_forks(config: EngineConfig, model_path: Path) -> Weights | None:

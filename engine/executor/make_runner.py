@@ -21,6 +21,7 @@ from .cpu_graphs import CpuGraphs
 from .cuda_graphs import graphs_for
 from .input_builder import HostInputs, InputBuilder
 from .model_runner import ModelRunner, StepMirror
+from .prompt_pooling import PromptPooling
 from .worker_plan import WorkerPlan
 
 
@@ -55,6 +56,7 @@ def make_runner(
     head: Model | None = None,
     step_timer: Callable[[], StepTimer] = StepTimer,
     mirror: StepMirror | None = None,
+    pooling: PromptPooling | None = None,
 ) -> ModelRunner:
     """Make the runner of a model, with all its CUDA graphs captured.
 
@@ -64,6 +66,7 @@ def make_runner(
         head: computes the logits in place of the model.
         step_timer: makes the timer of each step.
         mirror: the other ranks of the model; None for none.
+        pooling: of rows whose prompts are pooled; None for that of the last token.
     """
     inputs = InputBuilder(
         config.most_seqs,
@@ -77,7 +80,7 @@ def make_runner(
     )
     forward = _choose_forward(config, model, kv, inputs)
     sampler = Sampler(config.most_seqs, vocab_size, model.device)
-    return ModelRunner(head or model, forward, kv, inputs, sampler, step_timer, mirror)
+    return ModelRunner(head or model, forward, kv, inputs, sampler, step_timer, mirror, pooling)
 
 
 def _choose_forward(

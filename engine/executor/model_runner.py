@@ -17,7 +17,7 @@ from ...kernels.ops import Largest
 from ...lora.lora_step import LoraStep
 from ...lora.own.own_weights import OwnStep
 from ...lora.published.saved_modules import MOST_ADDED_TOKENS
-from ..batch import Batch, Masks, Row, RowResult, RowStart, StepResult
+from ..batch import Batch, Masks, Row, RowResult, StepResult
 from ..models.decoder import DecoderModel
 from ..models.kv_pool import KvPool
 from ..models.model import Model
@@ -25,8 +25,9 @@ from ..sampling.draft_verify import sampling_positions
 from ..sampling.logprobs import prompt_logprobs
 from ..sampling.sampler import DeviceMasks, Drawing, Sampler
 from ..step_timer import StepTimer
-from ..types import Logprob, Pooling
+from ..types import Logprob
 from .input_builder import DrawnTokens, HostInputs, InputBuilder, last_tokens
+from .prompt_pooling import PromptPooling
 
 # Prompt logits are computed for this many positions at a time: those of a whole chunk would take 100 MB and more.
 _PROMPT_SLICE = 64
@@ -83,6 +84,7 @@ class ModelRunner:
         forward: the forward pass: hidden states [S, H] of a step's kept tokens, valid until the next step.
         step_timer: makes the timer of each step.
         mirror: the other ranks of the model; None for none.
+        pooling: of rows whose prompts are pooled; None for that of the last token.
     """
 
     def __init__(
@@ -94,6 +96,7 @@ class ModelRunner:
         sampler: Sampler,
         step_timer: Callable[[], StepTimer] = StepTimer,
         mirror: StepMirror | None = None,
+        pooling: PromptPooling | None = None,
     ) -> None:
         self._model = model
         self._mirror = mirror
@@ -103,7 +106,7 @@ class ModelRunner:
         self._sampler = sampler
         self._step_timer = step_timer
         self._drawn: DrawnTokens | None = None  # by the step before
-        self._pooling: dict[int, Pooling] = {}  # of the rows whose prompts are pooled
+        self._pooling = pooling or PromptPooling()
 
     def run(self, batch: Batch, masks: Callable[[], Masks] | None = None) -> StepResult:
         """Compute a step with at least one row; ``masks`` is called when the forward pass is done."""
@@ -141,7 +144,7 @@ class ModelRunner:
         step_timer, batch = step.step_timer, step.batch
         step_timer.skip()
         self._sampler.start(batch.starts)
-        self._start_pooling(batch.starts)
+        self._pooling.start(batch.starts)
         step_timer.end("inputs")
         filled = masks() if masks else None
         step_timer.end("masks")
@@ -154,7 +157,7 @@ class ModelRunner:
 
     def draw(self, step: RunnerStep, masks: Masks | None) -> Drawing:
         """Begin to draw the tokens of a step. Positions with a forced token, as pooled ones have, need no logits."""
-        forced = (_forced(masks) if masks else {}) | self._pooled_positions(step.batch)
+        forced = (_forced(masks) if masks else {}) | self._pooling.forced(step.batch)
         positions = sampling_positions([row for row in step.batch.rows if row.draws], forced)
         tokens = _logit_tokens(step.batch, step.inputs.query_start, forced)
         head = self._model.best if not masks and self._sampler.takes_best(positions) else self._model.logits
@@ -179,34 +182,26 @@ class ModelRunner:
             results[index] = replace(results[index], pooled=copied.wait().numpy().tobytes())
         return StepResult(tuple(results), step.step_timer.seconds)
 
-    def _start_pooling(self, starts: Seq[RowStart]) -> None:
-        """Replace what is pooled of these rows' prompts."""
-        for start in starts:
-            self._pooling.pop(start.row, None)
-            if start.params.pooling:
-                self._pooling[start.row] = start.params.pooling
-
-    def _pooled_positions(self, batch: Batch) -> dict[int, int]:
-        """Return the sampling positions of pooled rows, each with a token that is forced there: any will do."""
-        if not self._pooling:
-            return {}
-        found, position = {}, 0
-        for row in batch.rows:
-            if row.draws and row.row in self._pooling:
-                found[position] = 0
-            position += row.num_positions
-        return found
-
     def _pool(self, step: RunnerStep) -> dict[int, HostCopy]:
-        """Begin to copy what is pooled at the last positions of prompts, by index of the row in the batch."""
+        """Add a step's hidden states to what is pooled of prompts, and begin to copy what is pooled of whole ones.
+
+        Returns:
+            Those of the prompts that end in this step, by index of their row in the batch.
+        """
         found: dict[int, HostCopy] = {}
-        for index, row in enumerate(step.batch.rows if self._pooling else ()):
-            if row.draws and row.row in self._pooling:
-                token = np.array([int(step.inputs.query_start[index + 1]) - 1])
-                # A copy, as the next step's forward pass overwrites the hidden states.
-                hidden = step.hidden[int(step.inputs.hidden_index(token)[0])].to(torch.float32, copy=True)
-                is_class = self._pooling[row.row] == "classify"
-                found[index] = HostCopy(self._class_logits(hidden, step.inputs.slots, token) if is_class else hidden)
+        for index, row in enumerate(step.batch.rows):
+            if not self._pooling.pools(row.row) or not row.num_kept:
+                continue
+            end, position = int(step.inputs.query_start[index + 1]), row.start + len(row.tokens)
+            tokens = np.arange(end - row.num_kept, end)
+            # Kept tokens of a row stand side by side in the result.
+            first = int(step.inputs.hidden_index(tokens[:1])[0])
+            self._pooling.add(row.row, step.hidden[first : first + row.num_kept], position - row.num_kept)
+            if row.draws:
+                pooled = self._pooling.pooled(row.row)
+                if self._pooling.classifies(row.row):
+                    pooled = self._class_logits(pooled, step.inputs.slots, tokens[-1:])
+                found[index] = HostCopy(pooled)
         return found
 
     def _class_logits(self, hidden: Tensor, slots: NDArray[np.int32] | None, token: NDArray[np.int64]) -> Tensor:

@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...kernels import ops
-from ..batch import Batch, PageLoad
+from ..batch import Batch, PageLoad, StateLoad
 from ..config import EngineConfig
 from ..models.kv_pool import KvPool, KvPrefault
 from ..models.model import Model
 
 
 class PoolPages:
-    """Reads pages of a KV pool (``kv_cache.make_tiers.KvPages``).
+    """Reads pages and recurrent states of a KV pool (``kv_cache.make_tiers.KvPages``).
 
     KV also depends on how its numbers are computed, so the form names the arithmetic beside the layout. Which form of
     weights is the fastest, which is measured at the start, changes no number.
 
     Attributes:
-        form, page_bytes, refusal, on_device: as in ``KvPages``.
+        form, page_bytes, state_bytes, refusal, on_device: as in ``KvPages``.
     """
 
     def __init__(self, config: EngineConfig, model: Model, kv: KvPool) -> None:
@@ -26,7 +26,7 @@ class PoolPages:
         self._prefault: KvPrefault | None = None
         self.on_device = model.device.type != "cpu"
         self.form = f"{kv.form}; {_arithmetic(config, model)}"
-        self.page_bytes = kv.page_bytes
+        self.page_bytes, self.state_bytes = kv.page_bytes, kv.state_bytes
         self.refusal = _refusal(config, kv)
 
     def populate_ahead(self) -> None:
@@ -43,16 +43,18 @@ class PoolPages:
         """Return a copy of a page's bytes, on any thread."""
         return self._kv.read_page(page)
 
-    def load(self, loads: Sequence[PageLoad]) -> None:
-        """Fill pages that no step in flight uses, between two steps."""
+    def read_state(self, slot: int) -> memoryview:
+        """Return a copy of a recurrent state's bytes, on any thread."""
+        return self._kv.read_state(slot)
+
+    def load(self, loads: Sequence[PageLoad | StateLoad]) -> None:
+        """Fill pages and slots that no step in flight uses, between two steps."""
         self._kv.copy(loads)
 
 
 def _refusal(config: EngineConfig, kv: KvPool) -> str:
     if config.tensor_parallel_size > 1:
         return "each of its ranks has a part of it"
-    if kv.state_bytes:
-        return "it has recurrent states, without which a prefix cannot be continued"
     if kv.hidden is not None:
         return "its draft head reads hidden states beside the KV; take another --speculative-config"
     return ""

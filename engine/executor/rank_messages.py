@@ -20,7 +20,7 @@ from torch import Tensor
 from ...kernels.lora_ops import Factors
 from ...kernels.memory import lazy_zeros
 from ...lora.prepare_factors import PreparedAdapter
-from ..batch import Batch, PageCopy, PageLoad, Row, RowStart
+from ..batch import Batch, PageCopy, Row, RowStart
 from ..types import SamplingParams
 
 HEADER = struct.Struct("<qqq")
@@ -68,9 +68,9 @@ def pack_batch(batch: Batch) -> bytes:
     Raises:
         ValueError: it loads pages from elsewhere, of which rank 0 has its own part alone.
     """
-    if any(isinstance(copy, PageLoad) for copy in batch.copies):
-        raise ValueError("pages that were kept elsewhere cannot be loaded by several ranks")
     copies = [copy for copy in batch.copies if isinstance(copy, PageCopy)]
+    if len(copies) < len(batch.copies):
+        raise ValueError("pages that were kept elsewhere cannot be loaded by several ranks")
     numbers = [len(batch.starts), len(copies), len(batch.rows)]
     for start in batch.starts:
         numbers += start.row, start.slot, start.adapted_from, int(start.is_long)
@@ -78,7 +78,7 @@ def pack_batch(batch: Batch) -> bytes:
         numbers += copy.source, copy.target, copy.num_tokens
     for row in batch.rows:
         counts = len(row.tokens), len(row.new_pages), len(row.prompt_targets)
-        numbers += row.row, row.start, row.first_new_page, int(row.draws), row.num_drafts, *counts
+        numbers += row.row, row.start, row.first_new_page, int(row.draws), row.num_drafts, row.num_pooled, *counts
     numbers += chain.from_iterable(chain(row.tokens, row.new_pages) for row in batch.rows)
     return pack_numbers(numbers)
 
@@ -89,7 +89,7 @@ def unpack_batch(content: bytes) -> Batch:
     num_starts, num_copies, num_rows = _take(numbers, 3)
     starts = tuple(_start(*_take(numbers, 4)) for _ in range(num_starts))
     copies = tuple(PageCopy(*_take(numbers, 3)) for _ in range(num_copies))
-    fields = [_take(numbers, 8) for _ in range(num_rows)]
+    fields = [_take(numbers, 9) for _ in range(num_rows)]
     return Batch(tuple(_row(numbers, *each) for each in fields), starts, copies)
 
 
@@ -104,6 +104,7 @@ def _row(
     first_new_page: int,
     draws: int,
     num_drafts: int,
+    num_pooled: int,
     num_tokens: int,
     num_pages: int,
     num_targets: int,
@@ -111,7 +112,7 @@ def _row(
     tokens, pages = _take(numbers, num_tokens), tuple(_take(numbers, num_pages))
     # Which the targets are, rank 0 alone asks.
     targets = (0,) * num_targets
-    return Row(row, start, tokens, first_new_page, pages, bool(draws), 0, num_drafts, targets)
+    return Row(row, start, tokens, first_new_page, pages, bool(draws), 0, num_drafts, targets, num_pooled=num_pooled)
 
 
 def _take(numbers: Iterator[int], count: int) -> list[int]:

@@ -23,6 +23,7 @@ from .load_weights import Weights, load_weights, set_up_device
 from .make_runner import make_kv_pool, make_runner
 from .model_runner import ModelRunner
 from .pool_pages import PoolPages
+from .prompt_pooling import PromptPooling
 from .rank_adapters import RankMirror
 from .worker_plan import plan_worker
 from .worker_summary import summary_lines
@@ -119,6 +120,7 @@ class Worker:
             bank=bank,
             step_timer=step_timer,
             mirror=mirror,
+            pooling=PromptPooling(self.pooler.modes, weights.dense(model_path)),
         )
         if ranks.rank == 0:
             self._runner.run(single_row(1, (0,)))  # the smallest step: no request waits for what first use sets up

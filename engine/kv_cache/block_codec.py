@@ -1,8 +1,8 @@
-"""Block codec: a page of KV as self-describing bytes, for a file or a peer, and back, checked.
+"""Block codec: a page of KV or a recurrent state as self-describing bytes, for a file or a peer, and back, checked.
 
     preamble 32 bytes   magic, version, flags, bytes of header and of payload, nonce
     header              JSON: all that the page's KV depends on; padded, so that the payload begins at 4,096
-    payload             K, then V, as the pool lays them out
+    payload             K, then V, as the pool lays them out; or the states of all layers
     seal 16 bytes       CRC-32 of all before it; with a key the tag of AES-GCM, under which header and payload lie
 
 A block is read for a page that is wanted: its header must be that page's to the last byte. What was cut, changed, put
@@ -33,6 +33,7 @@ _PREAMBLE = Struct("<8sHHIL12x")
 PREAMBLE_BYTES = 32
 _NONCE = slice(20, 32)
 _SEALED = 1  # flag of a block under AES-GCM
+_STATE = "state"
 
 
 class NotABlock(Exception):
@@ -54,10 +55,10 @@ class BlockCodec:
 
     def block_bytes(self, block: BlockId) -> int:
         """Return the size of an encoded block."""
-        return len(self.header(block)) + PREAMBLE_BYTES + self.scheme.page_bytes + SEAL_BYTES
+        return len(self.header(block)) + PREAMBLE_BYTES + self.scheme.payload_bytes(block) + SEAL_BYTES
 
     def header(self, block: BlockId) -> bytes:
-        """Return the header of a page, padded."""
+        """Return the header of a block, padded."""
         fields = {
             "version": FORMAT_VERSION,
             "form": self.scheme.form,
@@ -67,14 +68,15 @@ class BlockCodec:
             "parent": block.parent.hex(),
             **_origin_fields(block.origin),
             "tokens": array("i", block.tokens).tolist(),
+            **({"kind": _STATE} if block.is_state else {}),
         }
         text = json.dumps(fields).encode()
         return text + b" " * (-(len(text) + PREAMBLE_BYTES) % ALIGNMENT)
 
     def encode(self, block: BlockId, payload: Buffer) -> list[Buffer]:
-        """Return the parts of an encoded block in order. ValueError for a payload that is no page."""
-        if len(payload) != self.scheme.page_bytes:
-            raise ValueError(f"a page has {self.scheme.page_bytes} bytes, not {len(payload)}")
+        """Return the parts of an encoded block in order. ValueError for a payload of another size."""
+        if len(payload) != self.scheme.payload_bytes(block):
+            raise ValueError(f"the block has {self.scheme.payload_bytes(block)} bytes, not {len(payload)}")
         header = self.header(block)
         if self.key:
             nonce = os.urandom(12)
@@ -88,10 +90,11 @@ class BlockCodec:
         header, payload = self._open(data, block.origin.namespace.tenant)
         if header != self.header(block):
             raise NotABlock("it holds other tokens, another namespace or another form")
+        self._check_size(block, payload)
         return payload
 
     def read(self, data: Buffer, tenant: str) -> tuple[BlockId, memoryview]:
-        """Return the page that encoded bytes say to be, and its payload. Raises NotABlock.
+        """Return the block that encoded bytes say to be, and its payload. Raises NotABlock.
 
         The key is computed from the header's other fields; whoever imports it checks the chain of parents.
 
@@ -102,16 +105,19 @@ class BlockCodec:
         block = _block_of(json.loads(bytes(header)))
         if bytes(header) != self.header(block):
             raise NotABlock("it is of another form of KV")
-        if block.key != self.scheme.key(block.parent, block.origin, block.tokens):
+        if not self.scheme.names(block):
             raise NotABlock("its name does not follow from its content")
+        self._check_size(block, payload)
         return block, payload
+
+    def _check_size(self, block: BlockId, payload: memoryview) -> None:
+        if len(payload) != self.scheme.payload_bytes(block):
+            raise NotABlock(f"it has {len(payload)} bytes, not {self.scheme.payload_bytes(block)}")
 
     def _open(self, data: Buffer, tenant: str) -> tuple[memoryview, memoryview]:
         """Return header and payload. Raises NotABlock."""
         view = memoryview(data)
         header_bytes, payload_bytes = check_preamble(view, sealed=bool(self.key))
-        if payload_bytes != self.scheme.page_bytes:
-            raise NotABlock(f"its page has {payload_bytes} bytes, not {self.scheme.page_bytes}")
         preamble, body = view[:PREAMBLE_BYTES], view[PREAMBLE_BYTES:]
         if len(body) != header_bytes + payload_bytes + SEAL_BYTES:
             raise NotABlock("it is cut or too long")
@@ -223,6 +229,7 @@ def _block_of(fields: dict[str, Any]) -> BlockId:
             Origin(_namespace(fields), fields.get("switch", 0), before),
             fields["position"],
             array("i", fields["tokens"]).tobytes(),
+            fields.get("kind") == _STATE,
         )
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise NotABlock("its header lacks fields") from error

@@ -5,12 +5,15 @@ the form of the pool. So it commits to every token up to the page's end, to base
 position, and to the number format, shape and arithmetic of the KV::
 
     root = H(format version, form, page size)      key 0 = H(root, origin 0, tokens 0)      key 1 = H(key 0, ...)
+
+The recurrent state after the last token of a page, in a model that has such, is a block beside the page's, and its key
+a hash of the page's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from hashlib import blake2b
 
@@ -24,14 +27,15 @@ MOST_SECRET_BYTES = 64
 
 @dataclass(frozen=True, slots=True)
 class BlockId:
-    """One page of KV that a tier may hold.
+    """One page of KV, or one recurrent state, that a tier may hold.
 
     Attributes:
         key: its name.
-        parent: the key of the page before it, or the root.
+        parent: the key of the page before it, or the root; for a state that of its page.
         origin: namespaces of its cells.
         position: of its first token.
         tokens: int32 tokens of the page as bytes.
+        is_state: whether it is the recurrent state after the page's last token, and not the page's KV.
     """
 
     key: bytes
@@ -39,6 +43,7 @@ class BlockId:
     origin: Origin
     position: int
     tokens: bytes
+    is_state: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +55,14 @@ class BlockScheme:
         page_size: tokens in a page.
         page_bytes: bytes of a page.
         secret: key of the hashes, so that names tell nobody without it which tokens are stored; empty for none.
+        state_bytes: bytes of a recurrent state; 0 for a model without.
     """
 
     form: str
     page_size: int
     page_bytes: int
     secret: bytes = b""
+    state_bytes: int = 0
 
     @property
     def root(self) -> bytes:
@@ -80,6 +87,24 @@ class BlockScheme:
     def key(self, parent: bytes, origin: Origin, tokens: bytes) -> bytes:
         """Return the key of a page after the one named ``parent``."""
         return _hash(self.secret, parent, _origin_bytes(origin), tokens)
+
+    def state_key(self, page: bytes) -> bytes:
+        """Return the key of the recurrent state after the page of a key."""
+        return _hash(self.secret, page, b"state")
+
+    def state(self, page: BlockId) -> BlockId:
+        """Return the recurrent state after a page."""
+        return replace(page, key=self.state_key(page.key), parent=page.key, is_state=True)
+
+    def payload_bytes(self, block: BlockId) -> int:
+        """Return the bytes of a page or of a state."""
+        return self.state_bytes if block.is_state else self.page_bytes
+
+    def names(self, block: BlockId) -> bool:
+        """Return whether a block's key follows from its other fields."""
+        if block.is_state:
+            return bool(self.state_bytes) and block.key == self.state_key(block.parent)
+        return block.key == self.key(block.parent, block.origin, block.tokens)
 
     def blocks(self, keys: Sequence[bytes], path: Path, tokens: bytes, start: int, end: int) -> list[BlockId]:
         """Return the pages ``start`` to ``end`` of a sequence, whose keys are known."""

@@ -18,7 +18,7 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from ...radix.namespace import Path
 from .block_codec import Buffer
@@ -34,21 +34,32 @@ _MOST_MOVES = 2  # reads of one sequence anew because the tree has lost what cam
 
 
 class PageReader(Protocol):
-    """Reads pages of a pool, on any thread."""
+    """Reads a pool, on any thread."""
 
     def read_page(self, page: int) -> Buffer:
         """Return a copy of a page's bytes."""
 
+    def read_state(self, slot: int) -> Buffer:
+        """Return a copy of a recurrent state's bytes."""
+
+
+class Cell(NamedTuple):
+    """Where a block lies in the pool: a page of KV, or a slot of recurrent states."""
+
+    is_state: bool
+    index: int
+
 
 @dataclass(slots=True, eq=False)
 class Fetch:
-    """Pages that a waiting sequence has in tiers.
+    """Pages that a waiting sequence has in tiers, and the recurrent state after the last one in a model that has such.
 
     Attributes:
         keys: of its whole pages, as far as they are known.
         first: index of the first page that is read.
         blocks: what is read, in order; as few as were found once it is done.
         payloads: what was found.
+        state: the state after the last page that was found; None in a model without.
         is_done: whether the reader is done with it.
         num_moves: reads begun so far.
     """
@@ -57,6 +68,7 @@ class Fetch:
     first: int = 0
     blocks: list[BlockId] = field(default_factory=list)
     payloads: list[Buffer] = field(default_factory=list)
+    state: Buffer | None = None
     is_done: bool = True
     num_moves: int = 0
 
@@ -101,9 +113,11 @@ class KvTiers:
         self.peers = peers
         self._reader = reader
         self._most_fetched = max(1, most_fetched // scheme.page_bytes)
+        self._state_pages = -(-scheme.state_bytes // scheme.page_bytes)  # that take as many bytes as a state
         self._lock = threading.Condition()
-        self._offered: dict[int, BlockId] = {}  # by page of the pool; an entry ends when the page leaves the tree
-        self._to_write: deque[tuple[int, BlockId]] = deque()
+        # An entry ends when the page leaves the tree, or the checkpoint of the slot is evicted.
+        self._offered: dict[Cell, BlockId] = {}
+        self._to_write: deque[tuple[Cell, BlockId]] = deque()
         self._to_read: deque[Fetch] = deque()
         self._fetches: dict[int, Fetch] = {}  # by sequence
         self._arriving: set[bytes] = set()  # pages that leases take from here, and that are not in the tree yet
@@ -123,30 +137,44 @@ class KvTiers:
 
         The pages are computed, and stay as they are until ``forget``.
         """
+        self._offer([(Cell(False, page), block) for block, page in reversed(list(zip(blocks, pages, strict=True)))])
+
+    def offer_state(self, page: BlockId, slot: int) -> None:
+        """Have the recurrent state after a page of the tree written. It stays in its slot until ``forget_states``."""
+        self._offer([(Cell(True, slot), self.scheme.state(page))])
+
+    def _offer(self, blocks: Iterable[tuple[Cell, BlockId]]) -> None:
         new = []
-        for block, page in reversed(list(zip(blocks, pages, strict=True))):
+        for cell, block in blocks:
             known = [store.touch(block.key) for store in self.stores]
-            if not all(known) and page not in self._offered:
-                new.append((page, block))
+            if not all(known) and cell not in self._offered:
+                new.append((cell, block))
         if not new:
             return
         with self._lock:
-            for page, block in new:
+            for cell, block in new:
                 if len(self._to_write) >= _MOST_OFFERED:
                     self._num_dropped += 1
                     continue
-                self._offered[page] = block
-                self._to_write.append((page, block))
+                self._offered[cell] = block
+                self._to_write.append((cell, block))
             self._lock.notify_all()
         if not self._threads:
             self._write_until_empty()
 
     def forget(self, pages: Iterable[int]) -> None:
         """Give up offered pages that leave the tree, and are overwritten soon."""
+        self._forget(Cell(False, page) for page in pages)
+
+    def forget_states(self, slots: Iterable[int]) -> None:
+        """Give up offered states whose slots are overwritten soon."""
+        self._forget(Cell(True, slot) for slot in slots)
+
+    def _forget(self, cells: Iterable[Cell]) -> None:
         if self._offered:
             with self._lock:
-                for page in pages:
-                    self._offered.pop(page, None)
+                for cell in cells:
+                    self._offered.pop(cell, None)
 
     # The scheduler calls these: pages are read ahead of their sequences.
 
@@ -160,7 +188,7 @@ class KvTiers:
 
         Args:
             number: of the sequence.
-            num_cached: whole pages of it in the tree.
+            num_cached: whole pages of it in the tree, as far as a hit may go.
             num_pages: most that it has use for.
         """
         fetch = self._fetches.get(number)
@@ -175,6 +203,7 @@ class KvTiers:
         end = num_cached
         while end < num_pages and self._touch(fetch.keys[end]):
             end += 1
+        end = self._usable(fetch.keys, num_cached, end)
         fetch.payloads = []
         if self.peers and self.peers.ask(number, path, tokens, fetch.keys[:num_pages], end):
             return True
@@ -182,6 +211,16 @@ class KvTiers:
             return False
         data = tokens[: end * self.scheme.page_size].tobytes()
         return self._begin(fetch, num_cached, self.scheme.blocks(fetch.keys, path, data, num_cached, end))
+
+    def _usable(self, keys: Sequence[bytes], first: int, end: int) -> int:
+        """Return how far pages ``first`` to ``end`` may be used: up to the last state that a store has.
+
+        ``first`` if there is none. In a model without states all are.
+        """
+        if not self.scheme.state_bytes:
+            return end
+        counts = range(end, first, -1)
+        return next((count for count in counts if self._touch(self.scheme.state_key(keys[count - 1]))), first)
 
     def _touch(self, key: bytes) -> bool:
         """Note a use of a page in all stores. False if none has it."""
@@ -202,9 +241,15 @@ class KvTiers:
         coming = self._arriving.union(each.blocks[0].key for each in others if not each.is_done)
         if blocks[0].key in coming:
             return True  # another sequence brings it to the tree
-        room = self._most_fetched - sum(len(each.blocks) if not each.is_done else len(each.payloads) for each in others)
+        taken = (len(each.payloads if each.is_done else each.blocks) + self._state_pages for each in others)
+        room = self._most_fetched - sum(taken)
         if room <= 0:
             return True  # until one of the others is admitted
+        if len(blocks) > room and self.scheme.state_bytes:
+            end = self._usable(fetch.keys, first, first + room)
+            if end == first:  # the pages up to the first state are more than may be read ahead, at least for now
+                return bool(others)
+            room = end - first
         fetch.first, fetch.blocks = first, blocks[:room]
         fetch.num_moves += 1
         fetch.is_done = False
@@ -282,12 +327,13 @@ class KvTiers:
             found |= store.stats()
         return found
 
-    def check(self, tree_pages: Iterable[int]) -> None:
-        """Raise AssertionError if a page is offered that is not in the tree, or a store counts wrongly."""
+    def check(self, tree_pages: Iterable[int], kept_slots: Iterable[int] = ()) -> None:
+        """Raise AssertionError if a page or state is offered that is not in the tree, or a store counts wrongly."""
         for store in self._sources:
             store.check()
         with self._lock:
-            assert self._offered.keys() <= set(tree_pages)
+            cells = {Cell(False, page) for page in tree_pages} | {Cell(True, slot) for slot in kept_slots}
+            assert self._offered.keys() <= cells
 
     def close(self) -> None:
         """Write what was offered, and end the threads. Has no effect the second time."""
@@ -342,17 +388,17 @@ class KvTiers:
         with self._lock:
             if not self._to_write:
                 return
-            page, block = self._to_write.popleft()
-            if self._offered.get(page) is not block:
+            cell, block = self._to_write.popleft()
+            if self._offered.get(cell) is not block:
                 self._lock.notify_all()
                 return
             self._writer.is_writing = True
         try:
-            payload = self._reader.read_page(page)
+            payload = self._reader.read_state(cell.index) if cell.is_state else self._reader.read_page(cell.index)
             with self._lock:
-                # The page has left the tree while it was read, so what was read may be another one's.
-                is_current = self._offered.get(page) is block
-                self._offered.pop(page, None) if is_current else None
+                # The page may have left the tree while it was read: then what was read may be another one's.
+                is_current = self._offered.get(cell) is block
+                self._offered.pop(cell, None) if is_current else None
             if is_current:
                 for store in self.stores:
                     if not store.touch(block.key):
@@ -370,16 +416,24 @@ class KvTiers:
         self._read(fetch)
 
     def _read(self, fetch: Fetch) -> None:
-        """Read the pages of a sequence up to the first miss."""
+        """Read the pages of a sequence up to the first miss; with recurrent states all or none."""
         found: list[Buffer] = []
+        state: Buffer | None = None
         try:
             for block in fetch.blocks:
-                holders = [store for store in self._sources if store.touch(block.key)] or self.stores
-                payloads = (store.get(block) for store in holders)
-                payload = next((each for each in payloads if each is not None), None)
+                payload = self._get(block)
                 if payload is None:
                     break
                 found.append(payload)
+            if self.scheme.state_bytes and len(found) == len(fetch.blocks):
+                state = self._get(self.scheme.state(fetch.blocks[-1]))
         finally:
-            fetch.payloads = found
+            fetch.payloads = found if state is not None or not self.scheme.state_bytes else []
+            fetch.state = state
             fetch.is_done = True
+
+    def _get(self, block: BlockId) -> Buffer | None:
+        """Return a block of the first store that has it; None for a miss."""
+        holders = [store for store in self._sources if store.touch(block.key)] or self.stores
+        payloads = (store.get(block) for store in holders)
+        return next((each for each in payloads if each is not None), None)

@@ -7,7 +7,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Protocol
 
-from ..batch import PageLoad
+from ..batch import PageLoad, StateLoad
 from ..config import EngineConfig
 from ..errors import ConfigError
 from .block_codec import BlockCodec, Buffer
@@ -26,20 +26,25 @@ class KvPages(Protocol):
     Attributes:
         form: number format, shape and arithmetic of the KV: pages of equal forms can stand for each other.
         page_bytes: bytes of a page.
+        state_bytes: bytes of a recurrent state; 0 for a model without.
         refusal: why pages cannot be kept elsewhere; "" where they can.
         on_device: whether the pool is in the memory of a device, not the host's.
     """
 
     form: str
     page_bytes: int
+    state_bytes: int
     refusal: str
     on_device: bool
 
     def read_page(self, page: int) -> Buffer:
         """Return a copy of a page's bytes, on any thread."""
 
-    def load(self, loads: Sequence[PageLoad]) -> None:
-        """Fill pages that no step in flight uses, between two steps."""
+    def read_state(self, slot: int) -> Buffer:
+        """Return a copy of a recurrent state's bytes, on any thread."""
+
+    def load(self, loads: Sequence[PageLoad | StateLoad]) -> None:
+        """Fill pages and slots of states that no step in flight uses, between two steps."""
 
 
 def make_scheme(config: EngineConfig, pages: KvPages) -> tuple[BlockScheme, bytes]:
@@ -50,7 +55,12 @@ def make_scheme(config: EngineConfig, pages: KvPages) -> tuple[BlockScheme, byte
     """
     key = read_key(config.kv_disk_key_file) if config.kv_disk_key_file else b""
     secret = blake2b(key=key, person=b"rootgraft names", digest_size=32).digest() if key else b""
-    return BlockScheme(pages.form, config.block_size, pages.page_bytes, secret), key
+    return plain_scheme(pages, config.block_size, secret), key
+
+
+def plain_scheme(pages: KvPages, page_size: int, secret: bytes = b"") -> BlockScheme:
+    """Return how the pages of a pool are named, without a key by default."""
+    return BlockScheme(pages.form, page_size, pages.page_bytes, secret, pages.state_bytes)
 
 
 def make_tiers(config: EngineConfig, pages: KvPages | None) -> KvTiers | None:
@@ -82,7 +92,7 @@ def _peer_tier(config: EngineConfig, pages: KvPages | None) -> KvTiers | None:
     """Return tiers that get pages of other replicas alone; None where there are none, or pages cannot be kept."""
     if pages is None or pages.refusal or not config.enable_prefix_caching:
         return None
-    scheme = BlockScheme(pages.form, config.block_size, pages.page_bytes)
+    scheme = plain_scheme(pages, config.block_size)
     peers = _peer_reads(config, scheme)
     return KvTiers(scheme, pages, (), peers) if peers else None
 

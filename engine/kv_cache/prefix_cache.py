@@ -14,7 +14,8 @@ outside before the first step of the lease, and enter the tree with the commit o
 are offered to the tiers.
 
 In a model with recurrent states (``engine.kv_cache.state_cache``) a hit ends at a page with a checkpoint, and a lease
-reserves slots for the checkpoints that its next steps make.
+reserves slots for the checkpoints that its next steps make. Checkpoints are offered to the tiers as pages are, and a
+hit beyond the tree ends where a tier has one, which fills a slot of the lease.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from ...radix.node import TOKEN_BYTES, Node, upwards
 from ...radix.soft_pins import PinKind, SoftPin
 from ...radix.tree import RadixTree
 from ...radix.tree_view import tree_view
-from ..batch import PageCopy, PageLoad
+from ..batch import PageCopy, PageLoad, StateLoad
 from .block_keys import BlockId, BlockScheme
 from .kv_tiers import Fetch, KvTiers
 from .page_allocator import PageAllocator
@@ -67,12 +68,12 @@ class TierUses:
     """What a sequence has of tiers.
 
     Attributes:
-        loads: pages to fill from outside before the last tokens of the hit have KV, until ``Lease.take_loads``.
-        arriving: keys of the pages that are filled so, until the first ``commit``.
+        loads: what to fill from outside before the last tokens of the hit have KV, until ``Lease.take_loads``.
+        arriving: keys of what is filled so, until the first ``commit``.
         keys: of its whole pages, as far as tiers were asked.
     """
 
-    loads: tuple[PageLoad, ...] = ()
+    loads: tuple[PageLoad | StateLoad, ...] = ()
     arriving: tuple[bytes, ...] = ()
     keys: list[bytes] = field(default_factory=list)
 
@@ -127,8 +128,8 @@ class Lease:
         copy, self.copy = self.copy, None
         return copy
 
-    def take_loads(self) -> tuple[PageLoad, ...]:
-        """Return the pages to fill before the next batch. Once taken they must be filled, even if the lease ends."""
+    def take_loads(self) -> tuple[PageLoad | StateLoad, ...]:
+        """Return what to fill before the next batch. Once taken they must be filled, even if the lease ends."""
         loads, self.tiered.loads = self.tiered.loads, ()
         return loads
 
@@ -199,7 +200,7 @@ class PrefixCache:
         page_size: tokens in a page.
         sharing: whether prefixes are found and kept.
         states: slots of recurrent states; None for a model without.
-        tiers: pages outside the pool; None for none, as in a model with recurrent states.
+        tiers: pages outside the pool; None for none.
     """
 
     def __init__(
@@ -215,7 +216,7 @@ class PrefixCache:
         self.page_size = page_size
         self.num_evicted = 0
         self.sharing = sharing
-        self.states = None if states is None else StateCache(states)
+        self.states = None if states is None else StateCache(states, self._forget_state)
         self.tiers = tiers
         self._allocator = PageAllocator(num_pages)
         self._tree = RadixTree(page_size)
@@ -252,8 +253,12 @@ class PrefixCache:
         """
         if self.tiers is None or self.tiers.is_idle:
             return False
-        num_cached = len(self._tree.match(path, _memory(tokens, 0, limit)).pages)
+        num_cached = self._num_usable(self._tree.match(path, _memory(tokens, 0, limit)).pages)
         return self.tiers.awaits(number, path, tokens, num_cached, limit // self.page_size)
+
+    def _num_usable(self, pages: list[int]) -> int:
+        """Return how many leading pages a hit may have: up to the last checkpoint, in a model with states."""
+        return len(pages) if self.states is None else self.states.longest(pages)
 
     def acquire(self, path: Path, tokens: array[int], limit: int, fetch: Fetch | None = None) -> Lease:
         """Lease the longest reusable prefix of the first ``limit`` tokens. All pages count as changed.
@@ -282,6 +287,8 @@ class PrefixCache:
             lease.state = self.states.hold(lease.uses.held)
         if self.tiers is not None:
             self._offer(lease, self.tiers, tokens, 0, whole)
+            if lease.uses.held >= 0:
+                self._offer_state(lease, self.tiers, tokens, whole * self.page_size, lease.state)
             if fetch is not None and self._load(lease, self.tiers, fetch, limit // self.page_size):
                 return lease
         if found.num_copied and (target := self._allocate(1)):
@@ -341,7 +348,7 @@ class PrefixCache:
         if lease.sharing:
             self._enter(lease, tokens, num_computed // self.page_size)
         if self.states is not None:
-            self._keep_states(lease, num_computed, self.states)
+            self._keep_states(lease, tokens, num_computed, self.states)
         if lease.tiered.arriving:
             self._end_arrival(lease)
 
@@ -364,7 +371,7 @@ class PrefixCache:
         if entering:
             self._enter(lease, tokens, num_computed // self.page_size)
         if self.states is not None:
-            self._keep_states(lease, num_computed, self.states)
+            self._keep_states(lease, tokens, num_computed if is_filled else 0, self.states)
             self.states.cancel(lease.pending.values())
             lease.pending.clear()
             self.states.cancel_drafts(lease.uses.draft_slots)
@@ -392,7 +399,7 @@ class PrefixCache:
     ) -> tuple[list[BlockId], list[int]]:
         """Return whole pages of a prefix in the tree: their names, and their ids, which hold until the next call.
 
-        In a model with recurrent states they are useless without a state, which is not exported.
+        In a model with recurrent states they are of use up to the last one of ``export_state``.
 
         Args:
             first: index of the first page that is wanted.
@@ -406,20 +413,46 @@ class PrefixCache:
         scheme.extend(keys, path, data, end)
         return scheme.blocks(keys, path, data, first, end), pages[first:end]
 
+    def export_state(
+        self, scheme: BlockScheme, path: Path, tokens: array[int], keys: list[bytes] | None = None
+    ) -> tuple[BlockId, int] | None:
+        """Return the last recurrent state of a prefix in the tree: its name, and its slot, valid until the next call.
+
+        None if there is none, as in a model without states. Arguments as of ``export``.
+        """
+        if self.states is None:
+            return None
+        data = _memory(tokens, 0, len(tokens))
+        pages = self._tree.match(path, data).pages
+        count = self.states.longest(pages)
+        if not count:
+            return None
+        keys = [] if keys is None else keys
+        scheme.extend(keys, path, data, count)
+        [page] = scheme.blocks(keys, path, data, count - 1, count)
+        return scheme.state(page), self.states.slot(pages[count - 1])
+
     def import_pages(self, path: Path, tokens: array[int]) -> tuple[Lease, int]:
         """Lease pages for a prefix of whole pages, as far as there is room: those of the tree, then private ones.
 
-        The caller fills the private ones at once, commits the lease and releases it.
+        The caller fills the private ones at once, commits the lease and releases it. In a model with recurrent states
+        there is room for all or for none, and the caller fills the slot that is pending at the prefix's end too.
 
         Returns:
             The lease, and the tokens that it has pages for.
         """
         found = len(self._tree.match(path, _memory(tokens, 0, len(tokens))).pages)
         lease = self.acquire(path, tokens, found * self.page_size)
-        room = found + self.available()
-        num_tokens = min(len(tokens) // self.page_size, max(found, room)) * self.page_size
-        self.grow(lease, num_tokens)
-        return lease, num_tokens
+        found, whole = lease.num_shared, len(tokens) // self.page_size
+        num_pages = min(whole, found + self.available())
+        if self.states is not None and found < whole:
+            slot = self.states.reserve() if num_pages == whole else None
+            if slot is None:
+                num_pages = found
+            else:
+                lease.pending[whole * self.page_size] = slot
+        self.grow(lease, num_pages * self.page_size)
+        return lease, num_pages * self.page_size
 
     def clear(self) -> int:
         """Evict all pages that no sequence uses. Returns their number."""
@@ -491,7 +524,7 @@ class PrefixCache:
             drafted = [slot for lease in leases for slot in lease.uses.draft_slots]
             self.states.check(cached, pending, [lease.uses.held for lease in leases if lease.uses.held >= 0], drafted)
         if self.tiers is not None:
-            self.tiers.check(cached)
+            self.tiers.check(cached, self.states.kept_slots if self.states is not None else ())
 
     def _allocate(self, num_pages: int) -> list[int]:
         """Take pages from the free list, after eviction if need be; none if there are not as many."""
@@ -531,6 +564,18 @@ class PrefixCache:
         tiers.scheme.extend(lease.tiered.keys, lease.path, data, end)
         tiers.offer(tiers.scheme.blocks(lease.tiered.keys, lease.path, data, first, end), lease.pages[first:end])
 
+    def _offer_state(self, lease: Lease, tiers: KvTiers, tokens: array[int], position: int, slot: int) -> None:
+        """Offer the state after ``position`` tokens, a checkpoint, to the tiers, as ``_offer`` does pages."""
+        if not lease.sharing or not tiers.stores:
+            return
+        data, end = _memory(tokens, 0, position), position // self.page_size
+        tiers.scheme.extend(lease.tiered.keys, lease.path, data, end)
+        tiers.offer_state(*tiers.scheme.blocks(lease.tiered.keys, lease.path, data, end - 1, end), slot)
+
+    def _forget_state(self, slot: int) -> None:
+        if self.tiers is not None:
+            self.tiers.forget_states((slot,))
+
     def _load(self, lease: Lease, tiers: KvTiers, fetch: Fetch, most: int) -> bool:
         """Continue a lease, which has the tree's pages alone, by those that were read. False if they do not fit.
 
@@ -542,12 +587,28 @@ class PrefixCache:
         targets = self._allocate(end - first) if fetch.first <= first < end and lease.sharing else []
         if not targets:
             return False
+        if self.states is not None and not self._load_state(lease, tiers, fetch, end, self.states):
+            self._allocator.free(targets)
+            return False
         payloads = fetch.payloads[first - fetch.first : end - fetch.first]
         lease.pages += targets
         lease.num_tokens = end * self.page_size
-        lease.tiered.loads = tuple(map(PageLoad, targets, payloads))
-        lease.tiered.arriving = tuple(fetch.keys[first:end])
+        lease.tiered.loads = (*map(PageLoad, targets, payloads), *lease.tiered.loads)
+        lease.tiered.arriving = (*fetch.keys[first:end], *lease.tiered.arriving)
         tiers.arrive(lease.tiered.arriving)
+        return True
+
+    def _load_state(self, lease: Lease, tiers: KvTiers, fetch: Fetch, end: int, states: StateCache) -> bool:
+        """Have a lease begin with the state that was read for its first ``end`` pages. False if it cannot."""
+        slot = states.reserve() if fetch.state is not None and end == fetch.end else None
+        if slot is None or fetch.state is None:
+            return False
+        if lease.uses.held >= 0:
+            states.drop(lease.uses.held)
+            lease.uses.held = -1
+        lease.pending[end * self.page_size] = lease.state = slot
+        lease.tiered.loads = (StateLoad(slot, fetch.state),)
+        lease.tiered.arriving = (tiers.scheme.state_key(fetch.keys[end - 1]),)
         return True
 
     def _end_arrival(self, lease: Lease) -> None:
@@ -563,7 +624,7 @@ class PrefixCache:
             self.tiers.forget(pages)
         self._allocator.free(pages)
 
-    def _keep_states(self, lease: Lease, num_computed: int, states: StateCache) -> None:
+    def _keep_states(self, lease: Lease, tokens: array[int], num_computed: int, states: StateCache) -> None:
         """Give the saved states to their pages, which are in the tree now, and end the hold on the first one.
 
         Of the states before drafts that before the first rejected one is left for the next step.
@@ -579,7 +640,9 @@ class PrefixCache:
             slot = lease.pending.pop(position)
             if lease.sharing:
                 page = lease.pages[position // self.page_size - 1]
-                states.keep(page, slot, lease.path.zone(position - 1)[0].tenant)
+                is_kept = states.keep(page, slot, lease.path.zone(position - 1)[0].tenant)
+                if is_kept and self.tiers is not None:
+                    self._offer_state(lease, self.tiers, tokens, position, slot)
             else:
                 states.cancel((slot,))
 

@@ -1,4 +1,7 @@
-"""Prefix files: the KV of one prompt's whole pages as a file, block after block, to ship and to load elsewhere."""
+"""Prefix files: the KV of one prompt's whole pages as a file, block after block, to ship and to load elsewhere.
+
+In a model with recurrent states the state after the last page is the last block.
+"""
 
 from __future__ import annotations
 
@@ -25,11 +28,13 @@ class StoredPrefix:
         path: the namespaces of its tokens.
         tokens: int32, of whole pages.
         payloads: the bytes of each page.
+        state: those of the recurrent state after the last one; None in a model without.
     """
 
     path: Path
     tokens: array[int]
     payloads: Sequence[Buffer]
+    state: Buffer | None = None
 
 
 def write_prefix(
@@ -42,8 +47,8 @@ def write_prefix(
     """Write a file beside its name and rename it. Raises OSError.
 
     Args:
-        blocks: the pages of a prefix from the first one on.
-        payload_of: returns the bytes of a page by its index.
+        blocks: the pages of a prefix from the first one on, then a state in a model that has such.
+        payload_of: returns the bytes of a block by its index.
         head: of a session file; empty for a prefix alone.
     """
     unfinished = file.with_name(file.name + _UNFINISHED)
@@ -62,7 +67,8 @@ def write_prefix(
 def read_prefix(file: FilePath, codec: BlockCodec, base: str, tenant: str, *, offset: int = 0) -> StoredPrefix | None:
     """Read a prefix; None if there is none of this base model, tenant and form in the file.
 
-    Pages behind the first that is damaged or does not continue the one before are left out.
+    Pages behind the first that is damaged or does not continue the one before are left out. In a model with recurrent
+    states all are there or none.
 
     Args:
         base: digest of the base model.
@@ -73,6 +79,7 @@ def read_prefix(file: FilePath, codec: BlockCodec, base: str, tenant: str, *, of
     """
     blocks: list[BlockId] = []
     payloads: list[Buffer] = []
+    state: Buffer | None = None
     with open(file, "rb") as source:
         source.seek(offset)
         for data in _blocks(source):
@@ -81,10 +88,15 @@ def read_prefix(file: FilePath, codec: BlockCodec, base: str, tenant: str, *, of
             except NotABlock:
                 break
             before = blocks[-1].key if blocks else codec.scheme.root
+            if block.is_state:
+                state = payload if blocks and block == codec.scheme.state(blocks[-1]) else None
+                break
             if block.parent != before or block.position != len(blocks) * codec.scheme.page_size:
                 break
             blocks.append(block)
             payloads.append(payload)
+    if codec.scheme.state_bytes and state is None:
+        return None
     path = _path_of(blocks)
     if path is None or any((each.base, each.tenant) != (base, tenant) for each in path.namespaces):
         return None
@@ -92,7 +104,7 @@ def read_prefix(file: FilePath, codec: BlockCodec, base: str, tenant: str, *, of
     tokens.frombytes(b"".join(block.tokens for block in blocks))
     keys: list[bytes] = []
     codec.scheme.extend(keys, path, tokens.tobytes(), len(blocks))
-    return StoredPrefix(path, tokens, payloads) if keys == [block.key for block in blocks] else None
+    return StoredPrefix(path, tokens, payloads, state) if keys == [block.key for block in blocks] else None
 
 
 def _blocks(source: BinaryIO) -> Iterator[memoryview]:

@@ -13,7 +13,7 @@ it leaves the tree only through ``PrefixCache``, which forgets the checkpoint wi
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from ...radix.invariants import BrokenInvariant
@@ -79,9 +79,14 @@ class StateCache:
     Attributes:
         interval: that of ``StateSlots``.
         num_evicted: checkpoints evicted since the start.
+
+    Args:
+        slots: of the pool.
+        on_free: called with the slot of each checkpoint that a page loses.
     """
 
-    def __init__(self, slots: StateSlots) -> None:
+    def __init__(self, slots: StateSlots, on_free: Callable[[int], None] = lambda slot: None) -> None:
+        self._on_free = on_free
         self.interval = slots.interval
         self.num_evicted = 0
         first = slots.num_rows
@@ -125,6 +130,14 @@ class StateCache:
         self._holds[page] += 1
         return kept[page]
 
+    def slot(self, page: int) -> int:
+        """Return the slot of a page's checkpoint, which holds until the next call."""
+        return self._kept[self._tenants[page]][page]
+
+    @property
+    def kept_slots(self) -> set[int]:
+        return {slot for pages in self._kept.values() for slot in pages.values()}
+
     def drop(self, page: int) -> None:
         """End a ``hold``."""
         self._holds[page] -= 1
@@ -141,13 +154,14 @@ class StateCache:
         """Give slots back that hold no checkpoint."""
         self._free += slots
 
-    def keep(self, page: int, slot: int, tenant: str) -> None:
-        """Make a reserved slot the checkpoint of a page in the tree; free it if the page has one."""
+    def keep(self, page: int, slot: int, tenant: str) -> bool:
+        """Make a reserved slot the checkpoint of a page in the tree. If the page has one, free the slot: False."""
         if page in self._tenants:
             self._free.append(slot)
-            return
+            return False
         self._tenants[page] = tenant
         self._kept.setdefault(tenant, OrderedDict())[page] = slot
+        return True
 
     def forget(self, pages: Iterable[int]) -> None:
         """Free the checkpoints of pages that leave the tree, which no lease is still to read."""
@@ -194,4 +208,5 @@ class StateCache:
         slot = pages.pop(page)
         if not pages:
             del self._kept[tenant]
+        self._on_free(slot)
         return slot

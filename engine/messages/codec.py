@@ -112,7 +112,7 @@ def _infos(rows: list[list[Any]]) -> tuple[AdapterInfo, ...]:
 
 def _pooler(row: list[Any]) -> Pooler:
     values = dict(zip(_FIELDS[Pooler], row, strict=True))
-    values["labels"] = tuple(values["labels"])
+    values["labels"], values["modes"] = tuple(values["labels"]), tuple(values["modes"])
     values["prompts"] = tuple((name, text) for name, text in values["prompts"])
     return Pooler(**values)
 

@@ -10,17 +10,23 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import torch
+
 from ...kernels import ops
+from ...kernels.collectives import Alone
 from ..checkpoint.gguf import GgufFile
 from ..checkpoint.model_config import ModelConfig
 from ..checkpoint.read_config import open_checkpoint, read_model_config
 from ..config import EngineConfig
-from ..executor.device import choose_device, choose_dtype
-from ..executor.kv_budget import weight_room
+from ..executor.device import choose_device, choose_dtype, choose_kv_dtype
+from ..executor.gpu_memory import StepMemory
+from ..executor.kv_budget import pool_bytes, weight_room
 from ..loading.load_model import open_source
+from ..loading.shards import Shard, ShardSource, check_split
 from ..loading.weight_forms import WeightForm, choose_weight_form
 from ..loading.weight_memory import weight_bytes
 from ..loading.weight_readers import WeightSource
+from ..models.kv_pool import bytes_per_page
 
 _COMPUTED: dict[WeightForm, str] = {
     "plain": "in {dtype}",
@@ -36,7 +42,7 @@ _COMPUTED: dict[WeightForm, str] = {
 
 @dataclass(frozen=True, slots=True)
 class WeightPlan:
-    """What ``rootgraft doctor MODEL`` tells.
+    """What ``rootgraft doctor MODEL`` and ``rootgraft serve --dry-run`` tell, of each rank where there are several.
 
     Attributes:
         shape: family, layers and sizes in a few words.
@@ -46,6 +52,10 @@ class WeightPlan:
         room_bytes: that weights may take here.
         computed: how products are computed.
         device: where, and by which kernels.
+        ranks: that compute the model together.
+        kv_token_bytes: of KV for each token.
+        kv_tokens: that the KV pool holds at most: steps take of the same memory on a GPU.
+        sums: of hidden states over the ranks in each step.
     """
 
     shape: str
@@ -55,6 +65,17 @@ class WeightPlan:
     room_bytes: int
     computed: str
     device: str
+    ranks: int
+    kv_token_bytes: int
+    kv_tokens: int
+    sums: int
+
+
+class _FirstRank(Alone):
+    """Rank 0 of a group that is planned."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
 
 
 def plan_weights(config: EngineConfig, path: Path) -> WeightPlan:
@@ -62,26 +83,47 @@ def plan_weights(config: EngineConfig, path: Path) -> WeightPlan:
 
     Raises:
         ModelError: the model is not supported, or its files are malformed.
-        ConfigError: the options do not fit the device.
+        ConfigError: the options do not fit the device, or the ranks do not divide the model.
     """
-    config = replace(config, model=str(path))
+    config, size = replace(config, model=str(path)), config.tensor_parallel_size
     device = choose_device(config)
     dtype = choose_dtype(config, device)
     checkpoint = open_checkpoint(path)
     model = read_model_config(checkpoint)
-    source = open_source(checkpoint, model, dummy=False)
-    room = weight_room(config, model, device, dtype)
-    form = choose_weight_form(config, device, dtype, checkpoint, available=room)
-    name = str(dtype).removeprefix("torch.")
+    source = open_source(checkpoint, model, dummy=config.load_format == "dummy")
+    room = weight_room(config, model, device, dtype) // (size if device.type == "cpu" else 1)
+    name, part = str(dtype).removeprefix("torch."), model
+    form: WeightForm = "plain"
+    if size > 1:
+        check_split(model, size)
+        shard = Shard.of(model, _FirstRank(size))
+        part = shard.config
+        memory = weight_bytes(ShardSource(source, shard), part, dtype, form) - _others_head(shard, dtype)
+    else:
+        form = choose_weight_form(config, device, dtype, checkpoint, available=room)
+        memory = weight_bytes(source, model, dtype, form)
+    kv_dtype = choose_kv_dtype(config, model, device, dtype)
+    kv_page = bytes_per_page(part, config.block_size, kv_dtype)
+    beside = memory if device.type == "cuda" and config.kv_cache_memory is None else 0
+    pages = max(0, pool_bytes(config, device, StepMemory(), 0) - beside) // kv_page
     return WeightPlan(
         shape=_shape(model),
         stored=_stored(source),
         stored_bytes=_file_bytes(path, checkpoint),
-        memory_bytes=weight_bytes(source, model, dtype, form),
+        memory_bytes=memory,
         room_bytes=room,
         computed=_COMPUTED[form].format(dtype=name),
         device=ops.native_status() if device.type == "cpu" else ops.triton_status(device),
+        ranks=size,
+        kv_token_bytes=kv_page // config.block_size,
+        kv_tokens=(config.num_gpu_blocks_override or pages) * config.block_size,
+        sums=2 * model.num_layers if size > 1 else 0,
     )
+
+
+def _others_head(shard: Shard, dtype: torch.dtype) -> int:
+    """Return the bytes of the head that the other ranks have: a rank's configuration has the whole vocabulary."""
+    return sum(shard.vocab_sizes[1:]) * shard.whole.hidden_size * dtype.itemsize
 
 
 def _shape(model: ModelConfig) -> str:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ...kernels.layouts import int8_kv_layout, kv_forms
 from ...kernels.memory import copy_pages, lazy_zeros, populate
-from ..batch import Batch, PageCopy, PageLoad
+from ..batch import Batch, PageCopy, PageLoad, PoolWrite, StateLoad
 from ..checkpoint.model_config import ModelShape
 from .hidden_pool import HiddenPool
 from .state_pool import StatePool
@@ -61,6 +61,7 @@ class KvPool:
         v_layers: the same for ``v``; for latent attention ``k_layers``.
         beside: the states of layers that have attention too.
         page_bytes: bytes of a page in all layers, and of its hidden states.
+        states: as given.
         state_bytes: bytes of a recurrent state in all layers.
     """
 
@@ -90,23 +91,27 @@ class KvPool:
         self.page_size = page_size
         self.page_bytes = bytes_per_page(config, page_size, dtype) + (hidden.page_bytes if hidden is not None else 0)
         self.hidden = hidden
+        self.states = states
         self.state_bytes = 0 if states is None else states.state_bytes
         self._stream: torch.cuda.Stream | None = None  # on which pages of a GPU are read
 
     @property
     def form(self) -> str:
-        """Number format and shape of a page: its bytes are of use in a pool of the same form alone."""
+        """Number format and shape of a page and a state: their bytes are of use in a pool of the same form alone."""
         layers, _, heads, size, width = self.k.shape
         caches = "latent" if self.v is None else "k,v"
-        return f"{kv_forms.form_name(self.k.dtype)} {caches} {layers}x{heads}x{size}x{width}"
+        states = "" if self.states is None else f" states {self.states.form}"
+        return f"{kv_forms.form_name(self.k.dtype)} {caches} {layers}x{heads}x{size}x{width}{states}"
 
-    def copy(self, copies: Sequence[PageCopy | PageLoad]) -> None:
-        """Do copies and loads in their order. Raises IndexError for a page or a count outside the pool."""
+    def copy(self, copies: Sequence[PoolWrite]) -> None:
+        """Do copies and loads in their order. Raises IndexError for a page, slot or count outside the pool."""
         if not copies:  # as in most steps
             return
         for kind, group in groupby(copies, type):
             if kind is PageLoad:
                 self._load([each for each in group if isinstance(each, PageLoad)])
+            elif kind is StateLoad:
+                self._load_states([each for each in group if isinstance(each, StateLoad)])
             else:
                 self._copy([each for each in group if isinstance(each, PageCopy)])
 
@@ -124,6 +129,14 @@ class KvPool:
         with torch.cuda.stream(self._read_stream()):
             pages = [cache[:, page].flatten().view(torch.uint8) for cache in self._caches]
             return torch.cat(pages).cpu().numpy().data
+
+    def read_state(self, slot: int) -> memoryview:
+        """Return a copy of a recurrent state, as ``read_page`` of a page."""
+        assert self.states is not None
+        if self.k.device.type == "cpu":
+            return self.states.read(slot)
+        with torch.cuda.stream(self._read_stream()):
+            return self.states.read(slot)
 
     def _read_stream(self) -> torch.cuda.Stream:
         if self._stream is None:
@@ -152,6 +165,12 @@ class KvPool:
                 size = target.numel() * target.element_size()
                 target.copy_(read[start : start + size].view(cache.dtype).view(target.shape))
                 start += size
+
+    def _load_states(self, loads: Sequence[StateLoad]) -> None:
+        if self.states is None:
+            raise IndexError("the pool has no recurrent states")
+        for load in loads:
+            self.states.load(load.slot, load.payload)
 
     def _copy(self, copies: Sequence[PageCopy]) -> None:
         source = [copy.source for copy in copies]

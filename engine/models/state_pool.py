@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ...kernels.memory import lazy_zeros
@@ -52,6 +56,38 @@ class StatePool:
                     _zeros((num_slots, *first), dtype, device),
                     _zeros((num_slots, *second), SUM_DTYPE, device),
                 )
+
+    @property
+    def form(self) -> str:
+        """Number formats and shapes of a state: its bytes are of use in a pool of the same form alone."""
+        return ",".join("x".join(map(str, states.shape[1:])) + f":{states.dtype}" for states in self._tensors())
+
+    def read(self, slot: int) -> memoryview:
+        """Return a copy of a state, layer by layer. Another thread may compute meanwhile."""
+        data = np.empty(self.state_bytes, np.uint8)
+        for part, target in self._parts(slot, data):
+            np.copyto(target, part.view(torch.uint8).cpu().numpy())
+        return data.data
+
+    def load(self, slot: int, payload: bytes | bytearray | memoryview) -> None:
+        """Fill a slot with bytes of ``read``. Raises IndexError for a slot or a size that is none of the pool's."""
+        data = np.frombuffer(payload, np.uint8)
+        if not 0 <= slot < next(self._tensors()).shape[0] or data.nbytes != self.state_bytes:
+            raise IndexError(f"slot {slot} with {data.nbytes} bytes is none of the pool's")
+        for part, source in self._parts(slot, data):
+            part.view(torch.uint8).copy_(torch.from_numpy(source.copy()))
+
+    def _tensors(self) -> Iterator[Tensor]:
+        return (states for pair in self.layers.values() for states in pair if states.numel())
+
+    def _parts(self, slot: int, data: NDArray[np.uint8]) -> Iterator[tuple[Tensor, NDArray[np.uint8]]]:
+        """Yield each layer's states of a slot, flat, beside their part of its bytes."""
+        start = 0
+        for states in self._tensors():
+            part = states[slot].view(-1)
+            size = part.numel() * part.element_size()
+            yield part, data[start : start + size]
+            start += size
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -14,6 +14,7 @@ from ...lora.request import LoRARequest
 from ..checkpoint.locate import resolve_model
 from ..errors import EngineError, RequestError
 from ..serving.beams import BeamSearch
+from ..serving.calibration_folder import CalibrationFolder
 from ..serving.output_processor import TextDelta
 from ..text.tokenizer import Tokenizer
 from ..types import Pooling
@@ -38,6 +39,7 @@ from .pooled_output import (
     class_reader,
     embedding_prompts,
     embedding_reader,
+    prompt_tokens,
 )
 from .request_inputs import CallOptions, Input, RequestMaker, one_for_each
 from .request_output import RequestOutput
@@ -224,25 +226,29 @@ class LLM:
         lora_request: LoRARequest | None = None,
         adapter: str | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        calibration_dir: str | Path | None = None,
     ) -> list[DecisionAnswer]:
         """Answer typed questions about an input with probabilities, as ``POST /v1/decisions`` does.
 
         Args:
             input: a text, or a conversation to whose last user turn each question is added.
             questions: dicts with a ``type`` (``predicate``, ``choice`` or ``score``), ``instructions``, ``choices`` or
-                ``levels``, and perhaps a ``name``.
+                ``levels``, and perhaps a ``name`` and the name of a ``calibration``.
             answer_with: ``letters``, or ``values``: the choices' own texts.
             chat_template_kwargs: further variables of the template.
+            calibration_dir: folder of the calibrations that ``rootgraft calibrate`` has written.
 
         Raises:
-            RequestError: the input or a question is wrong, or does not fit.
+            RequestError: the input or a question is wrong, or does not fit; or a calibration is for another one.
         """
         asked = read_questions(questions, answer_with)
+        folder = None if calibration_dir is None else Path(calibration_dir)
         conversation = [{"role": "user", "content": input}] if isinstance(input, str) else input
         [messages] = read_conversations(conversation)
         [chosen] = self._engine.adapters.for_prompts(1, lora_request, adapter)
-        planned = plan_questions(messages, [each for each, _ in asked], chosen, chat_template_kwargs or {})
-        return read_answers(asked, planned, self._run_reads)
+        planned = plan_questions(messages, [each.question for each in asked], chosen, chat_template_kwargs or {})
+        content = self._engine.content_digest(chosen.name)
+        return read_answers(asked, planned, content, CalibrationFolder(folder, "calibration_dir"), self._run_reads)
 
     def score(
         self,
@@ -289,7 +295,7 @@ class LLM:
         prompt_name: str | None = None,
         **others: Any,
     ) -> list[PooledRequestOutput[EmbeddingOutput]]:
-        """Return the embeddings of texts: the hidden states of their last tokens.
+        """Return the embeddings of texts: their hidden states, pooled as the checkpoint says.
 
         Args:
             dimensions: the first so many values, which have length 1 again.
@@ -305,7 +311,8 @@ class LLM:
         read = embedding_reader(pooler, dimensions, normalize)
         listed = embedding_prompts(pooler, prompts, prompt_name)
         inputs = self._engine.adapters.inputs(listed, lora_request=lora_request, adapter=adapter)
-        return self._pool(inputs, "embed", read, bool(use_tqdm))
+        left_out = [prompt_tokens(pooler, prompt_name, *each) for each in zip(listed, inputs, strict=True)]
+        return self._pool(inputs, "embed", read, bool(use_tqdm), left_out)
 
     def classify(
         self,
@@ -422,12 +429,20 @@ class LLM:
         return [builder.build() for builder in builders]
 
     def _pool(
-        self, inputs: Sequence[Input], pooling: Pooling, read: Callable[[bytes], P], use_tqdm: bool
+        self,
+        inputs: Sequence[Input],
+        pooling: Pooling,
+        read: Callable[[bytes], P],
+        use_tqdm: bool,
+        left_out: Sequence[int] = (),
     ) -> list[PooledRequestOutput[P]]:
-        """Check all prompts, then pool them. Raises RequestError."""
+        """Check all prompts, then pool them without their first ``left_out`` tokens. Raises RequestError."""
         params = EngineParams(max_tokens=1, temperature=0.0, ignore_eos=True, pooling=pooling)
         requests = [
-            given.adapter.model.limits.check(self._requests.request(given, params, CallOptions())) for given in inputs
+            given.adapter.model.limits.check(
+                self._requests.request(given, replace(params, pooled_from=first), CallOptions())
+            )
+            for given, first in zip(inputs, left_out or [0] * len(inputs), strict=True)
         ]
         builders = [self._requests.builder(given, request) for given, request in zip(inputs, requests, strict=True)]
         self._engine.run(inputs, requests, builders, use_tqdm)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ..errors import ContextTooLong, RequestError
+from ..serving.calibration import question_digest
+from ..serving.calibration_folder import CALIBRATION_NAME, CalibrationFolder
 from ..serving.ending_tree import EndingTree
 from ..serving.label_shares import LabelShares, label_logprobs
 from ..serving.request import token_array
@@ -17,6 +20,15 @@ from .request_inputs import Input, PromptAdapter
 
 _OPTIONS = {QuestionKind.CHOICE: ("choices", "value", 255), QuestionKind.SCORE: ("levels", "label", 100)}
 MAX_QUESTIONS = 400
+
+
+@dataclass(frozen=True, slots=True)
+class AskedQuestion:
+    """A question with the name that its answer has, and that of its calibration; None for none."""
+
+    question: TypedQuestion
+    name: str | None
+    calibration: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +43,8 @@ class DecisionAnswer:
         probability: of a predicate that it is true; None for other questions.
         choice: the likeliest value; None for other questions than a choice.
         score: the expected level, the first being 0; None for other questions than a score.
+        calibration: name of the calibration that was applied; None for none.
+        digest: of the question and of the content of the model that answered.
     """
 
     type: str
@@ -41,10 +55,13 @@ class DecisionAnswer:
     probability: float | None = None
     choice: str | None = None
     score: float | None = None
+    calibration: str | None = None
+    digest: str | None = None
 
     @classmethod
-    def of(cls, question: TypedQuestion, name: str | None, found: LabelShares) -> DecisionAnswer:
-        """Return the answer to a question whose labels have these shares."""
+    def of(cls, asked: AskedQuestion, found: LabelShares, digest: str | None) -> DecisionAnswer:
+        """Return the answer to a question whose labels have these shares, calibrated where it asks for it."""
+        question, name = asked.question, asked.name
         texts = [option.text for option in question.options]
         return cls(
             question.kind.value,
@@ -55,11 +72,13 @@ class DecisionAnswer:
             probability=found.shares[0] if question.kind is QuestionKind.PREDICATE else None,
             choice=texts[found.best] if question.kind is QuestionKind.CHOICE else None,
             score=found.mean if question.kind is QuestionKind.SCORE else None,
+            calibration=asked.calibration,
+            digest=digest,
         )
 
 
-def read_questions(questions: Any, answer_with: str) -> list[tuple[TypedQuestion, str | None]]:
-    """Return questions with their names. Raises RequestError, with the place of what is wrong."""
+def read_questions(questions: Any, answer_with: str) -> list[AskedQuestion]:
+    """Return questions. Raises RequestError, with the place of what is wrong."""
     if answer_with not in list(Labels):
         raise RequestError(f"answer_with must be 'letters' or 'values', not {answer_with!r}.", param="answer_with")
     if isinstance(questions, (str, Mapping)) or not isinstance(questions, Sequence):
@@ -71,19 +90,23 @@ def read_questions(questions: Any, answer_with: str) -> list[tuple[TypedQuestion
     return [_question(f"questions[{index}]", each, Labels(answer_with)) for index, each in enumerate(questions)]
 
 
-def _question(place: str, given: Any, labels_by: Labels) -> tuple[TypedQuestion, str | None]:
+def _question(place: str, given: Any, labels_by: Labels) -> AskedQuestion:
     if not isinstance(given, Mapping):
         raise RequestError(f"{place} must be a dict, not {type(given).__name__}.", param=place)
     if given.get("type") not in list(QuestionKind):
         raise RequestError(f"{place}.type must be one of predicate, choice and score.", param=f"{place}.type")
     kind = QuestionKind(given["type"])
     listed = _OPTIONS.get(kind, ("",))[0]
-    for name in given.keys() - {"type", "instructions", "name", listed}:
+    for name in given.keys() - {"type", "instructions", "name", "calibration", listed}:
         raise RequestError(f"{place}.{name} is not a field of a {kind}.", param=f"{place}.{name}")
     instructions = _text(f"{place}.instructions", given.get("instructions"))
     name = None if given.get("name") is None else _text(f"{place}.name", given["name"])
     options = tuple(map(Option, YES_NO)) if kind is QuestionKind.PREDICATE else _options(place, kind, given)
-    return TypedQuestion(kind, instructions, options, labels_by, f"{place}.{listed}" if listed else place), name
+    calibration = given.get("calibration")
+    if calibration is not None and not re.fullmatch(CALIBRATION_NAME, _text(f"{place}.calibration", calibration)):
+        raise RequestError(f"{place}.calibration must be a name: {CALIBRATION_NAME}.", param=f"{place}.calibration")
+    question = TypedQuestion(kind, instructions, options, labels_by, f"{place}.{listed}" if listed else place)
+    return AskedQuestion(question, name, calibration)
 
 
 def _options(place: str, kind: QuestionKind, given: Mapping[str, Any]) -> tuple[Option, ...]:
@@ -149,20 +172,36 @@ def plan_questions(
 
 
 def read_answers(
-    asked: Sequence[tuple[TypedQuestion, str | None]], planned: Sequence[TokenisedQuestion], run: Run
+    asked: Sequence[AskedQuestion],
+    planned: Sequence[TokenisedQuestion],
+    content: str | None,
+    calibrations: CalibrationFolder,
+    run: Run,
 ) -> list[DecisionAnswer]:
     """Return the answers to questions.
 
     Args:
         asked: by ``read_questions``.
         planned: the same, by ``plan_questions``.
+        content: digest of the model's content; None if not known.
+        calibrations: where those that questions name are.
         run: computes requests.
+
+    Raises:
+        RequestError: there is no calibration of a name, or it is for another question or model.
     """
+    fields = [f"questions[{index}].calibration" for index in range(len(asked))]
+    named = calibrations.named([each.calibration for each in asked], fields)
+    digests = [None if content is None else question_digest(content, each.question) for each in asked]
+    for how, digest, each in zip(named, digests, asked, strict=True):
+        if how is not None:
+            how.check(digest, len(each.question.options))
     found = read_trees([each.tree for each in planned], [each.prompt for each in planned], run)
-    return [
-        DecisionAnswer.of(question, name, LabelShares.of(label_logprobs(by_token, each.num_ends)))
-        for (question, name), each, by_token in zip(asked, planned, found, strict=True)
-    ]
+    answers = []
+    for each, plan, by_token, how, digest in zip(asked, planned, found, named, digests, strict=True):
+        shares = LabelShares.of(label_logprobs(by_token, plan.num_ends))
+        answers.append(DecisionAnswer.of(each, shares if how is None else how.apply(shares, digest), digest))
+    return answers
 
 
 def score_prompts(query: Any, items: Any, *, item_first: bool) -> list[Any]:

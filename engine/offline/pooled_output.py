@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from ..errors import RequestError
-from ..serving.pooled_values import class_probabilities, embedding, prompt_of
+from ..serving.pooled_values import class_probabilities, embedding, num_left_out, prompt_of
 from ..types import Pooler
-from .inputs import PromptType, listed_prompts
+from .inputs import PromptType, TextPrompt, listed_prompts
+from .request_inputs import Input
 
 T = TypeVar("T")
 
@@ -52,7 +53,30 @@ def embedding_prompts(
 ) -> list[PromptType]:
     """Return prompts with what the checkpoint puts before texts. Raises RequestError for a name it does not have."""
     before = prompt_of(pooler, prompt_name)
-    return [f"{before}{each}" if isinstance(each, str) else each for each in listed_prompts(prompts)]
+    return [_behind(before, each) if before else each for each in listed_prompts(prompts)]
+
+
+def _behind(before: str, prompt: PromptType) -> PromptType:
+    if isinstance(prompt, str):
+        return before + prompt
+    if isinstance(prompt, Mapping) and isinstance(prompt.get("prompt"), str) and prompt.get("prompt_token_ids") is None:
+        return TextPrompt(**{**prompt, "prompt": before + prompt["prompt"]})  # type: ignore[typeddict-item]
+    return prompt
+
+
+def prompt_tokens(pooler: Pooler, prompt_name: str | None, prompt: PromptType, given: Input) -> int:
+    """Return how many tokens of an input are those of the checkpoint's prompt before its text, and are not pooled.
+
+    Args:
+        prompt: of ``embedding_prompts``.
+        given: the same as an input.
+    """
+    before = prompt_of(pooler, prompt_name)
+    is_text = isinstance(prompt, str) or (isinstance(prompt, Mapping) and prompt.get("prompt_token_ids") is None)
+    if pooler.includes_prompt or not before or not is_text:
+        return 0
+    model = given.adapter.model
+    return num_left_out(model.encode(before), model.served.tokenizer.special_ids, len(given.tokens))
 
 
 def embedding_reader(

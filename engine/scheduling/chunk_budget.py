@@ -125,6 +125,11 @@ class ChunkBudget:
             "prefilling_pairs": sum(num_pairs(0, each) for each in computed),
         }
 
+    def least_seconds(self, num_tokens: int) -> float:
+        """Return the least seconds that a prompt takes, at the highest speed that the steps allow to believe in."""
+        tokens, pairs = self._cost.prefill_rates(self._usual)
+        return num_tokens / tokens + num_pairs(0, num_tokens) / pairs
+
     def observe(self, batch: Batch, seconds: float) -> None:
         """Learn from a step that took ``seconds``."""
         self._cost.observe(work_of(batch), seconds)

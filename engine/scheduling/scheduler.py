@@ -72,6 +72,7 @@ class Scheduler:
         slots: of adapters; None without adapters.
         drafts: gives drafts to rows; None for none.
         target_itl: inter-token latency in seconds by priority class; a class without one has no limit.
+        target_ttft: time to first token in seconds by priority class; a class without one has no deadlines.
         clock: seconds, monotonic.
 
     Attributes:
@@ -89,6 +90,7 @@ class Scheduler:
         slots: AdapterSlots | None = None,
         drafts: DraftBudget | None = None,
         target_itl: Mapping[Priority, float] = MappingProxyType({}),
+        target_ttft: Mapping[Priority, float] = MappingProxyType({}),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._cache = cache
@@ -101,7 +103,9 @@ class Scheduler:
         self._committed = 0.0  # when the last step was committed
         self._in_flight: deque[StepPlan] = deque()  # at most two, the later one planned ahead
         self.session_pins, self.slow_masks = SessionPins(cache, clock), SlowMasks()
-        self._queue = WaitingQueue(partial(num_reusable, cache) if cache.sharing else None, clock)
+        self._queue = WaitingQueue(
+            partial(num_reusable, cache) if cache.sharing else None, clock, target_ttft, self._chunks.least_seconds
+        )
         self._running: list[Sequence] = []  # in order of admission
         self._alive: dict[int, Sequence] = {}
         self._rows = RowTable(max_num_seqs)

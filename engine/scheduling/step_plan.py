@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 
-from ..batch import Batch, PageCopy, PageLoad, Row, RowStart, placeholder_token
+from ..batch import Batch, PoolWrite, Row, RowStart, placeholder_token
 from ..kv_cache.prefix_cache import Lease
 from ..sequence.sequence import Sequence
 from ..types import Priority
@@ -53,7 +53,7 @@ class StepPlan:
     before: Mapping[int, Row] = field(default_factory=dict)
     rows: dict[int, Row] = field(default_factory=dict)
     starts: list[RowStart] = field(default_factory=list)
-    copies: list[PageCopy | PageLoad] = field(default_factory=list)
+    copies: list[PoolWrite] = field(default_factory=list)
     allowance: PrefillAllowance | None = None
     num_prompt_tokens: int = 0
     num_drawing: int = 0
@@ -150,6 +150,7 @@ class StepPlan:
             prompt_targets=_prompt_targets(sequence, start, end),
             checkpoints=() if lease.states is None else lease.take_checkpoints(start, end),
             state=lease.take_resumed(),
+            num_pooled=max(0, end - max(start, sequence.spec.pooled_from)),
         )
         self.budget -= end - start
         self.num_drawing += draws

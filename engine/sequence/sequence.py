@@ -36,6 +36,8 @@ class SequenceSpec:
         tenant: whose share of the engine it uses.
         session: the session whose call it is, "" for none.
         pins: beginnings of its prompt that are to be pinned: (tokens, seconds), 0 for not at all.
+        pooled_from: position of the first token whose hidden state is pooled with those of all later ones; ``ENDLESS``
+            where that of the last token alone is read.
     """
 
     stop_ids: frozenset[int]
@@ -49,6 +51,7 @@ class SequenceSpec:
     tenant: str = ""
     session: str = ""
     pins: tuple[tuple[int, float], ...] = ()
+    pooled_from: int = ENDLESS
 
 
 @dataclass(slots=True)
@@ -146,9 +149,11 @@ class Sequence:
     def reusable(self) -> int:
         """Most tokens to take from the prefix cache: the last one is always computed, for its logits.
 
-        A prompt token that is still to be scored needs the logits of the position before it.
+        A prompt token that is still to be scored needs the logits of the position before it, and one that is pooled
+        its hidden state, which is in no cache.
         """
-        return (self.counts.num_scored if self.counts.num_scored < self.num_prompt else len(self.tokens)) - 1
+        most = self.counts.num_scored if self.counts.num_scored < self.num_prompt else len(self.tokens)
+        return min(most - 1, self.spec.pooled_from)
 
     @property
     def usage(self) -> Usage:

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..text.questions import TypedQuestion
+from ..weighted_adapters import names_in, renamed
 from .label_shares import LabelShares
 
 
@@ -38,6 +40,23 @@ class Calibration:
         weights = [math.exp(logit - most) for logit in logits]
         total = math.fsum(weights)
         return LabelShares(tuple(weight / total for weight in weights), found.mass)
+
+
+def content_digest(base: str, adapter: str | None, digest_of: Callable[[str], str]) -> str | None:
+    """Return the digest of the content that answers for an adapter, or for the base model; None if not known.
+
+    A combination has that of its parts' contents and weights.
+
+    Args:
+        base: digest of the base model, "" if not known.
+        digest_of: that of a loaded adapter, "" if not known.
+    """
+    if adapter is None or not base:
+        return base or None
+    known = {name: digest_of(name) for name in names_in(adapter)}
+    if not all(known.values()):
+        return None
+    return hashlib.sha256(f"{base} {renamed(adapter, known.__getitem__)}".encode()).hexdigest()
 
 
 def question_digest(model: str, question: TypedQuestion) -> str:

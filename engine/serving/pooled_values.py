@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -63,3 +65,13 @@ def prompt_of(pooler: Pooler, name: str | None, field: str = "prompt_name") -> s
         known = ", ".join(map(repr, prompts)) or "none"
         raise RequestError(f"'{field}' must be one of the model's prompts ({known}), not {chosen!r}.", param=field)
     return prompts.get(chosen, "")
+
+
+def num_left_out(prompt: Sequence[int], special_ids: Collection[int], num_tokens: int) -> int:
+    """Return how many tokens of a text are those of the prompt before it, as sentence-transformers counts them.
+
+    Args:
+        prompt: tokens of the prompt alone, encoded as a text: a special token at its end is not counted.
+        num_tokens: of the prompt and the text, of which the last one is pooled in any case.
+    """
+    return min(len(prompt) - (prompt[-1] in special_ids), num_tokens - 1) if prompt else 0

@@ -51,11 +51,13 @@ class AutoscalePolicy:
     Attributes:
         least, most: replicas; ``least`` may be 0: then the first sequence starts one, and waits for it.
         rows: sequences that a replica is meant to have.
+        idle_seconds: without a sequence, after which the last replica ends too.
     """
 
     least: int
     most: int
     rows: int
+    idle_seconds: float = DOWN_AFTER_SECONDS
 
     def decide(self, load: FleetLoad, state: ScaleState, now: float) -> tuple[int, ScaleState]:
         """Return how many replicas there should be, and the state for the next call.
@@ -73,7 +75,7 @@ class AutoscalePolicy:
             return needed, replace(state, slow_since=None)
         if _lasts(state.slow_since, UP_AFTER_SECONDS, now) and load.replicas < self.most:
             return load.replicas + 1, replace(state, slow_since=None)
-        if _lasts(state.low_since, DOWN_AFTER_SECONDS, now):
+        if _lasts(state.low_since, self.idle_seconds if load.replicas == 1 else DOWN_AFTER_SECONDS, now):
             return load.replicas - 1, replace(state, low_since=now)
         return min(self.most, max(self.least, load.replicas)), state
 

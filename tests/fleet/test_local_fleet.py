@@ -95,6 +95,36 @@ def test_what_is_no_bounds_of_autoscaling(text: str) -> None:
         ServerConfig(autoscale=text)
 
 
+def test_a_model_that_is_kept_for_a_while_is_one_replica_or_none() -> None:
+    options = ServerConfig(keep_alive=300.0)
+    assert (options.is_fleet, options.autoscale_bounds) == (True, (0, 1))
+    policy = policy_of(EngineConfig(max_num_seqs=9), options.fleet_options)
+    assert policy == AutoscalePolicy(0, 1, rows=4, idle_seconds=300.0)
+    several = ServerConfig(keep_alive=300.0, autoscale="0:3").fleet_options
+    assert several.autoscale_bounds == (0, 3) and several.idle_seconds == 300.0
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"autoscale": "1:3"}, "--keep-alive lets the last replica end: --autoscale 1:3 must be 0:MAX"),
+        ({"replicas": 2}, "--keep-alive says how many replicas there are: leave out --replicas 2"),
+        ({"replica_roles": "1p+1d"}, "leave out --keep-alive 300"),
+        ({"ray_address": "local"}, "--keep-alive starts replicas on this machine alone: leave out --ray-address"),
+    ],
+)
+def test_what_does_not_go_with_a_model_that_is_kept_for_a_while(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        ServerConfig(keep_alive=300.0, **options)
+
+
+@pytest.mark.parametrize("seconds", [0.9, 30 * 86400 + 1, float("nan")])
+def test_limits_of_the_time_that_a_model_is_kept(seconds: float) -> None:
+    with pytest.raises(ConfigError, match="--keep-alive"):
+        ServerConfig(keep_alive=seconds)
+    assert ServerConfig(keep_alive=1.0).keep_alive == 1.0 and ServerConfig(keep_alive=30 * 86400.0).keep_alive
+
+
 def test_the_number_of_replicas_is_said_once() -> None:
     with pytest.raises(ConfigError, match="--autoscale 1:4 says how many replicas there are: leave out --replicas 2"):
         ServerConfig(autoscale="1:4", replicas=2)

@@ -8,6 +8,7 @@ import threading
 
 import pytest
 import torch
+from support.machine.waits import HANG_SECONDS
 
 from rootgraft.kernels import ops, quantised_weights
 
@@ -87,6 +88,6 @@ def test_a_forked_child_has_a_pool_of_its_own():
         assert torch.equal(product(layer, x), expected)
         child = os.fork()
         if child == 0:
-            signal.alarm(60)  # ends one that waits for workers of its parent
+            signal.alarm(int(HANG_SECONDS))  # ends one that waits for workers of its parent
             os._exit(0 if torch.equal(product(layer, x), expected) else 1)
         assert os.waitpid(child, 0)[1] == 0

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from support.machine.waits import HANG_SECONDS
 from torch import Tensor
 
 from rootgraft.kernels import ops, pass_graphs, quantised_weights
@@ -94,7 +95,7 @@ def test_passes_of_several_threads_do_not_mix() -> None:
     def interrupted(residual: Tensor) -> Tensor:
         mlps[0](x, residual)
         is_inside.set()
-        assert may_go_on.wait(60)
+        assert may_go_on.wait(HANG_SECONDS)
         return mlps[0](x, residual)
 
     @torch.inference_mode()
@@ -111,14 +112,14 @@ def test_passes_of_several_threads_do_not_mix() -> None:
 
     with ThreadPoolExecutor(1) as other:
         recording = other.submit(record, interrupted)
-        assert is_inside.wait(60)
+        assert is_inside.wait(HANG_SECONDS)
         try:
             with torch.inference_mode():
                 computed = mlps[1](x, residual.clone())
             recorded = record(lambda own: mlps[1](x, own))
         finally:
             may_go_on.set()
-        interrupted_pass = recording.result(60)
+        interrupted_pass = recording.result(HANG_SECONDS)
     assert torch.equal(computed, expected[1])
     assert torch.equal(replayed(*recorded), expected[1])
     with torch.inference_mode():

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.machine.waits import HANG_SECONDS
 from support.models.lora_folders import (
     DOWN,
     HIDDEN,
@@ -427,7 +428,7 @@ def test_slow_fetches_of_one_tenant_hold_up_no_other(reader: GatedReader, tmp_pa
             for version in slow:
                 assert adapters.slots.acquire(version.load_id, "one") == WAIT
             assert adapters.slots.acquire(quick.load_id, "other") == WAIT
-            adapters._fetches[quick.load_id].result(20)
+            adapters._fetches[quick.load_id].result(HANG_SECONDS)
             adapters.poll()
             assert adapters.slots.acquire(quick.load_id, "other") != WAIT
         finally:

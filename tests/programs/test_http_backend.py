@@ -13,7 +13,7 @@ import pytest
 from pydantic import BaseModel
 from support.api.api_live import Live
 from support.engine.interrupts import wait_for_branches
-from support.machine.waits import wait_until
+from support.machine.waits import HANG_SECONDS, wait_until
 
 from rootgraft.engine.errors import CapacityError
 from rootgraft.engine.types import AdapterInfo
@@ -211,7 +211,7 @@ def test_closing_the_session_ends_the_calls_that_run(live: Live) -> None:
         wait_until(lambda: len(live.async_engine.seen) == 3)
         session.close()
         with pytest.raises(ProgramError, match="gen 'x': the session is closed"):
-            asked.result(60)
+            asked.result(HANG_SECONDS)
     wait_until(lambda: len(live.async_engine.aborted) == 3)
     with pytest.raises(ProgramError, match="the session is closed"):
         session.user("?").gen("y")
@@ -229,10 +229,10 @@ def test_closing_the_session_ends_the_wait_for_a_busy_server(live: Live, monkeyp
     session = Session(live.url, model="tiny")
     with ThreadPoolExecutor() as pool:
         asked = pool.submit(ask, session, 1)
-        assert waits.wait(60)
+        assert waits.wait(HANG_SECONDS)
         session.close()
         with pytest.raises(ProgramError, match="the session is closed"):
-            asked.result(60)
+            asked.result(HANG_SECONDS)
 
 
 def test_an_interrupt_ends_the_calls_of_all_branches(live: Live, alarm: Callable[[float], None]) -> None:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
+from support.machine.waits import HANG_SECONDS
 
 from rootgraft import LLM
 from rootgraft.programs import ProgramError, Session
@@ -48,7 +49,7 @@ def test_a_server_that_stops_in_the_middle_of_an_answer(listener: socket.socket)
     with pytest.raises(ProgramError, match=r"gen 'x': .* has said nothing for 0\.2 s"):
         pieces.extend(asked.stream("x"))
     assert "x" not in asked.values and len(asked.messages) == 1
-    thread.join(60)
+    thread.join(HANG_SECONDS)
     opened[0].close()
 
 

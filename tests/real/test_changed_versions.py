@@ -26,7 +26,7 @@ def test_no_request_fails_and_no_answer_is_of_two_versions(tmp_path: Path) -> No
     catalog = str(tmp_path / "models.db")
     server = start(*rolling.options_of(tmp_path), "--kv-cache-memory", "0.25", "--model-catalog", catalog)
     try:
-        load = asyncio.run(rolling.run(f"{server.http.base_url}/v1", None, 2, 8, 0.5))
+        load = asyncio.run(rolling.run(f"{server.http.base_url}/v1", None, 2, 8, 0.1))
     finally:
         server.close()
     check(load)
@@ -38,7 +38,7 @@ def test_so_it_is_with_replicas_of_two_base_models(tmp_path: Path) -> None:
     command = serve_command("--config", str(tmp_path / "fleet.yaml"), *rolling.options_of(tmp_path))
     with Server(command).running() as (url, process):
         wait_ready(url, process)
-        loads = asyncio.run(rolling.run_all(url, rolling.BASES[:2], 2, 8, 0.5))
+        loads = asyncio.run(rolling.run_all(url, rolling.BASES[:2], 2, 8, 0.1))
     assert [load.name for load in loads] == ["assistant-first", "assistant-second"]
     for load in loads:
         check(load)

@@ -18,7 +18,7 @@ from support.api.api_fakes import MAX_LEN
 from support.api.bad import bad_fields, bad_inputs
 from support.api.real_server import QUESTION, RealServer, start
 from support.api.reply_checks import complete
-from support.machine.waits import wait_until
+from support.machine.waits import HANG_SECONDS, wait_until
 
 pytestmark = pytest.mark.heavy
 
@@ -48,7 +48,7 @@ def honest_client(server: RealServer) -> Iterator[None]:
     over = threading.Event()
 
     def neighbour() -> None:
-        with httpx.Client(base_url=server.http.base_url, timeout=120, trust_env=False) as http:
+        with httpx.Client(base_url=server.http.base_url, timeout=HANG_SECONDS, trust_env=False) as http:
             while not over.is_set():
                 heard.append(answer(http))
 
@@ -99,7 +99,7 @@ def test_what_schemathesis_makes_of_the_document_beside_an_honest_client(server:
     asked: set[str] = set()
 
     def ask(case: Any) -> None:
-        reply = case.call(base_url=str(server.http.base_url), headers={"x-request-timeout": "1"}, timeout=120)
+        reply = case.call(base_url=str(server.http.base_url), headers={"x-request-timeout": "1"}, timeout=HANG_SECONDS)
         assert reply.status_code < 500 or reply.status_code in (503, 504, 529), (reply.status_code, reply.text)
         asked.add(f"{case.method} {case.path}")
 

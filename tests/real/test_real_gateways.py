@@ -13,7 +13,7 @@ import httpx
 import psutil
 import pytest
 from support.api.real_server import QUESTION, RealServer, start
-from support.machine.waits import wait_until
+from support.machine.waits import HANG_SECONDS, wait_until
 
 ADAPTERS = Path(__file__).parents[2] / "examples" / "adapters"
 
@@ -25,17 +25,17 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
     fleet = ["--gateways", "2", "--replicas", "2", "--threads", "1", "--kv-cache-memory", "0.25"]
     server = start(*adapters, *fleet, "--model-catalog", str(catalog), "--log-level", "warning")
     try:
-        wait_until(lambda: states(server) == ["serving", "serving"], seconds=120, pause=0.1)
+        wait_until(lambda: states(server) == ["serving", "serving"], pause=0.1)
         yield server
         server.process.send_signal(signal.SIGTERM)
-        assert server.process.wait(60) == 0
+        assert server.process.wait(HANG_SECONDS) == 0
     finally:
         server.close()
 
 
 def gateways(server: RealServer) -> list[dict[str, Any]]:
     """Ask over a connection of its own: one that is kept may be with a gateway that was killed."""
-    with httpx.Client(base_url=server.http.base_url, timeout=60, trust_env=False) as http:
+    with httpx.Client(base_url=server.http.base_url, timeout=HANG_SECONDS, trust_env=False) as http:
         return list(http.get("/v1/fleet").json()["gateways"]["data"])
 
 
@@ -54,7 +54,7 @@ def only(server: RealServer, number: int) -> Iterator[httpx.Client]:
     stopped.suspend()
     try:
         wait_until(lambda: stopped.status() == psutil.STATUS_STOPPED)
-        with httpx.Client(base_url=server.http.base_url, timeout=60, trust_env=False) as http:
+        with httpx.Client(base_url=server.http.base_url, timeout=HANG_SECONDS, trust_env=False) as http:
             yield http
     finally:
         stopped.resume()
@@ -112,8 +112,8 @@ def test_they_are_forked_from_one_that_has_imported_all(server: RealServer) -> N
     before = pids(server)
     killed = min(before)
     os.kill(killed, signal.SIGKILL)
-    wait_until(lambda: killed not in pids(server) and states(server) == ["serving", "serving"], seconds=120, pause=0.1)
+    wait_until(lambda: killed not in pids(server) and states(server) == ["serving", "serving"], pause=0.1)
     [template] = {psutil.Process(pid).ppid() for pid in before - {killed} | pids(server)}
     assert psutil.Process(template).ppid() == server.process.pid
-    with httpx.Client(base_url=server.http.base_url, timeout=60, trust_env=False) as http:
+    with httpx.Client(base_url=server.http.base_url, timeout=HANG_SECONDS, trust_env=False) as http:
         assert text(ask(http, "small"))

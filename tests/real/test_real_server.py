@@ -12,6 +12,7 @@ import openai
 import psutil
 import pytest
 from support.api.real_server import QUESTION, RealServer, start
+from support.machine.waits import HANG_SECONDS
 
 pytestmark = pytest.mark.heavy
 
@@ -110,7 +111,7 @@ def test_sigterm_ends_it_with_0() -> None:
         server.process.send_signal(signal.SIGTERM)
         chunks += stream
         assert chunks[-1].choices[0].finish_reason == "length"
-        assert server.process.wait(60) == 0
+        assert server.process.wait(HANG_SECONDS) == 0
     finally:
         server.close()
 
@@ -126,7 +127,7 @@ def test_the_end_of_the_engine_ends_it_with_70() -> None:
         engine.kill()
         with pytest.raises(openai.APIError):
             list(stream)
-        assert server.process.wait(60) == 70
+        assert server.process.wait(HANG_SECONDS) == 70
     finally:
         server.close()
 
@@ -144,7 +145,7 @@ def test_an_engine_that_hangs_ends_it_with_70() -> None:
             list(stream)
         health = server.http.get("/health")
         assert health.status_code == 503 and "hangs" in health.json()["error"]["message"]
-        assert server.process.wait(60) == 70
+        assert server.process.wait(HANG_SECONDS) == 70
         assert not engine.is_running()
     finally:
         server.close()
@@ -181,6 +182,6 @@ def test_an_answer_that_is_cut_off_by_the_end_makes_it_1() -> None:
         server.process.send_signal(signal.SIGTERM)
         with pytest.raises(openai.APIError):
             list(stream)
-        assert server.process.wait(60) == 1
+        assert server.process.wait(HANG_SECONDS) == 1
     finally:
         server.close()

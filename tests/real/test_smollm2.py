@@ -15,6 +15,7 @@ from torch import Tensor
 from rootgraft import LLM, SamplingParams
 from rootgraft.engine.loading import weight_forms
 from rootgraft.engine.loading.load_model import load_model
+from rootgraft.engine.text.tokenizer import Tokenizer
 
 STEM = "You are a careful assistant. Answer in one or two short sentences, and do not guess.\n\n"
 STARTS = [
@@ -29,7 +30,7 @@ STARTS = [
     "1, 2, 4, 8, 16,",
     '{"name": "Ada", "born":',
 ]
-NEW_TOKENS = 40
+NEW_TOKENS = 24
 
 pytestmark = pytest.mark.heavy
 
@@ -52,26 +53,24 @@ def oracle_logits(oracle: Any, tokens: list[int]) -> Tensor:
 
 def test_logits_are_those_of_transformers(smollm2_gguf: Path, oracle: Any) -> None:
     """Of prompts of 5 to 200 tokens: any words of the vocabulary and then a few that make sense."""
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(smollm2_gguf.parent, gguf_file=smollm2_gguf.name)
+    tokenizer = Tokenizer.load(smollm2_gguf)
     rng = random.Random(0)
     model = load_model(smollm2_gguf, dtype=torch.float32, device=CPU)
     for start in ("The capital of France is", "def add(a, b):\n", "Once upon a time", "In 1969,"):
         noise = [rng.randrange(100, 49152) for _ in range(rng.choice((0, 9, 40, 190)))]
-        prompt = [*noise, *tokenizer(start).input_ids]
+        prompt = [*noise, *tokenizer.encode(start, add_special_tokens=False)]
         ours, theirs = PagedRun(model, 16, 1, len(prompt)).step({0: prompt})[0], oracle_logits(oracle, prompt)
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4 * theirs.abs().max().item())
 
 
-def test_twenty_prompts_go_on_as_in_transformers(smollm2_gguf: Path, oracle: Any) -> None:
-    """40 greedy tokens each, batched, in chunks of 32, ten of them over a shared prefix; then all again from the cache.
+def test_prompts_go_on_as_in_transformers(smollm2_gguf: Path, oracle: Any) -> None:
+    """24 greedy tokens each, batched, in chunks of 32, half over a shared prefix; then all again from the cache.
 
     One pass of the oracle over prompt and answer is enough: where each of our tokens is its first choice after all
     that stands before, its own greedy answer is the same by induction.
     """
-    prompts = [*STARTS, *(STEM + start for start in STARTS)]
-    llm = LLM(str(smollm2_gguf), dtype="float32", device="cpu", max_num_seqs=20, max_num_batched_tokens=32)
+    prompts = [*STARTS[::2], *(STEM + start for start in STARTS[::2])]
+    llm = LLM(str(smollm2_gguf), dtype="float32", device="cpu", max_num_seqs=len(prompts), max_num_batched_tokens=32)
     params = SamplingParams(temperature=0.0, max_tokens=NEW_TOKENS, ignore_eos=True)
     cold = llm.generate(prompts, params, use_tqdm=False)
     warm = llm.generate(prompts, params, use_tqdm=False)
@@ -101,6 +100,6 @@ def test_answers_do_not_depend_on_the_form_of_blocks_or_on_company(
         return [[(token, found[token].logprob) for token, found in each] for each in scores]
 
     alone = answers(0, max_num_seqs=1, enable_prefix_caching=False, speculative_config='{"method": "off"}')
+    assert answers(1000) == alone
     for few_rows in (3, 1000):
-        assert answers(few_rows) == alone
         assert answers(few_rows, max_num_seqs=4, max_num_batched_tokens=16, threads=1) == alone

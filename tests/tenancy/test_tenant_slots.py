@@ -8,6 +8,7 @@ import threading
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.machine.waits import HANG_SECONDS
 
 from rootgraft.tenancy.tenant_slots import ShareFull, TenantSlots, Turn
 
@@ -83,7 +84,7 @@ def test_a_thread_waits_for_its_turn() -> None:
     thread.start()
     assert not came.is_set()
     slots.leave(first)
-    thread.join(60)
+    thread.join(HANG_SECONDS)
     assert came.is_set() and slots.num_held == 0
 
 

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 
+from ....engine.config import EngineConfig
 from .doctor_checks import Finding, check_model, examine
 from .machine_options import DoctorOptions
 
@@ -22,13 +23,21 @@ def doctor(options: DoctorOptions) -> int:
     """Print the report. Returns 0, or 1 if a server cannot start here."""
     findings = examine()
     if options.model is not None:
-        findings += check_model(options.model, options.quantization)
-    is_fault = any(finding.status == "fault" for finding in findings)
-    if options.json:
-        print(json.dumps({"ok": not is_fault, "findings": [asdict(finding) for finding in findings]}, indent=2))
-    else:
-        print(report(findings, shutil.get_terminal_size().columns, coloured=_has_colours()))
-    return int(is_fault)
+        findings += check_model(EngineConfig(model=options.model, quantization=options.quantization))
+    if not options.json:
+        return print_report(findings)
+    print(json.dumps({"ok": not _has_fault(findings), "findings": [asdict(each) for each in findings]}, indent=2))
+    return int(_has_fault(findings))
+
+
+def print_report(findings: Sequence[Finding]) -> int:
+    """Print findings, as wide as the terminal. Returns 0, or 1 if one is a fault."""
+    print(report(findings, shutil.get_terminal_size().columns, coloured=_has_colours()))
+    return int(_has_fault(findings))
+
+
+def _has_fault(findings: Sequence[Finding]) -> bool:
+    return any(finding.status == "fault" for finding in findings)
 
 
 def report(findings: Sequence[Finding], width: int, *, coloured: bool) -> str:

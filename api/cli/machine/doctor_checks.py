@@ -81,19 +81,20 @@ def examine() -> list[Finding]:
     ]
 
 
-def check_model(model: str, quantization: str | None = None) -> list[Finding]:
-    """Find how a model's weights are stored, what they will take in memory, and how they will be computed.
+def check_model(config: EngineConfig) -> list[Finding]:
+    """Find how a model's weights are stored, what they and KV will take in memory, and how they will be computed.
 
     Raises:
         EngineError: there is no such model on this machine, or it is not supported.
     """
     from ....engine.model_tools.weight_plan import plan_weights
 
-    files = resolve_model(model, on_machine=True)
-    plan = plan_weights(EngineConfig(quantization=quantization), files.path)
+    files = resolve_model(config.model, revision=config.revision, on_machine=True)
+    plan = plan_weights(config, files.path)
     kinds = ", ".join(kind if share == 1.0 else f"{share:.0%} {kind}" for kind, share in plan.stored)
     size, room = bytes_text(plan.memory_bytes), bytes_text(plan.room_bytes)
     is_small = plan.memory_bytes <= plan.room_bytes
+    each = f" on each of {plan.ranks} ranks" if plan.ranks > 1 else ""
     return [
         Finding("Model", "model", "ok", f"{files.name}: {plan.shape}"),
         Finding("Model", "stored", "ok", f"{kinds}; {bytes_text(plan.stored_bytes)} in files"),
@@ -101,12 +102,24 @@ def check_model(model: str, quantization: str | None = None) -> list[Finding]:
             "Model",
             "memory",
             "ok" if is_small else "fault",
-            f"{size} for weights, of {room} that they may take",
+            f"{size} for weights{each}, of {room} that they may take",
             "" if is_small else "The weights do not fit. Free memory, or take a smaller form of the model.",
         ),
+        Finding(
+            "Model",
+            "KV",
+            "ok" if plan.kv_tokens else "fault",
+            f"{plan.kv_token_bytes:,} bytes a token{each}; the pool holds up to {plan.kv_tokens:,} tokens",
+            "" if plan.kv_tokens else "No memory is left for KV.",
+        ),
         Finding("Model", "computed", "ok", f"{plan.computed}; {plan.device}"),
+        *([Finding("Model", "ranks", "ok", f"{plan.ranks}; {_collectives(plan.sums)}")] if plan.ranks > 1 else []),
         Finding("Model", "adapters", "ok", "LoRA and DoRA on all linear modules, over these weights"),
     ]
+
+
+def _collectives(sums: int) -> str:
+    return f"in each step {sums} sums of hidden states over the ranks, and logits gathered once"
 
 
 def check_cpu(found: Processor) -> Iterator[Finding]:

@@ -56,6 +56,26 @@ class DoctorOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class SearchOptions:
+    """Options of ``rootgraft search``."""
+
+    words: str = option("", "Words that a model's name, form, use or licence has. Without them: all.", group="model")
+    json: bool = option(False, "Print JSON for programs.", group="output")
+
+
+@dataclass(frozen=True, slots=True)
+class ShowOptions:
+    """Options of ``rootgraft show``."""
+
+    model: str = option("", "Name in the catalogue, as rootgraft search lists it.", group="model")
+    json: bool = option(False, "Print JSON for programs.", group="output")
+
+    def __post_init__(self) -> None:
+        if not self.model:
+            raise ConfigError("--model must name a model of the catalogue; rootgraft search lists them.")
+
+
+@dataclass(frozen=True, slots=True)
 class CompletionOptions:
     """Options of ``rootgraft completion``."""
 

@@ -14,7 +14,7 @@ from ....engine.adapter_sources.cached_adapters import (
     cached_adapters,
     remove_cached,
 )
-from ....engine.checkpoint.locate import cache_folder
+from ....engine.checkpoint.locate import cache_folder, hub_name
 from ....engine.checkpoint.model_cache import CachedModel, cached_models, hub_cache, remove
 from ....engine.errors import ModelError
 from ....engine.peer_options import nearest
@@ -46,7 +46,7 @@ def remove_model(options: RmOptions) -> int:
         ModelError: there is none of this name, a server has it, or it cannot be removed.
     """
     models, root = cached_models(), adapter_cache_folder(options.adapter_cache_dir)
-    found = [model for model in models if options.model in (model.name, str(model.path))]
+    found = [model for model in models if {options.model, hub_name(options.model)} & {model.name, str(model.path)}]
     adapters = cached_adapters(root)
     named = [each for each in adapters if options.model in each.names]
     if not found and named:

@@ -13,7 +13,7 @@ from typing import Any
 import openai
 import pytest
 from support.api.api_live import Live, make_state, serve
-from support.machine.waits import wait_until
+from support.machine.waits import HANG_SECONDS, wait_until
 
 from rootgraft.api.batches import batch_service as desk_module
 from rootgraft.api.batches.batch_files import BatchOutput
@@ -43,7 +43,7 @@ def start(folder: Path, **options: Any) -> Iterator[Live]:
         try:
             yield live
         finally:
-            asyncio.run_coroutine_threadsafe(state.stores.batches.close(), live.loop).result(60)
+            asyncio.run_coroutine_threadsafe(state.stores.batches.close(), live.loop).result(HANG_SECONDS)
 
 
 @pytest.fixture

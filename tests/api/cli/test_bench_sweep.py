@@ -21,7 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 from support.api.fake_openai import FakeServer
-from support.machine.waits import wait_until
+from support.machine.waits import HANG_SECONDS, wait_until
 
 from rootgraft.api.cli.bench_requests import TokenScale, mixed_requests
 from rootgraft.api.cli.bench_serve import broken
@@ -146,7 +146,7 @@ def test_an_interrupt_leaves_what_was_measured(fake_server: FakeServer, tmp_path
         try:
             wait_until(lambda: len(fake_server.asked) == PROBES + 16 + 5 + 2 or running.poll() is not None)
             running.send_signal(signal.SIGINT)
-            out, err = running.communicate(timeout=60)
+            out, err = running.communicate(timeout=HANG_SECONDS)
         finally:
             running.kill()
     assert running.returncode == 130, err

@@ -111,7 +111,7 @@ def test_help_and_mistakes_load_nothing_heavy() -> None:
             "rootgraft key add: --name must be 1 to 64 letters, digits and ._@:-, not 'a/b'.",
         ),
         ("serve --prot 8001", "rootgraft serve: unknown option --prot. Did you mean --port?"),
-        ("show", "rootgraft: unknown command 'show'. Did you mean doctor?"),
+        ("sho", "rootgraft: unknown command 'sho'. Did you mean show?"),
         ("serve --ctx-size 4096", "rootgraft serve: unknown option --ctx-size. Did you mean --max-model-len?"),
         ("serve --prot=8001", "rootgraft serve: unknown option --prot. Did you mean --port?"),
         ("serve --port x", "rootgraft serve: --port: must be a whole number such as 4096"),

@@ -12,6 +12,7 @@ import pytest
 from support.api.api_live import make_state, run_app
 from support.api.wire.connection_asks import LIMIT, OPTIONS, asked, check_order
 from support.api.wire.raw_http import Wire, chunked, request
+from support.machine.waits import HANG_SECONDS
 
 from rootgraft.api.gateways.gateway_proxy import GatewayProxy
 from rootgraft.api.http.app import create_app
@@ -27,7 +28,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         proxy = GatewayProxy(create_app(make_state(OPTIONS)), path, "")
         with run_app(create_app(make_state(OPTIONS)), main), run_app(proxy, sock) as loop:
             yield f"http://127.0.0.1:{sock.getsockname()[1]}"
-            asyncio.run_coroutine_threadsafe(proxy.close(), loop).result(60)
+            asyncio.run_coroutine_threadsafe(proxy.close(), loop).result(HANG_SECONDS)
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from support.api.api_live import Live, make_state, run_app
 from support.api.socket_asks import hear, hear_ends, socket_of, tell
-from support.machine.waits import wait_until
+from support.machine.waits import HANG_SECONDS, wait_until
 from websockets.exceptions import InvalidStatus
 
 from rootgraft.api.config import ServerConfig
@@ -40,7 +40,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Live, Live]
                 _live(state, f"http://127.0.0.1:{sock.getsockname()[1]}", loop),
                 _live(main_state, "http://main", main_loop),
             )
-            asyncio.run_coroutine_threadsafe(proxy.close(), loop).result(60)
+            asyncio.run_coroutine_threadsafe(proxy.close(), loop).result(HANG_SECONDS)
 
 
 def test_responses_are_made_and_kept_by_the_main_process(both: tuple[Live, Live]) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import msgpack
 import pytest
 from support.api.api_live import make_state
-from support.machine.waits import until
+from support.machine.waits import HANG_SECONDS, until
 
 from rootgraft.api.gateways import main_connection, main_supervisor
 from rootgraft.api.gateways.main_spawn import GatewaySpawn
@@ -43,6 +43,9 @@ class Started:
 @pytest.fixture
 async def supervise(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Callable[[GatewaySpawn], GatewaySupervisor]]:
     monkeypatch.setattr(main_supervisor, "RETRY_SECONDS", 0.01)
+    # Nothing that plays a gateway here ends by itself.
+    monkeypatch.setattr(main_supervisor, "END_SECONDS", 0.01)
+    monkeypatch.setattr(main_supervisor, "_LAST_SECONDS", 0.01)
     made: list[GatewaySupervisor] = []
     with socket.create_server(("127.0.0.1", 0)) as listening:
 
@@ -96,7 +99,7 @@ async def test_a_model_is_served_once_all_gateways_that_take_connections_serve_i
     await asyncio.sleep(0.1)
     assert not serving.done() and not supervisor.status().serves
     second.process.kill()  # its successor takes no connection before it serves
-    await asyncio.wait_for(serving, 60)
+    await asyncio.wait_for(serving, HANG_SECONDS)
     assert supervisor.status().serves
 
 

@@ -21,7 +21,7 @@ from support.adapter_sources.source_files import CONFIG, WEIGHTS, adapter_files
 from support.api.api_fakes import FakeClient
 from support.api.api_live import make_state
 from support.api.key_files import entry, write
-from support.machine.waits import until
+from support.machine.waits import HANG_SECONDS, until
 
 from rootgraft.api.config import ServerConfig
 from rootgraft.api.generate import remote_adapters
@@ -118,7 +118,7 @@ async def serve(tmp_path: Path, fetcher: Make) -> AsyncIterator[Callable[..., Se
             clock=lambda: now[0],
         )
         transport = httpx.ASGITransport(app=create_app(state))
-        clients.append(httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=60))
+        clients.append(httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=HANG_SECONDS))
         return Server(state, engine, clients[-1], now)
 
     yield start
@@ -318,7 +318,7 @@ async def test_waiting_is_bounded_and_the_download_goes_on(
     again = await server.load(NAME, "acme/support")
     assert error_of(again) == (503, "adapter_unavailable", None)
     event.set()
-    monkeypatch.setattr(remote_adapters, "WAIT_SECONDS", 20)
+    monkeypatch.setattr(remote_adapters, "WAIT_SECONDS", HANG_SECONDS)
     assert (await server.ask(NAME)).status_code == 200
     assert len(hub.storage.gets(LFS)) == 1 and (await server.listed())[NAME]["state"] == "ready"
 

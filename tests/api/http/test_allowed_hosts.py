@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.api.api_live import Live
+from support.machine.waits import HANG_SECONDS
 
 from rootgraft.api.access.api_keys import KeyRing
 from rootgraft.api.http.allowed_hosts import AllowedHosts, name_of
@@ -101,7 +102,7 @@ def test_no_public_name_is_served(name: str, upper: bool) -> None:
 
 def test_the_error_has_the_shape_of_its_protocol(live: Live) -> None:
     for path in ("/v1/models", "/ui", "/v1/messages"):
-        reply = httpx.get(live.url + path, headers={"host": "evil.example"}, trust_env=False)
+        reply = httpx.get(live.url + path, headers={"host": "evil.example"}, trust_env=False, timeout=HANG_SECONDS)
         error = reply.json()["error"]
         assert reply.status_code == 403 and "--allowed-hosts" in error["message"] and reply.headers["x-request-id"]
         assert error["type"] == ("permission_error" if path == "/v1/messages" else "invalid_request_error")

@@ -20,6 +20,7 @@ import openai
 import pytest
 import requests
 from support.api.api_live import Live, make_state, serve
+from support.machine.waits import HANG_SECONDS
 
 from rootgraft.api.config import ServerConfig
 from rootgraft.api.http import connection
@@ -43,7 +44,7 @@ def blocks(size: int) -> Iterator[bytes]:
 
 
 def by_httpx(url: str, size: int, chunked: bool) -> Answer:
-    with httpx.Client(trust_env=False, timeout=60) as http:
+    with httpx.Client(trust_env=False, timeout=HANG_SECONDS) as http:
         reply = http.post(url, content=blocks(size) if chunked else b"x" * size, headers=HEADERS)
     return reply.status_code, reply.json()
 
@@ -51,7 +52,7 @@ def by_httpx(url: str, size: int, chunked: bool) -> Answer:
 def by_requests(url: str, size: int, chunked: bool) -> Answer:
     with requests.Session() as session:
         session.trust_env = False
-        reply = session.post(url, data=blocks(size) if chunked else b"x" * size, headers=HEADERS, timeout=60)
+        reply = session.post(url, data=blocks(size) if chunked else b"x" * size, headers=HEADERS, timeout=HANG_SECONDS)
         return reply.status_code, reply.json()
 
 
@@ -61,7 +62,7 @@ def by_urllib(url: str, size: int, chunked: bool) -> Answer:
     request = urllib.request.Request(url, blocks(size) if chunked else b"x" * size, headers)
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     with pytest.raises(urllib.error.HTTPError) as told:
-        opener.open(request, timeout=60)
+        opener.open(request, timeout=HANG_SECONDS)
     with told.value as reply:
         return reply.code, json.loads(reply.read())
 
@@ -90,7 +91,7 @@ def by_curl(url: str, size: int, chunked: bool) -> Answer:
     command = ["curl", "-sS", "--noproxy", "*", "-w", "\n%{http_code}", "--data-binary", "@-", "-H", "Expect:", url]
     for name, value in ({**HEADERS, "transfer-encoding": "chunked"} if chunked else HEADERS).items():
         command += ["-H", f"{name}: {value}"]
-    done = subprocess.run(command, input=b"x" * size, capture_output=True, timeout=60, check=True)
+    done = subprocess.run(command, input=b"x" * size, capture_output=True, timeout=HANG_SECONDS, check=True)
     body, _, status = done.stdout.decode().rpartition("\n")
     return int(status), json.loads(body)
 
@@ -101,7 +102,11 @@ def by_curl_that_asks_first(url: str, size: int, chunked: bool) -> Answer:
     for name, value in ({**HEADERS, "transfer-encoding": "chunked"} if chunked else HEADERS).items():
         command += ["-H", f"{name}: {value}"]
     done = subprocess.run(
-        [*command, "-H", "Expect: 100-continue"], input=b"x" * size, capture_output=True, timeout=60, check=True
+        [*command, "-H", "Expect: 100-continue"],
+        input=b"x" * size,
+        capture_output=True,
+        timeout=HANG_SECONDS,
+        check=True,
     )
     body, _, status = done.stdout.decode().rpartition("\n")
     return int(status), json.loads(body)
@@ -133,7 +138,7 @@ def test_the_openai_client_reads_it(strict: Live) -> None:
 
 def connect(live: Live) -> socket.socket:
     host, port = live.url.removeprefix("http://").split(":")
-    return socket.create_connection((host, int(port)), timeout=60)
+    return socket.create_connection((host, int(port)), timeout=HANG_SECONDS)
 
 
 def head(size: int | None, *, key: str = "right", more: str = "") -> bytes:
@@ -160,7 +165,7 @@ def answer(sock: socket.socket) -> tuple[int, bytes]:
 
 def drip(sock: socket.socket, piece: bytes) -> int:
     """Send again and again until the other side is gone; the bytes sent."""
-    sent, end = 0, time.monotonic() + 60
+    sent, end = 0, time.monotonic() + HANG_SECONDS
     try:
         while sent < 1 << 30 and time.monotonic() < end:
             sock.sendall(piece)

@@ -9,14 +9,14 @@ import socket
 
 import pytest
 from support.api.api_live import Live
-from support.machine.waits import wait_until
+from support.machine.waits import HANG_SECONDS, wait_until
 
 from rootgraft.api.http import connection, descriptors
 
 
 def connect(live: Live) -> socket.socket:
     host, port = live.url.removeprefix("http://").split(":")
-    return socket.create_connection((host, int(port)), timeout=60)
+    return socket.create_connection((host, int(port)), timeout=HANG_SECONDS)
 
 
 def read_all(sock: socket.socket) -> bytes:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from support.api.api_live import Live
+from support.machine.waits import HANG_SECONDS
 
 CHAT = "/v1/chat/completions"
 BODY = {"messages": [{"role": "user", "content": "hi"}]}
@@ -25,7 +26,7 @@ def answer(
         "Content-Type: application/json",
         f"Content-Length: {len(data)}",
     ]
-    with socket.create_connection((host, int(port)), timeout=60) as sock:
+    with socket.create_connection((host, int(port)), timeout=HANG_SECONDS) as sock:
         sock.sendall("\r\n".join([*lines, "Connection: close", "", ""]).encode() + data)
         received = b""
         while piece := sock.recv(65536):

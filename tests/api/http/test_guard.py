@@ -13,7 +13,7 @@ import httpx
 import openai
 import pytest
 from support.api.api_live import Live, make_state, serve
-from support.machine.waits import wait_until
+from support.machine.waits import HANG_SECONDS, wait_until
 
 from rootgraft.api.config import ServerConfig
 from rootgraft.api.http import connection, guard
@@ -174,7 +174,7 @@ def test_a_bug_in_a_route_is_a_500_without_details(live: Live) -> None:
 
 def connect(live: Live) -> socket.socket:
     host, port = live.url.removeprefix("http://").split(":")
-    return socket.create_connection((host, int(port)), timeout=60)
+    return socket.create_connection((host, int(port)), timeout=HANG_SECONDS)
 
 
 def read_all(sock: socket.socket) -> bytes:

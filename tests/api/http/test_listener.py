@@ -20,7 +20,7 @@ import openai
 import pytest
 import trustme
 from support.machine.server_process import Engine, interrupt, replace_engine, run
-from support.machine.waits import wait_until
+from support.machine.waits import HANG_SECONDS, wait_until
 
 from rootgraft.api.config import ServerConfig
 from rootgraft.api.http import server, tls
@@ -97,7 +97,7 @@ def test_clients_must_have_a_certificate(engine: Engine, pki: Pki) -> None:
         stranger = pki.issue("stranger", ca=trustme.CA())
         for connection in (pki.trusting(), pki.trusting(certificate=stranger)):
             with (
-                httpx.Client(base_url=http.base_url, trust_env=False, **connection) as other,
+                httpx.Client(base_url=http.base_url, trust_env=False, timeout=HANG_SECONDS, **connection) as other,
                 pytest.raises(httpx.TransportError),
             ):
                 other.get("/health")
@@ -330,7 +330,7 @@ def test_systemd_is_told_of_the_start_and_of_the_end(
 ) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(str(tmp_path / "notify"))
-        manager.settimeout(60)
+        manager.settimeout(HANG_SECONDS)
         monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
         engine.loaded.clear()
 

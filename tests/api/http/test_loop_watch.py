@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.machine.waits import HANG_SECONDS
 
 from rootgraft.api.http.loop_watch import Silence
 
-WAIT = 60
 PROGRAM = """
 import asyncio, os, re, sys, threading, time
 from rootgraft.api.http import loop_watch
@@ -43,7 +43,7 @@ def start(blocks: str, silent: str, processor: str) -> subprocess.Popen[str]:
 @pytest.mark.parametrize("blocks", ["while True: pass", "time.sleep(1000)"])
 def test_a_loop_that_hangs_is_ended_by_a_thread_which_says_where(blocks: str) -> None:
     process = start(blocks, "1", NEVER)
-    out, error = process.communicate(timeout=WAIT)
+    out, error = process.communicate(timeout=HANG_SECONDS)
     assert (process.returncode, out) == (70, "begun\nending\n")
     assert "The event loop gives no sign of life for 1 s: the process ends. It is at:" in error
     assert "in main" in error
@@ -51,13 +51,13 @@ def test_a_loop_that_hangs_is_ended_by_a_thread_which_says_where(blocks: str) ->
 
 def test_native_code_that_holds_the_lock_is_ended_by_the_kernels_timer() -> None:
     process = start("re.match('(a+)+x', 'a' * 60)", "1", "2")
-    out, _ = process.communicate(timeout=WAIT)
+    out, _ = process.communicate(timeout=HANG_SECONDS)
     assert (process.returncode, out) == (70, "begun\n")
 
 
 def test_a_loop_that_lives_is_left_alone_and_one_that_has_ended_is_watched_no_more() -> None:
     process = start("pass", NEVER, NEVER)
-    assert process.communicate(timeout=WAIT) == ("begun\nwatched by None\n", "") and process.returncode == 0
+    assert process.communicate(timeout=HANG_SECONDS) == ("begun\nwatched by None\n", "") and process.returncode == 0
 
 
 def test_seconds_of_silence_are_counted_from_the_last_sign_of_life() -> None:
@@ -78,13 +78,13 @@ def test_time_in_which_the_process_was_stopped_does_not_count(absent: float) -> 
 def test_systemd_hears_each_sign_of_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_asked: bool) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
         systemd.bind(str(tmp_path / "notify"))
-        systemd.settimeout(WAIT)
+        systemd.settimeout(HANG_SECONDS)
         monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
         if is_asked:
             monkeypatch.setenv("WATCHDOG_USEC", "60000000")
         process = start("pass", NEVER, NEVER)
-        process.communicate(timeout=WAIT)
-        systemd.settimeout(0 if not is_asked else WAIT)
+        process.communicate(timeout=HANG_SECONDS)
+        systemd.settimeout(0 if not is_asked else HANG_SECONDS)
         if is_asked:
             assert [systemd.recv(64) for _ in range(3)] == [b"WATCHDOG=1"] * 3
         else:

@@ -17,7 +17,7 @@ import httpx
 import pytest
 from support.api.real_server import free_port
 from support.machine.server_process import Engine, Script, interrupt, replace_engine, run
-from support.machine.waits import wait_until
+from support.machine.waits import HANG_SECONDS, wait_until
 
 from rootgraft.api.config import ServerConfig
 from rootgraft.api.http import server
@@ -72,11 +72,11 @@ def test_grpc_beside_http(engine: Engine) -> None:
         with grpc.insecure_channel(f"127.0.0.1:{port}", [("grpc.enable_http_proxy", 0)]) as channel:
             call = channel.unary_unary(ask, response_deserializer=kind.FromString)
             with pytest.raises(grpc.RpcError) as caught:
-                call(request, timeout=60, wait_for_ready=True)
+                call(request, timeout=HANG_SECONDS, wait_for_ready=True)
             assert caught.value.code() is grpc.StatusCode.UNAVAILABLE, "the model is loading"
             engine.loaded.set()
             wait_until(lambda: http.get("/ready").status_code == 200)
-            assert call(request, timeout=60).text == "answer 0"
+            assert call(request, timeout=HANG_SECONDS).text == "answer 0"
         interrupt()
 
     assert run(steps, grpc_port=port) == 0
@@ -134,7 +134,7 @@ def test_draining_finishes_what_runs_and_takes_nothing_new(engine: Engine) -> No
         assert (refused.headers["retry-after"], refused.headers["connection"]) == ("1", "close")
         assert not replies and not engine.closed
         gate.set()
-        running.join(60)
+        running.join(HANG_SECONDS)
 
     assert run(steps) == 0
     assert [reply.json()["choices"][0]["text"] for reply in replies] == ["answer 0"]
@@ -156,7 +156,7 @@ def test_a_terminal_that_is_closed_lets_what_runs_finish(engine: Engine) -> None
             wait_until(lambda: http.get("/ready").status_code == 503)
         assert http.get("/health").json() == {"status": "draining"}
         gate.set()
-        running.join(60)
+        running.join(HANG_SECONDS)
 
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup these tests inherit that it is ignored
     try:
@@ -205,7 +205,7 @@ def test_a_models_file_is_read_again_after_a_signal_while_its_models_load(
         assert http.get("/ready").status_code == 200
         interrupt()
 
-    script = Script(steps, httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60, trust_env=False))
+    script = Script(steps, httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=HANG_SECONDS, trust_env=False))
     try:
         with caplog.at_level("ERROR", "rootgraft.server"):
             assert server.serve_models([model], read_again) == 0
@@ -271,7 +271,7 @@ def test_what_does_not_finish_gets_an_error(engine: Engine, how: str, caplog: py
         if how == "second signal":
             wait_until(lambda: http.get("/ready").status_code == 503)
             interrupt()
-        running.join(60)
+        running.join(HANG_SECONDS)
 
     timeout = 0.25 if how == "time is up" else 600
     with caplog.at_level(logging.INFO, logger="rootgraft.server"):

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.machine.waits import HANG_SECONDS
 
 from rootgraft.api.config import ServerConfig
 from rootgraft.api.http import model_service, server
@@ -26,11 +27,11 @@ def test_a_signal_while_it_closes_ends_the_process(tmp_path: Path, monkeypatch: 
 
     def look_for_model(*_: Any, **__: Any) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
-        closing.wait(60)
+        closing.wait(HANG_SECONDS)
 
     def close(_: AdapterFetcher) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
-        closing.wait(60)
+        closing.wait(HANG_SECONDS)
 
     def leave(code: int) -> None:
         exits.append((code, (tmp_path / "socket").exists(), list((tmp_path / "run").iterdir())))

@@ -9,6 +9,7 @@ from importlib.util import find_spec
 
 import pytest
 from support.api.fake_nvml import FakeNvml
+from support.machine.waits import HANG_SECONDS
 
 from rootgraft.api.observe import gpu_usage
 from rootgraft.api.observe.gpu_usage import GpuCollector, open_gpus
@@ -97,7 +98,7 @@ def test_a_driver_that_hangs_is_asked_once(nvml: FakeNvml, monkeypatch: pytest.M
 
     def hang(device: int) -> None:
         asked.append(device)
-        let.wait(60)
+        let.wait(HANG_SECONDS)
 
     async def job() -> None:
         gpus = open_gpus()
@@ -108,7 +109,7 @@ def test_a_driver_that_hangs_is_asked_once(nvml: FakeNvml, monkeypatch: pytest.M
             assert [await gpus.answers() for _ in range(5)] == [False] * 5
             assert asked == [0]
             let.set()
-            monkeypatch.setattr(gpu_usage, "ANSWER_SECONDS", 60)
+            monkeypatch.setattr(gpu_usage, "ANSWER_SECONDS", HANG_SECONDS)
             assert await gpus.answers()
 
     asyncio.run(job())

@@ -92,8 +92,8 @@ def test_nothing_is_lost_or_doubled_by_kill_9(tmp_path: Path) -> None:
 
 
 @pytest.mark.heavy
-def test_nothing_is_lost_or_doubled_by_a_hundred_kills(tmp_path: Path) -> None:
-    check_kills(tmp_path / "usage.db", 100)
+def test_nothing_is_lost_or_doubled_by_forty_kills(tmp_path: Path) -> None:
+    check_kills(tmp_path / "usage.db", 40)
 
 
 async def test_writes_at_a_time_share_transactions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,7 +147,9 @@ async def test_a_full_disk_delays_and_loses_nothing(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(usage_ledger, "_RETRY_SECONDS", 0.001)
     book = UsageLedger(tmp_path / "usage.db")
     records = [record(0, number) for number in range(20)]
-    await asyncio.gather(*(book.until_written(book.put(one)) for one in records))
+    written = [book.put(one) for one in records]
+    await asyncio.gather(*map(book.until_written, written))
+    await asyncio.wait(written)  # while a disk is full, nobody is held up
     await book.close()
     assert stored(tmp_path / "usage.db") == sums(records) and book.num_lost == 0
 

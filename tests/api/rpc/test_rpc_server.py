@@ -11,7 +11,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 from support.api.rpc_live import GENERATION, RpcClient, chat_request, generate_request
-from support.machine.waits import wait_until
+from support.machine.waits import HANG_SECONDS, wait_until
 
 from rootgraft.api.config import ServerConfig
 from rootgraft.api.http.app import create_app
@@ -35,11 +35,11 @@ def test_reflection(rpc: RpcClient) -> None:
 def test_health(rpc: RpcClient) -> None:
     health = health_pb2_grpc.HealthStub(rpc.channel)
     for service in ("", "rootgraft.v1.Generation"):
-        assert health.Check(health_pb2.HealthCheckRequest(service=service), timeout=60).status == SERVING
+        assert health.Check(health_pb2.HealthCheckRequest(service=service), timeout=HANG_SECONDS).status == SERVING
     with pytest.raises(grpc.RpcError) as caught:
-        health.Check(health_pb2.HealthCheckRequest(service="nope"), timeout=60)
+        health.Check(health_pb2.HealthCheckRequest(service="nope"), timeout=HANG_SECONDS)
     assert caught.value.code() is grpc.StatusCode.NOT_FOUND
-    watch = health.Watch(health_pb2.HealthCheckRequest(), timeout=60)
+    watch = health.Watch(health_pb2.HealthCheckRequest(), timeout=HANG_SECONDS)
     assert next(watch).status == SERVING
     rpc.live.state.engine.draining = True
     assert next(watch).status == NOT_SERVING

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from support.api.api_live import Live
 from support.api.socket_asks import hear, hear_ends, socket_of, tell
-from support.machine.waits import wait_until
+from support.machine.waits import HANG_SECONDS, wait_until
 
 PATHS = ("/v1/responses", "/v1/stream")
 _ENDS = ("done", "error", "response.completed")
@@ -85,7 +85,7 @@ def _frames(rng: random.Random) -> bytes:
 
 def _handshake(live: Live, path: str, **headers: str) -> socket.socket:
     host, port = live.url.removeprefix("http://").split(":")
-    sock = socket.create_connection((host, int(port)), timeout=60)
+    sock = socket.create_connection((host, int(port)), timeout=HANG_SECONDS)
     lines = {
         "Host": "localhost",
         "Connection": "Upgrade",
@@ -173,7 +173,7 @@ def _read_frame(sock: socket.socket) -> tuple[int, bytes]:
 
 def test_pings_are_answered_and_those_of_who_reads_nothing_are_not_kept(live: Live) -> None:
     with socket_of(live, "/v1/stream") as sock:
-        assert sock.ping(b"x").wait(60)
+        assert sock.ping(b"x").wait(HANG_SECONDS)
     with _handshake(live, "/v1/stream") as raw:
         assert raw.recv(12) == b"HTTP/1.1 101"
         raw.settimeout(1.0)

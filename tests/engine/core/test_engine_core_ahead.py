@@ -230,7 +230,7 @@ def _periodic(row):
     return RowResult(tuple(drawn))
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     seed=st.integers(0, 2**32),
     page_size=st.sampled_from([1, 2, 4, 16]),

@@ -187,7 +187,7 @@ def test_in_the_types_of_a_gpu(folder: Path, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.heavy
 @pytest.mark.usefixtures("low_gate")
 @settings(
-    max_examples=3,
+    max_examples=2,
     deadline=None,
     phases=PHASES,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
@@ -204,7 +204,7 @@ def test_padded_steps_are_steps(folder: Path, steps: list[list[int]]) -> None:
 @pytest.mark.heavy
 @pytest.mark.usefixtures("low_gate")
 @settings(
-    max_examples=3,
+    max_examples=2,
     deadline=None,
     phases=PHASES,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],

@@ -7,6 +7,7 @@ import socket
 from collections.abc import Iterator
 
 import pytest
+from support.machine.waits import HANG_SECONDS
 
 from rootgraft.engine.executor import rank_link
 from rootgraft.engine.executor.rank_link import SignsOfLife, receive
@@ -57,7 +58,7 @@ def test_a_rank_that_ends_is_lost_and_told_once(pair: tuple[socket.socket, socke
     lost: queue.Queue[tuple[int, str]] = queue.Queue()
     signs = SignsOfLife({3: ours}, lambda rank, reason: lost.put((rank, reason)))
     theirs.close()
-    assert lost.get(timeout=30) == (3, "has ended")
+    assert lost.get(timeout=HANG_SECONDS) == (3, "has ended")
     signs.close()
     assert lost.empty()
 
@@ -73,7 +74,7 @@ def test_a_rank_that_falls_silent_is_lost_but_not_one_that_has_not_begun(
         theirs.recv(1)
     assert lost.empty()
     theirs.send(b"+")
-    rank, reason = lost.get(timeout=30)
+    rank, reason = lost.get(timeout=HANG_SECONDS)
     assert rank == 1 and reason.startswith("has been silent for")
     signs.close()
 

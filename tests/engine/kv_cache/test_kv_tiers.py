@@ -7,6 +7,7 @@ from array import array
 from collections.abc import Iterator
 
 import pytest
+from support.machine.waits import HANG_SECONDS
 
 from rootgraft.engine.kv_cache.block_codec import Buffer
 from rootgraft.engine.kv_cache.block_keys import BlockId, BlockScheme
@@ -99,7 +100,7 @@ def test_a_page_that_leaves_the_tree_while_it_is_read_is_not_written(world: Worl
     tokens = array("i", range(2 * PAGE))
     world.pool.may_read.clear()
     world.tiers.offer(world.blocks(tokens), [1, 2])
-    assert world.pool.is_reading.wait(60)
+    assert world.pool.is_reading.wait(HANG_SECONDS)
     world.tiers.forget([2])  # the last page is read first
     world.pool.pages[2] = 99
     world.pool.may_read.set()

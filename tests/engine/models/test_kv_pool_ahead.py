@@ -9,6 +9,7 @@ import threading
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.machine.waits import HANG_SECONDS
 
 from rootgraft.engine.batch import Batch, Row
 from rootgraft.engine.models import kv_pool
@@ -134,5 +135,5 @@ ahead = KvPrefault(Pool())
 
 def test_an_interpreter_ends_in_peace_while_memory_is_taken() -> None:
     """A daemon thread that is in native code then would abort it ("terminate called without an active exception")."""
-    ended = subprocess.run([sys.executable, "-P", "-c", ENDS_AT_ONCE], capture_output=True, timeout=60)
+    ended = subprocess.run([sys.executable, "-P", "-c", ENDS_AT_ONCE], capture_output=True, timeout=HANG_SECONDS)
     assert (ended.returncode, ended.stderr) == (0, b"")

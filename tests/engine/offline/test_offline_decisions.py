@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from rootgraft import LLM
 from rootgraft.engine.errors import ContextTooLong, RequestError
+from rootgraft.engine.serving.calibration_folder import CalibrationFile, CalibrationFolder, write_calibration
 
 TEXT = "the quick brown fox"
 TEAMS = ["a dog", "a lazy dog", "jumps"]
@@ -72,6 +73,53 @@ def test_values_are_labels(llm: LLM, oracle: Oracle) -> None:
     asked = f"{TEXT}\n\nQuestion: What?\n- a dog\n- a lazy dog - x\n- jumps\nAnswer with the text of one option only."
     [choice] = llm.decide([{"role": "user", "content": TEXT}], QUESTIONS[1:2], answer_with="values")
     assert list(choice.probabilities.values()) == pytest.approx(oracle.shares(llm, asked, TEAMS), abs=1e-4)
+
+
+def test_a_calibration_is_applied_and_held_to_its_question(llm: LLM, tmp_path: Path) -> None:
+    [plain] = llm.decide(TEXT, QUESTIONS[1:2])
+    assert plain.calibration is None and plain.digest
+    content = CalibrationFile(plain.digest, 2.0, [0.0, 0.5, 0.0])
+    write_calibration(tmp_path, "team", content)
+    asked = {**QUESTIONS[1], "calibration": "team"}
+    [found] = llm.decide(TEXT, [asked], calibration_dir=tmp_path)
+    weights = [
+        share**0.5 * math.exp(bias) for share, bias in zip(plain.probabilities.values(), content.bias, strict=True)
+    ]
+    assert list(found.probabilities.values()) == pytest.approx([each / sum(weights) for each in weights])
+    assert (found.calibration, found.digest, found.label_mass) == ("team", plain.digest, plain.label_mass)
+    for question, folder, code in (
+        (asked, None, None),
+        ({**asked, "calibration": "other"}, tmp_path, "calibration_not_found"),
+        ({**asked, "instructions": "Who?"}, tmp_path, "calibration_mismatch"),
+        ({**asked, "calibration": "../team"}, tmp_path, None),
+        ({**asked, "calibration": 5}, tmp_path, None),
+    ):
+        with pytest.raises(RequestError) as told:
+            llm.decide(TEXT, [question], calibration_dir=folder)
+        assert (told.value.param, told.value.code) == ("questions[0].calibration", code)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"digest": "x", "temperature": 1}',
+        '{"digest": "%s", "temperature": 0}',
+        '{"digest": "%s", "temperature": true}',
+        '{"digest": "%s", "temperature": NaN}',
+        '{"digest": "%s", "temperature": 1e999}',
+        '{"digest": "%s", "temperature": 1, "bias": [1, "x"]}',
+        '{"digest": "%s", "temperature": 1, "bias": 1}',
+        "[" * 60_000,
+    ],
+)
+def test_a_damaged_calibration_is_told(tmp_path: Path, content: str) -> None:
+    (tmp_path / "team.json").write_text(content.replace("%s", "0" * 64))
+    with pytest.raises(RequestError) as told:
+        CalibrationFolder(tmp_path).find("team", "field")
+    assert told.value.code == "calibration_damaged"
 
 
 @pytest.mark.parametrize(

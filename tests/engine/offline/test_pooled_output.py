@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import warnings
+from array import array
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from support.engine.tiny_llm import CHAT_TEMPLATE, open_llm
 from support.models.tiny_models import COMMON
 from support.models.tiny_tokenizers import train_byte_level, write_folder
@@ -26,7 +28,13 @@ from transformers import (
 )
 
 from rootgraft import LLM
+from rootgraft.engine.config import EngineConfig
+from rootgraft.engine.core.engine_core import EngineCore
 from rootgraft.engine.errors import ModelError, RequestError
+from rootgraft.engine.executor.worker import Worker
+from rootgraft.engine.messages import Done, Submit, TokenOut
+from rootgraft.engine.types import Priority
+from rootgraft.engine.types import SamplingParams as EngineParams
 
 TEXTS = ["the quick brown fox", "a lazy dog", "the quick brown fox jumps over", "of"]
 
@@ -45,9 +53,20 @@ def make(kind: type[Any], config: type[Any], folder: Path, **fields: Any) -> Any
     return model
 
 
-def describe(folder: Path, pooling: dict[str, Any], *, normalizes: bool = True, prompts: Any = None) -> None:
-    """Write the files of sentence-transformers."""
-    kinds = ["Transformer", "Pooling", *(["Normalize"] if normalizes else [])]
+Dense = tuple[list[int], list[str], bool]
+
+
+def describe(
+    folder: Path,
+    pooling: dict[str, Any],
+    *,
+    normalizes: bool = True,
+    prompts: Any = None,
+    dense: Dense = ([], [], False),
+) -> None:
+    """Write the files of sentence-transformers; ``dense`` has the sizes, activations and biases of linear layers."""
+    sizes, activations, has_bias = dense
+    kinds = ["Transformer", "Pooling", *["Dense"] * len(activations), *(["Normalize"] if normalizes else [])]
     types = [f"sentence_transformers.models.{kind}" for kind in kinds]
     paths = ["", *(f"{at}_{kind}" for at, kind in enumerate(kinds) if at)]
     modules = [{"idx": at, "name": str(at), "path": paths[at], "type": each} for at, each in enumerate(types)]
@@ -56,6 +75,16 @@ def describe(folder: Path, pooling: dict[str, Any], *, normalizes: bool = True, 
     (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
     (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 100, "do_lower_case": False}))
     (folder / "config_sentence_transformers.json").write_text(json.dumps(prompts or {"prompts": {}}))
+    generator = torch.Generator().manual_seed(3)
+    for at, activation in enumerate(activations):
+        (place := folder / f"{at + 2}_Dense").mkdir()
+        shape = {"in_features": sizes[at], "out_features": sizes[at + 1], "bias": has_bias}
+        named = shape | {"activation_function": f"torch.nn.modules.activation.{activation}"}
+        (place / "config.json").write_text(json.dumps(named))
+        tensors = {"linear.weight": torch.randn(sizes[at + 1], sizes[at], generator=generator)}
+        if has_bias:
+            tensors["linear.bias"] = torch.randn(sizes[at + 1], generator=generator)
+        save_file(tensors, place / "model.safetensors")
 
 
 @torch.no_grad()
@@ -128,12 +157,111 @@ def test_embeddings_are_the_last_hidden_states(
             llm.generate("the fox", use_tqdm=False)
 
 
+def pooled(mode: str, hidden: torch.Tensor, first: int) -> torch.Tensor:
+    """The definitions of sentence-transformers, of the hidden states [n, H] from the token ``first`` on."""
+    weights = torch.arange(first + 1, len(hidden) + 1, dtype=hidden.dtype)
+    hidden = hidden[first:]
+    return {
+        "cls": hidden[0],
+        "lasttoken": hidden[-1],
+        "max": hidden.max(0).values,
+        "mean": hidden.mean(0),
+        "mean_sqrt_len_tokens": hidden.sum(0) / len(hidden) ** 0.5,
+        "weightedmean": (hidden * weights[:, None]).sum(0) / weights.sum(),
+    }[mode]
+
+
+FORMS: list[tuple[dict[str, Any], list[str]]] = [
+    ({"pooling_mode_mean_tokens": True}, ["mean"]),
+    ({"pooling_mode": "mean", "include_prompt": False}, ["mean"]),
+    ({"pooling_mode": "cls"}, ["cls"]),
+    ({"pooling_mode_cls_token": True, "pooling_mode_lasttoken": True, "include_prompt": False}, ["cls", "lasttoken"]),
+    (
+        {"pooling_mode": ["weightedmean", "max", "mean_sqrt_len_tokens"], "include_prompt": False},
+        ["weightedmean", "max", "mean_sqrt_len_tokens"],
+    ),
+    ({}, ["mean"]),
+]
+
+
+@pytest.mark.parametrize(("pooling", "modes"), FORMS)
+def test_kinds_of_pooling(opened: Open, tmp_path: Path, pooling: dict[str, Any], modes: list[str]) -> None:
+    """Prompts are computed in chunks, and texts that begin alike are in the cache already."""
+    model = make(Qwen3Model, Qwen3Config, tmp_path, tie_word_embeddings=True, head_dim=16)
+    describe(tmp_path, pooling, normalizes=False, prompts={"prompts": {"query": "the dog:"}})
+    llm = opened(tmp_path, max_num_batched_tokens=16)
+    texts = [*TEXTS, "the quick brown fox jumps over the lazy dog " * 3]
+    for name, before in ((None, ""), ("query", "the dog:"), ("query", "the dog:")):
+        left_out = len(tokens_of(llm, before)) if before and pooling.get("include_prompt") is False else 0
+        for text, each in zip(texts, llm.embed(texts, use_tqdm=False, prompt_name=name), strict=True):
+            with torch.no_grad():
+                hidden = model(torch.tensor([tokens_of(llm, before + text)])).last_hidden_state[0]
+            wanted = torch.cat([pooled(mode, hidden, left_out) for mode in modes])
+            assert each.outputs.embedding == pytest.approx(wanted.tolist(), abs=1e-4, rel=1e-4)
+            assert each.num_cached_tokens <= left_out
+    # Only tokens that are not pooled came from the cache, and those did.
+    assert (each.num_cached_tokens > 0) is bool(left_out)
+    found = llm.embed({"prompt": texts[0]}, use_tqdm=False, prompt_name="query")[0]
+    again = llm.embed(texts[0], use_tqdm=False, prompt_name="query")[0]
+    assert found.outputs.embedding == pytest.approx(again.outputs.embedding, abs=1e-5)
+
+
+@pytest.mark.parametrize("overlaps", [False, True])
+def test_pooling_outlives_preemption(tmp_path: Path, overlaps: bool) -> None:
+    """A prompt that gave way to another after some of its chunks is in the cache, and yet pooled as a whole."""
+    model = make(Qwen3ForCausalLM, Qwen3Config, tmp_path, tie_word_embeddings=True, head_dim=16)
+    describe(tmp_path, {"pooling_mode": "mean"}, normalizes=True)
+    options: dict[str, Any] = {"max_num_seqs": 1, "max_num_batched_tokens": 16, "block_size": 4, "threads": 1}
+    config = EngineConfig(dtype="float32", device="cpu", num_gpu_blocks_override=64, **options)
+    worker = Worker(config, tmp_path)
+    worker.overlaps = overlaps
+    core = EngineCore(config, worker)
+    tokens = [array("i", range(90 * at, 90 * at + 90)) for at in (1, 2)]
+    params = EngineParams(max_tokens=1, temperature=0.0, ignore_eos=True, pooling="embed")
+    try:
+        core.handle([Submit(1, tokens[0], params, priority=Priority.BATCH)])
+        messages = [*core.step(), *core.step()]
+        core.handle([Submit(2, tokens[1], params, priority=Priority.REALTIME)])
+        for _ in range(40):
+            messages += core.step()
+        pooled = {each.id: each.pooled for each in messages if isinstance(each, TokenOut)}
+        [preempted] = [each.stats.preemptions for each in messages if isinstance(each, Done) and each.id == 1]
+        assert preempted == 1
+        for number, given in enumerate(tokens, 1):
+            with torch.no_grad():
+                hidden = model.model(torch.tensor([given.tolist()])).last_hidden_state[0]
+            found = torch.frombuffer(bytearray(pooled[number]), dtype=torch.float32)
+            assert torch.allclose(found, hidden.mean(0), rtol=1e-4, atol=1e-4)
+    finally:
+        core.close()
+
+
+@pytest.mark.parametrize("has_bias", [True, False])
+def test_dense_layers_stand_behind_the_pooling(opened: Open, tmp_path: Path, has_bias: bool) -> None:
+    """As of EmbeddingGemma: mean, two linear layers, length 1."""
+    model = make(Qwen3Model, Qwen3Config, tmp_path, tie_word_embeddings=True, head_dim=16)
+    sizes, activations = [48, 96, 32], ["Tanh", "Identity"]
+    describe(tmp_path, {"pooling_mode": "mean"}, dense=(sizes, activations, has_bias))
+    llm = opened(tmp_path)
+    for text, each in zip(TEXTS, llm.embed(TEXTS, use_tqdm=False), strict=True):
+        with torch.no_grad():
+            value = model(torch.tensor([tokens_of(llm, text)])).last_hidden_state[0].mean(0)
+        for at, activation in enumerate(activations):
+            held = load_file(tmp_path / f"{at + 2}_Dense" / "model.safetensors")
+            value = torch.nn.functional.linear(value, held["linear.weight"], held.get("linear.bias"))
+            value = value.tanh() if activation == "Tanh" else value
+        wanted = torch.nn.functional.normalize(value, dim=0).tolist()
+        assert each.outputs.embedding == pytest.approx(wanted, abs=1e-4)
+    assert len(llm.embed("a", use_tqdm=False, dimensions=32)[0].outputs.embedding) == 32
+    with pytest.raises(RequestError, match="at most 32"):
+        llm.embed("a", use_tqdm=False, dimensions=33)
+
+
 @pytest.mark.parametrize(
     ("pooling", "told"),
     [
-        ({"pooling_mode_mean_tokens": True}, "mean_tokens"),
-        ({"pooling_mode_lasttoken": True, "pooling_mode_max_tokens": True}, "max_tokens"),
-        ({"pooling_mode": "cls"}, "cls"),
+        ({"pooling_mode": "attention"}, "attention"),
+        ({"pooling_mode": ["mean", "median"]}, "median"),
     ],
 )
 def test_another_pooling_is_refused_by_name(opened: Open, tmp_path: Path, pooling: dict[str, Any], told: str) -> None:

@@ -21,6 +21,7 @@ from support.engine.adapter_engine import Engine, write
 from support.engine.core_hooks import core_of, scheduler_of
 from support.engine.fake_worker import FakeStep, FakeWorker, expected_tokens
 from support.engine.injected_faults import Fault
+from support.machine.waits import HANG_SECONDS
 
 from rootgraft import LLM, SamplingParams
 from rootgraft.engine.checkpoint.locate import ModelFiles
@@ -231,7 +232,7 @@ def test_an_llm_that_nobody_has_any_more_ends_its_thread(make: Make) -> None:
         gone = weakref.ref(llm)
         del llm
     gc.collect()  # which also ends the threads of executors that earlier tests left in cycles
-    thread.join(60)
+    thread.join(HANG_SECONDS)
     assert gone() is None and not thread.is_alive()
 
 

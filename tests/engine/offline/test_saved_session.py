@@ -17,7 +17,7 @@ from rootgraft.engine.offline.running_request import RunningRequest
 from rootgraft.engine.serving.output_processor import TextDelta
 from rootgraft.grammar.spec import GrammarSpec
 
-PROMPT = [random.Random(5).randrange(3, 250) for _ in range(40)]
+PROMPT = [random.Random(f"5 {each}").randrange(3, 250) for each in range(40)]
 LISTS = GrammarSpec.json_schema({"type": "array", "items": {"enum": ["red", "green"]}, "minItems": 3, "maxItems": 6})
 
 

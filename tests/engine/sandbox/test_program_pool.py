@@ -11,6 +11,7 @@ from contextlib import suppress
 
 import psutil
 import pytest
+from support.machine.waits import HANG_SECONDS
 
 from benchmarks.hostile_programs import LOOPS
 from rootgraft.engine.errors import CapacityError
@@ -19,7 +20,6 @@ from rootgraft.grammar.compile.worker_handle import WorkerProcess
 from rootgraft.tenancy.current_tenant import CURRENT_TENANT
 from rootgraft.tenancy.tenant_threads import TenantThreads
 
-WAIT = 60
 RENDER = "engine.text.chat_template:render_job"
 
 
@@ -57,7 +57,7 @@ def test_a_program_that_takes_long_is_ended_and_others_are_run(pool):
     thread = threading.Thread(target=run)
     thread.start()
     assert pool.run(RENDER, 2.0, source("a")) == b"a"
-    thread.join(WAIT)
+    thread.join(HANG_SECONDS)
     [error] = outcome
     assert isinstance(error, ProgramStopped) and str(error) == "takes longer than 1 s"
     assert pool.run(RENDER, 2.0, source("b")) == b"b"
@@ -81,7 +81,7 @@ def test_a_worker_that_is_killed_is_replaced(pool):
     pool.run(RENDER, 2.0, source("a"))
     for worker in set(psutil.Process().children()) - before:
         os.kill(worker.pid, signal.SIGKILL)
-        worker.wait(WAIT)
+        worker.wait(HANG_SECONDS)
     assert pool.run(RENDER, 2.0, source("b")) == b"b"
 
 
@@ -123,7 +123,7 @@ def test_programs_of_a_tenant_that_take_long_leave_a_process_to_others(pool):
     assert all(thread.is_alive() for thread in hostile)
     pool.close()
     for thread in hostile:
-        thread.join(WAIT)
+        thread.join(HANG_SECONDS)
     assert not any(thread.is_alive() for thread in hostile)
 
 

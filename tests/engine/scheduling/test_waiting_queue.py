@@ -17,7 +17,8 @@ from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.core.engine_core import EngineCore
 from rootgraft.engine.messages import Done, Submit, TokenOut
 from rootgraft.engine.scheduling.fairness import CACHED_WEIGHT, INPUT_WEIGHT, OUTPUT_WEIGHT, TokenCounters
-from rootgraft.engine.scheduling.waiting_queue import MAX_OVERTAKEN, PATIENCE, WINDOW, WaitingQueue
+from rootgraft.engine.scheduling.tenant_queue import MAX_OVERTAKEN, WINDOW
+from rootgraft.engine.scheduling.waiting_queue import PATIENCE, WaitingQueue
 from rootgraft.engine.sequence.sequence import Sequence, SequenceCounts, SequenceSpec
 from rootgraft.engine.types import MAX_SEED, MIN_SEED, Priority, SamplingParams
 from rootgraft.radix.namespace import Namespace, Path
@@ -57,6 +58,26 @@ def start(queue: WaitingQueue, count: int = 1) -> list[int]:
         if len(started) == count:
             break
     return started
+
+
+def test_the_earliest_deadline_is_first_and_late_ones_have_every_fourth_turn() -> None:
+    clock = Clock()
+    queue = WaitingQueue(None, clock, {I: 10.0}, lambda num_tokens: num_tokens / 10)
+    for number, num_prompt in enumerate((10, 30, 20, 100)):  # the last one is late from the start
+        queue.push(sequence(number, num_prompt=num_prompt))
+    assert [each.id for each in queue.head(4)] == [1, 2, 0, 3]
+    clock.now = 8.5
+    for number in range(4, 12):
+        queue.push(sequence(number))
+    # 0 to 3 can be in time no more, in the order in which that became so.
+    assert start(queue, 12) == [4, 5, 6, 3, 7, 8, 9, 1, 10, 11, 2, 0]
+
+
+def test_a_class_without_a_target_goes_by_arrival_beside_one_that_has() -> None:
+    queue = WaitingQueue(None, Clock(), {R: 1.0}, lambda num_tokens: num_tokens / 10)
+    for number, (priority, num_prompt) in enumerate(((I, 4), (I, 90), (R, 2), (R, 8))):
+        queue.push(sequence(number, priority=priority, num_prompt=num_prompt))
+    assert start(queue, 4) == [3, 2, 0, 1]
 
 
 def test_first_come_first_served_within_a_tenant_and_band() -> None:

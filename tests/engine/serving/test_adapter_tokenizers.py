@@ -14,6 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 import tokenizers as transformers_tokenizers
+from support.machine.waits import HANG_SECONDS
 from support.models.tiny_tokenizers import train_byte_level, write_folder
 
 from rootgraft.engine.config import EngineConfig
@@ -273,18 +274,18 @@ def test_a_load_that_takes_long_keeps_no_other_load(tokenizers, tmp_path, monkey
     def slow(self, folder):
         if folder.name == "slow":
             entered.set()
-            assert held.wait(60)
+            assert held.wait(HANG_SECONDS)
         return load(self, folder)
 
     monkeypatch.setattr(AdapterTokenizers, "_load", slow)
     info = adapter(tmp_path, "slow", extended("<|slow|>"))
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(tokenizers.find, "slow", info)
-        assert entered.wait(60)
+        assert entered.wait(HANG_SECONDS)
         assert tokenizers.find("other", adapter(tmp_path, "other", PLAIN)).key == ""
         assert not first.done()
         held.set()
-        assert first.result(60).tokenizer.encode("<|slow|>", False)
+        assert first.result(HANG_SECONDS).tokenizer.encode("<|slow|>", False)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from support.engine.greedy_answers import tokens_of
+from support.machine.waits import HANG_SECONDS
 
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.serving import engine_spawn
@@ -70,7 +71,7 @@ def test_it_leaves_in_silence_when_its_client_does(
     ours.close()
     command = [sys.executable, "-P", "-m", "rootgraft.engine.core.engine_process"]
     with theirs:
-        done = subprocess.run(command, stdin=theirs, capture_output=True, check=False, timeout=60)
+        done = subprocess.run(command, stdin=theirs, capture_output=True, check=False, timeout=HANG_SECONDS)
     assert (done.returncode, done.stdout, done.stderr) == (3 if "_exit" in program else 0, b"", b"")
 
 

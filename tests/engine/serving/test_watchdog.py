@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.machine.waits import HANG_SECONDS
 
 from rootgraft.api.config import ServerConfig
 from rootgraft.engine.core.liveness_thread import LivenessThread
@@ -177,5 +178,5 @@ def test_a_reader_that_sleeps_or_leaves_does_not_keep_the_thread(monkeypatch: py
     while len(os.read(reader, 1 << 20)) < 1 << 16:
         time.sleep(0.1)  # the pipe fills: the thread goes on, and drops what finds no room
     os.close(reader)
-    thread._thread.join(60)
+    thread._thread.join(HANG_SECONDS)
     assert not thread._thread.is_alive()

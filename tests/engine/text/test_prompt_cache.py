@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.machine.waits import HANG_SECONDS
 from support.models.tiny_tokenizers import SPECIAL, TEXTS, sentencepiece_definition, train_byte_level, write_folder
 
 from rootgraft.engine.errors import RequestError
@@ -192,7 +193,7 @@ def test_what_another_thread_encodes_is_waited_for(counting: Counting, monkeypat
 
     def slow(text: str, add_special_tokens: bool) -> array[int]:
         begun.set()
-        go_on.wait(60)
+        go_on.wait(HANG_SECONDS)
         return encode(text, add_special_tokens)
 
     monkeypatch.setattr(counting, "encode", slow)
@@ -200,10 +201,10 @@ def test_what_another_thread_encodes_is_waited_for(counting: Counting, monkeypat
     threads = [threading.Thread(target=lambda: answers.append(encoder.encode([LONG], US))) for _ in range(3)]
     for thread in threads:
         thread.start()
-    assert begun.wait(60)
+    assert begun.wait(HANG_SECONDS)
     go_on.set()
     for thread in threads:
-        thread.join(60)
+        thread.join(HANG_SECONDS)
     assert answers == [Tokenizer.encode(counting, LONG, False)] * 3
     assert counting.encoded == [LONG]
 

@@ -10,6 +10,7 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+from support.machine.waits import HANG_SECONDS
 
 from rootgraft.api.config import ServerConfig
 from rootgraft.engine.config import EngineConfig
@@ -104,7 +105,7 @@ def test_what_a_killed_server_left_is_removed(tmp_path: Path, monkeypatch: pytes
         try:
             assert left.stdout is not None and left.stdout.readline() == b"runs\n"  # its command line is there by now
             ray_cluster.remove_old_sessions()
-            assert left.wait(60) < 0
+            assert left.wait(HANG_SECONDS) < 0
         finally:
             left.kill()
     assert not old.exists() and own.exists() and other.exists()

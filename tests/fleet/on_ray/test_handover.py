@@ -18,6 +18,7 @@ from typing import Any
 
 import psutil
 import pytest
+from support.machine.waits import HANG_SECONDS
 
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.errors import ConfigError, EngineDead
@@ -104,7 +105,7 @@ async def test_a_stopped_engine_is_found_and_killed_through_its_host(tiny_llama:
 async def test_the_end_of_the_process_is_told_at_once_and_that_of_the_gateway_ends_it(
     tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(handover, "_END_SECONDS", 60.0)
+    monkeypatch.setattr(handover, "_END_SECONDS", HANG_SECONDS)
     hosted = Hosted(tiny_llama)
     await hosted.client.start()
     hosted.process().kill()
@@ -183,7 +184,7 @@ def test_connections_without_the_token_are_closed(host: Any, hello: Any) -> None
         purpose: end.getsockname() for purpose, end in zip((LIVENESS, CHANNEL, CONTROL), ours, strict=True)
     }
     for stranger in strangers:
-        stranger.settimeout(60.0)
+        stranger.settimeout(HANG_SECONDS)
         with suppress(ConnectionError):
             assert stranger.recv(1) == b""
         stranger.close()

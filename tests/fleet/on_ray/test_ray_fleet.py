@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.machine.waits import HANG_SECONDS
 
 TESTS = Path(__file__).parents[2]
 
@@ -30,7 +31,7 @@ def play(model: Path, working_directory: Path, strikes: str) -> Any:
     module = "runpy.run_module('support.api.ray_scene', run_name='__main__', alter_sys=True)"
     code = f"import runpy, sys; sys.path.insert(0, {str(TESTS)!r}); {module}"
     command = [unshare, "-n", sys.executable, "-P", "-c", code, str(model), strikes]
-    ended = subprocess.run(command, cwd=working_directory, capture_output=True, text=True, timeout=240)
+    ended = subprocess.run(command, cwd=working_directory, capture_output=True, text=True, timeout=HANG_SECONDS)
     assert ended.returncode == 0, ended.stderr[-3000:]
     *printed, result = ended.stdout.splitlines()
     return json.loads(result) | {"printed": "\n".join([ended.stderr, *printed])}

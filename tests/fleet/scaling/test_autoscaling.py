@@ -57,6 +57,17 @@ def test_from_none_to_one_and_back() -> None:
     assert follow(policy, loads, 0) == [(5.0, 1), (8.0 + DOWN_AFTER_SECONDS, 0)]
 
 
+@pytest.mark.parametrize("idle", [7.0, 300.0])
+def test_the_last_one_ends_after_the_idle_time_of_its_own(idle: float) -> None:
+    policy = AutoscalePolicy(least=0, most=2, rows=4, idle_seconds=idle)
+    loads = [(float(second), 5 if second < 3 else 0, 0.0) for second in range(400)]
+    assert follow(policy, loads, 0) == [
+        (0.0, 2),
+        (3.0 + DOWN_AFTER_SECONDS, 1),
+        (3.0 + DOWN_AFTER_SECONDS + idle, 0),
+    ]
+
+
 def test_a_sine_of_ten_minutes_takes_four_steps() -> None:
     """From one replica's load to three and back, with noise."""
     policy, draw = AutoscalePolicy(least=1, most=3, rows=8), random.Random(1)

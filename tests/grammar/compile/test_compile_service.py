@@ -17,6 +17,7 @@ from typing import Any
 
 import psutil
 import pytest
+from support.machine.waits import HANG_SECONDS
 
 from rootgraft.grammar.compile import compile_service, worker_handle
 from rootgraft.grammar.compile.compile_service import CompileQueueFull, CompileService, compile_workers
@@ -42,8 +43,6 @@ from rootgraft.grammar.errors import CompileUnavailable, GrammarError, GrammarTi
 from rootgraft.grammar.spec import GrammarSpec
 from rootgraft.grammar.vocabulary import Vocabulary
 
-WAIT = 120
-
 
 @pytest.fixture(scope="module")
 def service(vocabulary: Vocabulary) -> Iterator[CompileService]:
@@ -56,7 +55,7 @@ def test_a_grammar_is_compiled_once(service, grammars):
     spec = GrammarSpec.json_schema({"type": "integer", "minimum": 3})
     before = service.stats.compiled
     first, second = service.compile(spec), service.compile(spec)
-    assert first.result(WAIT) is second.result(WAIT) is service.compile(spec).result(WAIT)
+    assert first.result(HANG_SECONDS) is second.result(HANG_SECONDS) is service.compile(spec).result(HANG_SECONDS)
     assert service.stats.compiled == before + 1
     assert grammars.admits(first.result(), "12")
     assert not grammars.admits(first.result(), "2")
@@ -67,7 +66,7 @@ def test_a_refusal_is_remembered_with_its_pointer(service):
     refused, hits = service.stats.refused, service.stats.hits
     for _ in range(2):
         with pytest.raises(GrammarError) as caught:
-            service.compile(spec).result(WAIT)
+            service.compile(spec).result(HANG_SECONDS)
         assert (caught.value.keyword, caught.value.pointer) == ("type", "/items/type")
     assert (service.stats.refused, service.stats.hits) == (refused + 1, hits + 1)
 
@@ -77,7 +76,7 @@ def test_a_refusal_that_is_asked_for_again_and_again_keeps_no_frames(service):
     refusals = []
     for _ in range(3):
         with pytest.raises(GrammarError) as caught:
-            service.compile(spec).result(WAIT)
+            service.compile(spec).result(HANG_SECONDS)
         refusals.append(caught.value)
     depths = [len(list(traceback.walk_tb(each.__traceback__))) for each in refusals]
     assert len(set(map(id, refusals))) == 3 and depths[1] == depths[2]
@@ -87,10 +86,10 @@ def test_a_compile_beyond_the_clock_is_stopped_and_the_next_one_served(vocabular
     service = CompileService(vocabulary, workers=1, seconds=0.3)
     try:
         with pytest.raises(GrammarTimeout, match=r"takes longer than 0.3 s of processor time") as caught:
-            service.compile(_endless()).result(WAIT)
+            service.compile(_endless()).result(HANG_SECONDS)
         assert caught.value.keyword == "enum"
         assert service.stats.stopped == 1
-        assert service.compile(GrammarSpec.json_schema({"const": 1})).result(WAIT)
+        assert service.compile(GrammarSpec.json_schema({"const": 1})).result(HANG_SECONDS)
     finally:
         service.close()
 
@@ -105,7 +104,7 @@ def test_a_compile_beyond_the_memory_limit_is_refused(vocabulary):
     service = CompileService(vocabulary, workers=1, seconds=20, memory_bytes=1 << 20)
     try:
         with pytest.raises(GrammarError, match="more than 1 MiB"):
-            service.compile(_endless()).result(WAIT)
+            service.compile(_endless()).result(HANG_SECONDS)
     finally:
         service.close()
 
@@ -117,7 +116,7 @@ def test_a_worker_that_was_killed_while_idle_is_replaced_and_no_grammar_is_to_bl
         worker.compile(b"", 5)
     worker._process.wait()
     service._yielding._idle.append(worker)
-    assert service.compile(GrammarSpec.json_schema({"const": "lives"})).result(WAIT)
+    assert service.compile(GrammarSpec.json_schema({"const": "lives"})).result(HANG_SECONDS)
 
 
 def _die_by(number: signal.Signals, times: int) -> Callable[[WorkerHandle, bytes, float], bytes]:
@@ -137,7 +136,7 @@ def _die_by(number: signal.Signals, times: int) -> Callable[[WorkerHandle, bytes
 def test_a_worker_that_dies_at_work_is_replaced_and_the_grammar_tried_again(service, monkeypatch, number):
     with monkeypatch.context() as patched:
         patched.setattr(WorkerHandle, "compile", _die_by(number, 1))
-        assert service.compile(GrammarSpec.json_schema({"const": f"lives on {number}"})).result(WAIT)
+        assert service.compile(GrammarSpec.json_schema({"const": f"lives on {number}"})).result(HANG_SECONDS)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
@@ -147,8 +146,8 @@ def test_workers_that_are_killed_from_outside_are_no_fault_of_the_grammar(servic
     with monkeypatch.context() as patched:
         patched.setattr(WorkerHandle, "compile", _die_by(number, 2))
         with pytest.raises(CompileUnavailable, match="could not be compiled now"):
-            service.compile(spec).result(WAIT)
-    assert service.compile(spec).result(WAIT)
+            service.compile(spec).result(HANG_SECONDS)
+    assert service.compile(spec).result(HANG_SECONDS)
     assert service.stats.refused == refused
 
 
@@ -156,7 +155,7 @@ def test_a_grammar_over_which_every_worker_ends_itself_is_refused(service, monke
     with monkeypatch.context() as patched:
         patched.setattr(WorkerHandle, "compile", _die_by(signal.SIGABRT, 2))
         with pytest.raises(GrammarTimeout, match="ends the compiler"):
-            service.compile(GrammarSpec.json_schema({"const": "aborts"})).result(WAIT)
+            service.compile(GrammarSpec.json_schema({"const": "aborts"})).result(HANG_SECONDS)
 
 
 def test_the_kernel_that_looks_first_at_the_processor_time_says_the_same(vocabulary):
@@ -180,7 +179,7 @@ def test_a_worker_that_is_only_slow_is_waited_for_and_kept(vocabulary, monkeypat
         service._steady_until = float("inf")
         worker = service._steady.acquire()
         service._steady.release(worker)
-        assert service.compile(_endless()).result(WAIT)
+        assert service.compile(_endless()).result(HANG_SECONDS)
         assert service._steady.acquire() is worker
     finally:
         service.close()
@@ -215,13 +214,13 @@ def test_a_worker_yields_the_cores_unless_it_starves(vocabulary, monkeypatch):
         while not service._yielding._idle:
             time.sleep(0)
         for value in range(2):
-            assert service.compile(GrammarSpec.json_schema({"const": value})).result(WAIT)
+            assert service.compile(GrammarSpec.json_schema({"const": value})).result(HANG_SECONDS)
         assert tried == [True, False, False]
         monkeypatch.setattr(WorkerHandle, "compile", compile_)
         service._steady_until = 0.0
         while not service._yielding._idle:
             time.sleep(0)
-        assert service.compile(GrammarSpec.json_schema({"const": 3})).result(WAIT)
+        assert service.compile(GrammarSpec.json_schema({"const": 3})).result(HANG_SECONDS)
         assert service._yielding._idle and all(worker.yields for worker in service._yielding._idle)
     finally:
         service.close()
@@ -241,7 +240,7 @@ from threading import get_native_id
 from rootgraft.grammar.compile.compile_worker import LOADING_NICE, NICE, _run_nice
 os.nice({engine} + NICE)
 def work():
-    end = time.monotonic() + {WAIT}
+    end = time.monotonic() + {HANG_SECONDS}
     while (found := os.getpriority(os.PRIO_PROCESS, get_native_id())) != {wanted} and time.monotonic() < end:
         time.sleep(0.001)
     print(found)
@@ -300,7 +299,7 @@ def test_a_worker_that_compiles_does_not_keep_a_service_that_closes(vocabulary):
     while worker.num_jobs == 0:
         time.sleep(0.01)
     service.close()
-    assert isinstance(future.exception(WAIT), CompileUnavailable) and not worker.is_alive
+    assert isinstance(future.exception(HANG_SECONDS), CompileUnavailable) and not worker.is_alive
 
 
 @pytest.mark.parametrize(("yields", "error"), [(True, WorkerStarved), (False, WorkerDied)])
@@ -322,13 +321,13 @@ def test_a_worker_that_starves_at_its_start_keeps_no_grammar_waiting(vocabulary,
 
     def starve(self: WorkerHandle, vocabulary: Vocabulary, *, yields: bool, **_: object) -> None:
         if yields:
-            go_on.wait(WAIT)
+            go_on.wait(HANG_SECONDS)
         init(self, vocabulary, yields=False)
 
     monkeypatch.setattr(WorkerHandle, "__init__", starve)
     service = CompileService(vocabulary, workers=1, seconds=20)
     try:
-        assert service.compile(GrammarSpec.json_schema({"const": 1})).result(WAIT)
+        assert service.compile(GrammarSpec.json_schema({"const": 1})).result(HANG_SECONDS)
     finally:
         go_on.set()
         service.close()
@@ -336,11 +335,11 @@ def test_a_worker_that_starves_at_its_start_keeps_no_grammar_waiting(vocabulary,
 
 def test_a_grammar_along_which_the_library_failed_is_compiled_again(service):
     spec = GrammarSpec.json_schema({"const": "spoilt"})
-    first = service.compile(spec).result(WAIT)
+    first = service.compile(spec).result(HANG_SECONDS)
     first._rebuild()
-    second = service.compile(spec).result(WAIT)
+    second = service.compile(spec).result(HANG_SECONDS)
     assert second is not first
-    assert service.compile(spec).result(WAIT) is second
+    assert service.compile(spec).result(HANG_SECONDS) is second
 
 
 @pytest.mark.parametrize("error", [OSError(24, "too many open files"), MemoryError()])
@@ -352,8 +351,8 @@ def test_what_goes_wrong_here_is_not_held_against_a_grammar_for_ever(service, mo
     with monkeypatch.context() as patched:
         patched.setattr(WorkerPool, "acquire", fail)
         with pytest.raises(CompileUnavailable, match="could not be compiled"):
-            service.compile(spec).result(WAIT)
-    assert service.compile(spec).result(WAIT)
+            service.compile(spec).result(HANG_SECONDS)
+    assert service.compile(spec).result(HANG_SECONDS)
 
 
 def test_a_worker_beside_which_something_raises_is_not_busy_for_ever(vocabulary, monkeypatch):
@@ -366,8 +365,8 @@ def test_a_worker_beside_which_something_raises_is_not_busy_for_ever(vocabulary,
         with monkeypatch.context() as patched:
             patched.setattr("rootgraft.grammar.compile.compile_service.encode_job", fail)
             with pytest.raises(CompileUnavailable, match="could not be compiled"):
-                service.compile(GrammarSpec.json_schema({"const": 1})).result(WAIT)
-        assert service.compile(GrammarSpec.json_schema({"const": 2})).result(WAIT)
+                service.compile(GrammarSpec.json_schema({"const": 1})).result(HANG_SECONDS)
+        assert service.compile(GrammarSpec.json_schema({"const": 2})).result(HANG_SECONDS)
     finally:
         service.close()
 
@@ -376,13 +375,13 @@ def test_results_are_dropped_by_bytes(vocabulary):
     service = CompileService(vocabulary, workers=1, seconds=20, cache_bytes=300_000)
     try:
         for value in range(8):
-            service.compile(GrammarSpec.json_schema({"const": value})).result(WAIT)
+            service.compile(GrammarSpec.json_schema({"const": value})).result(HANG_SECONDS)
         assert service.stats.cached < 8
         assert service.stats.cached_bytes <= 300_000
         before = service.stats.compiled
-        service.compile(GrammarSpec.json_schema({"const": 7})).result(WAIT)
+        service.compile(GrammarSpec.json_schema({"const": 7})).result(HANG_SECONDS)
         assert service.stats.compiled == before
-        service.compile(GrammarSpec.json_schema({"const": 0})).result(WAIT)
+        service.compile(GrammarSpec.json_schema({"const": 0})).result(HANG_SECONDS)
         assert service.stats.compiled == before + 1
     finally:
         service.close()
@@ -419,7 +418,7 @@ class GatedService(CompileService):
 
     def _compiled(self, spec: GrammarSpec) -> CompiledGrammar:
         self.begun.append(spec.content)
-        assert self.gates[spec.content].wait(WAIT)
+        assert self.gates[spec.content].wait(HANG_SECONDS)
         raise GrammarError("regex", "", "was seen")
 
 
@@ -443,10 +442,10 @@ def gated(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int, int], Gate
 def test_grammars_of_a_tenant_that_take_long_leave_a_worker_to_others(gated):
     service = gated(2, 256)
     of_a = [service.ask(f"a{number}", "a", stuck=True) for number in range(9)]
-    assert isinstance(service.ask("b", "b").exception(WAIT), GrammarError)
+    assert isinstance(service.ask("b", "b").exception(HANG_SECONDS), GrammarError)
     assert not any(future.done() for future in of_a) and service.begun[-1] == b"b" and len(service.begun) == 2
     service.open_all()
-    assert all(isinstance(future.exception(WAIT), GrammarError) for future in of_a)
+    assert all(isinstance(future.exception(HANG_SECONDS), GrammarError) for future in of_a)
 
 
 def test_a_grammar_that_another_tenant_asked_for_has_the_turn_of_who_comes_later_too(gated):
@@ -455,10 +454,10 @@ def test_a_grammar_that_another_tenant_asked_for_has_the_turn_of_who_comes_later
     of_a = [service.ask(f"a{number}", "a", stuck=True) for number in range(5)]
     shared = service.ask("shared", "a")
     assert service.ask("shared", "b") is shared
-    assert isinstance(shared.exception(WAIT), GrammarError)
+    assert isinstance(shared.exception(HANG_SECONDS), GrammarError)
     assert not any(future.done() for future in of_a) and len(service.begun) == 2
     service.open_all()
-    wait(of_a, WAIT)
+    wait(of_a, HANG_SECONDS)
     assert service._slots.num_waiting == 0 and service.stats.pending == 0
 
 
@@ -471,8 +470,8 @@ def test_a_tenant_queues_as_many_grammars_as_it_leaves(gated):
             service.ask(f"{tenant}-more", tenant)
         assert service.ask(f"{tenant}0", tenant, stuck=True) is futures[0], "what it has asked for already"
     service.open_all()
-    assert service.ask("a3", "a").exception(WAIT)
-    assert service.ask("a-more", "a").exception(WAIT)
+    assert service.ask("a3", "a").exception(HANG_SECONDS)
+    assert service.ask("a-more", "a").exception(HANG_SECONDS)
 
 
 def test_without_keys_one_tenant_has_all_workers_and_places(gated):
@@ -481,7 +480,7 @@ def test_without_keys_one_tenant_has_all_workers_and_places(gated):
     with pytest.raises(CompileQueueFull):
         service.ask("more", "")
     service.open_all()
-    assert not wait(futures, WAIT).not_done
+    assert not wait(futures, HANG_SECONDS).not_done
 
 
 def test_a_vocabulary_survives_the_pipe(vocabulary):

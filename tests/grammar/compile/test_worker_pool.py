@@ -12,6 +12,7 @@ from threading import Event
 from types import SimpleNamespace
 
 import pytest
+from support.machine.waits import HANG_SECONDS
 
 from rootgraft.grammar.compile import compile_service, worker_handle, worker_pool
 from rootgraft.grammar.compile.compile_service import CompileService, compile_workers
@@ -25,8 +26,6 @@ from rootgraft.grammar.compile.worker_handle import (
 from rootgraft.grammar.spec import GrammarSpec
 from rootgraft.grammar.vocabulary import Vocabulary
 
-WAIT = 60
-
 
 class Starts:
     """Stands for `WorkerHandle`: each start waits until the test says what comes of it."""
@@ -39,14 +38,14 @@ class Starts:
         self.are_first.append(is_first)
         outcome: Future[Exception | None] = Future()
         self.asked.put(outcome)
-        failure = outcome.result(WAIT)
+        failure = outcome.result(HANG_SECONDS)
         if failure is not None:
             raise failure
         return FakeWorkerHandle(yields)
 
     def next(self, failure: Exception | None = None) -> None:
         """What comes of the start that waits longest, or of the next one."""
-        self.asked.get(timeout=WAIT).set_result(failure)
+        self.asked.get(timeout=HANG_SECONDS).set_result(failure)
 
 
 class FakeWorkerHandle:
@@ -77,15 +76,15 @@ def test_who_waits_for_a_start_takes_whichever_is_free_first(starts, takers, voc
     starts.next()
     worker = workers.acquire()
     second = takers.submit(workers.acquire)
-    unfinished = starts.asked.get(timeout=WAIT)
+    unfinished = starts.asked.get(timeout=HANG_SECONDS)
     workers.release(worker)
-    assert second.result(WAIT) is worker
+    assert second.result(HANG_SECONDS) is worker
     unfinished.set_result(None)
-    other = takers.submit(workers.acquire).result(WAIT)
+    other = takers.submit(workers.acquire).result(HANG_SECONDS)
     assert other is not worker
     third = takers.submit(workers.acquire)
     workers.release(other)
-    assert third.result(WAIT) is other
+    assert third.result(HANG_SECONDS) is other
     assert starts.asked.empty()
     workers.close()
 
@@ -120,7 +119,7 @@ def test_one_that_failed_is_replaced_at_once(starts, vocabulary):
 
 def test_nobody_waits_for_the_first_one_that_yields(starts, vocabulary):
     workers = compile_workers(vocabulary, 1, yields=True)
-    unfinished = starts.asked.get(timeout=WAIT)
+    unfinished = starts.asked.get(timeout=HANG_SECONDS)
     with pytest.raises(WorkerStarved):
         workers.acquire()
     unfinished.set_result(None)
@@ -138,10 +137,10 @@ def test_one_that_takes_the_place_of_another_is_waited_for_but_not_for_ever(star
     workers.discard(workers.acquire())
     taken = takers.submit(workers.acquire)
     starts.next()
-    worker = taken.result(WAIT)
+    worker = taken.result(HANG_SECONDS)
     another = takers.submit(workers.acquire)  # waits for the grammar that is being compiled, however long that takes
     workers.release(worker)
-    assert another.result(WAIT) is worker
+    assert another.result(HANG_SECONDS) is worker
     monkeypatch.setattr(worker_pool, "START_PATIENCE", 0.01)
     workers.discard(worker)
     with pytest.raises(WorkerStarved):
@@ -158,10 +157,10 @@ def test_who_waits_hears_of_a_start_that_fails_and_the_next_one_tries_again(star
         time.sleep(0)
     starts.next(failure)
     with pytest.raises(WorkerDied):
-        taken.result(WAIT)
+        taken.result(HANG_SECONDS)
     taken = takers.submit(workers.acquire)
     starts.next()
-    assert taken.result(WAIT).is_alive
+    assert taken.result(HANG_SECONDS).is_alive
     workers.close()
 
 
@@ -170,13 +169,13 @@ def test_after_the_end_there_are_none(starts, takers, vocabulary):
     starts.next()
     busy = workers.acquire()
     waiting = takers.submit(workers.acquire)
-    late = starts.asked.get(timeout=WAIT)
+    late = starts.asked.get(timeout=HANG_SECONDS)
     closing = threading.Thread(target=workers.close)
     closing.start()
     with pytest.raises(WorkerDied):
-        waiting.result(WAIT)
+        waiting.result(HANG_SECONDS)
     late.set_result(None)
-    closing.join(WAIT)
+    closing.join(HANG_SECONDS)
     workers.release(busy)
     assert not busy.is_alive and not workers._idle
     with pytest.raises(WorkerDied):
@@ -188,7 +187,7 @@ def test_grammars_are_compiled_by_fresh_processes_in_the_end(vocabulary, monkeyp
     service = CompileService(vocabulary, workers=1, seconds=20)
     try:
         for value in range(2):
-            assert service.compile(GrammarSpec.json_schema({"const": value})).result(WAIT)
+            assert service.compile(GrammarSpec.json_schema({"const": value})).result(HANG_SECONDS)
     finally:
         service.close()
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 from support.api.real_server import RealServer, tiny_server
 from support.engine.core_hooks import core_of, known_vocabularies
+from support.machine.waits import HANG_SECONDS
 from support.models.lora_models import LINEARS, base, make_adapter
 from support.models.resized_base import KINDS, ResizedOracle, make_resized_adapter
 from support.models.tiny_tokenizers import train_byte_level, write_folder
@@ -61,7 +62,7 @@ def server(folder: Path) -> Iterator[RealServer]:
     with tiny_server(folder / "worded", *options.split()) as started:
         yield started
         started.process.terminate()
-        assert started.process.wait(60) == 0
+        assert started.process.wait(HANG_SECONDS) == 0
 
 
 def ask(client: openai.OpenAI, model: str) -> str:

@@ -17,7 +17,7 @@ import httpx
 import openai
 import psutil
 import pytest
-from support.machine.waits import wait_until
+from support.machine.waits import HANG_SECONDS, wait_until
 
 from rootgraft.api.batches.batch_service import WORKERS
 
@@ -116,7 +116,7 @@ def test_a_killed_run_batch_goes_on_with_its_file(tmp_path: Path) -> None:
         before = out.read_bytes()
         assert MOST - CLIENTS <= before.count(b"\n") < MOST
         with python(*words) as second:
-            said, _ = second.communicate(timeout=60)
+            said, _ = second.communicate(timeout=HANG_SECONDS)
     assert second.returncode == 0 and f"{NUMBER} requests" in said
     assert out.read_bytes().startswith(before[: before.rfind(b"\n") + 1])
     assert counts(out.read_text()) == Counter(map(str, range(NUMBER)))

@@ -73,8 +73,22 @@ def test_a_calibration_is_fitted_applied_and_held_to_its_question(
     for other, model in ((asking, "base"), ({**asking, "instructions": "Who?"}, "one")):
         status, error = decide(live, other, model=model)
         assert (status, error["code"], error["param"]) == (400, "calibration_mismatch", "questions[0].calibration")
+    check_system_one(live, folder, shown)
     (folder / "team.json").write_text("{")
     assert decide(live, asking, model="one")[1]["code"] == "calibration_damaged"
+
+
+def check_system_one(live: RealServer, folder: Path, shown: list[float]) -> None:
+    """The same question to the same model has the same calibration of System One."""
+    asked = {"type": "choice", "instructions": "Which team?", "criteria": {"a": None, "b": None}, "calibration": "team"}
+    body: dict[str, Any] = {"model": "one", "state": "Text.", "questions": {"which": asked}}
+    found = live.http.post("/v1/systemone", json=body).json()
+    assert list(found["answers"]["which"]["probabilities"].values()) == pytest.approx(shown, abs=1e-6)
+    assert found["diagnostics"]["which"]["calibration"] == "team"
+    refused = live.http.post("/v1/systemone", json={**body, "model": "base"})
+    error = refused.json()["error"]
+    assert (refused.status_code, error["code"]) == (400, "calibration_mismatch")
+    assert error["param"] == "questions.which.calibration"
 
 
 @pytest.mark.parametrize("name", ["../team", ".team", "", "x" * 65, "a/b", "team\n"])

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from support.api.api_live import Live, ask
-from support.machine.waits import wait_until
+from support.machine.waits import HANG_SECONDS, wait_until
 from uvicorn import Config
 from uvicorn.server import ServerState
 
+from rootgraft.api.config import ServerConfig
 from rootgraft.api.generate import sse
 from rootgraft.api.http.connection import uvicorn_options
 
@@ -96,8 +97,11 @@ def test_others_go_on(live: Live, gate: asyncio.Event) -> None:
     assert [chr(request.tokens[-1]) for request in live.async_engine.aborted] == ["c"]
 
 
-def test_a_client_that_reads_nothing_counts_as_gone(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_reads_nothing_counts_as_gone(
+    serve_with: Callable[[ServerConfig], Live], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sse, "_SEND_TIMEOUT", 0.05)
+    live = serve_with(ServerConfig(stream_heartbeat=0.05))  # the first look at the time is one at whether to send one
     live.async_engine.say = lambda request, index: "x" * 2000
     body = {"prompt": ["x"] * 64, "stream": True, "max_tokens": 2000, "logprobs": 20}
     with ask(live, "/v1/completions", body):
@@ -155,5 +159,5 @@ async def test_an_answer_whose_client_has_just_left_is_no_error() -> None:
     connection.connection_made(transport)
     connection.data_received(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
     transport.closed = True
-    await asyncio.wait_for(answered, 60)
+    await asyncio.wait_for(answered, HANG_SECONDS)
     connection.connection_lost(None)

@@ -23,7 +23,7 @@ import pytest
 from support.api.api_live import Live, make_state, serve
 from support.api.children.ledger_child import record
 from support.api.small_disk import SmallDisk, mounted
-from support.machine.waits import wait_until
+from support.machine.waits import HANG_SECONDS, wait_until
 
 from rootgraft.api.access.api_keys import read_entries
 from rootgraft.api.access.key_file import add_key, rotate_key
@@ -61,7 +61,7 @@ def start(folder: Path, ledger: Path | None = None) -> Iterator[Live]:
         finally:
             for ending in (state.stores.batches, state.stores.ledger):
                 if ending is not None:
-                    asyncio.run_coroutine_threadsafe(ending.close(), live.loop).result(60)
+                    asyncio.run_coroutine_threadsafe(ending.close(), live.loop).result(HANG_SECONDS)
 
 
 def line(number: int) -> str:

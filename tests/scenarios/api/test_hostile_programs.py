@@ -17,7 +17,7 @@ import psutil
 import pytest
 from support.api.api_live import Live
 from support.api.key_files import entry, write
-from support.machine.waits import wait_until
+from support.machine.waits import HANG_SECONDS, wait_until
 
 from benchmarks.hostile_programs import LOOPS, doubling, unevaluated
 from rootgraft.api.config import ServerConfig
@@ -88,7 +88,7 @@ def test_a_chat_template(live: Live, clients: ThreadPoolExecutor, monkeypatch: p
         worker = busy_worker()
         check_that_others_are_served(live, hostile)
         worker.kill()
-        reply: httpx.Response = hostile.result(60)
+        reply: httpx.Response = hostile.result(HANG_SECONDS)
     assert reply.status_code == 503 and "ask again" in reply.json()["error"]["message"]
 
 
@@ -129,7 +129,7 @@ def test_the_schema_of_an_answer(live: Live, clients: ThreadPoolExecutor, monkey
         worker = busy_worker()
         check_that_others_are_served(live, hostile)
         worker.kill()
-        [choice] = hostile.result(60).json()["choices"]
+        [choice] = hostile.result(HANG_SECONDS).json()["choices"]
     assert (choice["finish_reason"], choice["message"]["content"]) == ("stop", answer)
 
 

@@ -12,10 +12,11 @@ import httpx
 import pytest
 from support.api.api_live import Live, ask
 from support.api.key_files import entry, write
-from support.machine.waits import wait_until
+from support.machine.waits import HANG_SECONDS, wait_until
 
 from rootgraft.api.config import ServerConfig
 from rootgraft.api.errors import Rejection
+from rootgraft.engine.types import Priority
 
 COMPLETIONS = "/v1/completions"
 Start = Callable[[ServerConfig], Live]
@@ -83,7 +84,7 @@ def test_a_queue_that_is_full(tmp_path: Path, serve_with: Start) -> None:
         check_refusal(b.post(COMPLETIONS, json={"prompt": ["x", "y"]}), 503, "server_error", "server_overloaded")
         live.loop.call_soon_threadsafe(live.async_engine.gate.set)
         for thread in threads:
-            thread.join(60)
+            thread.join(HANG_SECONDS)
         assert [reply.status_code for reply in replies] == [200, 200]
         assert live.state.limits.admission.queue_limits.sequences == 0
         assert late.post(COMPLETIONS, json={"prompt": "x"}).status_code == 200
@@ -116,6 +117,53 @@ def test_timeouts_of_header_and_option(live: Live, serve_with: Start) -> None:
         assert server.async_engine.seen[-1].timeout == timeout
 
 
+SLOW = {
+    "row_limit": 4,
+    "rows_usable": 4,
+    "running": 0,
+    "waiting_deferred": 0,
+    "waiting_deferred_tokens": 0,
+    "prefill_tokens_per_second": 0.5,
+    "prefill_pairs_per_second": 1e9,
+    "prefilling_tokens": 0,
+    "prefilling_pairs": 0,
+    "prefill_short_tokens": 100,
+    "engines": 1,
+    "steps": 9,
+}
+"""Statistics of an engine that computes a token of a prompt in two seconds."""
+
+
+def test_a_strict_request_is_refused_for_its_target_in_the_shape_of_its_protocol(live: Live) -> None:
+    asked = {"model": "tiny", "messages": [{"role": "user", "content": "x"}]}
+    with live.http(headers={"x-slo": "strict"}) as http:
+        reply = http.post(COMPLETIONS, json={"prompt": "x"})
+        assert reply.status_code == 400 and reply.json()["error"]["code"] == "no_target"
+        live.state.limits.admission.queue_limits.target_ttft = {Priority.INTERACTIVE: 0.5}
+        assert http.post(COMPLETIONS, json={"prompt": "x"}).status_code == 200
+        live.client.stats |= SLOW
+        for path, more in (("/v1/chat/completions", {}), ("/v1/messages", {"max_tokens": 4}), ("/api/chat", {})):
+            reply = http.post(path, json={**asked, **more})
+            error = reply.json()["error"]
+            text = error if isinstance(error, str) else error["message"]
+            assert (
+                reply.status_code == (529 if path == "/v1/messages" else 503)
+                and "ms at the earliest" in text
+                and "500 ms" in text
+            )
+            assert int(reply.headers["retry-after"]) >= 1
+    assert metric(live, "target_ttft") == 3
+    with live.http() as http:
+        assert http.post(COMPLETIONS, json={"prompt": "x"}).status_code == 200
+
+
+@pytest.mark.parametrize("value", ["", "Strict", "no", "1", "strict,strict"])
+def test_a_header_x_slo_that_is_none(live: Live, value: str) -> None:
+    with live.http(headers={"x-slo": value}) as http:
+        reply = http.post(COMPLETIONS, json={"prompt": "x"})
+    assert reply.status_code == 400 and reply.json()["error"]["code"] == "invalid_header"
+
+
 @pytest.mark.parametrize(
     "value", ["", "0", "0.0", "-1", "+1", "nan", "inf", "1e3", "86401", "9999999", "5s", "1,5", "1 2", "0x5", "."]
 )
@@ -146,7 +194,7 @@ def test_the_document_says_what_the_code_does() -> None:
     from rootgraft.api.routes.files import MAX_LINES
     from rootgraft.engine.sampling_options import MAX_TOP_K
     from rootgraft.engine.scheduling.fairness import CACHED_WEIGHT
-    from rootgraft.engine.scheduling.waiting_queue import MAX_OVERTAKEN, WINDOW
+    from rootgraft.engine.scheduling.tenant_queue import MAX_OVERTAKEN, WINDOW
     from rootgraft.engine.serving.request import MAX_N, MAX_STOP_LENGTH, MAX_STOPS, MAX_TIMEOUT
     from rootgraft.engine.types import (
         MAX_LOGIT_BIAS,

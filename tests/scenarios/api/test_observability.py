@@ -23,7 +23,7 @@ from opentelemetry.semconv._incubating.attributes import gen_ai_attributes
 from support.api.api_live import Live
 from support.api.key_files import entry, write
 from support.api.reply_checks import scrape, value
-from support.machine.waits import wait_until
+from support.machine.waits import HANG_SECONDS, wait_until
 
 from rootgraft.api.config import ServerConfig
 from rootgraft.api.observe.log import JsonLines, set_up_log
@@ -231,7 +231,7 @@ def test_the_ledger_and_the_counters_say_what_the_answers_said(tmp_path: Path, s
     names = ("key_requests", "key_prompt_tokens", "key_prompt_tokens_cached", "key_generation_tokens")
     for key, counts in expected.items():
         assert [value(families, name, "_total", key=key) for name in names] == counts
-    asyncio.run_coroutine_threadsafe(live.state.stores.ledger.close(), live.loop).result(60)
+    asyncio.run_coroutine_threadsafe(live.state.stores.ledger.close(), live.loop).result(HANG_SECONDS)
 
 
 def test_what_a_client_that_leaves_got_is_counted(tmp_path: Path, live: Live) -> None:
@@ -250,7 +250,7 @@ def test_what_a_client_that_leaves_got_is_counted(tmp_path: Path, live: Live) ->
     with live.http() as http, http.stream("POST", COMPLETIONS, json={"prompt": "abc", "stream": True}) as reply:
         next(reply.iter_lines())
     wait_until(lambda: bool(live.async_engine.aborted) and live.state.limits.active == 0)
-    asyncio.run_coroutine_threadsafe(live.state.stores.ledger.close(), live.loop).result(60)
+    asyncio.run_coroutine_threadsafe(live.state.stores.ledger.close(), live.loop).result(HANG_SECONDS)
     live.state.stores.ledger = None
     db = sqlite3.connect(tmp_path / "usage.db")
     [(requests, prompt, completion)] = db.execute("SELECT requests, prompt_tokens, completion_tokens FROM usage")

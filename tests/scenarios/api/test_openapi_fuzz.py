@@ -9,6 +9,7 @@ import schemathesis
 from hypothesis import HealthCheck, Phase, settings
 from schemathesis import GenerationMode
 from support.api.api_live import Live, make_state, serve
+from support.machine.waits import HANG_SECONDS
 
 from rootgraft.api.error_responses import speaks_anthropic
 from rootgraft.api.http.app import create_app
@@ -46,7 +47,7 @@ def fuzzed() -> Any:
     database=None,
 )
 def test_whatever_the_document_allows_or_forbids(case: Any, fuzzed: Live) -> None:
-    reply = case.call(base_url=fuzzed.url, timeout=60)
+    reply = case.call(base_url=fuzzed.url, timeout=HANG_SECONDS)
     assert reply.status_code < 500, (reply.status_code, reply.text)
     if reply.status_code >= 400:
         keys = {"type", "error", "request_id"} if speaks_anthropic(case.operation.path) else {"error"}

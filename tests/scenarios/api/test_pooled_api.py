@@ -15,6 +15,7 @@ import pytest
 import torch
 from support.api.real_server import RealServer, tiny_server
 from support.engine.tiny_llm import CHAT_TEMPLATE
+from support.machine.waits import HANG_SECONDS
 from support.models.tiny_models import COMMON
 from support.models.tiny_tokenizers import train_byte_level, write_folder
 from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
@@ -82,7 +83,9 @@ def test_embeddings_are_those_of_transformers(client: openai.OpenAI, causal: tup
 def test_base64_is_of_little_endian_floats(url: str, causal: tuple[Path, Any]) -> None:
     folder, model = causal
     body = {"input": TEXTS[1], "encoding_format": "base64"}
-    data = httpx.post(f"{url}/v1/embeddings", json=body, trust_env=False).json()["data"][0]["embedding"]
+    data = httpx.post(f"{url}/v1/embeddings", json=body, trust_env=False, timeout=HANG_SECONDS).json()["data"][0][
+        "embedding"
+    ]
     raw = base64.b64decode(data)
     tokens = list(Tokenizer.load(folder).encode(TEXTS[1], True))
     assert list(struct.unpack(f"<{len(raw) // 4}f", raw)) == pytest.approx(embedded(model, tokens), abs=1e-4)
@@ -108,17 +111,17 @@ def test_a_ranking_is_by_the_probability_of_yes(url: str, causal: tuple[Path, An
         scores.append(torch.tensor(found).softmax(0)[0].item())
     order = sorted(range(3), key=lambda index: -scores[index])
     body = {"query": "the fox", "documents": [TEXTS[0], {"text": TEXTS[1]}, TEXTS[2]], "model": "tiny"}
-    results = httpx.post(f"{url}/v1/rerank", json=body, trust_env=False).json()["results"]
+    results = httpx.post(f"{url}/v1/rerank", json=body, trust_env=False, timeout=HANG_SECONDS).json()["results"]
     assert [each["index"] for each in results] == order
     assert [each["relevance_score"] for each in results] == pytest.approx([scores[at] for at in order], abs=1e-4)
     assert [each["document"]["text"] for each in results] == [TEXTS[at] for at in order]
     few = {**body, "top_n": 1, "return_documents": False}
-    [best] = httpx.post(f"{url}/v1/rerank", json=few, trust_env=False).json()["results"]
+    [best] = httpx.post(f"{url}/v1/rerank", json=few, trust_env=False, timeout=HANG_SECONDS).json()["results"]
     assert best == {"index": order[0], "relevance_score": results[0]["relevance_score"]}
 
 
 def test_a_model_without_a_classification_head_says_so(url: str) -> None:
-    reply = httpx.post(f"{url}/v1/classify", json={"input": "a"}, trust_env=False)
+    reply = httpx.post(f"{url}/v1/classify", json={"input": "a"}, trust_env=False, timeout=HANG_SECONDS)
     assert (reply.status_code, reply.json()["error"]["param"]) == (400, "model")
 
 

@@ -10,6 +10,7 @@ import httpx
 import pytest
 import torch
 from support.api.api_live import make_state
+from support.machine.waits import HANG_SECONDS
 
 from rootgraft.api.http.app import create_app
 from rootgraft.engine.config import EngineConfig
@@ -107,7 +108,7 @@ async def test_loglikelihoods_equal_those_of_transformers(model_folder: Path) ->
 
         async def ask(pairs: list[tuple[list[int], list[int]]]) -> list[tuple[float, bool]]:
             prompts = [context + continuation for context, continuation in pairs]
-            reply = (await http.post("/v1/completions", json={**body, "prompt": prompts}, timeout=60)).json()
+            reply = (await http.post("/v1/completions", json={**body, "prompt": prompts}, timeout=HANG_SECONDS)).json()
             choices = sorted(reply["choices"], key=lambda choice: choice["index"])
             for choice, prompt in zip(choices, prompts, strict=True):
                 assert len(choice["logprobs"]["token_logprobs"]) == len(prompt) + 1

@@ -153,7 +153,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     point=st.sampled_from(POINTS),
     calls=st.integers(0, 40),
@@ -249,7 +249,7 @@ def test_a_load_whose_result_is_lost_is_replied_to(root: Path, late: bool) -> No
 DEVICE_CALLS = ((FakeWorker, "launch"), (FakeStep, "draw"), (FakeStep, "result"))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     calls=st.lists(st.tuples(st.sampled_from(DEVICE_CALLS), st.integers(0, 30), st.booleans()), max_size=3),
     overlaps=st.booleans(),

@@ -16,8 +16,8 @@ from rootgraft.engine.core import adapter_manager
 from rootgraft.radix.namespace import Namespace
 
 SEED = 1
-HEAVY_REQUESTS = 800
-HEAVY_FAKE_REQUESTS = 1600
+HEAVY_REQUESTS = 400
+HEAVY_FAKE_REQUESTS = 800
 
 
 @pytest.fixture(scope="module")

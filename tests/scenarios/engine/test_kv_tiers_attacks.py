@@ -18,7 +18,7 @@ from support.engine.core_hooks import tiers_of
 from rootgraft.engine.kv_cache.block_files import found_files
 from rootgraft.engine.messages import Done
 
-PROMPT = [random.Random(4).randrange(11) for _ in range(42)]
+PROMPT = [random.Random(f"4 {each}").randrange(11) for each in range(42)]
 WHOLE = 40  # tokens of its whole pages
 FLIPS = 1000
 

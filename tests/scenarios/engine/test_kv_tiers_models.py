@@ -19,7 +19,7 @@ from rootgraft.engine.errors import ConfigError, RequestError
 from rootgraft.engine.kv_cache.block_codec import ALIGNMENT
 from rootgraft.lora.request import LoRARequest
 
-PROMPT = [random.Random(5).randrange(3, 250) for _ in range(70)]
+PROMPT = [random.Random(f"5 {each}").randrange(3, 250) for each in range(70)]
 OTHER = [9, *PROMPT[1:]]
 PARAMS = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True)
 

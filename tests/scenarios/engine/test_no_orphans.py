@@ -10,8 +10,8 @@ from contextlib import suppress
 
 import psutil
 import pytest
+from support.machine.waits import HANG_SECONDS
 
-WAIT = 60
 HANGS = {
     "Python": "while True: pass",
     "native code that holds the lock": "import re; re.match('(a+)+x', 'a' * 60)",
@@ -87,7 +87,7 @@ def wait_for_the_end_of(*pids: int) -> None:
     for pid in pids:
         with suppress(psutil.NoSuchProcess):
             processes.append(psutil.Process(pid))
-    _, alive = psutil.wait_procs(processes, timeout=WAIT)
+    _, alive = psutil.wait_procs(processes, timeout=HANG_SECONDS)
     assert not [each for each in alive if each.status() != psutil.STATUS_ZOMBIE]
 
 
@@ -138,11 +138,10 @@ def test_an_engine_whose_server_is_gone_ends(hang: str) -> None:
         assert engine.stdout is not None and engine.stdout.readline() == "ready\n"
         assert os.read(reader, 8)
         os.close(reader)
-        assert engine.wait(WAIT) == 70
+        assert engine.wait(HANG_SECONDS) == 70
 
 
 def test_threads_that_stay_keep_no_process() -> None:
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", THREAD_THAT_STAYS], capture_output=True, text=True, timeout=WAIT, check=False
-    )
+    command = [sys.executable, "-P", "-c", THREAD_THAT_STAYS]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_SECONDS, check=False)
     assert (done.returncode, done.stderr) == (7, "What is tested has not ended after 0.1 s: the process ends\n")

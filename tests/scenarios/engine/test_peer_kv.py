@@ -13,10 +13,11 @@ from support.engine.fake_worker import expected_tokens
 from support.engine.made_fleet import Made, check_answers, submit
 
 from rootgraft.engine.core import kv_exports
+from rootgraft.engine.kv_cache.state_cache import StateSlots
 from rootgraft.engine.messages import KvBlocks, ReadKv
 from rootgraft.fleet import fleet as fleet_module
 
-DOCUMENT = [random.Random(3).randrange(VOCAB) for _ in range(640)]
+DOCUMENT = [random.Random(f"3 {each}").randrange(VOCAB) for each in range(640)]
 
 
 @pytest.fixture
@@ -59,6 +60,17 @@ async def test_a_replica_gets_the_prefix_that_another_one_has(make: Any) -> None
     assert other.stats["kv_hits_peer"] == other.stats["kv_stored_peer"] == len(DOCUMENT) // 4
     assert other.stats["computed_tokens"] < len(DOCUMENT), "the document was computed again"
     assert other.stats["kv_pages_peer"] == 0, "they are in the tree now"
+    del made.tokens[0], made.ends[0]
+    check_answers(made, questions(1), 4)
+
+
+async def test_a_recurrent_state_comes_with_its_pages(make: Any) -> None:
+    made = await make(states=StateSlots(4, 40, 16))
+    holder = await begin(made)
+    [other] = [client for client in made.clients if client is not holder]
+    await ask(made, questions(1))
+    assert other.stats["kv_hits_peer"] > len(DOCUMENT) // 4 - 4, "pages up to the last state, and the state"
+    assert other.stats["computed_tokens"] < len(DOCUMENT), "the document was computed again"
     del made.tokens[0], made.ends[0]
     check_answers(made, questions(1), 4)
 
@@ -141,7 +153,8 @@ async def test_blocks_that_are_damaged_are_computed(make: Any) -> None:
     check_answers(made, questions(1), 4)
 
 
-LONG = {number: [(number * each) % VOCAB for each in range(1, 300)] for number in range(1, 7)}
+# All fit the pool of a replica at once: what is evicted before it is copied is computed again.
+LONG = {number: [(number * each) % VOCAB for each in range(1, 300)] for number in range(1, 5)}
 
 
 def with_role(made: Made, role: str) -> list[CoreClient]:

@@ -12,6 +12,7 @@ import psutil
 import pytest
 import torch
 from support.engine.tiny_llm import open_llm, write_adapter, write_model
+from support.machine.waits import HANG_SECONDS
 
 from rootgraft import LLM, SamplingParams
 from rootgraft.engine.config import EngineConfig
@@ -150,7 +151,7 @@ def test_followers_end_with_rank_0(folder: Path) -> None:
         finally:
             process.kill()
     assert (first, len(found)) == ("ready\n", 1)
-    found[0].wait(60)
+    found[0].wait(HANG_SECONDS)
 
 
 def followers_of(number: int) -> list[psutil.Process]:

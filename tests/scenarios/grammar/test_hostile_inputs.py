@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterator
 
 import pytest
+from support.machine.waits import HANG_SECONDS
 
 from benchmarks.grammar.hostile_inputs import inputs
 from rootgraft.api.protocol.completions import CompletionRequest
@@ -32,7 +33,7 @@ def outcome(service: CompileService, grammars, fields) -> str:
     try:
         output_format = requested_format(CompletionRequest.model_validate({"model": "m", "prompt": "x", **fields}))
         assert output_format is not None
-        compiled = service.compile(output_format.spec).result(300)
+        compiled = service.compile(output_format.spec).result(HANG_SECONDS)
     except GrammarRefused as error:
         assert error.param and error.keyword and error.reason
         return "refused"

@@ -38,7 +38,7 @@ FAMILIES = [
     *("deepseek_v2", "deepseek_v2_lite", "deepseek_v3"),
     *("helium", "cwm", "flex_olmo", "exaone"),
 ]
-PROMPT = [random.Random(5).randrange(VOCAB) for _ in range(41)]
+PROMPT = [random.Random(f"5 {each}").randrange(VOCAB) for each in range(41)]
 
 
 @pytest.fixture(scope="module", params=FAMILIES)

@@ -162,6 +162,24 @@ def test_a_hit_gives_the_same_bits(hybrid: Hybrid) -> None:
     core.close()
 
 
+def test_a_restart_gives_the_same_bits_from_disk(hybrid: Hybrid, tmp_path: Path) -> None:
+    """States come back with the pages before them, those of the adapter for the adapter alone."""
+    prompt, said = [*SYSTEM, 11, 12, 13], []
+    for expected in (0, 20):
+        core = hybrid.core(kv_disk=str(tmp_path))
+        talk = Talk(hybrid, core)
+        for number, adapter in enumerate((None, "a", None)):
+            talk.ask(prompt, 4, adapter, seed=number)
+            talk.run()
+        assert talk.cached == {0: expected, 1: expected, 2: 20}
+        said.append([logprobs for _, _, logprobs in talk.answers.values()])
+        core.close()
+    for before, after in zip(*said, strict=True):
+        assert [entry.token for entry in before] == [entry.token for entry in after]
+        tolerance = 0 if ops.native_kernels() else 1e-6
+        assert [each.logprob for each in before] == pytest.approx([each.logprob for each in after], rel=tolerance)
+
+
 def test_the_start_says_what_states_take(hybrid: Hybrid) -> None:
     core = hybrid.core()
     [line] = [line for line in core.ready.summary if line.startswith("Recurrent states")]

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 
 from aiohttp import web
 
+from support.machine.waits import HANG_SECONDS
+
 PIECE = 16_384
 
 
@@ -47,7 +49,7 @@ class FileServer:
         self._transports: set[asyncio.WriteTransport] = set()
         self._thread = threading.Thread(target=self._loop.run_forever)
         self._thread.start()
-        self.port: int = asyncio.run_coroutine_threadsafe(self._start(), self._loop).result(60)
+        self.port: int = asyncio.run_coroutine_threadsafe(self._start(), self._loop).result(HANG_SECONDS)
 
     @property
     def origin(self) -> str:
@@ -56,7 +58,7 @@ class FileServer:
     def close(self) -> None:
         for event in self.holds.values():
             event.set()
-        asyncio.run_coroutine_threadsafe(self._stop(), self._loop).result(60)
+        asyncio.run_coroutine_threadsafe(self._stop(), self._loop).result(HANG_SECONDS)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()

@@ -15,6 +15,7 @@ import httpx
 import openai
 import uvicorn
 
+from rootgraft.api.access.rate_limits import RateLimits
 from rootgraft.api.config import ServerConfig
 from rootgraft.api.generate.model_engine import ModelEngine
 from rootgraft.api.generate.server_state import ServerState
@@ -26,6 +27,7 @@ from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.messages import Ready
 from support.api.api_fakes import MAX_LEN, VOCAB, FakeClient, FakeFrontend
 from support.api.fake_nvml import fake_gpus
+from support.machine.waits import HANG_SECONDS
 from support.machine.waits import wait_until as wait_until
 
 
@@ -40,7 +42,7 @@ class Live:
     loop: asyncio.AbstractEventLoop
 
     def http(self, **options: Any) -> httpx.Client:
-        return httpx.Client(base_url=self.url, timeout=60, trust_env=False, **options)
+        return httpx.Client(base_url=self.url, timeout=HANG_SECONDS, trust_env=False, **options)
 
     def openai(self, **options: Any) -> openai.OpenAI:
         """OpenAI's client; close it, or use it in a ``with``."""
@@ -52,7 +54,9 @@ class Live:
         for fake in (self.async_engine, self.client):
             vars(fake).clear()
             fake.__init__()
-        fresh = ServerState(self.state.options, self.state.observers.metrics, engine=self.state.engine)
+        fresh = _with_rates_at_rest(
+            ServerState(self.state.options, self.state.observers.metrics, engine=self.state.engine)
+        )
         self.state.engine.draining = False
         self.state.limits = fresh.limits
         self.state.stores.responses = fresh.stores.responses
@@ -66,13 +70,21 @@ def make_state(options: ServerConfig | None = None) -> ServerState:
     options = options or ServerConfig()
     config = EngineConfig(enable_lora=True, speculative_config='{"num_speculative_tokens": 4}')
     facts = EngineFacts.of(config, Ready(MAX_LEN, VOCAB, num_pages=100, page_size=16, summary=()))
-    return ServerState(
-        options,
-        Metrics("tiny", lambda: client.stats, prefix=options.metrics_prefix, facts=facts, gpus=fake_gpus()),
-        names=("tiny", "org/alias"),
-        engine=ModelEngine(options, client, FakeFrontend()),  # type: ignore[arg-type]
-        version="1.2.3",
+    return _with_rates_at_rest(
+        ServerState(
+            options,
+            Metrics("tiny", lambda: client.stats, prefix=options.metrics_prefix, facts=facts, gpus=fake_gpus()),
+            names=("tiny", "org/alias"),
+            engine=ModelEngine(options, client, FakeFrontend()),  # type: ignore[arg-type]
+            version="1.2.3",
+        )
     )
+
+
+def _with_rates_at_rest(state: ServerState) -> ServerState:
+    """Return the state with buckets of rate limits that do not fill: what is left does not depend on a test's speed."""
+    state.limits.admission.limits = RateLimits(lambda: 0.0)
+    return state
 
 
 class _Server(uvicorn.Server):
@@ -98,11 +110,11 @@ def run_app(app: Any, sock: socket.socket) -> Iterator[asyncio.AbstractEventLoop
     thread = threading.Thread(target=server.run, args=([sock],))
     thread.start()
     try:
-        assert server.up.wait(60)
+        assert server.up.wait(HANG_SECONDS)
         yield server.loop
     finally:
         server.should_exit = True
-        thread.join(60)
+        thread.join(HANG_SECONDS)
 
 
 def serve(state: ServerState) -> Iterator[Live]:
@@ -115,7 +127,7 @@ def serve(state: ServerState) -> Iterator[Live]:
 def ask(live: Live, path: str, body: dict[str, Any], key: str = "none") -> socket.socket:
     """Send a request and leave the answer unread: a client that leaves when it is told to, and not by the clock."""
     host, port = live.url.removeprefix("http://").split(":")
-    sock = socket.create_connection((host, int(port)), timeout=60)
+    sock = socket.create_connection((host, int(port)), timeout=HANG_SECONDS)
     data = json.dumps(body).encode()
     lines = [
         f"POST {path} HTTP/1.1",

@@ -10,6 +10,8 @@ from typing import Any
 
 from aiohttp import web
 
+from support.machine.waits import HANG_SECONDS
+
 
 @dataclass
 class FakeServer:
@@ -68,10 +70,10 @@ class FakeServer:
             self.leave(request)
 
     async def gather(self) -> None:
-        """Wait for ``together`` requests: a client that never sends so many fails its test after a minute."""
+        """Wait for ``together`` requests: a client that never sends so many fails its test."""
         if self.most_running >= self.together:
             return
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(HANG_SECONDS):
             while self.most_running < self.together:
                 await asyncio.sleep(0.001)
         await asyncio.sleep(0.05)

@@ -14,6 +14,8 @@ from pathlib import Path
 import httpx
 import openai
 
+from support.machine.waits import HANG_SECONDS
+
 QUESTION = [{"role": "user", "content": "Name three colours."}]
 
 
@@ -30,7 +32,7 @@ class RealServer:
         names = () if "--served-model-name" in options else ("--served-model-name", "small")
         self.process = subprocess.Popen([*command, *threads, *names, *options], cwd=cwd)
         self.url = f"http://127.0.0.1:{port}"
-        self.http = httpx.Client(base_url=self.url, timeout=120, trust_env=False)
+        self.http = httpx.Client(base_url=self.url, timeout=HANG_SECONDS, trust_env=False)
         self.client = openai.OpenAI(
             base_url=f"{self.url}/v1",
             api_key="none",

@@ -14,6 +14,7 @@ from rootgraft.api.http.app import create_app
 from rootgraft.api.rpc.messages import message
 from rootgraft.api.rpc.rpc_server import RpcServer
 from support.api.api_live import Live
+from support.machine.waits import HANG_SECONDS
 
 GENERATION, INFERENCE = "/rootgraft.v1.Generation", "/inference.GRPCInferenceService"
 
@@ -51,12 +52,12 @@ def rpc_of(live: Live) -> Iterator[RpcClient]:
         await server.start()
         return server
 
-    server = asyncio.run_coroutine_threadsafe(start(), live.loop).result(60)
+    server = asyncio.run_coroutine_threadsafe(start(), live.loop).result(HANG_SECONDS)
     try:
         with grpc.insecure_channel(f"127.0.0.1:{server.port}", [("grpc.enable_http_proxy", 0)]) as channel:
             yield RpcClient(channel, live)
     finally:
-        asyncio.run_coroutine_threadsafe(server.close(), live.loop).result(60)
+        asyncio.run_coroutine_threadsafe(server.close(), live.loop).result(HANG_SECONDS)
 
 
 def generate_request(**fields: Any) -> Any:

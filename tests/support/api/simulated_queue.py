@@ -53,11 +53,16 @@ class Arrival:
     tenant: str = ""
     priority: Priority = Priority.INTERACTIVE
     compile: float = 0.0
+    is_strict: bool = False
 
 
 @dataclass(frozen=True)
 class Machine:
-    """Seconds of a step: for itself, and for each decode token, prefill token and query-key pair of a prefill."""
+    """Seconds of a step: for itself, and for each decode token, prefill token and query-key pair of a prefill.
+
+    Attributes:
+        target_ttft: of interactive requests, in seconds; 0 for none.
+    """
 
     step: float = 0.01
     decode: float = 0.001
@@ -67,6 +72,7 @@ class Machine:
     budget: int = 512
     pages: int = 20_000
     max_queue_seconds: float = 60.0
+    target_ttft: float = 0.0
 
     def seconds(self, work: StepWork) -> float:
         return (
@@ -105,16 +111,19 @@ class Simulation:
         self.machine, self.arrivals, self.taken = machine, arrivals, taken
         self.now = 0.0
         self.stats = EngineStats()
+        targets = {Priority.INTERACTIVE: machine.target_ttft} if machine.target_ttft else {}
         self.scheduler = Scheduler(
             PrefixCache(machine.pages, 16, sharing=True),
             max_num_seqs=machine.rows,
             max_num_batched_tokens=machine.budget,
             stats=self.stats,
             target_itl=dict.fromkeys((Priority.REALTIME, Priority.INTERACTIVE), 0.1),
+            target_ttft=targets,
             clock=lambda: self.now,
         )
         self.capacity, self.told_at = Capacity(), 0.0
         limits = QueueLimits(1 << 20, 1 << 40, machine.max_queue_seconds, lambda: self.now, lambda: self.capacity)
+        limits.target_ttft = targets
         self.admission = RequestAdmission(limits, RateLimits(lambda: self.now))
         self.compiling: list[tuple[float, int]] = []
         self.tickets: dict[int, QueueTicket] = {}
@@ -150,6 +159,7 @@ class Simulation:
             ((len(arrival.prompt), 1, most),),
             (marks_of(arrival.prompt),),
             may_be_deferred=arrival.compile > 0,
+            is_strict=arrival.is_strict,
         )
         key = Key("k", b"", arrival.tenant)
         try:

@@ -8,6 +8,7 @@ from typing import Any
 from websockets.sync.client import ClientConnection, connect
 
 from support.api.api_live import Live
+from support.machine.waits import HANG_SECONDS
 
 
 def socket_of(live: Live, path: str, key: str = "none", **options: Any) -> ClientConnection:
@@ -16,10 +17,11 @@ def socket_of(live: Live, path: str, key: str = "none", **options: Any) -> Clien
 
 
 def connect_to(url: str, path: str, key: str = "none", **options: Any) -> ClientConnection:
-    """Open a WebSocket of a server at an HTTP address."""
+    """Open a WebSocket of a server at an HTTP address, which is never given up for its slowness."""
     headers = {"Authorization": f"Bearer {key}", **options.pop("headers", {})}
     url = url.replace("http://", "ws://") + path
-    return connect(url, additional_headers=headers, proxy=None, open_timeout=60, **options)
+    patience = {"open_timeout": HANG_SECONDS, "close_timeout": HANG_SECONDS, "ping_interval": None}
+    return connect(url, additional_headers=headers, proxy=None, **{**patience, **options})
 
 
 def tell(socket: ClientConnection, message: Any) -> None:
@@ -27,7 +29,7 @@ def tell(socket: ClientConnection, message: Any) -> None:
 
 
 def hear(socket: ClientConnection) -> dict[str, Any]:
-    return json.loads(socket.recv(timeout=60))  # type: ignore[no-any-return]
+    return json.loads(socket.recv(timeout=HANG_SECONDS))  # type: ignore[no-any-return]
 
 
 def hear_ends(socket: ClientConnection, count: int, ends: tuple[str, ...] = ("done", "error")) -> list[dict[str, Any]]:

@@ -10,6 +10,7 @@ import pytest
 from aiohttp import web
 
 from support.api.fake_openai import FakeServer
+from support.machine.waits import HANG_SECONDS
 
 
 @pytest.fixture
@@ -34,7 +35,7 @@ def fake_server() -> Iterator[FakeServer]:
 
     thread = threading.Thread(target=loop.run_until_complete, args=(serve(),))
     thread.start()
-    assert ready.wait(60)
+    assert ready.wait(HANG_SECONDS)
     yield server
     loop.call_soon_threadsafe(end.set)
     thread.join()

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.core.engine_core import EngineCore
+from rootgraft.engine.kv_cache.state_cache import StateSlots
 from rootgraft.engine.messages import (
     AdapterChanged,
     Adapters,
@@ -23,6 +24,7 @@ from rootgraft.engine.types import SamplingParams
 from rootgraft.lora.adapter_pool import AdapterPool
 from support.engine.core_hooks import adapter_pins, scheduler_of
 from support.engine.fake_worker import FakeWorker, adapter_code, expected_tokens
+from support.machine.waits import HANG_SECONDS
 from support.models.lora_folders import file_of, good_config, good_tensors, small_reader, write_folder
 
 PATIENCE = 5
@@ -45,6 +47,7 @@ class Engine:
         max_num_seqs=4,
         max_cpu_bytes=1 << 20,
         max_adapters=20,
+        states: StateSlots | None = None,
         **options,
     ):
         reader = small_reader(root)
@@ -66,7 +69,7 @@ class Engine:
         self.pool = AdapterPool(
             Gated(), max_loras=slots, max_adapters=max_adapters, max_cpu_bytes=max_cpu_bytes, patience=PATIENCE
         )
-        self.worker = FakeWorker(num_pages, 4, adapters=self.pool)
+        self.worker = FakeWorker(num_pages, 4, adapters=self.pool, states=states)
         config = EngineConfig(
             block_size=4,
             max_num_seqs=max_num_seqs,
@@ -121,7 +124,7 @@ class Engine:
 
     def wait(self, condition) -> None:
         """Step until another thread has got there."""
-        end = time.monotonic() + 60
+        end = time.monotonic() + HANG_SECONDS
         while not condition():
             assert time.monotonic() < end, "does not come to it"
             self.step()

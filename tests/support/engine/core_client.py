@@ -9,6 +9,7 @@ from typing import Any
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.core.engine_core import EngineCore
 from rootgraft.engine.errors import AdapterUnavailable, EngineDead, RequestError, UnknownModel
+from rootgraft.engine.kv_cache.state_cache import StateSlots
 from rootgraft.engine.messages import (
     Abort,
     ForgetTokens,
@@ -51,8 +52,9 @@ class CoreClient:
         vocab_size: int = VOCAB,
         step_seconds: float = 0.0,
         rests: Callable[[], bool] = lambda: False,
+        states: StateSlots | None = None,
     ) -> None:
-        worker = FakeWorker(400, 4, vocab_size=vocab_size)
+        worker = FakeWorker(400, 4, vocab_size=vocab_size, states=states)
         self._step_seconds = step_seconds
         self._rests = rests
         worker.base_digest = base

@@ -20,6 +20,7 @@ from rootgraft.engine.batch import (
     PageLoad,
     Row,
     RowResult,
+    StateLoad,
     StepHandle,
     StepResult,
     TokenCheck,
@@ -97,22 +98,29 @@ class FakeStep:
 
 
 class FakePages:
-    """The pages of a fake pool, cell by cell 64 bits. With recurrent states they cannot be kept elsewhere."""
+    """The pages and states of a fake pool, cell by cell 64 bits."""
 
     on_device = True
 
     def __init__(self, worker: FakeWorker) -> None:
         self._worker = worker
-        self.form = "fake"
+        self.form = "fake states" if worker.states else "fake"
         self.page_bytes = 8 * worker.page_size
-        self.refusal = "it has recurrent states" if worker.states else ""
+        self.state_bytes = 8 if worker.states else 0
+        self.refusal = ""
 
     def read_page(self, page: int) -> bytes:
         start = page * self._worker.page_size
         return array("q", self._worker.cells[start : start + self._worker.page_size]).tobytes()
 
-    def load(self, loads: Iterable[PageLoad]) -> None:
+    def read_state(self, slot: int) -> bytes:
+        return array("q", [self._worker.state_of[slot]]).tobytes()
+
+    def load(self, loads: Iterable[PageLoad | StateLoad]) -> None:
         for load in loads:
+            if isinstance(load, StateLoad):
+                [self._worker.state_of[load.slot]] = memoryview(bytes(load.payload)).cast("q").tolist()
+                continue
             start = load.page * self._worker.page_size
             content = memoryview(bytes(load.payload)).cast("q").tolist()
             self._worker.cells[start : start + self._worker.page_size] = content
@@ -202,7 +210,7 @@ class FakeWorker:
             self.named[start.row] = start.params.logprob_token_ids
             self.sources[start.row] = start.state
         for copy in batch.copies:
-            if isinstance(copy, PageLoad):
+            if isinstance(copy, PageLoad | StateLoad):
                 self.kv_pages.load([copy])
                 continue
             for i in range(copy.num_tokens):

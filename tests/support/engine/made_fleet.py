@@ -15,6 +15,7 @@ from rootgraft.fleet.replica_launcher import ProcessLauncher
 from rootgraft.fleet.scaling.autoscaling import AutoscalePolicy
 from support.engine.core_client import VOCAB, CoreClient
 from support.engine.fake_worker import expected_tokens
+from support.machine.waits import HANG_SECONDS
 
 
 class Made:
@@ -29,7 +30,7 @@ class Made:
         self.ends: dict[int, Done | Failed] = {}
         self.changed: list[str] = []  # names of adapters
         self.heartbeats = 0
-        limits = DispatcherLimits(heartbeat_seconds=30.0)
+        limits = DispatcherLimits(heartbeat_seconds=HANG_SECONDS)
         self.fleet = Fleet(ProcessLauncher(self._make), count, limits, policy=policy, roles=roles)
         self.fleet.on_frame = self._take
         self.fleet.on_heartbeat = lambda heartbeat: setattr(self, "heartbeats", self.heartbeats + 1)
@@ -54,7 +55,7 @@ class Made:
         return [client for client in self.clients if client in self.fleet.replicas.values()]
 
     async def until(self, holds: Callable[[], bool]) -> None:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(HANG_SECONDS):
             while not holds():
                 await asyncio.sleep(0)
 

@@ -23,7 +23,7 @@ from rootgraft.engine.text.tokenizer import Tokenizer
 from rootgraft.engine.types import SamplingDefaults
 from support.api.api_fakes import FakeClient, FakeFrontend
 from support.api.real_server import free_port
-from support.machine.waits import wait_until
+from support.machine.waits import HANG_SECONDS, wait_until
 
 
 class Engine:
@@ -95,7 +95,7 @@ class Script:
                 interrupt()
 
     def finish(self) -> None:
-        self._thread.join(60)
+        self._thread.join(HANG_SECONDS)
         if self._error is not None:
             raise self._error
 
@@ -122,7 +122,7 @@ def run(
     """Serve while ``steps`` happen, with a client of this ``connection``; the exit code."""
     port = free_port()
     url = f"{scheme}://127.0.0.1:{port}"
-    script = Script(steps, httpx.Client(base_url=url, timeout=60, trust_env=False, **(connection or {})))
+    script = Script(steps, httpx.Client(base_url=url, timeout=HANG_SECONDS, trust_env=False, **(connection or {})))
     try:
         return server.serve(engine or EngineConfig(model="m"), ServerConfig(port=port, **options))
     finally:

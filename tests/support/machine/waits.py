@@ -6,17 +6,20 @@ import asyncio
 import time
 from collections.abc import Callable
 
+HANG_SECONDS = 300.0
+"""Limit of whatever only guards against a hang: a machine that is busy with others takes long, and is not to blame."""
 
-def wait_until(condition: Callable[[], bool], seconds: float = 60.0, pause: float = 0.002) -> None:
-    """Look again and again until another thread, or process, has got there."""
-    deadline = time.monotonic() + seconds
+
+def wait_until(condition: Callable[[], bool], pause: float = 0.002) -> None:
+    """Look again and again until another thread, or process, has got there. Raises AssertionError."""
+    deadline = time.monotonic() + HANG_SECONDS
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(pause)
 
 
-async def until(condition: Callable[[], bool], seconds: float = 240.0) -> None:
+async def until(condition: Callable[[], bool]) -> None:
     """Let the event loop go on until something has come to hold. Raises TimeoutError."""
-    async with asyncio.timeout(seconds):
+    async with asyncio.timeout(HANG_SECONDS):
         while not condition():
             await asyncio.sleep(0.002)

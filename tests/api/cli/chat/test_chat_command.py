@@ -17,6 +17,7 @@ from pathlib import Path
 import pyte
 import pytest
 from support.api.fake_openai import FakeServer
+from support.machine.waits import HANG_SECONDS
 
 from rootgraft.api.cli.main import main
 from rootgraft.api.cli.remote_server import Timing
@@ -207,7 +208,7 @@ def chat_terminal(url: str, folder: Path) -> Iterator[Terminal]:
             with suppress(OSError):  # the other end is closed
                 while True:
                     screen.read()
-            assert process.wait(60) == 0
+            assert process.wait(HANG_SECONDS) == 0
         finally:
             process.kill()
             os.close(terminal)
@@ -222,7 +223,7 @@ def test_ctrl_c_stops_the_answer_and_ctrl_d_leaves(fake_server: FakeServer, tmp_
         terminal.write(b"\x03")
         terminal.until("(stopped)")
         terminal.until_prompt()
-        assert fake_server.left.wait(60), "the server must see that nobody listens"
+        assert fake_server.left.wait(HANG_SECONDS), "the server must see that nobody listens"
 
 
 def test_a_thought_is_dim_before_its_answer(fake_server: FakeServer, tmp_path: Path) -> None:

@@ -40,6 +40,7 @@ from rootgraft.api.cli.machine.doctor_checks import (
 from rootgraft.api.cli.main import main
 from rootgraft.api.config import ServerConfig
 from rootgraft.api.http.listener import listening
+from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.errors import ModelError
 from rootgraft.engine.machine import kernel_state as kernel_states
 from rootgraft.engine.machine import software
@@ -419,12 +420,12 @@ def test_a_model_is_planned_before_anything_is_loaded(tmp_path: Path, capsys: py
     """Its storage, memory and products, for the options that a server would have."""
     kinds = dict.fromkeys((name for name, shape in SHAPES.items() if len(shape) == 2), GGMLQuantizationType.Q8_0)
     path = write_gguf(tmp_path / "small.gguf", tensors(), types=kinds)
-    found = {each.name: each for each in check_model(str(path))}
+    found = {each.name: each for each in check_model(EngineConfig(model=str(path)))}
     assert found["stored"].value.startswith("Q8_0; ") and found["model"].value.startswith(
         "small: llama, 1 layers of 64"
     )
     assert found["memory"].status == "ok"
-    widened = {each.name: each for each in check_model(str(path), "widened")}
+    widened = {each.name: each for each in check_model(EngineConfig(model=str(path), quantization="widened"))}
     assert widened["computed"].value.startswith("in ")
     assert main(["doctor", str(tmp_path / "none.gguf")]) != 0
     assert "there is no folder or file" in capsys.readouterr().err
@@ -437,4 +438,4 @@ def test_a_model_of_the_hub_is_not_downloaded_for_its_plan(monkeypatch: pytest.M
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
     with pytest.raises(ModelError, match=r"org/name is not on this machine\. Try: rootgraft pull org/name"):
-        check_model("org/name")
+        check_model(EngineConfig(model="org/name"))

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from rootgraft.api.access.rate_limits import RateLimits
 from rootgraft.api.config import ServerConfig
 from rootgraft.api.gateways import main_connection
+from rootgraft.api.generate import server_state
 from rootgraft.api.http import model_service, server
 from rootgraft.engine.config import EngineConfig
 from rootgraft.fleet.dispatcher import DispatcherLimits
@@ -29,12 +32,14 @@ def main(folder: str, model: str, words: str) -> int:
     vocabulary = len(json.loads((Path(folder) / "tokenizer.json").read_text())["model"]["vocab"])
     hold = Path(folder) / "hold"
     main_connection.SILENT_SECONDS = STOPPED_SECONDS
+    # Their buckets do not fill: what is left does not depend on the speed of a test.
+    server_state.RateLimits = partial(RateLimits, lambda: 0.0)  # type: ignore[assignment,misc]
 
     def make() -> Any:
         return CoreClient(vocab_size=vocabulary, step_seconds=STEP_SECONDS, rests=hold.exists)
 
     def fleet(*_args: Any) -> Any:
-        return Fleet(ProcessLauncher(make), 2, DispatcherLimits(heartbeat_seconds=60.0))
+        return Fleet(ProcessLauncher(make), 2, DispatcherLimits(heartbeat_seconds=STOPPED_SECONDS))
 
     found = SimpleNamespace(path=Path(folder), name=model)
     model_service.resolve_model = lambda name, revision=None: found  # type: ignore[assignment]

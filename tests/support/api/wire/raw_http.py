@@ -9,6 +9,8 @@ import socket
 from dataclasses import dataclass, field
 from typing import Any
 
+from support.machine.waits import HANG_SECONDS
+
 _BLOCK = 65536
 
 
@@ -68,7 +70,7 @@ class Wire:
 
     def __post_init__(self) -> None:
         host, port = self.url.removeprefix("http://").split(":")
-        self.socket = socket.create_connection((host, int(port)), timeout=60)
+        self.socket = socket.create_connection((host, int(port)), timeout=HANG_SECONDS)
         self._data = b""
         self._num_read = 0
 

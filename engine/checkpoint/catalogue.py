@@ -1,0 +1,70 @@
+"""The model catalogue: short names, such as ``qwen3:4b``, for models on the hub, with what each takes of a machine."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Literal
+
+_CONTEXT = 8192
+_BYTES_OF_A_NUMBER = 2
+# What the memory of a usual laptop delivers, in GB/s: two channels of DDR4-3200 or DDR5-4800, about half of the peak.
+LAPTOP_BANDWIDTH = 40.0
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogueModel:
+    """A model of the catalogue; sizes are as published.
+
+    Attributes:
+        name: the short name.
+        repository: name on the hub, with ``:TAG`` for one GGUF file.
+        form: how its weights are stored.
+        gigabytes: bytes of the weights, in 1e9.
+        kv: layers that keep KV, heads of keys, and size of a head.
+        context: the longest sequence, in tokens.
+        use: what it is for.
+        license: as its publisher names it.
+        active: gigabytes of weights that a token reads, where experts rest; 0 for all.
+    """
+
+    name: str
+    repository: str
+    form: str
+    gigabytes: float
+    kv: tuple[int, int, int]
+    context: int
+    use: Literal["chat", "reasoning", "embedding"]
+    license: str
+    active: float = 0.0
+
+    @property
+    def memory_bytes(self) -> float:
+        """Return bytes for the weights as they are stored, and for the KV of 8,192 tokens in 16 bits."""
+        layers, heads, size = self.kv
+        return self.gigabytes * 1e9 + 2 * layers * heads * size * _BYTES_OF_A_NUMBER * min(_CONTEXT, self.context)
+
+    @property
+    def laptop_tokens_per_second(self) -> float:
+        """Return the bound that a laptop's memory sets to one stream: each token reads all active weights once."""
+        return LAPTOP_BANDWIDTH / (self.active or self.gigabytes)
+
+
+@cache
+def catalogue() -> Mapping[str, CatalogueModel]:
+    """Return the models by name, in the order of the file."""
+    table = tomllib.loads(Path(__file__).with_name("catalogue.toml").read_text("utf-8"))
+    return {name: CatalogueModel(name, **fields | {"kv": tuple(fields["kv"])}) for name, fields in table.items()}
+
+
+def search_catalogue(words: str) -> list[CatalogueModel]:
+    """Return the models whose name, repository, form, use or license has each of the words, in any case."""
+    wanted = words.lower().split()
+    texts = {
+        model: " ".join((model.name, model.repository, model.form, model.use, model.license)).lower()
+        for model in catalogue().values()
+    }
+    return [model for model, text in texts.items() if all(word in text for word in wanted)]

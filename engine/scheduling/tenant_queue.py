@@ -1,0 +1,157 @@
+"""Queue of one tenant in one priority class: by arrival and prefix hit, or by the deadline of the first token.
+
+Without a target for the time to first token, the next sequence is the one of the first few that has the longest prefix
+hit; one that ``MAX_OVERTAKEN`` others have overtaken is overtaken no more.
+
+With a target, the next one is that which must begin first (earliest deadline, less the time of its own prompt). One
+that can meet its target no more is late: it would only make others late too, so these go before it. So that no late one
+starves, it gets each ``LATE_TURN``-th admission, and all others where nobody is on time.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from math import inf
+
+from ..sequence.sequence import Sequence
+from ..types import Priority
+
+WINDOW = 8
+"""Sequences of a tenant, the first ones, of which the one with the longest prefix hit is admitted."""
+
+MAX_OVERTAKEN = 16
+LATE_TURN = 4
+
+Cached = Callable[[Sequence], int] | None
+
+
+@dataclass(slots=True)
+class Entry:
+    """A sequence in the queue or, between its admission and its end, a record of how long it waited.
+
+    Attributes:
+        priority: the class in which it waits.
+        since: when it began to wait, as if its earlier waits had come right before.
+        waited: seconds until it was last admitted.
+        num_overtaken: sequences of its tenant and class that came later and were admitted before it.
+        latest_start: when it must begin at the latest to meet its target; -inf without one.
+    """
+
+    sequence: Sequence
+    priority: Priority
+    since: float
+    waited: float = 0.0
+    num_overtaken: int = 0
+    latest_start: float = -inf
+
+
+class TenantQueue:
+    """Waiting sequences of a tenant and class in order of arrival; those on time by their deadlines."""
+
+    def __init__(self) -> None:
+        self._arrived: OrderedDict[int, Entry] = OrderedDict()
+        self._on_time: list[tuple[float, int]] = []  # latest start and number, sorted
+        self._late: OrderedDict[int, Entry] = OrderedDict()  # and those without a target
+        self._num_before_late = 0  # admissions since the last one of a late sequence
+
+    def __len__(self) -> int:
+        return len(self._arrived)
+
+    def __iter__(self) -> Iterator[Entry]:
+        """Yield the entries in order of arrival."""
+        yield from self._arrived.values()
+
+    def push(self, entry: Entry) -> None:
+        """Add an entry, on time if it has a latest start."""
+        number = entry.sequence.id
+        self._arrived[number] = entry
+        if entry.latest_start > -inf:
+            insort(self._on_time, (entry.latest_start, number))
+        else:
+            self._late[number] = entry
+
+    def remove(self, entry: Entry) -> None:
+        """Take an entry out. KeyError if it is not here."""
+        number = entry.sequence.id
+        del self._arrived[number]
+        if self._late.pop(number, None) is None:
+            del self._on_time[bisect_left(self._on_time, (entry.latest_start, number))]
+
+    def count_admission(self, admitted: Entry) -> None:
+        """Count the admission of an entry that is still here for those that wait."""
+        if admitted.sequence.id not in self._late:
+            self._num_before_late += 1
+            return
+        self._num_before_late = 0
+        for earlier in islice(self._late.values(), WINDOW):
+            if earlier is admitted:
+                return
+            earlier.num_overtaken += 1
+
+    def read(self, now: float) -> Reader:
+        """Return a reader of the entries in order of admission."""
+        count = bisect_left(self._on_time, (now, -1))
+        for _, number in self._on_time[:count]:
+            self._late[number] = self._arrived[number]
+        del self._on_time[:count]
+        on_time = [self._arrived[number] for _, number in self._on_time]
+        return Reader(on_time, self._late, self._num_before_late)
+
+
+class Reader:
+    """Goes through the entries of a ``TenantQueue`` once; each may leave the queue once it was returned."""
+
+    def __init__(self, on_time: list[Entry], late: OrderedDict[int, Entry], num_before_late: int) -> None:
+        self._on_time = iter(on_time)
+        self._late = _ReadAhead(late)
+        self._num_before_late = num_before_late
+
+    def next(self, cached: Cached) -> Entry | None:
+        """Return the next entry; None at the end."""
+        if self._num_before_late < LATE_TURN - 1 and (entry := next(self._on_time, None)) is not None:
+            self._num_before_late += 1
+            return entry
+        self._num_before_late = 0
+        late = self._late.first()
+        return self._late.pop(_next(late, cached)) if late else next(self._on_time, None)
+
+
+class _ReadAhead:
+    """The entries of a FIFO in order, which may leave it once they are popped.
+
+    It is read as far as entries are asked for, each time twice as far: a step looks at the first few of thousands.
+    """
+
+    def __init__(self, fifo: OrderedDict[int, Entry]) -> None:
+        self._fifo = fifo
+        self._read: set[int] = set()  # ids of all that were read
+        self._entries: list[Entry] = []
+        self._is_whole = False
+
+    def first(self) -> list[Entry]:
+        """Return the first ``WINDOW`` entries, fewer where no more are left."""
+        if len(self._entries) < WINDOW and not self._is_whole:
+            found = islice(self._fifo.items(), 2 * len(self._read) + WINDOW)
+            new = {number: entry for number, entry in found if number not in self._read}
+            self._read.update(new)
+            self._entries += new.values()
+            self._is_whole = not new
+        return self._entries[:WINDOW]
+
+    def pop(self, index: int) -> Entry:
+        return self._entries.pop(index)
+
+
+def _next(waiting: list[Entry], cached: Cached) -> int:
+    """Return the index of the entry to admit next; ``waiting`` is in order of arrival."""
+    if cached is None or len(waiting) == 1:
+        return 0
+    starving = (i for i, entry in enumerate(waiting) if entry.num_overtaken >= MAX_OVERTAKEN)
+    if (first := next(starving, None)) is not None:
+        return first
+    hits = [cached(entry.sequence) for entry in waiting]
+    return hits.index(max(hits))

@@ -1,0 +1,172 @@
+"""Calibration folder: one JSON file for each calibration, written by ``rootgraft calibrate`` and read by its name.
+
+A file is replaced as a whole, and read again once it has changed.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from ..errors import ConfigError, RequestError, quoted
+from .calibration import Calibration
+from .label_shares import LabelShares
+
+CALIBRATION_NAME: Final = r"[A-Za-z0-9_@:-][A-Za-z0-9._@:-]{0,63}"
+"""Names of calibrations, which are names of files as well."""
+
+_DIGEST = re.compile("[0-9a-f]{64}")
+_MOST_BYTES = 64 << 10
+_MOST_LABELS = 256
+_MOST_KEPT = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class CalibrationFile:
+    """What a file holds.
+
+    Attributes:
+        digest: of model and question.
+        temperature, bias: as of ``Calibration``.
+        model, question: whose they are; examples, brier, ece: what the fit told, before and after. For readers alone.
+    """
+
+    digest: str
+    temperature: float
+    bias: list[float] = field(default_factory=list)
+    model: str = ""
+    question: dict[str, Any] = field(default_factory=dict)
+    examples: int = 0
+    brier: list[float] = field(default_factory=list)
+    ece: list[float] = field(default_factory=list)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what the file holds."""
+        return asdict(self)
+
+
+def write_calibration(folder: Path, name: str, content: CalibrationFile) -> Path:
+    """Write a calibration, in the place of an earlier one of its name. Returns its file. Raises ConfigError."""
+    target = folder / f"{name}.json"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        handle, made = tempfile.mkstemp(prefix=f".{name}-", dir=folder)
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                os.fchmod(handle, 0o644)
+                file.write(json.dumps(content.to_json(), allow_nan=False) + "\n")
+            os.replace(made, target)
+        except OSError:
+            os.unlink(made)
+            raise
+    except OSError as error:
+        raise ConfigError(f"--calibration-dir: {target} cannot be written: {error.strerror}.") from error
+    return target
+
+
+class CalibrationFolder:
+    """Finds calibrations by name.
+
+    Args:
+        folder: None where there are none.
+        option: what names the folder, for errors.
+    """
+
+    def __init__(self, folder: Path | None, option: str = "--calibration-dir") -> None:
+        self._folder = folder
+        self._option = option
+        self._kept: dict[str, tuple[tuple[int, int], Calibration]] = {}
+
+    def named(self, names: Sequence[str | None], fields: Sequence[str]) -> list[NamedCalibration | None]:
+        """Return the calibration of each question, None for none. Raises as ``find``."""
+        return [
+            None if name is None else NamedCalibration(self.find(name, field), name, field)
+            for name, field in zip(names, fields, strict=True)
+        ]
+
+    def find(self, name: str, field: str) -> Calibration:
+        """Return a calibration.
+
+        Args:
+            field: the request's field that names it.
+
+        Raises:
+            RequestError: there is none of this name, or it cannot be read.
+        """
+        if self._folder is None:
+            raise RequestError(f"There are no calibrations: {self._option} is not given.", param=field)
+        path = self._folder / f"{name}.json"
+        try:
+            state = path.stat()
+            stamp = state.st_mtime_ns, state.st_ino
+            kept = self._kept.get(name)
+            if kept is not None and kept[0] == stamp:
+                return kept[1]
+            found = _read(path.read_bytes() if state.st_size <= _MOST_BYTES else b"")
+        except FileNotFoundError:
+            text = f"There is no calibration {quoted(name)} here."
+            raise RequestError(text, param=field, code="calibration_not_found") from None
+        except (OSError, ValueError, RecursionError):
+            text = f"The calibration {quoted(name)} cannot be read; its file is damaged."
+            raise RequestError(text, param=field, code="calibration_damaged") from None
+        while len(self._kept) >= _MOST_KEPT:
+            self._kept.pop(next(iter(self._kept)))
+        self._kept[name] = stamp, found
+        return found
+
+
+def _read(data: bytes) -> Calibration:
+    """Return the calibration that a file holds. Raises ValueError unless it is one, with finite numbers."""
+    content = json.loads(data)
+    if not isinstance(content, dict):
+        raise ValueError("no object")
+    digest, temperature, bias = content.get("digest"), content.get("temperature"), content.get("bias", [])
+    if not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
+        raise ValueError("no digest")
+    if not _is_number(temperature) or temperature <= 0:
+        raise ValueError("no temperature")
+    if not isinstance(bias, list) or len(bias) > _MOST_LABELS or not all(map(_is_number, bias)):
+        raise ValueError("no bias")
+    return Calibration(digest, float(temperature), tuple(map(float, bias)))
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and abs(value) < 1e300 and math.isfinite(value)
+
+
+@dataclass(frozen=True, slots=True)
+class NamedCalibration:
+    """A calibration with its name, and the request's field that names it."""
+
+    calibration: Calibration
+    name: str
+    field: str
+
+    def apply(self, shares: LabelShares, digest: str | None) -> LabelShares:
+        """Return the calibrated shares of a question's labels. Raises as ``check``."""
+        self.check(digest, len(shares.shares))
+        return self.calibration.apply(shares)
+
+    def check(self, digest: str | None, num_labels: int) -> None:
+        """Check that this is for a question to a model.
+
+        Args:
+            digest: of both; None where the model's content is not known.
+
+        Raises:
+            RequestError: it is for another one.
+        """
+        if self.calibration.digest != digest or len(self.calibration.bias) not in (0, num_labels):
+            raise RequestError(
+                f"The calibration {quoted(self.name)} was fitted for another question, or for another content of the "
+                "model: run rootgraft calibrate again.",
+                param=self.field,
+                code="calibration_mismatch",
+            )

@@ -1,0 +1,75 @@
+"""The plan of a model on several ranks, from its configuration alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rootgraft.api.cli.main import main
+from rootgraft.engine.config import EngineConfig
+from rootgraft.engine.errors import ConfigError
+from rootgraft.engine.model_tools.weight_plan import WeightPlan, plan_weights
+
+LAYERS, WIDTH, INNER, HEADS, KV_HEADS, HEAD_DIM, VOCABULARY = 3, 64, 96, 8, 4, 16, 1000
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": WIDTH, "intermediate_size": INNER,
+    "num_hidden_layers": LAYERS, "num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS, "head_dim": HEAD_DIM,
+    "vocab_size": VOCABULARY, "max_position_embeddings": 512, "rms_norm_eps": 1e-5, "hidden_act": "silu",
+    "tie_word_embeddings": False,
+}  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    return tmp_path
+
+
+def plan(folder: Path, ranks: int, **options: object) -> WeightPlan:
+    config = EngineConfig(
+        load_format="dummy", tensor_parallel_size=ranks, device="cpu", dtype="float32", kv_cache_memory=0.25, **options
+    )
+    return plan_weights(config, folder)
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_ranks_share_all_but_the_embedding_the_norms_and_repeated_kv_heads(folder: Path, ranks: int) -> None:
+    alone, part = plan(folder, 1), plan(folder, ranks)
+    repeated = max(0, ranks - KV_HEADS) * LAYERS * 2 * WIDTH * HEAD_DIM
+    whole_on_each = VOCABULARY * WIDTH + (2 * LAYERS + 1) * WIDTH
+    assert ranks * part.memory_bytes == alone.memory_bytes + 4 * ((ranks - 1) * whole_on_each + repeated)
+    assert part.kv_token_bytes * min(ranks, KV_HEADS) == alone.kv_token_bytes == LAYERS * 2 * KV_HEADS * HEAD_DIM * 4
+    assert (part.ranks, part.sums, alone.sums) == (ranks, 2 * LAYERS, 0)
+    assert part.kv_tokens == (1 << 28) // (16 * part.kv_token_bytes) * 16
+
+
+def test_ranks_that_do_not_divide_the_model_are_refused(folder: Path) -> None:
+    with pytest.raises(ConfigError, match="--tensor-parallel-size 3 does not divide"):
+        plan(folder, 3)
+
+
+def test_a_dry_run_tells_the_plan_and_ends(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    common = ["serve", str(folder), "--load-format", "dummy", "--device", "cpu", "--dry-run"]
+    assert main([*common, "-tp", "2"]) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert "weights on each of 2 ranks" in told
+    assert "2; in each step 6 sums of hidden states over the ranks, and logits gathered once" in told
+    assert main([*common, "-tp", "3"]) == 1
+    assert "does not divide" in capsys.readouterr().err
+    (folder / "config.json").write_text(json.dumps(CONFIG | {"intermediate_size": 1 << 24, "hidden_size": 1 << 16}))
+    assert main([*common, "-tp", "2"]) == 1
+    assert "The weights do not fit" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_dry_run_of_a_models_file_names_the_entry_that_cannot_be_served(folder: Path, capsys) -> None:
+    lines = [
+        "load-format: dummy",
+        "dry-run: true",
+        "models:",
+        *(f"  - model: {folder}\n    served-model-name: m{n}" for n in (0, 1)),
+    ]
+    (folder / "models.yaml").write_text("\n".join([*lines, "    tensor-parallel-size: 3"]))
+    assert main(["serve", "--config", str(folder / "models.yaml")]) == 1
+    assert "models[1]: --tensor-parallel-size 3 does not divide" in capsys.readouterr().err
