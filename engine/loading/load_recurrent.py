@@ -74,7 +74,7 @@ def load_recurrent(
 
 
 def _check_state(weights: WeightReader, layer: RecurrentLayer) -> None:
-    """Raise ModelError for a layer that has no kernel on the device, or a state that is larger than those of kernels."""
+    """Raise ModelError for a layer that has no kernel on the device, or whose state is larger than kernels take."""
     if isinstance(layer, MambaLayer) and weights.device.type == "cuda":
         raise ModelError("Mamba layers are computed on a CPU alone: there is no GPU kernel yet. Try: --device cpu")
     if isinstance(layer, ShortConvLayer) or not on_triton(weights.device):
