@@ -61,7 +61,8 @@ class LLM:
 
     Args:
         model: folder in Hugging Face format, GGUF file or name on the hub; None for the default model.
-        options: of ``EngineConfig``, or vLLM's (``docs/options.md``): translated, accepted without effect or refused.
+        options: of ``EngineConfig``, or vLLM's: translated, accepted without effect or refused
+            (``docs/options.md``).
 
     Raises:
         ModelError: the model does not exist or is not supported exactly.
