@@ -43,6 +43,7 @@ _BOUNDS: dict[str, tuple[type[int] | type[float], float, float | None]] = {
     "logprobs": (int, 0, MAX_LOGPROBS),
     "prompt_logprobs": (int, 0, MAX_LOGPROBS),
     "logprob_start_len": (int, 0, None),
+    "pooled_from": (int, 0, None),
 }
 _ABOVE_LOW = frozenset({"timeout", *(option.name for option in OPTIONS if option.is_above_low)})
 _WITH_ALIASES = tuple(option.name for option in OPTIONS if option.aliases)
