@@ -56,7 +56,8 @@ class EngineConfig:
 
     model: str | None = option(
         None,
-        "Folder in Hugging Face format, GGUF file, or name on the hub. Without it: SmolLM2-135M-Instruct (Q4_1).",
+        "Folder in Hugging Face format, GGUF file, name on the hub, or s3://BUCKET/FOLDER. Without it: "
+        "SmolLM2-135M-Instruct (Q4_1).",
         group="model",
     )
     tokenizer: str | None = option(None, "Folder with tokenizer.json, if not the model's.", group="model")
@@ -80,10 +81,10 @@ class EngineConfig:
         None,
         "How weights are kept. Default on a GPU: as the checkpoint stores them. Default on a CPU: in --dtype, and "
         "blocks of a GGUF file, GPTQ, AWQ or compressed-tensors as they are beside that or alone, where that is "
-        "faster, with the same answers; on CPUs without products of bfloat16 gguf_dynamic for Q4_0, Q4_1 and Q8_0, "
-        "llama.cpp's arithmetic. widened: in --dtype. On a CPU alone: gguf: blocks as they are, activations of 15 "
-        "bits. int8_weight_only: rounded to 8 bits, a scale for each output. gguf_dynamic, int8_dynamic: as these, and "
-        "activations rounded to 8 bits: faster, but answers change.",
+        "faster, with the same answers; on CPUs without products of bfloat16 gguf_dynamic for Q4_0, Q4_1, Q8_0, "
+        "Q4_K and Q6_K, llama.cpp's arithmetic. widened: in --dtype. On a CPU alone: gguf: blocks as they are, "
+        "activations of 15 bits. int8_weight_only: rounded to 8 bits, a scale for each output. gguf_dynamic, "
+        "int8_dynamic: as these, and activations rounded to 8 bits: faster, but answers change.",
         choices=QUANTIZATIONS,
         group="model",
     )
