@@ -16,7 +16,7 @@ IDLE_SECONDS = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class TierEntry:
     """One block of a tier: whose it is, and its size."""
 
     tenant: str
@@ -38,7 +38,7 @@ class TierIndex:
         self.capacity = capacity
         self.num_bytes = 0
         self._clock = clock
-        self._entries: dict[bytes, Entry] = {}
+        self._entries: dict[bytes, TierEntry] = {}
         self._order: dict[str, OrderedDict[bytes, None]] = {}  # by tenant, the least recently used first
         self._bytes: dict[str, int] = {}
         self._used: OrderedDict[str, float] = OrderedDict()  # tenants in the order of their last use
@@ -52,7 +52,7 @@ class TierIndex:
     def __iter__(self) -> Iterator[bytes]:
         return iter(self._entries)
 
-    def get(self, key: bytes) -> Entry | None:
+    def get(self, key: bytes) -> TierEntry | None:
         return self._entries.get(key)
 
     def tenants(self) -> dict[str, int]:
@@ -71,13 +71,13 @@ class TierIndex:
     def add(self, key: bytes, tenant: str, num_bytes: int) -> None:
         """Add a block, for which there must be room: see ``victims``."""
         self.remove(key)
-        self._entries[key] = Entry(tenant, num_bytes)
+        self._entries[key] = TierEntry(tenant, num_bytes)
         self._order.setdefault(tenant, OrderedDict())[key] = None
         self._bytes[tenant] = self._bytes.get(tenant, 0) + num_bytes
         self.num_bytes += num_bytes
         self._use(tenant)
 
-    def remove(self, key: bytes) -> Entry | None:
+    def remove(self, key: bytes) -> TierEntry | None:
         """Remove a block. Returns what it was, None if it is not here."""
         entry = self._entries.pop(key, None)
         if entry is None:
@@ -90,7 +90,7 @@ class TierIndex:
             self._used.pop(entry.tenant, None)
         return entry
 
-    def make_room(self, num_bytes: int) -> list[tuple[bytes, Entry]] | None:
+    def make_room(self, num_bytes: int) -> list[tuple[bytes, TierEntry]] | None:
         """Remove blocks until so many bytes fit. Returns those removed; None, and none is, if they never fit."""
         if num_bytes > self.capacity:
             return None

@@ -29,6 +29,9 @@ class Pool:
         self.may_read.set()
         self.is_reading = threading.Event()
 
+    def read_state(self, slot: int) -> bytes:
+        raise AssertionError("a model without states")
+
     def read_page(self, page: int) -> bytes:
         self.is_reading.set()
         self.may_read.wait()
@@ -52,8 +55,8 @@ class SlowStore(HostStore):
 
 
 class World:
-    def __init__(self, most_fetched: int = 100) -> None:
-        self.pool, self.store = Pool(), SlowStore()
+    def __init__(self, most_fetched: int = 100, capacity: int = 1000) -> None:
+        self.pool, self.store = Pool(), SlowStore(capacity)
         self.tiers = KvTiers(SCHEME, self.pool, [self.store], most_fetched=most_fetched)
 
     def blocks(self, tokens: array[int]) -> list[BlockId]:
@@ -86,6 +89,17 @@ def world() -> Iterator[World]:
     made.pool.may_read.set()
     made.store.may_get.set()
     made.tiers.close()
+
+
+def test_a_store_that_was_filled_in_vain_takes_what_is_seen_twice() -> None:
+    world = World(capacity=12)
+    for first in range(0, 60, 3):
+        world.fill(first, 3)
+    assert world.store.stats()["kv_stored_host"] < 13, "no more than fill it"
+    before = world.store.stats()["kv_stored_host"]
+    world.fill(57, 3)
+    assert world.store.stats()["kv_stored_host"] == before + 3
+    world.tiers.close()
 
 
 def test_a_sequence_gets_what_another_one_left(world: World) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.engine.core_hooks import preempt, scheduler_of, worker_of
+from support.engine.core_hooks import preempt, scheduler_of, tree_of, worker_of
 from support.models.tiny_models import VOCAB, adaptable, save, tiny_model
 
 from rootgraft.engine.config import EngineConfig
@@ -23,6 +23,7 @@ from rootgraft.engine.executor.worker import Worker
 from rootgraft.engine.messages import Done, Failed, LoadAdapter, Submit, TokenOut
 from rootgraft.engine.types import Logprob, SamplingParams
 from rootgraft.kernels import ops
+from rootgraft.radix.namespace import Path as TreePath
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of importing it
@@ -169,22 +170,30 @@ def test_a_hit_gives_the_same_bits(hybrid: Hybrid) -> None:
     core.close()
 
 
-def test_a_restart_gives_the_same_bits_from_disk(hybrid: Hybrid, tmp_path: Path) -> None:
+def test_a_restart_gives_the_same_bits_from_disk_and_from_a_file(hybrid: Hybrid, tmp_path: Path) -> None:
     """States come back with the pages before them, those of the adapter for the adapter alone."""
-    prompt, said = [*SYSTEM, 11, 12, 13], []
-    for expected in (0, 20):
-        core = hybrid.core(kv_disk=str(tmp_path))
+    prompt, file, said = [*SYSTEM, 11, 12, 13], tmp_path / "prefix", []
+    for options, cached in (
+        ({"kv_disk": str(tmp_path)}, (0, 0)),
+        ({"kv_disk": str(tmp_path)}, (20, 20)),
+        ({}, (20, 0)),
+    ):
+        core = hybrid.core(**options)
+        if not options:
+            assert core.prefix_transfer().load(file) == 20
         talk = Talk(hybrid, core)
         for number, adapter in enumerate((None, "a", None)):
             talk.ask(prompt, 4, adapter, seed=number)
             talk.run()
-        assert talk.cached == {0: expected, 1: expected, 2: 20}
-        said.append([logprobs for _, _, logprobs in talk.answers.values()])
+        assert talk.cached == {0: cached[0], 1: cached[1], 2: 20}
+        said.append([entry for _, _, logprobs in talk.answers.values() for entry in logprobs])
+        base = TreePath(next(each for each in tree_of(core).tops if each.adapter is None))
+        assert core.prefix_transfer().save(base, array("i", prompt), file) == 20
         core.close()
-    for before, after in zip(*said, strict=True):
-        assert [entry.token for entry in before] == [entry.token for entry in after]
-        tolerance = 0 if ops.native_kernels() else 1e-6
-        assert [each.logprob for each in before] == pytest.approx([each.logprob for each in after], rel=tolerance)
+    tolerance = 0 if ops.native_kernels() else 1e-6
+    for again in said[1:]:
+        assert [entry.token for entry in again] == [entry.token for entry in said[0]]
+        assert [each.logprob for each in again] == pytest.approx([each.logprob for each in said[0]], rel=tolerance)
 
 
 def test_the_start_says_what_states_take(hybrid: Hybrid) -> None:
