@@ -15,18 +15,28 @@ from torch import Tensor
 
 from . import state_reference
 from .backend import native_for, on_triton
-from .layouts.state_arguments import MOST_STATE, ConvParams, DeltaParams, GatedNormParams, SsmParams, StateBatch
+from .layouts.state_arguments import (
+    MOST_STATE,
+    ConvParams,
+    DeltaParams,
+    GatedNormParams,
+    SelectiveParams,
+    SsmParams,
+    StateBatch,
+)
 
 __all__ = [
     "MOST_STATE",
     "ConvParams",
     "DeltaParams",
     "GatedNormParams",
+    "SelectiveParams",
     "SsmParams",
     "StateBatch",
     "causal_conv",
     "delta_scan",
     "gated_norm",
+    "selective_scan",
     "ssm_scan",
 ]
 
@@ -94,6 +104,37 @@ def ssm_scan(x: Tensor, steps: Tensor, first: int, state: Tensor, batch: StateBa
     if kernels is not None and kernels.states.takes_scan(params, state):
         return kernels.states.ssm_scan(x, steps, first, state, batch, params)
     return state_reference.ssm_scan(x, steps, first, state, batch, params)
+
+
+def selective_scan(
+    x: Tensor, steps: Tensor, both: Tensor, state: Tensor, batch: StateBatch, params: SelectiveParams
+) -> Tensor:
+    """Selective scan of each channel w of a row (Mamba, https://arxiv.org/abs/2312.00752), in fp32:
+
+        step      = softplus(steps[t, w] + step_bias[w])
+        S_t[n]    = exp(step * decay[n, w]) * S_(t-1)[n] + step * B_t[n] * x_t[w]
+        y_t[w]    = sum over n of C_t[n] * S_t[n] + skip[w] * x_t[w]
+
+    In plain torch it goes token by token, which is slow.
+
+    Args:
+        x: [T, W].
+        steps: [T, W] of the type of x.
+        both: [T, 2 * N] of the type of x, B and then C, the same for all channels.
+        state: [slots, 1, N, W] fp32; written.
+        batch: rows and slots.
+        params: of the layer.
+
+    Returns:
+        [T, W] in the type of x.
+
+    Raises:
+        IndexError: a slot or a row lies outside its tensor (native kernels).
+    """
+    kernels = native_for(x, steps, both)
+    if kernels is not None and kernels.states.takes_selective(params, state):
+        return kernels.states.selective_scan(x, steps, both, state, batch, params)
+    return state_reference.selective_scan(x, steps, both, state, batch, params)
 
 
 def delta_scan(

@@ -179,7 +179,7 @@ def graphs_for(config: EngineConfig, model: Model, kv: KvPool, inputs: InputBuil
     """Return graphs, none captured yet; None if model or kernels cannot be captured or ``enforce_eager`` is set."""
     latent = model.config.latent
     value_dim = None if latent is None else latent.kv_rank
-    capture = None if config.enforce_eager else capture_for(kv.k[0], value_dim)
+    capture = None if config.enforce_eager else capture_for(kv.caches[0].k[0], value_dim)
     if capture is None or not isinstance(model, DecoderModel):
         return None
     return CudaGraphs(

@@ -66,6 +66,31 @@ class SsmParams:
 
 
 @dataclass(frozen=True, slots=True)
+class SelectiveParams:
+    """A selective state space whose W channels have a step, and N numbers of state with a decay of each (Mamba).
+
+    Attributes:
+        decay: [N, W] fp32, below 0: a number shrinks by ``exp(step * decay)`` with each token.
+        step_bias: [W] fp32, added to a channel's step before the softplus.
+        skip: [W] fp32, factor of the input that is added to the output.
+    """
+
+    decay: Tensor
+    step_bias: Tensor
+    skip: Tensor
+
+    @property
+    def state_size(self) -> int:
+        """N."""
+        return self.decay.shape[0]
+
+    @property
+    def width(self) -> int:
+        """W."""
+        return self.decay.shape[1]
+
+
+@dataclass(frozen=True, slots=True)
 class DeltaParams:
     """A gated delta rule: H heads of P dimensions, each with a state of N x P; adjacent heads share q and k.
 

@@ -151,7 +151,11 @@ class World:
         finally:
             use_native(True)
         assert actual.shape == expected.shape
-        pairs = [(actual, expected), (self.pools[0].k, self.pools[1].k), (self.pools[0].v, self.pools[1].v)]
+        pairs = [
+            (actual, expected),
+            (self.pools[0].caches[0].k, self.pools[1].caches[0].k),
+            (self.pools[0].caches[0].v, self.pools[1].caches[0].v),
+        ]
         for index, layer in enumerate(self.model.config.layers):
             if layer.recurrent is not None:  # the last state is for padding
                 for ours, theirs in zip(*(self.states(pool, index) for pool in self.pools), strict=True):
