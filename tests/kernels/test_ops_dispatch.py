@@ -231,7 +231,7 @@ HOST = {
     "expert_ops": {"takes_together"},
     "lora_ops": {"lora_experts", "lora_heads", "pack_expansion"},  # of heads on a CPU alone
     "sampling_ops": {"draw_tokens", "draws_tokens", "has_kernel"},
-    "state_ops": set(),
+    "state_ops": {"selective_scan"},  # on a CPU alone
     "memory": {"lazy_zeros", "populate", "release_mapped", "trim_heap"},
 }  # fmt: skip
 
