@@ -188,6 +188,9 @@ class ShardSource:
     def blocks(self, name: str) -> None:
         return None
 
+    def part_rows(self, name: str, part: int) -> None:
+        return None
+
     def stored(self, name: str) -> None:
         return None
 
