@@ -211,6 +211,10 @@ def states(guard: Guard, dtype: torch.dtype) -> None:
     scan = state_ops.SsmParams(4, 16, 2, 24, -vectors[0].abs(), *vectors[1:])
     x, steps = guard(torch.randn(6, scan.columns).to(dtype)), guard(torch.randn(6, 9).to(dtype))
     state_ops.ssm_scan(x, steps, 5, guard(torch.zeros(3, 4, 24, 16)), batch, scan)
+    decay, bias, skip = (guard(torch.rand(*shape)) for shape in ((24, 48), (48,), (48,)))
+    selected = [guard(torch.randn(6, size).to(dtype)) for size in (48, 48, 48)]
+    selective = state_ops.SelectiveParams(-decay, bias, skip)
+    state_ops.selective_scan(*selected, guard(torch.zeros(3, 1, 24, 48)), batch, selective)
     gate = guard(torch.randn(6, 70).to(dtype))
     weight = guard(torch.rand(64).to(dtype))
     for is_first in (False, True):
