@@ -210,6 +210,9 @@ class ShardSource:
     def is_bytes(self, name: str) -> bool:
         return False
 
+    def rounds_inputs(self, name: str) -> bool:
+        return False
+
     def grouped_bytes(self, name: str) -> None:
         return None
 
